@@ -1,0 +1,1 @@
+"""What the drafter and the verifier services share: model, paged KV cache, ragged batches, sampling."""

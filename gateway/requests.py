@@ -1,0 +1,77 @@
+"""A request after validation, and what comes back for it: the only types that go further in than the two doors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from shared.messages import FinishReason, TokenLogprob, TokenOrigin
+from shared.sampling_params import SamplingParams, SpeculationMode
+
+METHOD_AUTO = "auto"
+METHOD_OFF = "off"
+
+
+@dataclass(frozen=True)
+class SpeculationRequest:
+    """`method` is "auto", "off" or a draft method; 0 and None mean the server's default."""
+
+    method: str = METHOD_AUTO
+    num_speculative_tokens: int = 0
+    mode: SpeculationMode | None = None
+
+
+@dataclass(frozen=True)
+class ValidRequest:
+    """One prompt, `n` choices. Everything in it has been checked against the model that is served."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling_params: SamplingParams
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    speculation: SpeculationRequest = field(default_factory=SpeculationRequest)
+    cache_salt: str = ""
+
+
+@dataclass(frozen=True)
+class SpeculationSummary:
+    """Figures of one finished choice, under vLLM's names; only emitted tokens count."""
+
+    num_spec_tokens: int
+    num_spec_steps: int
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
+    acceptance_histogram: tuple[int, ...]
+    per_step_accepted: tuple[int, ...]
+    per_step_drafted: tuple[int, ...]
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens per round, the bonus or corrected token included (vLLM's definition)."""
+        return 1.0 + self.num_accepted_draft_tokens / self.num_spec_steps if self.num_spec_steps else 0.0
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        return self.num_accepted_draft_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+
+@dataclass(frozen=True)
+class GenerationUpdate:
+    """What one commit adds to one choice. The last update of a choice carries `finish_reason`."""
+
+    choice_index: int
+    base_len: int
+    token_ids: tuple[int, ...]
+    text: str
+    # Per token: the text that this token completed; joined they are `text` but for what a stop string removed.
+    token_texts: tuple[str, ...]
+    origins: tuple[TokenOrigin, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    num_cached_tokens: int = 0
+    finish_reason: FinishReason | None = None
+    # The stop string, or the stop token id, that ended the output.
+    stop_reason: str | int | None = None
+    speculation: SpeculationSummary | None = None

@@ -1,0 +1,1 @@
+"""Numeric kernels: one folder per operation, each with `reference.py` as the oracle."""

@@ -1,0 +1,129 @@
+"""One loader for every service's frozen config: flag, then environment variable, then default.
+
+A field's flag is its name with hyphens, its variable OUTRIDER_ plus its name in capitals. Fields are declared with
+`setting(...)`, so that `--help` documents each one. Nothing is read at import.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, get_type_hints
+
+from shared.errors import ConfigError
+
+ENV_PREFIX = "OUTRIDER_"
+_TRUE = {"1", "true", "yes", "on"}
+_FALSE = {"0", "false", "no", "off"}
+
+ConfigT = TypeVar("ConfigT")
+
+
+def setting(
+    default: Any,
+    help: str,
+    *,
+    choices: Sequence[str] = (),
+    minimum: float | None = None,
+    maximum: float | None = None,
+) -> Any:
+    """A dataclass field with its documentation and its limits."""
+    metadata = {"help": help, "choices": tuple(choices), "minimum": minimum, "maximum": maximum}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def load_config(
+    config_type: type[ConfigT],
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    prog: str,
+    description: str,
+    epilog: str = "",
+) -> ConfigT:
+    """Raises ConfigError that names the variable and its choices; `--help` prints and exits as usual."""
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    fields = {field.name: field for field in dataclasses.fields(config_type)}  # type: ignore[arg-type]
+    for name, field in fields.items():
+        choices = field.metadata.get("choices")
+        tail = f" Choices: {', '.join(choices)}." if choices else ""
+        shown = "none" if field.default in ("", None) else field.default
+        parser.add_argument(
+            _flag(name),
+            dest=name,
+            metavar="VALUE",
+            help=f"{field.metadata.get('help', '')}{tail} (default: {shown}; ${_variable(name)})".replace(
+                "%", "%%"
+            ),
+        )
+    given = vars(parser.parse_args(argv))
+    types = get_type_hints(config_type)
+    values: dict[str, Any] = {}
+    for name, field in fields.items():
+        if given[name] is not None:
+            values[name] = _parse(_flag(name), given[name], types[name], field)
+        elif _variable(name) in environ:
+            values[name] = _parse(_variable(name), environ[_variable(name)], types[name], field)
+    return config_type(**values)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _variable(name: str) -> str:
+    return ENV_PREFIX + name.upper()
+
+
+def _parse(source: str, text: str, kind: Any, field: dataclasses.Field[Any]) -> Any:
+    parse = _PARSERS.get(kind)
+    if parse is None:
+        raise ConfigError(f"{source}: settings of type {kind} cannot be read from text")
+    try:
+        value = parse(text)
+    except ValueError:
+        raise ConfigError(f"{source}: {text!r} is not {_KIND_NAMES[kind]}") from None
+    choices = field.metadata.get("choices")
+    if choices and value not in choices:
+        raise ConfigError(f"{source}: {text!r} is none of {', '.join(choices)}")
+    minimum, maximum = field.metadata.get("minimum"), field.metadata.get("maximum")
+    if minimum is not None and value < minimum:
+        raise ConfigError(f"{source}: {text} is under the smallest value, {minimum:g}")
+    if maximum is not None and value > maximum:
+        raise ConfigError(f"{source}: {text} is over the largest value, {maximum:g}")
+    return value
+
+
+def _parse_bool(text: str) -> bool:
+    lowered = text.lower()
+    if lowered in _TRUE:
+        return True
+    if lowered in _FALSE:
+        return False
+    raise ValueError(text)
+
+
+def _parse_tuple(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+_PARSERS: dict[Any, Callable[[str], Any]] = {
+    str: str,
+    int: int,
+    float: float,
+    bool: _parse_bool,
+    tuple[str, ...]: _parse_tuple,
+}
+_KIND_NAMES: dict[Any, str] = {
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    tuple[str, ...]: "a comma-separated list",
+}

@@ -1,0 +1,205 @@
+"""What the services say to each other, as plain values. `wire` turns them into protobuf and back.
+
+Indices: an output index counts generated tokens from 0, the prompt does not count. Ranges are half-open.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from shared.sampling_params import SamplingParams, SpeculationMode
+
+# Counts of a sparse law sum to this: 16 bits keep the worst rounding of a top-32 law under 0.05 % of mass.
+LAW_TOTAL = 1 << 16
+
+
+class TokenOrigin(enum.IntEnum):
+    """Where a committed token came from (values are those of the wire)."""
+
+    TARGET = 1
+    ACCEPTED = 2
+    CORRECTED = 3
+    BONUS = 4
+
+
+class FinishReason(enum.IntEnum):
+    STOP = 1
+    LENGTH = 2
+    ABORT = 3
+
+
+@dataclass(frozen=True)
+class SparseLaw:
+    """A law over few tokens: probability of token_ids[i] is counts[i] / LAW_TOTAL."""
+
+    token_ids: tuple[int, ...]
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Draft tokens that would follow output index `base_len`; a chain if `parents` is empty, else a tree."""
+
+    base_len: int
+    token_ids: tuple[int, ...]
+    method: str
+    parents: tuple[int, ...] = ()
+    laws: tuple[SparseLaw, ...] = ()
+    confidence: bytes = b""
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Microseconds."""
+
+    queue_us: int = 0
+    forward_us: int = 0
+    total_us: int = 0
+    sample_us: int = 0
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    logprob: float
+    rank: int
+    top_token_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class HiddenStates:
+    """Raw rows of the target's hidden states, [layers, num_rows, width], little-endian."""
+
+    first_index: int
+    layers: tuple[int, ...]
+    num_rows: int
+    width: int
+    dtype: str
+    data: bytes
+
+
+@dataclass(frozen=True)
+class SessionSpec:
+    """All that a verifier or a drafter needs to start, or to take over, a session."""
+
+    session_id: str
+    epoch: int
+    prompt_token_ids: tuple[int, ...]
+    committed_token_ids: tuple[int, ...]
+    sampling_params: SamplingParams
+    mode: SpeculationMode
+    stream_key: int
+    cache_salt: str = ""
+    hidden_layers: tuple[int, ...] = ()
+    method: str = ""
+
+
+@dataclass(frozen=True)
+class VerifyStep:
+    """Cut back to `base_len`, score the proposal, commit. `max_new_tokens` > 0 with no proposal: free run."""
+
+    epoch: int
+    base_len: int
+    proposal: Proposal | None = None
+    max_new_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Commit:
+    """Tokens that are part of the output for good, from output index `base_len` on."""
+
+    epoch: int
+    base_len: int
+    token_ids: tuple[int, ...]
+    origins: tuple[TokenOrigin, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    timings: Timings = field(default_factory=Timings)
+    hidden_states: HiddenStates | None = None
+    more: bool = False
+    num_cached_tokens: int = 0
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+
+    @property
+    def end(self) -> int:
+        """Output index after the last token."""
+        return self.base_len + len(self.token_ids)
+
+
+@dataclass(frozen=True)
+class DraftStep:
+    """What was committed since the last step, and how many tokens to propose after it."""
+
+    epoch: int
+    base_len: int
+    committed_token_ids: tuple[int, ...]
+    num_draft_tokens: int
+    hidden_states: HiddenStates | None = None
+    max_tree_nodes: int = 0
+    max_branches: int = 0
+
+    @property
+    def committed_len(self) -> int:
+        return self.base_len + len(self.committed_token_ids)
+
+
+@dataclass(frozen=True)
+class ProposalReply:
+    epoch: int
+    proposal: Proposal
+    timings: Timings
+    missing_hidden_from: int | None = None
+
+
+@dataclass(frozen=True)
+class CertificateCheck:
+    name: str
+    holds: bool
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class VerifierInfo:
+    model: str
+    version: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    dtype: str
+    device: str
+    hidden_size: int
+    num_hidden_layers: int
+    num_blocks: int
+    num_free_blocks: int
+    block_size: int
+    num_sessions: int
+    num_waiting: int
+    max_sessions: int
+    noise_version: int
+    certificate_holds: bool
+    failing_operation: str = ""
+    certificate_checks: tuple[CertificateCheck, ...] = ()
+
+
+@dataclass(frozen=True)
+class DraftMethodInfo:
+    name: str
+    model: str = ""
+    hidden_layers: tuple[int, ...] = ()
+    max_num_draft_tokens: int = 0
+    proposes_trees: bool = False
+    max_model_len: int = 0
+
+
+@dataclass(frozen=True)
+class DrafterInfo:
+    version: str
+    methods: tuple[DraftMethodInfo, ...]
+    vocab_size: int
+    noise_version: int
+    num_sessions: int
+    max_sessions: int

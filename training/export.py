@@ -1,0 +1,65 @@
+"""Writes a model as an HF folder: config, generation config, bf16 safetensors and the tokenizer's files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from training.tokenizer import END_OF_TEXT, END_OF_TURN, SPECIAL_TOKENS, VOCAB_SIZE
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+STOP_IDS = [SPECIAL_TOKENS.index(END_OF_TEXT), SPECIAL_TOKENS.index(END_OF_TURN)]
+
+
+def llama_config(hidden_size: int, num_layers: int, num_heads: int, intermediate_size: int) -> LlamaConfig:
+    """A Llama of the demo family: heads of 64, no grouped queries, tied embeddings, 2,048 positions."""
+    return LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=hidden_size,
+        intermediate_size=intermediate_size,
+        num_hidden_layers=num_layers,
+        num_attention_heads=num_heads,
+        num_key_value_heads=num_heads,
+        head_dim=64,
+        max_position_embeddings=2048,
+        rms_norm_eps=1e-5,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        tie_word_embeddings=True,
+        bos_token_id=STOP_IDS[0],
+        eos_token_id=STOP_IDS,
+        pad_token_id=STOP_IDS[0],
+    )
+
+
+def export_model(model: LlamaForCausalLM, model_dir: Path, tokenizer_dir: Path | None) -> None:
+    """Write `model` in bf16 to `model_dir`, with the tokenizer's files copied from `tokenizer_dir`."""
+    model_dir.mkdir(parents=True, exist_ok=True)
+    config: dict[str, Any] = model.config.to_diff_dict()
+    config |= {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16"}
+    # Spelled out in both styles: transformers 5 reads rope_parameters, older readers rope_theta.
+    config |= {"rope_theta": config.get("rope_parameters", {}).get("rope_theta", 10000.0)}
+    config.pop("_name_or_path", None)
+    _write_json(model_dir / "config.json", config)
+    generation = {"bos_token_id": STOP_IDS[0], "eos_token_id": STOP_IDS, "pad_token_id": STOP_IDS[0]}
+    _write_json(model_dir / "generation_config.json", generation)
+    tensors = {
+        name: tensor.detach().to(torch.bfloat16).contiguous()
+        for name, tensor in model.state_dict().items()
+        if name != "lm_head.weight" or not model.config.tie_word_embeddings
+    }
+    partial = model_dir / "model.safetensors.partial"
+    save_file(tensors, str(partial), metadata={"format": "pt"})
+    partial.rename(model_dir / "model.safetensors")
+    if tokenizer_dir is not None and tokenizer_dir != model_dir:
+        for name in TOKENIZER_FILES:
+            shutil.copyfile(tokenizer_dir / name, model_dir / name)
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
