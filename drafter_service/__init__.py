@@ -1,0 +1,1 @@
+"""The drafter service: guesses tokens. Any guess is safe; only the speed depends on it."""

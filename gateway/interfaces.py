@@ -15,7 +15,8 @@ class Verifier(Protocol):
     """One session at one verifier.
 
     Contract: `verify` first cuts the session back to `step.base_len`, so a repeated step is safe. It yields one
-    commit per round; only a free run yields more than one. A new `verify` ends a free run that is still going.
+    commit per round; only a free run (no proposal, `max_new_tokens` > 0) yields more than one, the last without
+    `more`. One step at a time: whoever leaves a free run before its end may only `close`.
     Raises VerifierLost when the verifier cannot be reached any more; then nothing but `close` may be called.
     """
 

@@ -1,16 +1,19 @@
 """Vectors of 16 floats for numba: the few machine operations the CPU kernels are written in.
 
-Why not loops for the auto-vectoriser: a vectorised body and its scalar tail may round differently, and the
-choice depends on lengths. Here each lane of each operation is one IEEE operation in the order written, no
-fast-math flag anywhere, so the bits of a lane cannot depend on the other lanes, on how many rows a block
-holds, or on the width of the machine's registers. Addresses are plain int64; nothing here checks a bound.
+Why not loops for the auto-vectoriser: a vectorised body and its scalar tail may round differently, and which
+of the two an element meets depends on lengths. Here each lane of each operation is one IEEE operation in the
+order written, with no fast-math flag anywhere, so the bits of a lane cannot depend on the other lanes, on how
+many rows a block holds, or on the width of the machine's registers.
 
-Not for machines without numba: only the `cpu.py` files import this.
+Not checked: addresses are plain int64 and nothing here knows a bound. Needs numba: only `cpu.py` files import
+this.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -19,19 +22,19 @@ from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
 LANES = 16
+VECTOR_BYTES = 4 * LANES
 _F32, _I16, _I32, _I64 = ir.FloatType(), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 _VF32, _VI16, _VI32 = (ir.VectorType(element, LANES) for element in (_F32, _I16, _I32))
-_BF16_ROUNDING, _QUIET_NAN = 0x7FFF, 0x0040
+
+Builder = ir.IRBuilder
+Value = ir.Value
 
 
 class Vec16(types.Type):  # type: ignore[misc]
-    """16 floats in one register (or two, or four, where registers are narrower)."""
+    """16 floats in one register (or in two or four, where registers are narrower)."""
 
     def __init__(self) -> None:
         super().__init__(name="Vec16")
-
-
-vec16 = Vec16()
 
 
 @register_model(Vec16)
@@ -40,18 +43,254 @@ class _Vec16Model(models.PrimitiveModel):  # type: ignore[misc]
         super().__init__(manager, numba_type, _VF32)
 
 
-Emit = Callable[..., ir.Value]
+_v, _f, _i32, _i, _void = Vec16(), types.float32, types.int32, types.int64, types.void
 
 
-def _operation(result: types.Type, operands: tuple[types.Type, ...], emit: Emit) -> Any:
-    """Make emit(builder, *operands) callable from numba code; the operands are cast to the given types."""
+def operation(result: types.Type, *operands: types.Type) -> Callable[[Callable[..., Any]], Any]:
+    """Make an emitter (builder, *operand values) -> value a function that numba code can call."""
+    signature = result(*operands)
 
-    def codegen(_context: Any, builder: ir.IRBuilder, _signature: Any, values: list[ir.Value]) -> ir.Value:
-        value = emit(builder, *values)
-        return cgutils.get_null_value(ir.LiteralStructType([])) if value is None else value
+    def decorate(emit: Callable[..., Any]) -> Any:
+        def codegen(context: Any, builder: Builder, _signature: Any, values: Sequence[Value]) -> Value:
+            value = emit(builder, *values)
+            return context.get_dummy_value() if value is None else value
 
-    names = [f"x{i}" for i in range(len(operands))]
-    namespace: dict[str, Any] = {"signature": result(*operands), "codegen": codegen}
-    # numba reads the parameter list of the function itself, so each arity needs its own.
-    exec(f"def op(typingctx, {', '.join(names)}):\n    return signature, codegen", namespace)
-    return intrinsic(namespace["op"])
+        # numba asks for the names of the operands: wraps() makes it see those of emit.
+        @intrinsic  # type: ignore[untyped-decorator]
+        @functools.wraps(emit)
+        def call(_typing_context: Any, *_operands: Any) -> Any:
+            return signature, codegen
+
+        return call
+
+    return decorate
+
+
+# ---------------------------------------------------------------- emitters: pieces of LLVM code
+
+
+def splat(builder: Builder, scalar: Value) -> Value:
+    """The scalar in all lanes."""
+    vector_type = ir.VectorType(scalar.type, LANES)
+    one = builder.insert_element(ir.Constant(vector_type, ir.Undefined), scalar, ir.Constant(_I32, 0))
+    return shuffle(builder, one, one, [0] * LANES)
+
+
+def shuffle(builder: Builder, left: Value, right: Value, lanes: Sequence[int]) -> Value:
+    """Lane i of the result is lane lanes[i] of left, right laid end to end."""
+    return builder.shuffle_vector(left, right, ir.Constant(ir.VectorType(_I32, LANES), list(lanes)))
+
+
+def load(builder: Builder, address: Value, element_or_vector: ir.Type, align: int) -> Value:
+    """Load from an int64 address."""
+    return builder.load(builder.inttoptr(address, ir.PointerType(element_or_vector)), align=align)
+
+
+def store(builder: Builder, value: Value, address: Value, align: int) -> None:
+    """Store to an int64 address."""
+    builder.store(value, builder.inttoptr(address, ir.PointerType(value.type)), align=align)
+
+
+def fma(builder: Builder, left: Value, right: Value, addend: Value) -> Value:
+    """left * right + addend, rounded once."""
+    function_type = ir.FunctionType(_VF32, [_VF32] * 3)
+    function = builder.module.declare_intrinsic("llvm.fma.v16f32", fnty=function_type)
+    return builder.call(function, [left, right, addend])
+
+
+def offset(builder: Builder, address: Value, byte_stride: Value | int, count: Value | int) -> Value:
+    """address + byte_stride * count."""
+    stride, times = (ir.Constant(_I64, x) if isinstance(x, int) else x for x in (byte_stride, count))
+    return builder.add(address, builder.mul(stride, times))
+
+
+def floats(number: float) -> ir.Constant:
+    """The number, rounded to fp32, in all lanes."""
+    return ir.Constant(_VF32, [number] * LANES)
+
+
+def ints(number: int) -> ir.Constant:
+    """The number in all 32-bit lanes."""
+    return ir.Constant(_VI32, [number] * LANES)
+
+
+def larger(builder: Builder, left: Value, right: Value) -> Value:
+    """The larger of the two, lane by lane or as scalars; right where they cannot be compared."""
+    return builder.select(builder.fcmp_ordered(">", left, right), left, right)
+
+
+def widen_bf16(builder: Builder, halves: Value) -> Value:
+    """bf16 bits, one in each 16-bit lane, as floats: exact."""
+    return builder.bitcast(builder.shl(builder.zext(halves, _VI32), ints(16)), _VF32)
+
+
+def exp(builder: Builder, x: Value) -> Value:
+    """e^x for x <= 0, within 2 units in the last place; exactly 1 at 0, exactly 0 below -87.
+
+    Cody-Waite reduction by multiples of ln 2, then the degree-6 polynomial of Cephes `expf`. The round-to-
+    integer constant leaves n in the low bits of `shifted`; moving them to the exponent multiplies by 2^n.
+    """
+    floor = floats(-87.0)
+    clamped = larger(builder, x, floor)
+    magic = floats(1.5 * 2**23)
+    shifted = fma(builder, clamped, floats(1 / math.log(2)), magic)
+    n = builder.fsub(shifted, magic)
+    r = fma(builder, n, floats(-0.693359375), clamped)
+    r = fma(builder, n, floats(2.12194440e-4), r)
+    poly: Value = floats(1.9875691500e-4)
+    for coefficient in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
+        poly = fma(builder, poly, r, floats(coefficient))
+    poly = builder.fadd(fma(builder, poly, builder.fmul(r, r), r), floats(1.0))
+    exponent = builder.shl(builder.bitcast(shifted, _VI32), ints(23))
+    scaled = builder.bitcast(builder.add(builder.bitcast(poly, _VI32), exponent), _VF32)
+    return builder.select(builder.fcmp_ordered("<", x, floor), floats(0.0), scaled)
+
+
+# ---------------------------------------------------------------- operations: callable from numba code
+
+
+@operation(_f, _i)
+def load_f32(builder: Builder, address: Value) -> Value:
+    """The float at an address."""
+    return load(builder, address, _F32, 4)
+
+
+@operation(_void, _i, _f)
+def store_f32(builder: Builder, address: Value, value: Value) -> None:
+    """Put a float at an address."""
+    store(builder, value, address, 4)
+
+
+@operation(_i, _i)
+def load_i64(builder: Builder, address: Value) -> Value:
+    """The int64 at an address."""
+    return load(builder, address, _I64, 8)
+
+
+@operation(_void, _i, _i)
+def store_i64(builder: Builder, address: Value, value: Value) -> None:
+    """Put an int64 at an address."""
+    store(builder, value, address, 8)
+
+
+@operation(_i, _i)
+def load_i32(builder: Builder, address: Value) -> Value:
+    """The int32 at an address, as an int64."""
+    return builder.sext(load(builder, address, _I32, 4), _I64)
+
+
+@operation(_i, _i)
+def next_ticket(builder: Builder, address: Value) -> Value:
+    """The int64 at an address, which grows by one: each of several threads gets a number of its own."""
+    counter = builder.inttoptr(address, ir.PointerType(_I64))
+    return builder.atomic_rmw("add", counter, ir.Constant(_I64, 1), "monotonic")
+
+
+@operation(_v, _i)
+def vload(builder: Builder, address: Value) -> Value:
+    """16 floats."""
+    return load(builder, address, _VF32, 4)
+
+
+@operation(_v, _i)
+def vload_bf16(builder: Builder, address: Value) -> Value:
+    """16 bf16 numbers as floats."""
+    return widen_bf16(builder, load(builder, address, _VI16, 2))
+
+
+@operation(_void, _i, _v)
+def vstore(builder: Builder, address: Value, value: Value) -> None:
+    """Put 16 floats at an address."""
+    store(builder, value, address, 4)
+
+
+@operation(_void, _i, _v)
+def vstore_bf16(builder: Builder, address: Value, value: Value) -> None:
+    """Put 16 floats, rounded to the nearest bf16 (ties to even), at an address; NaN stays NaN."""
+    bits = builder.bitcast(value, _VI32)
+    upper = builder.lshr(bits, ints(16))
+    rounding = builder.add(builder.and_(upper, ints(1)), ints(0x7FFF))
+    rounded = builder.lshr(builder.add(bits, rounding), ints(16))
+    is_nan = builder.fcmp_unordered("uno", value, value)
+    chosen = builder.select(is_nan, builder.or_(upper, ints(0x40)), rounded)
+    store(builder, builder.trunc(chosen, _VI16), address, 2)
+
+
+@operation(_v, _f)
+def vsplat(builder: Builder, scalar: Value) -> Value:
+    """The scalar in all lanes."""
+    return splat(builder, scalar)
+
+
+@operation(_v, _v, _v)
+def vadd(builder: Builder, left: Value, right: Value) -> Value:
+    """left + right."""
+    return builder.fadd(left, right)
+
+
+@operation(_v, _v, _v)
+def vsub(builder: Builder, left: Value, right: Value) -> Value:
+    """left - right."""
+    return builder.fsub(left, right)
+
+
+@operation(_v, _v, _v)
+def vmul(builder: Builder, left: Value, right: Value) -> Value:
+    """left * right."""
+    return builder.fmul(left, right)
+
+
+@operation(_v, _v, _v)
+def vdiv(builder: Builder, left: Value, right: Value) -> Value:
+    """left / right."""
+    return builder.fdiv(left, right)
+
+
+@operation(_v, _v, _v)
+def vmax(builder: Builder, left: Value, right: Value) -> Value:
+    """The larger of the two."""
+    return larger(builder, left, right)
+
+
+@operation(_v, _v)
+def vexp(builder: Builder, x: Value) -> Value:
+    """e^x for x <= 0, see `exp`."""
+    return exp(builder, x)
+
+
+@operation(_v, _v)
+def vtanh(builder: Builder, x: Value) -> Value:
+    """tanh x as (1 - e) / (1 + e) with e = exp(-2|x|): absolute error about 1e-7."""
+    magnitude = builder.and_(builder.bitcast(x, _VI32), ints(0x7FFFFFFF))
+    sign = builder.and_(builder.bitcast(x, _VI32), ints(-0x80000000))
+    small = exp(builder, builder.fmul(builder.bitcast(magnitude, _VF32), floats(-2.0)))
+    ratio = builder.fdiv(builder.fsub(floats(1.0), small), builder.fadd(floats(1.0), small))
+    return builder.bitcast(builder.or_(builder.bitcast(ratio, _VI32), sign), _VF32)
+
+
+@operation(_v, _v, _i32, _i32)
+def vkeep(builder: Builder, value: Value, first: Value, last: Value) -> Value:
+    """Lanes first <= lane < last as they are, the others -inf."""
+    lane = ir.Constant(_VI32, list(range(LANES)))
+    above = builder.icmp_signed(">=", lane, splat(builder, first))
+    below = builder.icmp_signed("<", lane, splat(builder, last))
+    return builder.select(builder.and_(above, below), value, floats(-math.inf))
+
+
+def _fold(builder: Builder, value: Value, combine: Callable[[Builder, Value, Value], Value]) -> Value:
+    for distance in (8, 4, 2, 1):
+        moved = shuffle(builder, value, value, [(lane + distance) % LANES for lane in range(LANES)])
+        value = combine(builder, value, moved)
+    return builder.extract_element(value, ir.Constant(_I32, 0))
+
+
+@operation(_f, _v)
+def hmax(builder: Builder, value: Value) -> Value:
+    """The largest lane."""
+    return _fold(builder, value, larger)
+
+
+@operation(_f, _v)
+def hsum(builder: Builder, value: Value) -> Value:
+    """The sum of the lanes: halves onto halves, always in this order."""
+    return _fold(builder, value, lambda b, left, right: b.fadd(left, right))

@@ -117,7 +117,7 @@ class CommitLog:
         """All entries that stand now, in order of their output index. Raises Unavailable."""
         stream, _ = self._keys(session_id)
         try:
-            raw_entries = await self._client.xrange(stream)
+            raw_entries: Any = await self._client.xrange(stream)
         except (RedisError, OSError) as error:
             raise Unavailable(f"Redis does not answer: {error}") from error
         return [

@@ -58,9 +58,7 @@ def load_config(
             _flag(name),
             dest=name,
             metavar="VALUE",
-            help=f"{field.metadata.get('help', '')}{tail} (default: {shown}; ${_variable(name)})".replace(
-                "%", "%%"
-            ),
+            help=f"{field.metadata.get('help', '')}{tail} (default: {shown}; ${_variable(name)})".replace("%", "%%"),
         )
     given = vars(parser.parse_args(argv))
     types = get_type_hints(config_type)

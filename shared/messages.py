@@ -193,13 +193,13 @@ class DraftMethodInfo:
     max_num_draft_tokens: int = 0
     proposes_trees: bool = False
     max_model_len: int = 0
+    vocab_size: int = 0
 
 
 @dataclass(frozen=True)
 class DrafterInfo:
     version: str
     methods: tuple[DraftMethodInfo, ...]
-    vocab_size: int
     noise_version: int
     num_sessions: int
     max_sessions: int

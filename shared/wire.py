@@ -29,7 +29,7 @@ _GRAMMAR_TO_WIRE = {
 _GRAMMAR_FROM_WIRE = {wire: kind for kind, wire in _GRAMMAR_TO_WIRE.items()}
 
 
-def mode_from_wire(mode: common.SpeculationMode) -> SpeculationMode | None:
+def mode_from_wire(mode: common.SpeculationMode.ValueType) -> SpeculationMode | None:
     return _MODE_FROM_WIRE.get(mode)
 
 
@@ -148,9 +148,7 @@ def spec_from_wire(message: verifier.OpenVerifierSession | drafter.OpenDrafterSe
         mode=mode,
         stream_key=message.stream_key,
         cache_salt=message.cache_salt,
-        hidden_layers=(
-            tuple(message.hidden_layers) if isinstance(message, verifier.OpenVerifierSession) else ()
-        ),
+        hidden_layers=(tuple(message.hidden_layers) if isinstance(message, verifier.OpenVerifierSession) else ()),
         method=message.method if isinstance(message, drafter.OpenDrafterSession) else "",
     )
 
@@ -183,12 +181,16 @@ def proposal_from_wire(message: common.Proposal) -> m.Proposal:
     for node, parent in enumerate(message.parents):
         if not -1 <= parent < node:
             raise InvalidRequest(f"proposal: node {node} has parent {parent}", param="parents")
+    laws = tuple(_law_from_wire(law, message.law_total) for law in message.laws)
+    for token_id, law in zip(message.token_ids, laws, strict=False):
+        if token_id not in law.token_ids:
+            raise InvalidRequest(f"proposal: token {token_id} has no mass in its own law", param="laws")
     return m.Proposal(
         base_len=message.base_len,
         token_ids=tuple(message.token_ids),
         method=message.method,
         parents=tuple(message.parents),
-        laws=tuple(_law_from_wire(law, message.law_total) for law in message.laws),
+        laws=laws,
         confidence=message.confidence,
     )
 
@@ -198,8 +200,8 @@ def _law_from_wire(law: common.SparseLaw, law_total: int) -> m.SparseLaw:
         raise InvalidRequest(f"proposal: law_total is {law_total}, not {m.LAW_TOTAL}", param="law_total")
     if len(law.token_ids) != len(law.counts) or sum(law.counts) != law_total:
         raise InvalidRequest("proposal: a law's counts do not sum to law_total", param="laws")
-    if len(set(law.token_ids)) != len(law.token_ids):
-        raise InvalidRequest("proposal: a law names a token twice", param="laws")
+    if len(set(law.token_ids)) != len(law.token_ids) or 0 in law.counts:
+        raise InvalidRequest("proposal: a law names a token twice or with no mass", param="laws")
     return m.SparseLaw(tuple(law.token_ids), tuple(law.counts))
 
 
@@ -326,9 +328,7 @@ def commit_from_wire(message: verifier.Commit) -> m.Commit:
         finish_reason=m.FinishReason(message.finish_reason) if message.finish_reason else None,
         stop_token_id=message.stop_token_id if message.HasField("stop_token_id") else None,
         timings=_timings_from_wire(message.timings),
-        hidden_states=(
-            hidden_from_wire(message.hidden_states) if message.HasField("hidden_states") else None
-        ),
+        hidden_states=(hidden_from_wire(message.hidden_states) if message.HasField("hidden_states") else None),
         more=message.more,
         num_cached_tokens=message.num_cached_tokens,
         prompt_logprobs=_logprobs_from_wire(message.prompt_logprobs),
@@ -415,9 +415,7 @@ def draft_step_from_wire(message: drafter.DraftStep) -> m.DraftStep:
         base_len=message.base_len,
         committed_token_ids=tuple(message.committed_token_ids),
         num_draft_tokens=message.num_draft_tokens,
-        hidden_states=(
-            hidden_from_wire(message.hidden_states) if message.HasField("hidden_states") else None
-        ),
+        hidden_states=(hidden_from_wire(message.hidden_states) if message.HasField("hidden_states") else None),
         max_tree_nodes=message.max_tree_nodes,
         max_branches=message.max_branches,
     )
@@ -454,10 +452,10 @@ def drafter_info_to_wire(info: m.DrafterInfo) -> drafter.DrafterInfo:
                 max_num_draft_tokens=method.max_num_draft_tokens,
                 proposes_trees=method.proposes_trees,
                 max_model_len=method.max_model_len,
+                vocab_size=method.vocab_size,
             )
             for method in info.methods
         ],
-        vocab_size=info.vocab_size,
         noise_version=info.noise_version,
         num_sessions=info.num_sessions,
         max_sessions=info.max_sessions,
@@ -475,10 +473,10 @@ def drafter_info_from_wire(message: drafter.DrafterInfo) -> m.DrafterInfo:
                 max_num_draft_tokens=method.max_num_draft_tokens,
                 proposes_trees=method.proposes_trees,
                 max_model_len=method.max_model_len,
+                vocab_size=method.vocab_size,
             )
             for method in message.methods
         ),
-        vocab_size=message.vocab_size,
         noise_version=message.noise_version,
         num_sessions=message.num_sessions,
         max_sessions=message.max_sessions,

@@ -15,19 +15,18 @@ from collections.abc import Iterator
 MIN_CHARS = 120
 MAX_CHARS = 1600
 # First words of docstrings that can follow "that" once in the third person: "Return the x" -> "that returns the x".
-VERBS = frozenset(
-    (
-        "add append apply ask assert assign attach build calculate call check clean clear close collect compare compute "
-        "configure connect construct convert copy count create decode decorate define delete detect determine disable "
-        "display draw dump enable encode ensure enter escape evaluate execute expand extract fetch fill filter find "
-        "flush format generate get give handle implement import indicate initialize insert install invoke iterate join "
-        "list load locate log look make map mark match merge modify move normalize open override parse perform pop "
-        "prepare print process produce provide push put quote raise read receive record register reload remove rename "
-        "render replace reset resolve restore retrieve return rotate run save search select send set show skip sort "
-        "split start stop store strip take test transform translate truncate try unregister update use validate verify "
-        "wait wrap write yield"
-    ).split()
-)
+_VERB_LIST = """
+add append apply ask assert assign attach build calculate call check clean clear close collect compare
+compute  configure connect construct convert copy count create decode decorate define delete detect
+determine disable  display draw dump enable encode ensure enter escape evaluate execute expand extract fetch
+fill filter find  flush format generate get give handle implement import indicate initialize insert install
+invoke iterate join  list load locate log look make map mark match merge modify move normalize open override
+parse perform pop  prepare print process produce provide push put quote raise read receive record register
+reload remove rename  render replace reset resolve restore retrieve return rotate run save search select
+send set show skip sort  split start stop store strip take test transform translate truncate try unregister
+update use validate verify  wait wrap write yield
+"""
+VERBS = frozenset(_VERB_LIST.split())
 
 
 def _third_person(verb: str) -> str:

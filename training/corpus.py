@@ -29,13 +29,13 @@ SKIPPED_FOLDERS = frozenset(
     | {"__pycache__", "encodings", "unicode", "vendor", "data"}
 )
 # Permissive licences only (PSF, MIT, BSD, Apache-2.0, ISC); the model card names them.
-PACKAGES = (
-    ["_pytest", "anyio", "click", "fastapi", "filelock", "fsspec", "httpcore", "httpx", "huggingface_hub"]
-    + ["jinja2", "markdown_it", "mypy", "networkx", "nodeenv", "openai/_utils", "packaging", "pip/_internal"]
-    + ["platformdirs", "prometheus_client", "pydantic", "redis", "rich", "setuptools", "starlette", "typer"]
-    + ["torch/distributions", "torch/nn/modules", "torch/optim", "transformers/generation", "uvicorn"]
-    + ["virtualenv", "yaml"]
-)
+_PACKAGE_LIST = """
+_pytest anyio click fastapi filelock fsspec httpcore httpx huggingface_hub jinja2 markdown_it mypy networkx
+nodeenv openai/_utils packaging pip/_internal platformdirs prometheus_client pydantic redis rich setuptools
+starlette typer torch/distributions torch/nn/modules torch/optim transformers/generation uvicorn virtualenv
+yaml
+"""
+PACKAGES = tuple(_PACKAGE_LIST.split())
 MAX_BYTES_PER_PACKAGE = 500_000
 MIN_FILE_BYTES = 400
 MAX_FILE_BYTES = 200_000

@@ -55,6 +55,7 @@ def export_model(model: LlamaForCausalLM, model_dir: Path, tokenizer_dir: Path |
     }
     partial = model_dir / "model.safetensors.partial"
     save_file(tensors, str(partial), metadata={"format": "pt"})
+    partial.chmod(0o644)  # save_file makes it private to the user; containers run as another one
     partial.rename(model_dir / "model.safetensors")
     if tokenizer_dir is not None and tokenizer_dir != model_dir:
         for name in TOKENIZER_FILES:

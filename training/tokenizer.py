@@ -81,7 +81,7 @@ def tokenizer_config() -> dict[str, Any]:
 def write_tokenizer(tokenizer: Tokenizer, model_dir: Path) -> None:
     """Write `tokenizer.json` and `tokenizer_config.json`."""
     model_dir.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(model_dir / "tokenizer.json"))
+    tokenizer.save(str(model_dir / "tokenizer.json"), pretty=False)
     text = json.dumps(tokenizer_config(), indent=2) + "\n"
     (model_dir / "tokenizer_config.json").write_text(text, encoding="utf-8")
 

@@ -64,8 +64,7 @@ class Trainer:
         self.optimizer = HybridOptimizer(self.model, config.muon_lr, config.adamw_lr, config.weight_decay)
         train_ids = load_token_ids(work_dir / "train.bin")
         self.samplers = {
-            seq_len: BlockSampler(train_ids, seq_len, config.seed)
-            for seq_len in (config.seq_len, config.long_seq_len)
+            seq_len: BlockSampler(train_ids, seq_len, config.seed) for seq_len in (config.seq_len, config.long_seq_len)
         }
         heldout = BlockSampler(load_token_ids(work_dir / "heldout.bin"), config.seq_len, seed=0)
         self.heldout_rows = heldout.batch(0, min(config.heldout_sequences, heldout.num_blocks))
@@ -93,10 +92,10 @@ class Trainer:
     def heldout_loss(self) -> float:
         """Mean held-out cross-entropy in nats per token, over a fixed set of sequences."""
         self.model.eval()
-        losses = [lm_loss(self.model, rows).item() for rows in self.heldout_rows.split(8)]
-        sizes = [len(rows) for rows in self.heldout_rows.split(8)]
+        parts = torch.split(self.heldout_rows, 8)
+        total = sum(lm_loss(self.model, rows).item() * len(rows) for rows in parts)
         self.model.train()
-        return sum(loss * size for loss, size in zip(losses, sizes, strict=True)) / sum(sizes)
+        return total / len(self.heldout_rows)
 
     def save(self, path: Path) -> None:
         """Write everything needed to go on; the old checkpoint stays until the new one is whole."""
@@ -131,6 +130,7 @@ def run_training(trainer: Trainer, checkpoint: Path, console: Console) -> None:
     """Train to the end with a line of progress every 10 steps, held-out loss and checkpoints at their intervals."""
     config = trainer.config
     started, since, tokens = time.monotonic(), trainer.step, config.tokens_per_step
+    seconds_before = trainer.history[-1]["seconds"] if trainer.history else 0.0
     for loss in trainer.steps():
         step = trainer.step
         if step % 10 == 0 or step == config.total_steps:
@@ -141,7 +141,7 @@ def run_training(trainer: Trainer, checkpoint: Path, console: Console) -> None:
             console.print(f"{line}  eta {eta_min:.1f} min", highlight=False)
         if step % config.eval_every == 0 or step == config.total_steps:
             heldout_loss = trainer.heldout_loss()
-            seconds = time.monotonic() - started
+            seconds = seconds_before + time.monotonic() - started
             trainer.history.append({"step": step, "train": loss, "heldout": heldout_loss, "seconds": seconds})
             console.print(f"[bold]step {step}: held-out loss {heldout_loss:.4f}[/bold]")
         if step % config.checkpoint_every == 0 or step == config.total_steps:

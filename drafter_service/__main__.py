@@ -1,0 +1,62 @@
+"""The drafter service: `python -m drafter_service --draft-model models/demo-draft`."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from prometheus_client import CollectorRegistry
+
+from drafter_service.config import DrafterConfig
+from drafter_service.engine import DrafterEngine
+from drafter_service.methods.registry import build_methods
+from drafter_service.metrics import DrafterMetrics
+from drafter_service.server import DrafterServicer
+from engine.coupling import NOISE_VERSION
+from outrider.v1 import drafter_pb2_grpc
+from shared.config import load_config
+from shared.messages import DrafterInfo
+from shared.service import Endpoint, run_service, serve_until_signal
+from shared.telemetry import setup_logging
+from shared.version import outrider_version
+
+EPILOG = """examples:
+  python -m drafter_service --draft-model models/demo-draft
+  python -m drafter_service --methods ngram --prompt-lookup-max 4 --port 7012
+"""
+
+
+async def serve(argv: list[str]) -> None:
+    config = load_config(
+        DrafterConfig, argv, os.environ, prog="python -m drafter_service", description=__doc__ or "", epilog=EPILOG
+    )
+    log = setup_logging("drafter", config.log_level)
+    registry = CollectorRegistry()
+    methods = build_methods(config, log.info)
+    engine = DrafterEngine(methods, max_num_seqs=config.max_num_seqs, metrics=DrafterMetrics(registry))
+    servicer = DrafterServicer(engine, lambda: describe(config, engine))
+    await serve_until_signal(
+        Endpoint("drafter", "outrider.v1.Drafter", config.host, config.port, config.metrics_port, config.drain_s),
+        lambda server: drafter_pb2_grpc.add_DrafterServicer_to_server(servicer, server),
+        registry,
+        start=engine.start,
+        stop=engine.stop,
+    )
+
+
+def describe(config: DrafterConfig, engine: DrafterEngine) -> DrafterInfo:
+    return DrafterInfo(
+        version=outrider_version(),
+        methods=tuple(method.info for method in engine.methods.values()),
+        noise_version=NOISE_VERSION,
+        num_sessions=engine.num_sessions,
+        max_sessions=config.max_num_seqs,
+    )
+
+
+def main() -> int:
+    return run_service("drafter", lambda: serve(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,32 @@
+"""Settings of the drafter service."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.config import setting
+
+
+@dataclass(frozen=True)
+class DrafterConfig:
+    methods: tuple[str, ...] = setting(("draft_model", "ngram"), "Draft methods to serve, comma-separated.")
+    draft_model: str = setting("", "Folder of the draft model's HF checkpoint, for method draft_model.")
+    prompt_lookup_min: int = setting(1, "Shortest n-gram that is looked up.", minimum=1, maximum=64)
+    prompt_lookup_max: int = setting(5, "Longest n-gram that is looked up.", minimum=1, maximum=64)
+    host: str = setting("127.0.0.1", "Address to listen on.")
+    port: int = setting(7002, "gRPC port; 0 takes a free one.", minimum=0, maximum=65535)
+    metrics_port: int = setting(0, "Port of /metrics; 0 serves none.", minimum=0, maximum=65535)
+    dtype: str = setting("auto", "Weights and KV cache.", choices=("auto", "bfloat16", "float32"))
+    device: str = setting("cpu", "Where draft models run.", choices=("cpu", "cuda"))
+    attention_backend: str = setting(
+        "auto",
+        "Attention kernel; auto takes the fastest for the device.",
+        choices=("auto", "cpu", "reference", "triton"),
+    )
+    num_threads: int = setting(0, "Threads of the forward pass; 0 takes every core.", minimum=0)
+    block_size: int = setting(16, "Positions per KV block.", minimum=1, maximum=256)
+    kv_cache_mb: int = setting(128, "Memory for the KV cache, in MiB.", minimum=1)
+    prefill_chunk_size: int = setting(256, "Most prompt rows of one session per forward pass.", minimum=1)
+    max_num_seqs: int = setting(128, "Sessions at once; more are refused with RESOURCE_EXHAUSTED.", minimum=1)
+    drain_s: float = setting(10.0, "Seconds that running sessions may go on after SIGTERM.", minimum=0)
+    log_level: str = setting("info", "Log level.", choices=("debug", "info", "warning", "error"))

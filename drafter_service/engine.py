@@ -1,0 +1,183 @@
+"""The drafter's engine: one thread that owns every draft method and every session.
+
+    take commands -> catch up where a lot is missing -> one batch of proposals per method -> reply -> again
+
+Not here: gRPC (server) and how tokens are guessed (methods/).
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from drafter_service.methods.interface import DraftMethod
+from drafter_service.metrics import DrafterMetrics
+from drafter_service.session import DraftSession, OnReply
+from shared.errors import InvalidRequest, OutriderError, Overloaded
+from shared.messages import DraftStep, Proposal, ProposalReply, SessionSpec, Timings
+
+log = logging.getLogger(__name__)
+
+# A report of more committed tokens than this (a free run has ended) is caught up with apart from proposals.
+LONG_REPORT = 32
+
+
+class DrafterEngine:
+    """`open`, `submit` and `close` may be called from any thread and never wait for a proposal."""
+
+    def __init__(self, methods: Mapping[str, DraftMethod], *, max_num_seqs: int, metrics: DrafterMetrics) -> None:
+        self.methods = dict(methods)
+        self._max_num_seqs = max_num_seqs
+        self._metrics = metrics
+        self._sessions: dict[int, DraftSession] = {}
+        # Sessions whose method may have a backlog of committed tokens to compute.
+        self._behind: deque[int] = deque()
+        self._handles = itertools.count()
+        self._commands: deque[Callable[[], None]] = deque()
+        self._wake = threading.Condition()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="drafter-engine", daemon=True)
+
+    @property
+    def num_sessions(self) -> int:
+        return len(self._sessions)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        self._thread.join()
+
+    def open(self, spec: SessionSpec, on_reply: OnReply) -> int:
+        """Registers a session and returns its handle. Raises InvalidRequest (unknown method) or Overloaded."""
+        if spec.method not in self.methods:
+            raise InvalidRequest(
+                f"method {spec.method!r} is not served here, only {', '.join(self.methods)}", param="method"
+            )
+        if len(self._sessions) >= self._max_num_seqs:
+            raise Overloaded(f"{self._max_num_seqs} sessions are open, the most that this drafter takes")
+        session = DraftSession(spec, [*spec.prompt_token_ids, *spec.committed_token_ids], on_reply)
+        handle = next(self._handles)
+        self._command(lambda: self._open(handle, session))
+        return handle
+
+    def submit(self, handle: int, step: DraftStep) -> None:
+        """Reports committed tokens and asks for a proposal; errors come as the session's reply."""
+        self._command(lambda: self._report(handle, step))
+
+    def close(self, handle: int) -> None:
+        """Frees everything the session holds; harmless when it is gone already."""
+        self._command(lambda: self._close(handle))
+
+    def _command(self, command: Callable[[], None]) -> None:
+        with self._wake:
+            self._commands.append(command)
+            self._wake.notify()
+
+    # ---- on the engine's thread ----
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                while not (self._commands or self._stopping or self._behind or self._asked()):
+                    self._wake.wait()
+                if self._stopping:
+                    return
+                commands = list(self._commands)
+                self._commands.clear()
+            for command in commands:
+                command()
+            self._catch_up()
+            self._propose()
+
+    def _asked(self) -> list[DraftSession]:
+        return [session for session in self._sessions.values() if session.step is not None]
+
+    def _open(self, handle: int, session: DraftSession) -> None:
+        self._sessions[handle] = session
+        try:
+            self.methods[session.spec.method].open(session)
+        except Exception as error:
+            self._fail(handle, session, error)
+            return
+        self._behind.append(handle)
+
+    def _report(self, handle: int, step: DraftStep) -> None:
+        session = self._sessions.get(handle)
+        if session is None:
+            return
+        try:
+            self._check_tokens(step)
+            session.report(step)
+            if len(step.committed_token_ids) > LONG_REPORT:
+                self._behind.append(handle)
+        except OutriderError as error:
+            self._fail(handle, session, error)
+
+    def _check_tokens(self, step: DraftStep) -> None:
+        if step.committed_token_ids and min(step.committed_token_ids) < 0:
+            raise InvalidRequest("committed_token_ids holds a negative id", param="committed_token_ids")
+
+    def _close(self, handle: int) -> None:
+        session = self._sessions.pop(handle, None)
+        if session is not None:
+            self.methods[session.spec.method].close(session)
+
+    def _fail(self, handle: int, session: DraftSession, error: Exception) -> None:
+        """Ends one session; the others go on."""
+        if not isinstance(error, OutriderError):
+            log.exception("session failed", exc_info=error)
+        self._close(handle)
+        session.on_reply(error)
+
+    def _catch_up(self) -> None:
+        """One bounded piece for one session, so that nobody's proposal waits for another's long prompt."""
+        if not self._behind:
+            return
+        handle = self._behind.popleft()
+        session = self._sessions.get(handle)
+        if session is None:
+            return
+        try:
+            if self.methods[session.spec.method].advance(session):
+                self._behind.append(handle)
+        except Exception as error:
+            self._fail(handle, session, error)
+
+    def _propose(self) -> None:
+        behind = set(self._behind)
+        for name, method in self.methods.items():
+            asked = {
+                handle: session
+                for handle, session in self._sessions.items()
+                if session.step is not None and session.spec.method == name and handle not in behind
+            }
+            if not asked:
+                continue
+            started = time.perf_counter()
+            try:
+                proposals = method.propose(list(asked.values()))
+            except Exception as error:
+                for handle, session in asked.items():
+                    self._fail(handle, session, error)
+                continue
+            ended = time.perf_counter()
+            for session, proposal in zip(asked.values(), proposals, strict=True):
+                self._reply(session, proposal, started, ended)
+
+    def _reply(self, session: DraftSession, proposal: Proposal, started: float, ended: float) -> None:
+        session.step = None
+        timings = Timings(
+            queue_us=max(0, int((started - session.step_arrived_at) * 1e6)),
+            forward_us=int((ended - started) * 1e6),
+            total_us=int((time.perf_counter() - session.step_arrived_at) * 1e6),
+        )
+        self._metrics.observe(proposal, timings)
+        session.on_reply(ProposalReply(session.spec.epoch, proposal, timings))

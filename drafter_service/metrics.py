@@ -1,0 +1,26 @@
+"""Prometheus metrics of the drafter."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from shared.messages import Proposal, Timings
+from shared.telemetry import TIME_BUCKETS
+
+
+class DrafterMetrics:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._proposals = Counter("outrider:proposals", "Proposals made.", ["method"], registry=registry)
+        self._tokens = Counter("outrider:proposed_tokens", "Draft tokens proposed.", ["method"], registry=registry)
+        self._seconds = Histogram(
+            "outrider:draft_seconds", "One batch of proposals.", ["method"], buckets=TIME_BUCKETS, registry=registry
+        )
+        self._queue = Histogram(
+            "outrider:draft_queue_seconds", "Step's wait.", ["method"], buckets=TIME_BUCKETS, registry=registry
+        )
+
+    def observe(self, proposal: Proposal, timings: Timings) -> None:
+        self._proposals.labels(proposal.method).inc()
+        self._tokens.labels(proposal.method).inc(len(proposal.token_ids))
+        self._seconds.labels(proposal.method).observe(timings.forward_us * 1e-6)
+        self._queue.labels(proposal.method).observe(timings.queue_us * 1e-6)

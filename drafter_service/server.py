@@ -1,0 +1,43 @@
+"""The gRPC door of the drafter: parse, call the engine, format. One stream is one session."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from drafter_service.engine import DrafterEngine
+from drafter_service.session import OnReply
+from outrider.v1 import drafter_pb2 as pb
+from outrider.v1 import drafter_pb2_grpc as pb_grpc
+from shared import wire
+from shared.errors import InvalidRequest
+from shared.messages import DrafterInfo, ProposalReply
+from shared.rpc_session import SessionHandlers, session_stream
+
+
+class DrafterServicer(pb_grpc.DrafterServicer):
+    def __init__(self, engine: DrafterEngine, describe: Callable[[], DrafterInfo]) -> None:
+        self._engine = engine
+        self._describe = describe
+        self._handlers = SessionHandlers[pb.DrafterRequest, ProposalReply, pb.DrafterReply](
+            open=self._open,
+            step=self._step,
+            close=engine.close,
+            format=wire.proposal_reply_to_wire,
+        )
+
+    def Session(self, request_iterator: AsyncIterator[Any], context: Any) -> AsyncIterator[pb.DrafterReply]:
+        return session_stream(request_iterator, context, self._handlers)
+
+    async def GetInfo(self, request: pb.GetDrafterInfoRequest, context: Any) -> pb.DrafterInfo:
+        return wire.drafter_info_to_wire(self._describe())
+
+    def _open(self, request: pb.DrafterRequest, on_reply: OnReply) -> int:
+        if request.WhichOneof("request") != "open":
+            raise InvalidRequest("the first message of a session must be `open`", param="open")
+        return self._engine.open(wire.spec_from_wire(request.open), on_reply)
+
+    def _step(self, handle: int, request: pb.DrafterRequest) -> None:
+        if request.WhichOneof("request") != "step":
+            raise InvalidRequest("a session takes one `open`, then only `step`", param="request")
+        self._engine.submit(handle, wire.draft_step_from_wire(request.step))

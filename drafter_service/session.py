@@ -1,0 +1,52 @@
+"""One session at the drafter: the committed tokens as far as they were reported, and the step it is asked for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shared.errors import CommitRefused, InvalidRequest
+from shared.messages import DraftStep, ProposalReply, SessionSpec
+
+# Called on the engine's thread with each proposal, or with the error that ends the session.
+OnReply = Callable[[ProposalReply | Exception], None]
+
+
+@dataclass
+class DraftSession:
+    """`token_ids` are prompt and committed output; draft tokens are never among them."""
+
+    spec: SessionSpec
+    token_ids: list[int]
+    on_reply: OnReply
+    step: DraftStep | None = None
+    step_arrived_at: float = 0.0
+
+    @property
+    def prompt_len(self) -> int:
+        return len(self.spec.prompt_token_ids)
+
+    @property
+    def committed_len(self) -> int:
+        return len(self.token_ids) - self.prompt_len
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[self.prompt_len :]
+
+    def report(self, step: DraftStep) -> None:
+        """Takes up the step's committed tokens by absolute index: what is known already is overwritten, not appended.
+
+        Raises CommitRefused on another epoch, InvalidRequest when tokens before the step are missing.
+        """
+        if step.epoch != self.spec.epoch:
+            raise CommitRefused(f"step of epoch {step.epoch} at a session of epoch {self.spec.epoch}", param="epoch")
+        if step.base_len > self.committed_len:
+            raise InvalidRequest(
+                f"step at {step.base_len}, but only {self.committed_len} tokens were reported", param="base_len"
+            )
+        del self.token_ids[self.prompt_len + step.base_len :]
+        self.token_ids.extend(step.committed_token_ids)
+        self.step = step if step.num_draft_tokens > 0 else None
+        self.step_arrived_at = time.perf_counter()

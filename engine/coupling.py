@@ -1,0 +1,85 @@
+"""The shared noise of exact mode: one exponential variable per (stream key, output index, token id).
+
+    E(s, t, j) = -ln(1 - U(hash(s, t, j)))         sample(w; s, t) = argmin over j with w_j > 0 of E(s, t, j) / w_j
+
+which draws j with probability w_j / sum(w) (the exponential race, the same as Gumbel-max). Drafter and verifier call
+this with the same key and index, so they meet whenever their laws are close; nothing but token ids crosses the wire.
+
+The hash is counter-based: the key of an index comes from two rounds of splitmix64 (Steele, Lea, Flood 2014), the word
+of a token from two rounds of murmur3's 32-bit finalizer over its id. NOISE_VERSION changes with any change here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+NOISE_VERSION = 1
+_MASK64 = (1 << 64) - 1
+
+
+def stream_key(seed: int, prompt_token_ids: Sequence[int], choice_index: int) -> int:
+    """The 64-bit key s of a session: equal seeds on different prompts or choices share no noise."""
+    digest = hashlib.blake2b(digest_size=8, person=b"outrider-noise")
+    digest.update(struct.pack("<QII", seed & _MASK64, choice_index, len(prompt_token_ids)))
+    digest.update(struct.pack(f"<{len(prompt_token_ids)}I", *prompt_token_ids))
+    return int.from_bytes(digest.digest(), "little")
+
+
+def index_key(key: int, output_index: int) -> tuple[int, int]:
+    """Two 32-bit words that key the noise of one output index."""
+    mixed = _splitmix64(_splitmix64(key) ^ output_index)
+    return mixed & 0xFFFFFFFF, mixed >> 32
+
+
+def noise_words(key: int, output_index: int, token_ids: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """uint32 [N]: the hash of every token id at one output index."""
+    low, high = index_key(key, output_index)
+    words = token_ids * np.uint32(0x9E3779B1) + np.uint32(low)
+    words = _fmix32(words)
+    words ^= np.uint32(high)
+    return _fmix32(words)
+
+
+def exponentials(key: int, output_index: int, token_ids: NDArray[np.uint32]) -> NDArray[np.float64]:
+    """float64 [N], each Exp(1). Small values win the race, so the uniform is resolved near 0, not near 1."""
+    uniforms = (noise_words(key, output_index, token_ids).astype(np.float64) + 0.5) * 2.0**-32
+    return -np.log1p(-uniforms)
+
+
+def coupled_ranking(log_weights: NDArray[np.float64], key: int, output_index: int, count: int = 1) -> NDArray[np.int64]:
+    """The `count` token ids that win the race, best first; `log_weights` float64 [V], -inf is outside the support.
+
+    Fewer come back when the support is smaller. Ties go to the smallest id.
+    """
+    support = np.flatnonzero(log_weights > -np.inf)
+    arrival = np.log(exponentials(key, output_index, support.astype(np.uint32))) - log_weights[support]
+    if count == 1:
+        return np.array([support[np.argmin(arrival)]])
+    winners: NDArray[np.int64] = support[np.argsort(arrival, kind="stable")[:count]]
+    return winners
+
+
+def coupled_sample(log_weights: NDArray[np.float64], key: int, output_index: int) -> int:
+    """The token that wins the race. Raises ValueError when the support is empty."""
+    return int(coupled_ranking(log_weights, key, output_index)[0])
+
+
+def _fmix32(words: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    words = words ^ (words >> np.uint32(16))
+    words = words * np.uint32(0x85EBCA6B)
+    words ^= words >> np.uint32(13)
+    words *= np.uint32(0xC2B2AE35)
+    words ^= words >> np.uint32(16)
+    return words
+
+
+def _splitmix64(state: int) -> int:
+    state = (state + 0x9E3779B97F4A7C15) & _MASK64
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return state ^ (state >> 31)

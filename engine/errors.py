@@ -1,0 +1,30 @@
+"""Errors of the engine.
+
+Not here: errors of the kernels (kernels.errors) and of the wire (shared.errors).
+"""
+
+from __future__ import annotations
+
+from shared.errors import OutriderError
+
+
+class EngineError(OutriderError):
+    """Anything that the engine refuses or cannot do."""
+
+
+class ModelRefused(EngineError):
+    """A checkpoint cannot be served correctly. The message names the cause and, where there is one, the fix."""
+
+    def __init__(self, path: str, cause: str, fix: str | None = None) -> None:
+        self.path = path
+        self.cause = cause
+        self.fix = fix
+        super().__init__(f"{path}: {cause}" + (f" Fix: {fix}" if fix else ""))
+
+
+class BackendUnavailable(EngineError):
+    """The attention backend, device or dtype asked for does not exist here."""
+
+
+class RowInvarianceError(EngineError):
+    """An operation of the model cannot be made to give a row the same bits whatever else is in the batch."""

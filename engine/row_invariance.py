@@ -1,0 +1,90 @@
+"""Rebuilding a loaded model so that a row's bits never depend on the number or the place of other rows.
+
+Not here: the replacement modules (row_invariant_modules, row_invariant_experts), attention (kernels), and the
+proof on the running model (certificate).
+What was measured on CPU to be row-invariant already, and stays transformers': LayerNorm, RMSNorm, softmax,
+top-k, embeddings, cos/sin, tanh, exp, and all elementwise arithmetic.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from transformers import activations
+from transformers.pytorch_utils import Conv1D
+
+from engine.row_invariant_experts import is_experts, pack_experts
+from engine.row_invariant_modules import RowInvariantActivation, RowInvariantLinear, RowInvariantWeight
+from kernels.linear import cpu
+
+_ACTIVATION_CLASSES: tuple[type[torch.nn.Module], ...] = tuple(
+    {entry[0] if isinstance(entry, tuple) else entry for entry in activations.ACT2CLS.values()}
+)
+
+
+@dataclass(frozen=True)
+class RowInvarianceReport:
+    """What was replaced, by how many."""
+
+    linear_method: str  # "onednn-prepacked" or "padded-8"
+    num_linears: int
+    num_expert_matrices: int
+    num_routers: int
+    num_activations: int
+
+
+def make_row_invariant(model: torch.nn.Module) -> RowInvarianceReport:
+    """Replace linears, experts, routers' weights and activations in place.
+
+    Tied weights keep working: the embedding holds the plain weight, the head its packed copy. Where a weight
+    is not shared, the plain one is freed.
+    """
+    dtype = next(model.parameters()).dtype
+    num_linears = num_experts = num_routers = num_activations = 0
+    places: dict[torch.nn.Module, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        places.setdefault(module, []).append(name)
+    while places:  # popped one by one, so that each plain weight is freed before the next is packed
+        module, names = places.popitem()
+        if is_experts(module):
+            num_experts += pack_experts(module)
+        elif _is_plain_linear(module):
+            _replace(model, names, RowInvariantLinear(*_linear_tensors(module)))
+            num_linears += 1
+        elif isinstance(module, _ACTIVATION_CLASSES):
+            _replace(model, names, RowInvariantActivation(module))
+            num_activations += 1
+        elif _is_router(module):
+            weight: torch.Tensor = module.weight.detach()  # type: ignore[operator,union-attr,assignment]
+            del module.weight
+            module.weight = RowInvariantWeight.wrap(weight)
+            num_routers += 1
+    method = "onednn-prepacked" if cpu.supports(dtype) else "padded-8"
+    return RowInvarianceReport(method, num_linears, num_experts, num_routers, num_activations)
+
+
+def _is_plain_linear(module: torch.nn.Module) -> bool:
+    """nn.Linear, subclasses that compute the same, and gpt2's Conv1D; not routers that derive from nn.Linear."""
+    return isinstance(module, Conv1D) or (
+        isinstance(module, torch.nn.Linear) and type(module).forward is torch.nn.Linear.forward
+    )
+
+
+def _is_router(module: torch.nn.Module) -> bool:
+    """A module that multiplies by a matrix of its own; cohere's norms have one too and are left alone."""
+    weight = module._parameters.get("weight")
+    is_other = isinstance(module, torch.nn.Embedding) or type(module).__name__.endswith("Norm")
+    return weight is not None and weight.ndim == 2 and not is_other
+
+
+def _linear_tensors(module: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor | None]:
+    weight: torch.Tensor = module.weight.detach()  # type: ignore[operator,union-attr,assignment]
+    bias = module._parameters.get("bias")
+    return weight.t() if isinstance(module, Conv1D) else weight, None if bias is None else bias.detach()
+
+
+def _replace(model: torch.nn.Module, names: list[str], replacement: torch.nn.Module) -> None:
+    for name in names:
+        parent_name, _, child_name = name.rpartition(".")
+        setattr(model.get_submodule(parent_name), child_name, replacement)

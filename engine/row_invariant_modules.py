@@ -1,0 +1,109 @@
+"""The modules that stand in for a model's own where those let a row's bits depend on its batch-mates.
+
+Not here: which module of a model is replaced (row_invariance) and the arithmetic (kernels/linear).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from kernels.linear import cpu, padded
+
+LinearFunction = Callable[[torch.Tensor], torch.Tensor]
+
+# torch's elementwise kernels compute whole vectors, and the last elements of a range one by one. Two vectors
+# of 32 bf16 values are the widest step; a range is never shorter than this many elements when it is split
+# over threads.
+_VECTOR_STEP = 64
+_GRAIN = 32_768
+
+
+def row_invariant_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> LinearFunction:
+    """A function x [..., K] -> [..., N] for weight [N, K]; keeps a packed copy of the weight, or the weight."""
+    if weight.device.type != "cpu" or not cpu.supports(weight.dtype):
+        return lambda x: padded.linear(x, weight, bias)
+    packed = cpu.pack(weight)
+    pad_single_row = cpu.single_row_differs(weight.shape[0], weight.shape[1], weight.dtype)
+    return lambda x: cpu.linear(x, packed, bias, pad_single_row=pad_single_row)
+
+
+class RowInvariantLinear(torch.nn.Module):
+    """Stands in for nn.Linear and for gpt2's Conv1D. Has no `weight`: the plain one is gone where it can be."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self._linear = row_invariant_linear(weight, bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._linear(x)
+
+
+class RowInvariantWeight(torch.Tensor):
+    """A weight [N, K] on which F.linear gives every row its own bits; for modules (routers of mixtures of
+    experts) that call F.linear(x, self.weight) themselves. Anything else sees a plain tensor."""
+
+    _linears: dict[int | None, LinearFunction]
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.nn.functional.linear and isinstance(args[1], RowInvariantWeight):
+            bias = args[2] if len(args) > 2 else (kwargs or {}).get("bias")
+            return args[1].linear(args[0], bias)
+        with torch._C.DisableTorchFunctionSubclass():  # results are plain tensors
+            return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def wrap(cls, weight: torch.Tensor) -> RowInvariantWeight:
+        wrapped = weight.detach().as_subclass(cls)
+        wrapped._linears = {}
+        return wrapped
+
+    def linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        key = None if bias is None else id(bias)
+        if key not in self._linears:
+            self._linears[key] = row_invariant_linear(self.as_subclass(torch.Tensor), bias)
+        return self._linears[key](x)
+
+
+class RowInvariantActivation(torch.nn.Module):
+    """An elementwise activation whose every element goes through the vector code.
+
+    Measured (torch 2.13, AVX512): silu, sigmoid, softplus and tanh-gelu give other bits in the vector code
+    than for the tail of a range (fp32 silu: 4 % of the elements; bf16 tanh-gelu: 0.4 %); which element is in a
+    tail depends on the number of rows as soon as the width is no multiple of 64.
+    """
+
+    def __init__(self, activation: torch.nn.Module) -> None:
+        super().__init__()
+        self.activation = activation
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return apply_in_whole_vectors(self.activation, x)
+
+
+def apply_in_whole_vectors(elementwise: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    """elementwise(x) for any shape, padded so that no element is computed in a scalar tail."""
+    num_elements = x.numel()
+    num_padded = _padded_num_elements(num_elements, torch.get_num_threads())
+    if num_elements == num_padded and x.is_contiguous():
+        return elementwise(x)
+    flat = x.new_zeros(num_padded)
+    flat[:num_elements].view(x.shape).copy_(x)
+    return elementwise(flat)[:num_elements].view(x.shape)
+
+
+def _padded_num_elements(num_elements: int, num_threads: int) -> int:
+    """The least number from num_elements on that torch cuts into whole vectors: it splits n elements evenly over
+    min(num_threads, ceil(n / grain)) threads."""
+    used = min(num_threads, max(1, -(-num_elements // _GRAIN)))
+    while True:
+        num_padded = num_elements + -num_elements % (_VECTOR_STEP * used)
+        if min(num_threads, max(1, -(-num_padded // _GRAIN))) == used:
+            return num_padded
+        used += 1

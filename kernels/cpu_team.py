@@ -1,0 +1,97 @@
+"""Running one compiled function on several threads, and keeping the compiled function between runs.
+
+Why not numba's `prange`: its thread pool is a second one beside torch's. Between two torch operations the
+threads of torch's OpenMP spin, and a second pool has to wait for the core they spin on; numba's built-in
+"workqueue" layer, moreover, aborts the process when two Python threads call it at once. So the function runs
+on the OpenMP threads torch already has (`GOMP_parallel`, exported by libgomp, libiomp5 and libomp alike), and on
+Python threads where torch was built without them.
+
+The work is handed out by a shared counter, so an uneven or disturbed thread costs little; results must not
+depend on who does what. Needs numba: only `cpu.py` files import this.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import inspect
+import re
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from numba import cfunc, types
+
+_OPENMP_LIBRARY = re.compile(r"/\S*/lib(?:gomp|iomp5|omp)[-.\w]*\.so[.\d]*$", re.MULTILINE)
+_CFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+ThreadTeam = Callable[[int, int, int], None]
+
+
+def compile_entry(make_entry: Callable[[int], Callable[[Any], None]], sources: tuple[ModuleType, ...]) -> int:
+    """Compile make_entry(digest) into a C function `void (void *)`; returns its address.
+
+    The result is kept on disk (next to the package, else in the user's cache folder or NUMBA_CACHE_DIR); where
+    none of them can be written, each process compiles anew. numba notices a change of the file that defines the
+    function, but not of the files it calls into. It does compare the variables of a closure: hence the digest
+    of the sources, which make_entry has to close over (and over nothing else that differs between processes).
+    """
+    texts = "".join(inspect.getsource(source) for source in sources)
+    entry = make_entry(int.from_bytes(hashlib.sha256(texts.encode()).digest()[:6]))
+    signature = types.void(types.voidptr)
+    try:
+        compiled = cfunc(signature, cache=True)(entry)
+    except RuntimeError:
+        compiled = cfunc(signature)(entry)
+    # The code lives as long as the object does.
+    _compiled.append(compiled)
+    return int(compiled.address)
+
+
+_compiled: list[Any] = []
+
+
+@functools.cache
+def openmp_parallel() -> Any | None:
+    """`GOMP_parallel` of the OpenMP library loaded in this process, torch's own before others, or None."""
+    try:
+        mapped = Path("/proc/self/maps").read_text()
+    except OSError:
+        return None
+    for library in sorted(set(_OPENMP_LIBRARY.findall(mapped)), key=lambda path: "torch" not in path):
+        parallel = getattr(ctypes.CDLL(library), "GOMP_parallel", None)
+        if parallel is not None:
+            parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+            parallel.restype = None
+            return parallel
+    return None
+
+
+def run_on_openmp(function: int, argument: int, num_threads: int) -> None:
+    """Call function(argument) on num_threads threads of torch's OpenMP team, this thread one of them."""
+    parallel = openmp_parallel()
+    if parallel is None:
+        raise RuntimeError("this process has loaded no OpenMP library")
+    parallel(function, argument, num_threads, 0)
+
+
+def run_on_python_threads(function: int, argument: int, num_threads: int) -> None:
+    """Call function(argument) on num_threads threads, this thread one of them."""
+    helpers = [threading.Thread(target=run_here, args=(function, argument)) for _ in range(num_threads - 1)]
+    for helper in helpers:
+        helper.start()
+    run_here(function, argument)
+    for helper in helpers:
+        helper.join()
+
+
+def run_here(function: int, argument: int) -> None:
+    """Call function(argument) on this thread; the interpreter lock is released meanwhile."""
+    _CFunction(function)(argument)
+
+
+def default_team() -> ThreadTeam:
+    """OpenMP where there is one."""
+    return run_on_python_threads if openmp_parallel() is None else run_on_openmp

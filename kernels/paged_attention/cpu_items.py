@@ -1,0 +1,189 @@
+"""Work items of CPU attention: the rows of a query tile, with all query heads of one key/value head.
+
+The other compiled half of `cpu`: which tiles an item visits and what stands in them; `cpu_tiles` does the
+arithmetic. Rows of a chain and the part of the cache before a tree share each tile they load. From the tile on
+in which the tree begins, each tree row gets tiles of its own with its ancestors gathered in logical order, so
+that it computes exactly what the same tokens compute as a chain.
+"""
+
+from __future__ import annotations
+
+from numba import carray, njit
+
+from kernels.paged_attention.cpu_tiles import (
+    ERROR_PARENT,
+    NO_SCORE,
+    TILE,
+    Call,
+    _attend_tile,
+    _fill_slot,
+    _fill_slots,
+    _load,
+    _load_tile,
+    _padded_bytes,
+)
+from kernels.simd import (
+    LANES,
+    VECTOR_BYTES,
+    hsum,
+    load_f32,
+    load_i32,
+    load_i64,
+    next_ticket,
+    store_f32,
+    store_i64,
+    vdiv,
+    vexp,
+    vload,
+    vmul,
+    vsplat,
+    vstore,
+    vstore_bf16,
+)
+
+
+@njit
+def _load_rows(call, scratch, kv_head, row_begin, row_end):  # type: ignore[no-untyped-def]
+    """Bring the queries of global rows [row_begin, row_end) in, scaled, and start their running softmax."""
+    element = 2 if call.query_is_bf16 else 4
+    scale = vsplat(call.scaling)
+    sums_stride = _padded_bytes(call.value_dim)
+    for packed in range((row_end - row_begin) * call.group):
+        head = kv_head * call.group + packed % call.group
+        source = call.query + (row_begin + packed // call.group) * call.query_row_stride
+        source += head * call.query_head_stride
+        target = scratch + packed * 4 * call.head_dim
+        for column in range(0, call.head_dim, LANES):
+            d = min(column, call.head_dim - LANES)
+            vstore(target + 4 * d, vmul(_load(source + d * element, call.query_is_bf16), scale))
+        for column in range(0, sums_stride, VECTOR_BYTES):
+            vstore(scratch + call.at_sums + packed * sums_stride + column, vsplat(0.0))
+        maximum, norm = NO_SCORE, vsplat(0.0)
+        if call.sinks != 0:
+            # A sink is a first logit whose value vector is zero.
+            sink = load_f32(call.sinks + 4 * head)
+            maximum = max(sink, NO_SCORE)
+            norm = vexp(vsplat(sink - maximum))
+        norms = scratch + call.at_norms + packed * VECTOR_BYTES
+        vstore(norms, vsplat(0.0))
+        vstore(norms, norm)
+        for lane in range(1, LANES):
+            store_f32(norms + 4 * lane, 0.0)
+        store_f32(scratch + call.at_maxima + 4 * packed, maximum)
+
+
+@njit
+def _store_rows(call, scratch, kv_head, row_begin, row_end):  # type: ignore[no-untyped-def]
+    """Divide the sums by the norms and put them out."""
+    element = 2 if call.query_is_bf16 else 4
+    sums_stride = _padded_bytes(call.value_dim)
+    for packed in range((row_end - row_begin) * call.group):
+        head = kv_head * call.group + packed % call.group
+        row = row_begin + packed // call.group
+        target = call.out + (row * call.num_kv_heads * call.group + head) * call.value_dim * element
+        sums = scratch + call.at_sums + packed * sums_stride
+        norm = vsplat(hsum(vload(scratch + call.at_norms + packed * VECTOR_BYTES)))
+        for column in range(0, call.value_dim, LANES):
+            d = min(column, call.value_dim - LANES)
+            mean = vdiv(vload(sums + 4 * d), norm)
+            if call.query_is_bf16:
+                vstore_bf16(target + 2 * d, mean)
+            else:
+                vstore(target + 4 * d, mean)
+
+
+@njit
+def _depth(call, parents, row, tree_start):  # type: ignore[no-untyped-def]
+    """Number of ancestors in the tree of a tree row."""
+    depth = 0
+    node = load_i32(parents + 4 * row)
+    below = row
+    while node >= tree_start:
+        if node >= below:
+            store_i64(call.counters + 16, ERROR_PARENT)
+            return 0
+        depth += 1
+        below, node = node, load_i32(parents + 4 * node)
+    return depth
+
+
+@njit
+def _set_range(call, scratch, packed_begin, logical_position, end):  # type: ignore[no-untyped-def]
+    """Let the packed rows of one query row see logical positions up to end, as far as the window reaches."""
+    first = 0
+    if call.sliding_window > 0:
+        first = max(logical_position + 1 - call.sliding_window, 0)
+    for packed in range(packed_begin, packed_begin + call.group):
+        store_i64(scratch + call.at_ranges + 16 * packed, first)
+        store_i64(scratch + call.at_ranges + 16 * packed + 8, end)
+    return first
+
+
+@njit
+def _attend_tree_row(call, scratch, session, kv_head, row, packed, context_len):  # type: ignore[no-untyped-def]
+    """The tiles of a tree row (relative index) from the one on in which the tree begins."""
+    table = call.block_tables + session * call.block_table_stride
+    parents = call.parents + 4 * load_i32(call.query_starts + 4 * session)
+    tree_start = load_i32(call.tree_starts + 4 * session)
+    tree_position = context_len + tree_start
+    position = tree_position + _depth(call, parents, row, tree_start)
+    first = _set_range(call, scratch, packed, position, position + 1)
+    tile_begin = max(tree_position, first) // TILE * TILE
+    while tile_begin <= position:
+        tile_end = min(tile_begin + TILE, position + 1)
+        _fill_slots(call, scratch, session, kv_head, tile_begin, max(min(tile_end, tree_position), tile_begin))
+        node, at = row, position
+        while at >= tree_position and at >= tile_begin:
+            if at < tile_end:
+                _fill_slot(call, scratch + call.at_slots, table, kv_head, context_len + node, at - tile_begin)
+            node, at = load_i32(parents + 4 * node), at - 1
+        _load_tile(call, scratch, tile_end - tile_begin)
+        _attend_tile(call, scratch, packed, packed + call.group, tile_begin)
+        tile_begin += TILE
+
+
+@njit
+def _attend_item(call, scratch, session, kv_head, row_begin, row_end):  # type: ignore[no-untyped-def]
+    """All of the attention of relative rows [row_begin, row_end) of a session to one key/value head."""
+    first_row = load_i32(call.query_starts + 4 * session)
+    context_len = load_i32(call.context_lens + 4 * session)
+    tree_start = load_i32(call.tree_starts + 4 * session)
+    parents = call.parents + 4 * first_row
+    _load_rows(call, scratch, kv_head, first_row + row_begin, first_row + row_end)
+    tile_begin, shared_end = context_len + row_end, 0
+    for row in range(row_begin, row_end):
+        position, end = context_len + row, context_len + row + 1
+        if row >= tree_start:
+            position = context_len + tree_start + _depth(call, parents, row, tree_start)
+            end = (context_len + tree_start) // TILE * TILE
+        first = _set_range(call, scratch, (row - row_begin) * call.group, position, end)
+        tile_begin, shared_end = min(tile_begin, first), max(shared_end, end)
+    tile_begin = tile_begin // TILE * TILE
+    while tile_begin < shared_end:
+        tile_end = min(tile_begin + TILE, shared_end)
+        _fill_slots(call, scratch, session, kv_head, tile_begin, tile_end)
+        _load_tile(call, scratch, tile_end - tile_begin)
+        _attend_tile(call, scratch, 0, (row_end - row_begin) * call.group, tile_begin)
+        tile_begin += TILE
+    for row in range(max(row_begin, tree_start), row_end):
+        packed = (row - row_begin) * call.group
+        _attend_tree_row(call, scratch, session, kv_head, row, packed, context_len)
+    _store_rows(call, scratch, kv_head, first_row + row_begin, first_row + row_end)
+
+
+@njit
+def run_items(address):  # type: ignore[no-untyped-def]
+    """Work of one thread: take items until none is left. address: of a `Call` record."""
+    call = carray(address, 1, Call)[0]
+    scratch = call.scratch + next_ticket(call.counters + 8) * call.scratch_stride
+    session = 0
+    item = next_ticket(call.counters)
+    while item < call.num_items:
+        while item >= load_i64(call.item_starts + 8 * (session + 1)):
+            session += 1
+        within = item - load_i64(call.item_starts + 8 * session)
+        row_begin = within // call.num_kv_heads * call.rows_per_item
+        start, stop = load_i32(call.query_starts + 4 * session), load_i32(call.query_starts + 4 * session + 4)
+        row_end = min(row_begin + call.rows_per_item, stop - start)
+        _attend_item(call, scratch, session, within % call.num_kv_heads, row_begin, row_end)
+        item = next_ticket(call.counters)

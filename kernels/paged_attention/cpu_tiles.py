@@ -1,0 +1,235 @@
+"""Attention of one tile of rows of one session and key/value head: the compiled half of `cpu`.
+
+Row invariance rests on three things. The key/value loop of a row runs over tiles of TILE logical positions that
+start at multiples of TILE, whatever the query tile. All arithmetic is that of `simd` and `panel`, where an
+element is one fixed chain of IEEE operations. And no element outside a row's visible range takes part in it, not
+even with weight zero. What rows share is only the loading of a tile.
+
+Addresses are int64, all strides are in bytes. Packed row r of an item is query row row_begin + r // group,
+query head kv_head * group + r % group.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from kernels.panel import make_panel, transposing_load_bf16, transposing_load_f32
+from kernels.simd import (
+    LANES,
+    VECTOR_BYTES,
+    hmax,
+    load_f32,
+    load_i32,
+    load_i64,
+    store_f32,
+    store_i64,
+    vadd,
+    vdiv,
+    vexp,
+    vkeep,
+    vload,
+    vload_bf16,
+    vmax,
+    vmul,
+    vsplat,
+    vstore,
+    vsub,
+    vtanh,
+)
+
+TILE = 64
+TILE_BYTES = 4 * TILE
+ROW_BLOCK = 4
+# Instead of -inf before the first score: differences of two of them stay numbers.
+NO_SCORE = -1e30
+ERROR_BLOCK, ERROR_PARENT = 1, 2
+
+_INTS = (
+    "query query_row_stride query_head_stride query_is_bf16 out "
+    "key_cache key_block_stride key_head_stride key_slot_stride "
+    "value_cache value_block_stride value_head_stride value_slot_stride cache_is_bf16 "
+    "block_tables block_table_stride num_blocks block_size "
+    "context_lens query_starts tree_starts parents item_starts "
+    "num_sessions num_items rows_per_item num_kv_heads group head_dim value_dim "
+    "sliding_window sinks counters scratch scratch_stride "
+    "at_keys at_values at_scores at_sums at_norms at_maxima at_ranges at_slots"
+).split()
+_FLOATS = ("scaling", "softcap")
+# counters: next item, next thread, error. sliding_window, sinks and softcap are 0 where there is none.
+Call = np.dtype([(name, np.int64) for name in _INTS] + [(name, np.float64) for name in _FLOATS])
+
+_scores_block = make_panel(ROW_BLOCK, TILE // LANES, accumulate=False)
+_scores_row = make_panel(1, TILE // LANES, accumulate=False)
+_sums_block_wide = make_panel(ROW_BLOCK, 4, accumulate=True)
+_sums_block = make_panel(ROW_BLOCK, 1, accumulate=True)
+_sums_row_wide = make_panel(1, 4, accumulate=True)
+_sums_row = make_panel(1, 1, accumulate=True)
+
+
+@njit
+def _padded_bytes(num_floats):  # type: ignore[no-untyped-def]
+    return (num_floats + LANES - 1) // LANES * VECTOR_BYTES
+
+
+@njit
+def _load(address, is_bf16):  # type: ignore[no-untyped-def]
+    return vload_bf16(address) if is_bf16 else vload(address)
+
+
+@njit
+def _fill_slots(call, scratch, session, kv_head, tile_begin, tile_end):  # type: ignore[no-untyped-def]
+    """List the addresses of keys and values at cache indices [tile_begin, tile_end) in the tile's places."""
+    slots = scratch + call.at_slots
+    table = call.block_tables + session * call.block_table_stride
+    for index in range(tile_begin, tile_end):
+        _fill_slot(call, slots, table, kv_head, index, index - tile_begin)
+    # The remaining places are loaded, masked and never used: any address that can be read will do.
+    for place in range(tile_end - tile_begin, TILE):
+        store_i64(slots + 8 * place, load_i64(slots))
+
+
+@njit
+def _fill_slot(call, slots, table, kv_head, index, place):  # type: ignore[no-untyped-def]
+    block = load_i32(table + index // call.block_size * 4)
+    if block < 0 or block >= call.num_blocks:
+        store_i64(call.counters + 16, ERROR_BLOCK)
+        block = 0
+    within = index % call.block_size
+    key = call.key_cache + block * call.key_block_stride + kv_head * call.key_head_stride
+    value = call.value_cache + block * call.value_block_stride + kv_head * call.value_head_stride
+    store_i64(slots + 8 * place, key + within * call.key_slot_stride)
+    store_i64(slots + 8 * (TILE + place), value + within * call.value_slot_stride)
+
+
+@njit
+def _load_tile(call, scratch, num_places):  # type: ignore[no-untyped-def]
+    """Bring the listed keys, transposed to [head_dim, TILE], and values [TILE, value_dim] in as floats."""
+    slots = scratch + call.at_slots
+    keys = scratch + call.at_keys
+    element = 2 if call.cache_is_bf16 else 4
+    for place in range(0, TILE, LANES):
+        for column in range(0, call.head_dim, LANES):
+            # The last vector of a head size that is no multiple of 16 overlaps the one before it.
+            d = min(column, call.head_dim - LANES)
+            target = keys + d * TILE_BYTES + 4 * place
+            if call.cache_is_bf16:
+                transposing_load_bf16(slots + 8 * place, d * element, target, TILE_BYTES)
+            else:
+                transposing_load_f32(slots + 8 * place, d * element, target, TILE_BYTES)
+    stride = _padded_bytes(call.value_dim)
+    for place in range(num_places):
+        source = load_i64(slots + 8 * (TILE + place))
+        target = scratch + call.at_values + place * stride
+        for column in range(0, call.value_dim, LANES):
+            d = min(column, call.value_dim - LANES)
+            vstore(target + 4 * d, _load(source + d * element, call.cache_is_bf16))
+
+
+@njit
+def _softmax_row(call, scratch, row, first, last):  # type: ignore[no-untyped-def]
+    """Turn a row's scores at places [first, last) into weights; keep its maximum, norm and sums in step."""
+    scores = scratch + call.at_scores + row * TILE_BYTES
+    maximum = load_f32(scratch + call.at_maxima + 4 * row)
+    if call.softcap > 0.0 or first > 0 or last < TILE:
+        for lane in range(0, TILE, LANES):
+            part = vload(scores + 4 * lane)
+            if call.softcap > 0.0:
+                cap = vsplat(call.softcap)
+                part = vmul(vtanh(vdiv(part, cap)), cap)
+            vstore(scores + 4 * lane, vkeep(part, first - lane, last - lane))
+    a, b = vload(scores), vload(scores + VECTOR_BYTES)
+    c, d = vload(scores + 2 * VECTOR_BYTES), vload(scores + 3 * VECTOR_BYTES)
+    tile_maximum = hmax(vmax(vmax(a, b), vmax(c, d)))
+    norms = scratch + call.at_norms + row * VECTOR_BYTES
+    norm = vload(norms)
+    if tile_maximum > maximum:
+        shrink = vexp(vsplat(maximum - tile_maximum))
+        norm = vmul(norm, shrink)
+        stride = _padded_bytes(call.value_dim)
+        sums = scratch + call.at_sums + row * stride
+        for column in range(0, stride, VECTOR_BYTES):
+            vstore(sums + column, vmul(vload(sums + column), shrink))
+        maximum = tile_maximum
+        store_f32(scratch + call.at_maxima + 4 * row, maximum)
+    top = vsplat(maximum)
+    a, b, c, d = vexp(vsub(a, top)), vexp(vsub(b, top)), vexp(vsub(c, top)), vexp(vsub(d, top))
+    vstore(scores, a)
+    vstore(scores + VECTOR_BYTES, b)
+    vstore(scores + 2 * VECTOR_BYTES, c)
+    vstore(scores + 3 * VECTOR_BYTES, d)
+    vstore(norms, vadd(vadd(vadd(vadd(norm, a), b), c), d))
+
+
+@njit
+def _add_values(call, scratch, row, is_block, first, last):  # type: ignore[no-untyped-def]
+    """sums[row] += weights[row, first:last] @ values[first:last], for one row or a block of ROW_BLOCK rows."""
+    if first >= last:
+        return
+    stride = _padded_bytes(call.value_dim)
+    weights = scratch + call.at_scores + row * TILE_BYTES
+    values = scratch + call.at_values
+    sums = scratch + call.at_sums + row * stride
+    column = 0
+    while column + 4 * VECTOR_BYTES <= stride:
+        if is_block:
+            _sums_block_wide(
+                weights, TILE_BYTES, values + column, stride, sums + column, stride, first, last
+            )
+        else:
+            _sums_row_wide(weights, TILE_BYTES, values + column, stride, sums + column, stride, first, last)
+        column += 4 * VECTOR_BYTES
+    while column < stride:
+        if is_block:
+            _sums_block(weights, TILE_BYTES, values + column, stride, sums + column, stride, first, last)
+        else:
+            _sums_row(weights, TILE_BYTES, values + column, stride, sums + column, stride, first, last)
+        column += VECTOR_BYTES
+
+
+@njit
+def _range_in_tile(call, scratch, row, tile_begin):  # type: ignore[no-untyped-def]
+    """Half-open range of the tile's places that a packed row sees; (0, 0) where it sees none."""
+    ranges = scratch + call.at_ranges + 16 * row
+    first = max(load_i64(ranges) - tile_begin, 0)
+    last = min(load_i64(ranges + 8) - tile_begin, TILE)
+    if first >= last:
+        return 0, 0
+    return first, last
+
+
+@njit
+def _attend_tile(call, scratch, row_begin, row_end, tile_begin):  # type: ignore[no-untyped-def]
+    """Let packed rows [row_begin, row_end) attend the tile that has been loaded."""
+    query_stride = 4 * call.head_dim
+    row = row_begin
+    while row < row_end:
+        query = scratch + row * query_stride
+        scores = scratch + call.at_scores + row * TILE_BYTES
+        keys = scratch + call.at_keys
+        height = ROW_BLOCK if row + ROW_BLOCK <= row_end else 1
+        if height == 1:
+            _scores_row(query, query_stride, keys, TILE_BYTES, scores, TILE_BYTES, 0, call.head_dim)
+        else:
+            _scores_block(query, query_stride, keys, TILE_BYTES, scores, TILE_BYTES, 0, call.head_dim)
+        common_first, common_last = 0, TILE
+        for r in range(row, row + height):
+            first, last = _range_in_tile(call, scratch, r, tile_begin)
+            if first < last:
+                _softmax_row(call, scratch, r, first, last)
+            common_first, common_last = max(common_first, first), min(common_last, last)
+        if height == 1 or common_first >= common_last:
+            for r in range(row, row + height):
+                first, last = _range_in_tile(call, scratch, r, tile_begin)
+                _add_values(call, scratch, r, False, first, last)
+        else:
+            # What all rows of the block see goes through the block panel, the rest before and after it row by
+            # row: each row still adds its values in ascending order, and none that it does not see.
+            for r in range(row, row + height):
+                first, _last = _range_in_tile(call, scratch, r, tile_begin)
+                _add_values(call, scratch, r, False, first, common_first)
+            _add_values(call, scratch, row, True, common_first, common_last)
+            for r in range(row, row + height):
+                _first, last = _range_in_tile(call, scratch, r, tile_begin)
+                _add_values(call, scratch, r, False, common_last, last)
+        row += height

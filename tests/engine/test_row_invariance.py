@@ -1,0 +1,169 @@
+"""A row's logits, to the bit, whatever else is in the forward and however its context got into the cache.
+
+The yardstick is plain decoding, one token per forward. Nothing here has a tolerance.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from batches import CachedSequence, run_step, scattered_blocks
+from tiny_models import SERVED, VOCAB_SIZE, save_tiny_model
+
+from engine.batch import SessionRows
+from engine.model import load_model
+from engine.row_invariant_modules import RowInvariantActivation, apply_in_whole_vectors
+from engine.runner import ModelRunner
+from kernels.linear import cpu, padded, reference
+
+BLOCK_SIZE = 4
+NUM_TOKENS = 24
+NUM_BLOCKS = 60
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("checkpoints")
+
+
+@pytest.fixture(params=["bfloat16", "float32"])
+def dtype(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=sorted(SERVED))
+def runner(request: pytest.FixtureRequest, dtype: str, checkpoints: Path) -> ModelRunner:
+    directory = checkpoints / request.param
+    if not directory.exists():
+        save_tiny_model(*SERVED[request.param], directory)
+    loaded = load_model(str(directory), dtype=dtype)
+    return ModelRunner(loaded, loaded.make_cache(NUM_BLOCKS, BLOCK_SIZE))
+
+
+def random_tokens(length: int, seed: int) -> list[int]:
+    return torch.randint(3, VOCAB_SIZE, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def in_chunks(runner: ModelRunner, token_ids: list[int], block_ids: list[int], size: int) -> torch.Tensor:
+    """Logits of every token, `size` tokens per forward, alone."""
+    sequence = CachedSequence(token_ids, block_ids)
+    steps = []
+    while sequence.num_cached < len(token_ids):
+        steps += run_step(runner, [sequence.rows(size)])
+    return torch.cat(steps)
+
+
+def in_company(
+    runner: ModelRunner, token_ids: list[int], blocks: list[list[int]], place: int
+) -> torch.Tensor:
+    """Logits of every token, its forwards of 1 to 6 rows shared with four strangers."""
+    sequence = CachedSequence(token_ids, blocks[0])
+    strangers = [CachedSequence(random_tokens(NUM_TOKENS * 2, 10 + i), blocks[1 + i]) for i in range(4)]
+    kept = []
+    for step, size in enumerate((1, 6, 2, 5, 1, 4, 3, 2)):
+        rows = [stranger.rows(1 + (step + i * 3) % 7) for i, stranger in enumerate(strangers)]
+        rows.insert(place, sequence.rows(size))
+        kept.append(run_step(runner, rows)[place])
+    assert sequence.num_cached == NUM_TOKENS
+    return torch.cat(kept)
+
+
+def as_tree(runner: ModelRunner, token_ids: list[int], block_ids: list[int]) -> torch.Tensor:
+    """Logits of the last six tokens, standing in a tree between rejected siblings."""
+    cached = len(token_ids) - 7
+    run_step(runner, [SessionRows(token_ids[:cached], 0, block_ids, 0)])
+    siblings = random_tokens(6, 77)
+    # Row 0 is the chain; the path's k-th token is row 2k, its sibling row 2k - 1, both below row 2k - 2.
+    tree = [token for pair in zip(siblings, token_ids[-6:], strict=True) for token in pair]
+    parents = [parent for depth in range(6) for parent in (2 * depth, 2 * depth)]
+    rows = SessionRows(
+        [token_ids[cached], *tree], cached, block_ids, 12, num_chain_rows=1, parents=parents
+    )
+    return run_step(runner, [rows])[0][1::2]
+
+
+def test_a_rows_bits_are_its_own(runner: ModelRunner) -> None:
+    token_ids = random_tokens(NUM_TOKENS, 1)
+    blocks = scattered_blocks(NUM_BLOCKS, 4 + 1)
+    decoded = in_chunks(runner, token_ids, blocks[0], 1)
+    assert torch.isfinite(decoded).all()
+    assert torch.unique(decoded, dim=0).shape[0] == NUM_TOKENS, "rows that are all alike prove nothing"
+    for size in (NUM_TOKENS, 7, 6):
+        assert torch.equal(in_chunks(runner, token_ids, blocks[1], size), decoded), f"in chunks of {size}"
+    for place in range(5):
+        assert torch.equal(in_company(runner, token_ids, blocks, place), decoded), f"at place {place} of 5"
+    assert torch.equal(as_tree(runner, token_ids, blocks[2]), decoded[-6:]), "as a path of a tree"
+
+
+def test_stock_modules_do_move_bits(checkpoints: Path) -> None:
+    """The test above can fail: without our modules it does."""
+    directory = save_tiny_model(*SERVED["llama"], checkpoints / "stock")
+    loaded = load_model(str(directory), dtype="float32", row_invariant=False)
+    stock = ModelRunner(loaded, loaded.make_cache(NUM_BLOCKS, BLOCK_SIZE))
+    token_ids, blocks = random_tokens(NUM_TOKENS, 1), scattered_blocks(NUM_BLOCKS, 2)
+    one_by_one = in_chunks(stock, token_ids, blocks[0], 1)
+    assert not torch.equal(one_by_one, in_chunks(stock, token_ids, blocks[1], 6))
+
+
+def cancelling(num_rows: int, num_outputs: int, num_inputs: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """x and weight whose products cancel in half of the rows: what is left shows the order of summation."""
+    generator = torch.Generator().manual_seed(num_inputs)
+    half = num_inputs // 2
+    weight = torch.randn(num_outputs, num_inputs, generator=generator).to(dtype)
+    weight[:, half : 2 * half] = weight[:, :half]
+    x = torch.randn(num_rows, num_inputs, generator=generator).to(dtype)
+    x[::2, half : 2 * half] = -x[::2, :half]
+    return x, weight
+
+
+@pytest.mark.parametrize("torch_dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("shape", [(17, 33), (192, 320), (320, 864), (1000, 1024), (512, 2816)])
+def test_linear_rows_do_not_depend_on_their_number_or_place(
+    shape: tuple[int, int], torch_dtype: torch.dtype
+) -> None:
+    num_outputs, num_inputs = shape
+    x, weight = cancelling(1100, num_outputs, num_inputs, torch_dtype)
+    bias = torch.randn(num_outputs).to(torch_dtype)
+    packed = cpu.pack(weight)
+    pad_single_row = cpu.single_row_differs(num_outputs, num_inputs, torch_dtype)
+    whole = cpu.linear(x, packed, bias)
+    for count in (1, 2, 3, 5, 6, 8, 16, 31, 64, 257):
+        last_start = min(len(x) - count, 40 * count)
+        for start in range(0, last_start + 1, count):
+            part = cpu.linear(x[start : start + count], packed, bias, pad_single_row=pad_single_row)
+            assert torch.equal(part, whole[start : start + count]), f"{count} rows from {start}"
+    assert cpu.linear(x[:0], packed, bias).shape == (0, num_outputs)
+    assert cpu.linear(x[None, :3], packed, bias).shape == (1, 3, num_outputs)
+
+
+@pytest.mark.parametrize("torch_dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_linears_match_the_reference(torch_dtype: torch.dtype, with_bias: bool) -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(13, 130).to(torch_dtype), (torch.randn(65, 130) / 11).to(torch_dtype)
+    bias = torch.randn(65).to(torch_dtype) if with_bias else None
+    expected = reference.linear(x, weight, bias)
+    # One unit in the last place of the largest outputs (about 4) in bf16; fp32 sums of 130 terms.
+    tolerance = 2**-6 if torch_dtype == torch.bfloat16 else 5e-6
+    for rows in (1, 5, 13):
+        ours = cpu.linear(x[:rows], cpu.pack(weight), bias)
+        torch.testing.assert_close(ours, expected[:rows], atol=tolerance, rtol=0)
+        fallback = padded.linear(x[:rows], weight, bias)
+        torch.testing.assert_close(fallback, expected[:rows], atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("torch_dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("name", ["SiLU", "GELU", "Sigmoid", "Softplus"])
+def test_activations_do_not_depend_on_the_shape(name: str, torch_dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    arguments = {"approximate": "tanh"} if name == "GELU" else {}
+    activation = RowInvariantActivation(getattr(torch.nn, name)(**arguments))
+    x = (3 * torch.randn(1200, 100)).to(torch_dtype)
+    single = torch.cat([activation(row[None]) for row in x])
+    for count in (2, 7, 328, 329, 1200):
+        assert torch.equal(activation(x[:count]), single[:count])
+    gate = torch.cat([x, x], dim=1)[:, :100]  # a strided half, as models with one gate-and-up matrix make it
+    assert torch.equal(activation(gate[:7]), single[:7])
+    assert apply_in_whole_vectors(torch.sigmoid, x[:0]).shape == (0, 100)

@@ -1,0 +1,100 @@
+"""Makes the demo family from nothing: corpus, tokenizer, target, continuations, draft, evaluation, model cards.
+
+Each step runs as its own process and leaves a stamp with its duration; a step whose stamp is there is skipped, and
+training that was interrupted goes on from its last checkpoint. Run: `python -m training.make_models --help`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from training.errors import TrainingError
+
+# Large tensors that are mapped and unmapped in every step cost up to half of the time on CPU; glibc reads these at
+# process start, which is why every step is a process of its own.
+MALLOC_ENVIRONMENT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "17179869184"}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command: `python -m training.MODULE ARGUMENTS`."""
+
+    name: str
+    module: str
+    arguments: tuple[str, ...]
+
+
+def plan(work_dir: Path, models_dir: Path, resume_target: bool) -> list[Step]:
+    """The steps in order, for these folders."""
+    work, tokenizer = ("--work-dir", str(work_dir)), str(work_dir / "tokenizer")
+    target, draft = str(models_dir / "demo-target"), str(models_dir / "demo-draft")
+    resume = ("--resume",) if resume_target else ()
+    figures = str(models_dir / "evaluation.json")
+    pair = ("--target-dir", target)
+    return [
+        Step("corpus", "corpus", work),
+        Step("tokenizer", "tokenizer", (*work, "--out", tokenizer)),
+        Step("target", "train_lm", (*work, "--out", target, "--tokenizer-dir", tokenizer, *resume)),
+        Step("continuations", "distill", (*work, *pair, "--out", draft, "--no-train")),
+        Step("draft", "distill", (*work, *pair, "--out", draft, "--no-sample")),
+        Step("evaluation", "evaluate", (*work, *pair, "--draft-dir", draft, "--out", figures)),
+        Step("cards", "model_cards", (*work, "--models-dir", str(models_dir))),
+    ]
+
+
+def run_step(step: Step, work_dir: Path, console: Console) -> None:
+    """Run one step and leave its stamp. Raises TrainingError when the command fails."""
+    command = [sys.executable, "-m", f"training.{step.module}", *step.arguments]
+    console.rule(f"{step.name}: python -m training.{step.module} {' '.join(step.arguments)}", style="dim")
+    started = time.monotonic()
+    finished = subprocess.run(command, env=os.environ | MALLOC_ENVIRONMENT, check=False)
+    if finished.returncode != 0:
+        raise TrainingError(f"step {step.name} ended with status {finished.returncode}")
+    seconds = time.monotonic() - started
+    stamp = work_dir / f"{step.name}.done"
+    stamp.write_text(json.dumps({"seconds": round(seconds, 1)}) + "\n", encoding="utf-8")
+    console.print(f"[green]{step.name} done in {seconds / 60:.1f} min[/green]")
+
+
+def main(
+    work_dir: Annotated[Path, typer.Option(help="corpus, checkpoints and stamps")] = Path(".run/training"),
+    models_dir: Annotated[Path, typer.Option(help="where the finished models go")] = Path("models"),
+    force: Annotated[bool, typer.Option(help="do every step again, from the start")] = False,
+    only: Annotated[str, typer.Option(help="one step by name, done again: corpus, target, draft, ...")] = "",
+) -> None:
+    """Make every model of the demo family; about an hour and a half on two cores.
+
+    Examples:
+
+      python -m training.make_models
+
+      python -m training.make_models --only evaluation
+
+      python -m training.make_models --force --models-dir /tmp/models
+    """
+    console = Console()
+    work_dir.mkdir(parents=True, exist_ok=True)
+    resume_target = not force and (work_dir / "target.pt").exists()
+    steps = plan(work_dir, models_dir, resume_target)
+    names = [step.name for step in steps]
+    if only and only not in names:
+        raise TrainingError(f"--only {only}: must be one of {', '.join(names)}")
+    for step in steps:
+        if (only and step.name != only) or (not only and not force and (work_dir / f"{step.name}.done").exists()):
+            console.print(f"[dim]{step.name}: skipped[/dim]")
+            continue
+        run_step(step, work_dir, console)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,111 @@
+"""The verifier service: `python -m verifier_service --model models/demo-target`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from engine.block_manager import BlockManager
+from engine.certificate import certify
+from engine.coupling import NOISE_VERSION
+from engine.model import LoadedModel, load_model
+from engine.runner import ModelRunner
+from outrider.v1 import verifier_pb2_grpc
+from shared.config import load_config
+from shared.errors import ConfigError
+from shared.messages import CertificateCheck, VerifierInfo
+from shared.service import Endpoint, run_service, serve_until_signal
+from shared.telemetry import setup_logging
+from shared.version import outrider_version
+from verifier_service.config import VerifierConfig
+from verifier_service.engine import EngineLimits, VerifierEngine
+from verifier_service.metrics import VerifierMetrics
+from verifier_service.server import VerifierServicer
+
+EPILOG = """examples:
+  python -m verifier_service --model models/demo-target
+  python -m verifier_service --model ~/checkpoints/my-llama --dtype bfloat16 --kv-cache-mb 4096
+"""
+
+
+def build_engine(config: VerifierConfig, registry: CollectorRegistry) -> tuple[VerifierEngine, LoadedModel]:
+    """Loads the target, sizes the cache, certifies. Raises ConfigError or ModelRefused."""
+    if not config.model:
+        raise ConfigError("--model: name the folder of the target's checkpoint", param="model")
+    log = setup_logging("verifier", config.log_level)
+    num_threads = config.num_threads or len(os.sched_getaffinity(0))
+    loaded = load_model(
+        config.model,
+        dtype=config.dtype,
+        device=config.device,
+        attention_backend=config.attention_backend,
+        num_threads=num_threads,
+        max_model_len=config.max_model_len or None,
+        on_progress=log.info,
+    )
+    num_blocks = max(1, config.kv_cache_mb * 2**20 // loaded.bytes_per_block(config.block_size))
+    runner = ModelRunner(loaded, loaded.make_cache(num_blocks, config.block_size))
+    certificate = certify(loaded, runner)
+    blocks = BlockManager(num_blocks, config.block_size, prefix_caching=config.enable_prefix_caching)
+    limits = EngineLimits(
+        config.max_num_seqs, config.max_num_batched_tokens, config.prefill_chunk_size, loaded.max_model_len
+    )
+    metrics = VerifierMetrics(registry)
+    metrics.observe_certificate(certificate.holds)
+    log.info("row invariance %s", "holds" if certificate.holds else f"fails at {certificate.failing_operation}")
+    log.info("%d KV blocks of %d positions, context %d", num_blocks, config.block_size, loaded.max_model_len)
+    return VerifierEngine(runner, blocks, limits, certificate, metrics), loaded
+
+
+def describe(config: VerifierConfig, engine: VerifierEngine, loaded: LoadedModel) -> VerifierInfo:
+    certificate = engine.certificate
+    return VerifierInfo(
+        model=config.served_model_name or Path(config.model).name,
+        version=outrider_version(),
+        vocab_size=loaded.vocab_size,
+        max_model_len=loaded.max_model_len,
+        eos_token_ids=loaded.eos_token_ids,
+        dtype=str(loaded.dtype).removeprefix("torch."),
+        device=str(loaded.device),
+        hidden_size=loaded.hidden_size,
+        num_hidden_layers=loaded.num_layers,
+        num_blocks=engine.blocks.num_blocks,
+        num_free_blocks=engine.blocks.num_free_blocks,
+        block_size=engine.blocks.block_size,
+        num_sessions=engine.num_sessions,
+        num_waiting=engine.num_waiting,
+        max_sessions=config.max_num_seqs,
+        noise_version=NOISE_VERSION,
+        certificate_holds=certificate.holds,
+        failing_operation=certificate.failing_operation or "",
+        certificate_checks=tuple(
+            CertificateCheck(check.name, check.holds, check.detail) for check in certificate.checks
+        ),
+    )
+
+
+async def serve(argv: list[str]) -> None:
+    config = load_config(
+        VerifierConfig, argv, os.environ, prog="python -m verifier_service", description=__doc__ or "", epilog=EPILOG
+    )
+    registry = CollectorRegistry()
+    engine, loaded = build_engine(config, registry)
+    servicer = VerifierServicer(engine, lambda: describe(config, engine, loaded))
+    await serve_until_signal(
+        Endpoint("verifier", "outrider.v1.Verifier", config.host, config.port, config.metrics_port, config.drain_s),
+        lambda server: verifier_pb2_grpc.add_VerifierServicer_to_server(servicer, server),
+        registry,
+        start=engine.start,
+        stop=engine.stop,
+    )
+
+
+def main() -> int:
+    return run_service("verifier", lambda: serve(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

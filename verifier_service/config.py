@@ -1,0 +1,33 @@
+"""Settings of the verifier service."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.config import setting
+
+
+@dataclass(frozen=True)
+class VerifierConfig:
+    model: str = setting("", "Folder of the target's HF checkpoint (safetensors).")
+    served_model_name: str = setting("", "Name that requests use; the folder's name if empty.")
+    host: str = setting("127.0.0.1", "Address to listen on.")
+    port: int = setting(7001, "gRPC port; 0 takes a free one.", minimum=0, maximum=65535)
+    metrics_port: int = setting(0, "Port of /metrics; 0 serves none.", minimum=0, maximum=65535)
+    dtype: str = setting("auto", "Weights and KV cache.", choices=("auto", "bfloat16", "float32"))
+    device: str = setting("cpu", "Where the target runs.", choices=("cpu", "cuda"))
+    attention_backend: str = setting(
+        "auto",
+        "Attention kernel; auto takes the fastest for the device.",
+        choices=("auto", "cpu", "reference", "triton"),
+    )
+    num_threads: int = setting(0, "Threads of the forward pass; 0 takes every core.", minimum=0)
+    block_size: int = setting(16, "Positions per KV block.", minimum=1, maximum=256)
+    kv_cache_mb: int = setting(512, "Memory for the KV cache, in MiB.", minimum=1)
+    enable_prefix_caching: bool = setting(True, "Keep the KV blocks of finished sessions for equal prefixes.")
+    max_model_len: int = setting(0, "Longest prompt plus output; 0 takes the model's own.", minimum=0)
+    max_num_seqs: int = setting(64, "Sessions at once; more are refused with RESOURCE_EXHAUSTED.", minimum=1)
+    max_num_batched_tokens: int = setting(512, "Rows per forward pass.", minimum=8)
+    prefill_chunk_size: int = setting(256, "Most prompt rows of one session per forward pass.", minimum=1)
+    drain_s: float = setting(30.0, "Seconds that running sessions may go on after SIGTERM.", minimum=0)
+    log_level: str = setting("info", "Log level.", choices=("debug", "info", "warning", "error"))

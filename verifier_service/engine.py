@@ -1,0 +1,319 @@
+"""The verifier's engine: one thread that owns the target model, its KV cache and every session.
+
+    take commands -> plan rows -> one forward -> decide each session's tokens -> reply -> again
+
+Not here: gRPC (server), who goes into a batch (scheduler), which tokens are accepted (round).
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from engine.batch import SessionRows, build_batch
+from engine.block_manager import BlockManager
+from engine.certificate import Certificate
+from engine.runner import ModelRunner
+from engine.sampling import LogitsProcessor, token_logprob
+from shared.errors import ExactModeRefused, InvalidRequest, OutriderError, Overloaded
+from shared.messages import SessionSpec, TokenLogprob, VerifyStep
+from shared.sampling_params import SpeculationMode
+from verifier_service.metrics import VerifierMetrics
+from verifier_service.round import ForwardTimes, decide
+from verifier_service.scheduler import Scheduler, Work
+from verifier_service.session import OnReply, VerifierSession
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    prefill_chunk_size: int
+    max_model_len: int
+
+
+class VerifierEngine:
+    """`open`, `submit` and `close` may be called from any thread and never wait for a forward pass."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        blocks: BlockManager,
+        limits: EngineLimits,
+        certificate: Certificate,
+        metrics: VerifierMetrics,
+    ) -> None:
+        self._runner = runner
+        self.blocks = blocks
+        self.limits = limits
+        self.certificate = certificate
+        self._metrics = metrics
+        self._scheduler = Scheduler(
+            blocks, limits.max_num_batched_tokens, limits.prefill_chunk_size, limits.max_model_len
+        )
+        self._sessions: dict[int, VerifierSession] = {}
+        self._handles = itertools.count()
+        self._commands: deque[Callable[[], None]] = deque()
+        self._wake = threading.Condition()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="verifier-engine", daemon=True)
+
+    @property
+    def num_sessions(self) -> int:
+        return len(self._sessions)
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(session.step is not None for session in list(self._sessions.values()))
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread after the forward in progress; open sessions get no further reply."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        self._thread.join()
+
+    def open(self, spec: SessionSpec, on_reply: OnReply) -> int:
+        """Checks and registers a session, returns its handle. Raises InvalidRequest, ExactModeRefused or Overloaded.
+
+        Handles, not session ids: a session that comes back with a new epoch must not be closed by its old stream.
+        """
+        self._check(spec)
+        loaded = self._runner.loaded
+        params = spec.sampling_params
+        eos_ids = frozenset() if params.ignore_eos else frozenset(loaded.eos_token_ids)
+        stop_ids = eos_ids | frozenset(params.stop_token_ids)
+        session = VerifierSession(
+            spec=spec,
+            processor=LogitsProcessor(params, spec.prompt_token_ids, tuple(stop_ids)),
+            stop_ids=stop_ids,
+            on_reply=on_reply,
+            opened_at=time.perf_counter(),
+            token_ids=[*spec.prompt_token_ids, *spec.committed_token_ids],
+        )
+        handle = next(self._handles)
+        self._command(lambda: self._sessions.__setitem__(handle, session))
+        return handle
+
+    def submit(self, handle: int, step: VerifyStep) -> None:
+        """Asks for the next tokens; errors come as the session's reply."""
+        arrived = time.perf_counter()
+        self._command(lambda: self._begin(handle, step, arrived))
+
+    def close(self, handle: int) -> None:
+        """Frees everything the session holds; harmless when it is gone already."""
+        self._command(lambda: self._close(handle))
+
+    def check_integrity(self) -> None:
+        """Raises IntegrityError if the block bookkeeping is broken. Runs on the engine's thread, between forwards."""
+        outcome: list[BaseException | None] = []
+        done = threading.Event()
+
+        def check() -> None:
+            try:
+                self.blocks.check_integrity()
+                outcome.append(None)
+            except Exception as error:
+                outcome.append(error)
+            done.set()
+
+        self._command(check)
+        done.wait()
+        if outcome[0] is not None:
+            raise outcome[0]
+
+    # ---- on any thread ----
+
+    def _check(self, spec: SessionSpec) -> None:
+        loaded = self._runner.loaded
+        if len(self._sessions) >= self.limits.max_num_seqs:
+            raise Overloaded(f"{self.limits.max_num_seqs} sessions are open, the most that this verifier takes")
+        spec.sampling_params.validate(loaded.vocab_size)
+        for name, token_ids in (("prompt", spec.prompt_token_ids), ("committed", spec.committed_token_ids)):
+            if token_ids and not (0 <= min(token_ids) and max(token_ids) < loaded.vocab_size):
+                raise InvalidRequest(
+                    f"{name} holds a token id outside the vocabulary [0, {loaded.vocab_size})", param=name
+                )
+        length = len(spec.prompt_token_ids) + len(spec.committed_token_ids)
+        if length >= self.limits.max_model_len:
+            raise InvalidRequest(
+                f"{length} tokens, but the context of this model ends at {self.limits.max_model_len}", param="prompt"
+            )
+        longest = min(len(spec.prompt_token_ids) + spec.sampling_params.max_tokens, self.limits.max_model_len)
+        capacity = self.blocks.num_blocks * self.blocks.block_size
+        if longest > capacity:
+            raise InvalidRequest(
+                f"prompt and max_tokens need {longest} positions, the KV cache holds {capacity} in all",
+                param="max_tokens",
+            )
+        if spec.mode is SpeculationMode.EXACT and not self.certificate.holds:
+            raise ExactModeRefused(
+                f"exact mode is not available: {self.certificate.failing_operation} gives a row other bits in another "
+                "batch; ask for speculation.mode=rejection",
+                param="speculation.mode",
+            )
+        if spec.hidden_layers:
+            raise InvalidRequest("this verifier does not send hidden states", param="hidden_layers")
+
+    def _command(self, command: Callable[[], None]) -> None:
+        with self._wake:
+            self._commands.append(command)
+            self._wake.notify()
+
+    # ---- on the engine's thread ----
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                while not self._commands and not self._stopping and not self._has_work():
+                    self._wake.wait()
+                if self._stopping:
+                    return
+                commands = list(self._commands)
+                self._commands.clear()
+            for command in commands:
+                command()
+            try:
+                self._step()
+            except Exception as error:
+                log.exception("a forward pass failed; its sessions end")
+                self._fail_waiting(error)
+
+    def _has_work(self) -> bool:
+        return any(session.step is not None for session in self._sessions.values())
+
+    def _begin(self, handle: int, step: VerifyStep, arrived: float) -> None:
+        session = self._sessions.get(handle)
+        if session is None:
+            return
+        try:
+            session.begin(step)
+            session.step_arrived_at = arrived
+            self._check_proposal(step)
+            self._scheduler.cut_back(session, step.base_len)
+        except OutriderError as error:
+            session.step = None
+            session.on_reply(error)
+
+    def _check_proposal(self, step: VerifyStep) -> None:
+        vocab_size = self._runner.loaded.vocab_size
+        if step.proposal is None:
+            return
+        for token_ids in (step.proposal.token_ids, *(law.token_ids for law in step.proposal.laws)):
+            if token_ids and not (0 <= min(token_ids) and max(token_ids) < vocab_size):
+                raise InvalidRequest(
+                    f"proposal holds a token id outside the vocabulary [0, {vocab_size})", param="proposal"
+                )
+
+    def _close(self, handle: int) -> None:
+        session = self._sessions.pop(handle, None)
+        if session is not None:
+            self._scheduler.release(session)
+
+    def _fail_waiting(self, error: Exception) -> None:
+        for session in list(self._sessions.values()):
+            if session.step is not None:
+                session.step = None
+                self._scheduler.release(session)
+                session.on_reply(error)
+
+    def _step(self) -> None:
+        plan = self._scheduler.plan(list(self._sessions.values()))
+        if not plan:
+            return
+        batch = build_batch([_rows(work) for work in plan], self.blocks.block_size, self._runner.loaded.device)
+        started = time.perf_counter()
+        logits = self._runner.forward(batch).logits.numpy()
+        times = ForwardTimes(started, time.perf_counter())
+        first_row = 0
+        for work in plan:
+            self._settle(work, logits[first_row : first_row + work.num_logits_rows], times)
+            first_row += work.num_logits_rows
+        self._metrics.observe_forward(plan, times, self.blocks, self._scheduler.num_preemptions)
+
+    def _settle(self, work: Work, logits: NDArray[np.float32], times: ForwardTimes) -> None:
+        session = work.session
+        self._keep_prompt_logprobs(work, logits)
+        if not work.samples:
+            session.num_computed += work.num_chain_rows
+            self.blocks.register(work.table, session.token_ids, session.num_computed)
+            return
+        num_nodes = len(work.proposal.token_ids) if work.proposal else 0
+        outcome = decide(work, logits[len(logits) - num_nodes - 1 :], self.limits.max_model_len, times)
+        commit = outcome.commit
+        self._compact(work, outcome.kept_nodes)
+        session.token_ids.extend(commit.token_ids)
+        computed = session.num_computed + work.num_chain_rows + len(outcome.kept_nodes)
+        session.num_computed = min(computed, len(session.token_ids) - 1)
+        self.blocks.truncate(work.table, session.num_computed)
+        self.blocks.register(work.table, session.token_ids, session.num_computed)
+        session.has_replied = True
+        session.prompt_logprobs.clear()
+        session.free_run_left -= len(commit.token_ids)
+        if commit.more:
+            session.step_arrived_at = times.ended
+        else:
+            session.step = None
+        self._metrics.observe_commit(commit)
+        session.on_reply(commit)
+
+    def _compact(self, work: Work, kept_nodes: tuple[int, ...]) -> None:
+        """Moves the KV rows of a tree's accepted path to where a chain would have written them."""
+        first_index = work.session.num_computed + work.num_chain_rows
+        moves = [(node, place) for place, node in enumerate(kept_nodes) if node != place]
+        if not moves:
+            return
+        sources = [self._slot(work, first_index + node) for node, _ in moves]
+        targets = [self._slot(work, first_index + place) for _, place in moves]
+        self._runner.cache.move(torch.tensor(sources), torch.tensor(targets))
+
+    def _slot(self, work: Work, cache_index: int) -> int:
+        size = self.blocks.block_size
+        return work.table.block_ids[cache_index // size] * size + cache_index % size
+
+    def _keep_prompt_logprobs(self, work: Work, logits: NDArray[np.float32]) -> None:
+        """Row i of the prompt gives the log-probability of prompt token i + 1; the first token has none."""
+        session = work.session
+        count = session.spec.sampling_params.num_prompt_logprobs
+        if count is None or session.num_computed >= session.prompt_len or session.has_replied:
+            return
+        if not session.prompt_logprobs:
+            session.prompt_logprobs.append(TokenLogprob(0.0, 0))
+        for row in range(work.num_chain_rows):
+            position = session.num_computed + row + 1
+            if position < session.prompt_len:
+                session.prompt_logprobs.append(token_logprob(logits[row], session.token_ids[position], count))
+
+
+def _rows(work: Work) -> SessionRows:
+    session = work.session
+    start = session.num_computed
+    chain = session.token_ids[start : start + work.num_chain_rows]
+    proposal = work.proposal
+    if proposal is None:
+        return SessionRows(chain, start, work.table.block_ids, work.num_logits_rows)
+    if not proposal.parents:
+        token_ids = [*chain, *proposal.token_ids]
+        return SessionRows(token_ids, start, work.table.block_ids, work.num_logits_rows)
+    return SessionRows(
+        token_ids=[*chain, *proposal.token_ids],
+        context_len=start,
+        block_ids=work.table.block_ids,
+        num_logits_rows=work.num_logits_rows,
+        num_chain_rows=work.num_chain_rows,
+        parents=[work.num_chain_rows + parent for parent in proposal.parents],
+    )

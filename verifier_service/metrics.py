@@ -1,0 +1,62 @@
+"""Prometheus metrics of the verifier, under vLLM's names with our prefix where vLLM has one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from engine.block_manager import BlockManager
+from shared.messages import Commit
+from shared.telemetry import TIME_BUCKETS
+from verifier_service.round import ForwardTimes
+from verifier_service.scheduler import Work
+
+_ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+class VerifierMetrics:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._emitted = Counter("outrider:generation_tokens", "Tokens committed.", registry=registry)
+        self._drafts = Counter("outrider:verified_draft_tokens", "Draft tokens scored.", registry=registry)
+        self._accepted = Counter("outrider:accepted_draft_tokens", "Draft tokens committed.", registry=registry)
+        self._rows = Counter("outrider:forward_rows", "Rows of forward passes.", ["kind"], registry=registry)
+        self._sampling = Counter(
+            "outrider:verify_rows", "Sessions' rounds by whether a draft stood there.", ["draft"], registry=registry
+        )
+        self._forward = Histogram(
+            "outrider:forward_seconds", "One forward pass of the target.", buckets=TIME_BUCKETS, registry=registry
+        )
+        self._queue = Histogram(
+            "outrider:step_queue_seconds", "Step's wait for its forward.", buckets=TIME_BUCKETS, registry=registry
+        )
+        self._batch_rows = Histogram(
+            "outrider:forward_batch_rows", "Rows per forward pass.", buckets=_ROW_BUCKETS, registry=registry
+        )
+        self._kv_usage = Gauge("outrider:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", registry=registry)
+        self._preemptions = Gauge("outrider:preemptions", "Sessions preempted since start.", registry=registry)
+        self._certificate = Gauge(
+            "outrider:row_invariance_certificate", "1 if exact mode is certified.", registry=registry
+        )
+
+    def observe_certificate(self, holds: bool) -> None:
+        self._certificate.set(1 if holds else 0)
+
+    def observe_forward(
+        self, plan: Sequence[Work], times: ForwardTimes, blocks: BlockManager, num_preemptions: int
+    ) -> None:
+        num_drafts = sum(work.num_rows - work.num_chain_rows for work in plan)
+        num_rows = sum(work.num_rows for work in plan)
+        self._forward.observe(times.ended - times.started)
+        self._batch_rows.observe(num_rows)
+        self._rows.labels("draft").inc(num_drafts)
+        self._rows.labels("committed").inc(num_rows - num_drafts)
+        self._kv_usage.set(1.0 - blocks.num_free_blocks / blocks.num_blocks)
+        self._preemptions.set(num_preemptions)
+
+    def observe_commit(self, commit: Commit) -> None:
+        self._emitted.inc(len(commit.token_ids))
+        self._drafts.inc(commit.num_draft_tokens)
+        self._accepted.inc(commit.num_accepted_tokens)
+        self._sampling.labels("yes" if commit.num_draft_tokens else "no").inc()
+        self._queue.observe(commit.timings.queue_us * 1e-6)

@@ -1,0 +1,145 @@
+"""From one session's logits to its commit: acceptance, stops, origins, log-probabilities. No I/O, no KV."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.sampling import LogWeights, token_logprob
+from shared.errors import InternalError
+from shared.messages import Commit, FinishReason, Proposal, Timings, TokenLogprob, TokenOrigin
+from shared.sampling_params import SpeculationMode
+from verifier_service.acceptance import coupled, point_mass, standard
+from verifier_service.acceptance.outcome import ROOT, Acceptance, children_of
+from verifier_service.scheduler import Work
+from verifier_service.session import VerifierSession
+
+
+@dataclass(frozen=True)
+class ForwardTimes:
+    """perf_counter seconds of the forward that a round's logits came from."""
+
+    started: float
+    ended: float
+
+
+@dataclass(frozen=True)
+class Round:
+    """A commit, and the accepted draft nodes whose KV rows are to be kept, in order."""
+
+    commit: Commit
+    kept_nodes: tuple[int, ...]
+
+
+def decide(work: Work, logits: NDArray[np.float32], max_model_len: int, times: ForwardTimes) -> Round:
+    """`logits` float32 [1 + nodes, V]: row 0 follows the last committed token, row 1 + i follows node i."""
+    session = work.session
+    proposal = work.proposal or Proposal(base_len=session.committed_len, token_ids=(), method="")
+    acceptance = _accept(session, proposal, logits)
+    token_ids = [*(proposal.token_ids[node] for node in acceptance.accepted_nodes), acceptance.final_token]
+    count, finish_reason, stop_token_id = _stop(session, token_ids, max_model_len)
+    num_accepted = min(count, len(acceptance.accepted_nodes))
+    rows = [ROOT, *acceptance.accepted_nodes]
+    num_logprobs = session.spec.sampling_params.num_logprobs
+    logprobs: tuple[TokenLogprob, ...] = ()
+    if num_logprobs is not None:
+        logprobs = tuple(
+            token_logprob(logits[rows[place] + 1], token_ids[place], num_logprobs) for place in range(count)
+        )
+    step_goes_on = finish_reason is None and session.free_run_left - count > 0
+    now = time.perf_counter()
+    commit = Commit(
+        epoch=session.spec.epoch,
+        base_len=session.committed_len,
+        token_ids=tuple(token_ids[:count]),
+        origins=_origins(proposal, acceptance)[:count],
+        logprobs=logprobs,
+        num_draft_tokens=len(proposal.token_ids),
+        num_accepted_tokens=num_accepted,
+        finish_reason=finish_reason,
+        stop_token_id=stop_token_id,
+        timings=Timings(
+            queue_us=_us(times.started - session.step_arrived_at),
+            forward_us=_us(times.ended - times.started),
+            total_us=_us(now - session.step_arrived_at),
+            sample_us=_us(now - times.ended),
+        ),
+        more=step_goes_on,
+        num_cached_tokens=0 if session.has_replied else session.num_cached_tokens,
+        prompt_logprobs=() if session.has_replied else tuple(session.prompt_logprobs),
+    )
+    return Round(commit, acceptance.accepted_nodes[:num_accepted])
+
+
+def _accept(session: VerifierSession, proposal: Proposal, logits: NDArray[np.float32]) -> Acceptance:
+    if session.processor.is_plain_argmax:
+        best = np.argmax(logits, axis=1)
+        return _accept_argmax(proposal, best)
+    output = session.output_token_ids
+    parents = proposal.parents or tuple(range(-1, len(proposal.token_ids) - 1))
+
+    def law_at(node: int) -> LogWeights:
+        path: list[int] = []
+        ancestor = node
+        while ancestor != ROOT:
+            path.append(proposal.token_ids[ancestor])
+            ancestor = parents[ancestor]
+        return session.processor.log_weights(logits[node + 1], output + path[::-1])
+
+    if session.spec.mode is SpeculationMode.EXACT:
+        return coupled.accept(law_at, proposal, stream_key=session.spec.stream_key)
+    rng = acceptance_rng(session.spec.stream_key, session.spec.epoch, proposal.base_len)
+    if not proposal.laws:
+        return point_mass.accept(law_at, proposal, rng=rng)
+    if not proposal.parents:
+        return standard.accept(law_at, proposal, rng=rng)
+    raise InternalError("trees with laws cannot be verified yet")
+
+
+def _accept_argmax(proposal: Proposal, best: NDArray[np.int64]) -> Acceptance:
+    """What `coupled` does at temperature 0 with nothing to edit, without building laws (4 us instead of 300)."""
+    children = children_of(proposal) if proposal.token_ids else {}
+    node = ROOT
+    accepted: list[int] = []
+    while True:
+        token = int(best[node + 1])
+        child = next((child for child in children.get(node, ()) if proposal.token_ids[child] == token), None)
+        if child is None:
+            return Acceptance(tuple(accepted), token)
+        node = child
+        accepted.append(child)
+
+
+def acceptance_rng(stream_key: int, epoch: int, base_len: int) -> np.random.Generator:
+    """Randomness of one round in rejection mode: a repeated step draws the same, no other stream shares it."""
+    seed = np.random.SeedSequence([stream_key, epoch, base_len, 0xACCE97])
+    return np.random.Generator(np.random.Philox(seed))
+
+
+def _origins(proposal: Proposal, acceptance: Acceptance) -> tuple[TokenOrigin, ...]:
+    if not proposal.token_ids:
+        return (TokenOrigin.TARGET,)
+    last = acceptance.accepted_nodes[-1] if acceptance.accepted_nodes else ROOT
+    final = TokenOrigin.CORRECTED if children_of(proposal).get(last) else TokenOrigin.BONUS
+    return (*(TokenOrigin.ACCEPTED for _ in acceptance.accepted_nodes), final)
+
+
+def _stop(
+    session: VerifierSession, token_ids: list[int], max_model_len: int
+) -> tuple[int, FinishReason | None, int | None]:
+    """How many of the tokens are emitted, and why the session ends there, if it does."""
+    params = session.spec.sampling_params
+    for place, token in enumerate(token_ids):
+        length = session.committed_len + place + 1
+        if token in session.stop_ids:
+            return place + 1, FinishReason.STOP, token
+        if length >= params.max_tokens or session.prompt_len + length >= max_model_len:
+            return place + 1, FinishReason.LENGTH, None
+    return len(token_ids), None, None
+
+
+def _us(seconds: float) -> int:
+    return max(0, int(seconds * 1e6))

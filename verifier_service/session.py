@@ -1,0 +1,89 @@
+"""One session at the verifier: its tokens, how far its KV cache reaches, and the step it waits for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from engine.block_manager import BlockTable
+from engine.sampling import LogitsProcessor
+from shared.errors import CommitRefused, InvalidRequest
+from shared.messages import Commit, Proposal, SessionSpec, TokenLogprob, VerifyStep
+
+# Called on the engine's thread with each commit, or with the error that ends the session.
+OnReply = Callable[[Commit | Exception], None]
+
+
+@dataclass
+class VerifierSession:
+    """`token_ids` are prompt and committed output; KV of positions [0, num_computed) is in the cache."""
+
+    spec: SessionSpec
+    processor: LogitsProcessor
+    stop_ids: frozenset[int]
+    on_reply: OnReply
+    opened_at: float
+    token_ids: list[int]
+    table: BlockTable | None = None
+    num_computed: int = 0
+    num_cached_tokens: int = 0
+    step: VerifyStep | None = None
+    step_arrived_at: float = 0.0
+    # Tokens that the free run in progress may still commit; 0 when there is none.
+    free_run_left: int = 0
+    has_replied: bool = False
+    finished: bool = False
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    @property
+    def prompt_len(self) -> int:
+        return len(self.spec.prompt_token_ids)
+
+    @property
+    def committed_len(self) -> int:
+        return len(self.token_ids) - self.prompt_len
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[self.prompt_len :]
+
+    @property
+    def num_pending(self) -> int:
+        """Committed tokens whose KV is still to be computed; at least one when logits are wanted."""
+        return len(self.token_ids) - self.num_computed
+
+    def begin(self, step: VerifyStep) -> None:
+        """Takes up a step. Raises CommitRefused on another epoch, InvalidRequest when tokens before it are missing."""
+        if step.epoch != self.spec.epoch:
+            raise CommitRefused(f"step of epoch {step.epoch} at a session of epoch {self.spec.epoch}", param="epoch")
+        if step.base_len > self.committed_len:
+            raise InvalidRequest(
+                f"step at {step.base_len}, but only {self.committed_len} tokens are committed", param="base_len"
+            )
+        self.step = step
+        self.step_arrived_at = time.perf_counter()
+        self.free_run_left = step.max_new_tokens if step.proposal is None else 0
+
+
+def reconcile(proposal: Proposal, base_len: int, output_token_ids: list[int]) -> Proposal | None:
+    """The part of a proposal that still stands at `base_len`, by absolute index; None when it contradicts the commit.
+
+    A late chain whose first tokens are what was committed since is used from there on. That is no selection by a
+    token's own value: the remaining tokens were drawn given exactly the prefix that is now committed.
+    """
+    offset = base_len - proposal.base_len
+    if offset == 0:
+        return proposal
+    passed = proposal.token_ids[:offset] if offset > 0 else ()
+    if offset < 0 or proposal.parents or list(passed) != output_token_ids[proposal.base_len : base_len]:
+        return None
+    if offset >= len(proposal.token_ids):
+        return None
+    return Proposal(
+        base_len=base_len,
+        token_ids=proposal.token_ids[offset:],
+        method=proposal.method,
+        laws=proposal.laws[offset:],
+        confidence=proposal.confidence[offset:],
+    )
