@@ -1,0 +1,1 @@
+"""The Python client and the `outrider` command. Speaks gRPC; imports no service and no torch."""

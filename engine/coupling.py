@@ -11,23 +11,11 @@ of a token from two rounds of murmur3's 32-bit finalizer over its id. NOISE_VERS
 
 from __future__ import annotations
 
-import hashlib
-import struct
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
 NOISE_VERSION = 1
 _MASK64 = (1 << 64) - 1
-
-
-def stream_key(seed: int, prompt_token_ids: Sequence[int], choice_index: int) -> int:
-    """The 64-bit key s of a session: equal seeds on different prompts or choices share no noise."""
-    digest = hashlib.blake2b(digest_size=8, person=b"outrider-noise")
-    digest.update(struct.pack("<QII", seed & _MASK64, choice_index, len(prompt_token_ids)))
-    digest.update(struct.pack(f"<{len(prompt_token_ids)}I", *prompt_token_ids))
-    return int.from_bytes(digest.digest(), "little")
 
 
 def index_key(key: int, output_index: int) -> tuple[int, int]:

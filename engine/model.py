@@ -19,11 +19,19 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from engine import model_guards
-from engine.attention import ATTENTION_NAME, AttentionOps, register_attention, resolve_attention_ops
+from engine.attention import (
+    ATTENTION_NAME,
+    AttentionOps,
+    PagedContext,
+    register_attention,
+    resolve_attention_ops,
+)
+from engine.batch import SessionRows, build_batch
 from engine.errors import BackendUnavailable, ModelRefused
 from engine.paged_kv import DEFAULT_BLOCK_SIZE, LayerShape, PagedKVCache, bytes_per_block
 from engine.row_invariance import RowInvarianceReport, make_row_invariant
 from engine.row_invariant_experts import EXPERTS_NAME, register_experts
+from kernels.errors import KernelArgumentError
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +131,7 @@ def load_model(
         invariance = make_row_invariant(model)
         # Again: a module that reads a weight which is now packed must fail here, not in the first request.
         model_guards.probe_layers(path, model, ops, num_layers)
-    return LoadedModel(
+    loaded = LoadedModel(
         path=path,
         architecture=type(model).__name__,
         model=model,
@@ -139,6 +147,28 @@ def load_model(
         eos_token_ids=_eos_token_ids(model),
         row_invariance=invariance,
     )
+    report("warming up the attention kernels")
+    _warm_up(loaded)
+    return loaded
+
+
+@torch.inference_mode()
+def _warm_up(loaded: LoadedModel) -> None:
+    """One row through the real kernels: they are compiled now, and shapes that they cannot take fail now."""
+    cache = loaded.make_cache(num_blocks=1)
+    batch = build_batch([SessionRows([0], 0, [0], 1)], cache.block_size, loaded.device)
+    try:
+        loaded.model(
+            batch.token_ids[None],
+            position_ids=batch.position_ids[None],
+            use_cache=False,
+            logits_to_keep=batch.logits_rows,
+            paged=PagedContext(loaded.attention_ops, batch, cache),
+        )
+    except KernelArgumentError as error:
+        backend = loaded.attention_ops.backend
+        cause = f"the {backend} attention kernel cannot take its heads: {error}"
+        raise ModelRefused(loaded.path, cause, 'use attention_backend="reference", which is slow') from error
 
 
 def _resolve_device(device: str) -> torch.device:

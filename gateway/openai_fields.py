@@ -7,7 +7,7 @@ read after the field's name: "temperature must be a number, got a string".
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, PlainValidator, WithJsonSchema
@@ -75,22 +75,22 @@ def _list(value: object) -> list[Any]:
     return list(value)
 
 
-def _each(value: object, convert: Any, what: str) -> tuple[Any, ...]:
+def _each(value: object, convert: Callable[[object], Any]) -> tuple[Any, ...]:
     entries = _list(value)
     for place, entry in enumerate(entries):
         try:
             entries[place] = convert(entry)
         except ValueError as error:
-            raise ValueError(f"must be a list of {what}, but entry {place} {error}") from None
+            raise ValueError(f"entry {place} {error}") from None
     return tuple(entries)
 
 
 def _whole_numbers(value: object) -> tuple[int, ...]:
-    return _each(value, whole_number, "whole numbers")
+    return _each(value, whole_number)
 
 
 def _strings(value: object) -> tuple[str, ...]:
-    return _each(value, string, "strings")
+    return _each(value, string)
 
 
 def _string_or_strings(value: object) -> tuple[str, ...]:
@@ -129,7 +129,7 @@ def _prompts(value: object) -> tuple[PromptInput, ...]:
     if isinstance(first, str):
         return _strings(value)
     if isinstance(first, list | tuple):
-        return tuple(_whole_numbers(entry) for entry in value)
+        return _each(value, _whole_numbers)
     if isinstance(first, int | float) and not isinstance(first, bool):
         return (_whole_numbers(value),)
     raise ValueError(f"must be a string, a list of strings or token ids, but entry 0 is {json_kind(first)}")

@@ -40,8 +40,21 @@ log = logging.getLogger(__name__)
 
 # They can change nothing that the caller sees in the output.
 _IGNORABLE = frozenset(
-    "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention session_id prediction "
-    "parallel_tool_calls include_reasoning spaces_between_special_tokens stream_interval".split()
+    {
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "session_id",
+        "prediction",
+        "parallel_tool_calls",
+        "include_reasoning",
+        "spaces_between_special_tokens",
+        "stream_interval",
+    }
 )
 # Fields of OpenAI or vLLM that are not served here, and the values that ask for nothing.
 _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {

@@ -26,7 +26,7 @@ from typing import Any
 from numba import cfunc, types
 
 _OPENMP_LIBRARY = re.compile(r"/\S*/lib(?:gomp|iomp5|omp)[-.\w]*\.so[.\d]*$", re.MULTILINE)
-_CFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_call_at = functools.cache(ctypes.CFUNCTYPE(None, ctypes.c_void_p))
 ThreadTeam = Callable[[int, int, int], None]
 
 
@@ -89,7 +89,7 @@ def run_on_python_threads(function: int, argument: int, num_threads: int) -> Non
 
 def run_here(function: int, argument: int) -> None:
     """Call function(argument) on this thread; the interpreter lock is released meanwhile."""
-    _CFunction(function)(argument)
+    _call_at(function)(argument)
 
 
 def default_team() -> ThreadTeam:

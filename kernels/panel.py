@@ -124,6 +124,4 @@ def make_transposing_load(load_vector: Callable[[Builder, Value], Value]) -> Any
 
 
 transposing_load_f32 = make_transposing_load(lambda b, address: load(b, address, _VF32, 4))
-transposing_load_bf16 = make_transposing_load(
-    lambda b, address: widen_bf16(b, load(b, address, _VI16, 2))
-)
+transposing_load_bf16 = make_transposing_load(lambda b, address: widen_bf16(b, load(b, address, _VI16, 2)))

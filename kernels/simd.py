@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from llvmlite import ir
 from numba import types
@@ -26,8 +26,8 @@ VECTOR_BYTES = 4 * LANES
 _F32, _I16, _I32, _I64 = ir.FloatType(), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 _VF32, _VI16, _VI32 = (ir.VectorType(element, LANES) for element in (_F32, _I16, _I32))
 
-Builder = ir.IRBuilder
-Value = ir.Value
+Builder: TypeAlias = ir.IRBuilder
+Value: TypeAlias = ir.Value
 
 
 class Vec16(types.Type):  # type: ignore[misc]
@@ -184,6 +184,23 @@ def next_ticket(builder: Builder, address: Value) -> Value:
     """The int64 at an address, which grows by one: each of several threads gets a number of its own."""
     counter = builder.inttoptr(address, ir.PointerType(_I64))
     return builder.atomic_rmw("add", counter, ir.Constant(_I64, 1), "monotonic")
+
+
+@operation(_void, _i)
+def prefetch(builder: Builder, address: Value) -> None:
+    """Start to bring the cache line at an address near; any address will do."""
+    byte = ir.PointerType(ir.IntType(8))
+    function_type = ir.FunctionType(ir.VoidType(), [byte, _I32, _I32, _I32])
+    function = builder.module.declare_intrinsic("llvm.prefetch.p0", fnty=function_type)
+    read, keep_near, data = (ir.Constant(_I32, x) for x in (0, 3, 1))
+    builder.call(function, [builder.inttoptr(address, byte), read, keep_near, data])
+
+
+@operation(_void, _i, _i, _i)
+def copy_bytes(builder: Builder, target: Value, source: Value, num_bytes: Value) -> None:
+    """Copy num_bytes from one address to another; the two ranges must not overlap."""
+    byte = ir.PointerType(ir.IntType(8))
+    cgutils.raw_memcpy(builder, builder.inttoptr(target, byte), builder.inttoptr(source, byte), num_bytes, 1)
 
 
 @operation(_v, _i)

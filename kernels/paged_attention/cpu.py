@@ -19,18 +19,16 @@ import torch
 
 from kernels import cpu_team, panel, simd
 from kernels.errors import KernelArgumentError
-from kernels.paged_attention import cpu_items, cpu_tiles
+from kernels.paged_attention import cpu_call, cpu_items, cpu_tiles
+from kernels.paged_attention.cpu_call import ERRORS, Call, CallFields
 from kernels.paged_attention.cpu_items import run_items
-from kernels.paged_attention.cpu_tiles import ERROR_BLOCK, ERROR_PARENT, TILE, Call
+from kernels.paged_attention.cpu_tiles import TILE
 
 # Rows of queries times heads of a group that share each tile they load.
 MAX_PACKED_ROWS = 64
 # Below this number of score elements a second thread costs more than it brings.
 MIN_PARALLEL_SCORES = 4096
-_ERRORS = {
-    ERROR_BLOCK: "block_tables names a block outside the cache",
-    ERROR_PARENT: "a row of a tree stands below itself or a later row",
-}
+_TABLES = ("block_tables", "context_lens", "query_starts", "tree_starts", "parents")
 
 
 class _Scratch(threading.local):
@@ -59,7 +57,7 @@ def _make_entry(digest: int) -> Callable[[Any], None]:
 
 @functools.cache
 def _entry() -> int:
-    return cpu_team.compile_entry(_make_entry, (simd, panel, cpu_tiles, cpu_items))
+    return cpu_team.compile_entry(_make_entry, (simd, panel, cpu_call, cpu_tiles, cpu_items))
 
 
 def paged_attention(
@@ -84,24 +82,140 @@ def paged_attention(
     Arguments as in `reference`; query and the caches are bf16 or fp32, computed in fp32, D and Dv >= 16.
     num_threads: by default as many as torch uses. Raises KernelArgumentError.
     """
-    call, kept = _describe(query, key_cache, value_cache, scaling, sliding_window, softcap, sinks)
-    _check_sessions(query, block_tables, context_lens, query_starts, tree_starts, parents)
+    tables: tuple[torch.Tensor, ...] = (block_tables, context_lens, query_starts, tree_starts, parents)
+    _check_tables(tables, query.shape[0])
+    fields = _tensor_fields(query, key_cache, value_cache)
+    max_len = block_tables.shape[1] * key_cache.shape[2]
+    item_starts, num_scores = _cut_items(tables, query.shape[0], max_len, fields)
+    num_items = item_starts[-1]
     out = torch.empty((*query.shape[:2], value_cache.shape[3]), dtype=query.dtype)
-    tables = [t.contiguous() for t in (block_tables, context_lens, query_starts, tree_starts, parents)]
-    num_items, num_scores = _cut_items(call, kept, tables, key_cache.shape[2])
     if num_items == 0:
         return out
-    counters = np.zeros(3, np.int64)
     threads = torch.get_num_threads() if num_threads is None else num_threads
     threads = 1 if num_scores * query.shape[1] < MIN_PARALLEL_SCORES else max(1, min(threads, num_items))
-    names = ("block_tables", "context_lens", "query_starts", "tree_starts", "parents")
-    for name, tensor in zip(names, tables, strict=True):
-        call[name] = tensor.data_ptr()
-    call["out"], call["counters"] = out.data_ptr(), counters.ctypes.data
-    _place_scratch(call, threads)
-    run = cpu_team.run_here if threads == 1 else (team or cpu_team.default_team())
-    record = np.array([tuple(call[name] for name in Call.names)], Call)
-    run(_entry(), record.ctypes.data, threads)
-    if counters[2]:
-        raise KernelArgumentError(_ERRORS[int(counters[2])])
+    # Held in variables: the compiled code sees only addresses.
+    counters, item_table = torch.zeros(3, dtype=torch.int64), torch.tensor(item_starts)
+    tables = tuple(table.contiguous() for table in tables)
+    sink_logits = None if sinks is None else _check_sinks(sinks, query)
+    fields |= {name: table.data_ptr() for name, table in zip(_TABLES, tables, strict=True)}
+    fields |= {
+        "out": out.data_ptr(),
+        "block_table_stride": 4 * block_tables.shape[1],
+        "item_starts": item_table.data_ptr(),
+        "num_items": num_items,
+        "sliding_window": int(_positive_or_zero("sliding_window", sliding_window)),
+        "sinks": 0 if sink_logits is None else sink_logits.data_ptr(),
+        "counters": counters.data_ptr(),
+    }
+    fields |= _lay_out_scratch(fields["rows_per_item"] * fields["group"], key_cache.shape[3], value_cache.shape[3])
+    fields["scratch"] = _scratch.at_least(fields["scratch_stride"] * threads)
+    described = CallFields(**fields, scaling=scaling, softcap=_positive_or_zero("softcap", softcap))
+    record = np.array([described], Call)
+    if threads == 1:
+        cpu_team.run_here(_entry(), record.ctypes.data)
+    else:
+        (team or cpu_team.default_team())(_entry(), record.ctypes.data, threads)
+    error = int(counters[2])
+    if error:
+        raise KernelArgumentError(ERRORS[error])
     return out
+
+
+def _tensor_fields(query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor) -> dict[str, int]:
+    """Check query and caches; return what the compiled code has to know of them."""
+    for name, tensor, num_dims in (("query", query, 3), ("key_cache", key_cache, 4), ("value_cache", value_cache, 4)):
+        if tensor.dim() != num_dims or tensor.device.type != "cpu":
+            raise KernelArgumentError(f"{name} must be a {num_dims}-dimensional tensor on the CPU")
+        if tensor.dtype not in (torch.bfloat16, torch.float32):
+            raise KernelArgumentError(f"{name} is {tensor.dtype}; the CPU kernel takes bfloat16 and float32")
+        if tensor.shape[-1] < simd.LANES or tensor.stride(-1) != 1:
+            raise KernelArgumentError(f"{name} must have at least {simd.LANES} neighbouring elements a head")
+    if key_cache.shape[:3] != value_cache.shape[:3] or key_cache.dtype != value_cache.dtype:
+        raise KernelArgumentError("key_cache and value_cache must agree in blocks, heads, block size and dtype")
+    num_blocks, num_kv_heads, block_size, head_dim = key_cache.shape
+    if query.shape[2] != head_dim or query.shape[1] % num_kv_heads:
+        raise KernelArgumentError(f"query {tuple(query.shape)} does not fit key_cache {tuple(key_cache.shape)}")
+    group = query.shape[1] // num_kv_heads
+    fields: dict[str, int] = {
+        "query": query.data_ptr(),
+        "query_is_bf16": int(query.dtype == torch.bfloat16),
+        "query_row_stride": query.stride(0) * query.element_size(),
+        "query_head_stride": query.stride(1) * query.element_size(),
+        "cache_is_bf16": int(key_cache.dtype == torch.bfloat16),
+        "num_blocks": num_blocks,
+        "block_size": block_size,
+        "num_kv_heads": num_kv_heads,
+        "group": group,
+        "rows_per_item": max(1, MAX_PACKED_ROWS // group),
+        "head_dim": head_dim,
+        "value_dim": value_cache.shape[3],
+    }
+    for name, cache in (("key", key_cache), ("value", value_cache)):
+        fields[f"{name}_cache"] = cache.data_ptr()
+        for dim, axis in enumerate(("block", "head", "slot")):
+            fields[f"{name}_{axis}_stride"] = cache.stride(dim) * cache.element_size()
+    return fields
+
+
+def _check_tables(tables: tuple[torch.Tensor, ...], num_rows: int) -> None:
+    num_sessions = tables[1].shape[0]
+    lengths = (num_sessions, num_sessions, num_sessions + 1, num_sessions, num_rows)
+    for name, table, length in zip(_TABLES, tables, lengths, strict=True):
+        if table.dtype != torch.int32 or table.device.type != "cpu" or table.shape[0] != length:
+            raise KernelArgumentError(f"{name} must be int32 on the CPU with {length} entries")
+
+
+def _check_sinks(sinks: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    if sinks.shape != (query.shape[1],) or sinks.device.type != "cpu":
+        raise KernelArgumentError(f"sinks must hold one logit for each of the {query.shape[1]} query heads")
+    return sinks.detach().to(torch.float32).contiguous()
+
+
+def _positive_or_zero(name: str, value: float | None) -> float:
+    """The value, or 0, which the compiled code takes for none."""
+    if value is not None and value <= 0:
+        raise KernelArgumentError(f"{name}={value} must be positive, or None")
+    return value or 0
+
+
+def _cut_items(
+    tables: tuple[torch.Tensor, ...], num_rows: int, max_len: int, fields: dict[str, int]
+) -> tuple[list[int], int]:
+    """Check the sessions' ranges; return their item ranges [S+1] and the number of scores of one head."""
+    # Lists: for the few entries there are, numpy would take longer than a small context takes to attend.
+    contexts, starts, trees = (table.tolist() for table in tables[1:4])
+    rows_per_item, num_kv_heads = fields["rows_per_item"], fields["num_kv_heads"]
+    if starts[0] != 0 or starts[-1] != num_rows:
+        raise KernelArgumentError("query_starts must ascend from 0 to the number of rows")
+    item_starts, num_scores = [0], 0
+    for context, start, stop, tree in zip(contexts, starts[:-1], starts[1:], trees, strict=True):
+        rows = stop - start
+        if rows < 0 or context < 0 or tree < 0:
+            raise KernelArgumentError("query_starts must ascend; context_lens and tree_starts are not negative")
+        if context + rows > max_len:
+            raise KernelArgumentError(f"{context} + {rows} positions do not fit a row of block_tables")
+        item_starts.append(item_starts[-1] - rows // -rows_per_item * num_kv_heads)
+        num_scores += rows * (context + rows)
+    return item_starts, num_scores
+
+
+@functools.cache
+def _lay_out_scratch(rows: int, head_dim: int, value_dim: int) -> dict[str, int]:
+    """Places of the arrays of one thread: the queries first, then those named here; and the bytes of all."""
+    padded_value_dim = -(-value_dim // simd.LANES) * simd.LANES
+    sizes = {
+        "at_keys": head_dim * TILE * 4,
+        "at_values": TILE * padded_value_dim * 4,
+        "at_scores": rows * TILE * 4,
+        "at_sums": rows * padded_value_dim * 4,
+        "at_norms": rows * simd.VECTOR_BYTES,
+        "at_ranges": rows * 16,
+        "at_slots": 2 * TILE * 8,
+        "at_maxima": rows * 4,
+    }
+    places: dict[str, int] = {}
+    end = rows * head_dim * 4
+    for name, size in sizes.items():
+        places[name] = end = -(-end // 64) * 64
+        end += size
+    return places | {"scratch_stride": -(-end // 4096) * 4096}

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from numba import carray, njit
 
+from kernels.paged_attention.cpu_call import ERROR_PARENT, Call
 from kernels.paged_attention.cpu_tiles import (
-    ERROR_PARENT,
     NO_SCORE,
     TILE,
-    Call,
     _attend_tile,
+    _block_addresses,
     _fill_slot,
     _fill_slots,
     _load,
@@ -25,6 +25,7 @@ from kernels.paged_attention.cpu_tiles import (
 from kernels.simd import (
     LANES,
     VECTOR_BYTES,
+    hmax,
     hsum,
     load_f32,
     load_i32,
@@ -58,17 +59,14 @@ def _load_rows(call, scratch, kv_head, row_begin, row_end):  # type: ignore[no-u
             vstore(target + 4 * d, vmul(_load(source + d * element, call.query_is_bf16), scale))
         for column in range(0, sums_stride, VECTOR_BYTES):
             vstore(scratch + call.at_sums + packed * sums_stride + column, vsplat(0.0))
-        maximum, norm = NO_SCORE, vsplat(0.0)
+        norms = scratch + call.at_norms + packed * VECTOR_BYTES
+        vstore(norms, vsplat(0.0))
+        maximum = NO_SCORE
         if call.sinks != 0:
             # A sink is a first logit whose value vector is zero.
             sink = load_f32(call.sinks + 4 * head)
             maximum = max(sink, NO_SCORE)
-            norm = vexp(vsplat(sink - maximum))
-        norms = scratch + call.at_norms + packed * VECTOR_BYTES
-        vstore(norms, vsplat(0.0))
-        vstore(norms, norm)
-        for lane in range(1, LANES):
-            store_f32(norms + 4 * lane, 0.0)
+            store_f32(norms, hmax(vexp(vsplat(sink - maximum))))
         store_f32(scratch + call.at_maxima + 4 * packed, maximum)
 
 
@@ -122,7 +120,6 @@ def _set_range(call, scratch, packed_begin, logical_position, end):  # type: ign
 @njit
 def _attend_tree_row(call, scratch, session, kv_head, row, packed, context_len):  # type: ignore[no-untyped-def]
     """The tiles of a tree row (relative index) from the one on in which the tree begins."""
-    table = call.block_tables + session * call.block_table_stride
     parents = call.parents + 4 * load_i32(call.query_starts + 4 * session)
     tree_start = load_i32(call.tree_starts + 4 * session)
     tree_position = context_len + tree_start
@@ -131,11 +128,12 @@ def _attend_tree_row(call, scratch, session, kv_head, row, packed, context_len):
     tile_begin = max(tree_position, first) // TILE * TILE
     while tile_begin <= position:
         tile_end = min(tile_begin + TILE, position + 1)
-        _fill_slots(call, scratch, session, kv_head, tile_begin, max(min(tile_end, tree_position), tile_begin))
+        _fill_slots(call, scratch, session, kv_head, tile_begin, min(tile_end, tree_position))
         node, at = row, position
         while at >= tree_position and at >= tile_begin:
             if at < tile_end:
-                _fill_slot(call, scratch + call.at_slots, table, kv_head, context_len + node, at - tile_begin)
+                key, value = _block_addresses(call, session, kv_head, context_len + node)
+                _fill_slot(call, scratch, at - tile_begin, key, value)
             node, at = load_i32(parents + 4 * node), at - 1
         _load_tile(call, scratch, tile_end - tile_begin)
         _attend_tile(call, scratch, packed, packed + call.group, tile_begin)
@@ -159,12 +157,15 @@ def _attend_item(call, scratch, session, kv_head, row_begin, row_end):  # type: 
         first = _set_range(call, scratch, (row - row_begin) * call.group, position, end)
         tile_begin, shared_end = min(tile_begin, first), max(shared_end, end)
     tile_begin = tile_begin // TILE * TILE
+    tile_end = min(tile_begin + TILE, shared_end)
+    _fill_slots(call, scratch, session, kv_head, tile_begin, tile_end)
     while tile_begin < shared_end:
-        tile_end = min(tile_begin + TILE, shared_end)
-        _fill_slots(call, scratch, session, kv_head, tile_begin, tile_end)
         _load_tile(call, scratch, tile_end - tile_begin)
+        next_end = min(tile_end + TILE, shared_end)
+        # Listing the next tile now lets its keys and values arrive while this one is worked on.
+        _fill_slots(call, scratch, session, kv_head, tile_end, next_end)
         _attend_tile(call, scratch, 0, (row_end - row_begin) * call.group, tile_begin)
-        tile_begin += TILE
+        tile_begin, tile_end = tile_begin + TILE, next_end
     for row in range(max(row_begin, tree_start), row_end):
         packed = (row - row_begin) * call.group
         _attend_tree_row(call, scratch, session, kv_head, row, packed, context_len)

@@ -62,9 +62,7 @@ def paged_attention(
     for session, (first, last) in enumerate(pairwise(starts)):
         session_parents = parents[first:last].tolist()
         for row in range(last - first):
-            visible = visible_cache_indices(
-                row, contexts[session], trees[session], session_parents, sliding_window
-            )
+            visible = visible_cache_indices(row, contexts[session], trees[session], session_parents, sliding_window)
             indices = torch.tensor(visible, device=query.device)
             block_ids = block_tables[session, indices // block_size].long()
             offsets = indices % block_size

@@ -67,9 +67,7 @@ def new_runner(checkpoint: Path) -> ModelRunner:
 def test_ragged_chunked_scattered_steps_match_eager(checkpoint: Path) -> None:
     runner = new_runner(checkpoint)
     blocks = scattered_blocks(30, 3)
-    sequences = [
-        CachedSequence(random_tokens(length, seed), blocks[seed]) for seed, length in enumerate(LENGTHS)
-    ]
+    sequences = [CachedSequence(random_tokens(length, seed), blocks[seed]) for seed, length in enumerate(LENGTHS)]
     parts: list[list[torch.Tensor]] = [[], [], []]
     # (rows of sequence 0, 1, 2): whole and chunked prefill together, then two ragged multi-token steps.
     for counts in ((5, 7, 10), (9, 1, 0), (2, 4, 1), (5, 0, 6)):

@@ -55,9 +55,7 @@ def in_chunks(runner: ModelRunner, token_ids: list[int], block_ids: list[int], s
     return torch.cat(steps)
 
 
-def in_company(
-    runner: ModelRunner, token_ids: list[int], blocks: list[list[int]], place: int
-) -> torch.Tensor:
+def in_company(runner: ModelRunner, token_ids: list[int], blocks: list[list[int]], place: int) -> torch.Tensor:
     """Logits of every token, its forwards of 1 to 6 rows shared with four strangers."""
     sequence = CachedSequence(token_ids, blocks[0])
     strangers = [CachedSequence(random_tokens(NUM_TOKENS * 2, 10 + i), blocks[1 + i]) for i in range(4)]
@@ -78,9 +76,7 @@ def as_tree(runner: ModelRunner, token_ids: list[int], block_ids: list[int]) -> 
     # Row 0 is the chain; the path's k-th token is row 2k, its sibling row 2k - 1, both below row 2k - 2.
     tree = [token for pair in zip(siblings, token_ids[-6:], strict=True) for token in pair]
     parents = [parent for depth in range(6) for parent in (2 * depth, 2 * depth)]
-    rows = SessionRows(
-        [token_ids[cached], *tree], cached, block_ids, 12, num_chain_rows=1, parents=parents
-    )
+    rows = SessionRows([token_ids[cached], *tree], cached, block_ids, 12, num_chain_rows=1, parents=parents)
     return run_step(runner, [rows])[0][1::2]
 
 
@@ -120,9 +116,7 @@ def cancelling(num_rows: int, num_outputs: int, num_inputs: int, dtype: torch.dt
 
 @pytest.mark.parametrize("torch_dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("shape", [(17, 33), (192, 320), (320, 864), (1000, 1024), (512, 2816)])
-def test_linear_rows_do_not_depend_on_their_number_or_place(
-    shape: tuple[int, int], torch_dtype: torch.dtype
-) -> None:
+def test_linear_rows_do_not_depend_on_their_number_or_place(shape: tuple[int, int], torch_dtype: torch.dtype) -> None:
     num_outputs, num_inputs = shape
     x, weight = cancelling(1100, num_outputs, num_inputs, torch_dtype)
     bias = torch.randn(num_outputs).to(torch_dtype)

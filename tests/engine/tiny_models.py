@@ -1,6 +1,6 @@
 """Tiny seeded random checkpoints of every architecture that is served, and of some that are refused.
 
-Widths are deliberately no multiples of a vector (48, 84, 100): that is where scalar tails and odd tiles live.
+Widths are deliberately no multiples of a vector (100, 36, heads of 20): that is where scalar tails and odd tiles live.
 Windows (5, 7) are shorter than the sequences of the tests.
 """
 
@@ -22,7 +22,7 @@ _COMMON = {
 }
 _LLAMA_LIKE = {
     **_COMMON,
-    "hidden_size": 48,
+    "hidden_size": 80,
     "intermediate_size": 100,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
@@ -31,7 +31,7 @@ _LLAMA_LIKE = {
 _GPT2_LIKE = {
     "vocab_size": VOCAB_SIZE,
     "n_positions": 128,
-    "n_embd": 48,
+    "n_embd": 80,
     "n_layer": 2,
     "n_head": 4,
     "n_inner": 100,
@@ -44,8 +44,8 @@ _MOE = {"num_local_experts": 4, "num_experts_per_tok": 2}
 SERVED: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", _LLAMA_LIKE),
     "llama_tied": ("LlamaConfig", {**_LLAMA_LIKE, "tie_word_embeddings": True, "attention_bias": True}),
-    "mistral": ("MistralConfig", {**_LLAMA_LIKE, "head_dim": 12, "sliding_window": 7}),
-    "mixtral": ("MixtralConfig", {**_LLAMA_LIKE, **_MOE, "head_dim": 12, "sliding_window": 7}),
+    "mistral": ("MistralConfig", {**_LLAMA_LIKE, "head_dim": 20, "sliding_window": 7}),
+    "mixtral": ("MixtralConfig", {**_LLAMA_LIKE, **_MOE, "head_dim": 20, "sliding_window": 7}),
     "phi": ("PhiConfig", {**_LLAMA_LIKE, "partial_rotary_factor": 0.5}),
     "phi3": ("Phi3Config", {**_LLAMA_LIKE, "sliding_window": 5}),
     "qwen2": (
@@ -62,8 +62,8 @@ SERVED: dict[str, tuple[str, dict[str, Any]]] = {
         "OPTConfig",
         {
             **_COMMON,
-            "hidden_size": 48,
-            "word_embed_proj_dim": 48,
+            "hidden_size": 80,
+            "word_embed_proj_dim": 80,
             "ffn_dim": 100,
             "num_hidden_layers": 2,
             "num_attention_heads": 4,
@@ -82,13 +82,13 @@ SERVED: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2Config", _GPT2_LIKE),
     "gemma2": (
         "Gemma2Config",
-        {**_LLAMA_LIKE, "head_dim": 12, "sliding_window": 7, "query_pre_attn_scalar": 20},
+        {**_LLAMA_LIKE, "head_dim": 20, "sliding_window": 7, "query_pre_attn_scalar": 20},
     ),
     "qwen3_moe": (
         "Qwen3MoeConfig",
         {
             **_LLAMA_LIKE,
-            "head_dim": 12,
+            "head_dim": 20,
             "num_experts": 4,
             "num_experts_per_tok": 2,
             "moe_intermediate_size": 36,
@@ -97,17 +97,17 @@ SERVED: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gemma3_text": (
         "Gemma3TextConfig",
-        {**_LLAMA_LIKE, "head_dim": 12, "sliding_window": 7, "query_pre_attn_scalar": 20},
+        {**_LLAMA_LIKE, "head_dim": 20, "sliding_window": 7, "query_pre_attn_scalar": 20},
     ),
     "gpt_oss": (
         "GptOssConfig",
-        {**_LLAMA_LIKE, **_MOE, "head_dim": 12, "intermediate_size": 36, "sliding_window": 7},
+        {**_LLAMA_LIKE, **_MOE, "head_dim": 20, "intermediate_size": 36, "sliding_window": 7},
     ),
     "gpt_neox": (
         "GPTNeoXConfig",
         {
             **_COMMON,
-            "hidden_size": 48,
+            "hidden_size": 80,
             "intermediate_size": 100,
             "num_hidden_layers": 2,
             "num_attention_heads": 4,
@@ -126,18 +126,18 @@ SERVED: dict[str, tuple[str, dict[str, Any]]] = {
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon": (
         "FalconConfig",
-        {**_COMMON, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4},
+        {**_COMMON, "hidden_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4},
     ),
     "gptj": ("GPTJConfig", {**_GPT2_LIKE, "rotary_dim": 4}),
-    "bloom": ("BloomConfig", {"vocab_size": VOCAB_SIZE, "hidden_size": 48, "n_layer": 2, "n_head": 4}),
+    "bloom": ("BloomConfig", {"vocab_size": VOCAB_SIZE, "hidden_size": 80, "n_layer": 2, "n_head": 4}),
     "codegen": ("CodeGenConfig", {**_GPT2_LIKE, "rotary_dim": 4}),
     "stablelm": ("StableLmConfig", _LLAMA_LIKE),
-    "mpt": ("MptConfig", {"vocab_size": VOCAB_SIZE, "d_model": 48, "n_layers": 2, "n_heads": 4}),
+    "mpt": ("MptConfig", {"vocab_size": VOCAB_SIZE, "d_model": 80, "n_layers": 2, "n_heads": 4}),
     "gpt_neo": (
         "GPTNeoConfig",
         {
             "vocab_size": VOCAB_SIZE,
-            "hidden_size": 48,
+            "hidden_size": 80,
             "num_layers": 2,
             "num_heads": 4,
             "attention_types": [[["global", "local"], 1]],

@@ -53,8 +53,8 @@ def test_loss_falls_and_agreement_rises(token_ids: np.ndarray, tmp_path: Path) -
     frozen = {name: tensor.clone() for name, tensor in target.state_dict().items()}
     records = list(distill(draft, target, CONFIG, BlockSampler(token_ids, 23, 0), own))
     losses, agreements = ([record[field] for record in records] for field in (1, 2))
-    assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:5])
-    assert np.mean(agreements[-5:]) > np.mean(agreements[:5])
+    assert np.mean(losses[-5:]) < 0.9 * np.mean(losses[:5])
+    assert np.mean(agreements[-5:]) > np.mean(agreements[:5]) + 0.05
     assert all(torch.equal(tensor, frozen[name]) for name, tensor in target.state_dict().items())
 
 

@@ -1,0 +1,279 @@
+"""A whole stack on one machine as child processes: Redis, verifier, drafter, gateway.
+
+Not here: what the services do. Their ports are free ones, read from the line each prints when it is SERVING; their
+output goes to files in the run folder, whose `stack.json` says what runs where.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from shared.errors import ConfigError, OutriderError
+
+_SERVING = re.compile(r"serving on (\S+):(\d+)")
+_TERM_GRACE_S = 10.0
+Progress = Callable[[str], None]
+
+
+class StackError(OutriderError):
+    """A process of the stack did not start, or died."""
+
+
+@dataclass(frozen=True)
+class StackSettings:
+    """What `outrider up` was asked for. Empty redis_url: a Redis of its own."""
+
+    model: str
+    draft_model: str
+    methods: tuple[str, ...]
+    host: str = "127.0.0.1"
+    port: int = 8000
+    grpc_port: int = 8001
+    redis_url: str = ""
+    num_drafters: int = 1
+    dtype: str = "auto"
+    speculative_config: str = ""
+    verifier_args: tuple[str, ...] = ()
+    start_timeout_s: float = 300.0
+
+
+@dataclass
+class StackState:
+    """What runs; kept in `stack.json`. `pids` in the order of starting."""
+
+    url: str = ""
+    grpc_address: str = ""
+    redis_url: str = ""
+    verifiers: list[str] = field(default_factory=list)
+    drafters: list[str] = field(default_factory=list)
+    pids: dict[str, int] = field(default_factory=dict)
+
+
+class Stack:
+    """Starts on `start`, stops on `stop`; a failed start stops what it had started."""
+
+    def __init__(self, settings: StackSettings, run_dir: Path, progress: Progress) -> None:
+        self._settings = settings
+        self._run_dir = run_dir
+        self._progress = progress
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.state = StackState()
+
+    def start(self) -> StackState:
+        """Returns when /ready says so. Raises StackError with the tail of the log of what failed."""
+        settings = self._settings
+        self._run_dir.mkdir(parents=True, exist_ok=True)
+        running = read_state(self._run_dir)
+        if running is not None:
+            raise ConfigError(f"a stack is running already at {running.url}; `outrider down` stops it")
+        try:
+            self.state.redis_url = settings.redis_url or self._start_redis()
+            self._spawn("verifier", self._verifier_command())
+            drafters = [f"drafter-{number}" for number in range(settings.num_drafters)]
+            for name in drafters:
+                self._spawn(name, self._drafter_command())
+            self._progress("loading the target and the draft model")
+            self.state.verifiers = [self._wait_serving("verifier")]
+            self.state.drafters = [self._wait_serving(name) for name in drafters]
+            self._progress("starting the gateway")
+            self._spawn("gateway", self._gateway_command())
+            self.state.url = f"http://{self._wait_serving('gateway')}"
+            self.state.grpc_address = f"{settings.host}:{settings.grpc_port}"
+            self._wait_ready()
+        except BaseException:
+            self.stop()
+            raise
+        self.state.pids = {name: process.pid for name, process in self._processes.items()}
+        (self._run_dir / "stack.json").write_text(json.dumps(asdict(self.state), indent=2))
+        return self.state
+
+    def wait(self) -> str:
+        """Returns the name of the first process that ends."""
+        while True:
+            for name, process in self._processes.items():
+                if process.poll() is not None:
+                    return name
+            time.sleep(0.2)
+
+    def stop(self) -> None:
+        """Gateway first, so that it drains while the others still answer."""
+        for name, process in reversed(self._processes.items()):
+            _terminate(process.pid, lambda process=process: process.poll() is not None)  # type: ignore[misc]
+            self._progress(f"{name} stopped")
+        (self._run_dir / "stack.json").unlink(missing_ok=True)
+
+    def log_tail(self, name: str, num_lines: int = 15) -> str:
+        lines = self._log_path(name).read_text(errors="replace").splitlines()
+        return "\n".join(lines[-num_lines:])
+
+    def _log_path(self, name: str) -> Path:
+        return self._run_dir / f"{name}.log"
+
+    def _spawn(self, name: str, command: list[str]) -> None:
+        with self._log_path(name).open("wb") as log_file:
+            self._processes[name] = subprocess.Popen(
+                command, stdout=log_file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True
+            )
+
+    def _start_redis(self) -> str:
+        server = find_redis(self._progress)
+        port = _free_port()
+        data_dir = self._run_dir / "redis"
+        data_dir.mkdir(exist_ok=True)
+        self._progress("starting Redis")
+        self._spawn(
+            "redis",
+            [server, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(data_dir.resolve())],
+        )
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=0.2):
+                return f"redis://127.0.0.1:{port}/0"
+            self._check_alive("redis")
+            time.sleep(0.05)
+        raise StackError(f"Redis did not start:\n{self.log_tail('redis')}")
+
+    def _verifier_command(self) -> list[str]:
+        settings = self._settings
+        return [
+            *(sys.executable, "-m", "verifier_service", "--model", settings.model, "--port", "0"),
+            *("--dtype", settings.dtype, *settings.verifier_args),
+        ]
+
+    def _drafter_command(self) -> list[str]:
+        settings = self._settings
+        methods = ",".join(settings.methods)
+        command = [sys.executable, "-m", "drafter_service", "--methods", methods, "--port", "0"]
+        if settings.draft_model:
+            command += ["--draft-model", settings.draft_model, "--dtype", settings.dtype]
+        return command
+
+    def _gateway_command(self) -> list[str]:
+        settings, state = self._settings, self.state
+        command = [
+            *(sys.executable, "-m", "gateway", "--model", settings.model),
+            *("--host", settings.host, "--port", str(settings.port), "--grpc-port", str(settings.grpc_port)),
+            *("--verifiers", ",".join(state.verifiers), "--drafters", ",".join(state.drafters)),
+            *("--redis-url", state.redis_url),
+        ]
+        if settings.speculative_config:
+            command += ["--speculative-config", settings.speculative_config]
+        return command
+
+    def _wait_serving(self, name: str) -> str:
+        deadline = time.monotonic() + self._settings.start_timeout_s
+        while time.monotonic() < deadline:
+            match = _SERVING.search(self._log_path(name).read_text(errors="replace"))
+            if match:
+                return f"{match[1]}:{match[2]}"
+            self._check_alive(name)
+            time.sleep(0.05)
+        raise StackError(f"{name} is not serving after {self._settings.start_timeout_s:.0f} s:\n{self.log_tail(name)}")
+
+    def _check_alive(self, name: str) -> None:
+        code = self._processes[name].poll()
+        if code is not None:
+            raise StackError(f"{name} ended with exit code {code}:\n{self.log_tail(name)}")
+
+    def _wait_ready(self) -> None:
+        deadline = time.monotonic() + 30
+        reason = ""
+        while time.monotonic() < deadline:
+            self._check_alive("gateway")
+            try:
+                with urllib.request.urlopen(f"{self.state.url}/ready", timeout=2):
+                    return
+            except urllib.error.HTTPError as error:
+                reason = error.read().decode(errors="replace")
+            except OSError as error:
+                reason = str(error)
+            time.sleep(0.1)
+        raise StackError(f"the gateway is not ready: {reason}")
+
+
+def read_state(run_dir: Path) -> StackState | None:
+    """The stack that runs from this folder, or None; a leftover of one that is gone is removed."""
+    path = run_dir / "stack.json"
+    if not path.is_file():
+        return None
+    state = StackState(**json.loads(path.read_text()))
+    if not any(_alive(pid) for pid in state.pids.values()):
+        path.unlink()
+        return None
+    return state
+
+
+def stop_running(run_dir: Path, progress: Progress) -> bool:
+    """Stops a stack that another command started; False when there is none."""
+    state = read_state(run_dir)
+    if state is None:
+        return False
+    for name, pid in reversed(state.pids.items()):
+        _terminate(pid, lambda pid=pid: not _alive(pid))  # type: ignore[misc]
+        progress(f"{name} stopped")
+    (run_dir / "stack.json").unlink(missing_ok=True)
+    return True
+
+
+def find_redis(progress: Progress) -> str:
+    """Path of redis-server; installed by apt where that is possible. Raises ConfigError that says how to get it."""
+    found = shutil.which("redis-server")
+    if found:
+        return found
+    if os.geteuid() == 0 and shutil.which("apt-get"):
+        progress("installing redis-server with apt")
+        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        for command in (["apt-get", "update", "-qq"], ["apt-get", "install", "-y", "-qq", "redis-server"]):
+            subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+        found = shutil.which("redis-server")
+        if found:
+            return found
+    raise ConfigError(
+        "redis-server is not on the PATH. Install it (Debian, Ubuntu: sudo apt-get install redis-server; "
+        "macOS: brew install redis) or name a running one with --redis-url redis://host:6379/0"
+    )
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    # A zombie still has a pid; it is gone for every purpose here.
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return True
+
+
+def _terminate(pid: int, ended: Callable[[], bool]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + _TERM_GRACE_S
+    while time.monotonic() < deadline:
+        if ended():
+            return
+        time.sleep(0.05)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    ended()

@@ -1,0 +1,79 @@
+"""Settings of the gateway."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from shared.config import setting
+from shared.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class GatewayConfig:
+    model: str = setting("", "Folder of the target's checkpoint; only its tokenizer and config are read.")
+    served_model_name: str = setting("", "Name that requests use; what the verifier says if empty.")
+    host: str = setting("127.0.0.1", "Address to listen on.")
+    port: int = setting(8000, "HTTP port; 0 takes a free one.", minimum=0, maximum=65535)
+    grpc_port: int = setting(8001, "gRPC port; 0 takes a free one, -1 serves none.", minimum=-1, maximum=65535)
+    verifiers: tuple[str, ...] = setting(
+        ("127.0.0.1:7001",),
+        "Verifiers, host:port, comma-separated; a name with several addresses is several verifiers.",
+    )
+    drafters: tuple[str, ...] = setting(
+        ("127.0.0.1:7002",), "Drafters, host:port, comma-separated; a name with several addresses is several drafters."
+    )
+    redis_url: str = setting("redis://127.0.0.1:6379/0", "The commit log.")
+    session_ttl_s: int = setting(3600, "Seconds that a session's log is kept after its last commit.", minimum=1)
+    speculative_config: str = setting(
+        "", "vLLM's JSON: method, num_speculative_tokens, rejection_sample_method; hyphens in keys are underscores."
+    )
+    draft_timeout_ms: float = setting(500.0, "A draft that takes longer is not waited for.", minimum=1)
+    failover_s: float = setting(30.0, "Seconds that a session waits for another verifier.", minimum=0)
+    max_queued_commits: int = setting(64, "Commits a slow reader may be behind before its session pauses.", minimum=1)
+    max_body_mb: float = setting(4.0, "Largest request body, in MiB.", minimum=0.01)
+    max_n: int = setting(128, "Largest n of a request.", minimum=1)
+    per_request_spec_decode_metrics: str = setting(
+        "summary", "Speculation figures in responses.", choices=("none", "summary", "detailed")
+    )
+    drain_s: float = setting(30.0, "Seconds that running requests may go on after SIGTERM.", minimum=0)
+    log_level: str = setting("info", "Log level.", choices=("debug", "info", "warning", "error"))
+
+
+@dataclass(frozen=True)
+class SpeculativeConfig:
+    """What `--speculative-config` may say, under vLLM's keys. Which checkpoint drafts is the drafters' setting."""
+
+    method: str = "auto"
+    num_speculative_tokens: int = 5
+    rejection_sample_method: str = "standard"
+
+
+_IGNORED_KEYS = {"model", "draft_tensor_parallel_size", "prompt_lookup_max", "prompt_lookup_min", "max_model_len"}
+
+
+def parse_speculative_config(text: str) -> SpeculativeConfig:
+    """Raises ConfigError that names the key. Keys about the draft checkpoint belong to the drafter and are refused."""
+    if not text.strip():
+        return SpeculativeConfig()
+    try:
+        raw = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"--speculative-config is not JSON: {error}") from None
+    if not isinstance(raw, dict):
+        raise ConfigError("--speculative-config must be a JSON object")
+    known = {key.replace("-", "_"): value for key, value in raw.items()}
+    for key in known.keys() & _IGNORED_KEYS:
+        raise ConfigError(f"--speculative-config: {key} is a setting of the drafter service, give it there")
+    allowed = SpeculativeConfig.__dataclass_fields__.keys()
+    for key in known.keys() - allowed:
+        raise ConfigError(f"--speculative-config: unknown key {key!r}; known are {', '.join(allowed)}")
+    config = SpeculativeConfig(**known)
+    if not isinstance(config.method, str):
+        raise ConfigError("--speculative-config: method must be text")
+    tokens = config.num_speculative_tokens
+    if isinstance(tokens, bool) or not isinstance(tokens, int) or not 1 <= tokens <= 64:
+        raise ConfigError("--speculative-config: num_speculative_tokens must be a whole number from 1 to 64")
+    if config.rejection_sample_method != "standard":
+        raise ConfigError("--speculative-config: rejection_sample_method must be 'standard'")
+    return config

@@ -1,0 +1,144 @@
+"""A session's side towards its drafter: ask, wait a bounded time, go on without.
+
+A drafter may be slow, wrong or gone; none of that is an error of the request. When the drafter is lost the session
+decodes alone at once, and asks for another drafter after each run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+
+from gateway.draft_policy import DraftPolicy
+from gateway.interfaces import Drafter
+from gateway.metrics import GatewayMetrics
+from shared.errors import OutriderError
+from shared.messages import Commit, DraftStep, Proposal, ProposalReply, SessionSpec, VerifyStep
+
+# Tokens a session decodes alone between two attempts to find a drafter.
+ALONE_RUN = 16
+
+
+class Lease:
+    """A drafter chosen for a session; `release` gives its place back."""
+
+    def __init__(self, drafter: Drafter, method: str, release: Callable[[], None]) -> None:
+        self.drafter = drafter
+        self.method = method
+        self.release = release
+
+
+class Drafting:
+    """`committed` is the session's growing output; what the drafter has not been told yet goes with the next ask."""
+
+    def __init__(
+        self,
+        spec: SessionSpec,
+        committed: Sequence[int],
+        acquire: Callable[[], Lease | None],
+        policy: DraftPolicy | None,
+        *,
+        timeout_s: float,
+        metrics: GatewayMetrics,
+    ) -> None:
+        self._spec = spec
+        self._committed = committed
+        self._acquire = acquire
+        self._policy = policy
+        self._timeout_s = timeout_s
+        self._metrics = metrics
+        self._lease: Lease | None = None
+        self._reported_len = 0
+        self._draft_us = 0
+        self._draft_s = 0.0
+        self.clock = time.perf_counter
+
+    async def propose(self, committed_len: int) -> Proposal | None:
+        """A proposal that stands on `committed_len`, or None: no drafter, none worth it, too late, or no idea."""
+        self._draft_us, self._draft_s = 0, 0.0
+        if self._policy is None:
+            return None
+        started = self.clock()
+        if self._lease is None and not await self._open():
+            return None
+        if committed_len == 0:
+            return None  # the verifier prefills meanwhile; its first token comes without a draft
+        num_draft_tokens = self._policy.num_draft_tokens()
+        if num_draft_tokens == 0:
+            return None
+        reply = await self._ask(committed_len, num_draft_tokens)
+        self._draft_s = self.clock() - started
+        if reply is None:
+            return None
+        self._draft_us = reply.timings.forward_us
+        return reply.proposal if reply.proposal.token_ids else None
+
+    def free_run_budget(self) -> int:
+        """Tokens the verifier may commit by itself in a round without a draft."""
+        if self._policy is None:
+            return self._spec.sampling_params.max_tokens
+        if self._lease is None:
+            return ALONE_RUN
+        return 1 if not self._committed else self._policy.free_run()
+
+    def observe(self, step: VerifyStep, commit: Commit, verify_s: float) -> None:
+        """One commit: what it cost and how much of the draft was good."""
+        round_s = verify_s + self._draft_s
+        is_prefill = commit.base_len == len(self._spec.committed_token_ids)
+        if not is_prefill:
+            forward_s = (commit.timings.forward_us + self._draft_us) * 1e-6
+            self._metrics.observe_round(round_s, max(0.0, round_s - forward_s))
+            if self._policy is not None:
+                self._policy.observe(
+                    commit.num_draft_tokens, commit.num_accepted_tokens, len(commit.token_ids), round_s
+                )
+        self._draft_us, self._draft_s = 0, 0.0
+        self._metrics.observe_commit(commit, step.proposal.method if step.proposal else "")
+
+    async def close(self) -> None:
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            lease.release()
+            await lease.drafter.close()
+
+    async def _open(self) -> bool:
+        lease = self._acquire()
+        if lease is None:
+            return False
+        committed = tuple(self._committed)
+        try:
+            await lease.drafter.open(
+                dataclasses.replace(self._spec, method=lease.method, committed_token_ids=committed)
+            )
+        except OutriderError:
+            lease.release()
+            await lease.drafter.close()
+            return False
+        self._lease = lease
+        self._reported_len = len(committed)
+        return True
+
+    async def _ask(self, committed_len: int, num_draft_tokens: int) -> ProposalReply | None:
+        if self._lease is None:
+            return None
+        step = DraftStep(
+            epoch=self._spec.epoch,
+            base_len=self._reported_len,
+            committed_token_ids=tuple(self._committed[self._reported_len : committed_len]),
+            num_draft_tokens=num_draft_tokens,
+        )
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                reply = await self._lease.drafter.propose(step)
+            self._reported_len = committed_len
+        except TimeoutError:
+            self._metrics.draft_timeouts.inc()
+            self._reported_len = committed_len  # the step was sent; only its answer is late
+            return None
+        except OutriderError:
+            self._metrics.drafters_lost.inc()
+            await self.close()
+            return None
+        return reply

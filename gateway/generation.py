@@ -1,0 +1,205 @@
+"""Runs validated requests: picks a verifier and a drafter per choice, decodes, moves the session when one is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import secrets
+import time
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+
+from gateway.commit_sink import CommitSink, Log, SpeculationTally
+from gateway.config import GatewayConfig, SpeculativeConfig
+from gateway.decode_loop import decode
+from gateway.detokenizer import IncrementalDetokenizer
+from gateway.draft_policy import AdaptiveDraftLength, DraftPolicy, FixedDraftLength, RoundCosts
+from gateway.drafting import Drafting, Lease
+from gateway.metrics import GatewayMetrics
+from gateway.pool import Member, Pool
+from gateway.remote import RemoteDrafter, RemoteVerifier
+from gateway.requests import METHOD_AUTO, METHOD_OFF, GenerationUpdate, ValidRequest
+from gateway.tokenizer import Tokenizer
+from shared.errors import Unavailable, VerifierLost
+from shared.messages import DrafterInfo, SessionSpec, VerifierInfo
+from shared.stream_key import stream_key
+
+# Which method `auto` takes when several are served: the most general first.
+AUTO_ORDER = ("eagle3", "eagle", "draft_model", "mlp_speculator", "medusa", "suffix", "ngram")
+
+
+@dataclass
+class Generation:
+    """Everything a choice needs from the gateway around it."""
+
+    config: GatewayConfig
+    speculative: SpeculativeConfig
+    tokenizer: Tokenizer
+    verifiers: Pool[VerifierInfo]
+    drafters: Pool[DrafterInfo]
+    log: Log
+    metrics: GatewayMetrics
+    costs: dict[str, RoundCosts] = dataclasses.field(default_factory=dict)
+
+    async def generate(self, request: ValidRequest) -> AsyncGenerator[GenerationUpdate, None]:
+        """Updates of all choices as they come; closing the generator frees every session."""
+        updates: asyncio.Queue[GenerationUpdate | Exception] = asyncio.Queue(self.config.max_queued_commits)
+        started = time.perf_counter()
+        last: dict[int, float] = {}
+        tasks = [
+            asyncio.create_task(self._run_choice(request, choice, updates), name=f"{request.request_id}-{choice}")
+            for choice in range(request.n)
+        ]
+        num_finished = 0
+        try:
+            while num_finished < request.n:
+                update = await updates.get()
+                if isinstance(update, Exception):
+                    raise update
+                now = time.perf_counter()
+                since_last = now - last[update.choice_index] if update.choice_index in last else None
+                last[update.choice_index] = now
+                self.metrics.observe_update(update, now - started, since_last)
+                num_finished += update.finish_reason is not None
+                yield update
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run_choice(
+        self, request: ValidRequest, choice: int, updates: asyncio.Queue[GenerationUpdate | Exception]
+    ) -> None:
+        self.metrics.observe_start(len(request.prompt_token_ids))
+        tally = SpeculationTally(self._num_speculative_tokens(request))
+        sink = CommitSink(
+            session_id=f"{request.request_id}-{choice}",
+            choice_index=choice,
+            log=self.log,
+            detokenizer=self._detokenizer(request),
+            tally=tally,
+            updates=updates,
+            max_queued_commits=self.config.max_queued_commits,
+        )
+        self.metrics.running.inc()
+        try:
+            await self._decode_with_failover(request, self._spec(request, choice), sink)
+        except Exception as error:
+            self.metrics.observe_failure(error)
+            with contextlib.suppress(Exception):  # what is in the log is still emitted; the first error is told
+                await sink.drain()
+            await updates.put(error)
+        finally:
+            self.metrics.running.dec()
+            await sink.close()
+
+    async def _decode_with_failover(self, request: ValidRequest, spec: SessionSpec, sink: CommitSink) -> None:
+        """A lost verifier costs time, not tokens: the next epoch goes on after what was committed."""
+        policy = self._policy(request)
+        while True:
+            member = await self._acquire_verifier()
+            verifier = RemoteVerifier(member.channel, member.address)
+            drafting = Drafting(
+                spec,
+                sink.committed_token_ids,
+                lambda: self._acquire_drafter(request),
+                policy,
+                timeout_s=self.config.draft_timeout_ms * 1e-3,
+                metrics=self.metrics,
+            )
+            try:
+                await verifier.open(spec)
+                await decode(spec, verifier, drafting, sink)
+                return
+            except VerifierLost:
+                self.verifiers.mark_lost(member)
+                self.metrics.failovers.inc()
+                committed = tuple(sink.committed_token_ids)
+                spec = dataclasses.replace(spec, epoch=spec.epoch + 1, committed_token_ids=committed)
+            finally:
+                member.num_sessions -= 1
+                await verifier.close()
+                await drafting.close()
+
+    def _spec(self, request: ValidRequest, choice: int) -> SessionSpec:
+        params = request.sampling_params
+        # Exact mode by name without a seed: the noise is fresh, but the output still does not depend on the draft.
+        seed = params.seed if params.seed is not None else (0 if params.greedy else secrets.randbits(64))
+        return SessionSpec(
+            session_id=f"{request.request_id}-{choice}",
+            epoch=0,
+            prompt_token_ids=request.prompt_token_ids,
+            committed_token_ids=(),
+            sampling_params=params,
+            mode=request.speculation.mode or params.default_mode,
+            stream_key=stream_key(seed, request.prompt_token_ids, choice),
+            cache_salt=request.cache_salt,
+        )
+
+    def _detokenizer(self, request: ValidRequest) -> IncrementalDetokenizer:
+        return IncrementalDetokenizer(
+            self.tokenizer,
+            request.prompt_token_ids,
+            skip_special_tokens=request.skip_special_tokens,
+            stop=request.stop,
+            include_stop_str_in_output=request.include_stop_str_in_output,
+            min_tokens=request.sampling_params.min_tokens,
+        )
+
+    # ---- speculation ----
+
+    def _num_speculative_tokens(self, request: ValidRequest) -> int:
+        if self._method(request) == METHOD_OFF:
+            return 0
+        return request.speculation.num_speculative_tokens or self.speculative.num_speculative_tokens
+
+    def _method(self, request: ValidRequest) -> str:
+        method = request.speculation.method
+        return self.speculative.method if method == METHOD_AUTO else method
+
+    def _policy(self, request: ValidRequest) -> DraftPolicy | None:
+        """A method by name drafts as many tokens as asked for; `auto` drafts as many as pay."""
+        method, length = self._method(request), self._num_speculative_tokens(request)
+        if method == METHOD_OFF:
+            return None
+        if method != METHOD_AUTO:
+            return FixedDraftLength(length)
+        return AdaptiveDraftLength(self.costs.setdefault(method, RoundCosts()), length)
+
+    def _acquire_drafter(self, request: ValidRequest) -> Lease | None:
+        wanted = self._method(request)
+        methods = AUTO_ORDER if wanted == METHOD_AUTO else (wanted,)
+        for method in methods:
+            for member in self.drafters.healthy():
+                if member.info is not None and self._can_draft(member.info, method):
+                    member.num_sessions += 1
+                    return Lease(RemoteDrafter(member.channel, member.address), method, _releaser(member))
+        return None
+
+    def _can_draft(self, info: DrafterInfo, method: str) -> bool:
+        target = next((member.info for member in self.verifiers.healthy()), None)
+        for served in info.methods:
+            if served.name == method:
+                same_vocab = target is None or served.vocab_size in (0, target.vocab_size)
+                return same_vocab and info.num_sessions < info.max_sessions
+        return False
+
+    async def _acquire_verifier(self) -> Member[VerifierInfo]:
+        """The least loaded one. Raises Unavailable when none comes within `failover_s`."""
+        deadline = time.monotonic() + self.config.failover_s
+        while True:
+            healthy = self.verifiers.healthy()
+            if healthy:
+                healthy[0].num_sessions += 1
+                return healthy[0]
+            if time.monotonic() >= deadline:
+                raise Unavailable("no verifier is there; try again later")
+            await self.verifiers.wait_for_change(0.25)
+
+
+def _releaser(member: Member[DrafterInfo]) -> Callable[[], None]:
+    def release() -> None:
+        member.num_sessions -= 1
+
+    return release

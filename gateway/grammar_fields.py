@@ -1,0 +1,102 @@
+"""response_format and structured_outputs to one Grammar. Whether the grammar itself is sound, the engine says."""
+
+from __future__ import annotations
+
+import json
+
+from gateway.openai_schema import ResponseFormat, StructuredOutputs
+from gateway.service import RequestLimits, ServedModel
+from shared.errors import InvalidRequest
+from shared.sampling_params import Grammar, GrammarKind
+
+_FORMATS = ("text", "json_object", "json_schema")
+
+
+def grammar_of(
+    response_format: ResponseFormat | None,
+    structured_outputs: StructuredOutputs | None,
+    model: ServedModel,
+    limits: RequestLimits,
+) -> Grammar | None:
+    """None when the output is free. Raises InvalidRequest."""
+    by_format = _from_response_format(response_format) if response_format is not None else None
+    by_outputs = _from_structured_outputs(structured_outputs) if structured_outputs is not None else None
+    if by_format is not None and by_outputs is not None:
+        raise InvalidRequest("give response_format or structured_outputs, not both", param="structured_outputs")
+    grammar = by_format or by_outputs
+    if grammar is None:
+        return None
+    param = "response_format" if by_format is not None else "structured_outputs"
+    if not model.supports_grammars:
+        raise InvalidRequest(f"{param} is not supported by the served model", param=param)
+    if len(grammar.text) > limits.max_grammar_chars:
+        raise InvalidRequest(
+            f"{param} has {len(grammar.text)} characters, the most is {limits.max_grammar_chars}", param=param
+        )
+    return grammar
+
+
+def _from_response_format(response_format: ResponseFormat) -> Grammar | None:
+    match response_format.type:
+        case "text":
+            return None
+        case "json_object":
+            return Grammar(GrammarKind.JSON_OBJECT, "")
+        case "json_schema":
+            wrapper = response_format.json_schema
+            schema = wrapper.get("schema") if wrapper is not None else None
+            if not isinstance(schema, dict):
+                raise InvalidRequest(
+                    "response_format.json_schema.schema must be an object", param="response_format.json_schema"
+                )
+            return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))
+        case other:
+            raise InvalidRequest(
+                f"response_format.type {other[:80]!r} is none of {', '.join(_FORMATS)}",
+                param="response_format.type",
+            )
+
+
+def _from_structured_outputs(asked: StructuredOutputs) -> Grammar:
+    candidates = [
+        _json_schema(asked.json_) if asked.json_ is not None else None,
+        _text(GrammarKind.REGEX, "regex", asked.regex),
+        _choice(asked.choice) if asked.choice is not None else None,
+        _text(GrammarKind.LARK, "grammar", asked.grammar),
+        Grammar(GrammarKind.JSON_OBJECT, "") if asked.json_object else None,
+    ]
+    given = [grammar for grammar in candidates if grammar is not None]
+    if len(given) != 1:
+        raise InvalidRequest(
+            "structured_outputs must have exactly one of json, regex, choice, grammar and json_object",
+            param="structured_outputs",
+        )
+    return given[0]
+
+
+def _json_schema(schema: object) -> Grammar:
+    param = "structured_outputs.json"
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except (ValueError, RecursionError):
+            raise InvalidRequest(f"{param} is not JSON", param=param) from None
+    if not isinstance(schema, dict):
+        raise InvalidRequest(f"{param} must be an object or the text of one", param=param)
+    return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))
+
+
+def _text(kind: GrammarKind, name: str, text: str | None) -> Grammar | None:
+    if text is None:
+        return None
+    if not text:
+        raise InvalidRequest(f"structured_outputs.{name} must not be empty", param=f"structured_outputs.{name}")
+    return Grammar(kind, text)
+
+
+def _choice(choices: tuple[str, ...]) -> Grammar:
+    if not choices or not all(choices):
+        raise InvalidRequest(
+            "structured_outputs.choice must be strings that are not empty", param="structured_outputs.choice"
+        )
+    return Grammar(GrammarKind.CHOICE, json.dumps(choices))

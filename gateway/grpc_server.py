@@ -1,0 +1,178 @@
+"""The gRPC door: outrider.v1.Gateway. The same checks as the REST door, the same errors as gRPC status codes.
+
+To serve it: `rpc.start_server(host, port, lambda server: add_gateway_servicer(server, service), SERVICE_NAMES)`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from gateway.openai_convert import DEFAULT_COMPLETION_TOKENS, REQUEST_ID
+from gateway.request_checks import check_model, check_prompt, check_speculation, check_stop, output_budget
+from gateway.requests import GenerationUpdate, SpeculationSummary, ValidRequest
+from gateway.service import GatewayService
+from outrider.v1 import common_pb2 as common
+from outrider.v1 import gateway_pb2 as pb
+from outrider.v1 import gateway_pb2_grpc as pb_grpc
+from shared import rpc
+from shared.errors import InternalError, InvalidRequest
+from shared.messages import TokenLogprob
+from shared.wire import mode_from_wire, params_from_wire
+
+SERVICE_NAMES = (pb.DESCRIPTOR.services_by_name["Gateway"].full_name,)
+# A longer text is tokenized on a thread, so that streams go on.
+_INLINE_CHARS = 32 * 1024
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+def add_gateway_servicer(server: grpc.aio.Server, service: GatewayService) -> None:
+    pb_grpc.add_GatewayServicer_to_server(GatewayServicer(service), server)
+
+
+class GatewayServicer(pb_grpc.GatewayServicer):
+    def __init__(self, service: GatewayService) -> None:
+        self._service = service
+
+    async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateReply]:
+        """Ends with the generation; when the caller cancels, the generator is closed."""
+        try:
+            if request.ByteSize() <= _INLINE_CHARS:
+                valid = valid_request(request, self._service)
+            else:
+                valid = await asyncio.to_thread(valid_request, request, self._service)
+            async with aclosing(_replies(valid, self._service)) as replies:
+                async for reply in replies:
+                    yield reply
+        except Exception as error:
+            await rpc.abort(context, error)
+
+    async def Resume(self, request: pb.ResumeRequest, context: Context) -> AsyncIterator[pb.GenerateReply]:
+        await _refuse_resume(context)
+        yield pb.GenerateReply()  # never reached; it makes this a stream
+
+    async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.ModelInfo:
+        try:
+            model = self._service.model
+        except Exception as error:
+            await rpc.abort(context, error)
+        return pb.ModelInfo(
+            model=model.name,
+            max_model_len=model.max_model_len,
+            draft_methods=model.draft_methods,
+            version=self._service.version,
+        )
+
+
+async def _refuse_resume(context: Context) -> None:
+    reason = "this gateway does not resume sessions; send the request again"
+    await context.abort(grpc.StatusCode.UNIMPLEMENTED, reason)
+
+
+def valid_request(request: pb.GenerateRequest, service: GatewayService) -> ValidRequest:
+    """Raises InvalidRequest or UnknownModel, as the REST door does."""
+    model, limits = service.model, service.limits
+    check_model(request.model or None, model)
+    check_stop(request.stop, limits)
+    speculation = check_speculation(
+        request.speculation.method or None,
+        request.speculation.num_speculative_tokens or None,
+        None,
+        model,
+    )
+    if request.request_id and not REQUEST_ID.fullmatch(request.request_id):
+        raise InvalidRequest("request_id must be 1 to 128 visible ASCII characters", param="request_id")
+    prompt, param = _prompt(request, service)
+    check_prompt(prompt, model, param)
+    params = params_from_wire(request.sampling_params)
+    max_tokens = output_budget(
+        request.sampling_params.max_tokens or None, DEFAULT_COMPLETION_TOKENS, len(prompt), model, "max_tokens"
+    )
+    params = replace(params, max_tokens=max_tokens)
+    params.validate(model.vocab_size)
+    return ValidRequest(
+        request_id=request.request_id or f"gen-{uuid.uuid4().hex}",
+        prompt_token_ids=tuple(prompt),
+        sampling_params=params,
+        stop=tuple(request.stop),
+        speculation=replace(speculation, mode=mode_from_wire(request.speculation.mode)),
+        cache_salt=request.cache_salt,
+    )
+
+
+def _prompt(request: pb.GenerateRequest, service: GatewayService) -> tuple[list[int], str]:
+    """The prompt's token ids, and the name of the field that they come from."""
+    match request.WhichOneof("input"):
+        case "prompt":
+            return service.tokenizer.encode(request.prompt), "prompt"
+        case "prompt_token_ids":
+            return list(request.prompt_token_ids.token_ids), "prompt_token_ids"
+        case "messages":
+            messages = [{"role": entry.role, "content": entry.content} for entry in request.messages.messages]
+            if not messages:
+                raise InvalidRequest("messages must not be empty", param="messages")
+            text = service.tokenizer.apply_chat_template(messages)
+            return service.tokenizer.encode(text, add_special_tokens=False), "messages"
+        case _:
+            raise InvalidRequest("one of prompt, prompt_token_ids and messages is required", param="prompt")
+
+
+async def _replies(valid: ValidRequest, service: GatewayService) -> AsyncGenerator[pb.GenerateReply, None]:
+    num_tokens = num_cached = 0
+    finished = False
+    async with aclosing(service.generate(valid)) as updates:
+        async for update in updates:
+            num_tokens += len(update.token_ids)
+            num_cached = max(num_cached, update.num_cached_tokens)
+            finished = update.finish_reason is not None
+            reply = _reply(valid, update)
+            if finished:
+                reply.usage.prompt_tokens = len(valid.prompt_token_ids)
+                reply.usage.completion_tokens = num_tokens
+                reply.usage.cached_tokens = num_cached
+            yield reply
+    if not finished:
+        raise InternalError("the output ended early")
+
+
+def _reply(valid: ValidRequest, update: GenerationUpdate) -> pb.GenerateReply:
+    return pb.GenerateReply(
+        request_id=valid.request_id,
+        base_len=update.base_len,
+        token_ids=update.token_ids,
+        text=update.text,
+        origins=[common.TokenOrigin.ValueType(origin) for origin in update.origins],
+        logprobs=[_logprob(entry) for entry in update.logprobs],
+        finish_reason=common.FinishReason.ValueType(update.finish_reason or 0),
+        stop_reason="" if update.stop_reason is None else str(update.stop_reason),
+        speculation=_speculation(update.speculation) if update.speculation is not None else None,
+    )
+
+
+def _logprob(entry: TokenLogprob) -> common.TokenLogprob:
+    return common.TokenLogprob(
+        logprob=entry.logprob,
+        rank=entry.rank,
+        top_token_ids=entry.top_token_ids,
+        top_logprobs=entry.top_logprobs,
+    )
+
+
+def _speculation(summary: SpeculationSummary) -> pb.SpeculationMetrics:
+    return pb.SpeculationMetrics(
+        mean_acceptance_length=summary.mean_acceptance_length,
+        draft_acceptance_rate=summary.draft_acceptance_rate,
+        acceptance_histogram=summary.acceptance_histogram,
+        num_spec_steps=summary.num_spec_steps,
+        num_accepted_draft_tokens=summary.num_accepted_draft_tokens,
+        num_draft_tokens=summary.num_draft_tokens,
+        num_spec_tokens=summary.num_spec_tokens,
+    )

@@ -1,0 +1,86 @@
+"""The running gateway as the two doors see it (gateway.service.GatewayService)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+
+from gateway.config import GatewayConfig
+from gateway.generation import Generation
+from gateway.requests import GenerationUpdate, ValidRequest
+from gateway.service import ReadyState, RequestLimits, ServedModel, SpecMetricsLevel
+from gateway.tokenizer import Tokenizer
+from shared.commit_log import CommitLog
+from shared.errors import Unavailable
+from shared.messages import VerifierInfo
+from shared.version import outrider_version
+
+
+class LiveService:
+    def __init__(self, config: GatewayConfig, generation: Generation, commit_log: CommitLog) -> None:
+        self._config = config
+        self._generation = generation
+        self._commit_log = commit_log
+        self._created = int(time.time())
+        self._redis_answers = True
+        self._draining = False
+        # What the last verifier said; kept while all of them are away, so that requests can wait for one.
+        self._target: VerifierInfo | None = None
+        self.tokenizer: Tokenizer = generation.tokenizer
+        self.limits = RequestLimits(max_n=config.max_n, max_body_bytes=int(config.max_body_mb * 2**20))
+        self.spec_metrics = SpecMetricsLevel(config.per_request_spec_decode_metrics)
+        self.version = outrider_version()
+
+    @property
+    def model(self) -> ServedModel:
+        target = self._known_target()
+        if target is None:
+            raise Unavailable("no verifier has been reached yet; try again later")
+        methods = {
+            method.name
+            for member in self._generation.drafters.healthy()
+            if member.info is not None
+            for method in member.info.methods
+        }
+        return ServedModel(
+            name=self._config.served_model_name or target.model,
+            max_model_len=target.max_model_len,
+            vocab_size=target.vocab_size,
+            draft_methods=tuple(sorted(methods)),
+            supports_grammars=False,
+            created=self._created,
+        )
+
+    def generate(self, request: ValidRequest) -> AsyncGenerator[GenerationUpdate, None]:
+        if self._draining:
+            raise Unavailable("the gateway is shutting down")
+        return self._generation.generate(request)
+
+    def ready(self) -> ReadyState:
+        """Ready without a drafter too: then everything is decoded without speculation."""
+        if self._draining:
+            return ReadyState(False, "the gateway is shutting down")
+        if not self._redis_answers:
+            return ReadyState(False, "Redis does not answer")
+        if not self._generation.verifiers.healthy():
+            return ReadyState(False, "no verifier is serving")
+        return ReadyState(True)
+
+    def render_metrics(self) -> bytes:
+        metrics = self._generation.metrics
+        metrics.members.labels("verifier").set(len(self._generation.verifiers.healthy()))
+        metrics.members.labels("drafter").set(len(self._generation.drafters.healthy()))
+        return metrics.render()
+
+    def drain(self) -> None:
+        """No new requests from here on; /ready says so."""
+        self._draining = True
+
+    async def check_redis(self) -> None:
+        self._redis_answers = await self._commit_log.ping()
+
+    def _known_target(self) -> VerifierInfo | None:
+        for member in self._generation.verifiers.healthy():
+            self._target = member.info
+            break
+        return self._target

@@ -1,0 +1,76 @@
+"""Prometheus metrics of the gateway, under vLLM's names with our prefix."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from gateway.requests import GenerationUpdate
+from shared.messages import Commit
+from shared.telemetry import TIME_BUCKETS
+
+_FINE_BUCKETS = (0.0001, 0.0002, 0.0005, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
+
+
+class GatewayMetrics:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+        def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
+            return Counter(f"outrider:{name}", text, labels, registry=registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...] = TIME_BUCKETS) -> Histogram:
+            return Histogram(f"outrider:{name}", text, buckets=buckets, registry=registry)
+
+        self.running = Gauge("outrider:num_requests_running", "Choices being decoded.", registry=registry)
+        self.members = Gauge("outrider:fleet_members", "Healthy members.", ["service"], registry=registry)
+        self.draft_timeouts = counter("draft_timeouts", "Proposals that came too late.")
+        self.drafters_lost = counter("drafters_lost", "Drafters lost by a running session.")
+        self.failovers = counter("verifier_failovers", "Sessions moved to another verifier.")
+        self._prompt_tokens = counter("prompt_tokens", "Prompt tokens of started choices.")
+        self._cached_tokens = counter("prompt_tokens_cached", "Prompt tokens found in a prefix cache.")
+        self._generated = counter("generation_tokens", "Tokens emitted.")
+        self._finished = counter("request_success", "Choices finished.", ("finished_reason",))
+        self._failed = counter("request_failure", "Choices ended by an error.", ("error",))
+        self._num_drafts = counter("spec_decode_num_drafts", "Rounds with a draft.", ("method",))
+        self._draft_tokens = counter("spec_decode_num_draft_tokens", "Draft tokens scored.", ("method",))
+        self._accepted_tokens = counter("spec_decode_num_accepted_tokens", "Draft tokens emitted.", ("method",))
+        self._accepted_per_pos = counter(
+            "spec_decode_num_accepted_tokens_per_pos", "Draft tokens emitted, by place in the draft.", ("position",)
+        )
+        self._ttft = histogram("time_to_first_token_seconds", "From request to first token.")
+        self._itl = histogram("inter_token_latency_seconds", "Between two updates of a stream.")
+        self._e2e = histogram("e2e_request_latency_seconds", "From request to last token.")
+        self._round = histogram("round_seconds", "One round: propose, verify.")
+        self._overhead = histogram("round_overhead_seconds", "Round less forward times.", _FINE_BUCKETS)
+
+    def render(self) -> bytes:
+        return generate_latest(self._registry)
+
+    def observe_round(self, round_s: float, overhead_s: float) -> None:
+        self._round.observe(round_s)
+        self._overhead.observe(overhead_s)
+
+    def observe_commit(self, commit: Commit, method: str) -> None:
+        self._generated.inc(len(commit.token_ids))
+        if commit.num_draft_tokens:
+            self._num_drafts.labels(method).inc()
+            self._draft_tokens.labels(method).inc(commit.num_draft_tokens)
+            self._accepted_tokens.labels(method).inc(commit.num_accepted_tokens)
+            for position in range(commit.num_accepted_tokens):
+                self._accepted_per_pos.labels(str(position)).inc()
+
+    def observe_update(self, update: GenerationUpdate, since_start_s: float, since_last_s: float | None) -> None:
+        if since_last_s is None:
+            self._ttft.observe(since_start_s)
+            self._cached_tokens.inc(update.num_cached_tokens)
+        else:
+            self._itl.observe(since_last_s)
+        if update.finish_reason is not None:
+            self._e2e.observe(since_start_s)
+            self._finished.labels(update.finish_reason.name.lower()).inc()
+
+    def observe_start(self, prompt_len: int) -> None:
+        self._prompt_tokens.inc(prompt_len)
+
+    def observe_failure(self, error: BaseException) -> None:
+        self._failed.labels(type(error).__name__).inc()

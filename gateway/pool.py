@@ -1,0 +1,133 @@
+"""Who is there: the members of a fleet, found by name, watched by health, chosen by load.
+
+An address is host:port. A host name with several addresses (Docker Compose, a Kubernetes headless service) is several
+members; names are looked up again all the time, so members join and leave while requests run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import grpc.aio
+
+from shared import rpc
+
+log = logging.getLogger(__name__)
+
+InfoT = TypeVar("InfoT")
+FetchInfo = Callable[[grpc.aio.Channel, float], Awaitable[InfoT]]
+
+WATCH_INTERVAL_S = 1.0
+CHECK_TIMEOUT_S = 2.0
+
+
+@dataclass
+class Member(Generic[InfoT]):
+    """One process of the fleet. `num_sessions` counts this gateway's own sessions there."""
+
+    address: str
+    channel: grpc.aio.Channel
+    info: InfoT | None = None
+    healthy: bool = False
+    num_sessions: int = field(default=0)
+
+
+class Pool(Generic[InfoT]):
+    """Watches one fleet in the background between `start` and `close`."""
+
+    def __init__(self, service: str, addresses: Sequence[str], fetch_info: FetchInfo[InfoT]) -> None:
+        self._service = service
+        self._addresses = tuple(addresses)
+        self._fetch_info = fetch_info
+        self._members: dict[str, Member[InfoT]] = {}
+        self._watcher: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+
+    async def start(self) -> None:
+        await self.refresh()
+        self._watcher = asyncio.create_task(self._watch(), name=f"watch-{self._service}")
+
+    async def close(self) -> None:
+        if self._watcher is not None:
+            self._watcher.cancel()
+            await asyncio.gather(self._watcher, return_exceptions=True)
+        for member in self._members.values():
+            await member.channel.close()
+
+    @property
+    def members(self) -> list[Member[InfoT]]:
+        return list(self._members.values())
+
+    def healthy(self) -> list[Member[InfoT]]:
+        """Members that answer, the least loaded first."""
+        ready = [member for member in self._members.values() if member.healthy and member.info is not None]
+        return sorted(ready, key=lambda member: member.num_sessions)
+
+    def mark_lost(self, member: Member[InfoT]) -> None:
+        """Takes a member out until its next good health check."""
+        member.healthy = False
+
+    async def wait_for_change(self, timeout_s: float) -> None:
+        """Returns after the next look at the fleet, or after the timeout."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
+
+    async def refresh(self) -> None:
+        """One look at the whole fleet."""
+        found = [address for name in self._addresses for address in await _resolve(name)]
+        for address in found:
+            if address not in self._members:
+                self._members[address] = Member(address, rpc.open_channel(address))
+        for address in set(self._members) - set(found):
+            member = self._members[address]
+            member.healthy = False
+            if member.num_sessions == 0:
+                del self._members[address]
+                await member.channel.close()
+        await asyncio.gather(*(self._check(self._members[address]) for address in dict.fromkeys(found)))
+        self._changed.set()
+        self._changed.clear()
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(WATCH_INTERVAL_S)
+            try:
+                await self.refresh()
+            except Exception:
+                log.exception("looking at the %s fleet failed; trying again", self._service)
+
+    async def _check(self, member: Member[InfoT]) -> None:
+        healthy = await rpc.is_serving(member.channel, CHECK_TIMEOUT_S)
+        if healthy:
+            try:
+                member.info = await self._fetch_info(member.channel, CHECK_TIMEOUT_S)
+            except grpc.RpcError:
+                healthy = False
+        if healthy != member.healthy:
+            log.info("%s %s is %s", self._service, member.address, "there" if healthy else "gone")
+        member.healthy = healthy
+
+
+async def _resolve(name: str) -> list[str]:
+    """host:port -> every address of the host, in a stable order; [] while the name is not known."""
+    host, _, port = name.rpartition(":")
+    bare = host.strip("[]")
+    try:
+        ipaddress.ip_address(bare)
+        return [name]
+    except ValueError:
+        pass
+    try:
+        entries = await asyncio.get_running_loop().getaddrinfo(bare, int(port), type=socket.SOCK_STREAM)
+    except OSError:
+        return []
+    hosts = sorted({str(entry[4][0]) for entry in entries})
+    return [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host in hosts]

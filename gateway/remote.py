@@ -1,0 +1,147 @@
+"""The gRPC side of the seam: one session's stream to a verifier and to a drafter."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc.aio
+
+from outrider.v1 import drafter_pb2_grpc, verifier_pb2_grpc
+from shared import wire
+from shared.errors import (
+    CommitRefused,
+    DrafterLost,
+    ExactModeRefused,
+    InvalidRequest,
+    OutriderError,
+    Overloaded,
+    Unavailable,
+    VerifierLost,
+)
+from shared.messages import Commit, DraftStep, ProposalReply, SessionSpec, VerifyStep
+
+# A status that says the request itself is at fault; every other one means that the peer is lost.
+_STATUS_ERRORS: dict[grpc.StatusCode, type[OutriderError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
+    grpc.StatusCode.FAILED_PRECONDITION: ExactModeRefused,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
+    grpc.StatusCode.ABORTED: CommitRefused,
+}
+
+
+async def _error_of(call: Any, lost: type[Unavailable], peer: str) -> OutriderError:
+    """Why a stream has ended. The detail of a request's fault starts with the field's name and a colon."""
+    code, detail = await call.code(), await call.details() or ""
+    kind = _STATUS_ERRORS.get(code)
+    if kind is None:
+        return lost(f"{peer}: {code.name if code else 'stream ended'} {detail}".rstrip())
+    param, separator, message = detail.partition(": ")
+    if separator and " " not in param:
+        return kind(message, param=param)
+    return kind(detail)
+
+
+class RemoteVerifier:
+    """One session's stream to a verifier (gateway.interfaces.Verifier)."""
+
+    def __init__(self, channel: grpc.aio.Channel, address: str) -> None:
+        self._stub: Any = verifier_pb2_grpc.VerifierStub(channel)
+        self._address = address
+        self._call: Any = None
+
+    async def open(self, spec: SessionSpec) -> None:
+        self._call = self._stub.Session()
+        await self._write(wire.open_verifier(spec))
+
+    async def verify(self, step: VerifyStep) -> AsyncIterator[Commit]:
+        await self._write(wire.verify_step_to_wire(step))
+        more = True
+        while more:
+            reply = await self._read()
+            commit = wire.commit_from_wire(reply.commit)
+            more = commit.more
+            yield commit
+
+    async def close(self) -> None:
+        if self._call is not None:
+            self._call.cancel()
+
+    async def _write(self, message: Any) -> None:
+        try:
+            await self._call.write(message)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            raise await _error_of(self._call, VerifierLost, self._address) from None
+
+    async def _read(self) -> Any:
+        try:
+            reply = await self._call.read()
+        except grpc.aio.AioRpcError:
+            raise await _error_of(self._call, VerifierLost, self._address) from None
+        if reply is grpc.aio.EOF:
+            raise await _error_of(self._call, VerifierLost, self._address)
+        return reply
+
+
+class RemoteDrafter:
+    """One session's stream to a drafter (gateway.interfaces.Drafter).
+
+    Replies are read by a task of their own: cancelling a read would end the whole stream, and a proposal that is no
+    longer waited for must not.
+    """
+
+    def __init__(self, channel: grpc.aio.Channel, address: str) -> None:
+        self._stub: Any = drafter_pb2_grpc.DrafterStub(channel)
+        self._address = address
+        self._call: Any = None
+        self._reader: asyncio.Task[None] | None = None
+        self._replies: asyncio.Queue[ProposalReply | OutriderError] = asyncio.Queue()
+
+    async def open(self, spec: SessionSpec) -> None:
+        self._call = self._stub.Session()
+        self._reader = asyncio.create_task(self._read_forever())
+        await self._write(wire.open_drafter(spec))
+
+    async def propose(self, step: DraftStep) -> ProposalReply:
+        await self._write(wire.draft_step_to_wire(step))
+        while True:
+            reply = await self._replies.get()
+            if isinstance(reply, OutriderError):
+                self._replies.put_nowait(reply)  # whoever asks next gets the same answer
+                raise reply
+            # A reply that stands elsewhere answers a step that was given up.
+            if reply.proposal.base_len == step.committed_len:
+                return reply
+
+    async def advance(self, step: DraftStep) -> None:
+        await self._write(wire.draft_step_to_wire(step))
+
+    async def close(self) -> None:
+        if self._call is not None:
+            self._call.cancel()
+        if self._reader is not None:
+            self._reader.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._reader
+
+    async def _read_forever(self) -> None:
+        try:
+            while (reply := await self._call.read()) is not grpc.aio.EOF:
+                if reply.WhichOneof("reply") == "proposal":
+                    self._replies.put_nowait(wire.proposal_reply_from_wire(reply.proposal))
+        except grpc.aio.AioRpcError:
+            pass
+        except OutriderError as broken:
+            self._replies.put_nowait(DrafterLost(f"{self._address}: broken reply: {broken.message}"))
+            return
+        error = await _error_of(self._call, DrafterLost, self._address)
+        self._replies.put_nowait(DrafterLost(error.message))
+
+    async def _write(self, message: Any) -> None:
+        try:
+            await self._call.write(message)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            error = await _error_of(self._call, DrafterLost, self._address)
+            raise DrafterLost(error.message) from None

@@ -1,0 +1,109 @@
+"""The checks that both doors share. Each raises InvalidRequest (or UnknownModel) that names the field."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gateway.requests import METHOD_AUTO, METHOD_OFF, SpeculationRequest
+from gateway.service import RequestLimits, ServedModel
+from shared.errors import InvalidRequest, UnknownModel
+from shared.sampling_params import SpeculationMode
+
+
+def check_model(name: str | None, model: ServedModel) -> None:
+    """None is the served model."""
+    if name is not None and name != model.name:
+        raise UnknownModel(f"model {name[:200]!r} is not served, the model here is {model.name!r}", param="model")
+
+
+def check_token_ids(token_ids: Sequence[int], model: ServedModel, param: str) -> None:
+    for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
+        if not 0 <= token_id < model.vocab_size:
+            raise InvalidRequest(
+                f"{param}: token id {token_id} is outside the vocabulary [0, {model.vocab_size})", param=param
+            )
+
+
+def check_prompt(token_ids: Sequence[int], model: ServedModel, param: str) -> None:
+    """At least one token, all in the vocabulary, and room for one more in the context."""
+    if not token_ids:
+        raise InvalidRequest(f"{param} is empty: it has no tokens", param=param)
+    check_token_ids(token_ids, model, param)
+    if len(token_ids) + 1 > model.max_model_len:
+        raise InvalidRequest(
+            f"{param} has {len(token_ids)} tokens; with one output token that is over the model's context of "
+            f"{model.max_model_len} tokens",
+            param=param,
+        )
+
+
+def truncate_prompt(
+    token_ids: list[int], limit: int | None, side: str, num_output_tokens: int, model: ServedModel
+) -> list[int]:
+    """Keeps `limit` tokens, the last ones for side "left"; -1 keeps what the context allows next to the output."""
+    if side not in ("left", "right"):
+        raise InvalidRequest('truncation_side must be "left" or "right"', param="truncation_side")
+    if limit is None:
+        return token_ids
+    if limit == -1:
+        limit = max(1, model.max_model_len - num_output_tokens)
+    if not 1 <= limit <= model.max_model_len:
+        raise InvalidRequest(
+            f"truncate_prompt_tokens must be -1 or between 1 and {model.max_model_len}, got {limit}",
+            param="truncate_prompt_tokens",
+        )
+    return token_ids[-limit:] if side == "left" else token_ids[:limit]
+
+
+def output_budget(requested: int | None, default: int | None, prompt_len: int, model: ServedModel, param: str) -> int:
+    """max_tokens: what was asked for if it fits, else the default, cut to the context; no default: all of it."""
+    room = model.max_model_len - prompt_len
+    if requested is None:
+        return room if default is None else min(default, room)
+    if requested < 1:
+        raise InvalidRequest(f"{param} must be at least 1, got {requested}", param=param)
+    if requested > room:
+        raise InvalidRequest(
+            f"{param} is {requested}, but the prompt's {prompt_len} tokens leave room for {room} in the model's "
+            f"context of {model.max_model_len} tokens",
+            param=param,
+        )
+    return requested
+
+
+def check_stop(stop: Sequence[str], limits: RequestLimits) -> None:
+    if len(stop) > limits.max_stop_strings:
+        raise InvalidRequest(f"stop has {len(stop)} strings, the most is {limits.max_stop_strings}", param="stop")
+    for text in stop:
+        if not text:
+            raise InvalidRequest("stop must not hold an empty string", param="stop")
+        if len(text) > limits.max_stop_chars:
+            raise InvalidRequest(
+                f"stop has a string of {len(text)} characters, the most is {limits.max_stop_chars}", param="stop"
+            )
+
+
+def check_speculation(
+    method: str | None, num_speculative_tokens: int | None, mode: str | None, model: ServedModel
+) -> SpeculationRequest:
+    """None is the server's default."""
+    choices = (METHOD_AUTO, METHOD_OFF, *model.draft_methods)
+    if method is not None and method not in choices:
+        raise InvalidRequest(
+            f"speculation.method {method[:80]!r} is none of {', '.join(choices)}", param="speculation.method"
+        )
+    most = model.max_speculative_tokens
+    if num_speculative_tokens is not None and not 1 <= num_speculative_tokens <= most:
+        raise InvalidRequest(
+            f"speculation.num_speculative_tokens must be between 1 and {most}, got {num_speculative_tokens}; "
+            'method "off" turns speculation off',
+            param="speculation.num_speculative_tokens",
+        )
+    modes = {entry.value: entry for entry in SpeculationMode}
+    if mode is not None and mode not in modes:
+        raise InvalidRequest(f"speculation.mode {mode[:80]!r} is none of {', '.join(modes)}", param="speculation.mode")
+    return SpeculationRequest(
+        method=method or METHOD_AUTO,
+        num_speculative_tokens=num_speculative_tokens or 0,
+        mode=modes[mode] if mode is not None else None,
+    )

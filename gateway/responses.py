@@ -1,0 +1,296 @@
+"""Updates of the generation to the JSON of answers: `WholeAnswer` for one body, `AnswerStream` for server-sent events.
+
+Not here: HTTP (app.py, sse.py), what a field means (openai_convert.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from gateway.logprobs import (
+    chat_logprobs,
+    completion_logprobs,
+    echo_logprobs,
+    join_completion_logprobs,
+    prompt_logprobs,
+)
+from gateway.openai_convert import Prepared
+from gateway.requests import GenerationUpdate
+from gateway.response_types import (
+    Annotation,
+    ChatChoice,
+    ChatChunkChoice,
+    ChatCompletion,
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+)
+from gateway.service import SpecMetricsLevel
+from gateway.tokenizer import Tokenizer
+from gateway.usage import Account
+from shared.messages import FinishReason, TokenLogprob, TokenOrigin
+
+_FINISH = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.ABORT: "abort"}
+_ORIGIN = {origin: origin.name.lower() for origin in TokenOrigin}
+# Clients in several languages split events at these, though the standard splits at CR and LF alone.
+_LINE_BREAKS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
+
+
+def to_json(value: object) -> str:
+    """Compact; raises ValueError on NaN, which is no JSON."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return text if text.isascii() else text.translate(_LINE_BREAKS)
+
+
+def merge_updates(updates: Sequence[GenerationUpdate]) -> GenerationUpdate:
+    """All updates of one choice as one."""
+    first, last = updates[0], updates[-1]
+    return GenerationUpdate(
+        choice_index=first.choice_index,
+        base_len=first.base_len,
+        token_ids=tuple(token_id for update in updates for token_id in update.token_ids),
+        text="".join(update.text for update in updates),
+        token_texts=tuple(text for update in updates for text in update.token_texts),
+        origins=tuple(origin for update in updates for origin in update.origins),
+        logprobs=tuple(entry for update in updates for entry in update.logprobs),
+        prompt_logprobs=next((update.prompt_logprobs for update in updates if update.prompt_logprobs), ()),
+        finish_reason=last.finish_reason,
+        stop_reason=last.stop_reason,
+    )
+
+
+class _Shape:
+    """What both forms of an answer share: one choice's parts."""
+
+    def __init__(self, prepared: Prepared, tokenizer: Tokenizer, level: SpecMetricsLevel, version: str) -> None:
+        self.prepared = prepared
+        self.options = prepared.options
+        self.tokenizer = tokenizer
+        self.account = Account(prepared, level)
+        self.fingerprint = f"outrider-{version}"
+
+    def head(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self.options.answer_id,
+            "object": kind,
+            "created": self.options.created,
+            "model": self.options.model,
+            "system_fingerprint": self.fingerprint,
+        }
+
+    def prompt(self, prompt_index: int) -> tuple[int, ...]:
+        return self.prepared.requests[prompt_index].prompt_token_ids
+
+    def echo_text(self, prompt_index: int) -> str:
+        texts = self.options.echo_texts
+        return texts[prompt_index] if texts is not None else ""
+
+    def echo(self, prompt_index: int, entries: Sequence[TokenLogprob]) -> CompletionLogprobs | None:
+        """The prompt's log-probabilities, when both echo and logprobs were asked for."""
+        if self.options.echo_texts is None or self.options.num_logprobs is None:
+            return None
+        return echo_logprobs(self.tokenizer, self.prompt(prompt_index), entries, self.options.num_logprobs)
+
+    def completion_choice(self, index: int, update: GenerationUpdate, text_offset: int) -> CompletionChoice:
+        options = self.options
+        choice: CompletionChoice = {
+            "index": index,
+            "text": "" if options.drop_output else update.text,
+            "logprobs": None,
+            "finish_reason": _finish(update),
+            "stop_reason": update.stop_reason,
+        }
+        if options.drop_output:
+            choice["finish_reason"], choice["stop_reason"] = "length", None
+        elif options.num_logprobs is not None and update.token_ids:
+            choice["logprobs"] = completion_logprobs(
+                self.tokenizer,
+                update.token_ids,
+                update.token_texts,
+                update.logprobs,
+                options.num_logprobs,
+                text_offset,
+            )
+        if options.return_token_ids:
+            choice["token_ids"] = [] if options.drop_output else list(update.token_ids)
+        if self.annotated:
+            choice["outrider"] = self.annotation(update)
+        return choice
+
+    @property
+    def annotated(self) -> bool:
+        return (self.options.annotate or self.options.return_token_ids) and not self.options.drop_output
+
+    def annotation(self, update: GenerationUpdate) -> Annotation:
+        return {
+            "origins": [_ORIGIN[origin] for origin in update.origins],
+            "token_ids": list(update.token_ids),
+            "token_texts": list(update.token_texts),
+        }
+
+    def chat_parts(self, index: int, update: GenerationUpdate) -> dict[str, Any]:
+        """A chat choice without its message or delta."""
+        options = self.options
+        parts: dict[str, Any] = {
+            "index": index,
+            "logprobs": None,
+            "finish_reason": _finish(update),
+            "stop_reason": update.stop_reason,
+        }
+        if options.num_logprobs is not None and update.token_ids:
+            parts["logprobs"] = chat_logprobs(self.tokenizer, update.token_ids, update.logprobs, options.num_logprobs)
+        if options.return_token_ids:
+            parts["token_ids"] = list(update.token_ids)
+        if self.annotated:
+            parts["outrider"] = self.annotation(update)
+        return parts
+
+
+def _finish(update: GenerationUpdate) -> str | None:
+    return _FINISH[update.finish_reason] if update.finish_reason is not None else None
+
+
+class WholeAnswer:
+    """Collects all updates, then gives the whole body."""
+
+    def __init__(self, prepared: Prepared, tokenizer: Tokenizer, level: SpecMetricsLevel, version: str) -> None:
+        self._shape = _Shape(prepared, tokenizer, level, version)
+        self._updates: dict[int, list[GenerationUpdate]] = {}
+
+    def add(self, prompt_index: int, update: GenerationUpdate) -> None:
+        self._shape.account.add(prompt_index, update)
+        self._updates.setdefault(self._shape.account.choice(prompt_index, update), []).append(update)
+
+    def body(self) -> Completion | ChatCompletion:
+        """Raises InternalError when a choice has not finished."""
+        account = self._shape.account
+        account.check_finished()
+        chat = self._shape.options.chat
+        body: Any = self._shape.head("chat.completion" if chat else "text_completion")
+        merged = {index: merge_updates(updates) for index, updates in sorted(self._updates.items())}
+        make = self._chat_choice if chat else self._completion_choice
+        body["choices"] = [make(index, update) for index, update in merged.items()]
+        body["usage"] = account.usage()
+        metrics = account.metrics()
+        if metrics is not None:
+            body["metrics"] = metrics
+        if chat:
+            self._add_prompt(body, merged[0])
+        answer: Completion | ChatCompletion = body
+        return answer
+
+    def _prompt_index(self, choice: int) -> int:
+        return choice // self._shape.prepared.requests[0].n
+
+    def _completion_choice(self, index: int, update: GenerationUpdate) -> CompletionChoice:
+        prompt_index = self._prompt_index(index)
+        echo_text = self._shape.echo_text(prompt_index)
+        choice = self._shape.completion_choice(index, update, len(echo_text))
+        choice["text"] = echo_text + choice["text"]
+        echo = self._shape.echo(prompt_index, update.prompt_logprobs)
+        if echo is not None:
+            own = choice["logprobs"]
+            choice["logprobs"] = echo if own is None else join_completion_logprobs(echo, own)
+        self._add_prompt(choice, update)
+        return choice
+
+    def _add_prompt(self, target: Any, update: GenerationUpdate) -> None:
+        """On the choice for completions, at the top for chat, as in vLLM."""
+        options = self._shape.options
+        prompt = self._shape.prompt(0 if options.chat else self._prompt_index(target["index"]))
+        if options.return_token_ids:
+            target["prompt_token_ids"] = list(prompt)
+        if options.prompt_logprobs:
+            target["prompt_logprobs"] = prompt_logprobs(self._shape.tokenizer, prompt, update.prompt_logprobs)
+
+    def _chat_choice(self, index: int, update: GenerationUpdate) -> ChatChoice:
+        choice: Any = self._shape.chat_parts(index, update)
+        choice["message"] = {"role": "assistant", "content": update.text}
+        answer: ChatChoice = choice
+        return answer
+
+
+class AnswerStream:
+    """Each update to the bytes of its events. After the last update, `end()`; after an error, nothing."""
+
+    def __init__(self, prepared: Prepared, tokenizer: Tokenizer, level: SpecMetricsLevel, version: str) -> None:
+        self._shape = _Shape(prepared, tokenizer, level, version)
+        options = prepared.options
+        head = to_json(self._shape.head("chat.completion.chunk" if options.chat else "text_completion"))
+        self._head = head[:-1]
+        self._offsets: dict[int, int] = {}
+        # An event's id is the output index reached, which means something for a single output only.
+        self._has_ids = sum(request.n for request in prepared.requests) == 1
+
+    def events(self, prompt_index: int, update: GenerationUpdate) -> bytes:
+        """May be empty: tokens whose text is held back, when the caller did not ask for the tokens themselves."""
+        account = self._shape.account
+        account.add(prompt_index, update)
+        index = account.choice(prompt_index, update)
+        events = []
+        if index not in self._offsets:
+            self._offsets[index] = 0
+            opening = self._opening(index, prompt_index, update)
+            if opening is not None:
+                events.append(opening)
+        if self._worth_an_event(update):
+            choice = self._choice(index, update)
+            usage = account.choice_usage(prompt_index, index) if self._shape.options.continuous_usage else None
+            event = self._event({"choices": [choice], **({"usage": usage} if usage is not None else {})})
+            end = update.base_len + len(update.token_ids)
+            events.append(f"id: {end}\n{event}" if self._has_ids else event)
+        self._offsets[index] += sum(map(len, update.token_texts))
+        return "".join(events).encode()
+
+    def _worth_an_event(self, update: GenerationUpdate) -> bool:
+        options = self._shape.options
+        if update.finish_reason is not None:
+            return True
+        if options.drop_output:
+            return False
+        wants_tokens = options.num_logprobs is not None or self._shape.annotated
+        return bool(update.text) or (wants_tokens and bool(update.token_ids))
+
+    def _choice(self, index: int, update: GenerationUpdate) -> CompletionChoice | ChatChunkChoice:
+        if not self._shape.options.chat:
+            return self._shape.completion_choice(index, update, self._offsets[index])
+        choice: Any = self._shape.chat_parts(index, update)
+        choice["delta"] = {"content": update.text} if update.text else {}
+        answer: ChatChunkChoice = choice
+        return answer
+
+    def _opening(self, index: int, prompt_index: int, update: GenerationUpdate) -> str | None:
+        """The first event of a choice: the role in a chat, the echoed prompt in a completion."""
+        options = self._shape.options
+        choice: Any = {"index": index, "logprobs": None, "finish_reason": None, "stop_reason": None}
+        event: dict[str, Any] = {"choices": [choice]}
+        if options.chat:
+            choice["delta"] = {"role": "assistant", "content": ""}
+        else:
+            choice["text"] = self._shape.echo_text(prompt_index)
+            choice["logprobs"] = self._shape.echo(prompt_index, update.prompt_logprobs)
+            self._offsets[index] = len(choice["text"])
+        if options.return_token_ids:
+            holder = event if options.chat else choice
+            holder["prompt_token_ids"] = list(self._shape.prompt(prompt_index))
+        elif not options.chat and options.echo_texts is None:
+            return None
+        return self._event(event)
+
+    def _event(self, fields: dict[str, Any]) -> str:
+        return f"data: {self._head},{to_json(fields)[1:]}\n\n"
+
+    def end(self) -> bytes:
+        """The usage, if asked for, and the end mark. Raises InternalError when a choice has not finished."""
+        account = self._shape.account
+        account.check_finished()
+        events = ""
+        if self._shape.options.include_usage:
+            fields: dict[str, Any] = {"choices": [], "usage": account.usage()}
+            metrics = account.metrics()
+            if metrics is not None:
+                fields["metrics"] = metrics
+            events = self._event(fields)
+        return (events + "data: [DONE]\n\n").encode()

@@ -1,0 +1,69 @@
+"""What the compiled half of CPU attention is told about a call: one record of numbers and addresses."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class CallFields(NamedTuple):
+    """Addresses and strides in bytes; tensors as in `reference`."""
+
+    query: int
+    query_row_stride: int
+    query_head_stride: int
+    query_is_bf16: int  # and so is the output
+    out: int  # [T, Hq, Dv], contiguous
+    key_cache: int
+    key_block_stride: int
+    key_head_stride: int
+    key_slot_stride: int
+    value_cache: int
+    value_block_stride: int
+    value_head_stride: int
+    value_slot_stride: int
+    cache_is_bf16: int
+    num_blocks: int
+    block_size: int
+    num_kv_heads: int
+    group: int  # query heads of a key/value head
+    head_dim: int
+    value_dim: int
+    block_tables: int
+    block_table_stride: int
+    context_lens: int
+    query_starts: int
+    tree_starts: int
+    parents: int
+    item_starts: int  # int64 [S+1]: ranges of the sessions' work items
+    num_items: int
+    rows_per_item: int
+    sliding_window: int  # 0: none
+    sinks: int  # fp32 [Hq]; 0: none
+    counters: int  # int64 [3]: next item, next thread, error
+    scratch: int  # working memory of the first thread
+    scratch_stride: int  # to that of the next
+    # Places in a thread's working memory, all floats but the last two; its queries are at 0.
+    at_keys: int  # [head_dim, TILE]
+    at_values: int  # [TILE, value_dim padded]
+    at_scores: int  # [rows, TILE]: scores, then weights
+    at_sums: int  # [rows, value_dim padded]: weighted values so far
+    at_norms: int  # [rows, LANES]: weights so far, lane by lane
+    at_maxima: int  # [rows]
+    at_ranges: int  # int64 [rows, 2]: half-open range of logical positions
+    at_slots: int  # int64 [2, TILE]: addresses of the tile's keys and values
+    scaling: float
+    softcap: float  # 0: none
+
+
+Call = np.dtype(
+    [(name, np.float64 if kind == "float" else np.int64) for name, kind in CallFields.__annotations__.items()]
+)
+
+# Values of the error counter.
+ERROR_BLOCK, ERROR_PARENT = 1, 2
+ERRORS = {
+    ERROR_BLOCK: "block_tables names a block outside the cache",
+    ERROR_PARENT: "a row of a tree stands below itself or a later row",
+}

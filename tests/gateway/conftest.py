@@ -1,0 +1,32 @@
+"""The demo model's tokenizer, a service that plays a script, and an HTTP client straight into the app."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+from gateway_script import ScriptedService
+
+from gateway.app import create_app
+from gateway.tokenizer import Tokenizer
+
+DEMO_TARGET = Path(__file__).parents[2] / "models" / "demo-target"
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.load(DEMO_TARGET)
+
+
+@pytest.fixture
+def service(tokenizer: Tokenizer) -> ScriptedService:
+    return ScriptedService(tokenizer)
+
+
+@pytest.fixture
+async def http(service: ScriptedService) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(app=create_app(service))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        yield client

@@ -1,0 +1,128 @@
+"""A GatewayService for tests of the two doors: tokens come from a script instead of a model.
+
+It behaves as the contract says: choices interleave, closing it frees what it holds (`num_open` counts that), the
+text goes through the real detokenizer, stop strings included.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+
+from gateway.detokenizer import IncrementalDetokenizer
+from gateway.requests import GenerationUpdate, SpeculationSummary, ValidRequest
+from gateway.service import ReadyState, RequestLimits, ServedModel, SpecMetricsLevel
+from gateway.tokenizer import Tokenizer
+from shared.messages import FinishReason, TokenLogprob, TokenOrigin
+
+ORIGINS = (TokenOrigin.ACCEPTED, TokenOrigin.ACCEPTED, TokenOrigin.CORRECTED, TokenOrigin.TARGET, TokenOrigin.BONUS)
+
+
+@dataclass
+class Script:
+    """`text` is what the model says, `commit_len` tokens per commit; `error` is raised before update `error_at`."""
+
+    text: str = "Paris is the capital 漢字 👩‍👩‍👧 of France."
+    commit_len: int = 3
+    delay_s: float = 0.0
+    error: Exception | None = None
+    error_at: int = 0
+    endless: bool = False
+    ends_early: bool = False
+
+
+@dataclass
+class ScriptedService:
+    tokenizer: Tokenizer
+    script: Script = field(default_factory=Script)
+    limits: RequestLimits = field(default_factory=RequestLimits)
+    spec_metrics: SpecMetricsLevel = SpecMetricsLevel.SUMMARY
+    version: str = "1.2.3"
+    state: ReadyState = field(default_factory=lambda: ReadyState(True))
+    model: ServedModel = field(
+        default_factory=lambda: ServedModel("demo", 512, 4096, ("ngram", "draft_model"), created=1_700_000_000)
+    )
+    num_open: int = 0
+    num_opened: int = 0
+    requests: list[ValidRequest] = field(default_factory=list)
+
+    def ready(self) -> ReadyState:
+        return self.state
+
+    def render_metrics(self) -> bytes:
+        return b"# HELP outrider:up One.\n"
+
+    async def generate(self, request: ValidRequest) -> AsyncGenerator[GenerationUpdate, None]:
+        self.requests.append(request)
+        self.num_open += 1
+        self.num_opened += 1
+        try:
+            rows = [self._choice(request, choice) for choice in range(request.n)]
+            longest = max(len(row) for row in rows)
+            for step in range(longest):
+                for row in rows:
+                    if self.script.error is not None and step == self.script.error_at:
+                        raise self.script.error
+                    await asyncio.sleep(self.script.delay_s)
+                    if step < len(row):
+                        yield row[step]
+            while self.script.endless:
+                await asyncio.sleep(3600)
+        finally:
+            await asyncio.sleep(0)  # real clean-up takes a turn of the loop too
+            self.num_open -= 1
+
+    def _choice(self, request: ValidRequest, choice: int) -> list[GenerationUpdate]:
+        """All updates of one choice; choice k says the text k + 1 times."""
+        params = request.sampling_params
+        token_ids = self.tokenizer.encode(self.script.text * (choice + 1), add_special_tokens=False)
+        finish = FinishReason.LENGTH if len(token_ids) >= params.max_tokens else FinishReason.STOP
+        token_ids = token_ids[: params.max_tokens]
+        detokenizer = IncrementalDetokenizer(
+            self.tokenizer,
+            request.prompt_token_ids,
+            request.skip_special_tokens,
+            request.stop,
+            request.include_stop_str_in_output,
+            params.min_tokens,
+        )
+        updates: list[GenerationUpdate] = []
+        for base_len in range(0, len(token_ids), self.script.commit_len):
+            group = token_ids[base_len : base_len + self.script.commit_len]
+            piece = detokenizer.process(group)
+            kept = group[: piece.num_tokens_kept]
+            last = base_len + len(group) == len(token_ids) or piece.stop_reason is not None
+            ended = last and not (self.script.endless or self.script.ends_early)
+            updates.append(
+                GenerationUpdate(
+                    choice_index=choice,
+                    base_len=base_len,
+                    token_ids=tuple(kept),
+                    text=piece.text + (detokenizer.finish() if last else ""),
+                    token_texts=piece.token_texts,
+                    origins=tuple(ORIGINS[(base_len + place) % len(ORIGINS)] for place in range(len(kept))),
+                    logprobs=self._logprobs(kept, params.num_logprobs),
+                    prompt_logprobs=self._prompt_logprobs(request) if base_len == 0 else (),
+                    num_cached_tokens=2 if base_len == 0 else 0,
+                    finish_reason=(FinishReason.STOP if piece.stop_reason else finish) if ended else None,
+                    stop_reason=piece.stop_reason,
+                    speculation=SpeculationSummary(5, 4, 20, 6, (1, 1, 1, 1), (0, 1, 2, 3), (5, 5, 5, 5))
+                    if ended and request.speculation.method != "off"
+                    else None,
+                )
+            )
+            if last:
+                break
+        return updates
+
+    def _logprobs(self, token_ids: list[int], num_top: int | None) -> tuple[TokenLogprob, ...]:
+        """Token t has log-probability -t/1000 and rank 2; the likeliest others are 10, 11, ..."""
+        if num_top is None:
+            return ()
+        top_ids = tuple(range(10, 10 + num_top))
+        top_logprobs = tuple(-0.5 - place for place in range(num_top))
+        return tuple(TokenLogprob(-token_id / 1000, 2, top_ids, top_logprobs) for token_id in token_ids)
+
+    def _prompt_logprobs(self, request: ValidRequest) -> tuple[TokenLogprob, ...]:
+        return self._logprobs(list(request.prompt_token_ids), request.sampling_params.num_prompt_logprobs)
