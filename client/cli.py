@@ -23,7 +23,7 @@ DEMO_PROMPT = '''def read_lines(path):
     """Return the lines of a text file as a list."""
 '''
 
-app = typer.Typer(help="Lossless speculative decoding for LLM serving.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Lossless speculative decoding for LLM serving.", no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 console = Console(highlight=False)
 errors = Console(stderr=True, highlight=False)
 
@@ -95,6 +95,7 @@ def up(
     """
     with _clear_errors():
         settings = _settings(model, draft_model, host, port, grpc_port, redis_url, dtype, drafters, speculative_config)
+        signal.signal(signal.SIGTERM, _raise_interrupt)  # the children are in sessions of their own
         stack = Stack(settings, run_dir, _say)
         state = stack.start()
         _show_running(state)
@@ -166,6 +167,7 @@ def demo(
         settings = _settings(
             "models/demo-target", "models/demo-draft", "127.0.0.1", port, grpc_port, redis_url, "auto", 1, ""
         )
+        signal.signal(signal.SIGTERM, _raise_interrupt)  # the children are in sessions of their own
         stack = Stack(settings, run_dir, _say)
         state = stack.start()
         try:
@@ -195,7 +197,6 @@ def version() -> None:
 
 def _run_until_interrupt(stack: Stack) -> None:
     console.print("Ctrl-C stops the stack")
-    signal.signal(signal.SIGTERM, _raise_interrupt)
     try:
         dead = stack.wait()
     except KeyboardInterrupt:
@@ -231,6 +232,8 @@ class _clear_errors:
         if isinstance(error, ConfigError | InvalidRequest):
             errors.print(f"outrider: {error.message}", style="red", markup=False)
             raise typer.Exit(2) from None
+        if isinstance(error, KeyboardInterrupt):
+            raise typer.Exit(130) from None
         if isinstance(error, OutriderError):
             errors.print(f"outrider: {error.message}", style="red", markup=False)
             raise typer.Exit(1) from None

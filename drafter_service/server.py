@@ -26,8 +26,10 @@ class DrafterServicer(pb_grpc.DrafterServicer):
             format=wire.proposal_reply_to_wire,
         )
 
-    def Session(self, request_iterator: AsyncIterator[Any], context: Any) -> AsyncIterator[pb.DrafterReply]:
-        return session_stream(request_iterator, context, self._handlers)
+    async def Session(self, request_iterator: AsyncIterator[Any], context: Any) -> AsyncIterator[pb.DrafterReply]:
+        # gRPC looks whether the method itself is an async generator, so it cannot just return one.
+        async for reply in session_stream(request_iterator, context, self._handlers):
+            yield reply
 
     async def GetInfo(self, request: pb.GetDrafterInfoRequest, context: Any) -> pb.DrafterInfo:
         return wire.drafter_info_to_wire(self._describe())

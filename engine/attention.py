@@ -99,14 +99,14 @@ def resolve_attention_ops(backend: str, device: torch.device) -> AttentionOps:
             write_kernels.kv_write,
             write_kernels.kv_move,
         )
-    from kernels.kv_write import cpu as cpu_write_kernels
-    from kernels.paged_attention import cpu as cpu_attention_kernels
+    from kernels.kv_write.cpu import kv_move, kv_write
+    from kernels.paged_attention.cpu import paged_attention
 
     return AttentionOps(
         "cpu",
-        cpu_attention_kernels.paged_attention,
-        cpu_write_kernels.kv_write,
-        cpu_write_kernels.kv_move,
+        paged_attention,
+        kv_write,
+        kv_move,
     )
 
 

@@ -80,13 +80,17 @@ class _Plan:
         self.length = min(_NUM_PROMPT_TOKENS + _NUM_DECODED, loaded.max_model_len)
         self.num_prompt = max(1, self.length - _NUM_DECODED)
         generator = torch.Generator().manual_seed(2026)
-        self._draw = lambda count: torch.randint(loaded.vocab_size, (count,), generator=generator).tolist()
-        self.token_ids: list[int] = self._draw(self.length)
+
+        def draw(count: int) -> list[int]:
+            drawn = torch.randint(loaded.vocab_size, (min(count, self.length),), generator=generator)
+            return [int(token) for token in drawn]
+
+        self.token_ids: list[int] = draw(self.length)
         # Rows of a tree stand behind the sequence: its siblings need indices of their own.
         self._blocks_each = -(-(self.length + 2 * _NUM_DECODED) // block_size)
         order = torch.randperm(4 * self._blocks_each, generator=generator).tolist()
         self._blocks = [order[owner * self._blocks_each : (owner + 1) * self._blocks_each] for owner in range(4)]
-        self._strangers = [self._draw(9), self._draw(4), self._draw(1)]
+        self._strangers = [draw(9), draw(4), draw(1)]
 
     def new_cache(self) -> ModelRunner:
         """A runner on a zeroed cache."""

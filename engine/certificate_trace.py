@@ -59,9 +59,9 @@ def _trace(loaded: LoadedModel, runner: ModelRunner, history: History) -> Trace:
     record: Callable[[str, Any], None] = lambda _name, _output: None  # noqa: E731  (rebound per step)
 
     def attention(query: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        record("the input of paged attention", query)
+        record("the input of paged attention", query[None])
         attended = loaded.attention_ops.paged_attention(query, *args, **kwargs)
-        record("paged attention", attended)
+        record("paged attention", attended[None])
         return attended
 
     ops = replace(loaded.attention_ops, paged_attention=attention)
@@ -94,15 +94,15 @@ def _recorder(trace: Trace, step: Step) -> Callable[[str, Any], None]:
 
     def record(name: str, output: Any) -> None:
         tensor = output[0] if isinstance(output, tuple) and output else output
-        if not isinstance(tensor, torch.Tensor) or tensor.ndim < 2:
+        if not isinstance(tensor, torch.Tensor) or tensor.ndim < 2 or not tensor.is_floating_point():
             return
-        if tensor.shape[0] == 1 and (num_rows != 1 or tensor.ndim > 2):
+        if tensor.ndim > 2:  # [1, T, ...]; experts and routers work on [T, ...]
             tensor = tensor[0]
         if tensor.shape[0] != num_rows:
             return
         seen[name] = seen.get(name, -1) + 1
         key = name if seen[name] == 0 else f"{name} (call {seen[name] + 1})"
         for position, row in rows.items():
-            trace.setdefault(position, {})[key] = tensor[row].clone()
+            trace.setdefault(position, {})[key] = tensor[row].flatten().clone()
 
     return record

@@ -125,8 +125,8 @@ def resolve_max_model_len(path: str, config: Any, requested: int | None) -> int:
     if requested is not None and limit is not None and requested > limit:
         raise ModelRefused(path, f"max_model_len={requested} is above {cause}, {limit}", f"use at most {limit}")
     resolved = requested if requested is not None else limit
-    if resolved is None or resolved < 1:
-        raise ModelRefused(path, f"max_model_len={resolved} is not positive")
+    if resolved is None or resolved < 2:
+        raise ModelRefused(path, f"max_model_len={resolved} leaves no room for a prompt and a token")
     return resolved
 
 
@@ -197,7 +197,7 @@ def probe_layers(path: str, model: torch.nn.Module, ops: AttentionOps, num_layer
             logits_to_keep=positions[-1:],
             paged=PagedContext(ops, probe=probe),
         )
-    except (UnsupportedAttention, TypeError, KeyError, AttributeError) as error:
+    except (UnsupportedAttention, TypeError, LookupError, AttributeError, RuntimeError) as error:
         cause = f"{type(model).__name__} does not work with a paged attention function: {error}"
         raise ModelRefused(path, cause, fix) from error
     if probe.num_calls != num_layers or sorted(probe.layers) != list(range(num_layers)):

@@ -56,7 +56,7 @@ def make_row_invariant(model: torch.nn.Module) -> RowInvarianceReport:
             _replace(model, names, RowInvariantActivation(module))
             num_activations += 1
         elif _is_router(module):
-            weight: torch.Tensor = module.weight.detach()  # type: ignore[operator,union-attr,assignment]
+            weight: torch.Tensor = module.weight.detach()  # type: ignore[operator]
             del module.weight
             module.weight = RowInvariantWeight.wrap(weight)
             num_routers += 1
@@ -79,7 +79,7 @@ def _is_router(module: torch.nn.Module) -> bool:
 
 
 def _linear_tensors(module: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor | None]:
-    weight: torch.Tensor = module.weight.detach()  # type: ignore[operator,union-attr,assignment]
+    weight: torch.Tensor = module.weight.detach()  # type: ignore[operator]
     bias = module._parameters.get("bias")
     return weight.t() if isinstance(module, Conv1D) else weight, None if bias is None else bias.detach()
 

@@ -101,7 +101,7 @@ def _apply_gate(experts: Any, up: torch.Tensor) -> torch.Tensor:
     unit = 64 // math.gcd(64, width)
     tile = unit * max(1, _MAX_TILE_ELEMENTS // (unit * width))
     if up.shape[0] > tile:
-        return torch.cat([_apply_gate(experts, rows) for rows in up.split(tile)])
+        return torch.cat([_apply_gate(experts, rows) for rows in torch.split(up, tile)])
     missing = -up.shape[0] % unit
     if missing == 0:
         return experts._apply_gate(up)  # type: ignore[no-any-return]

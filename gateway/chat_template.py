@@ -60,15 +60,17 @@ class ChatTemplate:
         chat = [dict(message) for message in messages]
         if continue_final_message:
             _mark_final_message(chat)
-        names = {**self._special_tokens, **extra}
+        names = {
+            **self._special_tokens,
+            **extra,
+            "messages": chat,
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
         try:
-            text = self._template.render(
-                messages=chat,
-                tools=None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **names,
-            )
+            # As one dictionary: a variable named "self" must not meet an argument of render.
+            text = self._template.render(names)
         # A template is the checkpoint's program run on the caller's data: any error in it (a missing key, text plus
         # None) means that these messages do not fit this template.
         except Exception as error:

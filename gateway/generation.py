@@ -28,6 +28,9 @@ from shared.stream_key import stream_key
 # Which method `auto` takes when several are served: the most general first.
 AUTO_ORDER = ("eagle3", "eagle", "draft_model", "mlp_speculator", "medusa", "suffix", "ngram")
 
+# A session that kills verifier after verifier before its next token must not go round for ever.
+MAX_FRUITLESS_FAILOVERS = 4
+
 
 @dataclass
 class Generation:
@@ -97,6 +100,7 @@ class Generation:
     async def _decode_with_failover(self, request: ValidRequest, spec: SessionSpec, sink: CommitSink) -> None:
         """A lost verifier costs time, not tokens: the next epoch goes on after what was committed."""
         policy = self._policy(request)
+        num_fruitless = 0
         while True:
             member = await self._acquire_verifier()
             verifier = RemoteVerifier(member.channel, member.address)
@@ -116,6 +120,9 @@ class Generation:
                 self.verifiers.mark_lost(member)
                 self.metrics.failovers.inc()
                 committed = tuple(sink.committed_token_ids)
+                num_fruitless = num_fruitless + 1 if committed == spec.committed_token_ids else 0
+                if num_fruitless >= MAX_FRUITLESS_FAILOVERS:
+                    raise
                 spec = dataclasses.replace(spec, epoch=spec.epoch + 1, committed_token_ids=committed)
             finally:
                 member.num_sessions -= 1

@@ -149,6 +149,7 @@ def _reply(valid: ValidRequest, update: GenerationUpdate) -> pb.GenerateReply:
         base_len=update.base_len,
         token_ids=update.token_ids,
         text=update.text,
+        token_texts=update.token_texts,
         origins=[common.TokenOrigin.ValueType(origin) for origin in update.origins],
         logprobs=[_logprob(entry) for entry in update.logprobs],
         finish_reason=common.FinishReason.ValueType(update.finish_reason or 0),

@@ -125,7 +125,7 @@ def chat_token_ids(body: ChatFields, tokenizer: Tokenizer) -> list[int]:
             "continue_final_message and add_generation_prompt cannot both be true", param="continue_final_message"
         )
     text = tokenizer.apply_chat_template(
-        body.messages, body.add_generation_prompt, body.continue_final_message, **(body.chat_template_kwargs or {})
+        body.messages, body.add_generation_prompt, body.continue_final_message, body.chat_template_kwargs
     )
     return tokenizer.encode(text, body.add_special_tokens)
 

@@ -109,7 +109,8 @@ class Pool(Generic[InfoT]):
         if healthy:
             try:
                 member.info = await self._fetch_info(member.channel, CHECK_TIMEOUT_S)
-            except grpc.RpcError:
+            except grpc.RpcError as error:
+                log.warning("%s %s serves but does not tell its info: %s", self._service, member.address, error)
                 healthy = False
         if healthy != member.healthy:
             log.info("%s %s is %s", self._service, member.address, "there" if healthy else "gone")

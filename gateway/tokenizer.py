@@ -89,9 +89,11 @@ class Tokenizer:
         messages: Sequence[Message],
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
-        **variables: Any,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt text; encode it without special tokens, the template writes them itself.
+
+        `variables` are the template's own (enable_thinking, ...), as chat_template_kwargs gives them.
 
         Raises InvalidRequest when there is no template or it refuses the messages.
         """

@@ -55,7 +55,7 @@ def build_engine(config: VerifierConfig, registry: CollectorRegistry) -> tuple[V
     )
     metrics = VerifierMetrics(registry)
     metrics.observe_certificate(certificate.holds)
-    log.info("row invariance %s", "holds" if certificate.holds else f"fails at {certificate.failing_operation}")
+    log.info(certificate.describe())
     log.info("%d KV blocks of %d positions, context %d", num_blocks, config.block_size, loaded.max_model_len)
     return VerifierEngine(runner, blocks, limits, certificate, metrics), loaded
 
@@ -82,7 +82,7 @@ def describe(config: VerifierConfig, engine: VerifierEngine, loaded: LoadedModel
         certificate_holds=certificate.holds,
         failing_operation=certificate.failing_operation or "",
         certificate_checks=tuple(
-            CertificateCheck(check.name, check.holds, check.detail) for check in certificate.checks
+            CertificateCheck(check.name, check.holds) for check in certificate.checks
         ),
     )
 

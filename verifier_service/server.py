@@ -26,8 +26,10 @@ class VerifierServicer(pb_grpc.VerifierServicer):
             format=lambda commit: pb.VerifierReply(commit=wire.commit_to_wire(commit)),
         )
 
-    def Session(self, request_iterator: AsyncIterator[Any], context: Any) -> AsyncIterator[pb.VerifierReply]:
-        return session_stream(request_iterator, context, self._handlers)
+    async def Session(self, request_iterator: AsyncIterator[Any], context: Any) -> AsyncIterator[pb.VerifierReply]:
+        # gRPC looks whether the method itself is an async generator, so it cannot just return one.
+        async for reply in session_stream(request_iterator, context, self._handlers):
+            yield reply
 
     async def GetInfo(self, request: pb.GetVerifierInfoRequest, context: Any) -> pb.VerifierInfo:
         return wire.verifier_info_to_wire(self._describe())

@@ -23,7 +23,7 @@ _MAX_PROBED_WEIGHTS = 4_000_000
 
 def supports(dtype: torch.dtype) -> bool:
     """Whether oneDNN can prepack weights of this dtype on this CPU."""
-    if not torch.backends.mkldnn.is_available():
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
@@ -51,7 +51,7 @@ def linear(
     elif num_rows == 1:
         out = _onednn(rows.expand(_PADDED_ROWS, -1), packed, bias)[:1]
     else:
-        tiles = rows.split(MAX_ROWS)
+        tiles = torch.split(rows, MAX_ROWS)
         out = torch.cat([linear(tile, packed, bias) for tile in tiles])
     return out.view(*x.shape[:-1], packed.shape[0])
 

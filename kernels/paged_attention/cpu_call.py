@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, get_type_hints
 
 import numpy as np
 
@@ -57,9 +57,8 @@ class CallFields(NamedTuple):
     softcap: float  # 0: none
 
 
-Call = np.dtype(
-    [(name, np.float64 if kind == "float" else np.int64) for name, kind in CallFields.__annotations__.items()]
-)
+_DTYPES = {int: np.int64, float: np.float64}
+Call = np.dtype([(name, _DTYPES[kind]) for name, kind in get_type_hints(CallFields).items()])
 
 # Values of the error counter.
 ERROR_BLOCK, ERROR_PARENT = 1, 2

@@ -131,7 +131,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "gptj": ("GPTJConfig", {**_GPT2_LIKE, "rotary_dim": 4}),
     "bloom": ("BloomConfig", {"vocab_size": VOCAB_SIZE, "hidden_size": 80, "n_layer": 2, "n_head": 4}),
     "codegen": ("CodeGenConfig", {**_GPT2_LIKE, "rotary_dim": 4}),
-    "stablelm": ("StableLmConfig", _LLAMA_LIKE),
+    "stablelm": ("StableLmConfig", {**_LLAMA_LIKE, "partial_rotary_factor": 0.5}),
     "mpt": ("MptConfig", {"vocab_size": VOCAB_SIZE, "d_model": 80, "n_layers": 2, "n_heads": 4}),
     "gpt_neo": (
         "GPTNeoConfig",

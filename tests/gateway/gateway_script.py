@@ -67,8 +67,8 @@ class ScriptedService:
                     await asyncio.sleep(self.script.delay_s)
                     if step < len(row):
                         yield row[step]
-            while self.script.endless:
-                await asyncio.sleep(3600)
+            if self.script.endless:
+                await asyncio.Event().wait()
         finally:
             await asyncio.sleep(0)  # real clean-up takes a turn of the loop too
             self.num_open -= 1

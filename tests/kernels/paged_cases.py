@@ -1,0 +1,107 @@
+"""Batches for the tests of the paged kernels: sessions laid out over scattered blocks, everything else poisoned."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Shape:
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    head_dim: int = 64
+    value_dim: int = 64
+    dtype: torch.dtype = torch.float32
+
+
+@dataclass(frozen=True)
+class Session:
+    """keys and values [context + rows, ...] in cache order; queries [rows, ...]; parents [rows], relative."""
+
+    queries: torch.Tensor
+    keys: torch.Tensor
+    values: torch.Tensor
+    tree_start: int
+    parents: tuple[int, ...]
+
+    @property
+    def num_rows(self) -> int:
+        return self.queries.shape[0]
+
+    @property
+    def context_len(self) -> int:
+        return self.keys.shape[0] - self.num_rows
+
+
+def random_session(shape: Shape, context_len: int, num_rows: int, seed: int, tree_start: int | None = None) -> Session:
+    """A session of random tokens; from tree_start on, each row hangs below a random earlier one."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(length: int, heads: int, dim: int, spread: float) -> torch.Tensor:
+        return (torch.randn(length, heads, dim, generator=generator) * spread).to(shape.dtype)
+
+    start = num_rows if tree_start is None else tree_start
+    parents = [
+        int(torch.randint(max(start - 1, 0) if start else -1, row, (1,), generator=generator))
+        if row >= start
+        else row - 1
+        for row in range(num_rows)
+    ]
+    return Session(
+        queries=draw(num_rows, shape.num_heads, shape.head_dim, 2.0),
+        keys=draw(context_len + num_rows, shape.num_kv_heads, shape.head_dim, 1.0),
+        values=draw(context_len + num_rows, shape.num_kv_heads, shape.value_dim, 1.0),
+        tree_start=start,
+        parents=tuple(parents),
+    )
+
+
+def chain(whole: Session, first: int, last: int) -> Session:
+    """Positions [first, last) of a session that is one chain from position 0, as rows on a cached context."""
+    return dataclasses.replace(
+        whole,
+        queries=whole.queries[first:last],
+        keys=whole.keys[:last],
+        values=whole.values[:last],
+        tree_start=last - first,
+        parents=tuple(range(-1, last - first - 1)),
+    )
+
+
+def lay_out(sessions: list[Session], shape: Shape, block_size: int = 16, seed: int = 0) -> dict[str, Any]:
+    """Arguments of paged_attention; unused slots and blocks are NaN, unused table entries name no block."""
+    generator = torch.Generator().manual_seed(seed)
+    needed = [math.ceil(session.keys.shape[0] / block_size) for session in sessions]
+    num_blocks = sum(needed) + 3
+    blocks = torch.randperm(num_blocks, generator=generator).tolist()
+    tables = torch.full((len(sessions), max(needed, default=0) + 1), -1, dtype=torch.int32)
+    cache = (num_blocks, shape.num_kv_heads, block_size)
+    key_cache = torch.full((*cache, shape.head_dim), torch.nan, dtype=shape.dtype)
+    value_cache = torch.full((*cache, shape.value_dim), torch.nan, dtype=shape.dtype)
+    for index, session in enumerate(sessions):
+        for nth in range(needed[index]):
+            block, part = blocks.pop(), slice(nth * block_size, (nth + 1) * block_size)
+            tables[index, nth] = block
+            filled = session.keys[part].shape[0]
+            key_cache[block, :, :filled] = session.keys[part].transpose(0, 1)
+            value_cache[block, :, :filled] = session.values[part].transpose(0, 1)
+    starts = [0]
+    for session in sessions:
+        starts.append(starts[-1] + session.num_rows)
+    empty = torch.empty((0, shape.num_heads, shape.head_dim), dtype=shape.dtype)
+    return {
+        "query": torch.cat([empty, *(session.queries for session in sessions)]),
+        "key_cache": key_cache,
+        "value_cache": value_cache,
+        "block_tables": tables,
+        "context_lens": torch.tensor([session.context_len for session in sessions], dtype=torch.int32),
+        "query_starts": torch.tensor(starts, dtype=torch.int32),
+        "tree_starts": torch.tensor([session.tree_start for session in sessions], dtype=torch.int32),
+        "parents": torch.tensor([p for session in sessions for p in session.parents], dtype=torch.int32),
+        "scaling": shape.head_dim**-0.5,
+    }
