@@ -5,13 +5,20 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 ONCE ?=
+# Passed on to `outrider up`: make up PORT=9000 MODEL=~/checkpoints/llama DRAFT_MODEL=
+MODEL ?= models/demo-target
+DRAFT_MODEL ?= models/demo-draft
+PORT ?= 8000
+GRPC_PORT ?= 8001
+REDIS_URL ?=
+TESTS ?= tests
 .DEFAULT_GOAL := help
 
 PROTO_FILES := $(wildcard protos/outrider/v1/*.proto)
 SETUP_STAMP := $(VENV)/.setup-done
 PROTO_STAMP := $(VENV)/.protos-done
 
-.PHONY: help setup protos demo up down test check bench models clean
+.PHONY: help setup protos demo up down test check format bench models clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -23,6 +30,7 @@ $(SETUP_STAMP): pyproject.toml
 	@# torch first and pinned: a bare `torch` pulled in by another package may be another build.
 	$(BIN)/pip install -q $(TORCH)
 	$(BIN)/pip install -q -e '.[gateway,engine,dev]'
+	@command -v redis-server >/dev/null || $(MAKE) --no-print-directory redis
 	@touch $@
 
 $(PROTO_STAMP): $(PROTO_FILES) $(SETUP_STAMP)
@@ -33,3 +41,40 @@ $(PROTO_STAMP): $(PROTO_FILES) $(SETUP_STAMP)
 
 setup: $(SETUP_STAMP) protos ## create .venv and install everything
 protos: $(PROTO_STAMP) ## generate the gRPC code from protos/
+
+.PHONY: redis
+redis:
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then echo "==> installing redis-server"; \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq redis-server >/dev/null; \
+	else echo "redis-server is missing: install it (sudo apt-get install redis-server, brew install redis)"; exit 1; fi
+
+demo: setup ## start the demo stack and stream a completion (ONCE=1: exit after it)
+	@$(BIN)/outrider demo --port $(PORT) --grpc-port $(GRPC_PORT) --redis-url "$(REDIS_URL)" $(if $(ONCE),--once)
+
+up: setup ## start the stack in the background; returns when it is ready
+	@$(BIN)/outrider up --detach --model $(MODEL) --draft-model "$(DRAFT_MODEL)" --port $(PORT) \
+	  --grpc-port $(GRPC_PORT) --redis-url "$(REDIS_URL)"
+
+down: setup ## stop it
+	@$(BIN)/outrider down
+
+test: setup ## run all tests (TESTS=tests/gateway for some of them)
+	$(BIN)/python -m pytest $(TESTS)
+
+check: setup ## lint, format, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup ## reformat
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: setup ## measure the whole stack against transformers (about 15 minutes)
+	$(BIN)/python -m benchmarks.serving
+
+models: setup ## train the demo family anew (hours on a laptop; see docs/models.md)
+	$(BIN)/python -m training.make_models
+
+clean: ## remove what setup made
+	rm -rf $(VENV) outrider build dist .run *.egg-info

@@ -26,8 +26,8 @@ def row_invariant_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Lin
     if weight.device.type != "cpu" or not cpu.supports(weight.dtype):
         return lambda x: padded.linear(x, weight, bias)
     packed = cpu.pack(weight)
-    pad_single_row = cpu.single_row_differs(weight.shape[0], weight.shape[1], weight.dtype)
-    return lambda x: cpu.linear(x, packed, bias, pad_single_row=pad_single_row)
+    min_rows = cpu.fewest_rows(weight.shape[0], weight.shape[1], weight.dtype)
+    return lambda x: cpu.linear(x, packed, bias, min_rows=min_rows)
 
 
 class RowInvariantLinear(torch.nn.Module):

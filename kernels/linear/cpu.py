@@ -1,11 +1,11 @@
 """A linear layer on CPU whose rows have the same bits whatever their number and place: prepacked oneDNN.
 
-Not here: which modules of a model get it (engine/row_invariance).
+Not here: which modules of a model get it (engine/row_invariant_modules).
 Measured on an AMD EPYC with AVX512-BF16, torch 2.13, K from 7 to 11008, N from 7 to 32001, bf16 and fp32: the
 bits of a row agree for every row count from 2 to 1024 and every place. A call with one row differs at large K
-(from 2048 in fp32, from 2816 in bf16), so a single row is run as four: out of cache four rows cost what one
-costs (fp32 1024 x 2816: 267 against 307 us; bf16: 146 against 139). Against F.linear: 1.5-2 x faster at 1-16
-rows in bf16, 2-4 x in fp32, and about equal at 256.
+(from about 1500 on; random data shows it in bf16 only from 2816 on, cancelling data at once), so a single row
+is run as four where it would. Against F.linear, out of cache: 1.5-3 x faster at 1-16 rows in bf16, 2-4 x in
+fp32, and about equal at 256.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import torch
 # The largest row count that was compared; more rows are run in tiles of this many.
 MAX_ROWS = 1024
 _PADDED_ROWS = 4
-# Above this many weights a probe of the shape costs more than it could save.
-_MAX_PROBED_WEIGHTS = 4_000_000
+# From this many weights on the call waits for memory, and four rows cost less than two or one (bf16 1024 x 1024:
+# 1 row 70 us, 2 rows 74, 4 rows 68, 6 rows 69; fp32 1024 x 2816: 307, 347, 267, 273).
+_MEMORY_BOUND_WEIGHTS = 500_000
 
 
 def supports(dtype: torch.dtype) -> bool:
@@ -36,23 +37,24 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
 
 
 def linear(
-    x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None = None, *, pad_single_row: bool = True
+    x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None = None, *, min_rows: int = _PADDED_ROWS
 ) -> torch.Tensor:
     """x [..., K], packed from pack(weight [N, K]), bias [N] or None; returns [..., N].
 
-    pad_single_row=False only where single_row_differs() is False for the shape.
+    Fewer than min_rows rows are padded to four; 1 is allowed where fewest_rows() says so.
     """
     num_rows = x.numel() // x.shape[-1]
-    if (num_rows == 1 and not pad_single_row) or 2 <= num_rows <= MAX_ROWS:
+    if min_rows <= num_rows <= MAX_ROWS:
         return _onednn(x, packed, bias)
     rows = x.reshape(num_rows, x.shape[-1])
     if num_rows == 0:
         out = x.new_empty((0, packed.shape[0]))
     elif num_rows == 1:
         out = _onednn(rows.expand(_PADDED_ROWS, -1), packed, bias)[:1]
+    elif num_rows < min_rows:
+        out = _onednn(torch.cat((rows, rows))[:_PADDED_ROWS], packed, bias)[:num_rows]
     else:
-        tiles = torch.split(rows, MAX_ROWS)
-        out = torch.cat([linear(tile, packed, bias) for tile in tiles])
+        out = torch.cat([linear(tile, packed, bias) for tile in torch.split(rows, MAX_ROWS)])
     return out.view(*x.shape[:-1], packed.shape[0])
 
 
@@ -60,15 +62,16 @@ def _onednn(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) ->
     return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")  # type: ignore[no-any-return]
 
 
-def single_row_differs(num_outputs: int, num_inputs: int, dtype: torch.dtype) -> bool:
-    """Whether a one-row call gives other bits than a many-row call for weights of this shape."""
-    if num_outputs * num_inputs > _MAX_PROBED_WEIGHTS:
-        return True
-    return _probe_single_row(num_outputs, num_inputs, dtype, torch.get_num_threads())
+def fewest_rows(num_outputs: int, num_inputs: int, dtype: torch.dtype) -> int:
+    """The least row count that linear() may hand to oneDNN unpadded for weights of this shape: 1 or 4."""
+    if num_outputs * num_inputs >= _MEMORY_BOUND_WEIGHTS:
+        return _PADDED_ROWS
+    differs = _single_row_differs(num_outputs, num_inputs, dtype, torch.get_num_threads())
+    return _PADDED_ROWS if differs else 1
 
 
 @lru_cache(maxsize=256)
-def _probe_single_row(num_outputs: int, num_inputs: int, dtype: torch.dtype, num_threads: int) -> bool:
+def _single_row_differs(num_outputs: int, num_inputs: int, dtype: torch.dtype, num_threads: int) -> bool:
     # Weights and inputs cancel exactly, so what is left is rounding noise of the summation order alone: any
     # other order shows in nearly every output, also after rounding to bf16.
     generator = torch.Generator().manual_seed(num_outputs * 1_000_003 + num_inputs)

@@ -115,18 +115,18 @@ def cancelling(num_rows: int, num_outputs: int, num_inputs: int, dtype: torch.dt
 
 
 @pytest.mark.parametrize("torch_dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("shape", [(17, 33), (192, 320), (320, 864), (1000, 1024), (512, 2816)])
+@pytest.mark.parametrize("shape", [(17, 33), (192, 320), (320, 864), (64, 2100), (1000, 1024), (512, 2816)])
 def test_linear_rows_do_not_depend_on_their_number_or_place(shape: tuple[int, int], torch_dtype: torch.dtype) -> None:
     num_outputs, num_inputs = shape
     x, weight = cancelling(1100, num_outputs, num_inputs, torch_dtype)
     bias = torch.randn(num_outputs).to(torch_dtype)
     packed = cpu.pack(weight)
-    pad_single_row = cpu.single_row_differs(num_outputs, num_inputs, torch_dtype)
+    min_rows = cpu.fewest_rows(num_outputs, num_inputs, torch_dtype)
     whole = cpu.linear(x, packed, bias)
     for count in (1, 2, 3, 5, 6, 8, 16, 31, 64, 257):
         last_start = min(len(x) - count, 40 * count)
         for start in range(0, last_start + 1, count):
-            part = cpu.linear(x[start : start + count], packed, bias, pad_single_row=pad_single_row)
+            part = cpu.linear(x[start : start + count], packed, bias, min_rows=min_rows)
             assert torch.equal(part, whole[start : start + count]), f"{count} rows from {start}"
     assert cpu.linear(x[:0], packed, bias).shape == (0, num_outputs)
     assert cpu.linear(x[None, :3], packed, bias).shape == (1, 3, num_outputs)

@@ -1,0 +1,102 @@
+"""Drives a gateway through REST and times what a client sees."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What every request of a measurement asks for."""
+
+    max_tokens: int
+    method: str = "off"
+    num_speculative_tokens: int = 0
+    temperature: float = 0.0
+    seed: int | None = None
+    mode: str | None = None
+
+
+@dataclass
+class RequestTimes:
+    num_tokens: int = 0
+    first_token_s: float = 0.0
+    # Seconds between updates, divided among the tokens that each brought.
+    gaps_s: list[float] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    mean_acceptance_length: float = 0.0
+
+
+@dataclass
+class LoadResult:
+    seconds: float
+    requests: list[RequestTimes]
+
+    @property
+    def tokens_per_s(self) -> float:
+        return sum(request.num_tokens for request in self.requests) / self.seconds
+
+
+async def run_load(url: str, prompts: list[str], shape: Shape, concurrency: int) -> LoadResult:
+    """All prompts, at most `concurrency` at a time, streamed."""
+    gate = asyncio.Semaphore(concurrency)
+    async with httpx.AsyncClient(base_url=url, timeout=600) as client:
+
+        async def one(prompt: str) -> RequestTimes:
+            async with gate:
+                return await _stream(client, prompt, shape)
+
+        started = time.perf_counter()
+        requests = await asyncio.gather(*(one(prompt) for prompt in prompts))
+        return LoadResult(time.perf_counter() - started, list(requests))
+
+
+async def _stream(client: httpx.AsyncClient, prompt: str, shape: Shape) -> RequestTimes:
+    speculation: dict[str, Any] = {"method": shape.method, "num_speculative_tokens": shape.num_speculative_tokens}
+    if shape.mode:
+        speculation["mode"] = shape.mode
+    body = {
+        "prompt": prompt,
+        "max_tokens": shape.max_tokens,
+        "temperature": shape.temperature,
+        "seed": shape.seed,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "return_token_ids": True,
+        "speculation": speculation,
+    }
+    times = RequestTimes()
+    started = last = time.perf_counter()
+    async with client.stream("POST", "/v1/completions", json=body) as response:
+        if response.status_code != 200:
+            raise RuntimeError(f"HTTP {response.status_code}: {(await response.aread()).decode()}")
+        async for line in response.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            chunk = json.loads(line[6:])
+            now = time.perf_counter()
+            if chunk["choices"]:
+                token_ids = chunk["choices"][0].get("token_ids") or []
+                if token_ids:
+                    _add(times, token_ids, now - started, now - last)
+                    last = now
+            figures = (chunk.get("metrics") or {}).get("speculative_decoding")
+            if figures:
+                times.mean_acceptance_length = figures["mean_acceptance_length"] or 0.0
+    return times
+
+
+def _add(times: RequestTimes, token_ids: list[int], since_start_s: float, since_last_s: float) -> None:
+    if times.num_tokens == 0:
+        times.first_token_s = since_start_s
+    else:
+        times.gaps_s.extend([since_last_s / len(token_ids)] * len(token_ids))
+    times.num_tokens += len(token_ids)
+    times.token_ids.extend(token_ids)

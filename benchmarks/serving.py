@@ -1,0 +1,228 @@
+"""How fast is the whole stack? `python -m benchmarks.serving` (or `make bench`).
+
+One run on one machine: this stack through REST with speculation off, ngram, draft_model and auto, and transformers'
+generate plain, assisted and with prompt lookup, on the same weights, prompts and greedy settings. The target is the
+demo target inside a model of real cost (training/expand.py): acceptance is the small model's, cost the big one's.
+Sides alternate, figures are medians over rounds. Rows go to benchmarks/results/serving.jsonl.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import re
+import socket
+import tempfile
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from benchmarks.load import LoadResult, Shape, run_load
+from benchmarks.peer_transformers import VARIANTS, TransformersPeer
+from benchmarks.prompts import code_prompts
+from benchmarks.records import quantiles, save_rows
+from client.stack import Stack, StackSettings
+from training.expand import main as expand
+
+console = Console(highlight=False)
+NUM_SPECULATIVE_TOKENS = 5
+METHODS = ("off", "ngram", "draft_model", "auto")
+
+
+@dataclass(frozen=True)
+class Plan:
+    max_tokens: int
+    rounds: int
+    prompts_per_stream: int
+    streams: tuple[int, ...]
+
+
+def main(
+    target: Annotated[str, typer.Option(help="Small target that is expanded.")] = "models/demo-target",
+    draft: Annotated[str, typer.Option(help="Draft model.")] = "models/demo-draft",
+    max_tokens: Annotated[int, typer.Option(help="Tokens per request.")] = 96,
+    rounds: Annotated[int, typer.Option(help="Repetitions; figures are medians over them.")] = 3,
+    streams: Annotated[str, typer.Option(help="Concurrent streams, comma-separated.")] = "1,4,16",
+    peer: Annotated[bool, typer.Option(help="Measure transformers too.")] = True,
+    save: Annotated[bool, typer.Option(help="Append rows to benchmarks/results/serving.jsonl.")] = True,
+) -> None:
+    """Example: python -m benchmarks.serving --streams 1 --rounds 5"""
+    plan = Plan(max_tokens, rounds, 2, tuple(int(part) for part in streams.split(",")))
+    with tempfile.TemporaryDirectory() as folder:
+        expanded = Path(folder) / "expanded-target"
+        console.print("==> expanding the target to a model of real cost")
+        expand(Path(target), expanded)
+        rows = _measure(str(expanded), draft, plan, peer=peer)
+    _show(rows)
+    if save:
+        console.print(f"rows appended to {save_rows('serving', rows)}")
+
+
+def _measure(target: str, draft: str, plan: Plan, *, peer: bool) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as run_dir:
+        settings = StackSettings(
+            model=target,
+            draft_model=draft,
+            methods=("draft_model", "ngram"),
+            port=_free_port(),
+            grpc_port=_free_port(),
+        )
+        stack = Stack(settings, Path(run_dir), lambda message: console.print(f"==> {message}"))
+        state = stack.start()
+        try:
+            asyncio.run(_warm_up(state.url))
+            for num_streams in plan.streams:
+                rows += _measure_stack(state.url, num_streams, plan)
+        finally:
+            stack.stop()
+    if peer:
+        rows += _measure_peer(target, draft, plan)
+    return rows
+
+
+async def _warm_up(url: str) -> None:
+    for method in METHODS:
+        await run_load(url, code_prompts(2), Shape(32, method, NUM_SPECULATIVE_TOKENS), 1)
+
+
+def _measure_stack(url: str, num_streams: int, plan: Plan) -> list[dict[str, Any]]:
+    results: dict[str, list[LoadResult]] = {method: [] for method in METHODS}
+    overheads: dict[str, list[float]] = {method: [] for method in METHODS}
+    prompts = code_prompts(max(4, num_streams * plan.prompts_per_stream))
+    with Progress(console=console) as progress:
+        task = progress.add_task(f"{num_streams} streams", total=plan.rounds * len(METHODS))
+        for _ in range(plan.rounds):
+            for method in METHODS:
+                before = _overhead_buckets(url)
+                shape = Shape(plan.max_tokens, method, NUM_SPECULATIVE_TOKENS)
+                results[method].append(asyncio.run(run_load(url, prompts, shape, num_streams)))
+                overheads[method].append(_median_overhead(before, _overhead_buckets(url)))
+                progress.advance(task)
+    return [_row(method, num_streams, results[method], overheads[method]) for method in METHODS]
+
+
+def _row(method: str, num_streams: int, results: list[LoadResult], overheads: list[float]) -> dict[str, Any]:
+    requests = [request for result in results for request in result.requests]
+    return {
+        "system": "outrider",
+        "variant": method,
+        "num_streams": num_streams,
+        "tokens_per_s": median(result.tokens_per_s for result in results),
+        "tokens_per_s_quantiles": quantiles([result.tokens_per_s for result in results]),
+        "ttft_s": quantiles([request.first_token_s for request in requests]),
+        "itl_s": quantiles([gap for request in requests for gap in request.gaps_s]),
+        "mean_acceptance_length": median(request.mean_acceptance_length for request in requests),
+        "round_overhead_p50_s": median(overheads),
+        "token_ids_digest": _digest(results[0]),
+    }
+
+
+def _digest(result: LoadResult) -> str:
+    """Equal digests at one stream count mean: the same token ids, whatever the method."""
+    text = repr([request.token_ids for request in result.requests])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _measure_peer(target: str, draft: str, plan: Plan) -> list[dict[str, Any]]:
+    peer = TransformersPeer(target, draft)
+    prompts = code_prompts(4)
+    rates: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
+    equal: dict[str, int] = {}
+    plain: list[list[int]] = []
+    with Progress(console=console) as progress:
+        task = progress.add_task("transformers", total=(plan.rounds + 1) * len(VARIANTS))
+        for round_index in range(plan.rounds + 1):
+            for variant in VARIANTS:
+                run = peer.run(variant, prompts, plan.max_tokens if round_index else 16)
+                if round_index:  # the first round warms up
+                    rates[variant].append(run.num_tokens / run.seconds)
+                    plain = run.token_ids if variant == "plain" else plain
+                    equal[variant] = sum(ours == theirs for ours, theirs in zip(run.token_ids, plain, strict=True))
+                progress.advance(task)
+    return [
+        {
+            "system": "transformers",
+            "variant": variant,
+            "num_streams": 1,
+            "tokens_per_s": median(rates[variant]),
+            "tokens_per_s_quantiles": quantiles(rates[variant]),
+            "outputs_equal_to_plain": f"{equal[variant]}/{len(prompts)}",
+        }
+        for variant in VARIANTS
+    ]
+
+
+_BUCKET = re.compile(r'^outrider:round_overhead_seconds_bucket\{le="([^"]+)"\} (\S+)$', re.MULTILINE)
+
+
+def _overhead_buckets(url: str) -> dict[float, float]:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as reply:
+        text = reply.read().decode()
+    return {float(bound): float(count) for bound, count in _BUCKET.findall(text)}
+
+
+def _median_overhead(before: dict[float, float], after: dict[float, float]) -> float:
+    """Median of the histogram's growth, linear within its bucket."""
+    counts = [(bound, after[bound] - before.get(bound, 0.0)) for bound in sorted(after)]
+    half, low, below = counts[-1][1] / 2, 0.0, 0.0
+    for bound, count in counts:
+        if count >= half:
+            return low + (bound - low) * (half - below) / max(count - below, 1e-9) if bound != float("inf") else low
+        low, below = bound, count
+    return low
+
+
+def _show(rows: list[dict[str, Any]]) -> None:
+    table = Table(title="Greedy, same weights and prompts; ratios to each system's own plain mode at the same load")
+    columns = (
+        "system",
+        "variant",
+        "streams",
+        "tokens/s",
+        "ratio",
+        "TTFT p50",
+        "ITL p50/p99",
+        "accept len",
+        "overhead p50",
+    )
+    for column in columns:
+        table.add_column(column, justify="left" if column in ("system", "variant") else "right")
+    plain = {
+        (row["system"], row["num_streams"]): row["tokens_per_s"] for row in rows if row["variant"] in ("off", "plain")
+    }
+    for row in rows:
+        ratio = row["tokens_per_s"] / plain[row["system"], row["num_streams"]]
+        ours = row["system"] == "outrider"
+        table.add_row(
+            row["system"],
+            row["variant"],
+            str(row["num_streams"]),
+            f"{row['tokens_per_s']:.1f}",
+            f"{ratio:.2f}",
+            f"{row['ttft_s']['p50'] * 1e3:.0f} ms" if ours else "",
+            f"{row['itl_s']['p50'] * 1e3:.1f}/{row['itl_s']['p99'] * 1e3:.1f} ms" if ours else "",
+            f"{row['mean_acceptance_length']:.2f}" if ours else "",
+            f"{row['round_overhead_p50_s'] * 1e3:.2f} ms" if ours else "",
+        )
+    console.print(table)
+    console.print(f"{len(os.sched_getaffinity(0))} cores; the clients run on the same cores as the stack")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+if __name__ == "__main__":
+    typer.run(main)

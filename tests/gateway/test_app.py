@@ -1,0 +1,517 @@
+"""The REST door over HTTP: endpoints, bad bodies, errors before and during a stream, clients that hang up, the openai
+package as a client, and a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import uvicorn
+from asgi_call import AsgiCall
+from gateway_script import Script, ScriptedService
+
+from gateway.app import create_app
+from gateway.requests import GenerationUpdate, ValidRequest
+from gateway.service import ReadyState, ServedModel
+from gateway.tokenizer import Tokenizer
+from shared.errors import Overloaded, Unavailable, VerifierLost
+
+JSON = {"content-type": "application/json"}
+TEXT = "Paris is the capital 漢字 👩‍👩‍👧 of France."
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+BODIES = {COMPLETIONS: {"prompt": "Hello", "max_tokens": 60}, CHAT: {"messages": [{"role": "user", "content": "hi"}]}}
+
+
+def error_of(response: httpx.Response) -> dict[str, Any]:
+    """The error, after its shape was checked."""
+    body = response.json()
+    assert set(body) == {"error"}
+    error: dict[str, Any] = body["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["code"] == response.status_code
+    assert error["message"]
+    assert "Traceback" not in error["message"]
+    return error
+
+
+# ---- endpoints --------------------------------------------------------------------------------------------------
+
+
+async def test_models(http: httpx.AsyncClient) -> None:
+    listed = (await http.get("/v1/models")).json()
+    assert listed["object"] == "list"
+    [card] = listed["data"]
+    assert card == (await http.get("/v1/models/demo")).json()
+    assert (card["id"], card["max_model_len"], card["created"]) == ("demo", 512, 1_700_000_000)
+    assert card["draft_methods"] == ["ngram", "draft_model"]
+    missing = await http.get("/v1/models/org/other")
+    assert missing.status_code == 404
+    assert error_of(missing)["type"] == "not_found_error"
+
+
+async def test_model_names_may_have_slashes(http: httpx.AsyncClient, service: ScriptedService) -> None:
+    service.model = replace(service.model, name="org/model")
+    assert (await http.get("/v1/models/org/model")).json()["id"] == "org/model"
+
+
+@pytest.mark.parametrize("path", ["/ready", "/readyz"])
+async def test_ready(http: httpx.AsyncClient, service: ScriptedService, path: str) -> None:
+    assert (await http.get(path)).json() == {"ready": True}
+    service.state = ReadyState(False, "no verifier is there")
+    response = await http.get(path)
+    assert (response.status_code, response.json()) == (503, {"ready": False, "reason": "no verifier is there"})
+    assert (await http.get("/health")).status_code == 200
+
+
+async def test_small_endpoints(http: httpx.AsyncClient) -> None:
+    assert (await http.get("/ping")).status_code == (await http.post("/ping")).status_code == 200
+    assert (await http.get("/version")).json() == {"version": "1.2.3"}
+    metrics = await http.get("/metrics")
+    assert metrics.text == "# HELP outrider:up One.\n"
+    assert metrics.headers["content-type"].startswith("text/plain; version=")
+
+
+async def test_tokenize_and_detokenize(http: httpx.AsyncClient, tokenizer: Tokenizer) -> None:
+    answer = (await http.post("/tokenize", json={"prompt": "Hello", "return_token_strs": True})).json()
+    assert answer == {"count": 3, "max_model_len": 512, "tokens": [44, 339, 308], "token_strs": ["H", "el", "lo"]}
+    chat = (await http.post("/tokenize", json={"messages": BODIES[CHAT]["messages"]})).json()
+    assert chat["token_strs"] is None
+    back = await http.post("/detokenize", json={"tokens": chat["tokens"]})
+    assert back.json() == {"prompt": "<|user|>\nhi<|end|>\n<|assistant|>\n"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": 5}, "prompt"),
+        ("/tokenize", {"messages": []}, "messages"),
+        ("/tokenize", {"prompt": "a", "model": "other"}, "model"),
+        ("/detokenize", {}, "tokens"),
+        ("/detokenize", {"tokens": [4096]}, "tokens"),
+        ("/detokenize", {"tokens": [-1]}, "tokens"),
+        ("/detokenize", {"tokens": "a"}, "tokens"),
+    ],
+)
+async def test_tokenize_refusals(http: httpx.AsyncClient, path: str, body: dict[str, Any], param: str) -> None:
+    response = await http.post(path, json=body)
+    assert response.status_code == (404 if param == "model" else 400)
+    assert error_of(response)["param"] == param
+
+
+async def test_routing_errors(http: httpx.AsyncClient) -> None:
+    assert "no such endpoint: /v1/nothing" in error_of(await http.get("/v1/nothing"))["message"]
+    wrong = await http.get(COMPLETIONS)
+    assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
+    assert error_of(wrong)["message"] == "GET is not allowed on /v1/completions"
+    assert (await http.post("/v1/completions/", json={})).status_code == 404
+
+
+async def test_openapi_document(http: httpx.AsyncClient) -> None:
+    document = (await http.get("/openapi.json")).json()
+    schemas = document["components"]["schemas"]
+
+    def references(node: object) -> set[str]:
+        if isinstance(node, dict):
+            own = {node["$ref"]} if isinstance(node.get("$ref"), str) else set()
+            return own.union(*(references(value) for value in node.values()))
+        return set().union(*(references(value) for value in node)) if isinstance(node, list) else set()
+
+    assert {name.rpartition("/")[2] for name in references(document)} <= schemas.keys()
+    body = document["paths"][COMPLETIONS]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert body == {"$ref": "#/components/schemas/CompletionRequest"}
+    fields = schemas["CompletionRequest"]["properties"]
+    assert {"prompt", "temperature", "speculation", "stream_options"} <= fields.keys()
+    assert schemas["CompletionRequest"]["required"] == ["prompt"]
+    assert "json" in schemas["StructuredOutputs"]["properties"]
+    ids = [route["operationId"] for path in document["paths"].values() for route in path.values()]
+    assert len(ids) == len(set(ids))
+
+
+async def test_cors_is_off_until_origins_are_named(service: ScriptedService) -> None:
+    headers = {"origin": "https://a.example"}
+    for origins, expected in (((), None), (("https://a.example",), "https://a.example")):
+        transport = httpx.ASGITransport(app=create_app(service, cors_origins=origins))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            response = await client.post(COMPLETIONS, json=BODIES[COMPLETIONS], headers=headers)
+            assert response.headers.get("access-control-allow-origin") == expected
+
+
+async def test_request_id_header(http: httpx.AsyncClient) -> None:
+    response = await http.post(COMPLETIONS, json=BODIES[COMPLETIONS], headers={"x-request-id": "abc"})
+    assert response.json()["id"] == response.headers["x-request-id"] == "cmpl-abc"
+
+
+# ---- bodies that are wrong --------------------------------------------------------------------------------------
+
+DEEP = b"[" * 100_000 + b"]" * 100_000
+WRONG_BODIES: list[tuple[str, bytes, int, str]] = [
+    ("empty", b"", 400, "the body is not JSON: Expecting value at line 1 column 1"),
+    ("half", b'{"prompt": "a"', 400, "the body is not JSON: Expecting"),
+    ("trailing", b'{"prompt": "a"} x', 400, "the body is not JSON: Extra data"),
+    ("list", b'["prompt"]', 400, "the body must be an object, got a list"),
+    ("text", b'"prompt"', 400, "the body must be an object, got a string"),
+    ("null", b"null", 400, "the body must be an object, got null"),
+    ("invalid utf-8", b'{"prompt": "\xff\xfe"}', 400, "the body is not UTF-8: byte 12 is wrong"),
+    ("utf-16", '{"prompt": "a"}'.encode("utf-16"), 400, "the body is not UTF-8"),
+    ("surrogate", rb'{"prompt": "\ud83d"}', 400, "half a surrogate pair"),
+    ("surrogate in a stop", rb'{"prompt": "a", "stop": ["\uDFFF x"]}', 400, "half a surrogate pair"),
+    ("NaN", b'{"prompt": "a", "temperature": NaN}', 400, "the body has NaN"),
+    ("Infinity", b'{"prompt": "a", "top_p": -Infinity}', 400, "the body has -Infinity"),
+    ("1e999", b'{"prompt": "a", "top_p": 1e999}', 400, "top_p must be a finite number"),
+    ("digits", b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}", 400, "too many digits"),
+    ("huge", b'{"prompt": "a", "max_tokens": 99999999999999999999999}', 400, "max_tokens must be a 64-bit number"),
+    ("deep", DEEP, 400, "nested too deeply"),
+    ("deep in a field", b'{"prompt": "a", "metadata": ' + DEEP + b"}", 400, "nested too deeply"),
+    ("10 MB", b'{"prompt": "' + b"a" * 10_000_000 + b'"}', 413, "over the limit of 4194304 bytes"),
+    ("long prompt", b'{"prompt": "' + b"a" * 200_000 + b'"}', 400, "over the model's context of 512 tokens"),
+    ("many ids", b'{"prompt": [' + b"5," * 500_000 + b"5]}", 400, "prompt has 500001 tokens"),
+    ("control character", b'{"prompt": "a\x00"}', 400, "Invalid control character"),
+    ("empty prompt", b'{"prompt": ""}', 400, "prompt is empty"),
+    ("no prompt", b"{}", 400, "prompt is required"),
+    ("n", b'{"prompt": "a", "n": 1000000}', 400, "n must be between 1 and 128"),
+    ("model", b'{"prompt": "a", "model": "gpt-5"}', 404, "'gpt-5' is not served"),
+    ("method", b'{"prompt": "a", "speculation": {"method": "x"}}', 400, "none of auto, off, ngram, draft_model"),
+]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"), [row[1:] for row in WRONG_BODIES], ids=[row[0] for row in WRONG_BODIES]
+)
+async def test_wrong_bodies(
+    http: httpx.AsyncClient, service: ScriptedService, body: bytes, status: int, message: str
+) -> None:
+    response = await http.post(COMPLETIONS, content=body, headers=JSON)
+    assert response.status_code == status
+    assert message in error_of(response)["message"]
+    assert service.num_opened == 0
+
+
+async def test_surrogate_pairs_are_text(http: httpx.AsyncClient, service: ScriptedService) -> None:
+    response = await http.post(COMPLETIONS, content=rb'{"prompt": "\ud83d\ude00"}', headers=JSON)
+    assert response.status_code == 200
+    assert service.tokenizer.decode(service.requests[0].prompt_token_ids) == "😀"
+
+
+@pytest.mark.parametrize("content_type", [None, "text/plain", "application/x-www-form-urlencoded"])
+async def test_wrong_content_type(http: httpx.AsyncClient, content_type: str | None) -> None:
+    headers = {"content-type": content_type} if content_type is not None else {}
+    response = await http.post(COMPLETIONS, content=b'{"prompt": "a"}', headers=headers)
+    assert response.status_code == 400
+    assert "Content-Type must be application/json" in error_of(response)["message"]
+
+
+async def test_the_limit_holds_while_reading(http: httpx.AsyncClient, service: ScriptedService) -> None:
+    """Without a Content-Length the reader must stop by itself."""
+    num_sent = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal num_sent
+        while True:
+            num_sent += 1
+            yield b" " * 65536
+
+    response = await http.post(COMPLETIONS, content=endless(), headers=JSON)
+    assert response.status_code == 413
+    assert response.headers["connection"] == "close"
+    assert num_sent == service.limits.max_body_bytes // 65536 + 1
+
+
+# ---- errors of the generation -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (Overloaded("too many requests wait"), 429, "rate_limit_error"),
+        (Unavailable("no verifier is there"), 503, "service_unavailable_error"),
+    ],
+)
+async def test_errors_before_the_first_token_are_a_status(
+    http: httpx.AsyncClient,
+    service: ScriptedService,
+    path: str,
+    stream: bool,
+    error: Exception,
+    status: int,
+    kind: str,
+) -> None:
+    service.script.error = error
+    response = await http.post(path, json={**BODIES[path], "stream": stream})
+    assert response.status_code == status
+    assert (error_of(response)["type"], error_of(response)["message"]) == (kind, str(error))
+    assert response.headers.get("retry-after") == ("1" if status == 429 else None)
+    assert service.num_open == 0
+
+
+@pytest.mark.parametrize("prompt", ["x", ["x", "y", "z"]])
+async def test_an_error_within_a_stream_is_an_event(
+    http: httpx.AsyncClient, service: ScriptedService, prompt: Any
+) -> None:
+    service.script = Script(error=VerifierLost("the verifier is gone"), error_at=2)
+    response = await http.post(COMPLETIONS, json={"prompt": prompt, "max_tokens": 60, "stream": True})
+    assert response.status_code == 200
+    events = response.text.strip().split("\n\n")
+    assert json.loads(events[-1].removeprefix("data: "))["error"] == {
+        "message": "the verifier is gone",
+        "type": "service_unavailable_error",
+        "param": None,
+        "code": 503,
+    }
+    assert "[DONE]" not in response.text
+    assert service.num_open == 0
+
+
+async def test_an_error_of_one_prompt_ends_the_request(http: httpx.AsyncClient, service: ScriptedService) -> None:
+    service.script = Script(error=VerifierLost("the verifier is gone"), error_at=2)
+    response = await http.post(COMPLETIONS, json={"prompt": ["x", "y"], "max_tokens": 60})
+    assert response.status_code == 503
+    assert (service.num_opened, service.num_open) == (2, 0)
+
+
+@pytest.mark.parametrize("error", [KeyError("secret detail"), ConnectionResetError("secret detail")])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_unexpected_errors_have_a_reference(
+    http: httpx.AsyncClient,
+    service: ScriptedService,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+    stream: bool,
+) -> None:
+    service.script = Script(error=error)
+    response = await http.post(COMPLETIONS, json={"prompt": "x", "stream": stream})
+    assert response.status_code == 500
+    message = error_of(response)["message"]
+    assert "secret" not in message
+    reference = message.rpartition(" ")[2]
+    [record] = [record for record in caplog.records if reference in record.getMessage()]
+    assert record.levelno == logging.ERROR
+    assert record.exc_info is not None
+    assert record.exc_info[1] is error
+
+
+@pytest.mark.parametrize("prompt", ["x", ["x", "y"]])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_output_that_ends_early_is_an_error(
+    http: httpx.AsyncClient, service: ScriptedService, stream: bool, prompt: Any
+) -> None:
+    service.script = Script(ends_early=True)
+    response = await http.post(COMPLETIONS, json={"prompt": prompt, "stream": stream})
+    assert response.status_code == (200 if stream else 500)
+    assert "internal error" in response.text
+    assert "[DONE]" not in response.text
+
+
+async def test_a_model_that_is_not_known_yet(service: ScriptedService) -> None:
+    class NotYet(ScriptedService):
+        def __getattribute__(self, name: str) -> Any:
+            if name == "model":
+                raise Unavailable("no verifier has been reached yet")
+            return super().__getattribute__(name)
+
+    transport = httpx.ASGITransport(app=create_app(NotYet(service.tokenizer)))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        for response in (await client.get("/v1/models"), await client.post(COMPLETIONS, json={"prompt": "x"})):
+            assert response.status_code == 503
+            assert error_of(response)["message"] == "no verifier has been reached yet"
+
+
+# ---- clients that hang up ---------------------------------------------------------------------------------------
+
+
+async def until(condition: Any, within_s: float = 1.0) -> None:
+    async with asyncio.timeout(within_s):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("prompt", ["x", ["x", "y", "z"]])
+@pytest.mark.parametrize("endless", [False, True])
+async def test_a_client_that_hangs_up_frees_everything(
+    service: ScriptedService, stream: bool, prompt: Any, endless: bool
+) -> None:
+    """Both while tokens come and while nothing is sent at all."""
+    service.script = Script(endless=endless, delay_s=0.0 if endless else 0.2)
+    app = create_app(service)
+    call = AsgiCall(app, COMPLETIONS, {"prompt": prompt, "max_tokens": 60, "stream": stream})
+    call.start()
+    num_prompts = 1 if prompt == "x" else 3
+    await until(lambda: service.num_open == num_prompts)
+    await asyncio.sleep(0.05)
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        assert (await client.get("/load")).json() == {"server_load": 1}
+        call.hang_up()
+        await until(lambda: service.num_open == 0)
+        assert call.task is not None
+        await until(call.task.done)
+        assert call.task.exception() is None
+        assert (await client.get("/load")).json() == {"server_load": 0}
+
+
+async def test_a_stream_sends_each_commit_when_it_comes(service: ScriptedService) -> None:
+    service.script = Script(endless=True, commit_len=1)
+    call = AsgiCall(create_app(service), COMPLETIONS, {"prompt": "x", "max_tokens": 60, "stream": True})
+    call.start()
+    first = await asyncio.wait_for(call.chunks.get(), 1)
+    assert first is not None
+    assert json.loads(first.decode().partition("data: ")[2])["choices"][0]["text"] == "Par"
+    assert call.status == 200
+    call.hang_up()
+    assert call.task is not None
+    await asyncio.wait_for(call.task, 1)
+
+
+async def test_a_slow_reader_holds_the_generation_back(service: ScriptedService) -> None:
+    """A server that stops taking data must stop the generator too, not fill memory."""
+    service.script = Script(text="a " * 150, commit_len=1)
+    num_pulled = 0
+    plain_generate = service.generate
+
+    async def counted(request: ValidRequest) -> AsyncIterator[GenerationUpdate]:
+        nonlocal num_pulled
+        async for update in plain_generate(request):
+            num_pulled += 1
+            yield update
+
+    class Slow(AsgiCall):
+        async def _send(self, message: Any) -> None:
+            await super()._send(message)
+            if self.chunks.qsize() >= 5:
+                await asyncio.Event().wait()
+
+    service.generate = counted  # type: ignore[method-assign,assignment]
+    call = Slow(create_app(service), COMPLETIONS, {"prompt": ["x", "y"], "max_tokens": 200, "stream": True})
+    call.start()
+    await asyncio.sleep(0.3)
+    assert 5 <= num_pulled <= 80
+    call.hang_up()
+    assert call.task is not None
+    await asyncio.wait_for(call.task, 1)
+
+
+# ---- the openai package -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def client(service: ScriptedService) -> AsyncIterator[openai.AsyncOpenAI]:
+    transport = httpx.ASGITransport(app=create_app(service))
+    http_client = httpx.AsyncClient(transport=transport, base_url="http://test")
+    async with openai.AsyncOpenAI(
+        base_url="http://test/v1", api_key="none", http_client=http_client, max_retries=0
+    ) as client:
+        yield client
+
+
+async def test_openai_completion(client: openai.AsyncOpenAI) -> None:
+    answer = await client.completions.create(model="demo", prompt="Hello", max_tokens=60, logprobs=2, n=2)
+    assert [choice.text for choice in answer.choices] == [TEXT, (TEXT * 2)[: len(answer.choices[1].text)]]
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.choices[0].logprobs is not None
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == 3
+    assert [model.id async for model in client.models.list()] == ["demo"]
+
+
+async def test_openai_chat(client: openai.AsyncOpenAI) -> None:
+    messages: Any = [{"role": "user", "content": "hi"}]
+    answer = await client.chat.completions.create(model="demo", messages=messages, logprobs=True, top_logprobs=1)
+    assert answer.choices[0].message.content == TEXT
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    assert b"".join(bytes(entry.bytes or ()) for entry in logprobs.content).decode() == TEXT
+
+
+async def test_openai_streams(client: openai.AsyncOpenAI) -> None:
+    messages: Any = [{"role": "user", "content": "hi"}]
+    stream = await client.chat.completions.create(
+        model="demo", messages=messages, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = [chunk async for chunk in stream]
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == TEXT
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-2].choices[0].finish_reason == "stop"
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.total_tokens == 7 + 38
+    legacy = await client.completions.create(model="demo", prompt="x", stream=True, max_tokens=60)
+    assert "".join([chunk.choices[0].text async for chunk in legacy]) == TEXT
+
+
+async def test_openai_sees_our_errors(client: openai.AsyncOpenAI, service: ScriptedService) -> None:
+    with pytest.raises(openai.NotFoundError, match="'gpt' is not served"):
+        await client.completions.create(model="gpt", prompt="x")
+    with pytest.raises(openai.BadRequestError) as raised:
+        await client.completions.create(model="demo", prompt="x", temperature=-1)
+    assert raised.value.param == "temperature"
+    service.script = Script(error=Overloaded("full"))
+    with pytest.raises(openai.RateLimitError):
+        await client.completions.create(model="demo", prompt="x")
+    service.script = Script(error=VerifierLost("the verifier is gone"), error_at=2)
+    stream = await client.completions.create(model="demo", prompt="x", stream=True)
+    with pytest.raises(openai.APIError, match="the verifier is gone"):
+        _ = [chunk async for chunk in stream]
+
+
+# ---- a real socket ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def address(service: ScriptedService) -> AsyncIterator[str]:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        config = uvicorn.Config(create_app(service), log_level="warning", ws="none", lifespan="off")
+        server = uvicorn.Server(config)
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        await until(lambda: server.started, 5)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        server.should_exit = True
+        await task
+
+
+async def test_a_closed_connection_frees_everything(service: ScriptedService, address: str) -> None:
+    service.script = Script(endless=True)
+    async with httpx.AsyncClient(base_url=address) as client:
+        body = {**BODIES[CHAT], "stream": True}
+        async with client.stream("POST", CHAT, json=body) as response:
+            lines = response.aiter_lines()
+            assert json.loads((await anext(lines)).removeprefix("data: "))["choices"][0]["delta"]["role"] == "assistant"
+            assert service.num_open == 1
+        await until(lambda: service.num_open == 0)
+        whole = asyncio.create_task(client.post(CHAT, json=BODIES[CHAT]))
+        await until(lambda: service.num_open == 1)
+        whole.cancel()
+        await until(lambda: service.num_open == 0)
+
+
+async def test_an_oversized_body_is_answered(address: str) -> None:
+    async with httpx.AsyncClient(base_url=address) as client:
+        response = await client.post(COMPLETIONS, json={"prompt": "a" * 10_000_000})
+        assert response.status_code == 413
+        assert (await client.get("/health")).status_code == 200
+
+
+async def test_streams_go_on_while_a_long_prompt_is_tokenized(service: ScriptedService, address: str) -> None:
+    """4 MB of text takes the tokenizer a while; nobody else may wait for it."""
+    service.model = ServedModel("demo", 2**20 * 8, 4096)
+    longest = 0.0
+    async with httpx.AsyncClient(base_url=address, timeout=60) as client:
+        long = asyncio.create_task(client.post("/tokenize", json={"prompt": "lorem ipsum " * 340_000}))
+        loop = asyncio.get_running_loop()
+        while not long.done():
+            before = loop.time()
+            await asyncio.sleep(0.01)
+            longest = max(longest, loop.time() - before)
+        assert long.result().json()["count"] > 340_000
+    assert longest < 1.0
