@@ -93,6 +93,45 @@ def test_a_rows_bits_are_its_own(runner: ModelRunner) -> None:
     assert torch.equal(as_tree(runner, token_ids, blocks[2]), decoded[-6:]), "as a path of a tree"
 
 
+def test_bits_do_not_depend_on_the_number_of_threads(checkpoints: Path) -> None:
+    """Within a process they never change; between replicas they may."""
+    directory = save_tiny_model(*SERVED["llama"], checkpoints / "threads")
+    token_ids, before = random_tokens(NUM_TOKENS, 1), torch.get_num_threads()
+    logits: dict[int, torch.Tensor] = {}
+    try:
+        for num_threads in (1, 2):
+            loaded = load_model(str(directory), dtype="float32", num_threads=num_threads)
+            runner = ModelRunner(loaded, loaded.make_cache(NUM_BLOCKS, BLOCK_SIZE))
+            logits[num_threads] = in_chunks(runner, token_ids, scattered_blocks(NUM_BLOCKS, 2)[0], 5)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(logits[1], logits[2])
+
+
+@pytest.mark.parametrize("name", ["llama", "llama_tied"])
+def test_plain_weights_are_freed_unless_they_are_shared(name: str, tmp_path: Path) -> None:
+    loaded = load_model(str(save_tiny_model(*SERVED[name], tmp_path)))
+    matrices = [key for key, parameter in loaded.model.named_parameters() if parameter.ndim == 2]
+    assert matrices == ["model.embed_tokens.weight"]
+    assert loaded.row_invariance is not None
+    assert loaded.row_invariance.num_linears == 2 * 7 + 1
+    assert loaded.row_invariance.num_activations == 2
+
+
+def test_the_fallback_linear_computes_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = str(save_tiny_model(*SERVED["mixtral"], tmp_path))
+    token_ids = random_tokens(NUM_TOKENS, 1)
+    logits = []
+    for method in ("onednn-prepacked", "padded-8"):
+        monkeypatch.setattr(cpu, "supports", lambda _dtype, method=method: method == "onednn-prepacked")
+        loaded = load_model(directory)
+        assert loaded.row_invariance is not None
+        assert loaded.row_invariance.linear_method == method
+        runner = ModelRunner(loaded, loaded.make_cache(NUM_BLOCKS, BLOCK_SIZE))
+        logits.append(in_chunks(runner, token_ids, scattered_blocks(NUM_BLOCKS, 2)[0], 7))
+    torch.testing.assert_close(logits[0], logits[1], atol=2e-5, rtol=0)
+
+
 def test_stock_modules_do_move_bits(checkpoints: Path) -> None:
     """The test above can fail: without our modules it does."""
     directory = save_tiny_model(*SERVED["llama"], checkpoints / "stock")
