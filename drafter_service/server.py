@@ -34,7 +34,7 @@ class DrafterServicer(pb_grpc.DrafterServicer):
     async def GetInfo(self, request: pb.GetDrafterInfoRequest, context: Any) -> pb.DrafterInfo:
         return wire.drafter_info_to_wire(self._describe())
 
-    def _open(self, request: pb.DrafterRequest, on_reply: OnReply) -> int:
+    async def _open(self, request: pb.DrafterRequest, on_reply: OnReply) -> int:
         if request.WhichOneof("request") != "open":
             raise InvalidRequest("the first message of a session must be `open`", param="open")
         return self._engine.open(wire.spec_from_wire(request.open), on_reply)

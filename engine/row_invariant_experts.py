@@ -20,7 +20,7 @@ from engine.row_invariant_modules import LinearFunction, row_invariant_linear
 
 EXPERTS_NAME = "outrider_experts"
 _PACKED = "outrider_packed_experts"
-_MAX_TILE_ELEMENTS = 32_768  # torch splits larger elementwise ranges over threads
+_MAX_TILE_ELEMENTS = 16_384  # torch splits larger elementwise ranges over threads
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ Not here: which module of a model is replaced (row_invariance) and the arithmeti
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,10 +16,12 @@ from kernels.linear import cpu, padded
 LinearFunction = Callable[[torch.Tensor], torch.Tensor]
 
 # torch's elementwise kernels compute whole vectors, and the last elements of a range one by one. Two vectors
-# of 32 bf16 values are the widest step; a range is never shorter than this many elements when it is split
-# over threads.
+# of 32 bf16 values are the widest step.
 _VECTOR_STEP = 64
+# torch cuts n elements evenly over min(num_threads, ceil(n / grain)) threads; gelu over all threads from a
+# smaller size on.
 _GRAIN = 32_768
+_GELU_GRAIN = 16_384
 
 
 def row_invariant_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> LinearFunction:
@@ -99,11 +102,11 @@ def apply_in_whole_vectors(elementwise: Callable[[torch.Tensor], torch.Tensor], 
 
 
 def _padded_num_elements(num_elements: int, num_threads: int) -> int:
-    """The least number from num_elements on that torch cuts into whole vectors: it splits n elements evenly over
-    min(num_threads, ceil(n / grain)) threads."""
-    used = min(num_threads, max(1, -(-num_elements // _GRAIN)))
-    while True:
-        num_padded = num_elements + -num_elements % (_VECTOR_STEP * used)
-        if min(num_threads, max(1, -(-num_padded // _GRAIN))) == used:
-            return num_padded
-        used += 1
+    """The least number from num_elements on that torch cuts into ranges of whole vectors."""
+    if num_elements <= _GELU_GRAIN:
+        return num_elements + -num_elements % _VECTOR_STEP
+    num_padded, used = num_elements, 0
+    while used != min(num_threads, -(-num_padded // _GRAIN)):
+        used = min(num_threads, -(-num_padded // _GRAIN))
+        num_padded = num_elements + -num_elements % (_VECTOR_STEP * math.lcm(num_threads, used))
+    return num_padded

@@ -16,6 +16,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.grammar import GrammarState
+from shared.errors import InvalidRequest
 from shared.messages import TokenLogprob
 from shared.sampling_params import SamplingParams
 
@@ -27,11 +29,18 @@ class LogitsProcessor:
     """The transforms of one request.
 
     `prompt_token_ids` and the output tokens given with each row are what penalties and bad words look at.
-    `stop_ids` are the ids that `min_tokens` holds back.
+    `stop_ids` are the ids that `min_tokens` holds back, and the way out when nothing else is allowed.
     """
 
-    def __init__(self, params: SamplingParams, prompt_token_ids: Sequence[int], stop_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt_token_ids: Sequence[int],
+        stop_ids: Sequence[int],
+        grammar: GrammarState | None = None,
+    ) -> None:
         self._params = params
+        self._grammar = grammar
         self._prompt_ids = np.unique(np.asarray(prompt_token_ids, dtype=np.int64))
         self._stop_ids = np.asarray(sorted(set(stop_ids)), dtype=np.int64)
         self._has_penalties = (
@@ -43,6 +52,7 @@ class LogitsProcessor:
             or params.bad_words
             or params.min_tokens
             or self._has_penalties
+            or grammar is not None
         )
 
     @property
@@ -82,8 +92,14 @@ class LogitsProcessor:
             prefix, last = word[:-1], word[-1]
             if not prefix or tuple(output_token_ids[-len(prefix) :]) == prefix:
                 row[last] = -np.inf
+        if self._grammar is not None:
+            row[~self._grammar.allowed(output_token_ids)] = -np.inf
         if len(output_token_ids) < params.min_tokens and np.isfinite(np.delete(row, self._stop_ids)).any():
             row[self._stop_ids] = -np.inf
+        if not np.isfinite(row).any():
+            if not len(self._stop_ids):
+                raise InvalidRequest("no token is allowed here, and nothing may end the output")
+            row[self._stop_ids] = 0.0
 
     def _penalize(self, row: LogWeights, output_token_ids: Sequence[int]) -> None:
         """Repetition looks at prompt and output (CTRL, Keskar et al. 2019), presence and frequency at the output."""

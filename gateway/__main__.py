@@ -107,7 +107,7 @@ async def _serve_doors(config: GatewayConfig, service: LiveService, log: logging
         )
     async with rpc.until_signal() as signalled:
         http_task = asyncio.create_task(http.serve())
-        while not http.started and not http_task.done():
+        while not http.started and not http_task.done():  # noqa: ASYNC110 - uvicorn has a flag, no event
             await asyncio.sleep(0.01)
         if not http_task.done():
             port = http.servers[0].sockets[0].getsockname()[1]

@@ -26,7 +26,7 @@ class GatewayConfig:
     redis_url: str = setting("redis://127.0.0.1:6379/0", "The commit log.")
     session_ttl_s: int = setting(3600, "Seconds that a session's log is kept after its last commit.", minimum=1)
     speculative_config: str = setting(
-        "", "vLLM's JSON: method, num_speculative_tokens, rejection_sample_method; hyphens in keys are underscores."
+        "", "vLLM's JSON with method and num_speculative_tokens; hyphens in keys are underscores."
     )
     draft_timeout_ms: float = setting(500.0, "A draft that takes longer is not waited for.", minimum=1)
     failover_s: float = setting(30.0, "Seconds that a session waits for another verifier.", minimum=0)
@@ -46,14 +46,19 @@ class SpeculativeConfig:
 
     method: str = "auto"
     num_speculative_tokens: int = 5
-    rejection_sample_method: str = "standard"
 
 
-_IGNORED_KEYS = {"model", "draft_tensor_parallel_size", "prompt_lookup_max", "prompt_lookup_min", "max_model_len"}
+# Keys of vLLM's that are settings of another service here.
+_KEYS_ELSEWHERE = {
+    "model": "the drafter's --draft-model",
+    "prompt_lookup_max": "the drafter's --prompt-lookup-max",
+    "prompt_lookup_min": "the drafter's --prompt-lookup-min",
+    "rejection_sample_method": "the verifier's --rejection-sample-method",
+}
 
 
 def parse_speculative_config(text: str) -> SpeculativeConfig:
-    """Raises ConfigError that names the key. Keys about the draft checkpoint belong to the drafter and are refused."""
+    """Raises ConfigError that names the key; for a setting of another service it says which."""
     if not text.strip():
         return SpeculativeConfig()
     try:
@@ -63,8 +68,8 @@ def parse_speculative_config(text: str) -> SpeculativeConfig:
     if not isinstance(raw, dict):
         raise ConfigError("--speculative-config must be a JSON object")
     known = {key.replace("-", "_"): value for key, value in raw.items()}
-    for key in known.keys() & _IGNORED_KEYS:
-        raise ConfigError(f"--speculative-config: {key} is a setting of the drafter service, give it there")
+    for key in known.keys() & _KEYS_ELSEWHERE.keys():
+        raise ConfigError(f"--speculative-config: give {key} as {_KEYS_ELSEWHERE[key]}")
     allowed = SpeculativeConfig.__dataclass_fields__.keys()
     for key in known.keys() - allowed:
         raise ConfigError(f"--speculative-config: unknown key {key!r}; known are {', '.join(allowed)}")
@@ -74,6 +79,4 @@ def parse_speculative_config(text: str) -> SpeculativeConfig:
     tokens = config.num_speculative_tokens
     if isinstance(tokens, bool) or not isinstance(tokens, int) or not 1 <= tokens <= 64:
         raise ConfigError("--speculative-config: num_speculative_tokens must be a whole number from 1 to 64")
-    if config.rejection_sample_method != "standard":
-        raise ConfigError("--speculative-config: rejection_sample_method must be 'standard'")
     return config

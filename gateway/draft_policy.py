@@ -16,6 +16,8 @@ _ACCEPTANCE_WEIGHT = 0.1
 # Tokens that a muted session decodes alone before it tries a short draft again.
 MUTED_RUN = 48
 _PROBE_LENGTH = 2
+# Drafting must promise at least this much: a smaller gain is within the noise of the measured costs.
+_MIN_GAIN = 0.03
 
 
 class DraftPolicy(Protocol):
@@ -52,8 +54,7 @@ class RoundCosts:
     """Measured seconds of a round, shared by all sessions of one draft method at one gateway."""
 
     plain_s: float | None = None
-    # Seconds that a round with drafts takes beyond a plain one: a fixed part and one per draft token.
-    fixed_s: float = 0.0
+    # Seconds that each draft token adds, drafting and verifying.
     per_token_s: float = 0.0
     acceptance: float = 0.7
     _by_length: dict[int, float] = field(default_factory=dict)
@@ -65,17 +66,17 @@ class RoundCosts:
         self._by_length[num_draft_tokens] = _blend(self._by_length.get(num_draft_tokens), seconds, _COST_WEIGHT)
         if self.plain_s is None:
             return
-        extra = max(0.0, seconds - self.plain_s - self.fixed_s) / num_draft_tokens
-        self.per_token_s = _blend(self.per_token_s or None, extra, _COST_WEIGHT)
+        # A plain round is never dearer than one with drafts: when it seems so, its figure is out of date.
+        self.plain_s = min(self.plain_s, _blend(self.plain_s, seconds, _COST_WEIGHT))
+        extra = max(0.0, seconds - self.plain_s) / num_draft_tokens
+        self.per_token_s = _blend(self.per_token_s, extra, _COST_WEIGHT)
 
     def seconds(self, num_draft_tokens: int) -> float | None:
         """Expected seconds of a round; None while nothing is known."""
         if num_draft_tokens == 0 or self.plain_s is None:
             return self.plain_s
-        measured = self._by_length.get(num_draft_tokens)
-        if measured is not None:
-            return measured
-        return self.plain_s + self.fixed_s + self.per_token_s * num_draft_tokens
+        estimate = self.plain_s + self.per_token_s * num_draft_tokens
+        return max(self.plain_s, self._by_length.get(num_draft_tokens, estimate))
 
 
 class AdaptiveDraftLength:
@@ -91,7 +92,7 @@ class AdaptiveDraftLength:
         plain = self._costs.plain_s
         if plain is None:
             return 0  # one plain run first: without its cost nothing can be compared
-        best_length, best_rate = 0, 1.0 / plain
+        best_length, best_rate = 0, (1.0 + _MIN_GAIN) / plain
         for length in range(1, self._max_draft_tokens + 1):
             seconds = self._costs.seconds(length)
             if seconds:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from starlette.requests import ClientDisconnect, Request
@@ -20,29 +22,39 @@ log = logging.getLogger(__name__)
 Endpoint = Callable[[Request], Awaitable[Response]]
 # Escapes of surrogates: a pair is one character, half a pair is no text.
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+# How much of an oversized body is read, and thrown away, before it is refused.
+_LINGER_FACTOR = 8
+_LINGER_S = 5.0
 # nginx's number for a client that hung up; nobody reads it.
 _CLIENT_GONE = 499
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    """Raises PayloadTooLarge as soon as the limit is passed, InvalidRequest on another content type."""
+    """Never holds more than the limit. Raises PayloadTooLarge, or InvalidRequest on another content type."""
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json":
         shown = content_type[:80] or "none"
         raise InvalidRequest(f"Content-Type must be application/json, got {shown}")
-    length = request.headers.get("content-length", "")
-    if length.isdecimal() and int(length) > max_bytes:
-        _too_large(max_bytes)
     body = bytearray()
-    async for chunk in request.stream():
+    chunks = request.stream()
+    async for chunk in chunks:
         body += chunk
         if len(body) > max_bytes:
-            _too_large(max_bytes)
+            body.clear()
+            await _discard(chunks, _LINGER_FACTOR * max_bytes)
+            raise PayloadTooLarge(f"the body is over the limit of {max_bytes} bytes")
     return bytes(body)
 
 
-def _too_large(max_bytes: int) -> NoReturn:
-    raise PayloadTooLarge(f"the body is over the limit of {max_bytes} bytes")
+async def _discard(chunks: AsyncGenerator[bytes, None], most_bytes: int) -> None:
+    """Reads on for a while: a client that is still sending when the connection closes never sees the answer."""
+    num_bytes = 0
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_LINGER_S):
+            async for chunk in chunks:
+                num_bytes += len(chunk)
+                if num_bytes > most_bytes:
+                    return
 
 
 def parse_json(body: bytes) -> object:

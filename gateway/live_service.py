@@ -47,7 +47,6 @@ class LiveService:
             max_model_len=target.max_model_len,
             vocab_size=target.vocab_size,
             draft_methods=tuple(sorted(methods)),
-            supports_grammars=False,
             created=self._created,
         )
 

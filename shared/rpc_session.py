@@ -7,7 +7,7 @@ session. An error ends this stream with its status and touches no other.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -23,7 +23,7 @@ ReplyT = TypeVar("ReplyT")
 class SessionHandlers(Generic[RequestT, ResultT, ReplyT]):
     """`open` takes the first message and a callback that may be called from any thread; it returns a handle."""
 
-    open: Callable[[RequestT, Callable[[ResultT | Exception], None]], int]
+    open: Callable[[RequestT, Callable[[ResultT | Exception], None]], Awaitable[int]]
     step: Callable[[int, RequestT], None]
     close: Callable[[int], None]
     format: Callable[[ResultT], ReplyT]
@@ -40,7 +40,7 @@ async def session_stream(
         first = await anext(requests, None)
         if first is None:
             raise InvalidRequest("the stream ended before a session was opened", param="open")
-        handle = handlers.open(first, lambda reply: _post(loop, replies, reply))
+        handle = await handlers.open(first, lambda reply: _post(loop, replies, reply))
         reader = asyncio.create_task(_read(requests, handle, handlers, replies))
         while (reply := await replies.get()) is not None:
             if isinstance(reply, Exception):

@@ -31,9 +31,9 @@ from training.sampling_data import sample_continuations
 class DistillConfig:
     """Counts in optimizer steps; of `rows_per_step` rows, `own_rows` are the target's own text, the rest corpus."""
 
-    total_steps: int = 900
+    total_steps: int = 700
     warmup_steps: int = 30
-    decay_from: int = 500
+    decay_from: int = 350
     row_len: int = 256
     rows_per_step: int = 16
     own_rows: int = 12
@@ -164,7 +164,7 @@ def main(
 
       python -m training.distill
 
-      python -m training.distill --no-sample --total-steps 600 --decay-from 300
+      python -m training.distill --no-sample --total-steps 500 --decay-from 250
     """
     torch.set_num_threads(threads)
     console = Console(width=110)

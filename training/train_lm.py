@@ -30,10 +30,10 @@ from training.optim import HybridOptimizer, Schedule
 class TrainConfig:
     """One run. Lengths in tokens, counts in optimizer steps; `long_from` is where sequences become `long_seq_len`."""
 
-    total_steps: int = 2000
+    total_steps: int = 1250
     warmup_steps: int = 60
-    decay_from: int = 1300
-    long_from: int = 1600
+    decay_from: int = 900
+    long_from: int = 1100
     seq_len: int = 512
     long_seq_len: int = 1024
     tokens_per_step: int = 4096
@@ -166,7 +166,7 @@ def main(
 
       python -m training.train_lm
 
-      python -m training.train_lm --resume --total-steps 1500 --decay-from 1000 --long-from 1200   (finish sooner)
+      python -m training.train_lm --resume --total-steps 1000 --decay-from 700 --long-from 850   (finish sooner)
 
       python -m training.train_lm --export-only
     """

@@ -51,7 +51,11 @@ def build_engine(config: VerifierConfig, registry: CollectorRegistry) -> tuple[V
     certificate = certify(loaded, runner)
     blocks = BlockManager(num_blocks, config.block_size, prefix_caching=config.enable_prefix_caching)
     limits = EngineLimits(
-        config.max_num_seqs, config.max_num_batched_tokens, config.prefill_chunk_size, loaded.max_model_len
+        config.max_num_seqs,
+        config.max_num_batched_tokens,
+        config.prefill_chunk_size,
+        loaded.max_model_len,
+        config.rejection_sample_method,
     )
     metrics = VerifierMetrics(registry)
     metrics.observe_certificate(certificate.holds)
@@ -81,9 +85,7 @@ def describe(config: VerifierConfig, engine: VerifierEngine, loaded: LoadedModel
         noise_version=NOISE_VERSION,
         certificate_holds=certificate.holds,
         failing_operation=certificate.failing_operation or "",
-        certificate_checks=tuple(
-            CertificateCheck(check.name, check.holds) for check in certificate.checks
-        ),
+        certificate_checks=tuple(CertificateCheck(check.name, check.holds) for check in certificate.checks),
     )
 
 

@@ -29,5 +29,8 @@ class VerifierConfig:
     max_num_seqs: int = setting(64, "Sessions at once; more are refused with RESOURCE_EXHAUSTED.", minimum=1)
     max_num_batched_tokens: int = setting(512, "Rows per forward pass.", minimum=8)
     prefill_chunk_size: int = setting(256, "Most prompt rows of one session per forward pass.", minimum=1)
+    rejection_sample_method: str = setting(
+        "block", "Acceptance rule for chains in rejection mode.", choices=("standard", "block")
+    )
     drain_s: float = setting(30.0, "Seconds that running sessions may go on after SIGTERM.", minimum=0)
     log_level: str = setting("info", "Log level.", choices=("debug", "info", "warning", "error"))

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from engine.batch import SessionRows, build_batch
 from engine.block_manager import BlockManager
 from engine.certificate import Certificate
+from engine.grammar import GrammarCompiler, GrammarState
 from engine.runner import ModelRunner
 from engine.sampling import LogitsProcessor, token_logprob
 from shared.errors import ExactModeRefused, InvalidRequest, OutriderError, Overloaded
@@ -41,6 +42,7 @@ class EngineLimits:
     max_num_batched_tokens: int
     prefill_chunk_size: int
     max_model_len: int
+    rejection_sample_method: str = "block"
 
 
 class VerifierEngine:
@@ -54,7 +56,9 @@ class VerifierEngine:
         certificate: Certificate,
         metrics: VerifierMetrics,
     ) -> None:
+        loaded = runner.loaded
         self._runner = runner
+        self._grammars = GrammarCompiler(loaded.path, loaded.vocab_size, loaded.eos_token_ids)
         self.blocks = blocks
         self.limits = limits
         self.certificate = certificate
@@ -87,7 +91,12 @@ class VerifierEngine:
             self._wake.notify()
         self._thread.join()
 
-    def open(self, spec: SessionSpec, on_reply: OnReply) -> int:
+    def compile_grammar(self, spec: SessionSpec) -> GrammarState | None:
+        """What `open` needs for a session with a grammar; takes seconds at worst, so not for an event loop."""
+        grammar = spec.sampling_params.grammar
+        return self._grammars.compile(grammar) if grammar is not None else None
+
+    def open(self, spec: SessionSpec, on_reply: OnReply, grammar: GrammarState | None = None) -> int:
         """Checks and registers a session, returns its handle. Raises InvalidRequest, ExactModeRefused or Overloaded.
 
         Handles, not session ids: a session that comes back with a new epoch must not be closed by its old stream.
@@ -99,11 +108,12 @@ class VerifierEngine:
         stop_ids = eos_ids | frozenset(params.stop_token_ids)
         session = VerifierSession(
             spec=spec,
-            processor=LogitsProcessor(params, spec.prompt_token_ids, tuple(stop_ids)),
+            processor=LogitsProcessor(params, spec.prompt_token_ids, tuple(stop_ids), grammar),
             stop_ids=stop_ids,
             on_reply=on_reply,
             opened_at=time.perf_counter(),
             token_ids=[*spec.prompt_token_ids, *spec.committed_token_ids],
+            chain_rule=self.limits.rejection_sample_method,
         )
         handle = next(self._handles)
         self._command(lambda: self._sessions.__setitem__(handle, session))
@@ -190,7 +200,6 @@ class VerifierEngine:
             try:
                 self._step()
             except Exception as error:
-                log.exception("a forward pass failed; its sessions end")
                 self._fail_waiting(error)
 
     def _has_work(self) -> bool:
@@ -227,9 +236,15 @@ class VerifierEngine:
     def _fail_waiting(self, error: Exception) -> None:
         for session in list(self._sessions.values()):
             if session.step is not None:
-                session.step = None
-                self._scheduler.release(session)
-                session.on_reply(error)
+                self._fail(session, error)
+
+    def _fail(self, session: VerifierSession, error: Exception) -> None:
+        """Ends one session's step with an error; its blocks are free at once, the others go on."""
+        if not isinstance(error, OutriderError):
+            log.error("a session failed", exc_info=error)
+        session.step = None
+        self._scheduler.release(session)
+        session.on_reply(error)
 
     def _step(self) -> None:
         plan = self._scheduler.plan(list(self._sessions.values()))
@@ -241,7 +256,10 @@ class VerifierEngine:
         times = ForwardTimes(started, time.perf_counter())
         first_row = 0
         for work in plan:
-            self._settle(work, logits[first_row : first_row + work.num_logits_rows], times)
+            try:
+                self._settle(work, logits[first_row : first_row + work.num_logits_rows], times)
+            except Exception as error:
+                self._fail(work.session, error)
             first_row += work.num_logits_rows
         self._metrics.observe_forward(plan, times, self.blocks, self._scheduler.num_preemptions)
 

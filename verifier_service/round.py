@@ -9,13 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.sampling import LogWeights, token_logprob
-from shared.errors import InternalError
 from shared.messages import Commit, FinishReason, Proposal, Timings, TokenLogprob, TokenOrigin
 from shared.sampling_params import SpeculationMode
-from verifier_service.acceptance import coupled, point_mass, standard
+from verifier_service.acceptance import block, coupled, point_mass, standard, tree
 from verifier_service.acceptance.outcome import ROOT, Acceptance, children_of
 from verifier_service.scheduler import Work
 from verifier_service.session import VerifierSession
+
+# vLLM's names for rejection_sample_method.
+CHAIN_RULES = {"standard": standard.accept, "block": block.accept}
 
 
 @dataclass(frozen=True)
@@ -94,9 +96,9 @@ def _accept(session: VerifierSession, proposal: Proposal, logits: NDArray[np.flo
     rng = acceptance_rng(session.spec.stream_key, session.spec.epoch, proposal.base_len)
     if not proposal.laws:
         return point_mass.accept(law_at, proposal, rng=rng)
-    if not proposal.parents:
-        return standard.accept(law_at, proposal, rng=rng)
-    raise InternalError("trees with laws cannot be verified yet")
+    if proposal.parents:
+        return tree.accept(law_at, proposal, rng=rng)
+    return CHAIN_RULES[session.chain_rule](law_at, proposal, rng=rng)
 
 
 def _accept_argmax(proposal: Proposal, best: NDArray[np.int64]) -> Acceptance:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -34,10 +35,15 @@ class VerifierServicer(pb_grpc.VerifierServicer):
     async def GetInfo(self, request: pb.GetVerifierInfoRequest, context: Any) -> pb.VerifierInfo:
         return wire.verifier_info_to_wire(self._describe())
 
-    def _open(self, request: pb.VerifierRequest, on_reply: OnReply) -> int:
+    async def _open(self, request: pb.VerifierRequest, on_reply: OnReply) -> int:
         if request.WhichOneof("request") != "open":
             raise InvalidRequest("the first message of a session must be `open`", param="open")
-        return self._engine.open(wire.spec_from_wire(request.open), on_reply)
+        spec = wire.spec_from_wire(request.open)
+        grammar = None
+        if spec.sampling_params.grammar is not None:
+            # Compiling can take seconds; the other sessions' streams go on meanwhile.
+            grammar = await asyncio.to_thread(self._engine.compile_grammar, spec)
+        return self._engine.open(spec, on_reply, grammar)
 
     def _step(self, handle: int, request: pb.VerifierRequest) -> None:
         if request.WhichOneof("request") != "step":

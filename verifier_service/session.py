@@ -25,6 +25,8 @@ class VerifierSession:
     on_reply: OnReply
     opened_at: float
     token_ids: list[int]
+    # Acceptance rule of chains with laws: a key of round.CHAIN_RULES.
+    chain_rule: str = "block"
     table: BlockTable | None = None
     num_computed: int = 0
     num_cached_tokens: int = 0

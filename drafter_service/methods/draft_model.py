@@ -16,6 +16,7 @@ from drafter_service.session import DraftSession
 from engine.batch import SessionRows, build_batch
 from engine.block_manager import BlockManager, BlockTable, OutOfBlocks
 from engine.coupling import coupled_sample
+from engine.grammar import GrammarCompiler
 from engine.runner import ModelRunner
 from engine.sampling import LogitsProcessor, LogWeights, probabilities
 from shared.messages import LAW_TOTAL, DraftMethodInfo, Proposal, SparseLaw
@@ -55,6 +56,8 @@ class DraftModelMethod:
         self._runner = runner
         self._blocks = blocks
         self._prefill_chunk_size = prefill_chunk_size
+        loaded = runner.loaded
+        self._grammars = GrammarCompiler(loaded.path, loaded.vocab_size, loaded.eos_token_ids)
         self._states: dict[int, _State] = {}
         self.info = DraftMethodInfo(
             name="draft_model",
@@ -66,10 +69,11 @@ class DraftModelMethod:
 
     def open(self, session: DraftSession) -> None:
         spec = session.spec
+        eos_token_ids = self._runner.loaded.eos_token_ids
+        grammar = self._grammars.compile(spec.sampling_params.grammar) if spec.sampling_params.grammar else None
         table, num_cached = self._blocks.open(session.token_ids, spec.cache_salt)
         self._states[id(session)] = _State(
-            # Stop ids and minimum length are the target's business: a draft past the end is cut, not wrong.
-            processor=LogitsProcessor(spec.sampling_params, spec.prompt_token_ids, ()),
+            processor=LogitsProcessor(spec.sampling_params, spec.prompt_token_ids, eos_token_ids, grammar),
             rng=_propose_rng(spec.stream_key, spec.epoch),
             table=table,
             cached_ids=session.token_ids[:num_cached],

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import httpx
 import pytest
-from gateway_script import ScriptedService
+from gateway_script import DEMO_TARGET, ScriptedService
 
 from gateway.app import create_app
 from gateway.tokenizer import Tokenizer
-
-DEMO_TARGET = Path(__file__).parents[2] / "models" / "demo-target"
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from gateway.detokenizer import IncrementalDetokenizer
 from gateway.requests import GenerationUpdate, SpeculationSummary, ValidRequest
@@ -16,6 +17,7 @@ from gateway.service import ReadyState, RequestLimits, ServedModel, SpecMetricsL
 from gateway.tokenizer import Tokenizer
 from shared.messages import FinishReason, TokenLogprob, TokenOrigin
 
+DEMO_TARGET = Path(__file__).parents[2] / "models" / "demo-target"
 ORIGINS = (TokenOrigin.ACCEPTED, TokenOrigin.ACCEPTED, TokenOrigin.CORRECTED, TokenOrigin.TARGET, TokenOrigin.BONUS)
 
 

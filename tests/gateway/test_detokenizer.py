@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import cache
 
 import pytest
-from conftest import DEMO_TARGET
+from gateway_script import DEMO_TARGET
 from hypothesis import given
 from hypothesis import strategies as st
 from small_tokenizers import byte_fallback_tokenizer, wordpiece_tokenizer

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import transformers
-from conftest import DEMO_TARGET
+from gateway_script import DEMO_TARGET
 from hypothesis import given
 from hypothesis import strategies as st
 from small_tokenizers import byte_fallback_backend, byte_fallback_tokenizer, wordpiece_tokenizer

@@ -1,0 +1,59 @@
+"""Stacks of real processes (Redis, verifier, drafter, gateway), started once per run: 15 seconds each."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import httpx
+import pytest
+from e2e_prompts import stdlib_prompts
+from e2e_stack import DEMO_DRAFT, DEMO_TARGET, RunningStack, run_stack
+
+# A machine that is busy otherwise must not fail a test; what is promised in seconds is asserted by itself.
+HTTP_TIMEOUT_S = 120.0
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
+    """The demo family as it is served by default (bfloat16)."""
+    with run_stack(tmp_path_factory.mktemp("stack"), dtype="auto", draft_model=DEMO_DRAFT) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def float32_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
+    """The same weights in float32; n-gram drafts of four tokens are its default."""
+    config = '{"method": "ngram", "num-speculative-tokens": 4}'
+    run_dir = tmp_path_factory.mktemp("float32-stack")
+    with run_stack(run_dir, dtype="float32", draft_model=DEMO_DRAFT, speculative_config=config) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def mortal_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
+    """For tests that kill. The target drafts for itself, so drafts are accepted whatever the weights are."""
+    with run_stack(tmp_path_factory.mktemp("mortal-stack"), dtype="auto", draft_model=DEMO_TARGET) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+async def http(stack: RunningStack) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=stack.url, timeout=HTTP_TIMEOUT_S) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+async def float32_http(float32_stack: RunningStack) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=float32_stack.url, timeout=HTTP_TIMEOUT_S) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+async def mortal_http(mortal_stack: RunningStack) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=mortal_stack.url, timeout=HTTP_TIMEOUT_S) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def prompts() -> list[tuple[int, ...]]:
+    return stdlib_prompts(DEMO_TARGET)

@@ -1,0 +1,148 @@
+"""A whole stack as processes, and what the tests look at from outside: fleet info, metrics, process ids."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from client.stack import Stack, StackSettings, StackState
+from outrider.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
+from shared import wire
+from shared.messages import DrafterInfo, VerifierInfo
+
+MODELS = Path(__file__).parents[2] / "models"
+DEMO_TARGET = MODELS / "demo-target"
+DEMO_DRAFT = MODELS / "demo-draft"
+METHODS = ("draft_model", "ngram")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> float:
+    """Seconds until `condition` held; fails the test when it does not within `timeout_s`."""
+    started = time.monotonic()
+    while not condition():
+        if time.monotonic() - started > timeout_s:
+            raise AssertionError(f"not within {timeout_s} s: {what}")
+        time.sleep(0.01)
+    return time.monotonic() - started
+
+
+class RunningStack:
+    """One verifier, one drafter, a gateway and a Redis of their own; `replace` starts a killed service anew."""
+
+    def __init__(self, state: StackState, settings: StackSettings, run_dir: Path) -> None:
+        self.state = state
+        self.settings = settings
+        self._run_dir = run_dir
+        self._replacements: list[subprocess.Popen[bytes]] = []
+        self._pids = dict(state.pids)
+        # A lost peer must be found again at once, not after gRPC's default back-off of seconds.
+        options = [("grpc.min_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 300)]
+        self._verifier_channel = grpc.insecure_channel(state.verifiers[0], options)
+        self._drafter_channel = grpc.insecure_channel(state.drafters[0], options)
+
+    @property
+    def url(self) -> str:
+        return self.state.url
+
+    def verifier_info(self) -> VerifierInfo:
+        stub = verifier_pb2_grpc.VerifierStub(self._verifier_channel)
+        return wire.verifier_info_from_wire(stub.GetInfo(verifier_pb2.GetVerifierInfoRequest(), timeout=20))
+
+    def drafter_info(self) -> DrafterInfo:
+        stub = drafter_pb2_grpc.DrafterStub(self._drafter_channel)
+        return wire.drafter_info_from_wire(stub.GetInfo(drafter_pb2.GetDrafterInfoRequest(), timeout=20))
+
+    def num_sessions(self) -> tuple[int, int]:
+        """At the verifier, at the drafter."""
+        return self.verifier_info().num_sessions, self.drafter_info().num_sessions
+
+    def wait_idle(self, timeout_s: float = 20.0) -> None:
+        wait_until(lambda: self.num_sessions() == (0, 0), timeout_s, "both services are idle")
+
+    def metric(self, name: str, **labels: str) -> float:
+        """A sample of the gateway's /metrics, 0 when it is not there yet."""
+        text = httpx.get(f"{self.url}/metrics", timeout=20).text
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if sample.name == name and labels.items() <= sample.labels.items():
+                    return float(sample.value)
+        return 0.0
+
+    def signal(self, name: str, signum: int) -> None:
+        os.kill(self._pids[name], signum)
+
+    def replace(self, name: str) -> None:
+        """Starts "verifier" or "drafter-0" again on its old port, and returns at once."""
+        if name == "verifier":
+            command = ["verifier_service", "--model", self.settings.model, "--port", _port(self.state.verifiers[0])]
+        else:
+            methods = ",".join(self.settings.methods)
+            command = ["drafter_service", "--methods", methods, "--draft-model", self.settings.draft_model]
+            command += ["--port", _port(self.state.drafters[0])]
+        with (self._run_dir / f"{name}-again.log").open("wb") as log_file:
+            process = subprocess.Popen(
+                [sys.executable, "-m", *command, "--dtype", self.settings.dtype],
+                stdout=log_file,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+            )
+        self._replacements.append(process)
+        self._pids[name] = process.pid
+
+    def wait_fleet(self, timeout_s: float = 60.0) -> None:
+        """Until the gateway sees a verifier and a drafter."""
+        for service in ("verifier", "drafter"):
+            wait_until(
+                lambda service=service: self.metric("outrider:fleet_members", service=service) == 1,  # type: ignore[misc]
+                timeout_s,
+                f"the gateway sees a {service}",
+            )
+
+    def close(self) -> None:
+        self._verifier_channel.close()
+        self._drafter_channel.close()
+        for process in self._replacements:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+
+
+def _port(address: str) -> str:
+    return address.rpartition(":")[2]
+
+
+@contextmanager
+def run_stack(run_dir: Path, *, dtype: str, draft_model: Path, speculative_config: str = "") -> Iterator[RunningStack]:
+    settings = StackSettings(
+        model=str(DEMO_TARGET),
+        draft_model=str(draft_model),
+        methods=METHODS,
+        port=0,
+        grpc_port=free_port(),
+        dtype=dtype,
+        speculative_config=speculative_config,
+    )
+    stack = Stack(settings, run_dir, lambda _message: None)
+    running = RunningStack(stack.start(), settings, run_dir)
+    try:
+        yield running
+    finally:
+        running.close()
+        stack.stop()

@@ -1,0 +1,80 @@
+"""A real redis-server for tests: its own port, its own folder, gone at the end.
+
+    with RedisServer(tmp_path) as server:
+        CommitLog.connect(server.url, ttl_s=60)
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+START_TIMEOUT_S = 20.0
+
+
+class RedisServer:
+    """Started by `with` or `start`; `restart` keeps the data (append-only file) and forgets loaded scripts."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.port = _free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def __enter__(self) -> RedisServer:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        binary = shutil.which("redis-server")
+        if binary is None:
+            raise RuntimeError("redis-server is not on the PATH: `make redis` installs it, these tests need the real one")
+        log = self._directory / "redis.log"
+        self._process = subprocess.Popen(
+            [
+                binary,
+                *("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._directory)),
+                *("--save", "", "--appendonly", "yes", "--appendfsync", "always", "--logfile", str(log)),
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.STDOUT,
+        )
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                said = log.read_text() if log.exists() else "nothing"
+                raise RuntimeError(f"redis-server did not start on port {self.port}; it said: {said}")
+            time.sleep(0.02)
+
+    def stop(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.terminate()
+            process.wait(timeout=START_TIMEOUT_S)
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def _answers(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=1.0) as connection:
+                connection.sendall(b"PING\r\n")
+                return connection.recv(64).startswith(b"+PONG")
+        except OSError:
+            return False
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
