@@ -35,6 +35,13 @@ from training.expand import main as expand
 console = Console(highlight=False)
 NUM_SPECULATIVE_TOKENS = 5
 METHODS = ("off", "ngram", "draft_model", "auto")
+GREEDY = {method: {"method": method} for method in METHODS}
+# Exact against rejection mode at temperature 1, measured at one stream.
+SAMPLED = {
+    "off, T=1": {"method": "off", "temperature": 1.0, "mode": "exact", "seed": 7},
+    "draft_model, T=1 exact": {"method": "draft_model", "temperature": 1.0, "mode": "exact", "seed": 7},
+    "draft_model, T=1 rejection": {"method": "draft_model", "temperature": 1.0, "mode": "rejection"},
+}
 
 
 @dataclass(frozen=True)
@@ -95,19 +102,20 @@ async def _warm_up(url: str) -> None:
 
 
 def _measure_stack(url: str, num_streams: int, plan: Plan) -> list[dict[str, Any]]:
-    results: dict[str, list[LoadResult]] = {method: [] for method in METHODS}
-    overheads: dict[str, list[float]] = {method: [] for method in METHODS}
+    variants: dict[str, dict[str, Any]] = GREEDY | (SAMPLED if num_streams == 1 else {})
+    results: dict[str, list[LoadResult]] = {name: [] for name in variants}
+    overheads: dict[str, list[float]] = {name: [] for name in variants}
     prompts = code_prompts(max(4, num_streams * plan.prompts_per_stream))
     with Progress(console=console) as progress:
-        task = progress.add_task(f"{num_streams} streams", total=plan.rounds * len(METHODS))
+        task = progress.add_task(f"{num_streams} streams", total=plan.rounds * len(variants))
         for _ in range(plan.rounds):
-            for method in METHODS:
+            for name, wanted in variants.items():
                 before = _overhead_buckets(url)
-                shape = Shape(plan.max_tokens, method, NUM_SPECULATIVE_TOKENS)
-                results[method].append(asyncio.run(run_load(url, prompts, shape, num_streams)))
-                overheads[method].append(_median_overhead(before, _overhead_buckets(url)))
+                shape = Shape(plan.max_tokens, num_speculative_tokens=NUM_SPECULATIVE_TOKENS, **wanted)
+                results[name].append(asyncio.run(run_load(url, prompts, shape, num_streams)))
+                overheads[name].append(_median_overhead(before, _overhead_buckets(url)))
                 progress.advance(task)
-    return [_row(method, num_streams, results[method], overheads[method]) for method in METHODS]
+    return [_row(name, num_streams, results[name], overheads[name]) for name in variants]
 
 
 def _row(method: str, num_streams: int, results: list[LoadResult], overheads: list[float]) -> dict[str, Any]:

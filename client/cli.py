@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 import sys
 import time
 from dataclasses import asdict
@@ -23,7 +24,12 @@ DEMO_PROMPT = '''def read_lines(path):
     """Return the lines of a text file as a list."""
 '''
 
-app = typer.Typer(help="Lossless speculative decoding for LLM serving.", no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = typer.Typer(
+    help="Lossless speculative decoding for LLM serving.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
 console = Console(highlight=False)
 errors = Console(stderr=True, highlight=False)
 
@@ -187,6 +193,13 @@ def demo(
             raise
         if not once:
             _run_until_interrupt(stack)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+def certify(context: typer.Context) -> None:
+    """Prove on a model that exact mode holds on this machine; `outrider certify --help` lists the options."""
+    command = [sys.executable, "-m", "engine.certify", *context.args]
+    raise typer.Exit(subprocess.run(command, check=False).returncode)
 
 
 @app.command()

@@ -25,6 +25,7 @@ from pathlib import Path
 from shared.errors import ConfigError, OutriderError
 
 _SERVING = re.compile(r"serving on (\S+):(\d+)")
+_LOADING_STEP = re.compile(r"INFO (?:verifier|drafter): (.+)")
 _TERM_GRACE_S = 10.0
 Progress = Callable[[str], None]
 
@@ -175,11 +176,18 @@ class Stack:
         return command
 
     def _wait_serving(self, name: str) -> str:
+        """Address of the service once it serves; meanwhile what it says of its loading is passed on."""
         deadline = time.monotonic() + self._settings.start_timeout_s
+        num_told = 0
         while time.monotonic() < deadline:
-            match = _SERVING.search(self._log_path(name).read_text(errors="replace"))
+            text = self._log_path(name).read_text(errors="replace")
+            match = _SERVING.search(text)
             if match:
                 return f"{match[1]}:{match[2]}"
+            steps = _LOADING_STEP.findall(text)
+            for step in steps[num_told:]:
+                self._progress(f"{name}: {step}")
+            num_told = len(steps)
             self._check_alive(name)
             time.sleep(0.05)
         raise StackError(f"{name} is not serving after {self._settings.start_timeout_s:.0f} s:\n{self.log_tail(name)}")

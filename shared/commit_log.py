@@ -11,11 +11,15 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
 import redis.asyncio as aioredis
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from shared.errors import CommitRefused, InternalError, Unavailable
 
@@ -29,14 +33,12 @@ local len = tonumber(state[2] or 0)
 local base = tonumber(ARGV[2])
 local id = string.format('%.0f-0', base + 1)
 if tonumber(ARGV[1]) < epoch then return {0, len, epoch} end
-if base ~= len then
-  local there = redis.call('XRANGE', KEYS[1], id, id)
-  if #there == 1 then
-    local f = there[1][2]
-    if f[2] == ARGV[3] and f[4] == ARGV[4] and f[6] == ARGV[5] and f[8] == ARGV[1] then return {1, len, epoch} end
-  end
-  return {0, len, epoch}
+local there = redis.call('XRANGE', KEYS[1], id, id)
+if #there == 1 then
+  local f = there[1][2]
+  if f[2] == ARGV[3] and f[4] == ARGV[4] and f[6] == ARGV[5] and f[8] == ARGV[1] then return {1, len, epoch} end
 end
+if base ~= len or #there == 1 then return {0, len, epoch} end
 redis.call('XADD', KEYS[1], id, 'n', ARGV[3], 't', ARGV[4], 'f', ARGV[5], 'e', ARGV[1])
 len = base + tonumber(ARGV[3])
 redis.call('HSET', KEYS[2], 'epoch', ARGV[1], 'len', string.format('%.0f', len))
@@ -44,6 +46,12 @@ redis.call('EXPIRE', KEYS[1], ARGV[6])
 redis.call('EXPIRE', KEYS[2], ARGV[6])
 return {1, len, epoch}
 """
+
+
+# Appends and reads are tried again for this long while Redis is gone: a restart of Redis is no error of any request.
+RETRY_S = 5.0
+_FIRST_PAUSE_S = 0.02
+_LONGEST_PAUSE_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -66,17 +74,20 @@ class _Append:
 class CommitLog:
     """Appends and reads; one per gateway process. Call `start` in the event loop that uses it, `close` at the end."""
 
-    def __init__(self, client: aioredis.Redis, *, ttl_s: int, key_prefix: str = "outrider") -> None:
+    def __init__(
+        self, client: aioredis.Redis, *, ttl_s: int, retry_s: float = RETRY_S, key_prefix: str = "outrider"
+    ) -> None:
         self._client = client
         self._ttl_s = ttl_s
+        self._retry_s = retry_s
         self._key_prefix = key_prefix
         self._queue: asyncio.Queue[_Append] = asyncio.Queue(maxsize=4096)
         self._writer: asyncio.Task[None] | None = None
         self._script_sha = ""
 
     @classmethod
-    def connect(cls, url: str, *, ttl_s: int) -> CommitLog:
-        return cls(aioredis.Redis.from_url(url), ttl_s=ttl_s)
+    def connect(cls, url: str, *, ttl_s: int, retry_s: float = RETRY_S) -> CommitLog:
+        return cls(aioredis.Redis.from_url(url), ttl_s=ttl_s, retry_s=retry_s)
 
     async def start(self) -> None:
         """Raises Unavailable when Redis does not answer."""
@@ -90,6 +101,9 @@ class CommitLog:
         if self._writer is not None:
             self._writer.cancel()
             await asyncio.gather(self._writer, return_exceptions=True)
+            self._writer = None
+        while not self._queue.empty():
+            _fail([self._queue.get_nowait()], Unavailable("the gateway is shutting down"))
         await self._client.aclose()
 
     async def ping(self) -> bool:
@@ -108,6 +122,8 @@ class CommitLog:
         finish_reason: int,
     ) -> None:
         """Returns once Redis has the entry. Raises CommitRefused (gap, repeat, old epoch) or Unavailable."""
+        if self._writer is None:
+            raise Unavailable("the commit log is not open")
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         entry = LogEntry(base_len, token_ids, finish_reason)
         await self._queue.put(_Append(session_id, epoch, entry, done))
@@ -117,7 +133,7 @@ class CommitLog:
         """All entries that stand now, in order of their output index. Raises Unavailable."""
         stream, _ = self._keys(session_id)
         try:
-            raw_entries: Any = await self._client.xrange(stream)
+            raw_entries: Any = await self._patiently(lambda: self._client.xrange(stream))
         except (RedisError, OSError) as error:
             raise Unavailable(f"Redis does not answer: {error}") from error
         return [
@@ -143,12 +159,25 @@ class CommitLog:
                 _fail(appends, Unavailable(f"Redis does not answer: {error}"))
 
     async def _write(self, appends: list[_Append]) -> None:
-        replies = await self._execute(appends)
+        replies = await self._patiently(lambda: self._execute(appends))
         if any(isinstance(reply, NoScriptError) for reply in replies):  # Redis restarted and forgot the script
             await self._client.script_load(APPEND_SCRIPT)
-            replies = await self._execute(appends)
+            replies = await self._patiently(lambda: self._execute(appends))
         for append, reply in zip(appends, replies, strict=True):
             _settle(append, reply)
+
+    async def _patiently(self, command: Callable[[], Awaitable[Any]]) -> Any:
+        """Again after a lost connection: an append that had arrived all the same is found in place by the script."""
+        deadline = time.monotonic() + self._retry_s
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                return await command()
+            except (RedisConnectionError, RedisTimeoutError, OSError):
+                if time.monotonic() + pause_s > deadline:
+                    raise
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     async def _execute(self, appends: list[_Append]) -> list[Any]:
         pipeline = self._client.pipeline(transaction=False)

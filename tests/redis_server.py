@@ -1,7 +1,7 @@
 """A real redis-server for tests: its own port, its own folder, gone at the end.
 
-    with RedisServer(tmp_path) as server:
-        CommitLog.connect(server.url, ttl_s=60)
+with RedisServer(tmp_path) as server:
+    CommitLog.connect(server.url, ttl_s=60)
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class RedisServer:
     def start(self) -> None:
         binary = shutil.which("redis-server")
         if binary is None:
-            raise RuntimeError("redis-server is not on the PATH: `make redis` installs it, these tests need the real one")
+            raise RuntimeError(
+                "redis-server is not on the PATH: `make redis` installs it, these tests need the real one"
+            )
         log = self._directory / "redis.log"
         self._process = subprocess.Popen(
             [

@@ -106,7 +106,8 @@ class ScriptedService:
                     origins=tuple(ORIGINS[(base_len + place) % len(ORIGINS)] for place in range(len(kept))),
                     logprobs=self._logprobs(kept, params.num_logprobs),
                     prompt_logprobs=self._prompt_logprobs(request) if base_len == 0 else (),
-                    num_cached_tokens=2 if base_len == 0 else 0,
+                    # A later choice finds what the first one computed.
+                    num_cached_tokens=2 + 100 * choice if base_len == 0 else 0,
                     finish_reason=(FinishReason.STOP if piece.stop_reason else finish) if ended else None,
                     stop_reason=piece.stop_reason,
                     speculation=SpeculationSummary(5, 4, 20, 6, (1, 1, 1, 1), (0, 1, 2, 3), (5, 5, 5, 5))
