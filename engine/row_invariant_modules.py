@@ -105,8 +105,8 @@ def _padded_num_elements(num_elements: int, num_threads: int) -> int:
     """The least number from num_elements on that torch cuts into ranges of whole vectors."""
     if num_elements <= _GELU_GRAIN:
         return num_elements + -num_elements % _VECTOR_STEP
-    num_padded, used = num_elements, 0
-    while used != min(num_threads, -(-num_padded // _GRAIN)):
-        used = min(num_threads, -(-num_padded // _GRAIN))
+    for used in range(min(num_threads, -(-num_elements // _GRAIN)), num_threads + 1):
         num_padded = num_elements + -num_elements % (_VECTOR_STEP * math.lcm(num_threads, used))
-    return num_padded
+        if min(num_threads, -(-num_padded // _GRAIN)) == used:
+            return num_padded
+    return num_elements + -num_elements % (_GRAIN * num_threads)

@@ -81,6 +81,7 @@ class CommitSink:
         """Returns the part of the commit that belongs to the output. Raises what an earlier append failed with."""
         if self._failure is not None:
             raise self._failure
+        # The verifier ends a session with STOP only by a stop or end-of-sequence token, the last of the commit.
         piece = self._detokenizer.process(
             commit.token_ids, ends_with_stop_token=commit.finish_reason is FinishReason.STOP
         )

@@ -77,6 +77,6 @@ def parse_speculative_config(text: str) -> SpeculativeConfig:
     if not isinstance(config.method, str):
         raise ConfigError("--speculative-config: method must be text")
     tokens = config.num_speculative_tokens
-    if isinstance(tokens, bool) or not isinstance(tokens, int) or not 1 <= tokens <= 64:
-        raise ConfigError("--speculative-config: num_speculative_tokens must be a whole number from 1 to 64")
+    if isinstance(tokens, bool) or not isinstance(tokens, int) or not 1 <= tokens <= 32:
+        raise ConfigError("--speculative-config: num_speculative_tokens must be a whole number from 1 to 32")
     return config

@@ -91,9 +91,10 @@ def _parse(source: str, text: str, kind: Any, field: dataclasses.Field[Any]) -> 
     if choices and value not in choices:
         raise ConfigError(f"{source}: {text!r} is none of {', '.join(choices)}")
     minimum, maximum = field.metadata.get("minimum"), field.metadata.get("maximum")
-    if minimum is not None and value < minimum:
+    # Written so that a NaN, which is neither above nor below, fails too.
+    if minimum is not None and not value >= minimum:
         raise ConfigError(f"{source}: {text} is under the smallest value, {minimum:g}")
-    if maximum is not None and value > maximum:
+    if maximum is not None and not value <= maximum:
         raise ConfigError(f"{source}: {text} is over the largest value, {maximum:g}")
     return value
 

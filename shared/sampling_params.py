@@ -91,6 +91,8 @@ class SamplingParams:
                 _check_range(name, count, 0, MAX_LOGPROBS)
         for _, bias in self.logit_bias:
             _check_range("logit_bias", bias, -100.0, 100.0)
+        if () in self.bad_words:
+            raise InvalidRequest("bad_words: a word without tokens", param="bad_words")
         if vocab_size is not None:
             self._check_token_ids(vocab_size)
 

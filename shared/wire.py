@@ -185,6 +185,8 @@ def proposal_from_wire(message: common.Proposal) -> m.Proposal:
     for token_id, law in zip(message.token_ids, laws, strict=False):
         if token_id not in law.token_ids:
             raise InvalidRequest(f"proposal: token {token_id} has no mass in its own law", param="laws")
+    if laws and message.parents:
+        _check_siblings(message, laws)
     return m.Proposal(
         base_len=message.base_len,
         token_ids=tuple(message.token_ids),
@@ -193,6 +195,18 @@ def proposal_from_wire(message: common.Proposal) -> m.Proposal:
         laws=laws,
         confidence=message.confidence,
     )
+
+
+def _check_siblings(message: common.Proposal, laws: Sequence[m.SparseLaw]) -> None:
+    """Children of one node are drawn without replacement from one law: what the tree rule stands on."""
+    law_of_parent: dict[int, m.SparseLaw] = {}
+    seen: set[tuple[int, int]] = set()
+    for token_id, parent, law in zip(message.token_ids, message.parents, laws, strict=True):
+        if law_of_parent.setdefault(parent, law) != law:
+            raise InvalidRequest(f"proposal: the children of node {parent} have different laws", param="laws")
+        if (parent, token_id) in seen:
+            raise InvalidRequest(f"proposal: node {parent} has token {token_id} as a child twice", param="parents")
+        seen.add((parent, token_id))
 
 
 def _law_from_wire(law: common.SparseLaw, law_total: int) -> m.SparseLaw:

@@ -137,7 +137,8 @@ def _stop(
     for place, token in enumerate(token_ids):
         length = session.committed_len + place + 1
         if token in session.stop_ids:
-            return place + 1, FinishReason.STOP, token
+            # The model's own end is no stop *reason* (vLLM says null there), a token that was asked for is.
+            return place + 1, FinishReason.STOP, token if token in params.stop_token_ids else None
         if length >= params.max_tokens or session.prompt_len + length >= max_model_len:
             return place + 1, FinishReason.LENGTH, None
     return len(token_ids), None, None

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from drafter_service.session import DraftSession
 from shared.messages import DraftMethodInfo, Proposal
 
-# Longest proposal; a longer one has never paid (benchmarks/), the gateway asks for less.
-MAX_DRAFT_TOKENS = 64
+# Longest proposal; the gateway never asks for more.
+MAX_DRAFT_TOKENS = 32
 
 
 class _Index:

@@ -10,7 +10,7 @@ from functools import cache
 
 import pytest
 from gateway_script import DEMO_TARGET
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_tokenizers import byte_fallback_tokenizer, wordpiece_tokenizer
 
@@ -24,6 +24,8 @@ from gateway.detokenizer import (
 from gateway.stop_checker import StopChecker
 from gateway.tokenizer import Tokenizer
 
+# A busy machine is no failure.
+UNHURRIED = settings(deadline=None)
 EMOJI = "👩‍👩‍👧‍👦🏳️‍🌈🇩🇪👍🏽"
 texts = st.text(
     st.one_of(st.characters(codec="utf-8"), st.sampled_from("漢字かな" + EMOJI + "é ﬁabcab \n�")), max_size=60
@@ -87,6 +89,7 @@ def first_stop(text: str, stop: Sequence[str]) -> tuple[int, str] | None:
 # ---- text -------------------------------------------------------------------------------------------------------
 
 
+@UNHURRIED
 @given(texts)
 def test_text_comes_back_and_no_character_is_halved(text: str) -> None:
     token_ids = demo().encode(text)
@@ -97,6 +100,7 @@ def test_text_comes_back_and_no_character_is_halved(text: str) -> None:
         assert not any("�" in piece for piece in pieces)
 
 
+@UNHURRIED
 @given(texts)
 def test_byte_fallback_text_comes_back(text: str) -> None:
     text = text.replace("▁", "")  # SentencePiece's own mark for a space
@@ -108,6 +112,7 @@ def test_byte_fallback_text_comes_back(text: str) -> None:
         assert not any("�" in piece for piece in pieces)
 
 
+@UNHURRIED
 @given(st.lists(st.integers(0, 4200), max_size=80), st.booleans())
 def test_any_tokens_give_what_decode_gives(token_ids: list[int], skip: bool) -> None:
     """Random ids are mostly broken UTF-8, with special tokens and ids that do not exist in between."""
@@ -116,6 +121,7 @@ def test_any_tokens_give_what_decode_gives(token_ids: list[int], skip: bool) -> 
     assert all(piece.num_tokens_kept == 1 for piece in pieces)
 
 
+@UNHURRIED
 @given(st.lists(st.sampled_from([2, 3, 4, 5, 6, 7, 8, 9]), max_size=30), st.booleans())
 def test_window_decoder_gives_what_decode_gives(token_ids: list[int], skip: bool) -> None:
     detokenizer = IncrementalDetokenizer(wordpiece(), (), skip)
@@ -123,6 +129,7 @@ def test_window_decoder_gives_what_decode_gives(token_ids: list[int], skip: bool
     assert text == wordpiece().decode(token_ids, skip)
 
 
+@UNHURRIED
 @given(texts)
 def test_window_decoder_on_byte_level_tokens(text: str) -> None:
     """The general algorithm must agree with the table where both apply (valid text, no U+FFFD of its own)."""
@@ -182,6 +189,7 @@ def test_token_texts_say_what_each_token_completed() -> None:
 # ---- stop strings -----------------------------------------------------------------------------------------------
 
 
+@UNHURRIED
 @given(st.data(), stop_texts, stops, st.booleans())
 def test_grouping_changes_nothing(data: st.DataObject, text: str, stop: tuple[str, ...], include: bool) -> None:
     token_ids = demo().encode(text)
@@ -208,6 +216,7 @@ def test_grouping_changes_nothing(data: st.DataObject, text: str, stop: tuple[st
         assert first_stop(demo().decode(token_ids[: one_by_one[1]]), stop) == found
 
 
+@UNHURRIED
 @given(st.lists(st.text("abc", max_size=5), max_size=8), stops)
 def test_only_what_may_become_a_stop_is_held_back(parts: list[str], stop: tuple[str, ...]) -> None:
     checker = StopChecker(stop, include_stop=False)

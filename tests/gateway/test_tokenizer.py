@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import transformers
 from gateway_script import DEMO_TARGET
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_tokenizers import byte_fallback_backend, byte_fallback_tokenizer, wordpiece_tokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
@@ -19,6 +19,8 @@ from gateway.chat_template import ChatTemplate
 from gateway.tokenizer import Tokenizer
 from shared.errors import ConfigError, InvalidRequest
 
+# A busy machine is no failure.
+UNHURRIED = settings(deadline=None)
 TEXTS = [
     "",
     "Hello, world!",
@@ -59,12 +61,14 @@ def test_vocabulary_and_special_tokens(tokenizer: Tokenizer, oracle: Any) -> Non
     assert tokenizer.token_bytes(10**9) == b""
 
 
+@UNHURRIED
 @given(st.text(st.characters(codec="utf-8", exclude_characters="▁")))
 def test_token_bytes_join_to_the_text(tokenizer: Tokenizer, text: str) -> None:
     data = b"".join(tokenizer.token_bytes(token_id) for token_id in tokenizer.encode(text))
     assert data == text.encode()
 
 
+@UNHURRIED
 @given(st.text(st.characters(codec="utf-8", exclude_characters="▁")))
 def test_token_bytes_of_byte_fallback_join_to_the_text(text: str) -> None:
     tokenizer = byte_fallback_tokenizer()

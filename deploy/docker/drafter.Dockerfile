@@ -1,0 +1,45 @@
+# The drafter: gRPC on 7002, /metrics on 9102.
+# Build from the repository's root:  docker build -f deploy/docker/drafter.Dockerfile -t outrider-drafter .
+# PIP_EXTRA_ARGS goes to the install of TORCH alone, for the build of torch that you want, as
+#   --build-arg PIP_EXTRA_ARGS="--index-url <index of wheels for CPU or for your CUDA>"
+ARG PYTHON_IMAGE=python:3.11-slim
+
+FROM ${PYTHON_IMAGE} AS build
+ARG TORCH=torch==2.13.0
+ARG PIP_EXTRA_ARGS=""
+# Two environments: what the image runs, which has not even pip, and the tools that make it.
+RUN python3 -m venv --without-pip /opt/venv && python3 -m venv /opt/tools
+ENV PIP="/opt/tools/bin/pip --python /opt/venv/bin/python install --disable-pip-version-check"
+# torch first and pinned, in a layer of its own: the biggest part, and the one that changes least.
+RUN --mount=type=cache,target=/root/.cache/pip $PIP $PIP_EXTRA_ARGS "$TORCH"
+WORKDIR /src
+# With pyproject.toml alone this installs the dependencies: a layer that a change of the source does not touch.
+COPY pyproject.toml ./
+RUN --mount=type=cache,target=/root/.cache/pip $PIP '.[engine]'
+# The generator of the version that runs: newer generated code would refuse an older runtime.
+RUN --mount=type=cache,target=/root/.cache/pip /opt/tools/bin/pip install --disable-pip-version-check \
+    "grpcio-tools==$(/opt/venv/bin/python -c 'import grpc; print(grpc.__version__)')"
+COPY protos protos
+RUN /opt/tools/bin/python -m grpc_tools.protoc -I protos --python_out=. --grpc_python_out=. protos/outrider/v1/*.proto
+COPY README.md LICENSE ./
+COPY shared shared
+COPY kernels kernels
+COPY engine engine
+COPY drafter_service drafter_service
+# The `outrider` command comes with the client, which is not in here.
+RUN $PIP --no-deps --force-reinstall . \
+    && rm -f /opt/venv/bin/outrider
+
+FROM ${PYTHON_IMAGE}
+COPY --from=build /opt/venv /opt/venv
+# What is compiled at start goes to /tmp, the only place that can be written.
+ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp USER=outrider \
+    NUMBA_CACHE_DIR=/tmp/numba HF_HOME=/tmp/huggingface HF_HUB_OFFLINE=1 \
+    OUTRIDER_HOST=0.0.0.0 OUTRIDER_PORT=7002 OUTRIDER_METRICS_PORT=9102
+WORKDIR /app
+USER 10001:10001
+EXPOSE 7002 9102
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=5s --timeout=10s --start-period=120s --retries=3 \
+    CMD ["/opt/venv/bin/python", "-m", "shared.healthcheck", "127.0.0.1:7002"]
+ENTRYPOINT ["/opt/venv/bin/python", "-m", "drafter_service"]
