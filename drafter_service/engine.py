@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from drafter_service.methods.interface import DraftMethod
 from drafter_service.metrics import DrafterMetrics
@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 # A report of more committed tokens than this (a free run has ended) is caught up with apart from proposals.
 LONG_REPORT = 32
+# For methods that work with any vocabulary: what the wire can carry.
+_MAX_VOCAB_SIZE = 2**31
 
 
 class DrafterEngine:
@@ -56,11 +58,13 @@ class DrafterEngine:
         self._thread.join()
 
     def open(self, spec: SessionSpec, on_reply: OnReply) -> int:
-        """Registers a session and returns its handle. Raises InvalidRequest (unknown method) or Overloaded."""
+        """Registers a session and returns its handle. Raises InvalidRequest (method, token ids) or Overloaded."""
         if spec.method not in self.methods:
             raise InvalidRequest(
                 f"method {spec.method!r} is not served here, only {', '.join(self.methods)}", param="method"
             )
+        self._check_tokens(spec.method, "prompt_token_ids", spec.prompt_token_ids)
+        self._check_tokens(spec.method, "committed_token_ids", spec.committed_token_ids)
         if len(self._sessions) >= self._max_num_seqs:
             raise Overloaded(f"{self._max_num_seqs} sessions are open, the most that this drafter takes")
         session = DraftSession(spec, [*spec.prompt_token_ids, *spec.committed_token_ids], on_reply)
@@ -114,16 +118,18 @@ class DrafterEngine:
         if session is None:
             return
         try:
-            self._check_tokens(step)
+            self._check_tokens(session.spec.method, "committed_token_ids", step.committed_token_ids)
             session.report(step)
             if len(step.committed_token_ids) > LONG_REPORT:
                 self._behind.append(handle)
         except OutriderError as error:
             self._fail(handle, session, error)
 
-    def _check_tokens(self, step: DraftStep) -> None:
-        if step.committed_token_ids and min(step.committed_token_ids) < 0:
-            raise InvalidRequest("committed_token_ids holds a negative id", param="committed_token_ids")
+    def _check_tokens(self, method: str, name: str, token_ids: Sequence[int]) -> None:
+        """One id that the draft model has no row for would fail the forward of every session in its batch."""
+        vocab_size = self.methods[method].info.vocab_size or _MAX_VOCAB_SIZE
+        if token_ids and not (0 <= min(token_ids) and max(token_ids) < vocab_size):
+            raise InvalidRequest(f"{name} holds an id outside the vocabulary [0, {vocab_size})", param=name)
 
     def _close(self, handle: int) -> None:
         session = self._sessions.pop(handle, None)

@@ -1,7 +1,8 @@
 """A session's side towards its drafter: ask, wait a bounded time, go on without.
 
 A drafter may be slow, wrong or gone; none of that is an error of the request. When the drafter is lost the session
-decodes alone at once, and asks for another drafter after each run.
+decodes alone at once, and asks for another drafter after each run. A drafter whose answer is late is not asked again
+before that answer has come: one that hangs costs one timeout, not one per round.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class Drafting:
         self._timeout_s = timeout_s
         self._metrics = metrics
         self._lease: Lease | None = None
+        self._late: asyncio.Task[ProposalReply] | None = None
         self._reported_len = 0
         self._draft_us = 0
         self._draft_s = 0.0
@@ -58,7 +60,7 @@ class Drafting:
     async def propose(self, committed_len: int) -> Proposal | None:
         """A proposal that stands on `committed_len`, or None: no drafter, none worth it, too late, or no idea."""
         self._draft_us, self._draft_s = 0, 0.0
-        if self._policy is None:
+        if self._policy is None or await self._is_late():
             return None
         started = self.clock()
         if self._lease is None and not await self._open():
@@ -69,7 +71,8 @@ class Drafting:
         if num_draft_tokens == 0:
             return None
         reply = await self._ask(committed_len, num_draft_tokens)
-        self._draft_s = self.clock() - started
+        if self._late is None:  # a timeout is no cost of the round that follows it; draft_timeouts counts it
+            self._draft_s = self.clock() - started
         if reply is None:
             return None
         self._draft_us = reply.timings.forward_us
@@ -79,7 +82,7 @@ class Drafting:
         """Tokens the verifier may commit by itself in a round without a draft."""
         if self._policy is None:
             return self._spec.sampling_params.max_tokens
-        if self._lease is None:
+        if self._lease is None or self._late is not None:
             return ALONE_RUN
         return 1 if not self._committed else self._policy.free_run()
 
@@ -98,6 +101,10 @@ class Drafting:
         self._metrics.observe_commit(commit, step.proposal.method if step.proposal else "")
 
     async def close(self) -> None:
+        late, self._late = self._late, None
+        if late is not None:
+            late.cancel()
+            await asyncio.gather(late, return_exceptions=True)
         lease, self._lease = self._lease, None
         if lease is not None:
             lease.release()
@@ -129,16 +136,32 @@ class Drafting:
             committed_token_ids=tuple(self._committed[self._reported_len : committed_len]),
             num_draft_tokens=num_draft_tokens,
         )
+        asking = asyncio.create_task(self._lease.drafter.propose(step))
         try:
-            async with asyncio.timeout(self._timeout_s):
-                reply = await self._lease.drafter.propose(step)
-            self._reported_len = committed_len
-        except TimeoutError:
+            await asyncio.wait({asking}, timeout=self._timeout_s)
+        except asyncio.CancelledError:
+            asking.cancel()
+            raise
+        self._reported_len = committed_len
+        if not asking.done():
             self._metrics.draft_timeouts.inc()
-            self._reported_len = committed_len  # the step was sent; only its answer is late
+            self._late = asking
             return None
+        return await self._reply_of(asking)
+
+    async def _is_late(self) -> bool:
+        """Whether the drafter still owes an answer. One that has come by now stands too far back and is dropped."""
+        late = self._late
+        if late is None or not late.done():
+            return late is not None
+        self._late = None
+        await self._reply_of(late)
+        return False
+
+    async def _reply_of(self, asking: asyncio.Task[ProposalReply]) -> ProposalReply | None:
+        try:
+            return await asking
         except OutriderError:
             self._metrics.drafters_lost.inc()
             await self.close()
             return None
-        return reply

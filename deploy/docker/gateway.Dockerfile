@@ -1,32 +1,32 @@
 # The gateway: REST on 8000, gRPC on 8001. No torch in here.
 # Build from the repository's root:  docker build -f deploy/docker/gateway.Dockerfile -t outrider-gateway .
-# PIP_EXTRA_ARGS goes to every pip install, for a package index of your own.
 ARG PYTHON_IMAGE=python:3.11-slim
 
-FROM ${PYTHON_IMAGE} AS build
-ARG PIP_EXTRA_ARGS=""
+FROM ${PYTHON_IMAGE} AS packages
 # Two environments: what the image runs, which has not even pip, and the tools that make it.
 RUN python3 -m venv --without-pip /opt/venv && python3 -m venv /opt/tools
-ENV PIP="/opt/tools/bin/pip --python /opt/venv/bin/python install --disable-pip-version-check"
+ENV PIP="/opt/tools/bin/pip --python /opt/venv/bin/python --disable-pip-version-check"
 WORKDIR /src
-# With pyproject.toml alone this installs the dependencies: a layer that a change of the source does not touch.
+# pyproject.toml alone installs the dependencies and an empty package: a layer that no change of the source touches.
 COPY pyproject.toml ./
-RUN --mount=type=cache,target=/root/.cache/pip $PIP $PIP_EXTRA_ARGS '.[gateway]'
+RUN --mount=type=cache,target=/root/.cache/pip $PIP install '.[gateway]' && $PIP uninstall --yes outrider
+
+FROM packages AS build
 # The generator of the version that runs: newer generated code would refuse an older runtime.
-RUN --mount=type=cache,target=/root/.cache/pip /opt/tools/bin/pip install --disable-pip-version-check $PIP_EXTRA_ARGS \
+RUN --mount=type=cache,target=/root/.cache/pip /opt/tools/bin/pip install --disable-pip-version-check \
     "grpcio-tools==$(/opt/venv/bin/python -c 'import grpc; print(grpc.__version__)')"
 COPY protos protos
 RUN /opt/tools/bin/python -m grpc_tools.protoc -I protos --python_out=. --grpc_python_out=. protos/outrider/v1/*.proto
 COPY README.md LICENSE ./
 COPY shared shared
 COPY gateway gateway
-# The `outrider` command comes with the client, which is not in here.
-RUN $PIP --no-deps --force-reinstall . \
-    && rm -f /opt/venv/bin/outrider
+# The `outrider` command belongs to the client, which is not in here.
+RUN /opt/tools/bin/pip install --disable-pip-version-check --no-deps --target /opt/app . && rm -r /opt/app/bin
 
 FROM ${PYTHON_IMAGE}
-COPY --from=build /opt/venv /opt/venv
-ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp \
+COPY --from=packages /opt/venv /opt/venv
+COPY --from=build /opt/app /opt/app
+ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/opt/app PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp \
     OUTRIDER_HOST=0.0.0.0 OUTRIDER_PORT=8000 OUTRIDER_GRPC_PORT=8001
 WORKDIR /app
 USER 10001:10001

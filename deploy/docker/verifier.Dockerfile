@@ -4,18 +4,20 @@
 #   --build-arg PIP_EXTRA_ARGS="--index-url <index of wheels for CPU or for your CUDA>"
 ARG PYTHON_IMAGE=python:3.11-slim
 
-FROM ${PYTHON_IMAGE} AS build
+FROM ${PYTHON_IMAGE} AS packages
 ARG TORCH=torch==2.13.0
 ARG PIP_EXTRA_ARGS=""
 # Two environments: what the image runs, which has not even pip, and the tools that make it.
 RUN python3 -m venv --without-pip /opt/venv && python3 -m venv /opt/tools
-ENV PIP="/opt/tools/bin/pip --python /opt/venv/bin/python install --disable-pip-version-check"
+ENV PIP="/opt/tools/bin/pip --python /opt/venv/bin/python --disable-pip-version-check"
 # torch first and pinned, in a layer of its own: the biggest part, and the one that changes least.
-RUN --mount=type=cache,target=/root/.cache/pip $PIP $PIP_EXTRA_ARGS "$TORCH"
+RUN --mount=type=cache,target=/root/.cache/pip $PIP install $PIP_EXTRA_ARGS "$TORCH"
 WORKDIR /src
-# With pyproject.toml alone this installs the dependencies: a layer that a change of the source does not touch.
+# pyproject.toml alone installs the dependencies and an empty package: a layer that no change of the source touches.
 COPY pyproject.toml ./
-RUN --mount=type=cache,target=/root/.cache/pip $PIP '.[engine]'
+RUN --mount=type=cache,target=/root/.cache/pip $PIP install '.[engine]' && $PIP uninstall --yes outrider
+
+FROM packages AS build
 # The generator of the version that runs: newer generated code would refuse an older runtime.
 RUN --mount=type=cache,target=/root/.cache/pip /opt/tools/bin/pip install --disable-pip-version-check \
     "grpcio-tools==$(/opt/venv/bin/python -c 'import grpc; print(grpc.__version__)')"
@@ -26,14 +28,14 @@ COPY shared shared
 COPY kernels kernels
 COPY engine engine
 COPY verifier_service verifier_service
-# The `outrider` command comes with the client, which is not in here.
-RUN $PIP --no-deps --force-reinstall . \
-    && rm -f /opt/venv/bin/outrider
+# The `outrider` command belongs to the client, which is not in here.
+RUN /opt/tools/bin/pip install --disable-pip-version-check --no-deps --target /opt/app . && rm -r /opt/app/bin
 
 FROM ${PYTHON_IMAGE}
-COPY --from=build /opt/venv /opt/venv
+COPY --from=packages /opt/venv /opt/venv
+COPY --from=build /opt/app /opt/app
 # What is compiled at start goes to /tmp, the only place that can be written.
-ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp USER=outrider \
+ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/opt/app PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp USER=outrider \
     NUMBA_CACHE_DIR=/tmp/numba HF_HOME=/tmp/huggingface HF_HUB_OFFLINE=1 \
     OUTRIDER_HOST=0.0.0.0 OUTRIDER_PORT=7001 OUTRIDER_METRICS_PORT=9101
 WORKDIR /app

@@ -31,9 +31,15 @@ def float32_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningS
 
 @pytest.fixture(scope="module")
 def mortal_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
-    """For tests that kill. The target drafts for itself, so drafts are accepted whatever the weights are."""
-    with run_stack(tmp_path_factory.mktemp("mortal-stack"), dtype="auto", draft_model=DEMO_TARGET) as running:
-        yield running
+    """For tests that kill. The target drafts for itself, so drafts are accepted whatever the weights are.
+
+    Loading another verifier takes 8 s on two idle cores and a minute on busy ones: sessions wait for it that long.
+    """
+    run_dir = tmp_path_factory.mktemp("mortal-stack")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OUTRIDER_FAILOVER_S", "150")
+        with run_stack(run_dir, dtype="auto", draft_model=DEMO_TARGET) as running:
+            yield running
 
 
 @pytest.fixture(scope="session")

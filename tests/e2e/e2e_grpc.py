@@ -27,18 +27,28 @@ class Ended:
     replies: list[bytes]
 
 
-async def call_raw(channel: grpc.aio.Channel, method: str, messages: Sequence[bytes], timeout_s: float = 60) -> Ended:
-    """A stream-stream call with these messages; it is half-closed after the last one."""
+async def call_raw(channel: grpc.aio.Channel, method: str, messages: Sequence[bytes], timeout_s: float = 30) -> Ended:
+    """A stream-stream call with these messages, read to its end. Without messages it is half-closed at once.
+
+    Else it stays open until the server ends it: the end of a session's stream would end the session before its reply.
+    """
     call: Any = channel.stream_stream(method)(timeout=timeout_s)
     replies: list[bytes] = []
     with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
         for message in messages:
             await call.write(message)
-        await call.done_writing()
+        if not messages:
+            await call.done_writing()
     with suppress(grpc.aio.AioRpcError):
         async for reply in call:
             replies.append(reply)
     return Ended(await call.code(), await call.details() or "", replies)
+
+
+async def call_unary(channel: grpc.aio.Channel, method: str, message: bytes) -> Ended:
+    """A unary call."""
+    call: Any = channel.unary_unary(method)(message, timeout=30)
+    return Ended(await call.code(), await call.details() or "", [])
 
 
 def open_verifier(**changes: Any) -> bytes:
@@ -76,21 +86,20 @@ def draft(**fields: Any) -> bytes:
 
 @dataclass
 class Bystander:
-    """A session that goes on in the background; `num_replies` grows while it does."""
+    """A session that goes on in the background."""
 
-    num_replies: int = 0
     token_ids: list[int] = field(default_factory=list)
+    replied: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def goes_on(self, timeout_s: float = 30) -> None:
         """Returns after another reply; fails the test when none comes."""
-        before = self.num_replies
+        self.replied.clear()
         async with asyncio.timeout(timeout_s):
-            while self.num_replies == before:
-                await asyncio.sleep(0.005)
+            await self.replied.wait()
 
 
 @asynccontextmanager
-async def verifier_bystander(channel: grpc.aio.Channel) -> AsyncIterator[Bystander]:
+async def verifier_bystander(channel: grpc.aio.Channel) -> AsyncIterator[None]:
     """A session at the verifier that steps on and on; an error of its stream is raised at the end."""
     seen = Bystander()
     call: Any = verifier_pb2_grpc.VerifierStub(channel).Session()
@@ -102,14 +111,14 @@ async def verifier_bystander(channel: grpc.aio.Channel) -> AsyncIterator[Bystand
             await call.write(verifier_pb2.VerifierRequest(step=step))
             reply = await call.read()
             seen.token_ids.extend(reply.commit.token_ids)
-            seen.num_replies += 1
+            seen.replied.set()
 
     async with _running(call, run(), seen):
-        yield seen
+        yield
 
 
 @asynccontextmanager
-async def drafter_bystander(channel: grpc.aio.Channel) -> AsyncIterator[Bystander]:
+async def drafter_bystander(channel: grpc.aio.Channel) -> AsyncIterator[None]:
     """A session at the drafter that asks for draft after draft and commits the first token of each."""
     seen = Bystander()
     call: Any = drafter_pb2_grpc.DrafterStub(channel).Session()
@@ -124,10 +133,10 @@ async def drafter_bystander(channel: grpc.aio.Channel) -> AsyncIterator[Bystande
             reply = await call.read()
             committed = list(reply.proposal.proposal.token_ids[:1])
             seen.token_ids.extend(committed)
-            seen.num_replies += 1
+            seen.replied.set()
 
     async with _running(call, run(), seen):
-        yield seen
+        yield
 
 
 @asynccontextmanager

@@ -48,16 +48,21 @@ class BlockMachine(RuleBasedStateMachine):
     @rule(length=st.integers(1, 14), token=st.integers(0, 1), salt=st.sampled_from(["", "a"]), data=st.data())
     def open(self, length: int, token: int, salt: str, data: st.DataObject) -> None:
         token_ids = [token] * length
-        if data.draw(st.booleans()):
+        if self.sessions and data.draw(st.booleans()):  # one more on the same prompt
+            other = self.pick(data)
+            token_ids, salt = [*other.token_ids, token], other.salt
+        elif data.draw(st.booleans()):
             token_ids[data.draw(st.integers(0, length - 1))] = 1 - token
         table, num_cached = self.manager.open(token_ids, salt)
         assert num_cached % BLOCK_SIZE == 0
-        assert num_cached < length, "the last token is always left to compute"
+        assert num_cached < len(token_ids), "the last token is always left to compute"
         assert len(table.block_ids) * BLOCK_SIZE == num_cached
         if num_cached:
             assert self.prefix_caching
             assert (salt, tuple(token_ids[:num_cached])) in self.registered
         self.sessions.append(Session(table, salt, token_ids, num_cached))
+        if data.draw(st.integers(0, 3)):
+            self.commit(self.sessions[-1], [], 0)
 
     @precondition(lambda self: self.sessions)
     @rule(data=st.data(), num_draft=st.integers(0, 5))
@@ -65,6 +70,11 @@ class BlockMachine(RuleBasedStateMachine):
         """Rows up to the end of the tokens and of a draft, then a commit of part of the draft."""
         session = self.pick(data)
         draft = data.draw(st.lists(st.integers(0, 1), min_size=num_draft, max_size=num_draft))
+        self.commit(
+            session, draft, data.draw(st.integers(0, num_draft)), is_registered=bool(data.draw(st.integers(0, 3)))
+        )
+
+    def commit(self, session: Session, draft: list[int], num_accepted: int, *, is_registered: bool = True) -> None:
         tokens = session.token_ids + draft
         before = list(session.table.block_ids)
         could = self.manager.can_grow(session.table, len(tokens))
@@ -78,11 +88,10 @@ class BlockMachine(RuleBasedStateMachine):
         assert session.table.block_ids[: len(before)] == before
         for position in range(session.num_computed, len(tokens)):
             self.write(session, position, tokens)
-        accepted = data.draw(st.integers(0, num_draft))
-        session.token_ids = tokens[: session.num_committed + accepted]
+        session.token_ids = tokens[: session.num_committed + num_accepted]
         session.num_committed = session.num_computed = len(session.token_ids)
         assert self.manager.truncate(session.table, session.num_computed) == session.num_computed
-        if data.draw(st.booleans()):
+        if is_registered:
             self.register(session)
 
     def write(self, session: Session, position: int, tokens: list[int]) -> None:
@@ -109,7 +118,7 @@ class BlockMachine(RuleBasedStateMachine):
         session.token_ids = [*session.token_ids[:keep], other_token]
         session.num_committed = len(session.token_ids)
 
-    @precondition(lambda self: self.sessions)
+    @precondition(lambda self: len(self.sessions) > 2)
     @rule(data=st.data())
     def close(self, data: st.DataObject) -> None:
         session = self.pick(data)
@@ -118,8 +127,10 @@ class BlockMachine(RuleBasedStateMachine):
         self.sessions.remove(session)
         self.manager.close(session.table)  # once more is harmless
 
-    @rule()
-    def reset_prefix_cache(self) -> None:
+    @rule(dice=st.integers(0, 19))
+    def reset_prefix_cache(self, dice: int) -> None:
+        if dice:
+            return
         self.manager.reset_prefix_cache()
         self.registered.clear()
 
@@ -150,7 +161,7 @@ class BlockMachine(RuleBasedStateMachine):
 
 
 TestBlockMachine = BlockMachine.TestCase
-TestBlockMachine.settings = settings(max_examples=120, stateful_step_count=40, deadline=None, derandomize=True)
+TestBlockMachine.settings = settings(max_examples=250, stateful_step_count=40, deadline=None, derandomize=True)
 
 
 def cached_len(manager: BlockManager, token_ids: list[int], salt: str = "") -> int:

@@ -1,0 +1,195 @@
+"""The `outrider` command as users run it: a process, its output, its exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+OUTRIDER = str(Path(sys.executable).with_name("outrider"))
+# Loading takes 10 s on two idle cores; on busy ones it may take minutes.
+TIMEOUT_S = 280
+
+
+def run(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1"}
+    command = [OUTRIDER, *arguments]
+    return subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+
+
+def free_ports() -> tuple[str, str]:
+    with socket.socket() as first, socket.socket() as second:
+        first.bind(("127.0.0.1", 0))
+        second.bind(("127.0.0.1", 0))
+        return str(first.getsockname()[1]), str(second.getsockname()[1])
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Iterator[Path]:
+    """A run folder; whatever still runs from it at the end of the test is stopped."""
+    folder = tmp_path / "run"
+    yield folder
+    run("down", "--run-dir", str(folder))
+
+
+def test_help_names_every_command() -> None:
+    done = run("--help")
+    assert done.returncode == 0
+    for command in ("up", "down", "status", "complete", "demo", "version"):
+        assert command in done.stdout
+
+
+@pytest.mark.parametrize("command", ["up", "down", "status", "complete", "demo"])
+def test_each_command_has_help(command: str) -> None:
+    done = run(command, "--help")
+    assert done.returncode == 0
+    assert "--run-dir" in done.stdout
+
+
+def test_version() -> None:
+    done = run("version")
+    assert done.returncode == 0
+    assert done.stdout.strip()[0].isdigit()
+
+
+def test_wrong_usage_is_exit_code_2() -> None:
+    assert run().returncode == 2
+    assert run("fly").returncode == 2
+    done = run("complete", "import os", "--max-tokens", "0")
+    assert done.returncode == 2
+    assert "--max-tokens" in done.stderr
+
+
+@pytest.mark.parametrize("option", ["--model", "--draft-model"])
+def test_a_wrong_model_folder(run_dir: Path, option: str) -> None:
+    port, grpc_port = free_ports()
+    folders = ("--run-dir", str(run_dir), option, "/no/such/folder")
+    done = run("up", "--detach", *folders, "--port", port, "--grpc-port", grpc_port)
+    assert done.returncode == 2
+    assert f"{option}: /no/such/folder is not a checkpoint folder" in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert not (run_dir / "stack.json").exists()
+
+
+def test_a_wrong_speculative_config(run_dir: Path) -> None:
+    port, grpc_port = free_ports()
+    done = run(
+        *("up", "--detach", "--run-dir", str(run_dir), "--port", port, "--grpc-port", grpc_port),
+        *("--speculative-config", '{"metod": "ngram"}'),
+    )
+    assert done.returncode == 2
+    assert "metod" in done.stderr
+    assert not (run_dir / "stack.json").exists()
+
+
+def test_nothing_runs(run_dir: Path) -> None:
+    folder = ("--run-dir", str(run_dir))
+    status = run("status", *folder)
+    assert (status.returncode, status.stdout.strip()) == (1, "no stack is running")
+    as_json = run("status", "--json", *folder)
+    assert as_json.returncode == 1
+    assert json.loads(as_json.stdout) == {}
+    down = run("down", *folder)
+    assert (down.returncode, down.stdout.strip()) == (0, "no stack is running")
+    done = run("complete", "import os", *folder)
+    assert done.returncode == 2
+    assert "outrider up" in done.stderr
+
+
+def test_no_gateway_at_the_address() -> None:
+    port, _ = free_ports()
+    done = run("complete", "import os", "--address", f"127.0.0.1:{port}")
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("outrider: ")
+
+
+def test_up_status_complete_down(run_dir: Path) -> None:
+    port, grpc_port = free_ports()
+    folder = ("--run-dir", str(run_dir))
+    up = run("up", "--detach", *folder, "--port", port, "--grpc-port", grpc_port)
+    assert up.returncode == 0, up.stdout + up.stderr
+    assert f"http://127.0.0.1:{port}/v1" in up.stdout
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=30) as reply:
+        assert json.load(reply) == {"ready": True}
+
+    status = run("status", "--json", *folder)
+    assert status.returncode == 0
+    state = json.loads(status.stdout)
+    assert state["url"] == f"http://127.0.0.1:{port}"
+    assert state["grpc_address"] == f"127.0.0.1:{grpc_port}"
+    assert set(state["pids"]) == {"redis", "verifier", "drafter-0", "gateway"}
+
+    again = run("up", "--detach", *folder, "--port", port, "--grpc-port", grpc_port)
+    assert again.returncode == 2
+    assert "running already" in again.stderr
+
+    outputs = {method: _complete(folder, method) for method in ("off", "ngram", "draft_model")}
+    assert len(set(outputs.values())) == 1
+    assert outputs["off"].strip()
+    unknown = run("complete", "import os", *folder, "--method", "crystal_ball")
+    assert unknown.returncode == 2
+    assert "crystal_ball" in unknown.stderr
+
+    down = run("down", *folder)
+    assert down.returncode == 0
+    assert "gateway stopped" in down.stdout
+    assert all(is_gone(pid) for pid in state["pids"].values())
+    assert run("status", *folder).returncode == 1
+
+
+def _complete(folder: tuple[str, str], method: str) -> str:
+    """The completion's text: what stands between the legend and the figures."""
+    done = run("complete", "def add(a, b):\n", *folder, "--method", method, "--max-tokens", "24")
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert "accepted draft" in lines[0]
+    assert "tokens/s" in lines[-1]
+    return "\n".join(lines[1:-1])
+
+
+def test_demo_once(run_dir: Path) -> None:
+    port, grpc_port = free_ports()
+    done = run("demo", "--once", "--run-dir", str(run_dir), "--port", port, "--grpc-port", grpc_port)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "def read_lines(path):" in done.stdout
+    assert "tokens/s" in done.stdout
+    assert "draft tokens accepted" in done.stdout
+    assert f"http://127.0.0.1:{port}/v1" in done.stdout
+    assert not (run_dir / "stack.json").exists()
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", int(port))) != 0
+
+
+def test_sigterm_stops_the_stack(run_dir: Path) -> None:
+    port, grpc_port = free_ports()
+    command = [OUTRIDER, "up", "--run-dir", str(run_dir), "--port", port, "--grpc-port", grpc_port]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        deadline = time.monotonic() + TIMEOUT_S
+        while not (run_dir / "stack.json").exists():
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        pids = json.loads((run_dir / "stack.json").read_text())["pids"]
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    assert "gateway stopped" in output
+    assert all(is_gone(pid) for pid in pids.values())

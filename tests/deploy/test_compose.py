@@ -1,0 +1,197 @@
+"""docker-compose.yml, the Dockerfiles and prometheus.yml against the code: settings, ports, folders, hardening.
+
+Nothing is started here; whether the images build and the stack runs is seen with `docker compose up --build --wait`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from drafter_service.config import DrafterConfig
+from gateway.config import GatewayConfig
+from shared.config import ENV_PREFIX, load_config
+from verifier_service.config import VerifierConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIGS: dict[str, type[Any]] = {"gateway": GatewayConfig, "drafter": DrafterConfig, "verifier": VerifierConfig}
+MODULES = {"gateway": "gateway", "drafter": "drafter_service", "verifier": "verifier_service"}
+ALL_SERVICES = {*CONFIGS, "redis", "prometheus", "grafana"}
+_INTERPOLATION = re.compile(r"\$\{([A-Z_]+)(?::-([^}]*))?\}")
+
+
+def with_defaults(value: Any) -> Any:
+    """The tree with every ${NAME:-default} replaced by its default, as Compose does in an empty environment."""
+    if isinstance(value, dict):
+        return {key: with_defaults(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [with_defaults(item) for item in value]
+    return _INTERPOLATION.sub(lambda match: match[2] or "", value) if isinstance(value, str) else value
+
+
+@pytest.fixture(scope="module")
+def compose() -> dict[str, Any]:
+    tree: dict[str, Any] = with_defaults(yaml.safe_load((ROOT / "docker-compose.yml").read_text()))
+    return tree
+
+
+@pytest.fixture(scope="module")
+def scrape_ports() -> dict[str, int]:
+    """Port by the DNS name that Prometheus looks up."""
+    config = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())
+    lookups = [lookup for job in config["scrape_configs"] for lookup in job["dns_sd_configs"]]
+    assert all(lookup["type"] == "A" for lookup in lookups)
+    return {name: lookup["port"] for lookup in lookups for name in lookup["names"]}
+
+
+def image_environment(name: str) -> dict[str, str]:
+    """The OUTRIDER_ variables that an image's ENV lines set."""
+    pairs = re.findall(rf"({ENV_PREFIX}[A-Z_]+)=(\S+)", dockerfile(name))
+    return dict(pairs)
+
+
+def dockerfile(name: str) -> str:
+    return (ROOT / "deploy/docker" / f"{name}.Dockerfile").read_text()
+
+
+def container_config(name: str, compose: dict[str, Any]) -> Any:
+    """What the service's own loader makes of the container's environment."""
+    environment = image_environment(name) | compose["services"][name]["environment"]
+    return load_config(CONFIGS[name], [], environment, prog=name, description="")
+
+
+def seconds(text: str) -> float:
+    assert text.endswith("s")
+    return float(text.removesuffix("s"))
+
+
+def test_the_stack_has_its_six_services(compose: dict[str, Any]) -> None:
+    assert set(compose["services"]) == ALL_SERVICES
+
+
+@pytest.mark.parametrize("name", sorted(ALL_SERVICES))
+def test_every_service_is_hardened(name: str, compose: dict[str, Any]) -> None:
+    service = compose["services"][name]
+    assert service["user"].split(":")[0] not in {"", "0", "root"}
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert any(mount.startswith("/tmp") for mount in service["tmpfs"])
+    assert "privileged" not in service
+
+
+@pytest.mark.parametrize("name", sorted(ALL_SERVICES))
+def test_every_service_is_checked_and_given_time_to_stop(name: str, compose: dict[str, Any]) -> None:
+    service = compose["services"][name]
+    assert "healthcheck" in service or "HEALTHCHECK" in dockerfile(name)
+    assert "stop_grace_period" in service
+
+
+@pytest.mark.parametrize("name", sorted(ALL_SERVICES))
+def test_ports_are_published_on_loopback_unless_asked_otherwise(name: str, compose: dict[str, Any]) -> None:
+    published = compose["services"][name].get("ports", [])
+    assert all(port.startswith("127.0.0.1:") for port in published)
+    assert bool(published) == (name in {"gateway", "prometheus", "grafana"})
+
+
+@pytest.mark.parametrize("name", sorted({"redis", "prometheus", "grafana"}))
+def test_images_from_elsewhere_are_pinned(name: str, compose: dict[str, Any]) -> None:
+    _, _, tag = compose["services"][name]["image"].partition(":")
+    assert re.search(r"\d", tag)
+
+
+@pytest.mark.parametrize("name", sorted(CONFIGS))
+def test_every_variable_is_a_setting_of_its_service(name: str, compose: dict[str, Any]) -> None:
+    known = {ENV_PREFIX + field.name.upper() for field in dataclasses.fields(CONFIGS[name])}
+    given = image_environment(name).keys() | compose["services"][name]["environment"].keys()
+    assert given - known == set()
+    container_config(name, compose)  # raises if a value is refused
+
+
+@pytest.mark.parametrize("name", sorted(CONFIGS))
+def test_draining_ends_before_the_container_is_killed(name: str, compose: dict[str, Any]) -> None:
+    service = compose["services"][name]
+    assert service["stop_signal"] == "SIGTERM"
+    assert service["init"] is True
+    assert seconds(service["stop_grace_period"]) > container_config(name, compose).drain_s
+
+
+def test_drafters_can_be_scaled(compose: dict[str, Any]) -> None:
+    assert not {"container_name", "ports", "hostname", "deploy"} & compose["services"]["drafter"].keys()
+
+
+def test_the_gateway_finds_the_others_by_name(compose: dict[str, Any]) -> None:
+    gateway = container_config("gateway", compose)
+    assert gateway.drafters == (f"drafter:{container_config('drafter', compose).port}",)
+    assert gateway.verifiers == (f"verifier:{container_config('verifier', compose).port}",)
+    assert gateway.redis_url.startswith("redis://redis:6379")
+    for name in ("drafter", "verifier", "redis", "prometheus"):
+        assert set(compose["services"][name]["networks"]) & set(compose["services"]["gateway"]["networks"])
+
+
+def test_the_commit_log_is_append_only(compose: dict[str, Any]) -> None:
+    command = compose["services"]["redis"]["command"]
+    assert command[command.index("--appendonly") + 1] == "yes"
+    assert any(volume.endswith(":/data") for volume in compose["services"]["redis"]["volumes"])
+
+
+@pytest.mark.parametrize(("name", "setting"), [("gateway", "model"), ("verifier", "model"), ("drafter", "draft_model")])
+def test_default_models_are_in_the_repository(name: str, setting: str, compose: dict[str, Any]) -> None:
+    model = getattr(container_config(name, compose), setting)
+    assert (ROOT / model / "config.json").is_file()
+    assert "./models:/app/models:ro" in compose["services"][name]["volumes"]
+    assert re.search(r"^WORKDIR /app$", dockerfile(name), re.MULTILINE)
+
+
+def test_prometheus_asks_the_ports_that_serve_metrics(scrape_ports: dict[str, int], compose: dict[str, Any]) -> None:
+    assert scrape_ports == {
+        "gateway": container_config("gateway", compose).port,
+        "drafter": container_config("drafter", compose).metrics_port,
+        "verifier": container_config("verifier", compose).metrics_port,
+    }
+
+
+@pytest.mark.parametrize("name", sorted(CONFIGS))
+def test_dockerfile(name: str, compose: dict[str, Any]) -> None:
+    text = dockerfile(name)
+    config = container_config(name, compose)
+    final_stage = text[text.rindex("\nFROM ") :]
+    assert text.count("\nFROM ") == 2
+    assert "\nUSER 10001:10001\n" in final_stage
+    assert "\nSTOPSIGNAL SIGTERM\n" in final_stage
+    assert f'ENTRYPOINT ["/opt/venv/bin/python", "-m", "{MODULES[name]}"]' in final_stage
+    grpc_port = config.grpc_port if name == "gateway" else config.port
+    assert f'"-m", "shared.healthcheck", "127.0.0.1:{grpc_port}"' in final_stage
+    assert config.host == "0.0.0.0"
+
+
+@pytest.mark.parametrize("name", sorted(CONFIGS))
+def test_copied_folders_exist_and_reach_the_build(name: str) -> None:
+    ignore = (ROOT / ".dockerignore").read_text().splitlines()
+    sources = [
+        source
+        for line in re.findall(r"^COPY (?!--from)(.*)$", dockerfile(name), re.MULTILINE)
+        for source in line.split()[:-1]
+    ]
+    assert MODULES[name] in sources
+    for source in sources:
+        path = ROOT / source
+        assert path.exists()
+        assert f"!{source}/" in ignore if path.is_dir() else f"!{source}" in ignore
+
+
+def test_no_torch_in_the_gateway_image() -> None:
+    assert "torch==" not in dockerfile("gateway")
+    assert "engine" not in dockerfile("gateway")
+
+
+@pytest.mark.parametrize("name", ["drafter", "verifier"])
+def test_torch_is_pinned_and_comes_first(name: str) -> None:
+    text = dockerfile(name)
+    assert re.search(r"^ARG TORCH=torch==\d+\.\d+\.\d+$", text, re.MULTILINE)
+    assert text.index('"$TORCH"') < text.index("'.[engine]'")

@@ -1,0 +1,144 @@
+"""Services die or hang in the middle of a stream; the stream goes on, and its tokens are those of a quiet run.
+
+The target drafts for itself here, so that drafts are accepted at the moment of the kill whatever the weights are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+from e2e_rest import Answer, complete, speculation
+from e2e_stack import RunningStack
+
+NUM_TOKENS = 400
+# The signal is sent once this many tokens were read; the rest must come after it.
+KILL_AFTER = 40
+BODY: dict[str, Any] = {
+    "prompt": "class Queue:\n    def __init__(self):\n",
+    "max_tokens": NUM_TOKENS,
+    "temperature": 0.9,
+    "seed": 99,
+    "ignore_eos": True,
+    **speculation("draft_model", 2, annotate=True),
+}
+
+
+@dataclass
+class Seen:
+    """What a client has read of a stream; `longest_gap_s` is between two events."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    origins: list[str] = field(default_factory=list)
+    longest_gap_s: float = 0.0
+    done: bool = False
+
+
+async def read_stream(http: httpx.AsyncClient, body: dict[str, Any], seen: Seen) -> AsyncIterator[None]:
+    """Yields after each event."""
+    last = time.perf_counter()
+    async with http.stream("POST", "/v1/completions", json={**body, "stream": True}) as reply:
+        assert reply.status_code == 200
+        async for line in reply.aiter_lines():
+            if not line.startswith("data: "):
+                continue
+            now = time.perf_counter()
+            seen.longest_gap_s, last = max(seen.longest_gap_s, now - last), now
+            if line == "data: [DONE]":
+                seen.done = True
+                return
+            event = json.loads(line.removeprefix("data: "))
+            assert "error" not in event, event
+            for choice in event["choices"]:
+                seen.text += choice["text"]
+                seen.token_ids += choice["outrider"]["token_ids"]
+                seen.origins += choice["outrider"]["origins"]
+            yield
+
+
+async def interrupted(http: httpx.AsyncClient, interrupt: Any) -> Seen:
+    """The whole stream, with `interrupt()` called after KILL_AFTER tokens."""
+    seen = Seen()
+    called = False
+    async with aclosing(read_stream(http, BODY, seen)) as events:
+        async for _ in events:
+            if not called and len(seen.token_ids) >= KILL_AFTER:
+                assert len(seen.token_ids) < NUM_TOKENS / 2
+                assert "accepted" in seen.origins
+                interrupt()
+                called = True
+    assert called
+    assert seen.done
+    return seen
+
+
+@pytest.fixture(scope="module")
+async def quiet(mortal_http: httpx.AsyncClient) -> Answer:
+    """The same request without an incident and without drafts."""
+    return await complete(mortal_http, {**BODY, **speculation("off")})
+
+
+@pytest.fixture(autouse=True)
+async def whole_fleet(mortal_stack: RunningStack, quiet: Answer) -> None:
+    await asyncio.to_thread(mortal_stack.wait_fleet)
+
+
+async def test_every_draft_of_the_target_itself_is_accepted(mortal_http: httpx.AsyncClient, quiet: Answer) -> None:
+    answer = await complete(mortal_http, BODY)
+    assert answer.token_ids == quiet.token_ids
+    # All, to the bit, though the drafter computed them in other batches; but for what max_tokens cut off at the end.
+    rejected = answer.speculation["num_draft_tokens"] - answer.speculation["num_accepted_draft_tokens"]
+    assert 0 <= rejected <= 2
+    assert "corrected" not in answer.origins
+
+
+async def test_a_drafter_that_hangs(mortal_stack: RunningStack, mortal_http: httpx.AsyncClient, quiet: Answer) -> None:
+    timeouts = mortal_stack.metric("outrider:draft_timeouts_total")
+    started = time.perf_counter()
+    try:
+        seen = await interrupted(mortal_http, lambda: mortal_stack.signal("drafter-0", signal.SIGSTOP))
+    finally:
+        mortal_stack.signal("drafter-0", signal.SIGCONT)
+    seconds = time.perf_counter() - started
+    assert tuple(seen.token_ids) == quiet.token_ids
+    assert seen.text == quiet.text
+    assert mortal_stack.metric("outrider:draft_timeouts_total") > timeouts
+    # One draft timeout (0.5 s by default) and a round; never one timeout per token, which would be minutes.
+    assert seen.longest_gap_s < 3
+    assert seconds < 40
+
+
+async def test_a_drafter_that_dies(mortal_stack: RunningStack, mortal_http: httpx.AsyncClient, quiet: Answer) -> None:
+    lost = mortal_stack.metric("outrider:drafters_lost_total")
+    try:
+        seen = await interrupted(mortal_http, lambda: mortal_stack.signal("drafter-0", signal.SIGKILL))
+    finally:
+        mortal_stack.replace("drafter-0")
+    assert tuple(seen.token_ids) == quiet.token_ids
+    assert seen.text == quiet.text
+    assert seen.origins[-1] == "target"
+    assert mortal_stack.metric("outrider:drafters_lost_total") == lost + 1
+
+
+async def test_a_verifier_that_dies_and_comes_back(
+    mortal_stack: RunningStack, mortal_http: httpx.AsyncClient, quiet: Answer
+) -> None:
+    failovers = mortal_stack.metric("outrider:verifier_failovers_total")
+
+    def replace() -> None:
+        mortal_stack.signal("verifier", signal.SIGKILL)
+        mortal_stack.replace("verifier")
+
+    seen = await interrupted(mortal_http, replace)
+    assert tuple(seen.token_ids) == quiet.token_ids
+    assert seen.text == quiet.text
+    assert mortal_stack.metric("outrider:verifier_failovers_total") > failovers

@@ -1,0 +1,149 @@
+"""A client that goes away frees what it held in both services within a second, whenever it goes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+import grpc.aio
+import httpx
+import pytest
+from e2e_rest import speculation
+from e2e_stack import RunningStack
+
+from outrider.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
+
+FREED_WITHIN_S = 1.0
+# Long enough that the client is always gone before the output ends, and before a long prompt is through.
+NUM_TOKENS = 1500
+LONG_PROMPT = [7 + place % 3000 for place in range(1900)]
+Client = Callable[[RunningStack, dict[str, Any], asyncio.Event], Coroutine[Any, Any, None]]
+
+
+@pytest.fixture(autouse=True)
+async def nothing_else_runs(stack: RunningStack) -> AsyncIterator[None]:
+    stack.wait_idle()
+    yield
+    stack.wait_idle()
+
+
+async def rest_stream(stack: RunningStack, body: dict[str, Any], first_token: asyncio.Event) -> None:
+    async with (
+        httpx.AsyncClient(base_url=stack.url, timeout=120) as http,
+        http.stream("POST", "/v1/completions", json={**body, "stream": True}) as reply,
+    ):
+        async for line in reply.aiter_lines():
+            if line.startswith("data:"):
+                first_token.set()
+    raise AssertionError("the output ended before the client went away")
+
+
+async def rest_whole(stack: RunningStack, body: dict[str, Any], first_token: asyncio.Event) -> None:
+    async with httpx.AsyncClient(base_url=stack.url, timeout=120) as http:
+        await http.post("/v1/completions", json=body)
+    raise AssertionError("the output ended before the client went away")
+
+
+async def grpc_stream(stack: RunningStack, body: dict[str, Any], first_token: asyncio.Event) -> None:
+    request = gateway_pb2.GenerateRequest(
+        prompt_token_ids=common_pb2.TokenSequence(token_ids=body["prompt"]),
+        sampling_params=common_pb2.SamplingParams(max_tokens=body["max_tokens"], ignore_eos=True),
+        speculation=gateway_pb2.Speculation(method=body["speculation"]["method"]),
+        cache_salt=body["cache_salt"],
+    )
+    async with grpc.aio.insecure_channel(stack.state.grpc_address) as channel:
+        stub: Any = gateway_pb2_grpc.GatewayStub(channel)
+        async for _ in stub.Generate(request):
+            first_token.set()
+    raise AssertionError("the output ended before the client went away")
+
+
+def _body(prompt: list[int], num_tokens: int, salt: str, **fields: Any) -> dict[str, Any]:
+    # A salt of its own: a prompt found in the prefix cache would be through before the client can go away.
+    return {
+        "prompt": prompt,
+        "max_tokens": num_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "cache_salt": salt,
+        **speculation("draft_model", 3),
+        **fields,
+    }
+
+
+async def _sessions(stack: RunningStack) -> tuple[int, int]:
+    return await asyncio.to_thread(stack.num_sessions)
+
+
+async def _until_open(stack: RunningStack, num_sessions: int, client: asyncio.Task[None]) -> None:
+    async with asyncio.timeout(30):
+        while await _sessions(stack) != (num_sessions, num_sessions):
+            assert not client.done(), client.exception()
+
+
+async def _seconds_until_freed(stack: RunningStack) -> float:
+    started = time.perf_counter()
+    async with asyncio.timeout(30):
+        while True:
+            verifier = await asyncio.to_thread(stack.verifier_info)
+            drafter = await asyncio.to_thread(stack.drafter_info)
+            if (verifier.num_sessions, drafter.num_sessions) == (0, 0):
+                assert verifier.num_free_blocks == verifier.num_blocks
+                return time.perf_counter() - started
+
+
+async def _go_away(client: asyncio.Task[None]) -> None:
+    client.cancel()
+    with suppress(asyncio.CancelledError):
+        await client
+
+
+CLIENTS = pytest.mark.parametrize("client", [rest_stream, rest_whole, grpc_stream])
+
+
+@CLIENTS
+async def test_in_mid_stream(stack: RunningStack, client: Client) -> None:
+    first_token = asyncio.Event()
+    task = asyncio.create_task(client(stack, _body([5, 6, 7], NUM_TOKENS, "mid"), first_token))
+    await _until_open(stack, 1, task)
+    if client is not rest_whole:
+        async with asyncio.timeout(30):
+            await first_token.wait()
+    assert stack.verifier_info().num_free_blocks < stack.verifier_info().num_blocks
+    await _go_away(task)
+    assert await _seconds_until_freed(stack) < FREED_WITHIN_S
+
+
+@CLIENTS
+async def test_before_the_first_token(stack: RunningStack, client: Client) -> None:
+    first_token = asyncio.Event()
+    task = asyncio.create_task(client(stack, _body(LONG_PROMPT, 100, f"first-{client.__name__}"), first_token))
+    await _until_open(stack, 1, task)
+    assert not first_token.is_set()
+    await _go_away(task)
+    assert await _seconds_until_freed(stack) < FREED_WITHIN_S
+
+
+async def test_all_choices_of_a_request(stack: RunningStack) -> None:
+    first_token = asyncio.Event()
+    body = _body([5, 6, 7], NUM_TOKENS, "choices", n=4, temperature=1)
+    task = asyncio.create_task(rest_stream(stack, body, first_token))
+    await _until_open(stack, 4, task)
+    await _go_away(task)
+    assert await _seconds_until_freed(stack) < FREED_WITHIN_S
+
+
+async def test_a_client_that_stays_is_not_disturbed(stack: RunningStack, http: httpx.AsyncClient) -> None:
+    body = _body([5, 6, 7], 64, "stays", return_token_ids=True)
+    alone = (await http.post("/v1/completions", json=body)).json()["choices"][0]["token_ids"]
+    staying = asyncio.create_task(http.post("/v1/completions", json=body))
+    for _ in range(4):
+        first_token = asyncio.Event()
+        leaving = asyncio.create_task(rest_stream(stack, _body([9, 8], NUM_TOKENS, "leaves"), first_token))
+        async with asyncio.timeout(30):
+            await first_token.wait()
+        await _go_away(leaving)
+    assert (await staying).json()["choices"][0]["token_ids"] == alone

@@ -1,0 +1,89 @@
+"""`python -m tests.grid`: as much of the grid as there is time for, with every mismatch named."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from tests.grid.cells import Cell, all_cells, covering_sample, groups, random_sample
+from tests.grid.grid import Grid, Outcome, Report
+from tests.grid.models import MODEL_NAMES, grid_model
+
+_console = Console()
+
+
+def main(
+    model: Annotated[list[str] | None, typer.Option(help=f"Any of {', '.join(MODEL_NAMES)}; all if absent.")] = None,
+    sample: Annotated[int, typer.Option(help="This many random cells a model; 0: a sample that covers every pair.")] = 0,
+    full: Annotated[bool, typer.Option("--full", help="Every cell: hours.")] = False,
+    seed: Annotated[int, typer.Option(help="Of the sample, the crowds and the random drafts.")] = 0,
+    threads: Annotated[int, typer.Option(help="Threads of a forward pass; 0: every core.")] = 0,
+) -> None:
+    """The same output whoever drafts. Exit code 1 when one cell differs."""
+    names = model or list(MODEL_NAMES)
+    for name in names:
+        if name not in MODEL_NAMES:
+            raise typer.BadParameter(f"{name!r} is none of {', '.join(MODEL_NAMES)}")
+    failed = False
+    with tempfile.TemporaryDirectory() as folder:
+        for index, name in enumerate(names):
+            if full:
+                cells = all_cells()
+            else:
+                cells = random_sample(seed + index, sample) if sample else covering_sample(seed + index)
+            started = time.perf_counter()
+            report = _run(name, Path(folder), cells, seed, threads or len(os.sched_getaffinity(0)))
+            _show(name, report, time.perf_counter() - started)
+            failed = failed or bool(report.mismatches)
+    sys.exit(1 if failed else 0)
+
+
+def _run(name: str, folder: Path, cells: Sequence[Cell], seed: int, num_threads: int) -> Report:
+    grid = Grid(grid_model(name, folder), seed=seed, num_threads=num_threads)
+    columns = (TextColumn(name), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    try:
+        with Progress(*columns, console=_console) as progress:
+            task = progress.add_task("", total=sum(len(group) for group in groups(cells, seed)))
+            return grid.run(cells, lambda count: progress.advance(task, count))
+    finally:
+        grid.close()
+
+
+def _show(name: str, report: Report, seconds: float) -> None:
+    table = Table("drafter", "cells", "mismatches", "drafted", "accepted", title=f"{name}, {seconds:.0f} s")
+    by_drafter = sorted(report.outcomes, key=lambda outcome: outcome.cell.drafter)
+    for drafter, grouped in itertools.groupby(by_drafter, key=lambda outcome: outcome.cell.drafter):
+        outcomes = list(grouped)
+        drafted = sum(outcome.num_draft_tokens for outcome in outcomes)
+        accepted = sum(outcome.num_accepted_tokens for outcome in outcomes)
+        wrong = sum(not outcome.agrees for outcome in outcomes)
+        table.add_row(drafter, *(str(count) for count in (len(outcomes), wrong, drafted, accepted)))
+    _console.print(table)
+    for parameters, digest in report.digests.items():
+        _console.print(f"  {parameters:18}{digest}", highlight=False)
+    digests = {(outcome.cell.parameters, outcome.digest) for outcome in report.outcomes}
+    _console.print(
+        f"  {len(report.outcomes)} cells, {len(digests)} hashes for {len(report.digests)} requests, "
+        f"{report.num_preemptions} preemptions"
+    )
+    for outcome in report.mismatches:
+        _console.print(f"  MISMATCH {_place(outcome)}", style="bold red", highlight=False)
+
+
+def _place(outcome: Outcome) -> str:
+    return f"{outcome} (reproduce: same --seed and --sample)"
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,145 @@
+"""Runs sessions on one pool: propose, submit, collect, until every one of them has finished.
+
+The engine's own thread verifies while this one drafts, so crowds mix as they do in the service. Specs and steps pass
+through the wire's bytes.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from drafter_service.methods.interface import DraftMethod
+from drafter_service.session import DraftSession
+from outrider.v1 import verifier_pb2
+from shared import wire
+from shared.messages import Commit, DraftStep, SessionSpec, VerifyStep
+from tests.grid.pools import Pool
+
+# What a session decodes alone in one step where it has to be idle now and then (the gateway's ALONE_RUN).
+SHORT_RUN = 16
+_TIMEOUT_S = 120.0
+
+
+@dataclass
+class Session:
+    """`method` None decodes without drafts: `free_run` tokens a step. `failure` is the error that ended it."""
+
+    spec: SessionSpec
+    method: DraftMethod | None
+    gamma: int
+    free_run: int
+    output: list[int] = field(default_factory=list)
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_cached_tokens: int = 0
+    finished: bool = False
+    failure: str = ""
+    handle: int = -1
+    draft: DraftSession | None = None
+
+
+# Called between two rounds of a session that runs alone, with the number of its tokens.
+Interlude = Callable[[int], None]
+
+
+class Driver:
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._replies: queue.SimpleQueue[tuple[Session, Commit | Exception]] = queue.SimpleQueue()
+
+    def run(self, sessions: Sequence[Session], interlude: Interlude | None = None) -> None:
+        """Returns when all have finished or failed; what they held is free by then."""
+        for session in sessions:
+            self._open(session)
+        try:
+            self._submit(sessions)
+            while not all(session.finished for session in sessions):
+                ready = [session for session in self._collect() if not session.finished]
+                if interlude is not None:
+                    for session in ready:
+                        interlude(len(session.output))
+                self._submit(ready)
+        finally:
+            for session in sessions:
+                self._close(session)
+            self._pool.engine.check_integrity()
+
+    def _open(self, session: Session) -> None:
+        sent = wire.open_verifier(session.spec).SerializeToString()
+        spec = wire.spec_from_wire(verifier_pb2.VerifierRequest.FromString(sent).open)
+        engine = self._pool.engine
+        grammar = engine.compile_grammar(spec)
+        session.handle = engine.open(spec, lambda reply: self._replies.put((session, reply)), grammar)
+        if session.method is not None:
+            session.draft = DraftSession(spec, list(spec.prompt_token_ids), lambda _reply: None)
+            session.method.open(session.draft)
+
+    def _close(self, session: Session) -> None:
+        self._pool.engine.close(session.handle)
+        if session.method is not None and session.draft is not None:
+            session.method.close(session.draft)
+
+    def _collect(self) -> list[Session]:
+        """Takes every reply that is there, at least one; returns the sessions whose step is over."""
+        done: list[Session] = []
+        reply = self._replies.get(timeout=_TIMEOUT_S)
+        while True:
+            if self._take(*reply):
+                done.append(reply[0])
+            try:
+                reply = self._replies.get_nowait()
+            except queue.Empty:
+                return done
+
+    def _take(self, session: Session, reply: Commit | Exception) -> bool:
+        if isinstance(reply, Exception):
+            session.finished, session.failure = True, f"{type(reply).__name__}: {reply}"
+            return True
+        if reply.base_len != len(session.output):
+            session.finished, session.failure = True, f"commit at {reply.base_len}, expected {len(session.output)}"
+            return True
+        session.output.extend(reply.token_ids)
+        session.num_draft_tokens += reply.num_draft_tokens
+        session.num_accepted_tokens += reply.num_accepted_tokens
+        session.num_cached_tokens += reply.num_cached_tokens
+        session.finished = reply.finish_reason is not None
+        return not reply.more
+
+    def _submit(self, sessions: Sequence[Session]) -> None:
+        by_method: dict[int, list[Session]] = {}
+        for session in sessions:
+            if session.method is None:
+                step = VerifyStep(session.spec.epoch, len(session.output), max_new_tokens=session.free_run)
+                self._send(session, step)
+            else:
+                by_method.setdefault(id(session.method), []).append(session)
+        for members in by_method.values():
+            self._propose(members)
+
+    def _propose(self, sessions: Sequence[Session]) -> None:
+        """One batch of proposals, as the drafter's engine makes it."""
+        drafts: list[DraftSession] = []
+        for session in sessions:
+            if session.method is None or session.draft is None:
+                raise ValueError("only sessions with a method can propose")
+            known = session.draft.committed_len
+            session.draft.report(DraftStep(session.spec.epoch, known, tuple(session.output[known:]), session.gamma))
+            while session.method.advance(session.draft):
+                pass
+            drafts.append(session.draft)
+        if sessions[0].method is None:
+            return
+        for session, proposal in zip(sessions, sessions[0].method.propose(drafts), strict=True):
+            base_len = len(session.output)
+            if proposal.token_ids:
+                step = VerifyStep(session.spec.epoch, base_len, proposal)
+            else:
+                step = VerifyStep(session.spec.epoch, base_len, max_new_tokens=1)
+            self._send(session, step)
+
+    def _send(self, session: Session, step: VerifyStep) -> None:
+        sent = wire.verify_step_to_wire(step).SerializeToString()
+        received = wire.verify_step_from_wire(verifier_pb2.VerifierRequest.FromString(sent).step)
+        self._pool.engine.submit(session.handle, received)

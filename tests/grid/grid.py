@@ -1,0 +1,213 @@
+"""Runs cells of one model and compares every output with the plain one.
+
+Plain: nobody drafts, alone in its batch, the whole prompt in one forward, nothing cached.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from drafter_service.methods.interface import DraftMethod
+from drafter_service.methods.ngram import NgramMethod
+from shared.messages import SessionSpec
+from shared.sampling_params import SamplingParams
+from shared.stream_key import stream_key
+from tests.grid.cells import Cell, groups
+from tests.grid.driver import SHORT_RUN, Driver, Session
+from tests.grid.drafts import NoiseMethod, OracleMethod, TreeMethod
+from tests.grid.intruder import Intruder
+from tests.grid.models import TOKENIZER_FOLDER, GridModel
+from tests.grid.pools import Pool, Pools
+from tests.grid.requests import GROWN_LENGTH, NUM_TOKENS, PARAMS, prompt_heads
+
+Progress = Callable[[int], None]
+_GROW = SamplingParams(temperature=0.0, max_tokens=GROWN_LENGTH, ignore_eos=True)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One cell that was run. `first_difference` is the output index where it leaves the plain run, None if nowhere."""
+
+    cell: Cell
+    digest: str
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    num_cached_tokens: int
+    first_difference: int | None
+    failure: str
+
+    @property
+    def agrees(self) -> bool:
+        return self.first_difference is None and not self.failure
+
+    def __str__(self) -> str:
+        return f"{self.cell}: {self.failure or f'differs from output index {self.first_difference} on'}"
+
+
+@dataclass
+class Report:
+    """`plain` and `digests`: parameters' name -> the plain output, and its SHA-256."""
+
+    plain: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)
+    outcomes: list[Outcome] = field(default_factory=list)
+    num_preemptions: int = 0
+
+    @property
+    def mismatches(self) -> list[Outcome]:
+        return [outcome for outcome in self.outcomes if not outcome.agrees]
+
+
+class Grid:
+    """One model. `plain` holds the outputs that everything is compared with."""
+
+    def __init__(self, model: GridModel, *, seed: int = 0, num_threads: int = 1) -> None:
+        self._pools = Pools(model, num_threads)
+        self._seed = seed
+        self._num_sessions = 0
+        self._answers: dict[str, Sequence[int]] = {}
+        self._methods: dict[str, DraftMethod] = {}
+        self._heads = prompt_heads(TOKENIZER_FOLDER)
+        self.prompts: dict[str, tuple[int, ...]] = {}
+        self.plain: dict[str, tuple[int, ...]] = {}
+
+    def close(self) -> None:
+        self._pools.close()
+
+    def run(self, cells: Sequence[Cell], progress: Progress = lambda _count: None) -> Report:
+        """Runs the cells (and what fills up their crowds); `progress` is told how many more are done."""
+        report = Report()
+        for name in sorted({cell.parameters for cell in cells}):
+            report.plain[name] = self._plain(name)
+            report.digests[name] = digest(report.plain[name])
+        for group in groups(cells, self._seed):
+            report.outcomes += self._run_group(group, report)
+            progress(len(group))
+        return report
+
+    def _plain(self, name: str) -> tuple[int, ...]:
+        """The prompt is a head of real text and what the model goes on with, made plainly as well."""
+        if name not in self.plain:
+            driver = Driver(self._pools.pool("whole", "roomy"))
+            head = self._session(name, None, 0, "plain", params=_GROW, prompt=self._heads[name])
+            driver.run([head])
+            self.prompts[name] = (*self._heads[name], *head.output)
+            session = self._session(name, None, 0, "plain")
+            driver.run([session])
+            if session.failure or len(session.output) != NUM_TOKENS or session.num_cached_tokens:
+                raise RuntimeError(f"the plain run of {name} is not one: {session}")
+            self.plain[name] = tuple(session.output)
+        return self.plain[name]
+
+    def _run_group(self, group: Sequence[Cell], report: Report) -> list[Outcome]:
+        first = group[0]
+        preempted = first.cache == "preempted"
+        crowded = first.crowd == "eight"
+        pool = self._pools.pool(first.prefill, ("tight" if crowded else "solo") if preempted else "roomy")
+        self._prepare(group, pool)
+        sessions = [self._cell_session(cell) for cell in group]
+        before = pool.num_preemptions
+        if preempted and not crowded:
+            Driver(pool).run(sessions, Intruder(pool).take_blocks)
+        else:
+            Driver(pool).run(sessions)
+        report.num_preemptions += pool.num_preemptions - before
+        return [self._outcome(cell, session) for cell, session in zip(group, sessions, strict=True)]
+
+    def _prepare(self, group: Sequence[Cell], pool: Pool) -> None:
+        """Brings every prompt that has to be cached into the cache, in the way a former turn would have."""
+        driver = Driver(pool)
+        for cache in ("evicted", "hit"):
+            names = sorted({cell.parameters for cell in group if cell.cache == cache})
+            if names:
+                driver.run([self._former_turn(name, cache) for name in names])
+            if cache == "evicted":
+                pool.evict_everything()
+
+    def _former_turn(self, name: str, salt: str) -> Session:
+        """Ends where the prompt ends: its blocks were written by verified trees, not by a prefill."""
+        head, prompt = self._heads[name], self.prompts[name]
+        return self._session(name, self._method("oracle", "tree"), 5, salt, _GROW, head, prompt[len(head) :])
+
+    def _cell_session(self, cell: Cell) -> Session:
+        method = self._method(cell.drafter, cell.shape) if cell.gamma else None
+        session = self._session(cell.parameters, method, cell.gamma, cell.cache)
+        if cell.drafter == "off_free":
+            session.free_run = SHORT_RUN if cell.cache == "preempted" else NUM_TOKENS
+        return session
+
+    def _session(
+        self,
+        name: str,
+        method: DraftMethod | None,
+        gamma: int,
+        salt: str,
+        params: SamplingParams | None = None,
+        prompt: Sequence[int] = (),
+        answer: Sequence[int] = (),
+    ) -> Session:
+        """A session of the grid's request `name`, unless other parameters, prompt and answer are given."""
+        self._num_sessions += 1
+        params = params or PARAMS[name]
+        prompt = tuple(prompt) or self.prompts[name]
+        session_id = f"{name}-{self._num_sessions}"
+        self._answers[session_id] = answer or self.plain.get(name, ())
+        # Cells share what was cached under "hit" alone; every other session has a cache of its own.
+        cache_salt = salt if salt in ("hit", "evicted") else session_id
+        spec = SessionSpec(
+            session_id=session_id,
+            epoch=0,
+            prompt_token_ids=prompt,
+            committed_token_ids=(),
+            sampling_params=params,
+            mode=params.default_mode,
+            stream_key=stream_key(params.seed or 0, prompt, 0),
+            cache_salt=cache_salt,
+        )
+        return Session(spec, method, gamma, free_run=1)
+
+    def _method(self, drafter: str, shape: str) -> DraftMethod:
+        key = f"{drafter}-{shape}"
+        if key not in self._methods:
+            method = self._chain_method(drafter)
+            if shape == "tree":
+                method = TreeMethod(method, self._pools.target.vocab_size, self._seed)
+            self._methods[key] = method
+        return self._methods[key]
+
+    def _chain_method(self, drafter: str) -> DraftMethod:
+        builders: Mapping[str, Callable[[], DraftMethod]] = {
+            "ngram": lambda: NgramMethod(prompt_lookup_min=1, prompt_lookup_max=4),
+            "draft_model": self._pools.draft_method,
+            "noise": lambda: NoiseMethod(self._pools.target.vocab_size, self._seed),
+            "oracle": lambda: OracleMethod(self._answers),
+        }
+        return builders[drafter]()
+
+    def _outcome(self, cell: Cell, session: Session) -> Outcome:
+        expected = self.plain[cell.parameters]
+        return Outcome(
+            cell=cell,
+            digest=digest(session.output),
+            num_draft_tokens=session.num_draft_tokens,
+            num_accepted_tokens=session.num_accepted_tokens,
+            num_cached_tokens=session.num_cached_tokens,
+            first_difference=first_difference(expected, session.output),
+            failure=session.failure,
+        )
+
+
+def digest(token_ids: Sequence[int]) -> str:
+    return hashlib.sha256(struct.pack(f"<{len(token_ids)}I", *token_ids)).hexdigest()
+
+
+def first_difference(expected: Sequence[int], found: Sequence[int]) -> int | None:
+    """The first index where the two differ, the shorter one's length if one is the other's beginning."""
+    for index, (left, right) in enumerate(zip(expected, found, strict=False)):
+        if left != right:
+            return index
+    return None if len(expected) == len(found) else min(len(expected), len(found))
+

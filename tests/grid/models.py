@@ -1,0 +1,85 @@
+"""The grid's models: the demo pair in both dtypes, and random checkpoints of two other architectures.
+
+The random ones have the demo's vocabulary and tokenizer (grammars need one). Their drafts are the same weights plus
+noise: near enough to be accepted now and then.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+_DEMO = Path(__file__).parents[2] / "models"
+TOKENIZER_FOLDER = _DEMO / "demo-target"
+_DRAFT_NOISE = 0.03
+# Random logits are nearly flat over 4,096 tokens; sharper ones give drafts, and near ties, something to decide.
+_HEAD_SCALE = 3.0
+# Widths that are no multiples of a vector, and a window that every prompt is longer than.
+_COMMON: dict[str, Any] = {
+    "vocab_size": 4096,
+    "max_position_embeddings": 512,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
+    "hidden_size": 80,
+    "intermediate_size": 100,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 20,
+    "sliding_window": 23,
+}
+_GEMMA2 = {**_COMMON, "query_pre_attn_scalar": 20, "attn_logit_softcapping": 20.0, "final_logit_softcapping": 15.0}
+_MIXTRAL = {**_COMMON, "num_local_experts": 4, "num_experts_per_tok": 2}
+
+
+@dataclass(frozen=True)
+class GridModel:
+    """`dtype` as load_model takes it."""
+
+    target: Path
+    draft: Path
+    dtype: str
+
+
+def _demo(dtype: str) -> GridModel:
+    return GridModel(_DEMO / "demo-target", _DEMO / "demo-draft", dtype)
+
+
+MODEL_NAMES = ("demo-bfloat16", "demo-float32", "gemma2-bfloat16", "mixtral-float32")
+
+
+def grid_model(name: str, folder: Path) -> GridModel:
+    """Random checkpoints are written below `folder`."""
+    if name.startswith("demo-"):
+        return _demo(name.removeprefix("demo-"))
+    family, dtype = name.split("-")
+    config = transformers.Gemma2Config(**_GEMMA2) if family == "gemma2" else transformers.MixtralConfig(**_MIXTRAL)
+    target, draft = folder / family, folder / f"{family}-draft"
+    if not draft.exists():
+        _save(config, target, 0.0)
+        _save(config, draft, _DRAFT_NOISE)
+    return GridModel(target, draft, dtype)
+
+
+@torch.no_grad()
+def _save(config: transformers.PretrainedConfig, folder: Path, noise: float) -> None:
+    """Every weight is random, biases and norms too; `noise` is the relative distance to the target's weights."""
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    generator, other = torch.Generator().manual_seed(7), torch.Generator().manual_seed(8)
+    for parameter in model.parameters():
+        drawn = torch.randn(parameter.shape, generator=generator)
+        drawn += noise * torch.randn(parameter.shape, generator=other)
+        if parameter.ndim == 1:
+            parameter.add_(0.1 * drawn)
+        else:
+            parameter.copy_(drawn / parameter.shape[-1] ** 0.5)
+    model.get_output_embeddings().weight.mul_(_HEAD_SCALE)
+    model.save_pretrained(folder)
+    shutil.copy(TOKENIZER_FOLDER / "tokenizer.json", folder)

@@ -1,0 +1,89 @@
+"""The engines that the cells run on: one pair of models, several KV pools and prefill chunks.
+
+Roomy pools hold a whole crowd, tight ones a part of it, solo ones a single session and little more: the last two
+preempt. Caches start full of garbage, so that a read of what was never written shows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from prometheus_client import CollectorRegistry
+
+from drafter_service.methods.draft_model import DraftModelMethod
+from engine.block_manager import BlockManager
+from engine.certificate import Certificate
+from engine.model import LoadedModel, load_model
+from engine.runner import ModelRunner
+from tests.grid.models import GridModel
+from verifier_service.engine import EngineLimits, VerifierEngine
+from verifier_service.metrics import VerifierMetrics
+
+BLOCK_SIZE = 16
+# A session of the grid ends at 23 blocks (76 + 256 positions and drafts); eight of them need 184.
+NUM_BLOCKS = {"roomy": 240, "tight": 128, "solo": 28}
+CHUNKS = {"whole": 4096, "chunk16": 16}
+_GARBAGE = 3.0
+_MAX_BATCHED_TOKENS = 4096
+
+
+@dataclass(frozen=True)
+class Pool:
+    engine: VerifierEngine
+    registry: CollectorRegistry
+
+    @property
+    def num_preemptions(self) -> int:
+        return int(self.registry.get_sample_value("outrider:preemptions") or 0)
+
+    def evict_everything(self) -> None:
+        """Takes every block that no session holds, and gives it back. The engine must be idle."""
+        blocks = self.engine.blocks
+        table, _ = blocks.open([])
+        blocks.grow(table, blocks.num_free_blocks * BLOCK_SIZE)
+        blocks.close(table)
+
+
+class Pools:
+    """Engines by (prefill, pool name), started when first asked for; `close` stops them."""
+
+    def __init__(self, model: GridModel, num_threads: int) -> None:
+        self.target = load_model(str(model.target), dtype=model.dtype, num_threads=num_threads)
+        self._draft = load_model(str(model.draft), dtype=model.dtype, num_threads=num_threads)
+        # What the engine is told: the grid itself is the proof, a shorter one beforehand would prove nothing more.
+        self._certificate = Certificate(holds=True, checks=(), failing_operation=None, seconds=0.0)
+        self._pools: dict[tuple[str, str], Pool] = {}
+
+    def pool(self, prefill: str, name: str) -> Pool:
+        key = (prefill, name)
+        if key not in self._pools:
+            self._pools[key] = self._start(CHUNKS[prefill], NUM_BLOCKS[name])
+        return self._pools[key]
+
+    def draft_method(self) -> DraftModelMethod:
+        runner, blocks = _runner(self._draft, NUM_BLOCKS["roomy"])
+        return DraftModelMethod(runner, blocks, prefill_chunk_size=64, model_name="draft")
+
+    def close(self) -> None:
+        for pool in self._pools.values():
+            pool.engine.stop()
+        self._pools.clear()
+
+    def _start(self, chunk: int, num_blocks: int) -> Pool:
+        registry = CollectorRegistry()
+        limits = EngineLimits(64, _MAX_BATCHED_TOKENS, chunk, self.target.max_model_len)
+        runner, blocks = _runner(self.target, num_blocks)
+        engine = VerifierEngine(runner, blocks, limits, self._certificate, VerifierMetrics(registry))
+        engine.start()
+        return Pool(engine, registry)
+
+
+def _runner(loaded: LoadedModel, num_blocks: int) -> tuple[ModelRunner, BlockManager]:
+    cache: Any = loaded.make_cache(num_blocks, BLOCK_SIZE)
+    generator = torch.Generator().manual_seed(3)
+    for layer in cache.layers:
+        for tensor in layer:
+            tensor.copy_(_GARBAGE * torch.randn(tensor.shape, generator=generator))
+    return ModelRunner(loaded, cache), BlockManager(num_blocks, BLOCK_SIZE)
