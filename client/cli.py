@@ -20,9 +20,9 @@ from client.stack import Stack, StackSettings, StackState, read_state, stop_runn
 from shared.errors import ConfigError, InvalidRequest, OutriderError
 from shared.version import outrider_version
 
+# No line break at the end: the tokenizer keeps it together with the indent that follows.
 DEMO_PROMPT = '''def read_lines(path):
-    """Return the lines of a text file as a list."""
-'''
+    """Return the lines of a text file as a list."""'''
 
 app = typer.Typer(
     help="Lossless speculative decoding for LLM serving.",

@@ -27,6 +27,7 @@ from shared.errors import ConfigError, OutriderError
 _SERVING = re.compile(r"serving on (\S+):(\d+)")
 _LOADING_STEP = re.compile(r"INFO (?:verifier|drafter): (.+)")
 _TERM_GRACE_S = 10.0
+_WRONG_SETTING = 2
 Progress = Callable[[str], None]
 
 
@@ -195,7 +196,9 @@ class Stack:
     def _check_alive(self, name: str) -> None:
         code = self._processes[name].poll()
         if code is not None:
-            raise StackError(f"{name} ended with exit code {code}:\n{self.log_tail(name)}")
+            # Services end with 2 for a wrong setting, a refused model or a taken port: the caller's to mend.
+            kind = ConfigError if code == _WRONG_SETTING else StackError
+            raise kind(f"{name} ended with exit code {code}:\n{self.log_tail(name)}")
 
     def _wait_ready(self) -> None:
         deadline = time.monotonic() + 30

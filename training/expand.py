@@ -135,7 +135,7 @@ def main(
 
     Examples:
 
-      python -m training.expand models/demo-target .run/target-162m
+      python -m training.expand models/demo-target .run/target-158m
 
       python -m training.expand models/demo-target .run/target-237m --hidden-size 1280 --num-heads 20
     --intermediate-size 3328

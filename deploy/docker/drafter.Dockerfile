@@ -30,18 +30,20 @@ COPY engine engine
 COPY drafter_service drafter_service
 # The `outrider` command belongs to the client, which is not in here.
 RUN /opt/tools/bin/pip install --disable-pip-version-check --no-deps --target /opt/app . && rm -r /opt/app/bin
+# Where kernels that are compiled at the first start are kept, if a volume is mounted there.
+RUN mkdir /opt/cache
 
 FROM ${PYTHON_IMAGE}
 COPY --from=packages /opt/venv /opt/venv
 COPY --from=build /opt/app /opt/app
-# What is compiled at start goes to /tmp, the only place that can be written.
+COPY --from=build --chown=10001:10001 /opt/cache /var/cache/outrider
 ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/opt/app PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp USER=outrider \
-    NUMBA_CACHE_DIR=/tmp/numba HF_HOME=/tmp/huggingface HF_HUB_OFFLINE=1 \
+    NUMBA_CACHE_DIR=/var/cache/outrider HF_HOME=/tmp/huggingface HF_HUB_OFFLINE=1 \
     OUTRIDER_HOST=0.0.0.0 OUTRIDER_PORT=7002 OUTRIDER_METRICS_PORT=9102
 WORKDIR /app
 USER 10001:10001
 EXPOSE 7002 9102
 STOPSIGNAL SIGTERM
-HEALTHCHECK --interval=5s --timeout=10s --start-period=120s --retries=3 \
+HEALTHCHECK --interval=5s --timeout=10s --start-period=600s --retries=3 \
     CMD ["/opt/venv/bin/python", "-m", "shared.healthcheck", "127.0.0.1:7002"]
 ENTRYPOINT ["/opt/venv/bin/python", "-m", "drafter_service"]

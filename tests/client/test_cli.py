@@ -92,7 +92,7 @@ def test_a_wrong_speculative_config(run_dir: Path) -> None:
     port, grpc_port = free_ports()
     done = run(
         *("up", "--detach", "--run-dir", str(run_dir), "--port", port, "--grpc-port", grpc_port),
-        *("--speculative-config", '{"metod": "ngram"}'),
+        *("--draft-model", "", "--speculative-config", '{"metod": "ngram"}'),
     )
     assert done.returncode == 2
     assert "metod" in done.stderr
@@ -157,7 +157,7 @@ def test_up_status_complete_down(run_dir: Path) -> None:
 
 def _complete(folder: tuple[str, str], method: str) -> str:
     """The completion's text: what stands between the legend and the figures."""
-    done = run("complete", "def add(a, b):\n", *folder, "--method", method, "--max-tokens", "24")
+    done = run("complete", "def add(a, b):", *folder, "--method", method, "--max-tokens", "24")
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert "accepted draft" in lines[0]

@@ -161,7 +161,8 @@ def test_dockerfile(name: str, compose: dict[str, Any]) -> None:
     text = dockerfile(name)
     config = container_config(name, compose)
     final_stage = text[text.rindex("\nFROM ") :]
-    assert text.count("\nFROM ") == 2
+    assert text.count("\nFROM ") >= 2
+    assert "/opt/tools" not in final_stage
     assert "\nUSER 10001:10001\n" in final_stage
     assert "\nSTOPSIGNAL SIGTERM\n" in final_stage
     assert f'ENTRYPOINT ["/opt/venv/bin/python", "-m", "{MODULES[name]}"]' in final_stage
@@ -195,3 +196,12 @@ def test_torch_is_pinned_and_comes_first(name: str) -> None:
     text = dockerfile(name)
     assert re.search(r"^ARG TORCH=torch==\d+\.\d+\.\d+$", text, re.MULTILINE)
     assert text.index('"$TORCH"') < text.index("'.[engine]'")
+
+
+@pytest.mark.parametrize("name", ["drafter", "verifier"])
+def test_compiled_kernels_outlive_the_container(name: str, compose: dict[str, Any]) -> None:
+    folder = re.search(r"NUMBA_CACHE_DIR=(\S+)", dockerfile(name))
+    assert folder is not None
+    assert f"{name}-cache:{folder[1]}" in compose["services"][name]["volumes"]
+    assert f"{name}-cache" in compose["volumes"]
+    assert re.search(rf"^COPY .*--chown=10001:10001 \S+ {folder[1]}$", dockerfile(name), re.MULTILINE)

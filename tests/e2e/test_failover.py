@@ -28,6 +28,7 @@ BODY: dict[str, Any] = {
     "temperature": 0.9,
     "seed": 99,
     "ignore_eos": True,
+    "skip_special_tokens": False,
     **speculation("draft_model", 2, annotate=True),
 }
 

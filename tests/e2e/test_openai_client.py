@@ -14,7 +14,8 @@ MESSAGES: list[openai.types.chat.ChatCompletionMessageParam] = [
     {"role": "system", "content": "You write Python."},
     {"role": "user", "content": "Write a function that reads a file."},
 ]
-LONG = {"ignore_eos": True}
+# Whatever the model says, also where it would end: so many tokens, and each of them in the text.
+LONG = {"ignore_eos": True, "skip_special_tokens": False}
 
 
 @pytest.fixture(scope="module")

@@ -46,7 +46,12 @@ PROMPTS = (
 
 
 def _body(prompt: str, *parts: Mapping[str, Any]) -> dict[str, Any]:
-    body: dict[str, Any] = {"prompt": prompt, "max_tokens": NUM_TOKENS, "ignore_eos": True}
+    body: dict[str, Any] = {
+        "prompt": prompt,
+        "max_tokens": NUM_TOKENS,
+        "ignore_eos": True,
+        "skip_special_tokens": False,
+    }
     for part in parts:
         body.update(part)
     return body

@@ -41,7 +41,7 @@ def plain_law(
             values[token] -= params.presence_penalty
     for word in params.bad_words:
         begun = list(word[:-1])
-        if not begun or output[len(output) - len(begun) :] == begun and len(output) >= len(begun):
+        if not begun or (output[len(output) - len(begun) :] == begun and len(output) >= len(begun)):
             values.pop(word[-1], None)
     if len(output) < params.min_tokens and set(values) - set(stop_ids):
         values = {token: value for token, value in values.items() if token not in stop_ids}

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from tests.grid.cells import Cell, all_cells, covering_sample, groups, random_sample
-from tests.grid.grid import Grid, Outcome, Report
+from tests.grid.grid import Grid, Report
 from tests.grid.models import MODEL_NAMES, grid_model
 
 _console = Console()
@@ -25,7 +25,9 @@ _console = Console()
 
 def main(
     model: Annotated[list[str] | None, typer.Option(help=f"Any of {', '.join(MODEL_NAMES)}; all if absent.")] = None,
-    sample: Annotated[int, typer.Option(help="This many random cells a model; 0: a sample that covers every pair.")] = 0,
+    sample: Annotated[
+        int, typer.Option(help="This many random cells a model; 0: a sample that covers every pair.")
+    ] = 0,
     full: Annotated[bool, typer.Option("--full", help="Every cell: hours.")] = False,
     seed: Annotated[int, typer.Option(help="Of the sample, the crowds and the random drafts.")] = 0,
     threads: Annotated[int, typer.Option(help="Threads of a forward pass; 0: every core.")] = 0,
@@ -78,11 +80,7 @@ def _show(name: str, report: Report, seconds: float) -> None:
         f"{report.num_preemptions} preemptions"
     )
     for outcome in report.mismatches:
-        _console.print(f"  MISMATCH {_place(outcome)}", style="bold red", highlight=False)
-
-
-def _place(outcome: Outcome) -> str:
-    return f"{outcome} (reproduce: same --seed and --sample)"
+        _console.print(f"  MISMATCH {outcome}", style="bold red", highlight=False)
 
 
 if __name__ == "__main__":

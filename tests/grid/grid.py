@@ -16,8 +16,8 @@ from shared.messages import SessionSpec
 from shared.sampling_params import SamplingParams
 from shared.stream_key import stream_key
 from tests.grid.cells import Cell, groups
-from tests.grid.driver import SHORT_RUN, Driver, Session
 from tests.grid.drafts import NoiseMethod, OracleMethod, TreeMethod
+from tests.grid.driver import SHORT_RUN, Driver, Session
 from tests.grid.intruder import Intruder
 from tests.grid.models import TOKENIZER_FOLDER, GridModel
 from tests.grid.pools import Pool, Pools
@@ -80,10 +80,11 @@ class Grid:
     def run(self, cells: Sequence[Cell], progress: Progress = lambda _count: None) -> Report:
         """Runs the cells (and what fills up their crowds); `progress` is told how many more are done."""
         report = Report()
-        for name in sorted({cell.parameters for cell in cells}):
+        plan = list(groups(cells, self._seed))
+        for name in sorted({cell.parameters for group in plan for cell in group}):
             report.plain[name] = self._plain(name)
             report.digests[name] = digest(report.plain[name])
-        for group in groups(cells, self._seed):
+        for group in plan:
             report.outcomes += self._run_group(group, report)
             progress(len(group))
         return report
@@ -210,4 +211,3 @@ def first_difference(expected: Sequence[int], found: Sequence[int]) -> int | Non
         if left != right:
             return index
     return None if len(expected) == len(found) else min(len(expected), len(found))
-

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -25,22 +26,22 @@ _RECORDS = {
         "additionalProperties": False,
     },
 }
-_LENGTH = {"max_tokens": NUM_TOKENS, "ignore_eos": True}
-
-PARAMS: dict[str, SamplingParams] = {
-    "greedy": SamplingParams(temperature=0.0, **_LENGTH),
-    "t0.7": SamplingParams(temperature=0.7, seed=11, **_LENGTH),
-    "t1.3": SamplingParams(temperature=1.3, seed=2**63 + 12, **_LENGTH),
-    "top_p": SamplingParams(temperature=1.0, top_p=0.9, seed=13, **_LENGTH),
+_PARAMS = {
+    "greedy": SamplingParams(temperature=0.0),
+    "t0.7": SamplingParams(temperature=0.7, seed=11),
+    "t1.3": SamplingParams(temperature=1.3, seed=2**63 + 12),
+    "top_p": SamplingParams(temperature=1.0, top_p=0.9, seed=13),
     "penalties": SamplingParams(
-        temperature=0.8, presence_penalty=0.5, frequency_penalty=0.3, repetition_penalty=1.15, seed=14, **_LENGTH
+        temperature=0.8, presence_penalty=0.5, frequency_penalty=0.3, repetition_penalty=1.15, seed=14
     ),
     "greedy_penalties": SamplingParams(
-        temperature=0.0, presence_penalty=0.2, frequency_penalty=0.1, repetition_penalty=1.05, **_LENGTH
+        temperature=0.0, presence_penalty=0.2, frequency_penalty=0.1, repetition_penalty=1.05
     ),
-    "grammar": SamplingParams(
-        temperature=1.0, seed=15, grammar=Grammar(GrammarKind.JSON_SCHEMA, json.dumps(_RECORDS)), **_LENGTH
-    ),
+    "grammar": SamplingParams(temperature=1.0, seed=15, grammar=Grammar(GrammarKind.JSON_SCHEMA, json.dumps(_RECORDS))),
+}
+
+PARAMS: dict[str, SamplingParams] = {
+    name: replace(params, max_tokens=NUM_TOKENS, ignore_eos=True) for name, params in _PARAMS.items()
 }
 
 # Code that repeats itself, so that an n-gram drafter finds something.
@@ -50,7 +51,7 @@ _TEXTS = (
     "import os\nimport sys\n\n\ndef main(argv):\n    for name in argv[1:]:\n        print(os.path.abspath(name))\n",
     "for row in rows:\n    for cell in row:\n        total += cell\n        count += 1\nmean = total / count\nprint(",
     "try:\n    value = int(text)\nexcept ValueError:\n    value = None\nif value is None:\n    raise KeyError(name)\n",
-    "def test_add():\n    assert add(1, 2) == 3\n    assert add(2, 2) == 4\n\n\ndef test_sub():\n    assert sub(2, 1) ==",
+    "def test_add():\n    assert add(1, 2) == 3\n    assert add(2, 2) == 4\n\n\ndef test_sub():\n    assert sub(2, 1",
     'records = json.loads(text)\nfor record in records:\n    print(record["name"], record["value"], record["total"])\n',
 )
 

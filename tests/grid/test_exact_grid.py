@@ -20,7 +20,6 @@ from tests.grid.cells import Cell, all_cells, covering_sample, pairs_of
 from tests.grid.grid import Grid, Outcome, Report, first_difference
 from tests.grid.models import MODEL_NAMES, TOKENIZER_FOLDER, grid_model
 from tests.grid.requests import NUM_TOKENS, PARAMS
-from verifier_service import round as verifier_round
 from verifier_service.acceptance import coupled
 from verifier_service.acceptance.outcome import Acceptance, LawAt
 from verifier_service.engine import VerifierEngine
@@ -130,7 +129,7 @@ def _by_round(accept: Callable[..., Acceptance]) -> Callable[..., Acceptance]:
 def test_noise_of_a_round_instead_of_a_position_is_caught(small_grid: Grid, monkeypatch: pytest.MonkeyPatch) -> None:
     cell = _oracle("t1.3", "chain")
     assert small_grid.run([cell]).mismatches == []
-    monkeypatch.setattr(verifier_round.coupled, "accept", _by_round(coupled.accept))
+    monkeypatch.setattr(coupled, "accept", _by_round(coupled.accept))
     (outcome,) = small_grid.run([cell]).mismatches
     assert outcome.first_difference == 1
 
