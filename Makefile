@@ -18,7 +18,7 @@ PROTO_FILES := $(wildcard protos/outrider/v1/*.proto)
 SETUP_STAMP := $(VENV)/.setup-done
 PROTO_STAMP := $(VENV)/.protos-done
 
-.PHONY: help setup protos demo up down test check format bench models clean
+.PHONY: help setup protos demo up down compose-up compose-down test check format bench models clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -57,6 +57,12 @@ up: setup ## start the stack in the background; returns when it is ready
 
 down: setup ## stop it
 	@$(BIN)/outrider down
+
+compose-up: ## build and start the containers (DRAFTERS=3 for three drafters)
+	docker compose up --build -d --wait --scale drafter=$(or $(DRAFTERS),1)
+
+compose-down: ## stop them and remove their volumes
+	docker compose down -v
 
 test: setup ## run all tests (TESTS=tests/gateway for some of them)
 	$(BIN)/python -m pytest $(TESTS)

@@ -47,7 +47,8 @@ async def call_raw(channel: grpc.aio.Channel, method: str, messages: Sequence[by
 
 async def call_unary(channel: grpc.aio.Channel, method: str, message: bytes) -> Ended:
     """A unary call."""
-    call: Any = channel.unary_unary(method)(message, timeout=30)
+    method_call: Any = channel.unary_unary(method)
+    call = method_call(message, timeout=30)
     return Ended(await call.code(), await call.details() or "", [])
 
 

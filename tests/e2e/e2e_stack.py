@@ -45,7 +45,7 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> fl
 
 
 class RunningStack:
-    """One verifier, one drafter, a gateway and a Redis of their own; `replace` starts a killed service anew."""
+    """One verifier, one drafter, a gateway and a Redis of their own; `revive` starts killed services anew."""
 
     def __init__(self, state: StackState, settings: StackSettings, run_dir: Path) -> None:
         self.state = state
@@ -53,6 +53,7 @@ class RunningStack:
         self._run_dir = run_dir
         self._replacements: list[subprocess.Popen[bytes]] = []
         self._pids = dict(state.pids)
+        self._killed: list[str] = []
         # A lost peer must be found again at once, not after gRPC's default back-off of seconds.
         options = [("grpc.min_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 300)]
         self._verifier_channel = grpc.insecure_channel(state.verifiers[0], options)
@@ -89,8 +90,17 @@ class RunningStack:
     def signal(self, name: str, signum: int) -> None:
         os.kill(self._pids[name], signum)
 
-    def replace(self, name: str) -> None:
-        """Starts "verifier" or "drafter-0" again on its old port, and returns at once."""
+    def kill(self, name: str) -> None:
+        """SIGKILL to "verifier" or "drafter-0"."""
+        self.signal(name, signal.SIGKILL)
+        self._killed.append(name)
+
+    def revive(self) -> None:
+        """Starts what was killed again, on its old port, and returns at once."""
+        while self._killed:
+            self._start_again(self._killed.pop())
+
+    def _start_again(self, name: str) -> None:
         if name == "verifier":
             command = ["verifier_service", "--model", self.settings.model, "--port", _port(self.state.verifiers[0])]
         else:
@@ -107,7 +117,7 @@ class RunningStack:
         self._replacements.append(process)
         self._pids[name] = process.pid
 
-    def wait_fleet(self, timeout_s: float = 60.0) -> None:
+    def wait_fleet(self, timeout_s: float = 150.0) -> None:
         """Until the gateway sees a verifier and a drafter."""
         for service in ("verifier", "drafter"):
             wait_until(

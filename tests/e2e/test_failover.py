@@ -9,7 +9,7 @@ import asyncio
 import json
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,7 +44,7 @@ class Seen:
     done: bool = False
 
 
-async def read_stream(http: httpx.AsyncClient, body: dict[str, Any], seen: Seen) -> AsyncIterator[None]:
+async def read_stream(http: httpx.AsyncClient, body: dict[str, Any], seen: Seen) -> AsyncGenerator[None, None]:
     """Yields after each event."""
     last = time.perf_counter()
     async with http.stream("POST", "/v1/completions", json={**body, "stream": True}) as reply:
@@ -66,7 +66,7 @@ async def read_stream(http: httpx.AsyncClient, body: dict[str, Any], seen: Seen)
             yield
 
 
-async def interrupted(http: httpx.AsyncClient, interrupt: Any) -> Seen:
+async def interrupted(http: httpx.AsyncClient, interrupt: Callable[[], None]) -> Seen:
     """The whole stream, with `interrupt()` called after KILL_AFTER tokens."""
     seen = Seen()
     called = False
@@ -90,6 +90,7 @@ async def quiet(mortal_http: httpx.AsyncClient) -> Answer:
 
 @pytest.fixture(autouse=True)
 async def whole_fleet(mortal_stack: RunningStack, quiet: Answer) -> None:
+    mortal_stack.revive()
     await asyncio.to_thread(mortal_stack.wait_fleet)
 
 
@@ -118,28 +119,25 @@ async def test_a_drafter_that_hangs(mortal_stack: RunningStack, mortal_http: htt
     assert seconds < 40
 
 
-async def test_a_drafter_that_dies(mortal_stack: RunningStack, mortal_http: httpx.AsyncClient, quiet: Answer) -> None:
-    lost = mortal_stack.metric("outrider:drafters_lost_total")
-    try:
-        seen = await interrupted(mortal_http, lambda: mortal_stack.signal("drafter-0", signal.SIGKILL))
-    finally:
-        mortal_stack.replace("drafter-0")
-    assert tuple(seen.token_ids) == quiet.token_ids
-    assert seen.text == quiet.text
-    assert seen.origins[-1] == "target"
-    assert mortal_stack.metric("outrider:drafters_lost_total") == lost + 1
-
-
 async def test_a_verifier_that_dies_and_comes_back(
     mortal_stack: RunningStack, mortal_http: httpx.AsyncClient, quiet: Answer
 ) -> None:
     failovers = mortal_stack.metric("outrider:verifier_failovers_total")
 
-    def replace() -> None:
-        mortal_stack.signal("verifier", signal.SIGKILL)
-        mortal_stack.replace("verifier")
+    def restart() -> None:
+        mortal_stack.kill("verifier")
+        mortal_stack.revive()
 
-    seen = await interrupted(mortal_http, replace)
+    seen = await interrupted(mortal_http, restart)
     assert tuple(seen.token_ids) == quiet.token_ids
     assert seen.text == quiet.text
     assert mortal_stack.metric("outrider:verifier_failovers_total") > failovers
+
+
+async def test_a_drafter_that_dies(mortal_stack: RunningStack, mortal_http: httpx.AsyncClient, quiet: Answer) -> None:
+    lost = mortal_stack.metric("outrider:drafters_lost_total")
+    seen = await interrupted(mortal_http, lambda: mortal_stack.kill("drafter-0"))
+    assert tuple(seen.token_ids) == quiet.token_ids
+    assert seen.text == quiet.text
+    assert seen.origins[-1] == "target"
+    assert mortal_stack.metric("outrider:drafters_lost_total") == lost + 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 import pytest
@@ -48,7 +49,7 @@ def oracles(prompts: list[tuple[int, ...]]) -> list[Oracle]:
 
 
 @torch.inference_mode()
-def _generate(model: torch.nn.Module, prompts: Sequence[tuple[int, ...]]) -> list[Oracle]:
+def _generate(model: Any, prompts: Sequence[tuple[int, ...]]) -> list[Oracle]:
     token_ids = torch.tensor(prompts)
     # eos_token_id None: every output has its full length; where it would have ended is another test's matter.
     settings = GenerationConfig(
@@ -59,8 +60,7 @@ def _generate(model: torch.nn.Module, prompts: Sequence[tuple[int, ...]]) -> lis
         output_logits=True,
         return_dict_in_generate=True,
     )
-    generate = model.generate
-    result = generate(input_ids=token_ids, attention_mask=torch.ones_like(token_ids), generation_config=settings)
+    result = model.generate(input_ids=token_ids, attention_mask=torch.ones_like(token_ids), generation_config=settings)
     best = torch.stack(result.logits).topk(2, dim=-1).values
     gaps = (best[..., 0] - best[..., 1]).T.tolist()
     outputs = result.sequences[:, token_ids.shape[1] :].tolist()

@@ -1,6 +1,7 @@
 """Every acceptance rule emits exactly the target's law: chi-square over all sequences of the first tokens.
 
-Proposals go through the wire's bytes, draft laws through the drafter's own `sparse_law`. Seeds are fixed.
+Proposals go through the wire's bytes, draft laws through the drafter's own `sparse_law`. Seeds are fixed. Rules that
+look at the whole block or at a tree are enumerated instead (test_block, test_tree).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from tests.verifier_service.acceptance.toy import (
     path_to,
     through_wire,
 )
-from verifier_service.acceptance import block, coupled, point_mass, standard, tree
+from verifier_service.acceptance import block, coupled, point_mass, standard
 from verifier_service.acceptance.outcome import Acceptance, LawAt
 
 # Draws per kind of draft law: 200,000 for the standard rule in all.
@@ -38,12 +39,6 @@ STANDARD_DRAWS = {
     "certain": 15_000,
     "holes": 15_000,
 }
-BLOCK_DRAWS = {"near": 30_000, "far": 30_000, "reversed": 10_000, "disjoint": 6_000, "certain": 6_000, "holes": 10_000}
-CHAIN_CASES = [
-    pytest.param(rule, kind, num_draws, id=f"{rule.__name__.rsplit('.', 1)[-1]}-{kind}")
-    for rule, draws in ((standard, STANDARD_DRAWS), (block, BLOCK_DRAWS))
-    for kind, num_draws in draws.items()
-]
 
 
 def law_at(toy: Toy, prefix: Prefix, proposal: Proposal) -> LawAt:
@@ -70,10 +65,10 @@ def chain_rule(toy: Toy, rule: ModuleType, seed: int) -> RoundRule:
     return emit
 
 
-@pytest.mark.parametrize(("rule", "kind", "num_draws"), CHAIN_CASES)
-def test_chains_with_laws(rule: ModuleType, kind: str, num_draws: int) -> None:
+@pytest.mark.parametrize("kind", sorted(STANDARD_DRAWS))
+def test_chains_with_laws(kind: str) -> None:
     toy = make_toy(kind, seed=1)
-    assert toy.p_value(chain_rule(toy, rule, seed=2), num_draws, seed=3) > SMALLEST_P_VALUE
+    assert toy.p_value(chain_rule(toy, standard, seed=2), STANDARD_DRAWS[kind], seed=3) > SMALLEST_P_VALUE
 
 
 def point_mass_rule(toy: Toy, seed: int, *, is_tree: bool) -> RoundRule:
@@ -110,57 +105,6 @@ def test_point_mass(kind: str, is_tree: bool) -> None:
     assert toy.p_value(point_mass_rule(toy, 5, is_tree=is_tree), num_draws, seed=6) > SMALLEST_P_VALUE
 
 
-def draw_children(law: SparseLaw, count: int, rng: random.Random) -> list[int]:
-    """Without replacement, in the order drawn."""
-    left = dict(zip(law.token_ids, law.counts, strict=True))
-    drawn: list[int] = []
-    while left and len(drawn) < count:
-        token = rng.choices(list(left), list(left.values()))[0]
-        drawn.append(token)
-        del left[token]
-    return drawn
-
-
-def tree_rule(toy: Toy, seed: int) -> RoundRule:
-    """Two children at the root, two below each, all drawn without replacement."""
-    numpy_rng = np.random.default_rng(seed)
-
-    def emit(prefix: Prefix, rng: random.Random) -> Sequence[int]:
-        tokens: list[int] = []
-        parents: list[int] = []
-        laws: list[SparseLaw] = []
-        level: list[tuple[int, Prefix]] = [(-1, prefix)]
-        for _ in range(2):
-            below: list[tuple[int, Prefix]] = []
-            for parent, path in level:
-                for token in draw_children(toy.sparse[path], 2, rng):
-                    below.append((len(tokens), (*path, token)))
-                    tokens.append(token)
-                    parents.append(parent)
-                    laws.append(toy.sparse[path])
-            level = below
-        proposal = through_wire(Proposal(len(prefix), tuple(tokens), "toy", tuple(parents), tuple(laws)))
-        return emitted(proposal, tree.accept(law_at(toy, prefix, proposal), proposal, rng=numpy_rng))
-
-    return emit
-
-
-@pytest.mark.parametrize(
-    ("kind", "num_draws"),
-    [
-        ("near", 30_000),
-        ("far", 20_000),
-        ("reversed", 15_000),
-        ("disjoint", 15_000),
-        ("certain", 15_000),
-        ("holes", 15_000),
-    ],
-)
-def test_trees_with_laws(kind: str, num_draws: int) -> None:
-    toy = make_toy(kind, seed=7, vocab_size=4, length=2)
-    assert toy.p_value(tree_rule(toy, seed=8), num_draws, seed=9) > SMALLEST_P_VALUE
-
-
 @pytest.mark.parametrize(("kind", "num_draws"), [("near", 40_000), ("reversed", 8_000), ("holes", 8_000)])
 def test_coupled_over_random_keys(kind: str, num_draws: int) -> None:
     """Sequences of one key are fixed; over keys they follow the target's law. Draft and target share the noise."""
@@ -189,19 +133,6 @@ def test_coupled_over_random_keys(kind: str, num_draws: int) -> None:
         counts[place] += 1
     assert chi_square_p_value(counts, toy.joint()) > SMALLEST_P_VALUE
     assert num_accepted > 0
-
-
-def test_block_accepts_at_least_as_much_as_standard() -> None:
-    """Sun et al. 2024, theorem 2, on a draft that is often wrong."""
-    toy = make_toy("far", seed=12)
-    lengths = {}
-    for rule in (standard, block):
-        emit = chain_rule(toy, rule, seed=13)
-        rng = random.Random(14)
-        lengths[rule.__name__] = np.array([len(emit((), rng)) for _ in range(10_000)])
-    gain = lengths[block.__name__].mean() - lengths[standard.__name__].mean()
-    assert gain > -3 * lengths[standard.__name__].std() / np.sqrt(5_000)
-    assert gain > 0.01
 
 
 @pytest.mark.parametrize("excess", [1e-9, 1e-12, 1e-14, 3e-16])

@@ -237,6 +237,8 @@ MUTANTS = [
 def p_value(rule: Mutant, seed: int) -> float:
     # Four tokens: with three and top-2 or two children too little is left outside for a mistake to show.
     toy = make_toy("far", seed=20, vocab_size=4, length=2)
+    if rule is coupled_noise_reused_for_the_residual:  # shows best with many tokens
+        toy = make_toy("far", seed=20, vocab_size=12, length=1)
     return toy.p_value(lambda prefix, rng: rule(toy, prefix, rng), NUM_DRAWS, seed)
 
 

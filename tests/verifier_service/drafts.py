@@ -1,0 +1,78 @@
+"""Proposals of every quality for tests: none of them may change what exact mode emits."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from shared.messages import Proposal
+from tests.verifier_service.engine_client import VOCAB_SIZE, Draft
+
+
+def random_draft(seed: int, longest: int = 6) -> Draft:
+    rng = random.Random(seed)
+
+    def draft(output: tuple[int, ...]) -> Proposal:
+        tokens = tuple(rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, longest)))
+        return Proposal(len(output), tokens, "random")
+
+    return draft
+
+
+def oracle_draft(truth: Sequence[int], num_draft_tokens: int = 4) -> Draft:
+    """Always right."""
+
+    def draft(output: tuple[int, ...]) -> Proposal | None:
+        tokens = tuple(truth[len(output) : len(output) + num_draft_tokens])
+        return Proposal(len(output), tokens, "oracle") if tokens else None
+
+    return draft
+
+
+def faulty_draft(truth: Sequence[int], seed: int) -> Draft:
+    """Right up to a random place, sometimes nothing at all."""
+    rng = random.Random(seed)
+
+    def draft(output: tuple[int, ...]) -> Proposal | None:
+        if rng.random() < 0.2:
+            return None
+        tokens = [
+            token if rng.random() < 0.75 else rng.randrange(VOCAB_SIZE)
+            for token in truth[len(output) : len(output) + rng.randint(1, 7)]
+        ]
+        return Proposal(len(output), tuple(tokens), "faulty") if tokens else None
+
+    return draft
+
+
+def late_draft(truth: Sequence[int], seed: int) -> Draft:
+    """Made for an earlier index: its beginning has been committed meanwhile."""
+    rng = random.Random(seed)
+
+    def draft(output: tuple[int, ...]) -> Proposal | None:
+        base_len = max(0, len(output) - rng.randint(0, 3))
+        tokens = tuple(truth[base_len : base_len + 6])
+        return Proposal(base_len, tokens, "late") if tokens else None
+
+    return draft
+
+
+def tree_draft(truth: Sequence[int], seed: int) -> Draft:
+    """The truth as one path, at random places among wrong siblings and wrong subtrees."""
+    rng = random.Random(seed)
+
+    def draft(output: tuple[int, ...]) -> Proposal:
+        tokens: list[int] = []
+        parents: list[int] = []
+        on_path, depth = -1, 0
+        for _ in range(rng.randint(1, 10)):
+            if rng.random() < 0.5 and len(output) + depth < len(truth):
+                tokens.append(truth[len(output) + depth])
+                parents.append(on_path)
+                on_path, depth = len(tokens) - 1, depth + 1
+            else:
+                parents.append(rng.randint(-1, len(tokens) - 1))
+                tokens.append(rng.randrange(VOCAB_SIZE))
+        return Proposal(len(output), tuple(tokens), "tree", parents=tuple(parents))
+
+    return draft

@@ -1,0 +1,171 @@
+"""Driving a real VerifierEngine in this process: a tiny random Llama, its engine, sessions that wait for replies."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from engine.block_manager import BlockManager
+from engine.certificate import Certificate
+from engine.model import LoadedModel
+from engine.runner import ModelRunner
+from shared.messages import Commit, FinishReason, Proposal, SessionSpec, VerifyStep
+from shared.sampling_params import SamplingParams, SpeculationMode
+from tests.engine.tiny_models import save_tiny_model
+from verifier_service.engine import EngineLimits, VerifierEngine
+from verifier_service.metrics import VerifierMetrics
+
+REPLY_TIMEOUT_S = 60.0
+VOCAB_SIZE = 61
+EOS_ID = 2
+# Proposes for a committed output; None: no proposal in this round.
+Draft = Callable[[tuple[int, ...]], Proposal | None]
+
+
+def save_llama(directory: Path, seed: int = 0, num_layers: int = 2, max_len: int = 256) -> Path:
+    """Wide enough logits that greedy decoding has no near-ties, small enough to run in a millisecond."""
+    config = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": max_len,
+        "bos_token_id": 1,
+        "eos_token_id": EOS_ID,
+        "pad_token_id": 0,
+    }
+    return save_tiny_model("LlamaConfig", config, directory, seed)
+
+
+@dataclass
+class EngineShape:
+    num_blocks: int = 200
+    block_size: int = 4
+    max_num_seqs: int = 16
+    max_num_batched_tokens: int = 256
+    prefill_chunk_size: int = 128
+    prefix_caching: bool = True
+    rejection_sample_method: str = "standard"
+
+
+@contextmanager
+def running_engine(
+    loaded: LoadedModel, certificate: Certificate, shape: EngineShape | None = None
+) -> Iterator[VerifierEngine]:
+    """Started, and at the end proved to have leaked nothing."""
+    shape = shape or EngineShape()
+    engine = VerifierEngine(
+        ModelRunner(loaded, loaded.make_cache(shape.num_blocks, shape.block_size)),
+        BlockManager(shape.num_blocks, shape.block_size, prefix_caching=shape.prefix_caching),
+        EngineLimits(
+            shape.max_num_seqs,
+            shape.max_num_batched_tokens,
+            shape.prefill_chunk_size,
+            loaded.max_model_len,
+            shape.rejection_sample_method,
+        ),
+        certificate,
+        VerifierMetrics(CollectorRegistry()),
+    )
+    engine.start()
+    try:
+        yield engine
+        engine.check_integrity()
+        if engine.num_sessions == 0:
+            assert engine.blocks.num_free_blocks == shape.num_blocks
+    finally:
+        engine.stop()
+
+
+@dataclass
+class Session:
+    """One open session; `step` waits for its commits."""
+
+    engine: VerifierEngine
+    spec: SessionSpec
+    replies: queue.Queue[Commit | Exception] = field(default_factory=queue.Queue)
+    handle: int = -1
+
+    def __enter__(self) -> Session:
+        grammar = self.engine.compile_grammar(self.spec)
+        self.handle = self.engine.open(self.spec, self.replies.put, grammar)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.engine.close(self.handle)
+
+    def step(
+        self, base_len: int, proposal: Proposal | None = None, max_new_tokens: int = 0, epoch: int | None = None
+    ) -> list[Commit]:
+        """The commits of one step; raises the error that came instead."""
+        self.submit(base_len, proposal, max_new_tokens, epoch)
+        return self.collect()
+
+    def submit(
+        self, base_len: int, proposal: Proposal | None = None, max_new_tokens: int = 0, epoch: int | None = None
+    ) -> None:
+        step = VerifyStep(self.spec.epoch if epoch is None else epoch, base_len, proposal, max_new_tokens)
+        self.engine.submit(self.handle, step)
+
+    def collect(self) -> list[Commit]:
+        commits: list[Commit] = []
+        while not commits or commits[-1].more:
+            reply = self.replies.get(timeout=REPLY_TIMEOUT_S)
+            if isinstance(reply, Exception):
+                raise reply
+            commits.append(reply)
+        return commits
+
+
+def make_spec(
+    prompt: Sequence[int],
+    params: SamplingParams,
+    mode: SpeculationMode = SpeculationMode.EXACT,
+    *,
+    committed: Sequence[int] = (),
+    epoch: int = 1,
+    stream_key: int = 99,
+    cache_salt: str = "",
+) -> SessionSpec:
+    return SessionSpec(
+        session_id="s",
+        epoch=epoch,
+        prompt_token_ids=tuple(prompt),
+        committed_token_ids=tuple(committed),
+        sampling_params=params,
+        mode=mode,
+        stream_key=stream_key,
+        cache_salt=cache_salt,
+    )
+
+
+def generate(engine: VerifierEngine, spec: SessionSpec, draft: Draft | None = None, free_run: int = 0) -> list[Commit]:
+    """A whole session, round by round, until its finish reason; checks that the commits join up."""
+    commits: list[Commit] = []
+    output = spec.committed_token_ids
+    with Session(engine, spec) as session:
+        while not commits or commits[-1].finish_reason is None:
+            proposal = draft(output) if draft else None
+            for commit in session.step(len(output), proposal, 0 if proposal else free_run):
+                assert commit.base_len == len(output)
+                assert len(commit.origins) == len(commit.token_ids) > 0
+                assert commit.num_accepted_tokens <= min(commit.num_draft_tokens, len(commit.token_ids))
+                output += commit.token_ids
+                commits.append(commit)
+    assert all(commit.finish_reason is None for commit in commits[:-1])
+    return commits
+
+
+def tokens_of(commits: Sequence[Commit]) -> tuple[int, ...]:
+    return tuple(token for commit in commits for token in commit.token_ids)
+
+
+def finish_of(commits: Sequence[Commit]) -> tuple[FinishReason | None, int | None]:
+    return commits[-1].finish_reason, commits[-1].stop_token_id
