@@ -36,6 +36,8 @@ class DrafterEngine:
         self._max_num_seqs = max_num_seqs
         self._metrics = metrics
         self._sessions: dict[int, DraftSession] = {}
+        # Counted where `open` is called: the engine's thread takes sessions up later, many may come before it does.
+        self._num_open = 0
         # Sessions whose method may have a backlog of committed tokens to compute.
         self._behind: deque[int] = deque()
         self._handles = itertools.count()
@@ -65,8 +67,10 @@ class DrafterEngine:
             )
         self._check_tokens(spec.method, "prompt_token_ids", spec.prompt_token_ids)
         self._check_tokens(spec.method, "committed_token_ids", spec.committed_token_ids)
-        if len(self._sessions) >= self._max_num_seqs:
-            raise Overloaded(f"{self._max_num_seqs} sessions are open, the most that this drafter takes")
+        with self._wake:
+            if self._num_open >= self._max_num_seqs:
+                raise Overloaded(f"{self._max_num_seqs} sessions are open, the most that this drafter takes")
+            self._num_open += 1
         session = DraftSession(spec, [*spec.prompt_token_ids, *spec.committed_token_ids], on_reply)
         handle = next(self._handles)
         self._command(lambda: self._open(handle, session))
@@ -134,6 +138,8 @@ class DrafterEngine:
     def _close(self, handle: int) -> None:
         session = self._sessions.pop(handle, None)
         if session is not None:
+            with self._wake:
+                self._num_open -= 1
             self.methods[session.spec.method].close(session)
 
     def _fail(self, handle: int, session: DraftSession, error: Exception) -> None:

@@ -67,6 +67,8 @@ class VerifierEngine:
             blocks, limits.max_num_batched_tokens, limits.prefill_chunk_size, limits.max_model_len
         )
         self._sessions: dict[int, VerifierSession] = {}
+        # Counted where `open` is called: the engine's thread takes sessions up later, many may come before it does.
+        self._num_open = 0
         self._handles = itertools.count()
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
@@ -115,6 +117,10 @@ class VerifierEngine:
             token_ids=[*spec.prompt_token_ids, *spec.committed_token_ids],
             chain_rule=self.limits.rejection_sample_method,
         )
+        with self._wake:
+            if self._num_open >= self.limits.max_num_seqs:
+                raise Overloaded(f"{self.limits.max_num_seqs} sessions are open, the most that this verifier takes")
+            self._num_open += 1
         handle = next(self._handles)
         self._command(lambda: self._sessions.__setitem__(handle, session))
         return handle
@@ -150,8 +156,6 @@ class VerifierEngine:
 
     def _check(self, spec: SessionSpec) -> None:
         loaded = self._runner.loaded
-        if len(self._sessions) >= self.limits.max_num_seqs:
-            raise Overloaded(f"{self.limits.max_num_seqs} sessions are open, the most that this verifier takes")
         spec.sampling_params.validate(loaded.vocab_size)
         for name, token_ids in (("prompt", spec.prompt_token_ids), ("committed", spec.committed_token_ids)):
             if token_ids and not (0 <= min(token_ids) and max(token_ids) < loaded.vocab_size):
@@ -231,6 +235,8 @@ class VerifierEngine:
     def _close(self, handle: int) -> None:
         session = self._sessions.pop(handle, None)
         if session is not None:
+            with self._wake:
+                self._num_open -= 1
             self._scheduler.release(session)
 
     def _fail_waiting(self, error: Exception) -> None:
@@ -280,6 +286,7 @@ class VerifierEngine:
         self.blocks.truncate(work.table, session.num_computed)
         self.blocks.register(work.table, session.token_ids, session.num_computed)
         session.has_replied = True
+        session.finished = commit.finish_reason is not None
         session.prompt_logprobs.clear()
         session.free_run_left -= len(commit.token_ids)
         if commit.more:

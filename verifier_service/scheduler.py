@@ -164,3 +164,8 @@ class Scheduler:
         if session.table is not None:
             keep = min(session.num_computed, len(session.token_ids) - 1)
             session.num_computed = self.blocks.truncate(session.table, keep)
+        if committed_len <= len(session.spec.committed_token_ids):
+            # The first reply was lost: it goes out again with all that belongs to it.
+            session.has_replied = False
+            if session.spec.sampling_params.num_prompt_logprobs is not None:
+                self.release(session)

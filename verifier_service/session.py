@@ -63,6 +63,8 @@ class VerifierSession:
             raise InvalidRequest(
                 f"step at {step.base_len}, but only {self.committed_len} tokens are committed", param="base_len"
             )
+        if self.finished and step.base_len == self.committed_len:
+            raise InvalidRequest(f"the output has ended at {self.committed_len}", param="base_len")
         self.step = step
         self.step_arrived_at = time.perf_counter()
         self.free_run_left = step.max_new_tokens if step.proposal is None else 0

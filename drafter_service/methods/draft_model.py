@@ -19,6 +19,7 @@ from engine.coupling import coupled_sample
 from engine.grammar import GrammarCompiler
 from engine.runner import ModelRunner
 from engine.sampling import LogitsProcessor, LogWeights, probabilities
+from shared.errors import InvalidRequest
 from shared.messages import LAW_TOTAL, DraftMethodInfo, Proposal, SparseLaw
 from shared.sampling_params import SpeculationMode
 
@@ -34,7 +35,6 @@ class _State:
     """`cached_ids` are the tokens whose KV stands in the cache, draft tokens included."""
 
     processor: LogitsProcessor
-    rng: np.random.Generator
     table: BlockTable
     cached_ids: list[int] = field(default_factory=list)
 
@@ -46,6 +46,7 @@ class _Draft:
     session: DraftSession
     state: _State
     num_wanted: int
+    rng: np.random.Generator
     token_ids: list[int] = field(default_factory=list)
     laws: list[SparseLaw] = field(default_factory=list)
     confidence: bytearray = field(default_factory=bytearray)
@@ -74,7 +75,6 @@ class DraftModelMethod:
         table, num_cached = self._blocks.open(session.token_ids, spec.cache_salt)
         self._states[id(session)] = _State(
             processor=LogitsProcessor(spec.sampling_params, spec.prompt_token_ids, eos_token_ids, grammar),
-            rng=_propose_rng(spec.stream_key, spec.epoch),
             table=table,
             cached_ids=session.token_ids[:num_cached],
         )
@@ -111,8 +111,10 @@ class DraftModelMethod:
             logits = self._runner.forward(batch).logits.numpy()
             for place, draft in enumerate(running):
                 draft.state.cached_ids.extend(pending[id(draft)])
-                token = self._choose(draft, logits[place])
-                pending[id(draft)] = [token]
+                try:
+                    pending[id(draft)] = [self._choose(draft, logits[place])]
+                except InvalidRequest:  # no law to draw from: the target will say so to its own session
+                    draft.num_wanted = len(draft.token_ids)
         for draft in drafts:
             self._blocks.register(
                 draft.state.table,
@@ -134,7 +136,8 @@ class DraftModelMethod:
         wanted = min(wanted, self._runner.loaded.max_model_len - length)
         if wanted > 0 and not self._grow(state, length + wanted - 1, spared=batch):
             wanted = 0
-        return _Draft(session, state, max(wanted, 0))
+        rng = _propose_rng(session.spec.stream_key, session.spec.epoch, session.committed_len)
+        return _Draft(session, state, max(wanted, 0), rng)
 
     def _finish(self, draft: _Draft) -> Proposal:
         return Proposal(
@@ -181,7 +184,7 @@ class DraftModelMethod:
                 confidence = float(probabilities(log_weights)[token])
             else:
                 law = sparse_law(log_weights)
-                token = _draw(law, state.rng)
+                token = _draw(law, draft.rng)
                 draft.laws.append(law)
                 confidence = law.counts[law.token_ids.index(token)] / LAW_TOTAL
         draft.token_ids.append(token)
@@ -205,6 +208,10 @@ def _draw(law: SparseLaw, rng: np.random.Generator) -> int:
     return law.token_ids[int(place)]
 
 
-def _propose_rng(stream_key: int, epoch: int) -> np.random.Generator:
-    """Randomness of a session's drafts in rejection mode; no other stream shares it."""
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence([stream_key, epoch, 0xD4AF7])))
+def _propose_rng(stream_key: int, epoch: int, base_len: int) -> np.random.Generator:
+    """Randomness of one proposal in rejection mode; no other stream shares it.
+
+    A generator per session would start anew when the session is opened again (another drafter took over), and its
+    drafts would then depend on the tokens that the same numbers have led to already: no longer the target's law.
+    """
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence([stream_key, epoch, base_len, 0xD4AF7])))

@@ -311,6 +311,15 @@ def test_stop_ids_inside_an_accepted_draft_cut_the_commit_and_the_counts(
             assert commit.num_accepted_tokens <= len(commit.token_ids)
 
 
+def test_an_output_that_has_ended_does_not_go_on(engine: VerifierEngine, truth: Callable) -> None:
+    right = tokens_of(truth("greedy", 0))
+    with Session(engine, make_spec(PROMPT, replace(PARAMS["greedy"], max_tokens=5))) as session:
+        assert tokens_of(session.step(0, max_new_tokens=9)) == right[:5]
+        with pytest.raises(InvalidRequest):
+            session.step(5)
+        assert tokens_of(session.step(3, max_new_tokens=9)) == right[3:5], "its last reply may have been lost"
+
+
 @pytest.mark.parametrize("max_tokens", [1, 2, 7])
 def test_max_tokens(engine: VerifierEngine, truth: Callable, max_tokens: int) -> None:
     right = tokens_of(truth("greedy", 0))
@@ -335,7 +344,10 @@ def test_the_models_longest_context_ends_the_output(engine: VerifierEngine, load
 def test_eos_ends_unless_it_is_ignored(engine: VerifierEngine) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=9, logit_bias=((EOS_ID, 100.0),))
     commits = generate(engine, make_spec(PROMPT, params))
-    assert (tokens_of(commits), finish_of(commits)) == ((EOS_ID,), (FinishReason.STOP, EOS_ID))
+    # The model's own end is no stop reason that anybody asked for.
+    assert (tokens_of(commits), finish_of(commits)) == ((EOS_ID,), (FinishReason.STOP, None))
+    asked = generate(engine, make_spec(PROMPT, replace(params, stop_token_ids=(EOS_ID,))))
+    assert finish_of(asked) == (FinishReason.STOP, EOS_ID)
     ignored = generate(engine, make_spec(PROMPT, replace(params, ignore_eos=True)))
     assert (tokens_of(ignored), finish_of(ignored)) == ((EOS_ID,) * 9, (FinishReason.LENGTH, None))
     held_back = generate(engine, make_spec(PROMPT, replace(params, min_tokens=4)))
