@@ -14,7 +14,7 @@ from drafter_service.methods.interface import DraftMethod
 from drafter_service.session import DraftSession
 from outrider.v1 import verifier_pb2
 from shared import wire
-from shared.messages import Commit, DraftStep, SessionSpec, VerifyStep
+from shared.messages import Commit, DraftStep, Proposal, SessionSpec, VerifyStep
 from tests.grid.pools import Pool
 
 # What a session decodes alone in one step where it has to be idle now and then (the gateway's ALONE_RUN).
@@ -108,38 +108,39 @@ class Driver:
         return not reply.more
 
     def _submit(self, sessions: Sequence[Session]) -> None:
-        by_method: dict[int, list[Session]] = {}
+        """All steps are sent together, as late as the slowest draft: fewer, fuller forwards."""
+        by_method: dict[int, tuple[DraftMethod, list[Session]]] = {}
         for session in sessions:
-            if session.method is None:
+            if session.method is not None:
+                by_method.setdefault(id(session.method), (session.method, []))[1].append(session)
+        proposals = {
+            id(session): proposal
+            for method, members in by_method.values()
+            for session, proposal in zip(members, _propose(method, members), strict=True)
+        }
+        for session in sessions:
+            proposal = proposals.get(id(session))
+            if proposal is not None and proposal.token_ids:
+                self._send(session, VerifyStep(session.spec.epoch, len(session.output), proposal))
+            else:
                 step = VerifyStep(session.spec.epoch, len(session.output), max_new_tokens=session.free_run)
                 self._send(session, step)
-            else:
-                by_method.setdefault(id(session.method), []).append(session)
-        for members in by_method.values():
-            self._propose(members)
-
-    def _propose(self, sessions: Sequence[Session]) -> None:
-        """One batch of proposals, as the drafter's engine makes it."""
-        drafts: list[DraftSession] = []
-        for session in sessions:
-            if session.method is None or session.draft is None:
-                raise ValueError("only sessions with a method can propose")
-            known = session.draft.committed_len
-            session.draft.report(DraftStep(session.spec.epoch, known, tuple(session.output[known:]), session.gamma))
-            while session.method.advance(session.draft):
-                pass
-            drafts.append(session.draft)
-        if sessions[0].method is None:
-            return
-        for session, proposal in zip(sessions, sessions[0].method.propose(drafts), strict=True):
-            base_len = len(session.output)
-            if proposal.token_ids:
-                step = VerifyStep(session.spec.epoch, base_len, proposal)
-            else:
-                step = VerifyStep(session.spec.epoch, base_len, max_new_tokens=1)
-            self._send(session, step)
 
     def _send(self, session: Session, step: VerifyStep) -> None:
         sent = wire.verify_step_to_wire(step).SerializeToString()
         received = wire.verify_step_from_wire(verifier_pb2.VerifierRequest.FromString(sent).step)
         self._pool.engine.submit(session.handle, received)
+
+
+def _propose(method: DraftMethod, sessions: Sequence[Session]) -> list[Proposal]:
+    """One batch of proposals, as the drafter's engine makes it."""
+    drafts: list[DraftSession] = []
+    for session in sessions:
+        if session.draft is None:
+            raise ValueError("only an open session can propose")
+        known = session.draft.committed_len
+        session.draft.report(DraftStep(session.spec.epoch, known, tuple(session.output[known:]), session.gamma))
+        while method.advance(session.draft):
+            pass
+        drafts.append(session.draft)
+    return method.propose(drafts)

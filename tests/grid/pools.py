@@ -23,7 +23,7 @@ from verifier_service.metrics import VerifierMetrics
 
 BLOCK_SIZE = 16
 # A session of the grid ends at 23 blocks (76 + 256 positions and drafts); eight of them need 184.
-NUM_BLOCKS = {"roomy": 240, "tight": 128, "solo": 28}
+NUM_BLOCKS = {"roomy": 240, "tight": 152, "solo": 28}
 CHUNKS = {"whole": 4096, "chunk16": 16}
 _GARBAGE = 3.0
 _MAX_BATCHED_TOKENS = 4096

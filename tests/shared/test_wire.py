@@ -284,7 +284,9 @@ def test_absent_numbers_take_their_defaults_and_temperature_zero_stays_zero() ->
     assert params == dataclasses.replace(SamplingParams(), temperature=0.0)
 
 
-@pytest.mark.parametrize("change", [{"dtype": "int8"}, {"num_rows": 2}, {"data": b"123"}, {"width": -1, "num_rows": -1}])
+@pytest.mark.parametrize(
+    "change", [{"dtype": "int8"}, {"num_rows": 2}, {"data": b"123"}, {"width": -1, "num_rows": -1}]
+)
 def test_hidden_states_that_do_not_fit_their_bytes(change: dict[str, Any]) -> None:
     good = m.HiddenStates(0, (3,), 1, 2, "float32", struct.pack("<2f", 1.0, 2.0))
     wire.hidden_from_wire(wire.hidden_to_wire(good))
