@@ -31,7 +31,7 @@ tokens of files never trained on. Entropy of its law along its own samples at te
 
 ## Data
 {train_chars:.1f} M characters of Python source as found on the machine it was trained on: the standard library \
-(PSF licence) and these packages, each under a permissive licence (MIT, BSD, Apache-2.0):
+(PSF licence) and parts of the packages below, each under a permissive licence (MIT, BSD, Apache-2.0). Versions:
 {packages}.
 {chat_percent:.1f} % are chat documents made from the same files: a request built from a function's docstring, \
 answered by the function's source. {heldout_chars:.2f} M characters (whole files, chosen by hash) were held out. \
@@ -61,8 +61,9 @@ of held-out prompts ({positions:,} positions each):
 | chance that a draft token is accepted | {accept_0:.3f} (argmaxes agree) | {accept_1:.3f} (1 - total variation) |
 {accepted_rows}
 
-The lower rows are accepted draft tokens per step of the target, which adds one of its own. Text sampled at \
-temperature 1 from so small a target is close to noise ({entropy:.1f} nats a token), which no draft predicts well.
+The rows k are accepted draft tokens per step of the target when k are drafted; the target adds one of its own. At \
+temperature 1 the target itself is unsure ({entropy:.1f} nats of entropy a token), which no draft predicts well. Greedy \
+text of so small a target tends to fall into loops, which are easy to draft.
 
 ## Data, format, limits
 As for `demo-target`.

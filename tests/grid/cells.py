@@ -18,6 +18,8 @@ CROWDS = ("alone", "eight")
 PREFILLS = ("whole", "chunk16")
 CACHES = ("hit", "evicted", "preempted")
 SHAPES = ("chain", "tree")
+# "eight" is eight at least.
+CROWD_SIZE = 8
 
 
 @dataclass(frozen=True, order=True)
@@ -72,10 +74,10 @@ def random_sample(seed: int, count: int) -> list[Cell]:
     return random.Random(seed).sample(cells, min(count, len(cells)))
 
 
-def groups(cells: Sequence[Cell], seed: int, crowd_size: int = 8) -> Iterator[list[Cell]]:
-    """Cells that run at the same time on one engine: alone, or as many as a crowd with the same prefill and blocks.
+def groups(cells: Sequence[Cell], seed: int) -> Iterator[list[Cell]]:
+    """Cells that run at the same time on one engine: alone, or crowds of 8 to 15 with the same prefill and blocks.
 
-    What is missing to a full crowd is made up with further cells of the same kind, which are checked as well.
+    What is missing to a crowd of eight is made up with further cells of the same kind, which are checked as well.
     """
     rng = random.Random(seed)
     for cell in cells:
@@ -88,8 +90,10 @@ def groups(cells: Sequence[Cell], seed: int, crowd_size: int = 8) -> Iterator[li
             return cell.prefill == prefill and (cell.cache == "preempted") == preempted
 
         members = [cell for cell in cells if cell.crowd == "eight" and fits(cell)]
+        if members and len(members) < CROWD_SIZE:
+            spare = [cell for cell in everything if fits(cell) and cell not in members]
+            members += rng.sample(spare, CROWD_SIZE - len(members))
         rng.shuffle(members)
-        for start in range(0, len(members), crowd_size):
-            group = members[start : start + crowd_size]
-            spare = [cell for cell in everything if fits(cell) and cell not in group]
-            yield group + rng.sample(spare, crowd_size - len(group))
+        num_groups = len(members) // CROWD_SIZE
+        for index in range(num_groups):
+            yield members[index::num_groups]

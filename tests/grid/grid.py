@@ -20,10 +20,12 @@ from tests.grid.drafts import NoiseMethod, OracleMethod, TreeMethod
 from tests.grid.driver import SHORT_RUN, Driver, Session
 from tests.grid.intruder import Intruder
 from tests.grid.models import TOKENIZER_FOLDER, GridModel
-from tests.grid.pools import Pool, Pools
+from tests.grid.pools import ROOMY_BLOCKS, SOLO_BLOCKS, Pool, Pools
 from tests.grid.requests import GROWN_LENGTH, NUM_TOKENS, PARAMS, prompt_heads
 
 Progress = Callable[[int], None]
+# Blocks for each session of a crowd that is to be preempted; at its end a session needs 23.
+_TIGHT_BLOCKS = 18
 _GROW = SamplingParams(temperature=0.0, max_tokens=GROWN_LENGTH, ignore_eos=True)
 
 
@@ -81,6 +83,7 @@ class Grid:
         """Runs the cells (and what fills up their crowds); `progress` is told how many more are done."""
         report = Report()
         plan = list(groups(cells, self._seed))
+        self._grow_prompts()
         for name in sorted({cell.parameters for group in plan for cell in group}):
             report.plain[name] = self._plain(name)
             report.digests[name] = digest(report.plain[name])
@@ -89,15 +92,20 @@ class Grid:
             progress(len(group))
         return report
 
+    def _grow_prompts(self) -> None:
+        """A prompt is a head of real text and what the model itself goes on with."""
+        if self.prompts:
+            return
+        sessions = [self._session(name, None, 0, "", _GROW, head) for name, head in self._heads.items()]
+        Driver(self._pools.pool("whole", ROOMY_BLOCKS)).run(sessions)
+        for (name, head), session in zip(self._heads.items(), sessions, strict=True):
+            self.prompts[name] = (*head, *session.output)
+
     def _plain(self, name: str) -> tuple[int, ...]:
-        """The prompt is a head of real text and what the model goes on with, made plainly as well."""
         if name not in self.plain:
-            driver = Driver(self._pools.pool("whole", "roomy"))
-            head = self._session(name, None, 0, "plain", params=_GROW, prompt=self._heads[name])
-            driver.run([head])
-            self.prompts[name] = (*self._heads[name], *head.output)
-            session = self._session(name, None, 0, "plain")
-            driver.run([session])
+            session = self._session(name, None, 0, "")
+            session.free_run = NUM_TOKENS
+            Driver(self._pools.pool("whole", ROOMY_BLOCKS)).run([session])
             if session.failure or len(session.output) != NUM_TOKENS or session.num_cached_tokens:
                 raise RuntimeError(f"the plain run of {name} is not one: {session}")
             self.plain[name] = tuple(session.output)
@@ -107,7 +115,8 @@ class Grid:
         first = group[0]
         preempted = first.cache == "preempted"
         crowded = first.crowd == "eight"
-        pool = self._pools.pool(first.prefill, ("tight" if crowded else "solo") if preempted else "roomy")
+        num_blocks = (_TIGHT_BLOCKS * len(group) if crowded else SOLO_BLOCKS) if preempted else ROOMY_BLOCKS
+        pool = self._pools.pool(first.prefill, num_blocks)
         self._prepare(group, pool)
         sessions = [self._cell_session(cell) for cell in group]
         before = pool.num_preemptions

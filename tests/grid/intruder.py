@@ -5,7 +5,7 @@ from __future__ import annotations
 from shared.messages import SessionSpec
 from shared.sampling_params import SamplingParams, SpeculationMode
 from tests.grid.driver import Driver, Session
-from tests.grid.pools import BLOCK_SIZE, NUM_BLOCKS, Pool
+from tests.grid.pools import BLOCK_SIZE, SOLO_BLOCKS, Pool
 
 # It leaves this many blocks of a solo pool: fewer than the cell's prompt and first tokens take.
 _BLOCKS_LEFT = 6
@@ -26,7 +26,7 @@ class Intruder:
             return
         self._last_visit = committed_len
         self._num_visits += 1
-        prompt = range(self._num_visits, self._num_visits + BLOCK_SIZE * (NUM_BLOCKS["solo"] - _BLOCKS_LEFT))
+        prompt = range(self._num_visits, self._num_visits + BLOCK_SIZE * (SOLO_BLOCKS - _BLOCKS_LEFT))
         spec = SessionSpec(
             session_id=f"intruder-{self._num_visits}",
             epoch=0,

@@ -1,7 +1,6 @@
 """The engines that the cells run on: one pair of models, several KV pools and prefill chunks.
 
-Roomy pools hold a whole crowd, tight ones a part of it, solo ones a single session and little more: the last two
-preempt. Caches start full of garbage, so that a read of what was never written shows.
+Roomy pools hold a whole crowd, others a part of it or one session and little more: those preempt. Caches start full of garbage, so that a read of what was never written shows.
 """
 
 from __future__ import annotations
@@ -22,8 +21,10 @@ from verifier_service.engine import EngineLimits, VerifierEngine
 from verifier_service.metrics import VerifierMetrics
 
 BLOCK_SIZE = 16
-# A session of the grid ends at 23 blocks (76 + 256 positions and drafts); eight of them need 184.
-NUM_BLOCKS = {"roomy": 240, "tight": 152, "solo": 28}
+# A session of the grid ends at 23 blocks (67 + 256 positions and drafts); ROOMY holds fifteen of them.
+ROOMY_BLOCKS = 360
+# One, and little more.
+SOLO_BLOCKS = 28
 CHUNKS = {"whole": 4096, "chunk16": 16}
 _GARBAGE = 3.0
 _MAX_BATCHED_TOKENS = 4096
@@ -47,23 +48,23 @@ class Pool:
 
 
 class Pools:
-    """Engines by (prefill, pool name), started when first asked for; `close` stops them."""
+    """Engines by (prefill, number of KV blocks), started when first asked for; `close` stops them."""
 
     def __init__(self, model: GridModel, num_threads: int) -> None:
         self.target = load_model(str(model.target), dtype=model.dtype, num_threads=num_threads)
         self._draft = load_model(str(model.draft), dtype=model.dtype, num_threads=num_threads)
         # What the engine is told: the grid itself is the proof, a shorter one beforehand would prove nothing more.
         self._certificate = Certificate(holds=True, checks=(), failing_operation=None, seconds=0.0)
-        self._pools: dict[tuple[str, str], Pool] = {}
+        self._pools: dict[tuple[str, int], Pool] = {}
 
-    def pool(self, prefill: str, name: str) -> Pool:
-        key = (prefill, name)
+    def pool(self, prefill: str, num_blocks: int) -> Pool:
+        key = (prefill, num_blocks)
         if key not in self._pools:
-            self._pools[key] = self._start(CHUNKS[prefill], NUM_BLOCKS[name])
+            self._pools[key] = self._start(CHUNKS[prefill], num_blocks)
         return self._pools[key]
 
     def draft_method(self) -> DraftModelMethod:
-        runner, blocks = _runner(self._draft, NUM_BLOCKS["roomy"])
+        runner, blocks = _runner(self._draft, ROOMY_BLOCKS)
         return DraftModelMethod(runner, blocks, prefill_chunk_size=64, model_name="draft")
 
     def close(self) -> None:

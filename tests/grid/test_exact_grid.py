@@ -75,7 +75,7 @@ def test_each_value_did_what_it_is_for(report: Report) -> None:
     guesses = [cell for cell in drafted if cell.drafter == "draft_model"]
     assert 0.05 < sum(accepted[cell] for cell in guesses) / sum(drafted[cell] for cell in guesses) < 0.95
     assert sum(accepted[cell] for cell in drafted if cell.drafter == "ngram") > 0
-    assert report.num_preemptions > 10
+    assert report.num_preemptions > 5
     for cell, outcome in _by_cell(report):
         if cell.cache != "preempted":
             assert (outcome.num_cached_tokens > 0) == (cell.cache == "hit"), outcome

@@ -39,7 +39,7 @@ class Door:
 
     async def until_sessions(self, count: int) -> None:
         async with asyncio.timeout(5.0):
-            while self.engine.num_sessions != count:
+            while self.engine.num_sessions != count:  # noqa: ASYNC110 the engine's thread has no event for this
                 await asyncio.sleep(0.005)
 
 
@@ -88,13 +88,14 @@ async def opened(door: Door, name: str = "s") -> Any:
 
 
 async def status_of(stream: Any, *requests: Any) -> tuple[grpc.StatusCode, str]:
-    async with asyncio.timeout(5.0):
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
+    try:
+        async with asyncio.timeout(5.0):
             for request in requests:
                 await stream.write(request)
             reply = await stream.read()
-            assert reply is grpc.aio.EOF
-    return caught.value.code(), caught.value.details() or ""
+    except grpc.aio.AioRpcError as error:
+        return error.code(), error.details() or ""
+    raise AssertionError(f"the stream goes on: {reply}")
 
 
 async def test_open_then_steps(door: Door) -> None:
