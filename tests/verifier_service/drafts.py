@@ -76,3 +76,14 @@ def tree_draft(truth: Sequence[int], seed: int) -> Draft:
         return Proposal(len(output), tuple(tokens), "tree", parents=tuple(parents))
 
     return draft
+
+
+def drafts_for(right: tuple[int, ...]) -> dict[str, Draft]:
+    return {
+        "random": random_draft(1),
+        "oracle": oracle_draft(right),
+        "long oracle": oracle_draft(right, 9),
+        "faulty": faulty_draft(right, 2),
+        "late": late_draft(right, 3),
+        "tree": tree_draft(right, 4),
+    }

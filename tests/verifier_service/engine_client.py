@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from engine.block_manager import BlockManager
 from engine.certificate import Certificate
 from engine.model import LoadedModel
 from engine.runner import ModelRunner
-from shared.messages import Commit, FinishReason, Proposal, SessionSpec, VerifyStep
+from shared.messages import Commit, FinishReason, Proposal, SessionSpec, TokenLogprob, VerifyStep
 from shared.sampling_params import SamplingParams, SpeculationMode
 from tests.engine.tiny_models import save_tiny_model
 from verifier_service.engine import EngineLimits, VerifierEngine
@@ -169,3 +170,36 @@ def tokens_of(commits: Sequence[Commit]) -> tuple[int, ...]:
 
 def finish_of(commits: Sequence[Commit]) -> tuple[FinishReason | None, int | None]:
     return commits[-1].finish_reason, commits[-1].stop_token_id
+
+
+NUM_TOKENS = 40
+PARAMS = {
+    "greedy": SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True, num_logprobs=2),
+    "greedy with penalties": SamplingParams(
+        temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True, repetition_penalty=1.3, frequency_penalty=0.4
+    ),
+    "sampled": SamplingParams(
+        temperature=0.7, top_p=0.9, seed=3, max_tokens=NUM_TOKENS, ignore_eos=True, num_logprobs=0
+    ),
+    "hot": SamplingParams(
+        temperature=1.3,
+        top_k=40,
+        seed=4,
+        max_tokens=NUM_TOKENS,
+        presence_penalty=0.5,
+        bad_words=((7, 9), (5,)),
+        min_tokens=20,
+    ),
+}
+
+
+def prompt_of(seed: int, length: int = 37) -> tuple[int, ...]:
+    rng = random.Random(seed)
+    return tuple(rng.randrange(3, VOCAB_SIZE) for _ in range(length))
+
+
+PROMPT = prompt_of(0)
+
+
+def logprobs_of(commits: Sequence[Commit]) -> list[TokenLogprob]:
+    return [entry for commit in commits for entry in commit.logprobs]
