@@ -62,8 +62,8 @@ of held-out prompts ({positions:,} positions each):
 {accepted_rows}
 
 The rows k are accepted draft tokens per step of the target when k are drafted; the target adds one of its own. At \
-temperature 1 the target itself is unsure ({entropy:.1f} nats of entropy a token), which no draft predicts well. Greedy \
-text of so small a target tends to fall into loops, which are easy to draft.
+temperature 1 the target itself is unsure ({entropy:.1f} nats of entropy a token), which no draft predicts well. \
+Greedy text of so small a target tends to fall into loops, which are easy to draft.
 
 ## Data, format, limits
 As for `demo-target`.

@@ -1,6 +1,7 @@
 """The engines that the cells run on: one pair of models, several KV pools and prefill chunks.
 
-Roomy pools hold a whole crowd, others a part of it or one session and little more: those preempt. Caches start full of garbage, so that a read of what was never written shows.
+Roomy pools hold a whole crowd, others a part of it or one session and little more: those preempt. Caches start full
+of garbage, so that a read of what was never written shows.
 """
 
 from __future__ import annotations
