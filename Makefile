@@ -15,31 +15,39 @@ TESTS ?= tests
 .DEFAULT_GOAL := help
 
 PROTO_FILES := $(wildcard protos/outrider/v1/*.proto)
-SETUP_STAMP := $(VENV)/.setup-done
+VENV_STAMP := $(VENV)/.venv-done
 PROTO_STAMP := $(VENV)/.protos-done
+SETUP_STAMP := $(VENV)/.setup-done
 
 .PHONY: help setup protos demo up down compose-up compose-down test check format bench models clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
-$(SETUP_STAMP): pyproject.toml
+$(VENV_STAMP):
 	@echo "==> creating $(VENV) and installing packages (a few minutes the first time)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --disable-pip-version-check -q --upgrade pip
 	@# torch first and pinned: a bare `torch` pulled in by another package may be another build.
 	$(BIN)/pip install -q $(TORCH)
+	$(BIN)/pip install -q 'grpcio-tools>=1.80,<2' 'mypy-protobuf>=3.7,<6'
+	@touch $@
+
+$(PROTO_STAMP): $(PROTO_FILES) $(VENV_STAMP)
+	@echo "==> generating the gRPC code"
+	@$(BIN)/python -m grpc_tools.protoc -I protos --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy \
+	  --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc \
+	  --python_out=. --grpc_python_out=. --mypy_out=quiet:. --mypy_grpc_out=quiet:. $(PROTO_FILES)
+	@touch $@
+
+# After the protos: an editable install only finds packages that exist when it is made.
+$(SETUP_STAMP): pyproject.toml $(PROTO_STAMP)
+	@echo "==> installing outrider"
 	$(BIN)/pip install -q -e '.[gateway,engine,dev]'
 	@command -v redis-server >/dev/null || $(MAKE) --no-print-directory redis
 	@touch $@
 
-$(PROTO_STAMP): $(PROTO_FILES) $(SETUP_STAMP)
-	$(BIN)/python -m grpc_tools.protoc -I protos --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy \
-	  --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc \
-	  --python_out=. --grpc_python_out=. --mypy_out=. --mypy_grpc_out=. $(PROTO_FILES)
-	@touch $@
-
-setup: $(SETUP_STAMP) protos ## create .venv and install everything
+setup: $(SETUP_STAMP) ## create .venv and install everything
 protos: $(PROTO_STAMP) ## generate the gRPC code from protos/
 
 .PHONY: redis

@@ -27,7 +27,8 @@ NUM_TOKENS = 5
 # How many of the first tokens are looked at together; four of them hold all three places of the block.
 JOINT_LENGTHS = (3, 4)
 CHOICES = 16
-AT_ONCE = 3
+# A session is closed after its answer: twice as many as are asked for may be open, and the verifier takes 64.
+AT_ONCE = 2
 DEFAULT_SAMPLES = 4_096
 FEWER_SAMPLES = 1_536
 # More log-probabilities than top-k keeps: bfloat16 logits tie, and ties go to the smaller id.
