@@ -21,7 +21,7 @@ from gateway.pool import Member, Pool
 from gateway.remote import RemoteDrafter, RemoteVerifier
 from gateway.requests import METHOD_AUTO, METHOD_OFF, GenerationUpdate, ValidRequest
 from gateway.tokenizer import Tokenizer
-from shared.errors import Unavailable, VerifierLost
+from shared.errors import Overloaded, Unavailable, VerifierLost
 from shared.messages import DrafterInfo, SessionSpec, VerifierInfo
 from shared.stream_key import stream_key
 
@@ -30,6 +30,9 @@ AUTO_ORDER = ("eagle3", "eagle", "draft_model", "mlp_speculator", "medusa", "suf
 
 # A session that kills verifier after verifier before its next token must not go round for ever.
 MAX_FRUITLESS_FAILOVERS = 4
+OVERLOADED_WAIT_S = 0.05
+# Choices of one request that run at a time; the rest of a large n waits its turn instead of filling the verifier.
+MAX_PARALLEL_CHOICES = 32
 
 
 @dataclass
@@ -50,8 +53,9 @@ class Generation:
         updates: asyncio.Queue[GenerationUpdate | Exception] = asyncio.Queue(self.config.max_queued_commits)
         started = time.perf_counter()
         last: dict[int, float] = {}
+        room = asyncio.Semaphore(MAX_PARALLEL_CHOICES)
         tasks = [
-            asyncio.create_task(self._run_choice(request, choice, updates), name=f"{request.request_id}-{choice}")
+            asyncio.create_task(self._run_choice(request, choice, updates, room), name=f"{request.request_id}-{choice}")
             for choice in range(request.n)
         ]
         num_finished = 0
@@ -72,6 +76,16 @@ class Generation:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run_choice(
+        self,
+        request: ValidRequest,
+        choice: int,
+        updates: asyncio.Queue[GenerationUpdate | Exception],
+        room: asyncio.Semaphore,
+    ) -> None:
+        async with room:
+            await self._decode_choice(request, choice, updates)
+
+    async def _decode_choice(
         self, request: ValidRequest, choice: int, updates: asyncio.Queue[GenerationUpdate | Exception]
     ) -> None:
         self.metrics.observe_start(len(request.prompt_token_ids))
@@ -101,6 +115,7 @@ class Generation:
         """A lost verifier costs time, not tokens: the next epoch goes on after what was committed."""
         policy = self._policy(request)
         num_fruitless = 0
+        overloaded_until = time.monotonic() + self.config.failover_s
         while True:
             member = await self._acquire_verifier()
             verifier = RemoteVerifier(member.channel, member.address)
@@ -116,6 +131,11 @@ class Generation:
                 await verifier.open(spec)
                 await decode(spec, verifier, drafting, sink)
                 return
+            except Overloaded:
+                # Sessions that have just ended may still stand there: a short wait, not an error.
+                if time.monotonic() >= overloaded_until:
+                    raise
+                await asyncio.sleep(OVERLOADED_WAIT_S)
             except VerifierLost:
                 self.verifiers.mark_lost(member)
                 self.metrics.failovers.inc()

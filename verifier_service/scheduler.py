@@ -48,10 +48,11 @@ class Scheduler:
 
     def plan(self, sessions: Sequence[VerifierSession]) -> list[Work]:
         """Work for the next forward, in batch order; empty when nobody waits or nothing fits."""
-        waiting = sorted(
-            (session for session in sessions if session.step is not None),
-            key=lambda session: (session.num_pending > 1, session.step_arrived_at),
-        )
+        waiting = [session for session in sessions if session.step is not None]
+        # The oldest goes first even when it has to be computed again: planned sessions cannot be preempted, and a
+        # preempted one must not wait for as long as younger ones keep coming.
+        oldest = min(waiting, key=lambda session: session.opened_at, default=None)
+        waiting.sort(key=lambda session: (session is not oldest, session.num_pending > 1, session.step_arrived_at))
         budget = self.max_num_batched_tokens
         plan: list[Work] = []
         for session in waiting:

@@ -193,3 +193,10 @@ async def test_the_commit_log_has_the_tokens_of_the_answer(
         logged.extend(entry.token_ids)
     assert tuple(logged) == answer.token_ids
     assert [entry.finish_reason != 0 for entry in entries] == [False] * (len(entries) - 1) + [True]
+
+
+async def test_more_choices_than_the_verifier_has_places(http: httpx.AsyncClient) -> None:
+    """A large `n` waits its turn for the verifier's 64 places; it is no error."""
+    reply = await http.post("/v1/completions", json={"prompt": "def f(x):", "n": 96, "max_tokens": 3})
+    assert reply.status_code == 200, reply.text
+    assert sorted(choice["index"] for choice in reply.json()["choices"]) == list(range(96))

@@ -12,7 +12,7 @@ from shared.sampling_params import Grammar, GrammarKind, SamplingParams
 
 NUM_TOKENS = 256
 # Tokens of the text that each prompt begins with; the rest of it is what the model itself goes on with.
-HEAD_LENGTHS = (15, 17, 19, 21, 23, 25, 27)
+HEAD_LENGTHS = (15, 17, 19, 21, 23, 25)
 GROWN_LENGTH = 40
 
 # Goes on for longer than any test: 200 objects of at least five tokens each.
@@ -36,10 +36,8 @@ _PARAMS = {
     "penalties": SamplingParams(
         temperature=0.8, presence_penalty=0.5, frequency_penalty=0.3, repetition_penalty=1.15, seed=14
     ),
-    "greedy_penalties": SamplingParams(
-        temperature=0.0, presence_penalty=0.2, frequency_penalty=0.1, repetition_penalty=1.05
-    ),
-    "grammar": SamplingParams(temperature=1.0, seed=15, grammar=Grammar(GrammarKind.JSON_SCHEMA, json.dumps(_RECORDS))),
+    # Greedy, so that an edited law without randomness is there as well.
+    "grammar": SamplingParams(temperature=0.0, grammar=Grammar(GrammarKind.JSON_SCHEMA, json.dumps(_RECORDS))),
 }
 
 PARAMS: dict[str, SamplingParams] = {
@@ -52,7 +50,6 @@ _TEXTS = (
     "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n        self.items",
     "import os\nimport sys\n\n\ndef main(argv):\n    for name in argv[1:]:\n        print(os.path.abspath(name))\n",
     "for row in rows:\n    for cell in row:\n        total += cell\n        count += 1\nmean = total / count\nprint(",
-    "try:\n    value = int(text)\nexcept ValueError:\n    value = None\nif value is None:\n    raise KeyError(name)\n",
     "def test_add():\n    assert add(1, 2) == 3\n    assert add(2, 2) == 4\n\n\ndef test_sub():\n    assert sub(2, 1",
     'records = json.loads(text)\nfor record in records:\n    print(record["name"], record["value"], record["total"])\n',
 )

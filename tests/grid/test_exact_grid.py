@@ -26,6 +26,8 @@ from verifier_service.engine import VerifierEngine
 
 # Two processes of one thread each: one process with two threads leaves half of a two-core machine idle.
 _NUM_PROCESSES = 2
+# All of the grid runs in one fixture: three minutes of processor time, which a busy machine gives out slowly.
+pytestmark = pytest.mark.timeout(900)
 
 
 def run_model(name: str, seed: int) -> Report:
