@@ -7,6 +7,7 @@ benchmarks/results/row_invariance.jsonl.
 
 from __future__ import annotations
 
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -25,7 +26,8 @@ from engine.model import load_model
 from engine.runner import ModelRunner
 from training.expand import main as expand
 
-console = Console(highlight=False)
+# Wide enough for the table when the output goes to a file.
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
 CONTEXT_LEN = 256
 BLOCK_SIZE = 16
 ROW_COUNTS = {"decode (1 row)": 1, "verify (6 rows)": 6, "16 sessions x 6 rows": 96}

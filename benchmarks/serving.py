@@ -13,6 +13,7 @@ import hashlib
 import os
 import re
 import socket
+import sys
 import tempfile
 import urllib.request
 from dataclasses import dataclass
@@ -32,7 +33,8 @@ from benchmarks.records import quantiles, save_rows
 from client.stack import Stack, StackSettings
 from training.expand import main as expand
 
-console = Console(highlight=False)
+# Wide enough for the table when the output goes to a file.
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
 NUM_SPECULATIVE_TOKENS = 5
 METHODS = ("off", "ngram", "draft_model", "auto")
 GREEDY = {method: {"method": method} for method in METHODS}
