@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -27,6 +28,8 @@ class TransformersPeer:
     """Same weights, dtype, prompts and greedy settings as the stack under test."""
 
     def __init__(self, target: str, draft: str) -> None:
+        transformers_logging.set_verbosity_error()  # it comments every call of generate
+        transformers_logging.disable_progress_bar()
         self._tokenizer = AutoTokenizer.from_pretrained(target)
         self._target = AutoModelForCausalLM.from_pretrained(target, dtype=torch.bfloat16).eval()
         self._draft = AutoModelForCausalLM.from_pretrained(draft, dtype=torch.bfloat16).eval()
