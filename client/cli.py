@@ -181,7 +181,10 @@ def demo(
             console.print(LEGEND)
             console.print()
             console.print(DEMO_PROMPT, style="bold", end="")
-            request = CompletionRequest(DEMO_PROMPT, max_tokens=160, method="draft_model", num_speculative_tokens=5)
+            # Sampled, with a seed: greedy text of a model this small soon goes in circles.
+            request = CompletionRequest(
+                DEMO_PROMPT, 160, temperature=0.7, seed=3, method="draft_model", num_speculative_tokens=5
+            )
             figures = show_stream(console, stream_completion(state.grpc_address, request), time.perf_counter)
             console.print()
             console.print(summary(figures))
