@@ -12,7 +12,6 @@ import asyncio
 import hashlib
 import os
 import re
-import socket
 import sys
 import tempfile
 import urllib.request
@@ -30,7 +29,7 @@ from benchmarks.load import LoadResult, Shape, run_load
 from benchmarks.peer_transformers import VARIANTS, TransformersPeer
 from benchmarks.prompts import code_prompts
 from benchmarks.records import quantiles, save_rows
-from client.stack import Stack, StackSettings
+from client.stack import Stack, StackSettings, free_port
 from training.expand import main as expand
 
 # Wide enough for the table when the output goes to a file.
@@ -82,8 +81,8 @@ def _measure(target: str, draft: str, plan: Plan, *, peer: bool) -> list[dict[st
             model=target,
             draft_model=draft,
             methods=("draft_model", "ngram"),
-            port=_free_port(),
-            grpc_port=_free_port(),
+            port=free_port(),
+            grpc_port=free_port(),
         )
         stack = Stack(settings, Path(run_dir), lambda message: console.print(f"==> {message}"))
         state = stack.start()
@@ -225,13 +224,6 @@ def _show(rows: list[dict[str, Any]]) -> None:
         )
     console.print(table)
     console.print(f"{len(os.sched_getaffinity(0))} cores; the clients run on the same cores as the stack")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 if __name__ == "__main__":

@@ -141,7 +141,7 @@ class Stack:
 
     def _start_redis(self) -> str:
         server = find_redis(self._progress)
-        port = _free_port()
+        port = free_port()
         data_dir = self._run_dir / "redis"
         data_dir.mkdir(exist_ok=True)
         self._progress("starting Redis")
@@ -267,7 +267,8 @@ def find_redis(progress: Progress) -> str:
     )
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

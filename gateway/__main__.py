@@ -16,12 +16,12 @@ from prometheus_client import CollectorRegistry
 from gateway.app import create_app
 from gateway.config import GatewayConfig, parse_speculative_config
 from gateway.generation import Generation
-from gateway.grpc_server import GatewayServicer
+from gateway.grpc_server import SERVICE_NAMES, add_gateway_servicer
 from gateway.live_service import LiveService
 from gateway.metrics import GatewayMetrics
 from gateway.pool import Pool
 from gateway.tokenizer import Tokenizer
-from outrider.v1 import drafter_pb2, drafter_pb2_grpc, gateway_pb2_grpc, verifier_pb2, verifier_pb2_grpc
+from outrider.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 from shared import rpc, wire
 from shared.commit_log import CommitLog
 from shared.config import load_config
@@ -98,12 +98,11 @@ async def _serve_doors(config: GatewayConfig, service: LiveService, log: logging
     )
     grpc_server = None
     if config.grpc_port >= 0:
-        servicer = GatewayServicer(service)
         grpc_server = await rpc.start_server(
             config.host,
             config.grpc_port,
-            lambda server: gateway_pb2_grpc.add_GatewayServicer_to_server(servicer, server),
-            ("outrider.v1.Gateway",),
+            lambda server: add_gateway_servicer(server, service),
+            SERVICE_NAMES,
         )
     async with rpc.until_signal() as signalled:
         http_task = asyncio.create_task(http.serve())
