@@ -19,6 +19,7 @@ from kernels.simd import (
     Value,
     floats,
     fma,
+    ints,
     load,
     offset,
     operation,
@@ -29,7 +30,7 @@ from kernels.simd import (
 )
 
 _F32, _I64 = ir.FloatType(), ir.IntType(64)
-_VF32, _VI16 = ir.VectorType(_F32, LANES), ir.VectorType(ir.IntType(16), LANES)
+_VF32, _VI16, _VI32 = (ir.VectorType(element, LANES) for element in (_F32, ir.IntType(16), ir.IntType(32)))
 _i = types.int64
 
 
@@ -125,3 +126,17 @@ def make_transposing_load(load_vector: Callable[[Builder, Value], Value]) -> Any
 
 transposing_load_f32 = make_transposing_load(lambda b, address: load(b, address, _VF32, 4))
 transposing_load_bf16 = make_transposing_load(lambda b, address: widen_bf16(b, load(b, address, _VI16, 2)))
+
+
+@operation(types.void, _i, _i, _i, _i)
+def transposing_load_bf16_pairs(
+    builder: Builder, addresses: Value, skip_bytes: Value, target: Value, target_stride: Value
+) -> None:
+    """As transposing_load_bf16 for 32 elements of each vector: neighbours are moved together and parted last."""
+    starts = [load(builder, offset(builder, addresses, 8, i), _I64, 8) for i in range(LANES)]
+    pairs = transpose(builder, [load(builder, builder.add(s, skip_bytes), _VI32, 2) for s in starts])
+    for i, pair in enumerate(pairs):
+        even, odd = builder.shl(pair, ints(16)), builder.and_(pair, ints(-(1 << 16)))
+        for half, bits in ((0, even), (1, odd)):
+            row = offset(builder, target, target_stride, 2 * i + half)
+            store(builder, builder.bitcast(bits, _VF32), row, 4)

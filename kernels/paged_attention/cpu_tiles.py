@@ -14,7 +14,7 @@ from __future__ import annotations
 from numba import njit
 
 from kernels.paged_attention.cpu_call import ERROR_BLOCK
-from kernels.panel import make_panel, transposing_load_bf16, transposing_load_f32
+from kernels.panel import make_panel, transposing_load_bf16, transposing_load_bf16_pairs, transposing_load_f32
 from kernels.simd import (
     LANES,
     VECTOR_BYTES,
@@ -113,8 +113,15 @@ def _load_tile(call, scratch, num_places):  # type: ignore[no-untyped-def]
     # The remaining places are loaded, masked and never used: any address that can be read will do.
     for place in range(num_places, (num_places + LANES - 1) // LANES * LANES):
         store_i64(slots + 8 * place, load_i64(slots))
+    paired = 0
+    if is_bf16:
+        # Half the shuffles. 12 layers of 16 sessions x 8 rows x 1,000 tokens x 16 heads of 64, 2 threads: 95 ms,
+        # 103 ms without.
+        paired = head_dim - head_dim % (2 * LANES)
     for place in range(0, num_places, LANES):
-        for column in range(0, head_dim, LANES):
+        for d in range(0, paired, 2 * LANES):
+            transposing_load_bf16_pairs(slots + 8 * place, 2 * d, keys + d * TILE_BYTES + 4 * place, TILE_BYTES)
+        for column in range(paired, head_dim, LANES):
             # The last vector of a head size that is no multiple of 16 overlaps the one before it.
             d = min(column, head_dim - LANES)
             target = keys + d * TILE_BYTES + 4 * place
