@@ -13,10 +13,20 @@ import time
 from collections.abc import Callable, Sequence
 
 from gateway.draft_policy import DraftPolicy
+from gateway.hidden_flow import HiddenFlow
 from gateway.interfaces import Drafter
 from gateway.metrics import GatewayMetrics
 from shared.errors import OutriderError
-from shared.messages import Commit, DraftStep, Proposal, ProposalReply, SessionSpec, VerifyStep
+from shared.messages import (
+    Commit,
+    DraftMethodInfo,
+    DraftStep,
+    HiddenStatesRequest,
+    Proposal,
+    ProposalReply,
+    SessionSpec,
+    VerifyStep,
+)
 
 # Tokens a session decodes alone between two attempts to find a drafter.
 ALONE_RUN = 16
@@ -25,7 +35,7 @@ ALONE_RUN = 16
 class Lease:
     """A drafter chosen for a session; `release` gives its place back."""
 
-    def __init__(self, drafter: Drafter, method: str, release: Callable[[], None]) -> None:
+    def __init__(self, drafter: Drafter, method: DraftMethodInfo, release: Callable[[], None]) -> None:
         self.drafter = drafter
         self.method = method
         self.release = release
@@ -51,6 +61,7 @@ class Drafting:
         self._timeout_s = timeout_s
         self._metrics = metrics
         self._lease: Lease | None = None
+        self._hidden: HiddenFlow | None = None
         self._late: asyncio.Task[ProposalReply] | None = None
         self._reported_len = 0
         self._draft_us = 0
@@ -67,6 +78,8 @@ class Drafting:
             return None
         if committed_len == 0:
             return None  # the verifier prefills meanwhile; its first token comes without a draft
+        if not await self._has_hidden_states(committed_len):
+            return None  # a round without a draft brings them
         num_draft_tokens = self._policy.num_draft_tokens()
         if num_draft_tokens == 0:
             return None
@@ -86,8 +99,14 @@ class Drafting:
             return ALONE_RUN
         return 1 if not self._committed else self._policy.free_run()
 
+    def hidden_states_request(self, committed_len: int) -> HiddenStatesRequest | None:
+        """The rows that the drafter needs next."""
+        return self._hidden.request(committed_len) if self._hidden is not None else None
+
     def observe(self, step: VerifyStep, commit: Commit, verify_s: float) -> None:
         """One commit: what it cost and how much of the draft was good."""
+        if self._hidden is not None:
+            self._hidden.take(commit.hidden_states)
         round_s = verify_s + self._draft_s
         is_prefill = commit.base_len == len(self._spec.committed_token_ids)
         if not is_prefill:
@@ -106,6 +125,7 @@ class Drafting:
             late.cancel()
             await asyncio.gather(late, return_exceptions=True)
         lease, self._lease = self._lease, None
+        self._hidden = None
         if lease is not None:
             lease.release()
             await lease.drafter.close()
@@ -117,25 +137,21 @@ class Drafting:
         committed = tuple(self._committed)
         try:
             await lease.drafter.open(
-                dataclasses.replace(self._spec, method=lease.method, committed_token_ids=committed)
+                dataclasses.replace(self._spec, method=lease.method.name, committed_token_ids=committed)
             )
         except OutriderError:
             lease.release()
             await lease.drafter.close()
             return False
         self._lease = lease
+        self._hidden = HiddenFlow(lease.method, len(self._spec.prompt_token_ids))
         self._reported_len = len(committed)
         return True
 
     async def _ask(self, committed_len: int, num_draft_tokens: int) -> ProposalReply | None:
         if self._lease is None:
             return None
-        step = DraftStep(
-            epoch=self._spec.epoch,
-            base_len=self._reported_len,
-            committed_token_ids=tuple(self._committed[self._reported_len : committed_len]),
-            num_draft_tokens=num_draft_tokens,
-        )
+        step = self._step(committed_len, num_draft_tokens)
         asking = asyncio.create_task(self._lease.drafter.propose(step))
         try:
             await asyncio.wait({asking}, timeout=self._timeout_s)
@@ -149,6 +165,29 @@ class Drafting:
             return None
         return await self._reply_of(asking)
 
+    def _step(self, committed_len: int, num_draft_tokens: int) -> DraftStep:
+        """Reports what has been committed, and the hidden states that have come, since the last step."""
+        return DraftStep(
+            epoch=self._spec.epoch,
+            base_len=self._reported_len,
+            committed_token_ids=tuple(self._committed[self._reported_len : committed_len]),
+            num_draft_tokens=num_draft_tokens,
+            hidden_states=self._hidden.hand_over() if self._hidden is not None else (),
+        )
+
+    async def _has_hidden_states(self, committed_len: int) -> bool:
+        """Whether the drafter can be asked; if not, it is sent what has come so far (a long prompt comes in parts)."""
+        if self._lease is None or self._hidden is None or self._hidden.has_all(committed_len):
+            return True
+        try:
+            await self._lease.drafter.advance(self._step(committed_len, 0))
+        except OutriderError:
+            self._metrics.drafters_lost.inc()
+            await self.close()
+            return True
+        self._reported_len = committed_len
+        return False
+
     async def _is_late(self) -> bool:
         """Whether the drafter still owes an answer. One that has come by now stands too far back and is dropped."""
         late = self._late
@@ -160,7 +199,10 @@ class Drafting:
 
     async def _reply_of(self, asking: asyncio.Task[ProposalReply]) -> ProposalReply | None:
         try:
-            return await asking
+            reply = await asking
+            if self._hidden is not None:
+                self._hidden.rewind(reply.missing_hidden_from)
+            return reply
         except OutriderError:
             self._metrics.drafters_lost.inc()
             await self.close()

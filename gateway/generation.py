@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from gateway.commit_sink import CommitSink, Log, SpeculationTally
@@ -15,18 +15,16 @@ from gateway.config import GatewayConfig, SpeculativeConfig
 from gateway.decode_loop import decode
 from gateway.detokenizer import IncrementalDetokenizer
 from gateway.draft_policy import AdaptiveDraftLength, DraftPolicy, FixedDraftLength, RoundCosts
+from gateway.drafter_choice import acquire_drafter
 from gateway.drafting import Drafting, Lease
 from gateway.metrics import GatewayMetrics
 from gateway.pool import Member, Pool
-from gateway.remote import RemoteDrafter, RemoteVerifier
+from gateway.remote import RemoteVerifier
 from gateway.requests import METHOD_AUTO, METHOD_OFF, GenerationUpdate, ValidRequest
 from gateway.tokenizer import Tokenizer
 from shared.errors import Overloaded, Unavailable, VerifierLost
 from shared.messages import DrafterInfo, SessionSpec, VerifierInfo
 from shared.stream_key import stream_key
-
-# Which method `auto` takes when several are served: the most general first.
-AUTO_ORDER = ("eagle3", "eagle", "draft_model", "mlp_speculator", "medusa", "suffix", "ngram")
 
 # A session that kills verifier after verifier before its next token must not go round for ever.
 MAX_FRUITLESS_FAILOVERS = 4
@@ -195,22 +193,8 @@ class Generation:
         return AdaptiveDraftLength(self.costs.setdefault(method, RoundCosts()), length)
 
     def _acquire_drafter(self, request: ValidRequest) -> Lease | None:
-        wanted = self._method(request)
-        methods = AUTO_ORDER if wanted == METHOD_AUTO else (wanted,)
-        for method in methods:
-            for member in self.drafters.healthy():
-                if member.info is not None and self._can_draft(member.info, method):
-                    member.num_sessions += 1
-                    return Lease(RemoteDrafter(member.channel, member.address), method, _releaser(member))
-        return None
-
-    def _can_draft(self, info: DrafterInfo, method: str) -> bool:
         target = next((member.info for member in self.verifiers.healthy()), None)
-        for served in info.methods:
-            if served.name == method:
-                same_vocab = target is None or served.vocab_size in (0, target.vocab_size)
-                return same_vocab and info.num_sessions < info.max_sessions
-        return False
+        return acquire_drafter(self._method(request), self.drafters, target)
 
     async def _acquire_verifier(self) -> Member[VerifierInfo]:
         """The least loaded one. Raises Unavailable when none comes within `failover_s`."""
@@ -223,10 +207,3 @@ class Generation:
             if time.monotonic() >= deadline:
                 raise Unavailable("no verifier is there; try again later")
             await self.verifiers.wait_for_change(0.25)
-
-
-def _releaser(member: Member[DrafterInfo]) -> Callable[[], None]:
-    def release() -> None:
-        member.num_sessions -= 1
-
-    return release

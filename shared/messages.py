@@ -78,6 +78,11 @@ class HiddenStates:
     dtype: str
     data: bytes
 
+    @property
+    def end(self) -> int:
+        """Output index after the last row."""
+        return self.first_index + self.num_rows
+
 
 @dataclass(frozen=True)
 class SessionSpec:
@@ -91,8 +96,15 @@ class SessionSpec:
     mode: SpeculationMode
     stream_key: int
     cache_salt: str = ""
-    hidden_layers: tuple[int, ...] = ()
     method: str = ""
+
+
+@dataclass(frozen=True)
+class HiddenStatesRequest:
+    """Rows wanted: of these layers, from output index `first_index` on (negative: into the prompt)."""
+
+    layers: tuple[int, ...]
+    first_index: int
 
 
 @dataclass(frozen=True)
@@ -103,6 +115,7 @@ class VerifyStep:
     base_len: int
     proposal: Proposal | None = None
     max_new_tokens: int = 0
+    hidden_states: HiddenStatesRequest | None = None
 
 
 @dataclass(frozen=True)
@@ -138,7 +151,7 @@ class DraftStep:
     base_len: int
     committed_token_ids: tuple[int, ...]
     num_draft_tokens: int
-    hidden_states: HiddenStates | None = None
+    hidden_states: tuple[HiddenStates, ...] = ()
     max_tree_nodes: int = 0
     max_branches: int = 0
 
@@ -194,6 +207,7 @@ class DraftMethodInfo:
     proposes_trees: bool = False
     max_model_len: int = 0
     vocab_size: int = 0
+    takes_hidden_history: bool = False
 
 
 @dataclass(frozen=True)

@@ -71,12 +71,12 @@ def violations(package: str, path: Path, modules: set[str]) -> list[str]:
         top = module.split(".")[0]
         if top == package or (top not in OURS and top not in HEAVY):
             continue
-        stem = path.stem
+        door = path.relative_to(ROOT / package).parts[0].removesuffix(".py")  # a file, or the folder it is in
         doors = MAY_USE_GENERATED.get(package)
         if top in HEAVY:
             wrong = package in NO_TORCH
         elif top == "outrider":
-            wrong = top not in ALLOWED[package] or (doors is not None and not stem.startswith(doors))
+            wrong = top not in ALLOWED[package] or (doors is not None and not door.startswith(doors))
         else:
             wrong = top not in ALLOWED[package]
         if wrong:

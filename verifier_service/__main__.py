@@ -17,8 +17,9 @@ from outrider.v1 import verifier_pb2_grpc
 from shared.config import load_config
 from shared.errors import ConfigError
 from shared.messages import CertificateCheck, VerifierInfo
-from shared.service import Endpoint, run_service, serve_until_signal
+from shared.service import Endpoint, is_enabled_at, run_service, serve_until_signal
 from shared.telemetry import setup_logging
+from shared.tls import server_tls
 from shared.version import outrider_version
 from verifier_service.config import VerifierConfig
 from verifier_service.engine import EngineLimits, VerifierEngine
@@ -93,11 +94,16 @@ async def serve(argv: list[str]) -> None:
     config = load_config(
         VerifierConfig, argv, os.environ, prog="python -m verifier_service", description=__doc__ or "", epilog=EPILOG
     )
+    tls = server_tls(config.tls_cert_file, config.tls_key_file, config.tls_ca_file)  # before the model is loaded
     registry = CollectorRegistry()
     engine, loaded = build_engine(config, registry)
     servicer = VerifierServicer(engine, lambda: describe(config, engine, loaded))
     await serve_until_signal(
-        Endpoint("verifier", "outrider.v1.Verifier", config.host, config.port, config.metrics_port, config.drain_s),
+        Endpoint(
+            *("verifier", "outrider.v1.Verifier", config.host, config.port, config.metrics_port, config.drain_s),
+            tls=tls,
+            reflection=is_enabled_at(config.host, config.reflection),
+        ),
         lambda server: verifier_pb2_grpc.add_VerifierServicer_to_server(servicer, server),
         registry,
         start=engine.start,

@@ -14,6 +14,10 @@ class VerifierConfig:
     host: str = setting("127.0.0.1", "Address to listen on.")
     port: int = setting(7001, "gRPC port; 0 takes a free one.", minimum=0, maximum=65535)
     metrics_port: int = setting(0, "Port of /metrics; 0 serves none.", minimum=0, maximum=65535)
+    tls_cert_file: str = setting("", "Certificate of the gRPC port (PEM); empty: no TLS.")
+    tls_key_file: str = setting("", "Its private key.")
+    tls_ca_file: str = setting("", "Gateways must present a certificate that this authority has signed.")
+    reflection: bool | None = setting(None, "gRPC reflection; auto: on loopback only.")
     dtype: str = setting("auto", "Weights and KV cache.", choices=("auto", "bfloat16", "float32"))
     device: str = setting("cpu", "Where the target runs.", choices=("cpu", "cuda"))
     attention_backend: str = setting(

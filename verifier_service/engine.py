@@ -7,6 +7,7 @@ Not here: gRPC (server), who goes into a batch (scheduler), which tokens are acc
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import logging
 import threading
@@ -23,11 +24,13 @@ from engine.batch import SessionRows, build_batch
 from engine.block_manager import BlockManager
 from engine.certificate import Certificate
 from engine.grammar import GrammarCompiler, GrammarState
+from engine.hidden_store import HiddenStateStore
 from engine.runner import ModelRunner
 from engine.sampling import LogitsProcessor, token_logprob
 from shared.errors import ExactModeRefused, InvalidRequest, OutriderError, Overloaded
 from shared.messages import SessionSpec, TokenLogprob, VerifyStep
 from shared.sampling_params import SpeculationMode
+from verifier_service.hidden_states import keep_layers, rows_to_send
 from verifier_service.metrics import VerifierMetrics
 from verifier_service.round import ForwardTimes, decide
 from verifier_service.scheduler import Scheduler, Work
@@ -60,6 +63,12 @@ class VerifierEngine:
         self._runner = runner
         self._grammars = GrammarCompiler(loaded.path, loaded.vocab_size, loaded.eos_token_ids)
         self.blocks = blocks
+        self._hidden = HiddenStateStore(
+            num_slots=blocks.num_blocks * blocks.block_size,
+            width=loaded.hidden_size,
+            dtype=loaded.dtype,
+            device=loaded.device,
+        )
         self.limits = limits
         self.certificate = certificate
         self._metrics = metrics
@@ -180,8 +189,6 @@ class VerifierEngine:
                 "batch; ask for speculation.mode=rejection",
                 param="speculation.mode",
             )
-        if spec.hidden_layers:
-            raise InvalidRequest("this verifier does not send hidden states", param="hidden_layers")
 
     def _command(self, command: Callable[[], None]) -> None:
         with self._wake:
@@ -217,6 +224,8 @@ class VerifierEngine:
             session.begin(step)
             session.step_arrived_at = arrived
             self._check_proposal(step)
+            if step.hidden_states is not None:
+                keep_layers(self._hidden, step.hidden_states, self._runner.loaded.num_layers)
             self._scheduler.cut_back(session, step.base_len)
         except OutriderError as error:
             session.step = None
@@ -258,7 +267,9 @@ class VerifierEngine:
             return
         batch = build_batch([_rows(work) for work in plan], self.blocks.block_size, self._runner.loaded.device)
         started = time.perf_counter()
-        logits = self._runner.forward(batch).logits.numpy()
+        result = self._runner.forward(batch, self._hidden.layers)
+        self._hidden.write(result.hidden, batch.slot_mapping)
+        logits = result.logits.numpy()
         times = ForwardTimes(started, time.perf_counter())
         first_row = 0
         for work in plan:
@@ -285,6 +296,7 @@ class VerifierEngine:
         session.num_computed = min(computed, len(session.token_ids) - 1)
         self.blocks.truncate(work.table, session.num_computed)
         self.blocks.register(work.table, session.token_ids, session.num_computed)
+        hidden = rows_to_send(session, self._hidden, self.blocks.block_size)
         session.has_replied = True
         session.finished = commit.finish_reason is not None
         session.prompt_logprobs.clear()
@@ -294,7 +306,7 @@ class VerifierEngine:
         else:
             session.step = None
         self._metrics.observe_commit(commit)
-        session.on_reply(commit)
+        session.on_reply(commit if hidden is None else dataclasses.replace(commit, hidden_states=hidden))
 
     def _compact(self, work: Work, kept_nodes: tuple[int, ...]) -> None:
         """Moves the KV rows of a tree's accepted path to where a chain would have written them."""
@@ -305,6 +317,7 @@ class VerifierEngine:
         sources = [self._slot(work, first_index + node) for node, _ in moves]
         targets = [self._slot(work, first_index + place) for _, place in moves]
         self._runner.cache.move(torch.tensor(sources), torch.tensor(targets))
+        self._hidden.move(torch.tensor(sources), torch.tensor(targets))
 
     def _slot(self, work: Work, cache_index: int) -> int:
         size = self.blocks.block_size

@@ -34,6 +34,8 @@ class VerifierSession:
     step_arrived_at: float = 0.0
     # Tokens that the free run in progress may still commit; 0 when there is none.
     free_run_left: int = 0
+    # Positions whose hidden states the step in progress has been sent already.
+    hidden_sent_len: int = 0
     has_replied: bool = False
     finished: bool = False
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -67,6 +69,7 @@ class VerifierSession:
             raise InvalidRequest(f"the output has ended at {self.committed_len}", param="base_len")
         self.step = step
         self.step_arrived_at = time.perf_counter()
+        self.hidden_sent_len = 0
         self.free_run_left = step.max_new_tokens if step.proposal is None else 0
 
 

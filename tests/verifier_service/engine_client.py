@@ -15,7 +15,15 @@ from engine.block_manager import BlockManager
 from engine.certificate import Certificate
 from engine.model import LoadedModel
 from engine.runner import ModelRunner
-from shared.messages import Commit, FinishReason, Proposal, SessionSpec, TokenLogprob, VerifyStep
+from shared.messages import (
+    Commit,
+    FinishReason,
+    HiddenStatesRequest,
+    Proposal,
+    SessionSpec,
+    TokenLogprob,
+    VerifyStep,
+)
 from shared.sampling_params import SamplingParams, SpeculationMode
 from tests.engine.tiny_models import save_tiny_model
 from verifier_service.engine import EngineLimits, VerifierEngine
@@ -103,16 +111,26 @@ class Session:
         self.engine.close(self.handle)
 
     def step(
-        self, base_len: int, proposal: Proposal | None = None, max_new_tokens: int = 0, epoch: int | None = None
+        self,
+        base_len: int,
+        proposal: Proposal | None = None,
+        max_new_tokens: int = 0,
+        epoch: int | None = None,
+        hidden: HiddenStatesRequest | None = None,
     ) -> list[Commit]:
         """The commits of one step; raises the error that came instead."""
-        self.submit(base_len, proposal, max_new_tokens, epoch)
+        self.submit(base_len, proposal, max_new_tokens, epoch, hidden)
         return self.collect()
 
     def submit(
-        self, base_len: int, proposal: Proposal | None = None, max_new_tokens: int = 0, epoch: int | None = None
+        self,
+        base_len: int,
+        proposal: Proposal | None = None,
+        max_new_tokens: int = 0,
+        epoch: int | None = None,
+        hidden: HiddenStatesRequest | None = None,
     ) -> None:
-        step = VerifyStep(self.spec.epoch if epoch is None else epoch, base_len, proposal, max_new_tokens)
+        step = VerifyStep(self.spec.epoch if epoch is None else epoch, base_len, proposal, max_new_tokens, hidden)
         self.engine.submit(self.handle, step)
 
     def collect(self) -> list[Commit]:

@@ -1,0 +1,52 @@
+"""Which drafter a session gets: the least loaded one that serves a wanted method and fits the target.
+
+Not here: how many tokens it is asked for (draft_policy) and the session's side of the conversation (drafting).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from gateway.drafting import Lease
+from gateway.pool import Member, Pool
+from gateway.remote import RemoteDrafter
+from gateway.requests import METHOD_AUTO
+from shared.messages import DrafterInfo, DraftMethodInfo, VerifierInfo
+
+# Which method `auto` takes when several are served: the one that is right most often first.
+AUTO_ORDER = ("eagle3", "eagle", "draft_model", "mlp_speculator", "medusa", "suffix", "ngram")
+
+
+def acquire_drafter(wanted: str, drafters: Pool[DrafterInfo], target: VerifierInfo | None) -> Lease | None:
+    """A place at a drafter for the method `wanted` (or "auto"); None when nobody offers one now."""
+    methods = AUTO_ORDER if wanted == METHOD_AUTO else (wanted,)
+    members = drafters.healthy()
+    for name in methods:
+        for member in members:
+            method = _fitting_method(member.info, name, target)
+            if method is not None:
+                member.num_sessions += 1
+                return Lease(RemoteDrafter(member.channel, member.address), method, _releaser(member))
+    return None
+
+
+def _fitting_method(info: DrafterInfo | None, name: str, target: VerifierInfo | None) -> DraftMethodInfo | None:
+    if info is None or info.num_sessions >= info.max_sessions:
+        return None
+    method = next((method for method in info.methods if method.name == name), None)
+    if method is None or target is None:
+        return method
+    if method.vocab_size not in (0, target.vocab_size) or not _has_layers(target, method.hidden_layers):
+        return None
+    return method
+
+
+def _has_layers(target: VerifierInfo, layers: Sequence[int]) -> bool:
+    return all(0 <= layer <= target.num_hidden_layers for layer in layers)
+
+
+def _releaser(member: Member[DrafterInfo]) -> Callable[[], None]:
+    def release() -> None:
+        member.num_sessions -= 1
+
+    return release

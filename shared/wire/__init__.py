@@ -1,0 +1,50 @@
+"""Protobuf in, plain values out, and back: the one place (with `rpc`) that knows the generated code.
+
+A message that does not make sense raises InvalidRequest; whoever reads the stream ends that session, no other.
+"""
+
+from shared.wire.common import hidden_from_wire, hidden_to_wire
+from shared.wire.drafter import (
+    draft_step_from_wire,
+    draft_step_to_wire,
+    drafter_info_from_wire,
+    drafter_info_to_wire,
+    proposal_reply_from_wire,
+    proposal_reply_to_wire,
+)
+from shared.wire.params import mode_from_wire, params_from_wire, params_to_wire
+from shared.wire.proposals import proposal_from_wire, proposal_to_wire
+from shared.wire.sessions import open_drafter, open_verifier, spec_from_wire
+from shared.wire.verifier import (
+    commit_from_wire,
+    commit_to_wire,
+    verifier_info_from_wire,
+    verifier_info_to_wire,
+    verify_step_from_wire,
+    verify_step_to_wire,
+)
+
+__all__ = [
+    "commit_from_wire",
+    "commit_to_wire",
+    "draft_step_from_wire",
+    "draft_step_to_wire",
+    "drafter_info_from_wire",
+    "drafter_info_to_wire",
+    "hidden_from_wire",
+    "hidden_to_wire",
+    "mode_from_wire",
+    "open_drafter",
+    "open_verifier",
+    "params_from_wire",
+    "params_to_wire",
+    "proposal_from_wire",
+    "proposal_reply_from_wire",
+    "proposal_reply_to_wire",
+    "proposal_to_wire",
+    "spec_from_wire",
+    "verifier_info_from_wire",
+    "verifier_info_to_wire",
+    "verify_step_from_wire",
+    "verify_step_to_wire",
+]

@@ -1,0 +1,101 @@
+"""The drafter's messages."""
+
+from __future__ import annotations
+
+from outrider.v1 import drafter_pb2 as drafter
+from shared import messages as m
+from shared.errors import InvalidRequest
+from shared.wire.common import hidden_from_wire, hidden_to_wire, timings_from_wire, timings_to_wire
+from shared.wire.proposals import proposal_from_wire, proposal_to_wire
+
+
+def draft_step_to_wire(step: m.DraftStep) -> drafter.DrafterRequest:
+    return drafter.DrafterRequest(
+        step=drafter.DraftStep(
+            epoch=step.epoch,
+            base_len=step.base_len,
+            committed_token_ids=step.committed_token_ids,
+            num_draft_tokens=step.num_draft_tokens,
+            hidden_states=[hidden_to_wire(piece) for piece in step.hidden_states],
+            max_tree_nodes=step.max_tree_nodes,
+            max_branches=step.max_branches,
+        )
+    )
+
+
+def draft_step_from_wire(message: drafter.DraftStep) -> m.DraftStep:
+    if message.base_len < 0 or message.num_draft_tokens < 0:
+        raise InvalidRequest("step: base_len and num_draft_tokens must not be negative", param="base_len")
+    return m.DraftStep(
+        epoch=message.epoch,
+        base_len=message.base_len,
+        committed_token_ids=tuple(message.committed_token_ids),
+        num_draft_tokens=message.num_draft_tokens,
+        hidden_states=tuple(hidden_from_wire(piece) for piece in message.hidden_states),
+        max_tree_nodes=message.max_tree_nodes,
+        max_branches=message.max_branches,
+    )
+
+
+def proposal_reply_to_wire(reply: m.ProposalReply) -> drafter.DrafterReply:
+    return drafter.DrafterReply(
+        proposal=drafter.ProposalReply(
+            epoch=reply.epoch,
+            proposal=proposal_to_wire(reply.proposal),
+            timings=timings_to_wire(reply.timings),
+            missing_hidden_from=reply.missing_hidden_from,
+        )
+    )
+
+
+def proposal_reply_from_wire(message: drafter.ProposalReply) -> m.ProposalReply:
+    return m.ProposalReply(
+        epoch=message.epoch,
+        proposal=proposal_from_wire(message.proposal),
+        timings=timings_from_wire(message.timings),
+        missing_hidden_from=message.missing_hidden_from if message.HasField("missing_hidden_from") else None,
+    )
+
+
+def drafter_info_to_wire(info: m.DrafterInfo) -> drafter.DrafterInfo:
+    return drafter.DrafterInfo(
+        version=info.version,
+        methods=[
+            drafter.DraftMethodInfo(
+                name=method.name,
+                model=method.model,
+                hidden_layers=method.hidden_layers,
+                max_num_draft_tokens=method.max_num_draft_tokens,
+                proposes_trees=method.proposes_trees,
+                max_model_len=method.max_model_len,
+                vocab_size=method.vocab_size,
+                takes_hidden_history=method.takes_hidden_history,
+            )
+            for method in info.methods
+        ],
+        noise_version=info.noise_version,
+        num_sessions=info.num_sessions,
+        max_sessions=info.max_sessions,
+    )
+
+
+def drafter_info_from_wire(message: drafter.DrafterInfo) -> m.DrafterInfo:
+    return m.DrafterInfo(
+        version=message.version,
+        methods=tuple(
+            m.DraftMethodInfo(
+                name=method.name,
+                model=method.model,
+                hidden_layers=tuple(method.hidden_layers),
+                max_num_draft_tokens=method.max_num_draft_tokens,
+                proposes_trees=method.proposes_trees,
+                max_model_len=method.max_model_len,
+                vocab_size=method.vocab_size,
+                takes_hidden_history=method.takes_hidden_history,
+            )
+            for method in message.methods
+        ),
+        noise_version=message.noise_version,
+        num_sessions=message.num_sessions,
+        max_sessions=message.max_sessions,
+    )

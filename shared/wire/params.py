@@ -1,0 +1,82 @@
+"""Sampling parameters and modes: protobuf to plain values and back."""
+
+from __future__ import annotations
+
+from outrider.v1 import common_pb2 as common
+from shared.errors import InvalidRequest
+from shared.sampling_params import Grammar, GrammarKind, SamplingParams, SpeculationMode
+
+MODE_TO_WIRE = {
+    SpeculationMode.EXACT: common.SPECULATION_MODE_EXACT,
+    SpeculationMode.REJECTION: common.SPECULATION_MODE_REJECTION,
+}
+MODE_FROM_WIRE = {wire: mode for mode, wire in MODE_TO_WIRE.items()}
+_GRAMMAR_TO_WIRE = {
+    GrammarKind.JSON_SCHEMA: common.Grammar.KIND_JSON_SCHEMA,
+    GrammarKind.JSON_OBJECT: common.Grammar.KIND_JSON_OBJECT,
+    GrammarKind.REGEX: common.Grammar.KIND_REGEX,
+    GrammarKind.CHOICE: common.Grammar.KIND_CHOICE,
+    GrammarKind.LARK: common.Grammar.KIND_LARK,
+}
+_GRAMMAR_FROM_WIRE = {wire: kind for kind, wire in _GRAMMAR_TO_WIRE.items()}
+
+
+def mode_from_wire(mode: common.SpeculationMode.ValueType) -> SpeculationMode | None:
+    return MODE_FROM_WIRE.get(mode)
+
+
+def params_to_wire(params: SamplingParams) -> common.SamplingParams:
+    message = common.SamplingParams(
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        min_p=params.min_p,
+        seed=params.seed,
+        max_tokens=params.max_tokens,
+        min_tokens=params.min_tokens,
+        stop_token_ids=params.stop_token_ids,
+        ignore_eos=params.ignore_eos,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repetition_penalty=params.repetition_penalty,
+        bad_words=[common.TokenSequence(token_ids=word) for word in params.bad_words],
+        allowed_token_ids=params.allowed_token_ids,
+        num_logprobs=params.num_logprobs,
+        num_prompt_logprobs=params.num_prompt_logprobs,
+    )
+    for token_id, bias in params.logit_bias:
+        message.logit_bias[token_id] = bias
+    if params.grammar is not None:
+        message.grammar.kind = _GRAMMAR_TO_WIRE[params.grammar.kind]
+        message.grammar.text = params.grammar.text
+    return message
+
+
+def params_from_wire(message: common.SamplingParams) -> SamplingParams:
+    """Absent numbers whose default is not 0 take their default. Raises InvalidRequest on an unknown grammar."""
+    return SamplingParams(
+        temperature=message.temperature,
+        top_p=message.top_p or 1.0,
+        top_k=message.top_k,
+        min_p=message.min_p,
+        seed=message.seed if message.HasField("seed") else None,
+        max_tokens=message.max_tokens or SamplingParams.max_tokens,
+        min_tokens=message.min_tokens,
+        stop_token_ids=tuple(message.stop_token_ids),
+        ignore_eos=message.ignore_eos,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        repetition_penalty=message.repetition_penalty or 1.0,
+        logit_bias=tuple(sorted(message.logit_bias.items())),
+        bad_words=tuple(tuple(word.token_ids) for word in message.bad_words),
+        allowed_token_ids=tuple(message.allowed_token_ids),
+        num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else None,
+        num_prompt_logprobs=message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else None,
+        grammar=_grammar_from_wire(message.grammar) if message.HasField("grammar") else None,
+    )
+
+
+def _grammar_from_wire(message: common.Grammar) -> Grammar:
+    if message.kind not in _GRAMMAR_FROM_WIRE:
+        raise InvalidRequest(f"grammar: unknown kind {message.kind}", param="grammar")
+    return Grammar(_GRAMMAR_FROM_WIRE[message.kind], message.text)

@@ -1,0 +1,64 @@
+"""Opening a session at either service."""
+
+from __future__ import annotations
+
+from outrider.v1 import drafter_pb2 as drafter
+from outrider.v1 import verifier_pb2 as verifier
+from shared import messages as m
+from shared.errors import InvalidRequest
+from shared.wire.params import MODE_FROM_WIRE, MODE_TO_WIRE, params_from_wire, params_to_wire
+
+
+def open_verifier(spec: m.SessionSpec) -> verifier.VerifierRequest:
+    return verifier.VerifierRequest(
+        open=verifier.OpenVerifierSession(
+            session_id=spec.session_id,
+            epoch=spec.epoch,
+            prompt_token_ids=spec.prompt_token_ids,
+            committed_token_ids=spec.committed_token_ids,
+            sampling_params=params_to_wire(spec.sampling_params),
+            mode=MODE_TO_WIRE[spec.mode],
+            stream_key=spec.stream_key,
+            cache_salt=spec.cache_salt,
+        )
+    )
+
+
+def open_drafter(spec: m.SessionSpec) -> drafter.DrafterRequest:
+    return drafter.DrafterRequest(
+        open=drafter.OpenDrafterSession(
+            session_id=spec.session_id,
+            epoch=spec.epoch,
+            method=spec.method,
+            prompt_token_ids=spec.prompt_token_ids,
+            committed_token_ids=spec.committed_token_ids,
+            sampling_params=params_to_wire(spec.sampling_params),
+            mode=MODE_TO_WIRE[spec.mode],
+            stream_key=spec.stream_key,
+            cache_salt=spec.cache_salt,
+        )
+    )
+
+
+def spec_from_wire(message: verifier.OpenVerifierSession | drafter.OpenDrafterSession) -> m.SessionSpec:
+    """Raises InvalidRequest when the id, the prompt or the mode is missing."""
+    if not message.session_id:
+        raise InvalidRequest("open: session_id is empty", param="session_id")
+    if not message.prompt_token_ids:
+        raise InvalidRequest("open: prompt_token_ids is empty", param="prompt_token_ids")
+    mode = MODE_FROM_WIRE.get(message.mode)
+    if mode is None:
+        raise InvalidRequest("open: mode must be EXACT or REJECTION", param="mode")
+    params = params_from_wire(message.sampling_params)
+    params.validate()
+    return m.SessionSpec(
+        session_id=message.session_id,
+        epoch=message.epoch,
+        prompt_token_ids=tuple(message.prompt_token_ids),
+        committed_token_ids=tuple(message.committed_token_ids),
+        sampling_params=params,
+        mode=mode,
+        stream_key=message.stream_key,
+        cache_salt=message.cache_salt,
+        method=message.method if isinstance(message, drafter.OpenDrafterSession) else "",
+    )

@@ -1,0 +1,158 @@
+"""The verifier's messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outrider.v1 import common_pb2 as common
+from outrider.v1 import verifier_pb2 as verifier
+from shared import messages as m
+from shared.errors import InvalidRequest
+from shared.wire.common import hidden_from_wire, hidden_to_wire, timings_from_wire, timings_to_wire
+from shared.wire.proposals import proposal_from_wire, proposal_to_wire
+
+
+def verify_step_to_wire(step: m.VerifyStep) -> verifier.VerifierRequest:
+    return verifier.VerifierRequest(
+        step=verifier.VerifyStep(
+            epoch=step.epoch,
+            base_len=step.base_len,
+            proposal=proposal_to_wire(step.proposal) if step.proposal is not None else None,
+            max_new_tokens=step.max_new_tokens,
+            hidden_states=_hidden_request_to_wire(step.hidden_states) if step.hidden_states is not None else None,
+        )
+    )
+
+
+def verify_step_from_wire(message: verifier.VerifyStep) -> m.VerifyStep:
+    if message.base_len < 0 or message.max_new_tokens < 0:
+        raise InvalidRequest("step: base_len and max_new_tokens must not be negative", param="base_len")
+    return m.VerifyStep(
+        epoch=message.epoch,
+        base_len=message.base_len,
+        proposal=proposal_from_wire(message.proposal) if message.HasField("proposal") else None,
+        max_new_tokens=message.max_new_tokens,
+        hidden_states=_hidden_request_from_wire(message.hidden_states) if message.HasField("hidden_states") else None,
+    )
+
+
+def _hidden_request_to_wire(request: m.HiddenStatesRequest) -> verifier.HiddenStatesRequest:
+    return verifier.HiddenStatesRequest(layers=request.layers, first_index=request.first_index)
+
+
+def _hidden_request_from_wire(message: verifier.HiddenStatesRequest) -> m.HiddenStatesRequest:
+    if not message.layers or len(set(message.layers)) != len(message.layers):
+        raise InvalidRequest("step: hidden_states must name layers, each once", param="hidden_states")
+    return m.HiddenStatesRequest(tuple(message.layers), message.first_index)
+
+
+def _logprobs_to_wire(logprobs: Sequence[m.TokenLogprob]) -> list[common.TokenLogprob]:
+    return [
+        common.TokenLogprob(
+            logprob=entry.logprob,
+            rank=entry.rank,
+            top_token_ids=entry.top_token_ids,
+            top_logprobs=entry.top_logprobs,
+        )
+        for entry in logprobs
+    ]
+
+
+def _logprobs_from_wire(logprobs: Sequence[common.TokenLogprob]) -> tuple[m.TokenLogprob, ...]:
+    return tuple(
+        m.TokenLogprob(entry.logprob, entry.rank, tuple(entry.top_token_ids), tuple(entry.top_logprobs))
+        for entry in logprobs
+    )
+
+
+def commit_to_wire(commit: m.Commit) -> verifier.Commit:
+    return verifier.Commit(
+        epoch=commit.epoch,
+        base_len=commit.base_len,
+        token_ids=commit.token_ids,
+        origins=[common.TokenOrigin.ValueType(origin) for origin in commit.origins],
+        logprobs=_logprobs_to_wire(commit.logprobs),
+        num_draft_tokens=commit.num_draft_tokens,
+        num_accepted_tokens=commit.num_accepted_tokens,
+        finish_reason=common.FinishReason.ValueType(commit.finish_reason or 0),
+        stop_token_id=commit.stop_token_id,
+        timings=timings_to_wire(commit.timings),
+        hidden_states=hidden_to_wire(commit.hidden_states) if commit.hidden_states is not None else None,
+        more=commit.more,
+        num_cached_tokens=commit.num_cached_tokens,
+        prompt_logprobs=_logprobs_to_wire(commit.prompt_logprobs),
+    )
+
+
+def commit_from_wire(message: verifier.Commit) -> m.Commit:
+    return m.Commit(
+        epoch=message.epoch,
+        base_len=message.base_len,
+        token_ids=tuple(message.token_ids),
+        origins=tuple(m.TokenOrigin(origin) for origin in message.origins),
+        logprobs=_logprobs_from_wire(message.logprobs),
+        num_draft_tokens=message.num_draft_tokens,
+        num_accepted_tokens=message.num_accepted_tokens,
+        finish_reason=m.FinishReason(message.finish_reason) if message.finish_reason else None,
+        stop_token_id=message.stop_token_id if message.HasField("stop_token_id") else None,
+        timings=timings_from_wire(message.timings),
+        hidden_states=(hidden_from_wire(message.hidden_states) if message.HasField("hidden_states") else None),
+        more=message.more,
+        num_cached_tokens=message.num_cached_tokens,
+        prompt_logprobs=_logprobs_from_wire(message.prompt_logprobs),
+    )
+
+
+def verifier_info_to_wire(info: m.VerifierInfo) -> verifier.VerifierInfo:
+    return verifier.VerifierInfo(
+        model=info.model,
+        version=info.version,
+        vocab_size=info.vocab_size,
+        max_model_len=info.max_model_len,
+        eos_token_ids=info.eos_token_ids,
+        dtype=info.dtype,
+        device=info.device,
+        hidden_size=info.hidden_size,
+        num_hidden_layers=info.num_hidden_layers,
+        num_blocks=info.num_blocks,
+        num_free_blocks=info.num_free_blocks,
+        block_size=info.block_size,
+        num_sessions=info.num_sessions,
+        num_waiting=info.num_waiting,
+        max_sessions=info.max_sessions,
+        noise_version=info.noise_version,
+        certificate=verifier.RowInvarianceCertificate(
+            holds=info.certificate_holds,
+            failing_operation=info.failing_operation,
+            checks=[
+                verifier.CertificateCheck(name=check.name, holds=check.holds, detail=check.detail)
+                for check in info.certificate_checks
+            ],
+        ),
+    )
+
+
+def verifier_info_from_wire(message: verifier.VerifierInfo) -> m.VerifierInfo:
+    return m.VerifierInfo(
+        model=message.model,
+        version=message.version,
+        vocab_size=message.vocab_size,
+        max_model_len=message.max_model_len,
+        eos_token_ids=tuple(message.eos_token_ids),
+        dtype=message.dtype,
+        device=message.device,
+        hidden_size=message.hidden_size,
+        num_hidden_layers=message.num_hidden_layers,
+        num_blocks=message.num_blocks,
+        num_free_blocks=message.num_free_blocks,
+        block_size=message.block_size,
+        num_sessions=message.num_sessions,
+        num_waiting=message.num_waiting,
+        max_sessions=message.max_sessions,
+        noise_version=message.noise_version,
+        certificate_holds=message.certificate.holds,
+        failing_operation=message.certificate.failing_operation,
+        certificate_checks=tuple(
+            m.CertificateCheck(check.name, check.holds, check.detail) for check in message.certificate.checks
+        ),
+    )
