@@ -18,7 +18,7 @@ from drafter_service.methods.interface import DraftMethod
 from drafter_service.metrics import DrafterMetrics
 from drafter_service.session import DraftSession, OnReply
 from shared.errors import InvalidRequest, OutriderError, Overloaded
-from shared.messages import DraftStep, Proposal, ProposalReply, SessionSpec, Timings
+from shared.messages import DraftStep, HiddenStates, Proposal, ProposalReply, SessionSpec, Timings
 
 log = logging.getLogger(__name__)
 
@@ -123,8 +123,10 @@ class DrafterEngine:
             return
         try:
             self._check_tokens(session.spec.method, "committed_token_ids", step.committed_token_ids)
+            self._check_hidden_states(session.spec.method, step.hidden_states)
             session.report(step)
-            if len(step.committed_token_ids) > LONG_REPORT:
+            num_hidden_rows = sum(piece.num_rows for piece in step.hidden_states)
+            if max(len(step.committed_token_ids), num_hidden_rows) > LONG_REPORT:
                 self._behind.append(handle)
         except OutriderError as error:
             self._fail(handle, session, error)
@@ -134,6 +136,17 @@ class DrafterEngine:
         vocab_size = self.methods[method].info.vocab_size or _MAX_VOCAB_SIZE
         if token_ids and not (0 <= min(token_ids) and max(token_ids) < vocab_size):
             raise InvalidRequest(f"{name} holds an id outside the vocabulary [0, {vocab_size})", param=name)
+
+    def _check_hidden_states(self, method: str, pieces: Sequence[HiddenStates]) -> None:
+        """Rows of another model would fail the forward of every session in the batch."""
+        info = self.methods[method].info
+        for piece in pieces:
+            if piece.layers != info.hidden_layers or (piece.num_rows and piece.width != info.hidden_size):
+                raise InvalidRequest(
+                    f"hidden_states: layers {list(piece.layers)} of width {piece.width}, {method} takes layers "
+                    f"{list(info.hidden_layers)} of width {info.hidden_size}",
+                    param="hidden_states",
+                )
 
     def _close(self, handle: int) -> None:
         session = self._sessions.pop(handle, None)
@@ -192,4 +205,5 @@ class DrafterEngine:
             total_us=int((time.perf_counter() - session.step_arrived_at) * 1e6),
         )
         self._metrics.observe(proposal, timings)
-        session.on_reply(ProposalReply(session.spec.epoch, proposal, timings))
+        missing, session.missing_hidden_from = session.missing_hidden_from, None
+        session.on_reply(ProposalReply(session.spec.epoch, proposal, timings, missing))

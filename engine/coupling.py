@@ -44,12 +44,30 @@ def coupled_ranking(log_weights: NDArray[np.float64], key: int, output_index: in
 
     Fewer come back when the support is smaller. Ties go to the smallest id.
     """
-    support = np.flatnonzero(log_weights > -np.inf)
-    arrival = np.log(exponentials(key, output_index, support.astype(np.uint32))) - log_weights[support]
+    support, arrival = _race(log_weights, key, output_index)
     if count == 1:
         return np.array([support[np.argmin(arrival)]])
     winners: NDArray[np.int64] = support[np.argsort(arrival, kind="stable")[:count]]
     return winners
+
+
+def perturbed_log_weights(log_weights: NDArray[np.float64], key: int, output_index: int) -> NDArray[np.float64]:
+    """float64 [V]: log(w / E), whose largest entries win the race.
+
+    Their softmax tells how sure a drafter can be of each: the target's own are these plus the difference of the laws.
+    """
+    support, arrival = _race(log_weights, key, output_index)
+    perturbed = np.full_like(log_weights, -np.inf)
+    perturbed[support] = -arrival
+    return perturbed
+
+
+def _race(
+    log_weights: NDArray[np.float64], key: int, output_index: int
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The tokens with mass, ascending, and the logarithm of when each arrives."""
+    support = np.flatnonzero(log_weights > -np.inf)
+    return support, np.log(exponentials(key, output_index, support.astype(np.uint32))) - log_weights[support]
 
 
 def coupled_sample(log_weights: NDArray[np.float64], key: int, output_index: int) -> int:

@@ -65,9 +65,7 @@ class LogitsProcessor:
 
         `logits` is float32 [V]; `output_token_ids` are all output tokens before this row, draft path included.
         """
-        row = logits.astype(np.float64)
-        if self._edits_logits:
-            self._edit(row, output_token_ids)
+        row = self.edited_logits(logits, output_token_ids)
         if self._params.greedy:
             best = int(np.argmax(row))
             row = np.full_like(row, -np.inf)
@@ -76,6 +74,13 @@ class LogitsProcessor:
         row /= self._params.temperature
         row -= row.max()
         return _truncate(row, self._params)
+
+    def edited_logits(self, logits: Row, output_token_ids: Sequence[int]) -> LogWeights:
+        """float64 [V]: after everything that looks at the tokens before; no temperature, no truncation."""
+        row = logits.astype(np.float64)
+        if self._edits_logits:
+            self._edit(row, output_token_ids)
+        return row
 
     def _edit(self, row: LogWeights, output_token_ids: Sequence[int]) -> None:
         params = self._params

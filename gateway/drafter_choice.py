@@ -5,7 +5,7 @@ Not here: how many tokens it is asked for (draft_policy) and the session's side 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from gateway.drafting import Lease
 from gateway.pool import Member, Pool
@@ -36,13 +36,16 @@ def _fitting_method(info: DrafterInfo | None, name: str, target: VerifierInfo | 
     method = next((method for method in info.methods if method.name == name), None)
     if method is None or target is None:
         return method
-    if method.vocab_size not in (0, target.vocab_size) or not _has_layers(target, method.hidden_layers):
-        return None
-    return method
+    return method if _fits(method, target) else None
 
 
-def _has_layers(target: VerifierInfo, layers: Sequence[int]) -> bool:
-    return all(0 <= layer <= target.num_hidden_layers for layer in layers)
+def _fits(method: DraftMethodInfo, target: VerifierInfo) -> bool:
+    """Same token ids, and every hidden state it wants is one that the target has."""
+    return (
+        method.vocab_size in (0, target.vocab_size)
+        and method.hidden_size in (0, target.hidden_size)
+        and all(layer <= target.num_hidden_layers for layer in method.hidden_layers)
+    )
 
 
 def _releaser(member: Member[DrafterInfo]) -> Callable[[], None]:

@@ -208,6 +208,7 @@ class DraftMethodInfo:
     max_model_len: int = 0
     vocab_size: int = 0
     takes_hidden_history: bool = False
+    hidden_size: int = 0
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ def _build_ngram(config: DrafterConfig, report: Report) -> DraftMethod:
 def _build_draft_model(config: DrafterConfig, report: Report) -> DraftMethod:
     if not config.draft_model:
         raise ConfigError("--draft-model: method draft_model needs a checkpoint folder", param="draft_model")
-    from drafter_service.methods.draft_model import DraftModelMethod
+    from drafter_service.methods.draft_model import DraftModelNet, draft_model_method
     from engine.block_manager import BlockManager
     from engine.model import load_model
     from engine.runner import ModelRunner
@@ -52,12 +52,12 @@ def _build_draft_model(config: DrafterConfig, report: Report) -> DraftMethod:
         on_progress=report,
     )
     num_blocks = max(1, config.kv_cache_mb * 2**20 // loaded.bytes_per_block(config.block_size))
-    return DraftModelMethod(
+    net = DraftModelNet(
         ModelRunner(loaded, loaded.make_cache(num_blocks, config.block_size)),
         BlockManager(num_blocks, config.block_size),
         prefill_chunk_size=config.prefill_chunk_size,
-        model_name=Path(config.draft_model).name,
     )
+    return draft_model_method(net, Path(config.draft_model).name)
 
 
 _BUILDERS: dict[str, Callable[[DrafterConfig, Report], DraftMethod]] = {

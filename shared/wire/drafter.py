@@ -70,6 +70,7 @@ def drafter_info_to_wire(info: m.DrafterInfo) -> drafter.DrafterInfo:
                 max_model_len=method.max_model_len,
                 vocab_size=method.vocab_size,
                 takes_hidden_history=method.takes_hidden_history,
+                hidden_size=method.hidden_size,
             )
             for method in info.methods
         ],
@@ -92,6 +93,7 @@ def drafter_info_from_wire(message: drafter.DrafterInfo) -> m.DrafterInfo:
                 max_model_len=method.max_model_len,
                 vocab_size=method.vocab_size,
                 takes_hidden_history=method.takes_hidden_history,
+                hidden_size=method.hidden_size,
             )
             for method in message.methods
         ),

@@ -13,7 +13,14 @@ import pytest
 import torch
 import transformers
 
-from drafter_service.methods.draft_model import CATCH_UP_ROWS, LAW_SIZE, MAX_DRAFT_TOKENS, DraftModelMethod
+from drafter_service.growth.laws import LAW_SIZE
+from drafter_service.methods.draft_model import (
+    CATCH_UP_ROWS,
+    MAX_DRAFT_TOKENS,
+    DraftModelNet,
+    draft_model_method,
+)
+from drafter_service.methods.growing import GrowingMethod
 from drafter_service.session import DraftSession
 from engine.block_manager import BlockManager
 from engine.coupling import coupled_sample
@@ -68,14 +75,13 @@ class Drafter:
     block_size: int = 4
     prefill_chunk_size: int = 32
     blocks: BlockManager = field(init=False)
-    method: DraftModelMethod = field(init=False)
+    method: GrowingMethod = field(init=False)
 
     def __post_init__(self) -> None:
         self.blocks = BlockManager(self.num_blocks, self.block_size)
         runner = ModelRunner(self.loaded, self.loaded.make_cache(self.num_blocks, self.block_size))
-        self.method = DraftModelMethod(
-            runner, self.blocks, prefill_chunk_size=self.prefill_chunk_size, model_name="tiny"
-        )
+        net = DraftModelNet(runner, self.blocks, prefill_chunk_size=self.prefill_chunk_size)
+        self.method = draft_model_method(net, "tiny")
 
     def open(
         self,

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from prometheus_client import CollectorRegistry
 
-from drafter_service.methods.draft_model import DraftModelMethod
+from drafter_service.methods.draft_model import DraftModelNet, draft_model_method
+from drafter_service.methods.growing import GrowingMethod
 from engine.block_manager import BlockManager
 from engine.certificate import Certificate
 from engine.model import LoadedModel, load_model
@@ -64,9 +65,9 @@ class Pools:
             self._pools[key] = self._start(CHUNKS[prefill], num_blocks)
         return self._pools[key]
 
-    def draft_method(self) -> DraftModelMethod:
+    def draft_method(self) -> GrowingMethod:
         runner, blocks = _runner(self._draft, ROOMY_BLOCKS)
-        return DraftModelMethod(runner, blocks, prefill_chunk_size=64, model_name="draft")
+        return draft_model_method(DraftModelNet(runner, blocks, prefill_chunk_size=64), "draft")
 
     def close(self) -> None:
         for pool in self._pools.values():

@@ -206,7 +206,7 @@ def test_infos() -> None:
         certificate_checks=(m.CertificateCheck("one row", True, "fine"), m.CertificateCheck("tree", False)),
     )
     assert wire.verifier_info_from_wire(through_bytes(wire.verifier_info_to_wire(verifier))) == verifier
-    drafter = m.DrafterInfo("1", (m.DraftMethodInfo("eagle", "x", (1, 2), 8, True, 512, 99, True),), 1, 2, 128)
+    drafter = m.DrafterInfo("1", (m.DraftMethodInfo("eagle", "x", (1, 2), 8, True, 512, 99, True, 64),), 1, 2, 128)
     assert wire.drafter_info_from_wire(through_bytes(wire.drafter_info_to_wire(drafter))) == drafter
 
 

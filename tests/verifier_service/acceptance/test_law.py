@@ -169,7 +169,7 @@ class TestDrawsOfTheDrafter:
 
     @pytest.mark.parametrize("vocab_size", [3, 16, 100])
     def test_sparse_laws_sum_to_the_total_and_keep_the_likeliest(self, vocab_size: int) -> None:
-        from drafter_service.methods.draft_model import LAW_SIZE, sparse_law
+        from drafter_service.growth.laws import LAW_SIZE, sparse_law
 
         rng = np.random.default_rng(16)
         for _ in range(200):
@@ -185,17 +185,17 @@ class TestDrawsOfTheDrafter:
             np.testing.assert_allclose(np.array(law.counts) / LAW_TOTAL, shares, atol=(LAW_SIZE + 1) / LAW_TOTAL)
 
     def test_draws_follow_the_counts(self) -> None:
-        from drafter_service.methods.draft_model import _draw
+        from drafter_service.growth.laws import draw_distinct
 
         law = SparseLaw((7, 2, 9, 4), (40_000, 20_000, 5_000, 536))
         rng = np.random.default_rng(17)
-        drawn = np.bincount([_draw(law, rng) for _ in range(100_000)], minlength=10)
+        drawn = np.bincount([draw_distinct(law, 1, rng)[0] for _ in range(100_000)], minlength=10)
         probs = np.zeros(10)
         probs[list(law.token_ids)] = np.array(law.counts) / LAW_TOTAL
         assert chi_square_p_value(drawn, probs) > SMALLEST_P_VALUE
 
     def test_both_ends_of_the_counts_are_drawn(self) -> None:
-        from drafter_service.methods.draft_model import _draw
+        from drafter_service.growth.laws import draw_distinct
 
         class Fixed:
             def __init__(self, value: int) -> None:
@@ -206,4 +206,4 @@ class TestDrawsOfTheDrafter:
 
         law = SparseLaw((7, 2), (LAW_TOTAL - 1, 1))
         expected = {0: 7, LAW_TOTAL - 2: 7, LAW_TOTAL - 1: 2}
-        assert {value: _draw(law, Fixed(value)) for value in expected} == expected  # type: ignore[arg-type]
+        assert {value: draw_distinct(law, 1, Fixed(value))[0] for value in expected} == expected  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from drafter_service.methods.draft_model import sparse_law
+from drafter_service.growth.laws import sparse_law
 from outrider.v1 import common_pb2
 from shared import wire
 from shared.messages import LAW_TOTAL, Proposal, SparseLaw

@@ -1,0 +1,196 @@
+"""One session's proposal while it grows.
+
+A chain takes one token at a time. A tree grows as in EAGLE-2 (Li et al. 2024): at each depth the few places with the
+best joint confidence are looked at, and at the end the best nodes of all are kept. In rejection mode a node that has
+been drawn must not be dropped for what was drawn, so there each place gets its share of the nodes beforehand, by its
+law alone, and keeps all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from drafter_service.growth.choice import draft_law, ranked_guesses, samples
+from drafter_service.growth.laws import draw_distinct, propose_rng
+from drafter_service.session import DraftSession
+from engine.sampling import LogitsProcessor, Row
+from shared.errors import InvalidRequest
+from shared.messages import LAW_TOTAL, Proposal, SparseLaw
+
+T = TypeVar("T")
+ROOT = -1
+# Places looked at per depth, and children of each, when the step does not say.
+BEAM_WIDTH = 6
+MAX_BRANCHES = 4
+
+
+@dataclass(frozen=True)
+class Node:
+    """A guessed token. `joint` is the product of the confidences down to it."""
+
+    token_id: int
+    parent: int
+    depth: int
+    confidence: float
+    joint: float
+    law: SparseLaw | None
+
+
+@dataclass
+class Draft:
+    """`frontier` are the places (ROOT, or indices of `nodes`) whose logits are wanted next; empty when it is done."""
+
+    session: DraftSession
+    processor: LogitsProcessor
+    max_nodes: int
+    max_depth: int
+    max_branches: int = 1
+    nodes: list[Node] = field(default_factory=list)
+    frontier: list[int] = field(default_factory=lambda: [ROOT])
+
+    def __post_init__(self) -> None:
+        spec = self.session.spec
+        self._rng = propose_rng(spec.stream_key, spec.epoch, self.session.committed_len)
+        self._output = self.session.output_token_ids
+        self._samples = samples(spec)
+        if min(self.max_nodes, self.max_depth) <= 0:
+            self.stop()
+
+    @property
+    def is_chain(self) -> bool:
+        return self.max_branches == 1
+
+    @property
+    def depth(self) -> int:
+        """Tokens between the committed ones and what the frontier will be followed by."""
+        return 0 if not self.frontier or self.frontier[0] == ROOT else self.nodes[self.frontier[0]].depth
+
+    @property
+    def max_rows(self) -> int:
+        """The most rows that `rows` ever holds."""
+        return self.max_nodes if self.is_chain else BEAM_WIDTH * self.max_depth
+
+    def rows(self) -> list[int]:
+        """The frontier's nodes and all above them, parents first: what a net has to compute to look at the frontier."""
+        wanted: set[int] = set()
+        for place in self.frontier:
+            while place != ROOT and place not in wanted:
+                wanted.add(place)
+                place = self.nodes[place].parent
+        return sorted(wanted)
+
+    def frontier_of(self, results: Sequence[T]) -> list[T]:
+        """Of one result for each of `rows`, those of the frontier, in its order."""
+        by_place = dict(zip(self.rows(), results, strict=True))
+        return [by_place[place] for place in self.frontier]
+
+    def parents_of(self, places: Sequence[int]) -> list[int]:
+        """For nodes that `rows` gave: where the parent of each stands among them, ROOT for none."""
+        index = {place: row for row, place in enumerate(places)} | {ROOT: ROOT}
+        return [index[self.nodes[place].parent] for place in places]
+
+    def stop(self) -> None:
+        """No more tokens; what has grown is proposed."""
+        self.frontier = []
+
+    def path(self, place: int) -> list[int]:
+        """Token ids from the root down to a place."""
+        tokens: list[int] = []
+        while place != ROOT:
+            tokens.append(self.nodes[place].token_id)
+            place = self.nodes[place].parent
+        return tokens[::-1]
+
+    def grow(self, logits: Sequence[Row]) -> None:
+        """Takes the logits of the frontier's places, in order, and sets the next frontier."""
+        places, self.frontier = self.frontier, []
+        try:
+            added = self._draw(places, logits) if self._samples else self._rank(places, logits)
+        except InvalidRequest:  # no token is allowed there: the target will say so to its own session
+            return
+        self.frontier = self._next_frontier(added)
+
+    def finish(self, method: str) -> Proposal:
+        nodes, places = self.nodes, self._kept()
+        return Proposal(
+            base_len=self.session.committed_len,
+            token_ids=tuple(nodes[place].token_id for place in places),
+            method=method,
+            parents=() if self.is_chain else tuple(self.parents_of(places)),
+            laws=tuple(law for place in places if (law := nodes[place].law) is not None),
+            confidence=bytes(min(255, int(nodes[place].confidence * 256)) for place in places),
+        )
+
+    def _rank(self, places: Sequence[int], logits: Sequence[Row]) -> list[int]:
+        spec, added = self.session.spec, []
+        for place, row in zip(places, logits, strict=True):
+            output = self._output + self.path(place)
+            for guess in ranked_guesses(spec, self.processor, row, output, self.max_branches):
+                added.append(self._add(place, guess.token_id, guess.confidence, None))
+        return added
+
+    def _draw(self, places: Sequence[int], logits: Sequence[Row]) -> list[int]:
+        """Children drawn from the places' laws; how many of which is settled by the laws, before anything is drawn."""
+        laws = [
+            draft_law(self.processor, row, self._output + self.path(place))
+            for place, row in zip(places, logits, strict=True)
+        ]
+        added = []
+        for place, law, count in zip(places, laws, self._shares(places, laws), strict=True):
+            for token_id in draw_distinct(law, count, self._rng):
+                share = law.counts[law.token_ids.index(token_id)] / LAW_TOTAL
+                added.append(self._add(place, token_id, share, law))
+        return added
+
+    def _shares(self, places: Sequence[int], laws: Sequence[SparseLaw]) -> list[int]:
+        """Children for each place: as many as it has tokens among the likeliest that this depth has room for."""
+        if self.is_chain:
+            return [1]
+        depth = 1 if places[0] == ROOT else self.nodes[places[0]].depth + 1
+        room = min(self.max_nodes - len(self.nodes), level_size(self.max_nodes, depth))
+        offers = [
+            (-(1.0 if place == ROOT else self.nodes[place].joint) * count, index)
+            for index, (place, law) in enumerate(zip(places, laws, strict=True))
+            for count in law.counts[: self.max_branches]
+        ]
+        chosen = Counter(index for _joint, index in sorted(offers)[:room])
+        return [chosen[index] for index in range(len(places))]
+
+    def _add(self, place: int, token_id: int, confidence: float, law: SparseLaw | None) -> int:
+        depth, joint = (0, 1.0) if place == ROOT else (self.nodes[place].depth, self.nodes[place].joint)
+        self.nodes.append(Node(token_id, place, depth + 1, confidence, joint * confidence, law))
+        return len(self.nodes) - 1
+
+    def _next_frontier(self, added: Sequence[int]) -> list[int]:
+        if not added or self.nodes[added[0]].depth >= self.max_depth:
+            return []
+        if self.is_chain:
+            return list(added) if len(self.nodes) < self.max_nodes else []
+        if self._samples and len(self.nodes) >= self.max_nodes:
+            return []
+        best = sorted(added, key=lambda place: (-self.nodes[place].joint, place))[:BEAM_WIDTH]
+        if self._samples or len(self.nodes) < self.max_nodes:
+            return sorted(best)
+        # A child is never surer than its parent: below the worst node that would be kept nothing is worth a look.
+        worst_kept = sorted((node.joint for node in self.nodes), reverse=True)[self.max_nodes - 1]
+        return sorted(place for place in best if self.nodes[place].joint > worst_kept)
+
+    def _kept(self) -> list[int]:
+        """The nodes that are proposed, parents first. The best of all stand above their descendants by themselves."""
+        if len(self.nodes) <= self.max_nodes:
+            return list(range(len(self.nodes)))
+        # Parents have smaller places and are at least as sure, so a stable sort takes them before their children.
+        best = sorted(range(len(self.nodes)), key=lambda place: (-self.nodes[place].joint, place))
+        return sorted(best[: self.max_nodes])
+
+
+def level_size(max_nodes: int, depth: int) -> int:
+    """Nodes of a depth where shares have to be fixed beforehand: a third of what is left, one at least."""
+    left = max_nodes
+    for _ in range(depth - 1):
+        left -= min(left, max(1, math.ceil(left / 3)))
+    return min(left, max(1, math.ceil(left / 3)))

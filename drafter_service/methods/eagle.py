@@ -1,0 +1,184 @@
+"""EAGLE drafts (Li et al. 2024, arXiv:2401.15077, 2406.16858; EAGLE-3: 2503.01840): a head that goes on from features.
+
+Row i of a session pairs the target's feature of position i with token i + 1 and gives the feature of position i + 1,
+from which token i + 2 is guessed. Rows of committed tokens are computed once with the target's own features and stay
+in the head's cache; rows of draft tokens take the head's own features and are forgotten with the next commit.
+
+Features that are gone (a cached prefix that nobody wanted them of) leave the head a shorter context, never an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from drafter_service.growth.draft import ROOT, Draft
+from drafter_service.methods.paged_head import PagedHead
+from drafter_service.methods.target_vocabulary import TargetVocabulary
+from drafter_service.session import DraftSession
+from engine.batch import SessionRows
+from engine.block_manager import BlockTable, OutOfBlocks
+from engine.sampling import Row
+
+# More new rows than this wait for `advance`, so that one long prompt does not hold up the others' drafts.
+CATCH_UP_ROWS = 64
+
+
+@dataclass
+class _State:
+    """Rows of positions [first, end) are in the cache; `features` are the head's own, of the proposal in the making."""
+
+    table: BlockTable
+    first: int = 0
+    end: int = 0
+    features: dict[int, torch.Tensor] = field(default_factory=dict)
+
+
+class EagleNet:
+    """drafter_service.methods.net.DraftNet over an EAGLE-1 or EAGLE-3 head."""
+
+    def __init__(self, paged_head: PagedHead, vocabulary: TargetVocabulary, *, prefill_chunk_size: int) -> None:
+        self._paged = paged_head
+        self._vocabulary = vocabulary
+        self._prefill_chunk_size = prefill_chunk_size
+        self._states: dict[int, _State] = {}
+
+    def open(self, session: DraftSession) -> None:
+        table, _ = self._paged.blocks.open([])
+        self._states[id(session)] = _State(table)
+
+    def advance(self, session: DraftSession) -> bool:
+        state = self._states[id(session)]
+        end = self._align(session, state)
+        if end - state.end <= CATCH_UP_ROWS:
+            return False
+        stop = min(state.end + self._prefill_chunk_size, end - 1)
+        if not self._make_room(state, stop - state.first, spared=[state]):
+            return False
+        self._paged.forward([self._committed_rows(session, state, stop)], self._features(session, state.end, stop))
+        self._keep(session, state, stop)
+        return end - state.end > CATCH_UP_ROWS
+
+    def logits(self, drafts: Sequence[Draft]) -> list[Sequence[Row]]:
+        served = self._begin(drafts)
+        if not served:
+            return [() for _ in drafts]
+        rows = [self._rows(draft) for draft in served]
+        features = torch.cat([self._inputs(draft) for draft in served])
+        outputs = torch.split(self._paged.forward(rows, features), [len(row.token_ids) for row in rows])
+        looked_at: list[torch.Tensor] = []
+        for draft, output in zip(served, outputs, strict=True):
+            looked_at.append(self._take(draft, output))
+        guesses = iter(self._vocabulary.rows(self._logits(torch.cat(looked_at))))
+        answers = {id(draft): [next(guesses) for _ in draft.frontier] for draft in served}
+        return [answers.get(id(draft), ()) for draft in drafts]
+
+    def close(self, session: DraftSession) -> None:
+        state = self._states.pop(id(session), None)
+        if state is not None:
+            self._paged.blocks.close(state.table)
+
+    @torch.inference_mode()
+    def _logits(self, features: torch.Tensor) -> torch.Tensor:
+        return self._paged.head.logits(features)
+
+    @torch.inference_mode()
+    def _features(self, session: DraftSession, start: int, stop: int) -> torch.Tensor:
+        return self._paged.head.fuse(session.hidden.rows(start, stop).to(self._paged.dtype))
+
+    def _begin(self, drafts: Sequence[Draft]) -> list[Draft]:
+        """Stops the drafts whose features have not come or that no room can be made for; returns the others."""
+        states = [self._states[id(draft.session)] for draft in drafts]
+        for draft, state in zip(drafts, states, strict=True):
+            if draft.nodes:
+                continue
+            end = self._align(draft.session, state)
+            if end < len(draft.session.token_ids) - 1 or end <= state.end:
+                draft.session.missing_hidden_from = state.end - draft.session.prompt_len
+                draft.stop()
+            elif not self._make_room(state, end - state.first + draft.max_rows, spared=states):
+                draft.stop()
+        return [draft for draft in drafts if draft.frontier]
+
+    def _align(self, session: DraftSession, state: _State) -> int:
+        """Cuts the cached rows back to what still holds; returns the position after the last row that can be computed.
+
+        Row i holds as long as token i + 1 does. The last row is computed again if it had been before: the feature that
+        it gives is where a proposal starts.
+        """
+        end = min(session.hidden.end, len(session.token_ids) - 1)
+        kept = min(state.end, session.take_unchanged_len() - 1, len(session.token_ids) - 2)
+        if session.hidden.first > state.end or kept < state.first:
+            state.first = state.end = session.hidden.first
+            self._paged.blocks.truncate(state.table, 0)
+            return max(end, state.first)
+        state.end = max(state.first, kept)
+        self._paged.blocks.truncate(state.table, state.end - state.first)
+        return end
+
+    def _rows(self, draft: Draft) -> SessionRows:
+        session, state = draft.session, self._states[id(draft.session)]
+        if not draft.nodes:
+            return self._committed_rows(session, state, len(session.token_ids) - 1)
+        num_committed = state.end - state.first
+        if draft.is_chain:
+            return SessionRows(
+                [draft.nodes[-1].token_id], num_committed + draft.depth - 1, state.table.block_ids, num_logits_rows=0
+            )
+        places = draft.rows()
+        return SessionRows(
+            token_ids=[draft.nodes[place].token_id for place in places],
+            context_len=num_committed,
+            block_ids=state.table.block_ids,
+            num_logits_rows=0,
+            num_chain_rows=0,
+            parents=draft.parents_of(places),
+        )
+
+    def _committed_rows(self, session: DraftSession, state: _State, stop: int) -> SessionRows:
+        return SessionRows(
+            session.token_ids[state.end + 1 : stop + 1],
+            state.end - state.first,
+            state.table.block_ids,
+            num_logits_rows=0,
+        )
+
+    def _inputs(self, draft: Draft) -> torch.Tensor:
+        session, state = draft.session, self._states[id(draft.session)]
+        if not draft.nodes:
+            return self._features(session, state.end, len(session.token_ids) - 1)
+        places = draft.frontier if draft.is_chain else draft.rows()
+        return torch.stack([state.features[draft.nodes[place].parent] for place in places])
+
+    def _take(self, draft: Draft, output: torch.Tensor) -> torch.Tensor:
+        """Keeps the features of the rows just computed; returns those of the frontier [places, H]."""
+        state = self._states[id(draft.session)]
+        if not draft.nodes:
+            self._keep(draft.session, state, len(draft.session.token_ids) - 1)
+            state.features = {ROOT: output[-1]}
+            return output[-1:]
+        places = draft.frontier if draft.is_chain else draft.rows()
+        state.features |= dict(zip(places, output, strict=True))
+        return torch.stack([state.features[place] for place in draft.frontier])
+
+    def _keep(self, session: DraftSession, state: _State, end: int) -> None:
+        state.end = end
+        session.hidden.forget_before(end - 1)
+
+    def _make_room(self, state: _State, num_rows: int, *, spared: Sequence[_State]) -> bool:
+        """At the cost of the rows of sessions not `spared` if need be; those begin again with the features to come."""
+        while True:
+            try:
+                self._paged.blocks.grow(state.table, num_rows)
+                return True
+            except OutOfBlocks:
+                kept = {id(other) for other in spared}
+                victim = next(
+                    (other for other in self._states.values() if id(other) not in kept and other.table.block_ids), None
+                )
+                if victim is None:
+                    return False
+                self._paged.blocks.truncate(victim.table, 0)
+                victim.first = victim.end

@@ -1,0 +1,68 @@
+"""Medusa drafts (Cai et al. 2024, arXiv:2401.10774): head i guesses the token i + 1 places after the last committed.
+
+The heads read the target's hidden state alone, never each other's tokens: one call gives all depths, and a tree is a
+product of their guesses. Nothing is kept of a session but its last hidden state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from drafter_service.growth.draft import Draft
+from drafter_service.heads.medusa import MedusaHeads
+from drafter_service.methods.target_vocabulary import TargetVocabulary
+from drafter_service.session import DraftSession
+from engine.sampling import Row
+
+
+class MedusaNet:
+    """drafter_service.methods.net.DraftNet over Medusa heads."""
+
+    def __init__(self, heads: MedusaHeads, vocabulary: TargetVocabulary, dtype: torch.dtype) -> None:
+        self._heads = heads
+        self._vocabulary = vocabulary
+        self._dtype = dtype
+        # Of the proposal in the making: [num_heads, V] for each session.
+        self._guesses: dict[int, Sequence[Row]] = {}
+
+    def open(self, session: DraftSession) -> None:
+        pass
+
+    def advance(self, session: DraftSession) -> bool:
+        return False
+
+    @torch.inference_mode()
+    def logits(self, drafts: Sequence[Draft]) -> list[Sequence[Row]]:
+        fresh = [draft for draft in drafts if not draft.nodes and has_last_row(draft)]
+        if fresh:
+            hidden = torch.cat([last_row(draft.session) for draft in fresh]).to(self._dtype)
+            for draft, guesses in zip(fresh, self._heads(hidden), strict=True):
+                self._guesses[id(draft.session)] = self._vocabulary.rows(guesses)
+        answers: list[Sequence[Row]] = []
+        for draft in drafts:
+            depth = draft.depth
+            answers.append([self._guesses[id(draft.session)][depth] for _ in draft.frontier])
+        return answers
+
+    def close(self, session: DraftSession) -> None:
+        self._guesses.pop(id(session), None)
+
+
+def has_last_row(draft: Draft) -> bool:
+    """Whether the state that the last committed token was drawn from has come; if not, it is asked for."""
+    session = draft.session
+    last = len(session.token_ids) - 2
+    if session.hidden.first <= last < session.hidden.end:
+        return True
+    session.missing_hidden_from = last - session.prompt_len
+    draft.stop()
+    return False
+
+
+def last_row(session: DraftSession) -> torch.Tensor:
+    """[1, width]; what came before is not needed any more."""
+    last = len(session.token_ids) - 2
+    session.hidden.forget_before(last)
+    return session.hidden.rows(last, last + 1)

@@ -1,0 +1,69 @@
+"""An EAGLE head over a paged cache of its own: rows in, next features out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from engine.attention import ATTENTION_NAME, AttentionOps, PagedContext, register_attention
+from engine.batch import SessionRows, build_batch
+from engine.block_manager import BlockManager
+from engine.paged_kv import LayerShape, PagedKVCache, bytes_per_block
+from engine.row_invariance import make_row_invariant
+
+
+class FeatureHead(Protocol):
+    """EagleHead and Eagle3Head as drafting sees them; shapes as in drafter_service.heads."""
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]: ...
+
+    def fuse(self, hidden_states: torch.Tensor) -> torch.Tensor: ...
+
+    def __call__(
+        self, token_ids: torch.Tensor, features: torch.Tensor, position_ids: torch.Tensor, *, paged: PagedContext
+    ) -> torch.Tensor: ...
+
+    def logits(self, features: torch.Tensor) -> torch.Tensor: ...
+
+
+class PagedHead:
+    """Row i of a session pairs the feature of position i with token i + 1. Not for use from two threads at a time."""
+
+    def __init__(
+        self, head: FeatureHead, ops: AttentionOps, dtype: torch.dtype, *, kv_cache_bytes: int, block_size: int
+    ) -> None:
+        """The head must have been built with attn_implementation=ATTENTION_NAME."""
+        register_attention()
+        self.head = head
+        self.dtype = dtype
+        self._ops = ops
+        decoder = head.config.decoder  # type: ignore[attr-defined]
+        shape = LayerShape(
+            "head",
+            decoder.num_attention_heads,
+            decoder.num_key_value_heads,
+            decoder.head_dim,
+            decoder.head_dim,
+            sliding_window=None,
+        )
+        shapes = [shape] * decoder.num_hidden_layers
+        num_blocks = max(1, kv_cache_bytes // bytes_per_block(shapes, block_size, dtype))
+        self._cache = PagedKVCache(
+            shapes, num_blocks=num_blocks, block_size=block_size, dtype=dtype, device=torch.device("cpu"), ops=ops
+        )
+        # Blocks are found by token ids, but a row depends on the target's features too: nothing is shared.
+        self.blocks = BlockManager(num_blocks, block_size, prefix_caching=False)
+        make_row_invariant(head)  # type: ignore[arg-type]
+
+    @torch.inference_mode()
+    def forward(self, rows: Sequence[SessionRows], features: torch.Tensor) -> torch.Tensor:
+        """features [T, H] of all rows in order -> next features [T, H]; keys and values are written."""
+        batch = build_batch(rows, self.blocks.block_size)
+        paged = PagedContext(self._ops, batch, self._cache)
+        return self.head(batch.token_ids[None], features[None], batch.position_ids[None], paged=paged)[0]
+
+
+__all__ = ["ATTENTION_NAME", "FeatureHead", "PagedHead"]

@@ -1,0 +1,27 @@
+"""Logits over a head's vocabulary, as rows over the target's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from engine.sampling import Row
+
+
+class TargetVocabulary:
+    """target_ids int64 [head vocabulary] gives the target's id of each of the head's; None: they are the same."""
+
+    def __init__(self, vocab_size: int, target_ids: torch.Tensor | None) -> None:
+        self.vocab_size = vocab_size
+        self._target_ids = None if target_ids is None else target_ids.cpu().numpy()
+
+    def rows(self, logits: torch.Tensor) -> Sequence[Row]:
+        """logits [N, head vocabulary] -> float32 [N, vocab_size]; -inf for what the head does not know."""
+        found: np.ndarray[tuple[int, int], np.dtype[np.float32]] = logits.float().cpu().numpy()
+        if self._target_ids is None:
+            return list(found)
+        rows = np.full((len(found), self.vocab_size), -np.inf, dtype=np.float32)
+        rows[:, self._target_ids] = found
+        return list(rows)
