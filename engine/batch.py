@@ -99,8 +99,9 @@ def build_batch(sessions: Sequence[SessionRows], block_size: int, device: torch.
 
 
 def _tree_positions(rows: SessionRows, num_chain_rows: int) -> list[int]:
-    """Logical positions of the tree rows: one past the parent's."""
-    positions = list(range(rows.context_len, rows.context_len + num_chain_rows))
+    """Logical positions of the tree rows: one past the parent's. A parent before the tree is its root."""
+    root = rows.context_len + num_chain_rows - 1
+    positions: list[int] = []
     for parent in rows.parents:
-        positions.append(positions[max(parent, num_chain_rows - 1)] + 1)
-    return positions[num_chain_rows:]
+        positions.append(1 + (positions[parent - num_chain_rows] if parent >= num_chain_rows else root))
+    return positions

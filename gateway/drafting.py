@@ -51,6 +51,7 @@ class Drafting:
         acquire: Callable[[], Lease | None],
         policy: DraftPolicy | None,
         *,
+        token_tree: bool,
         timeout_s: float,
         metrics: GatewayMetrics,
     ) -> None:
@@ -58,6 +59,7 @@ class Drafting:
         self._committed = committed
         self._acquire = acquire
         self._policy = policy
+        self._token_tree = token_tree
         self._timeout_s = timeout_s
         self._metrics = metrics
         self._lease: Lease | None = None
@@ -173,6 +175,7 @@ class Drafting:
             committed_token_ids=tuple(self._committed[self._reported_len : committed_len]),
             num_draft_tokens=num_draft_tokens,
             hidden_states=self._hidden.hand_over() if self._hidden is not None else (),
+            max_tree_nodes=num_draft_tokens if self._token_tree else 0,
         )
 
     async def _has_hidden_states(self, committed_len: int) -> bool:

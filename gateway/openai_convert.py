@@ -224,7 +224,7 @@ def _max_tokens(body: GenerationFields, prompt_len: int, chat: bool, model: Serv
 def _speculation(asked: Speculation | None, model: ServedModel) -> SpeculationRequest:
     if asked is None:
         return SpeculationRequest()
-    return check_speculation(asked.method, asked.num_speculative_tokens, asked.mode, model)
+    return check_speculation(asked.method, asked.num_speculative_tokens, asked.mode, model, asked.token_tree)
 
 
 def _sampling_params(body: GenerationFields, num_logprobs: int | None, served: Served) -> SamplingParams:

@@ -137,6 +137,7 @@ class Speculation(_Body):
     method: String | None = Field(None, description='"auto", "off" or a draft method of the server')
     num_speculative_tokens: Int | None = Field(None, description="the most draft tokens per round")
     mode: String | None = Field(None, description='"exact" or "rejection"')
+    token_tree: Bool | None = Field(None, description="draft tokens as a tree; num_speculative_tokens caps its nodes")
     annotate: Bool = Field(False, description="choices carry the origin of each token")
 
 

@@ -84,7 +84,11 @@ def check_stop(stop: Sequence[str], limits: RequestLimits) -> None:
 
 
 def check_speculation(
-    method: str | None, num_speculative_tokens: int | None, mode: str | None, model: ServedModel
+    method: str | None,
+    num_speculative_tokens: int | None,
+    mode: str | None,
+    model: ServedModel,
+    token_tree: bool | None = None,
 ) -> SpeculationRequest:
     """None is the server's default."""
     choices = (METHOD_AUTO, METHOD_OFF, *model.draft_methods)
@@ -106,4 +110,5 @@ def check_speculation(
         method=method or METHOD_AUTO,
         num_speculative_tokens=num_speculative_tokens or 0,
         mode=modes[mode] if mode is not None else None,
+        token_tree=token_tree,
     )
