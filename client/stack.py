@@ -40,8 +40,10 @@ class StackSettings:
     """What `outrider up` was asked for. Empty redis_url: a Redis of its own."""
 
     model: str
+    # Checkpoints of draft models and heads, comma-separated.
     draft_model: str
-    methods: tuple[str, ...]
+    # Empty: all that the checkpoints give, and those that need none.
+    methods: tuple[str, ...] = ()
     host: str = "127.0.0.1"
     port: int = 8000
     grpc_port: int = 8001
@@ -166,10 +168,14 @@ class Stack:
 
     def _drafter_command(self) -> list[str]:
         settings = self._settings
-        methods = ",".join(settings.methods)
-        command = [sys.executable, "-m", "drafter_service", "--methods", methods, "--port", "0"]
+        command = [
+            *(sys.executable, "-m", "drafter_service", "--port", "0"),
+            *("--target-model", settings.model, "--dtype", settings.dtype),
+        ]
+        if settings.methods:
+            command += ["--methods", ",".join(settings.methods)]
         if settings.draft_model:
-            command += ["--draft-model", settings.draft_model, "--dtype", settings.dtype]
+            command += ["--draft-model", settings.draft_model]
         return command
 
     def _gateway_command(self) -> list[str]:

@@ -16,12 +16,14 @@ from engine.coupling import NOISE_VERSION
 from outrider.v1 import drafter_pb2_grpc
 from shared.config import load_config
 from shared.messages import DrafterInfo
-from shared.service import Endpoint, run_service, serve_until_signal
+from shared.service import Endpoint, is_enabled_at, run_service, serve_until_signal
 from shared.telemetry import setup_logging
+from shared.tls import server_tls
 from shared.version import outrider_version
 
 EPILOG = """examples:
   python -m drafter_service --draft-model models/demo-draft
+  python -m drafter_service --draft-model models/demo-eagle3 --target-model models/demo-target
   python -m drafter_service --methods ngram --prompt-lookup-max 4 --port 7012
 """
 
@@ -30,13 +32,23 @@ async def serve(argv: list[str]) -> None:
     config = load_config(
         DrafterConfig, argv, os.environ, prog="python -m drafter_service", description=__doc__ or "", epilog=EPILOG
     )
+    tls = server_tls(config.tls_cert_file, config.tls_key_file, config.tls_ca_file)  # before a model is loaded
     log = setup_logging("drafter", config.log_level)
     registry = CollectorRegistry()
     methods = build_methods(config, log.info)
     engine = DrafterEngine(methods, max_num_seqs=config.max_num_seqs, metrics=DrafterMetrics(registry))
     servicer = DrafterServicer(engine, lambda: describe(config, engine))
     await serve_until_signal(
-        Endpoint("drafter", "outrider.v1.Drafter", config.host, config.port, config.metrics_port, config.drain_s),
+        Endpoint(
+            "drafter",
+            "outrider.v1.Drafter",
+            config.host,
+            config.port,
+            config.metrics_port,
+            config.drain_s,
+            tls=tls,
+            reflection=is_enabled_at(config.host, config.reflection),
+        ),
         lambda server: drafter_pb2_grpc.add_DrafterServicer_to_server(servicer, server),
         registry,
         start=engine.start,

@@ -9,13 +9,20 @@ from shared.config import setting
 
 @dataclass(frozen=True)
 class DrafterConfig:
-    methods: tuple[str, ...] = setting(("draft_model", "ngram"), "Draft methods to serve, comma-separated.")
-    draft_model: str = setting("", "Folder of the draft model's HF checkpoint, for method draft_model.")
+    draft_model: tuple[str, ...] = setting(
+        (), "Folders of draft models and trained heads, comma-separated; the method of each is recognised."
+    )
+    target_model: str = setting("", "Folder of the target's checkpoint: heads use its embedding and output head.")
+    methods: tuple[str, ...] = setting((), "Draft methods to serve, comma-separated; empty: all there are.")
     prompt_lookup_min: int = setting(1, "Shortest n-gram that is looked up.", minimum=1, maximum=64)
     prompt_lookup_max: int = setting(5, "Longest n-gram that is looked up.", minimum=1, maximum=64)
     host: str = setting("127.0.0.1", "Address to listen on.")
     port: int = setting(7002, "gRPC port; 0 takes a free one.", minimum=0, maximum=65535)
     metrics_port: int = setting(0, "Port of /metrics; 0 serves none.", minimum=0, maximum=65535)
+    tls_cert_file: str = setting("", "Certificate of the gRPC port (PEM); empty: no TLS.")
+    tls_key_file: str = setting("", "Its private key.")
+    tls_ca_file: str = setting("", "Gateways must present a certificate that this authority has signed.")
+    reflection: bool | None = setting(None, "gRPC reflection; auto: on loopback only.")
     dtype: str = setting("auto", "Weights and KV cache.", choices=("auto", "bfloat16", "float32"))
     device: str = setting("cpu", "Where draft models run.", choices=("cpu", "cuda"))
     attention_backend: str = setting(

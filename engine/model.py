@@ -144,7 +144,7 @@ def load_model(
         hidden_size=int(text_config.hidden_size),
         num_layers=num_layers,
         max_model_len=max_len,
-        eos_token_ids=_eos_token_ids(model),
+        eos_token_ids=model_guards.read_eos_token_ids(path, config),
         row_invariance=invariance,
     )
     report("warming up the attention kernels")
@@ -201,12 +201,3 @@ def _read_weights(path: str, dtype: torch.dtype, device: torch.device) -> Any:
             transformers_logging.enable_progress_bar()
     model_guards.require_all_weights(path, loading_info)
     return model.to(device).eval().requires_grad_(False)
-
-
-def _eos_token_ids(model: Any) -> tuple[int, ...]:
-    """End-of-sequence ids: the generation config's, else the config's."""
-    for config in (model.generation_config, model.config.get_text_config()):
-        eos = getattr(config, "eos_token_id", None)
-        if eos is not None:
-            return tuple(eos) if isinstance(eos, list | tuple) else (int(eos),)
-    return ()

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from engine.attention import AttentionOps, AttentionProbe, PagedContext, UnsupportedAttention
 from engine.errors import ModelRefused
@@ -73,6 +73,19 @@ def _dtype_of_weights(path: str) -> torch.dtype:
             for name in tensors.keys():  # noqa: SIM118  (a safetensors handle is not a dict)
                 return tensors.get_tensor(name).dtype  # type: ignore[no-any-return]
     raise ModelRefused(path, "neither its config nor its weights tell the dtype", "give the dtype by name")
+
+
+def read_eos_token_ids(path: str, config: Any) -> tuple[int, ...]:
+    """End-of-sequence ids: the generation config's, else the config's; () if neither names one."""
+    try:
+        generation_config: Any = GenerationConfig.from_pretrained(path)
+    except (OSError, ValueError):
+        generation_config = None
+    for source in (generation_config, config.get_text_config()):
+        eos = getattr(source, "eos_token_id", None)
+        if eos is not None:
+            return tuple(eos) if isinstance(eos, list | tuple) else (int(eos),)
+    return ()
 
 
 def require_supported_architecture(path: str, config: Any) -> None:

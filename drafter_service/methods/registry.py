@@ -14,20 +14,50 @@ Report = Callable[[str], None]
 
 
 def build_methods(config: DrafterConfig, report: Report) -> dict[str, DraftMethod]:
-    """Raises ConfigError on an unknown, repeated or missing method."""
-    if not config.methods:
-        raise ConfigError(f"--methods: name at least one of {', '.join(_BUILDERS)}", param="methods")
+    """The methods asked for, or all that the checkpoints give and those that need none.
+
+    Raises ConfigError on an unknown, repeated or missing method, or a checkpoint that cannot be served.
+    """
+    checkpoints = _recognise_all(config.draft_model)
     methods: dict[str, DraftMethod] = {}
-    for name in config.methods:
-        if name not in _BUILDERS:
-            raise ConfigError(f"--methods: {name!r} is none of {', '.join(_BUILDERS)}", param="methods")
+    for name in config.methods or (*checkpoints, *_WITHOUT_CHECKPOINT):
         if name in methods:
             raise ConfigError(f"--methods: {name!r} is named twice", param="methods")
-        methods[name] = _BUILDERS[name](config, report)
+        if name in _WITHOUT_CHECKPOINT:
+            methods[name] = _WITHOUT_CHECKPOINT[name](config)
+        elif name not in _FROM_CHECKPOINT:
+            choices = ", ".join((*_FROM_CHECKPOINT, *_WITHOUT_CHECKPOINT))
+            raise ConfigError(f"--methods: {name!r} is none of {choices}", param="methods")
+        elif name not in checkpoints:
+            given = ", ".join(f"{path} ({kind})" for kind, path in checkpoints.items()) or "none"
+            raise ConfigError(
+                f"--draft-model: method {name} needs a checkpoint of its kind; given: {given}", param="draft_model"
+            )
+        else:
+            methods[name] = _FROM_CHECKPOINT[name](config, checkpoints[name], report)
     return methods
 
 
-def _build_ngram(config: DrafterConfig, report: Report) -> DraftMethod:
+def _recognise_all(paths: tuple[str, ...]) -> dict[str, str]:
+    """Method -> checkpoint, in the order given."""
+    if not paths:
+        return {}
+    from drafter_service.checkpoints.recognise import recognise
+
+    found: dict[str, str] = {}
+    for path in paths:
+        kind = recognise(path)
+        if kind in found:
+            raise ConfigError(f"--draft-model: {found[kind]} and {path} are both {kind}", param="draft_model")
+        found[kind] = path
+    return found
+
+
+def _num_threads(config: DrafterConfig) -> int:
+    return config.num_threads or len(os.sched_getaffinity(0))
+
+
+def _build_ngram(config: DrafterConfig) -> DraftMethod:
     from drafter_service.methods.ngram import NgramMethod
 
     if config.prompt_lookup_min > config.prompt_lookup_max:
@@ -35,20 +65,18 @@ def _build_ngram(config: DrafterConfig, report: Report) -> DraftMethod:
     return NgramMethod(prompt_lookup_min=config.prompt_lookup_min, prompt_lookup_max=config.prompt_lookup_max)
 
 
-def _build_draft_model(config: DrafterConfig, report: Report) -> DraftMethod:
-    if not config.draft_model:
-        raise ConfigError("--draft-model: method draft_model needs a checkpoint folder", param="draft_model")
+def _build_draft_model(config: DrafterConfig, path: str, report: Report) -> DraftMethod:
     from drafter_service.methods.draft_model import DraftModelNet, draft_model_method
     from engine.block_manager import BlockManager
     from engine.model import load_model
     from engine.runner import ModelRunner
 
     loaded = load_model(
-        config.draft_model,
+        path,
         dtype=config.dtype,
         device=config.device,
         attention_backend=config.attention_backend,
-        num_threads=config.num_threads or len(os.sched_getaffinity(0)),
+        num_threads=_num_threads(config),
         on_progress=report,
     )
     num_blocks = max(1, config.kv_cache_mb * 2**20 // loaded.bytes_per_block(config.block_size))
@@ -57,10 +85,26 @@ def _build_draft_model(config: DrafterConfig, report: Report) -> DraftMethod:
         BlockManager(num_blocks, config.block_size),
         prefill_chunk_size=config.prefill_chunk_size,
     )
-    return draft_model_method(net, Path(config.draft_model).name)
+    return draft_model_method(net, Path(path).name)
 
 
-_BUILDERS: dict[str, Callable[[DrafterConfig, Report], DraftMethod]] = {
-    "ngram": _build_ngram,
+def _head_builder(kind: str) -> Callable[[DrafterConfig, str, Report], DraftMethod]:
+    def build(config: DrafterConfig, path: str, report: Report) -> DraftMethod:
+        from drafter_service.methods.heads import build_head_method
+
+        if not config.target_model:
+            raise ConfigError(
+                f"--target-model: {kind} uses the target's embedding or output head; name the target's folder",
+                param="target_model",
+            )
+        report(f"reading {kind} {path}")
+        return build_head_method(kind, path, config, num_threads=_num_threads(config))
+
+    return build
+
+
+_WITHOUT_CHECKPOINT: dict[str, Callable[[DrafterConfig], DraftMethod]] = {"ngram": _build_ngram}
+_FROM_CHECKPOINT: dict[str, Callable[[DrafterConfig, str, Report], DraftMethod]] = {
     "draft_model": _build_draft_model,
+    **{kind: _head_builder(kind) for kind in ("eagle3", "eagle", "mlp_speculator", "medusa")},
 }
