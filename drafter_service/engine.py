@@ -12,11 +12,12 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from drafter_service.methods.interface import DraftMethod
 from drafter_service.metrics import DrafterMetrics
 from drafter_service.session import DraftSession, OnReply
+from shared.engine_thread import EngineThread
 from shared.errors import InvalidRequest, OutriderError, Overloaded
 from shared.messages import DraftStep, HiddenStates, Proposal, ProposalReply, SessionSpec, Timings
 
@@ -24,6 +25,9 @@ log = logging.getLogger(__name__)
 
 # A report of more committed tokens than this (a free run has ended) is caught up with apart from proposals.
 LONG_REPORT = 32
+# A batch of proposals waits for sessions of the last batch for this share of what the last one took.
+_PATIENCE_SHARE = 0.3
+_LONGEST_PATIENCE_S = 0.002
 # For methods that work with any vocabulary: what the wire can carry.
 _MAX_VOCAB_SIZE = 2**31
 
@@ -41,10 +45,17 @@ class DrafterEngine:
         # Sessions whose method may have a backlog of committed tokens to compute.
         self._behind: deque[int] = deque()
         self._handles = itertools.count()
-        self._commands: deque[Callable[[], None]] = deque()
-        self._wake = threading.Condition()
-        self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="drafter-engine", daemon=True)
+        self._lock = threading.Lock()
+        # Those of the last batch that have not asked again; sessions verified together come back together.
+        self._expected: set[int] = set()
+        self._first_asked_at = 0.0
+        self._propose_s = 0.0
+        self._thread = EngineThread(
+            "drafter-engine",
+            has_work=lambda: bool(self._behind or self._asked()),
+            work=self._work,
+            patience_s=self._patience_s,
+        )
 
     @property
     def num_sessions(self) -> int:
@@ -54,10 +65,7 @@ class DrafterEngine:
         self._thread.start()
 
     def stop(self) -> None:
-        with self._wake:
-            self._stopping = True
-            self._wake.notify()
-        self._thread.join()
+        self._thread.stop()
 
     def open(self, spec: SessionSpec, on_reply: OnReply) -> int:
         """Registers a session and returns its handle. Raises InvalidRequest (method, token ids) or Overloaded."""
@@ -67,43 +75,35 @@ class DrafterEngine:
             )
         self._check_tokens(spec.method, "prompt_token_ids", spec.prompt_token_ids)
         self._check_tokens(spec.method, "committed_token_ids", spec.committed_token_ids)
-        with self._wake:
+        with self._lock:
             if self._num_open >= self._max_num_seqs:
                 raise Overloaded(f"{self._max_num_seqs} sessions are open, the most that this drafter takes")
             self._num_open += 1
         session = DraftSession(spec, [*spec.prompt_token_ids, *spec.committed_token_ids], on_reply)
         handle = next(self._handles)
-        self._command(lambda: self._open(handle, session))
+        self._thread.command(lambda: self._open(handle, session))
         return handle
 
     def submit(self, handle: int, step: DraftStep) -> None:
         """Reports committed tokens and asks for a proposal; errors come as the session's reply."""
-        self._command(lambda: self._report(handle, step))
+        self._thread.command(lambda: self._report(handle, step))
 
     def close(self, handle: int) -> None:
         """Frees everything the session holds; harmless when it is gone already."""
-        self._command(lambda: self._close(handle))
-
-    def _command(self, command: Callable[[], None]) -> None:
-        with self._wake:
-            self._commands.append(command)
-            self._wake.notify()
+        self._thread.command(lambda: self._close(handle))
 
     # ---- on the engine's thread ----
 
-    def _run(self) -> None:
-        while True:
-            with self._wake:
-                while not (self._commands or self._stopping or self._behind or self._asked()):
-                    self._wake.wait()
-                if self._stopping:
-                    return
-                commands = list(self._commands)
-                self._commands.clear()
-            for command in commands:
-                command()
-            self._catch_up()
-            self._propose()
+    def _work(self) -> None:
+        self._catch_up()
+        self._propose()
+
+    def _patience_s(self) -> float:
+        """Two proposals in one batch cost little more than one: a moment for those that came together last time."""
+        if not self._expected or not self._asked():
+            return 0.0
+        worth = min(_LONGEST_PATIENCE_S, _PATIENCE_SHARE * self._propose_s)
+        return self._first_asked_at + worth - time.perf_counter()
 
     def _asked(self) -> list[DraftSession]:
         return [session for session in self._sessions.values() if session.step is not None]
@@ -128,6 +128,9 @@ class DrafterEngine:
             num_hidden_rows = sum(piece.num_rows for piece in step.hidden_states)
             if max(len(step.committed_token_ids), num_hidden_rows) > LONG_REPORT:
                 self._behind.append(handle)
+            if session.step is not None:
+                self._first_asked_at = self._first_asked_at or session.step_arrived_at
+                self._expected.discard(handle)
         except OutriderError as error:
             self._fail(handle, session, error)
 
@@ -151,7 +154,8 @@ class DrafterEngine:
     def _close(self, handle: int) -> None:
         session = self._sessions.pop(handle, None)
         if session is not None:
-            with self._wake:
+            self._expected.discard(handle)
+            with self._lock:
                 self._num_open -= 1
             self.methods[session.spec.method].close(session)
 
@@ -178,6 +182,7 @@ class DrafterEngine:
 
     def _propose(self) -> None:
         behind = set(self._behind)
+        self._first_asked_at = 0.0
         for name, method in self.methods.items():
             asked = {
                 handle: session
@@ -194,15 +199,20 @@ class DrafterEngine:
                     self._fail(handle, session, error)
                 continue
             ended = time.perf_counter()
+            self._propose_s = ended - started
+            self._expected = set(asked)
             for session, proposal in zip(asked.values(), proposals, strict=True):
-                self._reply(session, proposal, started, ended)
+                self._reply(session, proposal, len(asked), started, ended)
 
-    def _reply(self, session: DraftSession, proposal: Proposal, started: float, ended: float) -> None:
+    def _reply(
+        self, session: DraftSession, proposal: Proposal, num_sessions: int, started: float, ended: float
+    ) -> None:
         session.step = None
         timings = Timings(
             queue_us=max(0, int((started - session.step_arrived_at) * 1e6)),
             forward_us=int((ended - started) * 1e6),
             total_us=int((time.perf_counter() - session.step_arrived_at) * 1e6),
+            batch_sessions=num_sessions,
         )
         self._metrics.observe(proposal, timings)
         missing, session.missing_hidden_from = session.missing_hidden_from, None

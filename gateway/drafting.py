@@ -12,7 +12,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 
-from gateway.draft_policy import DraftPolicy
+from gateway.draft_policy import DraftPolicy, RoundOutcome
 from gateway.hidden_flow import HiddenFlow
 from gateway.interfaces import Drafter
 from gateway.metrics import GatewayMetrics
@@ -25,6 +25,7 @@ from shared.messages import (
     Proposal,
     ProposalReply,
     SessionSpec,
+    Timings,
     VerifyStep,
 )
 
@@ -66,40 +67,42 @@ class Drafting:
         self._hidden: HiddenFlow | None = None
         self._late: asyncio.Task[ProposalReply] | None = None
         self._reported_len = 0
-        self._draft_us = 0
+        # Of the round in progress: tokens wanted, what the drafter took for them, and how long the gateway waited.
+        self._num_wanted = 0
+        self._draft_timings = Timings()
         self._draft_s = 0.0
         self.clock = time.perf_counter
 
     async def propose(self, committed_len: int) -> Proposal | None:
         """A proposal that stands on `committed_len`, or None: no drafter, none worth it, too late, or no idea."""
-        self._draft_us, self._draft_s = 0, 0.0
+        self._num_wanted, self._draft_timings, self._draft_s = 0, Timings(), 0.0
         if self._policy is None or await self._is_late():
             return None
         started = self.clock()
-        if self._lease is None and not await self._open():
+        self._num_wanted = self._policy.num_draft_tokens()
+        if self._num_wanted == 0 or (self._lease is None and not await self._open()):
             return None
         if committed_len == 0:
             return None  # the verifier prefills meanwhile; its first token comes without a draft
         if not await self._has_hidden_states(committed_len):
             return None  # a round without a draft brings them
-        num_draft_tokens = self._policy.num_draft_tokens()
-        if num_draft_tokens == 0:
-            return None
-        reply = await self._ask(committed_len, num_draft_tokens)
+        reply = await self._ask(committed_len, self._num_wanted)
         if self._late is None:  # a timeout is no cost of the round that follows it; draft_timeouts counts it
             self._draft_s = self.clock() - started
         if reply is None:
             return None
-        self._draft_us = reply.timings.forward_us
+        self._draft_timings = reply.timings
         return reply.proposal if reply.proposal.token_ids else None
 
     def free_run_budget(self) -> int:
         """Tokens the verifier may commit by itself in a round without a draft."""
         if self._policy is None:
             return self._spec.sampling_params.max_tokens
+        if self._late is None and self._num_wanted == 0:
+            return self._policy.free_run()
         if self._lease is None or self._late is not None:
             return ALONE_RUN
-        return 1 if not self._committed else self._policy.free_run()
+        return 1
 
     def hidden_states_request(self, committed_len: int) -> HiddenStatesRequest | None:
         """The rows that the drafter needs next."""
@@ -112,14 +115,27 @@ class Drafting:
         round_s = verify_s + self._draft_s
         is_prefill = commit.base_len == len(self._spec.committed_token_ids)
         if not is_prefill:
-            forward_s = (commit.timings.forward_us + self._draft_us) * 1e-6
+            forward_s = (commit.timings.forward_us + self._draft_timings.forward_us) * 1e-6
             self._metrics.observe_round(round_s, max(0.0, round_s - forward_s))
-            if self._policy is not None:
-                self._policy.observe(
-                    commit.num_draft_tokens, commit.num_accepted_tokens, len(commit.token_ids), round_s
-                )
-        self._draft_us, self._draft_s = 0, 0.0
+        if self._policy is not None:
+            self._policy.observe(self._outcome(commit, round_s))
+        self._draft_timings, self._draft_s = Timings(), 0.0
         self._metrics.observe_commit(commit, step.proposal.method if step.proposal else "")
+
+    def _outcome(self, commit: Commit, round_s: float) -> RoundOutcome:
+        verifier, drafter = commit.timings, self._draft_timings
+        # Only a round that waited for the drafter tells what asking it costs.
+        has_answer = self._draft_s > 0.0
+        return RoundOutcome(
+            num_asked=self._num_wanted if has_answer else 0,
+            num_draft_tokens=commit.num_draft_tokens,
+            num_accepted=commit.num_accepted_tokens,
+            batch_sessions=verifier.batch_sessions,
+            marginal_row_s=verifier.marginal_row_us * 1e-6,
+            tokens_per_s=verifier.tokens_per_s,
+            draft_s=drafter.forward_us * 1e-6,
+            overhead_s=max(0.0, round_s - (verifier.total_us + drafter.total_us) * 1e-6),
+        )
 
     async def close(self) -> None:
         late, self._late = self._late, None

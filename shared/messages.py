@@ -57,6 +57,11 @@ class Timings:
     forward_us: int = 0
     total_us: int = 0
     sample_us: int = 0
+    # Sessions that were served together.
+    batch_sessions: int = 1
+    # Of a verifier: what one more row would have cost, and how many tokens a second all sessions get.
+    marginal_row_us: float = 0.0
+    tokens_per_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from verifier_service.config import VerifierConfig
 from verifier_service.engine import EngineLimits, VerifierEngine
 from verifier_service.metrics import VerifierMetrics
 from verifier_service.server import VerifierServicer
+from verifier_service.step_costs import measure_step_costs
 
 EPILOG = """examples:
   python -m verifier_service --model models/demo-target
@@ -62,7 +63,11 @@ def build_engine(config: VerifierConfig, registry: CollectorRegistry) -> tuple[V
     metrics.observe_certificate(certificate.holds)
     log.info(certificate.describe())
     log.info("%d KV blocks of %d positions, context %d", num_blocks, config.block_size, loaded.max_model_len)
-    return VerifierEngine(runner, blocks, limits, certificate, metrics), loaded
+    step_costs = measure_step_costs(runner, num_blocks, config.block_size)
+    log.info(
+        "a forward of 1 row takes %.1f ms, of 16 rows %.1f ms", *(1e3 * step_costs.seconds(rows) for rows in (1, 16))
+    )
+    return VerifierEngine(runner, blocks, limits, certificate, metrics, step_costs), loaded
 
 
 def describe(config: VerifierConfig, engine: VerifierEngine, loaded: LoadedModel) -> VerifierInfo:
@@ -100,7 +105,12 @@ async def serve(argv: list[str]) -> None:
     servicer = VerifierServicer(engine, lambda: describe(config, engine, loaded))
     await serve_until_signal(
         Endpoint(
-            *("verifier", "outrider.v1.Verifier", config.host, config.port, config.metrics_port, config.drain_s),
+            "verifier",
+            "outrider.v1.Verifier",
+            config.host,
+            config.port,
+            config.metrics_port,
+            config.drain_s,
             tls=tls,
             reflection=is_enabled_at(config.host, config.reflection),
         ),

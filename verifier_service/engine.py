@@ -12,8 +12,6 @@ import itertools
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,14 +25,17 @@ from engine.grammar import GrammarCompiler, GrammarState
 from engine.hidden_store import HiddenStateStore
 from engine.runner import ModelRunner
 from engine.sampling import LogitsProcessor, token_logprob
+from shared.engine_thread import EngineThread
 from shared.errors import ExactModeRefused, InvalidRequest, OutriderError, Overloaded
 from shared.messages import SessionSpec, TokenLogprob, VerifyStep
 from shared.sampling_params import SpeculationMode
 from verifier_service.hidden_states import keep_layers, rows_to_send
 from verifier_service.metrics import VerifierMetrics
+from verifier_service.pace import Pace
 from verifier_service.round import ForwardTimes, decide
 from verifier_service.scheduler import Scheduler, Work
 from verifier_service.session import OnReply, VerifierSession
+from verifier_service.step_costs import StepCosts
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +59,7 @@ class VerifierEngine:
         limits: EngineLimits,
         certificate: Certificate,
         metrics: VerifierMetrics,
+        step_costs: StepCosts,
     ) -> None:
         loaded = runner.loaded
         self._runner = runner
@@ -78,11 +80,16 @@ class VerifierEngine:
         self._sessions: dict[int, VerifierSession] = {}
         # Counted where `open` is called: the engine's thread takes sessions up later, many may come before it does.
         self._num_open = 0
+        self._num_tokens = 0
         self._handles = itertools.count()
-        self._commands: deque[Callable[[], None]] = deque()
-        self._wake = threading.Condition()
-        self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="verifier-engine", daemon=True)
+        self._lock = threading.Lock()
+        self._pace = Pace(step_costs)
+        self._thread = EngineThread(
+            "verifier-engine",
+            has_work=self._has_work,
+            work=self._work,
+            patience_s=lambda: self._pace.patience_s(self._sessions.values()),
+        )
 
     @property
     def num_sessions(self) -> int:
@@ -97,10 +104,7 @@ class VerifierEngine:
 
     def stop(self) -> None:
         """Ends the thread after the forward in progress; open sessions get no further reply."""
-        with self._wake:
-            self._stopping = True
-            self._wake.notify()
-        self._thread.join()
+        self._thread.stop()
 
     def compile_grammar(self, spec: SessionSpec) -> GrammarState | None:
         """What `open` needs for a session with a grammar; takes seconds at worst, so not for an event loop."""
@@ -126,22 +130,22 @@ class VerifierEngine:
             token_ids=[*spec.prompt_token_ids, *spec.committed_token_ids],
             chain_rule=self.limits.rejection_sample_method,
         )
-        with self._wake:
+        with self._lock:
             if self._num_open >= self.limits.max_num_seqs:
                 raise Overloaded(f"{self.limits.max_num_seqs} sessions are open, the most that this verifier takes")
             self._num_open += 1
         handle = next(self._handles)
-        self._command(lambda: self._sessions.__setitem__(handle, session))
+        self._thread.command(lambda: self._sessions.__setitem__(handle, session))
         return handle
 
     def submit(self, handle: int, step: VerifyStep) -> None:
         """Asks for the next tokens; errors come as the session's reply."""
         arrived = time.perf_counter()
-        self._command(lambda: self._begin(handle, step, arrived))
+        self._thread.command(lambda: self._begin(handle, step, arrived))
 
     def close(self, handle: int) -> None:
         """Frees everything the session holds; harmless when it is gone already."""
-        self._command(lambda: self._close(handle))
+        self._thread.command(lambda: self._close(handle))
 
     def check_integrity(self) -> None:
         """Raises IntegrityError if the block bookkeeping is broken. Runs on the engine's thread, between forwards."""
@@ -156,7 +160,7 @@ class VerifierEngine:
                 outcome.append(error)
             done.set()
 
-        self._command(check)
+        self._thread.command(check)
         done.wait()
         if outcome[0] is not None:
             raise outcome[0]
@@ -190,28 +194,13 @@ class VerifierEngine:
                 param="speculation.mode",
             )
 
-    def _command(self, command: Callable[[], None]) -> None:
-        with self._wake:
-            self._commands.append(command)
-            self._wake.notify()
-
     # ---- on the engine's thread ----
 
-    def _run(self) -> None:
-        while True:
-            with self._wake:
-                while not self._commands and not self._stopping and not self._has_work():
-                    self._wake.wait()
-                if self._stopping:
-                    return
-                commands = list(self._commands)
-                self._commands.clear()
-            for command in commands:
-                command()
-            try:
-                self._step()
-            except Exception as error:
-                self._fail_waiting(error)
+    def _work(self) -> None:
+        try:
+            self._step()
+        except Exception as error:
+            self._fail_waiting(error)
 
     def _has_work(self) -> bool:
         return any(session.step is not None for session in self._sessions.values())
@@ -223,6 +212,7 @@ class VerifierEngine:
         try:
             session.begin(step)
             session.step_arrived_at = arrived
+            self._pace.asked(session, arrived)
             self._check_proposal(step)
             if step.hidden_states is not None:
                 keep_layers(self._hidden, step.hidden_states, self._runner.loaded.num_layers)
@@ -244,7 +234,7 @@ class VerifierEngine:
     def _close(self, handle: int) -> None:
         session = self._sessions.pop(handle, None)
         if session is not None:
-            with self._wake:
+            with self._lock:
                 self._num_open -= 1
             self._scheduler.release(session)
 
@@ -270,7 +260,10 @@ class VerifierEngine:
         result = self._runner.forward(batch, self._hidden.layers)
         self._hidden.write(result.hidden, batch.slot_mapping)
         logits = result.logits.numpy()
-        times = ForwardTimes(started, time.perf_counter())
+        times = ForwardTimes(
+            started, time.perf_counter(), len(plan), self._pace.marginal_row_s, self._pace.tokens_per_s
+        )
+        num_tokens_before = self._num_tokens
         first_row = 0
         for work in plan:
             try:
@@ -278,6 +271,7 @@ class VerifierEngine:
             except Exception as error:
                 self._fail(work.session, error)
             first_row += work.num_logits_rows
+        self._pace.observe(plan, self._num_tokens - num_tokens_before, times.started, times.ended)
         self._metrics.observe_forward(plan, times, self.blocks, self._scheduler.num_preemptions)
 
     def _settle(self, work: Work, logits: NDArray[np.float32], times: ForwardTimes) -> None:
@@ -305,6 +299,9 @@ class VerifierEngine:
             session.step_arrived_at = times.ended
         else:
             session.step = None
+            if not session.finished:
+                self._pace.replied(session, time.perf_counter())
+        self._num_tokens += len(commit.token_ids)
         self._metrics.observe_commit(commit)
         session.on_reply(commit if hidden is None else dataclasses.replace(commit, hidden_states=hidden))
 

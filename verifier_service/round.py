@@ -22,10 +22,13 @@ CHAIN_RULES = {"standard": standard.accept, "block": block.accept}
 
 @dataclass(frozen=True)
 class ForwardTimes:
-    """perf_counter seconds of the forward that a round's logits came from."""
+    """perf_counter seconds of the forward that a round's logits came from, and the verifier's pace at that time."""
 
     started: float
     ended: float
+    num_sessions: int = 1
+    marginal_row_s: float = 0.0
+    tokens_per_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,9 @@ def decide(work: Work, logits: NDArray[np.float32], max_model_len: int, times: F
             forward_us=_us(times.ended - times.started),
             total_us=_us(now - session.step_arrived_at),
             sample_us=_us(now - times.ended),
+            batch_sessions=times.num_sessions,
+            marginal_row_us=times.marginal_row_s * 1e6,
+            tokens_per_s=times.tokens_per_s,
         ),
         more=step_goes_on,
         num_cached_tokens=0 if session.has_replied else session.num_cached_tokens,

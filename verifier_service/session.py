@@ -36,6 +36,9 @@ class VerifierSession:
     free_run_left: int = 0
     # Positions whose hidden states the step in progress has been sent already.
     hidden_sent_len: int = 0
+    # When it was sent a commit that it has not answered yet, and how long its answers take.
+    replied_at: float | None = None
+    return_s: float | None = None
     has_replied: bool = False
     finished: bool = False
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)

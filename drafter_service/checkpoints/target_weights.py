@@ -80,7 +80,7 @@ def load_target_weights(path: str | Path, dtype: torch.dtype | None = None) -> T
         extra = f"a bias ({bias})" if bias in table else extra
     return TargetWeights(
         path=str(path),
-        architecture=(getattr(config, "architectures", None) or [type(config).__name__])[0],
+        architecture=_architecture(config),
         vocab_size=vocab_size,
         hidden_size=hidden_size,
         num_layers=num_layers,
@@ -115,6 +115,11 @@ def _size(folder: Path, config: Any, name: str) -> int:
     if isinstance(found, bool) or not isinstance(found, int) or not 1 <= found <= MAX_SIZE:
         raise CheckpointRefused(folder, f"its config's {name} is {found!r}, not a whole number from 1 to {MAX_SIZE}")
     return found
+
+
+def _architecture(config: Any) -> str:
+    named = getattr(config, "architectures", None)
+    return str(named[0]) if isinstance(named, list) and named else type(config).__name__
 
 
 def _lm_head_extra(config: Any) -> str | None:

@@ -101,7 +101,8 @@ class DecoderConfig:
 class Float32Rotary(LlamaRotaryEmbedding):  # type: ignore[misc]
     """RoPE whose frequencies stay float32 whatever the head is cast to.
 
-    `module.to(torch.bfloat16)` would round them: at position 2,000 the fastest angles are then off by several radians.
+    `module.to(torch.bfloat16)` would round them: at position 2,000 angles are then off by up to 0.9 radians with heads
+    of 64, and 2.4 with heads of 128 (base 10,000).
     """
 
     def __init__(self, config: Any) -> None:

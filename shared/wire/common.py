@@ -48,8 +48,19 @@ def timings_to_wire(timings: m.Timings) -> common.Timings:
         forward_us=timings.forward_us,
         total_us=timings.total_us,
         sample_us=timings.sample_us,
+        batch_sessions=timings.batch_sessions,
+        marginal_row_us=timings.marginal_row_us,
+        tokens_per_s=timings.tokens_per_s,
     )
 
 
 def timings_from_wire(message: common.Timings) -> m.Timings:
-    return m.Timings(message.queue_us, message.forward_us, message.total_us, message.sample_us)
+    return m.Timings(
+        queue_us=message.queue_us,
+        forward_us=message.forward_us,
+        total_us=message.total_us,
+        sample_us=message.sample_us,
+        batch_sessions=message.batch_sessions,
+        marginal_row_us=message.marginal_row_us,
+        tokens_per_s=message.tokens_per_s,
+    )

@@ -21,6 +21,7 @@ from engine.runner import ModelRunner
 from tests.grid.models import GridModel
 from verifier_service.engine import EngineLimits, VerifierEngine
 from verifier_service.metrics import VerifierMetrics
+from verifier_service.step_costs import StepCosts
 
 BLOCK_SIZE = 16
 # A session of the grid ends at 23 blocks (67 + 256 positions and drafts); ROOMY holds fifteen of them.
@@ -30,6 +31,7 @@ SOLO_BLOCKS = 28
 CHUNKS = {"whole": 4096, "chunk16": 16}
 _GARBAGE = 3.0
 _MAX_BATCHED_TOKENS = 4096
+_STEP_COSTS = StepCosts([(1, 0.005), (128, 0.05)])
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class Pools:
         registry = CollectorRegistry()
         limits = EngineLimits(64, _MAX_BATCHED_TOKENS, chunk, self.target.max_model_len)
         runner, blocks = _runner(self.target, num_blocks)
-        engine = VerifierEngine(runner, blocks, limits, self._certificate, VerifierMetrics(registry))
+        engine = VerifierEngine(runner, blocks, limits, self._certificate, VerifierMetrics(registry), _STEP_COSTS)
         engine.start()
         return Pool(engine, registry)
 

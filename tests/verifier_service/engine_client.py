@@ -28,6 +28,7 @@ from shared.sampling_params import SamplingParams, SpeculationMode
 from tests.engine.tiny_models import save_tiny_model
 from verifier_service.engine import EngineLimits, VerifierEngine
 from verifier_service.metrics import VerifierMetrics
+from verifier_service.step_costs import StepCosts
 
 REPLY_TIMEOUT_S = 60.0
 VOCAB_SIZE = 61
@@ -82,6 +83,7 @@ def running_engine(
         ),
         certificate,
         VerifierMetrics(CollectorRegistry()),
+        StepCosts([(1, 0.001), (64, 0.01)]),
     )
     engine.start()
     try:

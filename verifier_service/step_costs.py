@@ -1,0 +1,80 @@
+"""What a forward costs by the number of its rows: measured at start, kept up to date by what is measured since.
+
+The table gives the shape (a few rows cost as much as one, many cost in proportion); one factor on top of it follows
+the load of the machine and the length of the contexts.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from bisect import bisect_right
+from collections.abc import Sequence
+
+import torch
+
+from engine.batch import SessionRows, build_batch
+from engine.runner import ModelRunner
+
+_MEASURED_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+_REPEATS = 3
+# The whole measurement; on a slow machine the larger batches are left out.
+_BUDGET_S = 3.0
+# Weight of the newest forward in the factor.
+_WEIGHT = 0.05
+
+
+class StepCosts:
+    """Piecewise linear between the measured row counts; beyond the last the slope of the last piece goes on."""
+
+    def __init__(self, table: Sequence[tuple[int, float]]) -> None:
+        """table: (rows, seconds), ascending in rows, at least one entry."""
+        self._rows = [rows for rows, _seconds in table]
+        # More rows never cost less: where it was measured so, that is noise.
+        self._seconds = [max(seconds for _rows, seconds in table[: place + 1]) for place in range(len(table))]
+        self._factor = 1.0
+
+    def seconds(self, num_rows: int) -> float:
+        place = min(max(bisect_right(self._rows, num_rows) - 1, 0), len(self._rows) - 1)
+        return self._factor * (self._seconds[place] + self._slope(place) * (num_rows - self._rows[place]))
+
+    def marginal_s(self, num_rows: int) -> float:
+        """Seconds that one more row adds to a forward of `num_rows` rows."""
+        place = min(max(bisect_right(self._rows, num_rows) - 1, 0), len(self._rows) - 1)
+        return self._factor * self._slope(place)
+
+    def observe(self, num_rows: int, seconds: float) -> None:
+        """A forward that has been run."""
+        expected = self.seconds(num_rows) / self._factor
+        if expected > 0.0:
+            self._factor += _WEIGHT * (seconds / expected - self._factor)
+
+    def _slope(self, place: int) -> float:
+        if len(self._rows) == 1:
+            return 0.0
+        place = min(place, len(self._rows) - 2)
+        rise = self._seconds[place + 1] - self._seconds[place]
+        return rise / (self._rows[place + 1] - self._rows[place])
+
+
+def measure_step_costs(runner: ModelRunner, num_blocks: int, block_size: int) -> StepCosts:
+    """Runs forwards of one sequence over the first blocks of the cache; before anybody is served."""
+    table: list[tuple[int, float]] = []
+    deadline = time.perf_counter() + _BUDGET_S
+    for num_rows in _MEASURED_ROWS:
+        if num_rows > min(num_blocks * block_size, runner.loaded.max_model_len):
+            break
+        rows = SessionRows([0] * num_rows, 0, list(range(-(-num_rows // block_size))), num_logits_rows=num_rows)
+        batch = build_batch([rows], block_size, runner.loaded.device)
+        runner.forward(batch)
+        samples = []
+        for _ in range(_REPEATS):
+            started = time.perf_counter()
+            runner.forward(batch)
+            if runner.loaded.device.type == "cuda":
+                torch.cuda.synchronize()
+            samples.append(time.perf_counter() - started)
+        table.append((num_rows, statistics.median(samples)))
+        if time.perf_counter() > deadline:
+            break
+    return StepCosts(table)
