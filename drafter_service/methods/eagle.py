@@ -43,6 +43,10 @@ class EagleNet:
         self._paged = paged_head
         self._vocabulary = vocabulary
         self._prefill_chunk_size = prefill_chunk_size
+        # A head for a shallow target may read one layer twice (4-layer targets: 2, 2, 1); it is sent once.
+        layers = paged_head.head.feature_layers
+        self.hidden_layers = tuple(dict.fromkeys(layers))
+        self._places = [self.hidden_layers.index(layer) for layer in layers]
         self._states: dict[int, _State] = {}
 
     def open(self, session: DraftSession) -> None:
@@ -86,7 +90,11 @@ class EagleNet:
 
     @torch.inference_mode()
     def _features(self, session: DraftSession, start: int, stop: int) -> torch.Tensor:
-        return self._paged.head.fuse(session.hidden.rows(start, stop).to(self._paged.dtype))
+        rows = session.hidden.rows(start, stop).to(self._paged.dtype)
+        if len(self._places) > len(self.hidden_layers):
+            by_layer = rows.view(len(rows), len(self.hidden_layers), -1)
+            rows = by_layer[:, self._places].reshape(len(rows), -1)
+        return self._paged.head.fuse(rows)
 
     def _begin(self, drafts: Sequence[Draft]) -> list[Draft]:
         """Stops the drafts whose features have not come or that no room can be made for; returns the others."""

@@ -98,7 +98,7 @@ def _eagle_net(head: Any, target: TargetWeights, dtype: torch.dtype, config: Dra
     vocabulary = TargetVocabulary(target.vocab_size, head.target_ids)
     paged = PagedHead(head, ops, dtype, kv_cache_bytes=config.kv_cache_mb * 2**20, block_size=config.block_size)
     net = EagleNet(paged, vocabulary, prefill_chunk_size=config.prefill_chunk_size)
-    return _Built(net, head.feature_layers, True, MAX_EAGLE_DEPTH)
+    return _Built(net, net.hidden_layers, True, MAX_EAGLE_DEPTH)
 
 
 _BUILDERS = {"medusa": _medusa, "mlp_speculator": _mlp_speculator, "eagle": _eagle, "eagle3": _eagle3}

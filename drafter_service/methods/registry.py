@@ -65,6 +65,20 @@ def _build_ngram(config: DrafterConfig) -> DraftMethod:
     return NgramMethod(prompt_lookup_min=config.prompt_lookup_min, prompt_lookup_max=config.prompt_lookup_max)
 
 
+def _build_suffix(config: DrafterConfig) -> DraftMethod:
+    from drafter_service.methods.suffix import SuffixMethod, SuffixSettings
+
+    return SuffixMethod(
+        SuffixSettings(
+            max_tree_depth=config.suffix_decoding_max_tree_depth,
+            max_cached_requests=config.suffix_decoding_max_cached_requests,
+            max_cached_nodes=config.suffix_decoding_max_cached_nodes,
+            max_spec_factor=config.suffix_decoding_max_spec_factor,
+            min_token_prob=config.suffix_decoding_min_token_prob,
+        )
+    )
+
+
 def _build_draft_model(config: DrafterConfig, path: str, report: Report) -> DraftMethod:
     from drafter_service.methods.draft_model import DraftModelNet, draft_model_method
     from engine.block_manager import BlockManager
@@ -103,7 +117,10 @@ def _head_builder(kind: str) -> Callable[[DrafterConfig, str, Report], DraftMeth
     return build
 
 
-_WITHOUT_CHECKPOINT: dict[str, Callable[[DrafterConfig], DraftMethod]] = {"ngram": _build_ngram}
+_WITHOUT_CHECKPOINT: dict[str, Callable[[DrafterConfig], DraftMethod]] = {
+    "ngram": _build_ngram,
+    "suffix": _build_suffix,
+}
 _FROM_CHECKPOINT: dict[str, Callable[[DrafterConfig, str, Report], DraftMethod]] = {
     "draft_model": _build_draft_model,
     **{kind: _head_builder(kind) for kind in ("eagle3", "eagle", "mlp_speculator", "medusa")},

@@ -42,8 +42,17 @@ DECODER = DecoderConfig(
     head_dim=16,
     vocab_size=VOCAB_SIZE,
 )
-KINDS = ("eagle", "eagle two layers", "eagle3", "eagle3 small vocabulary", "medusa", "mlp", "mlp tied")
-RECURRENT = KINDS[:4]
+KINDS = (
+    "eagle",
+    "eagle two layers",
+    "eagle3",
+    "eagle3 small vocabulary",
+    "eagle3 one layer twice",
+    "medusa",
+    "mlp",
+    "mlp tied",
+)
+RECURRENT = KINDS[:5]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -60,7 +69,8 @@ def build_head(kind: str, attention: str) -> Any:
     target: dict[str, Any] = {"embedding": embedding, "lm_head": lm_head, "attn_implementation": attention}
     if kind.startswith("eagle3"):
         small = kind.endswith("vocabulary")
-        config = Eagle3Config(DECODER, feature_layers=(1, 3, 5), draft_vocab_size=20 if small else 0)
+        layers = (3, 1, 3) if kind.endswith("twice") else (1, 3, 5)
+        config = Eagle3Config(DECODER, feature_layers=layers, draft_vocab_size=20 if small else 0)
         d2t = torch.sort(torch.randperm(VOCAB_SIZE)[:20]).values - torch.arange(20) if small else None
         head: Any = Eagle3Head(config, **(target | {"lm_head": None}), d2t=d2t)
     elif kind.startswith("eagle"):
@@ -86,7 +96,8 @@ class Case:
         served = copy.deepcopy(build_head(kind, ATTENTION_NAME))
         target_ids = getattr(served, "target_ids", None)
         vocabulary = TargetVocabulary(VOCAB_SIZE, target_ids)
-        self.layers = tuple(getattr(served, "feature_layers", (NUM_TARGET_LAYERS,)))
+        self.feature_layers = tuple(getattr(served, "feature_layers", (NUM_TARGET_LAYERS,)))
+        self.layers = tuple(dict.fromkeys(self.feature_layers))
         self.target_ids = None if target_ids is None else target_ids.tolist()
         if kind in RECURRENT:
             ops = resolve_attention_ops("cpu", torch.device("cpu"))
@@ -152,6 +163,7 @@ class Target:
 
     def __init__(self, case: Case, prompt_len: int, seed: int) -> None:
         self.layers, self.prompt_len = case.layers, prompt_len
+        self.order = [case.layers.index(layer) for layer in case.feature_layers]
         generator = torch.Generator().manual_seed(seed)
         self.states = torch.randn((len(case.layers), 300, HIDDEN), generator=generator)
 
@@ -161,7 +173,7 @@ class Target:
 
     def features(self, start: int, end: int) -> torch.Tensor:
         """[end - start, layers * H] of absolute positions."""
-        return self.states[:, start:end].transpose(0, 1).reshape(end - start, -1)
+        return self.states[self.order, start:end].transpose(0, 1).reshape(end - start, -1)
 
 
 def check(case: Case, session: DraftSession, target: Target, proposal: Proposal, first: int = 0) -> None:

@@ -11,7 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 
 PLAIN = ("off_free", "off_step")
-DRAFTERS = ("ngram", "draft_model", "noise", "oracle")
+DRAFTERS = (
+    *("ngram", "suffix", "draft_model", "medusa", "mlp_speculator", "eagle", "eagle3"),
+    *("noise", "oracle"),
+)
 LENGTHS = (1, 2, 3, 5, 8)
 PARAMETERS = ("greedy", "t0.7", "t1.3", "top_p", "penalties", "grammar")
 CROWDS = ("alone", "eight")
@@ -39,7 +42,7 @@ class Cell:
 
 
 def all_cells() -> list[Cell]:
-    """The full product: 3,024 cells."""
+    """The full product: 6,624 cells."""
     drafts = [(drafter, 0, "none") for drafter in PLAIN]
     drafts += list(itertools.product(DRAFTERS, LENGTHS, SHAPES))
     rest = itertools.product(drafts, PARAMETERS, CROWDS, PREFILLS, CACHES)

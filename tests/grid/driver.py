@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from drafter_service.methods.interface import DraftMethod
 from drafter_service.session import DraftSession
+from gateway.hidden_flow import HiddenFlow
 from outrider.v1 import verifier_pb2
 from shared import wire
 from shared.messages import Commit, DraftStep, Proposal, SessionSpec, VerifyStep
@@ -38,6 +39,9 @@ class Session:
     failure: str = ""
     handle: int = -1
     draft: DraftSession | None = None
+    hidden: HiddenFlow | None = None
+    # Whether the method is asked for trees; others are given theirs by TreeMethod.
+    tree: bool = False
 
 
 # Called between two rounds of a session that runs alone, with the number of its tokens.
@@ -75,6 +79,7 @@ class Driver:
         if session.method is not None:
             session.draft = DraftSession(spec, list(spec.prompt_token_ids), lambda _reply: None)
             session.method.open(session.draft)
+            session.hidden = HiddenFlow(session.method.info, len(spec.prompt_token_ids))
 
     def _close(self, session: Session) -> None:
         self._pool.engine.close(session.handle)
@@ -101,6 +106,8 @@ class Driver:
             session.finished, session.failure = True, f"commit at {reply.base_len}, expected {len(session.output)}"
             return True
         session.output.extend(reply.token_ids)
+        if session.hidden is not None:
+            session.hidden.take(reply.hidden_states)
         session.num_draft_tokens += reply.num_draft_tokens
         session.num_accepted_tokens += reply.num_accepted_tokens
         session.num_cached_tokens += reply.num_cached_tokens
@@ -120,11 +127,15 @@ class Driver:
         }
         for session in sessions:
             proposal = proposals.get(id(session))
+            committed_len = len(session.output)
+            hidden = session.hidden.request(committed_len) if session.hidden is not None else None
             if proposal is not None and proposal.token_ids:
-                self._send(session, VerifyStep(session.spec.epoch, len(session.output), proposal))
+                step = VerifyStep(session.spec.epoch, committed_len, proposal, hidden_states=hidden)
             else:
-                step = VerifyStep(session.spec.epoch, len(session.output), max_new_tokens=session.free_run)
-                self._send(session, step)
+                step = VerifyStep(
+                    session.spec.epoch, committed_len, max_new_tokens=session.free_run, hidden_states=hidden
+                )
+            self._send(session, step)
 
     def _send(self, session: Session, step: VerifyStep) -> None:
         sent = wire.verify_step_to_wire(step).SerializeToString()
@@ -136,11 +147,24 @@ def _propose(method: DraftMethod, sessions: Sequence[Session]) -> list[Proposal]
     """One batch of proposals, as the drafter's engine makes it."""
     drafts: list[DraftSession] = []
     for session in sessions:
-        if session.draft is None:
+        if session.draft is None or session.hidden is None:
             raise ValueError("only an open session can propose")
         known = session.draft.committed_len
-        session.draft.report(DraftStep(session.spec.epoch, known, tuple(session.output[known:]), session.gamma))
+        step = DraftStep(
+            session.spec.epoch,
+            known,
+            tuple(session.output[known:]),
+            session.gamma,
+            hidden_states=session.hidden.hand_over(),
+            max_tree_nodes=2 * session.gamma if session.tree else 0,
+        )
+        session.draft.report(step)
         while method.advance(session.draft):
             pass
         drafts.append(session.draft)
-    return method.propose(drafts)
+    proposals = method.propose(drafts)
+    for session, draft in zip(sessions, drafts, strict=True):
+        if session.hidden is not None:
+            session.hidden.rewind(draft.missing_hidden_from)
+        draft.missing_hidden_from = None
+    return proposals

@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 
 from drafter_service.methods.interface import DraftMethod
 from drafter_service.methods.ngram import NgramMethod
+from drafter_service.methods.suffix import SuffixMethod, SuffixSettings
 from shared.messages import SessionSpec
 from shared.sampling_params import SamplingParams
 from shared.stream_key import stream_key
 from tests.grid.cells import Cell, groups
 from tests.grid.drafts import NoiseMethod, OracleMethod, TreeMethod
 from tests.grid.driver import SHORT_RUN, Driver, Session
+from tests.grid.heads import HEADS
 from tests.grid.intruder import Intruder
 from tests.grid.models import TOKENIZER_FOLDER, GridModel
 from tests.grid.pools import ROOMY_BLOCKS, SOLO_BLOCKS, Pool, Pools
@@ -26,6 +28,9 @@ from tests.grid.requests import GROWN_LENGTH, NUM_TOKENS, PARAMS, prompt_heads
 Progress = Callable[[int], None]
 # Blocks for each session of a crowd that is to be preempted; at its end a session needs 23.
 _TIGHT_BLOCKS = 18
+_SUFFIX = SuffixSettings(
+    max_tree_depth=24, max_cached_requests=100, max_cached_nodes=100_000, max_spec_factor=2.0, min_token_prob=0.05
+)
 _GROW = SamplingParams(temperature=0.0, max_tokens=GROWN_LENGTH, ignore_eos=True)
 
 
@@ -145,6 +150,7 @@ class Grid:
     def _cell_session(self, cell: Cell) -> Session:
         method = self._method(cell.drafter, cell.shape) if cell.gamma else None
         session = self._session(cell.parameters, method, cell.gamma, cell.cache)
+        session.tree = cell.shape == "tree"
         if cell.drafter == "off_free":
             session.free_run = SHORT_RUN if cell.cache == "preempted" else NUM_TOKENS
         return session
@@ -183,7 +189,7 @@ class Grid:
         key = f"{drafter}-{shape}"
         if key not in self._methods:
             method = self._chain_method(drafter)
-            if shape == "tree":
+            if shape == "tree" and not method.info.proposes_trees:
                 method = TreeMethod(method, self._pools.target.vocab_size, self._seed)
             self._methods[key] = method
         return self._methods[key]
@@ -191,11 +197,12 @@ class Grid:
     def _chain_method(self, drafter: str) -> DraftMethod:
         builders: Mapping[str, Callable[[], DraftMethod]] = {
             "ngram": lambda: NgramMethod(prompt_lookup_min=1, prompt_lookup_max=4),
+            "suffix": lambda: SuffixMethod(_SUFFIX),
             "draft_model": self._pools.draft_method,
             "noise": lambda: NoiseMethod(self._pools.target.vocab_size, self._seed),
             "oracle": lambda: OracleMethod(self._answers),
         }
-        return builders[drafter]()
+        return self._pools.head_method(drafter) if drafter in HEADS else builders[drafter]()
 
     def _outcome(self, cell: Cell, session: Session) -> Outcome:
         expected = self.plain[cell.parameters]

@@ -14,10 +14,12 @@ from prometheus_client import CollectorRegistry
 
 from drafter_service.methods.draft_model import DraftModelNet, draft_model_method
 from drafter_service.methods.growing import GrowingMethod
+from drafter_service.methods.interface import DraftMethod
 from engine.block_manager import BlockManager
 from engine.certificate import Certificate
 from engine.model import LoadedModel, load_model
 from engine.runner import ModelRunner
+from tests.grid.heads import head_method
 from tests.grid.models import GridModel
 from verifier_service.engine import EngineLimits, VerifierEngine
 from verifier_service.metrics import VerifierMetrics
@@ -55,6 +57,7 @@ class Pools:
     """Engines by (prefill, number of KV blocks), started when first asked for; `close` stops them."""
 
     def __init__(self, model: GridModel, num_threads: int) -> None:
+        self._dtype, self._head_folder = model.dtype, model.draft.parent / f"{model.draft.name}-heads"
         self.target = load_model(str(model.target), dtype=model.dtype, num_threads=num_threads)
         self._draft = load_model(str(model.draft), dtype=model.dtype, num_threads=num_threads)
         # What the engine is told: the grid itself is the proof, a shorter one beforehand would prove nothing more.
@@ -70,6 +73,9 @@ class Pools:
     def draft_method(self) -> GrowingMethod:
         runner, blocks = _runner(self._draft, ROOMY_BLOCKS)
         return draft_model_method(DraftModelNet(runner, blocks, prefill_chunk_size=64), "draft")
+
+    def head_method(self, kind: str) -> DraftMethod:
+        return head_method(kind, self.target, self._dtype, self._head_folder)
 
     def close(self) -> None:
         for pool in self._pools.values():

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from engine.coupling import coupled_sample
 from shared.messages import Proposal
-from tests.grid.cells import Cell, all_cells, covering_sample, pairs_of
+from tests.grid.cells import DRAFTERS, Cell, all_cells, covering_sample, pairs_of
 from tests.grid.grid import Grid, Outcome, Report, first_difference
 from tests.grid.models import MODEL_NAMES, TOKENIZER_FOLDER, grid_model
 from tests.grid.requests import NUM_TOKENS, PARAMS
@@ -69,6 +69,8 @@ def test_every_pair_of_values_occurred(report: Report) -> None:
 def test_each_value_did_what_it_is_for(report: Report) -> None:
     drafted = {cell: outcome.num_draft_tokens for cell, outcome in _by_cell(report)}
     accepted = {cell: outcome.num_accepted_tokens for cell, outcome in _by_cell(report)}
+    # Every method proposed, with hidden states that came over the wire where it takes them.
+    assert {cell.drafter for cell, count in drafted.items() if count} == set(DRAFTERS)
     noise = [cell for cell in drafted if cell.drafter == "noise"]
     assert sum(accepted[cell] for cell in noise) < 0.01 * sum(drafted[cell] for cell in noise)
     for cell in drafted:

@@ -1,0 +1,69 @@
+"""Trained heads for the grid: the demo family's own, and random ones for the random targets, through their files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from drafter_service.checkpoints import export
+from drafter_service.config import DrafterConfig
+from drafter_service.heads.decoder import DecoderConfig
+from drafter_service.heads.eagle import EagleConfig, EagleHead
+from drafter_service.heads.eagle3 import Eagle3Config, Eagle3Head
+from drafter_service.heads.medusa import MedusaConfig, MedusaHeads
+from drafter_service.heads.mlp_speculator import MlpSpeculator, MlpSpeculatorConfig
+from drafter_service.methods.heads import build_head_method
+from drafter_service.methods.interface import DraftMethod
+from engine.model import LoadedModel
+
+HEADS = ("medusa", "mlp_speculator", "eagle", "eagle3")
+_DEMO = Path(__file__).parents[2] / "models"
+_NUM_AHEAD = 4
+
+
+def head_method(kind: str, target: LoadedModel, dtype: str, folder: Path) -> DraftMethod:
+    """The method over a head for this target; random heads are written below `folder`."""
+    path = _DEMO / f"demo-{kind.replace('_', '-')}"
+    if Path(target.path).parent != _DEMO:
+        path = folder / kind
+        if not path.exists():
+            _save_random(kind, target, path)
+    config = DrafterConfig(target_model=target.path, dtype=dtype, kv_cache_mb=16)
+    return build_head_method(kind, str(path), config, num_threads=torch.get_num_threads())
+
+
+def _save_random(kind: str, target: LoadedModel, path: Path) -> None:
+    torch.manual_seed(HEADS.index(kind))
+    hidden_size, vocab_size = target.hidden_size, target.vocab_size
+    if kind == "medusa":
+        heads = MedusaHeads(MedusaConfig(hidden_size, vocab_size, num_heads=_NUM_AHEAD))
+        export.export_medusa(heads, path, target=target.path)
+    elif kind == "mlp_speculator":
+        config = MlpSpeculatorConfig(vocab_size, hidden_size, n_predict=_NUM_AHEAD, inner_dim=48)
+        export.export_mlp_speculator(MlpSpeculator(config), path)
+    else:
+        _save_random_eagle(kind, target, path)
+
+
+def _save_random_eagle(kind: str, target: LoadedModel, path: Path) -> None:
+    decoder = DecoderConfig(
+        hidden_size=target.hidden_size,
+        intermediate_size=100,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=20,
+        vocab_size=target.vocab_size,
+    )
+    shape = (target.vocab_size, target.hidden_size)
+    own: dict[str, Any] = {"embedding": torch.randn(shape), "lm_head": torch.randn(shape)}
+    if kind == "eagle":
+        eagle_config = EagleConfig(decoder, target.num_layers, has_embedding=True, has_lm_head=True)
+        export.export_eagle(EagleHead(eagle_config, **own), path)
+    else:
+        # A shallow target has fewer layers than the head reads: one is read twice.
+        layers = (0, target.num_layers - 1, target.num_layers - 1)
+        eagle3_config = Eagle3Config(decoder, feature_layers=layers, has_embedding=True)
+        head = Eagle3Head(eagle3_config, **own)
+        export.export_eagle3(head, path, target=target.path, target_architecture=target.architecture)
