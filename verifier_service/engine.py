@@ -18,21 +18,22 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.batch import SessionRows, build_batch
+from engine.batch import build_batch
 from engine.block_manager import BlockManager
 from engine.certificate import Certificate
 from engine.grammar import GrammarCompiler, GrammarState
 from engine.hidden_store import HiddenStateStore
 from engine.runner import ModelRunner
-from engine.sampling import LogitsProcessor, token_logprob
+from engine.sampling import LogitsProcessor
 from shared.engine_thread import EngineThread
 from shared.errors import ExactModeRefused, InvalidRequest, OutriderError, Overloaded
-from shared.messages import SessionSpec, TokenLogprob, VerifyStep
+from shared.messages import SessionSpec, VerifyStep
 from shared.sampling_params import SpeculationMode
 from verifier_service.hidden_states import keep_layers, rows_to_send
 from verifier_service.metrics import VerifierMetrics
 from verifier_service.pace import Pace
 from verifier_service.round import ForwardTimes, decide
+from verifier_service.rows import keep_prompt_logprobs, session_rows
 from verifier_service.scheduler import Scheduler, Work
 from verifier_service.session import OnReply, VerifierSession
 from verifier_service.step_costs import StepCosts
@@ -255,7 +256,7 @@ class VerifierEngine:
         plan = self._scheduler.plan(list(self._sessions.values()))
         if not plan:
             return
-        batch = build_batch([_rows(work) for work in plan], self.blocks.block_size, self._runner.loaded.device)
+        batch = build_batch([session_rows(work) for work in plan], self.blocks.block_size, self._runner.loaded.device)
         started = time.perf_counter()
         result = self._runner.forward(batch, self._hidden.layers)
         self._hidden.write(result.hidden, batch.slot_mapping)
@@ -276,7 +277,7 @@ class VerifierEngine:
 
     def _settle(self, work: Work, logits: NDArray[np.float32], times: ForwardTimes) -> None:
         session = work.session
-        self._keep_prompt_logprobs(work, logits)
+        keep_prompt_logprobs(work, logits)
         if not work.samples:
             session.num_computed += work.num_chain_rows
             self.blocks.register(work.table, session.token_ids, session.num_computed)
@@ -319,36 +320,3 @@ class VerifierEngine:
     def _slot(self, work: Work, cache_index: int) -> int:
         size = self.blocks.block_size
         return work.table.block_ids[cache_index // size] * size + cache_index % size
-
-    def _keep_prompt_logprobs(self, work: Work, logits: NDArray[np.float32]) -> None:
-        """Row i of the prompt gives the log-probability of prompt token i + 1; the first token has none."""
-        session = work.session
-        count = session.spec.sampling_params.num_prompt_logprobs
-        if count is None or session.num_computed >= session.prompt_len or session.has_replied:
-            return
-        if not session.prompt_logprobs:
-            session.prompt_logprobs.append(TokenLogprob(0.0, 0))
-        for row in range(work.num_chain_rows):
-            position = session.num_computed + row + 1
-            if position < session.prompt_len:
-                session.prompt_logprobs.append(token_logprob(logits[row], session.token_ids[position], count))
-
-
-def _rows(work: Work) -> SessionRows:
-    session = work.session
-    start = session.num_computed
-    chain = session.token_ids[start : start + work.num_chain_rows]
-    proposal = work.proposal
-    if proposal is None:
-        return SessionRows(chain, start, work.table.block_ids, work.num_logits_rows)
-    if not proposal.parents:
-        token_ids = [*chain, *proposal.token_ids]
-        return SessionRows(token_ids, start, work.table.block_ids, work.num_logits_rows)
-    return SessionRows(
-        token_ids=[*chain, *proposal.token_ids],
-        context_len=start,
-        block_ids=work.table.block_ids,
-        num_logits_rows=work.num_logits_rows,
-        num_chain_rows=work.num_chain_rows,
-        parents=[work.num_chain_rows + parent for parent in proposal.parents],
-    )
