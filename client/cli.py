@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from rich.console import Console
 
 from client.display import LEGEND, show_stream, summary
 from client.generate import CompletionRequest, stream_completion
+from client.keys_cli import keys_app
 from client.stack import Stack, StackSettings, StackState, read_state, stop_running
 from shared.errors import ConfigError, InvalidRequest, OutriderError
 from shared.version import outrider_version
@@ -30,11 +32,12 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+app.add_typer(keys_app, name="key")
 console = Console(highlight=False)
 errors = Console(stderr=True, highlight=False)
 
 Model = Annotated[str, typer.Option(help="Folder of the target's HF checkpoint.")]
-DraftModel = Annotated[str, typer.Option(help="Folder of the draft model's checkpoint; empty: n-gram only.")]
+DraftModel = Annotated[str, typer.Option(help="Folders of draft models and trained heads, comma-separated; empty: n-gram only.")]
 Port = Annotated[int, typer.Option(help="REST port.", envvar="OUTRIDER_PORT")]
 GrpcPort = Annotated[int, typer.Option(help="gRPC port for clients.", envvar="OUTRIDER_GRPC_PORT")]
 Host = Annotated[str, typer.Option(help="Address of the REST and gRPC doors.")]
@@ -58,13 +61,13 @@ def _settings(
     drafters: int,
     speculative_config: str,
 ) -> StackSettings:
-    for name, folder in (("--model", model), ("--draft-model", draft_model)):
+    folders = [("--model", model), *(("--draft-model", folder) for folder in draft_model.split(","))]
+    for name, folder in folders:
         if folder and not (Path(folder) / "config.json").is_file():
             raise ConfigError(f"{name}: {folder} is not a checkpoint folder (no config.json)")
     return StackSettings(
         model=model,
         draft_model=draft_model,
-        methods=("draft_model", "ngram") if draft_model else ("ngram",),
         host=host,
         port=port,
         grpc_port=grpc_port,
@@ -203,6 +206,13 @@ def certify(context: typer.Context) -> None:
     """Prove on a model that exact mode holds on this machine; `outrider certify --help` lists the options."""
     command = [sys.executable, "-m", "engine.certify", *context.args]
     raise typer.Exit(subprocess.run(command, check=False).returncode)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+def train(context: typer.Context) -> None:
+    """Make draft heads: prepare-data, train, export, evaluate; `outrider train --help` lists the options."""
+    # This process becomes the trainer: Ctrl-C reaches it alone, and the client never loads torch.
+    os.execv(sys.executable, [sys.executable, "-m", "training", *context.args])
 
 
 @app.command()

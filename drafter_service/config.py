@@ -12,10 +12,27 @@ class DrafterConfig:
     draft_model: tuple[str, ...] = setting(
         (), "Folders of draft models and trained heads, comma-separated; the method of each is recognised."
     )
-    target_model: str = setting("", "Folder of the target's checkpoint: heads use its embedding and output head.")
+    target_model: str = setting(
+        "", "Folder of the target's checkpoint: heads use its embedding and output head, draft models its tokenizer."
+    )
     methods: tuple[str, ...] = setting((), "Draft methods to serve, comma-separated; empty: all there are.")
     prompt_lookup_min: int = setting(1, "Shortest n-gram that is looked up.", minimum=1, maximum=64)
     prompt_lookup_max: int = setting(5, "Longest n-gram that is looked up.", minimum=1, maximum=64)
+    suffix_decoding_max_tree_depth: int = setting(
+        24, "Most tokens of a match and of the draft after it together, for method suffix.", minimum=2, maximum=256
+    )
+    suffix_decoding_max_cached_requests: int = setting(
+        10_000, "Outputs of ended sessions to look in; 0: only in the session's own text.", minimum=0
+    )
+    suffix_decoding_max_cached_nodes: int = setting(
+        1_000_000, "Most nodes of their trees: 130 bytes each, 1.2 for each token.", minimum=6
+    )
+    suffix_decoding_max_spec_factor: float = setting(
+        1.0, "Most draft tokens for each matching token.", minimum=0, maximum=256
+    )
+    suffix_decoding_min_token_prob: float = setting(
+        0.1, "Least probability, by the counts, of a draft token together with those before it.", minimum=0, maximum=1
+    )
     host: str = setting("127.0.0.1", "Address to listen on.")
     port: int = setting(7002, "gRPC port; 0 takes a free one.", minimum=0, maximum=65535)
     metrics_port: int = setting(0, "Port of /metrics; 0 serves none.", minimum=0, maximum=65535)

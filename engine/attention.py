@@ -74,6 +74,7 @@ class AttentionOps:
     paged_attention: PagedAttentionOp
     kv_write: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
     kv_move: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
+    takes_plans: bool = False  # paged_attention has a keyword `plans` (see kernels/paged_attention/cpu)
 
 
 def resolve_attention_ops(backend: str, device: torch.device) -> AttentionOps:
@@ -107,6 +108,7 @@ def resolve_attention_ops(backend: str, device: torch.device) -> AttentionOps:
         paged_attention,
         kv_write,
         kv_move,
+        takes_plans=True,
     )
 
 
@@ -164,6 +166,7 @@ class PagedContext:
     batch: ForwardBatch | None = None
     cache: PagedKVCache | None = None
     probe: AttentionProbe | None = None
+    plans: dict[Any, Any] = field(default_factory=dict)  # what the attention kernel keeps between layers
 
 
 def paged_attention_hook(
@@ -188,13 +191,39 @@ def paged_attention_hook(
     if paged.probe is not None:
         shape = (query, key, value)
         return paged.probe.record(module, shape, attention_mask, sliding_window, other_arguments), None
+    attended = attend(
+        paged,
+        int(module.layer_idx),  # type: ignore[arg-type]
+        (query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)),
+        scaling=scaling,
+        sliding_window=sliding_window,
+        softcap=softcap,
+        sinks=s_aux,
+    )
+    return attended[None], None
+
+
+def attend(
+    paged: PagedContext,
+    layer_idx: int,
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    *,
+    scaling: float,
+    sliding_window: int | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """Write key [T, Hkv, D] and value [T, Hkv, Dv], then attend query [T, Hq, D]; returns [T, Hq, Dv]."""
     batch, cache = paged.batch, paged.cache
     if batch is None or cache is None:
         raise EngineError("a paged forward needs a batch and a cache")
-    key_cache, value_cache = cache.layers[module.layer_idx]  # type: ignore[index]
-    paged.ops.kv_write(key[0].transpose(0, 1), value[0].transpose(0, 1), key_cache, value_cache, batch.slot_mapping)
-    attended = paged.ops.paged_attention(
-        query[0].transpose(0, 1),
+    query, key, value = tensors
+    key_cache, value_cache = cache.layers[layer_idx]
+    paged.ops.kv_write(key, value, key_cache, value_cache, batch.slot_mapping)
+    attention: Callable[..., torch.Tensor] = paged.ops.paged_attention
+    plans = {"plans": paged.plans} if paged.ops.takes_plans else {}
+    return attention(
+        query,
         key_cache,
         value_cache,
         block_tables=batch.block_tables,
@@ -205,9 +234,9 @@ def paged_attention_hook(
         scaling=scaling,
         sliding_window=sliding_window,
         softcap=softcap,
-        sinks=s_aux,
+        sinks=sinks,
+        **plans,
     )
-    return attended[None], None
 
 
 def register_attention() -> None:

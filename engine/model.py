@@ -28,6 +28,7 @@ from engine.attention import (
 )
 from engine.batch import SessionRows, build_batch
 from engine.errors import BackendUnavailable, ModelRefused
+from engine.lean import LeanReport, make_lean
 from engine.paged_kv import DEFAULT_BLOCK_SIZE, LayerShape, PagedKVCache, bytes_per_block
 from engine.row_invariance import RowInvarianceReport, make_row_invariant
 from engine.row_invariant_experts import EXPERTS_NAME, register_experts
@@ -54,6 +55,7 @@ class LoadedModel:
     max_model_len: int
     eos_token_ids: tuple[int, ...]
     row_invariance: RowInvarianceReport | None  # None: loaded with row_invariant=False
+    lean: LeanReport | None = None  # None: loaded with row_invariant=False or lean=False
 
     def make_cache(self, num_blocks: int, block_size: int = DEFAULT_BLOCK_SIZE) -> PagedKVCache:
         """A zeroed cache of num_blocks blocks for all layers."""
@@ -99,13 +101,14 @@ def load_model(
     max_model_len: int | None = None,
     num_threads: int | None = None,
     row_invariant: bool = True,
+    lean: bool = True,
     on_progress: Callable[[str], None] | None = None,
 ) -> LoadedModel:
     """Load a checkpoint (directory or hub id, safetensors only, no code from the checkpoint).
 
     dtype "auto" (the checkpoint's), "bfloat16" or "float32"; device "auto" or "cpu"; num_threads sets torch's
     thread count for the process. row_invariant=False keeps transformers' own linears: a row's bits then
-    depend on its batch-mates, which is of use for comparisons only.
+    depend on its batch-mates, which is of use for comparisons only; so is lean=False, which keeps its other modules.
     Raises ModelRefused (with cause and fix) and BackendUnavailable.
     """
     report = on_progress or (lambda _message: None)
@@ -125,8 +128,12 @@ def load_model(
     num_layers = int(text_config.num_hidden_layers)
     layer_shapes = model_guards.probe_layers(path, model, ops, num_layers)
     model_guards.require_windows(path, config, layer_shapes, max_len)
-    invariance = None
+    invariance = lean_report = None
     if row_invariant:
+        if lean:
+            report("fusing layers")
+            lean_report = make_lean(model, layer_shapes, ops, max_positions=max_len)
+            logger.info("%s", lean_report.describe())
         report("preparing row-invariant linears")
         invariance = make_row_invariant(model)
         # Again: a module that reads a weight which is now packed must fail here, not in the first request.
@@ -146,6 +153,7 @@ def load_model(
         max_model_len=max_len,
         eos_token_ids=model_guards.read_eos_token_ids(path, config),
         row_invariance=invariance,
+        lean=lean_report,
     )
     report("warming up the attention kernels")
     _warm_up(loaded)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from kernels.linear import cpu, padded
+from kernels.linear import cpu, cpu_few_rows, padded
 
 LinearFunction = Callable[[torch.Tensor], torch.Tensor]
 
@@ -29,8 +29,20 @@ def row_invariant_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Lin
     if weight.device.type != "cpu" or not cpu.supports(weight.dtype):
         return lambda x: padded.linear(x, weight, bias)
     packed = cpu.pack(weight)
-    min_rows = cpu.fewest_rows(weight.shape[0], weight.shape[1], weight.dtype)
-    return lambda x: cpu.linear(x, packed, bias, min_rows=min_rows)
+    num_outputs, num_inputs = weight.shape
+    min_rows = cpu.fewest_rows(num_outputs, num_inputs, weight.dtype)
+    few_rows = cpu_few_rows.plan(packed, num_outputs, num_inputs, weight.dtype)
+    if few_rows is None or (bias is not None and (bias.dtype != weight.dtype or not bias.is_contiguous())):
+        return lambda x: cpu.linear(x, packed, bias, min_rows=min_rows)
+    most_elements = cpu_few_rows.MAX_ROWS * num_inputs
+
+    def linear(x: torch.Tensor) -> torch.Tensor:
+        fits = x.shape[-1] == num_inputs and x.dtype == torch.bfloat16 and x.is_contiguous()
+        if fits and 0 < x.numel() <= most_elements:
+            return cpu_few_rows.linear(x, few_rows, bias)
+        return cpu.linear(x, packed, bias, min_rows=min_rows)
+
+    return linear
 
 
 class RowInvariantLinear(torch.nn.Module):

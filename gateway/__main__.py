@@ -13,8 +13,10 @@ import grpc.aio
 import uvicorn
 from prometheus_client import CollectorRegistry
 
+from gateway.admission import Admission
 from gateway.app import create_app
 from gateway.config import GatewayConfig, parse_speculative_config
+from gateway.doors import DoorsTls, fleet_channels, grpc_door, http_config, load_tls
 from gateway.generation import Generation
 from gateway.grpc_server import SERVICE_NAMES, add_gateway_servicer
 from gateway.live_service import LiveService
@@ -27,7 +29,7 @@ from shared.commit_log import CommitLog
 from shared.config import load_config
 from shared.errors import ConfigError
 from shared.messages import DrafterInfo, VerifierInfo
-from shared.service import run_service
+from shared.service import is_enabled_at, run_service
 from shared.telemetry import setup_logging
 
 EPILOG = """examples:
@@ -62,15 +64,15 @@ async def serve(argv: list[str]) -> None:
     )
     if not config.model:
         raise ConfigError("--model: name the folder of the target's checkpoint", param="model")
+    tls, admission = load_tls(config), Admission.from_config(config)
     log = setup_logging("gateway", config.log_level)
-    commit_log = CommitLog.connect(config.redis_url, ttl_s=config.session_ttl_s)
+    commit_log = CommitLog.connect(config.redis_url, ttl_s=config.session_ttl_s, patience_s=config.redis_patience_s)
     generation = Generation(
         config=config,
         speculative=parse_speculative_config(config.speculative_config),
         tokenizer=Tokenizer.load(config.model),
-        verifiers=Pool("verifier", config.verifiers, _verifier_info),
-        drafters=Pool("drafter", config.drafters, _drafter_info),
-        log=commit_log,
+        verifiers=Pool("verifier", config.verifiers, _verifier_info, fleet_channels(tls.fleet)),
+        drafters=Pool("drafter", config.drafters, _drafter_info, fleet_channels(tls.fleet)),
         metrics=GatewayMetrics(CollectorRegistry()),
     )
     service = LiveService(config, generation, commit_log)
@@ -78,24 +80,18 @@ async def serve(argv: list[str]) -> None:
     await asyncio.gather(generation.verifiers.start(), generation.drafters.start())
     redis_watch = asyncio.create_task(_watch_redis(service))
     try:
-        await _serve_doors(config, service, log)
+        await _serve_doors(config, service, admission, tls, log)
     finally:
         redis_watch.cancel()
         await asyncio.gather(generation.verifiers.close(), generation.drafters.close())
         await commit_log.close()
 
 
-async def _serve_doors(config: GatewayConfig, service: LiveService, log: logging.Logger) -> None:
-    http = _Server(
-        uvicorn.Config(
-            create_app(service),
-            host=config.host,
-            port=config.port,
-            log_level="warning",
-            access_log=False,
-            timeout_graceful_shutdown=max(1, int(config.drain_s)),
-        )
-    )
+async def _serve_doors(
+    config: GatewayConfig, service: LiveService, admission: Admission, tls: DoorsTls, log: logging.Logger
+) -> None:
+    api_docs = is_enabled_at(config.host, config.api_docs)
+    http = _Server(http_config(config, create_app(service, admission=admission, api_docs=api_docs), tls.server))
     grpc_server = None
     if config.grpc_port >= 0:
         grpc_server = await rpc.start_server(
@@ -103,8 +99,9 @@ async def _serve_doors(config: GatewayConfig, service: LiveService, log: logging
             config.grpc_port,
             lambda server: add_gateway_servicer(server, service),
             SERVICE_NAMES,
+            grpc_door(config, admission, tls.server),
         )
-    async with rpc.until_signal() as signalled:
+    async with rpc.until_signal() as signalled, rpc.on_hangup(admission.reload_keys):
         http_task = asyncio.create_task(http.serve())
         while not http.started and not http_task.done():  # noqa: ASYNC110 - uvicorn has a flag, no event
             await asyncio.sleep(0.01)

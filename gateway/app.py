@@ -17,7 +17,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from gateway.admission import Admission
+from gateway.auth import caller_of, owner_of
+from gateway.event_cursor import LAST_EVENT_ID, NOTHING_SEEN, EventCursor, parse_event_id
 from gateway.generation_response import GenerationResponse, Load
+from gateway.http_admission import HttpAdmission
 from gateway.http_limits import (
     Endpoint,
     as_outrider_error,
@@ -27,7 +31,7 @@ from gateway.http_limits import (
     read_body,
     status_error_response,
 )
-from gateway.openai_convert import Served, chat_token_ids, prepare_chat, prepare_completion
+from gateway.openai_convert import Prepared, Served, chat_token_ids, prepare_chat, prepare_completion
 from gateway.openai_schema import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -37,7 +41,9 @@ from gateway.openai_schema import (
     parse_body,
 )
 from gateway.openapi import install_openapi, json_body
+from gateway.quotas import metered
 from gateway.request_checks import check_model, check_token_ids
+from gateway.request_start import Wanted
 from gateway.response_types import (
     ChatCompletion,
     Completion,
@@ -51,7 +57,8 @@ from gateway.response_types import (
     VersionAnswer,
 )
 from gateway.service import GatewayService, ServedModel
-from shared.errors import UnknownModel
+from gateway.session_record import AnswerKind
+from shared.errors import InvalidRequest, UnknownModel
 
 # Parsing and tokenizing this much takes about a millisecond; more is done on a thread, so that streams go on.
 _INLINE_BYTES = 32 * 1024
@@ -59,13 +66,23 @@ _INLINE_BYTES = 32 * 1024
 T = TypeVar("T")
 
 
-def create_app(service: GatewayService, *, cors_origins: Sequence[str] = ()) -> FastAPI:
-    """The application; serve it with uvicorn. CORS is off unless origins are named ("*" for all)."""
+def create_app(
+    service: GatewayService,
+    *,
+    cors_origins: Sequence[str] = (),
+    admission: Admission | None = None,
+    api_docs: bool = True,
+) -> FastAPI:
+    """The application; serve it with uvicorn. CORS is off unless origins are named ("*" for all).
+
+    Without `admission` nobody is asked for a key and nothing is bounded. `api_docs`: /docs and /openapi.json.
+    """
     app = FastAPI(
         title="Outrider",
         summary="Lossless speculative decoding behind the OpenAI API",
         version=service.version,
-        docs_url=None,
+        docs_url="/docs" if api_docs else None,
+        openapi_url="/openapi.json" if api_docs else None,
         redoc_url=None,
         redirect_slashes=False,
     )
@@ -74,7 +91,9 @@ def create_app(service: GatewayService, *, cors_origins: Sequence[str] = ()) -> 
     install_openapi(app)
     app.add_exception_handler(HTTPException, _routing_error)
     app.add_exception_handler(Exception, _unexpected_error)
-    if cors_origins:
+    if admission is not None:
+        app.add_middleware(HttpAdmission, admission=admission)
+    if cors_origins:  # outermost: a browser must see refusals too
         app.add_middleware(
             CORSMiddleware,
             allow_origins=list(cors_origins),
@@ -117,18 +136,48 @@ class _Endpoints:
         return await asyncio.to_thread(lambda: work(parse_json(body)))
 
     async def completions(self, request: Request) -> Response:
+        if resumed := await self._resumed(request, AnswerKind.COMPLETION):
+            return resumed
         served, header_id = self._served(), request.headers.get("x-request-id")
         prepared = await self._parsed(
             request, lambda body: prepare_completion(parse_body(CompletionRequest, body), served, header_id)
         )
-        return GenerationResponse(self._service, prepared, self._load)
+        return self._begun(request, AnswerKind.COMPLETION, prepared)
 
     async def chat_completions(self, request: Request) -> Response:
+        if resumed := await self._resumed(request, AnswerKind.CHAT):
+            return resumed
         served, header_id = self._served(), request.headers.get("x-request-id")
         prepared = await self._parsed(
             request, lambda body: prepare_chat(parse_body(ChatCompletionRequest, body), served, header_id)
         )
-        return GenerationResponse(self._service, prepared, self._load)
+        return self._begun(request, AnswerKind.CHAT, prepared)
+
+    def _begun(self, request: Request, kind: AnswerKind, prepared: Prepared) -> Response:
+        begun = self._service.begin(kind, prepared.owned_by(owner_of(request)))
+        return GenerationResponse(metered(self._service, caller_of(request).account), begun, self._load)
+
+    async def _resumed(self, request: Request, kind: AnswerKind) -> Response | None:
+        """The rest of an earlier answer, when the client names its last event; None for a new request."""
+        last_event_id = request.headers.get(LAST_EVENT_ID)
+        if not last_event_id:
+            return None
+        request_id, seen = parse_event_id(last_event_id)
+        return await self._rest_of(request, request_id, seen, kind)
+
+    async def stream(self, request: Request) -> Response:
+        """The rest of an answer of any kind; all of it without a last event."""
+        request_id, last_event_id = request.path_params["request_id"], request.headers.get(LAST_EVENT_ID)
+        if not last_event_id:
+            return await self._rest_of(request, request_id, NOTHING_SEEN, None)
+        named, seen = parse_event_id(last_event_id)
+        if named != request_id:
+            raise InvalidRequest(f"{LAST_EVENT_ID} is not of the request in the path", param=LAST_EVENT_ID)
+        return await self._rest_of(request, request_id, seen, None)
+
+    async def _rest_of(self, request: Request, request_id: str, seen: EventCursor, kind: AnswerKind | None) -> Response:
+        prepared = await self._service.resume(Wanted(request_id, owner_of(request), seen.by_choice(), kind))
+        return GenerationResponse(metered(self._service, caller_of(request).account), prepared, self._load, seen=seen)
 
     async def tokenize(self, request: Request) -> Response:
         served = self._served()
@@ -211,6 +260,7 @@ def _add_routes(app: FastAPI, endpoints: _Endpoints) -> None:
     completion, chat = json_body(CompletionRequest), json_body(ChatCompletionRequest)
     _post(app, "/v1/completions", endpoints.completions, Completion, completion, "Complete a prompt")
     _post(app, "/v1/chat/completions", endpoints.chat_completions, ChatCompletion, chat, "Answer a chat")
+    _get(app, "/v1/streams/{request_id:path}", endpoints.stream, None, "The rest of a stream, as server-sent events")
     tokenize = json_body(TokenizeRequest, TokenizeChatRequest)
     _post(app, "/tokenize", endpoints.tokenize, TokenizeAnswer, tokenize, "Text or messages to token ids")
     detokenize = json_body(DetokenizeRequest)
@@ -228,7 +278,7 @@ def _add_routes(app: FastAPI, endpoints: _Endpoints) -> None:
 
 def _post(app: FastAPI, path: str, endpoint: Endpoint, answer: Any, body: dict[str, Any], summary: str) -> None:
     errors: dict[int | str, dict[str, Any]] = {
-        status: {"model": ErrorAnswer} for status in (400, 404, 413, 429, 500, 503)
+        status: {"model": ErrorAnswer} for status in (400, 401, 404, 408, 409, 413, 429, 500, 503, 504)
     }
     app.add_api_route(
         path,

@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from typing import Protocol
 
+from gateway.commit_entry import commit_of, entry_of
 from gateway.detokenizer import IncrementalDetokenizer, Piece
-from gateway.requests import GenerationUpdate, SpeculationSummary
+from gateway.requests import ChoiceStart, GenerationUpdate, SpeculationSummary
+from shared.commit_log import LogEntry
 from shared.messages import Commit, FinishReason
 
-
-class Log(Protocol):
-    """Where commits go before anybody sees them (shared.commit_log.CommitLog, or memory for offline use)."""
-
-    async def append(
-        self, session_id: str, *, epoch: int, base_len: int, token_ids: tuple[int, ...], finish_reason: int
-    ) -> None: ...
+# What goes to the log, None when it is there already, and what is emitted once it is.
+_Pending = tuple[LogEntry | None, list[GenerationUpdate]]
 
 
 class SpeculationTally:
@@ -56,39 +52,45 @@ class CommitSink:
 
     def __init__(
         self,
+        start: ChoiceStart,
         *,
-        session_id: str,
-        choice_index: int,
-        log: Log,
         detokenizer: IncrementalDetokenizer,
         tally: SpeculationTally,
         updates: asyncio.Queue[GenerationUpdate | Exception],
         max_queued_commits: int,
     ) -> None:
-        self._session_id = session_id
-        self._choice_index = choice_index
-        self._log = log
+        self._start = start
         self._detokenizer = detokenizer
         self._tally = tally
         self._updates = updates
-        self._pending: asyncio.Queue[tuple[Commit, GenerationUpdate]] = asyncio.Queue(maxsize=max_queued_commits)
+        self._pending: asyncio.Queue[_Pending] = asyncio.Queue(maxsize=max_queued_commits)
         self._failure: BaseException | None = None
-        self._num_cached_tokens: int | None = None
         self.committed_token_ids: list[int] = []
-        self._writer = asyncio.create_task(self._write_forever(), name=f"commit-sink-{session_id}")
+        self._writer = asyncio.create_task(self._write_forever(), name=f"commit-sink-{start.choice_index}")
+
+    async def replay(self) -> bool:
+        """Takes what the log has already through the same steps, so that all state is as if it had been decoded here.
+        Returns whether the output has ended.
+        """
+        finished = False
+        for entry in self._start.logged:
+            commit, stop_string = commit_of(entry)
+            _, updates = self._take(commit, is_stopped_by_string=stop_string is not None)
+            await self._pending.put((None, [dataclasses.replace(update, replayed=True) for update in updates]))
+            finished = commit.finish_reason is not None
+        return finished
 
     async def put(self, commit: Commit) -> Commit:
         """Returns the part of the commit that belongs to the output. Raises what an earlier append failed with."""
         if self._failure is not None:
             raise self._failure
-        # The verifier ends a session with STOP only by a stop or end-of-sequence token, the last of the commit.
-        piece = self._detokenizer.process(
-            commit.token_ids, ends_with_stop_token=commit.finish_reason is FinishReason.STOP
-        )
-        kept = _cut(commit, piece)
-        self._tally.add(kept)
-        self.committed_token_ids.extend(kept.token_ids)
-        await self._pending.put((kept, self._update(kept, piece)))
+        if commit.base_len > 0 and (commit.num_cached_tokens or commit.prompt_logprobs):
+            # Said once, with the first tokens; a verifier that takes over finds other figures.
+            commit = dataclasses.replace(commit, num_cached_tokens=0, prompt_logprobs=())
+        kept, updates = self._take(commit, is_stopped_by_string=False)
+        stop_reason = updates[-1].stop_reason
+        entry = entry_of(kept, stop_reason if isinstance(stop_reason, str) else None)
+        await self._pending.put((entry, updates))
         return kept
 
     async def drain(self) -> None:
@@ -101,50 +103,62 @@ class CommitSink:
         self._writer.cancel()
         await asyncio.gather(self._writer, return_exceptions=True)
 
-    def _update(self, kept: Commit, piece: Piece) -> GenerationUpdate:
-        finished = kept.finish_reason is not None
+    def _take(self, commit: Commit, *, is_stopped_by_string: bool) -> tuple[Commit, list[GenerationUpdate]]:
+        """What of the commit belongs to the output, and its updates: two where what the client has ends within it."""
+        # The verifier ends a session with STOP only by a stop or end-of-sequence token, the last of the commit.
+        by_token = commit.finish_reason is FinishReason.STOP and not is_stopped_by_string
+        pieces: list[Piece] = []
+        for part in _split(commit, self._start.seen_len):
+            has_last_token = part.end == commit.end and bool(part.token_ids)
+            pieces.append(self._detokenizer.process(part.token_ids, ends_with_stop_token=by_token and has_last_token))
+            if pieces[-1].stop_reason is not None:
+                break
+        stop_string = pieces[-1].stop_reason
+        kept = commit if stop_string is None else _cut(commit, sum(piece.num_tokens_kept for piece in pieces))
+        self._tally.add(kept)
+        self.committed_token_ids.extend(kept.token_ids)
+        parts = _split(kept, self._start.seen_len)
+        if len(parts) > len(pieces):  # the stop string ends where the client's part does: its end is news all the same
+            pieces.append(Piece(0, "", (), stop_string))
+        return kept, [self._update(part, piece, stop_string) for part, piece in zip(parts, pieces, strict=True)]
+
+    def _update(self, part: Commit, piece: Piece, stop_string: str | None) -> GenerationUpdate:
+        finished = part.finish_reason is not None
         text = piece.text
-        if finished and piece.stop_reason is None:
+        if finished and stop_string is None:
             text += self._detokenizer.finish()
         return GenerationUpdate(
-            choice_index=self._choice_index,
-            base_len=kept.base_len,
-            token_ids=kept.token_ids,
+            choice_index=self._start.choice_index,
+            base_len=part.base_len,
+            token_ids=part.token_ids,
             text=text,
             token_texts=piece.token_texts,
-            origins=kept.origins,
-            logprobs=kept.logprobs,
-            prompt_logprobs=kept.prompt_logprobs,
-            num_cached_tokens=kept.num_cached_tokens,
-            finish_reason=kept.finish_reason,
-            stop_reason=piece.stop_reason if piece.stop_reason is not None else kept.stop_token_id,
+            origins=part.origins,
+            logprobs=part.logprobs,
+            prompt_logprobs=part.prompt_logprobs,
+            num_cached_tokens=part.num_cached_tokens,
+            finish_reason=part.finish_reason,
+            stop_reason=stop_string if finished and stop_string is not None else part.stop_token_id,
             speculation=self._tally.summary() if finished else None,
         )
 
     async def _write_forever(self) -> None:
         while True:
-            commit, update = await self._pending.get()
+            entry, updates = await self._pending.get()
             try:
                 if self._failure is None:
-                    await self._log.append(
-                        self._session_id,
-                        epoch=commit.epoch,
-                        base_len=commit.base_len,
-                        token_ids=commit.token_ids,
-                        finish_reason=int(commit.finish_reason or 0),
-                    )
-                    await self._updates.put(update)
+                    if entry is not None:
+                        await self._start.log.append(entry)
+                    for update in updates:
+                        await self._updates.put(update)
             except Exception as error:  # kept for the loop's next `put`
                 self._failure = error
             finally:
                 self._pending.task_done()
 
 
-def _cut(commit: Commit, piece: Piece) -> Commit:
+def _cut(commit: Commit, count: int) -> Commit:
     """The commit up to the token that completed a stop string; draft tokens past it do not count as accepted."""
-    if piece.stop_reason is None:
-        return commit
-    count = piece.num_tokens_kept
     return dataclasses.replace(
         commit,
         token_ids=commit.token_ids[:count],
@@ -155,3 +169,29 @@ def _cut(commit: Commit, piece: Piece) -> Commit:
         stop_token_id=None,
         more=False,
     )
+
+
+def _split(commit: Commit, at: int) -> list[Commit]:
+    """In two at output index `at`, where it has tokens before it and something, be it the end alone, after it."""
+    count = at - commit.base_len
+    last_count = len(commit.token_ids) - (commit.finish_reason is None)
+    if not 0 < count <= last_count:
+        return [commit]
+    first = dataclasses.replace(
+        commit,
+        token_ids=commit.token_ids[:count],
+        origins=commit.origins[:count],
+        logprobs=commit.logprobs[:count],
+        finish_reason=None,
+        stop_token_id=None,
+    )
+    second = dataclasses.replace(
+        commit,
+        base_len=at,
+        token_ids=commit.token_ids[count:],
+        origins=commit.origins[count:],
+        logprobs=commit.logprobs[count:],
+        num_cached_tokens=0,
+        prompt_logprobs=(),
+    )
+    return [first, second]

@@ -24,7 +24,12 @@ class GatewayConfig:
         ("127.0.0.1:7002",), "Drafters, host:port, comma-separated; a name with several addresses is several drafters."
     )
     redis_url: str = setting("redis://127.0.0.1:6379/0", "The commit log.")
-    session_ttl_s: int = setting(3600, "Seconds that a session's log is kept after its last commit.", minimum=1)
+    redis_patience_s: float = setting(
+        15.0, "Seconds that a stream waits for a Redis that does not answer before it ends with 503.", minimum=0.1
+    )
+    session_ttl_s: int = setting(
+        3600, "Seconds that a request can be resumed and its log is kept after its last commit.", minimum=1
+    )
     speculative_config: str = setting(
         "", "vLLM's JSON with method and num_speculative_tokens; hyphens in keys are underscores."
     )
@@ -33,6 +38,31 @@ class GatewayConfig:
     max_queued_commits: int = setting(64, "Commits a slow reader may be behind before its session pauses.", minimum=1)
     max_body_mb: float = setting(4.0, "Largest request body, in MiB.", minimum=0.01)
     max_n: int = setting(128, "Largest n of a request.", minimum=1)
+    api_keys_file: str = setting(
+        "", "File of API keys, read again on SIGHUP; empty: everyone may ask. `outrider key new NAME` makes a line."
+    )
+    protect_metrics: bool = setting(False, "/metrics asks for an API key too; /health and /ready never do.")
+    max_concurrent_requests: int = setting(
+        512, "Requests that run or wait, both doors together; more are refused with 503.", minimum=1
+    )
+    max_connections: int = setting(1024, "HTTP connections at a time; more are refused with 503.", minimum=1)
+    header_timeout_s: float = setting(10.0, "Seconds in which a request's headers must arrive.", minimum=0.1)
+    body_timeout_s: float = setting(60.0, "Seconds in which a request's body must arrive.", minimum=0.1)
+    slow_reader_timeout_s: float = setting(
+        60.0, "Seconds that a client may leave its stream unread before it is cut.", minimum=0.1
+    )
+    tls_cert_file: str = setting("", "Certificate of both doors (PEM); empty: no TLS.")
+    tls_key_file: str = setting("", "Its private key.")
+    tls_ca_file: str = setting("", "Clients must present a certificate that this authority has signed.")
+    tls_probe_cert_file: str = setting(
+        "", "Certificate that shared.healthcheck presents to doors that ask for one; empty: the doors' own."
+    )
+    tls_probe_key_file: str = setting("", "Its private key.")
+    fleet_tls_ca_file: str = setting("", "The fleet is reached by TLS, and verified against this authority.")
+    fleet_tls_cert_file: str = setting("", "Certificate that is presented to verifiers and drafters.")
+    fleet_tls_key_file: str = setting("", "Its private key.")
+    reflection: bool | None = setting(None, "gRPC reflection; auto: on loopback only.")
+    api_docs: bool | None = setting(None, "/docs and /openapi.json; auto: on loopback only.")
     per_request_spec_decode_metrics: str = setting(
         "summary", "Speculation figures in responses.", choices=("none", "summary", "detailed")
     )
@@ -46,6 +76,7 @@ class SpeculativeConfig:
 
     method: str = "auto"
     num_speculative_tokens: int = 5
+    token_tree: bool = False
 
 
 # Keys of vLLM's that are settings of another service here.
@@ -76,6 +107,8 @@ def parse_speculative_config(text: str) -> SpeculativeConfig:
     config = SpeculativeConfig(**known)
     if not isinstance(config.method, str):
         raise ConfigError("--speculative-config: method must be text")
+    if not isinstance(config.token_tree, bool):
+        raise ConfigError("--speculative-config: token_tree must be true or false")
     tokens = config.num_speculative_tokens
     if isinstance(tokens, bool) or not isinstance(tokens, int) or not 1 <= tokens <= 32:
         raise ConfigError("--speculative-config: num_speculative_tokens must be a whole number from 1 to 32")

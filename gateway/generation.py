@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import secrets
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
-from gateway.commit_sink import CommitSink, Log, SpeculationTally
+from gateway.commit_sink import CommitSink, SpeculationTally
 from gateway.config import GatewayConfig, SpeculativeConfig
 from gateway.decode_loop import decode
 from gateway.detokenizer import IncrementalDetokenizer
@@ -18,13 +17,13 @@ from gateway.draft_policy import AdaptiveDraftLength, DraftPolicy, FixedDraftLen
 from gateway.drafter_choice import acquire_drafter
 from gateway.drafting import Drafting, Lease
 from gateway.metrics import GatewayMetrics
-from gateway.pool import Member, Pool
+from gateway.placement import acquire_verifier
+from gateway.pool import Pool
 from gateway.remote import RemoteVerifier
-from gateway.requests import METHOD_AUTO, METHOD_OFF, GenerationUpdate, ValidRequest
+from gateway.requests import METHOD_AUTO, METHOD_OFF, ChoiceStart, GenerationUpdate, ValidRequest
 from gateway.tokenizer import Tokenizer
-from shared.errors import Overloaded, Unavailable, VerifierLost
+from shared.errors import Overloaded, VerifierLost
 from shared.messages import DrafterInfo, SessionSpec, VerifierInfo
-from shared.stream_key import stream_key
 
 # A session that kills verifier after verifier before its next token must not go round for ever.
 MAX_FRUITLESS_FAILOVERS = 4
@@ -42,30 +41,27 @@ class Generation:
     tokenizer: Tokenizer
     verifiers: Pool[VerifierInfo]
     drafters: Pool[DrafterInfo]
-    log: Log
     metrics: GatewayMetrics
     costs: dict[str, RoundCosts] = dataclasses.field(default_factory=dict)
 
     async def generate(self, request: ValidRequest) -> AsyncGenerator[GenerationUpdate, None]:
-        """Updates of all choices as they come; closing the generator frees every session."""
+        """Updates of the choices in `request.starts` as they come; closing the generator frees every session."""
         updates: asyncio.Queue[GenerationUpdate | Exception] = asyncio.Queue(self.config.max_queued_commits)
         started = time.perf_counter()
         last: dict[int, float] = {}
         room = asyncio.Semaphore(MAX_PARALLEL_CHOICES)
-        tasks = [
-            asyncio.create_task(self._run_choice(request, choice, updates, room), name=f"{request.request_id}-{choice}")
-            for choice in range(request.n)
-        ]
+        tasks = [asyncio.create_task(self._run_choice(request, start, updates, room)) for start in request.starts]
         num_finished = 0
         try:
-            while num_finished < request.n:
+            while num_finished < len(tasks):
                 update = await updates.get()
                 if isinstance(update, Exception):
                     raise update
-                now = time.perf_counter()
-                since_last = now - last[update.choice_index] if update.choice_index in last else None
-                last[update.choice_index] = now
-                self.metrics.observe_update(update, now - started, since_last)
+                if not update.replayed:
+                    now = time.perf_counter()
+                    since_last = now - last[update.choice_index] if update.choice_index in last else None
+                    last[update.choice_index] = now
+                    self.metrics.observe_update(update, now - started, since_last)
                 num_finished += update.finish_reason is not None
                 yield update
         finally:
@@ -76,30 +72,30 @@ class Generation:
     async def _run_choice(
         self,
         request: ValidRequest,
-        choice: int,
+        start: ChoiceStart,
         updates: asyncio.Queue[GenerationUpdate | Exception],
         room: asyncio.Semaphore,
     ) -> None:
         async with room:
-            await self._decode_choice(request, choice, updates)
+            await self._decode_choice(request, start, updates)
 
     async def _decode_choice(
-        self, request: ValidRequest, choice: int, updates: asyncio.Queue[GenerationUpdate | Exception]
+        self, request: ValidRequest, start: ChoiceStart, updates: asyncio.Queue[GenerationUpdate | Exception]
     ) -> None:
-        self.metrics.observe_start(len(request.prompt_token_ids))
-        tally = SpeculationTally(self._num_speculative_tokens(request))
         sink = CommitSink(
-            session_id=f"{request.request_id}-{choice}",
-            choice_index=choice,
-            log=self.log,
+            start,
             detokenizer=self._detokenizer(request),
-            tally=tally,
+            tally=SpeculationTally(self._num_speculative_tokens(request)),
             updates=updates,
             max_queued_commits=self.config.max_queued_commits,
         )
         self.metrics.running.inc()
         try:
-            await self._decode_with_failover(request, self._spec(request, choice), sink)
+            if await sink.replay():
+                await sink.drain()
+            else:
+                self.metrics.observe_start(len(request.prompt_token_ids))
+                await self._decode_with_failover(request, self._spec(request, start, sink), sink)
         except Exception as error:
             self.metrics.observe_failure(error)
             with contextlib.suppress(Exception):  # what is in the log is still emitted; the first error is told
@@ -114,14 +110,19 @@ class Generation:
         policy = self._policy(request)
         num_fruitless = 0
         overloaded_until = time.monotonic() + self.config.failover_s
+        lost: VerifierLost | None = None
+        full: set[str] = set()
         while True:
-            member = await self._acquire_verifier()
+            member = await acquire_verifier(
+                self.verifiers, request, full=full, lost=lost, patience_s=self.config.failover_s
+            )
             verifier = RemoteVerifier(member.channel, member.address)
             drafting = Drafting(
                 spec,
                 sink.committed_token_ids,
                 lambda: self._acquire_drafter(request),
                 policy,
+                token_tree=self._wants_tree(request),
                 timeout_s=self.config.draft_timeout_ms * 1e-3,
                 metrics=self.metrics,
             )
@@ -130,35 +131,37 @@ class Generation:
                 await decode(spec, verifier, drafting, sink)
                 return
             except Overloaded:
-                # Sessions that have just ended may still stand there: a short wait, not an error.
                 if time.monotonic() >= overloaded_until:
                     raise
+                # Sessions that have just ended may still stand there: a short wait, not an error. Others come first.
+                full = set() if member.address in full else full | {member.address}
+                spec = dataclasses.replace(spec, committed_token_ids=tuple(sink.committed_token_ids))
                 await asyncio.sleep(OVERLOADED_WAIT_S)
-            except VerifierLost:
+            except VerifierLost as error:
+                lost = error
                 self.verifiers.mark_lost(member)
                 self.metrics.failovers.inc()
-                committed = tuple(sink.committed_token_ids)
-                num_fruitless = num_fruitless + 1 if committed == spec.committed_token_ids else 0
+                num_committed = len(sink.committed_token_ids)
+                num_fruitless = num_fruitless + 1 if num_committed == len(spec.committed_token_ids) else 0
                 if num_fruitless >= MAX_FRUITLESS_FAILOVERS:
                     raise
-                spec = dataclasses.replace(spec, epoch=spec.epoch + 1, committed_token_ids=committed)
+                spec = dataclasses.replace(
+                    spec, epoch=spec.epoch + 1, committed_token_ids=tuple(sink.committed_token_ids)
+                )
             finally:
                 member.num_sessions -= 1
                 await verifier.close()
                 await drafting.close()
 
-    def _spec(self, request: ValidRequest, choice: int) -> SessionSpec:
-        params = request.sampling_params
-        # Exact mode by name without a seed: the noise is fresh, but the output still does not depend on the draft.
-        seed = params.seed if params.seed is not None else (0 if params.greedy else secrets.randbits(64))
+    def _spec(self, request: ValidRequest, start: ChoiceStart, sink: CommitSink) -> SessionSpec:
         return SessionSpec(
-            session_id=f"{request.request_id}-{choice}",
-            epoch=0,
+            session_id=f"{request.request_id}-{start.choice_index}",
+            epoch=start.epoch,
             prompt_token_ids=request.prompt_token_ids,
-            committed_token_ids=(),
-            sampling_params=params,
-            mode=request.speculation.mode or params.default_mode,
-            stream_key=stream_key(seed, request.prompt_token_ids, choice),
+            committed_token_ids=tuple(sink.committed_token_ids),
+            sampling_params=request.sampling_params,
+            mode=start.mode,
+            stream_key=start.stream_key,
             cache_salt=request.cache_salt,
         )
 
@@ -192,18 +195,10 @@ class Generation:
             return FixedDraftLength(length)
         return AdaptiveDraftLength(self.costs.setdefault(method, RoundCosts()), length)
 
+    def _wants_tree(self, request: ValidRequest) -> bool:
+        asked = request.speculation.token_tree
+        return self.speculative.token_tree if asked is None else asked
+
     def _acquire_drafter(self, request: ValidRequest) -> Lease | None:
         target = next((member.info for member in self.verifiers.healthy()), None)
         return acquire_drafter(self._method(request), self.drafters, target)
-
-    async def _acquire_verifier(self) -> Member[VerifierInfo]:
-        """The least loaded one. Raises Unavailable when none comes within `failover_s`."""
-        deadline = time.monotonic() + self.config.failover_s
-        while True:
-            healthy = self.verifiers.healthy()
-            if healthy:
-                healthy[0].num_sessions += 1
-                return healthy[0]
-            if time.monotonic() >= deadline:
-                raise Unavailable("no verifier is there; try again later")
-            await self.verifiers.wait_for_change(0.25)

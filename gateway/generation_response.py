@@ -16,10 +16,12 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from gateway.answer_stream import AnswerStream
+from gateway.event_cursor import NOTHING_SEEN, EventCursor
 from gateway.http_limits import as_outrider_error, error_body, error_response
 from gateway.openai_convert import Prepared
 from gateway.requests import GenerationUpdate, ValidRequest
-from gateway.responses import AnswerStream, WholeAnswer, to_json
+from gateway.responses import WholeAnswer, to_json
 from gateway.service import GatewayService, SpecMetricsLevel
 from gateway.tokenizer import Tokenizer
 
@@ -90,17 +92,24 @@ async def _first_error(pumps: asyncio.Task[None]) -> None:
 
 
 class GenerationResponse(Response):
-    """An ASGI response; the request was validated before it is made."""
+    """An ASGI response; the request was validated, and begun or resumed, before it is made.
 
-    def __init__(self, service: GatewayService, prepared: Prepared, load: Load) -> None:
+    `seen`: the client has these events and wants those that follow, as a stream, however the request was begun.
+    """
+
+    def __init__(
+        self, service: GatewayService, prepared: Prepared, load: Load, *, seen: EventCursor | None = None
+    ) -> None:
         super().__init__()
         self._service = service
         self._prepared = prepared
         self._load = load
+        self._seen = seen
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._load.num_running += 1
-        work = self._stream if self._prepared.options.stream else self._whole
+        streams = self._prepared.options.stream or self._seen is not None
+        work = self._stream if streams else self._whole
         try:
             await _until_disconnect(work(scope, receive, send), receive)
         finally:
@@ -126,7 +135,7 @@ class GenerationResponse(Response):
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
         try:
-            answer = AnswerStream(*self._parts())
+            answer = AnswerStream(*self._parts(), seen=self._seen or NOTHING_SEEN)
             async with self._updates() as updates:
                 async for prompt_index, update in updates:
                     if not started:

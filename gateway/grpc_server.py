@@ -6,6 +6,7 @@ To serve it: `rpc.start_server(host, port, lambda server: add_gateway_servicer(s
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
@@ -15,10 +16,22 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from gateway.openai_convert import DEFAULT_COMPLETION_TOKENS, REQUEST_ID
-from gateway.request_checks import check_model, check_prompt, check_speculation, check_stop, output_budget
+from gateway.auth import caller_of, owner_of
+from gateway.event_cursor import Seen
+from gateway.openai_convert import DEFAULT_COMPLETION_TOKENS, REQUEST_ID, AnswerOptions, Prepared
+from gateway.quotas import metered
+from gateway.request_checks import (
+    check_model,
+    check_prompt,
+    check_prompt_chars,
+    check_speculation,
+    check_stop,
+    output_budget,
+)
+from gateway.request_start import Wanted
 from gateway.requests import GenerationUpdate, SpeculationSummary, ValidRequest
 from gateway.service import GatewayService
+from gateway.session_record import AnswerKind
 from outrider.v1 import common_pb2 as common
 from outrider.v1 import gateway_pb2 as pb
 from outrider.v1 import gateway_pb2_grpc as pb_grpc
@@ -49,15 +62,50 @@ class GatewayServicer(pb_grpc.GatewayServicer):
                 valid = valid_request(request, self._service)
             else:
                 valid = await asyncio.to_thread(valid_request, request, self._service)
-            async with aclosing(_replies(valid, self._service)) as replies:
+            begun = self._service.begin(AnswerKind.GRPC, _prepared(valid, self._service).owned_by(owner_of(context)))
+            async with aclosing(self._replies(begun, 0, context)) as replies:
                 async for reply in replies:
                     yield reply
         except Exception as error:
             await rpc.abort(context, error)
 
     async def Resume(self, request: pb.ResumeRequest, context: Context) -> AsyncIterator[pb.GenerateReply]:
-        await _refuse_resume(context)
-        yield pb.GenerateReply()  # never reached; it makes this a stream
+        """One choice of a request of either door, from output index `base_len` on."""
+        try:
+            if request.base_len < 0:
+                raise InvalidRequest(f"base_len must be at least 0, got {request.base_len}", param="base_len")
+            seen = {request.choice: Seen(request.base_len)}
+            wanted = Wanted(request.request_id, owner_of(context), seen, choice=request.choice)
+            resumed = await self._service.resume(wanted)
+            async with aclosing(self._replies(resumed, request.base_len, context)) as replies:
+                async for reply in replies:
+                    yield reply
+        except Exception as error:
+            await rpc.abort(context, error)
+
+    async def _replies(
+        self, prepared: Prepared, num_seen: int, context: Context
+    ) -> AsyncGenerator[pb.GenerateReply, None]:
+        """Those that follow the tokens that were seen of the one choice that runs."""
+        [request] = [request for request in prepared.requests if request.starts]
+        service = metered(self._service, caller_of(context).account)
+        num_tokens = num_cached = 0
+        finished = False
+        async with aclosing(service.generate(request)) as updates:
+            async for update in updates:
+                num_tokens += len(update.token_ids)
+                num_cached = max(num_cached, update.num_cached_tokens)
+                finished = update.finish_reason is not None
+                if num_tokens <= num_seen and not finished:
+                    continue
+                reply = _reply(prepared.options.answer_id, update)
+                if finished:
+                    reply.usage.prompt_tokens = len(request.prompt_token_ids)
+                    reply.usage.completion_tokens = num_tokens
+                    reply.usage.cached_tokens = num_cached
+                yield reply
+        if not finished:
+            raise InternalError("the output ended early")
 
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.ModelInfo:
         try:
@@ -72,11 +120,6 @@ class GatewayServicer(pb_grpc.GatewayServicer):
         )
 
 
-async def _refuse_resume(context: Context) -> None:
-    reason = "this gateway does not resume sessions; send the request again"
-    await context.abort(grpc.StatusCode.UNIMPLEMENTED, reason)
-
-
 def valid_request(request: pb.GenerateRequest, service: GatewayService) -> ValidRequest:
     """Raises InvalidRequest or UnknownModel, as the REST door does."""
     model, limits = service.model, service.limits
@@ -87,6 +130,7 @@ def valid_request(request: pb.GenerateRequest, service: GatewayService) -> Valid
         request.speculation.num_speculative_tokens or None,
         None,
         model,
+        request.speculation.token_tree if request.speculation.HasField("token_tree") else None,
     )
     if request.request_id and not REQUEST_ID.fullmatch(request.request_id):
         raise InvalidRequest("request_id must be 1 to 128 visible ASCII characters", param="request_id")
@@ -112,6 +156,7 @@ def _prompt(request: pb.GenerateRequest, service: GatewayService) -> tuple[list[
     """The prompt's token ids, and the name of the field that they come from."""
     match request.WhichOneof("input"):
         case "prompt":
+            check_prompt_chars(request.prompt, service.tokenizer, service.model, "prompt")
             return service.tokenizer.encode(request.prompt), "prompt"
         case "prompt_token_ids":
             return list(request.prompt_token_ids.token_ids), "prompt_token_ids"
@@ -120,32 +165,28 @@ def _prompt(request: pb.GenerateRequest, service: GatewayService) -> tuple[list[
             if not messages:
                 raise InvalidRequest("messages must not be empty", param="messages")
             text = service.tokenizer.apply_chat_template(messages)
+            check_prompt_chars(text, service.tokenizer, service.model, "messages")
             return service.tokenizer.encode(text, add_special_tokens=False), "messages"
         case _:
             raise InvalidRequest("one of prompt, prompt_token_ids and messages is required", param="prompt")
 
 
-async def _replies(valid: ValidRequest, service: GatewayService) -> AsyncGenerator[pb.GenerateReply, None]:
-    num_tokens = num_cached = 0
-    finished = False
-    async with aclosing(service.generate(valid)) as updates:
-        async for update in updates:
-            num_tokens += len(update.token_ids)
-            num_cached = max(num_cached, update.num_cached_tokens)
-            finished = update.finish_reason is not None
-            reply = _reply(valid, update)
-            if finished:
-                reply.usage.prompt_tokens = len(valid.prompt_token_ids)
-                reply.usage.completion_tokens = num_tokens
-                reply.usage.cached_tokens = num_cached
-            yield reply
-    if not finished:
-        raise InternalError("the output ended early")
+def _prepared(valid: ValidRequest, service: GatewayService) -> Prepared:
+    """With the answer's form that GET /v1/streams/ID gives it, should somebody ask there."""
+    options = AnswerOptions(
+        answer_id=valid.request_id,
+        created=int(time.time()),
+        model=service.model.name,
+        chat=False,
+        stream=True,
+        num_logprobs=valid.sampling_params.num_logprobs,
+    )
+    return Prepared((valid,), options)
 
 
-def _reply(valid: ValidRequest, update: GenerationUpdate) -> pb.GenerateReply:
+def _reply(request_id: str, update: GenerationUpdate) -> pb.GenerateReply:
     return pb.GenerateReply(
-        request_id=valid.request_id,
+        request_id=request_id,
         base_len=update.base_len,
         token_ids=update.token_ids,
         text=update.text,

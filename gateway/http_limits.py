@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import re
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -15,7 +16,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from gateway.response_types import ErrorAnswer
-from shared.errors import InternalError, InvalidRequest, OutriderError, Overloaded, PayloadTooLarge
+from shared.errors import (
+    InternalError,
+    InvalidRequest,
+    OutriderError,
+    PayloadTooLarge,
+    RequestTooSlow,
+    Unauthenticated,
+)
 
 log = logging.getLogger(__name__)
 
@@ -109,11 +117,18 @@ def error_body(error: OutriderError) -> ErrorAnswer:
 
 def error_response(error: OutriderError) -> JSONResponse:
     headers = {}
-    if isinstance(error, PayloadTooLarge):
+    if isinstance(error, PayloadTooLarge | RequestTooSlow):
         headers["connection"] = "close"  # the rest of the body is not read
-    if isinstance(error, Overloaded):
-        headers["retry-after"] = "1"
+    if isinstance(error, Unauthenticated):
+        headers["www-authenticate"] = "Bearer"
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
     return JSONResponse(error_body(error), status_code=error.http_status, headers=headers)
+
+
+def error_event(error: OutriderError) -> bytes:
+    """The error as a server-sent event, for a stream that has begun."""
+    return f"data: {json.dumps(error_body(error), ensure_ascii=False)}\n\n".encode()
 
 
 def status_error_response(status: int, message: str, headers: Any = None) -> JSONResponse:

@@ -7,8 +7,11 @@ from collections.abc import AsyncGenerator
 
 from gateway.config import GatewayConfig
 from gateway.generation import Generation
+from gateway.openai_convert import Prepared
+from gateway.request_start import Wanted, begin, resume
 from gateway.requests import GenerationUpdate, ValidRequest
 from gateway.service import ReadyState, RequestLimits, ServedModel, SpecMetricsLevel
+from gateway.session_record import AnswerKind
 from gateway.tokenizer import Tokenizer
 from shared.commit_log import CommitLog
 from shared.errors import Unavailable
@@ -50,10 +53,22 @@ class LiveService:
             created=self._created,
         )
 
+    def begin(self, kind: AnswerKind, prepared: Prepared) -> Prepared:
+        self._check_open()
+        return begin(self._commit_log, kind, prepared)
+
+    async def resume(self, wanted: Wanted) -> Prepared:
+        self._check_open()
+        self._generation.metrics.resumed.inc()
+        return await resume(self._commit_log, wanted, self.model.name)
+
     def generate(self, request: ValidRequest) -> AsyncGenerator[GenerationUpdate, None]:
+        self._check_open()
+        return self._generation.generate(request)
+
+    def _check_open(self) -> None:
         if self._draining:
             raise Unavailable("the gateway is shutting down")
-        return self._generation.generate(request)
 
     def ready(self) -> ReadyState:
         """Ready without a drafter too: then everything is decoded without speculation."""
@@ -69,6 +84,7 @@ class LiveService:
         metrics = self._generation.metrics
         metrics.members.labels("verifier").set(len(self._generation.verifiers.healthy()))
         metrics.members.labels("drafter").set(len(self._generation.drafters.healthy()))
+        metrics.log_restores.set(self._commit_log.num_restores)
         return metrics.render()
 
     def drain(self) -> None:

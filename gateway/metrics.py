@@ -23,9 +23,13 @@ class GatewayMetrics:
 
         self.running = Gauge("outrider:num_requests_running", "Choices being decoded.", registry=registry)
         self.members = Gauge("outrider:fleet_members", "Healthy members.", ["service"], registry=registry)
+        self.log_restores = Gauge(
+            "outrider:commit_log_restores", "Requests whose commits Redis had lost and got back.", registry=registry
+        )
         self.draft_timeouts = counter("draft_timeouts", "Proposals that came too late.")
         self.drafters_lost = counter("drafters_lost", "Drafters lost by a running session.")
         self.failovers = counter("verifier_failovers", "Sessions moved to another verifier.")
+        self.resumed = counter("requests_resumed", "Requests that were to go on from an earlier connection.")
         self._prompt_tokens = counter("prompt_tokens", "Prompt tokens of started choices.")
         self._cached_tokens = counter("prompt_tokens_cached", "Prompt tokens found in a prefix cache.")
         self._generated = counter("generation_tokens", "Tokens emitted.")

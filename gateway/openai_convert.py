@@ -22,6 +22,7 @@ from gateway.openai_schema import (
 from gateway.request_checks import (
     check_model,
     check_prompt,
+    check_prompt_chars,
     check_speculation,
     check_stop,
     output_budget,
@@ -37,6 +38,7 @@ from shared.sampling_params import MAX_LOGPROBS, SamplingParams
 DEFAULT_COMPLETION_TOKENS = 16
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _MAX_SALT_CHARS = 256
+_MAX_BAD_WORDS = 1024
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,9 @@ class Prepared:
     requests: tuple[ValidRequest, ...]
     options: AnswerOptions
 
+    def owned_by(self, owner: str) -> Prepared:
+        return replace(self, requests=tuple(replace(request, owner=owner) for request in self.requests))
+
 
 @dataclass(frozen=True)
 class Served:
@@ -92,6 +97,12 @@ def prepare_completion(body: CompletionRequest, served: Served, header_id: str |
         body = body.model_copy(update={"prompt_logprobs": body.prompt_logprobs or num_logprobs})
     if drop_output:
         body = body.model_copy(update={"max_tokens": 1})
+    # Before the texts are tokenized, which is what takes long.
+    _check_counts(body.n, len(body.prompt), served.limits)
+    if body.truncate_prompt_tokens is None:
+        for prompt in body.prompt:
+            if isinstance(prompt, str):
+                check_prompt_chars(prompt, served.tokenizer, served.model, "prompt")
     prompts = [
         served.tokenizer.encode(prompt, body.add_special_tokens) if isinstance(prompt, str) else list(prompt)
         for prompt in body.prompt
@@ -115,11 +126,13 @@ def prepare_chat(body: ChatCompletionRequest, served: Served, header_id: str | N
         raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
     num_logprobs = _num_logprobs("top_logprobs", body.top_logprobs or 0) if body.logprobs else None
     options = replace(_options(body, served, "chatcmpl", header_id), num_logprobs=num_logprobs)
-    prompt = chat_token_ids(body, served.tokenizer)
+    most_in = served.model if body.truncate_prompt_tokens is None else None
+    prompt = chat_token_ids(body, served.tokenizer, most_in)
     return _prepare(body, [prompt], "messages", num_logprobs, options, served)
 
 
-def chat_token_ids(body: ChatFields, tokenizer: Tokenizer) -> list[int]:
+def chat_token_ids(body: ChatFields, tokenizer: Tokenizer, most_in: ServedModel | None = None) -> list[int]:
+    """`most_in`: refuses what cannot fit that model's context before it is tokenized."""
     if body.add_generation_prompt and body.continue_final_message:
         raise InvalidRequest(
             "continue_final_message and add_generation_prompt cannot both be true", param="continue_final_message"
@@ -127,6 +140,8 @@ def chat_token_ids(body: ChatFields, tokenizer: Tokenizer) -> list[int]:
     text = tokenizer.apply_chat_template(
         body.messages, body.add_generation_prompt, body.continue_final_message, body.chat_template_kwargs
     )
+    if most_in is not None:
+        check_prompt_chars(text, tokenizer, most_in, "messages")
     return tokenizer.encode(text, body.add_special_tokens)
 
 
@@ -261,6 +276,8 @@ def _seed(seed: int | None) -> int | None:
 
 def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
     """Each word as it is written at the start of a text and after a space, which are different tokens."""
+    if len(words) > _MAX_BAD_WORDS:
+        raise InvalidRequest(f"bad_words has {len(words)} entries, the most is {_MAX_BAD_WORDS}", param="bad_words")
     sequences: dict[tuple[int, ...], None] = {}
     for word in words:
         bare = word.lstrip()

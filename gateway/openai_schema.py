@@ -120,7 +120,8 @@ class _Body(BaseModel):
         if log.isEnabledFor(logging.DEBUG):
             unknown = given.keys() - cls.model_fields.keys() - cls.unsupported.keys() - _IGNORABLE
             if unknown:
-                log.debug("%s: ignored fields %s", cls.__name__, sorted(unknown))
+                shown = [name[:64] for name in sorted(unknown)[:20]]  # a body may have any number, of any length
+                log.debug("%s: ignored fields %s", cls.__name__, shown)
         return given
 
 

@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 InfoT = TypeVar("InfoT")
 FetchInfo = Callable[[grpc.aio.Channel, float], Awaitable[InfoT]]
+# Of an address, and of the host's name before it was looked up: a certificate is for the name.
+OpenChannel = Callable[[str, str], grpc.aio.Channel]
 
 WATCH_INTERVAL_S = 1.0
 CHECK_TIMEOUT_S = 2.0
@@ -42,10 +44,17 @@ class Member(Generic[InfoT]):
 class Pool(Generic[InfoT]):
     """Watches one fleet in the background between `start` and `close`."""
 
-    def __init__(self, service: str, addresses: Sequence[str], fetch_info: FetchInfo[InfoT]) -> None:
+    def __init__(
+        self,
+        service: str,
+        addresses: Sequence[str],
+        fetch_info: FetchInfo[InfoT],
+        open_channel: OpenChannel | None = None,
+    ) -> None:
         self._service = service
         self._addresses = tuple(addresses)
         self._fetch_info = fetch_info
+        self._open_channel = open_channel or (lambda address, _name: rpc.open_channel(address))
         self._members: dict[str, Member[InfoT]] = {}
         self._watcher: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
@@ -82,17 +91,18 @@ class Pool(Generic[InfoT]):
 
     async def refresh(self) -> None:
         """One look at the whole fleet."""
-        found = [address for name in self._addresses for address in await _resolve(name)]
-        for address in found:
+        found = {address: name for name in self._addresses for address in await _resolve(name)}
+        for address, name in found.items():
             if address not in self._members:
-                self._members[address] = Member(address, rpc.open_channel(address))
-        for address in set(self._members) - set(found):
+                host = name.rpartition(":")[0].strip("[]")
+                self._members[address] = Member(address, self._open_channel(address, host))
+        for address in self._members.keys() - found.keys():
             member = self._members[address]
             member.healthy = False
             if member.num_sessions == 0:
                 del self._members[address]
                 await member.channel.close()
-        await asyncio.gather(*(self._check(self._members[address]) for address in dict.fromkeys(found)))
+        await asyncio.gather(*(self._check(self._members[address]) for address in found))
         self._changed.set()
         self._changed.clear()
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from gateway.requests import METHOD_AUTO, METHOD_OFF, SpeculationRequest
 from gateway.service import RequestLimits, ServedModel
+from gateway.tokenizer import Tokenizer
 from shared.errors import InvalidRequest, UnknownModel
 from shared.sampling_params import SpeculationMode
 
@@ -33,6 +34,17 @@ def check_prompt(token_ids: Sequence[int], model: ServedModel, param: str) -> No
         raise InvalidRequest(
             f"{param} has {len(token_ids)} tokens; with one output token that is over the model's context of "
             f"{model.max_model_len} tokens",
+            param=param,
+        )
+
+
+def check_prompt_chars(text: str, tokenizer: Tokenizer, model: ServedModel, param: str) -> None:
+    """Refuses a text that is too long however it is tokenized, which would take seconds for megabytes."""
+    most_chars = tokenizer.most_chars_per_token
+    if most_chars is not None and len(text) > most_chars * model.max_model_len:
+        raise InvalidRequest(
+            f"{param} has {len(text)} characters; no token stands for more than {most_chars}, so that is over the "
+            f"model's context of {model.max_model_len} tokens",
             param=param,
         )
 

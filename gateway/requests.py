@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
+from shared.commit_log import LogEntry
 from shared.messages import FinishReason, TokenLogprob, TokenOrigin
 from shared.sampling_params import SamplingParams, SpeculationMode
 
@@ -18,11 +20,42 @@ class SpeculationRequest:
     method: str = METHOD_AUTO
     num_speculative_tokens: int = 0
     mode: SpeculationMode | None = None
+    token_tree: bool | None = None
+
+
+class EntryLog(Protocol):
+    """Where commits go before anybody sees them (shared.commit_log.ChoiceLog, or memory for offline use).
+
+    Raises CommitRefused (this gateway may not write any more) or Unavailable.
+    """
+
+    async def append(self, entry: LogEntry) -> None: ...
+
+
+@dataclass(frozen=True)
+class ChoiceStart:
+    """Where one choice begins at this gateway: at its beginning, or after what has been logged by another one.
+
+    epoch: the first that this gateway may use. logged: what is there already. seen_len: the client has the tokens
+    before this output index, so that no update may reach across it.
+    """
+
+    choice_index: int
+    mode: SpeculationMode
+    stream_key: int
+    log: EntryLog
+    epoch: int = 0
+    logged: tuple[LogEntry, ...] = ()
+    seen_len: int = 0
 
 
 @dataclass(frozen=True)
 class ValidRequest:
-    """One prompt, `n` choices. Everything in it has been checked against the model that is served."""
+    """One prompt, `n` choices. Everything in it has been checked against the model that is served.
+
+    owner: name of the API key that it came with. starts: the choices that run at this gateway; the service fills them
+    in (GatewayService.begin, resume).
+    """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
@@ -33,6 +66,8 @@ class ValidRequest:
     skip_special_tokens: bool = True
     speculation: SpeculationRequest = field(default_factory=SpeculationRequest)
     cache_salt: str = ""
+    owner: str = ""
+    starts: tuple[ChoiceStart, ...] = field(default=(), compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -75,3 +110,5 @@ class GenerationUpdate:
     # The stop string, or the stop token id, that ended the output.
     stop_reason: str | int | None = None
     speculation: SpeculationSummary | None = None
+    # From the log of an earlier connection, not computed for this one.
+    replayed: bool = False

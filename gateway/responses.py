@@ -1,6 +1,6 @@
-"""Updates of the generation to the JSON of answers: `WholeAnswer` for one body, `AnswerStream` for server-sent events.
+"""Updates of the generation to the JSON of answers: what all forms share, and `WholeAnswer` for one body.
 
-Not here: HTTP (app.py, sse.py), what a field means (openai_convert.py).
+Not here: server-sent events (answer_stream.py), HTTP (app.py), what a field means (openai_convert.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from gateway.requests import GenerationUpdate
 from gateway.response_types import (
     Annotation,
     ChatChoice,
-    ChatChunkChoice,
     ChatCompletion,
     Completion,
     CompletionChoice,
@@ -61,7 +60,7 @@ def merge_updates(updates: Sequence[GenerationUpdate]) -> GenerationUpdate:
     )
 
 
-class _Shape:
+class AnswerShape:
     """What both forms of an answer share: one choice's parts."""
 
     def __init__(self, prepared: Prepared, tokenizer: Tokenizer, level: SpecMetricsLevel, version: str) -> None:
@@ -156,7 +155,7 @@ class WholeAnswer:
     """Collects all updates, then gives the whole body."""
 
     def __init__(self, prepared: Prepared, tokenizer: Tokenizer, level: SpecMetricsLevel, version: str) -> None:
-        self._shape = _Shape(prepared, tokenizer, level, version)
+        self._shape = AnswerShape(prepared, tokenizer, level, version)
         self._updates: dict[int, list[GenerationUpdate]] = {}
 
     def add(self, prompt_index: int, update: GenerationUpdate) -> None:
@@ -210,87 +209,3 @@ class WholeAnswer:
         choice["message"] = {"role": "assistant", "content": update.text}
         answer: ChatChoice = choice
         return answer
-
-
-class AnswerStream:
-    """Each update to the bytes of its events. After the last update, `end()`; after an error, nothing."""
-
-    def __init__(self, prepared: Prepared, tokenizer: Tokenizer, level: SpecMetricsLevel, version: str) -> None:
-        self._shape = _Shape(prepared, tokenizer, level, version)
-        options = prepared.options
-        head = to_json(self._shape.head("chat.completion.chunk" if options.chat else "text_completion"))
-        self._head = head[:-1]
-        self._offsets: dict[int, int] = {}
-        # An event's id is the output index reached, which means something for a single output only.
-        self._has_ids = sum(request.n for request in prepared.requests) == 1
-
-    def events(self, prompt_index: int, update: GenerationUpdate) -> bytes:
-        """May be empty: tokens whose text is held back, when the caller did not ask for the tokens themselves."""
-        account = self._shape.account
-        account.add(prompt_index, update)
-        index = account.choice(prompt_index, update)
-        events = []
-        if index not in self._offsets:
-            self._offsets[index] = 0
-            opening = self._opening(index, prompt_index, update)
-            if opening is not None:
-                events.append(opening)
-        if self._worth_an_event(update):
-            choice = self._choice(index, update)
-            usage = account.choice_usage(prompt_index, index) if self._shape.options.continuous_usage else None
-            event = self._event({"choices": [choice], **({"usage": usage} if usage is not None else {})})
-            end = update.base_len + len(update.token_ids)
-            events.append(f"id: {end}\n{event}" if self._has_ids else event)
-        self._offsets[index] += sum(map(len, update.token_texts))
-        return "".join(events).encode()
-
-    def _worth_an_event(self, update: GenerationUpdate) -> bool:
-        options = self._shape.options
-        if update.finish_reason is not None:
-            return True
-        if options.drop_output:
-            return False
-        wants_tokens = options.num_logprobs is not None or self._shape.annotated
-        return bool(update.text) or (wants_tokens and bool(update.token_ids))
-
-    def _choice(self, index: int, update: GenerationUpdate) -> CompletionChoice | ChatChunkChoice:
-        if not self._shape.options.chat:
-            return self._shape.completion_choice(index, update, self._offsets[index])
-        choice: Any = self._shape.chat_parts(index, update)
-        choice["delta"] = {"content": update.text} if update.text else {}
-        answer: ChatChunkChoice = choice
-        return answer
-
-    def _opening(self, index: int, prompt_index: int, update: GenerationUpdate) -> str | None:
-        """The first event of a choice: the role in a chat, the echoed prompt in a completion."""
-        options = self._shape.options
-        choice: Any = {"index": index, "logprobs": None, "finish_reason": None, "stop_reason": None}
-        event: dict[str, Any] = {"choices": [choice]}
-        if options.chat:
-            choice["delta"] = {"role": "assistant", "content": ""}
-        else:
-            choice["text"] = self._shape.echo_text(prompt_index)
-            choice["logprobs"] = self._shape.echo(prompt_index, update.prompt_logprobs)
-            self._offsets[index] = len(choice["text"])
-        if options.return_token_ids:
-            holder = event if options.chat else choice
-            holder["prompt_token_ids"] = list(self._shape.prompt(prompt_index))
-        elif not options.chat and options.echo_texts is None:
-            return None
-        return self._event(event)
-
-    def _event(self, fields: dict[str, Any]) -> str:
-        return f"data: {self._head},{to_json(fields)[1:]}\n\n"
-
-    def end(self) -> bytes:
-        """The usage, if asked for, and the end mark. Raises InternalError when a choice has not finished."""
-        account = self._shape.account
-        account.check_finished()
-        events = ""
-        if self._shape.options.include_usage:
-            fields: dict[str, Any] = {"choices": [], "usage": account.usage()}
-            metrics = account.metrics()
-            if metrics is not None:
-                fields["metrics"] = metrics
-            events = self._event(fields)
-        return (events + "data: [DONE]\n\n").encode()

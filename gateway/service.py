@@ -5,10 +5,15 @@ from __future__ import annotations
 import enum
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from gateway.requests import GenerationUpdate, ValidRequest
 from gateway.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # they check against what is served, so they import this file
+    from gateway.openai_convert import Prepared
+    from gateway.request_start import Wanted
+    from gateway.session_record import AnswerKind
 
 
 @dataclass(frozen=True)
@@ -56,9 +61,14 @@ class ReadyState:
 class GatewayService(Protocol):
     """Contract: attributes are cheap and may change between calls; they raise Unavailable while they are unknown.
 
-    `generate` yields the updates of all `n` choices, interleaved as they come; the last one of each choice carries
-    `finish_reason`. Closing the generator (`aclose`, or a cancelled `anext`) ends the sessions and frees all they hold.
-    Errors are OutriderErrors; one raised before the first update becomes an HTTP or gRPC status.
+    A request is begun, or resumed, as a whole, which fills in the `starts` of its prompts; then each prompt that has
+    some is generated. `resume` takes the request away from whoever was being sent it, and raises UnknownSession when
+    there is none of this id and owner. Owners are the doors' to check.
+
+    `generate` yields the updates of the choices in `starts`, interleaved as they come, what was logged before first;
+    the last one of each choice carries `finish_reason`. Closing the generator (`aclose`, or a cancelled `anext`) ends
+    the sessions and frees all they hold. Errors are OutriderErrors; one raised before the first update becomes an HTTP
+    or gRPC status.
     """
 
     @property
@@ -75,6 +85,10 @@ class GatewayService(Protocol):
 
     @property
     def version(self) -> str: ...
+
+    def begin(self, kind: AnswerKind, prepared: Prepared) -> Prepared: ...
+
+    async def resume(self, wanted: Wanted) -> Prepared: ...
 
     def generate(self, request: ValidRequest) -> AsyncGenerator[GenerationUpdate, None]: ...
 

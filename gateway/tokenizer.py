@@ -14,6 +14,7 @@ from typing import Any
 import tokenizers
 
 from gateway.chat_template import ChatTemplate, Message
+from gateway.token_bound import most_chars_per_token
 from shared.errors import ConfigError, InvalidRequest
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
@@ -35,7 +36,10 @@ class Tokenizer:
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         self._chat_template = ChatTemplate(chat_template, special_tokens) if chat_template else None
-        self._bytes_per_token = _token_bytes_table(backend)
+        description = json.loads(backend.to_str())
+        self._bytes_per_token = _token_bytes_table(backend, description)
+        # How many characters of a text one token can stand for; None when nothing bounds it.
+        self.most_chars_per_token = most_chars_per_token(description, self._bytes_per_token)
 
     @classmethod
     def load(cls, model_path: str | Path) -> Tokenizer:
@@ -149,9 +153,9 @@ def _chat_template_source(folder: Path, config: Mapping[str, Any]) -> str | None
 # ---- bytes per token --------------------------------------------------------------------------------------------
 
 
-def _token_bytes_table(backend: tokenizers.Tokenizer) -> dict[int, bytes] | None:
+def _token_bytes_table(backend: tokenizers.Tokenizer, description: Mapping[str, Any]) -> dict[int, bytes] | None:
     """Each id's bytes, or None for decoders (WordPiece, BPE suffixes) that look at a token's neighbours."""
-    kinds = _decoder_kinds(backend)
+    kinds = _decoder_kinds(description)
     vocab = {token_id: token for token, token_id in backend.get_vocab(with_added_tokens=True).items()}
     if kinds == ["ByteLevel"]:
         alphabet = _byte_level_alphabet()
@@ -162,8 +166,8 @@ def _token_bytes_table(backend: tokenizers.Tokenizer) -> dict[int, bytes] | None
     return None
 
 
-def _decoder_kinds(backend: tokenizers.Tokenizer) -> list[str]:
-    decoder = json.loads(backend.to_str()).get("decoder")
+def _decoder_kinds(description: Mapping[str, Any]) -> list[str]:
+    decoder = description.get("decoder")
     if decoder is None:
         return []
     parts = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]

@@ -23,6 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 from numba import cfunc, types
 
 _OPENMP_LIBRARY = re.compile(r"/\S*/lib(?:gomp|iomp5|omp)[-.\w]*\.so[.\d]*$", re.MULTILINE)
@@ -92,6 +93,25 @@ def run_here(function: int, argument: int) -> None:
     _call_at(function)(argument)
 
 
+class Scratch(threading.local):
+    """Working memory, kept between calls; one per calling thread, so that calls may run side by side."""
+
+    def __init__(self) -> None:
+        self.memory = np.empty(0, np.float32)
+        self._address = 0
+
+    def at_least(self, num_bytes: int) -> int:
+        """Address of num_bytes bytes, aligned to 64. Good until the next call on this thread."""
+        if self.memory.nbytes < num_bytes + 64:
+            self.memory = np.empty((num_bytes + 64) // 4, np.float32)
+            self._address = -(-int(self.memory.ctypes.data) // 64) * 64
+        return self._address
+
+
+scratch = Scratch()
+
+
+@functools.cache
 def default_team() -> ThreadTeam:
     """OpenMP where there is one."""
     return run_on_python_threads if openmp_parallel() is None else run_on_openmp

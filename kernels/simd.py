@@ -221,16 +221,26 @@ def vstore(builder: Builder, address: Value, value: Value) -> None:
     store(builder, value, address, 4)
 
 
-@operation(_void, _i, _v)
-def vstore_bf16(builder: Builder, address: Value, value: Value) -> None:
-    """Put 16 floats, rounded to the nearest bf16 (ties to even), at an address; NaN stays NaN."""
+def round_bf16(builder: Builder, value: Value) -> Value:
+    """The bits of the nearest bf16 (ties to even) in the low half of each 32-bit lane; NaN stays NaN."""
     bits = builder.bitcast(value, _VI32)
     upper = builder.lshr(bits, ints(16))
     rounding = builder.add(builder.and_(upper, ints(1)), ints(0x7FFF))
     rounded = builder.lshr(builder.add(bits, rounding), ints(16))
     is_nan = builder.fcmp_unordered("uno", value, value)
-    chosen = builder.select(is_nan, builder.or_(upper, ints(0x40)), rounded)
-    store(builder, builder.trunc(chosen, _VI16), address, 2)
+    return builder.select(is_nan, builder.or_(upper, ints(0x40)), rounded)
+
+
+@operation(_void, _i, _v)
+def vstore_bf16(builder: Builder, address: Value, value: Value) -> None:
+    """Put 16 floats, rounded to the nearest bf16 (ties to even), at an address; NaN stays NaN."""
+    store(builder, builder.trunc(round_bf16(builder, value), _VI16), address, 2)
+
+
+@operation(_v, _v)
+def vround_bf16(builder: Builder, value: Value) -> Value:
+    """16 floats, each rounded to the nearest bf16."""
+    return builder.bitcast(builder.shl(round_bf16(builder, value), ints(16)), _VF32)
 
 
 @operation(_v, _f)

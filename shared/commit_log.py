@@ -1,227 +1,287 @@
-"""The commit log: one Redis stream per session, the only truth about what a session has said.
+"""The commit log in Redis: the only truth about what a request has said, and what another gateway needs to go on.
 
-An entry's id is made from the output index of its first token (index + 1, because Redis ids start above 0-0). One
-small script on the server refuses a gap, a repeat and an old epoch, so a gateway that has been passed over (a
-zombie) cannot write. Appends of all sessions that are ready at the same moment travel in one pipeline.
+Per request one record (what was asked for, in the caller's bytes); per choice one stream of entries, whose ids are made
+from the output index of their first token (index + 1, because Redis ids start above 0-0), and one fence: the term of
+the gateway that may write. A script on the server refuses a gap, a repeat and a gateway that has been passed over.
 
-Not here: what a token means. Tokens travel as the bytes the caller gives.
+The gateway that writes keeps what it has written in memory. When Redis comes back from a restart without the last of
+it, the gateway puts it back before it goes on, unless another gateway has a later term.
+
+Not here: what records and extras mean (gateway/), waiting for Redis (patient_redis.py), scripts (commit_scripts.py).
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
+import hashlib
+import secrets
 import struct
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import redis.asyncio as aioredis
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, RedisError
-from redis.exceptions import TimeoutError as RedisTimeoutError
+from shared import commit_scripts as scripts
+from shared.errors import CommitRefused, Unavailable, UnknownSession
+from shared.patient_redis import PatientRedis
 
-from shared.errors import CommitRefused, InternalError, Unavailable
-
-# KEYS: stream, state. ARGV: epoch, base_len, count, tokens, finish reason, time to live in seconds.
-# Returns {1, committed_len} when appended, {0, committed_len, epoch} when refused. The same append once more (its
-# reply was lost with a connection) is found in place and counts as appended, not as a repeat.
-APPEND_SCRIPT = """
-local state = redis.call('HMGET', KEYS[2], 'epoch', 'len')
-local epoch = tonumber(state[1] or 0)
-local len = tonumber(state[2] or 0)
-local base = tonumber(ARGV[2])
-local id = string.format('%.0f-0', base + 1)
-if tonumber(ARGV[1]) < epoch then return {0, len, epoch} end
-local there = redis.call('XRANGE', KEYS[1], id, id)
-if #there == 1 then
-  local f = there[1][2]
-  if f[2] == ARGV[3] and f[4] == ARGV[4] and f[6] == ARGV[5] and f[8] == ARGV[1] then return {1, len, epoch} end
-end
-if base ~= len or #there == 1 then return {0, len, epoch} end
-redis.call('XADD', KEYS[1], id, 'n', ARGV[3], 't', ARGV[4], 'f', ARGV[5], 'e', ARGV[1])
-len = base + tonumber(ARGV[3])
-redis.call('HSET', KEYS[2], 'epoch', ARGV[1], 'len', string.format('%.0f', len))
-redis.call('EXPIRE', KEYS[1], ARGV[6])
-redis.call('EXPIRE', KEYS[2], ARGV[6])
-return {1, len, epoch}
-"""
-
-
-# Appends and reads are tried again for this long while Redis is gone: a restart of Redis is no error of any request.
-RETRY_S = 5.0
-_FIRST_PAUSE_S = 0.02
-_LONGEST_PAUSE_S = 0.5
+# Seconds that a commit waits for a Redis that is away: a restart of Redis is no error of any request.
+PATIENCE_S = 15.0
+# The streams of choices that have ended live on with those that run: told this often within the time to live.
+_REFRESHES_PER_TTL = 4
 
 
 @dataclass(frozen=True)
 class LogEntry:
-    """Tokens from output index `base_len` on; `finish_reason` is 0 while the session goes on."""
+    """Tokens from output index `base_len` on; `finish_reason` is 0 while the session goes on.
+
+    epoch: the session's stay at a verifier that they come from. extras: the caller's own bytes.
+    """
 
     base_len: int
     token_ids: tuple[int, ...]
     finish_reason: int
+    epoch: int = 0
+    extras: bytes = b""
 
-
-@dataclass(frozen=True)
-class _Append:
-    session_id: str
-    epoch: int
-    entry: LogEntry
-    done: asyncio.Future[None]
+    @property
+    def end(self) -> int:
+        return self.base_len + len(self.token_ids)
 
 
 class CommitLog:
-    """Appends and reads; one per gateway process. Call `start` in the event loop that uses it, `close` at the end."""
+    """One per gateway process. Call `start` in the event loop that uses it, `close` at the end."""
 
-    def __init__(
-        self, client: aioredis.Redis, *, ttl_s: int, retry_s: float = RETRY_S, key_prefix: str = "outrider"
-    ) -> None:
-        self._client = client
-        self._ttl_s = ttl_s
-        self._retry_s = retry_s
+    def __init__(self, redis: PatientRedis, *, ttl_s: int, key_prefix: str = "outrider") -> None:
+        self.ttl_s = ttl_s
+        # Requests whose log Redis had lost, and that were put back.
+        self.num_restores = 0
+        self._redis = redis
         self._key_prefix = key_prefix
-        self._queue: asyncio.Queue[_Append] = asyncio.Queue(maxsize=4096)
-        self._writer: asyncio.Task[None] | None = None
-        self._script_sha = ""
 
     @classmethod
-    def connect(cls, url: str, *, ttl_s: int, retry_s: float = RETRY_S) -> CommitLog:
-        return cls(aioredis.Redis.from_url(url), ttl_s=ttl_s, retry_s=retry_s)
+    def connect(cls, url: str, *, ttl_s: int, patience_s: float = PATIENCE_S) -> CommitLog:
+        return cls(PatientRedis.connect(url, patience_s=patience_s, scripts=scripts.ALL), ttl_s=ttl_s)
 
     async def start(self) -> None:
         """Raises Unavailable when Redis does not answer."""
-        try:
-            self._script_sha = await self._client.script_load(APPEND_SCRIPT)
-        except (RedisError, OSError) as error:
-            raise Unavailable(f"Redis does not answer: {error}") from error
-        self._writer = asyncio.create_task(self._write_forever(), name="commit-log-writer")
+        await self._redis.start()
 
     async def close(self) -> None:
-        if self._writer is not None:
-            self._writer.cancel()
-            await asyncio.gather(self._writer, return_exceptions=True)
-            self._writer = None
-        while not self._queue.empty():
-            _fail([self._queue.get_nowait()], Unavailable("the gateway is shutting down"))
-        await self._client.aclose()
+        await self._redis.close()
 
     async def ping(self) -> bool:
-        try:
-            return bool(await self._client.ping())
-        except (RedisError, OSError):
-            return False
+        return await self._redis.ping()
 
-    async def append(
-        self,
-        session_id: str,
-        *,
-        epoch: int,
-        base_len: int,
-        token_ids: tuple[int, ...],
-        finish_reason: int,
+    def new(self, request_id: str, record: bytes) -> RequestLog:
+        """A request that begins here; nothing is sent before its `begin`."""
+        return RequestLog(self, self.keys(request_id), record)
+
+    async def find(self, request_id: str) -> RequestLog | None:
+        """A request that was begun somewhere, None when it is unknown or has expired. Raises Unavailable."""
+        keys = self.keys(request_id)
+        record = await self._redis.call(lambda pipeline: pipeline.get(keys.record))
+        return RequestLog(self, keys, record, is_begun=True) if record is not None else None
+
+    def keys(self, request_id: str) -> RequestKeys:
+        # The braces keep all keys of a request on one node of a Redis cluster.
+        return RequestKeys(f"{self._key_prefix}:{{{request_id}}}")
+
+    async def run_script(self, script: str, keys: Sequence[str], args: Callable[[], Sequence[Any]]) -> Any:
+        """The arguments are asked for at the moment of sending, so that they say how things stand then."""
+        sha = _sha(script)
+        return await self._redis.call(lambda pipeline: pipeline.evalsha(sha, len(keys), *keys, *args()))
+
+    async def read_streams(self, names: Sequence[str]) -> list[tuple[LogEntry, ...]]:
+        """All entries of each, in order of their output index. Raises Unavailable."""
+
+        async def read(name: str) -> tuple[LogEntry, ...]:
+            return tuple(map(_entry, await self._redis.call(lambda pipeline: pipeline.xrange(name))))
+
+        return list(await asyncio.gather(*map(read, names)))
+
+
+@dataclass(frozen=True)
+class RequestKeys:
+    stem: str
+
+    @property
+    def record(self) -> str:
+        return f"{self.stem}:record"
+
+    def log(self, choice: int) -> str:
+        return f"{self.stem}:{choice}:log"
+
+    def fence(self, choice: int) -> str:
+        return f"{self.stem}:{choice}:fence"
+
+
+class RequestLog:
+    """One request as this gateway writes it. `holder` is the name under which it does."""
+
+    def __init__(self, log: CommitLog, keys: RequestKeys, record: bytes, *, is_begun: bool = False) -> None:
+        self.record = record
+        self.holder = secrets.token_hex(8)
+        self.keys = keys
+        self._log = log
+        self._choices: dict[int, ChoiceLog] = {}
+        self._beginning: asyncio.Task[None] | None = None
+        self._is_begun = is_begun
+        self._restoring: asyncio.Task[None] | None = None
+        self._refresh_at = time.monotonic() + log.ttl_s / _REFRESHES_PER_TTL
+
+    def begin(self) -> None:
+        """Sends the record on its way; `begun` tells how that went, before the first entry at the latest."""
+        if not self._is_begun and self._beginning is None:
+            self._beginning = asyncio.create_task(self._begin(), name=f"begin-{self.keys.stem}")
+            self._beginning.add_done_callback(_look_at)
+
+    async def begun(self) -> None:
+        """Raises CommitRefused when another request has this id, Unavailable when Redis is away for too long."""
+        if not self._is_begun:
+            self.begin()
+            if self._beginning is not None:
+                await asyncio.shield(self._beginning)
+
+    async def _begin(self) -> None:
+        args = (self.record, self._log.ttl_s)
+        if not await self._log.run_script(scripts.BEGIN, (self.keys.record,), lambda: args):
+            raise CommitRefused(
+                "a request with this request_id has been sent before: resume that one (GET /v1/streams/ID), or choose "
+                "another id"
+            )
+        self._is_begun = True
+
+    async def read(self, choices: Sequence[int]) -> dict[int, tuple[LogEntry, ...]]:
+        logs = await self._log.read_streams([self.keys.log(choice) for choice in choices])
+        return dict(zip(choices, logs, strict=True))
+
+    async def claim(self, choices: Sequence[int]) -> dict[int, int]:
+        """The new term of each; from now on no other gateway can write to them. Raises UnknownSession."""
+        keys = (self.keys.record, *map(self.keys.fence, choices))
+        terms = await self._log.run_script(scripts.CLAIM, keys, lambda: (self.holder, self._log.ttl_s))
+        if not terms:
+            raise UnknownSession("the request has expired")
+        return dict(zip(choices, map(int, terms), strict=True))
+
+    def choice(self, choice: int, *, term: int = 0, entries: Iterable[LogEntry] = ()) -> ChoiceLog:
+        """A choice to write to: at its beginning, or from `entries` on with the term that was claimed."""
+        self._choices[choice] = ChoiceLog(self, self._log, choice, term, entries)
+        return self._choices[choice]
+
+    async def restore(self) -> None:
+        """Puts back what this gateway knows of all its choices. Whoever asks before it is sent joins in."""
+        if self._restoring is None:
+            self._restoring = asyncio.create_task(self._restore(), name=f"restore-{self.keys.stem}")
+            self._restoring.add_done_callback(_look_at)
+        await asyncio.shield(self._restoring)
+
+    async def _restore(self) -> None:
+        def sent() -> None:
+            self._restoring = None
+
+        try:
+            await asyncio.gather(*(choice.restore(sent) for choice in self._choices.values()))
+            self._log.num_restores += 1
+        finally:
+            sent()
+
+    def keys_to_refresh(self, choice: int) -> tuple[str, ...]:
+        """Those of the other choices, now and then."""
+        now = time.monotonic()
+        if now < self._refresh_at:
+            return ()
+        self._refresh_at = now + self._log.ttl_s / _REFRESHES_PER_TTL
+        others = [other for other in self._choices if other != choice]
+        return (*map(self.keys.log, others), *map(self.keys.fence, others))
+
+
+class ChoiceLog:
+    """One choice's entries: in Redis, and all of them in memory."""
+
+    def __init__(
+        self, request: RequestLog, log: CommitLog, choice: int, term: int, entries: Iterable[LogEntry]
     ) -> None:
-        """Returns once Redis has the entry. Raises CommitRefused (gap, repeat, old epoch) or Unavailable."""
-        if self._writer is None:
-            raise Unavailable("the commit log is not open")
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        entry = LogEntry(base_len, token_ids, finish_reason)
-        await self._queue.put(_Append(session_id, epoch, entry, done))
-        await done
+        self.choice = choice
+        self.term = term
+        self._request = request
+        self._log = log
+        self._entries = list(entries)
+        # Output index up to which Redis has said yes.
+        self.logged_len = self._entries[-1].end if self._entries else 0
+        self._is_taken_over = False
 
-    async def read(self, session_id: str) -> list[LogEntry]:
-        """All entries that stand now, in order of their output index. Raises Unavailable."""
-        stream, _ = self._keys(session_id)
+    async def append(self, entry: LogEntry) -> None:
+        """Returns once Redis has the entry.
+
+        Raises CommitRefused (a gap, a repeat, a later term, another request of this id) or Unavailable, which says how
+        far the log is known to reach.
+        """
+        end = self._entries[-1].end if self._entries else 0
+        if entry.base_len != end:
+            raise CommitRefused(f"an append at output index {entry.base_len} of a log that ends at {end}")
         try:
-            raw_entries: Any = await self._patiently(lambda: self._client.xrange(stream))
-        except (RedisError, OSError) as error:
-            raise Unavailable(f"Redis does not answer: {error}") from error
-        return [
-            LogEntry(int(entry_id.split(b"-")[0]) - 1, _unpack(fields[b"t"]), int(fields[b"f"]))
-            for entry_id, fields in raw_entries
-        ]
-
-    def _keys(self, session_id: str) -> tuple[str, str]:
-        # The braces keep both keys of a session on one node of a Redis cluster.
-        return f"{self._key_prefix}:{{{session_id}}}:log", f"{self._key_prefix}:{{{session_id}}}:state"
-
-    async def _write_forever(self) -> None:
-        while True:
-            appends = [await self._queue.get()]
-            while not self._queue.empty():
-                appends.append(self._queue.get_nowait())
-            try:
-                await self._write(appends)
-            except asyncio.CancelledError:
-                _fail(appends, Unavailable("the gateway is shutting down"))
-                raise
-            except (RedisError, OSError) as error:
-                _fail(appends, Unavailable(f"Redis does not answer: {error}"))
-
-    async def _write(self, appends: list[_Append]) -> None:
-        replies = await self._patiently(lambda: self._execute(appends))
-        if any(isinstance(reply, NoScriptError) for reply in replies):  # Redis restarted and forgot the script
-            await self._client.script_load(APPEND_SCRIPT)
-            replies = await self._patiently(lambda: self._execute(appends))
-        for append, reply in zip(appends, replies, strict=True):
-            _settle(append, reply)
-
-    async def _patiently(self, command: Callable[[], Awaitable[Any]]) -> Any:
-        """Again after a lost connection: an append that had arrived all the same is found in place by the script."""
-        deadline = time.monotonic() + self._retry_s
-        pause_s = _FIRST_PAUSE_S
-        while True:
-            try:
-                return await command()
-            except (RedisConnectionError, RedisTimeoutError, OSError):
-                if time.monotonic() + pause_s > deadline:
-                    raise
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-
-    async def _execute(self, appends: list[_Append]) -> list[Any]:
-        pipeline = self._client.pipeline(transaction=False)
-        for append in appends:
-            entry = append.entry
-            pipeline.evalsha(
-                self._script_sha,
-                2,
-                *self._keys(append.session_id),
-                append.epoch,
-                entry.base_len,
-                len(entry.token_ids),
-                _pack(entry.token_ids),
-                entry.finish_reason,
-                self._ttl_s,
+            await self._request.begun()
+            self._entries.append(entry)
+            args = (self.term, self._request.holder, self._log.ttl_s, *_fields(entry))
+            code = await self._log.run_script(scripts.APPEND, self._keys(), lambda: args)
+            if code == scripts.DOES_NOT_FIT:
+                await self._request.restore()
+            self._is_taken_over |= code == scripts.TAKEN_OVER
+        except Unavailable as error:
+            raise Unavailable(f"{error.message}; {self._standing()}") from error
+        if self._is_taken_over:
+            raise CommitRefused(
+                f"another connection goes on with this request, this stream ends here; {self._standing()}"
             )
-        return list(await pipeline.execute(raise_on_error=False))
+        self.logged_len = entry.end
+
+    async def restore(self, sent: Callable[[], None]) -> None:
+        """`sent` is called when the entries are taken: what is appended later is not among them."""
+
+        def args() -> Sequence[Any]:
+            sent()
+            fields = [field for entry in self._entries for field in _fields(entry)]
+            return (self.term, self._request.holder, self._log.ttl_s, self._request.record, *fields)
+
+        keys = self._request.keys
+        named = (keys.log(self.choice), keys.fence(self.choice), keys.record)
+        code = await self._log.run_script(scripts.RESTORE, named, args)
+        self._is_taken_over |= code == scripts.TAKEN_OVER
+
+    def _keys(self) -> Sequence[str]:
+        keys = self._request.keys
+        refreshed = self._request.keys_to_refresh(self.choice)
+        return (keys.log(self.choice), keys.fence(self.choice), keys.record, *refreshed)
+
+    def _standing(self) -> str:
+        return f"output tokens [0, {self.logged_len}) are committed"
 
 
-def _settle(append: _Append, reply: Any) -> None:
-    if append.done.cancelled():
-        return
-    if isinstance(reply, Exception):
-        append.done.set_exception(InternalError(f"the commit script failed: {reply}"))
-    elif reply[0] == 1:
-        append.done.set_result(None)
-    else:
-        append.done.set_exception(
-            CommitRefused(
-                f"session {append.session_id}: append at {append.entry.base_len} of epoch {append.epoch} refused, "
-                f"the log stands at {reply[1]} of epoch {reply[2]}"
-            )
-        )
+@functools.cache
+def _sha(script: str) -> str:
+    return hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
 
 
-def _fail(appends: list[_Append], error: Exception) -> None:
-    for append in appends:
-        if not append.done.done():
-            append.done.set_exception(error)
+def _fields(entry: LogEntry) -> tuple[Any, ...]:
+    tokens = struct.pack(f"<{len(entry.token_ids)}I", *entry.token_ids)
+    return entry.base_len, len(entry.token_ids), tokens, entry.finish_reason, entry.epoch, entry.extras
 
 
-def _pack(token_ids: tuple[int, ...]) -> bytes:
-    return struct.pack(f"<{len(token_ids)}I", *token_ids)
+def _entry(raw: tuple[bytes, dict[bytes, bytes]]) -> LogEntry:
+    entry_id, fields = raw
+    tokens = fields[b"t"]
+    return LogEntry(
+        base_len=int(entry_id.split(b"-")[0]) - 1,
+        token_ids=struct.unpack(f"<{len(tokens) // 4}I", tokens),
+        finish_reason=int(fields[b"f"]),
+        epoch=int(fields[b"e"]),
+        extras=fields[b"x"],
+    )
 
 
-def _unpack(data: bytes) -> tuple[int, ...]:
-    return struct.unpack(f"<{len(data) // 4}I", data)
+def _look_at(task: asyncio.Task[None]) -> None:
+    """An error that nobody was left to wait for is not reported as forgotten."""
+    if not task.cancelled():
+        task.exception()

@@ -1,7 +1,7 @@
 """One loader for every service's frozen config: flag, then environment variable, then default.
 
-A field's flag is its name with hyphens, its variable OUTRIDER_ plus its name in capitals. Fields are declared with
-`setting(...)`, so that `--help` documents each one. Nothing is read at import.
+A field's flag is its name with hyphens, its variable OUTRIDER_ plus its name in capitals; `--no-NAME` is a switch's
+flag for false. Fields are declared with `setting(...)`, so that `--help` documents each one. Nothing is read at import.
 """
 
 from __future__ import annotations
@@ -50,18 +50,23 @@ def load_config(
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     fields = {field.name: field for field in dataclasses.fields(config_type)}  # type: ignore[arg-type]
+    types = get_type_hints(config_type)
     for name, field in fields.items():
         choices = field.metadata.get("choices")
         tail = f" Choices: {', '.join(choices)}." if choices else ""
-        shown = "none" if field.default in ("", None) else field.default
+        off = f"--no-{name.replace('_', '-')}" if types[name] in _SWITCHES else ""
+        if off:
+            tail += f" {off} turns it off."
+        shown = "none" if field.default == "" else "auto" if field.default is None else field.default
         parser.add_argument(
             _flag(name),
             dest=name,
             metavar="VALUE",
             help=f"{field.metadata.get('help', '')}{tail} (default: {shown}; ${_variable(name)})".replace("%", "%%"),
         )
+        if off:
+            parser.add_argument(off, dest=name, action="store_const", const="false", help=argparse.SUPPRESS)
     given = vars(parser.parse_args(argv))
-    types = get_type_hints(config_type)
     values: dict[str, Any] = {}
     for name, field in fields.items():
         if given[name] is not None:
@@ -108,6 +113,10 @@ def _parse_bool(text: str) -> bool:
     raise ValueError(text)
 
 
+def _parse_auto_bool(text: str) -> bool | None:
+    return None if text.lower() == "auto" else _parse_bool(text)
+
+
 def _parse_tuple(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
@@ -117,6 +126,7 @@ _PARSERS: dict[Any, Callable[[str], Any]] = {
     int: int,
     float: float,
     bool: _parse_bool,
+    bool | None: _parse_auto_bool,
     tuple[str, ...]: _parse_tuple,
 }
 _KIND_NAMES: dict[Any, str] = {
@@ -124,5 +134,7 @@ _KIND_NAMES: dict[Any, str] = {
     int: "a whole number",
     float: "a number",
     bool: "true or false",
+    bool | None: "auto, true or false",
     tuple[str, ...]: "a comma-separated list",
 }
+_SWITCHES = (bool, bool | None)

@@ -1,42 +1,93 @@
 """Asks whether services are well, for a container's HEALTHCHECK: exit code 0 if all of them are, else 1 and why.
 
     python -m shared.healthcheck 127.0.0.1:7001
-    python -m shared.healthcheck 127.0.0.1:8001 http://127.0.0.1:8000/ready
+    python -m shared.healthcheck 127.0.0.1:8001 127.0.0.1:8000/ready
 
-host:port is asked by the gRPC health protocol, a URL must answer with a status under 400. Not a monitor: each target is
+host:port is asked by the gRPC health protocol; host:port/path, http://... and https://... must answer with a status
+under 400. Run it beside the service, in the service's own environment: where OUTRIDER_TLS_CERT_FILE is set, host:port
+and host:port/path are asked over TLS, and only the service's own certificate is trusted. To a service that wants one
+from its clients OUTRIDER_TLS_PROBE_CERT_FILE is presented, or that same certificate. Not a monitor: each target is
 asked once, and a service that is draining is not well.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
+import ssl
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from shared import rpc
+from shared.config import ENV_PREFIX
+from shared.errors import ConfigError
+from shared.tls import TlsConfig, client_context, client_tls
 
 CHECK_TIMEOUT_S = 4.0
 EXIT_WELL, EXIT_NOT_WELL, EXIT_USAGE = 0, 1, 2
 
 
-async def reason_not_well(target: str, timeout_s: float = CHECK_TIMEOUT_S) -> str | None:
-    """None if `target` (host:port or an http URL) is well, else what is wrong."""
-    if target.startswith("http://"):
-        return await asyncio.to_thread(_reason_http, target, timeout_s)
-    channel = rpc.open_channel(target)
+def probe_tls(environ: Mapping[str, str]) -> TlsConfig | None:
+    """The service's own settings turned round: its certificate is what the probe trusts. Raises ConfigError."""
+    served_file = environ.get(f"{ENV_PREFIX}TLS_CERT_FILE", "")
+    if not served_file:
+        return None
+    prefix = "tls-probe" if environ.get(f"{ENV_PREFIX}TLS_PROBE_CERT_FILE") else "tls"
+    variable = ENV_PREFIX + prefix.replace("-", "_").upper()
+    cert_file, key_file = (environ.get(f"{variable}_{name}_FILE", "") for name in ("CERT", "KEY"))
+    return client_tls(cert_file, key_file, served_file, setting=prefix)
+
+
+async def reason_not_well(target: str, tls: TlsConfig | None = None, timeout_s: float = CHECK_TIMEOUT_S) -> str | None:
+    """None if `target` is well, else what is wrong."""
+    if "/" in target:
+        url = target if "://" in target else f"{'http' if tls is None else 'https'}://{target}"
+        return await asyncio.to_thread(_reason_http, url, tls, timeout_s)
+    try:
+        name = "" if tls is None else await asyncio.to_thread(_certificate_name, target, tls, timeout_s)
+    except OSError as error:
+        return f"no TLS: {error}"
+    channel = rpc.open_channel(target, tls, name)
     try:
         return None if await rpc.is_serving(channel, timeout_s) else "does not say SERVING"
     finally:
         await channel.close()
 
 
-def _reason_http(url: str, timeout_s: float) -> str | None:
+def _certificate_name(target: str, tls: TlsConfig, timeout_s: float) -> str:
+    """A name that the certificate at `target` carries: the probe asks an address, certificates are for names."""
+    host, _, port = target.rpartition(":")
+    context = _nameless_context(tls)
+    context.set_alpn_protocols(["h2"])
+    with (
+        socket.create_connection((host.strip("[]"), int(port)), timeout_s) as plain,
+        context.wrap_socket(plain) as secured,
+    ):
+        certificate: dict[str, Any] = dict(secured.getpeercert() or {})
+    names = [value for kind, value in certificate.get("subjectAltName", ()) if kind in ("DNS", "IP Address")]
+    if not names:
+        raise OSError("the certificate has no subject alternative name")
+    return str(names[0]).replace("*", "any", 1)
+
+
+def _nameless_context(tls: TlsConfig) -> ssl.SSLContext:
+    # Nothing is lost without the name: exactly one certificate is trusted.
+    context = client_context(tls)
+    context.check_hostname = False
+    return context
+
+
+def _reason_http(url: str, tls: TlsConfig | None, timeout_s: float) -> str | None:
     # A proxy that the environment names is for the world outside, not for the next port.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+    if tls is not None:
+        handlers.append(urllib.request.HTTPSHandler(context=_nameless_context(tls)))
     try:
-        with opener.open(url, timeout=timeout_s):
+        with urllib.request.build_opener(*handlers).open(url, timeout=timeout_s):
             return None
     except urllib.error.HTTPError as error:
         with error:
@@ -45,21 +96,26 @@ def _reason_http(url: str, timeout_s: float) -> str | None:
         return str(error)
 
 
-async def check(targets: Sequence[str]) -> int:
+async def check(targets: Sequence[str], tls: TlsConfig | None = None) -> int:
     """Asks all at once; prints one line for each that is not well."""
-    reasons = await asyncio.gather(*(reason_not_well(target) for target in targets))
+    reasons = await asyncio.gather(*(reason_not_well(target, tls) for target in targets))
     for target, reason in zip(targets, reasons, strict=True):
         if reason is not None:
             print(f"{target}: {reason}")
     return EXIT_WELL if all(reason is None for reason in reasons) else EXIT_NOT_WELL
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     if not argv or any(argument.startswith("-") for argument in argv):
-        print("usage: python -m shared.healthcheck HOST:PORT|http://HOST:PORT/PATH ...", file=sys.stderr)
+        print("usage: python -m shared.healthcheck HOST:PORT|HOST:PORT/PATH|URL ...", file=sys.stderr)
         return EXIT_USAGE
-    return asyncio.run(check(argv))
+    try:
+        tls = probe_tls(environ)
+    except ConfigError as error:
+        print(f"healthcheck: {error.message}", file=sys.stderr)
+        return EXIT_USAGE
+    return asyncio.run(check(argv, tls))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:], os.environ))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -14,11 +15,12 @@ from prometheus_client import CollectorRegistry
 from shared import rpc
 from shared.errors import OutriderError
 from shared.telemetry import serve_metrics
+from shared.tls import TlsConfig
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a service listens and how long it drains."""
+    """Where a service listens and how long it drains; `tls` and `reflection` are for the gRPC port alone."""
 
     service: str
     grpc_name: str
@@ -26,6 +28,20 @@ class Endpoint:
     port: int
     metrics_port: int
     drain_s: float
+    tls: TlsConfig | None = None
+    reflection: bool = True
+
+
+def is_enabled_at(host: str, setting: bool | None) -> bool:
+    """Whether what helps developers (reflection, the API's documentation) is served; None: on loopback only."""
+    return _is_loopback(host) if setting is None else setting
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 async def serve_until_signal(
@@ -37,7 +53,8 @@ async def serve_until_signal(
     stop: Callable[[], None],
 ) -> None:
     """Prints one line with the port once it is SERVING; SIGTERM and SIGINT drain."""
-    server = await rpc.start_server(endpoint.host, endpoint.port, add_services, (endpoint.grpc_name,))
+    door = rpc.Door(tls=endpoint.tls, reflection=endpoint.reflection)
+    server = await rpc.start_server(endpoint.host, endpoint.port, add_services, (endpoint.grpc_name,), door)
     stop_metrics = (
         serve_metrics(registry, endpoint.host, endpoint.metrics_port) if endpoint.metrics_port else lambda: None
     )

@@ -2,11 +2,14 @@
 
 with RedisServer(tmp_path) as server:
     CommitLog.connect(server.url, ttl_s=60)
+
+It can be stopped, killed, frozen, and made to lose the last of what it has written, as a machine without power does.
 """
 
 from __future__ import annotations
 
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -60,12 +63,45 @@ class RedisServer:
     def stop(self) -> None:
         process, self._process = self._process, None
         if process is not None:
+            process.send_signal(signal.SIGCONT)  # a frozen one would not end
             process.terminate()
             process.wait(timeout=START_TIMEOUT_S)
 
     def restart(self) -> None:
         self.stop()
         self.start()
+
+    def kill(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait(timeout=START_TIMEOUT_S)
+
+    def freeze(self) -> None:
+        """It keeps its connections and answers nothing, until `thaw`."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def num_bytes_written(self) -> int:
+        return self._append_only_file().stat().st_size
+
+    def lose_what_came_after(self, num_bytes: int) -> None:
+        """Kills it and starts it anew with the first so many bytes of its append-only file."""
+        self.kill()
+        with self._append_only_file().open("r+b") as file:
+            file.truncate(num_bytes)
+        self.start()
+
+    def _append_only_file(self) -> Path:
+        [path] = self._directory.glob("appendonlydir/*.incr.aof")
+        return path
+
+    def _signal(self, signum: signal.Signals) -> None:
+        if self._process is None:
+            raise RuntimeError("redis-server is not running")
+        self._process.send_signal(signum)
 
     def _answers(self) -> bool:
         try:

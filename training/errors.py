@@ -1,4 +1,14 @@
-"""Errors of the training package. Not for the services: they have their own in `shared`."""
+"""Errors of the training package. Not for the services: they have their own in `shared`.
+
+TrainingError
+├── CorpusError       the corpus is missing, empty, or not the tokenizer's
+├── CheckpointError   a checkpoint does not fit the run
+├── ExpansionError    a shape cannot hold the source model
+├── PromptError       a prompt file is wrong
+├── DataError         training data are wrong or too short
+├── ServerError       the server that is asked for completions refuses or is not there
+└── SettingError      an option is wrong, or does not fit the target          exit status 2
+"""
 
 from __future__ import annotations
 
@@ -17,3 +27,19 @@ class CheckpointError(TrainingError):
 
 class ExpansionError(TrainingError):
     """The wished-for shape cannot hold the source model, or the expanded model is not the same function."""
+
+
+class PromptError(TrainingError):
+    """A file of prompts, or one of its lines, is not what it should be."""
+
+
+class DataError(TrainingError):
+    """Training data are missing, malformed, outside the vocabulary, or too few."""
+
+
+class ServerError(TrainingError):
+    """The server did not give a completion; the message holds its words."""
+
+
+class SettingError(TrainingError):
+    """An option has a value that cannot be, by itself or with this target."""

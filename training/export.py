@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from training.tokenizer import END_OF_TEXT, END_OF_TURN, SPECIAL_TOKENS, VOCAB_SIZE
 
@@ -38,18 +39,26 @@ def llama_config(hidden_size: int, num_layers: int, num_heads: int, intermediate
 
 
 def export_model(model: LlamaForCausalLM, model_dir: Path, tokenizer_dir: Path | None) -> None:
-    """Write `model` in bf16 to `model_dir`, with the tokenizer's files copied from `tokenizer_dir`."""
-    model_dir.mkdir(parents=True, exist_ok=True)
-    config: dict[str, Any] = model.config.to_diff_dict()
-    config |= {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16"}
-    # Spelled out in both styles: transformers 5 reads rope_parameters, older readers rope_theta.
-    config |= {"rope_theta": config.get("rope_parameters", {}).get("rope_theta", 10000.0)}
-    config.pop("_name_or_path", None)
-    _write_json(model_dir / "config.json", config)
+    """Write `model`, of the demo family, in bf16 to `model_dir`, with the tokenizer's files from `tokenizer_dir`."""
+    write_model(model, model_dir, torch.bfloat16)
     generation = {"bos_token_id": STOP_IDS[0], "eos_token_id": STOP_IDS, "pad_token_id": STOP_IDS[0]}
     _write_json(model_dir / "generation_config.json", generation)
+    if tokenizer_dir is not None:
+        copy_files(tokenizer_dir, model_dir, TOKENIZER_FILES)
+
+
+def write_model(model: PreTrainedModel, model_dir: Path, dtype: torch.dtype) -> None:
+    """Write any causal LM's config and its weights in `dtype`, the weights last and in one move."""
+    model_dir.mkdir(parents=True, exist_ok=True)
+    config: dict[str, Any] = model.config.to_diff_dict()
+    config |= {"architectures": [type(model).__name__], "model_type": model.config.model_type}
+    config |= {"dtype": str(dtype).removeprefix("torch.")}
+    # Spelled out in both styles: transformers 5 reads rope_parameters, older readers rope_theta.
+    config |= {"rope_theta": (config.get("rope_parameters") or {}).get("rope_theta", 10000.0)}
+    config.pop("_name_or_path", None)
+    _write_json(model_dir / "config.json", config)
     tensors = {
-        name: tensor.detach().to(torch.bfloat16).contiguous()
+        name: tensor.detach().to(dtype).contiguous()
         for name, tensor in model.state_dict().items()
         if name != "lm_head.weight" or not model.config.tie_word_embeddings
     }
@@ -57,9 +66,13 @@ def export_model(model: LlamaForCausalLM, model_dir: Path, tokenizer_dir: Path |
     save_file(tensors, str(partial), metadata={"format": "pt"})
     partial.chmod(0o644)  # save_file makes it private to the user; containers run as another one
     partial.rename(model_dir / "model.safetensors")
-    if tokenizer_dir is not None and tokenizer_dir != model_dir:
-        for name in TOKENIZER_FILES:
-            shutil.copyfile(tokenizer_dir / name, model_dir / name)
+
+
+def copy_files(source_dir: Path, model_dir: Path, names: Sequence[str]) -> None:
+    """Copy those of `names` that there are; nothing happens when both folders are one."""
+    for name in names:
+        if (source_dir / name).is_file() and source_dir.resolve() != model_dir.resolve():
+            shutil.copyfile(source_dir / name, model_dir / name)
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:

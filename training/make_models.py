@@ -66,6 +66,19 @@ def run_step(step: Step, work_dir: Path, console: Console) -> None:
     console.print(f"[green]{step.name} done in {seconds / 60:.1f} min[/green]")
 
 
+def run_steps(steps: list[Step], work_dir: Path, console: Console, *, force: bool, only: str) -> None:
+    """Run what has no stamp yet; with `force` everything, with `only` that step. Raises TrainingError."""
+    work_dir.mkdir(parents=True, exist_ok=True)
+    names = [step.name for step in steps]
+    if only and only not in names:
+        raise TrainingError(f"--only {only}: must be one of {', '.join(names)}")
+    for step in steps:
+        if (only and step.name != only) or (not only and not force and (work_dir / f"{step.name}.done").exists()):
+            console.print(f"[dim]{step.name}: skipped[/dim]")
+            continue
+        run_step(step, work_dir, console)
+
+
 def main(
     work_dir: Annotated[Path, typer.Option(help="corpus, checkpoints and stamps")] = Path(".run/training"),
     models_dir: Annotated[Path, typer.Option(help="where the finished models go")] = Path("models"),
@@ -82,18 +95,8 @@ def main(
 
       python -m training.make_models --force --models-dir /tmp/models
     """
-    console = Console()
-    work_dir.mkdir(parents=True, exist_ok=True)
     resume_target = not force and (work_dir / "target.pt").exists()
-    steps = plan(work_dir, models_dir, resume_target)
-    names = [step.name for step in steps]
-    if only and only not in names:
-        raise TrainingError(f"--only {only}: must be one of {', '.join(names)}")
-    for step in steps:
-        if (only and step.name != only) or (not only and not force and (work_dir / f"{step.name}.done").exists()):
-            console.print(f"[dim]{step.name}: skipped[/dim]")
-            continue
-        run_step(step, work_dir, console)
+    run_steps(plan(work_dir, models_dir, resume_target), work_dir, Console(), force=force, only=only)
 
 
 if __name__ == "__main__":

@@ -34,5 +34,5 @@ EXPOSE 8000 8001
 STOPSIGNAL SIGTERM
 # Healthy once the gRPC door serves and a request could be answered: Redis is there, and a verifier.
 HEALTHCHECK --interval=5s --timeout=10s --start-period=600s --retries=3 \
-    CMD ["/opt/venv/bin/python", "-m", "shared.healthcheck", "127.0.0.1:8001", "http://127.0.0.1:8000/ready"]
+    CMD ["/opt/venv/bin/python", "-m", "shared.healthcheck", "127.0.0.1:8001", "127.0.0.1:8000/ready"]
 ENTRYPOINT ["/opt/venv/bin/python", "-m", "gateway"]

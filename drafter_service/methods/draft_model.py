@@ -3,6 +3,9 @@
 Each session has its own paged KV. Draft tokens of a chain stay in the cache until the next commit; what the commit
 contradicts is cut back, what it confirms is kept. The nodes of a tree are computed again at each depth, all in one
 forward: at the size of a draft model the extra rows cost next to nothing, and nothing of them stays.
+
+A draft model with another vocabulary than the target's reads and caches its own ids (vocabulary_map); sessions and
+proposals speak the target's.
 """
 
 from __future__ import annotations
@@ -10,9 +13,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import torch
+
 from drafter_service.growth.draft import Draft
 from drafter_service.methods.growing import GrowingMethod
 from drafter_service.session import DraftSession, common_prefix_len
+from drafter_service.vocabulary_map import DraftIds, VocabularyMap
 from engine.batch import SessionRows, build_batch
 from engine.block_manager import BlockManager, BlockTable, OutOfBlocks
 from engine.grammar import GrammarCompiler
@@ -28,31 +34,43 @@ CATCH_UP_ROWS = 64
 
 @dataclass
 class _State:
-    """`cached_ids` are the tokens whose KV stands in the cache, draft tokens of a chain included."""
+    """In the draft model's ids: what was committed, and the tokens whose KV stands in the cache, a chain's included."""
 
     table: BlockTable
+    committed: DraftIds
     cached_ids: list[int] = field(default_factory=list)
 
 
 def draft_model_method(net: DraftModelNet, model_name: str) -> GrowingMethod:
-    """The method over a loaded draft model."""
-    loaded = net.loaded
+    """The method over a loaded draft model; what it says of itself, and what it proposes, is in the target's ids."""
+    loaded, target = net.loaded, net.vocabulary.target if net.vocabulary else None
+    spoken = target or loaded
     info = DraftMethodInfo(
         name="draft_model",
         model=model_name,
         max_num_draft_tokens=MAX_DRAFT_TOKENS,
         proposes_trees=True,
-        max_model_len=loaded.max_model_len,
-        vocab_size=loaded.vocab_size,
+        # A limit in the draft's own tokens is none that anybody else could count; the net keeps it.
+        max_model_len=0 if target else loaded.max_model_len,
+        vocab_size=spoken.vocab_size,
     )
-    grammars = GrammarCompiler(loaded.path, loaded.vocab_size, loaded.eos_token_ids)
-    return GrowingMethod(net, info, eos_token_ids=loaded.eos_token_ids, grammars=grammars)
+    grammars = GrammarCompiler(spoken.path, spoken.vocab_size, spoken.eos_token_ids)
+    return GrowingMethod(net, info, eos_token_ids=spoken.eos_token_ids, grammars=grammars)
 
 
 class DraftModelNet:
     """drafter_service.methods.net.DraftNet over an HF causal language model."""
 
-    def __init__(self, runner: ModelRunner, blocks: BlockManager, *, prefill_chunk_size: int) -> None:
+    def __init__(
+        self,
+        runner: ModelRunner,
+        blocks: BlockManager,
+        *,
+        prefill_chunk_size: int,
+        vocabulary: VocabularyMap | None = None,
+    ) -> None:
+        """vocabulary: None when the model's token ids are the target's."""
+        self.vocabulary = vocabulary
         self._runner = runner
         self._blocks = blocks
         self._prefill_chunk_size = prefill_chunk_size
@@ -63,25 +81,25 @@ class DraftModelNet:
         return self._runner.loaded
 
     def open(self, session: DraftSession) -> None:
-        table, num_cached = self._blocks.open(session.token_ids, session.spec.cache_salt)
-        self._states[id(session)] = _State(table, session.token_ids[:num_cached])
+        committed = DraftIds(self.vocabulary)
+        committed.follow(session)
+        table, num_cached = self._blocks.open(committed.ids, session.spec.cache_salt)
+        self._states[id(session)] = _State(table, committed, committed.ids[:num_cached])
 
     def advance(self, session: DraftSession) -> bool:
         state = self._states[id(session)]
-        if len(session.token_ids) > self._runner.loaded.max_model_len:
-            return False
         self._cut_back(session, state)
-        if len(session.token_ids) - len(state.cached_ids) <= CATCH_UP_ROWS:
+        ids, start = state.committed.ids, len(state.cached_ids)
+        if len(ids) > self._runner.loaded.max_model_len or len(ids) - start <= CATCH_UP_ROWS:
             return False
-        start = len(state.cached_ids)
-        chunk = session.token_ids[start : min(start + self._prefill_chunk_size, len(session.token_ids) - 1)]
+        chunk = ids[start : min(start + self._prefill_chunk_size, len(ids) - 1)]
         if not self._grow(state, start + len(chunk), spared=[state]):
             return False
         rows = SessionRows(chunk, start, state.table.block_ids, num_logits_rows=0)
         self._runner.forward(build_batch([rows], self._blocks.block_size, self._runner.loaded.device))
         state.cached_ids.extend(chunk)
-        self._blocks.register(state.table, session.token_ids, len(state.cached_ids))
-        return len(session.token_ids) - len(state.cached_ids) > CATCH_UP_ROWS
+        self._blocks.register(state.table, ids, len(state.cached_ids))
+        return len(ids) - len(state.cached_ids) > CATCH_UP_ROWS
 
     def logits(self, drafts: Sequence[Draft]) -> list[Sequence[Row]]:
         served = self._make_room(drafts)
@@ -89,11 +107,11 @@ class DraftModelNet:
             return [() for _ in drafts]
         rows = [self._rows(draft) for draft in served]
         batch = build_batch(rows, self._blocks.block_size, self._runner.loaded.device)
-        logits = self._runner.forward(batch).logits.numpy()
+        logits = self._rows_of_target(self._runner.forward(batch).logits)
         answers: dict[int, Sequence[Row]] = {}
         first_row = 0
         for draft, draft_rows in zip(served, rows, strict=True):
-            last = list(logits[first_row : first_row + draft_rows.num_logits_rows])
+            last = logits[first_row : first_row + draft_rows.num_logits_rows]
             answers[id(draft)] = last if draft.is_chain or not draft.nodes else draft.frontier_of(last)
             first_row += draft_rows.num_logits_rows
             self._keep(draft, draft_rows)
@@ -109,22 +127,27 @@ class DraftModelNet:
         states = [self._states[id(draft.session)] for draft in drafts]
         for draft, state in zip(drafts, states, strict=True):
             if draft.nodes:
+                # Where nothing shared is allowed, what may end the output is guessed; the draft may not know it.
+                if len(self._own_ids(draft, draft.frontier)) < len(draft.frontier):
+                    draft.stop()
                 continue
             self._cut_back(draft.session, state)
-            if not self._grow(state, len(draft.session.token_ids) + draft.max_rows, spared=states):
+            num_ids = len(state.committed.ids)
+            draft.max_depth = min(draft.max_depth, self._runner.loaded.max_model_len - num_ids)
+            if num_ids == 0 or draft.max_depth <= 0 or not self._grow(state, num_ids + draft.max_rows, spared=states):
                 draft.stop()
         return [draft for draft in drafts if draft.frontier]
 
     def _rows(self, draft: Draft) -> SessionRows:
-        state, committed = self._states[id(draft.session)], draft.session.token_ids
-        start = len(state.cached_ids)
+        state = self._states[id(draft.session)]
+        committed, start = state.committed.ids, len(state.cached_ids)
         if not draft.nodes:
             return SessionRows(committed[start:], start, state.table.block_ids, 1)
         if draft.is_chain:
-            return SessionRows([draft.nodes[-1].token_id], start, state.table.block_ids, 1)
+            return SessionRows(self._own_ids(draft, [len(draft.nodes) - 1]), start, state.table.block_ids, 1)
         places = draft.rows()
         return SessionRows(
-            token_ids=[draft.nodes[place].token_id for place in places],
+            token_ids=self._own_ids(draft, places),
             context_len=len(committed),
             block_ids=state.table.block_ids,
             num_logits_rows=len(places),
@@ -137,13 +160,27 @@ class DraftModelNet:
         if not draft.nodes or draft.is_chain:
             state.cached_ids.extend(rows.token_ids)
         if not draft.nodes:
-            self._blocks.register(state.table, draft.session.token_ids, len(draft.session.token_ids))
+            self._blocks.register(state.table, state.committed.ids, len(state.committed.ids))
+
+    def _own_ids(self, draft: Draft, places: Sequence[int]) -> list[int]:
+        """The draft model's ids of nodes; those that it has none for are left out."""
+        token_ids = [draft.nodes[place].token_id for place in places]
+        if self.vocabulary is None:
+            return token_ids
+        twins = [self.vocabulary.twin(token_id) for token_id in token_ids]
+        return [token_id for token_id in twins if token_id is not None]
+
+    def _rows_of_target(self, logits: torch.Tensor) -> Sequence[Row]:
+        """logits [N, draft vocabulary] as N rows over the target's."""
+        return list(logits.numpy()) if self.vocabulary is None else self.vocabulary.rows(logits)
 
     def _cut_back(self, session: DraftSession, state: _State) -> None:
         """Keeps the cache as far as it agrees with the committed tokens; the last of them is always computed again."""
-        agreed = min(session.take_unchanged_len(), len(state.cached_ids))
-        agreed += common_prefix_len(state.cached_ids[agreed:], session.token_ids[agreed:])
-        agreed = self._blocks.truncate(state.table, min(agreed, len(session.token_ids) - 1))
+        unchanged_len = state.committed.follow(session)
+        ids = state.committed.ids
+        agreed = min(unchanged_len, len(state.cached_ids))
+        agreed += common_prefix_len(state.cached_ids[agreed:], ids[agreed:])
+        agreed = self._blocks.truncate(state.table, min(agreed, max(0, len(ids) - 1)))
         del state.cached_ids[agreed:]
 
     def _grow(self, state: _State, num_positions: int, *, spared: Sequence[_State]) -> bool:

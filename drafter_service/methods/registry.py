@@ -81,10 +81,15 @@ def _build_suffix(config: DrafterConfig) -> DraftMethod:
 
 def _build_draft_model(config: DrafterConfig, path: str, report: Report) -> DraftMethod:
     from drafter_service.methods.draft_model import DraftModelNet, draft_model_method
+    from drafter_service.vocabulary_map import map_vocabulary
     from engine.block_manager import BlockManager
     from engine.model import load_model
     from engine.runner import ModelRunner
 
+    # Before the weights are read: a vocabulary that is of no use is refused at once.
+    vocabulary = map_vocabulary(path, config.target_model) if config.target_model else None
+    if vocabulary is not None:
+        report(f"{path} has another vocabulary than the target: {vocabulary.num_shared} tokens are shared")
     loaded = load_model(
         path,
         dtype=config.dtype,
@@ -98,6 +103,7 @@ def _build_draft_model(config: DrafterConfig, path: str, report: Report) -> Draf
         ModelRunner(loaded, loaded.make_cache(num_blocks, config.block_size)),
         BlockManager(num_blocks, config.block_size),
         prefill_chunk_size=config.prefill_chunk_size,
+        vocabulary=vocabulary,
     )
     return draft_model_method(net, Path(path).name)
 

@@ -12,7 +12,6 @@ instead of 1.65 (up to 16).
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -26,7 +25,7 @@ from shared.messages import DraftMethodInfo, DraftStep, Proposal
 MAX_DRAFT_TOKENS = 32
 # More would not fit the verifier's row budget with other sessions in the batch.
 MAX_TREE_NODES = 64
-# Tokens of a long text that are indexed while the other sessions' drafts wait: about 4 ms.
+# Tokens of a long text that are indexed while the other sessions' drafts wait: a few milliseconds.
 CATCH_UP_TOKENS = 256
 # A spec factor times a whole number can fall short of the whole number it means.
 _ROUNDING = 1e-6
@@ -115,10 +114,8 @@ class SuffixMethod:
         live = self._live[id(session)]
         for place in live.suffixes():
             yield live.tree, place
-        past = self.past.tree(session.spec.cache_salt)
-        if past is not None:
-            for place in _suffixes_in(past, live.token_ids):
-                yield past, place
+        for place in self.past.suffixes(session.spec.cache_salt, live.token_ids):
+            yield self.past.tree, place
 
     def _limits(self, step: DraftStep, match_len: int) -> DraftLimits:
         """What the step asks for, cut to what a match of this length can bear."""
@@ -133,14 +130,3 @@ class SuffixMethod:
             max_nodes = min(step.max_tree_nodes, MAX_TREE_NODES)
             return DraftLimits(max_nodes, max_depth, step.max_branches, settings.min_token_prob)
         return DraftLimits(max_depth, max_depth, 1, settings.min_token_prob)
-
-
-def _suffixes_in(tree: SuffixTree, token_ids: array[int]) -> list[Place]:
-    """The suffixes that the tree holds, the longest first; where one is missing the longer ones are too."""
-    places: list[Place] = []
-    for length in range(1, min(tree.max_depth - 1, len(token_ids)) + 1):
-        place = tree.find(token_ids[-length:])
-        if place is None:
-            break
-        places.append(place)
-    return places[::-1]

@@ -5,16 +5,17 @@ Pure copies: the bytes that come out are the bytes that went in. Needs numba.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from numba import carray, njit
 
 from kernels import cpu_team, simd
 from kernels.errors import KernelArgumentError
+from kernels.record import record_types
 from kernels.simd import copy_bytes, load_i64, store_i64
 
 
@@ -38,7 +39,8 @@ class _CopyFields(NamedTuple):
     error: int  # address of an int64, set to 1 on a bad slot
 
 
-_Copy = np.dtype([(name, np.int64) for name in _CopyFields._fields])
+_Record, _Copy = record_types(_CopyFields)
+_Records = _Record * 2
 
 
 @njit
@@ -123,44 +125,33 @@ def _copy(
     if slots.dtype != torch.int64 or slots.dim() != 1 or slots.device.type != "cpu":
         raise KernelArgumentError("slots must be an int64 vector on the CPU")
     slots = slots.contiguous()
-    error = torch.zeros(1, dtype=torch.int64)
-    records = np.array(
-        [
-            _describe(rows, cache, slots, into_cache, error.data_ptr())
-            for rows, cache in ((key, key_cache), (value, value_cache))
-        ],
-        _Copy,
+    error = ctypes.c_int64()
+    place = ctypes.addressof(error)
+    records = _Records(
+        _describe(key, key_cache, slots, into_cache, place), _describe(value, value_cache, slots, into_cache, place)
     )
-    cpu_team.run_here(_entry(), records.ctypes.data)
-    if int(error):
+    cpu_team.run_here(_entry(), ctypes.addressof(records))
+    if error.value:
         raise KernelArgumentError("a slot lies outside the cache")
 
 
 def _describe(
     rows: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor, into_cache: bool, error_address: int
-) -> _CopyFields:
+) -> Any:
+    """The record of one side, checked."""
     num_blocks, num_heads, block_size, head_dim = cache.shape
     if rows.shape != (slots.shape[0], num_heads, head_dim):
         raise KernelArgumentError(f"rows {tuple(rows.shape)} do not fit slots or cache {tuple(cache.shape)}")
     if rows.dtype != cache.dtype or rows.device.type != "cpu" or cache.device.type != "cpu":
         raise KernelArgumentError(f"rows ({rows.dtype}) and cache ({cache.dtype}) must agree, on the CPU")
-    if rows.stride(2) != 1 or cache.stride(3) != 1:
+    row_stride, row_head_stride, row_step = rows.stride()
+    block_stride, head_stride, slot_stride, cache_step = cache.stride()
+    if row_step != 1 or cache_step != 1:
         raise KernelArgumentError("the elements of a head must be neighbours")
     size = cache.element_size()
-    return _CopyFields(
-        rows=rows.data_ptr(),
-        row_stride=rows.stride(0) * size,
-        row_head_stride=rows.stride(1) * size,
-        cache=cache.data_ptr(),
-        block_stride=cache.stride(0) * size,
-        cache_head_stride=cache.stride(1) * size,
-        slot_stride=cache.stride(2) * size,
-        slots=slots.data_ptr(),
-        num_rows=slots.shape[0],
-        num_heads=num_heads,
-        row_bytes=head_dim * size,
-        block_size=block_size,
-        num_slots=num_blocks * block_size,
-        into_cache=int(into_cache),
-        error=error_address,
-    )
+    return _Record(
+        rows.data_ptr(), row_stride * size, row_head_stride * size,
+        cache.data_ptr(), block_stride * size, head_stride * size, slot_stride * size,
+        slots.data_ptr(), rows.shape[0], num_heads, head_dim * size, block_size, num_blocks * block_size,
+        into_cache, error_address,
+    )  # fmt: skip

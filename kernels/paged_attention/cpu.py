@@ -9,42 +9,27 @@ Needs numba. The first call in a process loads what was compiled before, or comp
 
 from __future__ import annotations
 
+import ctypes
 import functools
-import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from kernels import cpu_team, panel, simd
 from kernels.errors import KernelArgumentError
 from kernels.paged_attention import cpu_call, cpu_items, cpu_tiles
-from kernels.paged_attention.cpu_call import ERRORS, Call, CallFields
+from kernels.paged_attention.cpu_call import ERRORS, CallFields
 from kernels.paged_attention.cpu_items import run_items
 from kernels.paged_attention.cpu_tiles import TILE
+from kernels.record import record_types
 
 # Rows of queries times heads of a group that share each tile they load.
 MAX_PACKED_ROWS = 64
 # Below this number of score elements a second thread costs more than it brings.
 MIN_PARALLEL_SCORES = 4096
 _TABLES = ("block_tables", "context_lens", "query_starts", "tree_starts", "parents")
-
-
-class _Scratch(threading.local):
-    """Working memory, kept between calls; one per calling thread, so that calls may run side by side."""
-
-    def __init__(self) -> None:
-        self.memory = np.empty(0, np.float32)
-
-    def at_least(self, num_bytes: int) -> int:
-        """Address of num_bytes bytes, aligned to 64."""
-        if self.memory.nbytes < num_bytes + 64:
-            self.memory = np.empty((num_bytes + 64) // 4, np.float32)
-        return -(-int(self.memory.ctypes.data) // 64) * 64
-
-
-_scratch = _Scratch()
 
 
 def _make_entry(digest: int) -> Callable[[Any], None]:
@@ -76,57 +61,89 @@ def paged_attention(
     sinks: torch.Tensor | None = None,
     num_threads: int | None = None,
     team: cpu_team.ThreadTeam | None = None,
+    plans: dict[Any, Any] | None = None,
 ) -> torch.Tensor:
     """Attend query [T, Hq, D] to its cached context; returns [T, Hq, Dv] in the dtype of query.
 
     Arguments as in `reference`; query and the caches are bf16 or fp32, computed in fp32, D and Dv >= 16.
-    num_threads: by default as many as torch uses. Raises KernelArgumentError.
+    num_threads: by default as many as torch uses. plans: a dict, empty at first, that the caller hands to all calls
+    with these very tables, as those of a forward's layers are: what was checked and laid out is then not done again.
+    Raises KernelArgumentError.
     """
-    tables: tuple[torch.Tensor, ...] = (block_tables, context_lens, query_starts, tree_starts, parents)
-    _check_tables(tables, query.shape[0])
-    fields = _tensor_fields(query, key_cache, value_cache)
-    max_len = block_tables.shape[1] * key_cache.shape[2]
-    item_starts, num_scores = _cut_items(tables, query.shape[0], max_len, fields)
-    num_items = item_starts[-1]
-    out = torch.empty((*query.shape[:2], value_cache.shape[3]), dtype=query.dtype)
-    if num_items == 0:
+    tables = (block_tables, context_lens, query_starts, tree_starts, parents)
+    threads = torch.get_num_threads() if num_threads is None else num_threads
+    key = (
+        query.shape, query.stride(), query.dtype, key_cache.shape, key_cache.stride(), key_cache.dtype,
+        value_cache.shape, value_cache.stride(), scaling, sliding_window, softcap, threads,
+    )  # fmt: skip
+    plan: _Plan | None = None if plans is None else plans.get(key)
+    if plan is None:
+        plan = _make_plan((query, key_cache, value_cache), tables, (scaling, sliding_window, softcap), threads)
+        if plans is not None:
+            plans[key] = plan
+    out = query.new_empty((*query.shape[:2], value_cache.shape[3]))
+    if plan.num_items == 0:
         return out
     # Held in variables: the compiled code sees only addresses.
-    counters, item_table = torch.zeros(3, dtype=torch.int64), torch.tensor(item_starts)
-    tables = tuple(table.contiguous() for table in tables)
+    counters = _Counters()
     sink_logits = None if sinks is None else _check_sinks(sinks, query)
-    fields |= {name: table.data_ptr() for name, table in zip(_TABLES, tables, strict=True)}
-    fields |= {
-        "out": out.data_ptr(),
-        "block_table_stride": 4 * block_tables.shape[1],
-        "item_starts": item_table.data_ptr(),
-        "num_items": num_items,
-        "sliding_window": int(_positive_or_zero("sliding_window", sliding_window)),
-        "sinks": 0 if sink_logits is None else sink_logits.data_ptr(),
-        "counters": counters.data_ptr(),
-    }
-    places = _lay_out_scratch(fields["rows_per_item"] * fields["group"], key_cache.shape[3], value_cache.shape[3])
-    threads = torch.get_num_threads() if num_threads is None else num_threads
-    threads = 1 if num_scores * query.shape[1] < MIN_PARALLEL_SCORES else max(1, min(threads, num_items))
-    described = CallFields(
-        **fields,
-        **places,
-        scratch=_scratch.at_least(places["scratch_stride"] * threads),
-        scaling=scaling,
-        softcap=_positive_or_zero("softcap", softcap),
-    )
-    _run(described, threads, team or cpu_team.default_team())
-    if error := int(counters[2]):
+    call = _Record.from_buffer_copy(plan.template)
+    call.query, call.key_cache, call.value_cache = query.data_ptr(), key_cache.data_ptr(), value_cache.data_ptr()
+    call.out, call.counters = out.data_ptr(), ctypes.addressof(counters)
+    call.sinks = 0 if sink_logits is None else sink_logits.data_ptr()
+    call.scratch = cpu_team.scratch.at_least(plan.num_scratch_bytes)
+    if plan.num_threads == 1:
+        cpu_team.run_here(_entry(), ctypes.addressof(call))
+    else:
+        (team or cpu_team.default_team())(_entry(), ctypes.addressof(call), plan.num_threads)
+    if error := counters[2]:
         raise KernelArgumentError(ERRORS[error])
     return out
 
 
-def _run(described: CallFields, num_threads: int, team: cpu_team.ThreadTeam) -> None:
-    record = np.array([described], Call)
-    if num_threads == 1:
-        cpu_team.run_here(_entry(), record.ctypes.data)
-    else:
-        team(_entry(), record.ctypes.data, num_threads)
+_Counters = ctypes.c_int64 * 3
+_Record, _ = record_types(CallFields)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A checked call without its addresses; keeps alive what the template points to."""
+
+    template: Any
+    num_items: int
+    num_threads: int
+    num_scratch_bytes: int
+    kept_tables: tuple[torch.Tensor, ...]
+
+
+def _make_plan(
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    tables: tuple[torch.Tensor, ...],
+    constants: tuple[float, int | None, float | None],
+    num_threads: int,
+) -> _Plan:
+    query, key_cache, value_cache = tensors
+    scaling, sliding_window, softcap = constants
+    _check_tables(tables, query.shape[0])
+    fields = _tensor_fields(query, key_cache, value_cache)
+    max_len = tables[0].shape[1] * key_cache.shape[2]
+    item_starts, num_scores = _cut_items(tables, query.shape[0], max_len, fields)
+    num_items = item_starts[-1]
+    tables = tuple(table.contiguous() for table in (*tables, torch.tensor(item_starts)))
+    names = (*_TABLES, "item_starts")
+    places = _lay_out_scratch(fields["rows_per_item"] * fields["group"], key_cache.shape[3], value_cache.shape[3])
+    threads = 1 if num_scores * query.shape[1] < MIN_PARALLEL_SCORES else max(1, min(num_threads, num_items))
+    template = _Record(
+        **fields,
+        **places,
+        **{name: table.data_ptr() for name, table in zip(names, tables, strict=True)},
+        block_table_stride=4 * tables[0].shape[1],
+        num_items=num_items,
+        sliding_window=int(_positive_or_zero("sliding_window", sliding_window)),
+        scaling=scaling,
+        softcap=_positive_or_zero("softcap", softcap),
+    )
+    return _Plan(template, num_items, threads, places["scratch_stride"] * threads, tables)
 
 
 def _tensor_fields(query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor) -> dict[str, int]:

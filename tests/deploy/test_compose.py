@@ -6,7 +6,11 @@ Nothing is started here; whether the images build and the stack runs is seen wit
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,7 @@ import yaml
 from drafter_service.config import DrafterConfig
 from gateway.config import GatewayConfig
 from shared.config import ENV_PREFIX, load_config
+from shared.service import is_enabled_at
 from verifier_service.config import VerifierConfig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,6 +70,18 @@ def container_config(name: str, compose: dict[str, Any]) -> Any:
     return load_config(CONFIGS[name], [], environment, prog=name, description="")
 
 
+def resolved_by_docker(variables: dict[str, str]) -> dict[str, Any]:
+    """What Docker Compose itself makes of the file. Skips the test where there is no Docker Compose to ask."""
+    if shutil.which("docker") is None:
+        pytest.skip("the docker command is not here")
+    command = ["docker", "compose", "-f", str(ROOT / "docker-compose.yml"), "config", "--format", "json"]
+    environment = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ} | variables
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    tree: dict[str, Any] = json.loads(done.stdout)
+    return tree
+
+
 def seconds(text: str) -> float:
     assert text.endswith("s")
     return float(text.removesuffix("s"))
@@ -83,6 +100,74 @@ def test_every_service_is_hardened(name: str, compose: dict[str, Any]) -> None:
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert any(mount.startswith("/tmp") for mount in service["tmpfs"])
     assert "privileged" not in service
+
+
+@pytest.mark.parametrize("name", sorted(CONFIGS))
+def test_a_wrong_setting_does_not_restart_for_ever(name: str, compose: dict[str, Any]) -> None:
+    policy, _, attempts = compose["services"][name]["restart"].partition(":")
+    assert policy == "on-failure"
+    assert 1 <= int(attempts) <= 20
+
+
+@pytest.mark.parametrize("name", sorted(CONFIGS))
+def test_the_root_file_system_is_not_written(name: str, compose: dict[str, Any]) -> None:
+    """All that a service writes is memory with a bound, or a volume of its own; what is mounted from here is read."""
+    service = compose["services"][name]
+    assert all(re.fullmatch(r"/[a-z]+:size=\d+m,mode=1777", mount) for mount in service["tmpfs"])
+    mounted = [volume.split(":") for volume in service["volumes"]]
+    assert all(mount[-1] == "ro" for mount in mounted if mount[0].startswith((".", "/")))
+    assert {mount[0] for mount in mounted if mount[-1] != "ro"} <= {f"{name}-cache"}
+    assert re.search(r"\bHOME=/tmp\b", dockerfile(name))
+    assert re.search(r"\bPYTHONDONTWRITEBYTECODE=1\b", dockerfile(name))
+
+
+@pytest.mark.parametrize("name", sorted(CONFIGS))
+def test_nothing_is_shown_to_developers_in_a_container(name: str, compose: dict[str, Any]) -> None:
+    config = container_config(name, compose)
+    assert not is_enabled_at(config.host, config.reflection)
+    if name == "gateway":
+        assert not is_enabled_at(config.host, config.api_docs)
+
+
+def test_keys_and_certificates_come_from_a_folder_that_git_does_not_keep(compose: dict[str, Any]) -> None:
+    for name in CONFIGS:
+        assert "./deploy/secrets:/run/outrider:ro" in compose["services"][name]["volumes"]
+    assert (ROOT / "deploy/secrets/.gitignore").read_text().splitlines()[1:] == ["*", "!.gitignore"]
+    for name in CONFIGS:
+        config = container_config(name, compose)
+        assert {config.tls_cert_file, config.tls_key_file, config.tls_ca_file} == {""}
+    assert not container_config("gateway", compose).api_keys_file
+
+
+def test_keys_and_tls_reach_the_containers() -> None:
+    names = ("OUTRIDER_API_KEYS_FILE", *(f"GATEWAY_TLS_{kind}_FILE" for kind in ("CERT", "KEY", "CA")))
+    fleet = tuple(f"FLEET_TLS_{kind}_FILE" for kind in ("CERT", "KEY", "CA"))
+    tree = resolved_by_docker({name: f"/run/outrider/{name}" for name in (*names, *fleet)})
+    gateway = container_config("gateway", tree)
+    assert gateway.api_keys_file == "/run/outrider/OUTRIDER_API_KEYS_FILE"
+    doors = (gateway.tls_cert_file, gateway.tls_key_file, gateway.tls_ca_file)
+    assert doors == tuple(f"/run/outrider/{name}" for name in names[1:])
+    inwards = (gateway.fleet_tls_cert_file, gateway.fleet_tls_key_file, gateway.fleet_tls_ca_file)
+    assert inwards == tuple(f"/run/outrider/{name}" for name in fleet)
+    for name in ("verifier", "drafter"):
+        config = container_config(name, tree)
+        assert (config.tls_cert_file, config.tls_key_file, config.tls_ca_file) == inwards
+
+
+def test_docker_compose_reads_the_file_as_these_tests_do(compose: dict[str, Any]) -> None:
+    services = resolved_by_docker({})["services"]
+    assert services.keys() == compose["services"].keys()
+    for name, service in compose["services"].items():
+        resolved = services[name]
+        for key in ("user", "read_only", "cap_drop", "security_opt", "restart", "tmpfs", "stop_grace_period"):
+            assert resolved.get(key) == service.get(key)
+        assert resolved.get("environment", {}) == service.get("environment", {})
+        assert set(resolved["networks"]) == set(service["networks"])
+        published = [f"{port['host_ip']}:{port['published']}:{port['target']}" for port in resolved.get("ports", [])]
+        assert published == service.get("ports", [])
+        assert [mount["target"] for mount in resolved["volumes"]] == [
+            volume.split(":")[1] for volume in service["volumes"]
+        ]
 
 
 @pytest.mark.parametrize("name", sorted(ALL_SERVICES))
@@ -137,13 +222,19 @@ def test_the_gateway_finds_the_others_by_name(compose: dict[str, Any]) -> None:
 def test_the_commit_log_is_append_only(compose: dict[str, Any]) -> None:
     command = compose["services"]["redis"]["command"]
     assert command[command.index("--appendonly") + 1] == "yes"
+    assert command[command.index("--appendfsync") + 1] in {"everysec", "always"}
+    # A bound, or the machine kills it; and at the bound it refuses instead of throwing logs away.
+    assert command[command.index("--maxmemory") + 1] == "1gb"
+    assert command[command.index("--maxmemory-policy") + 1] == "noeviction"
     assert any(volume.endswith(":/data") for volume in compose["services"]["redis"]["volumes"])
 
 
 @pytest.mark.parametrize(("name", "setting"), [("gateway", "model"), ("verifier", "model"), ("drafter", "draft_model")])
 def test_default_models_are_in_the_repository(name: str, setting: str, compose: dict[str, Any]) -> None:
-    model = getattr(container_config(name, compose), setting)
-    assert (ROOT / model / "config.json").is_file()
+    models = getattr(container_config(name, compose), setting)
+    assert models
+    for model in (models,) if isinstance(models, str) else models:
+        assert (ROOT / model / "config.json").is_file()
     assert "./models:/app/models:ro" in compose["services"][name]["volumes"]
     assert re.search(r"^WORKDIR /app$", dockerfile(name), re.MULTILINE)
 
@@ -168,6 +259,7 @@ def test_dockerfile(name: str, compose: dict[str, Any]) -> None:
     assert f'ENTRYPOINT ["/opt/venv/bin/python", "-m", "{MODULES[name]}"]' in final_stage
     grpc_port = config.grpc_port if name == "gateway" else config.port
     assert f'"-m", "shared.healthcheck", "127.0.0.1:{grpc_port}"' in final_stage
+    assert "http://" not in final_stage  # the check asks over TLS where the service speaks TLS
     assert config.host == "0.0.0.0"
 
 

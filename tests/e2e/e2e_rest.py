@@ -12,9 +12,9 @@ import httpx
 
 @dataclass(frozen=True)
 class Answer:
-    """One choice; `session_id` is the one that services and the commit log use."""
+    """One choice; `request_id` is the one that the commit log uses."""
 
-    session_id: str
+    request_id: str
     token_ids: tuple[int, ...]
     text: str
     origins: tuple[str, ...]
@@ -31,7 +31,7 @@ async def complete(http: httpx.AsyncClient, body: Mapping[str, Any]) -> Answer:
     (choice,) = whole["choices"]
     assert whole["usage"]["completion_tokens"] == len(choice["token_ids"])
     return Answer(
-        session_id=f"{whole['id']}-0",
+        request_id=whole["id"],
         token_ids=tuple(choice["token_ids"]),
         text=choice["text"],
         origins=tuple(choice["outrider"]["origins"]),

@@ -106,6 +106,7 @@ class RunningStack:
         else:
             methods = ",".join(self.settings.methods)
             command = ["drafter_service", "--methods", methods, "--draft-model", self.settings.draft_model]
+            command += ["--target-model", self.settings.model]
             command += ["--port", _port(self.state.drafters[0])]
         with (self._run_dir / f"{name}-again.log").open("wb") as log_file:
             process = subprocess.Popen(

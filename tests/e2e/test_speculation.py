@@ -184,7 +184,10 @@ async def test_the_commit_log_has_the_tokens_of_the_answer(
     answer = await complete(http, _body(PROMPTS[1], {"temperature": 1, "seed": 4}, speculation(method)))
     log = CommitLog.connect(stack.state.redis_url, ttl_s=60)
     try:
-        entries = await log.read(answer.session_id)
+        await log.start()
+        request = await log.find(answer.request_id)
+        assert request is not None
+        entries = (await request.read([0]))[0]
     finally:
         await log.close()
     logged: list[int] = []

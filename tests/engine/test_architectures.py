@@ -15,6 +15,7 @@ import pytest
 import torch
 import transformers
 from batches import CachedSequence, run_step, scattered_blocks
+from lean_models import LEAN_MODELS
 from tiny_models import REFUSED, SERVED, VOCAB_SIZE, save_tiny_model
 
 from engine.batch import SessionRows, build_batch
@@ -33,11 +34,11 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("checkpoints")
 
 
-@pytest.fixture(params=sorted(SERVED))
+@pytest.fixture(params=[*sorted(SERVED), *sorted(LEAN_MODELS)])
 def checkpoint(request: pytest.FixtureRequest, checkpoints: Path) -> Path:
     directory = checkpoints / request.param
     if not directory.exists():
-        save_tiny_model(*SERVED[request.param], directory)
+        save_tiny_model(*(SERVED | LEAN_MODELS)[request.param], directory)
     return directory
 
 

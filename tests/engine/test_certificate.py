@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from lean_models import LEAN_MODELS
 from tiny_models import SERVED, save_tiny_model
 
 from engine.certificate import certify
@@ -24,10 +25,13 @@ def certify_fresh(loaded: LoadedModel, block_size: int = 16) -> Any:
     return certify(loaded, ModelRunner(loaded, loaded.make_cache(2, block_size)))
 
 
-@pytest.mark.parametrize("name", ["llama", "mixtral", "gemma2", "gpt2", "gpt_oss"])
+SOUND = ("llama", "mixtral", "gemma2", "gpt2", "gpt_oss", "lean_llama", "lean_gemma2", "lean_mixtral")
+
+
+@pytest.mark.parametrize("name", SOUND)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_holds_on_sound_models(name: str, dtype: str, tmp_path: Path) -> None:
-    loaded = load_model(str(save_tiny_model(*SERVED[name], tmp_path)), dtype=dtype)
+    loaded = load_model(str(save_tiny_model(*(SERVED | LEAN_MODELS)[name], tmp_path)), dtype=dtype)
     runner = ModelRunner(loaded, loaded.make_cache(2, 8))
     runner.cache.layers[0][0].fill_(3.0)
     certificate = certify(loaded, runner)

@@ -30,7 +30,7 @@ def edit_config(directory: Path, **changes: Any) -> None:
 def test_reports_progress_and_facts(llama: Path) -> None:
     messages: list[str] = []
     loaded = load_model(str(llama), on_progress=messages.append)
-    assert len(messages) == 3
+    assert len(messages) == 4
     assert (loaded.architecture, loaded.num_layers, loaded.hidden_size) == ("LlamaForCausalLM", 2, 80)
     assert (loaded.vocab_size, loaded.max_model_len, loaded.eos_token_ids) == (101, 128, (2,))
     assert loaded.bytes_per_block(16) == 2 * 2 * 2 * 20 * 16 * 4

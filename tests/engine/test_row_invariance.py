@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from batches import CachedSequence, run_step, scattered_blocks
+from lean_models import LEAN_MODELS
 from tiny_models import SERVED, VOCAB_SIZE, save_tiny_model
 
 from engine.batch import SessionRows
@@ -33,11 +34,11 @@ def dtype(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=sorted(SERVED))
+@pytest.fixture(params=[*sorted(SERVED), *sorted(LEAN_MODELS)])
 def runner(request: pytest.FixtureRequest, dtype: str, checkpoints: Path) -> ModelRunner:
     directory = checkpoints / request.param
     if not directory.exists():
-        save_tiny_model(*SERVED[request.param], directory)
+        save_tiny_model(*(SERVED | LEAN_MODELS)[request.param], directory)
     loaded = load_model(str(directory), dtype=dtype)
     return ModelRunner(loaded, loaded.make_cache(NUM_BLOCKS, BLOCK_SIZE))
 

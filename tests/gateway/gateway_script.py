@@ -1,21 +1,28 @@
 """A GatewayService for tests of the two doors: tokens come from a script instead of a model.
 
 It behaves as the contract says: choices interleave, closing it frees what it holds (`num_open` counts that), the
-text goes through the real detokenizer, stop strings included.
+text goes through the real detokenizer, stop strings included. A request that is resumed is told from its beginning, as
+from a log; who may resume what, and the log itself, are tested in test_request_start.py and tests/e2e.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gateway.detokenizer import IncrementalDetokenizer
-from gateway.requests import GenerationUpdate, SpeculationSummary, ValidRequest
+from gateway.openai_convert import Prepared
+from gateway.request_start import Wanted
+from gateway.requests import ChoiceStart, GenerationUpdate, SpeculationSummary, ValidRequest
 from gateway.service import ReadyState, RequestLimits, ServedModel, SpecMetricsLevel
+from gateway.session_record import AnswerKind
 from gateway.tokenizer import Tokenizer
+from shared.commit_log import LogEntry
+from shared.errors import UnknownSession
 from shared.messages import FinishReason, TokenLogprob, TokenOrigin
+from shared.sampling_params import SpeculationMode
 
 DEMO_TARGET = Path(__file__).parents[2] / "models" / "demo-target"
 ORIGINS = (TokenOrigin.ACCEPTED, TokenOrigin.ACCEPTED, TokenOrigin.CORRECTED, TokenOrigin.TARGET, TokenOrigin.BONUS)
@@ -34,6 +41,13 @@ class Script:
     ends_early: bool = False
 
 
+class NoLog:
+    """The script is not written anywhere."""
+
+    async def append(self, entry: LogEntry) -> None:
+        return None
+
+
 @dataclass
 class ScriptedService:
     tokenizer: Tokenizer
@@ -48,6 +62,8 @@ class ScriptedService:
     num_open: int = 0
     num_opened: int = 0
     requests: list[ValidRequest] = field(default_factory=list)
+    begun: dict[str, tuple[AnswerKind, Prepared]] = field(default_factory=dict)
+    wanted: list[Wanted] = field(default_factory=list)
 
     def ready(self) -> ReadyState:
         return self.state
@@ -55,12 +71,23 @@ class ScriptedService:
     def render_metrics(self) -> bytes:
         return b"# HELP outrider:up One.\n"
 
+    def begin(self, kind: AnswerKind, prepared: Prepared) -> Prepared:
+        self.begun[prepared.options.answer_id] = kind, prepared
+        return started(prepared)
+
+    async def resume(self, wanted: Wanted) -> Prepared:
+        self.wanted.append(wanted)
+        kind, prepared = self.begun.get(wanted.request_id, (None, None))
+        if prepared is None or wanted.kind not in (None, kind):
+            raise UnknownSession(f"no request {wanted.request_id!r} is known here; it may have expired")
+        return started(prepared)
+
     async def generate(self, request: ValidRequest) -> AsyncGenerator[GenerationUpdate, None]:
         self.requests.append(request)
         self.num_open += 1
         self.num_opened += 1
         try:
-            rows = [self._choice(request, choice) for choice in range(request.n)]
+            rows = [self._choice(request, start.choice_index) for start in request.starts]
             longest = max(len(row) for row in rows)
             for step in range(longest):
                 for row in rows:
@@ -129,3 +156,16 @@ class ScriptedService:
 
     def _prompt_logprobs(self, request: ValidRequest) -> tuple[TokenLogprob, ...]:
         return self._logprobs(list(request.prompt_token_ids), request.sampling_params.num_prompt_logprobs)
+
+
+def started(prepared: Prepared) -> Prepared:
+    return replace(
+        prepared,
+        requests=tuple(
+            replace(
+                request,
+                starts=tuple(ChoiceStart(choice, SpeculationMode.EXACT, 0, NoLog()) for choice in range(request.n)),
+            )
+            for request in prepared.requests
+        ),
+    )

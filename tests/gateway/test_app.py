@@ -145,6 +145,47 @@ async def test_request_id_header(http: httpx.AsyncClient) -> None:
     assert response.json()["id"] == response.headers["x-request-id"] == "cmpl-abc"
 
 
+async def begun(http: httpx.AsyncClient, path: str) -> None:
+    response = await http.post(path, json={**BODIES[path], "stream": True, "request_id": "r"})
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "last_event_id", "status", "message"),
+    [
+        (COMPLETIONS, "cmpl-other:3", 404, "no request 'cmpl-other' is known here"),
+        (COMPLETIONS, "chatcmpl-r:3", 404, "no request 'chatcmpl-r' is known here"),
+        (CHAT, "cmpl-r:3", 404, "no request 'cmpl-r' is known here"),
+        ("/v1/streams/cmpl-other", "", 404, "no request 'cmpl-other' is known here"),
+        ("/v1/streams/cmpl-r", "cmpl-other:3", 400, "not of the request in the path"),
+        (COMPLETIONS, "17", 400, "not the id of an event of this server"),
+        (COMPLETIONS, "cmpl-r:", 400, "not the id of an event of this server"),
+        (COMPLETIONS, ":3", 400, "not the id of an event of this server"),
+        (COMPLETIONS, "cmpl-r:3.x", 400, "not the id of an event of this server"),
+        (COMPLETIONS, "cmpl-r:-1", 400, "not the id of an event of this server"),
+        (COMPLETIONS, "cmpl-r:99999999999", 400, "not the id of an event of this server"),
+        (COMPLETIONS, "cmpl-r:1$f", 400, "not the id of an event of this server"),
+    ],
+)
+async def test_resumes_that_are_refused(
+    http: httpx.AsyncClient, service: ScriptedService, path: str, last_event_id: str, status: int, message: str
+) -> None:
+    await begun(http, COMPLETIONS)
+    await begun(http, CHAT)
+    num_opened = service.num_opened
+    method = "GET" if path.startswith("/v1/streams") else "POST"
+    response = await http.request(method, path, headers={"last-event-id": last_event_id})
+    assert response.status_code == status
+    assert message in error_of(response)["message"]
+    assert service.num_opened == num_opened
+
+
+async def test_an_empty_last_event_id_is_none(http: httpx.AsyncClient, service: ScriptedService) -> None:
+    response = await http.post(COMPLETIONS, json=BODIES[COMPLETIONS], headers={"last-event-id": ""})
+    assert response.status_code == 200
+    assert not service.wanted
+
+
 # ---- bodies that are wrong --------------------------------------------------------------------------------------
 
 DEEP = b"[" * 100_000 + b"]" * 100_000

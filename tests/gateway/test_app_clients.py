@@ -188,6 +188,7 @@ async def test_a_closed_connection_frees_everything(service: ScriptedService, ad
         body = {**HI, "stream": True}
         async with client.stream("POST", CHAT, json=body) as response:
             lines = response.aiter_lines()
+            assert (await anext(lines)).startswith("id: chatcmpl-")
             assert json.loads((await anext(lines)).removeprefix("data: "))["choices"][0]["delta"]["role"] == "assistant"
             assert service.num_open == 1
         await until(lambda: service.num_open == 0)

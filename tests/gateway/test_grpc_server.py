@@ -11,6 +11,7 @@ import grpc.aio
 import pytest
 from gateway_script import Script, ScriptedService
 
+from gateway.event_cursor import Seen
 from gateway.grpc_server import SERVICE_NAMES, add_gateway_servicer
 from outrider.v1 import common_pb2 as common
 from outrider.v1 import gateway_pb2 as pb
@@ -153,10 +154,29 @@ async def test_cancelling_frees_everything(stub: Any, service: ScriptedService) 
             await asyncio.sleep(0.005)
 
 
-async def test_resume_says_why_not(stub: Any) -> None:
-    with pytest.raises(grpc.aio.AioRpcError, match="does not resume") as raised:
-        await stub.Resume(pb.ResumeRequest(request_id="x")).read()
-    assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
+@pytest.mark.parametrize("base_len", [0, 1, 3, 17, 37, 38])
+async def test_resume_sends_what_follows(stub: Any, service: ScriptedService, base_len: int) -> None:
+    """The replies from the first one on that reaches further, as they were; the whole usage; the end in any case."""
+    sampling = params(num_logprobs=1)
+    all_replies = await replies_of(stub, prompt="Hello", sampling_params=sampling, request_id="mine")
+    resumed = [reply async for reply in stub.Resume(pb.ResumeRequest(request_id="mine", base_len=base_len))]
+    assert resumed == [
+        reply for reply in all_replies if reply.base_len + len(reply.token_ids) > base_len or reply.finish_reason
+    ]
+    assert resumed[-1].usage.completion_tokens == 38
+    [wanted] = service.wanted
+    assert (wanted.owner, wanted.seen, wanted.choice) == ("", {0: Seen(base_len)}, 0)
+    assert service.num_open == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [({"request_id": "nobody"}, "NOT_FOUND"), ({}, "NOT_FOUND"), ({"base_len": -1}, "INVALID_ARGUMENT")],
+)
+async def test_refused_resumes(stub: Any, fields: dict[str, Any], code: str) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await stub.Resume(pb.ResumeRequest(**fields)).read()
+    assert raised.value.code() is grpc.StatusCode[code]
 
 
 async def test_model(stub: Any) -> None:

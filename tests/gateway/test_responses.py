@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -38,8 +39,8 @@ async def whole(http: httpx.AsyncClient, **body: Any) -> dict[str, Any]:
     return answer
 
 
-async def streamed(http: httpx.AsyncClient, **body: Any) -> tuple[list[dict[str, Any]], list[int]]:
-    """All events' JSON, and the ids."""
+async def streamed(http: httpx.AsyncClient, **body: Any) -> tuple[list[dict[str, Any]], list[str]]:
+    """All events' JSON, and the cursors in their ids."""
     chat = "messages" in body
     body = {**body, "stream": True}
     response = await http.post("/v1/chat/completions" if chat else "/v1/completions", json=body)
@@ -49,11 +50,10 @@ async def streamed(http: httpx.AsyncClient, **body: Any) -> tuple[list[dict[str,
     assert blocks[-2:] == ["data: [DONE]", ""]
     events, ids = [], []
     for block in blocks[:-2]:
-        lines = block.split("\n")
-        if lines[0].startswith("id: "):
-            ids.append(int(lines.pop(0)[4:]))
-        [line] = lines
+        id_line, line = block.split("\n")
+        ids.append(id_line.rpartition(":")[2])
         data = line.removeprefix("data: ")
+        assert id_line == f"id: {json.loads(data)['id']}:{ids[-1]}"
         SCHEMAS["ChatCompletionChunk" if chat else "Completion"].validate_json(data)
         events.append(json.loads(data))
     return events, ids
@@ -83,8 +83,7 @@ async def test_stream_and_whole_agree(
     service.script.commit_len = commit_len
     body = {**prompt, "max_tokens": 200, "return_token_ids": True, "n": 3}
     answer = await whole(http, **body)
-    events, ids = await streamed(http, **body)
-    assert not ids
+    events, _ = await streamed(http, **body)
     for choice in answer["choices"]:
         again = joined(events, choice["index"])
         text = choice["text"] if "text" in choice else choice["message"]["content"]
@@ -136,13 +135,66 @@ async def test_head_of_answers(http: httpx.AsyncClient) -> None:
 # ---- events -----------------------------------------------------------------------------------------------------
 
 
-async def test_ids_are_output_indices(http: httpx.AsyncClient, service: ScriptedService, tokenizer: Tokenizer) -> None:
-    events, ids = await streamed(http, messages=USER, return_token_ids=True)
+async def test_ids_count_the_tokens_of_an_output(
+    http: httpx.AsyncClient, service: ScriptedService, tokenizer: Tokenizer
+) -> None:
     num_tokens = len(tokenizer.encode(TEXT))
-    assert ids == [*range(3, num_tokens, 3), num_tokens]
+    usage = {"stream_options": {"include_usage": True}}
+    _, ids = await streamed(http, messages=USER, return_token_ids=True, **usage)
+    assert ids == ["0", *map(str, range(3, num_tokens, 3)), f"{num_tokens}f", f"{num_tokens}f$"]
     events, ids = await streamed(http, prompt="x", max_tokens=100)
-    assert ids[-1] == num_tokens
+    assert ids[-1] == f"{num_tokens}f"
     assert len(ids) == len(events) < num_tokens / 3  # what completes no text makes no event
+
+
+async def test_ids_count_the_tokens_of_every_output(http: httpx.AsyncClient, service: ScriptedService) -> None:
+    service.script.text, service.script.commit_len = "a b c d", 2
+    _, ids = await streamed(http, prompt=["x", "y"], max_tokens=3, n=2, echo=True)
+    assert ids[-1] == "3f.3f.3f.3f"
+    parts = [cursor.split(".") for cursor in ids]
+    for earlier, later in pairwise(parts):
+        changed = [place for place in range(len(later)) if earlier[place : place + 1] != later[place : place + 1]]
+        assert len([place for place in changed if later[place] != "-"]) == 1, "one part moves with every event"
+
+
+async def blocks_of(http: httpx.AsyncClient, method: str, path: str, **arguments: Any) -> list[str]:
+    response = await http.request(method, path, **arguments)
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+    return response.text.split("\n\n")
+
+
+RESUMABLE: list[dict[str, Any]] = [
+    {"prompt": "Hello", "max_tokens": 60},
+    {"prompt": "Hello", "max_tokens": 60, "logprobs": 1, "echo": True, "stream_options": {"include_usage": True}},
+    {"prompt": "Hello", "max_tokens": 60, "stop": ["of"], "return_token_ids": True},
+    {"prompt": "Hello", "max_tokens": 0, "echo": True, "logprobs": 1},
+    {"prompt": ["x", "y"], "n": 2, "max_tokens": 9, "stream_options": {"continuous_usage_stats": True}},
+    {"messages": USER, "max_tokens": 60, "logprobs": True, "top_logprobs": 1, "speculation": {"annotate": True}},
+]
+
+
+@pytest.mark.parametrize("body", RESUMABLE)
+async def test_every_event_can_be_resumed_after(http: httpx.AsyncClient, body: dict[str, Any]) -> None:
+    """To the byte, whatever the last event was; other choices' events that were seen are not told again."""
+    path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+    blocks = await blocks_of(http, "POST", path, json={**body, "stream": True, "request_id": "r"})
+    ids = [block.split("\n")[0].removeprefix("id: ") for block in blocks[:-2]]
+    assert len(set(ids)) == len(ids)
+    stream = f"/v1/streams/{ids[0].rpartition(':')[0]}"
+    assert await blocks_of(http, "GET", stream) == blocks
+    for place, last_id in enumerate(ids):
+        headers = {"Last-Event-ID": last_id}
+        assert await blocks_of(http, "GET", stream, headers=headers) == blocks[place + 1 :]
+        assert await blocks_of(http, "POST", path, headers=headers) == blocks[place + 1 :]
+        assert await blocks_of(http, "POST", path, headers=headers, json=body) == blocks[place + 1 :]
+
+
+async def test_an_answer_that_was_no_stream_can_be_had_as_one(http: httpx.AsyncClient) -> None:
+    answer = await whole(http, prompt="x", max_tokens=60)
+    blocks = await blocks_of(http, "GET", f"/v1/streams/{answer['id']}")
+    events = [json.loads(block.partition("data: ")[2]) for block in blocks[:-2]]
+    assert joined(events)["text"] == answer["choices"][0]["text"]
 
 
 async def test_no_raw_line_separator_in_events(http: httpx.AsyncClient, service: ScriptedService) -> None:

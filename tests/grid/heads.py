@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from drafter_service.checkpoints import export
+from drafter_service.checkpoints.target_weights import TargetWeights
 from drafter_service.config import DrafterConfig
 from drafter_service.heads.decoder import DecoderConfig
 from drafter_service.heads.eagle import EagleConfig, EagleHead
@@ -29,12 +30,13 @@ def head_method(kind: str, target: LoadedModel, dtype: str, folder: Path) -> Dra
     if Path(target.path).parent != _DEMO:
         path = folder / kind
         if not path.exists():
-            _save_random(kind, target, path)
+            save_random_head(kind, target, path)
     config = DrafterConfig(target_model=target.path, dtype=dtype, kv_cache_mb=16)
     return build_head_method(kind, str(path), config, num_threads=torch.get_num_threads())
 
 
-def _save_random(kind: str, target: LoadedModel, path: Path) -> None:
+def save_random_head(kind: str, target: LoadedModel | TargetWeights, path: Path) -> None:
+    """In its public layout."""
     torch.manual_seed(HEADS.index(kind))
     hidden_size, vocab_size = target.hidden_size, target.vocab_size
     if kind == "medusa":
@@ -47,7 +49,7 @@ def _save_random(kind: str, target: LoadedModel, path: Path) -> None:
         _save_random_eagle(kind, target, path)
 
 
-def _save_random_eagle(kind: str, target: LoadedModel, path: Path) -> None:
+def _save_random_eagle(kind: str, target: LoadedModel | TargetWeights, path: Path) -> None:
     decoder = DecoderConfig(
         hidden_size=target.hidden_size,
         intermediate_size=100,

@@ -20,6 +20,7 @@ class Config:
     dtype: str = setting("auto", "Type.", choices=("auto", "bfloat16"))
     caching: bool = setting(True, "Caching.")
     methods: tuple[str, ...] = setting(("ngram",), "Methods.")
+    reflection: bool | None = setting(None, "Reflection.")
 
 
 def load(argv: list[str] | None = None, environ: dict[str, str] | None = None) -> Config:
@@ -41,6 +42,20 @@ def test_every_kind_is_parsed() -> None:
     assert config == Config(model="a b", share=0.25, caching=False, methods=("ngram", "draft_model"))
 
 
+def test_switches_have_a_flag_for_off() -> None:
+    config = load(["--no-caching", "--no-reflection"], {"OUTRIDER_REFLECTION": "true"})
+    assert (config.caching, config.reflection) == (False, False)
+    with pytest.raises(SystemExit):
+        load(["--no-model"])
+
+
+@pytest.mark.parametrize(("text", "value"), [("auto", None), ("Auto", None), ("on", True), ("false", False)])
+def test_a_switch_may_be_left_to_the_service(text: str, value: bool | None) -> None:
+    assert load().reflection is None
+    assert load(["--reflection", text]).reflection is value
+    assert load(environ={"OUTRIDER_REFLECTION": text}).reflection is value
+
+
 @pytest.mark.parametrize("text", ["1", "true", "YES", "On"])
 def test_true_words(text: str) -> None:
     assert load(environ={"OUTRIDER_CACHING": text}).caching is True
@@ -58,6 +73,7 @@ def test_true_words(text: str) -> None:
         (["--share", "1.01"], {}, ["--share", "1.01", "largest"]),
         (["--share", "half"], {}, ["--share", "half", "a number"]),
         (["--caching", "maybe"], {}, ["--caching", "maybe", "true or false"]),
+        (["--reflection", "maybe"], {}, ["--reflection", "maybe", "auto, true or false"]),
     ],
 )
 def test_a_wrong_value_names_its_source_and_what_would_do(

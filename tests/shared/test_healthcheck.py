@@ -76,6 +76,8 @@ async def test_http(http_address: str) -> None:
     code, output = await run(f"http://{http_address}/other")
     assert code == EXIT_NOT_WELL
     assert output == f"http://{http_address}/other: 503 no verifier is serving\n"
+    assert await run(f"{http_address}/ready") == (EXIT_WELL, "")
+    assert await run(f"{http_address}/other") == (EXIT_NOT_WELL, f"{http_address}/other: 503 no verifier is serving\n")
 
 
 async def test_one_bad_target_is_enough(grpc_server: rpc.Server, http_address: str) -> None:

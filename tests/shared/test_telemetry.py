@@ -1,13 +1,18 @@
-"""The metrics port: the names stay as they are, whatever the scraper asks for."""
+"""The metrics port: names stay as they are, whatever the scraper asks for; connections are bounded."""
 
 from __future__ import annotations
 
 import socket
+import threading
+import time
 import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
+from shared.errors import ConfigError
 from shared.telemetry import serve_metrics
 
 _PROMETHEUS_2 = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
@@ -33,3 +38,49 @@ def test_metrics_port(accept: str) -> None:
         stop()
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", port), timeout=1)
+
+
+def test_a_taken_port_names_the_setting() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match="--metrics-port: cannot listen on"):
+            serve_metrics(CollectorRegistry(), "127.0.0.1", port)
+
+
+@pytest.fixture
+def metrics_port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    monkeypatch.setattr("shared.telemetry._SCRAPE_TIMEOUT_S", 2.0)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+    stop = serve_metrics(CollectorRegistry(), "127.0.0.1", port)
+    yield port
+    stop()
+
+
+def is_scraped(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as response:
+            return bool(response.status == 200)
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("says", [b"", b"GET /metrics HTTP/1.1\r\nx: "])
+def test_connections_that_never_finish_are_cut_and_bounded(metrics_port: int, says: bytes) -> None:
+    """Each would hold a thread for ever otherwise."""
+    num_threads = threading.active_count()
+    held = [socket.create_connection(("127.0.0.1", metrics_port)) for _ in range(40)]
+    for connection in held:
+        with suppress(OSError):
+            connection.sendall(says)
+    # Two threads for each that is served: the one that reads, and the one that will cut it.
+    assert threading.active_count() <= num_threads + 2 * 16
+    assert not is_scraped(metrics_port)
+    deadline = time.monotonic() + 10
+    while not is_scraped(metrics_port):
+        assert time.monotonic() < deadline
+        with suppress(OSError):
+            held[0].send(b"a")  # a byte now and then keeps nobody's place
+        time.sleep(0.1)
+    for connection in held:
+        connection.close()

@@ -1,0 +1,126 @@
+"""The texts that suffix decoding looks in: one that is being written, and those of sessions that have ended.
+
+Not here: how a tree counts (suffix_tree) and what is proposed from it (suffix_draft).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from drafter_service.suffix_tree import ROOT, Place, SuffixTree
+
+# From this many new tokens on it is cheaper to bring each open window to its end at once.
+_BULK = 8
+
+
+class LiveText:
+    """A text that grows at its end, with its own tree. Its latest windows are open: they grow with it."""
+
+    def __init__(self, max_depth: int) -> None:
+        self.token_ids = array("i")
+        self.tree = SuffixTree(max_depth)
+        # Nodes at which the open windows end, the longest first; the last one is one token long.
+        self._open: list[int] = []
+
+    def extend(self, token_ids: Sequence[int]) -> None:
+        """O(max_depth) for each token."""
+        if len(token_ids) > _BULK:
+            self._extend_in_bulk(token_ids)
+            return
+        for token_id in token_ids:
+            end = len(self.token_ids)
+            self.token_ids.append(token_id)
+            self._open = [self.tree.extend(node, self.token_ids, end) for node in (*self._open, ROOT)]
+            if len(self._open) == self.tree.max_depth:
+                del self._open[0]
+
+    def suffixes(self) -> list[Place]:
+        """Where the text's own last tokens stand, the longest suffix first: max_depth - 1 tokens down to 1."""
+        return [Place(node, len(self._open) - index) for index, node in enumerate(self._open)]
+
+    def _extend_in_bulk(self, token_ids: Sequence[int]) -> None:
+        known = len(self.token_ids)
+        self.token_ids.extend(token_ids)
+        length, max_depth = len(self.token_ids), self.tree.max_depth
+        ends: list[int] = []
+        for index, node in enumerate(self._open):
+            start = known - len(self._open) + index
+            for end in range(known, min(length, start + max_depth)):
+                node = self.tree.extend(node, self.token_ids, end)
+            ends.append(node)
+        ends.extend(self.tree.insert(self.token_ids, start).node for start in range(known, length))
+        self._open = ends[-min(length, max_depth - 1) :] if max_depth > 1 else []
+
+
+class PastTexts:
+    """Outputs of ended sessions, a tree for each salt: who does not know a salt sees nothing of its texts.
+
+    Bounded by the number of texts and by the nodes of all trees together; what was used longest ago goes first.
+    """
+
+    def __init__(self, max_depth: int, *, max_num_texts: int, max_num_nodes: int) -> None:
+        self.tree = SuffixTree(max_depth)
+        self._max_num_texts = max_num_texts
+        self._max_num_nodes = max_num_nodes
+        self._roots: dict[str, int] = {}
+        # By salt and session; the least recently used first.
+        self._texts: OrderedDict[tuple[str, str], array[int]] = OrderedDict()
+        self._keys: dict[int, tuple[str, str]] = {}
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def suffixes(self, cache_salt: str, token_ids: array[int]) -> list[Place]:
+        """Where the last tokens of a text stand in this salt's texts, the longest suffix that does first."""
+        root = self._roots.get(cache_salt)
+        places: list[Place] = []
+        if root is None:
+            return places
+        for length in range(1, min(self.tree.max_depth - 1, len(token_ids)) + 1):
+            place = self.tree.find(token_ids[-length:], root)
+            if place is None:  # then no longer one is there either
+                break
+            places.append(place)
+        return places[::-1]
+
+    def add(self, cache_salt: str, session_id: str, token_ids: Sequence[int]) -> None:
+        """Takes up an output, or the end of one that is too long; it replaces what the session left here before.
+
+        A text needs at most two nodes for each token and one for its salt's root: the bound is never overstepped.
+        """
+        self._remove((cache_salt, session_id))
+        num_roots = 2  # one of the tree's own, which stays empty, and the salt's
+        token_ids = token_ids[max(0, len(token_ids) - (self._max_num_nodes - num_roots) // 2) :]
+        if len(token_ids) < 2 or not self._max_num_texts:  # nothing follows anything
+            return
+        while self._texts and (
+            len(self._texts) >= self._max_num_texts
+            or self.tree.num_nodes + 2 * len(token_ids) + 1 > self._max_num_nodes
+        ):
+            self._remove(next(iter(self._texts)))
+        if cache_salt not in self._roots:
+            self._roots[cache_salt] = self.tree.add_root()
+        text = array("i", token_ids)
+        for start in range(len(text)):
+            self.tree.insert(text, start, self._roots[cache_salt])
+        self._texts[cache_salt, session_id] = text
+        self._keys[id(text)] = (cache_salt, session_id)
+
+    def touch(self, text: array[int]) -> None:
+        """Notes that a text was of use; one that has been removed since does not count."""
+        key = self._keys.get(id(text))
+        if key is not None:
+            self._texts.move_to_end(key)
+
+    def _remove(self, key: tuple[str, str]) -> None:
+        text = self._texts.pop(key, None)
+        if text is None:
+            return
+        del self._keys[id(text)]
+        root = self._roots[key[0]]
+        for start in range(len(text)):
+            self.tree.remove(text, start, root)
+        if self.tree.drop_root(root):
+            del self._roots[key[0]]

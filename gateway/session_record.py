@@ -1,0 +1,206 @@
+"""What any gateway needs to go on with a request, as it is kept in Redis: written once, before the first token.
+
+Not here: the tokens themselves (commit_entry.py, shared/commit_log.py), and who reads it (request_start.py).
+"""
+
+from __future__ import annotations
+
+import enum
+import secrets
+from dataclasses import dataclass
+
+from google.protobuf.message import DecodeError
+
+from gateway.openai_convert import AnswerOptions, Prepared
+from gateway.requests import SpeculationRequest, ValidRequest
+from outrider.v1 import common_pb2 as common
+from outrider.v1 import gateway_pb2 as gateway
+from outrider.v1 import log_pb2 as pb
+from shared.errors import InternalError, Unavailable
+from shared.sampling_params import SpeculationMode
+from shared.stream_key import stream_key
+from shared.wire import mode_from_wire, params_from_wire, params_to_wire
+from shared.wire.params import MODE_TO_WIRE
+
+# Grows with every change that an older gateway would misread. It covers CommitExtras too.
+RECORD_VERSION = 1
+
+
+class AnswerKind(enum.Enum):
+    """The door and the form that the answer has."""
+
+    COMPLETION = pb.ANSWER_KIND_COMPLETION
+    CHAT = pb.ANSWER_KIND_CHAT
+    GRPC = pb.ANSWER_KIND_GRPC
+
+
+@dataclass(frozen=True)
+class SessionRecord:
+    """modes: per prompt. stream_keys: per prompt, per choice. All that is random about a request is in here."""
+
+    kind: AnswerKind
+    prepared: Prepared
+    modes: tuple[SpeculationMode, ...]
+    stream_keys: tuple[tuple[int, ...], ...]
+    nonce: bytes = b""
+
+    @property
+    def request_id(self) -> str:
+        return self.prepared.options.answer_id
+
+    @property
+    def owner(self) -> str:
+        return self.prepared.requests[0].owner
+
+    @property
+    def num_choices(self) -> int:
+        return sum(map(len, self.stream_keys))
+
+    def place(self, choice: int) -> tuple[int, int]:
+        """Index of the prompt, and of the choice within it, of a choice of the answer (prompts first)."""
+        return divmod(choice, self.prepared.requests[0].n)
+
+    def encode(self) -> bytes:
+        return pb.SessionRecord(
+            version=RECORD_VERSION,
+            kind=self.kind.value,
+            owner=self.owner,
+            nonce=self.nonce,
+            options=_options_to_wire(self.prepared.options),
+            prompts=[
+                _prompt_to_wire(request, mode, keys)
+                for request, mode, keys in zip(self.prepared.requests, self.modes, self.stream_keys, strict=True)
+            ],
+        ).SerializeToString()
+
+    @classmethod
+    def decode(cls, data: bytes) -> SessionRecord:
+        """Raises Unavailable when another version of the gateway has written it, InternalError when it is broken."""
+        try:
+            message = pb.SessionRecord.FromString(data)
+        except DecodeError as error:
+            raise InternalError(f"the record of a request is broken: {error}") from None
+        if message.version != RECORD_VERSION:
+            raise Unavailable(
+                f"this request was begun by another version of the gateway (its record has version {message.version}, "
+                f"this gateway reads {RECORD_VERSION}); resume it at a gateway of that version"
+            )
+        if not message.prompts or not message.prompts[0].stream_keys:
+            raise InternalError("the record of a request is broken: it has no prompt or no choice")
+        requests = tuple(_prompt_from_wire(prompt, message.owner) for prompt in message.prompts)
+        return cls(
+            kind=AnswerKind(message.kind),
+            prepared=Prepared(requests, _options_from_wire(message.options)),
+            modes=tuple(_known_mode(prompt) for prompt in message.prompts),
+            stream_keys=tuple(tuple(prompt.stream_keys) for prompt in message.prompts),
+            nonce=message.nonce,
+        )
+
+
+def new_record(kind: AnswerKind, prepared: Prepared) -> SessionRecord:
+    """Settles what is still open about a request: its mode, and its noise where it has no seed."""
+    return SessionRecord(
+        kind=kind,
+        prepared=prepared,
+        modes=tuple(_mode(request) for request in prepared.requests),
+        stream_keys=tuple(
+            tuple(_stream_key(request, choice) for choice in range(request.n)) for request in prepared.requests
+        ),
+        nonce=secrets.token_bytes(8),
+    )
+
+
+def _mode(request: ValidRequest) -> SpeculationMode:
+    return request.speculation.mode or request.sampling_params.default_mode
+
+
+def _known_mode(message: pb.RecordedPrompt) -> SpeculationMode:
+    mode = mode_from_wire(message.mode)
+    if mode is None:
+        raise InternalError(f"the record of a request is broken: mode {message.mode}")
+    return mode
+
+
+def _stream_key(request: ValidRequest, choice: int) -> int:
+    params = request.sampling_params
+    # Exact mode by name without a seed: the noise is fresh, but the output still does not depend on the draft.
+    seed = params.seed if params.seed is not None else (0 if params.greedy else secrets.randbits(64))
+    return stream_key(seed, request.prompt_token_ids, choice)
+
+
+def _options_to_wire(options: AnswerOptions) -> pb.AnswerOptions:
+    return pb.AnswerOptions(
+        answer_id=options.answer_id,
+        created=options.created,
+        model=options.model,
+        chat=options.chat,
+        stream=options.stream,
+        include_usage=options.include_usage,
+        continuous_usage=options.continuous_usage,
+        echo=options.echo_texts is not None,
+        echo_texts=options.echo_texts or (),
+        num_logprobs=options.num_logprobs,
+        prompt_logprobs=options.prompt_logprobs,
+        return_token_ids=options.return_token_ids,
+        annotate=options.annotate,
+        drop_output=options.drop_output,
+    )
+
+
+def _options_from_wire(message: pb.AnswerOptions) -> AnswerOptions:
+    return AnswerOptions(
+        answer_id=message.answer_id,
+        created=message.created,
+        model=message.model,
+        chat=message.chat,
+        stream=message.stream,
+        include_usage=message.include_usage,
+        continuous_usage=message.continuous_usage,
+        echo_texts=tuple(message.echo_texts) if message.echo else None,
+        num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else None,
+        prompt_logprobs=message.prompt_logprobs,
+        return_token_ids=message.return_token_ids,
+        annotate=message.annotate,
+        drop_output=message.drop_output,
+    )
+
+
+def _prompt_to_wire(request: ValidRequest, mode: SpeculationMode, stream_keys: tuple[int, ...]) -> pb.RecordedPrompt:
+    asked = request.speculation
+    return pb.RecordedPrompt(
+        request_id=request.request_id,
+        prompt_token_ids=request.prompt_token_ids,
+        sampling_params=params_to_wire(request.sampling_params),
+        stop=request.stop,
+        include_stop_str_in_output=request.include_stop_str_in_output,
+        skip_special_tokens=request.skip_special_tokens,
+        speculation=gateway.Speculation(
+            method=asked.method,
+            num_speculative_tokens=asked.num_speculative_tokens,
+            mode=MODE_TO_WIRE[asked.mode] if asked.mode is not None else common.SPECULATION_MODE_UNSPECIFIED,
+            token_tree=asked.token_tree,
+        ),
+        cache_salt=request.cache_salt,
+        mode=MODE_TO_WIRE[mode],
+        stream_keys=stream_keys,
+    )
+
+
+def _prompt_from_wire(message: pb.RecordedPrompt, owner: str) -> ValidRequest:
+    return ValidRequest(
+        request_id=message.request_id,
+        prompt_token_ids=tuple(message.prompt_token_ids),
+        sampling_params=params_from_wire(message.sampling_params),
+        n=len(message.stream_keys),
+        stop=tuple(message.stop),
+        include_stop_str_in_output=message.include_stop_str_in_output,
+        skip_special_tokens=message.skip_special_tokens,
+        speculation=SpeculationRequest(
+            method=message.speculation.method,
+            num_speculative_tokens=message.speculation.num_speculative_tokens,
+            mode=mode_from_wire(message.speculation.mode),
+            token_tree=message.speculation.token_tree if message.speculation.HasField("token_tree") else None,
+        ),
+        cache_salt=message.cache_salt,
+        owner=owner,
+    )

@@ -1,0 +1,140 @@
+"""act(gate) * up on the CPU in one pass, whatever the strides of gate and up.
+
+Every element goes through the same 16-lane code, so its bits depend on its gate and its up alone. Needs numba.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from llvmlite import ir
+from numba import carray, njit
+
+from kernels import cpu_team, record, simd
+from kernels.errors import KernelArgumentError
+from kernels.gated_activation.reference import ACTIVATIONS
+from kernels.simd import (
+    LANES,
+    Builder,
+    Value,
+    Vec16,
+    next_ticket,
+    operation,
+    vadd,
+    vload,
+    vload_bf16,
+    vmul,
+    vround_bf16,
+    vsplat,
+    vstore,
+    vstore_bf16,
+)
+
+_SILU = ACTIVATIONS.index("silu")
+_ROWS_PER_TICKET = 4
+# 100 us of work on one thread.
+_MIN_PARALLEL_ELEMENTS = 130_000
+
+
+class _Fields(NamedTuple):
+    gate: int
+    gate_stride: int
+    up: int
+    up_stride: int
+    out: int
+    num_rows: int
+    width: int
+    is_bf16: int
+    activation: int
+    counter: int  # address of an int64: the next group of rows
+
+
+_Record, _Call = record.record_types(_Fields)
+
+
+@operation(Vec16(), Vec16())
+def _sigmoid(builder: Builder, x: Value) -> Value:
+    """1 / (1 + exp(-x)), by way of exp(-|x|), which cannot overflow."""
+    lanes = ir.VectorType(ir.IntType(32), LANES)
+    sign = simd.ints(-0x80000000)
+    negative_magnitude = builder.bitcast(builder.or_(builder.bitcast(x, lanes), sign), x.type)
+    small = simd.exp(builder, negative_magnitude)
+    one = simd.floats(1.0)
+    positive = builder.fcmp_ordered(">=", x, simd.floats(0.0))
+    return builder.fdiv(builder.select(positive, one, small), builder.fadd(one, small))
+
+
+@njit
+def _activate(x, activation):  # type: ignore[no-untyped-def]
+    if activation == _SILU:
+        return vmul(x, _sigmoid(x))
+    # (1 + tanh y) / 2 is sigmoid(2 y), and that form keeps its digits where tanh is near -1.
+    cubic = vmul(vmul(vmul(x, x), x), vsplat(0.044715))
+    return vmul(x, _sigmoid(vmul(vadd(x, cubic), vsplat(2 * 0.7978845608028654))))
+
+
+@njit
+def _gate_rows(address):  # type: ignore[no-untyped-def]
+    call = carray(address, 1, _Call)[0]
+    size = 2 if call.is_bf16 else 4
+    first = next_ticket(call.counter) * _ROWS_PER_TICKET
+    while first < call.num_rows:
+        for row in range(first, min(first + _ROWS_PER_TICKET, call.num_rows)):
+            for column in range(0, call.width, LANES):
+                gate = call.gate + row * call.gate_stride + column * size
+                up = call.up + row * call.up_stride + column * size
+                out = call.out + (row * call.width + column) * size
+                if call.is_bf16:
+                    active = vround_bf16(_activate(vload_bf16(gate), call.activation))
+                    vstore_bf16(out, vmul(active, vload_bf16(up)))
+                else:
+                    vstore(out, vmul(_activate(vload(gate), call.activation), vload(up)))
+        first = next_ticket(call.counter) * _ROWS_PER_TICKET
+
+
+def _make_entry(digest: int) -> Callable[[Any], None]:
+    def entry(address):  # type: ignore[no-untyped-def]
+        if digest >= 0:
+            _gate_rows(address)
+
+    return entry
+
+
+@functools.cache
+def _entry() -> int:
+    return cpu_team.compile_entry(_make_entry, (simd,))
+
+
+def supports(width: int, dtype: torch.dtype) -> bool:
+    """Whether gated_activation takes rows of this width and dtype."""
+    return width % LANES == 0 and dtype in (torch.bfloat16, torch.float32)
+
+
+def gated_activation(gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
+    """Arguments as in `reference`; I is a multiple of 16 and neighbouring elements of a row are neighbours in memory.
+
+    Raises KernelArgumentError.
+    """
+    if gate.shape != up.shape or gate.ndim != 2 or gate.dtype != up.dtype or not supports(gate.shape[1], gate.dtype):
+        raise KernelArgumentError(f"gate {tuple(gate.shape)} ({gate.dtype}), up {tuple(up.shape)} ({up.dtype})")
+    if gate.stride(1) != 1 or up.stride(1) != 1:
+        raise KernelArgumentError("the elements of a row must be neighbours")
+    num_rows, width = gate.shape
+    out = gate.new_empty((num_rows, width))
+    size = gate.element_size()
+    counter = ctypes.c_int64()
+    call = _Record(
+        gate.data_ptr(), gate.stride(0) * size, up.data_ptr(), up.stride(0) * size, out.data_ptr(),
+        num_rows, width, gate.dtype == torch.bfloat16, ACTIVATIONS.index(activation),
+        ctypes.addressof(counter),
+    )  # fmt: skip
+    threads = torch.get_num_threads() if num_rows * width >= _MIN_PARALLEL_ELEMENTS else 1
+    if threads == 1:
+        cpu_team.run_here(_entry(), ctypes.addressof(call))
+    else:
+        cpu_team.default_team()(_entry(), ctypes.addressof(call), threads)
+    return out

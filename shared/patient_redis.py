@@ -1,0 +1,198 @@
+"""Redis for those who can wait a while: commands of many callers in one pipeline, tried again until patience is over.
+
+A restart, a failover, a full or a hanging Redis is a pause for whoever waits, and Unavailable only when it lasts longer
+than `patience_s`. A command may reach Redis twice, so only send what is the same when it is done twice. One command
+that fails holds up no other.
+
+Not here: what the commands mean (commit_log.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import redis.asyncio as aioredis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import ClusterDownError, NoScriptError, OutOfMemoryError, ReadOnlyError, RedisError, TryAgainError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from shared.errors import InternalError, Unavailable
+
+log = logging.getLogger(__name__)
+
+# Puts one command into a pipeline; called anew for every attempt.
+Send = Callable[[Any], object]
+
+_FIRST_PAUSE_S = 0.02
+_LONGEST_PAUSE_S = 0.5
+# An attempt at a Redis that hangs ends after this: a new connection may be what helps.
+_LONGEST_ATTEMPT_S = 2.0
+_MAX_QUEUED = 4096
+# Replies that say "not now", not "never": full, a replica, its scripts forgotten, a cluster on the move; and the first
+# words of those that redis-py has no class for: a script that runs long, a disk that cannot be written, no replicas.
+_PASSING_ERRORS = (OutOfMemoryError, ReadOnlyError, NoScriptError, ClusterDownError, TryAgainError)
+_PASSING_CODES = ("BUSY", "MISCONF", "NOREPLICAS")
+
+
+@dataclass(eq=False)
+class _Call:
+    send: Send
+    reply: asyncio.Future[Any]
+    retry_at: float = 0.0
+    pause_s: float = _FIRST_PAUSE_S
+    problem: str = field(default="it has said nothing")
+
+
+class PatientRedis:
+    """Call `start` in the event loop that uses it, `close` at the end. `scripts` are loaded where they are missing."""
+
+    def __init__(self, client: aioredis.Redis, *, patience_s: float, scripts: Sequence[str]) -> None:
+        self.patience_s = patience_s
+        self._client = client
+        self._scripts = tuple(scripts)
+        self._queue: asyncio.Queue[_Call] = asyncio.Queue(_MAX_QUEUED)
+        self._sender: asyncio.Task[None] | None = None
+        # While Redis cannot be reached, nobody tries before this moment of the loop's clock.
+        self._not_before = 0.0
+        self._outage_pause_s = _FIRST_PAUSE_S
+
+    @classmethod
+    def connect(cls, url: str, *, patience_s: float, scripts: Sequence[str]) -> PatientRedis:
+        """Options in the URL's query win over the timeouts set here."""
+        attempt_s = min(_LONGEST_ATTEMPT_S, patience_s / 2)
+        client = aioredis.Redis.from_url(
+            url,
+            socket_timeout=attempt_s,
+            socket_connect_timeout=attempt_s,
+            retry=Retry(NoBackoff(), 0),  # the retries are ours: theirs know nothing of the other callers
+        )
+        return cls(client, patience_s=patience_s, scripts=scripts)
+
+    async def start(self) -> None:
+        """Raises Unavailable when Redis does not answer."""
+        try:
+            await self._client.ping()
+            await self._load_scripts()
+        except (RedisError, OSError) as error:
+            raise Unavailable(f"Redis does not answer: {error}") from error
+        self._sender = asyncio.create_task(self._send_forever(), name="redis-sender")
+
+    async def close(self) -> None:
+        if self._sender is not None:
+            self._sender.cancel()
+            await asyncio.gather(self._sender, return_exceptions=True)
+            self._sender = None
+        while not self._queue.empty():
+            _fail([self._queue.get_nowait()], Unavailable("the gateway is shutting down"))
+        await self._client.aclose()
+
+    async def ping(self) -> bool:
+        try:
+            return bool(await self._client.ping())
+        except (RedisError, OSError):
+            return False
+
+    async def call(self, send: Send) -> Any:
+        """The command's reply. Raises Unavailable when patience is over, InternalError for a command that is wrong."""
+        if self._sender is None:
+            raise Unavailable("the connection to Redis is not open")
+        call = _Call(send, asyncio.get_running_loop().create_future())
+        try:
+            async with asyncio.timeout(self.patience_s):
+                await self._queue.put(call)
+                return await call.reply
+        except TimeoutError:
+            raise Unavailable(f"Redis took nothing for {self.patience_s:g} s ({call.problem})") from None
+
+    async def _load_scripts(self) -> None:
+        for script in self._scripts:
+            await self._client.script_load(script)
+
+    async def _send_forever(self) -> None:
+        waiting: list[_Call] = []
+        try:
+            while True:
+                waiting += await self._arrivals(waiting)
+                waiting = [call for call in waiting if not call.reply.done()]
+                now = asyncio.get_running_loop().time()
+                due = [call for call in waiting if max(call.retry_at, self._not_before) <= now]
+                if due:
+                    await self._attempt(due)
+        finally:
+            _fail(waiting, Unavailable("the gateway is shutting down"))
+
+    async def _arrivals(self, waiting: list[_Call]) -> list[_Call]:
+        """What has been asked for since, at the latest when one of `waiting` is due again."""
+        loop = asyncio.get_running_loop()
+        arrived: list[_Call] = []
+        pause_s = None
+        if waiting:
+            due_at = min(max(call.retry_at, self._not_before) for call in waiting)
+            pause_s = max(0.0, due_at - loop.time())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                arrived.append(await self._queue.get())
+        while not self._queue.empty():
+            arrived.append(self._queue.get_nowait())
+        return arrived
+
+    async def _attempt(self, calls: list[_Call]) -> None:
+        """One pipeline. Those it did not settle are tried again."""
+        try:
+            pipeline = self._client.pipeline(transaction=False)
+            for call in calls:
+                call.send(pipeline)
+            replies = await pipeline.execute(raise_on_error=False)
+        except (RedisConnectionError, RedisTimeoutError, OSError) as error:
+            self._put_off(calls, error)
+            return
+        except Exception as error:
+            log.error("a pipeline to Redis failed", exc_info=error)
+            _fail(calls, InternalError(f"a command to Redis failed: {error}"))
+            return
+        self._outage_pause_s = _FIRST_PAUSE_S
+        for call, reply in zip(calls, replies, strict=True):
+            _settle(call, reply)
+        await self._mend(replies)
+
+    def _put_off(self, calls: list[_Call], error: Exception) -> None:
+        self._not_before = asyncio.get_running_loop().time() + self._outage_pause_s
+        self._outage_pause_s = min(2 * self._outage_pause_s, _LONGEST_PAUSE_S)
+        for call in calls:
+            call.problem = str(error) or type(error).__name__
+
+    async def _mend(self, replies: Sequence[Any]) -> None:
+        """A Redis that was restarted has forgotten the scripts; one that is a replica now has left its name."""
+        try:
+            if any(isinstance(reply, NoScriptError) for reply in replies):
+                await self._load_scripts()
+            if any(isinstance(reply, ReadOnlyError) for reply in replies):
+                await self._client.connection_pool.disconnect(inuse_connections=False)
+        except (RedisError, OSError):
+            return  # the next attempt meets the same trouble and waits for its end
+
+
+def _settle(call: _Call, reply: Any) -> None:
+    if call.reply.done():
+        return
+    if not isinstance(reply, Exception):
+        call.reply.set_result(reply)
+    elif isinstance(reply, _PASSING_ERRORS) or str(reply).partition(" ")[0] in _PASSING_CODES:
+        call.problem = str(reply)
+        call.retry_at = asyncio.get_running_loop().time() + call.pause_s
+        call.pause_s = min(2 * call.pause_s, _LONGEST_PAUSE_S)
+    else:
+        call.reply.set_exception(InternalError(f"a command to Redis failed: {reply}"))
+
+
+def _fail(calls: Sequence[_Call], error: Exception) -> None:
+    for call in calls:
+        if not call.reply.done():
+            call.reply.set_exception(error)

@@ -1,0 +1,172 @@
+"""Gateways, drafters, verifiers and Redis as processes on fixed ports, each to be killed, paused and started again."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc.aio
+
+from outrider.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
+from shared import rpc, wire
+from shared.messages import DrafterInfo, VerifierInfo
+from tests.chaos.proxy import Proxy
+from tests.redis_server import RedisServer
+
+MODELS = Path(__file__).parents[2] / "models"
+START_TIMEOUT_S = 300.0
+# Long enough for another verifier to load on a machine where everything else loads as well.
+FAILOVER_S = "240"
+
+
+@dataclass
+class Part:
+    """One process of the fleet; `port` is its own, whoever stands before it."""
+
+    name: str
+    port: int
+    command: Sequence[str]
+    log_path: Path
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def kind(self) -> str:
+        return self.name.partition("-")[0]
+
+    def start(self) -> None:
+        with self.log_path.open("ab") as log_file:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", *self.command, "--port", str(self.port)],
+                stdout=log_file,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+            )
+
+    def kill(self) -> None:
+        process, self.process = self.process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+
+    def pause(self) -> None:
+        self._signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, signum: signal.Signals) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(signum)
+
+
+class Fleet:
+    """`async with` starts all of it and waits until every gateway is ready."""
+
+    def __init__(self, run_dir: Path, *, num_gateways: int, num_drafters: int, num_verifiers: int) -> None:
+        self.redis = RedisServer(run_dir)
+        self.parts: dict[str, Part] = {}
+        self.proxies: dict[str, Proxy] = {}
+        self._run_dir = run_dir
+        self._counts = {"verifier": num_verifiers, "drafter": num_drafters, "gateway": num_gateways}
+
+    async def __aenter__(self) -> Fleet:
+        self.redis.start()
+        for kind in ("verifier", "drafter"):
+            for index in range(self._counts[kind]):
+                part = self._add(f"{kind}-{index}", _SERVICE_COMMANDS[kind]())
+                proxy = Proxy(part.port)
+                await proxy.start()
+                self.proxies[part.name] = proxy
+        for index in range(self._counts["gateway"]):
+            self._add(f"gateway-{index}", self._gateway_command())
+        for part in self.parts.values():
+            part.start()
+        await asyncio.gather(*(self.wait_serving(part) for part in self.parts.values()))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for part in self.parts.values():
+            part.kill()
+        for proxy in self.proxies.values():
+            await proxy.close()
+        self.redis.stop()
+
+    def of_kind(self, kind: str) -> list[Part]:
+        return [part for part in self.parts.values() if part.kind == kind]
+
+    @property
+    def urls(self) -> list[str]:
+        return [f"http://127.0.0.1:{part.port}" for part in self.of_kind("gateway")]
+
+    async def wait_serving(self, part: Part) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while True:
+            if part.process is not None and part.process.poll() is not None:
+                raise RuntimeError(f"{part.name} ended by itself: {part.log_path.read_text()[-2000:]}")
+            if await self._serves(part):
+                return
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{part.name} does not serve: {part.log_path.read_text()[-2000:]}")
+            await asyncio.sleep(0.2)
+
+    async def verifier_info(self, part: Part) -> VerifierInfo:
+        async with rpc.open_channel(f"127.0.0.1:{part.port}") as channel:
+            stub = verifier_pb2_grpc.VerifierStub(channel)
+            return wire.verifier_info_from_wire(await stub.GetInfo(verifier_pb2.GetVerifierInfoRequest(), timeout=20))
+
+    async def drafter_info(self, part: Part) -> DrafterInfo:
+        async with rpc.open_channel(f"127.0.0.1:{part.port}") as channel:
+            stub = drafter_pb2_grpc.DrafterStub(channel)
+            return wire.drafter_info_from_wire(await stub.GetInfo(drafter_pb2.GetDrafterInfoRequest(), timeout=20))
+
+    async def _serves(self, part: Part) -> bool:
+        try:
+            if part.kind == "gateway":
+                _reader, writer = await asyncio.open_connection("127.0.0.1", part.port)
+                writer.close()
+                return True
+            async with rpc.open_channel(f"127.0.0.1:{part.port}") as channel:
+                return await rpc.is_serving(channel, 2.0)
+        except (OSError, grpc.aio.AioRpcError):
+            return False
+
+    def _add(self, name: str, command: Sequence[str]) -> Part:
+        part = Part(name, _free_port(), command, self._run_dir / f"{name}.log")
+        self.parts[name] = part
+        return part
+
+    def _gateway_command(self) -> list[str]:
+        addresses = {
+            kind: ",".join(f"127.0.0.1:{self.proxies[part.name].port}" for part in self.of_kind(kind))
+            for kind in ("verifier", "drafter")
+        }
+        return [
+            *("gateway", "--model", str(MODELS / "demo-target"), "--grpc-port", "-1", "--redis-url", self.redis.url),
+            *("--verifiers", addresses["verifier"], "--drafters", addresses["drafter"]),
+            *("--failover-s", FAILOVER_S, "--redis-patience-s", "60"),
+        ]
+
+
+def _verifier_command() -> list[str]:
+    return ["verifier_service", "--model", str(MODELS / "demo-target"), "--num-threads", "1", "--kv-cache-mb", "64"]
+
+
+def _drafter_command() -> list[str]:
+    draft = str(MODELS / "demo-draft")
+    return ["drafter_service", "--draft-model", draft, "--methods", "draft_model,ngram", "--num-threads", "1"]
+
+
+_SERVICE_COMMANDS: dict[str, Callable[[], list[str]]] = {"verifier": _verifier_command, "drafter": _drafter_command}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

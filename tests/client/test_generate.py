@@ -1,0 +1,208 @@
+"""The Python client against gateways that refuse, vanish and come back: scripted ones behind real gRPC sockets."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from concurrent import futures
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import grpc
+import pytest
+
+from client.generate import MAX_FRUITLESS_ATTEMPTS, CompletionRequest, StreamedToken, StreamEnd, stream_completion
+from outrider.v1 import common_pb2 as common
+from outrider.v1 import gateway_pb2 as pb
+from outrider.v1 import gateway_pb2_grpc as pb_grpc
+from shared.errors import InvalidRequest, OutriderError, Unavailable
+
+NUM_TOKENS = 12
+LAST_WORDS_S = 0.05
+REQUEST = CompletionRequest("hello", max_tokens=NUM_TOKENS)
+
+
+@dataclass
+class Log:
+    """What the gateways of a fleet share: which requests there are."""
+
+    begun: set[str] = field(default_factory=set)
+
+
+class Gateway(pb_grpc.GatewayServicer):
+    """Says tokens 0, 1, 2, ... two at a time, and then aborts the call as a lost server would: after `dies_after` of
+    them, and at output index `dies_at`. (gRPC may drop what was said last when a call is aborted.)
+    """
+
+    def __init__(
+        self, log: Log, *, dies_after: int = NUM_TOKENS, dies_at: int = NUM_TOKENS, forgets: bool = False
+    ) -> None:
+        self._log = log
+        self._dies_after = dies_after
+        self._dies_at = dies_at
+        self._forgets = forgets
+        self.calls: list[str] = []
+
+    def Generate(self, request: pb.GenerateRequest, context: grpc.ServicerContext) -> Iterator[pb.GenerateReply]:
+        self.calls.append("generate")
+        if request.request_id in self._log.begun:
+            context.abort(grpc.StatusCode.ABORTED, "a request with this request_id has been sent before")
+        if not self._forgets:
+            self._log.begun.add(request.request_id)
+        yield from self._replies(0, context)
+
+    def Resume(self, request: pb.ResumeRequest, context: grpc.ServicerContext) -> Iterator[pb.GenerateReply]:
+        self.calls.append(f"resume {request.base_len}")
+        if request.request_id not in self._log.begun:
+            context.abort(grpc.StatusCode.NOT_FOUND, "no such request")
+        yield from self._replies(request.base_len, context)
+
+    def GetModel(self, request: pb.GetModelRequest, context: grpc.ServicerContext) -> pb.ModelInfo:
+        return pb.ModelInfo(model="counting")
+
+    def _replies(self, base_len: int, context: grpc.ServicerContext) -> Iterator[pb.GenerateReply]:
+        for at in range(base_len, NUM_TOKENS, 2):
+            if at - base_len >= self._dies_after or at >= self._dies_at:
+                time.sleep(LAST_WORDS_S)
+                context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+            yield pb.GenerateReply(
+                base_len=at,
+                token_ids=[at, at + 1],
+                token_texts=[str(at), str(at + 1)],
+                origins=[common.TOKEN_ORIGIN_TARGET] * 2,
+                finish_reason=common.FINISH_REASON_LENGTH if at + 2 == NUM_TOKENS else None,
+            )
+
+
+@contextmanager
+def serving(gateway: Gateway) -> Iterator[str]:
+    server = grpc.server(futures.ThreadPoolExecutor(4))
+    pb_grpc.add_GatewayServicer_to_server(gateway, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.stop(None).wait()
+
+
+@pytest.fixture
+def log() -> Log:
+    return Log()
+
+
+@pytest.fixture
+def nobody() -> str:
+    """An address where nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def check_whole(items: list[StreamedToken | StreamEnd], least_resumes: int) -> None:
+    *tokens, end = items
+    assert [token.token_id for token in tokens if isinstance(token, StreamedToken)] == list(range(NUM_TOKENS))
+    assert isinstance(end, StreamEnd)
+    assert end.finish_reason == "length"
+    assert least_resumes <= end.num_resumes <= 2 * least_resumes
+
+
+def test_a_quiet_stream(log: Log) -> None:
+    gateway = Gateway(log)
+    with serving(gateway) as address:
+        check_whole(list(stream_completion(address, REQUEST)), 0)
+    assert gateway.calls == ["generate"]
+
+
+def test_a_lost_connection_goes_on_at_the_next_address(log: Log) -> None:
+    dies, stays = Gateway(log, dies_after=4), Gateway(log)
+    with serving(dies) as first, serving(stays) as second:
+        check_whole(list(stream_completion([first, second], REQUEST)), 1)
+    assert dies.calls == ["generate"]
+    assert stays.calls in (["resume 4"], ["resume 2"])
+
+
+def test_one_address_is_asked_again(log: Log) -> None:
+    """As long as it brings something new each time."""
+    dies = Gateway(log, dies_after=2)
+    with serving(dies) as address:
+        check_whole(list(stream_completion(address, REQUEST)), 5)
+    assert dies.calls[0] == "generate"
+    assert {*dies.calls[1:]} == {f"resume {base_len}" for base_len in range(2, NUM_TOKENS, 2)}
+
+
+def test_addresses_where_nobody_listens_are_passed_over(log: Log, nobody: str) -> None:
+    gateway = Gateway(log)
+    with serving(gateway) as address:
+        check_whole(list(stream_completion(f"{nobody}, {address}", REQUEST)), 1)
+    assert gateway.calls == ["resume 0", "generate"]
+
+
+def test_a_gateway_that_died_before_it_had_written_anything_down(log: Log) -> None:
+    forgets, stays = Gateway(log, dies_after=0, forgets=True), Gateway(log)
+    with serving(forgets) as first, serving(stays) as second:
+        check_whole(list(stream_completion([first, second], REQUEST)), 1)
+    assert stays.calls == ["resume 0", "generate"]
+
+
+def test_a_gateway_that_wrote_it_down_at_the_last_moment(log: Log) -> None:
+    """Unknown when it is asked for, there when it is sent again."""
+
+    class Late(Gateway):
+        def Resume(self, request: pb.ResumeRequest, context: grpc.ServicerContext) -> Iterator[pb.GenerateReply]:
+            try:
+                yield from super().Resume(request, context)
+            finally:
+                log.begun.add(request.request_id)
+
+    forgets, late = Gateway(log, dies_after=0, forgets=True), Late(log)
+    with serving(forgets) as first, serving(late) as second:
+        check_whole(list(stream_completion([first, second], REQUEST)), 1)
+    assert late.calls == ["resume 0", "generate", "resume 0"]
+
+
+def test_nobody_at_all_is_an_error_at_once(nobody: str) -> None:
+    with pytest.raises(Unavailable, match="0 tokens were received"):
+        list(stream_completion(nobody, REQUEST))
+    with pytest.raises(InvalidRequest):
+        list(stream_completion([], REQUEST))
+
+
+def test_attempts_without_a_new_token_are_bounded(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("client.generate._FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("client.generate._LONGEST_PAUSE_S", 0.002)
+    stuck = Gateway(log, dies_at=6)
+    with serving(stuck) as address, pytest.raises(Unavailable, match=r"Socket closed \(6 tokens were received\)"):
+        list(stream_completion(address, REQUEST))
+    assert stuck.calls[-MAX_FRUITLESS_ATTEMPTS:] == ["resume 6"] * MAX_FRUITLESS_ATTEMPTS
+    assert len(stuck.calls) <= 1 + 2 + MAX_FRUITLESS_ATTEMPTS
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (grpc.StatusCode.ABORTED, OutriderError),
+        (grpc.StatusCode.NOT_FOUND, OutriderError),
+        (grpc.StatusCode.INVALID_ARGUMENT, InvalidRequest),
+    ],
+)
+def test_refusals_are_not_asked_again(log: Log, code: grpc.StatusCode, kind: type[OutriderError]) -> None:
+    class Refuses(Gateway):
+        def _replies(self, base_len: int, context: grpc.ServicerContext) -> Iterator[pb.GenerateReply]:
+            yield pb.GenerateReply(base_len=0, token_ids=[0], token_texts=["0"], origins=[common.TOKEN_ORIGIN_TARGET])
+            context.abort(code, "no")
+
+    gateway = Refuses(log)
+    with serving(gateway) as address, pytest.raises(kind, match="no"):
+        list(stream_completion([address, address], REQUEST))
+    assert gateway.calls == ["generate"]
+
+
+def test_a_gap_is_an_error(log: Log) -> None:
+    class Skips(Gateway):
+        def _replies(self, base_len: int, context: grpc.ServicerContext) -> Iterator[pb.GenerateReply]:
+            yield pb.GenerateReply(base_len=1, token_ids=[1], token_texts=["1"], origins=[common.TOKEN_ORIGIN_TARGET])
+
+    with serving(Skips(log)) as address, pytest.raises(OutriderError, match="token 0 was due, 1 came"):
+        list(stream_completion(address, REQUEST))

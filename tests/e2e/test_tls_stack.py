@@ -1,0 +1,143 @@
+"""Mutual TLS on every connection between real processes: it works, and who is not part of it stays outside."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import grpc.aio
+import httpx
+import pytest
+from e2e_tls import TlsStack, fleet_flags, run_tls_fleet, server_flags
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from outrider.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
+from shared import rpc
+from shared.tls import TlsConfig, client_context
+
+BODY = {"prompt": "import", "max_tokens": 8, "temperature": 0, "speculation": {"method": "ngram"}}
+
+
+@dataclass(frozen=True)
+class Gateway:
+    port: int
+    grpc_port: int
+    client: TlsConfig
+    environ: dict[str, str]
+
+    @property
+    def url(self) -> str:
+        return f"https://localhost:{self.port}"
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsStack]:
+    with run_tls_fleet(tmp_path_factory.mktemp("tls-stack")) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def gateway(fleet: TlsStack) -> Gateway:
+    """Doors signed by one authority, its way to the fleet by another."""
+    door = fleet.public.issue("door", dns_names=("localhost",))
+    member = fleet.fleet.issue("gateway", dns_names=("gateway",))
+    port, grpc_port = fleet.start_gateway(
+        "gateway", *server_flags(door, fleet.public), *fleet_flags(member, fleet.fleet)
+    )
+    client = fleet.public.issue("client")
+    environ = {
+        f"OUTRIDER_TLS_{name}_FILE": path
+        for name, path in (("CERT", door.cert_file), ("KEY", door.key_file), ("CA", fleet.public.ca_file))
+    }
+    return Gateway(port, grpc_port, TlsConfig(client.cert_file, client.key_file, fleet.public.ca_file), environ)
+
+
+def is_ready(gateway: Gateway) -> bool:
+    with httpx.Client(base_url=gateway.url, verify=client_context(gateway.client), timeout=20) as http:
+        return http.get("/ready").status_code == 200
+
+
+def test_a_completion_through_it_all(gateway: Gateway) -> None:
+    deadline = time.monotonic() + 20
+    while not is_ready(gateway):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    with httpx.Client(base_url=gateway.url, verify=client_context(gateway.client), timeout=120) as http:
+        plain = http.post("/v1/completions", json={**BODY, "speculation": {"method": "off"}}).json()
+        drafted = http.post("/v1/completions", json=BODY).json()
+        metrics = http.get("/metrics").text
+    assert plain["choices"][0]["text"] == drafted["choices"][0]["text"]
+    assert plain["usage"]["completion_tokens"] == 8
+    for service in ("verifier", "drafter"):
+        assert f'outrider:fleet_members{{service="{service}"}} 1.0' in metrics
+
+
+async def test_grpc_through_it_all(gateway: Gateway) -> None:
+    async with rpc.open_channel(f"localhost:{gateway.grpc_port}", gateway.client) as channel:
+        stub: Any = gateway_pb2_grpc.GatewayStub(channel)
+        request = gateway_pb2.GenerateRequest(
+            prompt="import", sampling_params=common_pb2.SamplingParams(max_tokens=8, temperature=0)
+        )
+        replies = [reply async for reply in stub.Generate(request, timeout=60)]
+    assert replies[-1].usage.completion_tokens == 8
+
+
+def test_the_doors_ask_for_a_certificate(gateway: Gateway, fleet: TlsStack) -> None:
+    stranger = TlsConfig(ca_file=fleet.public.ca_file)
+    with (
+        httpx.Client(base_url=gateway.url, verify=client_context(stranger), timeout=20) as http,
+        pytest.raises(httpx.TransportError),
+    ):
+        http.get("/health")
+
+
+def test_the_containers_health_check(gateway: Gateway) -> None:
+    targets = (f"127.0.0.1:{gateway.grpc_port}", f"127.0.0.1:{gateway.port}/ready")
+    for environ, code in ((gateway.environ, 0), ({}, 1)):
+        done = subprocess.run(
+            [sys.executable, "-m", "shared.healthcheck", *targets],
+            env={**os.environ, **environ},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+
+
+async def test_reflection_of_the_fleet(fleet: TlsStack) -> None:
+    """On for loopback hosts, as the drafter; off where it was said, as at the verifier."""
+    issued = fleet.fleet.issue("curious", dns_names=("curious",))
+    tls = TlsConfig(issued.cert_file, issued.key_file, fleet.fleet.ca_file)
+    codes = []
+    for port in (fleet.drafter_port, fleet.verifier_port):
+        async with rpc.open_channel(f"localhost:{port}", tls) as channel:
+            stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
+            call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+            with suppress(grpc.aio.AioRpcError):
+                async for _ in call:
+                    pass
+            codes.append(await call.code())
+    assert codes == [grpc.StatusCode.OK, grpc.StatusCode.UNIMPLEMENTED]
+
+
+@pytest.mark.parametrize("kind", ["plain", "of another authority", "without a certificate"])
+def test_a_gateway_that_the_fleet_does_not_know(fleet: TlsStack, kind: str) -> None:
+    outsider = fleet.public.issue("outsider", dns_names=("gateway",))
+    flags: tuple[str, ...] = ()
+    if kind == "of another authority":
+        flags = fleet_flags(outsider, fleet.fleet)
+    elif kind == "without a certificate":
+        flags = ("--fleet-tls-ca-file", fleet.fleet.ca_file)
+    port, _ = fleet.start_gateway(f"gateway-{kind.replace(' ', '-')}", *flags)
+    time.sleep(2.5)  # two looks at the fleet
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as http:
+        answer = http.get("/ready")
+    assert (answer.status_code, answer.json()["reason"]) == (503, "no verifier is serving")

@@ -1,0 +1,73 @@
+"""Both doors on real sockets in front of a scripted service, guarded as the gateway guards them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+
+from gateway.admission import Admission
+from gateway.app import create_app
+from gateway.config import GatewayConfig
+from gateway.doors import grpc_door, http_config, load_tls
+from gateway.grpc_server import SERVICE_NAMES, add_gateway_servicer
+from gateway.service import GatewayService
+from shared import rpc
+from shared.api_keys import key_line
+from shared.service import is_enabled_at
+
+ALICE, BOB = "or-alice-alice-alice", "or-bob-bob-bob"
+
+
+@dataclass(frozen=True)
+class Doors:
+    """Where they are; `admission` is what guards both, `num_connections` counts the REST door's."""
+
+    url: str
+    grpc_address: str
+    http_port: int
+    admission: Admission
+    num_connections: Callable[[], int]
+
+
+def key_file(folder: Path, *lines: str) -> str:
+    path = folder / "api-keys"
+    path.write_text("\n".join(lines or (key_line("alice", ALICE), key_line("bob", BOB))))
+    return str(path)
+
+
+@asynccontextmanager
+async def open_doors(service: GatewayService, config: GatewayConfig) -> AsyncIterator[Doors]:
+    """As gateway/__main__.py does it, but for the service behind them."""
+    tls, admission = load_tls(config), Admission.from_config(config)
+    app = create_app(service, admission=admission, api_docs=is_enabled_at(config.host, config.api_docs))
+    http = uvicorn.Server(http_config(config, app, tls.server))
+    http_task = asyncio.create_task(http.serve())
+    grpc_server = await rpc.start_server(
+        config.host,
+        config.grpc_port,
+        lambda server: add_gateway_servicer(server, service),
+        SERVICE_NAMES,
+        grpc_door(config, admission, tls.server),
+    )
+    await grpc_server.serving()
+    async with asyncio.timeout(10):
+        while not http.started:  # noqa: ASYNC110 - uvicorn has a flag, no event
+            await asyncio.sleep(0.005)
+    port = http.servers[0].sockets[0].getsockname()[1]
+    scheme = "http" if tls.server is None else "https"
+    try:
+        yield Doors(
+            f"{scheme}://127.0.0.1:{port}",
+            f"127.0.0.1:{grpc_server.port}",
+            port,
+            admission,
+            lambda: len(http.server_state.connections),
+        )
+    finally:
+        http.should_exit = True
+        await asyncio.gather(http_task, grpc_server.drain(0))

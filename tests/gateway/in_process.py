@@ -1,0 +1,293 @@
+"""Both sides of gateway.interfaces in this process, as plainly as the contracts allow, and a loop around them.
+
+The verifier knows the text that it will say and takes of a proposal what agrees with it. The drafter keeps what it is
+told in the drafter service's own DraftSession, which refuses gaps; how it answers is up to each test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from prometheus_client import CollectorRegistry
+
+from drafter_service.session import DraftSession
+from gateway.commit_sink import CommitSink, SpeculationTally
+from gateway.decode_loop import decode
+from gateway.detokenizer import IncrementalDetokenizer
+from gateway.draft_policy import DraftPolicy, RoundOutcome
+from gateway.drafting import Drafting, Lease
+from gateway.metrics import GatewayMetrics
+from gateway.requests import ChoiceStart, GenerationUpdate
+from gateway.tokenizer import Tokenizer
+from shared.commit_log import LogEntry
+from shared.messages import (
+    Commit,
+    DraftMethodInfo,
+    DraftStep,
+    FinishReason,
+    HiddenStates,
+    Proposal,
+    ProposalReply,
+    SessionSpec,
+    Timings,
+    TokenOrigin,
+    VerifyStep,
+)
+from shared.sampling_params import SamplingParams, SpeculationMode
+from verifier_service.session import reconcile
+
+PROMPT = tuple(range(5, 18))
+LENGTH = 60
+TRUTH = tuple(20 + (7 * place) % 31 for place in range(LENGTH))
+NGRAM = DraftMethodInfo("ngram")
+MEDUSA = DraftMethodInfo("medusa", hidden_layers=(3,), hidden_size=1)
+EAGLE = DraftMethodInfo("eagle3", hidden_layers=(1, 2), takes_hidden_history=True, hidden_size=1)
+
+
+def make_spec(committed: Sequence[int] = (), epoch: int = 1) -> SessionSpec:
+    params = SamplingParams(max_tokens=LENGTH)
+    return SessionSpec("s", epoch, PROMPT, tuple(committed), params, SpeculationMode.EXACT, 0)
+
+
+def hidden_rows(layers: tuple[int, ...], first_index: int, end: int) -> HiddenStates:
+    """One element a row, which tells its layer and its output index."""
+    rows = np.array([[1000 * layer + index for index in range(first_index, end)] for layer in layers], np.float32)
+    return HiddenStates(first_index, layers, end - first_index, 1, "float32", rows.tobytes())
+
+
+@dataclass
+class PlainVerifier:
+    """gateway.interfaces.Verifier. `max_hidden_rows` per commit; rows before `hidden_from` are lost."""
+
+    spec: SessionSpec
+    max_hidden_rows: int = 1000
+    hidden_from: int = -len(PROMPT)
+    forward_s: float = 0.0
+    steps: list[VerifyStep] = field(default_factory=list)
+    num_closed: int = 0
+
+    async def open(self, spec: SessionSpec) -> None:
+        self.spec = spec
+
+    async def verify(self, step: VerifyStep) -> AsyncIterator[Commit]:
+        self.steps.append(step)
+        base_len, free_left, hidden_sent = step.base_len, step.max_new_tokens, -len(PROMPT)
+        more = True
+        while more:
+            await asyncio.sleep(self.forward_s)
+            proposal = reconcile(step.proposal, base_len, list(TRUTH[:base_len])) if step.proposal else None
+            drafted = proposal.token_ids if proposal is not None else ()
+            wanted = TRUTH[base_len:]
+            num_accepted = next(
+                (n for n, pair in enumerate(zip(drafted, wanted, strict=False)) if pair[0] != pair[1]),
+                min(len(drafted), len(wanted)),
+            )
+            token_ids = wanted[: num_accepted + 1]
+            end = base_len + len(token_ids)
+            free_left -= len(token_ids)
+            more = end < LENGTH and free_left > 0
+            hidden = self._hidden(step, hidden_sent, end)
+            hidden_sent = hidden.end if hidden is not None else hidden_sent
+            yield Commit(
+                epoch=step.epoch,
+                base_len=base_len,
+                token_ids=token_ids,
+                origins=(TokenOrigin.TARGET,) * len(token_ids),
+                num_draft_tokens=len(drafted),
+                num_accepted_tokens=num_accepted,
+                finish_reason=FinishReason.LENGTH if end == LENGTH else None,
+                timings=Timings(total_us=int(self.forward_s * 1e6), tokens_per_s=100.0, marginal_row_us=10.0),
+                hidden_states=hidden,
+                more=more,
+            )
+            base_len = end
+
+    def _hidden(self, step: VerifyStep, sent: int, committed_len: int) -> HiddenStates | None:
+        """The last committed token has not been through the model: its row is the next step's."""
+        request = step.hidden_states
+        if request is None:
+            return None
+        start = max(request.first_index, sent, self.hidden_from)
+        end = min(committed_len - 1, start + self.max_hidden_rows)
+        return hidden_rows(request.layers, start, end) if start < end else None
+
+    async def close(self) -> None:
+        self.num_closed += 1
+
+
+# What a drafter does before it answers a step; it may wait, raise, or give another answer.
+Behave = Callable[["PlainDrafter", DraftStep], Awaitable[ProposalReply | None]]
+
+
+async def behave_well(_drafter: PlainDrafter, _step: DraftStep) -> ProposalReply | None:
+    return None
+
+
+@dataclass
+class PlainDrafter:
+    """gateway.interfaces.Drafter; guesses right unless it is told otherwise."""
+
+    behave: Behave = behave_well
+    open_error: Exception | None = None
+    advance_error: Exception | None = None
+    session: DraftSession | None = None
+    steps: list[DraftStep] = field(default_factory=list)
+    advances: list[DraftStep] = field(default_factory=list)
+    num_closed: int = 0
+
+    async def open(self, spec: SessionSpec) -> None:
+        if self.open_error is not None:
+            raise self.open_error
+        self.session = DraftSession(spec, [*spec.prompt_token_ids, *spec.committed_token_ids], lambda _reply: None)
+
+    async def propose(self, step: DraftStep) -> ProposalReply:
+        self.steps.append(step)
+        self._report(step)
+        return await self.behave(self, step) or self.reply(step, TRUTH[step.committed_len :][: step.num_draft_tokens])
+
+    async def advance(self, step: DraftStep) -> None:
+        if self.advance_error is not None:
+            raise self.advance_error
+        self.advances.append(step)
+        self._report(step)
+
+    async def close(self) -> None:
+        self.num_closed += 1
+
+    def _report(self, step: DraftStep) -> None:
+        assert self.session is not None
+        assert self.num_closed == 0
+        self.session.report(step)
+        assert self.session.output_token_ids == list(TRUTH[: step.committed_len])
+
+    def reply(self, step: DraftStep, token_ids: Sequence[int], missing: int | None = None) -> ProposalReply:
+        assert self.session is not None
+        proposal = Proposal(step.committed_len, tuple(token_ids), self.session.spec.method)
+        return ProposalReply(step.epoch, proposal, Timings(), missing)
+
+
+@dataclass
+class RecordingPolicy:
+    """Always the same length; keeps what it was told."""
+
+    length: int = 4
+    run_len: int = 5
+    outcomes: list[RoundOutcome] = field(default_factory=list)
+
+    def num_draft_tokens(self) -> int:
+        return self.length
+
+    def free_run(self) -> int:
+        return self.run_len
+
+    def observe(self, outcome: RoundOutcome) -> None:
+        self.outcomes.append(outcome)
+
+
+class NoLog:
+    """Nothing is to be resumed here."""
+
+    async def append(self, entry: LogEntry) -> None:
+        return None
+
+
+@dataclass
+class Choice:
+    """One choice as gateway.generation runs it: the real loop, drafting and sink between the two plain sides.
+
+    `offers`: the drafter given at each acquire, None for nobody, the last one again when all have been given.
+    """
+
+    tokenizer: Tokenizer
+    offers: list[PlainDrafter | None]
+    policy: DraftPolicy | None = field(default_factory=RecordingPolicy)
+    method: DraftMethodInfo = NGRAM
+    spec: SessionSpec = field(default_factory=make_spec)
+    timeout_s: float = 5.0
+    max_queued_commits: int = 100
+    read_delay_s: float = 0.0
+    num_acquired: int = 0
+    num_released: int = 0
+    seconds: float = 0.0
+    metrics: GatewayMetrics = field(default_factory=lambda: GatewayMetrics(CollectorRegistry()))
+    output: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.verifier = PlainVerifier(self.spec)
+
+    @property
+    def outcomes(self) -> list[RoundOutcome]:
+        """What a RecordingPolicy was told."""
+        return getattr(self.policy, "outcomes", [])
+
+    async def until_late(self) -> None:
+        """Returns once a proposal has come too late; the counter has no event."""
+        while self.count("draft_timeouts") == 0:  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+
+    @property
+    def drafters(self) -> list[PlainDrafter]:
+        return [offer for offer in self.offers if offer is not None]
+
+    def count(self, name: str) -> float:
+        return float(getattr(self.metrics, name)._value.get())
+
+    def acquire(self) -> Lease | None:
+        offer = self.offers[min(self.num_acquired, len(self.offers) - 1)]
+        self.num_acquired += 1
+        return Lease(offer, self.method, self._release) if offer is not None else None
+
+    def _release(self) -> None:
+        self.num_released += 1
+
+    def drafting(self, committed: Sequence[int]) -> Drafting:
+        return Drafting(
+            self.spec,
+            committed,
+            self.acquire,
+            self.policy,
+            token_tree=False,
+            timeout_s=self.timeout_s,
+            metrics=self.metrics,
+        )
+
+    async def run(self) -> tuple[int, ...]:
+        """Decodes to the end; the tokens that came out. Everything is closed, also when it is cancelled."""
+        updates: asyncio.Queue[Any] = asyncio.Queue(1)
+        sink = CommitSink(
+            ChoiceStart(0, SpeculationMode.EXACT, 0, NoLog()),
+            detokenizer=IncrementalDetokenizer(self.tokenizer, PROMPT),
+            tally=SpeculationTally(4),
+            updates=updates,
+            max_queued_commits=self.max_queued_commits,
+        )
+        sink.committed_token_ids.extend(self.spec.committed_token_ids)
+        reader = asyncio.create_task(self._read(updates))
+        drafting = self.drafting(sink.committed_token_ids)
+        started = time.perf_counter()
+        try:
+            await self.verifier.open(self.spec)
+            await decode(self.spec, self.verifier, drafting, sink)
+            await asyncio.sleep(0)  # the reader's turn
+        finally:
+            self.seconds = time.perf_counter() - started
+            reader.cancel()
+            await self.verifier.close()
+            await drafting.close()
+            await sink.close()
+        return tuple(self.output)
+
+    async def _read(self, updates: asyncio.Queue[GenerationUpdate]) -> None:
+        while True:
+            await asyncio.sleep(self.read_delay_s)
+            self.output.extend((await updates.get()).token_ids)
+
+
+def resumed(choice: Choice, num_committed: int) -> Choice:
+    """The same choice, taken up after so many tokens."""
+    return replace(choice, spec=make_spec(TRUTH[:num_committed]))

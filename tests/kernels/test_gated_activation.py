@@ -1,0 +1,62 @@
+"""act(gate) * up against fp64, over the whole range of inputs, and row by row to the bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.errors import KernelArgumentError
+from kernels.gated_activation import cpu, reference
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("activation", reference.ACTIVATIONS)
+def test_rows_match_the_reference(activation: str, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    both = torch.randn(12, 2 * 112, generator=generator)
+    both *= torch.tensor([0.01, 1.0, 3.0, 8.0]).repeat_interleave(3)[:, None]
+    both = both.to(dtype)
+    gate, up = both[:, :112], both[:, 112:]
+    found, expected = cpu.gated_activation(gate, up, activation), reference.gated_activation(gate, up, activation)
+    # fp32: exp has 2 units in the last place; gelu's cubic, doubled, carries its error into the exponent.
+    # bf16: one unit of the activated gate where fp32 and fp64 round it differently.
+    # Below 1e-13 torch's tanh, which the oracle uses in fp64, has no digits left.
+    tolerance = 2**-7 if dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(found, expected, atol=1e-13, rtol=tolerance)
+    single = torch.cat([cpu.gated_activation(gate[row][None], up[row][None], activation) for row in range(12)])
+    assert torch.equal(single, found)
+
+
+@pytest.mark.parametrize("activation", reference.ACTIVATIONS)
+def test_extreme_gates(activation: str) -> None:
+    gate = torch.tensor([0.0, -0.0, 1e30, -1e3, 1e-30, 100.0, -100.0, torch.nan] * 2)[None]
+    found = cpu.gated_activation(gate, torch.ones_like(gate), activation)[0, :8].tolist()
+    if activation == "silu":
+        assert found[2] == pytest.approx(1e30)
+    assert found[:2] == [0.0, 0.0]
+    assert found[3] == 0.0
+    assert found[4] == pytest.approx(5e-31)
+    assert found[5] == 100.0
+    assert found[6] == pytest.approx(0.0, abs=1e-30)
+    assert found[7] != found[7]
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    for gate, up in ((torch.ones(2, 20), torch.ones(2, 20)), (torch.ones(2, 16), torch.ones(2, 16).bfloat16())):
+        with pytest.raises(KernelArgumentError):
+            cpu.gated_activation(gate, up, "silu")
+    with pytest.raises(KernelArgumentError, match="neighbours"):
+        cpu.gated_activation(torch.ones(16, 16).t(), torch.ones(16, 16), "silu")
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_many_rows_on_several_threads_are_the_rows_alone(num_threads: int) -> None:
+    before = torch.get_num_threads()
+    both = torch.randn(257, 2 * 640, generator=torch.Generator().manual_seed(0)).bfloat16()
+    gate, up = both[:, :640], both[:, 640:]
+    single = torch.cat([cpu.gated_activation(gate[row : row + 1], up[row : row + 1], "silu") for row in range(257)])
+    torch.set_num_threads(num_threads)
+    try:
+        assert torch.equal(cpu.gated_activation(gate, up, "silu"), single)
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,190 @@
+"""Waiting for a real Redis that is stopped, frozen, full or a replica: a pause, and an error only when it lasts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+import redis.asyncio as aioredis
+
+from shared.errors import InternalError, Unavailable
+from shared.patient_redis import PatientRedis
+from tests.redis_server import RedisServer
+
+PATIENCE_S = 3.0
+# A machine that is busy otherwise.
+SLACK_S = 6.0
+COUNT_SCRIPT = "return redis.call('INCR', KEYS[1])"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with RedisServer(tmp_path_factory.mktemp("redis")) as running:
+        yield running
+
+
+@pytest.fixture
+async def client(server: RedisServer) -> AsyncIterator[aioredis.Redis]:
+    connection = aioredis.Redis.from_url(server.url)
+    await connection.flushall()
+    yield connection
+    await connection.aclose()
+
+
+@pytest.fixture
+async def patient(server: RedisServer, client: aioredis.Redis) -> AsyncIterator[PatientRedis]:
+    redis = PatientRedis.connect(server.url, patience_s=PATIENCE_S, scripts=[COUNT_SCRIPT])
+    await redis.start()
+    yield redis
+    await redis.close()
+
+
+def put(key: str, value: str = "1") -> Any:
+    return lambda pipeline: pipeline.set(key, value)
+
+
+async def outcomes(*calls: Any) -> list[Any]:
+    return await asyncio.gather(*calls, return_exceptions=True)
+
+
+async def test_everything_that_waits_ends_when_its_own_patience_does(
+    server: RedisServer, patient: PatientRedis
+) -> None:
+    """Not one after the other: 60 callers of a Redis that is down wait once, not 60 times."""
+    await asyncio.to_thread(server.stop)
+    started = time.monotonic()
+    try:
+        first = asyncio.create_task(outcomes(*(patient.call(put(f"early-{number}")) for number in range(30))))
+        await asyncio.sleep(PATIENCE_S / 2)
+        late_started = time.monotonic()
+        late = await outcomes(*(patient.call(put(f"late-{number}")) for number in range(30)))
+        late_s = time.monotonic() - late_started
+        early = await first
+    finally:
+        await asyncio.to_thread(server.start)
+    assert all(isinstance(outcome, Unavailable) for outcome in early + late)
+    assert "Redis took nothing for 3 s" in early[0].message
+    assert "refused" in early[0].message or "Connect" in early[0].message
+    assert PATIENCE_S * 0.9 < late_s < PATIENCE_S + SLACK_S
+    assert time.monotonic() - started < 1.5 * PATIENCE_S + 2 * SLACK_S
+    assert await patient.call(put("after")) is True
+
+
+async def test_an_outage_within_the_patience_is_a_pause(server: RedisServer, patient: PatientRedis) -> None:
+    await asyncio.to_thread(server.stop)
+    waiting = asyncio.create_task(outcomes(*(patient.call(put(f"k{number}")) for number in range(20))))
+    await asyncio.sleep(PATIENCE_S / 6)
+    assert not waiting.done()
+    await asyncio.to_thread(server.start)
+    assert await waiting == [True] * 20
+    assert len(await patient.call(lambda pipeline: pipeline.keys("k*"))) == 20
+
+
+async def test_a_redis_that_hangs_is_bounded_by_the_same_patience(server: RedisServer, patient: PatientRedis) -> None:
+    server.freeze()
+    started = time.monotonic()
+    try:
+        [outcome] = await outcomes(patient.call(put("x")))
+        seconds = time.monotonic() - started
+        assert not await patient.ping()
+    finally:
+        server.thaw()
+    assert isinstance(outcome, Unavailable)
+    assert PATIENCE_S * 0.9 < seconds < PATIENCE_S + SLACK_S
+    assert await patient.call(put("x")) is True
+
+
+async def test_a_redis_that_hangs_for_a_while_is_a_pause(server: RedisServer, patient: PatientRedis) -> None:
+    server.freeze()
+    waiting = asyncio.create_task(patient.call(put("y")))
+    await asyncio.sleep(PATIENCE_S / 4)
+    server.thaw()
+    assert await waiting is True
+
+
+async def test_a_full_redis_is_waited_for(patient: PatientRedis, client: aioredis.Redis) -> None:
+    await client.config_set("maxmemory", 1)
+    waiting = asyncio.create_task(patient.call(put("z")))
+    try:
+        await asyncio.sleep(PATIENCE_S / 4)
+        assert not waiting.done()
+    finally:
+        await client.config_set("maxmemory", 0)
+    assert await waiting is True
+
+
+async def test_a_redis_that_stays_full_says_so(patient: PatientRedis, client: aioredis.Redis) -> None:
+    await client.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(Unavailable, match="maxmemory"):
+            await patient.call(put("z"))
+        assert await patient.call(lambda pipeline: pipeline.get("z")) is None, "reading goes on meanwhile"
+    finally:
+        await client.config_set("maxmemory", 0)
+
+
+async def test_a_replica_is_waited_for_until_it_is_a_master(patient: PatientRedis, client: aioredis.Redis) -> None:
+    await client.execute_command("REPLICAOF", "127.0.0.1", "1")
+    waiting = asyncio.create_task(patient.call(put("r")))
+    try:
+        await asyncio.sleep(PATIENCE_S / 4)
+        assert not waiting.done()
+        with pytest.raises(Unavailable, match="read only replica"):
+            await patient.call(put("r2"))
+    finally:
+        await client.execute_command("REPLICAOF", "NO", "ONE")
+        await outcomes(waiting)
+    assert await patient.call(put("r3")) is True
+
+
+async def test_one_command_that_is_put_off_holds_up_no_other(patient: PatientRedis) -> None:
+    stuck = asyncio.create_task(
+        outcomes(patient.call(lambda pipeline: pipeline.eval("return redis.error_reply('MISCONF no disk')", 0)))
+    )
+    started = time.monotonic()
+    for number in range(100):
+        assert await patient.call(put(f"free-{number}")) is True
+    assert time.monotonic() - started < PATIENCE_S
+    assert not stuck.done()
+    [outcome] = await stuck
+    assert isinstance(outcome, Unavailable)
+    assert "MISCONF no disk" in outcome.message
+
+
+async def test_a_wrong_command_fails_alone(patient: PatientRedis, client: aioredis.Redis) -> None:
+    await client.set("text", "a")
+    wrong, right = await outcomes(patient.call(lambda pipeline: pipeline.lpush("text", 1)), patient.call(put("right")))
+    assert isinstance(wrong, InternalError)
+    assert "WRONGTYPE" in wrong.message
+    assert right is True
+
+
+async def test_scripts_are_loaded_again_where_they_are_missing(patient: PatientRedis, client: aioredis.Redis) -> None:
+    sha = await client.script_load(COUNT_SCRIPT)
+    await client.script_flush()
+    assert await patient.call(lambda pipeline: pipeline.evalsha(sha, 1, "counter")) == 1
+
+
+async def test_closing_fails_what_waits(server: RedisServer, client: aioredis.Redis) -> None:
+    redis = PatientRedis.connect(server.url, patience_s=60, scripts=[])
+    await redis.start()
+    await asyncio.to_thread(server.stop)
+    try:
+        waiting = asyncio.create_task(outcomes(*(redis.call(put(str(number))) for number in range(5))))
+        await asyncio.sleep(0.1)
+        await redis.close()
+        assert {type(outcome) for outcome in await asyncio.wait_for(waiting, 5)} == {Unavailable}
+        with pytest.raises(Unavailable):
+            await redis.call(put("late"))
+    finally:
+        await asyncio.to_thread(server.start)
+
+
+async def test_starting_without_redis_is_unavailable() -> None:
+    redis = PatientRedis.connect("redis://127.0.0.1:1/0", patience_s=1, scripts=[])
+    with pytest.raises(Unavailable):
+        await redis.start()
+    await redis.close()

@@ -1,0 +1,101 @@
+"""Rejection mode with a draft model of another tokenizer: the target's law, by chi-square.
+
+As test_proposals_keep_the_law, from which the sampling comes; here the draft's logits come from tokens of its own, of
+which only some are the target's too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+import torch
+import transformers
+
+from drafter_service.config import DrafterConfig
+from drafter_service.growth import draft as growth
+from drafter_service.methods.interface import DraftMethod
+from drafter_service.methods.registry import build_methods
+from drafter_service.vocabulary_map import map_vocabulary
+from tests.drafter_service.other_vocabularies import save_model, train_byte_level, train_unigram
+from tests.grid.models import GridModel
+from tests.grid.pools import Pools
+from tests.verifier_service.acceptance.toy import SMALLEST_P_VALUE, chi_square_p_value
+from tests.verifier_service.test_proposals_keep_the_law import NUM_SESSIONS, PROMPT, VOCAB_SIZE, sample
+
+TARGET_TEXT = ["the thin hen the heat the hint then the ten that tea the nine"] * 4
+DRAFT_TEXT = ["in the tin the hat is the inn at the site then it sat thin the hint"] * 4
+KINDS = ("byte_level", "unigram")
+
+
+def tokenizer(kind: str) -> tokenizers.Tokenizer:
+    if kind == "target":
+        return train_byte_level(VOCAB_SIZE, TARGET_TEXT, whole_alphabet=False)
+    if kind == "byte_level":
+        return train_byte_level(19, DRAFT_TEXT, whole_alphabet=False)
+    return train_unigram(20, DRAFT_TEXT)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """By kind of tokenizer; the target has 13 tokens and two layers."""
+    folder = tmp_path_factory.mktemp("mapped-law")
+    settings = {"target": {"num_hidden_layers": 2, "seed": 3}, "byte_level": {"seed": 4}, "unigram": {"seed": 5}}
+    return {kind: str(save_model(folder / kind, tokenizer(kind), **settings[kind])) for kind in ("target", *KINDS)}
+
+
+@pytest.fixture(scope="module")
+def pools(models: dict[str, str]) -> Iterator[Pools]:
+    opened = Pools(GridModel(Path(models["target"]), Path(models["byte_level"]), "float32"), num_threads=1)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def law_of_two(models: dict[str, str]) -> np.ndarray:
+    """[V * V]: probabilities of the first two tokens, by transformers."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(models["target"], dtype=torch.float32)
+    assert model.config.vocab_size == VOCAB_SIZE
+    with torch.inference_mode():
+        first = model(torch.tensor([PROMPT])).logits[0, -1].double().softmax(-1)
+        rows = torch.tensor([[*PROMPT, token] for token in range(VOCAB_SIZE)])
+        second = model(rows).logits[:, -1].double().softmax(-1)
+    return (first[:, None] * second).flatten().numpy()
+
+
+def serve(models: dict[str, str], kind: str) -> DraftMethod:
+    config = DrafterConfig(
+        draft_model=(models[kind],),
+        target_model=models["target"],
+        methods=("draft_model",),
+        dtype="float32",
+        kv_cache_mb=16,
+        num_threads=1,
+    )
+    return build_methods(config, lambda _line: None)["draft_model"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tree", [False, True])
+def test_the_law_is_the_targets(
+    models: dict[str, str], pools: Pools, law_of_two: np.ndarray, kind: str, tree: bool
+) -> None:
+    vocabulary = map_vocabulary(models[kind], models["target"])
+    assert vocabulary is not None
+    assert VOCAB_SIZE / 3 < vocabulary.num_shared < VOCAB_SIZE
+    counts, num_drafted, num_accepted = sample(pools, serve(models, kind), tree, stream=200 + tree + len(kind))
+    assert num_drafted > NUM_SESSIONS
+    assert num_accepted > NUM_SESSIONS // 20
+    assert chi_square_p_value(counts, law_of_two) > SMALLEST_P_VALUE
+
+
+def test_drafts_ranked_instead_of_drawn_would_show(
+    models: dict[str, str], pools: Pools, law_of_two: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mutant of the neighbour, so that these counts are seen to be enough here too."""
+    monkeypatch.setattr(growth, "draw_distinct", lambda law, count, _rng: list(law.token_ids[:count]))
+    counts, _, _ = sample(pools, serve(models, "byte_level"), tree=False, stream=299)
+    assert chi_square_p_value(counts, law_of_two) < SMALLEST_P_VALUE

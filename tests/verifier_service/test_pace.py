@@ -1,0 +1,167 @@
+"""Whom a forward waits for, and what the verifier says of its rate; against plain sums."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.block_manager import BlockTable
+from engine.sampling import LogitsProcessor
+from shared.messages import Proposal, VerifyStep
+from shared.sampling_params import SamplingParams
+from tests.verifier_service.engine_client import make_spec
+from verifier_service.pace import Pace
+from verifier_service.scheduler import Work
+from verifier_service.session import VerifierSession
+from verifier_service.step_costs import StepCosts
+
+# Long against the time that a test takes between two looks at the clock.
+FORWARD_S = 100.0
+SHARE = 0.7
+
+
+def make_session(waits: bool = False) -> VerifierSession:
+    params = SamplingParams(temperature=0.0)
+    session = VerifierSession(
+        spec=make_spec([1, 2], params),
+        processor=LogitsProcessor(params, [1, 2], ()),
+        stop_ids=frozenset(),
+        on_reply=lambda _reply: None,
+        opened_at=0.0,
+        token_ids=[1, 2],
+        num_computed=1,
+    )
+    if waits:
+        session.step = VerifyStep(1, 0)
+    return session
+
+
+def work(num_draft_tokens: int = 0, *, is_prefill: bool = False) -> Work:
+    session = make_session()
+    session.num_computed = 0 if is_prefill else 1
+    proposal = Proposal(0, (1,) * num_draft_tokens, "x") if num_draft_tokens else None
+    return Work(session, BlockTable(), 1, proposal, 1 + num_draft_tokens)
+
+
+def make_pace(now: float, ended_s_ago: float = 0.0) -> Pace:
+    """One forward has been run, as the table says."""
+    pace = Pace(StepCosts([(1, FORWARD_S), (101, 2 * FORWARD_S)]))
+    ended = now - ended_s_ago
+    pace.observe([work()], 1, ended - FORWARD_S, ended)
+    return pace
+
+
+def away(pace: Pace, now: float, since_s: float, return_s: float) -> VerifierSession:
+    """A session whose answers take `return_s`, and that was sent its commit `since_s` ago."""
+    session = make_session()
+    pace.replied(session, now - since_s - 3 * return_s)
+    pace.asked(session, now - since_s - 2 * return_s)
+    pace.replied(session, now - since_s)
+    return session
+
+
+def test_it_waits_for_one_that_will_be_back_in_time() -> None:
+    now = time.perf_counter()
+    pace = make_pace(now)
+    session = away(pace, now, 0.0, 0.4 * FORWARD_S)
+    patience_s = pace.patience_s([make_session(waits=True), session])
+    assert patience_s == pytest.approx(1.3 * 0.4 * FORWARD_S, abs=1.0)
+
+
+def test_it_waits_for_the_last_of_those_that_will_be_back_in_time() -> None:
+    now = time.perf_counter()
+    pace = make_pace(now)
+    others = [away(pace, now, 0.0, share * FORWARD_S) for share in (0.1, 0.5, 0.3, 0.9, 5.0)]
+    assert pace.patience_s([make_session(waits=True), *others]) == pytest.approx(0.65 * FORWARD_S, abs=1.0)
+
+
+def test_nobody_waits_for_nobody() -> None:
+    """Neither for sessions of which nothing is known, nor for the sake of a forward that has no work."""
+    now = time.perf_counter()
+    pace = make_pace(now)
+    new, fresh, waiting = make_session(), make_session(), make_session(waits=True)
+    pace.replied(fresh, now)
+    assert pace.patience_s([waiting]) == 0.0
+    assert pace.patience_s([]) == 0.0
+    assert pace.patience_s([waiting, new, fresh, make_session(waits=True)]) == 0.0
+    assert pace.patience_s([away(pace, now, 0.0, 0.1 * FORWARD_S)]) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("since_s", "return_s", "ended_s_ago"),
+    [(20.0, 10.0, 0.0), (1000.0, 10.0, 0.0), (0.0, 60.0, 0.0), (0.0, 30.0, 40.0), (0.0, 1.0, 80.0)],
+    ids=["late", "stalled", "too slow", "the forward has waited long", "and longer"],
+)
+def test_it_does_not_wait_in_vain(since_s: float, return_s: float, ended_s_ago: float) -> None:
+    now = time.perf_counter()
+    pace = make_pace(now, ended_s_ago)
+    assert pace.patience_s([make_session(waits=True), away(pace, now, since_s, return_s)]) == 0.0
+
+
+SESSIONS = st.lists(st.tuples(st.booleans(), st.floats(0.0, 2 * FORWARD_S), st.floats(0.01, 2 * FORWARD_S)), max_size=8)
+
+
+@settings(max_examples=200, deadline=None)
+@given(SESSIONS, st.floats(0.0, 1.5 * FORWARD_S))
+def test_waiting_is_bounded_by_its_share_and_only_for_one_that_is_due(
+    sessions: list[tuple[bool, float, float]], ended_s_ago: float
+) -> None:
+    now = time.perf_counter()
+    pace = make_pace(now, ended_s_ago)
+    states = [make_session(waits=True) if waits else away(pace, now, since, back) for waits, since, back in sessions]
+    patience_s = pace.patience_s(states)
+    assert 0.0 <= patience_s <= max(0.0, SHARE * FORWARD_S - ended_s_ago + 1e-6)
+    due = [1.3 * back - since for waits, since, back in sessions if not waits]
+    in_time = [left for left in due if 0.5 < left < SHARE * FORWARD_S - ended_s_ago - 0.5]
+    if any(waits for waits, _since, _back in sessions) and in_time:
+        assert patience_s >= max(in_time) - 0.5
+    if patience_s > 0.0:
+        assert any(abs(patience_s - left) < 0.5 for left in due)
+
+
+def test_a_session_that_stalled_once_is_waited_for_again_later() -> None:
+    now = time.perf_counter()
+    pace = make_pace(now)
+    session = away(pace, now, 0.0, 10.0)
+    pace.asked(session, now + 1000.0)
+    session.replied_at = now
+    assert pace.patience_s([make_session(waits=True), session]) == 0.0
+    for _ in range(20):
+        pace.replied(session, now - 10.0)
+        pace.asked(session, now)
+    pace.replied(session, now)
+    assert 0.0 < pace.patience_s([make_session(waits=True), session]) < 40.0
+
+
+@pytest.mark.parametrize(("num_sessions", "num_drafts", "pause_share"), [(1, 0, 0.0), (4, 0, 0.3), (3, 5, 1.5)])
+def test_the_rate_is_tokens_by_seconds_with_the_pauses(num_sessions: int, num_drafts: int, pause_share: float) -> None:
+    forward_s = 0.01
+    pace = Pace(StepCosts([(1, 0.005), (64, 0.05)]))
+    plan, num_tokens, now = [work(num_drafts)] * num_sessions, num_sessions * 3, 50.0
+    for _ in range(150):
+        started = now + pause_share * forward_s
+        now = started + forward_s
+        pace.observe(plan, num_tokens, started, now)
+    assert pace.tokens_per_s == pytest.approx(num_tokens / (forward_s * (1 + pause_share)), rel=0.01)
+    # The table's slope, scaled to a machine that takes 10 ms for so many rows.
+    num_rows = num_sessions * (1 + num_drafts)
+    slope = 0.045 / 63
+    assert pace.marginal_row_s == pytest.approx(slope * forward_s / (0.005 + slope * (num_rows - 1)), rel=0.02)
+
+
+def test_idle_hours_and_prefills_leave_the_rate_alone() -> None:
+    pace = Pace(StepCosts([(1, 0.01), (64, 0.02)]))
+    now = 50.0
+    for _ in range(200):
+        pace.observe([work()], 1, now, now + 0.01)
+        now += 0.01
+    before = pace.tokens_per_s
+    assert before == pytest.approx(100.0, rel=0.01)
+    pace.observe([work(is_prefill=True)], 0, now, now + 0.01)
+    assert pace.tokens_per_s == before
+    now += 3600.0
+    pace.observe([work()], 1, now, now + 0.01)
+    assert pace.tokens_per_s > 0.75 * before

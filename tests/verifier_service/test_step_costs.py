@@ -1,0 +1,75 @@
+"""What a forward costs by its rows: piecewise linear, never falling, and it follows the machine."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.model import LoadedModel
+from engine.runner import ModelRunner
+from verifier_service.step_costs import StepCosts, measure_step_costs
+
+TABLES = st.lists(
+    st.tuples(st.integers(1, 200), st.floats(1e-6, 1.0)), min_size=1, max_size=8, unique_by=lambda entry: entry[0]
+).map(sorted)
+Table = list[tuple[int, float]]
+
+
+def rising(table: Table) -> tuple[list[int], list[float]]:
+    rows, seconds = zip(*table, strict=True)
+    return list(rows), list(np.maximum.accumulate(seconds))
+
+
+@settings(max_examples=200, deadline=None)
+@given(TABLES, st.integers(1, 400))
+def test_within_the_table_it_is_numpys_interpolation(table: Table, num_rows: int) -> None:
+    rows, seconds = rising(table)
+    costs = StepCosts(table)
+    if rows[0] <= num_rows <= rows[-1]:
+        assert costs.seconds(num_rows) == pytest.approx(np.interp(num_rows, rows, seconds))
+    elif num_rows > rows[-1] and len(rows) > 1:
+        slope = (seconds[-1] - seconds[-2]) / (rows[-1] - rows[-2])
+        assert costs.seconds(num_rows) == pytest.approx(seconds[-1] + slope * (num_rows - rows[-1]))
+
+
+@settings(max_examples=200, deadline=None)
+@given(TABLES, st.integers(1, 400))
+def test_a_further_row_costs_what_the_forward_with_it_costs_more(table: Table, num_rows: int) -> None:
+    costs = StepCosts(table)
+    assert costs.marginal_s(num_rows) == pytest.approx(costs.seconds(num_rows + 1) - costs.seconds(num_rows), abs=1e-9)
+    assert costs.marginal_s(num_rows) >= 0.0
+
+
+@pytest.mark.parametrize("factor", [0.25, 1.0, 6.0])
+def test_it_follows_a_machine_that_has_become_slower_or_faster(factor: float) -> None:
+    costs = StepCosts([(1, 0.01), (8, 0.012), (64, 0.04)])
+    before = {rows: costs.seconds(rows) for rows in (1, 5, 64, 100)}
+    for turn in range(150):
+        rows = (1, 5, 64, 100)[turn % 4]
+        costs.observe(rows, factor * before[rows])
+    for rows, seconds in before.items():
+        assert costs.seconds(rows) == pytest.approx(factor * seconds, rel=0.01)
+    assert costs.marginal_s(70) == pytest.approx(factor * 0.0005, rel=0.01)
+
+
+def test_one_slow_forward_moves_it_little() -> None:
+    costs = StepCosts([(1, 0.01), (64, 0.04)])
+    costs.observe(1, 0.05)
+    assert costs.seconds(1) == pytest.approx(0.012)
+
+
+def test_a_table_of_one_entry_knows_no_price_of_rows() -> None:
+    costs = StepCosts([(1, 0.01)])
+    assert (costs.seconds(1), costs.seconds(50), costs.marginal_s(50)) == (0.01, 0.01, 0.0)
+
+
+def test_a_real_model_is_measured_over_as_many_rows_as_fit(loaded: LoadedModel) -> None:
+    runner = ModelRunner(loaded, loaded.make_cache(10, 4))
+    costs = measure_step_costs(runner, 10, 4)
+    seconds = [costs.seconds(rows) for rows in range(1, 60)]
+    assert seconds[0] > 0.0
+    assert seconds == sorted(seconds)
+    # 40 positions: 32 rows are the last that were tried, the slope of that piece goes on.
+    assert costs.marginal_s(20) == costs.marginal_s(500)

@@ -1,0 +1,133 @@
+"""The `train` command: its options, gathered into the run's config.
+
+Not here: the run (train). Run: `outrider train train --help`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from training.cli_errors import clear_errors
+
+_METHODS = "medusa, mlp_speculator, eagle, eagle3 or draft_model"
+Data = Annotated[list[Path], typer.Option(help="JSONL of prepare-data, or .txt, .npy, .bin; may be repeated.")]
+EvalData = Annotated[list[Path] | None, typer.Option(help="Held-out data; may be repeated.")]
+TargetName = Annotated[str, typer.Option(help="What the exported config calls the target; empty: --target.")]
+FeatureLayers = Annotated[list[int] | None, typer.Option("--feature-layer", help="eagle3: may be repeated.")]
+
+
+def train(
+    method: Annotated[str, typer.Option(help=_METHODS)],
+    target: Annotated[Path, typer.Option(help="Folder of the target's HF checkpoint.")],
+    data: Data,
+    output: Annotated[Path, typer.Option(help="Folder of the run; the finished head is in its model/.")],
+    resume: Annotated[bool, typer.Option(help="Go on with the run in --output, if there is one.")] = False,
+    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 1000,
+    batch_size: Annotated[int, typer.Option(help="Windows per batch.")] = 8,
+    accumulation: Annotated[int, typer.Option(help="Batches per step.")] = 1,
+    seq_len: Annotated[int, typer.Option(help="Longest window in tokens.")] = 512,
+    lr: float = 1e-3,
+    warmup_steps: int = 50,
+    weight_decay: float = 0.01,
+    max_grad_norm: float = 1.0,
+    optimizer: Annotated[str, typer.Option(help="adamw, or muon for the matrices inside layers.")] = "adamw",
+    precision: Annotated[str, typer.Option(help="bf16 (autocast over float32 weights) or fp32.")] = "bf16",
+    seed: int = 0,
+    train_on_prompts: Annotated[bool, typer.Option(help="Learn prompts too, where they are known.")] = False,
+    eval_data: EvalData = None,
+    eval_batches: int = 8,
+    eval_every: int = 200,
+    checkpoint_every: int = 100,
+    log_every: int = 10,
+    dtype: Annotated[str, typer.Option(help="Of the exported head.")] = "bfloat16",
+    target_name: TargetName = "",
+    device: Annotated[str, typer.Option(help="cpu, or auto for what accelerate finds.")] = "cpu",
+    threads: Annotated[int, typer.Option(min=0, help="0: torch's choice.")] = 0,
+    num_heads: Annotated[int, typer.Option(help="medusa: heads; mlp_speculator: steps.")] = 4,
+    num_layers: Annotated[int, typer.Option(help="medusa, eagle, draft_model; 0: 1, draft_model 2.")] = 0,
+    inner_dim: Annotated[int, typer.Option(help="mlp_speculator, draft_model; 0: the target's, draft_model 192.")] = 0,
+    intermediate_size: Annotated[int, typer.Option(help="eagle, eagle3, draft_model; 0: the target's.")] = 0,
+    num_attention_heads: Annotated[int, typer.Option(help="eagle, eagle3, draft_model; 0: the target's.")] = 0,
+    share_lm_head: Annotated[bool, typer.Option(help="medusa: read out through the target's head.")] = True,
+    tie_weights: Annotated[bool, typer.Option(help="mlp_speculator.")] = True,
+    distil: Annotated[bool, typer.Option(help="medusa, mlp_speculator: the target's law as the label.")] = True,
+    ttt_steps: Annotated[int, typer.Option(help="eagle, eagle3: steps on its own features; 0: 1 and 5.")] = 0,
+    law_weight: Annotated[float, typer.Option(help="eagle: of the soft cross-entropy beside the regression.")] = 0.1,
+    feature_noise: Annotated[float, typer.Option(help="eagle: half-width of the noise.")] = 0.1,
+    draft_vocab_size: Annotated[int, typer.Option(help="eagle3: the most frequent tokens; 0: all.")] = 0,
+    feature_layer: FeatureLayers = None,
+    norm_before_residual: Annotated[bool, typer.Option(help="eagle3.")] = True,
+    norm_output: Annotated[bool, typer.Option(help="eagle3: feed the normed feature back.")] = False,
+    save_embedding: Annotated[bool, typer.Option(help="eagle, eagle3: the target's embedding goes along.")] = True,
+    init: Annotated[Path | None, typer.Option(help="draft_model: start from this checkpoint.")] = None,
+) -> None:
+    """Train a draft head, or a draft model, against its frozen target.
+
+    Examples:
+
+      outrider train train --method eagle3 --target models/demo-target --data data.jsonl --output .run/eagle3
+
+      outrider train train --method medusa --target ~/llama --data data.jsonl --output .run/medusa --resume
+    """
+    with clear_errors():
+        from training.head_trainer import OptimizationConfig
+        from training.heads.options import HeadOptions
+        from training.progress import Progress
+        from training.train import RunConfig, run
+
+        config = RunConfig(
+            method=method,
+            target=target,
+            data=tuple(data),
+            output=output,
+            head=HeadOptions(
+                num_heads=num_heads,
+                num_layers=num_layers,
+                inner_dim=inner_dim,
+                intermediate_size=intermediate_size,
+                num_attention_heads=num_attention_heads,
+                share_lm_head=share_lm_head,
+                tie_weights=tie_weights,
+                distil=distil,
+                ttt_steps=ttt_steps,
+                law_weight=law_weight,
+                feature_noise=feature_noise,
+                draft_vocab_size=draft_vocab_size,
+                feature_layers=tuple(feature_layer or ()),
+                norm_before_residual=norm_before_residual,
+                norm_output=norm_output,
+                save_embedding=save_embedding,
+                init=init,
+            ),
+            optimization=OptimizationConfig(
+                steps=steps,
+                batch_size=batch_size,
+                accumulation=accumulation,
+                lr=lr,
+                warmup_steps=warmup_steps,
+                weight_decay=weight_decay,
+                max_grad_norm=max_grad_norm,
+                optimizer=optimizer,
+                precision=precision,
+                seed=seed,
+            ),
+            seq_len=seq_len,
+            count_prompts=train_on_prompts,
+            eval_data=tuple(eval_data or ()),
+            eval_batches=eval_batches,
+            eval_every=eval_every,
+            checkpoint_every=checkpoint_every,
+            log_every=log_every,
+            export_dtype=dtype,
+            target_name=target_name or str(target),
+            device=device,
+            threads=threads,
+            resume=resume,
+        )
+        console = Console(highlight=False)
+        model_dir = run(config, Progress(console, method))
+        console.print(f"{model_dir}: the finished head", markup=False, soft_wrap=True)

@@ -1,0 +1,186 @@
+"""Mean acceptance lengths measured through a running gateway: by method, draft length, temperature and domain.
+
+Every figure is from the per-request speculation metrics of real requests on held-out prompts, so it holds for the whole
+path: drafter, wire, verifier. Not a benchmark: no time is measured. Not here: estimates without a server (agreement).
+Run: `outrider train evaluate --help`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import product, zip_longest
+from pathlib import Path
+from typing import Any
+
+import httpx
+from rich.console import Console
+from rich.table import Table
+
+from training.completion_client import CompletionClient, CompletionRequest, FatalServerError, for_each
+from training.domains import domain_prompts
+from training.errors import SettingError
+from training.prepare_data import first_model
+from training.progress import Progress
+from training.prompts import Prompt
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    """What to ask. Above temperature 0 requests carry no seed, so the gateway's default mode there is rejection."""
+
+    base_url: str
+    model: str = ""
+    api_key: str = ""
+    methods: tuple[str, ...] = ("draft_model", "ngram")
+    draft_lens: tuple[int, ...] = (1, 3, 5)
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+    domains: tuple[str, ...] = ("code", "prose", "chat")
+    num_prompts: int = 16
+    max_tokens: int = 128
+    concurrency: int = 4
+    seed: int = 0
+    corpus: Path = Path(".run/training")
+    timeout_s: float = 300.0
+
+    def check(self) -> None:
+        """Raises SettingError naming the option."""
+        for name in ("draft_lens", "num_prompts", "max_tokens", "concurrency"):
+            values = getattr(self, name)
+            if min(values if isinstance(values, tuple) else (values,)) < 1:
+                raise SettingError(f"--{name.rstrip('s').replace('_', '-')} must be at least 1, not {values}")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One combination, summed over its requests. `acceptance_histogram[i]`: steps with exactly i drafts accepted."""
+
+    method: str
+    draft_len: int
+    temperature: float
+    domain: str
+    num_requests: int
+    num_tokens: int
+    num_spec_steps: int
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
+    acceptance_histogram: tuple[int, ...]
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens per step that had a draft, the target's own included; 0 when no step had one."""
+        return 1 + self.num_accepted_draft_tokens / self.num_spec_steps if self.num_spec_steps else 0.0
+
+    @property
+    def acceptance_by_position(self) -> tuple[float, ...]:
+        """Share of those steps in which at least the first i+1 draft tokens were accepted."""
+        reached = [sum(self.acceptance_histogram[i:]) for i in range(1, len(self.acceptance_histogram))]
+        return tuple(round(count / self.num_spec_steps, 4) for count in reached) if self.num_spec_steps else ()
+
+
+@dataclass(frozen=True)
+class Figures:
+    """All cells, and the settings that they were measured with."""
+
+    settings: dict[str, Any]
+    cells: tuple[Cell, ...]
+
+    def write_json(self, path: Path) -> None:
+        rows = [
+            asdict(cell)
+            | {
+                "mean_acceptance_length": round(cell.mean_acceptance_length, 4),
+                "acceptance_by_position": cell.acceptance_by_position,
+            }
+            for cell in self.cells
+        ]
+        text = json.dumps({"settings": self.settings, "cells": rows}, indent=1)
+        path.write_text(text + "\n", encoding="utf-8")
+
+
+async def evaluate_through_gateway(config: EvaluateConfig, progress: Progress) -> Figures:
+    """Ask everything. Raises SettingError, PromptError, and ServerError with the gateway's words when it refuses."""
+    config.check()
+    domains = dict(domain_prompts(domain, config.corpus, config.num_prompts, config.seed) for domain in config.domains)
+    headers = {"Authorization": f"Bearer {config.api_key}"} if config.api_key else {}
+    base_url = config.base_url.rstrip("/") + "/"
+    async with httpx.AsyncClient(base_url=base_url, headers=headers, timeout=config.timeout_s) as http:
+        client = CompletionClient(http, config.model or await first_model(http))
+        combinations = list(product(config.methods, config.draft_lens, config.temperatures, domains))
+        progress.start(sum(len(domains[domain]) for *_, domain in combinations))
+        cells = []
+        try:
+            for method, draft_len, temperature, domain in combinations:
+                requests = [
+                    _request(prompt, method, draft_len, temperature, config.max_tokens) for prompt in domains[domain]
+                ]
+                answers = await _ask_all(client, requests, config.concurrency, progress)
+                cells.append(_cell(method, draft_len, temperature, domain, answers))
+        finally:
+            progress.stop()
+    settings = {
+        "model": client.model,
+        "num_prompts": {domain: len(prompts) for domain, prompts in domains.items()},
+        "max_tokens": config.max_tokens,
+    }
+    return Figures(settings, tuple(cells))
+
+
+def _request(prompt: Prompt, method: str, draft_len: int, temperature: float, max_tokens: int) -> CompletionRequest:
+    speculation = {"method": method, "num_speculative_tokens": draft_len}
+    return CompletionRequest(prompt, temperature, None, max_tokens, {"speculation": speculation})
+
+
+async def _ask_all(
+    client: CompletionClient, requests: Sequence[CompletionRequest], concurrency: int, progress: Progress
+) -> list[Mapping[str, Any]]:
+    answers: list[Mapping[str, Any]] = []
+
+    async def ask(request: CompletionRequest) -> None:
+        answers.append(await client.complete(request))
+        progress.advance(str(request.extra["speculation"]["method"]))
+
+    await for_each(requests, ask, concurrency)
+    return answers
+
+
+def _cell(method: str, draft_len: int, temperature: float, domain: str, answers: list[Mapping[str, Any]]) -> Cell:
+    metrics = [_speculation_of(answer) for answer in answers]
+    histograms = [figures["acceptance_histogram"] for figures in metrics]
+    return Cell(
+        method=method,
+        draft_len=draft_len,
+        temperature=temperature,
+        domain=domain,
+        num_requests=len(answers),
+        num_tokens=sum(len(answer["token_ids"] or ()) for answer in answers),
+        num_spec_steps=sum(figures["num_spec_steps"] for figures in metrics),
+        num_draft_tokens=sum(figures["num_draft_tokens"] for figures in metrics),
+        num_accepted_draft_tokens=sum(figures["num_accepted_draft_tokens"] for figures in metrics),
+        acceptance_histogram=tuple(sum(column) for column in zip_longest(*histograms, fillvalue=0)),
+    )
+
+
+def _speculation_of(answer: Mapping[str, Any]) -> Mapping[str, Any]:
+    try:
+        figures: Mapping[str, Any] = answer["metrics"]["speculative_decoding"]
+    except (KeyError, TypeError):
+        raise FatalServerError(
+            "the answer has no metrics.speculative_decoding: not an Outrider gateway, or one that was started with "
+            "--per-request-spec-decode-metrics none"
+        ) from None
+    return figures
+
+
+def show(figures: Figures, console: Console) -> None:
+    """Print mean acceptance lengths: a row per method, temperature and domain, a column per draft length."""
+    draft_lens = sorted({cell.draft_len for cell in figures.cells})
+    table = Table("method", "temperature", "domain", *(f"k={length}" for length in draft_lens))
+    table.title = "tokens per step of the target (draft tokens accepted + 1)"
+    keys = dict.fromkeys((cell.method, cell.temperature, cell.domain) for cell in figures.cells)
+    by_key = {(cell.method, cell.temperature, cell.domain, cell.draft_len): cell for cell in figures.cells}
+    for method, temperature, domain in keys:
+        values = [f"{by_key[method, temperature, domain, length].mean_acceptance_length:.2f}" for length in draft_lens]
+        table.add_row(method, f"{temperature:g}", domain, *values)
+    console.print(table)

@@ -1,0 +1,198 @@
+"""Trains a draft head against its frozen target; a run that is killed and resumed ends with the same bits.
+
+Everything that a step depends on is restored or is a function of the step: batches and noise come from (seed, index),
+weights and optimizer from the checkpoint. accelerate rather than transformers' Trainer: it places the model, casts and
+synchronizes gradients, and leaves the loop and all of its state here, where they can be restored to the bit.
+Not here: what is learnt (training.heads), files of data (head_data), options (cli).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator, DistributedDataParallelKwargs
+
+from training.errors import SettingError
+from training.frozen_target import FrozenTarget
+from training.head_data import BatchSource
+from training.heads.interface import Batch, DraftScores, Objective, TargetView
+from training.optim import CosineSchedule, HybridOptimizer, ScheduledOptimizer, is_inside_layer, scheduled_adamw
+
+PRECISIONS = ("bf16", "fp32")
+OPTIMIZERS = ("adamw", "muon")
+
+
+@dataclass(frozen=True)
+class OptimizationConfig:
+    """How long and how fast. A step takes `accumulation` batches of `batch_size` windows."""
+
+    steps: int = 1000
+    batch_size: int = 8
+    accumulation: int = 1
+    lr: float = 1e-3
+    warmup_steps: int = 50
+    weight_decay: float = 0.01
+    max_grad_norm: float = 1.0
+    optimizer: str = "adamw"
+    precision: str = "bf16"
+    seed: int = 0
+
+    def check(self) -> None:
+        """Raises SettingError naming the option."""
+        for name in ("steps", "batch_size", "accumulation"):
+            if getattr(self, name) < 1:
+                raise SettingError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
+        for name in ("lr", "max_grad_norm"):
+            if not getattr(self, name) > 0:
+                raise SettingError(f"--{name.replace('_', '-')} must be above 0, not {getattr(self, name)}")
+        for name in ("warmup_steps", "weight_decay", "seed"):
+            if getattr(self, name) < 0:
+                raise SettingError(f"--{name.replace('_', '-')} must not be negative, not {getattr(self, name)}")
+        for name, choices in (("optimizer", OPTIMIZERS), ("precision", PRECISIONS)):
+            if getattr(self, name) not in choices:
+                raise SettingError(f"--{name} {getattr(self, name)!r}: must be one of {', '.join(choices)}")
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One optimizer step: mean loss of its batches, estimates on its own (training) tokens, norm before clipping."""
+
+    loss: float
+    grad_norm: float
+    lr_factor: float
+    scores: DraftScores
+    num_tokens: int
+
+
+class HeadTrainer:
+    """A run in progress; `step` counts optimizer steps done. `state` and `load_state` move everything that counts."""
+
+    def __init__(
+        self,
+        config: OptimizationConfig,
+        accelerator: Accelerator,
+        objective: Objective,
+        target: FrozenTarget,
+        source: BatchSource,
+    ) -> None:
+        self.config, self.accelerator, self.target, self._source = config, accelerator, target, source
+        self.objective = objective
+        self._optimizer = _optimizer(objective, config)
+        self._model: Any = accelerator.prepare(objective)
+        self._schedule = CosineSchedule(config.warmup_steps, config.steps)
+        self.step = 0
+
+    def train_step(self) -> StepReport:
+        """Take one optimizer step."""
+        config, accelerator = self.config, self.accelerator
+        self._model.train()
+        losses: list[torch.Tensor] = []
+        scores: list[DraftScores] = []
+        num_tokens = 0
+        for micro in range(config.accumulation):
+            index = self.step * config.accumulation + micro
+            batch = self._share(self._source.batch(index))
+            num_tokens += int(batch.token_ids.numel()) * accelerator.num_processes
+            if micro < config.accumulation - 1:
+                with accelerator.no_sync(self._model):
+                    loss, score = self._backward(batch, index)
+            else:
+                loss, score = self._backward(batch, index)
+            losses.append(loss)
+            scores.append(score)
+        trained = [parameter for parameter in self.objective.parameters() if parameter.requires_grad]
+        grad_norm = accelerator.clip_grad_norm_(trained, config.max_grad_norm)
+        lr_factor = self._schedule.factor(self.step)
+        self._optimizer.step(lr_factor)
+        self.step += 1
+        mean_loss = accelerator.reduce(torch.stack(losses).mean(), reduction="mean")
+        return StepReport(float(mean_loss), float(grad_norm or 0.0), lr_factor, self._summed(scores), num_tokens)
+
+    def _backward(self, batch: Batch, index: int) -> tuple[torch.Tensor, DraftScores]:
+        noise = noise_generator(self.config.seed, index, self.accelerator.process_index)
+        loss, scores = self._model(batch, self._view(batch), noise)
+        self.accelerator.backward(loss / self.config.accumulation)
+        return loss.detach(), scores
+
+    @torch.no_grad()
+    def evaluate(self, batches: Sequence[Batch]) -> DraftScores:
+        """Estimates over `batches`, without noise and as deep as the method looks in service."""
+        self._model.eval()
+        noise = noise_generator(0, 0, 0)
+        scores = []
+        for batch in batches:
+            share = self._share(batch)
+            scores.append(self._model(share, self._view(share), noise)[1])
+        return self._summed(scores)
+
+    def _view(self, batch: Batch) -> TargetView:
+        with self.accelerator.autocast():
+            return self.target.view(batch.token_ids, self.objective.feature_layers)
+
+    def _share(self, batch: Batch) -> Batch:
+        """This process's rows, on its device."""
+        rank, world, device = self.accelerator.process_index, self.accelerator.num_processes, self.accelerator.device
+        return Batch(batch.token_ids[rank::world].to(device), batch.counts[rank::world].to(device))
+
+    def _summed(self, scores: Sequence[DraftScores]) -> DraftScores:
+        total = scores[0]
+        for score in scores[1:]:
+            total = total + score
+        columns = torch.stack([total.agreement, total.overlap, total.num_positions])
+        summed = self.accelerator.reduce(columns, reduction="sum")
+        return DraftScores(summed[0], summed[1], summed[2])
+
+    def is_true_anywhere(self, flag: bool) -> bool:
+        """Whether `flag` is true in any process: a signal may reach some of them only, or before another step."""
+        if self.accelerator.num_processes == 1:
+            return flag
+        total = self.accelerator.reduce(torch.tensor(float(flag), device=self.accelerator.device), reduction="sum")
+        return bool(total > 0)
+
+    def state(self) -> dict[str, Any]:
+        """Weights, optimizer, random state and step: tensors and plain values."""
+        return {
+            "step": self.step,
+            "head": self.objective.head.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "rng": torch.get_rng_state(),
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take over what `state` gave. Raises RuntimeError or KeyError when the shapes are not this run's."""
+        self.objective.head.load_state_dict(state["head"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        torch.set_rng_state(state["rng"])
+        self.step = int(state["step"])
+
+
+def noise_generator(seed: int, index: int, rank: int) -> torch.Generator:
+    """The random numbers of one batch: a function of the run's seed, the batch's index and the process."""
+    word = np.random.SeedSequence([seed, index, rank]).generate_state(1, np.uint64)[0]
+    return torch.Generator().manual_seed(int(word) & (2**63 - 1))
+
+
+def make_accelerator(config: OptimizationConfig, device: str) -> Accelerator:
+    """accelerate's context; raises SettingError for a batch that the processes cannot share."""
+    # Frozen tensors are buffers, equal in every process: sending them round before each step would cost more than it.
+    handlers = [DistributedDataParallelKwargs(broadcast_buffers=False)]
+    precision = "bf16" if config.precision == "bf16" else "no"
+    accelerator = Accelerator(mixed_precision=precision, cpu=device == "cpu", kwargs_handlers=handlers)
+    if config.batch_size % accelerator.num_processes:
+        raise SettingError(
+            f"--batch-size {config.batch_size}: must be a multiple of the {accelerator.num_processes} processes"
+        )
+    return accelerator
+
+
+def _optimizer(objective: Objective, config: OptimizationConfig) -> ScheduledOptimizer:
+    if config.optimizer == "muon":
+        trained = [(name, each) for name, each in objective.named_parameters() if each.requires_grad]
+        if not any(is_inside_layer(name, each) for name, each in trained):
+            raise SettingError("--optimizer muon: this head has no matrices inside layers; take adamw")
+        return HybridOptimizer(objective, config.lr, config.lr, config.weight_decay)
+    return scheduled_adamw(objective, config.lr, config.weight_decay)

@@ -1,0 +1,93 @@
+"""The draft model's objective: KL divergence from the target's law plus a little cross-entropy (training.distill).
+
+A draft model stands on tokens alone: at position t it guesses token t+1, so its one depth is the target's logits at t.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from training.distill import DistillConfig, init_from_target
+from training.errors import SettingError
+from training.export import TOKENIZER_FILES, copy_files, write_model
+from training.frozen_target import FrozenTarget, require_checkpoint
+from training.heads.interface import Batch, DraftScores, Objective, TargetView
+from training.heads.options import HeadOptions
+from training.heads.scoring import DepthLosses, counted_at, shifted_rows
+
+# A tokenizer in any of its forms, and the stop ids.
+COPIED_FILES = (
+    *TOKENIZER_FILES,
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+CROSS_ENTROPY_WEIGHT = DistillConfig.cross_entropy_weight
+
+
+class DraftModelObjective(Objective):
+    """A whole causal LM with the target's vocabulary."""
+
+    head: PreTrainedModel
+
+    def __init__(self, model: PreTrainedModel, target_dir: Path) -> None:
+        super().__init__()
+        self.head, self._target_dir = model, target_dir
+
+    def forward(self, batch: Batch, target: TargetView, noise: torch.Generator) -> tuple[torch.Tensor, DraftScores]:
+        counted = counted_at(batch.counts, 1, batch.token_ids.shape[1] - 1)
+        draft_logits = shifted_rows(self.head(input_ids=batch.token_ids, use_cache=False).logits, 0, counted)
+        target_logits = shifted_rows(target.logits, 0, counted)
+        losses = DepthLosses(self.training)
+        losses.add(draft_logits, target_logits, 1.0)
+        labels = shifted_rows(batch.token_ids, 1, counted)
+        hard = F.cross_entropy(draft_logits.float(), labels, reduction="sum") / max(1, len(labels))
+        # The soft cross-entropy is the KL divergence plus the target's entropy, which has no gradient.
+        return losses.total() + CROSS_ENTROPY_WEIGHT * hard, losses.scores()
+
+    def export(self, out: Path, dtype: torch.dtype, target_name: str) -> None:
+        write_model(self.head, out, dtype)
+        copy_files(self._target_dir, out, COPIED_FILES)
+
+
+def build_draft_model(options: HeadOptions, target: FrozenTarget) -> DraftModelObjective:
+    """A new Llama of `options`' shape with tied embeddings begun from the target's, or the model in `options.init`."""
+    if options.init is not None:
+        require_checkpoint("--init", options.init)
+        try:
+            model = AutoModelForCausalLM.from_pretrained(options.init, dtype=torch.float32, use_safetensors=True)
+        except (OSError, ValueError) as error:
+            raise SettingError(f"--init {options.init} cannot be loaded: {error}") from error
+        if model.config.vocab_size != target.vocab_size:
+            sizes = f"{model.config.vocab_size} tokens, the target {target.vocab_size}"
+            raise SettingError(f"--init {options.init} has {sizes}")
+        return DraftModelObjective(model, target.path)
+    hidden_size = options.inner_dim or 192
+    num_heads = options.num_attention_heads or max(1, hidden_size // 64)
+    if hidden_size % num_heads or hidden_size > target.hidden_size:
+        limit = f"a multiple of {num_heads} attention heads and at most the target's {target.hidden_size}"
+        raise SettingError(f"--inner-dim {hidden_size}: must be {limit}")
+    config = LlamaConfig(
+        vocab_size=target.vocab_size,
+        hidden_size=hidden_size,
+        intermediate_size=options.intermediate_size or (8 * hidden_size // 3 + 63) // 64 * 64,
+        num_hidden_layers=options.num_layers or 2,
+        num_attention_heads=num_heads,
+        num_key_value_heads=num_heads,
+        head_dim=hidden_size // num_heads,
+        max_position_embeddings=int(target.config.max_position_embeddings),
+        rms_norm_eps=1e-5,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        tie_word_embeddings=True,
+        bos_token_id=target.config.bos_token_id,
+        eos_token_id=target.config.eos_token_id,
+        pad_token_id=target.config.pad_token_id,
+    )
+    model = LlamaForCausalLM._from_config(config, attn_implementation="sdpa")
+    init_from_target(model, target.model)
+    return DraftModelObjective(model, target.path)

@@ -1,0 +1,66 @@
+"""EAGLE-1's objective (Li et al. 2024, arXiv 2401.15077, section 4.2): regress the target's next feature (smooth L1,
+weight 1) and match the law that the target's own head reads from it (soft cross-entropy, weight 0.1).
+
+Features are disturbed by uniform noise of +-0.1, the paper's figure; its code scales that by 512 / length, which
+is not done here. With `ttt_steps` above 1 the head is also trained on its own features (HASS, Zhang et al. 2024,
+arXiv 2408.15766), which EAGLE-1 is not.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from drafter_service.checkpoints.export import export_eagle
+from drafter_service.heads.eagle import EagleConfig, EagleHead
+from training.frozen_target import FrozenTarget
+from training.heads.interface import Batch, DraftScores, Objective, TargetView
+from training.heads.options import HeadOptions
+from training.heads.scoring import DEPTH_DECAY, DepthLosses, counted_at, shifted_rows
+from training.heads.ttt_attention import TTT_ATTENTION, register_ttt_attention
+from training.heads.unroll import EVAL_DEPTHS, decoder_config, unroll
+
+FEATURE_WEIGHT = 1.0
+
+
+class EagleObjective(Objective):
+    """Trains `ttt_steps` steps; in eval mode it looks EVAL_DEPTHS deep."""
+
+    head: EagleHead
+
+    def __init__(self, head: EagleHead, options: HeadOptions) -> None:
+        super().__init__()
+        self.head, self._options = head, options
+        self.feature_layers = head.feature_layers
+
+    def forward(self, batch: Batch, target: TargetView, noise: torch.Generator) -> tuple[torch.Tensor, DraftScores]:
+        features = self.head.fuse(target.features)
+        if self.training and self._options.feature_noise > 0:
+            uniform = torch.rand(features.shape, generator=noise) * 2 - 1
+            features = features + (self._options.feature_noise * uniform).to(features.device, features.dtype)
+        losses, num_positions = DepthLosses(self.training), batch.token_ids.shape[1] - 2
+        num_steps = (self._options.ttt_steps or 1) if self.training else EVAL_DEPTHS
+        for depth, predicted in enumerate(unroll(self.head, batch.token_ids, features, num_steps)):
+            counted, weight = counted_at(batch.counts, 2 + depth, num_positions), DEPTH_DECAY**depth
+            rows = predicted[counted]
+            wanted = shifted_rows(target.features, 1 + depth, counted)
+            distance = F.smooth_l1_loss(rows.float(), wanted.float(), reduction="none").mean(-1)
+            losses.add_term(weight * FEATURE_WEIGHT * distance.sum() / max(1, len(distance)))
+            law = shifted_rows(target.logits, 1 + depth, counted)
+            losses.add(self.head.logits(rows), law, weight * self._options.law_weight)
+        return losses.total(), losses.scores()
+
+    def export(self, out: Path, dtype: torch.dtype, target_name: str) -> None:
+        export_eagle(self.head, out, with_embedding=self._options.save_embedding, dtype=dtype)
+
+
+def build_eagle(options: HeadOptions, target: FrozenTarget) -> EagleObjective:
+    """A new head; the target's embedding and output head are used and stay as they are."""
+    register_ttt_attention()
+    config = EagleConfig(decoder=decoder_config(options, target), num_target_layers=target.num_layers)
+    # float32: the residual stream takes the embedding's dtype. The output head stays as the target has it.
+    embedding = target.embedding.float()
+    head = EagleHead(config, embedding=embedding, lm_head=target.lm_head, attn_implementation=TTT_ATTENTION)
+    return EagleObjective(head, options)

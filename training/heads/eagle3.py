@@ -1,0 +1,103 @@
+"""EAGLE-3's objective (Li et al. 2025, arXiv 2503.01840, section 3): training-time test.
+
+Step 0 reads features fused from three hidden layers of the target, step k the head's own output of step k-1; every step
+is matched to the target's law by soft cross-entropy, step k counting 0.8^k. No feature is regressed. The draft
+vocabulary may be the most frequent tokens of the data only.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from drafter_service.checkpoints.export import export_eagle3
+from drafter_service.heads.eagle3 import Eagle3Config, Eagle3Head, default_feature_layers
+from training.errors import SettingError
+from training.frozen_target import FrozenTarget
+from training.heads.interface import Batch, DraftScores, Objective, TargetView
+from training.heads.options import HeadOptions
+from training.heads.scoring import DEPTH_DECAY, DepthLosses, counted_at, shifted_rows
+from training.heads.ttt_attention import TTT_ATTENTION, register_ttt_attention
+from training.heads.unroll import EVAL_DEPTHS, decoder_config, unroll
+
+DEFAULT_TTT_STEPS = 5
+
+
+class Eagle3Objective(Objective):
+    """Trains `ttt_steps` steps; in eval mode it looks at least EVAL_DEPTHS deep."""
+
+    head: Eagle3Head
+
+    def __init__(
+        self,
+        head: Eagle3Head,
+        target_architecture: str,
+        ttt_steps: int = DEFAULT_TTT_STEPS,
+        save_embedding: bool = True,
+    ) -> None:
+        super().__init__()
+        self.head, self.ttt_steps = head, ttt_steps
+        self._target_architecture, self._save_embedding = target_architecture, save_embedding
+        self.feature_layers = head.feature_layers
+
+    def forward(self, batch: Batch, target: TargetView, noise: torch.Generator) -> tuple[torch.Tensor, DraftScores]:
+        features = self.head.fuse(target.features)
+        losses, num_positions = DepthLosses(self.training, self.head.target_ids), batch.token_ids.shape[1] - 2
+        num_steps = self.ttt_steps if self.training else max(self.ttt_steps, EVAL_DEPTHS)
+        for depth, predicted in enumerate(unroll(self.head, batch.token_ids, features, num_steps)):
+            counted = counted_at(batch.counts, 2 + depth, num_positions)
+            wanted = shifted_rows(target.logits, 1 + depth, counted)
+            losses.add(self.head.logits(predicted[counted]), wanted, DEPTH_DECAY**depth)
+        return losses.total(), losses.scores()
+
+    def export(self, out: Path, dtype: torch.dtype, target_name: str) -> None:
+        export_eagle3(
+            self.head,
+            out,
+            target=target_name,
+            target_architecture=self._target_architecture,
+            num_speculative_tokens=self.ttt_steps,
+            with_embedding=self._save_embedding,
+            dtype=dtype,
+        )
+
+
+def build_eagle3(options: HeadOptions, target: FrozenTarget, token_counts: npt.NDArray[np.int64]) -> Eagle3Objective:
+    """A new head; its output head begins as the target's rows, by `token_counts` int64[vocab] where few are wanted.
+
+    Raises SettingError when the draft vocabulary or the feature layers do not fit the target.
+    """
+    register_ttt_attention()
+    if options.draft_vocab_size > target.vocab_size:
+        raise SettingError(f"--draft-vocab-size {options.draft_vocab_size}: the target has {target.vocab_size} tokens")
+    layers = options.feature_layers or default_feature_layers(target.num_layers)
+    if not all(0 <= layer <= target.num_layers for layer in layers):
+        raise SettingError(f"--feature-layer {list(layers)}: the target has hidden layers 0 to {target.num_layers}")
+    draft_ids = most_frequent(token_counts, options.draft_vocab_size or target.vocab_size)
+    is_reduced = len(draft_ids) < target.vocab_size
+    config = Eagle3Config(
+        decoder=decoder_config(options, target),
+        feature_layers=layers,
+        draft_vocab_size=len(draft_ids),
+        norm_before_residual=options.norm_before_residual,
+        norm_output=options.norm_output,
+    )
+    head = Eagle3Head(
+        config,
+        embedding=target.embedding.float(),  # the residual stream takes its dtype
+        lm_head=target.lm_head.float()[draft_ids],
+        d2t=draft_ids - torch.arange(len(draft_ids)) if is_reduced else None,
+        attn_implementation=TTT_ATTENTION,
+    )
+    return Eagle3Objective(
+        head, type(target.model).__name__, options.ttt_steps or DEFAULT_TTT_STEPS, options.save_embedding
+    )
+
+
+def most_frequent(token_counts: npt.NDArray[np.int64], num_tokens: int) -> torch.Tensor:
+    """int64[num_tokens], ascending: the ids of the largest counts; of equals the smallest ids."""
+    order = np.argsort(-token_counts, kind="stable")[:num_tokens]
+    return torch.from_numpy(np.sort(order))

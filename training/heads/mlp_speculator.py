@@ -1,0 +1,81 @@
+"""The MLP speculator's objective (Wertheimer et al. 2024, arXiv 2404.19124): teacher forcing.
+
+From the hidden state of position t, step i reads token t+1+i as it stands in the text and guesses token t+2+i.
+
+As in the reference every step counts the same; by default the label is the target's law, not one token.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from drafter_service.checkpoints.export import export_mlp_speculator
+from drafter_service.heads.mlp_speculator import MlpSpeculator, MlpSpeculatorConfig
+from training.frozen_target import FrozenTarget
+from training.heads.interface import Batch, DraftScores, Objective, TargetView
+from training.heads.options import HeadOptions
+from training.heads.scoring import DepthLosses, counted_at, shifted_rows
+
+
+class MlpSpeculatorObjective(Objective):
+    """All positions that lead to a counted token at any step go through all steps."""
+
+    head: MlpSpeculator
+
+    def __init__(self, head: MlpSpeculator, num_target_layers: int, distil: bool = True) -> None:
+        super().__init__()
+        self.head, self.distil = head, distil
+        self.feature_layers = (num_target_layers,)
+
+    def forward(self, batch: Batch, target: TargetView, noise: torch.Generator) -> tuple[torch.Tensor, DraftScores]:
+        num_steps, num_tokens = self.head.config.n_predict, batch.token_ids.shape[1]
+        depths = [counted_at(batch.counts, 2 + depth, num_tokens - 2) for depth in range(num_steps)]
+        needed = torch.stack(depths).any(0)
+        batch_index, position = needed.nonzero(as_tuple=True)
+        state = self.head.start(target.features[batch_index, position])
+        losses = DepthLosses(self.training)
+        for depth, counted in enumerate(depths):
+            # Past the row's end any token will do: no counted position reads it.
+            tokens = batch.token_ids[batch_index, (position + 1 + depth).clamp(max=num_tokens - 1)]
+            state, logits = self.head.step(state, tokens, depth)
+            losses.add(
+                logits[counted[needed]],
+                shifted_rows(target.logits, 1 + depth, counted),
+                1.0,
+                labels=None if self.distil else shifted_rows(batch.token_ids, 2 + depth, counted),
+            )
+        return losses.total(), losses.scores()
+
+    def export(self, out: Path, dtype: torch.dtype, target_name: str) -> None:
+        export_mlp_speculator(self.head, out, dtype=dtype)
+
+
+def build_mlp_speculator(options: HeadOptions, target: FrozenTarget) -> MlpSpeculatorObjective:
+    """A new speculator; embeddings and output heads begin as the leading principal components of the target's."""
+    config = MlpSpeculatorConfig(
+        vocab_size=target.vocab_size,
+        emb_dim=target.hidden_size,
+        inner_dim=options.inner_dim,
+        n_predict=options.num_heads,
+        tie_weights=options.tie_weights,
+        scale_input=True,
+    )
+    head = MlpSpeculator(config)
+    with torch.no_grad():
+        for modules, source in ((head.emb, target.embedding), (head.head, target.lm_head)):
+            for parameter in modules.parameters():
+                parameter.copy_(principal_components(source, parameter))
+    return MlpSpeculatorObjective(head, target.num_layers, options.distil)
+
+
+def principal_components(source: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """`source` [V, H] projected on its leading components, to the width and the scale of `like` [V, width]."""
+    rows, width = source.float(), like.shape[1]
+    _, _, components = torch.linalg.svd(rows - rows.mean(dim=0), full_matrices=False)
+    if width > len(components):
+        return like
+    projected = rows @ components[:width].T
+    scaled: torch.Tensor = projected * (like.std() / projected.std())
+    return scaled

@@ -1,0 +1,96 @@
+"""Checkpoints of a training run: whole or not there, never half; and what a resumed run must have in common with it.
+
+A checkpoint is a folder `checkpoint-STEP` that appears by one rename, after its files have reached the disk; the two
+latest are kept. Not here: what is in the state (head_trainer). It has no command of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from training.errors import CheckpointError
+
+_NAME = re.compile(r"checkpoint-(\d{8})")
+_NUM_KEPT = 2
+STATE_FILE = "state.pt"
+
+
+def save_checkpoint(run_dir: Path, step: int, state: Mapping[str, Any]) -> Path:
+    """Write `state` (tensors and plain values only) as the checkpoint of `step`; drop all but the latest two."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    final = run_dir / f"checkpoint-{step:08d}"
+    partial = run_dir / f".{final.name}.partial"
+    shutil.rmtree(partial, ignore_errors=True)  # left by a kill
+    partial.mkdir()
+    with (partial / STATE_FILE).open("wb") as file:
+        torch.save(dict(state), file)
+        file.flush()
+        os.fsync(file.fileno())
+    _sync_folder(partial)
+    if final.exists():  # the same step again, written by the run that is resumed: equal by construction
+        shutil.rmtree(final)
+    partial.rename(final)
+    _sync_folder(run_dir)
+    for old in checkpoints(run_dir)[:-_NUM_KEPT]:
+        shutil.rmtree(old)
+    return final
+
+
+def checkpoints(run_dir: Path) -> list[Path]:
+    """The whole checkpoints of a run, oldest first."""
+    if not run_dir.is_dir():
+        return []
+    return sorted(path for path in run_dir.iterdir() if _NAME.fullmatch(path.name))
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """The state of a checkpoint folder, on CPU. Raises CheckpointError."""
+    try:
+        state: object = torch.load(path / STATE_FILE, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged file raises whatever its bytes happen to lead to
+        words = (str(error).splitlines() or [repr(error)])[0]
+        raise CheckpointError(f"{path} cannot be read: {words}") from error
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{path} cannot be read: it holds a {type(state).__name__}")
+    return state
+
+
+def latest_checkpoint(run_dir: Path) -> Path:
+    """Raises CheckpointError when the run has none."""
+    found = checkpoints(run_dir)
+    if not found:
+        raise CheckpointError(f"{run_dir} holds no checkpoint")
+    return found[-1]
+
+
+def require_same(path: Path, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Raises CheckpointError naming the first setting that differs, with both values; a nested one as outer.inner."""
+    before, now = _flat(saved), _flat(wanted)
+    for name in [*now, *before]:
+        if before.get(name) != now.get(name):
+            raise CheckpointError(
+                f"{path} was made with {name}={before.get(name)!r}, this run has {now.get(name)!r}; "
+                "give the same, or another --output"
+            )
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+    return flat
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
