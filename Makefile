@@ -12,6 +12,7 @@ PORT ?= 8000
 GRPC_PORT ?= 8001
 REDIS_URL ?=
 TESTS ?= tests
+REQUESTS ?= 1000
 .DEFAULT_GOAL := help
 
 PROTO_FILES := $(wildcard protos/outrider/v1/*.proto)
@@ -19,7 +20,7 @@ VENV_STAMP := $(VENV)/.venv-done
 PROTO_STAMP := $(VENV)/.protos-done
 SETUP_STAMP := $(VENV)/.setup-done
 
-.PHONY: help setup protos demo up down compose-up compose-down test check format bench models clean
+.PHONY: help setup protos demo up down compose-up compose-down test check format bench chaos models clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -74,6 +75,9 @@ compose-down: ## stop them and remove their volumes
 
 test: setup ## run all tests (TESTS=tests/gateway for some of them)
 	$(BIN)/python -m pytest $(TESTS)
+
+chaos: setup ## random deaths, pauses and cut connections under load; REQUESTS=1000
+	$(BIN)/python -m tests.chaos --requests $(REQUESTS)
 
 check: setup ## lint, format, types
 	$(BIN)/ruff check .

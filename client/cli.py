@@ -37,7 +37,9 @@ console = Console(highlight=False)
 errors = Console(stderr=True, highlight=False)
 
 Model = Annotated[str, typer.Option(help="Folder of the target's HF checkpoint.")]
-DraftModel = Annotated[str, typer.Option(help="Folders of draft models and trained heads, comma-separated; empty: n-gram only.")]
+DraftModel = Annotated[
+    str, typer.Option(help="Folders of draft models and trained heads, comma-separated; empty: n-gram only.")
+]
 Port = Annotated[int, typer.Option(help="REST port.", envvar="OUTRIDER_PORT")]
 GrpcPort = Annotated[int, typer.Option(help="gRPC port for clients.", envvar="OUTRIDER_GRPC_PORT")]
 Host = Annotated[str, typer.Option(help="Address of the REST and gRPC doors.")]

@@ -28,8 +28,9 @@ async def decode(spec: SessionSpec, verifier: Verifier, drafting: Drafting, sink
         )
         started = drafting.clock()
         async for commit in verifier.verify(step):
+            verify_s = drafting.clock() - started
             kept = await sink.put(commit)
-            drafting.observe(step, kept, drafting.clock() - started)
+            drafting.observe(step, kept, verify_s)
             started = drafting.clock()
             committed_len = kept.end
             if kept.finish_reason is not None:

@@ -17,15 +17,25 @@ from typing import Protocol
 
 # A change of load shows within about 20 rounds.
 _COST_WEIGHT = 0.05
-_ACCEPTANCE_WEIGHT = 0.1
-# Tokens that a muted session decodes alone before it tries a short draft again; twice as many after each failure.
+# One round that took longer than so many times the usual tells of a hiccup, not of the costs.
+_OUTLIER = 3.0
+# Rounds are forgotten at these rates: by all sessions together, and by a session itself.
+_SHARED_DECAY = 0.98
+_PROBE_DECAY = 0.85
+_OWN_DECAY = 0.95
+# Positions of other sessions that a session believes as much as its own.
+_PRIOR_POSITIONS = 8.0
+# Tokens that a muted session decodes alone before it looks again.
 MUTED_RUN = 48
-_LONGEST_MUTED_RUN = 768
+# Tokens of all sessions between two short probes while drafting does not pay; twice as many after each that fails.
+_PROBE_GAP = 48
+_LONGEST_PROBE_GAP = 768
 _PROBE_LENGTH = 2
 # Tokens a round with a draft must promise beyond a plain one: smaller gains are within the noise of the costs.
-_MIN_GAIN = 0.05
-# Without any draft known a session begins with this acceptance.
+_MIN_GAIN = 0.02
+# What is believed before anything is known.
 _PRIOR_ACCEPTANCE = 0.7
+_PRIOR_OVERHEAD_S = 0.001
 
 
 @dataclass(frozen=True)
@@ -81,24 +91,42 @@ class RoundCosts:
     tokens_per_s: float | None = None
     marginal_row_s: float = 0.0
     batch_sessions: float = 1.0
-    # Seconds that drafting takes per position, for all sessions of a batch together.
-    position_s: float = 0.0
-    overhead_s: float | None = None
-    acceptance: float = _PRIOR_ACCEPTANCE
+    # Seconds that drafting takes per position, for all sessions of a batch together; None: nothing drafted yet.
+    position_s: float | None = None
+    overhead_s: float = _PRIOR_OVERHEAD_S
+    # Draft tokens accepted of those that were looked at: the ratio of the sums is the acceptance, without bias.
+    num_accepted: float = _PRIOR_ACCEPTANCE * 10
+    num_reached: float = 10.0
     # Share of the tokens asked for that were proposed at all: n-grams often find nothing.
     proposed: float = 1.0
+    # Tokens of all sessions until one may try a short draft although it does not seem to pay.
+    tokens_until_probe: int = _PROBE_GAP
+    probe_gap: int = _PROBE_GAP
+
+    @property
+    def acceptance(self) -> float:
+        return self.num_accepted / self.num_reached
 
     def observe(self, outcome: RoundOutcome) -> None:
         self.tokens_per_s = outcome.tokens_per_s  # smoothed by the verifier already
         self.marginal_row_s = outcome.marginal_row_s
         self.batch_sessions = blend(self.batch_sessions, max(1, outcome.batch_sessions), _COST_WEIGHT)
+        self.tokens_until_probe -= 1 + outcome.num_accepted
         if outcome.num_asked:
-            self.overhead_s = blend(self.overhead_s, outcome.overhead_s, _COST_WEIGHT)
+            overhead_s = min(outcome.overhead_s, _OUTLIER * self.overhead_s)
+            self.overhead_s = blend(self.overhead_s, overhead_s, _COST_WEIGHT)
             self.proposed = blend(self.proposed, outcome.num_draft_tokens / outcome.num_asked, _COST_WEIGHT)
         if outcome.num_draft_tokens:
-            self.position_s = blend(self.position_s or None, outcome.draft_s / outcome.num_draft_tokens, _COST_WEIGHT)
+            position_s = outcome.draft_s / outcome.num_draft_tokens
+            if self.position_s is not None:
+                position_s = min(position_s, _OUTLIER * self.position_s + 1e-4)
+            self.position_s = blend(self.position_s, position_s, _COST_WEIGHT)
+            # Probes are few; each has to count for more, or what was once bad would stay so.
+            decay = _SHARED_DECAY if self.probe_gap == _PROBE_GAP else _PROBE_DECAY
+            self.num_accepted = decay * self.num_accepted + outcome.num_accepted
+            self.num_reached = decay * self.num_reached + num_reached(outcome)
 
-    def gain(self, acceptance: float, num_draft_tokens: int) -> float:
+    def gain(self, acceptance: float, num_draft_tokens: int, *, with_round_trip: bool = True) -> float:
         """Tokens that a round with so many draft tokens brings beyond a plain round, its costs counted in tokens."""
         rate = self.tokens_per_s or 0.0
         # A draft's delay holds up its own session's share of the tokens; a row holds up everybody.
@@ -107,8 +135,16 @@ class RoundCosts:
         for _position in range(num_draft_tokens):
             survival *= acceptance
             accepted += survival - rate * self.marginal_row_s
-        delay_s = num_draft_tokens * self.position_s + (self.overhead_s or 0.0)
+        delay_s = num_draft_tokens * (self.position_s or 0.0) + (self.overhead_s if with_round_trip else 0.0)
         return self.proposed * accepted - own_rate * delay_s
+
+    def takes_probe(self) -> bool:
+        """Whether a session for which drafting does not seem to pay may try once."""
+        if self.tokens_until_probe > 0:
+            return False
+        self.tokens_until_probe = self.probe_gap
+        self.probe_gap = min(2 * self.probe_gap, _LONGEST_PROBE_GAP)
+        return True
 
 
 class AdaptiveDraftLength:
@@ -117,36 +153,43 @@ class AdaptiveDraftLength:
     def __init__(self, costs: RoundCosts, max_draft_tokens: int) -> None:
         self._costs = costs
         self._max_draft_tokens = max_draft_tokens
-        self._acceptance = costs.acceptance
-        self._muted = False
-        self._muted_run = MUTED_RUN
+        self._num_accepted = 0.0
+        self._num_reached = 0.0
+
+    @property
+    def acceptance(self) -> float:
+        """Its own, as far as it has seen any, else that of all."""
+        accepted = self._num_accepted + _PRIOR_POSITIONS * self._costs.acceptance
+        return accepted / (self._num_reached + _PRIOR_POSITIONS)
 
     def num_draft_tokens(self) -> int:
-        gains = [(self._costs.gain(self._acceptance, k), k) for k in range(1, self._max_draft_tokens + 1)]
-        gain, length = max(gains, default=(0.0, 0))
+        costs = self._costs
+        # Whether to draft, and how many tokens at most, is settled for all sessions alike: a forward waits for those
+        # who draft, and when only some do, or one drafts longer, all pay for the waiting. How many of them, none
+        # included, is then a session's own affair.
+        gains = [(costs.gain(costs.acceptance, k), k) for k in range(1, self._max_draft_tokens + 1)]
+        gain, longest = max(gains, default=(0.0, 0), key=lambda entry: entry[0])
         if gain > _MIN_GAIN:
-            self._muted, self._muted_run = False, MUTED_RUN
-            return length
-        if self._muted:  # the run is over: one short probe shows whether drafting pays by now
-            self._muted = False
-            self._muted_run = min(2 * self._muted_run, _LONGEST_MUTED_RUN)
-            return min(_PROBE_LENGTH, self._max_draft_tokens)
-        self._muted = True
-        return 0
+            own = [(costs.gain(self.acceptance, k, with_round_trip=False), k) for k in range(1, longest + 1)]
+            gain, length = max(own, key=lambda entry: entry[0])
+            if gain > 0.0:
+                costs.probe_gap = _PROBE_GAP
+                return length
+        return min(_PROBE_LENGTH, self._max_draft_tokens) if costs.takes_probe() else 0
 
     def free_run(self) -> int:
-        return self._muted_run if self._muted else 1
+        return MUTED_RUN
 
     def observe(self, outcome: RoundOutcome) -> None:
         self._costs.observe(outcome)
-        if not outcome.num_draft_tokens:
-            return
-        # Positions after the first rejection were not reached and say nothing.
-        reached = min(outcome.num_draft_tokens, outcome.num_accepted + 1)
-        for position in range(reached):
-            hit = 1.0 if position < outcome.num_accepted else 0.0
-            self._acceptance = blend(self._acceptance, hit, _ACCEPTANCE_WEIGHT)
-        self._costs.acceptance = blend(self._costs.acceptance, outcome.num_accepted / reached, _COST_WEIGHT)
+        if outcome.num_draft_tokens:
+            self._num_accepted = _OWN_DECAY * self._num_accepted + outcome.num_accepted
+            self._num_reached = _OWN_DECAY * self._num_reached + num_reached(outcome)
+
+
+def num_reached(outcome: RoundOutcome) -> int:
+    """Draft tokens that the target looked at: those after the first rejection say nothing."""
+    return min(outcome.num_draft_tokens, outcome.num_accepted + 1)
 
 
 def blend(old: float | None, new: float, weight: float) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from gateway.draft_policy import DraftPolicy, RoundOutcome
 from gateway.hidden_flow import HiddenFlow
@@ -31,6 +31,8 @@ from shared.messages import (
 
 # Tokens a session decodes alone between two attempts to find a drafter.
 ALONE_RUN = 16
+# The same while a drafter keeps being late: twice as many after each further timeout.
+LONGEST_ALONE_RUN = 256
 
 
 class Lease:
@@ -69,6 +71,7 @@ class Drafting:
         self._reported_len = 0
         # Of the round in progress: tokens wanted, what the drafter took for them, and how long the gateway waited.
         self._num_wanted = 0
+        self._num_timeouts = 0  # without an answer in time between them
         self._draft_timings = Timings()
         self._draft_s = 0.0
         self.clock = time.perf_counter
@@ -101,7 +104,7 @@ class Drafting:
         if self._late is None and self._num_wanted == 0:
             return self._policy.free_run()
         if self._lease is None or self._late is not None:
-            return ALONE_RUN
+            return min(ALONE_RUN << max(0, self._num_timeouts - 1), LONGEST_ALONE_RUN)
         return 1
 
     def hidden_states_request(self, committed_len: int) -> HiddenStatesRequest | None:
@@ -138,30 +141,25 @@ class Drafting:
         )
 
     async def close(self) -> None:
+        """Gives the place back first: whatever is cancelled in here, it is given back."""
         late, self._late = self._late, None
-        if late is not None:
-            late.cancel()
-            await asyncio.gather(late, return_exceptions=True)
         lease, self._lease = self._lease, None
         self._hidden = None
+        if late is not None:
+            late.cancel()
         if lease is not None:
             lease.release()
-            await lease.drafter.close()
+            await asyncio.shield(_end(lease, late))
 
     async def _open(self) -> bool:
         lease = self._acquire()
         if lease is None:
             return False
         committed = tuple(self._committed)
-        try:
-            await lease.drafter.open(
-                dataclasses.replace(self._spec, method=lease.method.name, committed_token_ids=committed)
-            )
-        except OutriderError:
-            lease.release()
-            await lease.drafter.close()
+        spec = dataclasses.replace(self._spec, method=lease.method.name, committed_token_ids=committed)
+        self._lease = lease  # from here on `close` gives the place back, whatever ends this
+        if not await self._in_time(lease.drafter.open(spec)):
             return False
-        self._lease = lease
         self._hidden = HiddenFlow(lease.method, len(self._spec.prompt_token_ids))
         self._reported_len = len(committed)
         return True
@@ -180,7 +178,9 @@ class Drafting:
         if not asking.done():
             self._metrics.draft_timeouts.inc()
             self._late = asking
+            self._num_timeouts += 1
             return None
+        self._num_timeouts = 0
         return await self._reply_of(asking)
 
     def _step(self, committed_len: int, num_draft_tokens: int) -> DraftStep:
@@ -198,14 +198,21 @@ class Drafting:
         """Whether the drafter can be asked; if not, it is sent what has come so far (a long prompt comes in parts)."""
         if self._lease is None or self._hidden is None or self._hidden.has_all(committed_len):
             return True
-        try:
-            await self._lease.drafter.advance(self._step(committed_len, 0))
-        except OutriderError:
-            self._metrics.drafters_lost.inc()
-            await self.close()
+        if not await self._in_time(self._lease.drafter.advance(self._step(committed_len, 0))):
             return True
         self._reported_len = committed_len
         return False
+
+    async def _in_time(self, telling: Awaitable[None]) -> bool:
+        """Whether the drafter took what it was told. One that did not, in time, is lost."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await telling
+            return True
+        except (OutriderError, TimeoutError):
+            self._metrics.drafters_lost.inc()
+            await self.close()
+            return False
 
     async def _is_late(self) -> bool:
         """Whether the drafter still owes an answer. One that has come by now stands too far back and is dropped."""
@@ -226,3 +233,9 @@ class Drafting:
             self._metrics.drafters_lost.inc()
             await self.close()
             return None
+
+
+async def _end(lease: Lease, late: asyncio.Task[ProposalReply] | None) -> None:
+    if late is not None:
+        await asyncio.gather(late, return_exceptions=True)
+    await lease.drafter.close()

@@ -5,11 +5,13 @@ Not here: what a command or a piece of work is (the services' engines).
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
 
 Command = Callable[[], None]
+log = logging.getLogger(__name__)
 
 
 class EngineThread:
@@ -32,7 +34,7 @@ class EngineThread:
         self._patience_s = patience_s
         self._commands: deque[Command] = deque()
         self._wake = threading.Condition()
-        self._stopping = False
+        self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -41,7 +43,7 @@ class EngineThread:
     def stop(self) -> None:
         """Returns after the work in progress has ended; commands that came too late are not run."""
         with self._wake:
-            self._stopping = True
+            self._stopping.set()
             self._wake.notify()
         self._thread.join()
 
@@ -53,7 +55,7 @@ class EngineThread:
     def _run(self) -> None:
         while True:
             with self._wake:
-                while not (self._commands or self._stopping or self._has_work()):
+                while not (self._commands or self._stopping.is_set() or self._has_work()):
                     self._wake.wait()
             if not self._take_commands():
                 return
@@ -63,13 +65,22 @@ class EngineThread:
         """Runs what has come, and what comes while there is patience; False when the thread is to end."""
         while True:
             with self._wake:
-                if self._stopping:
+                if self._stopping.is_set():
                     return False
                 commands = list(self._commands)
                 self._commands.clear()
             for command in commands:
-                command()
+                self._run_command(command)
             patience_s = self._patience_s()
             with self._wake:
-                if not self._commands and (patience_s <= 0.0 or not self._wake.wait(patience_s)):
-                    return not self._stopping
+                if self._stopping.is_set():
+                    return False
+                if patience_s <= 0.0 or not (self._commands or self._wake.wait(patience_s)):
+                    return True
+
+    def _run_command(self, command: Command) -> None:
+        """One that fails is a bug of ours, and must not take every session with it."""
+        try:
+            command()
+        except Exception:
+            log.exception("a command to the engine failed")

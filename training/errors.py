@@ -6,6 +6,7 @@ TrainingError
 ├── ExpansionError    a shape cannot hold the source model
 ├── PromptError       a prompt file is wrong
 ├── DataError         training data are wrong or too short
+├── DivergenceError   the loss is no number any more
 ├── ServerError       the server that is asked for completions refuses or is not there
 └── SettingError      an option is wrong, or does not fit the target          exit status 2
 """
@@ -35,6 +36,10 @@ class PromptError(TrainingError):
 
 class DataError(TrainingError):
     """Training data are missing, malformed, outside the vocabulary, or too few."""
+
+
+class DivergenceError(TrainingError):
+    """Loss or gradients are not finite; the last checkpoint is from before that."""
 
 
 class ServerError(TrainingError):

@@ -8,6 +8,7 @@ Not here: what is learnt (training.heads), files of data (head_data), options (c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
 
-from training.errors import SettingError
+from training.errors import DivergenceError, SettingError
 from training.frozen_target import FrozenTarget
 from training.head_data import BatchSource
 from training.heads.interface import Batch, DraftScores, Objective, TargetView
@@ -87,7 +88,7 @@ class HeadTrainer:
         self.step = 0
 
     def train_step(self) -> StepReport:
-        """Take one optimizer step."""
+        """Take one optimizer step. Raises DivergenceError, with the weights as they were."""
         config, accelerator = self.config, self.accelerator
         self._model.train()
         losses: list[torch.Tensor] = []
@@ -105,12 +106,14 @@ class HeadTrainer:
             losses.append(loss)
             scores.append(score)
         trained = [parameter for parameter in self.objective.parameters() if parameter.requires_grad]
-        grad_norm = accelerator.clip_grad_norm_(trained, config.max_grad_norm)
+        grad_norm = float(accelerator.clip_grad_norm_(trained, config.max_grad_norm) or 0.0)
+        if not math.isfinite(grad_norm):  # every process has the same norm, so all of them end here
+            raise DivergenceError(f"the gradient of step {self.step + 1} is not finite; begin again with a lower --lr")
         lr_factor = self._schedule.factor(self.step)
         self._optimizer.step(lr_factor)
         self.step += 1
         mean_loss = accelerator.reduce(torch.stack(losses).mean(), reduction="mean")
-        return StepReport(float(mean_loss), float(grad_norm or 0.0), lr_factor, self._summed(scores), num_tokens)
+        return StepReport(float(mean_loss), grad_norm, lr_factor, self._summed(scores), num_tokens)
 
     def _backward(self, batch: Batch, index: int) -> tuple[torch.Tensor, DraftScores]:
         noise = noise_generator(self.config.seed, index, self.accelerator.process_index)

@@ -1,4 +1,4 @@
-"""Makes the demo target's draft heads: its own text, four trainings, their export, and their figures.
+"""Makes the demo target's draft heads: its own text, four trainings, their export, figures and model cards.
 
 Each step runs as its own process and leaves a stamp; a step whose stamp is there is skipped, and a training that was
 interrupted goes on from its last checkpoint. Needs what `training.make_models` leaves in the work folder.
@@ -58,7 +58,6 @@ HEADS = (
 def plan(work_dir: Path, models_dir: Path) -> list[Step]:
     """The steps in order, for these folders."""
     samples, target = work_dir / "heads", models_dir / TARGET_NAME
-    data = (work_dir / "continuations.npy", samples / "own.npy", samples / "corpus.npy")
     steps = [
         Step(
             "heads-samples",
@@ -71,7 +70,7 @@ def plan(work_dir: Path, models_dir: Path) -> list[Step]:
         fixed = ("--method", head.method, "--target", str(target), "--target-name", TARGET_NAME)
         train = (
             *("train", *fixed, "--output", str(run_dir), "--resume", "--seq-len", "256"),
-            *_repeated("--data", data),
+            *_repeated("--data", data_files(work_dir)),
             *_repeated("--eval-data", [samples / name for name in HELD_OUT_FILES.values()]),
             *("--batch-size", "8", "--warmup-steps", "30", "--eval-every", "100", "--checkpoint-every", "25"),
             *head.options,
@@ -81,7 +80,14 @@ def plan(work_dir: Path, models_dir: Path) -> list[Step]:
         steps.append(Step(f"heads-{head.name}-export", "__main__", (*export, "--output", str(model_dir))))
     names = _repeated("--head", ["demo-draft", *(f"demo-{head.name}" for head in HEADS)])
     figures = ("--models-dir", str(models_dir), "--samples-dir", str(samples), *names)
-    return [*steps, Step("heads-agreement", "agreement", figures)]
+    cards = ("--work-dir", str(work_dir), "--models-dir", str(models_dir))
+    return [*steps, Step("heads-agreement", "agreement", figures), Step("heads-cards", "head_cards", cards)]
+
+
+def data_files(work_dir: Path) -> tuple[Path, ...]:
+    """What all heads are trained on: the target's own text, old and new, and some of the corpus."""
+    samples = work_dir / "heads"
+    return work_dir / "continuations.npy", samples / "own.npy", samples / "corpus.npy"
 
 
 def _repeated(option: str, values: Iterable[Path | str]) -> list[str]:

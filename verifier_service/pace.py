@@ -3,7 +3,7 @@
 Sessions that draft come back with a proposal some milliseconds after their commit. A forward that starts without them
 makes them wait for a whole one of their own, and the weights are read twice: with a return time D and a fixed cost of
 a forward A, two halves that take turns need 2 A for what one batch does in D + A. So it pays to wait for those who
-will be back within A. Measured on 2 cores, 4 streams, 158 M target, draft model with 5 tokens: @GATHER@.
+will be back within A.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ _RETURN_WEIGHT = 0.2
 _GOODPUT_WEIGHT = 0.08
 # A longer pause between two forwards was idleness, not a round.
 _LONGEST_ROUND_FORWARDS = 4.0
+# Rows of a session that drafts a few tokens.
+_TYPICAL_ROWS = 4
 
 
 class Pace:
@@ -35,6 +37,7 @@ class Pace:
         self._tokens_per_forward = 1.0
         self._seconds_per_forward = costs.seconds(1)
         self._rows_per_forward = 1.0
+        self._sessions_per_forward = 1.0
 
     @property
     def tokens_per_s(self) -> float:
@@ -43,8 +46,13 @@ class Pace:
 
     @property
     def marginal_row_s(self) -> float:
-        """Seconds that one more row would add to a forward as they are now."""
-        return self._costs.marginal_s(round(self._rows_per_forward))
+        """Seconds that a draft row adds to a forward: the mean over the rows that drafts would take.
+
+        Not the slope where the forwards are now: at a kink of the table that would swing with every choice it leads to.
+        """
+        num_plain = max(1, round(self._sessions_per_forward))
+        num_drafted = max(round(self._rows_per_forward), _TYPICAL_ROWS * num_plain)
+        return (self._costs.seconds(num_drafted) - self._costs.seconds(num_plain)) / (num_drafted - num_plain)
 
     def observe(self, plan: Sequence[Work], num_tokens: int, started: float, ended: float) -> None:
         """A forward and what it committed. Prefills tell nothing about rounds."""
@@ -56,6 +64,7 @@ class Pace:
             self._tokens_per_forward += _GOODPUT_WEIGHT * (num_tokens - self._tokens_per_forward)
             self._seconds_per_forward += _GOODPUT_WEIGHT * (seconds - self._seconds_per_forward)
             self._rows_per_forward += _GOODPUT_WEIGHT * (num_rows - self._rows_per_forward)
+            self._sessions_per_forward += _GOODPUT_WEIGHT * (len(plan) - self._sessions_per_forward)
         self._last_ended = ended
 
     def replied(self, session: VerifierSession, now: float) -> None:

@@ -63,7 +63,8 @@ def test_with_everything_known_it_takes_the_best_length(table: str, num_sessions
                 batch_sessions=num_sessions,
                 position_s=FORWARD_S * position_s,
                 overhead_s=FORWARD_S * overhead_s,
-                acceptance=acceptance,
+                num_accepted=10.0 * acceptance,
+                num_reached=10.0,
             )
             length = AdaptiveDraftLength(costs, MAX_LENGTH).num_draft_tokens()
         share = 0.97 if length else 0.95
@@ -119,7 +120,7 @@ def test_what_pays_by_now_is_taken_up() -> None:
     sim = adaptive(replace(GOOD, acceptance=0.05))
     sim.run(4000)
     sim.world = GOOD
-    sim.run(6000)
+    sim.run(10_000)
     assert sim.run(2000).goodput > 1.5 * GOOD.goodput(0)
 
 
@@ -127,19 +128,25 @@ def outcome(num_asked: int, num_draft_tokens: int, num_accepted: int) -> RoundOu
     return RoundOutcome(num_asked, num_draft_tokens, num_accepted, 1, 0.001, 100.0, 0.0, 0.0)
 
 
+def plain() -> RoundOutcome:
+    return outcome(0, 0, 0)
+
+
 def test_pauses_between_tries_double_up_to_a_bound_and_a_good_try_ends_them() -> None:
-    policy = AdaptiveDraftLength(RoundCosts(tokens_per_s=100.0, marginal_row_s=0.1), MAX_LENGTH)
-    runs, tries = [], []
+    """Counted in tokens of all sessions: two of them do not try twice as often as one."""
+    costs = RoundCosts(tokens_per_s=100.0, marginal_row_s=0.1)
+    policies = [AdaptiveDraftLength(costs, MAX_LENGTH) for _ in range(2)]
+    pauses = []
     for _ in range(7):
-        assert policy.num_draft_tokens() == 0
-        runs.append(policy.free_run())
-        tries.append(policy.num_draft_tokens())
-        assert policy.free_run() == 1
-    assert runs == [MUTED_RUN * factor for factor in (1, 2, 4, 8, 16, 16, 16)]
-    assert tries == [2] * 7
-    policy.observe(outcome(2, 2, 2))  # and rows are cheap by now
-    assert policy.num_draft_tokens() > 0
-    assert policy.free_run() == 1
+        tokens = 0
+        while all(policy.num_draft_tokens() == 0 for policy in policies):
+            costs.tokens_until_probe -= MUTED_RUN
+            tokens += MUTED_RUN
+        pauses.append(tokens)
+    assert pauses == [48 * factor for factor in (1, 1, 2, 4, 8, 16, 16)]
+    policies[0].observe(outcome(2, 2, 2))  # and rows are cheap by now
+    assert policies[1].num_draft_tokens() > 0
+    assert costs.probe_gap == 48
 
 
 @pytest.mark.parametrize("max_length", [0, 1, 3])
@@ -147,14 +154,20 @@ def test_it_never_asks_for_more_than_the_most(max_length: int) -> None:
     policy = AdaptiveDraftLength(RoundCosts(), max_length)
     assert policy.num_draft_tokens() == max_length
     muted = AdaptiveDraftLength(RoundCosts(tokens_per_s=100.0, marginal_row_s=1.0), max_length)
-    assert {muted.num_draft_tokens() for _ in range(20)} == {0, min(2, max_length)}
+    lengths = set()
+    for _ in range(100):
+        lengths.add(muted.num_draft_tokens())
+        muted.observe(replace(plain(), marginal_row_s=1.0))
+    assert lengths == {0, min(2, max_length)}
 
 
 def test_the_gain_is_its_definition() -> None:
     """100 tokens/s of 4 sessions; a row costs 0.1 token, a position 2 ms of a session's 25 tokens/s."""
-    costs = RoundCosts(100.0, 0.001, 4.0, 0.002, 0.01, 0.5, 0.8)
+    costs = RoundCosts(100.0, 0.001, 4.0, 0.002, 0.01, proposed=0.8)
     accepted = 0.5 + 0.25 + 0.125 - 3 * 0.1
     assert costs.gain(0.5, 3) == pytest.approx(0.8 * accepted - 25.0 * (3 * 0.002 + 0.01))
+    without = costs.gain(0.5, 3, with_round_trip=False)
+    assert without == pytest.approx(0.8 * accepted - 25.0 * 3 * 0.002)
     assert RoundCosts().gain(0.5, 2) == pytest.approx(0.75)
 
 

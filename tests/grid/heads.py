@@ -25,9 +25,12 @@ _NUM_AHEAD = 4
 
 
 def head_method(kind: str, target: LoadedModel, dtype: str, folder: Path) -> DraftMethod:
-    """The method over a head for this target; random heads are written below `folder`."""
+    """The method over a head for this target; random heads are written below `folder`.
+
+    Of the demo family only the heads that ship are trained; the others are random for it too.
+    """
     path = _DEMO / f"demo-{kind.replace('_', '-')}"
-    if Path(target.path).parent != _DEMO:
+    if Path(target.path).parent != _DEMO or not path.exists():
         path = folder / kind
         if not path.exists():
             save_random_head(kind, target, path)

@@ -6,7 +6,9 @@ of garbage, so that a read of what was never written shows.
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -57,7 +59,8 @@ class Pools:
     """Engines by (prefill, number of KV blocks), started when first asked for; `close` stops them."""
 
     def __init__(self, model: GridModel, num_threads: int) -> None:
-        self._dtype, self._head_folder = model.dtype, model.draft.parent / f"{model.draft.name}-heads"
+        self._dtype = model.dtype
+        self._head_folder = tempfile.TemporaryDirectory()
         self.target = load_model(str(model.target), dtype=model.dtype, num_threads=num_threads)
         self._draft = load_model(str(model.draft), dtype=model.dtype, num_threads=num_threads)
         # What the engine is told: the grid itself is the proof, a shorter one beforehand would prove nothing more.
@@ -75,12 +78,13 @@ class Pools:
         return draft_model_method(DraftModelNet(runner, blocks, prefill_chunk_size=64), "draft")
 
     def head_method(self, kind: str) -> DraftMethod:
-        return head_method(kind, self.target, self._dtype, self._head_folder)
+        return head_method(kind, self.target, self._dtype, Path(self._head_folder.name))
 
     def close(self) -> None:
         for pool in self._pools.values():
             pool.engine.stop()
         self._pools.clear()
+        self._head_folder.cleanup()
 
     def _start(self, chunk: int, num_blocks: int) -> Pool:
         registry = CollectorRegistry()

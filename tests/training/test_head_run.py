@@ -18,11 +18,12 @@ from safetensors.torch import load_file
 from tiny import VOCAB_SIZE, write_rows, write_target
 
 from drafter_service.checkpoints.recognise import recognise
-from training.errors import CheckpointError, DataError, SettingError
+from training.errors import CheckpointError, DataError, DivergenceError, SettingError
 from training.export_run import export_run
 from training.frozen_target import FrozenTarget
 from training.head_data import BatchSource, load_windows
 from training.head_trainer import HeadTrainer, OptimizationConfig, make_accelerator
+from training.heads.interface import Batch
 from training.heads.options import METHODS, HeadOptions
 from training.heads.registry import build_objective
 from training.progress import Progress
@@ -93,12 +94,12 @@ def test_killed_interrupted_and_resumed(work_dir: Path) -> None:
     assert stop_at(work_dir, output, 14, signal.SIGKILL).returncode == -signal.SIGKILL
     with pytest.raises(CheckpointError, match="holds a run already: --resume goes on with it"):
         run(config_of(work_dir, output), quiet())
-    # What a kill in the middle of writing leaves behind: a folder that is not a checkpoint yet, and a torn log line.
+    # What a kill leaves behind: a folder that is not a checkpoint yet, log lines of steps after it, and a torn one.
     partial = output / ".checkpoint-00000021.partial"
     partial.mkdir(exist_ok=True)
     (partial / "state.pt").write_bytes(b"half")
     with (output / "train.jsonl").open("ab") as log:
-        log.write(b'{"step": 19, "lo')
+        log.write(b'{"step": 59, "loss": 0.0}\n{"step": 60, "lo')
     stopped = stop_at(work_dir, output, 28, signal.SIGINT, "--resume")
     assert stopped.returncode == 130
     step = load_checkpoint(latest_checkpoint(output))["step"]
@@ -159,11 +160,17 @@ def test_every_method_goes_on_to_the_bit(work_dir: Path, method: str, optimizer:
     target = FrozenTarget(work_dir / "target")
     windows = load_windows([work_dir / "data.npy"], RowEncoder(work_dir), VOCAB_SIZE, 24)
 
+    class NotedSource(BatchSource):
+        def batch(self, index: int) -> Batch:
+            asked.append(index)
+            return super().batch(index)
+
     def new_trainer() -> HeadTrainer:
         objective = build_objective(method, HEAD, target, windows.token_counts(VOCAB_SIZE), seed=1)
-        source = BatchSource(windows, 4, seed=1)
+        source = NotedSource(windows, 4, seed=1)
         return HeadTrainer(options, make_accelerator(options, "cpu"), objective, target, source)
 
+    asked: list[int] = []
     first, second = new_trainer(), new_trainer()
     losses = [first.train_step().loss for _ in range(3)]
     save_checkpoint(work_dir / f"bits-{method}-{optimizer}", 3, first.state() | {"settings": "{}"})
@@ -172,6 +179,7 @@ def test_every_method_goes_on_to_the_bit(work_dir: Path, method: str, optimizer:
     assert [second.train_step().loss for _ in range(3)] == losses[3:]
     assert same_tree(first.state(), second.state())
     assert len(set(losses)) == 6
+    assert asked == [*range(12), *range(6, 12)]
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "draft_model"])
@@ -244,6 +252,14 @@ def test_checkpoints_that_cannot_be_used(work_dir: Path, tmp_path: Path) -> None
     (folder / "state.pt").write_bytes(b"garbage")
     with pytest.raises(CheckpointError, match="cannot be read"):
         export_run(tmp_path, work_dir / "target", tmp_path / "out", torch.bfloat16, "name")
+
+
+def test_a_run_that_diverges_ends_before_its_weights_do(work_dir: Path, tmp_path: Path) -> None:
+    wild = OptimizationConfig(steps=40, batch_size=4, warmup_steps=0, lr=1e18)
+    config = config_of(work_dir, tmp_path / "run", "mlp_speculator", optimization=wild, checkpoint_every=1)
+    with pytest.raises(DivergenceError, match="is not finite"):
+        run(config, quiet())
+    assert not (config.output / "model").exists()
 
 
 def test_the_two_latest_checkpoints_are_kept(tmp_path: Path) -> None:
