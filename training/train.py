@@ -79,7 +79,8 @@ def export_dtype(name: str) -> torch.dtype:
 def run(config: RunConfig, progress: Progress) -> Path:
     """Train to the end and export; returns the folder of the finished head.
 
-    Raises SettingError, DataError, CheckpointError, DivergenceError; Interrupted after SIGINT or SIGTERM, with a checkpoint written.
+    Raises SettingError, DataError, CheckpointError, DivergenceError; Interrupted after SIGINT or SIGTERM, with a
+    checkpoint written.
     """
     config.check()
     if checkpoints(config.output) and not config.resume:
