@@ -38,9 +38,10 @@ class Storm:
             ("restart", "redis"): 1,
             ("pause", "redis"): 2,
         }
+        first = self._rng.sample(list(weights), len(weights))  # each once, however short the storm
         while True:
             await asyncio.sleep(self._rng.expovariate(1 / self._mean_pause_s))
-            what, kind = self._rng.choices(list(weights), list(weights.values()))[0]
+            what, kind = first.pop() if first else self._rng.choices(list(weights), list(weights.values()))[0]
             name = self._victim(kind)
             if name is None:
                 continue

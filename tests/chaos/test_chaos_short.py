@@ -14,10 +14,10 @@ pytestmark = pytest.mark.timeout(900)
 
 async def test_no_byte_changes_in_a_storm(tmp_path: Path) -> None:
     async with Fleet(tmp_path, num_gateways=2, num_drafters=2, num_verifiers=2) as fleet:
-        load = Load(num_requests=60, num_at_once=10, num_tokens=64, mean_pause_s=1.0, seed=3)
+        load = Load(num_requests=80, num_at_once=10, num_tokens=192, mean_pause_s=0.6, seed=3)
         report = await run_chaos(fleet, load)
     assert report.mismatches == []
     assert report.failures == []
     assert report.leftovers == []
-    assert sum(report.misfortunes.values()) >= 5
+    assert len(report.misfortunes) >= 8
     assert report.num_reconnects > 0
