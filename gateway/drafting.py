@@ -199,18 +199,18 @@ class Drafting:
         if self._lease is None or self._hidden is None or self._hidden.has_all(committed_len):
             return True
         if not await self._in_time(self._lease.drafter.advance(self._step(committed_len, 0))):
+            self._metrics.drafters_lost.inc()
             return True
         self._reported_len = committed_len
         return False
 
     async def _in_time(self, telling: Awaitable[None]) -> bool:
-        """Whether the drafter took what it was told. One that did not, in time, is lost."""
+        """Whether the drafter took what it was told. One that did not, in time, is given up."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 await telling
             return True
         except (OutriderError, TimeoutError):
-            self._metrics.drafters_lost.inc()
             await self.close()
             return False
 
