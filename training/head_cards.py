@@ -84,13 +84,17 @@ def main(
     work_dir: Annotated[Path, typer.Option(help="runs and stamps")] = Path(".run/training"),
     models_dir: Annotated[Path, typer.Option(help="folder of the heads and heads-evaluation.json")] = Path("models"),
 ) -> None:
-    """Write the README.md of every demo head.
+    """Write the README.md of every demo head that is there.
 
     Example: python -m training.head_cards
     """
     for head in HEADS:
+        model_dir = models_dir / f"demo-{head.name}"
+        if not model_dir.is_dir():
+            typer.echo(f"{model_dir} is not there: no card")
+            continue
         text = card_text(head.name, head.options, work_dir, models_dir)
-        (models_dir / f"demo-{head.name}" / "README.md").write_text(text, encoding="utf-8")
+        (model_dir / "README.md").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,8 @@ from training.heads.interface import Objective
 from training.heads.unroll import unroll
 
 MODELS = Path(__file__).parents[2] / "models"
-HEADS = {name: MODELS / f"demo-{name.replace('_', '-')}" for name in ("eagle3", "eagle", "medusa", "mlp_speculator")}
+METHODS = ("eagle3", "eagle", "medusa", "mlp_speculator")
+HEADS = {name: path for name in METHODS if (path := MODELS / f"demo-{name.replace('_', '-')}").is_dir()}
 DRAFT_LEN, NUM_TOKENS = 4, 96
 PROMPTS = (
     "import os\nimport sys\n\n\nclass Reader:\n    def __init__(self, path):",
@@ -105,8 +106,14 @@ def walk(token_ids: list[int], num_prompt: int, drafted: list[list[int]]) -> Cou
     return steps
 
 
-@pytest.mark.parametrize("method", HEADS)
+def test_a_head_ships_to_be_tested() -> None:
+    assert HEADS
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_every_step_accepts_what_was_foretold(url: str, target: FrozenTarget, method: str) -> None:
+    if method not in HEADS:
+        pytest.skip(f"no trained {method} ships with the demo target")
     objective = load_for_measuring(HEADS[method], target)
     choices, served = greedy_text(url, method)
     foretold: Counter[int] = Counter()
