@@ -13,6 +13,7 @@ GRPC_PORT ?= 8001
 REDIS_URL ?=
 TESTS ?= tests
 REQUESTS ?= 1000
+GPU_REPORT ?=
 .DEFAULT_GOAL := help
 
 PROTO_FILES := $(wildcard protos/outrider/v1/*.proto)
@@ -20,7 +21,7 @@ VENV_STAMP := $(VENV)/.venv-done
 PROTO_STAMP := $(VENV)/.protos-done
 SETUP_STAMP := $(VENV)/.setup-done
 
-.PHONY: help setup protos demo up down compose-up compose-down test check format bench chaos models clean
+.PHONY: help setup protos demo up down compose-up compose-down test check format bench gpu-report chaos models clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -90,6 +91,9 @@ format: setup ## reformat
 
 bench: setup ## measure the whole stack against transformers (about 15 minutes)
 	$(BIN)/python -m benchmarks.serving
+
+gpu-report: setup ## everything that an NVIDIA GPU can show, in 8 minutes (GPU_REPORT=--help for its options)
+	$(BIN)/python -m benchmarks.gpu_report $(GPU_REPORT)
 
 models: setup ## train the demo family anew (hours on a laptop; see docs/models.md)
 	$(BIN)/python -m training.make_models

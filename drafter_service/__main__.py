@@ -19,6 +19,7 @@ from shared.messages import DrafterInfo
 from shared.service import Endpoint, is_enabled_at, run_service, serve_until_signal
 from shared.telemetry import setup_logging
 from shared.tls import server_tls
+from shared.tracing import tracing
 from shared.version import outrider_version
 
 EPILOG = """examples:
@@ -33,27 +34,30 @@ async def serve(argv: list[str]) -> None:
         DrafterConfig, argv, os.environ, prog="python -m drafter_service", description=__doc__ or "", epilog=EPILOG
     )
     tls = server_tls(config.tls_cert_file, config.tls_key_file, config.tls_ca_file)  # before a model is loaded
-    log = setup_logging("drafter", config.log_level)
-    registry = CollectorRegistry()
-    methods = build_methods(config, log.info)
-    engine = DrafterEngine(methods, max_num_seqs=config.max_num_seqs, metrics=DrafterMetrics(registry))
-    servicer = DrafterServicer(engine, lambda: describe(config, engine))
-    await serve_until_signal(
-        Endpoint(
-            "drafter",
-            "outrider.v1.Drafter",
-            config.host,
-            config.port,
-            config.metrics_port,
-            config.drain_s,
-            tls=tls,
-            reflection=is_enabled_at(config.host, config.reflection),
-        ),
-        lambda server: drafter_pb2_grpc.add_DrafterServicer_to_server(servicer, server),
-        registry,
-        start=engine.start,
-        stop=engine.stop,
-    )
+    with tracing(config.otlp_traces_endpoint, "drafter") as tracer:
+        log = setup_logging("drafter", config.log_level)
+        registry = CollectorRegistry()
+        methods = build_methods(config, log.info)
+        metrics = DrafterMetrics(registry)
+        engine = DrafterEngine(methods, max_num_seqs=config.max_num_seqs, metrics=metrics)
+        metrics.watch(lambda: engine.num_sessions)
+        servicer = DrafterServicer(engine, lambda: describe(config, engine), tracer)
+        await serve_until_signal(
+            Endpoint(
+                "drafter",
+                "outrider.v1.Drafter",
+                config.host,
+                config.port,
+                config.metrics_port,
+                config.drain_s,
+                tls=tls,
+                reflection=is_enabled_at(config.host, config.reflection),
+            ),
+            lambda server: drafter_pb2_grpc.add_DrafterServicer_to_server(servicer, server),
+            registry,
+            start=engine.start,
+            stop=engine.stop,
+        )
 
 
 def describe(config: DrafterConfig, engine: DrafterEngine) -> DrafterInfo:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shared.config import setting
+from shared.tracing import OTLP_TRACES_ENDPOINT_HELP
 
 
 @dataclass(frozen=True)
@@ -53,4 +54,5 @@ class DrafterConfig:
     prefill_chunk_size: int = setting(256, "Most prompt rows of one session per forward pass.", minimum=1)
     max_num_seqs: int = setting(128, "Sessions at once; more are refused with RESOURCE_EXHAUSTED.", minimum=1)
     drain_s: float = setting(10.0, "Seconds that running sessions may go on after SIGTERM.", minimum=0)
+    otlp_traces_endpoint: str = setting("", OTLP_TRACES_ENDPOINT_HELP)
     log_level: str = setting("info", "Log level.", choices=("debug", "info", "warning", "error"))

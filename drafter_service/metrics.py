@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from shared.messages import Proposal, Timings
 from shared.telemetry import TIME_BUCKETS
@@ -18,6 +20,11 @@ class DrafterMetrics:
         self._queue = Histogram(
             "outrider:draft_queue_seconds", "Step's wait.", ["method"], buckets=TIME_BUCKETS, registry=registry
         )
+        self._running = Gauge("outrider:num_requests_running", "Open sessions.", registry=registry)
+
+    def watch(self, num_sessions: Callable[[], int]) -> None:
+        """Asked at every scrape, on its thread."""
+        self._running.set_function(num_sessions)
 
     def observe(self, proposal: Proposal, timings: Timings) -> None:
         self._proposals.labels(proposal.method).inc()

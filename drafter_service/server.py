@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from drafter_service.engine import DrafterEngine
 from drafter_service.session import OnReply
@@ -13,12 +13,19 @@ from shared import wire
 from shared.errors import InvalidRequest
 from shared.messages import DrafterInfo, ProposalReply
 from shared.rpc_session import SessionHandlers, session_stream
+from shared.tracing import Attributes
+
+if TYPE_CHECKING:
+    from shared.tracing.otlp import Tracer
 
 
 class DrafterServicer(pb_grpc.DrafterServicer):
-    def __init__(self, engine: DrafterEngine, describe: Callable[[], DrafterInfo]) -> None:
+    def __init__(
+        self, engine: DrafterEngine, describe: Callable[[], DrafterInfo], tracer: Tracer | None = None
+    ) -> None:
         self._engine = engine
         self._describe = describe
+        self._tracer = tracer
         self._handlers = SessionHandlers[pb.DrafterRequest, ProposalReply, pb.DrafterReply](
             open=self._open,
             step=self._step,
@@ -27,8 +34,11 @@ class DrafterServicer(pb_grpc.DrafterServicer):
         )
 
     async def Session(self, request_iterator: AsyncIterator[Any], context: Any) -> AsyncIterator[pb.DrafterReply]:
+        handlers = self._handlers
+        if self._tracer is not None:
+            handlers = self._tracer.session("draft", handlers, context, _span_attributes)
         # gRPC looks whether the method itself is an async generator, so it cannot just return one.
-        async for reply in session_stream(request_iterator, context, self._handlers):
+        async for reply in session_stream(request_iterator, context, handlers):
             yield reply
 
     async def GetInfo(self, request: pb.GetDrafterInfoRequest, context: Any) -> pb.DrafterInfo:
@@ -43,3 +53,15 @@ class DrafterServicer(pb_grpc.DrafterServicer):
         if request.WhichOneof("request") != "step":
             raise InvalidRequest("a session takes one `open`, then only `step`", param="request")
         self._engine.submit(handle, wire.draft_step_from_wire(request.step))
+
+
+def _span_attributes(reply: ProposalReply) -> Attributes:
+    return {
+        "outrider.epoch": reply.epoch,
+        "outrider.base_len": reply.proposal.base_len,
+        "outrider.method": reply.proposal.method,
+        "outrider.num_draft_tokens": len(reply.proposal.token_ids),
+        "outrider.batch_sessions": reply.timings.batch_sessions,
+        "outrider.queue_us": reply.timings.queue_us,
+        "outrider.forward_us": reply.timings.forward_us,
+    }

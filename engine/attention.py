@@ -84,12 +84,13 @@ def resolve_attention_ops(backend: str, device: torch.device) -> AttentionOps:
     """
     if backend not in ATTENTION_BACKENDS:
         raise BackendUnavailable(f"attention_backend={backend!r}: choose one of {', '.join(ATTENTION_BACKENDS)}")
-    if backend == "triton" or device.type != "cpu":
-        raise BackendUnavailable(
-            f"attention_backend={backend!r} on {device.type}: the triton kernels do not exist yet; "
-            "use device='cpu' with attention_backend 'cpu' or 'reference'"
-        )
-    # Imported here: the numba kernels take a moment to import and are not needed by every backend.
+    if backend == "auto":
+        backend = "cpu" if device.type == "cpu" else "triton"
+    if backend == "cpu" and device.type != "cpu":
+        raise BackendUnavailable(f"attention_backend='cpu' on {device.type}: use 'triton' or 'auto'")
+    # Imported here: numba and triton take a moment to import, and not every backend needs them.
+    if backend == "triton":
+        return _triton_ops(device)
     if backend == "reference":
         from kernels.kv_write import reference as write_kernels
         from kernels.paged_attention import reference as attention_kernels
@@ -110,6 +111,22 @@ def resolve_attention_ops(backend: str, device: torch.device) -> AttentionOps:
         kv_move,
         takes_plans=True,
     )
+
+
+def _triton_ops(device: torch.device) -> AttentionOps:
+    try:
+        from triton import knobs
+    except ImportError as error:
+        fix = "install the extra 'gpu', or use device='cpu' with attention_backend='cpu'"
+        raise BackendUnavailable(f"attention_backend='triton': {error}; {fix}") from error
+    if device.type == "cpu" and not knobs.runtime.interpret:
+        raise BackendUnavailable(
+            "attention_backend='triton' on cpu: use 'cpu' (TRITON_INTERPRET=1 runs the triton kernels there, for tests)"
+        )
+    from kernels.kv_write.triton import kv_move, kv_write
+    from kernels.paged_attention.triton import paged_attention
+
+    return AttentionOps("triton", paged_attention, kv_write, kv_move)
 
 
 class UnsupportedAttention(EngineError):

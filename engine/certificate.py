@@ -54,7 +54,7 @@ def certify(loaded: LoadedModel, runner: ModelRunner) -> Certificate:
     Takes about 20 forwards of one to a few rows and 8 of up to 77 rows.
     """
     started = time.perf_counter()
-    plan = _Plan(loaded, runner.cache.block_size)
+    plan = _Plan(loaded, runner)
     plain = plan.plain()
     expected = _bits(loaded, plan, plain)
     checks: list[Check] = []
@@ -74,9 +74,10 @@ def certify(loaded: LoadedModel, runner: ModelRunner) -> Certificate:
 class _Plan:
     """The sequence, its blocks and its company."""
 
-    def __init__(self, loaded: LoadedModel, block_size: int) -> None:
+    def __init__(self, loaded: LoadedModel, runner: ModelRunner) -> None:
         self.loaded = loaded
-        self.block_size = block_size
+        self.block_size = runner.cache.block_size
+        self._cuda_graphs = runner.uses_cuda_graphs
         self.length = min(_NUM_PROMPT_TOKENS + _NUM_DECODED, loaded.max_model_len)
         self.num_prompt = max(1, self.length - _NUM_DECODED)
         generator = torch.Generator().manual_seed(2026)
@@ -87,14 +88,15 @@ class _Plan:
 
         self.token_ids: list[int] = draw(self.length)
         # Rows of a tree stand behind the sequence: its siblings need indices of their own.
-        self._blocks_each = -(-(self.length + 2 * _NUM_DECODED) // block_size)
+        self._blocks_each = -(-(self.length + 2 * _NUM_DECODED) // self.block_size)
         order = torch.randperm(4 * self._blocks_each, generator=generator).tolist()
         self._blocks = [order[owner * self._blocks_each : (owner + 1) * self._blocks_each] for owner in range(4)]
         self._strangers = [draw(9), draw(4), draw(1)]
 
     def new_cache(self) -> ModelRunner:
         """A runner on a zeroed cache."""
-        return ModelRunner(self.loaded, self.loaded.make_cache(4 * self._blocks_each, self.block_size))
+        cache = self.loaded.make_cache(4 * self._blocks_each, self.block_size)
+        return ModelRunner(self.loaded, cache, cuda_graphs=self._cuda_graphs)
 
     def plain(self) -> History:
         singles = [self._chain(position, 1) for position in range(self.num_prompt, self.length)]
@@ -149,13 +151,14 @@ def _bits(loaded: LoadedModel, plan: _Plan, history: History) -> list[torch.Tens
     logits: dict[int, torch.Tensor] = {}
     slots: dict[int, int] = {}
     for step in history:
-        batch = build_batch(step.sessions, cache.block_size, loaded.device)
+        batch = build_batch(step.sessions, cache.block_size)
         result = runner.forward(batch)
         logits_of_row = dict(zip(batch.logits_rows.tolist(), result.logits, strict=True))
         for position, row in step.flat_rows().items():
             slots[position] = int(batch.slot_mapping[row])
             if position >= plan.num_prompt:
-                logits[position] = logits_of_row[row]
+                # A copy: the next replay of a CUDA graph writes to the same place.
+                logits[position] = logits_of_row[row].clone()
     blocks = torch.tensor([slots[position] // cache.block_size for position in range(plan.length)])
     offsets = torch.tensor([slots[position] % cache.block_size for position in range(plan.length)])
     stored = [tensor[blocks, :, offsets] for layer in cache.layers for tensor in layer]

@@ -22,6 +22,7 @@ from engine.lean_mlp import find_activation
 from engine.lean_norm import lean_norm
 from engine.lean_rotary import lean_rotary
 from engine.paged_kv import LayerShape
+from engine.row_kernels import RowKernels, resolve_row_kernels
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,15 @@ class LeanReport:
 def make_lean(model: Any, shapes: list[LayerShape], ops: AttentionOps, *, max_positions: int) -> LeanReport:
     """Replace what can be replaced, in place. shapes: what the probe forward saw of each layer."""
     parameter = next(model.parameters())
-    if parameter.device.type != "cpu" or parameter.dtype not in (torch.bfloat16, torch.float32):
+    on_cpu_kernels = ops.backend in ("cpu", "reference")
+    if parameter.dtype not in (torch.bfloat16, torch.float32) or (on_cpu_kernels and parameter.device.type != "cpu"):
         return LeanReport(0, 0, 0, 0, {})
+    kernels = resolve_row_kernels(ops.backend)
     left_out: Counter[str] = Counter()
-    num_norms = _replace_norms(model, left_out)
+    num_norms = _replace_norms(model, kernels, left_out)
     calls = _record_calls(model, shapes, ops)
-    num_attentions = _replace_attentions(model, shapes, calls, left_out)
-    num_mlps = _replace_mlps(model, left_out)
+    num_attentions = _replace_attentions(model, shapes, calls, kernels, left_out)
+    num_mlps = _replace_mlps(model, kernels, left_out)
     num_rotaries = _replace_rotaries(model, max_positions, parameter.dtype)
     return LeanReport(num_norms, num_mlps, num_attentions, num_rotaries, dict(left_out))
 
@@ -65,12 +68,12 @@ def _put(model: torch.nn.Module, name: str, replacement: torch.nn.Module) -> Non
     setattr(parent, child_name, replacement)
 
 
-def _replace_norms(model: torch.nn.Module, left_out: Counter[str]) -> int:
+def _replace_norms(model: torch.nn.Module, kernels: RowKernels, left_out: Counter[str]) -> int:
     count = 0
     for name, module in list(model.named_modules()):
         if not type(module).__name__.endswith("Norm"):
             continue
-        replacement = lean_norm(module)
+        replacement = lean_norm(module, kernels)
         if replacement is None:
             left_out[type(module).__name__] += 1
         else:
@@ -89,11 +92,12 @@ def _record_calls(model: Any, shapes: list[LayerShape], ops: AttentionOps) -> li
         )
         for shape in shapes
     ]
-    positions = torch.arange(8)
+    device = next(model.parameters()).device
+    positions = torch.arange(8, device=device)
     try:
         probe = AttentionProbe({})
         model(
-            torch.zeros((1, 8), dtype=torch.long),
+            torch.zeros((1, 8), dtype=torch.long, device=device),
             position_ids=positions[None],
             use_cache=False,
             logits_to_keep=positions[-1:],
@@ -105,7 +109,9 @@ def _record_calls(model: Any, shapes: list[LayerShape], ops: AttentionOps) -> li
     return [calls[shape.module_name] for shape in shapes]
 
 
-def _replace_attentions(model: Any, shapes: list[LayerShape], calls: list[ModuleCall], left_out: Counter[str]) -> int:
+def _replace_attentions(
+    model: Any, shapes: list[LayerShape], calls: list[ModuleCall], kernels: RowKernels, left_out: Counter[str]
+) -> int:
     hidden_size = int(model.config.get_text_config().hidden_size)
     known: dict[Any, bool | None] = {}
     count = 0
@@ -114,13 +120,13 @@ def _replace_attentions(model: Any, shapes: list[LayerShape], calls: list[Module
         key = (lean_check.signature(module), shape.num_query_heads, shape.num_kv_heads, shape.sliding_window)
         is_new = key not in known
         if is_new:
-            known[key] = lean_attention.finds_rotation(module, call, shapes, shape, hidden_size)
+            known[key] = lean_attention.finds_rotation(module, call, shapes, shape, hidden_size, kernels)
         rotates = known[key]
         replacement = None
         if rotates is not None:
-            hidden_states = lean_attention.random_rows(hidden_size, next(module.parameters()).dtype)
+            hidden_states = lean_attention.random_rows(hidden_size, next(module.parameters()))
             theirs = lean_attention.record(module, call, hidden_states, shapes)
-            replacement = lean_attention.build(module, shape, theirs.constants, rotates=rotates)
+            replacement = lean_attention.build(module, shape, theirs.constants, kernels, rotates=rotates)
             # Once more in the model's own dtype: a module may change dtypes on the way.
             if is_new and replacement is not None:
                 ours = lean_attention.record(replacement, call, hidden_states, shapes)
@@ -134,7 +140,7 @@ def _replace_attentions(model: Any, shapes: list[LayerShape], calls: list[Module
     return count
 
 
-def _replace_mlps(model: torch.nn.Module, left_out: Counter[str]) -> int:
+def _replace_mlps(model: torch.nn.Module, kernels: RowKernels, left_out: Counter[str]) -> int:
     known: dict[Any, str | None] = {}
     count = 0
     for name, module in list(model.named_modules()):
@@ -142,9 +148,9 @@ def _replace_mlps(model: torch.nn.Module, left_out: Counter[str]) -> int:
             continue
         key = lean_check.signature(module)
         if key not in known:
-            known[key] = find_activation(module)
+            known[key] = find_activation(module, kernels)
         activation = known[key]
-        replacement = None if activation is None else build_mlp(module, activation)
+        replacement = None if activation is None else build_mlp(module, activation, kernels)
         if replacement is None:
             left_out[type(module).__name__] += 1
         else:

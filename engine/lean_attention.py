@@ -18,8 +18,8 @@ from engine.batch import SessionRows, build_batch
 from engine.lean_mlp import stack
 from engine.paged_kv import LayerShape, PagedKVCache
 from engine.row_invariant_modules import RowInvariantLinear
+from engine.row_kernels import RowKernels
 from kernels.errors import KernelArgumentError
-from kernels.rotary import cpu
 
 _PROJECTIONS = (("q_proj", "k_proj", "v_proj"), ("qkv_proj",))
 _OUTPUTS = ("o_proj", "dense", "out_proj")
@@ -53,6 +53,7 @@ class LeanAttention(torch.nn.Module):
         linears: tuple[RowInvariantLinear, RowInvariantLinear],
         norms: tuple[torch.nn.Module, torch.nn.Module] | None,
         constants: dict[str, Any],
+        kernels: RowKernels,
         *,
         rotates: bool,
     ) -> None:
@@ -67,6 +68,7 @@ class LeanAttention(torch.nn.Module):
         self._num_turned = shape.num_query_heads + shape.num_kv_heads
         self._head_dim = shape.key_dim
         self._constants = constants
+        self._rotate = kernels.rotate_
 
     def forward(
         self,
@@ -83,10 +85,10 @@ class LeanAttention(torch.nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             query, key = _normalise(self.q_norm, query), _normalise(self.k_norm, key)
             if cos is not None and sin is not None:
-                cpu.rotate_(query, cos[0], sin[0])
-                cpu.rotate_(key, cos[0], sin[0])
+                self._rotate(query, cos[0], sin[0])
+                self._rotate(key, cos[0], sin[0])
         elif cos is not None and sin is not None:
-            cpu.rotate_(heads[:, : self._num_turned], cos[0], sin[0])
+            self._rotate(heads[:, : self._num_turned], cos[0], sin[0])
         if paged.probe is not None:
             first, second, third = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
             constants = {("s_aux" if name == "sinks" else name): value for name, value in self._constants.items()}
@@ -117,7 +119,7 @@ def record(
         seen["query"], seen["others"] = query.clone(), others
         shape = (query.shape[0], query.shape[1], values.shape[3])
         generator = torch.Generator().manual_seed(23)
-        return torch.randn(shape, generator=generator).to(query.dtype)
+        return torch.randn(shape, generator=generator).to(query)
 
     dtype, device = hidden_states.dtype, hidden_states.device
     ops = AttentionOps("recording", cast(PagedAttentionOp, attention), write, lambda *_: None)
@@ -137,9 +139,9 @@ def agree(ours: Recorded, theirs: Recorded) -> bool:
     return lean_check.is_close(mine, yours)
 
 
-def random_rows(hidden_size: int, dtype: torch.dtype) -> torch.Tensor:
-    """[1, _NUM_ROWS, hidden_size]."""
-    return torch.randn(1, _NUM_ROWS, hidden_size, generator=torch.Generator().manual_seed(17)).to(dtype)
+def random_rows(hidden_size: int, like: torch.Tensor) -> torch.Tensor:
+    """[1, _NUM_ROWS, hidden_size], of the dtype and on the device of `like`."""
+    return torch.randn(1, _NUM_ROWS, hidden_size, generator=torch.Generator().manual_seed(17)).to(like)
 
 
 def _with_hidden_states(call: ModuleCall, hidden_states: torch.Tensor) -> tuple[list[Any], dict[str, Any]]:
@@ -161,7 +163,7 @@ def _with_hidden_states(call: ModuleCall, hidden_states: torch.Tensor) -> tuple[
 
 
 def build(
-    module: torch.nn.Module, shape: LayerShape, constants: dict[str, Any], *, rotates: bool
+    module: torch.nn.Module, shape: LayerShape, constants: dict[str, Any], kernels: RowKernels, *, rotates: bool
 ) -> LeanAttention | None:
     """The stand-in if the module has the parts for one. Says nothing of what it computes."""
     projections = next((names for names in _PROJECTIONS if all(name in module._modules for name in names)), None)
@@ -175,24 +177,31 @@ def build(
     with_weights = {name for name, child in module.named_children() if list(child.parameters())}
     if with_weights - parts:
         return None
-    qkv, out = stack([module.get_submodule(name) for name in projections]), stack([module.get_submodule(output)])
+    qkv = stack([module.get_submodule(name) for name in projections], kernels.backend)
+    out = stack([module.get_submodule(output)], kernels.backend)
     num_heads = shape.num_query_heads + 2 * shape.num_kv_heads
     if qkv is None or out is None or qkv.out_features != num_heads * shape.key_dim:
         return None
-    return LeanAttention(shape, int(module.layer_idx), (qkv, out), norms, constants, rotates=rotates)  # type: ignore[arg-type]
+    layer_idx: int = module.layer_idx  # type: ignore[assignment]
+    return LeanAttention(shape, layer_idx, (qkv, out), norms, constants, kernels, rotates=rotates)
 
 
 def finds_rotation(
-    module: torch.nn.Module, call: ModuleCall, shapes: list[LayerShape], shape: LayerShape, hidden_size: int
+    module: torch.nn.Module,
+    call: ModuleCall,
+    shapes: list[LayerShape],
+    shape: LayerShape,
+    hidden_size: int,
+    kernels: RowKernels,
 ) -> bool | None:
     """Whether the stand-in that computes what the module does rotates its heads; None where neither computes it."""
     tried = lean_check.wide_copy(module)
-    hidden_states = random_rows(hidden_size, torch.float32)
+    hidden_states = random_rows(hidden_size, next(tried.parameters()))
     theirs = record(tried, call, hidden_states, shapes)
     for rotates in (True, False):
-        if rotates and not _can_rotate(call, next(module.parameters()).dtype):
+        if rotates and not _can_rotate(call, next(module.parameters()).dtype, kernels):
             continue
-        candidate = build(tried, shape, theirs.constants, rotates=rotates)
+        candidate = build(tried, shape, theirs.constants, kernels, rotates=rotates)
         if candidate is None:
             return None
         try:
@@ -204,12 +213,15 @@ def finds_rotation(
     return None
 
 
-def _can_rotate(call: ModuleCall, dtype: torch.dtype) -> bool:
+def _can_rotate(call: ModuleCall, dtype: torch.dtype, kernels: RowKernels) -> bool:
     """Whether the module is called with cos and sin that the kernel takes (olmo2's are fp32, whatever the model's)."""
     embeddings = call.kwargs.get("position_embeddings", call.args[1] if len(call.args) > 1 else None)
     if not isinstance(embeddings, tuple) or len(embeddings) != 2:
         return False
     return all(
-        isinstance(part, torch.Tensor) and part.ndim == 3 and part.dtype == dtype and cpu.supports(part.shape[2], dtype)
+        isinstance(part, torch.Tensor)
+        and part.ndim == 3
+        and part.dtype == dtype
+        and kernels.takes_rotation(part.shape[2], dtype)
         for part in embeddings
     )

@@ -23,7 +23,7 @@ def wide_copy(module: torch.nn.Module) -> torch.nn.Module:
     with torch.no_grad():
         for parameter in copied.parameters():
             if parameter.ndim == 1:
-                parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+                parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator).to(parameter.device))
     return copied
 
 

@@ -9,7 +9,7 @@ import torch
 
 from engine import lean_check
 from engine.row_invariant_modules import RowInvariantLinear
-from kernels.gated_activation import cpu
+from engine.row_kernels import RowKernels
 from kernels.gated_activation.reference import ACTIVATIONS
 
 # Tried in turn; each is a list of linears whose outputs side by side are gate and up.
@@ -19,21 +19,24 @@ _UP_NAMES = (("gate_proj", "up_proj"), ("gate_up_proj",))
 class LeanGatedMLP(torch.nn.Module):
     """down(act(gate(x)) * up(x)), the gate's weights above those of up in one matrix."""
 
-    def __init__(self, gate_up: RowInvariantLinear, down: RowInvariantLinear, activation: str) -> None:
+    def __init__(
+        self, gate_up: RowInvariantLinear, down: RowInvariantLinear, activation: str, kernels: RowKernels
+    ) -> None:
         super().__init__()
         self.gate_up = gate_up
         self.down = down
         self.activation = activation
+        self._gated_activation = kernels.gated_activation
         self._width = gate_up.out_features // 2
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         both = self.gate_up(x).view(-1, 2 * self._width)
-        inner = cpu.gated_activation(both[:, : self._width], both[:, self._width :], self.activation)
+        inner = self._gated_activation(both[:, : self._width], both[:, self._width :], self.activation)
         output: torch.Tensor = self.down(inner)
         return output.view(*x.shape[:-1], -1)
 
 
-def stack(linears: list[torch.nn.Module]) -> RowInvariantLinear | None:
+def stack(linears: list[torch.nn.Module], backend: str) -> RowInvariantLinear | None:
     """One linear whose outputs are theirs side by side; None where they are not alike."""
     if any(type(linear) is not torch.nn.Linear for linear in linears):
         return None
@@ -42,10 +45,10 @@ def stack(linears: list[torch.nn.Module]) -> RowInvariantLinear | None:
     if len({bias is None for bias in biases}) > 1 or len({weight.shape[1] for weight in weights}) > 1:
         return None
     bias = None if biases[0] is None else torch.cat(biases)
-    return RowInvariantLinear(torch.cat(weights) if len(weights) > 1 else weights[0], bias)
+    return RowInvariantLinear(torch.cat(weights) if len(weights) > 1 else weights[0], bias, backend)
 
 
-def build(module: torch.nn.Module, activation: str) -> LeanGatedMLP | None:
+def build(module: torch.nn.Module, activation: str, kernels: RowKernels) -> LeanGatedMLP | None:
     """The stand-in if the module has the parts of a gated MLP. Says nothing of what it computes."""
     names = next((names for names in _UP_NAMES if all(name in module._modules for name in names)), None)
     children = {name for name, child in module.named_children() if list(child.parameters())}
@@ -53,26 +56,28 @@ def build(module: torch.nn.Module, activation: str) -> LeanGatedMLP | None:
         return None
     if len({_num_outputs(module.get_submodule(name)) for name in names}) > 1:
         return None
-    gate_up, down = stack([module.get_submodule(name) for name in names]), stack([module.get_submodule("down_proj")])
-    if gate_up is None or down is None or not cpu.supports(gate_up.out_features // 2, torch.float32):
+    gate_up = stack([module.get_submodule(name) for name in names], kernels.backend)
+    down = stack([module.get_submodule("down_proj")], kernels.backend)
+    if gate_up is None or down is None or not kernels.takes_activation(gate_up.out_features // 2, torch.float32):
         return None
-    return LeanGatedMLP(gate_up, down, activation)
+    return LeanGatedMLP(gate_up, down, activation, kernels)
 
 
 def _num_outputs(linear: torch.nn.Module) -> int:
     return int(getattr(linear, "out_features", -1))
 
 
-def find_activation(module: torch.nn.Module) -> str | None:
+def find_activation(module: torch.nn.Module, kernels: RowKernels) -> str | None:
     """The activation with which the stand-in computes what the module does; None where none does."""
-    if build(module, ACTIVATIONS[0]) is None:
+    if build(module, ACTIVATIONS[0], kernels) is None:
         return None
     tried = lean_check.wide_copy(module)
     num_inputs = int(tried.down_proj.out_features)  # type: ignore[union-attr, arg-type]
     x = 2 * torch.randn(1, 5, num_inputs, generator=torch.Generator().manual_seed(13))
+    x = x.to(next(tried.parameters()).device)
     expected = tried(x)
     for activation in ACTIVATIONS:
-        candidate = build(tried, activation)
+        candidate = build(tried, activation, kernels)
         if candidate is not None and lean_check.is_close(candidate(x), expected):
             return activation
     return None

@@ -36,13 +36,14 @@ class LeanRotaryEmbedding(torch.nn.Module):
         positions = position_ids[0]
         try:
             return cos.index_select(0, positions)[None], sin.index_select(0, positions)[None]
-        except (IndexError, RuntimeError):  # beyond the table; the module computes the same for any position
+        # Beyond the table; the module computes the same for any position. The engine asks for no such position.
+        except (IndexError, RuntimeError):
             return self.original(x, position_ids, *args, **kwargs)
 
     def _compute(self, x: torch.Tensor, args: Any, kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         parts = []
         for start in range(0, self._max_positions, _CHUNK):
-            positions = torch.arange(start, min(start + _CHUNK, self._max_positions))[None]
+            positions = torch.arange(start, min(start + _CHUNK, self._max_positions), device=x.device)[None]
             parts.append(self.original(x, positions, *args, **kwargs))
         cos, sin = (torch.cat([part[side][0] for part in parts]).contiguous() for side in (0, 1))
         return cos, sin

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -26,15 +27,23 @@ from engine.attention import (
     register_attention,
     resolve_attention_ops,
 )
-from engine.batch import SessionRows, build_batch
+from engine.batch import ForwardBatch, SessionRows, build_batch
 from engine.errors import BackendUnavailable, ModelRefused
 from engine.lean import LeanReport, make_lean
 from engine.paged_kv import DEFAULT_BLOCK_SIZE, LayerShape, PagedKVCache, bytes_per_block
 from engine.row_invariance import RowInvarianceReport, make_row_invariant
 from engine.row_invariant_experts import EXPERTS_NAME, register_experts
+from engine.tensor_parallel.collectives import Collectives
+from engine.tensor_parallel.shard import Shard
 from kernels.errors import KernelArgumentError
 
+if TYPE_CHECKING:
+    from engine.tensor_parallel.leader import Leader
+
 logger = logging.getLogger(__name__)
+
+# (path, dtype, device) -> the model in eval mode, built with ATTENTION_NAME.
+MakeModel = Callable[[str, torch.dtype, torch.device], Any]
 
 
 @dataclass(frozen=True)
@@ -56,10 +65,12 @@ class LoadedModel:
     eos_token_ids: tuple[int, ...]
     row_invariance: RowInvarianceReport | None  # None: loaded with row_invariant=False
     lean: LeanReport | None = None  # None: loaded with row_invariant=False or lean=False
+    leader: Leader | None = None  # of the other ranks of a tensor-parallel model; on rank 0 alone
 
     def make_cache(self, num_blocks: int, block_size: int = DEFAULT_BLOCK_SIZE) -> PagedKVCache:
         """A zeroed cache of num_blocks blocks for all layers."""
-        return PagedKVCache(
+        make = PagedKVCache if self.leader is None else self.leader.make_cache
+        return make(
             self.layer_shapes,
             num_blocks=num_blocks,
             block_size=block_size,
@@ -68,8 +79,17 @@ class LoadedModel:
             ops=self.attention_ops,
         )
 
+    def in_step(self, cache: PagedKVCache, batch: ForwardBatch) -> AbstractContextManager[None]:
+        """To be entered around each forward: the other ranks of a tensor-parallel model then run it too."""
+        return nullcontext() if self.leader is None else self.leader.in_step(cache, batch)
+
+    def close(self) -> None:
+        """Ends the other ranks of a tensor-parallel model."""
+        if self.leader is not None:
+            self.leader.close()
+
     def bytes_per_block(self, block_size: int = DEFAULT_BLOCK_SIZE) -> int:
-        """Bytes of one block over all layers."""
+        """Bytes of one block over all layers, of this rank's share."""
         return bytes_per_block(self.layer_shapes, block_size, self.dtype)
 
     def decoder_layer(self, layer: int) -> torch.nn.Module:
@@ -103,12 +123,16 @@ def load_model(
     row_invariant: bool = True,
     lean: bool = True,
     on_progress: Callable[[str], None] | None = None,
+    collectives: Collectives | None = None,
+    make_model: MakeModel | None = None,
 ) -> LoadedModel:
     """Load a checkpoint (directory or hub id, safetensors only, no code from the checkpoint).
 
-    dtype "auto" (the checkpoint's), "bfloat16" or "float32"; device "auto" or "cpu"; num_threads sets torch's
+    dtype "auto" (the checkpoint's), "bfloat16" or "float32"; device "auto", "cpu" or "cuda"; num_threads sets torch's
     thread count for the process. row_invariant=False keeps transformers' own linears: a row's bits then
     depend on its batch-mates, which is of use for comparisons only; so is lean=False, which keeps its other modules.
+    collectives: load this rank's share of a tensor-parallel model; every rank has to (see tensor_parallel/leader).
+    make_model: makes the weights, of which path then holds none, only the config (for measurements).
     Raises ModelRefused (with cause and fix) and BackendUnavailable.
     """
     report = on_progress or (lambda _message: None)
@@ -120,22 +144,33 @@ def load_model(
     config = model_guards.read_config(path)
     model_guards.require_supported_architecture(path, config)
     max_len = model_guards.resolve_max_model_len(path, config, max_model_len)
-    model_guards.require_safetensors(path)
+    if make_model is None:
+        model_guards.require_safetensors(path)
     torch_dtype = model_guards.resolve_dtype(path, config, dtype)
     report(f"reading weights of {path} as {str(torch_dtype).removeprefix('torch.')}")
-    model = _read_weights(path, torch_dtype, torch_device)
+    # What a rank does not keep must not have to fit on its device.
+    read = make_model or _read_weights
+    model = read(path, torch_dtype, torch_device if collectives is None else torch.device("cpu"))
     text_config = model.config.get_text_config()
     num_layers = int(text_config.num_hidden_layers)
     layer_shapes = model_guards.probe_layers(path, model, ops, num_layers)
     model_guards.require_windows(path, config, layer_shapes, max_len)
+    shard = None
+    if collectives is not None:
+        report(f"keeping the share of rank {collectives.rank} of {collectives.size}")
+        shard = Shard(path, model, layer_shapes, collectives)
+        model.to(torch_device)
+        layer_shapes = model_guards.probe_layers(path, model, ops, num_layers)
     invariance = lean_report = None
+    if row_invariant and lean:
+        report("fusing layers")
+        lean_report = make_lean(model, layer_shapes, ops, max_positions=max_len)
+        logger.info("%s", lean_report.describe())
+    if shard is not None:
+        shard.connect()
     if row_invariant:
-        if lean:
-            report("fusing layers")
-            lean_report = make_lean(model, layer_shapes, ops, max_positions=max_len)
-            logger.info("%s", lean_report.describe())
         report("preparing row-invariant linears")
-        invariance = make_row_invariant(model)
+        invariance = make_row_invariant(model, "triton" if ops.backend == "triton" else "cpu")
         # Again: a module that reads a weight which is now packed must fail here, not in the first request.
         model_guards.probe_layers(path, model, ops, num_layers)
     loaded = LoadedModel(
@@ -157,6 +192,8 @@ def load_model(
     )
     report("warming up the attention kernels")
     _warm_up(loaded)
+    if shard is not None:
+        shard.require_agreement(layer_shapes, ops)
     return loaded
 
 
@@ -180,11 +217,11 @@ def _warm_up(loaded: LoadedModel) -> None:
 
 
 def _resolve_device(device: str) -> torch.device:
-    if device not in ("auto", "cpu"):
-        raise BackendUnavailable(
-            f"device={device!r}: only the CPU kernels exist, the triton kernels do not yet; use device='cpu'"
-        )
-    return torch.device("cpu")
+    if device not in ("auto", "cpu", "cuda"):
+        raise BackendUnavailable(f"device={device!r}: choose one of auto, cpu, cuda")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise BackendUnavailable("device='cuda': this torch sees no CUDA device; use device='cpu'")
+    return torch.device("cuda" if device != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def _read_weights(path: str, dtype: torch.dtype, device: torch.device) -> Any:

@@ -32,10 +32,22 @@ def read_config(path: str) -> Any:
             f"its config cannot be read: {error}",
             "name a directory (or hub id) with the config.json of an architecture that transformers itself knows",
         ) from error
-    quantization = getattr(config, "quantization_config", None)
-    if quantization is not None:
-        raise ModelRefused(path, "its weights are quantised", "serve the bfloat16 or float32 checkpoint")
+    require_plain_weights(path, config)
     return config
+
+
+def require_plain_weights(path: str, config: Any) -> None:
+    """Refuse quantised weights by their method's name: transformers gives them linears of its own, whose packed weights
+    the row-invariant linears cannot read."""
+    for source in (config, config.get_text_config()):
+        settings = getattr(source, "quantization_config", None)
+        if settings is not None:
+            method = settings.get("quant_method", "method not named")
+            raise ModelRefused(
+                path,
+                f"its weights are quantised ({method}), and only plain ones are served",
+                "serve the bfloat16 or float32 checkpoint that it was made from",
+            )
 
 
 def require_safetensors(path: str) -> None:

@@ -67,8 +67,10 @@ class PagedKVCache:
         """Copy slots (int64 [N] each) in every layer; all sources are read before any target is written."""
         if source_slots.numel() == 0:
             return
+        device = self.layers[0][0].device
+        sources, targets = source_slots.to(device), target_slots.to(device)
         for key_cache, value_cache in self.layers:
-            self._ops.kv_move(key_cache, value_cache, source_slots, target_slots)
+            self._ops.kv_move(key_cache, value_cache, sources, targets)
 
 
 def bytes_per_block(layer_shapes: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> int:

@@ -27,20 +27,21 @@ _ACTIVATION_CLASSES: tuple[type[torch.nn.Module], ...] = tuple(
 class RowInvarianceReport:
     """What was replaced, by how many; without the linears inside lean modules, which are row-invariant too."""
 
-    linear_method: str  # "onednn-prepacked" or "padded-8"
+    linear_method: str  # "onednn-prepacked", "padded-8" or "triton"
     num_linears: int
     num_expert_matrices: int
     num_routers: int
     num_activations: int
 
 
-def make_row_invariant(model: torch.nn.Module) -> RowInvarianceReport:
-    """Replace linears, experts, routers' weights and activations in place.
+def make_row_invariant(model: torch.nn.Module, backend: str = "cpu") -> RowInvarianceReport:
+    """Replace linears, experts, routers' weights and activations in place; backend: "cpu" or "triton".
 
     Tied weights keep working: the embedding holds the plain weight, the head its packed copy. Where a weight
     is not shared, the plain one is freed.
     """
-    dtype = next(model.parameters()).dtype
+    parameter = next(model.parameters())
+    dtype, device_type = parameter.dtype, parameter.device.type
     num_linears = num_experts = num_routers = num_activations = 0
     places: dict[torch.nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
@@ -48,19 +49,20 @@ def make_row_invariant(model: torch.nn.Module) -> RowInvarianceReport:
     while places:  # popped one by one, so that each plain weight is freed before the next is packed
         module, names = places.popitem()
         if is_experts(module):
-            num_experts += pack_experts(module)
+            num_experts += pack_experts(module, backend)
         elif _is_plain_linear(module):
-            _replace(model, names, RowInvariantLinear(*_linear_tensors(module)))
+            _replace(model, names, RowInvariantLinear(*_linear_tensors(module), backend))
             num_linears += 1
-        elif isinstance(module, _ACTIVATION_CLASSES):
+        # A GPU computes every element by itself, with the same instructions in whatever place.
+        elif isinstance(module, _ACTIVATION_CLASSES) and device_type == "cpu":
             _replace(model, names, RowInvariantActivation(module))
             num_activations += 1
         elif _is_router(module):
             weight: torch.Tensor = module.weight.detach()  # type: ignore[operator]
             del module.weight
-            module.weight = RowInvariantWeight.wrap(weight)
+            module.weight = RowInvariantWeight.wrap(weight, backend)
             num_routers += 1
-    method = "onednn-prepacked" if cpu.supports(dtype) else "padded-8"
+    method = "triton" if backend == "triton" else "onednn-prepacked" if cpu.supports(dtype) else "padded-8"
     return RowInvarianceReport(method, num_linears, num_experts, num_routers, num_activations)
 
 

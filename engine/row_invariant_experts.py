@@ -39,7 +39,7 @@ def is_experts(module: torch.nn.Module) -> bool:
     return all(hasattr(module, name) for name in ("has_gate", "has_bias", "is_transposed", "down_proj"))
 
 
-def pack_experts(experts: Any) -> int:
+def pack_experts(experts: Any, backend: str = "cpu") -> int:
     """Pack the weights of every expert and drop the plain ones; returns the number of packed matrices."""
     if getattr(experts, "_is_expert_parallel", False):
         raise RowInvarianceError("experts that are spread over processes are not supported")
@@ -47,7 +47,9 @@ def pack_experts(experts: Any) -> int:
     up_weights, up_biases = _split_experts(experts, up_name)
     down_weights, down_biases = _split_experts(experts, "down_proj")
     packed = [
-        PackedExpert(row_invariant_linear(up_weight, up_bias), row_invariant_linear(down_weight, down_bias))
+        PackedExpert(
+            row_invariant_linear(up_weight, up_bias, backend), row_invariant_linear(down_weight, down_bias, backend)
+        )
         for up_weight, up_bias, down_weight, down_bias in zip(
             up_weights, up_biases, down_weights, down_biases, strict=True
         )

@@ -24,8 +24,16 @@ _GRAIN = 32_768
 _GELU_GRAIN = 16_384
 
 
-def row_invariant_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> LinearFunction:
-    """A function x [..., K] -> [..., N] for weight [N, K]; keeps a packed copy of the weight, or the weight."""
+def row_invariant_linear(weight: torch.Tensor, bias: torch.Tensor | None, backend: str = "cpu") -> LinearFunction:
+    """A function x [..., K] -> [..., N] for weight [N, K]; keeps a packed copy of the weight, or the weight.
+
+    backend: as in row_kernels.RowKernels.
+    """
+    if backend == "triton":
+        from kernels.linear import triton
+
+        plain = weight.contiguous()
+        return lambda x: triton.linear(x, plain, bias)
     if weight.device.type != "cpu" or not cpu.supports(weight.dtype):
         return lambda x: padded.linear(x, weight, bias)
     packed = cpu.pack(weight)
@@ -48,10 +56,10 @@ def row_invariant_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Lin
 class RowInvariantLinear(torch.nn.Module):
     """Stands in for nn.Linear and for gpt2's Conv1D. Has no `weight`: the plain one is gone where it can be."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, backend: str = "cpu") -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        self._linear = row_invariant_linear(weight, bias)
+        self._linear = row_invariant_linear(weight, bias, backend)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self._linear(x)
@@ -62,6 +70,7 @@ class RowInvariantWeight(torch.Tensor):
     experts) that call F.linear(x, self.weight) themselves. Anything else sees a plain tensor."""
 
     _linears: dict[int | None, LinearFunction]
+    _backend: str
 
     @classmethod
     def __torch_function__(
@@ -74,15 +83,16 @@ class RowInvariantWeight(torch.Tensor):
             return func(*args, **(kwargs or {}))
 
     @classmethod
-    def wrap(cls, weight: torch.Tensor) -> RowInvariantWeight:
+    def wrap(cls, weight: torch.Tensor, backend: str = "cpu") -> RowInvariantWeight:
         wrapped = weight.detach().as_subclass(cls)
         wrapped._linears = {}
+        wrapped._backend = backend
         return wrapped
 
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         key = None if bias is None else id(bias)
         if key not in self._linears:
-            self._linears[key] = row_invariant_linear(self.as_subclass(torch.Tensor), bias)
+            self._linears[key] = row_invariant_linear(self.as_subclass(torch.Tensor), bias, self._backend)
         return self._linears[key](x)
 
 

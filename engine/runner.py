@@ -13,13 +13,17 @@ import torch
 
 from engine.attention import PagedContext
 from engine.batch import ForwardBatch
+from engine.cuda_graphs import GraphedForwards, to_device
 from engine.model import LoadedModel
 from engine.paged_kv import PagedKVCache
 
 
 @dataclass(frozen=True)
 class ForwardResult:
-    """logits float32 [R, V] for batch.logits_rows; hidden[L] [T, H] in the model's dtype."""
+    """logits [R, V] for batch.logits_rows, float32 on the CPU; hidden[L] [T, H] in the model's dtype.
+
+    On a CUDA device both are on it, logits in the model's dtype, and the next forward may overwrite them.
+    """
 
     logits: torch.Tensor
     hidden: dict[int, torch.Tensor]
@@ -28,17 +32,27 @@ class ForwardResult:
 class ModelRunner:
     """Runs forwards of one model on one cache. Not for use from two threads at a time."""
 
-    def __init__(self, loaded: LoadedModel, cache: PagedKVCache) -> None:
+    def __init__(self, loaded: LoadedModel, cache: PagedKVCache, *, cuda_graphs: bool = False) -> None:
+        """cuda_graphs: small batches run as CUDA graphs; no effect on the CPU and with several ranks."""
         self.loaded = loaded
         self.cache = cache
+        on_cuda = loaded.device.type == "cuda"
+        self._graphs: GraphedForwards | None = None
+        if cuda_graphs and on_cuda and loaded.leader is None:
+            self._graphs = GraphedForwards(self._compute, loaded.device)
         self._wanted: frozenset[int] = frozenset()
         self._tapped: dict[int, torch.Tensor] = {}
         self._hooked: dict[int, Any] = {}
+
+    @property
+    def uses_cuda_graphs(self) -> bool:
+        return self._graphs is not None
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, tap_layers: Sequence[int] = ()) -> ForwardResult:
         """Write the batch's keys and values into the cache and return logits of batch.logits_rows.
 
+        The batch may be in host memory whatever the model's device; for CUDA graphs it has to be.
         tap_layers: hidden states wanted, numbered as transformers numbers them: 0 is the embedding, L the
         output of layer L-1, and num_layers the output of the final norm (what the head reads).
         Hooks on the layers, not output_hidden_states: that one keeps every layer's.
@@ -46,6 +60,14 @@ class ModelRunner:
         self._wanted = frozenset(tap_layers)
         for layer in self._wanted - self._hooked.keys():
             self._install_tap(layer)
+        if self._graphs is not None and batch.token_ids.device.type == "cpu":
+            replayed = self._graphs.run(batch, tuple(sorted(self._wanted)))
+            if replayed is not None:
+                return ForwardResult(*replayed)
+        with self.loaded.in_step(self.cache, batch):
+            return ForwardResult(*self._compute(to_device(batch, self.loaded.device)))
+
+    def _compute(self, batch: ForwardBatch) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         output = self.loaded.model(
             batch.token_ids[None],
             position_ids=batch.position_ids[None],
@@ -54,7 +76,9 @@ class ModelRunner:
             paged=PagedContext(self.loaded.attention_ops, batch, self.cache),
         )
         hidden, self._tapped = self._tapped, {}
-        return ForwardResult(output.logits[0].float(), hidden)
+        logits: torch.Tensor = output.logits[0]
+        # The sampling kernels read the model's own dtype: half the bytes of 128k logits a row.
+        return logits if logits.device.type == "cuda" else logits.float(), hidden
 
     def close(self) -> None:
         """Take the taps off the model again."""

@@ -60,6 +60,11 @@ class LogitsProcessor:
         """Whether the law is all mass on the row's largest logit, whatever came before."""
         return self._params.greedy and not self._edits_logits
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the law is temperature and truncation of the row's logits, whatever came before."""
+        return not self._edits_logits
+
     def log_weights(self, logits: Row, output_token_ids: Sequence[int]) -> LogWeights:
         """float64 [V]: unnormalized log-probabilities, -inf outside the support.
 

@@ -31,6 +31,7 @@ from shared.errors import ConfigError
 from shared.messages import DrafterInfo, VerifierInfo
 from shared.service import is_enabled_at, run_service
 from shared.telemetry import setup_logging
+from shared.tracing import tracing
 
 EPILOG = """examples:
   python -m gateway --model models/demo-target
@@ -75,16 +76,17 @@ async def serve(argv: list[str]) -> None:
         drafters=Pool("drafter", config.drafters, _drafter_info, fleet_channels(tls.fleet)),
         metrics=GatewayMetrics(CollectorRegistry()),
     )
-    service = LiveService(config, generation, commit_log)
-    await commit_log.start()
-    await asyncio.gather(generation.verifiers.start(), generation.drafters.start())
-    redis_watch = asyncio.create_task(_watch_redis(service))
-    try:
-        await _serve_doors(config, service, admission, tls, log)
-    finally:
-        redis_watch.cancel()
-        await asyncio.gather(generation.verifiers.close(), generation.drafters.close())
-        await commit_log.close()
+    with tracing(config.otlp_traces_endpoint, "gateway") as tracer:
+        service = LiveService(config, generation, commit_log, tracer)
+        await commit_log.start()
+        await asyncio.gather(generation.verifiers.start(), generation.drafters.start())
+        redis_watch = asyncio.create_task(_watch_redis(service))
+        try:
+            await _serve_doors(config, service, admission, tls, log)
+        finally:
+            redis_watch.cancel()
+            await asyncio.gather(generation.verifiers.close(), generation.drafters.close())
+            await commit_log.close()
 
 
 async def _serve_doors(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from fastapi import FastAPI
@@ -59,6 +60,7 @@ from gateway.response_types import (
 from gateway.service import GatewayService, ServedModel
 from gateway.session_record import AnswerKind
 from shared.errors import InvalidRequest, UnknownModel
+from shared.tracing import carrier_of
 
 # Parsing and tokenizing this much takes about a millisecond; more is done on a thread, so that streams go on.
 _INLINE_BYTES = 32 * 1024
@@ -154,7 +156,8 @@ class _Endpoints:
         return self._begun(request, AnswerKind.CHAT, prepared)
 
     def _begun(self, request: Request, kind: AnswerKind, prepared: Prepared) -> Response:
-        begun = self._service.begin(kind, prepared.owned_by(owner_of(request)))
+        owned = replace(prepared.owned_by(owner_of(request)), carrier=carrier_of(request.headers.items()))
+        begun = self._service.begin(kind, owned)
         return GenerationResponse(metered(self._service, caller_of(request).account), begun, self._load)
 
     async def _resumed(self, request: Request, kind: AnswerKind) -> Response | None:
@@ -176,7 +179,9 @@ class _Endpoints:
         return await self._rest_of(request, request_id, seen, None)
 
     async def _rest_of(self, request: Request, request_id: str, seen: EventCursor, kind: AnswerKind | None) -> Response:
-        prepared = await self._service.resume(Wanted(request_id, owner_of(request), seen.by_choice(), kind))
+        carrier = carrier_of(request.headers.items())
+        wanted = Wanted(request_id, owner_of(request), seen.by_choice(), kind, carrier=carrier)
+        prepared = await self._service.resume(wanted)
         return GenerationResponse(metered(self._service, caller_of(request).account), prepared, self._load, seen=seen)
 
     async def tokenize(self, request: Request) -> Response:

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from google.protobuf.message import DecodeError
+
 from outrider.v1 import common_pb2 as common
 from outrider.v1 import log_pb2 as pb
 from shared.commit_log import LogEntry
+from shared.errors import InternalError
 from shared.messages import Commit, FinishReason, TokenLogprob, TokenOrigin
 
 
@@ -35,17 +38,22 @@ def entry_of(commit: Commit, stop_string: str | None) -> LogEntry:
 
 
 def commit_of(entry: LogEntry) -> tuple[Commit, str | None]:
-    """The commit, and the stop string that ended the output."""
-    extras = pb.CommitExtras.FromString(entry.extras)
+    """The commit, and the stop string that ended the output. Raises InternalError when the entry is broken."""
+    try:
+        extras = pb.CommitExtras.FromString(entry.extras)
+        origins = tuple(map(TokenOrigin, extras.origins))
+        finish_reason = FinishReason(entry.finish_reason) if entry.finish_reason else None
+    except (DecodeError, ValueError) as error:
+        raise InternalError(f"the log of a request is broken: {error}") from None
     commit = Commit(
         epoch=entry.epoch,
         base_len=entry.base_len,
         token_ids=entry.token_ids,
-        origins=tuple(map(TokenOrigin, extras.origins)),
+        origins=origins,
         logprobs=_logprobs_from_wire(extras.logprobs),
         num_draft_tokens=extras.num_draft_tokens,
         num_accepted_tokens=extras.num_accepted_tokens,
-        finish_reason=FinishReason(entry.finish_reason) if entry.finish_reason else None,
+        finish_reason=finish_reason,
         stop_token_id=extras.stop_token_id if extras.HasField("stop_token_id") else None,
         num_cached_tokens=extras.num_cached_tokens,
         prompt_logprobs=_logprobs_from_wire(extras.prompt_logprobs),

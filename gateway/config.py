@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from shared.config import setting
 from shared.errors import ConfigError
+from shared.tracing import OTLP_TRACES_ENDPOINT_HELP
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class GatewayConfig:
         "summary", "Speculation figures in responses.", choices=("none", "summary", "detailed")
     )
     drain_s: float = setting(30.0, "Seconds that running requests may go on after SIGTERM.", minimum=0)
+    otlp_traces_endpoint: str = setting("", OTLP_TRACES_ENDPOINT_HELP)
     log_level: str = setting("info", "Log level.", choices=("debug", "info", "warning", "error"))
 
 

@@ -12,13 +12,19 @@ from gateway.pool import Member, Pool
 from gateway.remote import RemoteDrafter
 from gateway.requests import METHOD_AUTO
 from shared.messages import DrafterInfo, DraftMethodInfo, VerifierInfo
+from shared.tracing import Carrier
 
 # Which method `auto` takes when several are served: the one that is right most often first.
 AUTO_ORDER = ("eagle3", "eagle", "draft_model", "mlp_speculator", "medusa", "suffix", "ngram")
 
 
-def acquire_drafter(wanted: str, drafters: Pool[DrafterInfo], target: VerifierInfo | None) -> Lease | None:
-    """A place at a drafter for the method `wanted` (or "auto"); None when nobody offers one now."""
+def acquire_drafter(
+    wanted: str, drafters: Pool[DrafterInfo], target: VerifierInfo | None, metadata: Carrier = ()
+) -> Lease | None:
+    """A place at a drafter for the method `wanted` (or "auto"); None when nobody offers one now.
+
+    metadata: of the stream that will be opened.
+    """
     methods = AUTO_ORDER if wanted == METHOD_AUTO else (wanted,)
     members = drafters.healthy()
     for name in methods:
@@ -26,7 +32,7 @@ def acquire_drafter(wanted: str, drafters: Pool[DrafterInfo], target: VerifierIn
             method = _fitting_method(member.info, name, target)
             if method is not None:
                 member.num_sessions += 1
-                return Lease(RemoteDrafter(member.channel, member.address), method, _releaser(member))
+                return Lease(RemoteDrafter(member.channel, member.address, metadata), method, _releaser(member))
     return None
 
 

@@ -16,6 +16,7 @@ from gateway.draft_policy import DraftPolicy, RoundOutcome
 from gateway.hidden_flow import HiddenFlow
 from gateway.interfaces import Drafter
 from gateway.metrics import GatewayMetrics
+from gateway.tracing import SessionTrace
 from shared.errors import OutriderError
 from shared.messages import (
     Commit,
@@ -57,6 +58,7 @@ class Drafting:
         token_tree: bool,
         timeout_s: float,
         metrics: GatewayMetrics,
+        trace: SessionTrace | None = None,
     ) -> None:
         self._spec = spec
         self._committed = committed
@@ -65,6 +67,7 @@ class Drafting:
         self._token_tree = token_tree
         self._timeout_s = timeout_s
         self._metrics = metrics
+        self._trace = trace
         self._lease: Lease | None = None
         self._hidden: HiddenFlow | None = None
         self._late: asyncio.Task[ProposalReply] | None = None
@@ -119,11 +122,15 @@ class Drafting:
         is_prefill = commit.base_len == len(self._spec.committed_token_ids)
         if not is_prefill:
             forward_s = (commit.timings.forward_us + self._draft_timings.forward_us) * 1e-6
-            self._metrics.observe_round(round_s, max(0.0, round_s - forward_s))
+            overhead_s = max(0.0, round_s - forward_s)
+            self._metrics.observe_round(round_s, overhead_s, len(commit.token_ids), speculation=self._draft_s > 0.0)
         if self._policy is not None:
             self._policy.observe(self._outcome(commit, round_s))
+        method = step.proposal.method if step.proposal else ""
+        self._metrics.observe_commit(commit, method)
+        if self._trace is not None:
+            self._trace.add_round(commit, method, verify_s, self._draft_s, self._draft_timings)
         self._draft_timings, self._draft_s = Timings(), 0.0
-        self._metrics.observe_commit(commit, step.proposal.method if step.proposal else "")
 
     def _outcome(self, commit: Commit, round_s: float) -> RoundOutcome:
         verifier, drafter = commit.timings, self._draft_timings
@@ -177,6 +184,8 @@ class Drafting:
         self._reported_len = committed_len
         if not asking.done():
             self._metrics.draft_timeouts.inc()
+            if self._trace is not None:
+                self._trace.add_event("draft_timeout")
             self._late = asking
             self._num_timeouts += 1
             return None
@@ -199,10 +208,15 @@ class Drafting:
         if self._lease is None or self._hidden is None or self._hidden.has_all(committed_len):
             return True
         if not await self._in_time(self._lease.drafter.advance(self._step(committed_len, 0))):
-            self._metrics.drafters_lost.inc()
+            self._count_lost()
             return True
         self._reported_len = committed_len
         return False
+
+    def _count_lost(self) -> None:
+        self._metrics.drafters_lost.inc()
+        if self._trace is not None:
+            self._trace.add_event("drafter_lost")
 
     async def _in_time(self, telling: Awaitable[None]) -> bool:
         """Whether the drafter took what it was told. One that did not, in time, is given up."""
@@ -230,7 +244,7 @@ class Drafting:
                 self._hidden.rewind(reply.missing_hidden_from)
             return reply
         except OutriderError:
-            self._metrics.drafters_lost.inc()
+            self._count_lost()
             await self.close()
             return None
 

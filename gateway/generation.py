@@ -62,6 +62,8 @@ class Generation:
                     since_last = now - last[update.choice_index] if update.choice_index in last else None
                     last[update.choice_index] = now
                     self.metrics.observe_update(update, now - started, since_last)
+                if request.trace is not None:
+                    request.trace.observe(update)
                 num_finished += update.finish_reason is not None
                 yield update
         finally:
@@ -98,6 +100,8 @@ class Generation:
                 await self._decode_with_failover(request, self._spec(request, start, sink), sink)
         except Exception as error:
             self.metrics.observe_failure(error)
+            if request.trace is not None:
+                request.trace.fail(error)
             with contextlib.suppress(Exception):  # what is in the log is still emitted; the first error is told
                 await sink.drain()
             await updates.put(error)
@@ -116,7 +120,7 @@ class Generation:
             member = await acquire_verifier(
                 self.verifiers, request, full=full, lost=lost, patience_s=self.config.failover_s
             )
-            verifier = RemoteVerifier(member.channel, member.address)
+            verifier = RemoteVerifier(member.channel, member.address, request.metadata)
             drafting = Drafting(
                 spec,
                 sink.committed_token_ids,
@@ -125,6 +129,7 @@ class Generation:
                 token_tree=self._wants_tree(request),
                 timeout_s=self.config.draft_timeout_ms * 1e-3,
                 metrics=self.metrics,
+                trace=request.trace.session(spec) if request.trace is not None else None,
             )
             try:
                 await verifier.open(spec)
@@ -142,6 +147,8 @@ class Generation:
                 self.verifiers.mark_lost(member)
                 self.metrics.failovers.inc()
                 num_committed = len(sink.committed_token_ids)
+                if request.trace is not None:
+                    request.trace.lost_verifier(spec, member.address, num_committed)
                 num_fruitless = num_fruitless + 1 if num_committed == len(spec.committed_token_ids) else 0
                 if num_fruitless >= MAX_FRUITLESS_FAILOVERS:
                     raise
@@ -201,4 +208,4 @@ class Generation:
 
     def _acquire_drafter(self, request: ValidRequest) -> Lease | None:
         target = next((member.info for member in self.verifiers.healthy()), None)
-        return acquire_drafter(self._method(request), self.drafters, target)
+        return acquire_drafter(self._method(request), self.drafters, target, request.metadata)

@@ -24,6 +24,7 @@ from gateway.requests import GenerationUpdate, ValidRequest
 from gateway.responses import WholeAnswer, to_json
 from gateway.service import GatewayService, SpecMetricsLevel
 from gateway.tokenizer import Tokenizer
+from gateway.tracing import ending
 
 Indexed = tuple[int, GenerationUpdate]
 # Per request with several prompts: updates made before the reader took the earlier ones.
@@ -111,7 +112,8 @@ class GenerationResponse(Response):
         streams = self._prepared.options.stream or self._seen is not None
         work = self._stream if streams else self._whole
         try:
-            await _until_disconnect(work(scope, receive, send), receive)
+            with ending(self._prepared.trace):
+                await _until_disconnect(work(scope, receive, send), receive)
         finally:
             self._load.num_running -= 1
 

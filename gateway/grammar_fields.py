@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from gateway.openai_schema import ResponseFormat, StructuredOutputs
+from gateway.request_checks import check_grammar
 from gateway.service import RequestLimits, ServedModel
 from shared.errors import InvalidRequest
 from shared.sampling_params import Grammar, GrammarKind
@@ -27,12 +28,7 @@ def grammar_of(
     if grammar is None:
         return None
     param = "response_format" if by_format is not None else "structured_outputs"
-    if not model.supports_grammars:
-        raise InvalidRequest(f"{param} is not supported by the served model", param=param)
-    if len(grammar.text) > limits.max_grammar_chars:
-        raise InvalidRequest(
-            f"{param} has {len(grammar.text)} characters, the most is {limits.max_grammar_chars}", param=param
-        )
+    check_grammar(grammar.text, model, limits, param)
     return grammar
 
 

@@ -21,6 +21,7 @@ from gateway.event_cursor import Seen
 from gateway.openai_convert import DEFAULT_COMPLETION_TOKENS, REQUEST_ID, AnswerOptions, Prepared
 from gateway.quotas import metered
 from gateway.request_checks import (
+    check_grammar,
     check_model,
     check_prompt,
     check_prompt_chars,
@@ -32,12 +33,14 @@ from gateway.request_start import Wanted
 from gateway.requests import GenerationUpdate, SpeculationSummary, ValidRequest
 from gateway.service import GatewayService
 from gateway.session_record import AnswerKind
+from gateway.tracing import ending
 from outrider.v1 import common_pb2 as common
 from outrider.v1 import gateway_pb2 as pb
 from outrider.v1 import gateway_pb2_grpc as pb_grpc
 from shared import rpc
 from shared.errors import InternalError, InvalidRequest
 from shared.messages import TokenLogprob
+from shared.tracing import Carrier, carrier_of
 from shared.wire import mode_from_wire, params_from_wire
 
 SERVICE_NAMES = (pb.DESCRIPTOR.services_by_name["Gateway"].full_name,)
@@ -62,7 +65,8 @@ class GatewayServicer(pb_grpc.GatewayServicer):
                 valid = valid_request(request, self._service)
             else:
                 valid = await asyncio.to_thread(valid_request, request, self._service)
-            begun = self._service.begin(AnswerKind.GRPC, _prepared(valid, self._service).owned_by(owner_of(context)))
+            prepared = _prepared(valid, self._service).owned_by(owner_of(context))
+            begun = self._service.begin(AnswerKind.GRPC, replace(prepared, carrier=_carrier(context)))
             async with aclosing(self._replies(begun, 0, context)) as replies:
                 async for reply in replies:
                     yield reply
@@ -75,7 +79,9 @@ class GatewayServicer(pb_grpc.GatewayServicer):
             if request.base_len < 0:
                 raise InvalidRequest(f"base_len must be at least 0, got {request.base_len}", param="base_len")
             seen = {request.choice: Seen(request.base_len)}
-            wanted = Wanted(request.request_id, owner_of(context), seen, choice=request.choice)
+            wanted = Wanted(
+                request.request_id, owner_of(context), seen, choice=request.choice, carrier=_carrier(context)
+            )
             resumed = await self._service.resume(wanted)
             async with aclosing(self._replies(resumed, request.base_len, context)) as replies:
                 async for reply in replies:
@@ -91,19 +97,20 @@ class GatewayServicer(pb_grpc.GatewayServicer):
         service = metered(self._service, caller_of(context).account)
         num_tokens = num_cached = 0
         finished = False
-        async with aclosing(service.generate(request)) as updates:
-            async for update in updates:
-                num_tokens += len(update.token_ids)
-                num_cached = max(num_cached, update.num_cached_tokens)
-                finished = update.finish_reason is not None
-                if num_tokens <= num_seen and not finished:
-                    continue
-                reply = _reply(prepared.options.answer_id, update)
-                if finished:
-                    reply.usage.prompt_tokens = len(request.prompt_token_ids)
-                    reply.usage.completion_tokens = num_tokens
-                    reply.usage.cached_tokens = num_cached
-                yield reply
+        with ending(prepared.trace):
+            async with aclosing(service.generate(request)) as updates:
+                async for update in updates:
+                    num_tokens += len(update.token_ids)
+                    num_cached = max(num_cached, update.num_cached_tokens)
+                    finished = update.finish_reason is not None
+                    if num_tokens <= num_seen and not finished:
+                        continue
+                    reply = _reply(prepared.options.answer_id, update)
+                    if finished:
+                        reply.usage.prompt_tokens = len(request.prompt_token_ids)
+                        reply.usage.completion_tokens = num_tokens
+                        reply.usage.cached_tokens = num_cached
+                    yield reply
         if not finished:
             raise InternalError("the output ended early")
 
@@ -120,11 +127,18 @@ class GatewayServicer(pb_grpc.GatewayServicer):
         )
 
 
+def _carrier(context: Context) -> Carrier:
+    pairs: Any = context.invocation_metadata() or ()  # typed as the client's kind of metadata, which has items()
+    return carrier_of(pairs)
+
+
 def valid_request(request: pb.GenerateRequest, service: GatewayService) -> ValidRequest:
     """Raises InvalidRequest or UnknownModel, as the REST door does."""
     model, limits = service.model, service.limits
     check_model(request.model or None, model)
     check_stop(request.stop, limits)
+    if request.sampling_params.HasField("grammar"):
+        check_grammar(request.sampling_params.grammar.text, model, limits, "grammar")
     speculation = check_speculation(
         request.speculation.method or None,
         request.speculation.num_speculative_tokens or None,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from gateway.config import GatewayConfig
 from gateway.generation import Generation
@@ -13,22 +15,30 @@ from gateway.requests import GenerationUpdate, ValidRequest
 from gateway.service import ReadyState, RequestLimits, ServedModel, SpecMetricsLevel
 from gateway.session_record import AnswerKind
 from gateway.tokenizer import Tokenizer
+from gateway.tracing import traced
 from shared.commit_log import CommitLog
 from shared.errors import Unavailable
 from shared.messages import VerifierInfo
 from shared.version import outrider_version
 
+if TYPE_CHECKING:
+    from shared.tracing.otlp import Tracer
+
 
 class LiveService:
-    def __init__(self, config: GatewayConfig, generation: Generation, commit_log: CommitLog) -> None:
+    def __init__(
+        self, config: GatewayConfig, generation: Generation, commit_log: CommitLog, tracer: Tracer | None = None
+    ) -> None:
         self._config = config
         self._generation = generation
         self._commit_log = commit_log
+        self._tracer = tracer
         self._created = int(time.time())
         self._redis_answers = True
         self._draining = False
         # What the last verifier said; kept while all of them are away, so that requests can wait for one.
         self._target: VerifierInfo | None = None
+        self._methods: set[str] = set()
         self.tokenizer: Tokenizer = generation.tokenizer
         self.limits = RequestLimits(max_n=config.max_n, max_body_bytes=int(config.max_body_mb * 2**20))
         self.spec_metrics = SpecMetricsLevel(config.per_request_spec_decode_metrics)
@@ -39,32 +49,30 @@ class LiveService:
         target = self._known_target()
         if target is None:
             raise Unavailable("no verifier has been reached yet; try again later")
-        methods = {
-            method.name
-            for member in self._generation.drafters.healthy()
-            if member.info is not None
-            for method in member.info.methods
-        }
         return ServedModel(
             name=self._config.served_model_name or target.model,
             max_model_len=target.max_model_len,
             vocab_size=target.vocab_size,
-            draft_methods=tuple(sorted(methods)),
+            draft_methods=tuple(sorted(self._known_methods())),
             created=self._created,
         )
 
     def begin(self, kind: AnswerKind, prepared: Prepared) -> Prepared:
         self._check_open()
-        return begin(self._commit_log, kind, prepared)
+        return self._traced(begin(self._commit_log, kind, prepared))
 
     async def resume(self, wanted: Wanted) -> Prepared:
         self._check_open()
         self._generation.metrics.resumed.inc()
-        return await resume(self._commit_log, wanted, self.model.name)
+        resumed = await resume(self._commit_log, wanted, self.model.name)
+        return self._traced(replace(resumed, carrier=wanted.carrier))
 
     def generate(self, request: ValidRequest) -> AsyncGenerator[GenerationUpdate, None]:
         self._check_open()
         return self._generation.generate(request)
+
+    def _traced(self, prepared: Prepared) -> Prepared:
+        return prepared if self._tracer is None else traced(self._tracer, prepared)
 
     def _check_open(self) -> None:
         if self._draining:
@@ -93,6 +101,16 @@ class LiveService:
 
     async def check_redis(self) -> None:
         self._redis_answers = await self._commit_log.ping()
+
+    def _known_methods(self) -> set[str]:
+        """All that a drafter has ever said here: whoever names one while its drafters are away is served without."""
+        self._methods.update(
+            method.name
+            for member in self._generation.drafters.healthy()
+            if member.info is not None
+            for method in member.info.methods
+        )
+        return self._methods
 
     def _known_target(self) -> VerifierInfo | None:
         for member in self._generation.verifiers.healthy():

@@ -18,8 +18,10 @@ class GatewayMetrics:
         def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
             return Counter(f"outrider:{name}", text, labels, registry=registry)
 
-        def histogram(name: str, text: str, buckets: tuple[float, ...] = TIME_BUCKETS) -> Histogram:
-            return Histogram(f"outrider:{name}", text, buckets=buckets, registry=registry)
+        def histogram(
+            name: str, text: str, buckets: tuple[float, ...] = TIME_BUCKETS, labels: tuple[str, ...] = ()
+        ) -> Histogram:
+            return Histogram(f"outrider:{name}", text, labels, buckets=buckets, registry=registry)
 
         self.running = Gauge("outrider:num_requests_running", "Choices being decoded.", registry=registry)
         self.members = Gauge("outrider:fleet_members", "Healthy members.", ["service"], registry=registry)
@@ -44,14 +46,19 @@ class GatewayMetrics:
         self._ttft = histogram("time_to_first_token_seconds", "From request to first token.")
         self._itl = histogram("inter_token_latency_seconds", "Between two updates of a stream.")
         self._e2e = histogram("e2e_request_latency_seconds", "From request to last token.")
-        self._round = histogram("round_seconds", "One round: propose, verify.")
+        # Tokens over seconds of the one and of the other kind of round say whether speculation pays.
+        self._round = histogram("round_seconds", "One round: propose, verify.", labels=("speculation",))
+        self._round_tokens = counter("round_tokens", "Tokens of these rounds.", ("speculation",))
         self._overhead = histogram("round_overhead_seconds", "Round less forward times.", _FINE_BUCKETS)
 
     def render(self) -> bytes:
         return generate_latest(self._registry)
 
-    def observe_round(self, round_s: float, overhead_s: float) -> None:
-        self._round.observe(round_s)
+    def observe_round(self, round_s: float, overhead_s: float, num_tokens: int, *, speculation: bool) -> None:
+        """speculation: the round waited for a draft, whatever came of it. Prefills are no rounds."""
+        kind = "on" if speculation else "off"
+        self._round.labels(kind).observe(round_s)
+        self._round_tokens.labels(kind).inc(num_tokens)
         self._overhead.observe(overhead_s)
 
     def observe_commit(self, commit: Commit, method: str) -> None:

@@ -9,7 +9,8 @@ import re
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from gateway.grammar_fields import grammar_of
 from gateway.openai_schema import (
@@ -33,6 +34,10 @@ from gateway.service import RequestLimits, ServedModel
 from gateway.tokenizer import Tokenizer
 from shared.errors import InvalidRequest
 from shared.sampling_params import MAX_LOGPROBS, SamplingParams
+from shared.tracing import Carrier
+
+if TYPE_CHECKING:
+    from gateway.tracing import RequestTrace
 
 # OpenAI's default for /v1/completions; a chat may fill the context.
 DEFAULT_COMPLETION_TOKENS = 16
@@ -66,10 +71,15 @@ class AnswerOptions:
 
 @dataclass(frozen=True)
 class Prepared:
-    """One ValidRequest per prompt; choice indices run over prompts first: prompt * n + choice."""
+    """One ValidRequest per prompt; choice indices run over prompts first: prompt * n + choice.
+
+    carrier: the trace that the caller is in. trace: the request's own span, which whoever answers it ends.
+    """
 
     requests: tuple[ValidRequest, ...]
     options: AnswerOptions
+    carrier: Carrier = field(default=(), compare=False)
+    trace: RequestTrace | None = field(default=None, compare=False, repr=False)
 
     def owned_by(self, owner: str) -> Prepared:
         return replace(self, requests=tuple(replace(request, owner=owner) for request in self.requests))

@@ -22,6 +22,7 @@ from shared.errors import (
     VerifierLost,
 )
 from shared.messages import Commit, DraftStep, ProposalReply, SessionSpec, VerifyStep
+from shared.tracing import Carrier
 
 # A status that says the request itself is at fault; every other one means that the peer is lost.
 _STATUS_ERRORS: dict[grpc.StatusCode, type[OutriderError]] = {
@@ -47,13 +48,14 @@ async def _error_of(call: Any, lost: type[Unavailable], peer: str) -> OutriderEr
 class RemoteVerifier:
     """One session's stream to a verifier (gateway.interfaces.Verifier)."""
 
-    def __init__(self, channel: grpc.aio.Channel, address: str) -> None:
+    def __init__(self, channel: grpc.aio.Channel, address: str, metadata: Carrier = ()) -> None:
         self._stub: Any = verifier_pb2_grpc.VerifierStub(channel)
         self._address = address
+        self._metadata = metadata
         self._call: Any = None
 
     async def open(self, spec: SessionSpec) -> None:
-        self._call = self._stub.Session()
+        self._call = self._stub.Session(metadata=self._metadata)
         await self._write(wire.open_verifier(spec))
 
     async def verify(self, step: VerifyStep) -> AsyncIterator[Commit]:
@@ -61,7 +63,10 @@ class RemoteVerifier:
         more = True
         while more:
             reply = await self._read()
-            commit = wire.commit_from_wire(reply.commit)
+            try:
+                commit = wire.commit_from_wire(reply.commit)
+            except InvalidRequest as broken:  # the verifier's fault, not the caller's
+                raise VerifierLost(f"{self._address}: broken reply: {broken.message}") from None
             more = commit.more
             yield commit
 
@@ -92,15 +97,16 @@ class RemoteDrafter:
     longer waited for must not.
     """
 
-    def __init__(self, channel: grpc.aio.Channel, address: str) -> None:
+    def __init__(self, channel: grpc.aio.Channel, address: str, metadata: Carrier = ()) -> None:
         self._stub: Any = drafter_pb2_grpc.DrafterStub(channel)
         self._address = address
+        self._metadata = metadata
         self._call: Any = None
         self._reader: asyncio.Task[None] | None = None
         self._replies: asyncio.Queue[ProposalReply | OutriderError] = asyncio.Queue()
 
     async def open(self, spec: SessionSpec) -> None:
-        self._call = self._stub.Session()
+        self._call = self._stub.Session(metadata=self._metadata)
         self._reader = asyncio.create_task(self._read_forever())
         await self._write(wire.open_drafter(spec))
 

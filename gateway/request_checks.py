@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gateway.drafter_choice import AUTO_ORDER
 from gateway.requests import METHOD_AUTO, METHOD_OFF, SpeculationRequest
 from gateway.service import RequestLimits, ServedModel
 from gateway.tokenizer import Tokenizer
@@ -95,6 +96,14 @@ def check_stop(stop: Sequence[str], limits: RequestLimits) -> None:
             )
 
 
+def check_grammar(text: str, model: ServedModel, limits: RequestLimits, param: str) -> None:
+    """Whether the grammar itself is sound, the engine says."""
+    if not model.supports_grammars:
+        raise InvalidRequest(f"{param} is not supported by the served model", param=param)
+    if len(text) > limits.max_grammar_chars:
+        raise InvalidRequest(f"{param} has {len(text)} characters, the most is {limits.max_grammar_chars}", param=param)
+
+
 def check_speculation(
     method: str | None,
     num_speculative_tokens: int | None,
@@ -103,7 +112,8 @@ def check_speculation(
     token_tree: bool | None = None,
 ) -> SpeculationRequest:
     """None is the server's default."""
-    choices = (METHOD_AUTO, METHOD_OFF, *model.draft_methods)
+    # Before the first drafter is seen nobody knows what it will serve; a request is then decoded without a draft.
+    choices = (METHOD_AUTO, METHOD_OFF, *(model.draft_methods or AUTO_ORDER))
     if method is not None and method not in choices:
         raise InvalidRequest(
             f"speculation.method {method[:80]!r} is none of {', '.join(choices)}", param="speculation.method"

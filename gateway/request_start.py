@@ -19,6 +19,7 @@ from gateway.session_record import AnswerKind, SessionRecord, new_record
 from shared.commit_log import CommitLog, LogEntry, RequestLog
 from shared.errors import CommitRefused, InvalidRequest, UnknownModel, UnknownSession
 from shared.sampling_params import SpeculationMode
+from shared.tracing import Carrier
 
 # A gateway numbers its own failovers within its term, so epochs grow whoever writes.
 EPOCHS_PER_TERM = 1 << 20
@@ -36,13 +37,17 @@ def begin(log: CommitLog, kind: AnswerKind, prepared: Prepared) -> Prepared:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a client asks to go on with. seen: per choice, what it has. kind: None is any; choice: None is all."""
+    """What a client asks to go on with. seen: per choice, what it has. kind: None is any; choice: None is all.
+
+    carrier: the trace that the client is in now.
+    """
 
     request_id: str
     owner: str
     seen: Mapping[int, Seen]
     kind: AnswerKind | None = None
     choice: int | None = None
+    carrier: Carrier = ()
 
 
 async def resume(log: CommitLog, wanted: Wanted, model: str) -> Prepared:

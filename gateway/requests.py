@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from shared.commit_log import LogEntry
 from shared.messages import FinishReason, TokenLogprob, TokenOrigin
 from shared.sampling_params import SamplingParams, SpeculationMode
+from shared.tracing import Carrier
+
+if TYPE_CHECKING:
+    from gateway.tracing import RequestTrace
 
 METHOD_AUTO = "auto"
 METHOD_OFF = "off"
@@ -54,7 +58,7 @@ class ValidRequest:
     """One prompt, `n` choices. Everything in it has been checked against the model that is served.
 
     owner: name of the API key that it came with. starts: the choices that run at this gateway; the service fills them
-    in (GatewayService.begin, resume).
+    in (GatewayService.begin, resume), and trace, where requests are traced.
     """
 
     request_id: str
@@ -68,6 +72,12 @@ class ValidRequest:
     cache_salt: str = ""
     owner: str = ""
     starts: tuple[ChoiceStart, ...] = field(default=(), compare=False, repr=False)
+    trace: RequestTrace | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def metadata(self) -> Carrier:
+        """What goes with every stream that is opened for the request."""
+        return self.trace.metadata if self.trace is not None else ()
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ class SessionRecord:
             raise InternalError("the record of a request is broken: it has no prompt or no choice")
         requests = tuple(_prompt_from_wire(prompt, message.owner) for prompt in message.prompts)
         return cls(
-            kind=AnswerKind(message.kind),
+            kind=_known_kind(message),
             prepared=Prepared(requests, _options_from_wire(message.options)),
             modes=tuple(_known_mode(prompt) for prompt in message.prompts),
             stream_keys=tuple(tuple(prompt.stream_keys) for prompt in message.prompts),
@@ -112,6 +112,13 @@ def new_record(kind: AnswerKind, prepared: Prepared) -> SessionRecord:
 
 def _mode(request: ValidRequest) -> SpeculationMode:
     return request.speculation.mode or request.sampling_params.default_mode
+
+
+def _known_kind(message: pb.SessionRecord) -> AnswerKind:
+    try:
+        return AnswerKind(message.kind)
+    except ValueError:
+        raise InternalError(f"the record of a request is broken: kind {message.kind}") from None
 
 
 def _known_mode(message: pb.RecordedPrompt) -> SpeculationMode:

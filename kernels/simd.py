@@ -56,7 +56,7 @@ def operation(result: types.Type, *operands: types.Type) -> Callable[[Callable[.
             return context.get_dummy_value() if value is None else value
 
         # numba asks for the names of the operands: wraps() makes it see those of emit.
-        @intrinsic  # type: ignore[untyped-decorator]
+        @intrinsic
         @functools.wraps(emit)
         def call(_typing_context: Any, *_operands: Any) -> Any:
             return signature, codegen

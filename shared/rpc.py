@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from shared.broken_messages import BrokenMessages
 from shared.errors import InternalError, OutriderError
 from shared.tls import TlsConfig, channel_credentials, server_credentials
 
@@ -125,8 +126,9 @@ async def start_server(
     """Binds and starts. Raises RuntimeError (gRPC's own) when the port is taken, ConfigError for a broken TLS file."""
     door = door or Door()
     options = (*SERVER_OPTIONS, ("grpc.max_receive_message_length", door.max_receive_bytes))
+    interceptors = (BrokenMessages(), *door.interceptors)
     server = grpc.aio.server(
-        options=options, interceptors=door.interceptors, maximum_concurrent_rpcs=door.max_concurrent_rpcs
+        options=options, interceptors=interceptors, maximum_concurrent_rpcs=door.max_concurrent_rpcs
     )
     add_services(server)
     health_servicer = health.aio.HealthServicer()

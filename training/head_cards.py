@@ -24,11 +24,11 @@ CARD = """# demo-{name}
 `outrider train train --method {method}`: {steps} steps of {batch_size} windows of up to {seq_len} tokens \
 ({epochs:.1f} epochs) on CPU, {minutes:.0f} minutes. Three quarters of the windows are text that the target wrote \
 itself after training prompts (half greedy or nearly so, half at temperatures 0.8 to 1), the rest is corpus text. \
-Labels are the target's whole law. Options other than the defaults: {options}.
+Labels are the target's whole law. Its own options: {options}.
 
 ## Evaluation
-Along the target's own continuations of held-out prompts ({positions:,} positions per column), given that the draft \
-tokens before were right:
+Along the target's own continuations of held-out prompts ({positions:,} positions at the first draft position, hardly \
+fewer after it), given that the tokens before were right; weights as shipped, computed with in float32:
 
 | draft position | temperature 0: argmaxes agree | temperature 1: 1 - total variation |
 |---|---|---|

@@ -30,7 +30,7 @@ def write_held_out(model: LlamaForCausalLM, work_dir: Path, out_dir: Path, num_p
     """Continue held-out prompts of 64 tokens by 192, at temperature 0 and at 1, into one JSONL file each."""
     prompts = prompt_rows(load_token_ids(work_dir / "heldout.bin"), PROMPT_LEN, num_prompts, np.random.default_rng(9))
     for temperature, name in HELD_OUT_FILES.items():
-        generator = torch.Generator().manual_seed(5)
+        generator = torch.Generator(model.device).manual_seed(5)
         rows = continue_rows(model, prompts, torch.full((num_prompts,), temperature), NUM_NEW_TOKENS, generator)
         lines = [
             json.dumps(
@@ -52,11 +52,13 @@ def main(
     target_dir: Annotated[Path, typer.Option(help="the finished target")] = Path("models/demo-target"),
     work_dir: Annotated[Path, typer.Option(help="where the corpus is")] = Path(".run/training"),
     out_dir: Annotated[Path, typer.Option(help="where the samples go")] = Path(".run/training/heads"),
-    num_batches: Annotated[int, typer.Option(help="batches of 96 rows of 256 tokens")] = 48,
+    num_batches: Annotated[int, typer.Option(help="batches of rows of 256 tokens")] = 48,
+    rows_per_batch: Annotated[int, typer.Option(help="rows at a time; a GPU takes 1024")] = 96,
     max_seconds: Annotated[float, typer.Option(help="stop sampling after this long")] = 600.0,
     num_prompts: Annotated[int, typer.Option(help="held-out prompts")] = 64,
     num_corpus_rows: Annotated[int, typer.Option(help="rows of 256 of corpus text")] = 768,
     threads: Annotated[int, typer.Option()] = 2,
+    device: Annotated[str, typer.Option(help="where the target runs: cpu or cuda")] = "cpu",
 ) -> None:
     """Sample the target.
 
@@ -65,12 +67,14 @@ def main(
     torch.set_num_threads(threads)
     console = Console(width=110)
     out_dir.mkdir(parents=True, exist_ok=True)
-    target = LlamaForCausalLM.from_pretrained(target_dir, dtype=torch.bfloat16).eval()
+    target = LlamaForCausalLM.from_pretrained(target_dir, dtype=torch.bfloat16).eval().to(device)
     write_held_out(target, work_dir, out_dir, num_prompts)
     console.print(f"{2 * num_prompts} held-out rows written to {out_dir}")
     out = out_dir / "own.npy"
     token_ids = load_token_ids(work_dir / "train.bin")
-    num_rows = sample_continuations(target, token_ids, out, num_batches, max_seconds, console.print, seed=12)
+    num_rows = sample_continuations(
+        target, token_ids, out, num_batches, max_seconds, console.print, rows_per_batch=rows_per_batch, seed=12
+    )
     console.print(f"{num_rows} rows written to {out}")
     write_corpus_rows(work_dir, out_dir, num_corpus_rows)
 

@@ -44,11 +44,11 @@ HEADS = (
         ),
     ),
     HeadPlan("medusa", ("--steps", "1200", "--lr", "1e-2", "--num-heads", "4", "--num-layers", "2")),
-    HeadPlan("mlp-speculator", ("--steps", "1500", "--lr", "2e-2", "--num-heads", "4", "--inner-dim", "256")),
+    HeadPlan("mlp-speculator", ("--steps", "900", "--lr", "2e-2", "--num-heads", "4", "--inner-dim", "256")),
     HeadPlan(
         "eagle",
         (
-            *("--steps", "1500", "--lr", "4e-3", "--optimizer", "muon", "--ttt-steps", "3", "--law-weight", "1"),
+            *("--steps", "700", "--lr", "4e-3", "--optimizer", "muon", "--ttt-steps", "3", "--law-weight", "1"),
             "--no-save-embedding",
         ),
     ),

@@ -36,15 +36,19 @@ def continue_rows(
     num_new_tokens: int,
     generator: torch.Generator,
 ) -> torch.Tensor:
-    """int64[rows, prompt + new]: `prompts` int64[rows, prompt] continued past any stop token, all rows in step."""
+    """int64[rows, prompt + new]: `prompts` int64[rows, prompt] continued past any stop token, all rows in step.
+
+    The generator is of the model's device; prompts and temperatures are taken there, the result comes back to the CPU.
+    """
     cache = DynamicCache(config=model.config)
-    rows, step_ids = [prompts], prompts
+    step_ids, temperatures = prompts.to(model.device), temperatures.to(model.device)
+    rows = [step_ids]
     for _ in range(num_new_tokens):
-        with torch.autocast("cpu", torch.bfloat16, enabled=model.dtype == torch.float32):
+        with torch.autocast(model.device.type, torch.bfloat16, enabled=model.dtype == torch.float32):
             outputs = model(input_ids=step_ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
         step_ids = pick_tokens(outputs.logits[:, -1], temperatures, generator).unsqueeze(1)
         rows.append(step_ids)
-    return torch.cat(rows, dim=1)
+    return torch.cat(rows, dim=1).cpu()
 
 
 def prompt_rows(
@@ -76,7 +80,7 @@ def sample_continuations(
     Prompt lengths vary from batch to batch (32 to 128 tokens). Stops after `num_batches` or when `max_seconds` are
     over, whichever is first, so the amount of data depends on the machine; its law does not.
     """
-    rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
+    rng, generator = np.random.default_rng(seed), torch.Generator(model.device).manual_seed(seed)
     repeats = -(-rows_per_batch // len(ROW_TEMPERATURES))
     temperatures = torch.tensor(ROW_TEMPERATURES * repeats)[:rows_per_batch]
     started, batches = time.monotonic(), []

@@ -11,8 +11,10 @@ from prometheus_client import CollectorRegistry
 from engine.block_manager import BlockManager
 from engine.certificate import certify
 from engine.coupling import NOISE_VERSION
-from engine.model import LoadedModel, load_model
+from engine.model import LoadedModel
 from engine.runner import ModelRunner
+from engine.tensor_parallel.leader import load_sharded
+from engine.tensor_parallel.protocol import LoadSpec
 from outrider.v1 import verifier_pb2_grpc
 from shared.config import load_config
 from shared.errors import ConfigError
@@ -20,6 +22,7 @@ from shared.messages import CertificateCheck, VerifierInfo
 from shared.service import Endpoint, is_enabled_at, run_service, serve_until_signal
 from shared.telemetry import setup_logging
 from shared.tls import server_tls
+from shared.tracing import tracing
 from shared.version import outrider_version
 from verifier_service.config import VerifierConfig
 from verifier_service.engine import EngineLimits, VerifierEngine
@@ -38,18 +41,18 @@ def build_engine(config: VerifierConfig, registry: CollectorRegistry) -> tuple[V
     if not config.model:
         raise ConfigError("--model: name the folder of the target's checkpoint", param="model")
     log = setup_logging("verifier", config.log_level)
-    num_threads = config.num_threads or len(os.sched_getaffinity(0))
-    loaded = load_model(
+    spec = LoadSpec(
         config.model,
-        dtype=config.dtype,
-        device=config.device,
-        attention_backend=config.attention_backend,
-        num_threads=num_threads,
-        max_model_len=config.max_model_len or None,
-        on_progress=log.info,
+        config.dtype,
+        config.device,
+        config.attention_backend,
+        config.max_model_len or None,
+        config.num_threads or len(os.sched_getaffinity(0)),
     )
+    loaded = load_sharded(spec, config.tensor_parallel_size, on_progress=log.info)
     num_blocks = max(1, config.kv_cache_mb * 2**20 // loaded.bytes_per_block(config.block_size))
-    runner = ModelRunner(loaded, loaded.make_cache(num_blocks, config.block_size))
+    cache = loaded.make_cache(num_blocks, config.block_size)
+    runner = ModelRunner(loaded, cache, cuda_graphs=not config.enforce_eager)
     certificate = certify(loaded, runner)
     blocks = BlockManager(num_blocks, config.block_size, prefix_caching=config.enable_prefix_caching)
     limits = EngineLimits(
@@ -67,7 +70,9 @@ def build_engine(config: VerifierConfig, registry: CollectorRegistry) -> tuple[V
     log.info(
         "a forward of 1 row takes %.1f ms, of 16 rows %.1f ms", *(1e3 * step_costs.seconds(rows) for rows in (1, 16))
     )
-    return VerifierEngine(runner, blocks, limits, certificate, metrics, step_costs), loaded
+    engine = VerifierEngine(runner, blocks, limits, certificate, metrics, step_costs)
+    metrics.watch(lambda: engine.num_sessions, lambda: engine.num_waiting)
+    return engine, loaded
 
 
 def describe(config: VerifierConfig, engine: VerifierEngine, loaded: LoadedModel) -> VerifierInfo:
@@ -100,25 +105,31 @@ async def serve(argv: list[str]) -> None:
         VerifierConfig, argv, os.environ, prog="python -m verifier_service", description=__doc__ or "", epilog=EPILOG
     )
     tls = server_tls(config.tls_cert_file, config.tls_key_file, config.tls_ca_file)  # before the model is loaded
-    registry = CollectorRegistry()
-    engine, loaded = build_engine(config, registry)
-    servicer = VerifierServicer(engine, lambda: describe(config, engine, loaded))
-    await serve_until_signal(
-        Endpoint(
-            "verifier",
-            "outrider.v1.Verifier",
-            config.host,
-            config.port,
-            config.metrics_port,
-            config.drain_s,
-            tls=tls,
-            reflection=is_enabled_at(config.host, config.reflection),
-        ),
-        lambda server: verifier_pb2_grpc.add_VerifierServicer_to_server(servicer, server),
-        registry,
-        start=engine.start,
-        stop=engine.stop,
-    )
+    with tracing(config.otlp_traces_endpoint, "verifier") as tracer:
+        registry = CollectorRegistry()
+        engine, loaded = build_engine(config, registry)
+        servicer = VerifierServicer(engine, lambda: describe(config, engine, loaded), tracer)
+
+        def stop() -> None:
+            engine.stop()
+            loaded.close()
+
+        await serve_until_signal(
+            Endpoint(
+                "verifier",
+                "outrider.v1.Verifier",
+                config.host,
+                config.port,
+                config.metrics_port,
+                config.drain_s,
+                tls=tls,
+                reflection=is_enabled_at(config.host, config.reflection),
+            ),
+            lambda server: verifier_pb2_grpc.add_VerifierServicer_to_server(servicer, server),
+            registry,
+            start=engine.start,
+            stop=stop,
+        )
 
 
 def main() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shared.config import setting
+from shared.tracing import OTLP_TRACES_ENDPOINT_HELP
 
 
 @dataclass(frozen=True)
@@ -25,9 +26,11 @@ class VerifierConfig:
         "Attention kernel; auto takes the fastest for the device.",
         choices=("auto", "cpu", "reference", "triton"),
     )
+    enforce_eager: bool = setting(False, "On cuda: no CUDA graphs.")
     num_threads: int = setting(0, "Threads of the forward pass; 0 takes every core.", minimum=0)
+    tensor_parallel_size: int = setting(1, "Processes that share the target; on cuda one GPU each.", minimum=1)
     block_size: int = setting(16, "Positions per KV block.", minimum=1, maximum=256)
-    kv_cache_mb: int = setting(512, "Memory for the KV cache, in MiB.", minimum=1)
+    kv_cache_mb: int = setting(512, "Memory for the KV cache, in MiB per tensor-parallel rank.", minimum=1)
     enable_prefix_caching: bool = setting(True, "Keep the KV blocks of finished sessions for equal prefixes.")
     max_model_len: int = setting(0, "Longest prompt plus output; 0 takes the model's own.", minimum=0)
     max_num_seqs: int = setting(64, "Sessions at once; more are refused with RESOURCE_EXHAUSTED.", minimum=1)
@@ -37,4 +40,5 @@ class VerifierConfig:
         "block", "Acceptance rule for chains in rejection mode.", choices=("standard", "block")
     )
     drain_s: float = setting(30.0, "Seconds that running sessions may go on after SIGTERM.", minimum=0)
+    otlp_traces_endpoint: str = setting("", OTLP_TRACES_ENDPOINT_HELP)
     log_level: str = setting("info", "Log level.", choices=("debug", "info", "warning", "error"))

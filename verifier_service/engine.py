@@ -12,17 +12,17 @@ import itertools
 import logging
 import threading
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from engine.batch import build_batch
 from engine.block_manager import BlockManager
 from engine.certificate import Certificate
 from engine.grammar import GrammarCompiler, GrammarState
 from engine.hidden_store import HiddenStateStore
+from engine.model import LoadedModel
 from engine.runner import ModelRunner
 from engine.sampling import LogitsProcessor
 from shared.engine_thread import EngineThread
@@ -33,6 +33,7 @@ from verifier_service.hidden_states import keep_layers, rows_to_send
 from verifier_service.metrics import VerifierMetrics
 from verifier_service.pace import Pace
 from verifier_service.round import ForwardTimes, decide
+from verifier_service.row_outputs import RowOutputs, host_outputs
 from verifier_service.rows import keep_prompt_logprobs, session_rows
 from verifier_service.scheduler import Scheduler, Work
 from verifier_service.session import OnReply, VerifierSession
@@ -85,6 +86,7 @@ class VerifierEngine:
         self._handles = itertools.count()
         self._lock = threading.Lock()
         self._pace = Pace(step_costs)
+        self._outputs = _row_outputs(loaded)
         self._thread = EngineThread(
             "verifier-engine",
             has_work=self._has_work,
@@ -256,34 +258,32 @@ class VerifierEngine:
         plan = self._scheduler.plan(list(self._sessions.values()))
         if not plan:
             return
-        batch = build_batch([session_rows(work) for work in plan], self.blocks.block_size, self._runner.loaded.device)
+        batch = build_batch([session_rows(work) for work in plan], self.blocks.block_size)
         started = time.perf_counter()
         result = self._runner.forward(batch, self._hidden.layers)
         self._hidden.write(result.hidden, batch.slot_mapping)
-        logits = result.logits.numpy()
+        outputs = self._outputs(plan, result.logits)
         times = ForwardTimes(
             started, time.perf_counter(), len(plan), self._pace.marginal_row_s, self._pace.tokens_per_s
         )
         num_tokens_before = self._num_tokens
-        first_row = 0
-        for work in plan:
+        for work, rows in zip(plan, outputs, strict=True):
             try:
-                self._settle(work, logits[first_row : first_row + work.num_logits_rows], times)
+                self._settle(work, rows, times)
             except Exception as error:
                 self._fail(work.session, error)
-            first_row += work.num_logits_rows
         self._pace.observe(plan, self._num_tokens - num_tokens_before, times.started, times.ended)
         self._metrics.observe_forward(plan, times, self.blocks, self._scheduler.num_preemptions)
 
-    def _settle(self, work: Work, logits: NDArray[np.float32], times: ForwardTimes) -> None:
+    def _settle(self, work: Work, outputs: RowOutputs, times: ForwardTimes) -> None:
         session = work.session
-        keep_prompt_logprobs(work, logits)
+        keep_prompt_logprobs(work, outputs.logits)
         if not work.samples:
             session.num_computed += work.num_chain_rows
             self.blocks.register(work.table, session.token_ids, session.num_computed)
             return
         num_nodes = len(work.proposal.token_ids) if work.proposal else 0
-        outcome = decide(work, logits[len(logits) - num_nodes - 1 :], self.limits.max_model_len, times)
+        outcome = decide(work, outputs.last(num_nodes + 1), self.limits.max_model_len, times)
         commit = outcome.commit
         self._compact(work, outcome.kept_nodes)
         session.token_ids.extend(commit.token_ids)
@@ -320,3 +320,12 @@ class VerifierEngine:
     def _slot(self, work: Work, cache_index: int) -> int:
         size = self.blocks.block_size
         return work.table.block_ids[cache_index // size] * size + cache_index % size
+
+
+def _row_outputs(loaded: LoadedModel) -> Callable[[Sequence[Work], torch.Tensor], list[RowOutputs]]:
+    """How rows of logits become what sessions are decided from, on this model's device."""
+    if loaded.attention_ops.backend != "triton":
+        return host_outputs
+    from verifier_service.device_sampling import device_outputs  # triton is there on machines with a GPU
+
+    return device_outputs

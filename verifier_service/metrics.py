@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -34,10 +34,20 @@ class VerifierMetrics:
             "outrider:forward_batch_rows", "Rows per forward pass.", buckets=_ROW_BUCKETS, registry=registry
         )
         self._kv_usage = Gauge("outrider:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", registry=registry)
-        self._preemptions = Gauge("outrider:preemptions", "Sessions preempted since start.", registry=registry)
+        self._preemptions = Counter("outrider:num_preemptions", "Sessions preempted.", registry=registry)
+        self._num_preemptions = 0
+        self._running = Gauge("outrider:num_requests_running", "Open sessions.", registry=registry)
+        self._waiting = Gauge(
+            "outrider:num_requests_waiting", "Sessions whose step waits for its forward pass.", registry=registry
+        )
         self._certificate = Gauge(
             "outrider:row_invariance_certificate", "1 if exact mode is certified.", registry=registry
         )
+
+    def watch(self, num_sessions: Callable[[], int], num_waiting: Callable[[], int]) -> None:
+        """Both are asked at every scrape, on its thread."""
+        self._running.set_function(num_sessions)
+        self._waiting.set_function(num_waiting)
 
     def observe_certificate(self, holds: bool) -> None:
         self._certificate.set(1 if holds else 0)
@@ -52,7 +62,8 @@ class VerifierMetrics:
         self._rows.labels("draft").inc(num_drafts)
         self._rows.labels("committed").inc(num_rows - num_drafts)
         self._kv_usage.set(1.0 - blocks.num_free_blocks / blocks.num_blocks)
-        self._preemptions.set(num_preemptions)
+        self._preemptions.inc(num_preemptions - self._num_preemptions)
+        self._num_preemptions = num_preemptions
 
     def observe_commit(self, commit: Commit) -> None:
         self._emitted.inc(len(commit.token_ids))

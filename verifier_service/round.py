@@ -13,6 +13,7 @@ from shared.messages import Commit, FinishReason, Proposal, Timings, TokenLogpro
 from shared.sampling_params import SpeculationMode
 from verifier_service.acceptance import block, coupled, point_mass, standard, tree
 from verifier_service.acceptance.outcome import ROOT, Acceptance, children_of
+from verifier_service.row_outputs import RowOutputs
 from verifier_service.scheduler import Work
 from verifier_service.session import VerifierSession
 
@@ -39,11 +40,13 @@ class Round:
     kept_nodes: tuple[int, ...]
 
 
-def decide(work: Work, logits: NDArray[np.float32], max_model_len: int, times: ForwardTimes) -> Round:
-    """`logits` float32 [1 + nodes, V]: row 0 follows the last committed token, row 1 + i follows node i."""
+def decide(work: Work, outputs: RowOutputs, max_model_len: int, times: ForwardTimes) -> Round:
+    """`outputs` of 1 + nodes rows: row 0 follows the last committed token, row 1 + i follows node i."""
     session = work.session
     proposal = work.proposal or Proposal(base_len=session.committed_len, token_ids=(), method="")
-    acceptance = _accept(session, proposal, logits)
+    acceptance = _accept(session, proposal, outputs)
+    if acceptance.final_token < 0:
+        raise ArithmeticError("a row of logits holds no number to draw by")
     token_ids = [*(proposal.token_ids[node] for node in acceptance.accepted_nodes), acceptance.final_token]
     count, finish_reason, stop_token_id = _stop(session, token_ids, max_model_len)
     num_accepted = min(count, len(acceptance.accepted_nodes))
@@ -52,7 +55,7 @@ def decide(work: Work, logits: NDArray[np.float32], max_model_len: int, times: F
     logprobs: tuple[TokenLogprob, ...] = ()
     if num_logprobs is not None:
         logprobs = tuple(
-            token_logprob(logits[rows[place] + 1], token_ids[place], num_logprobs) for place in range(count)
+            token_logprob(outputs.logits[rows[place] + 1], token_ids[place], num_logprobs) for place in range(count)
         )
     step_goes_on = finish_reason is None and session.free_run_left - count > 0
     now = time.perf_counter()
@@ -82,10 +85,14 @@ def decide(work: Work, logits: NDArray[np.float32], max_model_len: int, times: F
     return Round(commit, acceptance.accepted_nodes[:num_accepted])
 
 
-def _accept(session: VerifierSession, proposal: Proposal, logits: NDArray[np.float32]) -> Acceptance:
+def _accept(session: VerifierSession, proposal: Proposal, outputs: RowOutputs) -> Acceptance:
+    if outputs.acceptance is not None:
+        return outputs.acceptance
+    if outputs.token_ids is not None:
+        return _accept_drawn(proposal, outputs.token_ids)
+    logits = outputs.logits
     if session.processor.is_plain_argmax:
-        best = np.argmax(logits, axis=1)
-        return _accept_argmax(proposal, best)
+        return _accept_drawn(proposal, np.argmax(logits, axis=1))
     output = session.output_token_ids
     parents = proposal.parents or tuple(range(-1, len(proposal.token_ids) - 1))
 
@@ -107,13 +114,14 @@ def _accept(session: VerifierSession, proposal: Proposal, logits: NDArray[np.flo
     return CHAIN_RULES[session.chain_rule](law_at, proposal, rng=rng)
 
 
-def _accept_argmax(proposal: Proposal, best: NDArray[np.int64]) -> Acceptance:
-    """What `coupled` does at temperature 0 with nothing to edit, without building laws (4 us instead of 300)."""
+def _accept_drawn(proposal: Proposal, drawn: NDArray[np.int64]) -> Acceptance:
+    """What `coupled` does with the tokens that it would draw. At temperature 0 with nothing to edit they are argmaxes,
+    and no law need be built (4 us instead of 300)."""
     children = children_of(proposal) if proposal.token_ids else {}
     node = ROOT
     accepted: list[int] = []
     while True:
-        token = int(best[node + 1])
+        token = int(drawn[node + 1])
         child = next((child for child in children.get(node, ()) if proposal.token_ids[child] == token), None)
         if child is None:
             return Acceptance(tuple(accepted), token)

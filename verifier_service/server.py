@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outrider.v1 import verifier_pb2 as pb
 from outrider.v1 import verifier_pb2_grpc as pb_grpc
@@ -12,14 +12,21 @@ from shared import wire
 from shared.errors import InvalidRequest
 from shared.messages import Commit, VerifierInfo
 from shared.rpc_session import SessionHandlers, session_stream
+from shared.tracing import Attributes
 from verifier_service.engine import VerifierEngine
 from verifier_service.session import OnReply
 
+if TYPE_CHECKING:
+    from shared.tracing.otlp import Tracer
+
 
 class VerifierServicer(pb_grpc.VerifierServicer):
-    def __init__(self, engine: VerifierEngine, describe: Callable[[], VerifierInfo]) -> None:
+    def __init__(
+        self, engine: VerifierEngine, describe: Callable[[], VerifierInfo], tracer: Tracer | None = None
+    ) -> None:
         self._engine = engine
         self._describe = describe
+        self._tracer = tracer
         self._handlers = SessionHandlers[pb.VerifierRequest, Commit, pb.VerifierReply](
             open=self._open,
             step=self._step,
@@ -28,8 +35,11 @@ class VerifierServicer(pb_grpc.VerifierServicer):
         )
 
     async def Session(self, request_iterator: AsyncIterator[Any], context: Any) -> AsyncIterator[pb.VerifierReply]:
+        handlers = self._handlers
+        if self._tracer is not None:
+            handlers = self._tracer.session("verify", handlers, context, _span_attributes)
         # gRPC looks whether the method itself is an async generator, so it cannot just return one.
-        async for reply in session_stream(request_iterator, context, self._handlers):
+        async for reply in session_stream(request_iterator, context, handlers):
             yield reply
 
     async def GetInfo(self, request: pb.GetVerifierInfoRequest, context: Any) -> pb.VerifierInfo:
@@ -49,3 +59,17 @@ class VerifierServicer(pb_grpc.VerifierServicer):
         if request.WhichOneof("request") != "step":
             raise InvalidRequest("a session takes one `open`, then only `step`", param="request")
         self._engine.submit(handle, wire.verify_step_from_wire(request.step))
+
+
+def _span_attributes(commit: Commit) -> Attributes:
+    return {
+        "outrider.epoch": commit.epoch,
+        "outrider.base_len": commit.base_len,
+        "outrider.num_tokens": len(commit.token_ids),
+        "outrider.num_draft_tokens": commit.num_draft_tokens,
+        "outrider.num_accepted_tokens": commit.num_accepted_tokens,
+        "outrider.batch_sessions": commit.timings.batch_sessions,
+        "outrider.queue_us": commit.timings.queue_us,
+        "outrider.forward_us": commit.timings.forward_us,
+        "outrider.sample_us": commit.timings.sample_us,
+    }

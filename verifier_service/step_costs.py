@@ -65,7 +65,7 @@ def measure_step_costs(runner: ModelRunner, num_blocks: int, block_size: int) ->
         if num_rows > min(num_blocks * block_size, runner.loaded.max_model_len):
             break
         rows = SessionRows([0] * num_rows, 0, list(range(-(-num_rows // block_size))), num_logits_rows=num_rows)
-        batch = build_batch([rows], block_size, runner.loaded.device)
+        batch = build_batch([rows], block_size)
         runner.forward(batch)
         samples = []
         for _ in range(_REPEATS):

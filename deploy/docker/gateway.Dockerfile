@@ -9,7 +9,7 @@ ENV PIP="/opt/tools/bin/pip --python /opt/venv/bin/python --disable-pip-version-
 WORKDIR /src
 # pyproject.toml alone installs the dependencies and an empty package: a layer that no change of the source touches.
 COPY pyproject.toml ./
-RUN --mount=type=cache,target=/root/.cache/pip $PIP install '.[gateway]' && $PIP uninstall --yes outrider
+RUN --mount=type=cache,target=/root/.cache/pip $PIP install '.[gateway,tracing]' && $PIP uninstall --yes outrider
 
 FROM packages AS build
 # The generator of the version that runs: newer generated code would refuse an older runtime.

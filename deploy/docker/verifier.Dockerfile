@@ -15,7 +15,7 @@ RUN --mount=type=cache,target=/root/.cache/pip $PIP install $PIP_EXTRA_ARGS "$TO
 WORKDIR /src
 # pyproject.toml alone installs the dependencies and an empty package: a layer that no change of the source touches.
 COPY pyproject.toml ./
-RUN --mount=type=cache,target=/root/.cache/pip $PIP install '.[engine]' && $PIP uninstall --yes outrider
+RUN --mount=type=cache,target=/root/.cache/pip $PIP install '.[engine,tracing]' && $PIP uninstall --yes outrider
 
 FROM packages AS build
 # The generator of the version that runs: newer generated code would refuse an older runtime.

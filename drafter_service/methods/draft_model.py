@@ -96,7 +96,7 @@ class DraftModelNet:
         if not self._grow(state, start + len(chunk), spared=[state]):
             return False
         rows = SessionRows(chunk, start, state.table.block_ids, num_logits_rows=0)
-        self._runner.forward(build_batch([rows], self._blocks.block_size, self._runner.loaded.device))
+        self._runner.forward(build_batch([rows], self._blocks.block_size))
         state.cached_ids.extend(chunk)
         self._blocks.register(state.table, ids, len(state.cached_ids))
         return len(ids) - len(state.cached_ids) > CATCH_UP_ROWS
@@ -106,7 +106,7 @@ class DraftModelNet:
         if not served:
             return [() for _ in drafts]
         rows = [self._rows(draft) for draft in served]
-        batch = build_batch(rows, self._blocks.block_size, self._runner.loaded.device)
+        batch = build_batch(rows, self._blocks.block_size)
         logits = self._rows_of_target(self._runner.forward(batch).logits)
         answers: dict[int, Sequence[Row]] = {}
         first_row = 0
@@ -172,7 +172,7 @@ class DraftModelNet:
 
     def _rows_of_target(self, logits: torch.Tensor) -> Sequence[Row]:
         """logits [N, draft vocabulary] as N rows over the target's."""
-        return list(logits.numpy()) if self.vocabulary is None else self.vocabulary.rows(logits)
+        return list(logits.float().cpu().numpy()) if self.vocabulary is None else self.vocabulary.rows(logits)
 
     def _cut_back(self, session: DraftSession, state: _State) -> None:
         """Keeps the cache as far as it agrees with the committed tokens; the last of them is always computed again."""

@@ -90,7 +90,7 @@ class EagleNet:
 
     @torch.inference_mode()
     def _features(self, session: DraftSession, start: int, stop: int) -> torch.Tensor:
-        rows = session.hidden.rows(start, stop).to(self._paged.dtype)
+        rows = session.hidden.rows(start, stop).to(self._paged.device, self._paged.dtype)
         if len(self._places) > len(self.hidden_layers):
             by_layer = rows.view(len(rows), len(self.hidden_layers), -1)
             rows = by_layer[:, self._places].reshape(len(rows), -1)

@@ -23,9 +23,9 @@ from drafter_service.methods.interface import DraftMethod
 from drafter_service.methods.medusa import MedusaNet
 from drafter_service.methods.mlp_speculator import MlpSpeculatorNet
 from drafter_service.methods.net import DraftNet
-from drafter_service.methods.paged_head import PagedHead
+from drafter_service.methods.paged_head import PagedHead, linear_backend
 from drafter_service.methods.target_vocabulary import TargetVocabulary
-from engine.attention import resolve_attention_ops
+from engine.attention import AttentionOps, resolve_attention_ops
 from engine.grammar import GrammarCompiler
 from engine.model_guards import read_config, read_eos_token_ids, resolve_dtype
 from engine.row_invariance import make_row_invariant
@@ -69,20 +69,21 @@ def build_head_method(kind: str, path: str, config: DrafterConfig, *, num_thread
     return GrowingMethod(built.net, info, eos_token_ids=eos_token_ids, grammars=grammars)
 
 
-def _medusa(path: str, target: TargetWeights, dtype: torch.dtype, _config: DrafterConfig) -> _Built:
-    heads = load_medusa(path, target, dtype)
+def _medusa(path: str, target: TargetWeights, dtype: torch.dtype, config: DrafterConfig) -> _Built:
+    heads = load_medusa(path, target, dtype).to(config.device)
     vocabulary = TargetVocabulary(target.vocab_size, heads.token_map)
     num_heads = heads.config.num_heads
-    make_row_invariant(heads)
-    return _Built(MedusaNet(heads, vocabulary, dtype), (target.num_layers,), False, num_heads)
+    make_row_invariant(heads, linear_backend(_ops(config)))
+    return _Built(MedusaNet(heads, vocabulary, dtype, config.device), (target.num_layers,), False, num_heads)
 
 
-def _mlp_speculator(path: str, target: TargetWeights, dtype: torch.dtype, _config: DrafterConfig) -> _Built:
-    speculator = load_mlp_speculator(path, target, dtype)
+def _mlp_speculator(path: str, target: TargetWeights, dtype: torch.dtype, config: DrafterConfig) -> _Built:
+    speculator = load_mlp_speculator(path, target, dtype).to(config.device)
     vocabulary = TargetVocabulary(target.vocab_size, None)
     n_predict = speculator.config.n_predict
-    make_row_invariant(speculator)
-    return _Built(MlpSpeculatorNet(speculator, vocabulary, dtype), (target.num_layers,), False, n_predict)
+    make_row_invariant(speculator, linear_backend(_ops(config)))
+    net = MlpSpeculatorNet(speculator, vocabulary, dtype, config.device)
+    return _Built(net, (target.num_layers,), False, n_predict)
 
 
 def _eagle(path: str, target: TargetWeights, dtype: torch.dtype, config: DrafterConfig) -> _Built:
@@ -94,11 +95,21 @@ def _eagle3(path: str, target: TargetWeights, dtype: torch.dtype, config: Drafte
 
 
 def _eagle_net(head: Any, target: TargetWeights, dtype: torch.dtype, config: DrafterConfig) -> _Built:
-    ops = resolve_attention_ops(config.attention_backend, torch.device(config.device))
     vocabulary = TargetVocabulary(target.vocab_size, head.target_ids)
-    paged = PagedHead(head, ops, dtype, kv_cache_bytes=config.kv_cache_mb * 2**20, block_size=config.block_size)
+    paged = PagedHead(
+        head,
+        _ops(config),
+        dtype,
+        kv_cache_bytes=config.kv_cache_mb * 2**20,
+        block_size=config.block_size,
+        device=config.device,
+    )
     net = EagleNet(paged, vocabulary, prefill_chunk_size=config.prefill_chunk_size)
     return _Built(net, net.hidden_layers, True, MAX_EAGLE_DEPTH)
+
+
+def _ops(config: DrafterConfig) -> AttentionOps:
+    return resolve_attention_ops(config.attention_backend, torch.device(config.device))
 
 
 _BUILDERS = {"medusa": _medusa, "mlp_speculator": _mlp_speculator, "eagle": _eagle, "eagle3": _eagle3}

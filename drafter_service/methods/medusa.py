@@ -20,10 +20,18 @@ from engine.sampling import Row
 class MedusaNet:
     """drafter_service.methods.net.DraftNet over Medusa heads."""
 
-    def __init__(self, heads: MedusaHeads, vocabulary: TargetVocabulary, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        heads: MedusaHeads,
+        vocabulary: TargetVocabulary,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """The heads are on the device."""
         self._heads = heads
         self._vocabulary = vocabulary
         self._dtype = dtype
+        self._device = torch.device(device)
         # Of the proposal in the making: [num_heads, V] for each session.
         self._guesses: dict[int, Sequence[Row]] = {}
 
@@ -37,7 +45,7 @@ class MedusaNet:
     def logits(self, drafts: Sequence[Draft]) -> list[Sequence[Row]]:
         fresh = [draft for draft in drafts if not draft.nodes and has_last_row(draft)]
         if fresh:
-            hidden = torch.cat([last_row(draft.session) for draft in fresh]).to(self._dtype)
+            hidden = torch.cat([last_row(draft.session) for draft in fresh]).to(self._device, self._dtype)
             for draft, guesses in zip(fresh, self._heads(hidden), strict=True):
                 self._guesses[id(draft.session)] = self._vocabulary.rows(guesses)
         answers: list[Sequence[Row]] = []

@@ -21,10 +21,18 @@ from engine.sampling import Row
 class MlpSpeculatorNet:
     """drafter_service.methods.net.DraftNet over an MLP speculator."""
 
-    def __init__(self, speculator: MlpSpeculator, vocabulary: TargetVocabulary, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        speculator: MlpSpeculator,
+        vocabulary: TargetVocabulary,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """The speculator is on the device."""
         self._speculator = speculator
         self._vocabulary = vocabulary
         self._dtype = dtype
+        self._device = torch.device(device)
         # Of the proposal in the making: session -> place -> state [1, width] after the token of that place.
         self._states: dict[int, dict[int, torch.Tensor]] = {}
 
@@ -38,7 +46,7 @@ class MlpSpeculatorNet:
     def logits(self, drafts: Sequence[Draft]) -> list[Sequence[Row]]:
         for draft in drafts:
             if not draft.nodes and has_last_row(draft):
-                start = self._speculator.start(last_row(draft.session).to(self._dtype))
+                start = self._speculator.start(last_row(draft.session).to(self._device, self._dtype))
                 self._states[id(draft.session)] = {ROOT: start}
         answers: dict[int, Sequence[Row]] = {}
         for depth in sorted({draft.depth for draft in drafts if draft.frontier}):
@@ -60,7 +68,7 @@ class MlpSpeculatorNet:
             tokens = [draft.nodes[place].token_id for draft, place in places]
         else:
             tokens = [draft.session.token_ids[-1] for draft, _place in places]
-        states, logits = self._speculator.step(torch.cat(above), torch.tensor(tokens), depth)
+        states, logits = self._speculator.step(torch.cat(above), torch.tensor(tokens, device=self._device), depth)
         rows = iter(self._vocabulary.rows(logits))
         for (draft, place), state in zip(places, states, strict=True):
             self._states[id(draft.session)][place] = state[None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -33,12 +33,20 @@ class PagedHead:
     """Row i of a session pairs the feature of position i with token i + 1. Not for use from two threads at a time."""
 
     def __init__(
-        self, head: FeatureHead, ops: AttentionOps, dtype: torch.dtype, *, kv_cache_bytes: int, block_size: int
+        self,
+        head: FeatureHead,
+        ops: AttentionOps,
+        dtype: torch.dtype,
+        *,
+        kv_cache_bytes: int,
+        block_size: int,
+        device: torch.device | str = "cpu",
     ) -> None:
-        """The head must have been built with attn_implementation=ATTENTION_NAME."""
+        """The head must have been built with attn_implementation=ATTENTION_NAME; it is moved to the device."""
         register_attention()
         self.head = head
         self.dtype = dtype
+        self.device = torch.device(device)
         self._ops = ops
         decoder = head.config.decoder  # type: ignore[attr-defined]
         shape = LayerShape(
@@ -52,18 +60,24 @@ class PagedHead:
         shapes = [shape] * decoder.num_hidden_layers
         num_blocks = max(1, kv_cache_bytes // bytes_per_block(shapes, block_size, dtype))
         self._cache = PagedKVCache(
-            shapes, num_blocks=num_blocks, block_size=block_size, dtype=dtype, device=torch.device("cpu"), ops=ops
+            shapes, num_blocks=num_blocks, block_size=block_size, dtype=dtype, device=self.device, ops=ops
         )
         # Blocks are found by token ids, but a row depends on the target's features too: nothing is shared.
         self.blocks = BlockManager(num_blocks, block_size, prefix_caching=False)
-        make_row_invariant(head)  # type: ignore[arg-type]
+        module: Any = head
+        make_row_invariant(module.to(self.device), linear_backend(ops))
 
     @torch.inference_mode()
     def forward(self, rows: Sequence[SessionRows], features: torch.Tensor) -> torch.Tensor:
         """features [T, H] of all rows in order -> next features [T, H]; keys and values are written."""
-        batch = build_batch(rows, self.blocks.block_size)
+        batch = build_batch(rows, self.blocks.block_size, self.device)
         paged = PagedContext(self._ops, batch, self._cache)
         return self.head(batch.token_ids[None], features[None], batch.position_ids[None], paged=paged)[0]
 
 
-__all__ = ["ATTENTION_NAME", "FeatureHead", "PagedHead"]
+def linear_backend(ops: AttentionOps) -> str:
+    """The linears that go with an attention backend, as make_row_invariant takes them."""
+    return "triton" if ops.backend == "triton" else "cpu"
+
+
+__all__ = ["ATTENTION_NAME", "FeatureHead", "PagedHead", "linear_backend"]

@@ -85,15 +85,21 @@ def commit_to_wire(commit: m.Commit) -> verifier.Commit:
 
 
 def commit_from_wire(message: verifier.Commit) -> m.Commit:
+    """Raises InvalidRequest on an origin or a finish reason that there is not, and on broken hidden states."""
+    try:
+        origins = tuple(m.TokenOrigin(origin) for origin in message.origins)
+        finish_reason = m.FinishReason(message.finish_reason) if message.finish_reason else None
+    except ValueError as error:
+        raise InvalidRequest(f"commit: {error}", param="commit") from None
     return m.Commit(
         epoch=message.epoch,
         base_len=message.base_len,
         token_ids=tuple(message.token_ids),
-        origins=tuple(m.TokenOrigin(origin) for origin in message.origins),
+        origins=origins,
         logprobs=_logprobs_from_wire(message.logprobs),
         num_draft_tokens=message.num_draft_tokens,
         num_accepted_tokens=message.num_accepted_tokens,
-        finish_reason=m.FinishReason(message.finish_reason) if message.finish_reason else None,
+        finish_reason=finish_reason,
         stop_token_id=message.stop_token_id if message.HasField("stop_token_id") else None,
         timings=timings_from_wire(message.timings),
         hidden_states=(hidden_from_wire(message.hidden_states) if message.HasField("hidden_states") else None),

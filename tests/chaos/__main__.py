@@ -1,70 +1,112 @@
-"""`python -m tests.chaos --requests 1000`: exit code 1 when a byte differs, a request fails or something is left."""
+"""`python -m tests.chaos --requests 1000`: exit code 1 when a byte differs, a request fails or something is left.
+
+A storm of all kinds of trouble at once; or, with one of the flags, another kind of run.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import sys
 import tempfile
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from tests.chaos import show
+from tests.chaos.compose import ComposeStack, ComposeUnavailable
+from tests.chaos.faults import run_faults
 from tests.chaos.fleet import Fleet
-from tests.chaos.run import Load, Report, run_chaos
+from tests.chaos.load import Load
+from tests.chaos.netns_fleet import NetnsFleet
+from tests.chaos.network import Network, NetworkUnavailable
+from tests.chaos.network_faults import network_faults
+from tests.chaos.process_faults import process_faults
+from tests.chaos.run import leftovers, run_chaos
+from tests.chaos.scaling import SCHEDULE, run_scaling
 
-_console = Console()
+_console = Console(width=140)
+Advance = Callable[[int], None]
 
 
 def main(
-    requests: Annotated[int, typer.Option(min=1, help="Requests in the storm.")] = 1000,
+    requests: Annotated[int, typer.Option(min=1, help="Requests in the storm, or in each round or phase.")] = 1000,
     at_once: Annotated[int, typer.Option(min=1, help="Requests at a time.")] = 12,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of each.")] = 96,
-    pause: Annotated[float, typer.Option(help="Mean seconds between two misfortunes.")] = 2.0,
+    pause: Annotated[float, typer.Option(help="Seconds between two misfortunes; in the storm their mean.")] = 2.0,
     gateways: Annotated[int, typer.Option(min=2)] = 2,
     drafters: Annotated[int, typer.Option(min=1)] = 3,
     verifiers: Annotated[int, typer.Option(min=2)] = 2,
+    only: Annotated[str, typer.Option(help="With --each, --netns, --compose: kinds with this in their name.")] = "",
     seed: Annotated[int, typer.Option(help="Of the storm and of what is asked for.")] = 0,
+    scale: Annotated[bool, typer.Option("--scale", help="Drafters 1, 3, 0, 2 under load, nothing else.")] = False,
+    each: Annotated[bool, typer.Option("--each", help="One kind of trouble at a time, with what each costs.")] = False,
+    netns: Annotated[bool, typer.Option("--netns", help="As --each: delay, loss and cuts of a real network.")] = False,
+    compose: Annotated[bool, typer.Option("--compose", help="As --each: docker compose kill.")] = False,
 ) -> None:
     """Example: python -m tests.chaos --requests 200 --pause 1"""
+    if scale + each + netns + compose > 1:
+        raise typer.BadParameter("--scale, --each, --netns and --compose are runs of their own")
     load = Load(requests, at_once, tokens, pause, seed)
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        report = asyncio.run(_run(Path(folder), load, gateways, drafters, verifiers))
-    show(report)
-    sys.exit(1 if report.mismatches or report.failures or report.leftovers else 0)
+    counts = {"num_gateways": gateways, "num_drafters": drafters, "num_verifiers": verifiers}
+    try:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            run_dir = Path(folder)
+            if scale:
+                ok = _with_progress(lambda advance: _scale(run_dir, load, counts, advance))
+            elif each:
+                ok = _with_progress(lambda advance: _each(run_dir, load, counts, only, advance))
+            elif netns:
+                ok = _with_progress(lambda advance: _netns(run_dir, load, counts, only, advance))
+            elif compose:
+                ok = _with_progress(lambda advance: _compose(load, only, advance))
+            else:
+                ok = _with_progress(lambda advance: _storm(run_dir, load, counts, advance))
+    except (NetworkUnavailable, ComposeUnavailable) as missing:
+        _console.print(str(missing), style="bold red", highlight=False, markup=False)
+        sys.exit(2)
+    sys.exit(0 if ok else 1)
 
 
-async def _run(folder: Path, load: Load, gateways: int, drafters: int, verifiers: int) -> Report:
-    columns = (TextColumn("requests"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    _console.print(f"==> starting {gateways} gateways, {drafters} drafters, {verifiers} verifiers and Redis")
-    fleet = Fleet(folder, num_gateways=gateways, num_drafters=drafters, num_verifiers=verifiers)
+def _with_progress(run: Callable[[Advance], Coroutine[Any, Any, show.Told]]) -> bool:
+    columns = (TextColumn("requests"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=_console) as progress:
-        task = progress.add_task("", total=load.num_requests)
-        async with fleet:
-            return await run_chaos(fleet, load, lambda count: progress.advance(task, count))
+        task = progress.add_task("", total=None)
+        told = asyncio.run(run(lambda count: progress.advance(task, count)))
+    return told(_console)
 
 
-def show(report: Report) -> None:
-    struck = ", ".join(f"{what} {count}" for what, count in sorted(report.misfortunes.items()))
-    _console.print(
-        f"{report.num_requests} requests in {report.seconds:.0f} s, {report.num_reconnects} reconnects; "
-        f"{sum(report.misfortunes.values())} misfortunes: {struck}"
-    )
-    _console.print(
-        f"longest pause of a stream: p50 {report.stall_s(0.5):.2f} s, p99 {report.stall_s(0.99):.2f} s, "
-        f"most {max(report.stalls_s, default=0.0):.2f} s"
-    )
-    for title, lines in (
-        ("DIFFERENT BYTES", report.mismatches),
-        ("FAILED", report.failures),
-        ("LEFT BEHIND", report.leftovers),
-    ):
-        for line in lines:
-            _console.print(f"{title} {line}", style="bold red", highlight=False)
-    if not (report.mismatches or report.failures or report.leftovers):
-        _console.print("every stream's bytes equal the undisturbed run's; nothing is left behind")
+async def _storm(run_dir: Path, load: Load, counts: dict[str, int], advance: Advance) -> show.Told:
+    async with Fleet(run_dir, **counts) as fleet:
+        return show.storm(await run_chaos(fleet, load, advance))
+
+
+async def _scale(run_dir: Path, load: Load, counts: dict[str, int], advance: Advance) -> show.Told:
+    async with Fleet(run_dir, **{**counts, "num_drafters": max(SCHEDULE)}) as fleet:
+        return show.scaling(*await run_scaling(fleet, load, progress=advance))
+
+
+async def _each(run_dir: Path, load: Load, counts: dict[str, int], only: str, advance: Advance) -> show.Told:
+    async with Fleet(run_dir, **counts) as fleet:
+        found = await run_faults(fleet.urls, process_faults(fleet), load, only, advance)
+        return show.faults(found, await leftovers(fleet))
+
+
+async def _netns(run_dir: Path, load: Load, counts: dict[str, int], only: str, advance: Advance) -> show.Told:
+    with Network() as network:
+        how = "tc netem" if network.has_netem else "a wire in user space: this kernel has no netem"
+        _console.print(f"==> network namespaces; delay and loss by {how}", highlight=False)
+        async with NetnsFleet(run_dir, network, **counts) as fleet:
+            found = await run_faults(fleet.urls, network_faults(fleet), load, only, advance)
+            return show.faults(found, await leftovers(fleet))
+
+
+async def _compose(load: Load, only: str, advance: Advance) -> show.Told:
+    async with ComposeStack() as stack:
+        return show.faults(await run_faults(stack.urls, stack.faults(), load, only, advance), None)
 
 
 if __name__ == "__main__":

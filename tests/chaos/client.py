@@ -15,6 +15,7 @@ import httpx
 # A gateway that is paused says nothing; the client goes elsewhere after this.
 _SILENCE_S = 20.0
 _PAUSE_S = 0.3
+_AT_FAULT = (400, 401, 413)
 
 
 @dataclass
@@ -26,8 +27,14 @@ class Received:
     finish_reason: str | None = None
     last_event_id: str = ""
     num_reconnects: int = 0
+    # Between two events, lost connections and the search for another gateway included; the first from the request on.
     stalls_s: list[float] = field(default_factory=list)
+    last_event_s: float = field(default_factory=time.monotonic)
     problems: list[str] = field(default_factory=list)
+
+
+class Refused(Exception):
+    """The answer says that the request itself is at fault: asking again would change nothing."""
 
 
 class _Ended(Exception):
@@ -37,7 +44,7 @@ class _Ended(Exception):
 async def fetch(
     urls: Sequence[str], request_id: str, body: dict[str, Any], rng: random.Random, deadline_s: float
 ) -> Received:
-    """The whole answer of one request, however often its gateway is lost. Raises TimeoutError."""
+    """The whole answer of one request, however often its gateway is lost. Raises TimeoutError, Refused."""
     received = Received()
     async with asyncio.timeout(deadline_s), httpx.AsyncClient(timeout=httpx.Timeout(10.0, read=_SILENCE_S)) as http:
         while True:
@@ -72,11 +79,12 @@ async def _attempt(
             await _read(answer, received)
             raise _Broken("the stream ended early")
         await answer.aread()
+        if answer.status_code in _AT_FAULT:
+            raise Refused(f"{answer.status_code} {answer.text[:300]}")
         raise _Broken(f"{answer.status_code} {answer.text[:160]}")
 
 
 async def _read(answer: httpx.Response, received: Received) -> None:
-    last = time.monotonic()
     event_id = ""
     async for line in answer.aiter_lines():
         name, _, value = line.partition(": ")
@@ -89,8 +97,8 @@ async def _read(answer: httpx.Response, received: Received) -> None:
             if "error" in content:
                 raise _Broken(str(content["error"])[:160])
             now = time.monotonic()
-            received.stalls_s.append(now - last)
-            last = now
+            received.stalls_s.append(now - received.last_event_s)
+            received.last_event_s = now
             for choice in content["choices"]:
                 received.token_ids += choice.get("token_ids") or ()
                 received.text += choice.get("text") or ""

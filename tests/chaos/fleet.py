@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import grpc.aio
 
@@ -28,12 +29,17 @@ FAILOVER_S = "240"
 
 @dataclass
 class Part:
-    """One process of the fleet; `port` is its own, whoever stands before it."""
+    """One process of the fleet; `host` and `port` are its own, whoever stands before it.
+
+    prefix: a command that runs the process somewhere else, as `ip netns exec NAME`.
+    """
 
     name: str
     port: int
     command: Sequence[str]
     log_path: Path
+    host: str = "127.0.0.1"
+    prefix: Sequence[str] = ()
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -43,7 +49,7 @@ class Part:
     def start(self) -> None:
         with self.log_path.open("ab") as log_file:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", *self.command, "--port", str(self.port)],
+                [*self.prefix, sys.executable, "-m", *self.command, "--host", self.host, "--port", str(self.port)],
                 stdout=log_file,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
@@ -54,6 +60,13 @@ class Part:
         if process is not None:
             process.kill()
             process.wait()
+
+    async def drain(self) -> None:
+        """SIGTERM, as whoever scales down sends it: running sessions may finish, nothing new is taken."""
+        process, self.process = self.process, None
+        if process is not None:
+            process.terminate()
+            await asyncio.to_thread(process.wait)
 
     def pause(self) -> None:
         self._signal(signal.SIGSTOP)
@@ -70,20 +83,17 @@ class Fleet:
     """`async with` starts all of it and waits until every gateway is ready."""
 
     def __init__(self, run_dir: Path, *, num_gateways: int, num_drafters: int, num_verifiers: int) -> None:
-        self.redis = RedisServer(run_dir)
+        self.redis = self._make_redis(run_dir)
         self.parts: dict[str, Part] = {}
         self.proxies: dict[str, Proxy] = {}
         self._run_dir = run_dir
         self._counts = {"verifier": num_verifiers, "drafter": num_drafters, "gateway": num_gateways}
 
-    async def __aenter__(self) -> Fleet:
+    async def __aenter__(self) -> Self:
         self.redis.start()
         for kind in ("verifier", "drafter"):
             for index in range(self._counts[kind]):
-                part = self._add(f"{kind}-{index}", _SERVICE_COMMANDS[kind]())
-                proxy = Proxy(part.port)
-                await proxy.start()
-                self.proxies[part.name] = proxy
+                await self._expose(self._add(f"{kind}-{index}", _SERVICE_COMMANDS[kind]()))
         for index in range(self._counts["gateway"]):
             self._add(f"gateway-{index}", self._gateway_command())
         for part in self.parts.values():
@@ -103,7 +113,7 @@ class Fleet:
 
     @property
     def urls(self) -> list[str]:
-        return [f"http://127.0.0.1:{part.port}" for part in self.of_kind("gateway")]
+        return [f"http://{part.host}:{part.port}" for part in self.of_kind("gateway")]
 
     async def wait_serving(self, part: Part) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -117,35 +127,51 @@ class Fleet:
             await asyncio.sleep(0.2)
 
     async def verifier_info(self, part: Part) -> VerifierInfo:
-        async with rpc.open_channel(f"127.0.0.1:{part.port}") as channel:
+        async with rpc.open_channel(f"{part.host}:{part.port}") as channel:
             stub = verifier_pb2_grpc.VerifierStub(channel)
             return wire.verifier_info_from_wire(await stub.GetInfo(verifier_pb2.GetVerifierInfoRequest(), timeout=20))
 
     async def drafter_info(self, part: Part) -> DrafterInfo:
-        async with rpc.open_channel(f"127.0.0.1:{part.port}") as channel:
+        async with rpc.open_channel(f"{part.host}:{part.port}") as channel:
             stub = drafter_pb2_grpc.DrafterStub(channel)
             return wire.drafter_info_from_wire(await stub.GetInfo(drafter_pb2.GetDrafterInfoRequest(), timeout=20))
 
     async def _serves(self, part: Part) -> bool:
         try:
             if part.kind == "gateway":
-                _reader, writer = await asyncio.open_connection("127.0.0.1", part.port)
+                _reader, writer = await asyncio.open_connection(part.host, part.port)
                 writer.close()
                 return True
-            async with rpc.open_channel(f"127.0.0.1:{part.port}") as channel:
+            async with rpc.open_channel(f"{part.host}:{part.port}") as channel:
                 return await rpc.is_serving(channel, 2.0)
         except (OSError, grpc.aio.AioRpcError):
             return False
 
+    def _make_redis(self, run_dir: Path) -> RedisServer:
+        return RedisServer(run_dir)
+
+    async def _expose(self, part: Part) -> None:
+        """Before the gateways are told where it is."""
+        proxy = Proxy(part.port)
+        await proxy.start()
+        self.proxies[part.name] = proxy
+
+    def _address(self, part: Part) -> str:
+        return f"127.0.0.1:{self.proxies[part.name].port}"
+
+    def _place(self, name: str) -> tuple[str, Sequence[str]]:
+        """Host and prefix of a part."""
+        return "127.0.0.1", ()
+
     def _add(self, name: str, command: Sequence[str]) -> Part:
-        part = Part(name, _free_port(), command, self._run_dir / f"{name}.log")
+        host, prefix = self._place(name)
+        part = Part(name, _free_port(), command, self._run_dir / f"{name}.log", host, prefix)
         self.parts[name] = part
         return part
 
     def _gateway_command(self) -> list[str]:
         addresses = {
-            kind: ",".join(f"127.0.0.1:{self.proxies[part.name].port}" for part in self.of_kind(kind))
-            for kind in ("verifier", "drafter")
+            kind: ",".join(self._address(part) for part in self.of_kind(kind)) for kind in ("verifier", "drafter")
         }
         return [
             *("gateway", "--model", str(MODELS / "demo-target"), "--grpc-port", "-1", "--redis-url", self.redis.url),

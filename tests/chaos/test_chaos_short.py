@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.fleet import Fleet
-from tests.chaos.run import Load, run_chaos
+from tests.chaos.load import Load
+from tests.chaos.run import run_chaos
 
 pytestmark = pytest.mark.timeout(900)
 

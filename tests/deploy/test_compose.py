@@ -287,7 +287,7 @@ def test_no_torch_in_the_gateway_image() -> None:
 def test_torch_is_pinned_and_comes_first(name: str) -> None:
     text = dockerfile(name)
     assert re.search(r"^ARG TORCH=torch==\d+\.\d+\.\d+$", text, re.MULTILINE)
-    assert text.index('"$TORCH"') < text.index("'.[engine]'")
+    assert text.index('"$TORCH"') < text.index("'.[engine,tracing]'")
 
 
 @pytest.mark.parametrize("name", ["drafter", "verifier"])

@@ -16,7 +16,7 @@ from gateway.metrics import GatewayMetrics
 from verifier_service.metrics import VerifierMetrics
 
 GRAFANA = Path(__file__).resolve().parents[2] / "deploy/grafana"
-_METRIC = re.compile(r'(outrider:[a-z0-9_]+)\{job="(\w+)"')
+METRIC = re.compile(r'(outrider:[a-z0-9_]+)\{job="(\w+)"')
 _SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
 # What Prometheus itself adds, and the bound of a histogram's bucket.
 _SCRAPE_LABELS = {"instance", "job", "le"}
@@ -55,7 +55,7 @@ def series() -> dict[str, dict[str, set[str]]]:
 
 @pytest.mark.parametrize(("expression", "legend"), targets())
 def test_query_asks_for_what_is_exported(expression: str, legend: str, series: dict[str, dict[str, set[str]]]) -> None:
-    asked = _METRIC.findall(expression)
+    asked = METRIC.findall(expression)
     assert len(asked) == expression.count("outrider:") > 0, "every metric names its job"
     by = {label.strip() for group in re.findall(r"by \(([^)]*)\)", expression) for label in group.split(",")}
     matched = set(re.findall(r'(\w+)="', expression))
@@ -81,6 +81,11 @@ def test_query_asks_for_what_is_exported(expression: str, legend: str, series: d
         "outrider:num_requests_running",
         "outrider:verifier_failovers_total",
         "outrider:fleet_members",
+        "outrider:num_preemptions_total",
+        "outrider:num_requests_waiting",
+        "outrider:round_seconds_sum",
+        "outrider:round_tokens_total",
+        "outrider:verify_rows_total",
     ],
 )
 def test_dashboard_shows(metric: str) -> None:

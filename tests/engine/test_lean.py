@@ -17,6 +17,7 @@ from engine.lean_mlp import find_activation
 from engine.lean_norm import lean_norm
 from engine.lean_rotary import LeanRotaryEmbedding, lean_rotary
 from engine.model import LoadedModel, load_model
+from engine.row_kernels import resolve_row_kernels
 from engine.runner import ModelRunner
 
 # name -> attention modules, MLPs, norms, rotary embeddings that give way (2 layers each), in fp32.
@@ -105,13 +106,14 @@ class _ForgetfulRMSNorm(LlamaRMSNorm):
 
 
 def test_norms_are_known_by_what_they_compute() -> None:
-    llama, gemma = lean_norm(LlamaRMSNorm(64)), lean_norm(Gemma2RMSNorm(64))
+    kernels = resolve_row_kernels("cpu")
+    llama, gemma = lean_norm(LlamaRMSNorm(64), kernels), lean_norm(Gemma2RMSNorm(64), kernels)
     assert llama is not None
     assert (llama.one_plus_weight, llama.rounds_first) == (False, True)
     assert gemma is not None
     assert (gemma.one_plus_weight, gemma.rounds_first) == (True, False)
     for impostor in (_ScaledRMSNorm(64), _ForgetfulRMSNorm(64), LlamaRMSNorm(20), torch.nn.LayerNorm(64)):
-        assert lean_norm(impostor) is None
+        assert lean_norm(impostor, kernels) is None
 
 
 class _ClippedMLP(LlamaMLP):
@@ -139,7 +141,7 @@ def test_mlps_are_known_by_what_they_compute(kind: type[LlamaMLP], activation: s
     generator = torch.Generator().manual_seed(0)
     for parameter in mlp.parameters():
         parameter.copy_(torch.randn(parameter.shape, generator=generator) / 4)
-    assert find_activation(mlp) == found
+    assert find_activation(mlp, resolve_row_kernels("cpu")) == found
 
 
 def test_a_rotary_table_holds_what_the_module_computes() -> None:

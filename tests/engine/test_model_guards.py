@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 from tiny_models import REFUSED, SERVED, save_tiny_model
+from triton import knobs
 
 from engine.attention import ATTENTION_NAME, register_attention, resolve_attention_ops
 from engine.errors import BackendUnavailable, ModelRefused
@@ -72,10 +73,32 @@ def test_missing_weights_are_refused(llama: Path) -> None:
         load_model(str(llama))
 
 
-def test_quantised_checkpoints_and_code_are_refused(llama: Path) -> None:
-    edit_config(llama, quantization_config={"quant_method": "gptq", "bits": 4})
-    with pytest.raises(ModelRefused, match="quantised"):
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"quant_method": "gptq", "bits": 4, "group_size": 128},
+        {"quant_method": "awq", "bits": 4, "version": "gemm"},
+        {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+        {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {}},
+        {"quant_method": "fp8", "weight_block_size": [128, 128]},
+        {"quant_method": "mxfp4"},
+    ],
+    ids=lambda settings: settings["quant_method"],
+)
+def test_quantised_checkpoints_are_refused_by_name(llama: Path, settings: dict[str, Any]) -> None:
+    edit_config(llama, quantization_config=settings)
+    with pytest.raises(ModelRefused, match=rf"quantised \({settings['quant_method']}\)") as refused:
         load_model(str(llama))
+    assert refused.value.fix is not None
+
+
+def test_quantisation_without_a_method_is_refused(llama: Path) -> None:
+    edit_config(llama, quantization_config={"load_in_8bit": True})
+    with pytest.raises(ModelRefused, match=r"quantised \(method not named\)"):
+        load_model(str(llama))
+
+
+def test_code_is_refused(llama: Path) -> None:
     edit_config(llama, model_type="no_such_model", auto_map={"AutoConfig": "evil.Config"})
     with pytest.raises(ModelRefused, match="cannot be read"):
         load_model(str(llama))
@@ -150,10 +173,14 @@ def test_heads_that_the_kernel_cannot_take_are_refused_at_load(tmp_path: Path) -
     assert load_model(path, attention_backend="reference").attention_ops.backend == "reference"
 
 
-def test_backends_and_devices_that_do_not_exist_are_named(llama: Path) -> None:
-    with pytest.raises(BackendUnavailable, match="triton kernels do not exist yet"):
-        load_model(str(llama), attention_backend="triton")
-    with pytest.raises(BackendUnavailable, match="device='cuda'"):
+def test_backends_and_devices_that_do_not_exist_are_named(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(knobs.runtime, "interpret", False)
+    with pytest.raises(BackendUnavailable, match="attention_backend='triton' on cpu: use 'cpu'"):
+        load_model(str(llama), device="cpu", attention_backend="triton")
+    with pytest.raises(BackendUnavailable, match="choose one of auto, cpu, cuda"):
+        load_model(str(llama), device="tpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(BackendUnavailable, match="this torch sees no CUDA device"):
         load_model(str(llama), device="cuda")
     with pytest.raises(BackendUnavailable, match="choose one of auto, cpu, reference, triton"):
         resolve_attention_ops("flash", torch.device("cpu"))

@@ -29,8 +29,12 @@ def main(
         int, typer.Option(help="This many random cells a model; 0: a sample that covers every pair.")
     ] = 0,
     full: Annotated[bool, typer.Option("--full", help="Every cell: hours.")] = False,
+    drafter: Annotated[list[str] | None, typer.Option(help="With --full: only these, off_free and ngram, say.")] = None,
+    shape: Annotated[str, typer.Option(help="With --full: chain or tree; both if empty.")] = "",
+    shard: Annotated[str, typer.Option(help="With --full: part of all, 2/8 is the second of eight.")] = "1/1",
     seed: Annotated[int, typer.Option(help="Of the sample, the crowds and the random drafts.")] = 0,
     threads: Annotated[int, typer.Option(help="Threads of a forward pass; 0: every core.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu or cuda: target, draft model and heads.")] = "cpu",
 ) -> None:
     """The same output whoever drafts. Exit code 1 when one cell differs."""
     names = model or list(MODEL_NAMES)
@@ -41,18 +45,35 @@ def main(
     with tempfile.TemporaryDirectory() as folder:
         for index, name in enumerate(names):
             if full:
-                cells = all_cells()
+                cells = _part(all_cells(), drafter or (), shape, shard)
             else:
                 cells = random_sample(seed + index, sample) if sample else covering_sample(seed + index)
             started = time.perf_counter()
-            report = _run(name, Path(folder), cells, seed, threads or len(os.sched_getaffinity(0)))
+            grid = Grid(
+                grid_model(name, Path(folder)),
+                seed=seed,
+                num_threads=threads or len(os.sched_getaffinity(0)),
+                device=device,
+            )
+            report = _run(name, grid, cells, seed)
             _show(name, report, time.perf_counter() - started)
             failed = failed or bool(report.mismatches)
     sys.exit(1 if failed else 0)
 
 
-def _run(name: str, folder: Path, cells: Sequence[Cell], seed: int, num_threads: int) -> Report:
-    grid = Grid(grid_model(name, folder), seed=seed, num_threads=num_threads)
+def _part(cells: list[Cell], drafters: Sequence[str], shape: str, shard: str) -> list[Cell]:
+    chosen = [
+        cell
+        for cell in cells
+        if (not drafters or cell.drafter in drafters) and (not shape or cell.shape in (shape, "none"))
+    ]
+    index, _, count = shard.partition("/")
+    if not (index.isdigit() and count.isdigit() and 1 <= int(index) <= int(count)):
+        raise typer.BadParameter(f"--shard {shard}: must be like 2/8")
+    return chosen[int(index) - 1 :: int(count)]
+
+
+def _run(name: str, grid: Grid, cells: Sequence[Cell], seed: int) -> Report:
     columns = (TextColumn(name), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     try:
         with Progress(*columns, console=_console) as progress:

@@ -71,8 +71,8 @@ class Report:
 class Grid:
     """One model. `plain` holds the outputs that everything is compared with."""
 
-    def __init__(self, model: GridModel, *, seed: int = 0, num_threads: int = 1) -> None:
-        self._pools = Pools(model, num_threads)
+    def __init__(self, model: GridModel, *, seed: int = 0, num_threads: int = 1, device: str = "cpu") -> None:
+        self._pools = Pools(model, num_threads, device)
         self._seed = seed
         self._num_sessions = 0
         self._answers: dict[str, Sequence[int]] = {}

@@ -34,7 +34,7 @@ def head_method(kind: str, target: LoadedModel, dtype: str, folder: Path) -> Dra
         path = folder / kind
         if not path.exists():
             save_random_head(kind, target, path)
-    config = DrafterConfig(target_model=target.path, dtype=dtype, kv_cache_mb=16)
+    config = DrafterConfig(target_model=target.path, dtype=dtype, device=target.device.type, kv_cache_mb=16)
     return build_head_method(kind, str(path), config, num_threads=torch.get_num_threads())
 
 

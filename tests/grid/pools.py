@@ -45,7 +45,7 @@ class Pool:
 
     @property
     def num_preemptions(self) -> int:
-        return int(self.registry.get_sample_value("outrider:preemptions") or 0)
+        return int(self.registry.get_sample_value("outrider:num_preemptions_total") or 0)
 
     def evict_everything(self) -> None:
         """Takes every block that no session holds, and gives it back. The engine must be idle."""
@@ -58,11 +58,11 @@ class Pool:
 class Pools:
     """Engines by (prefill, number of KV blocks), started when first asked for; `close` stops them."""
 
-    def __init__(self, model: GridModel, num_threads: int) -> None:
+    def __init__(self, model: GridModel, num_threads: int, device: str = "cpu") -> None:
         self._dtype = model.dtype
         self._head_folder = tempfile.TemporaryDirectory()
-        self.target = load_model(str(model.target), dtype=model.dtype, num_threads=num_threads)
-        self._draft = load_model(str(model.draft), dtype=model.dtype, num_threads=num_threads)
+        self.target = load_model(str(model.target), dtype=model.dtype, device=device, num_threads=num_threads)
+        self._draft = load_model(str(model.draft), dtype=model.dtype, device=device, num_threads=num_threads)
         # What the engine is told: the grid itself is the proof, a shorter one beforehand would prove nothing more.
         self._certificate = Certificate(holds=True, checks=(), failing_operation=None, seconds=0.0)
         self._pools: dict[tuple[str, int], Pool] = {}

@@ -74,7 +74,9 @@ sampling_params = st.builds(
     allowed_token_ids=token_tuples,
     num_logprobs=st.none() | st.integers(0, 20),
     num_prompt_logprobs=st.none() | st.integers(0, 20),
-    grammar=st.none() | st.builds(Grammar, st.sampled_from(GrammarKind), names),
+    grammar=st.none()
+    | st.builds(Grammar, st.sampled_from([GrammarKind.REGEX, GrammarKind.LARK, GrammarKind.JSON_OBJECT]), names)
+    | st.sampled_from([Grammar(GrammarKind.JSON_SCHEMA, "{}"), Grammar(GrammarKind.CHOICE, '["a", "é"]')]),
 )
 specs = st.builds(
     m.SessionSpec,

@@ -16,6 +16,7 @@ from shared.sampling_params import SamplingParams, SpeculationMode
 from tests.verifier_service.acceptance.toy import SMALLEST_P_VALUE, chi_square_p_value
 from tests.verifier_service.engine_client import make_spec
 from verifier_service.round import ForwardTimes, Round, acceptance_rng, decide
+from verifier_service.row_outputs import RowOutputs
 from verifier_service.scheduler import Work
 from verifier_service.session import VerifierSession
 
@@ -59,7 +60,7 @@ def rows_for(*best: int) -> np.ndarray:
 
 
 def run(session: VerifierSession, logits: np.ndarray, proposal: Proposal | None, max_model_len: int = 100) -> Round:
-    return decide(Work(session, BlockTable(), 1, proposal, len(logits)), logits, max_model_len, TIMES)
+    return decide(Work(session, BlockTable(), 1, proposal, len(logits)), RowOutputs(logits), max_model_len, TIMES)
 
 
 def chain(*tokens: int, base_len: int = 0) -> Proposal:

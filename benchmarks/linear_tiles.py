@@ -1,0 +1,139 @@
+"""Which tile of the triton linear is fastest for which weight? `python -m benchmarks.linear_tiles` on an NVIDIA GPU.
+
+For each weight of a Llama of 8 billion parameters and 1, 8 and 64 rows: the median time of every candidate of
+kernels/linear/triton_tiles, beside cuBLAS (F.linear) and the floor (bytes of weight, inputs and outputs at the measured
+bandwidth of a copy). Calls are replayed from a CUDA graph over copies of the weight that no cache holds together. The
+last column: the share of outputs that differ from the first candidate's, on data that cancel, so that another order of
+summation shows. About a minute. Needs torch and triton alone; nothing of it runs without a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.functional import linear as stock_linear
+
+from kernels.linear.triton import linear_tiled
+from kernels.linear.triton_tiles import CANDIDATES, Tile, row_block, tile_config
+
+WEIGHTS = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096))
+ROW_COUNTS = (1, 8, 64)
+# Five times the L2 cache of an H100 or H200.
+_ROTATED_BYTES = 250_000_000
+_REPLAYS = 20
+Linear = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--jsonl", type=Path, help="append the rows to this file")
+    jsonl: Path | None = parser.parse_args().jsonl
+    if not torch.cuda.is_available():
+        raise SystemExit("no NVIDIA GPU here")
+    bandwidth = _copy_bandwidth()
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, copy {bandwidth / 1e12:.2f} TB/s")
+    rows: list[dict[str, Any]] = []
+    for num_outputs, num_inputs in WEIGHTS:
+        weights = _weights(num_outputs, num_inputs)
+        for num_rows in ROW_COUNTS:
+            found = _measure(weights, num_rows, bandwidth)
+            _print_table(found)
+            rows += found
+    if jsonl is not None:
+        with jsonl.open("a") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def _weights(num_outputs: int, num_inputs: int) -> list[torch.Tensor]:
+    """Copies enough that none is left in the L2 cache when its turn comes; halves of the inputs alike."""
+    num_copies = max(1, -(-_ROTATED_BYTES // (2 * num_outputs * num_inputs)))
+    half = torch.randn(num_outputs, num_inputs // 2, device="cuda", dtype=torch.bfloat16)
+    weight = torch.cat((half, half), dim=1)
+    return [weight.clone() for _ in range(num_copies)]
+
+
+def _measure(weights: list[torch.Tensor], num_rows: int, bandwidth: float) -> list[dict[str, Any]]:
+    num_outputs, num_inputs = weights[0].shape
+    half = torch.randn(num_rows, num_inputs // 2, device="cuda", dtype=torch.bfloat16)
+    x = torch.cat((half, -half), dim=1)
+    block_rows = row_block(num_rows)
+    chosen = tile_config(num_outputs, num_inputs, torch.bfloat16, num_rows)
+    first = linear_tiled(x, weights[0], None, CANDIDATES[0], block_rows)
+    floor_us = 2e6 * (num_outputs * num_inputs + num_rows * (num_inputs + num_outputs)) / bandwidth
+    cublas_us = _median_us(stock_linear, x, weights)
+    rows: list[dict[str, Any]] = [{"side": "floor", "us": floor_us}, {"side": "cuBLAS", "us": cublas_us}]
+    for tile in CANDIDATES:
+        out = linear_tiled(x, weights[0], None, tile, block_rows)
+        row: dict[str, Any] = {
+            "side": _name(tile) + (" *" if tile == chosen else ""),
+            "us": _median_us(_bind(tile, block_rows), x, weights),
+            "differs": (out != first).float().mean().item(),
+            "tile": asdict(tile),
+        }
+        rows.append(row)
+    shape = {"num_outputs": num_outputs, "num_inputs": num_inputs, "num_rows": num_rows}
+    for row in rows:
+        row |= {**shape, "to_cublas": row["us"] / cublas_us, "to_floor": row["us"] / floor_us}
+    return sorted(rows, key=lambda row: float(row["us"]))
+
+
+def _bind(tile: Tile, block_rows: int) -> Linear:
+    return lambda x, weight: linear_tiled(x, weight, None, tile, block_rows)
+
+
+def _name(tile: Tile) -> str:
+    kind = "wgmma" if tile.uses_wgmma else "mma"
+    return f"{kind} {tile.block_outputs}x{tile.block_inputs} warps {tile.num_warps} stages {tile.num_stages}"
+
+
+def _median_us(linear: Linear, x: torch.Tensor, weights: list[torch.Tensor]) -> float:
+    """Time of one call, from replays of a graph with at least 8 calls."""
+    turns = weights * -(-8 // len(weights))
+    linear(x, weights[0])  # compiles, and lets cuBLAS take its workspace
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for weight in turns:
+            linear(x, weight)
+    return _median_ms(graph.replay) * 1e3 / len(turns)
+
+
+def _median_ms(call: Callable[[], object]) -> float:
+    for _ in range(3):
+        call()
+    times: list[float] = []
+    for _ in range(_REPLAYS):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end))
+    return statistics.median(times)
+
+
+def _copy_bandwidth() -> float:
+    """Bytes read and written per second by a copy of 1 GiB."""
+    source = torch.zeros(1 << 30, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * source.numel() / (_median_ms(lambda: target.copy_(source)) / 1e3)
+
+
+def _print_table(rows: list[dict[str, Any]]) -> None:
+    first = rows[0]
+    print(f"\n{first['num_outputs']} x {first['num_inputs']}, {first['num_rows']} rows (* is what tile_config takes)")
+    print(f"{'':32} {'us':>8} {'x cuBLAS':>9} {'x floor':>8} {'differs':>8}")
+    for row in rows:
+        differs = f"{row['differs']:8.1%}" if "differs" in row else ""
+        print(f"{row['side']:32} {row['us']:8.2f} {row['to_cublas']:9.3f} {row['to_floor']:8.3f} {differs}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""Forwards of up to 128 rows as CUDA graphs: one launch instead of ten per layer. On CUDA devices only.
+
+A graph is captured the first time that its bucket (row_buckets) is met, which takes as long as a few forwards. All
+graphs share one memory pool, so a result has to be used, or copied, before the next forward.
+Not here: which batches go through a graph, beyond their size (runner).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from engine.batch import ForwardBatch
+from engine.row_buckets import Bucket, bucket_of, empty_batch, fill
+
+# Before a capture, on a side stream: kernels are compiled and libraries make their work spaces outside of it.
+_WARM_UPS = 2
+
+# A forward on device tensors: logits [R, V] and the tapped hidden states [T, H] per layer.
+DeviceForward = Callable[[ForwardBatch], tuple[torch.Tensor, dict[int, torch.Tensor]]]
+
+
+@dataclass(frozen=True)
+class _Captured:
+    graph: Any  # torch.cuda.CUDAGraph
+    host: ForwardBatch  # pinned
+    device: ForwardBatch
+    logits: torch.Tensor
+    hidden: dict[int, torch.Tensor]
+
+
+class GraphedForwards:
+    """`run` is what `forward` would return, for a batch in host memory; None where the batch fits no bucket."""
+
+    def __init__(self, forward: DeviceForward, device: torch.device) -> None:
+        self._forward = forward
+        self._device = device
+        self._pool: Any = None
+        self._captured: dict[tuple[Bucket, tuple[int, ...]], _Captured] = {}
+
+    @property
+    def num_graphs(self) -> int:
+        return len(self._captured)
+
+    def run(
+        self, batch: ForwardBatch, tap_layers: tuple[int, ...]
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]] | None:
+        """tap_layers: the layers that the forward taps now; they are part of what was captured."""
+        bucket = bucket_of(batch)
+        if bucket is None:
+            return None
+        key = (bucket, tap_layers)
+        captured = self._captured.get(key)
+        if captured is None:
+            captured = self._captured[key] = self._capture(bucket)
+        else:
+            # The last replay may still be reading what was copied from here.
+            torch.cuda.current_stream(self._device).synchronize()
+        fill(captured.host, batch)
+        _copy(captured.host, captured.device)
+        captured.graph.replay()
+        num_rows = batch.token_ids.shape[0]
+        return captured.logits[:num_rows], {layer: rows[:num_rows] for layer, rows in captured.hidden.items()}
+
+    def _capture(self, bucket: Bucket) -> _Captured:
+        host = _mapped(empty_batch(bucket), torch.Tensor.pin_memory)
+        device = empty_batch(bucket, self._device)
+        stream: Any = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UPS):
+                self._forward(device)
+        torch.cuda.current_stream(self._device).wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=stream):
+            logits, hidden = self._forward(device)
+        self._pool = graph.pool()
+        return _Captured(graph, host, device, logits, hidden)
+
+
+def _mapped(batch: ForwardBatch, function: Callable[[torch.Tensor], torch.Tensor]) -> ForwardBatch:
+    return ForwardBatch(*(function(getattr(batch, field.name)) for field in dataclasses.fields(batch)))
+
+
+def _copy(source: ForwardBatch, target: ForwardBatch) -> None:
+    for field in dataclasses.fields(source):
+        getattr(target, field.name).copy_(getattr(source, field.name), non_blocking=True)
+
+
+def to_device(batch: ForwardBatch, device: torch.device) -> ForwardBatch:
+    """The batch in a device's memory; itself where it is there."""
+    if batch.token_ids.device.type == device.type:
+        return batch
+    return _mapped(batch, lambda tensor: tensor.to(device, non_blocking=True))

@@ -1,0 +1,71 @@
+"""Batches padded to a few sizes, so that one captured forward serves many: pure functions of host tensors.
+
+Not here: capture and replay (cuda_graphs). Padding is rows that belong to no session: no slot is written for them and
+attention leaves them out; whatever they compute is cut off again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.batch import ForwardBatch
+
+ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
+NO_SLOT = -1
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """num_rows rows, as many sessions and logits rows, block tables of table_width blocks."""
+
+    num_rows: int
+    table_width: int
+
+
+def bucket_of(batch: ForwardBatch) -> Bucket | None:
+    """The least bucket that holds a batch; None for one with more rows, or with rows whose logits nobody wants.
+
+    Those are prefills: long enough to keep the GPU busy without a graph.
+    """
+    num_rows = batch.token_ids.shape[0]
+    if num_rows > ROW_BUCKETS[-1] or batch.logits_rows.shape[0] != num_rows or num_rows == 0:
+        return None
+    rows = next(size for size in ROW_BUCKETS if size >= num_rows)
+    width = batch.block_tables.shape[1]
+    return Bucket(rows, 1 << (width - 1).bit_length())
+
+
+def empty_batch(bucket: Bucket, device: torch.device | str = "cpu") -> ForwardBatch:
+    """A batch of padding alone, of the bucket's shapes."""
+    rows = bucket.num_rows
+
+    def full(size: int | tuple[int, ...], value: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.full(size if isinstance(size, tuple) else (size,), value, dtype=dtype, device=device)
+
+    return ForwardBatch(
+        token_ids=full(rows, 0, torch.int64),
+        position_ids=full(rows, 0, torch.int64),
+        slot_mapping=full(rows, NO_SLOT, torch.int64),
+        query_starts=full(rows + 1, 0, torch.int32),
+        context_lens=full(rows, 0, torch.int32),
+        block_tables=full((rows, bucket.table_width), 0, torch.int32),
+        tree_starts=full(rows, 0, torch.int32),
+        parents=full(rows, 0, torch.int32),
+        logits_rows=torch.arange(rows, dtype=torch.int64, device=device),
+    )
+
+
+def fill(padded: ForwardBatch, batch: ForwardBatch) -> None:
+    """Overwrite `padded` (host tensors of a bucket that holds the batch) with the batch and padding behind it."""
+    num_rows, num_sessions = batch.token_ids.shape[0], batch.context_lens.shape[0]
+    for name in ("token_ids", "position_ids", "parents"):
+        getattr(padded, name)[:num_rows] = getattr(batch, name)
+    padded.slot_mapping.fill_(NO_SLOT)
+    padded.slot_mapping[:num_rows] = batch.slot_mapping
+    padded.query_starts.fill_(num_rows)
+    padded.query_starts[: num_sessions + 1] = batch.query_starts
+    for name in ("context_lens", "tree_starts"):
+        getattr(padded, name)[:num_sessions] = getattr(batch, name)
+    padded.block_tables[:num_sessions, : batch.block_tables.shape[1]] = batch.block_tables

@@ -1,0 +1,55 @@
+"""Do the ranks together compute what the whole model does? Asked at load of the model itself, before it is served.
+
+Not here: cutting (sharding), and that rows do not depend on the batch (certificate). A plan may be wrong for a model,
+and a module may count heads from its config: neither need fail, both would give other tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from engine.attention import AttentionOps, PagedContext, resolve_attention_ops
+from engine.batch import SessionRows, build_batch
+from engine.errors import ModelRefused
+from engine.paged_kv import LayerShape, PagedKVCache
+
+_NUM_ROWS = 8
+# Of the largest logit. Measured on two ranks (the demo target, tiny llama and mixtral): sums in another order move
+# logits by 1e-6 in fp32 and by 1 % in bf16; one layer's heads in each other's place by 55 % and more.
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1}
+
+
+@torch.inference_mode()
+def sample_logits(model: Any, shapes: list[LayerShape], ops: AttentionOps | None = None) -> torch.Tensor:
+    """Logits [_NUM_ROWS, V] of a fixed short sequence, on the CPU, in the model's dtype; ops None: plain kernels."""
+    parameter = next(model.parameters())
+    dtype, device = parameter.dtype, parameter.device
+    ops = ops or resolve_attention_ops("reference", device)
+    vocab_size = int(model.config.get_text_config().vocab_size)
+    token_ids = torch.randint(vocab_size, (_NUM_ROWS,), generator=torch.Generator().manual_seed(29)).tolist()
+    block_size = 16
+    cache = PagedKVCache(shapes, num_blocks=1, block_size=block_size, dtype=dtype, device=device, ops=ops)
+    batch = build_batch([SessionRows(token_ids, 0, [0], _NUM_ROWS)], block_size, device)
+    output = model(
+        batch.token_ids[None],
+        position_ids=batch.position_ids[None],
+        use_cache=False,
+        logits_to_keep=batch.logits_rows,
+        paged=PagedContext(ops, batch, cache),
+    )
+    return output.logits[0].cpu()  # type: ignore[no-any-return]
+
+
+def require_agreement(path: str, whole: torch.Tensor, together: torch.Tensor) -> None:
+    """Raises ModelRefused where the ranks' logits are not the whole model's up to rounding."""
+    # Of the middle row: in bf16 a router's near tie may send single rows to another expert.
+    of_rows = (whole.float() - together.float()).abs().amax(dim=1)
+    difference = float(of_rows.median() / whole.float().abs().max())
+    if not difference <= _TOLERANCE[whole.dtype]:  # NaN is no agreement
+        raise ModelRefused(
+            path,
+            f"cut by transformers' tensor-parallel plan, its logits are off by {difference:.1e} of the largest",
+            "serve it without tensor parallelism (tensor_parallel_size=1)",
+        )

@@ -1,0 +1,99 @@
+"""What the ranks of a tensor-parallel model exchange inside a forward: every rank's tensor, in the order of ranks.
+
+Not here: which modules exchange (sharding) and which forward comes next (protocol).
+One primitive carries everything, an all-gather of bytes. Sums are then taken on each rank, in fp32 and in the order
+of ranks: an all-reduce picks its algorithm, and with it the order of additions, by the size of the message, so that a
+row's bits would depend on how many rows are in the batch.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+# A rank that computes the same layer is never this late; one that is has stopped.
+_EXCHANGE_TIMEOUT = timedelta(seconds=60)
+# Importing torch and reading weights takes ranks different times, minutes on a machine that is busy or cold.
+_MEETING_TIMEOUT = timedelta(hours=1)
+
+
+class Collectives:
+    """This process's place among the ranks. Joining blocks until all ranks have joined."""
+
+    def __init__(self, store: Store, rank: int, size: int, device: str) -> None:
+        """store: shared by the ranks; device "cpu" (gloo), "cuda" (NCCL, rank r on GPU r) or "auto"."""
+        self.rank = rank
+        self.size = size
+        self._store = store
+        _stay_on_this_machine()
+        on_cuda = device != "cpu" and torch.cuda.is_available()
+        if on_cuda:
+            torch.cuda.set_device(rank)
+        backend = "nccl" if on_cuda else "gloo"
+        self.meet("started")
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_EXCHANGE_TIMEOUT)
+
+    def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Every rank's tensor, all of one shape and dtype, in the order of ranks."""
+        # As bytes: gloo knows few dtypes.
+        sent = tensor.contiguous().view(torch.uint8)
+        received = [torch.empty_like(sent) for _ in range(self.size)]
+        dist.all_gather(received, sent)
+        return [part.view(tensor.dtype) for part in received]
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The sum over ranks, added in fp32 in the order of ranks and rounded once to the tensor's dtype."""
+        first, *others = self.gather(tensor)
+        total = first.float()
+        for part in others:
+            total = total + part.float()
+        return total.to(tensor.dtype)
+
+    def meet(self, place: str) -> None:
+        """Returns when every rank has come to `place`, however late; a place is met at once in a life."""
+        self._store.set(f"{place}/{self.rank}", "here")
+        self._store.wait([f"{place}/{rank}" for rank in range(self.size)], _MEETING_TIMEOUT)
+
+    def leave(self) -> None:
+        dist.destroy_process_group()
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> Collectives:
+        """A copied module stays in the same group."""
+        return self
+
+
+class SummedOutput(torch.nn.Module):
+    """A linear, or experts, whose inner features are spread over ranks: the sum of the ranks' outputs."""
+
+    def __init__(self, inner: torch.nn.Module, collectives: Collectives) -> None:
+        super().__init__()
+        self.inner = inner
+        self._collectives = collectives
+
+    def forward(self, *args: Any) -> torch.Tensor:
+        return self._collectives.sum(self.inner(*args))
+
+
+class GatheredOutput(torch.nn.Module):
+    """A linear whose outputs are spread over ranks: all of them, side by side in the order of ranks."""
+
+    def __init__(self, inner: torch.nn.Module, collectives: Collectives) -> None:
+        super().__init__()
+        self.inner = inner
+        self._collectives = collectives
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat(self._collectives.gather(self.inner(x)), dim=-1)
+
+
+def _stay_on_this_machine() -> None:
+    """Ranks are children of one process; their sockets have no authentication and need no other interface."""
+    if sys.platform == "linux":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")

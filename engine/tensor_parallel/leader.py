@@ -1,0 +1,185 @@
+"""Rank 0: starts the other ranks as its children, announces every forward to them, ends the process if one is lost.
+
+    loaded = load_sharded(LoadSpec("models/target", ...), size=2)
+    runner = ModelRunner(loaded, loaded.make_cache(num_blocks=256))     # as on one process
+
+Not here: the other side (follower). All ranks are on one machine.
+"""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import itertools
+import logging
+import os
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import connection, get_context
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from engine.batch import ForwardBatch
+from engine.errors import BackendUnavailable, EngineError
+from engine.model import LoadedModel, load_model
+from engine.paged_kv import PagedKVCache
+from engine.tensor_parallel.collectives import Collectives
+from engine.tensor_parallel.follower import follow
+from engine.tensor_parallel.protocol import DropCache, Forward, LoadSpec, MakeCache, Message, Move, Stop
+
+log = logging.getLogger(__name__)
+_STOP_TIMEOUT_S = 5.0
+
+
+def end_process(cause: str) -> None:
+    """Ends this process now: the engine's thread may wait in a collective for a rank that is gone."""
+    log.critical("%s; ending the service", cause)
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(1)
+
+
+class Leader:
+    """The ranks as rank 0 holds them. Announcements must come from one thread at a time, like forwards."""
+
+    def __init__(self, spec: LoadSpec, size: int, on_failure: Callable[[str], None]) -> None:
+        """Starts ranks 1 to size - 1. on_failure, called on any thread, must not come back to serving."""
+        if dist.is_initialized():
+            raise EngineError("this process holds a rank already: one tensor-parallel model per process")
+        if spec.device != "cpu" and 0 < torch.cuda.device_count() < size:
+            raise BackendUnavailable(f"{size} tensor-parallel ranks need as many GPUs, not {torch.cuda.device_count()}")
+        self._on_failure = on_failure
+        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._cache_ids = itertools.count()
+        self._dropped: deque[int] = deque()
+        self._closing = threading.Event()
+        self._pipes: list[connection.Connection] = []
+        self._processes: list[Any] = []
+        context = get_context("spawn")  # not fork: torch's and gRPC's threads do not survive it
+        for rank in range(1, size):
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=follow, args=(theirs, spec, rank, size, self._store.port), name=f"rank-{rank}", daemon=True
+            )
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+        atexit.register(self.close)  # runs before multiprocessing's own, which would wait for ranks that wait for us
+        threading.Thread(target=self._watch, name="rank-watch", daemon=True).start()
+        try:
+            self.collectives = Collectives(self._store, 0, size, spec.device)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Of ranks 1 and up."""
+        return tuple(process.pid for process in self._processes)
+
+    def close(self) -> None:
+        """Stops the other ranks and waits until they have ended; harmless when called again."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        atexit.unregister(self.close)
+        for pipe in self._pipes:
+            try:
+                pipe.send(Stop())
+            except OSError:
+                continue  # it is gone already
+        for process in self._processes:
+            process.join(_STOP_TIMEOUT_S)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        if dist.is_initialized():
+            self.collectives.leave()
+
+    def make_cache(self, *args: Any, **kwargs: Any) -> MirroredKVCache:
+        """As PagedKVCache, and the same on every other rank, for as long as ours lives."""
+        cache_id = next(self._cache_ids)
+        cache = MirroredKVCache(self, cache_id, *args, **kwargs)
+        self.announce(MakeCache(cache_id, cache.num_blocks, cache.block_size))
+        # Only noted here: the collector may run while another announcement is half sent.
+        weakref.finalize(cache, self._dropped.append, cache_id)
+        return cache
+
+    @contextmanager
+    def in_step(self, cache: PagedKVCache, batch: ForwardBatch) -> Iterator[None]:
+        """The other ranks run this forward too. If ours fails, the ranks are out of step for good."""
+        if not isinstance(cache, MirroredKVCache):
+            raise TypeError("a tensor-parallel model runs on caches of its own make_cache")
+        self.announce(Forward.of(cache.cache_id, batch))
+        try:
+            yield
+        except Exception as error:
+            self._on_failure(f"rank 0 failed within a tensor-parallel forward: {error}")
+            raise
+
+    def announce(self, message: Message) -> None:
+        while self._dropped:
+            self._send(DropCache(self._dropped.popleft()))
+        self._send(message)
+
+    def _send(self, message: Message) -> None:
+        for rank, pipe in enumerate(self._pipes, start=1):
+            try:
+                pipe.send(message)
+            except OSError as error:
+                self._on_failure(f"tensor-parallel rank {rank} does not listen any more: {error}")
+                raise
+
+    def _watch(self) -> None:
+        ended = connection.wait([process.sentinel for process in self._processes])
+        if self._closing.is_set():
+            return
+        for rank, process in enumerate(self._processes, start=1):
+            if process.sentinel in ended:
+                process.join()
+                self._on_failure(f"tensor-parallel rank {rank} has died (exit code {process.exitcode})")
+
+
+class MirroredKVCache(PagedKVCache):
+    """Rank 0's share of a cache that every rank has a share of."""
+
+    def __init__(self, leader: Leader, cache_id: int, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.cache_id = cache_id
+        self._leader = leader
+
+    def move(self, source_slots: torch.Tensor, target_slots: torch.Tensor) -> None:
+        if source_slots.numel():
+            self._leader.announce(Move(self.cache_id, source_slots.cpu().numpy(), target_slots.cpu().numpy()))
+        super().move(source_slots, target_slots)
+
+
+def load_sharded(
+    spec: LoadSpec,
+    size: int,
+    *,
+    on_progress: Callable[[str], None] | None = None,
+    on_failure: Callable[[str], None] = end_process,
+) -> LoadedModel:
+    """The model on `size` ranks, this process being rank 0; loaded.close() ends the others.
+
+    spec.num_threads counts for all ranks together. Raises what load_model raises.
+    """
+    if size == 1:
+        return load_model(**dataclasses.asdict(spec), on_progress=on_progress)
+    spec = dataclasses.replace(spec, num_threads=max(1, spec.num_threads // size))
+    leader = Leader(spec, size, on_failure)
+    try:
+        loaded = load_model(**dataclasses.asdict(spec), on_progress=on_progress, collectives=leader.collectives)
+    except BaseException:
+        leader.close()
+        raise
+    return dataclasses.replace(loaded, leader=leader)

@@ -1,0 +1,163 @@
+"""Attention over a paged cache on an NVIDIA GPU: reads the cache once per tile of rows, row-invariant to the bit.
+
+This half checks what the host knows, sizes the buffers and launches; `triton_splits` and `triton_combine` are the
+kernels. A row's output bits depend on its query, on the keys and values it sees in logical order and on its
+logical position: not on its tile, batch, tree, block layout, or the width of block_tables. For that the kernels
+must be launched without contraction of multiply-adds (enable_fp_fusion=False), which the compiler may choose
+otherwise in each variant. One limit: an inf or NaN among the values of a later row of a chain spoils earlier rows
+of the same tile (0 * inf); unused slots may hold anything.
+
+Nothing is read back from the device, and grids and buffers follow from shapes alone: safe under CUDA graphs.
+
+Fewest bytes, at 32 sessions of 4096 positions, Hkv 8, D 128, bf16: 537 MB of keys and values, 160 us at 3.35 TB/s
+(H100), 112 us at 4.8 TB/s (H200). The parts of splits add 0.8 % written and as much read at one row a session,
+6 % at eight (Hq 32).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.errors import KernelArgumentError
+from kernels.paged_attention.triton_combine import combine_splits
+from kernels.paged_attention.triton_splits import attend_splits
+
+# Positions of a split. Part of what the bits are: not to be chosen by load.
+SPLIT = 512
+# Programs that share the splits of a tile: beyond that many they take several each, so that a wide table of
+# short contexts does not cost a launch of mostly idle programs.
+MAX_SPLIT_PROGRAMS = 32
+# Above this the parts are not stored: each tile is one program then, as in a large prefill.
+MAX_PART_BYTES = 256 << 20
+_LOG2E = math.log2(math.e)
+_DTYPES = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
+
+
+@dataclass(frozen=True)
+class TileConfig:
+    """What the bits of a row may depend on besides its inputs: a function of head shapes and dtype alone."""
+
+    rows: int  # of a session, in a tile
+    block_m: int  # rows times heads of a group, padded
+    block_n: int  # positions
+    num_warps: int
+    num_stages: int
+
+
+def tile_config(group: int, head_dim: int, value_dim: int, dtype: torch.dtype) -> TileConfig:
+    """Tiles for a group of query heads; decode and verify run the same.
+
+    bf16: room for 8 rows up to a group of 8. A block of keys and values is 32 KB (D 128); with 5 stages two more are
+    under way in each of the two programs that fit on an SM, 128 KB, where the latency of HBM wants some 40.
+    fp32 computes without tensor cores, unrolled: small tiles keep that code short.
+    """
+    padded = triton.next_power_of_2(max(head_dim, value_dim))
+    if dtype == torch.bfloat16:
+        block_m = max(32 if group <= 4 else 64, triton.next_power_of_2(group))
+        return TileConfig(block_m // group, block_m, 64 if padded <= 128 else 32, 4 if block_m <= 64 else 8, 5)
+    block_m = max(16, triton.next_power_of_2(group))
+    return TileConfig(block_m // group, block_m, 32 if padded <= 128 else 16, 4, 2)
+
+
+def paged_attention(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    *,
+    block_tables: torch.Tensor,
+    context_lens: torch.Tensor,
+    query_starts: torch.Tensor,
+    tree_starts: torch.Tensor,
+    parents: torch.Tensor,
+    scaling: float,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Attend query [T, Hq, D] to its cached context; returns [T, Hq, Dv] in the dtype of query.
+
+    Arguments as in `reference`; query and the caches are bf16 or fp32. Rows from query_starts[-1] on are padding:
+    they are not computed and their output is unspecified. Raises KernelArgumentError for what shapes and dtypes
+    tell; the contents of the tables are not checked.
+    """
+    tables = (block_tables, context_lens, query_starts, tree_starts, parents)
+    _check(query, key_cache, value_cache, tables, sliding_window, softcap, sinks)
+    num_rows, num_heads, head_dim = query.shape
+    _, num_kv_heads, block_size, value_dim = value_cache.shape
+    num_sessions = context_lens.shape[0]
+    out = query.new_empty((num_rows, num_heads, value_dim))
+    if num_rows == 0 or num_sessions == 0:
+        return out
+    compute_dtype = query.dtype if query.dtype == key_cache.dtype else torch.float32
+    group = num_heads // num_kv_heads
+    config = tile_config(group, head_dim, value_dim, compute_dtype)
+    num_splits = triton.cdiv(block_tables.shape[1] * block_size, SPLIT)
+    num_parts = num_rows * num_heads * num_splits
+    is_fused = num_splits == 1 or num_parts * value_dim * 4 > MAX_PART_BYTES
+    part_sums = out if is_fused else out.new_empty((num_parts, value_dim), dtype=torch.float32)
+    part_states = out if is_fused else out.new_empty((num_parts, 2), dtype=torch.float32)
+    sink_logits = out if sinks is None else sinks
+    num_programs = 1 if is_fused else min(num_splits, MAX_SPLIT_PROGRAMS)
+    padded_value_dim = max(16, triton.next_power_of_2(value_dim))
+    attend_splits[num_rows // config.rows + num_sessions, num_kv_heads, num_programs](
+        query, key_cache, value_cache, out, part_sums, part_states, sink_logits, *tables,
+        num_sessions, num_splits, num_heads, block_tables.stride(0), *query.stride()[:2],
+        *key_cache.stride()[:3], *value_cache.stride()[:3], sliding_window or 0, *_score_factors(scaling, softcap),
+        GROUP=group, ROWS=config.rows, BLOCK_M=config.block_m, BLOCK_N=config.block_n, SPLIT=SPLIT,
+        BLOCK_SIZE=block_size, DIM=head_dim, PADDED_DIM=max(16, triton.next_power_of_2(head_dim)),
+        VALUE_DIM=value_dim, PADDED_VALUE_DIM=padded_value_dim, COMPUTE=_DTYPES[compute_dtype],
+        HAS_WINDOW=sliding_window is not None, HAS_SOFTCAP=softcap is not None, HAS_SINKS=sinks is not None,
+        IS_FUSED=is_fused, num_warps=config.num_warps, num_stages=config.num_stages, enable_fp_fusion=False,
+    )  # fmt: skip
+    if not is_fused:
+        combine_splits[num_rows, num_heads](
+            part_sums, part_states, out, sink_logits, context_lens, query_starts, tree_starts,
+            num_sessions, num_splits, num_heads, sliding_window or 0,
+            SPLIT=SPLIT, UNROLL=4, VALUE_DIM=value_dim, PADDED_VALUE_DIM=padded_value_dim,
+            HAS_WINDOW=sliding_window is not None, HAS_SINKS=sinks is not None,
+            num_warps=1, enable_fp_fusion=False,
+        )  # fmt: skip
+    return out
+
+
+def _score_factors(scaling: float, softcap: float | None) -> tuple[float, float]:
+    """What scores are multiplied by before and after the softcap's tanh, which the kernel makes of exp2(2x log2(e))."""
+    if softcap is None:
+        return scaling * _LOG2E, 1.0
+    return 2 * scaling / softcap * _LOG2E, softcap * _LOG2E
+
+
+def _check(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    tables: tuple[torch.Tensor, ...],
+    sliding_window: int | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> None:
+    for name, tensor, num_dims in (("query", query, 3), ("key_cache", key_cache, 4), ("value_cache", value_cache, 4)):
+        if tensor.dim() != num_dims or tensor.dtype not in _DTYPES or tensor.stride(-1) != 1:
+            raise KernelArgumentError(
+                f"{name} must be bfloat16 or float32, {num_dims}-dimensional, a head's elements neighbours"
+            )
+    if key_cache.shape[:3] != value_cache.shape[:3] or key_cache.dtype != value_cache.dtype:
+        raise KernelArgumentError("key_cache and value_cache must agree in blocks, heads, block size and dtype")
+    if query.shape[2] != key_cache.shape[3] or query.shape[1] % key_cache.shape[1]:
+        raise KernelArgumentError(f"query {tuple(query.shape)} does not fit key_cache {tuple(key_cache.shape)}")
+    num_sessions = tables[1].shape[0]
+    lengths = (num_sessions, num_sessions, num_sessions + 1, num_sessions, query.shape[0])
+    names = ("block_tables", "context_lens", "query_starts", "tree_starts", "parents")
+    for name, table, length in zip(names, tables, lengths, strict=True):
+        if table.dtype != torch.int32 or table.shape[0] != length or table.stride(-1) != 1:
+            raise KernelArgumentError(f"{name} must be int32 with {length} neighbouring entries")
+    for name, number in (("sliding_window", sliding_window), ("softcap", softcap)):
+        if number is not None and number <= 0:
+            raise KernelArgumentError(f"{name}={number} must be positive, or None")
+    if sinks is not None and (sinks.shape != (query.shape[1],) or sinks.stride(0) != 1):
+        raise KernelArgumentError(f"sinks must hold one logit for each of the {query.shape[1]} query heads")

@@ -1,0 +1,87 @@
+"""The arithmetic of a row in GPU attention: one block of positions, the fold of two parts, the end.
+
+Not here: which positions a row sees and where they stand (`triton_splits`). All in base 2: scores carry log2(e).
+A state is (maximum, norm, sums): the largest score, the sum of exp2(score - maximum), and that of the values so
+weighted. A part in which the row sees nothing is (-inf, 0, 0), and leaves any state that meets it as it was.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kernels.triton_numbers import INTERPRETED, dot_in_fp32, round_to
+
+
+@triton.jit
+def _attend_block(  # type: ignore[no-untyped-def]
+    maximum, norm, sums, query, key, value, visible, score_scale, score_cap,
+    HAS_SOFTCAP: tl.constexpr,
+):  # fmt: skip
+    """One step of the online softmax. query [M, D], key [N, D], value [N, Dv], visible [M, N]."""
+    scores = dot_in_fp32(query, tl.trans(key), tl.zeros([query.shape[0], key.shape[0]], tl.float32)) * score_scale
+    if HAS_SOFTCAP:
+        # tanh(x) = 1 - 2 / (exp(2x) + 1); exp(2x) may be inf or 0.
+        scores = (1.0 - 2.0 / (tl.exp2(scores) + 1.0)) * score_cap
+    scores = tl.where(visible, scores, float("-inf"))
+    new_maximum = tl.maximum(maximum, tl.max(scores, 1))
+    decay, pivot = _decay(maximum, new_maximum)
+    weights = tl.exp2(scores - pivot[:, None])
+    norm = norm * decay + tl.sum(weights, 1)
+    sums = dot_in_fp32(round_to(weights, value.dtype), value, sums * decay[:, None])
+    return new_maximum, norm, sums
+
+
+@triton.jit
+def _decay(maximum, new_maximum):  # type: ignore[no-untyped-def]
+    """exp2(maximum - new_maximum), exactly 1 where they are equal; and new_maximum, or 0 where it is -inf."""
+    pivot = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
+    return tl.where(maximum == new_maximum, 1.0, tl.exp2(maximum - pivot)), pivot
+
+
+@triton.jit
+def _fold(maximum, norm, sums, part_maximum, part_norm, part_sums):  # type: ignore[no-untyped-def]
+    """The state after another part, for rows [M] and sums [M, Dv]. Splits are folded in ascending order."""
+    new_maximum = tl.maximum(maximum, part_maximum)
+    decay, _ = _decay(maximum, new_maximum)
+    weight, _ = _decay(part_maximum, new_maximum)
+    norm = norm * decay + part_norm * weight
+    sums = sums * decay[:, None] + part_sums * weight[:, None]
+    return new_maximum, norm, sums
+
+
+@triton.jit
+def _finish(maximum, norm, sums, sinks, head, is_row, HAS_SINKS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The output [M, Dv] of rows in a state; head [M]. Folding nothing in makes +0 of -0, so this always does."""
+    sums = sums + 0.0
+    if HAS_SINKS:
+        sink = tl.load(sinks + head, mask=is_row, other=0.0).to(tl.float32) * 1.4426950408889634
+        final = tl.maximum(maximum, sink)
+        decay, pivot = _decay(maximum, final)
+        norm = norm * decay + tl.exp2(sink - pivot)
+        sums = sums * decay[:, None]
+    return sums / tl.where(is_row, norm, 1.0)[:, None]
+
+
+@triton.jit
+def _bound(number):  # type: ignore[no-untyped-def]
+    """number as the bound of a loop. The interpreter keeps it in an array, which numpy 2.4 takes for no number."""
+    if INTERPRETED:
+        return (number + tl.zeros([1], tl.int32)).handle.data.item()
+    else:
+        return number
+
+
+@triton.jit
+def _count_starts(query_starts, num_entries, limit, ROWS: tl.constexpr, STEP: tl.constexpr):  # type: ignore[no-untyped-def]
+    """How many s < num_entries have query_starts[s] // ROWS + STEP * s <= limit, which ascends with s.
+
+    One wide load for 128 sessions: a binary search would wait for memory once a level, in every program.
+    """
+    count = 0
+    for base in range(0, _bound(num_entries), 128):
+        entry = base + tl.arange(0, 128)
+        start = tl.load(query_starts + entry, mask=entry < num_entries, other=0)
+        counted = (entry < num_entries) & (start // ROWS + STEP * entry <= limit)
+        count += tl.sum(counted.to(tl.int32), 0)
+    return count

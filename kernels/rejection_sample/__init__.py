@@ -1,0 +1,1 @@
+"""Rejection mode for chains, a batch of sessions at once."""

@@ -1,0 +1,1 @@
+"""The draft path that the target's own tokens walk down."""
