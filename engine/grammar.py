@@ -20,6 +20,10 @@ from numpy.typing import NDArray
 from shared.errors import InvalidRequest
 from shared.sampling_params import Grammar, GrammarKind
 
+# Without it llguidance 1.9 follows the only bytes that may come next for as long as there are such: for ever in
+# `start: /b+/ /b+/`, whose first b+ takes every b. Masks need no forced bytes.
+_OPTIONS = '%llguidance {"no_forcing": true}\n'
+
 
 class GrammarCompiler:
     """Compiles grammars for one tokenizer; building the tokenizer's trie costs about a second at 128k tokens, once."""
@@ -84,9 +88,12 @@ def _source(grammar: Grammar) -> str:
     if grammar.kind is GrammarKind.REGEX:
         return str(LLMatcher.grammar_from_regex(grammar.text))
     if grammar.kind is GrammarKind.LARK:
-        return str(LLMatcher.grammar_from_lark(grammar.text))
+        if "%llguidance" in grammar.text:
+            raise InvalidRequest("grammar: the directive %llguidance is not allowed", param="grammar")
+        return str(LLMatcher.grammar_from_lark(_OPTIONS + grammar.text))
     if grammar.kind is GrammarKind.CHOICE:
         choices = json.loads(grammar.text)
-        return str(LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(choice) for choice in choices)))
+        options = " | ".join(json.dumps(choice) for choice in choices)
+        return str(LLMatcher.grammar_from_lark(f"{_OPTIONS}start: {options}"))
     schema = {"type": "object"} if grammar.kind is GrammarKind.JSON_OBJECT else json.loads(grammar.text)
     return str(LLMatcher.grammar_from_json_schema(schema))
