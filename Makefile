@@ -13,6 +13,7 @@ GRPC_PORT ?= 8001
 REDIS_URL ?=
 TESTS ?= tests
 REQUESTS ?= 1000
+INPUTS ?= 100000
 GPU_REPORT ?=
 .DEFAULT_GOAL := help
 
@@ -21,7 +22,7 @@ VENV_STAMP := $(VENV)/.venv-done
 PROTO_STAMP := $(VENV)/.protos-done
 SETUP_STAMP := $(VENV)/.setup-done
 
-.PHONY: help setup protos demo up down compose-up compose-down test check format bench gpu-report chaos models clean
+.PHONY: help setup protos demo up down compose-up compose-down test check format bench gpu-report chaos fuzz models clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -79,6 +80,9 @@ test: setup ## run all tests (TESTS=tests/gateway for some of them)
 
 chaos: setup ## random deaths, pauses and cut connections under load; REQUESTS=1000
 	$(BIN)/python -m tests.chaos --requests $(REQUESTS)
+
+fuzz: setup ## strange and broken input at every door and parser; INPUTS=100000
+	$(BIN)/python -m tests.fuzz --inputs $(INPUTS)
 
 check: setup ## lint, format, types
 	$(BIN)/ruff check .

@@ -21,6 +21,7 @@ class Shape:
     temperature: float = 0.0
     seed: int | None = None
     mode: str | None = None
+    token_tree: bool = False
 
 
 @dataclass
@@ -59,6 +60,8 @@ async def run_load(url: str, prompts: list[str], shape: Shape, concurrency: int)
 
 async def _stream(client: httpx.AsyncClient, prompt: str, shape: Shape) -> RequestTimes:
     speculation: dict[str, Any] = {"method": shape.method, "num_speculative_tokens": shape.num_speculative_tokens}
+    if shape.token_tree:
+        speculation["token_tree"] = True
     if shape.mode:
         speculation["mode"] = shape.mode
     body = {

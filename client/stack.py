@@ -27,6 +27,7 @@ from shared.errors import ConfigError, OutriderError
 _SERVING = re.compile(r"serving on (\S+):(\d+)")
 _LOADING_STEP = re.compile(r"INFO (?:verifier|drafter): (.+)")
 _TERM_GRACE_S = 10.0
+_KILL_GRACE_S = 5.0
 _WRONG_SETTING = 2
 Progress = Callable[[str], None]
 
@@ -302,4 +303,6 @@ def _terminate(pid: int, ended: Callable[[], bool]) -> None:
         time.sleep(0.05)
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    ended()
+    deadline = time.monotonic() + _KILL_GRACE_S
+    while not ended() and time.monotonic() < deadline:  # asking also reaps our own child
+        time.sleep(0.05)

@@ -5,6 +5,7 @@ Not here: measuring (evaluate_heads). Needs matplotlib, which only the `train` e
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -26,13 +27,17 @@ def write_plot(figures: Figures, path: Path) -> None:
         for column, domain in enumerate(domains):
             panel = axes[row][column]
             panel.set_title(f"{domain}, temperature {temperature:g}", fontsize=9)
-            for method in methods:
+            for (place, method), is_tree in product(enumerate(methods), (False, True)):
+                wanted = (method, temperature, domain, is_tree)
                 points = sorted(
                     (cell.draft_len, cell.mean_acceptance_length)
                     for cell in figures.cells
-                    if (cell.method, cell.temperature, cell.domain) == (method, temperature, domain)
+                    if (cell.method, cell.temperature, cell.domain, cell.token_tree) == wanted
                 )
-                panel.plot([x for x, _ in points], [y for _, y in points], marker="o", markersize=3, label=method)
+                style = {"color": f"C{place}", "linestyle": "--" if is_tree else "-", "marker": "^" if is_tree else "o"}
+                label = f"{method}, tree" if is_tree else method
+                if points:
+                    panel.plot([x for x, _ in points], [y for _, y in points], markersize=3, label=label, **style)
             panel.grid(alpha=0.3)
             panel.set_ylim(bottom=1.0)
     axes[0][0].legend(fontsize=8)

@@ -35,6 +35,7 @@ class EvaluateConfig:
     api_key: str = ""
     methods: tuple[str, ...] = ("draft_model", "ngram")
     draft_lens: tuple[int, ...] = (1, 3, 5)
+    tree_nodes: tuple[int, ...] = ()  # sizes of token trees, asked for besides the chains
     temperatures: tuple[float, ...] = (0.0, 1.0)
     domains: tuple[str, ...] = ("code", "prose", "chat")
     num_prompts: int = 16
@@ -46,18 +47,22 @@ class EvaluateConfig:
 
     def check(self) -> None:
         """Raises SettingError naming the option."""
-        for name in ("draft_lens", "num_prompts", "max_tokens", "concurrency"):
+        for name in ("draft_lens", "tree_nodes", "num_prompts", "max_tokens", "concurrency"):
             values = getattr(self, name)
-            if min(values if isinstance(values, tuple) else (values,)) < 1:
+            if min(values if isinstance(values, tuple) else (values,), default=1) < 1:
                 raise SettingError(f"--{name.rstrip('s').replace('_', '-')} must be at least 1, not {values}")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One combination, summed over its requests. `acceptance_histogram[i]`: steps with exactly i drafts accepted."""
+    """One combination, summed over its requests. `acceptance_histogram[i]`: steps with exactly i drafts accepted.
+
+    `draft_len` is the number of a tree's nodes where `token_tree`; n-gram and suffix have chains alone.
+    """
 
     method: str
     draft_len: int
+    token_tree: bool
     temperature: float
     domain: str
     num_requests: int
@@ -107,16 +112,17 @@ async def evaluate_through_gateway(config: EvaluateConfig, progress: Progress) -
     base_url = config.base_url.rstrip("/") + "/"
     async with httpx.AsyncClient(base_url=base_url, headers=headers, timeout=config.timeout_s) as http:
         client = CompletionClient(http, config.model or await first_model(http))
-        combinations = list(product(config.methods, config.draft_lens, config.temperatures, domains))
+        shapes = [(length, False) for length in config.draft_lens] + [(nodes, True) for nodes in config.tree_nodes]
+        combinations = list(product(config.methods, shapes, config.temperatures, domains))
         progress.start(sum(len(domains[domain]) for *_, domain in combinations))
         cells = []
         try:
-            for method, draft_len, temperature, domain in combinations:
+            for method, shape, temperature, domain in combinations:
                 requests = [
-                    _request(prompt, method, draft_len, temperature, config.max_tokens) for prompt in domains[domain]
+                    _request(prompt, method, shape, temperature, config.max_tokens) for prompt in domains[domain]
                 ]
                 answers = await _ask_all(client, requests, config.concurrency, progress)
-                cells.append(_cell(method, draft_len, temperature, domain, answers))
+                cells.append(_cell(method, shape, temperature, domain, answers))
         finally:
             progress.stop()
     settings = {
@@ -127,8 +133,10 @@ async def evaluate_through_gateway(config: EvaluateConfig, progress: Progress) -
     return Figures(settings, tuple(cells))
 
 
-def _request(prompt: Prompt, method: str, draft_len: int, temperature: float, max_tokens: int) -> CompletionRequest:
-    speculation = {"method": method, "num_speculative_tokens": draft_len}
+def _request(
+    prompt: Prompt, method: str, shape: tuple[int, bool], temperature: float, max_tokens: int
+) -> CompletionRequest:
+    speculation = {"method": method, "num_speculative_tokens": shape[0], "token_tree": shape[1]}
     return CompletionRequest(prompt, temperature, None, max_tokens, {"speculation": speculation})
 
 
@@ -145,12 +153,15 @@ async def _ask_all(
     return answers
 
 
-def _cell(method: str, draft_len: int, temperature: float, domain: str, answers: list[Mapping[str, Any]]) -> Cell:
+def _cell(
+    method: str, shape: tuple[int, bool], temperature: float, domain: str, answers: list[Mapping[str, Any]]
+) -> Cell:
     metrics = [_speculation_of(answer) for answer in answers]
     histograms = [figures["acceptance_histogram"] for figures in metrics]
     return Cell(
         method=method,
-        draft_len=draft_len,
+        draft_len=shape[0],
+        token_tree=shape[1],
         temperature=temperature,
         domain=domain,
         num_requests=len(answers),
@@ -174,13 +185,16 @@ def _speculation_of(answer: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def show(figures: Figures, console: Console) -> None:
-    """Print mean acceptance lengths: a row per method, temperature and domain, a column per draft length."""
-    draft_lens = sorted({cell.draft_len for cell in figures.cells})
-    table = Table("method", "temperature", "domain", *(f"k={length}" for length in draft_lens))
+    """Print mean acceptance lengths: a row per method, temperature and domain, a column per draft length or tree."""
+    shapes = sorted({(cell.token_tree, cell.draft_len) for cell in figures.cells})
+    names = (f"tree of {length}" if is_tree else f"k={length}" for is_tree, length in shapes)
+    table = Table("method", "temperature", "domain", *names)
     table.title = "tokens per step of the target (draft tokens accepted + 1)"
     keys = dict.fromkeys((cell.method, cell.temperature, cell.domain) for cell in figures.cells)
-    by_key = {(cell.method, cell.temperature, cell.domain, cell.draft_len): cell for cell in figures.cells}
+    by_key = {
+        (cell.method, cell.temperature, cell.domain, (cell.token_tree, cell.draft_len)): cell for cell in figures.cells
+    }
     for method, temperature, domain in keys:
-        values = [f"{by_key[method, temperature, domain, length].mean_acceptance_length:.2f}" for length in draft_lens]
+        values = [f"{by_key[method, temperature, domain, shape].mean_acceptance_length:.2f}" for shape in shapes]
         table.add_row(method, f"{temperature:g}", domain, *values)
     console.print(table)

@@ -91,7 +91,7 @@ def test_prepared_data_is_what_was_generated_and_survives_ctrl_c(url: str, corpu
 def test_acceptance_through_the_gateway(url: str, corpus: Path, tmp_path: Path) -> None:
     figures, plot = tmp_path / "figures.json", tmp_path / "plot.svg"
     evaluate = command("evaluate", url, "--corpus", str(corpus), "--output", str(figures), "--plot", str(plot))
-    evaluate += ["--method", "draft_model", "--method", "ngram", "--draft-len", "1", "--draft-len", "4"]
+    evaluate += ["--method", "draft_model", "--method", "ngram", "--draft-len", "4", "--tree", "6"]
     evaluate += ["--domain", "code", "--domain", "chat", "--num-prompts", "2", "--max-tokens", "48"]
     outcome = subprocess.run(evaluate, capture_output=True, text=True, timeout=290, check=True)
     assert "tokens per step of the target" in outcome.stdout
@@ -106,7 +106,8 @@ def test_acceptance_through_the_gateway(url: str, corpus: Path, tmp_path: Path) 
         assert sum(histogram) == steps
         assert sum(index * count for index, count in enumerate(histogram)) == cell["num_accepted_draft_tokens"]
         assert len(histogram) <= draft_len + 1
-        if method == "draft_model" and temperature == 0:
+        assert cell["token_tree"] == (draft_len == 6)
+        if method == "draft_model" and temperature == 0 and not cell["token_tree"]:
             # The last step of a request may be cut short by max_tokens or a stop.
             assert steps > 0
             assert draft_len + 1 - 0.75 < cell["mean_acceptance_length"] <= draft_len + 1
