@@ -16,10 +16,11 @@ import typer
 from rich.console import Console
 
 from client.display import LEGEND, show_stream, summary
-from client.generate import CompletionRequest, stream_completion
+from client.generate import Access, CompletionRequest, stream_completion
 from client.keys_cli import keys_app
 from client.stack import Stack, StackSettings, StackState, read_state, stop_running
 from shared.errors import ConfigError, InvalidRequest, OutriderError
+from shared.tls import client_tls
 from shared.version import outrider_version
 
 # No line break at the end: the tokenizer keeps it together with the indent that follows.
@@ -147,11 +148,19 @@ def complete(
     method: Annotated[str, typer.Option(help="auto, off, draft_model, ngram.")] = "auto",
     num_speculative_tokens: Annotated[int, typer.Option(min=0, help="0: the server's default.")] = 0,
     address: Annotated[str, typer.Option(help="Gateway's gRPC address; empty: the running stack's.")] = "",
+    api_key: Annotated[str, typer.Option(envvar="OUTRIDER_API_KEY", help="Of a gateway that asks for keys.")] = "",
+    tls_ca_file: Annotated[str, typer.Option(help="TLS, with the gateway checked against this authority.")] = "",
+    tls_cert_file: Annotated[str, typer.Option(help="Certificate to present, with --tls-key-file.")] = "",
+    tls_key_file: Annotated[str, typer.Option(help="Its private key.")] = "",
     run_dir: RunDir = _DEFAULT_RUN_DIR,
 ) -> None:
     """Stream a completion, draft tokens marked.
 
-    Example: outrider complete "import os" --method ngram --max-tokens 64
+    Examples:
+
+      outrider complete "import os" --method ngram --max-tokens 64
+
+      outrider complete "import os" --address llm.example:8001 --tls-ca-file ca.pem --api-key "$KEY"
     """
     with _clear_errors():
         if not address:
@@ -160,8 +169,9 @@ def complete(
                 raise ConfigError("no stack is running here; start one with `outrider up` or give --address")
             address = state.grpc_address
         request = CompletionRequest(prompt, max_tokens, temperature, seed, method, num_speculative_tokens)
+        access = Access(api_key, client_tls(tls_cert_file, tls_key_file, tls_ca_file, setting="tls"))
         console.print(LEGEND)
-        figures = show_stream(console, stream_completion(address, request), time.perf_counter)
+        figures = show_stream(console, stream_completion(address, request, access), time.perf_counter)
         console.print(summary(figures))
 
 

@@ -15,6 +15,7 @@ import grpc
 from outrider.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
 from shared.errors import InvalidRequest, OutriderError, Unavailable
 from shared.rpc import CHANNEL_OPTIONS
+from shared.tls import TlsConfig, channel_credentials
 
 _ORIGINS = {1: "target", 2: "accepted", 3: "corrected", 4: "bonus"}
 # Attempts without a new token before the stream is given up, and the pauses between them. A gateway that is restarted
@@ -58,7 +59,26 @@ class CompletionRequest:
     ignore_eos: bool = False
 
 
-def stream_completion(address: str | Sequence[str], request: CompletionRequest) -> Iterator[StreamedToken | StreamEnd]:
+@dataclass(frozen=True)
+class Access:
+    """How a gateway is reached: an API key, and TLS where `tls` is not None (its paths may be empty)."""
+
+    api_key: str = ""
+    tls: TlsConfig | None = None
+
+    def channel(self, address: str) -> grpc.Channel:
+        if self.tls is None:
+            return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        return grpc.secure_channel(address, channel_credentials(self.tls), options=CHANNEL_OPTIONS)
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        return (("authorization", f"Bearer {self.api_key}"),) if self.api_key else ()
+
+
+def stream_completion(
+    address: str | Sequence[str], request: CompletionRequest, access: Access | None = None
+) -> Iterator[StreamedToken | StreamEnd]:
     """Tokens as they are committed, then one StreamEnd. Of several addresses (or one text with commas between them)
     the next one is asked when one is lost.
 
@@ -68,7 +88,7 @@ def stream_completion(address: str | Sequence[str], request: CompletionRequest) 
     addresses = [part.strip() for part in address.split(",")] if isinstance(address, str) else list(address)
     if not addresses:
         raise InvalidRequest("no address of a gateway was given", param="address")
-    session = _Session(request)
+    session = _Session(request, access or Access())
     place = num_fruitless = 0
     while True:
         num_received = session.num_received
@@ -94,8 +114,9 @@ class _ConnectionLost(Exception):
 class _Session:
     """One request over as many connections as it takes."""
 
-    def __init__(self, request: CompletionRequest) -> None:
+    def __init__(self, request: CompletionRequest, access: Access) -> None:
         self._request = request
+        self._access = access
         self._request_id = f"gen-{uuid.uuid4().hex}"
         self._num_attempts = 0
         self.num_received = 0
@@ -105,12 +126,11 @@ class _Session:
         is_first = self._num_attempts == 0
         self._num_attempts += 1
         resumes = not is_first
-        with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+        with self._access.channel(address) as channel:
             stub = gateway_pb2_grpc.GatewayStub(channel)
             for _ in range(3):
                 try:
-                    call = stub.Resume(self._resume_message()) if resumes else stub.Generate(self._message())
-                    yield from self._tokens(call)
+                    yield from self._tokens(self._call(stub, resumes))
                     return
                 except grpc.RpcError as error:
                     code = error.code()
@@ -121,6 +141,12 @@ class _Session:
                     else:
                         raise _translated(error) from None
         raise _ConnectionLost(f"{address} neither knows the request nor takes it")
+
+    def _call(self, stub: gateway_pb2_grpc.GatewayStub, resumes: bool) -> Iterator[gateway_pb2.GenerateReply]:
+        metadata = self._access.metadata
+        if resumes:
+            return stub.Resume(self._resume_message(), metadata=metadata)
+        return stub.Generate(self._message(), metadata=metadata)
 
     def _tokens(self, call: Iterator[gateway_pb2.GenerateReply]) -> Iterator[StreamedToken | StreamEnd]:
         for reply in call:

@@ -2,20 +2,18 @@
 
 A chain takes one token at a time. A tree grows as in EAGLE-2 (Li et al. 2024): at each depth the few places with the
 best joint confidence are looked at, and at the end the best nodes of all are kept. In rejection mode a node that has
-been drawn must not be dropped for what was drawn, so there each place gets its share of the nodes beforehand, by its
-law alone, and keeps all of them.
+been drawn must not be dropped for what was drawn, so there the shape is settled beforehand (sampled_tree).
 """
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from drafter_service.growth.choice import draft_law, ranked_guesses, samples
 from drafter_service.growth.laws import draw_distinct, propose_rng
+from drafter_service.growth.sampled_tree import sampled_shape
 from drafter_service.session import DraftSession
 from engine.sampling import LogitsProcessor, Row
 from shared.errors import InvalidRequest
@@ -30,7 +28,7 @@ MAX_BRANCHES = 4
 
 @dataclass(frozen=True)
 class Node:
-    """A guessed token. `joint` is the product of the confidences down to it."""
+    """A guessed token. `joint` is the product of the confidences down to it; `rank` its place among its siblings."""
 
     token_id: int
     parent: int
@@ -38,6 +36,7 @@ class Node:
     confidence: float
     joint: float
     law: SparseLaw | None
+    rank: int = 0
 
 
 @dataclass
@@ -134,35 +133,29 @@ class Draft:
         return added
 
     def _draw(self, places: Sequence[int], logits: Sequence[Row]) -> list[int]:
-        """Children drawn from the places' laws; how many of which is settled by the laws, before anything is drawn."""
-        laws = [
-            draft_law(self.processor, row, self._output + self.path(place))
-            for place, row in zip(places, logits, strict=True)
-        ]
+        """Children drawn from the places' laws, as many as the shape has there."""
         added = []
-        for place, law, count in zip(places, laws, self._shares(places, laws), strict=True):
-            for token_id in draw_distinct(law, count, self._rng):
+        for place, row in zip(places, logits, strict=True):
+            law = draft_law(self.processor, row, self._output + self.path(place))
+            for rank, token_id in enumerate(draw_distinct(law, self._num_children(place), self._rng)):
                 share = law.counts[law.token_ids.index(token_id)] / LAW_TOTAL
-                added.append(self._add(place, token_id, share, law))
+                added.append(self._add(place, token_id, share, law, rank))
         return added
 
-    def _shares(self, places: Sequence[int], laws: Sequence[SparseLaw]) -> list[int]:
-        """Children for each place: as many as it has tokens among the likeliest that this depth has room for."""
+    def _num_children(self, place: int) -> int:
+        """Of a place whose children are drawn."""
         if self.is_chain:
-            return [1]
-        depth = 1 if places[0] == ROOT else self.nodes[places[0]].depth + 1
-        room = min(self.max_nodes - len(self.nodes), level_size(self.max_nodes, depth))
-        offers = [
-            (-(1.0 if place == ROOT else self.nodes[place].joint) * count, index)
-            for index, (place, law) in enumerate(zip(places, laws, strict=True))
-            for count in law.counts[: self.max_branches]
-        ]
-        chosen = Counter(index for _joint, index in sorted(offers)[:room])
-        return [chosen[index] for index in range(len(places))]
+            return int(len(self.nodes) < self.max_nodes)
+        shape = sampled_shape(self.max_nodes, self.max_depth, self.max_branches, BEAM_WIDTH)
+        ranks: list[int] = []
+        while place != ROOT:
+            ranks.append(self.nodes[place].rank)
+            place = self.nodes[place].parent
+        return shape.get(tuple(reversed(ranks)), 0)
 
-    def _add(self, place: int, token_id: int, confidence: float, law: SparseLaw | None) -> int:
+    def _add(self, place: int, token_id: int, confidence: float, law: SparseLaw | None, rank: int = 0) -> int:
         depth, joint = (0, 1.0) if place == ROOT else (self.nodes[place].depth, self.nodes[place].joint)
-        self.nodes.append(Node(token_id, place, depth + 1, confidence, joint * confidence, law))
+        self.nodes.append(Node(token_id, place, depth + 1, confidence, joint * confidence, law, rank))
         return len(self.nodes) - 1
 
     def _next_frontier(self, added: Sequence[int]) -> list[int]:
@@ -170,10 +163,10 @@ class Draft:
             return []
         if self.is_chain:
             return list(added) if len(self.nodes) < self.max_nodes else []
-        if self._samples and len(self.nodes) >= self.max_nodes:
-            return []
+        if self._samples:
+            return [place for place in added if self._num_children(place)]
         best = sorted(added, key=lambda place: (-self.nodes[place].joint, place))[:BEAM_WIDTH]
-        if self._samples or len(self.nodes) < self.max_nodes:
+        if len(self.nodes) < self.max_nodes:
             return sorted(best)
         # A child is never surer than its parent: below the worst node that would be kept nothing is worth a look.
         worst_kept = sorted((node.joint for node in self.nodes), reverse=True)[self.max_nodes - 1]
@@ -186,11 +179,3 @@ class Draft:
         # Parents have smaller places and are at least as sure, so a stable sort takes them before their children.
         best = sorted(range(len(self.nodes)), key=lambda place: (-self.nodes[place].joint, place))
         return sorted(best[: self.max_nodes])
-
-
-def level_size(max_nodes: int, depth: int) -> int:
-    """Nodes of a depth where shares have to be fixed beforehand: a third of what is left, one at least."""
-    left = max_nodes
-    for _ in range(depth - 1):
-        left -= min(left, max(1, math.ceil(left / 3)))
-    return min(left, max(1, math.ceil(left / 3)))

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from drafter_service.growth.draft import BEAM_WIDTH, ROOT, Draft, level_size
+from drafter_service.growth.draft import BEAM_WIDTH, ROOT, Draft
 from drafter_service.growth.laws import draw_distinct
+from drafter_service.growth.sampled_tree import ACCEPTED_SHARES, sampled_shape
 from drafter_service.session import DraftSession
 from engine.coupling import coupled_ranking
 from engine.sampling import LogitsProcessor, Row
@@ -131,11 +132,23 @@ def test_exact_mode_tries_the_winners_of_the_race_in_order() -> None:
     assert sum(confidences) < 1.0
 
 
-def test_levels_take_all_nodes_and_never_more() -> None:
-    for max_nodes in range(1, 65):
-        sizes = [level_size(max_nodes, depth) for depth in range(1, 40)]
-        assert sum(sizes) == max_nodes
-        assert sizes == sorted(sizes, reverse=True)
+def reach(ranks: tuple[int, ...]) -> float:
+    return math.prod(ACCEPTED_SHARES[rank] for rank in ranks)
+
+
+@pytest.mark.parametrize("max_nodes", [1, 2, 5, 16, 64])
+def test_a_drawn_tree_has_the_nodes_most_likely_to_be_reached(max_nodes: int) -> None:
+    """Against all nodes that there could be."""
+    depth, branches = 7, 3
+    shape = sampled_shape(max_nodes, depth, branches, beam_width=10**6)
+    nodes = {(*place, rank) for place, count in shape.items() for rank in range(count)}
+    assert len(nodes) == max_nodes
+    every = [ranks for length in range(1, depth + 1) for ranks in itertools.product(range(branches), repeat=length)]
+    best = sorted(map(reach, every), reverse=True)[:max_nodes]
+    assert sorted(map(reach, nodes), reverse=True) == pytest.approx(best)
+    narrow = sampled_shape(max_nodes, depth, branches, beam_width=2)
+    assert max(Counter(map(len, narrow)).values()) <= 2
+    assert sum(narrow.values()) <= max_nodes
 
 
 def first_tokens(net_target: Net, net_draft: Net, seed: int, prune: bool) -> tuple[int, int]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +19,11 @@ import httpx
 import pytest
 from e2e_stack import DEMO_DRAFT, DEMO_TARGET, RunningStack, run_stack, wait_until
 
+from client.generate import Access, CompletionRequest, stream_completion
 from gateway.tokenizer import Tokenizer
 from outrider.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
 from shared.api_keys import key_line, new_key
+from shared.errors import OutriderError
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 # Words that nothing in this repository says; whatever a request says, some of them are in it.
@@ -79,6 +84,20 @@ async def grpc_ended(guarded: Guarded, request: gateway_pb2.GenerateRequest, key
         except grpc.aio.AioRpcError as error:
             return error.code()
         return await call.code()
+
+
+def test_the_client_and_its_command_bring_the_key(guarded: Guarded) -> None:
+    request = CompletionRequest("import", max_tokens=4)
+    address = guarded.stack.state.grpc_address
+    *tokens, end = stream_completion(address, request, Access(guarded.key))
+    assert len(tokens) == end.completion_tokens == 4
+    with pytest.raises(OutriderError, match="UNAUTHENTICATED"):
+        list(stream_completion(address, request, Access("wrong")))
+    command = [sys.executable, "-m", "client.cli", "complete", "import", "--max-tokens", "4", "--address", address]
+    environ = {**os.environ, "OUTRIDER_API_KEY": guarded.key}
+    found = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=60, check=False)
+    assert found.returncode == 0, found.stderr
+    assert "4 tokens" in found.stdout
 
 
 async def test_keys_at_both_doors(guarded: Guarded) -> None:

@@ -18,8 +18,10 @@ import pytest
 from e2e_tls import TlsStack, fleet_flags, run_tls_fleet, server_flags
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from client.generate import Access, CompletionRequest, stream_completion
 from outrider.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
 from shared import rpc
+from shared.errors import Unavailable
 from shared.tls import TlsConfig, client_context
 
 BODY = {"prompt": "import", "max_tokens": 8, "temperature": 0, "speculation": {"method": "ngram"}}
@@ -141,3 +143,17 @@ def test_a_gateway_that_the_fleet_does_not_know(fleet: TlsStack, kind: str) -> N
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as http:
         answer = http.get("/ready")
     assert (answer.status_code, answer.json()["reason"]) == (503, "no verifier is serving")
+
+
+def test_the_client_and_its_command_show_a_certificate(gateway: Gateway) -> None:
+    address, request = f"localhost:{gateway.grpc_port}", CompletionRequest("import", max_tokens=4)
+    *tokens, end = stream_completion(address, request, Access(tls=gateway.client))
+    assert len(tokens) == end.completion_tokens == 4
+    with pytest.raises(Unavailable):
+        list(stream_completion(address, request))
+    files = {"cert": gateway.client.cert_file, "key": gateway.client.key_file, "ca": gateway.client.ca_file}
+    command = [sys.executable, "-m", "client.cli", "complete", "import", "--max-tokens", "4", "--address", address]
+    command += [part for name, path in files.items() for part in (f"--tls-{name}-file", path)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert found.returncode == 0, found.stderr
+    assert "4 tokens" in found.stdout
