@@ -42,10 +42,10 @@ def _fitting_method(info: DrafterInfo | None, name: str, target: VerifierInfo | 
     method = next((method for method in info.methods if method.name == name), None)
     if method is None or target is None:
         return method
-    return method if _fits(method, target) else None
+    return method if fits(method, target) else None
 
 
-def _fits(method: DraftMethodInfo, target: VerifierInfo) -> bool:
+def fits(method: DraftMethodInfo, target: VerifierInfo) -> bool:
     """Same token ids, and every hidden state it wants is one that the target has."""
     return (
         method.vocab_size in (0, target.vocab_size)

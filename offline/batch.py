@@ -1,0 +1,62 @@
+"""Runs a batch of any length with bounded concurrency: a prompt is tokenized when its turn comes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import aclosing
+
+from gateway.generation import Generation
+from offline.errors import GenerationFailed
+from offline.outputs import Gathering, RequestOutput
+from offline.progress import BatchProgress
+from offline.prompts import Preparation, Prompt
+from offline.sampling_params import SamplingParams
+
+
+async def run_batch(
+    generation: Generation,
+    preparation: Preparation,
+    prompts: Sequence[tuple[Prompt, SamplingParams]],
+    progress: BatchProgress,
+    *,
+    max_num_requests: int,
+) -> list[RequestOutput]:
+    """Outputs in the order of the prompts. Raises GenerationFailed after all have ended."""
+    outputs: list[RequestOutput | None] = [None] * len(prompts)
+    failures: dict[int, Exception] = {}
+    request_ids = [preparation.next_id() for _ in prompts]
+    turns = iter(range(len(prompts)))
+
+    async def work() -> None:
+        for place in turns:  # one iterator for all: each takes the next that nobody has taken
+            try:
+                outputs[place] = await _run(generation, preparation, request_ids[place], prompts[place], progress)
+            except Exception as error:
+                failures[place] = error
+            progress.request_ended()
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(min(max_num_requests, len(prompts))):
+            group.create_task(work())
+    if failures:
+        raise GenerationFailed(outputs, failures, request_ids)
+    return [output for output in outputs if output is not None]
+
+
+async def _run(
+    generation: Generation,
+    preparation: Preparation,
+    request_id: str,
+    prompt: tuple[Prompt, SamplingParams],
+    progress: BatchProgress,
+) -> RequestOutput:
+    started = time.perf_counter()
+    prepared = preparation.prepare(request_id, *prompt)
+    gathering = Gathering(prepared.request, prepared.text, generation.tokenizer)
+    async with aclosing(generation.generate(prepared.request)) as updates:
+        async for update in updates:
+            gathering.add(update, time.perf_counter() - started)
+            progress.add(update)
+    return gathering.output(time.perf_counter() - started)

@@ -1,0 +1,94 @@
+"""The gateway's generation with the engines in this process in the place of the two fleets, and no Redis.
+
+Policies, the decode loop, stop strings and detokenization are the gateway's own. Not here: a verifier cannot be lost
+without this process, so there is no failover, and nothing can be resumed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry
+
+from gateway.commit_sink import CommitSink
+from gateway.config import GatewayConfig, SpeculativeConfig
+from gateway.decode_loop import decode
+from gateway.drafter_choice import AUTO_ORDER
+from gateway.drafting import Drafting, Lease
+from gateway.generation import Generation
+from gateway.metrics import GatewayMetrics
+from gateway.pool import Pool
+from gateway.requests import METHOD_AUTO, ValidRequest
+from gateway.tokenizer import Tokenizer
+from offline.in_process import EngineDrafter, EngineVerifier
+from shared.commit_log import LogEntry
+from shared.errors import CommitRefused, OutriderError
+from shared.messages import SessionSpec
+
+if TYPE_CHECKING:  # it loads torch
+    from offline.engines import Engines
+
+# A drafter of this process is as alive as its verifier: only one that hangs is given up.
+_DRAFT_TIMEOUT_S = 60.0
+
+
+class NoLog:
+    """gateway.requests.EntryLog of a request that nobody can resume: refuses a gap and a repeat, keeps nothing."""
+
+    def __init__(self) -> None:
+        self._end = 0
+
+    async def append(self, entry: LogEntry) -> None:
+        if entry.base_len != self._end:
+            raise CommitRefused(f"an append at output index {entry.base_len} of a log that ends at {self._end}")
+        self._end = entry.end
+
+
+class OfflineGeneration(Generation):
+    """At most `max_num_seqs` choices of all requests are decoded at a time."""
+
+    def __init__(
+        self, engines: Engines, speculative: SpeculativeConfig, tokenizer: Tokenizer, *, max_num_seqs: int
+    ) -> None:
+        super().__init__(
+            config=GatewayConfig(),
+            speculative=speculative,
+            tokenizer=tokenizer,
+            verifiers=Pool("verifier", (), _nobody),
+            drafters=Pool("drafter", (), _nobody),
+            metrics=GatewayMetrics(CollectorRegistry()),
+        )
+        self._engines = engines
+        self._room = asyncio.Semaphore(max_num_seqs)
+
+    async def _decode_with_failover(self, request: ValidRequest, spec: SessionSpec, sink: CommitSink) -> None:
+        async with self._room:
+            verifier = EngineVerifier(self._engines.verifier)
+            drafting = Drafting(
+                spec,
+                sink.committed_token_ids,
+                lambda: self._acquire_drafter(request),
+                self._policy(request),
+                token_tree=self._wants_tree(request),
+                timeout_s=_DRAFT_TIMEOUT_S,
+                metrics=self.metrics,
+            )
+            try:
+                await verifier.open(spec)
+                await decode(spec, verifier, drafting, sink)
+            finally:
+                await verifier.close()
+                await drafting.close()
+
+    def _acquire_drafter(self, request: ValidRequest) -> Lease | None:
+        wanted = self._method(request)
+        engines = self._engines
+        for name in AUTO_ORDER if wanted == METHOD_AUTO else (wanted,):
+            if engines.drafter is not None and name in engines.methods:
+                return Lease(EngineDrafter(engines.drafter), engines.methods[name], lambda: None)
+        return None
+
+
+async def _nobody(_channel: Any, _timeout_s: float) -> Any:
+    raise OutriderError("there are no fleets offline")

@@ -1,0 +1,97 @@
+"""Prompts and sampling parameters to ValidRequests, by the checks of the OpenAI door."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gateway.openai_convert import Served, chat_token_ids, prepare_completion
+from gateway.openai_schema import ChatFields, CompletionRequest, parse_body
+from gateway.request_checks import check_prompt_chars
+from gateway.requests import ChoiceStart, ValidRequest
+from gateway.session_record import AnswerKind, new_record
+from offline.generation import NoLog
+from offline.sampling_params import SamplingParams
+from shared.errors import InvalidRequest
+from shared.stream_key import stream_key
+
+_PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt"}
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """As it was given: text, token ids, or the messages of a chat with how its template is to be used."""
+
+    given: object
+    chat: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class PreparedPrompt:
+    """`text` is None where token ids were given."""
+
+    request: ValidRequest
+    text: str | None
+
+
+class Preparation:
+    """seed: what prompts without a seed of their own draw theirs from; None: fresh noise."""
+
+    def __init__(self, served: Served, seed: int | None) -> None:
+        self._served = served
+        self._seed = seed
+        self._counter = itertools.count()
+
+    def next_id(self) -> str:
+        """vLLM's request ids: one number after the other."""
+        return str(next(self._counter))
+
+    def prepare(self, request_id: str, prompt: Prompt, params: SamplingParams) -> PreparedPrompt:
+        """Raises InvalidRequest that names the field."""
+        text, token_ids, further = self._tokens(prompt)
+        body: dict[str, Any] = {**params.body(), **further, "prompt": token_ids}
+        body["max_tokens"] = _max_tokens(params, len(token_ids), self._served.model.max_model_len)
+        if self._seed is not None and params.seed is None:
+            body["seed"] = stream_key(self._seed, (int(request_id),), 0)
+        prepared = prepare_completion(parse_body(CompletionRequest, body), self._served, request_id)
+        record = new_record(AnswerKind.COMPLETION, prepared)
+        starts = tuple(
+            ChoiceStart(index, record.modes[0], key, NoLog()) for index, key in enumerate(record.stream_keys[0])
+        )
+        return PreparedPrompt(replace(prepared.requests[0], request_id=request_id, starts=starts), text)
+
+    def _tokens(self, prompt: Prompt) -> tuple[str | None, list[int], dict[str, Any]]:
+        tokenizer, given = self._served.tokenizer, prompt.given
+        if prompt.chat is not None:
+            fields = parse_body(ChatFields, {**prompt.chat, "messages": given})
+            token_ids = chat_token_ids(fields, tokenizer, self._served.model)
+            return tokenizer.decode(token_ids, skip_special_tokens=False), token_ids, {}
+        further: dict[str, Any] = {}
+        if isinstance(given, Mapping):
+            unknown = given.keys() - _PROMPT_KEYS
+            if unknown:
+                raise InvalidRequest(f"prompt: {sorted(unknown)[0]!r} is not supported", param="prompt")
+            further = {"cache_salt": given.get("cache_salt")}
+            given = given["prompt_token_ids"] if "prompt_token_ids" in given else given.get("prompt")
+        if isinstance(given, str):
+            check_prompt_chars(given, tokenizer, self._served.model, "prompt")
+            return given, tokenizer.encode(given), further
+        if not isinstance(given, Sequence):
+            raise InvalidRequest(
+                "a prompt must be text, {'prompt': text} or {'prompt_token_ids': [...]}", param="prompt"
+            )
+        return None, list(given), further
+
+
+def _max_tokens(params: SamplingParams, prompt_len: int, max_model_len: int) -> Any:
+    """What was asked for, cut to the context's room; what is no number is left for the door to refuse."""
+    asked: Any = params.max_tokens
+    limit: Any = params.truncate_prompt_tokens
+    if not all(value is None or isinstance(value, int) for value in (asked, limit)):
+        return asked
+    if limit is not None:
+        prompt_len = min(prompt_len, max_model_len - (asked or 1) if limit == -1 else limit)
+    room = max(1, max_model_len - prompt_len)
+    return room if asked is None else min(asked, room)
