@@ -171,6 +171,9 @@ async def test_drafter_refuses_and_others_go_on(drafter: grpc.aio.Channel, case:
     messages, code, fragment = BAD_DRAFTER_SESSIONS[case]
     async with drafter_bystander(drafter):
         ended = await call_raw(drafter, DRAFTER_SESSION, messages)
+        # gRPC's own word where the stream was ended while the client was writing still: the reason was lost on the way.
+        if ended.details == "Internal error from Core":
+            ended = await call_raw(drafter, DRAFTER_SESSION, messages)
     assert (ended.code, fragment in ended.details) == (code, True), ended
 
 

@@ -106,6 +106,10 @@ def walk(token_ids: list[int], num_prompt: int, drafted: list[list[int]]) -> Cou
     return steps
 
 
+def mean_count(histogram: Counter[int]) -> float:
+    return sum(count * steps for count, steps in histogram.items()) / sum(histogram.values())
+
+
 def test_a_head_ships_to_be_tested() -> None:
     assert HEADS
 
@@ -123,6 +127,8 @@ def test_every_step_accepts_what_was_foretold(url: str, target: FrozenTarget, me
         foretold += walk(ids, len(choice["prompt_token_ids"]), guesses(objective, target, ids))
     num_steps = sum(foretold.values())
     assert num_steps > 100
-    # The stack computes in bfloat16, the oracle in float32: near ties may fall otherwise.
-    differing = sum(abs(foretold[count] - served[count]) for count in range(DRAFT_LEN + 1))
-    assert differing <= 0.08 * num_steps, f"foretold {sorted(foretold.items())}, served {sorted(served.items())}"
+    # The stack computes in bfloat16, the oracle in float32: near ties may fall otherwise, and where one does, the steps
+    # after it begin elsewhere.
+    told = f"foretold {sorted(foretold.items())}, served {sorted(served.items())}"
+    assert sum(abs(foretold[count] - served[count]) for count in range(DRAFT_LEN + 1)) <= 0.2 * num_steps, told
+    assert mean_count(served) == pytest.approx(mean_count(foretold), rel=0.06), told

@@ -58,7 +58,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 
 def test_prepared_data_is_what_was_generated_and_survives_ctrl_c(url: str, corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "data.jsonl"
-    prepare = command("prepare-data", url, "--corpus", str(corpus), "--output", str(out), "--samples", "8")
+    prepare = command("prepare-data", url, "--corpus", str(corpus), "--output", str(out), "--samples", "24")
     prepare += ["--max-tokens", "64", "--concurrency", "2"]
     process = subprocess.Popen(prepare, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
@@ -73,10 +73,10 @@ def test_prepared_data_is_what_was_generated_and_survives_ctrl_c(url: str, corpu
     num_before = len(rows_of(out))
     assert num_before >= 5
     again = subprocess.run(prepare, capture_output=True, text=True, timeout=240, check=True)
-    assert f"{45 - num_before} written, {num_before} were there, 0 refused" in again.stdout.replace("\n", " ")
+    assert f"{125 - num_before} written, {num_before} were there, 0 refused" in again.stdout.replace("\n", " ")
     rows = rows_of(out)
-    # Five documents, each greedy once and eight times at temperature 1.
-    assert len({row["id"] for row in rows}) == len(rows) == 45
+    # Five documents, each greedy once and 24 times at temperature 1.
+    assert len({row["id"] for row in rows}) == len(rows) == 125
     tokenizer = Tokenizer.from_file(str(TARGET / "tokenizer.json"))
     for row in rows:
         assert row["completion"] == tokenizer.decode(row["token_ids"])
@@ -127,9 +127,9 @@ def test_a_method_that_is_not_served_is_refused_in_the_gateways_words(url: str, 
 
 
 def test_figures_of_a_cell() -> None:
-    cell = Cell("m", 3, 0.0, "code", 1, 20, num_spec_steps=10, num_draft_tokens=30, num_accepted_draft_tokens=11,
+    cell = Cell("m", 3, False, 0.0, "code", 1, 20, num_spec_steps=10, num_draft_tokens=30, num_accepted_draft_tokens=11,
                 acceptance_histogram=(4, 3, 1, 2))  # fmt: skip
     assert cell.mean_acceptance_length == pytest.approx(2.1)
     assert cell.acceptance_by_position == (0.6, 0.3, 0.2)
-    nothing = Cell("m", 3, 0.0, "code", 1, 20, 0, 0, 0, ())
+    nothing = Cell("m", 3, False, 0.0, "code", 1, 20, 0, 0, 0, ())
     assert (nothing.mean_acceptance_length, nothing.acceptance_by_position) == (0.0, ())
