@@ -10,9 +10,8 @@ summation shows. About a minute. Needs torch and triton alone; nothing of it run
 from __future__ import annotations
 
 import argparse
+import functools
 import json
-import statistics
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,15 +19,12 @@ from typing import Any
 import torch
 from torch.nn.functional import linear as stock_linear
 
+from benchmarks.gpu_report.timing import copy_bandwidth, graph_us, num_copies
 from kernels.linear.triton import linear_tiled
 from kernels.linear.triton_tiles import CANDIDATES, Tile, row_block, tile_config
 
 WEIGHTS = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096))
 ROW_COUNTS = (1, 8, 64)
-# Five times the L2 cache of an H100 or H200.
-_ROTATED_BYTES = 250_000_000
-_REPLAYS = 20
-Linear = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def main() -> None:
@@ -37,7 +33,7 @@ def main() -> None:
     jsonl: Path | None = parser.parse_args().jsonl
     if not torch.cuda.is_available():
         raise SystemExit("no NVIDIA GPU here")
-    bandwidth = _copy_bandwidth()
+    bandwidth = copy_bandwidth()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, copy {bandwidth / 1e12:.2f} TB/s")
     rows: list[dict[str, Any]] = []
     for num_outputs, num_inputs in WEIGHTS:
@@ -53,10 +49,9 @@ def main() -> None:
 
 def _weights(num_outputs: int, num_inputs: int) -> list[torch.Tensor]:
     """Copies enough that none is left in the L2 cache when its turn comes; halves of the inputs alike."""
-    num_copies = max(1, -(-_ROTATED_BYTES // (2 * num_outputs * num_inputs)))
     half = torch.randn(num_outputs, num_inputs // 2, device="cuda", dtype=torch.bfloat16)
     weight = torch.cat((half, half), dim=1)
-    return [weight.clone() for _ in range(num_copies)]
+    return [weight.clone() for _ in range(num_copies(weight.nbytes))]
 
 
 def _measure(weights: list[torch.Tensor], num_rows: int, bandwidth: float) -> list[dict[str, Any]]:
@@ -67,13 +62,13 @@ def _measure(weights: list[torch.Tensor], num_rows: int, bandwidth: float) -> li
     chosen = tile_config(num_outputs, num_inputs, torch.bfloat16, num_rows)
     first = linear_tiled(x, weights[0], None, CANDIDATES[0], block_rows)
     floor_us = 2e6 * (num_outputs * num_inputs + num_rows * (num_inputs + num_outputs)) / bandwidth
-    cublas_us = _median_us(stock_linear, x, weights)
+    cublas_us = graph_us([functools.partial(stock_linear, x, weight) for weight in weights])
     rows: list[dict[str, Any]] = [{"side": "floor", "us": floor_us}, {"side": "cuBLAS", "us": cublas_us}]
     for tile in CANDIDATES:
         out = linear_tiled(x, weights[0], None, tile, block_rows)
         row: dict[str, Any] = {
             "side": _name(tile) + (" *" if tile == chosen else ""),
-            "us": _median_us(_bind(tile, block_rows), x, weights),
+            "us": graph_us([functools.partial(linear_tiled, x, weight, None, tile, block_rows) for weight in weights]),
             "differs": (out != first).float().mean().item(),
             "tile": asdict(tile),
         }
@@ -84,46 +79,9 @@ def _measure(weights: list[torch.Tensor], num_rows: int, bandwidth: float) -> li
     return sorted(rows, key=lambda row: float(row["us"]))
 
 
-def _bind(tile: Tile, block_rows: int) -> Linear:
-    return lambda x, weight: linear_tiled(x, weight, None, tile, block_rows)
-
-
 def _name(tile: Tile) -> str:
     kind = "wgmma" if tile.uses_wgmma else "mma"
     return f"{kind} {tile.block_outputs}x{tile.block_inputs} warps {tile.num_warps} stages {tile.num_stages}"
-
-
-def _median_us(linear: Linear, x: torch.Tensor, weights: list[torch.Tensor]) -> float:
-    """Time of one call, from replays of a graph with at least 8 calls."""
-    turns = weights * -(-8 // len(weights))
-    linear(x, weights[0])  # compiles, and lets cuBLAS take its workspace
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for weight in turns:
-            linear(x, weight)
-    return _median_ms(graph.replay) * 1e3 / len(turns)
-
-
-def _median_ms(call: Callable[[], object]) -> float:
-    for _ in range(3):
-        call()
-    times: list[float] = []
-    for _ in range(_REPLAYS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        start.record()
-        call()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-    return statistics.median(times)
-
-
-def _copy_bandwidth() -> float:
-    """Bytes read and written per second by a copy of 1 GiB."""
-    source = torch.zeros(1 << 30, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    return 2 * source.numel() / (_median_ms(lambda: target.copy_(source)) / 1e3)
 
 
 def _print_table(rows: list[dict[str, Any]]) -> None:

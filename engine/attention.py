@@ -76,6 +76,11 @@ class AttentionOps:
     kv_move: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
     takes_plans: bool = False  # paged_attention has a keyword `plans` (see kernels/paged_attention/cpu)
 
+    @property
+    def row_backend(self) -> str:
+        """Whose linears, norms, gates and rotations go with it: "triton" or "cpu" (row_kernels)."""
+        return "triton" if self.backend == "triton" else "cpu"
+
 
 def resolve_attention_ops(backend: str, device: torch.device) -> AttentionOps:
     """The kernels for a backend name out of ATTENTION_BACKENDS; "auto" is the fastest that runs on the device.

@@ -42,10 +42,6 @@ class GraphedForwards:
         self._pool: Any = None
         self._captured: dict[tuple[Bucket, tuple[int, ...]], _Captured] = {}
 
-    @property
-    def num_graphs(self) -> int:
-        return len(self._captured)
-
     def run(
         self, batch: ForwardBatch, tap_layers: tuple[int, ...]
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]] | None:

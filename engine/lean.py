@@ -48,10 +48,10 @@ class LeanReport:
 def make_lean(model: Any, shapes: list[LayerShape], ops: AttentionOps, *, max_positions: int) -> LeanReport:
     """Replace what can be replaced, in place. shapes: what the probe forward saw of each layer."""
     parameter = next(model.parameters())
-    on_cpu_kernels = ops.backend in ("cpu", "reference")
-    if parameter.dtype not in (torch.bfloat16, torch.float32) or (on_cpu_kernels and parameter.device.type != "cpu"):
+    is_elsewhere = ops.row_backend == "cpu" and parameter.device.type != "cpu"
+    if parameter.dtype not in (torch.bfloat16, torch.float32) or is_elsewhere:
         return LeanReport(0, 0, 0, 0, {})
-    kernels = resolve_row_kernels(ops.backend)
+    kernels = resolve_row_kernels(ops.row_backend)
     left_out: Counter[str] = Counter()
     num_norms = _replace_norms(model, kernels, left_out)
     calls = _record_calls(model, shapes, ops)

@@ -170,7 +170,7 @@ def load_model(
         shard.connect()
     if row_invariant:
         report("preparing row-invariant linears")
-        invariance = make_row_invariant(model, "triton" if ops.backend == "triton" else "cpu")
+        invariance = make_row_invariant(model, ops.row_backend)
         # Again: a module that reads a weight which is now packed must fail here, not in the first request.
         model_guards.probe_layers(path, model, ops, num_layers)
     loaded = LoadedModel(

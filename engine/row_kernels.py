@@ -38,32 +38,29 @@ class RowKernels:
     takes_rotation: Callable[[int, torch.dtype], bool]  # number of rotated elements
 
 
-def resolve_row_kernels(attention_backend: str) -> RowKernels:
-    """The kernels that go with an attention backend; "reference" attention goes with the CPU's.
-
-    Raises BackendUnavailable.
-    """
+def resolve_row_kernels(backend: str) -> RowKernels:
+    """The kernels of AttentionOps.row_backend. Raises BackendUnavailable."""
     # Imported here: numba and triton take a moment each, and a machine may lack one of them.
-    if attention_backend in ("cpu", "reference"):
+    if backend == "cpu":
         from kernels.gated_activation import cpu as cpu_activation
         from kernels.rms_norm import cpu as cpu_norm
         from kernels.rotary import cpu as cpu_rotary
 
         return RowKernels(
-            "cpu",
+            backend,
             *(cpu_norm.rms_norm, cpu_norm.supports),
             *(cpu_activation.gated_activation, cpu_activation.supports),
             *(cpu_rotary.rotate_, cpu_rotary.supports),
         )
-    if attention_backend == "triton":
+    if backend == "triton":
         from kernels.gated_activation import triton as triton_activation
         from kernels.rms_norm import triton as triton_norm
         from kernels.rotary import triton as triton_rotary
 
         return RowKernels(
-            "triton",
+            backend,
             *(triton_norm.rms_norm, triton_norm.supports),
             *(triton_activation.gated_activation, triton_activation.supports),
             *(triton_rotary.rotate_, triton_rotary.supports),
         )
-    raise BackendUnavailable(f"no row kernels go with attention_backend={attention_backend!r}")
+    raise BackendUnavailable(f"row kernels {backend!r}: choose one of cpu, triton")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,7 +47,7 @@ def start_engines(verifier_config: VerifierConfig, drafter_config: DrafterConfig
     # Sessions that have ended stand in an engine until its next command: room for as many new ones beside them.
     verifier_config = dataclasses.replace(verifier_config, max_num_seqs=2 * verifier_config.max_num_seqs)
     with _no_main_module():
-        verifier, loaded = build_engine(verifier_config, CollectorRegistry())
+        verifier, loaded = build_engine(verifier_config, CollectorRegistry(), logging.getLogger("outrider.offline"))
     try:
         target = describe(verifier_config, verifier, loaded)
         drafter = _build_drafter(drafter_config, target) if drafter_config is not None else None

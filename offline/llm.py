@@ -72,7 +72,6 @@ class LLM:
             "max_num_seqs": max_num_seqs,
             "num_threads": num_threads,
             "enforce_eager": enforce_eager,
-            "log_level": "warning",
         }
         target = {
             "model": model,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from pathlib import Path
@@ -36,11 +37,12 @@ EPILOG = """examples:
 """
 
 
-def build_engine(config: VerifierConfig, registry: CollectorRegistry) -> tuple[VerifierEngine, LoadedModel]:
+def build_engine(
+    config: VerifierConfig, registry: CollectorRegistry, log: logging.Logger
+) -> tuple[VerifierEngine, LoadedModel]:
     """Loads the target, sizes the cache, certifies. Raises ConfigError or ModelRefused."""
     if not config.model:
         raise ConfigError("--model: name the folder of the target's checkpoint", param="model")
-    log = setup_logging("verifier", config.log_level)
     spec = LoadSpec(
         config.model,
         config.dtype,
@@ -107,7 +109,7 @@ async def serve(argv: list[str]) -> None:
     tls = server_tls(config.tls_cert_file, config.tls_key_file, config.tls_ca_file)  # before the model is loaded
     with tracing(config.otlp_traces_endpoint, "verifier") as tracer:
         registry = CollectorRegistry()
-        engine, loaded = build_engine(config, registry)
+        engine, loaded = build_engine(config, registry, setup_logging("verifier", config.log_level))
         servicer = VerifierServicer(engine, lambda: describe(config, engine, loaded), tracer)
 
         def stop() -> None:

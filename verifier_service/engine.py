@@ -324,7 +324,7 @@ class VerifierEngine:
 
 def _row_outputs(loaded: LoadedModel) -> Callable[[Sequence[Work], torch.Tensor], list[RowOutputs]]:
     """How rows of logits become what sessions are decided from, on this model's device."""
-    if loaded.attention_ops.backend != "triton":
+    if loaded.attention_ops.row_backend != "triton":
         return host_outputs
     from verifier_service.device_sampling import device_outputs  # triton is there on machines with a GPU
 

@@ -6,7 +6,7 @@ how far behind the reference's winner the found token is. Decisions and walks ha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import torch
 
@@ -33,16 +33,6 @@ _NEAR_TIE = 1e-5
 _LAW_TOTAL = 1 << 15
 
 
-def transforms_of(laws: Sequence[tuple[float, int, float, float]], device: torch.device) -> Transforms:
-    temperatures, top_ks, top_ps, min_ps = zip(*laws, strict=True)
-    return Transforms(
-        torch.tensor(temperatures, dtype=torch.float32, device=device),
-        torch.tensor(top_ks, dtype=torch.int32, device=device),
-        torch.tensor(top_ps, dtype=torch.float32, device=device),
-        torch.tensor(min_ps, dtype=torch.float32, device=device),
-    )
-
-
 def random_keys(num_rows: int, device: torch.device, seed: int = 1) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(-(2**31), 2**31, (num_rows, 2), generator=generator).to(torch.int32).to(device)
@@ -55,7 +45,7 @@ def random_logits(num_rows: int, vocab_size: int, dtype: torch.dtype, device: to
 
 def _coupled_sample(run: Run) -> Iterable[Finding]:
     vocab_size, repeats = (300, 1) if run.tiny else (128256, 8)
-    laws = transforms_of(LAWS * repeats, run.device)
+    laws = Transforms.of_rows(LAWS * repeats, run.device)
     num_rows = len(laws.temperatures)
     num_differ, widest = 0, 0.0
     for dtype in (torch.bfloat16, torch.float32):
@@ -90,7 +80,7 @@ def _rejection_sample(run: Run) -> Iterable[Finding]:
         law_total=_LAW_TOTAL,
         block_rules=torch.tensor([session % 2 for session in range(num_sessions)], dtype=torch.int32).to(run.device),
     )
-    laws = transforms_of([(1.0, 0, 1.0, 0.0)] * num_rows, run.device)
+    laws = Transforms.of_rows([(1.0, 0, 1.0, 0.0)] * num_rows, run.device)
     uniforms = torch.rand(num_rows, dtype=torch.float64, generator=generator).to(run.device)
     keys = random_keys(num_sessions, run.device)
     accepted, tokens = rejection_sample(logits, laws, drafts, uniforms, keys)

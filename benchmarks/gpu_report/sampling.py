@@ -9,10 +9,11 @@ from collections.abc import Iterable
 
 import torch
 
-from benchmarks.gpu_report.correctness_sampling import random_keys, random_logits, transforms_of
+from benchmarks.gpu_report.correctness_sampling import random_keys, random_logits
 from benchmarks.gpu_report.report import Finding, Part, Run, judged
 from benchmarks.gpu_report.timing import graph_us, num_copies, wall_us
 from kernels.coupled_sample.triton import coupled_sample
+from kernels.sampling_support.transforms import Transforms
 
 MOST_US = 200.0
 _NUM_ROWS, _VOCAB_SIZE = 256, 128256
@@ -29,7 +30,7 @@ def _measure(run: Run) -> Iterable[Finding]:
         first = random_logits(_NUM_ROWS, _VOCAB_SIZE, dtype, run.device)
         logits = [first, *(first.roll(turn, 0) for turn in range(1, num_copies(first.nbytes)))]
         for name, law in LAWS.items():
-            laws = transforms_of([law] * _NUM_ROWS, run.device)
+            laws = Transforms.of_rows([law] * _NUM_ROWS, run.device)
             calls = [lambda rows=rows, laws=laws: coupled_sample(rows, laws, keys) for rows in logits]
             taken = graph_us(calls, 10 if run.quick else 20)
             eager = wall_us({"eager": calls[0]}, 10 if run.quick else 30)["eager"]

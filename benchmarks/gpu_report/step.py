@@ -17,7 +17,7 @@ from unittest.mock import patch
 import torch
 
 from benchmarks.gpu_report.certificate import certificate_of
-from benchmarks.gpu_report.correctness_sampling import random_keys, transforms_of
+from benchmarks.gpu_report.correctness_sampling import random_keys
 from benchmarks.gpu_report.llamas import LLAMA_8B, load_made, random_llama, streamed_bytes
 from benchmarks.gpu_report.report import Finding, Part, Run, judged, noted
 from benchmarks.gpu_report.stock_step import stock_step
@@ -27,6 +27,7 @@ from engine.model import LoadedModel
 from engine.runner import ModelRunner
 from kernels.coupled_sample.triton import coupled_sample
 from kernels.linear import triton as our_linear
+from kernels.sampling_support.transforms import Transforms
 
 CONTEXT_LEN, BLOCK_SIZE = 1000, 16
 ROW_COUNTS = (1, 8)
@@ -43,7 +44,7 @@ def tokens_of_step(num_rows: int, vocab_size: int) -> tuple[list[int], list[int]
 
 def exact_draw(num_rows: int, device: torch.device) -> Draw:
     """Exact mode's: temperature 1, the shared noise."""
-    laws, keys = transforms_of([(1.0, 0, 1.0, 0.0)] * num_rows, device), random_keys(num_rows, device)
+    laws, keys = Transforms.of_rows([(1.0, 0, 1.0, 0.0)] * num_rows, device), random_keys(num_rows, device)
     return lambda logits: coupled_sample(logits, laws, keys)
 
 

@@ -143,9 +143,7 @@ class Draft:
         return added
 
     def _num_children(self, place: int) -> int:
-        """Of a place whose children are drawn."""
-        if self.is_chain:
-            return int(len(self.nodes) < self.max_nodes)
+        """Of a place whose children are drawn; a chain is the shape with one branch."""
         shape = sampled_shape(self.max_nodes, self.max_depth, self.max_branches, BEAM_WIDTH)
         ranks: list[int] = []
         while place != ROOT:

@@ -23,7 +23,7 @@ from drafter_service.methods.interface import DraftMethod
 from drafter_service.methods.medusa import MedusaNet
 from drafter_service.methods.mlp_speculator import MlpSpeculatorNet
 from drafter_service.methods.net import DraftNet
-from drafter_service.methods.paged_head import PagedHead, linear_backend
+from drafter_service.methods.paged_head import PagedHead
 from drafter_service.methods.target_vocabulary import TargetVocabulary
 from engine.attention import AttentionOps, resolve_attention_ops
 from engine.grammar import GrammarCompiler
@@ -73,7 +73,7 @@ def _medusa(path: str, target: TargetWeights, dtype: torch.dtype, config: Drafte
     heads = load_medusa(path, target, dtype).to(config.device)
     vocabulary = TargetVocabulary(target.vocab_size, heads.token_map)
     num_heads = heads.config.num_heads
-    make_row_invariant(heads, linear_backend(_ops(config)))
+    make_row_invariant(heads, _ops(config).row_backend)
     return _Built(MedusaNet(heads, vocabulary, dtype, config.device), (target.num_layers,), False, num_heads)
 
 
@@ -81,7 +81,7 @@ def _mlp_speculator(path: str, target: TargetWeights, dtype: torch.dtype, config
     speculator = load_mlp_speculator(path, target, dtype).to(config.device)
     vocabulary = TargetVocabulary(target.vocab_size, None)
     n_predict = speculator.config.n_predict
-    make_row_invariant(speculator, linear_backend(_ops(config)))
+    make_row_invariant(speculator, _ops(config).row_backend)
     net = MlpSpeculatorNet(speculator, vocabulary, dtype, config.device)
     return _Built(net, (target.num_layers,), False, n_predict)
 

@@ -65,7 +65,7 @@ class PagedHead:
         # Blocks are found by token ids, but a row depends on the target's features too: nothing is shared.
         self.blocks = BlockManager(num_blocks, block_size, prefix_caching=False)
         module: Any = head
-        make_row_invariant(module.to(self.device), linear_backend(ops))
+        make_row_invariant(module.to(self.device), ops.row_backend)
 
     @torch.inference_mode()
     def forward(self, rows: Sequence[SessionRows], features: torch.Tensor) -> torch.Tensor:
@@ -75,9 +75,4 @@ class PagedHead:
         return self.head(batch.token_ids[None], features[None], batch.position_ids[None], paged=paged)[0]
 
 
-def linear_backend(ops: AttentionOps) -> str:
-    """The linears that go with an attention backend, as make_row_invariant takes them."""
-    return "triton" if ops.backend == "triton" else "cpu"
-
-
-__all__ = ["ATTENTION_NAME", "FeatureHead", "PagedHead", "linear_backend"]
+__all__ = ["ATTENTION_NAME", "FeatureHead", "PagedHead"]

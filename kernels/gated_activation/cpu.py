@@ -15,7 +15,7 @@ from llvmlite import ir
 from numba import carray, njit
 
 from kernels import cpu_team, record, simd
-from kernels.errors import KernelArgumentError
+from kernels.gated_activation.arguments import require_fit
 from kernels.gated_activation.reference import ACTIVATIONS
 from kernels.simd import (
     LANES,
@@ -119,10 +119,7 @@ def gated_activation(gate: torch.Tensor, up: torch.Tensor, activation: str) -> t
 
     Raises KernelArgumentError.
     """
-    if gate.shape != up.shape or gate.ndim != 2 or gate.dtype != up.dtype or not supports(gate.shape[1], gate.dtype):
-        raise KernelArgumentError(f"gate {tuple(gate.shape)} ({gate.dtype}), up {tuple(up.shape)} ({up.dtype})")
-    if gate.stride(1) != 1 or up.stride(1) != 1:
-        raise KernelArgumentError("the elements of a row must be neighbours")
+    require_fit(gate, up, is_supported=supports(gate.shape[-1], gate.dtype))
     num_rows, width = gate.shape
     out = gate.new_empty((num_rows, width))
     size = gate.element_size()

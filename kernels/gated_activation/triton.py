@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from kernels.errors import KernelArgumentError
+from kernels.gated_activation.arguments import require_fit
 from kernels.gated_activation.reference import ACTIVATIONS
 from kernels.triton_numbers import round_to
 
@@ -55,10 +56,7 @@ def gated_activation(gate: torch.Tensor, up: torch.Tensor, activation: str) -> t
 
     Raises KernelArgumentError.
     """
-    if gate.shape != up.shape or gate.ndim != 2 or gate.dtype != up.dtype or not supports(gate.shape[1], gate.dtype):
-        raise KernelArgumentError(f"gate {tuple(gate.shape)} ({gate.dtype}), up {tuple(up.shape)} ({up.dtype})")
-    if gate.stride(1) != 1 or up.stride(1) != 1:
-        raise KernelArgumentError("the elements of a row must be neighbours")
+    require_fit(gate, up, is_supported=supports(gate.shape[-1], gate.dtype))
     if activation not in ACTIVATIONS:
         raise KernelArgumentError(f"activation {activation!r} is none of {ACTIVATIONS}")
     num_rows, width = gate.shape

@@ -15,7 +15,7 @@ import torch
 from numba import carray, njit
 
 from kernels import cpu_team, record, simd
-from kernels.errors import KernelArgumentError
+from kernels.rotary.arguments import require_fit
 from kernels.simd import LANES, vadd, vload, vload_bf16, vmul, vround_bf16, vstore, vstore_bf16, vsub
 
 
@@ -90,12 +90,9 @@ def rotate_(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
 
     Raises KernelArgumentError.
     """
-    num_rows, num_heads, head_dim = heads.shape
+    num_rows, num_heads, _ = heads.shape
     num_rotated = cos.shape[-1]
-    if cos.shape != (num_rows, num_rotated) or cos.shape != sin.shape or num_rotated > head_dim:
-        raise KernelArgumentError(f"cos {tuple(cos.shape)} does not fit heads {tuple(heads.shape)}")
-    if heads.dtype != cos.dtype or not supports(num_rotated, heads.dtype) or heads.stride(2) != 1:
-        raise KernelArgumentError(f"heads ({heads.dtype}) cannot be rotated by {num_rotated} elements ({cos.dtype})")
+    require_fit(heads, cos, sin, is_supported=supports(num_rotated, heads.dtype))
     cos, sin = cos.contiguous(), sin.contiguous()
     size = heads.element_size()
     call = _Record(

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.errors import KernelArgumentError
+from kernels.rotary.arguments import require_fit
 from kernels.triton_numbers import round_to
 
 _HEADS_PER_PROGRAM = 4
@@ -55,12 +55,9 @@ def rotate_(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
 
     Raises KernelArgumentError.
     """
-    num_rows, num_heads, head_dim = heads.shape
+    num_rows, num_heads, _ = heads.shape
     num_rotated = cos.shape[-1]
-    if cos.shape != (num_rows, num_rotated) or cos.shape != sin.shape or num_rotated > head_dim:
-        raise KernelArgumentError(f"cos {tuple(cos.shape)} does not fit heads {tuple(heads.shape)}")
-    if heads.dtype != cos.dtype or not supports(num_rotated, heads.dtype) or heads.stride(2) != 1:
-        raise KernelArgumentError(f"heads ({heads.dtype}) cannot be rotated by {num_rotated} elements ({cos.dtype})")
+    require_fit(heads, cos, sin, is_supported=supports(num_rotated, heads.dtype))
     if heads.numel() == 0:
         return
     half = num_rotated // 2

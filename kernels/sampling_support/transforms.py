@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -17,6 +18,13 @@ class Transforms(NamedTuple):
     top_ks: torch.Tensor
     top_ps: torch.Tensor
     min_ps: torch.Tensor
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[tuple[float, int, float, float]], device: torch.device) -> Transforms:
+        """From (temperature, top-k, top-p, min-p) of every row."""
+        dtypes = (torch.float32, torch.int32, torch.float32, torch.float32)
+        columns = zip(*rows, strict=True)
+        return cls(*(torch.tensor(c, dtype=dtype, device=device) for c, dtype in zip(columns, dtypes, strict=True)))
 
     def check(self, num_rows: int) -> None:
         """Raises KernelArgumentError unless every field holds one number of its dtype per row."""

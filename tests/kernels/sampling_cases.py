@@ -27,13 +27,7 @@ FIELDS = [
 
 
 def transforms(fields: Sequence[tuple[float, int, float, float]]) -> Transforms:
-    temperatures, top_ks, top_ps, min_ps = zip(*fields, strict=True)
-    return Transforms(
-        temperatures=torch.tensor(temperatures, dtype=torch.float32, device=device()),
-        top_ks=torch.tensor(top_ks, dtype=torch.int32, device=device()),
-        top_ps=torch.tensor(top_ps, dtype=torch.float32, device=device()),
-        min_ps=torch.tensor(min_ps, dtype=torch.float32, device=device()),
-    )
+    return Transforms.of_rows(fields, device())
 
 
 def rows(fields: Transforms, chosen: list[int]) -> Transforms:
