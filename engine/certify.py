@@ -1,6 +1,8 @@
 """`outrider certify MODEL` (or `python -m engine.certify MODEL`): does exact mode hold for this model here?
 
 Exit code 0 when it holds, 1 when it does not, 2 when the model is refused.
+
+torch is imported when the work begins: --help is there at once, and Ctrl-C meanwhile prints no traceback.
 """
 
 from __future__ import annotations
@@ -8,16 +10,17 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from engine.certificate import Certificate, certify
-from engine.model import LoadedModel, load_model
-from engine.runner import ModelRunner
 from shared.errors import OutriderError
+
+if TYPE_CHECKING:
+    from engine.certificate import Certificate
+    from engine.model import LoadedModel
 
 # Room for the certificate's own sequences; it makes small caches of the same shape.
 _NUM_BLOCKS = 64
@@ -27,28 +30,50 @@ _BLOCK_SIZE = 16
 def main(
     model: Annotated[str, typer.Argument(help="Folder of an HF checkpoint.")],
     dtype: Annotated[str, typer.Option(help="auto, bfloat16 or float32.")] = "auto",
-    device: Annotated[str, typer.Option(help="cpu.")] = "cpu",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     threads: Annotated[int, typer.Option(min=0, help="0: every core.")] = 0,
+    tensor_parallel_size: Annotated[int, typer.Option(min=1, help="Processes that share the model.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
     """Prove row invariance on a loaded model, check by check.
 
-    Example: outrider certify models/demo-target --dtype float32
+    Examples:
+
+      outrider certify models/demo-target --dtype float32
+
+      outrider certify ~/checkpoints/llama --tensor-parallel-size 2 --json
     """
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
     try:
         with errors.status(f"loading and certifying {model}"):
-            loaded = load_model(model, dtype=dtype, device=device, num_threads=threads or len(os.sched_getaffinity(0)))
-            runner = ModelRunner(loaded, loaded.make_cache(_NUM_BLOCKS, _BLOCK_SIZE))
-            certificate = certify(loaded, runner)
+            loaded, certificate = _certified(model, dtype, device, threads, tensor_parallel_size)
     except OutriderError as error:
         errors.print(f"outrider: {error.message}", style="red", markup=False)
         raise typer.Exit(2) from None
     if as_json:
-        console.print_json(json.dumps({"model": model, **asdict(certificate)}))
+        console.print_json(
+            json.dumps({"model": model, "tensor_parallel_size": tensor_parallel_size, **asdict(certificate)})
+        )
     else:
         _show(console, loaded, certificate)
     raise typer.Exit(0 if certificate.holds else 1)
+
+
+def _certified(
+    model: str, dtype: str, device: str, threads: int, tensor_parallel_size: int
+) -> tuple[LoadedModel, Certificate]:
+    from engine.certificate import certify
+    from engine.runner import ModelRunner
+    from engine.tensor_parallel.leader import load_sharded
+    from engine.tensor_parallel.protocol import LoadSpec
+
+    spec = LoadSpec(model, dtype, device, "auto", None, threads or len(os.sched_getaffinity(0)))
+    loaded = load_sharded(spec, tensor_parallel_size)
+    try:
+        runner = ModelRunner(loaded, loaded.make_cache(_NUM_BLOCKS, _BLOCK_SIZE))
+        return loaded, certify(loaded, runner)
+    finally:
+        loaded.close()
 
 
 def _show(console: Console, loaded: LoadedModel, certificate: Certificate) -> None:
@@ -62,5 +87,8 @@ def _show(console: Console, loaded: LoadedModel, certificate: Certificate) -> No
     console.print(certificate.describe())
 
 
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app.command()(main)
+
 if __name__ == "__main__":
-    typer.run(main)
+    app(prog_name="outrider certify")

@@ -93,7 +93,8 @@ async def _serve_doors(
     config: GatewayConfig, service: LiveService, admission: Admission, tls: DoorsTls, log: logging.Logger
 ) -> None:
     api_docs = is_enabled_at(config.host, config.api_docs)
-    http = _Server(http_config(config, create_app(service, admission=admission, api_docs=api_docs), tls.server))
+    app = create_app(service, admission=admission, api_docs=api_docs, playground=config.playground)
+    http = _Server(http_config(config, app, tls.server))
     grpc_server = None
     if config.grpc_port >= 0:
         grpc_server = await rpc.start_server(

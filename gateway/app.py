@@ -21,6 +21,7 @@ from starlette.responses import JSONResponse, Response
 from gateway.admission import Admission
 from gateway.auth import caller_of, owner_of
 from gateway.event_cursor import LAST_EVENT_ID, NOTHING_SEEN, EventCursor, parse_event_id
+from gateway.fleet_view import FleetView
 from gateway.generation_response import GenerationResponse, Load
 from gateway.http_admission import HttpAdmission
 from gateway.http_limits import (
@@ -42,6 +43,7 @@ from gateway.openai_schema import (
     parse_body,
 )
 from gateway.openapi import install_openapi, json_body
+from gateway.playground.page import add_playground
 from gateway.quotas import metered
 from gateway.request_checks import check_model, check_token_ids
 from gateway.request_start import Wanted
@@ -74,10 +76,12 @@ def create_app(
     cors_origins: Sequence[str] = (),
     admission: Admission | None = None,
     api_docs: bool = True,
+    playground: bool = True,
 ) -> FastAPI:
     """The application; serve it with uvicorn. CORS is off unless origins are named ("*" for all).
 
-    Without `admission` nobody is asked for a key and nothing is bounded. `api_docs`: /docs and /openapi.json.
+    Without `admission` nobody is asked for a key and nothing is bounded. `api_docs`: /docs and /openapi.json;
+    `playground`: the page at /.
     """
     app = FastAPI(
         title="Outrider",
@@ -90,6 +94,8 @@ def create_app(
     )
     endpoints = _Endpoints(service)
     _add_routes(app, endpoints)
+    if playground:
+        add_playground(app)
     install_openapi(app)
     app.add_exception_handler(HTTPException, _routing_error)
     app.add_exception_handler(Exception, _unexpected_error)
@@ -221,6 +227,9 @@ class _Endpoints:
     async def load(self, request: Request) -> Response:
         return JSONResponse({"server_load": self._load.num_running})
 
+    async def fleet(self, request: Request) -> Response:
+        return JSONResponse(self._service.fleet())
+
 
 def _tokenize(body: object, served: Served) -> TokenizeAnswer:
     if isinstance(body, dict) and "messages" in body:
@@ -278,6 +287,7 @@ def _add_routes(app: FastAPI, endpoints: _Endpoints) -> None:
     _get(app, "/readyz", endpoints.ready, ReadyAnswer, "As /ready")
     _get(app, "/version", endpoints.version, VersionAnswer, "The version of the server")
     _get(app, "/load", endpoints.load, LoadAnswer, "How many requests are being generated")
+    _get(app, "/fleet", endpoints.fleet, FleetView, "The verifiers and drafters, as this gateway sees them")
     _get(app, "/metrics", endpoints.metrics, None, "Prometheus metrics")
 
 

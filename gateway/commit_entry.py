@@ -27,6 +27,8 @@ def entry_of(commit: Commit, stop_string: str | None) -> LogEntry:
         num_cached_tokens=commit.num_cached_tokens,
         stop_token_id=commit.stop_token_id,
         stop_string=stop_string,
+        drafter=commit.drafter,
+        draft_method=commit.draft_method,
     )
     return LogEntry(
         base_len=commit.base_len,
@@ -57,6 +59,8 @@ def commit_of(entry: LogEntry) -> tuple[Commit, str | None]:
         stop_token_id=extras.stop_token_id if extras.HasField("stop_token_id") else None,
         num_cached_tokens=extras.num_cached_tokens,
         prompt_logprobs=_logprobs_from_wire(extras.prompt_logprobs),
+        drafter=extras.drafter,
+        draft_method=extras.draft_method,
     )
     return commit, extras.stop_string if extras.HasField("stop_string") else None
 

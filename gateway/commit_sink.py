@@ -11,7 +11,7 @@ import dataclasses
 
 from gateway.commit_entry import commit_of, entry_of
 from gateway.detokenizer import IncrementalDetokenizer, Piece
-from gateway.requests import ChoiceStart, GenerationUpdate, SpeculationSummary
+from gateway.requests import ChoiceStart, GenerationUpdate, Round, SpeculationSummary
 from shared.commit_log import LogEntry
 from shared.messages import Commit, FinishReason
 
@@ -65,6 +65,7 @@ class CommitSink:
         self._updates = updates
         self._pending: asyncio.Queue[_Pending] = asyncio.Queue(maxsize=max_queued_commits)
         self._failure: BaseException | None = None
+        self._num_rounds = 0
         self.committed_token_ids: list[int] = []
         self._writer = asyncio.create_task(self._write_forever(), name=f"commit-sink-{start.choice_index}")
 
@@ -117,12 +118,15 @@ class CommitSink:
         kept = commit if stop_string is None else _cut(commit, sum(piece.num_tokens_kept for piece in pieces))
         self._tally.add(kept)
         self.committed_token_ids.extend(kept.token_ids)
+        this_round = _round(self._num_rounds, kept)
+        self._num_rounds += 1
         parts = _split(kept, self._start.seen_len)
         if len(parts) > len(pieces):  # the stop string ends where the client's part does: its end is news all the same
             pieces.append(Piece(0, "", (), stop_string))
-        return kept, [self._update(part, piece, stop_string) for part, piece in zip(parts, pieces, strict=True)]
+        paired = zip(parts, pieces, strict=True)
+        return kept, [self._update(part, piece, stop_string, this_round) for part, piece in paired]
 
-    def _update(self, part: Commit, piece: Piece, stop_string: str | None) -> GenerationUpdate:
+    def _update(self, part: Commit, piece: Piece, stop_string: str | None, this_round: Round) -> GenerationUpdate:
         finished = part.finish_reason is not None
         text = piece.text
         if finished and stop_string is None:
@@ -136,6 +140,7 @@ class CommitSink:
             origins=part.origins,
             logprobs=part.logprobs,
             prompt_logprobs=part.prompt_logprobs,
+            rounds=(this_round,),
             num_cached_tokens=part.num_cached_tokens,
             finish_reason=part.finish_reason,
             stop_reason=stop_string if finished and stop_string is not None else part.stop_token_id,
@@ -155,6 +160,18 @@ class CommitSink:
                 self._failure = error
             finally:
                 self._pending.task_done()
+
+
+def _round(index: int, commit: Commit) -> Round:
+    return Round(
+        index=index,
+        base_len=commit.base_len,
+        num_tokens=len(commit.token_ids),
+        num_draft_tokens=commit.num_draft_tokens,
+        num_accepted_tokens=commit.num_accepted_tokens,
+        method=commit.draft_method,
+        drafter=commit.drafter,
+    )
 
 
 def _cut(commit: Commit, count: int) -> Commit:

@@ -35,7 +35,17 @@ class GatewayConfig:
         "", "vLLM's JSON with method and num_speculative_tokens; hyphens in keys are underscores."
     )
     draft_timeout_ms: float = setting(500.0, "A draft that takes longer is not waited for.", minimum=1)
+    hedge_drafters: bool = setting(
+        False,
+        "Ask a second drafter when the first takes longer than 95 % of the answers did; the first answer is used. Only "
+        "for requests with a seed or at temperature 0, and for methods that draft from tokens alone.",
+    )
     failover_s: float = setting(30.0, "Seconds that a session waits for another verifier.", minimum=0)
+    numerics: str = setting(
+        "",
+        "The kind of verifier that requests with a seed, or at temperature 0, go to, as GetInfo and the verifier's log "
+        "tell it. Empty: the most common kind of the fleet. One that began with a kind never moves to another.",
+    )
     max_queued_commits: int = setting(64, "Commits a slow reader may be behind before its session pauses.", minimum=1)
     max_body_mb: float = setting(4.0, "Largest request body, in MiB.", minimum=0.01)
     max_n: int = setting(128, "Largest n of a request.", minimum=1)
@@ -64,6 +74,7 @@ class GatewayConfig:
     fleet_tls_key_file: str = setting("", "Its private key.")
     reflection: bool | None = setting(None, "gRPC reflection; auto: on loopback only.")
     api_docs: bool | None = setting(None, "/docs and /openapi.json; auto: on loopback only.")
+    playground: bool = setting(True, "The page at /. Its requests need an API key where all others do.")
     per_request_spec_decode_metrics: str = setting(
         "summary", "Speculation figures in responses.", choices=("none", "summary", "detailed")
     )

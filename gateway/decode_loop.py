@@ -29,7 +29,7 @@ async def decode(spec: SessionSpec, verifier: Verifier, drafting: Drafting, sink
         started = drafting.clock()
         async for commit in verifier.verify(step):
             verify_s = drafting.clock() - started
-            kept = await sink.put(commit)
+            kept = await sink.put(drafting.signed(step, commit))
             drafting.observe(step, kept, verify_s)
             started = drafting.clock()
             committed_len = kept.end

@@ -14,26 +14,39 @@ from gateway.requests import METHOD_AUTO
 from shared.messages import DrafterInfo, DraftMethodInfo, VerifierInfo
 from shared.tracing import Carrier
 
-# Which method `auto` takes when several are served: the one that is right most often first.
+# Which method `auto` takes first when several are served: the one that is right most often. What they cost and bring is
+# measured from then on (adaptive_draft).
 AUTO_ORDER = ("eagle3", "eagle", "draft_model", "mlp_speculator", "medusa", "suffix", "ngram")
 
 
 def acquire_drafter(
-    wanted: str, drafters: Pool[DrafterInfo], target: VerifierInfo | None, metadata: Carrier = ()
+    wanted: str,
+    drafters: Pool[DrafterInfo],
+    target: VerifierInfo | None,
+    metadata: Carrier = (),
+    *,
+    besides: str = "",
 ) -> Lease | None:
     """A place at a drafter for the method `wanted` (or "auto"); None when nobody offers one now.
 
-    metadata: of the stream that will be opened.
+    metadata: of the stream that will be opened. besides: an address that will not do.
     """
     methods = AUTO_ORDER if wanted == METHOD_AUTO else (wanted,)
-    members = drafters.healthy()
+    members = [member for member in drafters.healthy() if member.address != besides]
     for name in methods:
         for member in members:
             method = _fitting_method(member.info, name, target)
             if method is not None:
                 member.num_sessions += 1
-                return Lease(RemoteDrafter(member.channel, member.address, metadata), method, _releaser(member))
+                drafter = RemoteDrafter(member.channel, member.address, metadata)
+                return Lease(drafter, method, _releaser(member), member.address)
     return None
+
+
+def offered_methods(drafters: Pool[DrafterInfo], target: VerifierInfo | None) -> list[str]:
+    """Methods that somebody has a place for now, in the order of AUTO_ORDER."""
+    infos = [member.info for member in drafters.healthy()]
+    return [name for name in AUTO_ORDER if any(_fitting_method(info, name, target) for info in infos)]
 
 
 def _fitting_method(info: DrafterInfo | None, name: str, target: VerifierInfo | None) -> DraftMethodInfo | None:

@@ -37,22 +37,28 @@ LONGEST_ALONE_RUN = 256
 
 
 class Lease:
-    """A drafter chosen for a session; `release` gives its place back."""
+    """A drafter chosen for a session; `release` gives its place back. `address` is "" offline."""
 
-    def __init__(self, drafter: Drafter, method: DraftMethodInfo, release: Callable[[], None]) -> None:
+    def __init__(
+        self, drafter: Drafter, method: DraftMethodInfo, release: Callable[[], None], address: str = ""
+    ) -> None:
         self.drafter = drafter
         self.method = method
         self.release = release
+        self.address = address
 
 
 class Drafting:
-    """`committed` is the session's growing output; what the drafter has not been told yet goes with the next ask."""
+    """`committed` is the session's growing output; what the drafter has not been told yet goes with the next ask.
+
+    acquire(method): a place at a drafter that serves the method, or, where the policy leaves it open, at another.
+    """
 
     def __init__(
         self,
         spec: SessionSpec,
         committed: Sequence[int],
-        acquire: Callable[[], Lease | None],
+        acquire: Callable[[str], Lease | None],
         policy: DraftPolicy | None,
         *,
         token_tree: bool,
@@ -72,6 +78,9 @@ class Drafting:
         self._hidden: HiddenFlow | None = None
         self._late: asyncio.Task[ProposalReply] | None = None
         self._reported_len = 0
+        # What the policy wanted when the drafter was found, and what was asked last.
+        self._wanted_method = ""
+        self._asked_method = ""
         # Of the round in progress: tokens wanted, what the drafter took for them, and how long the gateway waited.
         self._num_wanted = 0
         self._num_timeouts = 0  # without an answer in time between them
@@ -86,7 +95,11 @@ class Drafting:
             return None
         started = self.clock()
         self._num_wanted = self._policy.num_draft_tokens()
-        if self._num_wanted == 0 or (self._lease is None and not await self._open()):
+        if self._num_wanted == 0:
+            return None
+        if self._lease is not None and self._policy.method != self._wanted_method:
+            await self.close()
+        if self._lease is None and not await self._open(self._policy.method):
             return None
         if committed_len == 0:
             return None  # the verifier prefills meanwhile; its first token comes without a draft
@@ -113,6 +126,13 @@ class Drafting:
     def hidden_states_request(self, committed_len: int) -> HiddenStatesRequest | None:
         """The rows that the drafter needs next."""
         return self._hidden.request(committed_len) if self._hidden is not None else None
+
+    def signed(self, step: VerifyStep, commit: Commit) -> Commit:
+        """The commit, with who drafted what it scored."""
+        if step.proposal is None or commit.num_draft_tokens == 0:
+            return commit
+        address = self._lease.address if self._lease is not None else ""
+        return dataclasses.replace(commit, drafter=address, draft_method=step.proposal.method)
 
     def observe(self, step: VerifyStep, commit: Commit, verify_s: float) -> None:
         """One commit: what it cost and how much of the draft was good."""
@@ -143,6 +163,9 @@ class Drafting:
             batch_sessions=verifier.batch_sessions,
             marginal_row_s=verifier.marginal_row_us * 1e-6,
             tokens_per_s=verifier.tokens_per_s,
+            method=self._asked_method if has_answer else "",
+            round_tokens=verifier.round_tokens,
+            round_s=verifier.round_us * 1e-6,
             draft_s=drafter.forward_us * 1e-6,
             overhead_s=max(0.0, round_s - (verifier.total_us + drafter.total_us) * 1e-6),
         )
@@ -158,8 +181,9 @@ class Drafting:
             lease.release()
             await asyncio.shield(_end(lease, late))
 
-    async def _open(self) -> bool:
-        lease = self._acquire()
+    async def _open(self, wanted_method: str) -> bool:
+        self._wanted_method = wanted_method
+        lease = self._acquire(wanted_method)
         if lease is None:
             return False
         committed = tuple(self._committed)
@@ -174,6 +198,7 @@ class Drafting:
     async def _ask(self, committed_len: int, num_draft_tokens: int) -> ProposalReply | None:
         if self._lease is None:
             return None
+        self._asked_method = self._lease.method.name
         step = self._step(committed_len, num_draft_tokens)
         asking = asyncio.create_task(self._lease.drafter.propose(step))
         try:

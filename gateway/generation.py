@@ -5,25 +5,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
+from gateway.adaptive_draft import AdaptiveDraft, AutoDrafting
 from gateway.commit_sink import CommitSink, SpeculationTally
 from gateway.config import GatewayConfig, SpeculativeConfig
 from gateway.decode_loop import decode
 from gateway.detokenizer import IncrementalDetokenizer
-from gateway.draft_policy import AdaptiveDraftLength, DraftPolicy, FixedDraftLength, RoundCosts
-from gateway.drafter_choice import acquire_drafter
+from gateway.draft_policy import DraftPolicy, FixedDraftLength
+from gateway.drafter_choice import acquire_drafter, offered_methods
 from gateway.drafting import Drafting, Lease
+from gateway.hedging import AnswerTimes, HedgedDrafter
 from gateway.metrics import GatewayMetrics
 from gateway.placement import acquire_verifier
 from gateway.pool import Pool
 from gateway.remote import RemoteVerifier
 from gateway.requests import METHOD_AUTO, METHOD_OFF, ChoiceStart, GenerationUpdate, ValidRequest
 from gateway.tokenizer import Tokenizer
+from gateway.verifier_kinds import VerifierKinds, kind_of
 from shared.errors import Overloaded, VerifierLost
 from shared.messages import DrafterInfo, SessionSpec, VerifierInfo
+from shared.sampling_params import SpeculationMode
 
 # A session that kills verifier after verifier before its next token must not go round for ever.
 MAX_FRUITLESS_FAILOVERS = 4
@@ -42,7 +47,12 @@ class Generation:
     verifiers: Pool[VerifierInfo]
     drafters: Pool[DrafterInfo]
     metrics: GatewayMetrics
-    costs: dict[str, RoundCosts] = dataclasses.field(default_factory=dict)
+    auto: AutoDrafting = dataclasses.field(default_factory=AutoDrafting)
+    answer_times: dict[str, AnswerTimes] = dataclasses.field(default_factory=dict)
+    kinds: VerifierKinds = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        self.kinds = VerifierKinds(self.verifiers, self.config.numerics)
 
     async def generate(self, request: ValidRequest) -> AsyncGenerator[GenerationUpdate, None]:
         """Updates of the choices in `request.starts` as they come; closing the generator frees every session."""
@@ -112,19 +122,28 @@ class Generation:
     async def _decode_with_failover(self, request: ValidRequest, spec: SessionSpec, sink: CommitSink) -> None:
         """A lost verifier costs time, not tokens: the next epoch goes on after what was committed."""
         policy = self._policy(request)
+        hedge = self.config.hedge_drafters and spec.mode is SpeculationMode.EXACT
+        acquire = functools.partial(self._lease_drafter, request, hedge=hedge)
         num_fruitless = 0
         overloaded_until = time.monotonic() + self.config.failover_s
         lost: VerifierLost | None = None
         full: set[str] = set()
         while True:
             member = await acquire_verifier(
-                self.verifiers, request, full=full, lost=lost, patience_s=self.config.failover_s
+                self.verifiers,
+                request,
+                numerics=spec.numerics,
+                full=full,
+                lost=lost,
+                patience_s=self.config.failover_s,
             )
+            if spec.mode is SpeculationMode.EXACT:
+                spec = dataclasses.replace(spec, numerics=kind_of(member))
             verifier = RemoteVerifier(member.channel, member.address, request.metadata)
             drafting = Drafting(
                 spec,
                 sink.committed_token_ids,
-                lambda: self._acquire_drafter(request),
+                acquire,
                 policy,
                 token_tree=self._wants_tree(request),
                 timeout_s=self.config.draft_timeout_ms * 1e-3,
@@ -160,6 +179,13 @@ class Generation:
                 await verifier.close()
                 await drafting.close()
 
+    def _numerics(self, start: ChoiceStart) -> str | None:
+        """The kind of verifier that a choice needs; None: any."""
+        if start.mode is not SpeculationMode.EXACT:
+            return None
+        # An older gateway has begun it, and did not say.
+        return self.kinds.for_new_request() if start.numerics is None else start.numerics
+
     def _spec(self, request: ValidRequest, start: ChoiceStart, sink: CommitSink) -> SessionSpec:
         return SessionSpec(
             session_id=f"{request.request_id}-{start.choice_index}",
@@ -170,6 +196,7 @@ class Generation:
             mode=start.mode,
             stream_key=start.stream_key,
             cache_salt=request.cache_salt,
+            numerics=self._numerics(start),
         )
 
     def _detokenizer(self, request: ValidRequest) -> IncrementalDetokenizer:
@@ -199,13 +226,31 @@ class Generation:
         if method == METHOD_OFF:
             return None
         if method != METHOD_AUTO:
-            return FixedDraftLength(length)
-        return AdaptiveDraftLength(self.costs.setdefault(method, RoundCosts()), length)
+            return FixedDraftLength(length, method)
+        return AdaptiveDraft(self.auto, length, self._offered_methods)
 
     def _wants_tree(self, request: ValidRequest) -> bool:
         asked = request.speculation.token_tree
         return self.speculative.token_tree if asked is None else asked
 
-    def _acquire_drafter(self, request: ValidRequest) -> Lease | None:
-        target = next((member.info for member in self.verifiers.healthy()), None)
-        return acquire_drafter(self._method(request), self.drafters, target, request.metadata)
+    def _offered_methods(self) -> Sequence[str]:
+        return offered_methods(self.drafters, self._target())
+
+    def _target(self) -> VerifierInfo | None:
+        return next((member.info for member in self.verifiers.healthy()), None)
+
+    def _lease_drafter(self, request: ValidRequest, wanted: str, *, hedge: bool) -> Lease | None:
+        """For the method wanted; where the request leaves it open, any other before none."""
+        target = self._target()
+
+        def acquire(wanted: str, besides: str = "") -> Lease | None:
+            return acquire_drafter(wanted, self.drafters, target, request.metadata, besides=besides)
+
+        lease = acquire(wanted)
+        if lease is None and self._method(request) == METHOD_AUTO:
+            lease = acquire(METHOD_AUTO)
+        if lease is None or not hedge or lease.method.hidden_layers:
+            return lease
+        method = lease.method.name
+        times = self.answer_times.setdefault(method, AnswerTimes())
+        return HedgedDrafter(lease, lambda besides: acquire(method, besides), times, self.metrics).lease

@@ -20,6 +20,7 @@ from gateway.admission import Admission
 from gateway.auth import Caller, put_caller
 from gateway.http_limits import error_event, error_response
 from gateway.http_protocol import ABORT
+from gateway.playground.page import PREFIX as PLAYGROUND_PREFIX
 from shared.api_keys import ApiKey
 from shared.errors import DeadlineExceeded, InvalidRequest, OutriderError, RequestTooSlow
 
@@ -30,6 +31,8 @@ _MAX_TIMEOUT_S = 24 * 3600.0
 # For those who watch the gateway: they have no key, and they must be answered when it is full.
 _OPEN_PATHS = {"/health", "/ping", "/ready", "/readyz"}
 _METRICS_PATH = "/metrics"
+# The page that asks for the key.
+_PAGE_PATH = "/"
 # A GET that generates: the rest of a stream.
 _STREAMS_PREFIX = "/v1/streams/"
 # To tell a client that its time is over; one that does not read is cut instead.
@@ -65,7 +68,9 @@ class HttpAdmission:
             await error_response(refusal)(scope, receive, watched)
 
     def _identify(self, path: str, headers: Headers) -> ApiKey | None:
-        if path in _OPEN_PATHS or (path == _METRICS_PATH and not self._admission.protect_metrics):
+        if path in _OPEN_PATHS or path == _PAGE_PATH or path.startswith(PLAYGROUND_PREFIX):
+            return None
+        if path == _METRICS_PATH and not self._admission.protect_metrics:
             return None
         return self._admission.identify(headers.get("authorization"))
 

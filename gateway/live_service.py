@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gateway.config import GatewayConfig
+from gateway.fleet_view import FleetView, fleet_view
 from gateway.generation import Generation
 from gateway.openai_convert import Prepared
 from gateway.request_start import Wanted, begin, resume
@@ -59,7 +60,7 @@ class LiveService:
 
     def begin(self, kind: AnswerKind, prepared: Prepared) -> Prepared:
         self._check_open()
-        return self._traced(begin(self._commit_log, kind, prepared))
+        return self._traced(begin(self._commit_log, kind, prepared, self._generation.kinds.for_new_request()))
 
     async def resume(self, wanted: Wanted) -> Prepared:
         self._check_open()
@@ -92,8 +93,14 @@ class LiveService:
         metrics = self._generation.metrics
         metrics.members.labels("verifier").set(len(self._generation.verifiers.healthy()))
         metrics.members.labels("drafter").set(len(self._generation.drafters.healthy()))
+        metrics.verifier_kinds.set(len(self._generation.kinds.present()))
         metrics.log_restores.set(self._commit_log.num_restores)
         return metrics.render()
+
+    def fleet(self) -> FleetView:
+        target = self._known_target()
+        model = None if target is None else self._config.served_model_name or target.model
+        return fleet_view(self.version, model, self._generation.verifiers.members, self._generation.drafters.members)
 
     def drain(self) -> None:
         """No new requests from here on; /ready says so."""

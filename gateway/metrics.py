@@ -25,10 +25,15 @@ class GatewayMetrics:
 
         self.running = Gauge("outrider:num_requests_running", "Choices being decoded.", registry=registry)
         self.members = Gauge("outrider:fleet_members", "Healthy members.", ["service"], registry=registry)
+        self.verifier_kinds = Gauge(
+            "outrider:verifier_kinds", "Kinds of arithmetic among the healthy verifiers.", registry=registry
+        )
         self.log_restores = Gauge(
             "outrider:commit_log_restores", "Requests whose commits Redis had lost and got back.", registry=registry
         )
         self.draft_timeouts = counter("draft_timeouts", "Proposals that came too late.")
+        self.draft_hedges = counter("draft_hedges", "Proposals that a second drafter was asked for too.")
+        self.draft_hedges_won = counter("draft_hedges_won", "Those that the second drafter gave first.")
         self.drafters_lost = counter("drafters_lost", "Drafters lost by a running session.")
         self.failovers = counter("verifier_failovers", "Sessions moved to another verifier.")
         self.resumed = counter("requests_resumed", "Requests that were to go on from an earlier connection.")

@@ -15,6 +15,7 @@ from collections.abc import Collection, Sequence
 
 from gateway.pool import Member, Pool
 from gateway.requests import ValidRequest
+from gateway.verifier_kinds import kind_of, show
 from shared.errors import Unavailable, VerifierLost
 from shared.messages import VerifierInfo
 
@@ -50,29 +51,38 @@ async def acquire_verifier(
     verifiers: Pool[VerifierInfo],
     request: ValidRequest,
     *,
+    numerics: str | None = None,
     full: Collection[str],
     lost: VerifierLost | None,
     patience_s: float,
 ) -> Member[VerifierInfo]:
     """Takes a place; the caller gives it back by `num_sessions -= 1`. Raises Unavailable when none comes in time.
 
-    full: addresses that had no place a moment ago; passed over while there are others. lost: why one is looked for
-    again.
+    numerics: only verifiers of this kind will do; None: any (verifier_kinds.py). full: addresses that had no place a
+    moment ago; passed over while there are others. lost: why one is looked for again.
     """
     deadline = time.monotonic() + patience_s
     while True:
-        healthy = verifiers.healthy()
+        healthy = [member for member in verifiers.healthy() if numerics is None or kind_of(member) == numerics]
         members = [member for member in healthy if member.address not in full] or healthy
         if members:
             member = place(members, request.prompt_token_ids, request.cache_salt)
             member.num_sessions += 1
             return member
         if time.monotonic() >= deadline:
-            raise Unavailable(_what_happened(verifiers, lost, patience_s))
+            raise Unavailable(_what_happened(verifiers, numerics, lost, patience_s))
         await verifiers.wait_for_change(_LOOK_AGAIN_S)
 
 
-def _what_happened(verifiers: Pool[VerifierInfo], lost: VerifierLost | None, patience_s: float) -> str:
-    known = ", ".join(member.address for member in verifiers.members) or "none"
+def _what_happened(
+    verifiers: Pool[VerifierInfo], numerics: str | None, lost: VerifierLost | None, patience_s: float
+) -> str:
     before = f"the verifier was lost ({lost.message}) and " if lost is not None else ""
+    others = sorted({kind_of(member) for member in verifiers.healthy()})
+    if numerics is not None and others:
+        return (
+            f"{before}no verifier with numerics {show(numerics)} served within {patience_s:g} s (--failover-s); those "
+            f"that do have {', '.join(map(show, others))}, where exact output may differ; try again later"
+        )
+    known = ", ".join(member.address for member in verifiers.members) or "none"
     return f"{before}no verifier served within {patience_s:g} s (--failover-s); known: {known}; try again later"

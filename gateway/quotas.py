@@ -134,8 +134,11 @@ class _MeteredService:
         return getattr(self._service, name)
 
     async def generate(self, request: ValidRequest) -> AsyncGenerator[GenerationUpdate, None]:
-        self._account.charge(len(request.prompt_token_ids))
+        # What is resumed has been charged to the key by the connection that began it.
+        if not any(start.epoch or start.logged for start in request.starts):
+            self._account.charge(len(request.prompt_token_ids))
         async with aclosing(self._service.generate(request)) as updates:
             async for update in updates:
-                self._account.charge(len(update.token_ids))
+                if not update.replayed:
+                    self._account.charge(len(update.token_ids))
                 yield update

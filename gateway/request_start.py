@@ -27,9 +27,9 @@ EPOCHS_PER_TERM = 1 << 20
 Logs = Mapping[int, tuple[LogEntry, ...]]
 
 
-def begin(log: CommitLog, kind: AnswerKind, prepared: Prepared) -> Prepared:
+def begin(log: CommitLog, kind: AnswerKind, prepared: Prepared, numerics: str | None = None) -> Prepared:
     """Sends the record on its way; the log refuses tokens until it is there."""
-    record = new_record(kind, prepared)
+    record = new_record(kind, prepared, numerics)
     request_log = log.new(_log_id(record.request_id, record.owner), record.encode())
     request_log.begin()
     return _started(record, request_log, range(record.num_choices), {}, {}, {})
@@ -143,6 +143,7 @@ def _started(
                 epoch=term * EPOCHS_PER_TERM,
                 logged=logged,
                 seen_len=seen.get(choice, Seen()).num_tokens,
+                numerics=record.numerics,
             )
         )
     requests = tuple(

@@ -41,7 +41,8 @@ class ChoiceStart:
     """Where one choice begins at this gateway: at its beginning, or after what has been logged by another one.
 
     epoch: the first that this gateway may use. logged: what is there already. seen_len: the client has the tokens
-    before this output index, so that no update may reach across it.
+    before this output index, so that no update may reach across it. numerics: the kind of verifier that an exact choice
+    was begun for; None: not settled yet.
     """
 
     choice_index: int
@@ -51,6 +52,7 @@ class ChoiceStart:
     epoch: int = 0
     logged: tuple[LogEntry, ...] = ()
     seen_len: int = 0
+    numerics: str | None = None
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,22 @@ class SpeculationSummary:
 
 
 @dataclass(frozen=True)
+class Round:
+    """One round of a choice, which put `num_tokens` tokens from output index `base_len` on into the output.
+
+    drafter: its address, "" offline. drafter and method are "" in a round without a draft.
+    """
+
+    index: int
+    base_len: int
+    num_tokens: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    method: str = ""
+    drafter: str = ""
+
+
+@dataclass(frozen=True)
 class GenerationUpdate:
     """What one commit adds to one choice. The last update of a choice carries `finish_reason`."""
 
@@ -115,6 +133,8 @@ class GenerationUpdate:
     origins: tuple[TokenOrigin, ...]
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    # The one that made these tokens; of several updates merged, all.
+    rounds: tuple[Round, ...] = ()
     num_cached_tokens: int = 0
     finish_reason: FinishReason | None = None
     # The stop string, or the stop token id, that ended the output.

@@ -48,12 +48,28 @@ class Metrics(TypedDict):
     speculative_decoding: SpeculationMetrics
 
 
+class RoundAnnotation(TypedDict):
+    """One round: tokens from output index `base_len` on, and, where there was a draft, its method and its drafter."""
+
+    index: int
+    base_len: int
+    num_tokens: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    method: str
+    drafter: str
+
+
 class Annotation(TypedDict):
-    """One entry per token: "target", "accepted", "corrected" or "bonus"; its id; the text that it completed."""
+    """One entry per token: "target", "accepted", "corrected" or "bonus"; its id; the text that it completed.
+
+    rounds: those that the tokens came from; one that began in an earlier event comes again with the rest of its tokens.
+    """
 
     origins: list[str]
     token_ids: list[int]
     token_texts: list[str]
+    rounds: list[RoundAnnotation]
 
 
 class CompletionLogprobs(TypedDict):

@@ -17,7 +17,7 @@ from gateway.logprobs import (
     prompt_logprobs,
 )
 from gateway.openai_convert import Prepared
-from gateway.requests import GenerationUpdate
+from gateway.requests import GenerationUpdate, Round
 from gateway.response_types import (
     Annotation,
     ChatChoice,
@@ -25,6 +25,7 @@ from gateway.response_types import (
     Completion,
     CompletionChoice,
     CompletionLogprobs,
+    RoundAnnotation,
 )
 from gateway.service import SpecMetricsLevel
 from gateway.tokenizer import Tokenizer
@@ -55,6 +56,7 @@ def merge_updates(updates: Sequence[GenerationUpdate]) -> GenerationUpdate:
         origins=tuple(origin for update in updates for origin in update.origins),
         logprobs=tuple(entry for update in updates for entry in update.logprobs),
         prompt_logprobs=next((update.prompt_logprobs for update in updates if update.prompt_logprobs), ()),
+        rounds=tuple(one for update in updates for one in update.rounds),
         finish_reason=last.finish_reason,
         stop_reason=last.stop_reason,
     )
@@ -127,6 +129,7 @@ class AnswerShape:
             "origins": [_ORIGIN[origin] for origin in update.origins],
             "token_ids": list(update.token_ids),
             "token_texts": list(update.token_texts),
+            "rounds": [_round(one) for one in update.rounds],
         }
 
     def chat_parts(self, index: int, update: GenerationUpdate) -> dict[str, Any]:
@@ -145,6 +148,18 @@ class AnswerShape:
         if self.annotated:
             parts["outrider"] = self.annotation(update)
         return parts
+
+
+def _round(one: Round) -> RoundAnnotation:
+    return {
+        "index": one.index,
+        "base_len": one.base_len,
+        "num_tokens": one.num_tokens,
+        "num_draft_tokens": one.num_draft_tokens,
+        "num_accepted_tokens": one.num_accepted_tokens,
+        "method": one.method,
+        "drafter": one.drafter,
+    }
 
 
 def _finish(update: GenerationUpdate) -> str | None:

@@ -11,6 +11,7 @@ from gateway.requests import GenerationUpdate, ValidRequest
 from gateway.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # they check against what is served, so they import this file
+    from gateway.fleet_view import FleetView
     from gateway.openai_convert import Prepared
     from gateway.request_start import Wanted
     from gateway.session_record import AnswerKind
@@ -95,3 +96,5 @@ class GatewayService(Protocol):
     def ready(self) -> ReadyState: ...
 
     def render_metrics(self) -> bytes: ...
+
+    def fleet(self) -> FleetView: ...

@@ -36,13 +36,17 @@ class AnswerKind(enum.Enum):
 
 @dataclass(frozen=True)
 class SessionRecord:
-    """modes: per prompt. stream_keys: per prompt, per choice. All that is random about a request is in here."""
+    """modes: per prompt. stream_keys: per prompt, per choice. All that is random about a request is in here.
+
+    numerics: the kind of verifier that its exact prompts are decoded by; None: an older gateway did not settle it.
+    """
 
     kind: AnswerKind
     prepared: Prepared
     modes: tuple[SpeculationMode, ...]
     stream_keys: tuple[tuple[int, ...], ...]
     nonce: bytes = b""
+    numerics: str | None = None
 
     @property
     def request_id(self) -> str:
@@ -67,6 +71,7 @@ class SessionRecord:
             owner=self.owner,
             nonce=self.nonce,
             options=_options_to_wire(self.prepared.options),
+            numerics=self.numerics,
             prompts=[
                 _prompt_to_wire(request, mode, keys)
                 for request, mode, keys in zip(self.prepared.requests, self.modes, self.stream_keys, strict=True)
@@ -94,11 +99,12 @@ class SessionRecord:
             modes=tuple(_known_mode(prompt) for prompt in message.prompts),
             stream_keys=tuple(tuple(prompt.stream_keys) for prompt in message.prompts),
             nonce=message.nonce,
+            numerics=message.numerics if message.HasField("numerics") else None,
         )
 
 
-def new_record(kind: AnswerKind, prepared: Prepared) -> SessionRecord:
-    """Settles what is still open about a request: its mode, and its noise where it has no seed."""
+def new_record(kind: AnswerKind, prepared: Prepared, numerics: str | None = None) -> SessionRecord:
+    """Settles what is still open about a request: its mode, its noise where it has no seed, its kind of verifier."""
     return SessionRecord(
         kind=kind,
         prepared=prepared,
@@ -107,6 +113,7 @@ def new_record(kind: AnswerKind, prepared: Prepared) -> SessionRecord:
             tuple(_stream_key(request, choice) for choice in range(request.n)) for request in prepared.requests
         ),
         nonce=secrets.token_bytes(8),
+        numerics=numerics,
     )
 
 

@@ -19,7 +19,7 @@ from gateway.drafting import Drafting, Lease
 from gateway.generation import Generation
 from gateway.metrics import GatewayMetrics
 from gateway.pool import Pool
-from gateway.requests import METHOD_AUTO, ValidRequest
+from gateway.requests import ValidRequest
 from gateway.tokenizer import Tokenizer
 from offline.in_process import EngineDrafter, EngineVerifier
 from shared.commit_log import LogEntry
@@ -68,7 +68,7 @@ class OfflineGeneration(Generation):
             drafting = Drafting(
                 spec,
                 sink.committed_token_ids,
-                lambda: self._acquire_drafter(request),
+                self._lease,
                 self._policy(request),
                 token_tree=self._wants_tree(request),
                 timeout_s=_DRAFT_TIMEOUT_S,
@@ -81,13 +81,14 @@ class OfflineGeneration(Generation):
                 await verifier.close()
                 await drafting.close()
 
-    def _acquire_drafter(self, request: ValidRequest) -> Lease | None:
-        wanted = self._method(request)
+    def _offered_methods(self) -> list[str]:
+        return [name for name in AUTO_ORDER if name in self._engines.methods] if self._engines.drafter else []
+
+    def _lease(self, wanted: str) -> Lease | None:
         engines = self._engines
-        for name in AUTO_ORDER if wanted == METHOD_AUTO else (wanted,):
-            if engines.drafter is not None and name in engines.methods:
-                return Lease(EngineDrafter(engines.drafter), engines.methods[name], lambda: None)
-        return None
+        if engines.drafter is None or wanted not in engines.methods:
+            return None
+        return Lease(EngineDrafter(engines.drafter), engines.methods[wanted], lambda: None)
 
 
 async def _nobody(_channel: Any, _timeout_s: float) -> Any:

@@ -62,6 +62,9 @@ class Timings:
     # Of a verifier: what one more row would have cost, and how many tokens a second all sessions get.
     marginal_row_us: float = 0.0
     tokens_per_s: float = 0.0
+    # Of a verifier: tokens that the forward before committed, and from end to end; 0: it tells nothing of the rate.
+    round_tokens: int = 0
+    round_us: int = 0
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,8 @@ class SessionSpec:
     stream_key: int
     cache_salt: str = ""
     method: str = ""
+    # The only kind of verifier that will do (VerifierInfo.numerics); None: any. Drafters are not told.
+    numerics: str | None = None
 
 
 @dataclass(frozen=True)
@@ -141,6 +146,9 @@ class Commit:
     more: bool = False
     num_cached_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    # Known to the gateway alone: who drafted what was scored, and how; "" where nothing was.
+    drafter: str = ""
+    draft_method: str = ""
 
     @property
     def end(self) -> int:
@@ -201,6 +209,8 @@ class VerifierInfo:
     certificate_holds: bool
     failing_operation: str = ""
     certificate_checks: tuple[CertificateCheck, ...] = ()
+    # The arithmetic, measured: equal text, equal bits. Empty: a verifier that does not tell.
+    numerics: str = ""
 
 
 @dataclass(frozen=True)

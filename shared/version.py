@@ -1,12 +1,13 @@
-"""The version of the installed distribution."""
+"""The version of the installed distribution: both wheels are built from one pyproject.toml."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from importlib import metadata
 
 
 def outrider_version() -> str:
-    try:
-        return metadata.version("outrider")
-    except metadata.PackageNotFoundError:
-        return "0+unknown"
+    for distribution in ("outrider", "outrider-client"):
+        with suppress(metadata.PackageNotFoundError):
+            return metadata.version(distribution)
+    return "0+unknown"

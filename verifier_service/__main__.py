@@ -13,6 +13,7 @@ from engine.block_manager import BlockManager
 from engine.certificate import certify
 from engine.coupling import NOISE_VERSION
 from engine.model import LoadedModel
+from engine.numerics import measure_numerics
 from engine.runner import ModelRunner
 from engine.tensor_parallel.leader import load_sharded
 from engine.tensor_parallel.protocol import LoadSpec
@@ -77,7 +78,7 @@ def build_engine(
     return engine, loaded
 
 
-def describe(config: VerifierConfig, engine: VerifierEngine, loaded: LoadedModel) -> VerifierInfo:
+def describe(config: VerifierConfig, engine: VerifierEngine, loaded: LoadedModel, numerics: str = "") -> VerifierInfo:
     certificate = engine.certificate
     return VerifierInfo(
         model=config.served_model_name or Path(config.model).name,
@@ -99,6 +100,7 @@ def describe(config: VerifierConfig, engine: VerifierEngine, loaded: LoadedModel
         certificate_holds=certificate.holds,
         failing_operation=certificate.failing_operation or "",
         certificate_checks=tuple(CertificateCheck(check.name, check.holds) for check in certificate.checks),
+        numerics=numerics,
     )
 
 
@@ -109,8 +111,13 @@ async def serve(argv: list[str]) -> None:
     tls = server_tls(config.tls_cert_file, config.tls_key_file, config.tls_ca_file)  # before the model is loaded
     with tracing(config.otlp_traces_endpoint, "verifier") as tracer:
         registry = CollectorRegistry()
-        engine, loaded = build_engine(config, registry, setup_logging("verifier", config.log_level))
-        servicer = VerifierServicer(engine, lambda: describe(config, engine, loaded), tracer)
+        log = setup_logging("verifier", config.log_level)
+        engine, loaded = build_engine(config, registry, log)
+        numerics = measure_numerics(
+            loaded, tensor_parallel_size=config.tensor_parallel_size, cuda_graphs=not config.enforce_eager
+        )
+        log.info("computes with numerics %s", numerics)
+        servicer = VerifierServicer(engine, lambda: describe(config, engine, loaded, numerics), tracer)
 
         def stop() -> None:
             engine.stop()

@@ -264,7 +264,12 @@ class VerifierEngine:
         self._hidden.write(result.hidden, batch.slot_mapping)
         outputs = self._outputs(plan, result.logits)
         times = ForwardTimes(
-            started, time.perf_counter(), len(plan), self._pace.marginal_row_s, self._pace.tokens_per_s
+            started,
+            time.perf_counter(),
+            len(plan),
+            self._pace.marginal_row_s,
+            self._pace.tokens_per_s,
+            self._pace.last_round,
         )
         num_tokens_before = self._num_tokens
         for work, rows in zip(plan, outputs, strict=True):

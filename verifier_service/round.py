@@ -13,6 +13,7 @@ from shared.messages import Commit, FinishReason, Proposal, Timings, TokenLogpro
 from shared.sampling_params import SpeculationMode
 from verifier_service.acceptance import block, coupled, point_mass, standard, tree
 from verifier_service.acceptance.outcome import ROOT, Acceptance, children_of
+from verifier_service.pace import NO_ROUND, LastRound
 from verifier_service.row_outputs import RowOutputs
 from verifier_service.scheduler import Work
 from verifier_service.session import VerifierSession
@@ -30,6 +31,7 @@ class ForwardTimes:
     num_sessions: int = 1
     marginal_row_s: float = 0.0
     tokens_per_s: float = 0.0
+    last_round: LastRound = NO_ROUND
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,8 @@ def decide(work: Work, outputs: RowOutputs, max_model_len: int, times: ForwardTi
             batch_sessions=times.num_sessions,
             marginal_row_us=times.marginal_row_s * 1e6,
             tokens_per_s=times.tokens_per_s,
+            round_tokens=times.last_round.num_tokens,
+            round_us=_us(times.last_round.seconds),
         ),
         more=step_goes_on,
         num_cached_tokens=0 if session.has_replied else session.num_cached_tokens,

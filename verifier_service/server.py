@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from outrider.v1 import verifier_pb2 as pb
 from outrider.v1 import verifier_pb2_grpc as pb_grpc
 from shared import wire
-from shared.errors import InvalidRequest
+from shared.errors import InvalidRequest, Unavailable
 from shared.messages import Commit, VerifierInfo
 from shared.rpc_session import SessionHandlers, session_stream
 from shared.tracing import Attributes
@@ -49,6 +49,9 @@ class VerifierServicer(pb_grpc.VerifierServicer):
         if request.WhichOneof("request") != "open":
             raise InvalidRequest("the first message of a session must be `open`", param="open")
         spec = wire.spec_from_wire(request.open)
+        own = self._describe().numerics
+        if spec.numerics not in (None, own):
+            raise Unavailable(f"the session needs numerics {spec.numerics or 'untold'}, this verifier has {own}")
         grammar = None
         if spec.sampling_params.grammar is not None:
             # Compiling can take seconds; the other sessions' streams go on meanwhile.

@@ -60,6 +60,12 @@ class VerifierSession:
         """Committed tokens whose KV is still to be computed; at least one when logits are wanted."""
         return len(self.token_ids) - self.num_computed
 
+    @property
+    def num_wanted_rows(self) -> int:
+        """Rows that the step in progress asks for, were there no limit."""
+        proposal = self.step.proposal if self.step is not None else None
+        return self.num_pending + (len(proposal.token_ids) if proposal is not None else 0)
+
     def begin(self, step: VerifyStep) -> None:
         """Takes up a step. Raises CommitRefused on another epoch, InvalidRequest when tokens before it are missing."""
         if step.epoch != self.spec.epoch:

@@ -51,6 +51,8 @@ def timings_to_wire(timings: m.Timings) -> common.Timings:
         batch_sessions=timings.batch_sessions,
         marginal_row_us=timings.marginal_row_us,
         tokens_per_s=timings.tokens_per_s,
+        round_tokens=timings.round_tokens,
+        round_us=timings.round_us,
     )
 
 
@@ -63,4 +65,6 @@ def timings_from_wire(message: common.Timings) -> m.Timings:
         batch_sessions=message.batch_sessions,
         marginal_row_us=message.marginal_row_us,
         tokens_per_s=message.tokens_per_s,
+        round_tokens=message.round_tokens,
+        round_us=message.round_us,
     )

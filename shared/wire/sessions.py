@@ -20,6 +20,7 @@ def open_verifier(spec: m.SessionSpec) -> verifier.VerifierRequest:
             mode=MODE_TO_WIRE[spec.mode],
             stream_key=spec.stream_key,
             cache_salt=spec.cache_salt,
+            numerics=spec.numerics,
         )
     )
 
@@ -61,4 +62,11 @@ def spec_from_wire(message: verifier.OpenVerifierSession | drafter.OpenDrafterSe
         stream_key=message.stream_key,
         cache_salt=message.cache_salt,
         method=message.method if isinstance(message, drafter.OpenDrafterSession) else "",
+        numerics=_numerics_from_wire(message),
     )
+
+
+def _numerics_from_wire(message: verifier.OpenVerifierSession | drafter.OpenDrafterSession) -> str | None:
+    if isinstance(message, verifier.OpenVerifierSession) and message.HasField("numerics"):
+        return message.numerics
+    return None

@@ -135,6 +135,7 @@ def verifier_info_to_wire(info: m.VerifierInfo) -> verifier.VerifierInfo:
                 for check in info.certificate_checks
             ],
         ),
+        numerics=info.numerics,
     )
 
 
@@ -161,4 +162,5 @@ def verifier_info_from_wire(message: verifier.VerifierInfo) -> m.VerifierInfo:
         certificate_checks=tuple(
             m.CertificateCheck(check.name, check.holds, check.detail) for check in message.certificate.checks
         ),
+        numerics=message.numerics,
     )

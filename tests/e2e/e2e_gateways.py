@@ -38,6 +38,13 @@ class Gateway:
         self.process.kill()
         self.process.wait()
 
+    def metric(self, name: str) -> float:
+        """A sample without labels of its /metrics."""
+        text = httpx.get(f"{self.url}/metrics", timeout=20).text
+        found = re.search(rf"^{name} (\S+)$", text, re.MULTILINE)
+        assert found is not None, name
+        return float(found[1])
+
     def client(self, **fields: Any) -> httpx.AsyncClient:
         return httpx.AsyncClient(base_url=self.url, timeout=HTTP_TIMEOUT_S, **fields)
 

@@ -5,6 +5,8 @@ The yardstick is plain decoding, one token per forward. Nothing here has a toler
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -207,3 +209,30 @@ def test_activations_do_not_depend_on_the_shape(name: str, torch_dtype: torch.dt
     gate = torch.cat([x, x], dim=1)[:, :100]  # a strided half, as models with one gate-and-up matrix make it
     assert torch.equal(activation(gate[:7]), single[:7])
     assert apply_in_whole_vectors(torch.sigmoid, x[:0]).shape == (0, 100)
+
+
+_ROW_COUNTS = """
+import torch
+from kernels.linear import cpu
+
+def resident_mb():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096 / 2**20
+
+weight = torch.randn(320, 320).bfloat16()
+packed, x = cpu.pack(weight), torch.randn(400, 320).bfloat16()
+for count in (16, 64, 128):
+    cpu.linear(x[:count], packed)
+before = resident_mb()
+for count in range(17, 400):
+    cpu.linear(x[:count], packed)
+print(resident_mb() - before)
+"""
+
+
+def test_memory_does_not_grow_with_the_number_of_row_counts() -> None:
+    """In a process of its own; one oneDNN call for each of the 383 counts took 70 MB or more."""
+    if not cpu.supports(torch.bfloat16):
+        pytest.skip("oneDNN cannot prepack bf16 weights on this CPU")
+    told = subprocess.run([sys.executable, "-c", _ROW_COUNTS], capture_output=True, text=True, check=True)
+    assert float(told.stdout) < 25.0

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from engine.batch import SessionRows, build_batch
 from engine.certificate import certify
 from engine.model import LoadedModel
+from engine.numerics import measure_numerics
 from engine.runner import ModelRunner
 from engine.tensor_parallel.sharding import share
 from tests.engine.rank_pair import Pair, forward, load_pair
@@ -53,6 +54,14 @@ def test_shares_cover_everything_once_and_rank_0_has_the_largest() -> None:
             lengths = [end - start for start, end in shares]
             assert lengths == sorted(lengths, reverse=True)
             assert lengths[0] - lengths[-1] <= 1
+
+
+def test_two_ranks_are_a_kind_of_their_own(demo: Pair) -> None:
+    together = {measure_numerics(demo.together, tensor_parallel_size=2) for _ in range(2)}
+    assert len(together) == 1
+    assert {kind.split("/")[3] for kind in together} == {"tp2"}
+    digests = {kind.rpartition("/")[2] for kind in (*together, measure_numerics(demo.alone))}
+    assert len(digests) == 2
 
 
 def test_logits_and_hidden_states_are_those_of_one_process(demo: Pair) -> None:

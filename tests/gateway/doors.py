@@ -44,7 +44,8 @@ def key_file(folder: Path, *lines: str) -> str:
 async def open_doors(service: GatewayService, config: GatewayConfig) -> AsyncIterator[Doors]:
     """As gateway/__main__.py does it, but for the service behind them."""
     tls, admission = load_tls(config), Admission.from_config(config)
-    app = create_app(service, admission=admission, api_docs=is_enabled_at(config.host, config.api_docs))
+    api_docs = is_enabled_at(config.host, config.api_docs)
+    app = create_app(service, admission=admission, api_docs=api_docs, playground=config.playground)
     http = uvicorn.Server(http_config(config, app, tls.server))
     http_task = asyncio.create_task(http.serve())
     grpc_server = await rpc.start_server(

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gateway.detokenizer import IncrementalDetokenizer
+from gateway.fleet_view import FleetView, fleet_view
 from gateway.openai_convert import Prepared
 from gateway.request_start import Wanted
-from gateway.requests import ChoiceStart, GenerationUpdate, SpeculationSummary, ValidRequest
+from gateway.requests import ChoiceStart, GenerationUpdate, Round, SpeculationSummary, ValidRequest
 from gateway.service import ReadyState, RequestLimits, ServedModel, SpecMetricsLevel
 from gateway.session_record import AnswerKind
 from gateway.tokenizer import Tokenizer
@@ -70,6 +71,9 @@ class ScriptedService:
 
     def render_metrics(self) -> bytes:
         return b"# HELP outrider:up One.\n"
+
+    def fleet(self) -> FleetView:
+        return fleet_view(self.version, self.model.name, (), ())
 
     def begin(self, kind: AnswerKind, prepared: Prepared) -> Prepared:
         self.begun[prepared.options.answer_id] = kind, prepared
@@ -133,6 +137,7 @@ class ScriptedService:
                     origins=tuple(ORIGINS[(base_len + place) % len(ORIGINS)] for place in range(len(kept))),
                     logprobs=self._logprobs(kept, params.num_logprobs),
                     prompt_logprobs=self._prompt_logprobs(request) if base_len == 0 else (),
+                    rounds=(Round(len(updates), base_len, len(kept), 4, len(kept) - 1, "ngram", "drafter-a:7002"),),
                     # A later choice finds what the first one computed.
                     num_cached_tokens=2 + 100 * choice if base_len == 0 else 0,
                     finish_reason=(FinishReason.STOP if piece.stop_reason else finish) if ended else None,

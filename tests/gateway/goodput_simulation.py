@@ -41,6 +41,10 @@ class World:
     acceptance: float
     num_sessions: int
     shown: float = 1.0
+    # How much longer a forward takes in a round with drafts than the verifier's table says: a drafter on its cores.
+    contention: float = 0.0
+    # Of the methods whose acceptance is another.
+    acceptance_of: tuple[tuple[str, float], ...] = ()
 
     def forward_s(self, num_rows: int) -> float:
         return FORWARD_S * StepCosts(TABLES[self.table]).seconds(num_rows)
@@ -51,6 +55,7 @@ class World:
         tokens = self.num_sessions * (1.0 + self.shown * sum(survival))
         seconds = self.forward_s(round(self.num_sessions * (1 + self.shown * num_draft_tokens)))
         if num_draft_tokens:
+            seconds *= 1.0 + self.contention
             seconds += FORWARD_S * (self.overhead_s + num_draft_tokens * self.position_s)
         return tokens / seconds
 
@@ -101,13 +106,15 @@ class LockStep:
         world = self.world
         asked = [self._ask(session) for session in range(len(self.policies))]
         shown = [length if self._random.random() < world.shown else 0 for length in asked]
-        accepted = [self._accepted(length) for length in shown]
+        accepted = [self._accepted(length, policy.method) for length, policy in zip(shown, self.policies, strict=True)]
         draft_s = FORWARD_S * world.position_s * max(asked)
         overhead_s = FORWARD_S * world.overhead_s if any(asked) else 0.0
         plan = [WORKS[length] for length in shown]
         started = self.now + draft_s + overhead_s
-        ended = started + world.forward_s(sum(work.num_rows for work in plan))
+        slowed = 1.0 + world.contention if any(asked) else 1.0
+        ended = started + slowed * world.forward_s(sum(work.num_rows for work in plan))
         marginal_row_s, tokens_per_s = self._pace.marginal_row_s, self._pace.tokens_per_s
+        last_round = self._pace.last_round
         num_tokens = len(plan) + sum(accepted)
         self._pace.observe(plan, num_tokens, started, ended)
         for session, policy in enumerate(self.policies):
@@ -122,6 +129,9 @@ class LockStep:
                     tokens_per_s=tokens_per_s,
                     draft_s=draft_s if asked[session] else 0.0,
                     overhead_s=overhead_s,
+                    method=self.policies[session].method if asked[session] else "",
+                    round_tokens=last_round.num_tokens,
+                    round_s=last_round.seconds,
                 )
             )
         run.num_tokens += num_tokens
@@ -129,8 +139,9 @@ class LockStep:
         run.lengths += asked
         self.now = ended
 
-    def _accepted(self, num_draft_tokens: int) -> int:
-        hits = (self._random.random() < self.world.acceptance for _ in range(num_draft_tokens))
+    def _accepted(self, num_draft_tokens: int, method: str) -> int:
+        acceptance = dict(self.world.acceptance_of).get(method, self.world.acceptance)
+        hits = (self._random.random() < acceptance for _ in range(num_draft_tokens))
         return next((place for place, is_hit in enumerate(hits) if not is_hit), num_draft_tokens)
 
 

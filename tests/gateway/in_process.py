@@ -177,6 +177,7 @@ class RecordingPolicy:
 
     length: int = 4
     run_len: int = 5
+    method: str = "auto"
     outcomes: list[RoundOutcome] = field(default_factory=list)
 
     def num_draft_tokens(self) -> int:
@@ -212,6 +213,7 @@ class Choice:
     max_queued_commits: int = 100
     read_delay_s: float = 0.0
     num_acquired: int = 0
+    wanted_methods: list[str] = field(default_factory=list)
     num_released: int = 0
     seconds: float = 0.0
     metrics: GatewayMetrics = field(default_factory=lambda: GatewayMetrics(CollectorRegistry()))
@@ -237,7 +239,8 @@ class Choice:
     def count(self, name: str) -> float:
         return float(getattr(self.metrics, name)._value.get())
 
-    def acquire(self) -> Lease | None:
+    def acquire(self, method: str) -> Lease | None:
+        self.wanted_methods.append(method)
         offer = self.offers[min(self.num_acquired, len(self.offers) - 1)]
         self.num_acquired += 1
         return Lease(offer, self.method, self._release) if offer is not None else None

@@ -5,45 +5,29 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Sequence
 
 import grpc.aio
 import pytest
+from verifier_fleet import Fleet, members_with, verifier_info
 
 from gateway.placement import PREFIX_LEN, acquire_verifier, load, place
-from gateway.pool import Member, Pool
+from gateway.pool import Member
 from gateway.requests import ValidRequest
 from shared.errors import Unavailable, VerifierLost
 from shared.messages import VerifierInfo
 from shared.sampling_params import SamplingParams
 
 
-def info(num_sessions: int = 0) -> VerifierInfo:
-    return VerifierInfo(
-        model="demo",
-        version="1",
-        vocab_size=100,
-        max_model_len=100,
-        eos_token_ids=(),
-        dtype="float32",
-        device="cpu",
-        hidden_size=1,
-        num_hidden_layers=1,
-        num_blocks=1,
-        num_free_blocks=1,
-        block_size=1,
-        num_sessions=num_sessions,
-        num_waiting=0,
-        max_sessions=100,
-        noise_version=1,
-        certificate_holds=True,
-    )
-
-
 async def members(*loads: int) -> list[Member[VerifierInfo]]:
     """Channels to nowhere are never used here."""
     return [
-        Member(f"10.0.0.{place}:7001", grpc.aio.insecure_channel(f"10.0.0.{place}:7001"), info(), True, num_sessions)
+        Member(
+            f"10.0.0.{place}:7001",
+            grpc.aio.insecure_channel(f"10.0.0.{place}:7001"),
+            verifier_info(),
+            True,
+            num_sessions,
+        )
         for place, num_sessions in enumerate(loads)
     ]
 
@@ -94,23 +78,11 @@ async def test_a_busy_one_is_passed_over(affine_load: int, least_load: int, stay
 async def test_the_sessions_of_other_gateways_count() -> None:
     [member] = await members(3)
     assert load(member) == 3
-    member.info = info(num_sessions=9)
+    member.info = verifier_info(num_sessions=9)
     assert load(member) == 9
 
 
 # ---- waiting for one --------------------------------------------------------------------------------------------
-
-
-class Fleet(Pool[VerifierInfo]):
-    """Members by hand instead of by name and health check."""
-
-    def __init__(self, rows: Sequence[Member[VerifierInfo]]) -> None:
-        super().__init__("verifier", (), _no_info)
-        self._members = {row.address: row for row in rows}
-
-
-async def _no_info(channel: grpc.aio.Channel, timeout_s: float) -> VerifierInfo:
-    raise NotImplementedError
 
 
 REQUEST = ValidRequest("r", (1, 2, 3), SamplingParams())
@@ -148,3 +120,36 @@ async def test_one_that_comes_back_is_taken() -> None:
     assert not waiting.done()
     row.healthy = True
     assert await asyncio.wait_for(waiting, 5) is row
+
+
+# ---- a fleet of several kinds -----------------------------------------------------------------------------------
+
+MINE, OTHER = "bfloat16/cpu/cpu/tp1/aa", "float32/cpu/cpu/tp1/bb"
+
+
+async def test_an_exact_session_goes_to_its_own_kind_however_full_that_is() -> None:
+    fleet = Fleet(members_with(*(verifier_info(numerics=kind) for kind in (OTHER, MINE, OTHER, ""))))
+    mine = fleet.members[1]
+    for _ in range(30):
+        chosen = await acquire_verifier(fleet, REQUEST, numerics=MINE, full={mine.address}, lost=None, patience_s=1)
+        assert chosen is mine
+    anywhere = {(await acquire_verifier(fleet, REQUEST, full=(), lost=None, patience_s=1)).address for _ in range(30)}
+    assert len(anywhere) == 3, "without a kind the load decides"
+    untold = await acquire_verifier(fleet, REQUEST, numerics="", full=(), lost=None, patience_s=1)
+    assert untold is fleet.members[3]
+
+
+async def test_it_waits_for_its_kind_and_the_error_names_both() -> None:
+    fleet = Fleet(members_with(verifier_info(numerics=MINE), verifier_info(numerics=OTHER), verifier_info()))
+    mine, other, _ = fleet.members
+    fleet.mark_lost(mine)
+    lost = VerifierLost("10.0.0.0:7001: UNAVAILABLE Socket closed")
+    with pytest.raises(Unavailable) as raised:
+        await acquire_verifier(fleet, REQUEST, numerics=MINE, full=(), lost=lost, patience_s=0.1)
+    for part in (lost.message, MINE, OTHER, "untold", "within 0.1 s (--failover-s)"):
+        assert part in raised.value.message
+    waiting = asyncio.create_task(acquire_verifier(fleet, REQUEST, numerics=MINE, full=(), lost=lost, patience_s=30))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    other.info = verifier_info(numerics=MINE)
+    assert await asyncio.wait_for(waiting, 5) is other

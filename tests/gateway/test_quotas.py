@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import grpc.aio
 import httpx
 import pytest
 from doors import ALICE, BOB, Doors, key_file, open_doors
-from gateway_script import Script, ScriptedService
+from gateway_script import NoLog, Script, ScriptedService
 
 from gateway.config import GatewayConfig
-from gateway.quotas import Quotas, TokenBucket
+from gateway.quotas import Account, Quotas, TokenBucket, metered
+from gateway.request_start import EPOCHS_PER_TERM
+from gateway.requests import ChoiceStart, GenerationUpdate, ValidRequest
+from gateway.service import GatewayService
 from outrider.v1 import common_pb2 as common
 from outrider.v1 import gateway_pb2 as pb
 from outrider.v1 import gateway_pb2_grpc as pb_grpc
 from shared import rpc
 from shared.api_keys import ApiKey, key_line
+from shared.commit_log import LogEntry
 from shared.errors import GatewayFull, QuotaExceeded
+from shared.sampling_params import SamplingParams, SpeculationMode
 
 HELLO: dict[str, Any] = {"prompt": "Hello", "max_tokens": 60}
 
@@ -189,6 +194,36 @@ async def test_every_choice_and_every_prompt_is_charged(service: ScriptedService
             assert 0.5 < account.bucket.wait_s() <= 1.0
 
 
+class _AfterALostConnection:
+    """Goes on as generation.py does: what the log has is replayed, the rest is new."""
+
+    def __init__(self, service: ScriptedService, num_logged: int) -> None:
+        self._service = service
+        self._num_logged = num_logged
+
+    async def generate(self, request: ValidRequest) -> AsyncGenerator[GenerationUpdate, None]:
+        async for update in self._service.generate(request):
+            yield replace(update, replayed=update.base_len < self._num_logged)
+
+
+@pytest.mark.parametrize("num_logged", [0, 30, 38])
+async def test_what_is_resumed_is_charged_once(service: ScriptedService, num_logged: int) -> None:
+    """Of 38 tokens those that the first connection has logged, and the prompt of three, are on the key's bill."""
+    start = ChoiceStart(0, SpeculationMode.EXACT, 0, NoLog())
+    request = ValidRequest("gen-1", (1, 2, 3), SamplingParams(max_tokens=60), starts=(start,))
+    logged = (LogEntry(0, tuple(range(num_logged)), finish_reason=0),) if num_logged else ()
+    resumed = replace(request, starts=(replace(start, epoch=EPOCHS_PER_TERM, logged=logged),))
+    account = Account("bob", Clock())
+    account.set_limit(60)
+    assert account.bucket is not None
+    account.charge(59)  # one is left: whatever is charged from here on is owed
+    again: Any = _AfterALostConnection(service, num_logged)
+    assert [update async for update in metered(again, account).generate(resumed)]
+    assert account.bucket.wait_s() == pytest.approx(38 - num_logged, abs=0.01)
+    assert [update async for update in metered(cast(GatewayService, service), account).generate(request)]
+    assert account.bucket.wait_s() == pytest.approx(38 - num_logged + 3 + 38, abs=0.01)
+
+
 async def test_the_gateways_bound_is_checked_before_the_body(service: ScriptedService, tmp_path: Path) -> None:
     service.script = Script(endless=True)
     async with limited(service, tmp_path, max_concurrent_requests=1) as (doors, http, stub):
@@ -223,7 +258,7 @@ async def test_a_wrong_body_gives_its_place_back(service: ScriptedService, tmp_p
         metadata = tuple(bearer(ALICE).items())
         call = stub.Generate(pb.GenerateRequest(prompt=""), metadata=metadata)
         assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert doors.admission.quotas.num_running == 0
+        await until(lambda: doors.admission.quotas.num_running == 0)
 
 
 async def test_a_grpc_call_without_its_message_gives_its_place_back(service: ScriptedService, tmp_path: Path) -> None:
@@ -236,4 +271,4 @@ async def test_a_grpc_call_without_its_message_gives_its_place_back(service: Scr
         await until(lambda: doors.admission.quotas.num_running == 1)
         assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         assert "did not arrive within 0.3 s" in (await call.details() or "")
-        assert doors.admission.quotas.num_running == 0
+        await until(lambda: doors.admission.quotas.num_running == 0)

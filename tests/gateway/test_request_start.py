@@ -97,7 +97,7 @@ async def test_a_request_begins_with_every_choice_at_its_beginning(log: CommitLo
 
 async def test_another_gateway_goes_on_where_this_one_was(log: CommitLog, other_log: CommitLog) -> None:
     """One choice has ended, one is under way, one has never begun."""
-    before = starts(begin(log, AnswerKind.COMPLETION, prepared(n=3)))
+    before = starts(begin(log, AnswerKind.COMPLETION, prepared(n=3), "bfloat16/cpu/cpu/tp1/aa"))
     ended, running, waiting = before
     await ended.log.append(entry(0, 1, 2, finish=2))
     await running.log.append(entry(0, 3))
@@ -105,6 +105,7 @@ async def test_another_gateway_goes_on_where_this_one_was(log: CommitLog, other_
     assert answer.options == prepared().options
     after = starts(answer)
     assert [row.stream_key for row in after] == [row.stream_key for row in before]
+    assert {row.numerics for row in (*before, *after)} == {"bfloat16/cpu/cpu/tp1/aa"}
     assert [(row.logged, row.epoch, row.seen_len) for row in after] == [
         ((entry(0, 1, 2, finish=2),), EPOCHS_PER_TERM, 2),
         ((entry(0, 3),), EPOCHS_PER_TERM, 1),

@@ -77,9 +77,16 @@ def test_the_samples_leave_no_field_at_its_default(sample: Any) -> None:
             assert getattr(sample, field.name) != field.default, f"give {field.name} a value of its own here"
 
 
-def test_everything_is_read_back() -> None:
-    before = record()
+@pytest.mark.parametrize("numerics", [None, "", "bfloat16/cpu/cpu/tp1/aa"])
+def test_everything_is_read_back(numerics: str | None) -> None:
+    before = record(numerics=numerics)
     assert SessionRecord.decode(before.encode()) == before
+
+
+def test_a_record_from_before_the_field_leaves_the_kind_open() -> None:
+    message = log_pb2.SessionRecord.FromString(record(numerics="bfloat16/cpu/cpu/tp1/aa").encode())
+    message.ClearField("numerics")
+    assert SessionRecord.decode(message.SerializeToString()).numerics is None
 
 
 def test_what_was_not_said_stays_unsaid() -> None:

@@ -137,9 +137,10 @@ def test_sampling_params(params: SamplingParams) -> None:
 
 
 @options
-@given(specs, names)
-def test_opening_a_session(spec: m.SessionSpec, method: str) -> None:
-    assert wire.spec_from_wire(through_bytes(wire.open_verifier(spec)).open) == spec
+@given(specs, names, st.none() | names)
+def test_opening_a_session(spec: m.SessionSpec, method: str, numerics: str | None) -> None:
+    for_verifier = dataclasses.replace(spec, numerics=numerics)
+    assert wire.spec_from_wire(through_bytes(wire.open_verifier(for_verifier)).open) == for_verifier
     for_drafter = dataclasses.replace(spec, method=method)
     assert wire.spec_from_wire(through_bytes(wire.open_drafter(for_drafter)).open) == for_drafter
 
@@ -206,6 +207,7 @@ def test_infos() -> None:
         certificate_holds=False,
         failing_operation="mlp",
         certificate_checks=(m.CertificateCheck("one row", True, "fine"), m.CertificateCheck("tree", False)),
+        numerics="bfloat16/cpu/cpu/tp1/9f3a",
     )
     assert wire.verifier_info_from_wire(through_bytes(wire.verifier_info_to_wire(verifier))) == verifier
     drafter = m.DrafterInfo("1", (m.DraftMethodInfo("eagle", "x", (1, 2), 8, True, 512, 99, True, 64),), 1, 2, 128)

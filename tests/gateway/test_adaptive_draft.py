@@ -8,7 +8,9 @@ from itertools import product
 import pytest
 from goodput_simulation import FORWARD_S, TABLES, LockStep, Run, World
 
-from gateway.draft_policy import MUTED_RUN, AdaptiveDraftLength, FixedDraftLength, RoundCosts, RoundOutcome, blend
+from gateway.adaptive_draft import MUTED_RUN, AdaptiveDraft, AutoDrafting
+from gateway.draft_costs import MethodCosts, VerifierLoad
+from gateway.draft_policy import FixedDraftLength, RoundOutcome
 from verifier_service.step_costs import StepCosts
 
 MAX_LENGTH = 8
@@ -19,9 +21,16 @@ GRID = [World(*cell, num_sessions=1) for cell in product(TABLES, POSITIONS_S, OV
 GOOD = World("cheap rows", 0.05, 0.03, 0.9, num_sessions=1)
 
 
-def adaptive(world: World, costs: RoundCosts | None = None) -> LockStep:
-    costs = costs or RoundCosts()
-    return LockStep(world, [AdaptiveDraftLength(costs, MAX_LENGTH) for _ in range(world.num_sessions)])
+METHOD = "draft_model"
+
+
+def adaptive_draft(shared: AutoDrafting, max_length: int = MAX_LENGTH) -> AdaptiveDraft:
+    return AdaptiveDraft(shared, max_length, lambda: (METHOD,))
+
+
+def adaptive(world: World) -> LockStep:
+    shared = AutoDrafting()
+    return LockStep(world, [adaptive_draft(shared) for _ in range(world.num_sessions)])
 
 
 def steady(sim: LockStep) -> Run:
@@ -57,16 +66,14 @@ def test_with_everything_known_it_takes_the_best_length(table: str, num_sessions
         world = World(table, position_s, overhead_s, acceptance, num_sessions)
         length = 0
         for _ in range(10):
-            costs = RoundCosts(
-                tokens_per_s=world.goodput(length),
-                marginal_row_s=slope_s,
-                batch_sessions=num_sessions,
+            shared = AutoDrafting(VerifierLoad(world.goodput(length), slope_s, num_sessions))
+            shared.costs[METHOD] = MethodCosts(
                 position_s=FORWARD_S * position_s,
                 overhead_s=FORWARD_S * overhead_s,
                 num_accepted=10.0 * acceptance,
                 num_reached=10.0,
             )
-            length = AdaptiveDraftLength(costs, MAX_LENGTH).num_draft_tokens()
+            length = adaptive_draft(shared).num_draft_tokens()
         share = 0.97 if length else 0.95
         assert world.goodput(length) >= share * world.best_goodput(MAX_LENGTH), (world, length)
 
@@ -134,8 +141,9 @@ def plain() -> RoundOutcome:
 
 def test_pauses_between_tries_double_up_to_a_bound_and_a_good_try_ends_them() -> None:
     """Counted in tokens of all sessions: two of them do not try twice as often as one."""
-    costs = RoundCosts(tokens_per_s=100.0, marginal_row_s=0.1)
-    policies = [AdaptiveDraftLength(costs, MAX_LENGTH) for _ in range(2)]
+    shared = AutoDrafting(VerifierLoad(100.0, 0.1))
+    costs = shared.costs[METHOD]
+    policies = [adaptive_draft(shared) for _ in range(2)]
     pauses = []
     for _ in range(7):
         tokens = 0
@@ -151,9 +159,8 @@ def test_pauses_between_tries_double_up_to_a_bound_and_a_good_try_ends_them() ->
 
 @pytest.mark.parametrize("max_length", [0, 1, 3])
 def test_it_never_asks_for_more_than_the_most(max_length: int) -> None:
-    policy = AdaptiveDraftLength(RoundCosts(), max_length)
-    assert policy.num_draft_tokens() == max_length
-    muted = AdaptiveDraftLength(RoundCosts(tokens_per_s=100.0, marginal_row_s=1.0), max_length)
+    assert adaptive_draft(AutoDrafting(), max_length).num_draft_tokens() == max_length
+    muted = adaptive_draft(AutoDrafting(VerifierLoad(100.0, 1.0)), max_length)
     lengths = set()
     for _ in range(100):
         lengths.add(muted.num_draft_tokens())
@@ -161,24 +168,43 @@ def test_it_never_asks_for_more_than_the_most(max_length: int) -> None:
     assert lengths == {0, min(2, max_length)}
 
 
-def test_the_gain_is_its_definition() -> None:
-    """100 tokens/s of 4 sessions; a row costs 0.1 token, a position 2 ms of a session's 25 tokens/s."""
-    costs = RoundCosts(100.0, 0.001, 4.0, 0.002, 0.01, proposed=0.8)
-    accepted = 0.5 + 0.25 + 0.125 - 3 * 0.1
-    assert costs.gain(0.5, 3) == pytest.approx(0.8 * accepted - 25.0 * (3 * 0.002 + 0.01))
-    without = costs.gain(0.5, 3, with_round_trip=False)
-    assert without == pytest.approx(0.8 * accepted - 25.0 * 3 * 0.002)
-    assert RoundCosts().gain(0.5, 2) == pytest.approx(0.75)
-
-
 def test_a_fixed_length_never_changes() -> None:
-    policy = FixedDraftLength(5)
+    policy = FixedDraftLength(5, "ngram")
     for _ in range(10):
-        assert (policy.num_draft_tokens(), policy.free_run()) == (5, 1)
+        assert (policy.method, policy.num_draft_tokens(), policy.free_run()) == ("ngram", 5, 1)
         policy.observe(outcome(5, 5, 0))
 
 
-def test_blending() -> None:
-    assert blend(None, 3.0, 0.1) == 3.0
-    assert blend(2.0, 3.0, 0.25) == 2.25
-    assert blend(0.0, 1.0, 0.5) == 0.5
+BOTH = ("first", "second")
+
+
+@pytest.mark.parametrize(("acceptance_of", "best"), [((("second", 0.9),), "second"), ((("first", 0.9),), "first")])
+@pytest.mark.parametrize("num_sessions", [1, 4])
+def test_of_two_methods_the_better_one_is_found(
+    num_sessions: int, acceptance_of: tuple[tuple[str, float], ...], best: str
+) -> None:
+    world = replace(GOOD, acceptance=0.4, acceptance_of=acceptance_of, num_sessions=num_sessions)
+    shared = AutoDrafting()
+    policies = [AdaptiveDraft(shared, MAX_LENGTH, lambda: BOTH) for _ in range(num_sessions)]
+    sim = LockStep(world, policies)
+    sim.run(4_000)
+    goodput = sim.run(20_000).goodput
+    assert goodput >= 0.93 * replace(GOOD, num_sessions=num_sessions).best_goodput(MAX_LENGTH)
+    assert sum(policy.method == best for policy in policies) >= num_sessions - 1
+
+
+def test_a_method_that_is_not_offered_any_more_is_left() -> None:
+    offers = [BOTH]
+    policy = AdaptiveDraft(AutoDrafting(), MAX_LENGTH, lambda: offers[0])
+    policy.num_draft_tokens()
+    assert policy.method == "first"
+    offers[0] = ("second",)
+    for _ in range(64):
+        policy.observe(plain())
+    policy.num_draft_tokens()
+    assert policy.method == "second"
+    offers[0] = ()
+    for _ in range(64):
+        policy.observe(plain())
+    policy.num_draft_tokens()
+    assert policy.method == "auto"

@@ -1,0 +1,136 @@
+"""`auto`: the method and the number of draft tokens that pay, or none.
+
+One AdaptiveDraft per session decides with what all sessions of the gateway have learned (AutoDrafting). Whether to
+draft, and how many tokens at most, is settled for all sessions of a method alike: a forward waits for those who draft,
+and when only some do, or one drafts longer, all pay for the waiting. How many of them, none included, is then a
+session's own affair.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from gateway.draft_costs import MethodCosts, VerifierLoad, num_reached
+from gateway.draft_policy import RoundOutcome
+from gateway.goodput_guard import GoodputGuard
+
+# A session forgets its own rounds at this rate.
+_OWN_DECAY = 0.95
+# Positions of other sessions that a session believes as much as its own.
+_PRIOR_POSITIONS = 8.0
+# Tokens that a muted session decodes alone before it looks again.
+MUTED_RUN = 48
+LONGEST_MUTED_RUN = 384
+_PROBE_LENGTH = 2
+# Tokens a round with a draft must promise beyond a plain one: smaller gains are within the noise of the costs.
+_MIN_GAIN = 0.02
+# A session stays with a method for so many tokens, and changes it for no less than so many tokens a round.
+_STAY_TOKENS = 64
+_CHANGE_GAIN = 0.1
+# Tokens of all sessions until one tries a method that is not the best; twice as many after each try that shows no gain.
+_TRY_GAP = 512
+_LONGEST_TRY_GAP = 32_768
+
+
+@dataclass
+class _Tries:
+    tokens_left: int = _TRY_GAP
+    gap: int = _TRY_GAP
+
+
+@dataclass
+class AutoDrafting:
+    """What all sessions of a gateway know together."""
+
+    load: VerifierLoad = field(default_factory=VerifierLoad)
+    costs: defaultdict[str, MethodCosts] = field(default_factory=lambda: defaultdict(MethodCosts))
+    guard: GoodputGuard = field(default_factory=GoodputGuard)
+    _tries: defaultdict[str, _Tries] = field(default_factory=lambda: defaultdict(_Tries))
+
+    def observe(self, outcome: RoundOutcome, method: str) -> None:
+        self.load.observe(outcome)
+        self.costs[method].observe(outcome)
+        self.guard.observe(outcome)
+        for tries in self._tries.values():
+            tries.tokens_left -= 1 + outcome.num_accepted
+
+    def is_known(self, method: str) -> bool:
+        return self.costs[method].position_s is not None
+
+    def takes_try(self, methods: Sequence[str]) -> str | None:
+        """One of `methods` that a session should try although another is better, as far as is known."""
+        for method in methods:
+            tries = self._tries[method]
+            if tries.tokens_left <= 0:
+                tries.tokens_left = tries.gap
+                tries.gap = min(2 * tries.gap, _LONGEST_TRY_GAP)
+                return method
+        return None
+
+
+class AdaptiveDraft:
+    """gateway.draft_policy.DraftPolicy. `offered`: the methods that a drafter could be asked for now, best guess first;
+    they are looked at between runs of 64 tokens.
+    """
+
+    def __init__(self, shared: AutoDrafting, max_draft_tokens: int, offered: Callable[[], Sequence[str]]) -> None:
+        self._shared = shared
+        self._max_draft_tokens = max_draft_tokens
+        self._offered = offered
+        self._num_accepted: defaultdict[str, float] = defaultdict(float)
+        self._num_reached: defaultdict[str, float] = defaultdict(float)
+        self._stay_tokens = 0
+        self.method = ""
+
+    def num_draft_tokens(self) -> int:
+        if self._stay_tokens <= 0:
+            self._choose_method()
+        shared, costs = self._shared, self._shared.costs[self.method]
+        if not shared.guard.allows_drafts():
+            return 0
+        gain, longest = costs.best_gain(shared.load, costs.acceptance, self._max_draft_tokens)
+        if gain > _MIN_GAIN:
+            gain, length = costs.best_gain(shared.load, self._acceptance(), longest, with_round_trip=False)
+            if gain > 0.0:
+                costs.pays_again()
+                return length
+        return min(_PROBE_LENGTH, self._max_draft_tokens) if costs.takes_probe() else 0
+
+    def free_run(self) -> int:
+        """Until something else may be decided: a return to the gateway costs the others a wait or this one a turn."""
+        shared = self._shared
+        tokens_left = max(shared.guard.mute_tokens_left, shared.costs[self.method].tokens_until_probe)
+        return min(LONGEST_MUTED_RUN, max(MUTED_RUN, round(tokens_left / shared.load.batch_sessions)))
+
+    def observe(self, outcome: RoundOutcome) -> None:
+        method = outcome.method or self.method
+        self._shared.observe(outcome, method)
+        self._stay_tokens -= 1 + outcome.num_accepted
+        if outcome.num_draft_tokens:
+            self._num_accepted[method] = _OWN_DECAY * self._num_accepted[method] + outcome.num_accepted
+            self._num_reached[method] = _OWN_DECAY * self._num_reached[method] + num_reached(outcome)
+
+    def _acceptance(self, method: str | None = None) -> float:
+        """Its own, as far as it has seen any, else that of all."""
+        name = self.method if method is None else method
+        accepted = self._num_accepted[name] + _PRIOR_POSITIONS * self._shared.costs[name].acceptance
+        return accepted / (self._num_reached[name] + _PRIOR_POSITIONS)
+
+    def _choose_method(self) -> None:
+        """The one with the largest gain among those that are known; now and then another."""
+        self._stay_tokens = _STAY_TOKENS
+        shared, methods = self._shared, list(self._offered())
+        if len(methods) < 2:
+            self.method = methods[0] if methods else "auto"
+            return
+        gains = {method: self._gain(method) for method in methods if shared.is_known(method)}
+        best = max(gains, key=lambda method: gains[method], default=methods[0])
+        if self.method in gains and gains[best] < gains[self.method] + _CHANGE_GAIN:
+            best = self.method
+        self.method = shared.takes_try([method for method in methods if method != best]) or best
+
+    def _gain(self, method: str) -> float:
+        costs = self._shared.costs[method]
+        return costs.best_gain(self._shared.load, self._acceptance(method), self._max_draft_tokens)[0]

@@ -1,0 +1,128 @@
+"""What drafting costs and brings, counted in tokens: the figures that `auto` decides by.
+
+Goodput, not latency of one round: at the best rate G (tokens a second of the whole verifier) a draft token at position
+i is worth its place if the tokens it brings exceed what its cost would bring elsewhere,
+
+    s_i > G * (seconds of one more row in the forward + seconds of drafting it),        s_i = chance that i are accepted
+
+which is the condition for the largest ratio of tokens to seconds (Dinkelbach 1967; the same ranking by survival as
+SmartSpec, Liu et al. 2024). G and the cost of a row come with every commit, from the verifier's own measurements; the
+costs of drafting and of the round trip are measured at the gateway.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gateway.draft_policy import RoundOutcome
+
+# A change of load shows within about 20 rounds.
+_COST_WEIGHT = 0.05
+# One round that took longer than so many times the usual tells of a hiccup, not of the costs.
+_OUTLIER = 3.0
+# Rounds are forgotten at these rates.
+_DECAY = 0.98
+_PROBE_DECAY = 0.85
+# What is believed before anything is known.
+_PRIOR_ACCEPTANCE = 0.7
+_PRIOR_OVERHEAD_S = 0.001
+# Tokens of all sessions between two short probes while drafting does not pay; twice as many after each that fails.
+_PROBE_GAP = 48
+_LONGEST_PROBE_GAP = 768
+
+
+@dataclass
+class VerifierLoad:
+    """What the verifier says of its work."""
+
+    tokens_per_s: float | None = None
+    marginal_row_s: float = 0.0
+    batch_sessions: float = 1.0
+
+    def observe(self, outcome: RoundOutcome) -> None:
+        self.tokens_per_s = outcome.tokens_per_s  # smoothed by the verifier already
+        self.marginal_row_s = outcome.marginal_row_s
+        self.batch_sessions = blend(self.batch_sessions, max(1, outcome.batch_sessions), _COST_WEIGHT)
+
+
+@dataclass
+class MethodCosts:
+    """One draft method's, over all sessions of a gateway."""
+
+    # Seconds that drafting takes per position, for all sessions of a batch together; None: nothing drafted yet.
+    position_s: float | None = None
+    overhead_s: float = _PRIOR_OVERHEAD_S
+    # Draft tokens accepted of those that were looked at: the ratio of the sums is the acceptance, without bias.
+    num_accepted: float = _PRIOR_ACCEPTANCE * 10
+    num_reached: float = 10.0
+    # Share of the tokens asked for that were proposed at all: n-grams often find nothing.
+    proposed: float = 1.0
+    # Tokens of all sessions until one may try a short draft although it does not seem to pay.
+    tokens_until_probe: int = _PROBE_GAP
+    probe_gap: int = _PROBE_GAP
+
+    @property
+    def acceptance(self) -> float:
+        return self.num_accepted / self.num_reached
+
+    def observe(self, outcome: RoundOutcome) -> None:
+        """A round of a session that drafts by this method, whether it has been asked or not."""
+        self.tokens_until_probe -= 1 + outcome.num_accepted
+        if outcome.num_asked:
+            overhead_s = min(outcome.overhead_s, _OUTLIER * self.overhead_s)
+            self.overhead_s = blend(self.overhead_s, overhead_s, _COST_WEIGHT)
+            self.proposed = blend(self.proposed, outcome.num_draft_tokens / outcome.num_asked, _COST_WEIGHT)
+        if outcome.num_draft_tokens:
+            position_s = outcome.draft_s / outcome.num_draft_tokens
+            if self.position_s is not None:
+                position_s = min(position_s, _OUTLIER * self.position_s + 1e-4)
+            self.position_s = blend(self.position_s, position_s, _COST_WEIGHT)
+            # Probes are few; each has to count for more, or what was once bad would stay so.
+            decay = _DECAY if self.probe_gap == _PROBE_GAP else _PROBE_DECAY
+            self.num_accepted = decay * self.num_accepted + outcome.num_accepted
+            self.num_reached = decay * self.num_reached + num_reached(outcome)
+
+    def gain(
+        self, load: VerifierLoad, acceptance: float, num_draft_tokens: int, *, with_round_trip: bool = True
+    ) -> float:
+        """Tokens that a round with so many draft tokens brings beyond a plain round, its costs counted in tokens."""
+        rate = load.tokens_per_s or 0.0
+        # A draft's delay holds up its own session's share of the tokens; a row holds up everybody.
+        own_rate = rate / load.batch_sessions
+        survival, accepted = 1.0, 0.0
+        for _position in range(num_draft_tokens):
+            survival *= acceptance
+            accepted += survival - rate * load.marginal_row_s
+        delay_s = num_draft_tokens * (self.position_s or 0.0) + (self.overhead_s if with_round_trip else 0.0)
+        return self.proposed * accepted - own_rate * delay_s
+
+    def best_gain(
+        self, load: VerifierLoad, acceptance: float, max_draft_tokens: int, *, with_round_trip: bool = True
+    ) -> tuple[float, int]:
+        """The largest gain, and the length that brings it; (0, 0) where there is no length to choose."""
+        gains = (
+            (self.gain(load, acceptance, length, with_round_trip=with_round_trip), length)
+            for length in range(1, max_draft_tokens + 1)
+        )
+        return max(gains, default=(0.0, 0), key=lambda entry: entry[0])
+
+    def takes_probe(self) -> bool:
+        """Whether a session for which drafting does not seem to pay may try once."""
+        if self.tokens_until_probe > 0:
+            return False
+        self.tokens_until_probe = self.probe_gap
+        self.probe_gap = min(2 * self.probe_gap, _LONGEST_PROBE_GAP)
+        return True
+
+    def pays_again(self) -> None:
+        self.probe_gap = _PROBE_GAP
+
+
+def num_reached(outcome: RoundOutcome) -> int:
+    """Draft tokens that the target looked at: those after the first rejection say nothing."""
+    return min(outcome.num_draft_tokens, outcome.num_accepted + 1)
+
+
+def blend(old: float | None, new: float, weight: float) -> float:
+    """The old value moved towards the new one by `weight`; the new one where there is none."""
+    return new if old is None else (1.0 - weight) * old + weight * new

@@ -1,0 +1,137 @@
+"""Whether drafting has in fact brought more tokens a second than not drafting, at the load that there is.
+
+The costs that `auto` decides by (draft_costs) leave things out: a drafter on the verifier's machine takes its cores and
+its memory bandwidth, and sessions wait for each other. So the outcome itself is measured: the verifier's rounds while
+sessions draft against its rounds while none does, per number of sessions. Where drafting loses, nobody drafts for a
+while; twice as long after each further loss.
+
+Not here: how many tokens to draft where it pays.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from gateway.draft_policy import RoundOutcome
+
+# Loads within a fifth of each other are one load.
+_LOADS_PER_DOUBLING = 4
+# Rounds after a change between drafting and not that tell of neither.
+_SETTLE_ROUNDS = 4.0
+# Rounds without drafts that a comparison needs.
+_PLAIN_ROUNDS = 12.0
+# Sessions times rounds with drafts before the first comparison, and before a loss counts however small it is.
+_FIRST_ROUNDS = 48.0
+_MANY_ROUNDS = 1600.0
+# Spread of the tokens of one session's round over their mean, with drafts.
+_SPREAD = 0.6
+# Rounds are forgotten after so many.
+_MEMORY_ROUNDS = 400.0
+# Tokens of all sessions that a comparison is good for, and while drafting wins by far.
+_FRESH_TOKENS = 20_000
+_LONG_FRESH_TOKENS = 200_000
+_WINS_BY_FAR = 1.3
+# Tokens of all sessions without drafts after a loss.
+_FIRST_MUTE_TOKENS = 4_000
+_LONGEST_MUTE_TOKENS = 128_000
+
+
+@dataclass
+class _Rounds:
+    """Tokens and seconds of rounds of one kind."""
+
+    tokens: float = 0.0
+    seconds: float = 0.0
+    count: float = 0.0
+
+    def add(self, outcome: RoundOutcome, share: float) -> None:
+        keep = 1.0 - share / _MEMORY_ROUNDS if self.count >= _MEMORY_ROUNDS else 1.0
+        self.tokens = keep * self.tokens + share * outcome.round_tokens
+        self.seconds = keep * self.seconds + share * outcome.round_s
+        self.count = keep * self.count + share
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds
+
+
+@dataclass
+class _Load:
+    """What is known at one number of sessions."""
+
+    plain: _Rounds = field(default_factory=_Rounds)
+    drafting: _Rounds = field(default_factory=_Rounds)
+    # Tokens since `plain` was measured, and until drafting may be tried again.
+    plain_age: int = 0
+    mute_left: int = 0
+    mute_tokens: int = _FIRST_MUTE_TOKENS
+
+
+class GoodputGuard:
+    """Shared by all sessions of a gateway."""
+
+    def __init__(self) -> None:
+        self._loads: dict[int, _Load] = {}
+        self._load = _Load()
+        self._is_drafting = False
+        self._rounds_since_change = 0.0
+        self._rounds_since_draft = _SETTLE_ROUNDS
+        # Rounds without drafts that a comparison still waits for.
+        self._plain_rounds_left = 0.0
+
+    def allows_drafts(self) -> bool:
+        return self.mute_tokens_left <= 0 and self._plain_rounds_left <= 0.0
+
+    @property
+    def mute_tokens_left(self) -> int:
+        """Tokens of all sessions until drafting may be tried again; 0 or less where it is not muted."""
+        return self._load.mute_left
+
+    def observe(self, outcome: RoundOutcome) -> None:
+        """A commit of any session that is free to draft or not."""
+        num_sessions = max(1, outcome.batch_sessions)
+        self._load = self._loads.setdefault(round(_LOADS_PER_DOUBLING * math.log2(num_sessions)), _Load())
+        share = 1.0 / num_sessions  # of a round, which every session in it reports
+        self._load.plain_age += 1 + outcome.num_accepted
+        self._load.mute_left -= 1 + outcome.num_accepted
+        self._follow(outcome, share)
+        if outcome.round_tokens <= 0 or outcome.round_s <= 0.0 or self._rounds_since_change < _SETTLE_ROUNDS:
+            return
+        if self._is_drafting:
+            self._load.drafting.add(outcome, share)
+            self._compare(num_sessions)
+        else:
+            self._load.plain.add(outcome, share)
+            self._load.plain_age = 0
+            self._plain_rounds_left = max(0.0, self._plain_rounds_left - share)
+
+    def _follow(self, outcome: RoundOutcome, share: float) -> None:
+        """Whether the sessions draft now, and for how many rounds they have."""
+        self._rounds_since_draft = 0.0 if outcome.num_asked else self._rounds_since_draft + share
+        is_drafting = self._rounds_since_draft < 2.0
+        self._rounds_since_change = self._rounds_since_change + share if is_drafting == self._is_drafting else 0.0
+        self._is_drafting = is_drafting
+
+    def _compare(self, num_sessions: int) -> None:
+        load = self._load
+        num_seen = load.drafting.count * num_sessions
+        if num_seen < _FIRST_ROUNDS:
+            return
+        if load.plain.count < _PLAIN_ROUNDS:
+            self._want_plain_rounds()
+            return
+        ratio = load.drafting.tokens_per_s / load.plain.tokens_per_s
+        # Two standard errors.
+        doubt = 0.0 if num_seen >= _MANY_ROUNDS else 2.0 * _SPREAD / math.sqrt(num_seen)
+        if ratio < 1.0 - doubt:
+            load.mute_left, load.mute_tokens = load.mute_tokens, min(2 * load.mute_tokens, _LONGEST_MUTE_TOKENS)
+            load.drafting = _Rounds()
+        elif ratio > 1.0 + doubt:
+            load.mute_tokens = _FIRST_MUTE_TOKENS
+        if load.plain_age > (_LONG_FRESH_TOKENS if ratio > _WINS_BY_FAR else _FRESH_TOKENS):
+            load.plain = _Rounds()
+
+    def _want_plain_rounds(self) -> None:
+        if self._plain_rounds_left <= 0.0:
+            self._plain_rounds_left = _PLAIN_ROUNDS

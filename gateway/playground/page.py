@@ -1,0 +1,115 @@
+"""The playground: a page at / that shows what speculation does, from files that are built and shipped with the gateway.
+
+`add_playground(app)` adds its routes. The page holds no secret and asks for no key; the requests that it makes are
+those of any other client, and do. Nothing on it is loaded from anywhere else, which its content security policy holds.
+
+Not here: the page itself (playground/ in the repository; `make playground` builds it into static/).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+STATIC = Path(__file__).parent / "static"
+PREFIX = "/playground/"
+_PAGE = "index.html"
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
+    ".woff2": "font/woff2",
+}
+_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "font-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+_SECURITY = {
+    "content-security-policy": _POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+}
+# The build puts a hash of the content into these files' names.
+_HASHED = {".js", ".css", ".woff2"}
+_FOR_EVER = "public, max-age=31536000, immutable"
+_ASK_AGAIN = "no-cache"
+
+
+@dataclass(frozen=True)
+class _File:
+    content: bytes
+    headers: dict[str, str]
+
+
+def add_playground(app: FastAPI) -> None:
+    """GET / and the files under /playground/. At / a client that does not ask for HTML is told where the API is."""
+    files = _load(STATIC)
+    page = files.pop(_PAGE)
+    about = _about(app)
+
+    async def root(request: Request) -> Response:
+        if "text/html" in request.headers.get("accept", ""):
+            return _answer(request, page)
+        return JSONResponse(about, headers={"vary": "accept"})
+
+    _add(app, "/", root)
+    for name, file in files.items():
+        _add(app, PREFIX + name, _sender(file))
+
+
+def _about(app: FastAPI) -> dict[str, str]:
+    about = {"name": "outrider", "version": app.version, "api": "/v1"}
+    return about if app.docs_url is None else {**about, "docs": app.docs_url}
+
+
+def _load(folder: Path) -> dict[str, _File]:
+    """All of them, about a hundred kilobytes; files of other kinds are the build's own."""
+    return {path.name: _file(path) for path in sorted(folder.iterdir()) if path.suffix in _TYPES}
+
+
+def _file(path: Path) -> _File:
+    content = path.read_bytes()
+    headers = {
+        **_SECURITY,
+        "content-type": _TYPES[path.suffix],
+        "cache-control": _FOR_EVER if path.suffix in _HASHED else _ASK_AGAIN,
+        "etag": f'"{hashlib.sha256(content).hexdigest()[:16]}"',
+    }
+    if path.name == _PAGE:
+        headers["vary"] = "accept"
+    return _File(content, headers)
+
+
+def _sender(file: _File) -> Callable[[Request], Awaitable[Response]]:
+    async def send(request: Request) -> Response:
+        return _answer(request, file)
+
+    return send
+
+
+def _answer(request: Request, file: _File) -> Response:
+    if request.headers.get("if-none-match") == file.headers["etag"]:
+        return Response(status_code=304, headers=file.headers)
+    return Response(file.content, headers=file.headers)
+
+
+def _add(app: FastAPI, path: str, endpoint: Callable[[Request], Awaitable[Response]]) -> None:
+    app.add_route(path, endpoint, methods=["GET"], include_in_schema=False)

@@ -1,0 +1,114 @@
+"""What the cost model cannot see: the guard compares rounds with drafts to rounds without, in simulated time."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import replace
+
+import pytest
+from goodput_simulation import LockStep, World
+
+from gateway.adaptive_draft import AdaptiveDraft, AutoDrafting
+from gateway.draft_policy import RoundOutcome
+from gateway.goodput_guard import GoodputGuard
+
+GOOD = World("cheap rows", 0.05, 0.03, 0.9, num_sessions=1)
+# To the cost model this is GOOD; in truth a forward takes as many times as long as drafts bring tokens, and more.
+HIDDEN = replace(GOOD, contention=4.0)
+
+
+def adaptive(world: World) -> LockStep:
+    shared = AutoDrafting()
+    return LockStep(world, [AdaptiveDraft(shared, 8, lambda: ("draft_model",)) for _ in range(world.num_sessions)])
+
+
+@pytest.mark.parametrize("num_sessions", [1, 4, 16])
+@pytest.mark.parametrize("contention", [1.0, 2.0, 4.0])
+@pytest.mark.parametrize("acceptance", [0.5, 0.7])
+def test_what_the_model_cannot_see_is_noticed(num_sessions: int, contention: float, acceptance: float) -> None:
+    world = replace(GOOD, num_sessions=num_sessions, contention=contention, acceptance=acceptance)
+    sim = adaptive(world)
+    sim.run(16_000)
+    assert sim.run(60_000).goodput >= 0.97 * world.goodput(0)
+
+
+@pytest.mark.parametrize("num_sessions", [1, 4, 16])
+def test_where_drafting_pays_the_comparison_costs_little(num_sessions: int) -> None:
+    world = replace(GOOD, num_sessions=num_sessions)
+    sim = adaptive(world)
+    assert 0 in sim.run(5_000).lengths, "it was compared"
+    assert sim.run(40_000).goodput >= 0.95 * world.best_goodput(8)
+
+
+def test_a_loss_is_forgotten_when_the_cause_is_gone() -> None:
+    sim = adaptive(HIDDEN)
+    sim.run(20_000)
+    assert 0.97 <= sim.run(5_000).goodput / HIDDEN.goodput(0) < 1.1
+    sim.world = GOOD
+    sim.run(150_000)
+    assert sim.run(2_000).goodput > 1.5 * GOOD.goodput(0)
+
+
+def outcome(num_asked: int, num_sessions: int, round_tokens: float, round_s: float = 0.1) -> RoundOutcome:
+    return RoundOutcome(
+        num_asked,
+        num_asked,
+        0,
+        num_sessions,
+        0.0,
+        0.0,
+        0.0,
+        0.0,
+        "x",
+        round_tokens=round(round_tokens),
+        round_s=round_s,
+    )
+
+
+def tell(guard: GoodputGuard, num_rounds: int, num_sessions: int, tokens: float, *, drafts: bool) -> int:
+    """Rounds in which each session commits; how many times it was said that sessions may draft."""
+    rng = random.Random(1)
+    num_allowed = 0
+    for _ in range(num_rounds):
+        for _session in range(num_sessions):
+            guard.observe(outcome(4 * drafts, num_sessions, tokens * rng.uniform(0.95, 1.05)))
+        num_allowed += guard.allows_drafts()
+    return num_allowed
+
+
+def test_loads_are_judged_apart() -> None:
+    """Drafting loses at 16 sessions and wins at 2."""
+    guard = GoodputGuard()
+    for num_sessions, factor in ((16, 0.8), (2, 1.5)):
+        for _ in range(4):
+            tell(guard, 100, num_sessions, 100.0, drafts=False)
+            if guard.allows_drafts():
+                tell(guard, 200, num_sessions, 100.0 * factor, drafts=True)
+    tell(guard, 1, 16, 100.0, drafts=False)
+    assert not guard.allows_drafts()
+    tell(guard, 1, 2, 150.0, drafts=True)
+    assert guard.allows_drafts()
+
+
+def test_a_rate_is_not_needed_to_draft_and_rounds_without_one_do_not_count() -> None:
+    guard = GoodputGuard()
+    assert guard.allows_drafts()
+    for _ in range(2_000):
+        guard.observe(outcome(4, 4, 0, 0.0))
+    assert guard.allows_drafts()
+
+
+def test_the_pause_grows_with_every_loss() -> None:
+    guard, pauses = GoodputGuard(), []
+    for _ in range(4):
+        while guard.allows_drafts():
+            tell(guard, 1, 4, 80.0, drafts=True)
+        pause = 0
+        while not guard.allows_drafts():
+            tell(guard, 1, 4, 100.0, drafts=False)
+            pause += 1
+        if pause > 100:  # shorter ones are comparisons
+            pauses.append(pause)
+    assert len(pauses) >= 3
+    assert all(1.7 < later / earlier < 2.3 for earlier, later in itertools.pairwise(pauses))
