@@ -14,6 +14,7 @@ REDIS_URL ?=
 TESTS ?= tests
 REQUESTS ?= 1000
 INPUTS ?= 100000
+MINUTES ?= 30
 GPU_REPORT ?=
 .DEFAULT_GOAL := help
 
@@ -22,7 +23,7 @@ VENV_STAMP := $(VENV)/.venv-done
 PROTO_STAMP := $(VENV)/.protos-done
 SETUP_STAMP := $(VENV)/.setup-done
 
-.PHONY: help setup protos demo up down compose-up compose-down test check format bench gpu-report chaos fuzz models clean
+.PHONY: help setup protos demo up down compose-up compose-down test check format bench gpu-report chaos fuzz models wheels clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -48,6 +49,7 @@ $(SETUP_STAMP): pyproject.toml $(PROTO_STAMP)
 	@echo "==> installing outrider"
 	$(BIN)/pip install -q -e '.[gateway,engine,dev]'
 	@command -v redis-server >/dev/null || $(MAKE) --no-print-directory redis
+	@command -v chromium >/dev/null || $(MAKE) --no-print-directory browser
 	@touch $@
 
 setup: $(SETUP_STAMP) ## create .venv and install everything
@@ -58,6 +60,17 @@ redis:
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then echo "==> installing redis-server"; \
 	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq redis-server >/dev/null; \
 	else echo "redis-server is missing: install it (sudo apt-get install redis-server, brew install redis)"; exit 1; fi
+
+# Only tests need it: where it cannot be installed, those in tests/playground are skipped and say so.
+.PHONY: browser
+browser:
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then echo "==> installing chromium"; \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; \
+	else echo "chromium is missing: the playground's browser tests will be skipped"; fi
+
+.PHONY: playground
+playground: ## build the playground (needs node; the result is committed)
+	@cd playground && npm ci --no-audit --no-fund && npm run build
 
 demo: setup ## start the demo stack and stream a completion (ONCE=1: exit after it)
 	@$(BIN)/outrider demo --port $(PORT) --grpc-port $(GRPC_PORT) --redis-url "$(REDIS_URL)" $(if $(ONCE),--once)
@@ -81,6 +94,13 @@ test: setup ## run all tests (TESTS=tests/gateway for some of them)
 chaos: setup ## random deaths, pauses and cut connections under load; REQUESTS=1000
 	$(BIN)/python -m tests.chaos --requests $(REQUESTS)
 
+wheels: setup ## build dist/outrider-*.whl and dist/outrider_client-*.whl
+	$(BIN)/python packaging/build_wheels.py dist
+
+.PHONY: soak
+soak: setup ## a stack at saturation; memory, descriptors and latency must not grow; MINUTES=30
+	$(BIN)/python -m tests.soak --minutes $(MINUTES)
+
 fuzz: setup ## strange and broken input at every door and parser; INPUTS=100000
 	$(BIN)/python -m tests.fuzz --inputs $(INPUTS)
 
@@ -98,6 +118,10 @@ bench: setup ## measure the whole stack against transformers (about 15 minutes)
 
 gpu-report: setup ## everything that an NVIDIA GPU can show, in 8 minutes (GPU_REPORT=--help for its options)
 	$(BIN)/python -m benchmarks.gpu_report $(GPU_REPORT)
+
+.PHONY: docs
+docs: setup ## build the documentation site into build/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 models: setup ## train the demo family anew (hours on a laptop; see docs/models.md)
 	$(BIN)/python -m training.make_models

@@ -12,8 +12,8 @@ from client.generate import StreamedToken, StreamEnd
 
 _STYLES = {
     "accepted": "green underline",
-    "corrected": "yellow",
-    "bonus": "cyan",
+    "corrected": "yellow bold",
+    "bonus": "cyan italic",
     "target": "",
 }
 LEGEND = Text.assemble(
@@ -43,6 +43,7 @@ def show_stream(
     for item in stream:
         if isinstance(item, StreamEnd):
             figures.end = item
+            figures.num_tokens = item.completion_tokens
             continue
         if figures.num_tokens == 0:
             figures.first_token_s = clock() - started

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import Annotated
 
 import typer
 
+from client.cli_common import Json
 from shared.api_keys import key_line, new_key
 from shared.errors import ConfigError
 
@@ -23,6 +25,7 @@ def new(
     name: Annotated[str, typer.Argument(help="Whose key it is; shown in no answer, kept with the requests.")],
     max_concurrent: Annotated[int, typer.Option(min=0, help="Requests at a time; 0: no limit.")] = 0,
     tokens_per_minute: Annotated[int, typer.Option(min=0, help="Prompt and output together; 0: no limit.")] = 0,
+    as_json: Json = False,
 ) -> None:
     """Print a new key, once, and the line for the file: standard output holds the line, standard error the key.
 
@@ -34,5 +37,8 @@ def new(
     except ConfigError as error:
         print(f"outrider: {error.message}", file=sys.stderr)
         raise typer.Exit(2) from None
+    if as_json:
+        print(json.dumps({"name": name, "key": key, "line": line}))
+        return
     print(f"key, shown only now: {key}", file=sys.stderr)
     print(line)

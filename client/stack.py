@@ -22,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from client.installation import check_server_installed
 from shared.errors import ConfigError, OutriderError
 
 _SERVING = re.compile(r"serving on (\S+):(\d+)")
@@ -53,6 +54,7 @@ class StackSettings:
     dtype: str = "auto"
     speculative_config: str = ""
     verifier_args: tuple[str, ...] = ()
+    drafter_args: tuple[str, ...] = ()
     start_timeout_s: float = 300.0
 
 
@@ -80,6 +82,7 @@ class Stack:
 
     def start(self) -> StackState:
         """Returns when /ready says so. Raises StackError with the tail of the log of what failed."""
+        check_server_installed()
         settings = self._settings
         self._run_dir.mkdir(parents=True, exist_ok=True)
         running = read_state(self._run_dir)
@@ -150,7 +153,11 @@ class Stack:
         self._progress("starting Redis")
         self._spawn(
             "redis",
-            [server, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(data_dir.resolve())],
+            [
+                *(server, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(data_dir.resolve())),
+                # What is committed outlives a Redis that is killed; `everysec` is what Compose and Kubernetes say too.
+                *("--save", "", "--appendonly", "yes", "--appendfsync", "everysec"),
+            ],
         )
         deadline = time.monotonic() + 10
         while time.monotonic() < deadline:
@@ -171,7 +178,7 @@ class Stack:
         settings = self._settings
         command = [
             *(sys.executable, "-m", "drafter_service", "--port", "0"),
-            *("--target-model", settings.model, "--dtype", settings.dtype),
+            *("--target-model", settings.model, "--dtype", settings.dtype, *settings.drafter_args),
         ]
         if settings.methods:
             command += ["--methods", ",".join(settings.methods)]

@@ -34,6 +34,10 @@ RUN /opt/tools/bin/pip install --disable-pip-version-check --no-deps --target /o
 RUN mkdir /opt/cache
 
 FROM ${PYTHON_IMAGE}
+# On CUDA: "gcc libc6-dev", with which triton compiles its launchers.
+ARG APT_PACKAGES=""
+RUN [ -z "$APT_PACKAGES" ] || (apt-get update && apt-get install -y --no-install-recommends $APT_PACKAGES \
+    && rm -rf /var/lib/apt/lists/*)
 COPY --from=packages /opt/venv /opt/venv
 COPY --from=build /opt/app /opt/app
 COPY --from=build --chown=10001:10001 /opt/cache /var/cache/outrider

@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parents[2]
-OUTRIDER = str(Path(sys.executable).with_name("outrider"))
-# Loading takes 10 s on two idle cores; on busy ones it may take minutes.
-TIMEOUT_S = 280
-
-
-def run(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    environ = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1"}
-    command = [OUTRIDER, *arguments]
-    return subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+from command import OUTRIDER, ROOT, TIMEOUT_S, Terminal
+from command import outrider as run
 
 
 def free_ports() -> tuple[str, str]:
@@ -49,24 +38,82 @@ def run_dir(tmp_path: Path) -> Iterator[Path]:
     run("down", "--run-dir", str(folder))
 
 
-def test_help_names_every_command() -> None:
+COMMANDS = ("up", "serve", "down", "status", "complete", "chat", "bench", "doctor", "demo", "certify", "key new")
+WITHOUT_JSON = ("serve", "demo")  # they stay, and what they print is no result
+
+
+def test_help_names_every_command_and_the_exit_codes() -> None:
     done = run("--help")
     assert done.returncode == 0
-    for command in ("up", "down", "status", "complete", "demo", "version"):
-        assert command in done.stdout
+    for command in (*COMMANDS[:-1], "train", "version", "key"):
+        assert f"\n  {command} " in done.stdout
+    assert "Exit codes: 0 done, 1 failed, 2 wrong usage or setting, 130 interrupted" in " ".join(done.stdout.split())
+    assert "Examples:" in done.stdout
 
 
-@pytest.mark.parametrize("command", ["up", "down", "status", "complete", "demo"])
-def test_each_command_has_help(command: str) -> None:
-    done = run(command, "--help")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_has_help_with_an_example_and_json(command: str) -> None:
+    done = run(*command.split(), "--help")
     assert done.returncode == 0
-    assert "--run-dir" in done.stdout
+    assert "Example" in done.stdout
+    assert f"outrider {command}" in done.stdout
+    assert ("--json" in done.stdout) == (command not in WITHOUT_JSON)
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("outrider b", "bench"),
+        ("outrider ", "up serve down status complete chat bench doctor demo certify train key version"),
+        ("outrider key ", "new"),
+        ("outrider bench --request", "--request-rate"),
+    ],
+)
+def test_bash_completes(words: str, found: str) -> None:
+    """bash's own machinery: the function that --install-completion installs, and the candidates that it finds."""
+    shown = run("--show-completion", "bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1").stdout
+    assert "complete -o default -F _outrider_completion outrider" in shown
+    script = (
+        f"{shown}\nread -ra COMP_WORDS <<< '{words}'; [[ '{words}' == *' ' ]] && COMP_WORDS+=('')\n"
+        f"COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); _outrider_completion '{OUTRIDER}'; echo \"${{COMPREPLY[@]}}\""
+    )
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
+    assert sorted(done.stdout.split()) == sorted(found.split()), done.stderr
+
+
+def test_install_completion_writes_what_bash_reads(tmp_path: Path) -> None:
+    environ = {"HOME": str(tmp_path), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    done = run("--install-completion", "bash", **environ)
+    assert done.returncode == 0, done.stderr
+    installed = tmp_path / ".bash_completions" / "outrider.sh"
+    assert "_outrider_completion" in installed.read_text()
+    assert str(installed) in (tmp_path / ".bashrc").read_text()
+
+
+def test_ctrl_c_while_starting_stops_what_was_started(run_dir: Path) -> None:
+    port, grpc_port = free_ports()
+    with Terminal("up", "--run-dir", str(run_dir), "--port", port, "--grpc-port", grpc_port) as terminal:
+        terminal.read_until("loading the target")
+        terminal.type("\x03")
+        assert terminal.exit_code() == 130
+        assert "verifier stopped" in terminal.seen
+        assert "Traceback" not in terminal.seen
+    assert not (run_dir / "stack.json").exists()
+
+
+def test_ctrl_c_in_certify() -> None:
+    with Terminal("certify", "models/demo-target") as terminal:
+        terminal.read_until("loading and certifying")
+        terminal.type("\x03")
+        assert terminal.exit_code() == 130
+        assert "Traceback" not in terminal.seen
 
 
 def test_version() -> None:
     done = run("version")
     assert done.returncode == 0
     assert done.stdout.strip()[0].isdigit()
+    assert json.loads(run("version", "--json").stdout) == {"version": done.stdout.strip()}
 
 
 def test_wrong_usage_is_exit_code_2() -> None:
@@ -124,9 +171,10 @@ def test_no_gateway_at_the_address() -> None:
 def test_up_status_complete_down(run_dir: Path) -> None:
     port, grpc_port = free_ports()
     folder = ("--run-dir", str(run_dir))
-    up = run("up", "--detach", *folder, "--port", port, "--grpc-port", grpc_port)
+    up = run("up", "--detach", "--json", *folder, "--port", port, "--grpc-port", grpc_port)
     assert up.returncode == 0, up.stdout + up.stderr
-    assert f"http://127.0.0.1:{port}/v1" in up.stdout
+    assert json.loads(up.stdout)["url"] == f"http://127.0.0.1:{port}"
+    assert "loading the target" in up.stderr
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=30) as reply:
         assert json.load(reply) == {"ready": True}
 
@@ -144,13 +192,18 @@ def test_up_status_complete_down(run_dir: Path) -> None:
     outputs = {method: _complete(folder, method) for method in ("off", "ngram", "draft_model")}
     assert len(set(outputs.values())) == 1
     assert outputs["off"].strip()
+    as_json = json.loads(run("complete", "def add(a, b):", *folder, "--max-tokens", "24", "--json").stdout)
+    assert as_json["text"] == outputs["off"]
+    assert "".join(token["text"] for token in as_json["tokens"]) == as_json["text"]
+    assert (as_json["completion_tokens"], as_json["finish_reason"]) == (24, "length")
     unknown = run("complete", "import os", *folder, "--method", "crystal_ball")
     assert unknown.returncode == 2
     assert "crystal_ball" in unknown.stderr
 
-    down = run("down", *folder)
+    down = run("down", "--json", *folder)
     assert down.returncode == 0
-    assert "gateway stopped" in down.stdout
+    assert json.loads(down.stdout) == {"stopped": True}
+    assert "gateway stopped" in down.stderr
     assert all(is_gone(pid) for pid in state["pids"].values())
     assert run("status", *folder).returncode == 1
 

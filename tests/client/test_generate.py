@@ -2,89 +2,19 @@
 
 from __future__ import annotations
 
-import socket
-import time
 from collections.abc import Iterator
-from concurrent import futures
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 import grpc
 import pytest
+from scripted_gateway import NUM_TOKENS, Gateway, Log, nobodys_address, serving
 
-from client.generate import MAX_FRUITLESS_ATTEMPTS, CompletionRequest, StreamedToken, StreamEnd, stream_completion
+from client.api_session import MAX_FRUITLESS_ATTEMPTS
+from client.generate import CompletionRequest, StreamedToken, StreamEnd, stream_completion
 from outrider.v1 import common_pb2 as common
 from outrider.v1 import gateway_pb2 as pb
-from outrider.v1 import gateway_pb2_grpc as pb_grpc
 from shared.errors import InvalidRequest, OutriderError, Unavailable
 
-NUM_TOKENS = 12
-LAST_WORDS_S = 0.05
 REQUEST = CompletionRequest("hello", max_tokens=NUM_TOKENS)
-
-
-@dataclass
-class Log:
-    """What the gateways of a fleet share: which requests there are."""
-
-    begun: set[str] = field(default_factory=set)
-
-
-class Gateway(pb_grpc.GatewayServicer):
-    """Says tokens 0, 1, 2, ... two at a time, and then aborts the call as a lost server would: after `dies_after` of
-    them, and at output index `dies_at`. (gRPC may drop what was said last when a call is aborted.)
-    """
-
-    def __init__(
-        self, log: Log, *, dies_after: int = NUM_TOKENS, dies_at: int = NUM_TOKENS, forgets: bool = False
-    ) -> None:
-        self._log = log
-        self._dies_after = dies_after
-        self._dies_at = dies_at
-        self._forgets = forgets
-        self.calls: list[str] = []
-
-    def Generate(self, request: pb.GenerateRequest, context: grpc.ServicerContext) -> Iterator[pb.GenerateReply]:
-        self.calls.append("generate")
-        if request.request_id in self._log.begun:
-            context.abort(grpc.StatusCode.ABORTED, "a request with this request_id has been sent before")
-        if not self._forgets:
-            self._log.begun.add(request.request_id)
-        yield from self._replies(0, context)
-
-    def Resume(self, request: pb.ResumeRequest, context: grpc.ServicerContext) -> Iterator[pb.GenerateReply]:
-        self.calls.append(f"resume {request.base_len}")
-        if request.request_id not in self._log.begun:
-            context.abort(grpc.StatusCode.NOT_FOUND, "no such request")
-        yield from self._replies(request.base_len, context)
-
-    def GetModel(self, request: pb.GetModelRequest, context: grpc.ServicerContext) -> pb.ModelInfo:
-        return pb.ModelInfo(model="counting")
-
-    def _replies(self, base_len: int, context: grpc.ServicerContext) -> Iterator[pb.GenerateReply]:
-        for at in range(base_len, NUM_TOKENS, 2):
-            if at - base_len >= self._dies_after or at >= self._dies_at:
-                time.sleep(LAST_WORDS_S)
-                context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
-            yield pb.GenerateReply(
-                base_len=at,
-                token_ids=[at, at + 1],
-                token_texts=[str(at), str(at + 1)],
-                origins=[common.TOKEN_ORIGIN_TARGET] * 2,
-                finish_reason=common.FINISH_REASON_LENGTH if at + 2 == NUM_TOKENS else None,
-            )
-
-
-@contextmanager
-def serving(gateway: Gateway) -> Iterator[str]:
-    server = grpc.server(futures.ThreadPoolExecutor(4))
-    pb_grpc.add_GatewayServicer_to_server(gateway, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        server.stop(None).wait()
 
 
 @pytest.fixture
@@ -94,10 +24,7 @@ def log() -> Log:
 
 @pytest.fixture
 def nobody() -> str:
-    """An address where nobody listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+    return nobodys_address()
 
 
 def check_whole(items: list[StreamedToken | StreamEnd], least_resumes: int) -> None:
@@ -170,8 +97,8 @@ def test_nobody_at_all_is_an_error_at_once(nobody: str) -> None:
 
 
 def test_attempts_without_a_new_token_are_bounded(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("client.generate._FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr("client.generate._LONGEST_PAUSE_S", 0.002)
+    monkeypatch.setattr("client.api_session.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("client.api_session.LONGEST_PAUSE_S", 0.002)
     stuck = Gateway(log, dies_at=6)
     with serving(stuck) as address, pytest.raises(Unavailable, match=r"Socket closed \(6 tokens were received\)"):
         list(stream_completion(address, REQUEST))
@@ -189,7 +116,7 @@ def test_attempts_without_a_new_token_are_bounded(log: Log, monkeypatch: pytest.
 )
 def test_refusals_are_not_asked_again(log: Log, code: grpc.StatusCode, kind: type[OutriderError]) -> None:
     class Refuses(Gateway):
-        def _replies(self, base_len: int, context: grpc.ServicerContext) -> Iterator[pb.GenerateReply]:
+        def replies(self, base_len: int, context: grpc.ServicerContext) -> Iterator[pb.GenerateReply]:
             yield pb.GenerateReply(base_len=0, token_ids=[0], token_texts=["0"], origins=[common.TOKEN_ORIGIN_TARGET])
             context.abort(code, "no")
 
@@ -201,7 +128,7 @@ def test_refusals_are_not_asked_again(log: Log, code: grpc.StatusCode, kind: typ
 
 def test_a_gap_is_an_error(log: Log) -> None:
     class Skips(Gateway):
-        def _replies(self, base_len: int, context: grpc.ServicerContext) -> Iterator[pb.GenerateReply]:
+        def replies(self, base_len: int, context: grpc.ServicerContext) -> Iterator[pb.GenerateReply]:
             yield pb.GenerateReply(base_len=1, token_ids=[1], token_texts=["1"], origins=[common.TOKEN_ORIGIN_TARGET])
 
     with serving(Skips(log)) as address, pytest.raises(OutriderError, match="token 0 was due, 1 came"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,12 @@ def test_new() -> None:
     key = said.removeprefix("key, shown only now: ")
     assert done.stdout == f"alice:{hashlib.sha256(key.encode()).hexdigest()}:3:9000\n"
     assert run("new", "alice").stderr != done.stderr
+
+
+def test_new_as_json() -> None:
+    found = json.loads(run("new", "alice", "--json").stdout)
+    assert found["line"] == f"alice:{hashlib.sha256(found['key'].encode()).hexdigest()}"
+    assert found["name"] == "alice"
 
 
 @pytest.mark.parametrize("arguments", [("new",), ("new", "a:b"), ("new", "a", "--max-concurrent", "-1"), ("old",)])

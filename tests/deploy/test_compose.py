@@ -26,7 +26,9 @@ from verifier_service.config import VerifierConfig
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS: dict[str, type[Any]] = {"gateway": GatewayConfig, "drafter": DrafterConfig, "verifier": VerifierConfig}
 MODULES = {"gateway": "gateway", "drafter": "drafter_service", "verifier": "verifier_service"}
+# Of the profile cpu, which .env makes the default; gpu has ON_GPU in place of the verifier.
 ALL_SERVICES = {*CONFIGS, "redis", "prometheus", "grafana"}
+ON_GPU = "verifier-gpu"
 _INTERPOLATION = re.compile(r"\$\{([A-Z_]+)(?::-([^}]*))?\}")
 
 
@@ -88,7 +90,29 @@ def seconds(text: str) -> float:
 
 
 def test_the_stack_has_its_six_services(compose: dict[str, Any]) -> None:
-    assert set(compose["services"]) == ALL_SERVICES
+    assert set(compose["services"]) == {*ALL_SERVICES, ON_GPU}
+
+
+def test_the_profiles() -> None:
+    assert resolved_by_docker({})["services"].keys() == ALL_SERVICES
+    assert resolved_by_docker({"COMPOSE_PROFILES": "gpu"})["services"].keys() == {*ALL_SERVICES, ON_GPU} - {"verifier"}
+
+
+def test_the_verifier_on_a_gpu_is_the_other_one_but_for_its_device(compose: dict[str, Any]) -> None:
+    cpu, gpu = compose["services"]["verifier"], compose["services"][ON_GPU]
+    assert {key for key in cpu.keys() | gpu.keys() if cpu.get(key) != gpu.get(key)} == {
+        *("profiles", "image", "build", "environment", "networks", "deploy")
+    }
+    config = load_config(
+        VerifierConfig, [], image_environment("verifier") | gpu["environment"], prog=ON_GPU, description=""
+    )
+    assert (config.device, config.port) == ("cuda", container_config("verifier", compose).port)
+    assert gpu["networks"] == {"inside": {"aliases": ["verifier"]}}
+    [device] = gpu["deploy"]["resources"]["reservations"]["devices"]
+    assert device == {"driver": "nvidia", "count": "1", "capabilities": ["gpu"]}
+    # What triton compiles is written to a volume, and its compiler is an argument that the image knows.
+    assert f"verifier-cache:{gpu['environment']['TRITON_CACHE_DIR'].rpartition('/')[0]}" in gpu["volumes"]
+    assert all(re.search(rf"^ARG {name}\b", dockerfile("verifier"), re.MULTILINE) for name in gpu["build"]["args"])
 
 
 @pytest.mark.parametrize("name", sorted(ALL_SERVICES))
@@ -156,9 +180,8 @@ def test_keys_and_tls_reach_the_containers() -> None:
 
 def test_docker_compose_reads_the_file_as_these_tests_do(compose: dict[str, Any]) -> None:
     services = resolved_by_docker({})["services"]
-    assert services.keys() == compose["services"].keys()
-    for name, service in compose["services"].items():
-        resolved = services[name]
+    for name in ALL_SERVICES:
+        service, resolved = compose["services"][name], services[name]
         for key in ("user", "read_only", "cap_drop", "security_opt", "restart", "tmpfs", "stop_grace_period"):
             assert resolved.get(key) == service.get(key)
         assert resolved.get("environment", {}) == service.get("environment", {})

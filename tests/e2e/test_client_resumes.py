@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from e2e_gateways import Fleet, Gateway, run_fleet
 
-from client.cli import DEMO_PROMPT
+from client import AsyncOutriderClient, Completion, SamplingParams, Speculation
+from client.cli_stack import DEMO_PROMPT
 from client.generate import CompletionRequest, StreamedToken, StreamEnd, stream_completion
 
 NUM_TOKENS = 160
@@ -65,6 +66,41 @@ def test_another_gateway_goes_on(
     assert (token_ids, text) == undisturbed[:2]
     assert end.num_resumes >= 1
     assert (end.finish_reason, end.completion_tokens) == (undisturbed[2].finish_reason, len(token_ids))
+
+
+async def test_another_gateway_goes_on_for_the_asyncio_client(
+    fleet: Fleet, undisturbed: tuple[list[int], str, StreamEnd]
+) -> None:
+    """Text, tokens and their log-probabilities are those of a stream that nothing happened to."""
+    gateway = fleet.gateway()
+    params = SamplingParams(
+        max_tokens=NUM_TOKENS,
+        temperature=0.7,
+        seed=3,
+        ignore_eos=True,
+        logprobs=1,
+        speculation=Speculation(method="draft_model", num_speculative_tokens=3),
+    )
+
+    async def completion(addresses: list[str], cut_after: int) -> Completion:
+        num_tokens = 0
+        async with AsyncOutriderClient(addresses) as client:
+            async for update in client.stream(DEMO_PROMPT, params):
+                if num_tokens < cut_after <= num_tokens + len(update.tokens):
+                    gateway.process.send_signal(signal.SIGKILL)
+                num_tokens += len(update.tokens)
+        assert update.completion is not None
+        return update.completion
+
+    quiet = await completion([fleet.state.grpc_address], 2 * NUM_TOKENS)
+    cut = await completion([gateway.grpc_address, fleet.state.grpc_address], CUT_AFTER)
+    assert (list(cut.token_ids), "".join(token.text for token in cut.tokens)) == undisturbed[:2]
+    assert (cut.text, [token.logprob for token in cut.tokens]) == (
+        quiet.text,
+        [token.logprob for token in quiet.tokens],
+    )
+    assert quiet.num_resumes == 0
+    assert cut.num_resumes >= 1
 
 
 def test_the_same_address_goes_on_once_a_gateway_is_there_again(

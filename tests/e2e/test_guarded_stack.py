@@ -19,11 +19,12 @@ import httpx
 import pytest
 from e2e_stack import DEMO_DRAFT, DEMO_TARGET, RunningStack, run_stack, wait_until
 
+from client import AsyncOutriderClient, SamplingParams
 from client.generate import Access, CompletionRequest, stream_completion
 from gateway.tokenizer import Tokenizer
 from outrider.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
 from shared.api_keys import key_line, new_key
-from shared.errors import OutriderError
+from shared.errors import Unauthenticated
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 # Words that nothing in this repository says; whatever a request says, some of them are in it.
@@ -91,13 +92,22 @@ def test_the_client_and_its_command_bring_the_key(guarded: Guarded) -> None:
     address = guarded.stack.state.grpc_address
     *tokens, end = stream_completion(address, request, Access(guarded.key))
     assert len(tokens) == end.completion_tokens == 4
-    with pytest.raises(OutriderError, match="UNAUTHENTICATED"):
+    with pytest.raises(Unauthenticated):
         list(stream_completion(address, request, Access("wrong")))
     command = [sys.executable, "-m", "client.cli", "complete", "import", "--max-tokens", "4", "--address", address]
     environ = {**os.environ, "OUTRIDER_API_KEY": guarded.key}
     found = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=60, check=False)
     assert found.returncode == 0, found.stderr
     assert "4 tokens" in found.stdout
+
+
+async def test_the_asyncio_client_brings_the_key(guarded: Guarded) -> None:
+    address = guarded.stack.state.grpc_address
+    async with AsyncOutriderClient(address, api_key=guarded.key) as client:
+        assert len((await client.generate("import", SamplingParams(max_tokens=4, ignore_eos=True))).tokens) == 4
+    async with AsyncOutriderClient(address, api_key="wrong") as client:
+        with pytest.raises(Unauthenticated):
+            await client.generate("import")
 
 
 async def test_keys_at_both_doors(guarded: Guarded) -> None:

@@ -18,6 +18,7 @@ import pytest
 from e2e_tls import TlsStack, fleet_flags, run_tls_fleet, server_flags
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from client import AsyncOutriderClient, SamplingParams
 from client.generate import Access, CompletionRequest, stream_completion
 from outrider.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
 from shared import rpc
@@ -143,6 +144,15 @@ def test_a_gateway_that_the_fleet_does_not_know(fleet: TlsStack, kind: str) -> N
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as http:
         answer = http.get("/ready")
     assert (answer.status_code, answer.json()["reason"]) == (503, "no verifier is serving")
+
+
+async def test_the_asyncio_client_shows_a_certificate(gateway: Gateway) -> None:
+    address = f"localhost:{gateway.grpc_port}"
+    async with AsyncOutriderClient(address, tls=gateway.client) as client:
+        assert len((await client.generate("import", SamplingParams(max_tokens=4, ignore_eos=True))).tokens) == 4
+    async with AsyncOutriderClient(address, max_retries=0) as client:
+        with pytest.raises(Unavailable):
+            await client.generate("import")
 
 
 def test_the_client_and_its_command_show_a_certificate(gateway: Gateway) -> None:

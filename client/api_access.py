@@ -1,0 +1,42 @@
+"""How gateways are reached: addresses, API key, TLS. The same for both kinds of channel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import grpc
+import grpc.aio
+
+from shared.errors import InvalidRequest
+from shared.rpc import CHANNEL_OPTIONS, open_channel
+from shared.tls import TlsConfig, channel_credentials
+
+
+@dataclass(frozen=True)
+class Access:
+    """An API key, and TLS where `tls` is not None."""
+
+    api_key: str = ""
+    tls: TlsConfig | None = None
+
+    def channel(self, address: str) -> grpc.Channel:
+        if self.tls is None:
+            return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        return grpc.secure_channel(address, channel_credentials(self.tls), options=CHANNEL_OPTIONS)
+
+    def aio_channel(self, address: str) -> grpc.aio.Channel:
+        return open_channel(address, self.tls)
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        return (("authorization", f"Bearer {self.api_key}"),) if self.api_key else ()
+
+
+def parsed_addresses(address: str | Sequence[str]) -> tuple[str, ...]:
+    """host:port, several with commas between them or as a list. Raises InvalidRequest when there is none."""
+    parts = address.split(",") if isinstance(address, str) else address
+    addresses = tuple(part.strip() for part in parts if part.strip())
+    if not addresses:
+        raise InvalidRequest("no address of a gateway was given", param="address")
+    return addresses

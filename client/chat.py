@@ -1,0 +1,74 @@
+"""A conversation over the Python client: what was said so far, and the next answer token by token.
+
+Not here: the terminal (cli_chat.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from contextlib import closing
+
+from client.api_params import SamplingParams
+from client.api_results import Completion, Update
+from client.api_sync import OutriderClient
+from client.generate import StreamedToken, StreamEnd
+
+
+class Conversation:
+    """`ask` adds to it, `reset` forgets all but the system message. One question at a time."""
+
+    def __init__(self, client: OutriderClient, params: SamplingParams, system: str = "") -> None:
+        self._client = client
+        self._params = params
+        self._system = system
+        self._messages: list[dict[str, str]] = []
+        self.reset()
+
+    def reset(self) -> None:
+        self._messages = [{"role": "system", "content": self._system}] if self._system else []
+
+    @property
+    def messages(self) -> tuple[dict[str, str], ...]:
+        return tuple(self._messages)
+
+    def ask(self, question: str) -> Generator[StreamedToken | StreamEnd, None, None]:
+        """The answer as it comes; close the iterator to stop it. What was said until then stays in the conversation,
+        a question that got no word in answer does not. Raises OutriderError."""
+        self._messages.append({"role": "user", "content": question})
+        said: list[str] = []
+        try:
+            with closing(self._client.stream(self._messages, self._params)) as updates:
+                for update in updates:
+                    said.append(update.text)
+                    yield from _shown(update)
+                    if update.completion is not None:
+                        yield _end(update.completion)
+        finally:
+            if any(said):
+                self._messages.append({"role": "assistant", "content": "".join(said)})
+            else:
+                self._messages.pop()
+
+
+def _shown(update: Update) -> Iterator[StreamedToken]:
+    """One per token where their texts are the update's: it leaves out the end-of-turn token, and may hold text back."""
+    if "".join(token.text for token in update.tokens) == update.text:
+        for token in update.tokens:
+            yield StreamedToken(token.token_id, token.text, token.origin)
+    elif update.text:
+        last = update.tokens[-1]
+        yield StreamedToken(last.token_id, update.text, last.origin)
+
+
+def _end(completion: Completion) -> StreamEnd:
+    figures = completion.speculation
+    return StreamEnd(
+        finish_reason=completion.finish_reason,
+        prompt_tokens=completion.usage.prompt_tokens,
+        completion_tokens=completion.usage.completion_tokens,
+        mean_acceptance_length=figures.mean_acceptance_length,
+        num_spec_steps=figures.num_spec_steps,
+        num_accepted_draft_tokens=figures.num_accepted_draft_tokens,
+        num_draft_tokens=figures.num_draft_tokens,
+        num_resumes=completion.num_resumes,
+    )

@@ -1,0 +1,18 @@
+"""One finding of the doctor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Level = Literal["ok", "warn", "fail"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """advice: what to do; empty where all is well. warn: it runs, but slower or with less safety."""
+
+    name: str
+    level: Level
+    found: str
+    advice: str = ""

@@ -1,0 +1,84 @@
+"""The fleet as a gateway sees it: GET /fleet, and rates from what its /metrics grew by between two looks."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from client.metrics_text import sums
+from client.rest import clear_transport, get_json, refusal
+from shared.errors import InvalidRequest, OutriderError
+
+_DRAFT_TOKENS = "outrider:spec_decode_num_draft_tokens_total"
+_ACCEPTED_TOKENS = "outrider:spec_decode_num_accepted_tokens_total"
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What the gateway has counted since its start, at one moment (monotonic seconds)."""
+
+    at_s: float
+    num_tokens: float
+    num_requests: float
+    num_failures: float
+    num_draft_tokens: float
+    num_accepted_tokens: float
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Over `seconds`; acceptance_rate None: nothing was drafted."""
+
+    seconds: float
+    tokens_per_s: float
+    requests_per_s: float
+    failures_per_s: float
+    acceptance_rate: float | None
+
+
+def read_fleet(client: httpx.Client) -> dict[str, Any]:
+    """GET /fleet. Raises OutriderError."""
+    try:
+        return get_json(client, "/fleet")
+    except InvalidRequest as error:
+        raise OutriderError(f"{client.base_url} shows no fleet (is it an Outrider gateway?): {error.message}") from None
+
+
+def read_counts(client: httpx.Client) -> Counts:
+    """Raises OutriderError; a gateway may keep its metrics behind a key."""
+    with clear_transport(str(client.base_url)):
+        reply = client.get("/metrics")
+    if reply.status_code != 200:
+        raise refusal(reply.status_code, reply.text, asked_for="/metrics")
+    found = sums(reply.text)
+
+    def count(name: str) -> float:
+        return found.get(name, 0.0)
+
+    return Counts(
+        at_s=time.monotonic(),
+        num_tokens=count("outrider:generation_tokens_total"),
+        num_requests=count("outrider:request_success_total"),
+        num_failures=count("outrider:request_failure_total"),
+        num_draft_tokens=count(_DRAFT_TOKENS),
+        num_accepted_tokens=count(_ACCEPTED_TOKENS),
+    )
+
+
+def rates(earlier: Counts, later: Counts) -> Rates:
+    """A gateway that was started anew counts from 0: what it lost shows as nothing, never as less."""
+    seconds = max(later.at_s - earlier.at_s, 1e-9)
+
+    num_draft_tokens = max(0.0, later.num_draft_tokens - earlier.num_draft_tokens)
+    return Rates(
+        seconds=seconds,
+        tokens_per_s=max(0.0, later.num_tokens - earlier.num_tokens) / seconds,
+        requests_per_s=max(0.0, later.num_requests - earlier.num_requests) / seconds,
+        failures_per_s=max(0.0, later.num_failures - earlier.num_failures) / seconds,
+        acceptance_rate=max(0.0, later.num_accepted_tokens - earlier.num_accepted_tokens) / num_draft_tokens
+        if num_draft_tokens
+        else None,
+    )

@@ -1,0 +1,107 @@
+"""A server's REST door as a client sees it: address, key, TLS, server-sent events, errors as one sentence.
+
+For any OpenAI-compatible server. Not here: what is asked (chat.py, bench/) and the gRPC door (generate.py).
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+
+from shared.errors import InvalidRequest, OutriderError, Unauthenticated, Unavailable
+from shared.tls import TlsConfig, client_context
+
+# Connecting is quick or hopeless; an answer may be minutes in coming on a busy server.
+TIMEOUT = httpx.Timeout(600.0, connect=10.0)
+_MAX_WORDS = 300
+
+
+def server_root(url: str) -> str:
+    """Without the "/v1" that OpenAI's clients want at the end of a base URL. Raises InvalidRequest."""
+    root = url.rstrip("/").removesuffix("/v1")
+    if not root.startswith(("http://", "https://")):
+        raise InvalidRequest(f"{url!r} is no address: it must begin with http:// or https://", param="url")
+    return root
+
+
+def headers(api_key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {api_key}"} if api_key else {}
+
+
+def verification(tls: TlsConfig | None) -> ssl.SSLContext | bool:
+    """httpx's `verify`."""
+    return True if tls is None else client_context(tls)
+
+
+def rest_client(url: str, api_key: str = "", tls: TlsConfig | None = None) -> httpx.Client:
+    return httpx.Client(base_url=server_root(url), headers=headers(api_key), verify=verification(tls), timeout=TIMEOUT)
+
+
+def get_json(client: httpx.Client, path: str) -> dict[str, Any]:
+    """The object at `path`. Raises OutriderError as `refusal` and `clear_transport` do."""
+    with clear_transport(str(client.base_url)):
+        reply = client.get(path)
+    if reply.status_code != 200:
+        raise refusal(reply.status_code, reply.text, asked_for=path)
+    return as_object(reply.text)
+
+
+def served_model(client: httpx.Client) -> str:
+    """The first name in /v1/models. Raises InvalidRequest when the server names none."""
+    cards = get_json(client, "/v1/models").get("data") or []
+    if not cards:
+        raise InvalidRequest("the server's /v1/models names no model: give --model", param="model")
+    return str(cards[0]["id"])
+
+
+def parse_event(line: str) -> dict[str, Any] | None:
+    """The object of a "data:" line; None for every other line and for [DONE]. Raises OutriderError for an error."""
+    if not line.startswith("data:"):
+        return None
+    data = line[5:].strip()
+    if data == "[DONE]":
+        return None
+    event = as_object(data)
+    if event.get("error"):
+        raise refusal(200, data)
+    return event
+
+
+def as_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise OutriderError(f"the server's answer is not a JSON object: {text[:_MAX_WORDS]}")
+    return value
+
+
+def refusal(status: int, text: str, asked_for: str = "") -> OutriderError:
+    """The server's own words, after the path that was asked for. Which error it is decides the exit code."""
+    try:
+        error = json.loads(text)["error"]
+        words = str(error["message"] if isinstance(error, dict) else error)
+    except (ValueError, KeyError, TypeError):
+        words = text
+    words = f"{words.strip()[:_MAX_WORDS]} (HTTP {status})" if status != 200 else words[:_MAX_WORDS]
+    words = f"{asked_for}: {words}" if asked_for else words
+    if status in (401, 403):
+        return Unauthenticated(words)
+    if status in (400, 404, 413, 422):
+        return InvalidRequest(words)
+    return Unavailable(words) if status in (429, 502, 503, 504) else OutriderError(words)
+
+
+@contextmanager
+def clear_transport(url: str) -> Iterator[None]:
+    """Turns httpx's errors into Unavailable."""
+    try:
+        yield
+    except (httpx.TransportError, httpx.InvalidURL) as error:
+        raise Unavailable(f"{url}: {str(error) or type(error).__name__}") from None

@@ -1,0 +1,68 @@
+"""vLLM's `--speculative-config` at `outrider serve`: which part gets which key, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+
+import pytest
+from typer.testing import CliRunner
+
+from client.cli import app
+from client.serve_plan import ServePlan, plan_serving
+from drafter_service.config import DrafterConfig
+from gateway.config import parse_speculative_config
+from shared.config import load_config
+from shared.errors import ConfigError
+from verifier_service.config import VerifierConfig
+
+
+def test_without_a_config_nothing_is_drafted() -> None:
+    plan = plan_serving("")
+    assert parse_speculative_config(plan.gateway_config).method == "off"
+    assert plan == ServePlan("", plan.gateway_config)
+
+
+def test_every_key_reaches_a_part_that_knows_it() -> None:
+    given = {
+        "model": "a-draft",
+        "method": "ngram",
+        "num-speculative-tokens": 7,
+        "prompt_lookup_max": 4,
+        "prompt_lookup_min": 2,
+        "suffix_decoding_max_tree_depth": 12,
+        "rejection_sample_method": "standard",
+        "draft_tensor_parallel_size": 1,
+        "token_tree": None,
+    }
+    plan = plan_serving(json.dumps(given))
+    gateway = parse_speculative_config(plan.gateway_config)
+    assert (plan.draft_model, gateway.method, gateway.num_speculative_tokens) == ("a-draft", "ngram", 7)
+    drafter = load_config(DrafterConfig, list(plan.drafter_args), {}, prog="", description="")
+    assert (drafter.prompt_lookup_max, drafter.prompt_lookup_min, drafter.suffix_decoding_max_tree_depth) == (4, 2, 12)
+    verifier = load_config(VerifierConfig, list(plan.verifier_args), {}, prog="", description="")
+    assert verifier.rejection_sample_method == "standard"
+    assert plan.ignored == ("draft_tensor_parallel_size of --speculative-config: a draft runs in one process",)
+
+
+def test_the_drafters_keys_are_all_there() -> None:
+    """Those of vLLM's that have its names, and that the offline door takes."""
+    of_suffix = {entry.name for entry in fields(DrafterConfig) if entry.name.startswith(("suffix_", "prompt_lookup"))}
+    for key in of_suffix - {"suffix_decoding_max_cached_nodes"}:
+        assert plan_serving(json.dumps({key: 1})).drafter_args == (f"--{key.replace('_', '-')}", "1")
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "must be a JSON object"),
+        ('{"method": "ngram", "quantization": "awq"}', "quantization is not supported"),
+    ],
+)
+def test_what_cannot_be_served(config: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        plan_serving(config)
+    done = CliRunner().invoke(app, ["serve", "models/demo-target", "-sc", config])
+    assert done.exit_code == 2
+    assert told in " ".join(done.stderr.split())

@@ -1,0 +1,27 @@
+"""The stack's own Redis. The whole stack is run by the tests in tests/e2e."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import redis
+
+from client.stack import Stack, StackSettings
+
+
+def test_a_killed_redis_keeps_what_was_committed(tmp_path: Path) -> None:
+    stack = Stack(StackSettings(model="", draft_model=""), tmp_path, lambda _message: None)
+    try:
+        with redis.Redis.from_url(stack._start_redis()) as client:
+            client.set("key", "value", ex=60)
+            time.sleep(1.5)  # the file is synced every second
+        os.kill(stack._processes["redis"].pid, signal.SIGKILL)
+        stack._processes["redis"].wait()
+        with redis.Redis.from_url(stack._start_redis()) as client:
+            assert client.get("key") == b"value"
+            assert 0 < client.ttl("key") <= 60
+    finally:
+        stack.stop()

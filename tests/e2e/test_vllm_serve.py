@@ -1,0 +1,106 @@
+"""vLLM's online example of speculative decoding: `vllm serve` as `outrider serve`, its client as it is written.
+
+https://docs.vllm.ai/en/latest/features/speculative_decoding/draft_model/, with the paths and the ports changed.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from e2e_stack import free_port
+
+ROOT = Path(__file__).parents[2]
+START_TIMEOUT_S = 240.0
+SERVE = """
+vllm serve Qwen/Qwen3-4B-Thinking-2507 \\
+    --host 0.0.0.0 \\
+    --port 8000 \\
+    --seed 42 \\
+    -tp 1 \\
+    --max-model-len 2048 \\
+    --gpu-memory-utilization 0.8 \\
+    --speculative-config '{"model": "Qwen/Qwen3-0.6B", "num_speculative_tokens": 5, "method": "draft_model"}'
+"""
+CLIENT = """
+from openai import OpenAI
+
+# Modify OpenAI's API key and API base to use vLLM's API server.
+openai_api_key = "EMPTY"
+openai_api_base = "http://localhost:8000/v1"
+
+client = OpenAI(
+    # defaults to os.environ.get("OPENAI_API_KEY")
+    api_key=openai_api_key,
+    base_url=openai_api_base,
+)
+
+models = client.models.list()
+model = models.data[0].id
+
+# Completion API
+stream = False
+completion = client.completions.create(
+    model=model,
+    prompt="The future of AI is",
+    echo=False,
+    n=1,
+    stream=stream,
+)
+
+print("Completion results:")
+if stream:
+    for c in completion:
+        print(c)
+else:
+    print(completion)
+"""
+MODELS = {"Qwen/Qwen3-4B-Thinking-2507": "models/demo-target", "Qwen/Qwen3-0.6B": "models/demo-draft"}
+
+
+@pytest.fixture(scope="module")
+def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """Of a server that was started with vLLM's line. It must come up, and Ctrl-C must end it well."""
+    port, grpc_port, run_dir = free_port(), free_port(), tmp_path_factory.mktemp("serve")
+    line = SERVE.replace("--port 8000", f"--port {port}")
+    for theirs, ours in MODELS.items():
+        line = line.replace(theirs, str(ROOT / ours))
+    command = shlex.split(line.replace("\\\n", " "))
+    assert command[:2] == ["vllm", "serve"]
+    command = [sys.executable, "-m", "client.cli", *command[1:], "--grpc-port", str(grpc_port)]
+    with (run_dir / "serve.log").open("wb") as log_file:
+        process = subprocess.Popen(
+            [*command, "--run-dir", str(run_dir)], cwd=ROOT, stdout=log_file, stderr=subprocess.STDOUT
+        )
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not (run_dir / "stack.json").is_file():
+        assert process.poll() is None, (run_dir / "serve.log").read_text()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    try:
+        yield port
+    finally:
+        process.send_signal(signal.SIGINT)
+        code = process.wait(60)
+        log = (run_dir / "serve.log").read_text()
+    assert code == 0, log
+    assert "--seed: a request's own seed decides" in " ".join(log.split())
+
+
+def test_its_client_gets_a_completion(port: int) -> None:
+    code = CLIENT.replace("localhost:8000", f"localhost:{port}")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.match(r"Completion results:\nCompletion\(id='cmpl-\w+', choices=\[CompletionChoice\(", done.stdout)
+    assert "completion_tokens=16" in done.stdout
+    # The settings of --speculative-config; how much of it was in time is another matter on a busy machine.
+    assert "'num_spec_tokens': 5" in done.stdout
+    assert httpx.get(f"http://localhost:{port}/v1/models", timeout=20).json()["data"][0]["max_model_len"] == 2048
