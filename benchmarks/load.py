@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+
+from client.rest import parse_event
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,8 @@ class Shape:
     seed: int | None = None
     mode: str | None = None
     token_tree: bool = False
+    # 0: stop tokens are said and decoding goes on. Else they cannot be said before, as in transformers and llama.cpp.
+    min_tokens: int = 0
 
 
 @dataclass
@@ -69,7 +72,8 @@ async def _stream(client: httpx.AsyncClient, prompt: str, shape: Shape) -> Reque
         "max_tokens": shape.max_tokens,
         "temperature": shape.temperature,
         "seed": shape.seed,
-        "ignore_eos": True,
+        "ignore_eos": not shape.min_tokens,
+        "min_tokens": shape.min_tokens,
         "stream": True,
         "stream_options": {"include_usage": True},
         "return_token_ids": True,
@@ -81,9 +85,9 @@ async def _stream(client: httpx.AsyncClient, prompt: str, shape: Shape) -> Reque
         if response.status_code != 200:
             raise RuntimeError(f"HTTP {response.status_code}: {(await response.aread()).decode()}")
         async for line in response.aiter_lines():
-            if not line.startswith("data: {"):
+            chunk = parse_event(line)
+            if chunk is None:
                 continue
-            chunk = json.loads(line[6:])
             now = time.perf_counter()
             if chunk["choices"]:
                 token_ids = chunk["choices"][0].get("token_ids") or []

@@ -27,3 +27,27 @@ def code_prompts(count: int, *, num_chars: int = 700) -> list[str]:
                 prompts.append(source[start:end])
         offset += 977
     return prompts[:count]
+
+
+def mixed_prompts(count: int) -> list[str]:
+    """Code, prose and copying in turn: places in source, the beginnings of documentation, a function begun again."""
+    code = code_prompts(count)
+    prose = [text for module in _MODULES for text in _documentation(module)]
+    prompts = []
+    for place in range(count):
+        kind = place % 3
+        if kind == 0:
+            prompts.append(code[place])
+        elif kind == 1:
+            prompts.append(f'"""{prose[place // 3 % len(prose)]}')
+        else:
+            lines = code[place].splitlines(keepends=True)
+            prompts.append("".join([*lines, "\n", *lines[: max(1, len(lines) // 4)]]))
+    return prompts
+
+
+def _documentation(module: ModuleType) -> list[str]:
+    """First halves of the longer docstrings."""
+    documented = [getattr(module, name) for name in getattr(module, "__all__", dir(module))]
+    texts = [inspect.getdoc(item) or "" for item in documented]
+    return [text[: text.rfind(" ", 0, len(text) // 2)] for text in texts if len(text) >= 200]

@@ -1,8 +1,9 @@
 """How fast is the whole stack? `python -m benchmarks.serving` (or `make bench`).
 
 One run on one machine: this stack through REST with speculation off, ngram, draft_model and auto, and transformers'
-generate plain, assisted and with prompt lookup, on the same weights, prompts and greedy settings. The target is the
-demo target inside a model of real cost (training/expand.py): acceptance is the small model's, cost the big one's.
+generate plain, assisted and with prompt lookup, on the same weights, prompts and greedy settings; llama.cpp's server
+too where `--llama-server` names one. The target is the demo target inside a model of real cost (training/expand.py):
+acceptance is the small model's, cost the big one's.
 Sides alternate, figures are medians over rounds. Rows go to benchmarks/results/serving.jsonl.
 """
 
@@ -26,7 +27,10 @@ from rich.progress import Progress
 from rich.table import Table
 
 from benchmarks.load import LoadResult, Shape, run_load
-from benchmarks.peer_transformers import VARIANTS, TransformersPeer
+from benchmarks.peer_llama_cpp import VARIANTS as LLAMA_CPP_VARIANTS
+from benchmarks.peer_llama_cpp import LlamaCppPeer
+from benchmarks.peer_transformers import VARIANTS as TRANSFORMERS_VARIANTS
+from benchmarks.peer_transformers import TransformersPeer
 from benchmarks.prompts import code_prompts
 from benchmarks.records import quantiles, save_rows
 from client.stack import Stack, StackSettings, free_port
@@ -35,6 +39,7 @@ from training.expand import main as expand
 # Wide enough for the table when the output goes to a file.
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
 NUM_SPECULATIVE_TOKENS = 5
+NUM_PEER_PROMPTS = 4
 METHODS = ("off", "ngram", "draft_model", "auto")
 GREEDY = {method: {"method": method} for method in METHODS}
 # Exact against rejection mode at temperature 1, measured at one stream.
@@ -60,6 +65,10 @@ def main(
     rounds: Annotated[int, typer.Option(help="Repetitions; figures are medians over them.")] = 3,
     streams: Annotated[str, typer.Option(help="Concurrent streams, comma-separated.")] = "1,4,16",
     peer: Annotated[bool, typer.Option(help="Measure transformers too.")] = True,
+    llama_server: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, resolve_path=True, help="llama.cpp's llama-server: measures it too."),
+    ] = None,
     save: Annotated[bool, typer.Option(help="Append rows to benchmarks/results/serving.jsonl.")] = True,
 ) -> None:
     """Example: python -m benchmarks.serving --streams 1 --rounds 5"""
@@ -68,13 +77,15 @@ def main(
         expanded = Path(folder) / "expanded-target"
         console.print("==> expanding the target to a model of real cost")
         expand(Path(target), expanded)
-        rows = _measure(str(expanded), draft, plan, peer=peer)
+        rows, outputs = _measure(str(expanded), draft, plan)
+        rows += _measure_peers(str(expanded), draft, plan, outputs, transformers=peer, llama_server=llama_server)
     _show(rows)
     if save:
         console.print(f"rows appended to {save_rows('serving', rows)}")
 
 
-def _measure(target: str, draft: str, plan: Plan, *, peer: bool) -> list[dict[str, Any]]:
+def _measure(target: str, draft: str, plan: Plan) -> tuple[list[dict[str, Any]], list[list[int]]]:
+    """The stack's rows, and the token ids that it says to the peers' prompts."""
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as run_dir:
         settings = StackSettings(
@@ -90,11 +101,11 @@ def _measure(target: str, draft: str, plan: Plan, *, peer: bool) -> list[dict[st
             asyncio.run(_warm_up(state.url))
             for num_streams in plan.streams:
                 rows += _measure_stack(state.url, num_streams, plan)
+            shape = _shape(plan)
+            said = asyncio.run(run_load(state.url, code_prompts(NUM_PEER_PROMPTS), shape, 1))
         finally:
             stack.stop()
-    if peer:
-        rows += _measure_peer(target, draft, plan)
-    return rows
+    return rows, [request.token_ids for request in said.requests]
 
 
 async def _warm_up(url: str) -> None:
@@ -114,11 +125,15 @@ def _measure_stack(url: str, num_streams: int, plan: Plan) -> list[dict[str, Any
         for _ in range(plan.rounds):
             for name, wanted in variants.items():
                 before = _overhead_buckets(url)
-                shape = Shape(plan.max_tokens, num_speculative_tokens=NUM_SPECULATIVE_TOKENS, **wanted)
-                results[name].append(asyncio.run(run_load(url, prompts, shape, num_streams)))
+                results[name].append(asyncio.run(run_load(url, prompts, _shape(plan, **wanted), num_streams)))
                 overheads[name].append(_median_overhead(before, _overhead_buckets(url)))
                 progress.advance(task)
     return [_row(name, num_streams, results[name], overheads[name]) for name in variants]
+
+
+def _shape(plan: Plan, **wanted: Any) -> Shape:
+    """Exactly `max_tokens`, without stop tokens: what the peers are asked for."""
+    return Shape(plan.max_tokens, num_speculative_tokens=NUM_SPECULATIVE_TOKENS, min_tokens=plan.max_tokens, **wanted)
 
 
 def _row(method: str, num_streams: int, results: list[LoadResult], overheads: list[float]) -> dict[str, Any]:
@@ -143,33 +158,61 @@ def _digest(result: LoadResult) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _measure_peer(target: str, draft: str, plan: Plan) -> list[dict[str, Any]]:
-    peer = TransformersPeer(target, draft)
-    prompts = code_prompts(4)
-    rates: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
-    equal: dict[str, int] = {}
-    plain: list[list[int]] = []
+def _measure_peers(
+    target: str,
+    draft: str,
+    plan: Plan,
+    outputs: list[list[int]],
+    *,
+    transformers: bool,
+    llama_server: Path | None,
+) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    if transformers:
+        stock = TransformersPeer(target, draft)
+        rows += _measure_peer("transformers", stock, tuple(TRANSFORMERS_VARIANTS), plan, outputs)
+    if llama_server:
+        with LlamaCppPeer(llama_server, target, draft) as llama_cpp:
+            rows += _measure_peer("llama.cpp", llama_cpp, LLAMA_CPP_VARIANTS, plan, outputs)
+    return rows
+
+
+def _measure_peer(
+    system: str,
+    peer: TransformersPeer | LlamaCppPeer,
+    variants: tuple[str, ...],
+    plan: Plan,
+    outputs: list[list[int]],
+) -> list[dict[str, Any]]:
+    """A row per variant, `plain` first. `outputs`: the stack's token ids, to compare with."""
+    prompts = code_prompts(NUM_PEER_PROMPTS)
+    rates: dict[str, list[float]] = {variant: [] for variant in variants}
+    said: dict[str, list[list[int]]] = {}
     with Progress(console=console) as progress:
-        task = progress.add_task("transformers", total=(plan.rounds + 1) * len(VARIANTS))
+        task = progress.add_task(system, total=(plan.rounds + 1) * len(variants))
         for round_index in range(plan.rounds + 1):
-            for variant in VARIANTS:
+            for variant in variants:
                 run = peer.run(variant, prompts, plan.max_tokens if round_index else 16)
                 if round_index:  # the first round warms up
                     rates[variant].append(run.num_tokens / run.seconds)
-                    plain = run.token_ids if variant == "plain" else plain
-                    equal[variant] = sum(ours == theirs for ours, theirs in zip(run.token_ids, plain, strict=True))
+                    said[variant] = run.token_ids
                 progress.advance(task)
     return [
         {
-            "system": "transformers",
+            "system": system,
             "variant": variant,
             "num_streams": 1,
             "tokens_per_s": median(rates[variant]),
             "tokens_per_s_quantiles": quantiles(rates[variant]),
-            "outputs_equal_to_plain": f"{equal[variant]}/{len(prompts)}",
+            "outputs_equal_to_plain": _num_equal(said[variant], said["plain"]),
+            "outputs_equal_to_outrider": _num_equal(said[variant], outputs),
         }
-        for variant in VARIANTS
+        for variant in variants
     ]
+
+
+def _num_equal(outputs: list[list[int]], others: list[list[int]]) -> str:
+    return f"{sum(one == other for one, other in zip(outputs, others, strict=True))}/{len(outputs)}"
 
 
 _BUCKET = re.compile(r'^outrider:round_overhead_seconds_bucket\{le="([^"]+)"\} (\S+)$', re.MULTILINE)
@@ -204,6 +247,7 @@ def _show(rows: list[dict[str, Any]]) -> None:
         "ITL p50/p99",
         "accept len",
         "overhead p50",
+        "same as plain, as ours",
     )
     for column in columns:
         table.add_column(column, justify="left" if column in ("system", "variant") else "right")
@@ -223,7 +267,10 @@ def _show(rows: list[dict[str, Any]]) -> None:
             f"{row['itl_s']['p50'] * 1e3:.1f}/{row['itl_s']['p99'] * 1e3:.1f} ms" if ours else "",
             f"{row['mean_acceptance_length']:.2f}" if ours else "",
             f"{row['round_overhead_p50_s'] * 1e3:.2f} ms" if ours else "",
+            "" if ours else f"{row['outputs_equal_to_plain']}, {row['outputs_equal_to_outrider']}",
         )
+    if not any(row["system"] == "llama.cpp" for row in rows):
+        table.add_row("llama.cpp", "not measured: no --llama-server")
     console.print(table)
     console.print(f"{len(os.sched_getaffinity(0))} cores; the clients run on the same cores as the stack")
 

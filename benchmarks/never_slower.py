@@ -1,0 +1,170 @@
+"""Is `auto` ever slower than not speculating? How far from the best fixed length? `python -m benchmarks.never_slower`
+
+Streams x temperatures x drafters, one of them always wrong (a draft model of random weights), on mixed prompts: code,
+prose, copying. One stack per drafter; off, auto and the fixed lengths take turns. `auto` has seen each load before the
+measured rounds, as in a server that has run for a minute. Rows go to benchmarks/results/never_slower.jsonl.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from benchmarks.load import Shape, run_load
+from benchmarks.prompts import mixed_prompts
+from benchmarks.records import quantiles, save_rows
+from client.stack import Stack, StackSettings, free_port
+from training.expand import main as expand
+from training.expand_heads import expand_head
+
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
+DRAFTERS = ("draft_model", "eagle3", "ngram", "wrong")
+_MOST_TOKENS = 5
+
+
+@dataclass(frozen=True)
+class Plan:
+    streams: tuple[int, ...]
+    temperatures: tuple[float, ...]
+    lengths: tuple[int, ...]
+    max_tokens: int
+    rounds: int
+
+
+def main(
+    models: Annotated[Path, typer.Option(help="Folder of the demo family.")] = Path("models"),
+    drafters: Annotated[str, typer.Option(help="Comma-separated.")] = ",".join(DRAFTERS),
+    streams: Annotated[str, typer.Option(help="Concurrent streams, comma-separated.")] = "1,2,4,8,16,32",
+    temperatures: Annotated[str, typer.Option(help="Comma-separated; above 0 with a seed.")] = "0,1",
+    lengths: Annotated[str, typer.Option(help="Fixed draft lengths to compare with, comma-separated.")] = "1,2,3,5",
+    max_tokens: Annotated[int, typer.Option(help="Tokens per request.")] = 64,
+    rounds: Annotated[int, typer.Option(help="Repetitions; figures are medians over them.")] = 3,
+    save: Annotated[bool, typer.Option(help="Append rows to benchmarks/results/never_slower.jsonl.")] = True,
+) -> None:
+    """Example: python -m benchmarks.never_slower --drafters draft_model --streams 1,16 --rounds 1"""
+    plan = Plan(
+        tuple(map(int, streams.split(","))),
+        tuple(map(float, temperatures.split(","))),
+        tuple(map(int, lengths.split(","))),
+        max_tokens,
+        rounds,
+    )
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        console.print("==> expanding the target to a model of real cost")
+        target = Path(folder) / "target"
+        expand(models / "demo-target", target)
+        for drafter in drafters.split(","):
+            checkpoint, method = _checkpoint(drafter, models, target, Path(folder))
+            rows += _measure(drafter, method, str(target), checkpoint, Path(folder) / f"run-{drafter}", plan)
+    _show(rows, plan)
+    if save:
+        console.print(f"rows appended to {save_rows('never_slower', rows)}")
+
+
+def _checkpoint(drafter: str, models: Path, target: Path, folder: Path) -> tuple[str, str]:
+    """Folder of the drafter's checkpoint, "" where it has none, and its method."""
+    if drafter == "ngram":
+        return "", "ngram"
+    if drafter == "draft_model":
+        return str(models / "demo-draft"), "draft_model"
+    if drafter == "wrong":
+        return str(_random_draft(models / "demo-draft", folder / "wrong")), "draft_model"
+    expand_head(models / f"demo-{drafter}", models / "demo-target", target, folder / drafter)
+    return str(folder / drafter), drafter
+
+
+def _random_draft(like: Path, out: Path) -> Path:
+    """A draft model of the same shape and cost that has learned nothing."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    torch.manual_seed(0)
+    config = AutoConfig.from_pretrained(like)
+    AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(out)
+    AutoTokenizer.from_pretrained(like).save_pretrained(out)
+    return out
+
+
+def _measure(
+    drafter: str, method: str, target: str, checkpoint: str, run_dir: Path, plan: Plan
+) -> list[dict[str, Any]]:
+    settings = StackSettings(
+        model=target, draft_model=checkpoint, methods=(method,), port=free_port(), grpc_port=free_port()
+    )
+    stack = Stack(settings, run_dir, lambda _message: None)
+    console.print(f"==> {drafter}: starting the stack")
+    state = stack.start()
+    rows = []
+    try:
+        with Progress(console=console) as progress:
+            task = progress.add_task(drafter, total=len(plan.temperatures) * len(plan.streams))
+            for temperature in plan.temperatures:
+                for num_streams in plan.streams:
+                    cell = {"drafter": drafter, "temperature": temperature, "num_streams": num_streams}
+                    rows += [{**cell, **row} for row in _cell(state.url, method, temperature, num_streams, plan)]
+                    progress.advance(task)
+    finally:
+        stack.stop()
+    return rows
+
+
+def _cell(url: str, method: str, temperature: float, num_streams: int, plan: Plan) -> list[dict[str, Any]]:
+    variants = {"off": ("off", _MOST_TOKENS), "auto": ("auto", _MOST_TOKENS)}
+    variants |= {f"{length} tokens": (method, length) for length in plan.lengths}
+    prompts = mixed_prompts(max(6, 2 * num_streams))
+    rates: dict[str, list[float]] = {name: [] for name in variants}
+    outputs: dict[str, list[list[int]]] = {}
+    for round_index in range(plan.rounds + 1):  # the first fills the prefix cache and shows `auto` the load
+        for name in variants if round_index else ("off", "auto"):
+            asked, length = variants[name]
+            seed = 7 if temperature else None
+            shape = Shape(plan.max_tokens, asked, length, temperature, seed, mode="exact" if seed else None)
+            result = asyncio.run(run_load(url, prompts, shape, num_streams))
+            if round_index:
+                rates[name].append(result.tokens_per_s)
+                outputs[name] = [request.token_ids for request in result.requests]
+    if any(found != outputs["off"] for found in outputs.values()):
+        raise RuntimeError("two variants gave different tokens")
+    return [
+        {"variant": name, "tokens_per_s": median(found), "tokens_per_s_quantiles": quantiles(found)}
+        for name, found in rates.items()
+    ]
+
+
+def _show(rows: list[dict[str, Any]], plan: Plan) -> None:
+    table = Table("drafter", "T", "streams", "off", "auto", "auto / off", "best fixed", "auto / best")
+    worst_of_off, worst_of_best = 10.0, 10.0
+    cells = {(row["drafter"], row["temperature"], row["num_streams"]) for row in rows}
+    for drafter, temperature, num_streams in sorted(cells):
+        found = {
+            row["variant"]: row["tokens_per_s"]
+            for row in rows
+            if (row["drafter"], row["temperature"], row["num_streams"]) == (drafter, temperature, num_streams)
+        }
+        best = max((name for name in found if name != "auto"), key=lambda name: found[name])
+        of_off, of_best = found["auto"] / found["off"], found["auto"] / found[best]
+        worst_of_off, worst_of_best = min(worst_of_off, of_off), min(worst_of_best, of_best)
+        table.add_row(
+            *(drafter, f"{temperature:g}", str(num_streams), f"{found['off']:.1f}", f"{found['auto']:.1f}"),
+            *(f"{of_off:.2f}", f"{best}: {found[best]:.1f}", f"{of_best:.2f}"),
+        )
+    console.print(table)
+    console.print(
+        f"the least of auto / off is {worst_of_off:.2f} (promised: 0.97), of auto / best {worst_of_best:.2f} (aim: "
+        f"0.95); medians of {plan.rounds} rounds"
+    )
+
+
+if __name__ == "__main__":
+    typer.run(main)

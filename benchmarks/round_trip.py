@@ -1,0 +1,279 @@
+"""What does a drafter far away still bring? `python -m benchmarks.round_trip` (about 6 minutes).
+
+The real stack with a link between gateway and drafter that makes everything late (benchmarks/simulation/link.py):
+round-trip times of 0 to 100 ms, with and without jitter, one stream, no drafts, drafts of fixed lengths and auto.
+What comes out is compared with
+
+    S = E / (1 + n c + r)     E tokens a round, n draft tokens, c = seconds of drafting one / T, r = round trip / T
+
+(Leviathan et al. 2023 with a round trip; T: seconds of a plain round), every figure measured in the same run, once as
+it stands and once with what a round without delay took beyond it. Also: bytes on the wire per token, and the time to
+the first token. Rows go to benchmarks/results/round_trip.jsonl.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from benchmarks.load import LoadResult, Shape, run_load
+from benchmarks.prompts import code_prompts
+from benchmarks.records import save_rows
+from benchmarks.simulation.stack import METHOD, MeasuredStack, expanded_target, measured_stack, plain
+
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
+_IDLE_S = 4.0
+_FIRST_TOKEN_REPEATS = 3
+_SERVICES = ("gateway", "verifier", "drafter")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """conditions: (round-trip time in ms, jitter). lengths: of fixed drafts; the longest is auto's limit."""
+
+    conditions: tuple[tuple[float, float], ...]
+    lengths: tuple[int, ...]
+    num_prompts: int
+    max_tokens: int
+
+    def variants(self) -> dict[str, Shape]:
+        fixed = {f"draft {length}": Shape(self.max_tokens, METHOD, length) for length in self.lengths}
+        return {"off": plain(self.max_tokens), **fixed, "auto": self.auto(self.max_tokens)}
+
+    def auto(self, max_tokens: int) -> Shape:
+        return Shape(max_tokens, "auto", max(self.lengths))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One variant under one condition. Seconds and tokens of rounds leave prefills out."""
+
+    rtt_ms: float
+    jitter: float
+    variant: str
+    num_draft_tokens: int  # asked for in each round; 0: none, or auto
+    tokens_per_s: float
+    num_tokens: int
+    rounds: int
+    round_tokens: float
+    round_s: float
+    drafted_share: float
+    draft_s: float
+    forward_s: float
+    first_token_s: float
+    # On the way to and from each service, less what flows without requests.
+    bytes_per_token: dict[str, float] = field(default_factory=dict)
+
+
+def main(
+    target: Annotated[Path, typer.Option(help="Small target that is expanded.")] = Path("models/demo-target"),
+    draft: Annotated[Path, typer.Option(help="Draft model.")] = Path("models/demo-draft"),
+    rtt_ms: Annotated[str, typer.Option(help="Round-trip times, comma-separated.")] = "0,1,5,20,100",
+    jitter: Annotated[float, typer.Option(help="Each way takes 1 - jitter to 1 + jitter of its time; 0: none.")] = 0.5,
+    lengths: Annotated[str, typer.Option(help="Lengths of fixed drafts, comma-separated.")] = "2,5,8",
+    prompts: Annotated[int, typer.Option(help="Prompts per cell.")] = 4,
+    max_tokens: Annotated[int, typer.Option(help="Tokens per request.")] = 96,
+    save: Annotated[bool, typer.Option(help="Append rows to benchmarks/results/round_trip.jsonl.")] = True,
+) -> None:
+    """Example: python -m benchmarks.round_trip --rtt-ms 0,20 --jitter 0 --prompts 2 --no-save"""
+    times = [float(text) for text in rtt_ms.split(",")]
+    conditions = [
+        (time_ms, share) for time_ms in times for share in dict.fromkeys((0.0, jitter)) if time_ms or not share
+    ]
+    plan = Plan(tuple(conditions), tuple(int(text) for text in lengths.split(",")), prompts, max_tokens)
+    with expanded_target(target, _say) as expanded, measured_stack(expanded, draft, _say, with_links=True) as stack:
+        cells = _measure(stack, plan)
+    rows = compare(cells)
+    _show(rows)
+    console.print(f"{len(os.sched_getaffinity(0))} cores; client, links and services run on the same cores")
+    if save:
+        console.print(f"rows appended to {save_rows('round_trip', rows)}")
+
+
+def _say(message: str) -> None:
+    console.print(f"==> {message}")
+
+
+def _measure(stack: MeasuredStack, plan: Plan) -> list[Cell]:
+    url, prompts = stack.state.url, code_prompts(plan.num_prompts)
+    cells: list[Cell] = []
+    for shape in (plain(16), Shape(48, METHOD, max(plan.lengths))):
+        asyncio.run(run_load(url, prompts, shape, 1))  # fills the prefix cache, warms up
+    idle = _idle_bytes_per_s(stack)
+    with Progress(console=console) as progress:
+        task = progress.add_task("cells", total=len(plan.conditions) * (len(plan.variants()) + 1))
+        for rtt_ms, jitter in plan.conditions:
+            stack.links["drafter"].set_delay(rtt_ms * 1e-3, jitter)
+            # The time that auto takes to notice is a cell of its own.
+            wanted = {"auto, noticing": plan.auto(plan.max_tokens), **plan.variants()}
+            found = {}
+            for name, shape in wanted.items():
+                found[name] = _cell(stack, rtt_ms, jitter, name, shape, prompts, idle)
+                progress.advance(task)
+            first_token_s = _first_token_s(url, prompts, plan)
+            cells += [_with_first_token(cell, first_token_s) for cell in found.values()]
+    return cells
+
+
+def _cell(
+    stack: MeasuredStack,
+    rtt_ms: float,
+    jitter: float,
+    name: str,
+    shape: Shape,
+    prompts: list[str],
+    idle: dict[str, float],
+) -> Cell:
+    before = {service: stack.scrape(service) for service in _SERVICES}
+    bytes_before = _num_bytes(stack)
+    started = time.perf_counter()
+    result = asyncio.run(run_load(stack.state.url, prompts, shape, 1))
+    bytes_after, seconds = _num_bytes(stack), time.perf_counter() - started
+    grown = {service: _growth(before[service], stack.scrape(service)) for service in _SERVICES}
+    kinds = {kind: _rounds(grown["gateway"], kind) for kind in ("on", "off")}
+    rounds = sum(count for count, _, _ in kinds.values())
+    num_tokens = sum(request.num_tokens for request in result.requests)
+    return Cell(
+        rtt_ms=rtt_ms,
+        jitter=jitter,
+        variant=name,
+        num_draft_tokens=shape.num_speculative_tokens if shape.method == METHOD else 0,
+        tokens_per_s=result.tokens_per_s,
+        num_tokens=num_tokens,
+        rounds=round(rounds),
+        round_tokens=sum(tokens for _, tokens, _ in kinds.values()) / rounds,
+        round_s=sum(spent for _, _, spent in kinds.values()) / rounds,
+        drafted_share=kinds["on"][0] / rounds,
+        draft_s=_mean(grown["drafter"], "draft_seconds", f'{{method="{METHOD}"}}'),
+        forward_s=_mean(grown["verifier"], "forward_seconds"),
+        first_token_s=_median_first_token(result),
+        bytes_per_token={
+            service: (bytes_after[service] - bytes_before[service] - seconds * idle[service]) / num_tokens
+            for service in idle
+        },
+    )
+
+
+def _rounds(grown: dict[str, float], kind: str) -> tuple[float, float, float]:
+    """Count, tokens and seconds of rounds with ("on") or without ("off") a draft."""
+    labels = f'{{speculation="{kind}"}}'
+    names = ("round_seconds_count", "round_tokens_total", "round_seconds_sum")
+    count, tokens, seconds = (grown.get(name + labels, 0.0) for name in names)
+    return count, tokens, seconds
+
+
+def _growth(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+    return {name: value - before.get(name, 0.0) for name, value in after.items()}
+
+
+def _mean(grown: dict[str, float], name: str, labels: str = "") -> float:
+    """Of a histogram's growth; 0 where nothing was observed."""
+    count = grown.get(f"{name}_count{labels}", 0.0)
+    return grown.get(f"{name}_sum{labels}", 0.0) / count if count else 0.0
+
+
+def _num_bytes(stack: MeasuredStack) -> dict[str, int]:
+    return {service: sum(link.num_bytes) for service, link in stack.links.items()}
+
+
+def _idle_bytes_per_s(stack: MeasuredStack) -> dict[str, float]:
+    """Health checks and the like, which flow without a request."""
+    before, started = _num_bytes(stack), time.perf_counter()
+    time.sleep(_IDLE_S)
+    after, seconds = _num_bytes(stack), time.perf_counter() - started
+    return {service: (after[service] - before[service]) / seconds for service in before}
+
+
+def _first_token_s(url: str, prompts: list[str], plan: Plan) -> dict[str, float]:
+    """Medians over short requests, the sides in turns."""
+    shapes = {"off": plain(4), "auto": plan.auto(4)}
+    found: dict[str, list[float]] = {name: [] for name in shapes}
+    for _ in range(_FIRST_TOKEN_REPEATS):
+        for name, shape in shapes.items():
+            found[name].append(_median_first_token(asyncio.run(run_load(url, prompts, shape, 1))))
+    return {name: median(values) for name, values in found.items()}
+
+
+def _median_first_token(result: LoadResult) -> float:
+    return median(request.first_token_s for request in result.requests)
+
+
+def _with_first_token(cell: Cell, first_token_s: dict[str, float]) -> Cell:
+    return Cell(**{**vars(cell), "first_token_s": first_token_s.get(cell.variant, cell.first_token_s)})
+
+
+def compare(cells: list[Cell]) -> list[dict[str, Any]]:
+    """Rows with what was measured and what was to be expected, both as multiples of plain decoding.
+
+    speedup is of rounds, without prefills; `of_off` of whole requests, under the same condition. expected: the formula;
+    expected_with_excess: with what a round of that length took beyond the formula where nothing was delayed.
+    """
+    without_delay = {cell.variant: cell for cell in cells if cell.rtt_ms == 0.0}
+    off_cells = {(cell.rtt_ms, cell.jitter): cell for cell in cells if cell.variant == "off"}
+    # Without drafts the way to the drafter makes no difference: a median over all conditions is less noisy than one.
+    plain_s = median(off.round_s / off.round_tokens for off in off_cells.values())
+    rows = []
+    for cell in cells:
+        off = off_cells[cell.rtt_ms, cell.jitter]
+        row = {**vars(cell), "of_off": cell.tokens_per_s / off.tokens_per_s, **_by_rounds(cell, off)}
+        near = without_delay.get(cell.variant)
+        if cell.num_draft_tokens and near is not None:
+            row |= _expected(cell, near, plain_s)
+        rows.append(row)
+    return rows
+
+
+def _by_rounds(cell: Cell, off: Cell) -> dict[str, float]:
+    return {"speedup": (cell.round_tokens / cell.round_s) / (off.round_tokens / off.round_s)}
+
+
+def _expected(cell: Cell, near: Cell, plain_s: float) -> dict[str, float]:
+    """near: the same variant without delay; only E is the cell's own. plain_s: of a plain round."""
+    drafting = near.draft_s / plain_s
+    delay = cell.rtt_ms * 1e-3 / plain_s
+    excess = near.round_s / plain_s - 1.0 - drafting
+    return {
+        "c": drafting / cell.num_draft_tokens,
+        "expected": cell.round_tokens / (1.0 + drafting + delay),
+        "expected_with_excess": cell.round_tokens / (1.0 + drafting + delay + excess),
+    }
+
+
+def _show(rows: list[dict[str, Any]]) -> None:
+    columns = (
+        *("RTT", "jitter", "variant", "tokens/s", "of off", "tokens/round", "drafted"),
+        *("speed-up", "expected", "with excess", "TTFT", "drafter B/token", "verifier B/token"),
+    )
+    table = Table(*columns, title="Real stack, one stream, the drafter behind a link with delay")
+    for row in rows:
+        expected = [f"{row[name]:.2f}" if name in row else "" for name in ("expected", "expected_with_excess")]
+        wire = [f"{row['bytes_per_token'][service]:.0f}" for service in ("drafter", "verifier")]
+        table.add_row(
+            f"{row['rtt_ms']:g} ms",
+            f"{row['jitter']:g}",
+            row["variant"],
+            f"{row['tokens_per_s']:.1f}",
+            f"{row['of_off']:.2f}",
+            f"{row['round_tokens']:.2f}",
+            f"{row['drafted_share']:.0%}",
+            f"{row['speedup']:.2f}",
+            *expected,
+            f"{row['first_token_s'] * 1e3:.0f} ms",
+            *wire,
+        )
+    console.print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,258 @@
+"""One request in simulated time: the gateway's side of it, gateway/decode_loop.py and gateway/drafting.py as events.
+
+The draft policy is the real one, and is told what it would be told. Not simulated: hidden states, trees, lost services.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from benchmarks.simulation.costs import Costs
+from benchmarks.simulation.drafter import SimulatedDrafter
+from benchmarks.simulation.events import Events
+from benchmarks.simulation.verifier import RoundTimes, SimulatedVerifier
+from gateway.config import GatewayConfig
+from gateway.draft_policy import DraftPolicy, RoundOutcome
+from gateway.drafting import ALONE_RUN, LONGEST_ALONE_RUN
+
+# The one that its costs were recorded of.
+DRAFT_METHOD = "draft_model"
+_DRAFT_TIMEOUT_S = GatewayConfig().draft_timeout_ms * 1e-3
+
+
+@dataclass(frozen=True)
+class Link:
+    """Between gateway and drafter. Each way takes half of the round-trip time, times 1 - jitter .. 1 + jitter."""
+
+    rtt_s: float = 0.0
+    jitter: float = 0.0
+
+    def one_way_s(self, rng: random.Random) -> float:
+        if not self.jitter:
+            return 0.5 * self.rtt_s
+        return 0.5 * self.rtt_s * rng.uniform(1.0 - self.jitter, 1.0 + self.jitter)
+
+
+@dataclass(frozen=True)
+class Request:
+    """accepted: what was recorded of one request, round by round; the simulation draws from it."""
+
+    num_tokens: int
+    num_prompt_rows: int
+    accepted: tuple[int, ...]
+
+
+@dataclass
+class Tally:
+    """What all sessions together have done."""
+
+    num_tokens: int = 0
+    num_rounds: int = 0
+    num_drafted_rounds: int = 0
+    num_draft_tokens: int = 0
+    num_accepted: int = 0
+    num_timeouts: int = 0
+    first_token_s: list[float] = field(default_factory=list)
+    # Per request: seconds after the first token, over the tokens after it.
+    token_s: list[float] = field(default_factory=list)
+
+    def reset(self) -> None:
+        vars(self).update(vars(Tally()))
+
+
+@dataclass(eq=False, slots=True)
+class Session:
+    """`opened_at` .. `asked_at` are what verifier.SimulatedSession says they are."""
+
+    events: Events
+    costs: Costs
+    link: Link
+    rng: random.Random
+    request: Request
+    policy: DraftPolicy | None
+    verifier: SimulatedVerifier
+    acquire: Callable[[], SimulatedDrafter | None]
+    release: Callable[[SimulatedDrafter], None]
+    on_end: Callable[[], None]
+    tally: Tally
+    opened_at: float = 0.0
+    step: object | None = None
+    step_arrived_at: float = 0.0
+    replied_at: float | None = None
+    return_s: float | None = None
+    num_pending: int = 0
+    num_behind: int = 0
+    num_draft_tokens: int = 0
+    free_run_left: int = 0
+    num_asked: int = 0
+    asked_at: float = 0.0
+    _num_committed: int = 0
+    _drafter: SimulatedDrafter | None = None
+    # When the last message to the drafter arrives there: later ones do not overtake it.
+    _sent_until: float = 0.0
+    _is_late: bool = False
+    _num_timeouts: int = 0
+    _ask: int = 0
+    # Of the round in progress, as the gateway times it.
+    _asked_at: float = 0.0
+    _draft_wait_s: float = 0.0
+    _draft_s: float = 0.0
+    _drafter_total_s: float = 0.0
+    _verify_started_at: float = 0.0
+    _first_token_at: float = 0.0
+
+    def start(self) -> None:
+        """The request is at the gateway now."""
+        self.opened_at = self.events.now
+        self.num_pending = self.num_behind = self.request.num_prompt_rows
+        self.verifier.open(self)
+        self.events.after(0.5 * self.costs.request_s, self._round)
+
+    # ---- gateway ----
+
+    def _round(self) -> None:
+        self._draft_wait_s = self._draft_s = self._drafter_total_s = 0.0
+        self.num_asked = self.num_draft_tokens = 0
+        if self.policy is None:
+            self._verify(self.request.num_tokens)
+            return
+        if self._is_late:
+            self._verify(self._alone_run())
+            return
+        num_wanted = self.policy.num_draft_tokens()
+        if num_wanted == 0:
+            self._verify(self.policy.free_run())
+        elif not self._open():
+            self._verify(self._alone_run())
+        elif self._num_committed == 0:
+            self._verify(1)
+        else:
+            self._ask_drafter(num_wanted)
+
+    def _alone_run(self) -> int:
+        return min(ALONE_RUN << max(0, self._num_timeouts - 1), LONGEST_ALONE_RUN)
+
+    def _open(self) -> bool:
+        if self._drafter is None:
+            self._drafter = self.acquire()
+            if self._drafter is None:
+                return False
+            self.num_behind = self.request.num_prompt_rows + self._num_committed
+            self._tell(self._drafter.open)
+        return True
+
+    def _tell(self, action: Callable[[Session], None]) -> None:
+        now = self.events.now
+        arrives_at = now + 0.5 * self.costs.drafter_trip_s + self.link.one_way_s(self.rng)
+        self._sent_until = max(self._sent_until, arrives_at)
+        self.events.after(self._sent_until - now, action, self)
+
+    def _ask_drafter(self, num_wanted: int) -> None:
+        self.num_asked = num_wanted
+        self._asked_at = self.events.now
+        self._ask += 1
+        if self._drafter is not None:
+            self._tell(self._drafter.submit)
+        self.events.after(_DRAFT_TIMEOUT_S, self._timeout, self._ask)
+
+    def _timeout(self, ask: int) -> None:
+        if ask != self._ask or self.num_asked == 0:
+            return
+        self.tally.num_timeouts += 1
+        self._is_late = True
+        self._num_timeouts += 1
+        self.num_asked = 0
+        self._verify(self._alone_run())
+
+    def _answer(self, ask: int, draft_s: float, total_s: float) -> None:
+        if ask != self._ask:
+            return
+        if self._is_late:
+            self._is_late = False
+            return
+        self._num_timeouts = 0
+        self._draft_wait_s = self.events.now - self._asked_at
+        self._draft_s, self._drafter_total_s = draft_s, total_s
+        # What cannot be committed any more is not verified (the scheduler cuts it).
+        self.num_draft_tokens = max(0, min(self.num_asked, self.request.num_tokens - self._num_committed - 1))
+        self._ask += 1  # the timeout of this ask means nothing any more
+        self._verify(0)
+
+    def _verify(self, free_run: int) -> None:
+        self.free_run_left = free_run
+        self._verify_started_at = self.events.now
+        self.events.after(0.5 * self.costs.verifier_trip_s, self.verifier.submit, self)
+
+    def _observe(self, num_tokens: int, num_draft_tokens: int, times: RoundTimes, more: bool) -> None:
+        """A commit is at the gateway."""
+        now, tally = self.events.now, self.tally
+        tally.num_tokens += num_tokens
+        tally.num_rounds += 1
+        if num_draft_tokens:
+            tally.num_drafted_rounds += 1
+            tally.num_draft_tokens += num_draft_tokens
+            tally.num_accepted += num_tokens - 1
+        # A draft's tokens are in the drafter's cache, but for the last one.
+        self.num_behind += num_tokens if not num_draft_tokens else 1 + (num_tokens > num_draft_tokens)
+        round_s = now - self._verify_started_at + self._draft_wait_s
+        self._verify_started_at = now
+        if not self._first_token_at:
+            self._first_token_at = now + 0.5 * self.costs.request_s
+            tally.first_token_s.append(self._first_token_at - self.opened_at)
+        if self.policy is not None:
+            self.policy.observe(
+                RoundOutcome(
+                    num_asked=self.num_asked,
+                    num_draft_tokens=num_draft_tokens,
+                    num_accepted=num_tokens - 1 if num_draft_tokens else 0,
+                    batch_sessions=times.batch_sessions,
+                    marginal_row_s=times.marginal_row_s,
+                    tokens_per_s=times.tokens_per_s,
+                    draft_s=self._draft_s,
+                    overhead_s=max(0.0, round_s - times.total_s - self._drafter_total_s),
+                    method=DRAFT_METHOD if self.num_asked else "",
+                    round_tokens=times.last_round.num_tokens,
+                    round_s=times.last_round.seconds,
+                )
+            )
+            self._draft_wait_s = self._draft_s = self._drafter_total_s = 0.0
+        if not more:
+            if self._num_committed >= self.request.num_tokens:
+                self._end()
+            else:
+                self._round()
+
+    def _end(self) -> None:
+        ended_at = self.events.now + 0.5 * self.costs.request_s
+        self.tally.token_s.append((ended_at - self._first_token_at) / max(1, self.request.num_tokens - 1))
+        if self._drafter is not None:
+            self.release(self._drafter)
+            self._tell(self._drafter.close)
+        self.events.after(0.5 * self.costs.request_s, self.on_end)
+
+    # ---- what the services call ----
+
+    @property
+    def num_wanted_rows(self) -> int:
+        return self.num_pending + self.num_draft_tokens
+
+    def accept(self) -> int:
+        num_accepted = 0
+        if self.num_draft_tokens:
+            num_accepted = min(self.num_draft_tokens, self.rng.choice(self.request.accepted))
+        self._num_committed += num_accepted + 1
+        return num_accepted + 1
+
+    def is_finished(self) -> bool:
+        return self._num_committed >= self.request.num_tokens
+
+    def committed(self, num_tokens: int, times: RoundTimes, *, more: bool) -> None:
+        num_draft_tokens, self.num_draft_tokens = self.num_draft_tokens, 0
+        delay_s = 0.5 * self.costs.verifier_trip_s
+        self.events.after(delay_s, self._observe, num_tokens, num_draft_tokens, times, more)
+
+    def proposed(self, draft_s: float, total_s: float) -> None:
+        delay_s = 0.5 * self.costs.drafter_trip_s + self.link.one_way_s(self.rng)
+        self.events.after(delay_s, self._answer, self._ask, draft_s, total_s)

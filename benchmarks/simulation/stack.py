@@ -1,0 +1,97 @@
+"""The real stack for measurements: a target of real cost, its drafters behind links that delay, every /metrics read.
+
+Not here: what is measured (record.py, validate.py, ../round_trip.py).
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.load import Shape
+from benchmarks.simulation.link import DelayedLink
+from client.stack import Progress, Stack, StackSettings, StackState, free_port
+from training.expand import main as expand
+
+METHOD = "draft_model"
+_SAMPLE = re.compile(r"^outrider:(\w+?)(?:\{([^}]*)\})? (\S+)$", re.MULTILINE)
+
+
+@dataclass
+class MeasuredStack:
+    """links: by service, those between it and the gateway. metrics_urls: of gateway, verifier and a single drafter."""
+
+    state: StackState
+    links: dict[str, DelayedLink] = field(default_factory=dict)
+    metrics_urls: dict[str, str] = field(default_factory=dict)
+
+    def scrape(self, service: str) -> dict[str, float]:
+        """Every sample of the service's /metrics, by name and labels as they are written there."""
+        with urllib.request.urlopen(self.metrics_urls[service], timeout=10) as reply:
+            text = reply.read().decode()
+        return {
+            f"{name}{{{labels}}}" if labels else name: float(value) for name, labels, value in _SAMPLE.findall(text)
+        }
+
+
+class _Stack(Stack):
+    """With links before verifier and drafter where they are wanted."""
+
+    def __init__(
+        self, settings: StackSettings, run_dir: Path, progress: Progress, links: dict[str, DelayedLink]
+    ) -> None:
+        super().__init__(settings, run_dir, progress)
+        self._links = links
+
+    def _gateway_command(self) -> list[str]:
+        command = [*super()._gateway_command(), "--per-request-spec-decode-metrics", "detailed"]
+        for kind, addresses in (("verifier", self.state.verifiers), ("drafter", self.state.drafters)):
+            if kind in self._links:
+                command += [f"--{kind}s", self._links[kind].start(addresses[0])]  # the last one counts
+        return command
+
+
+@contextmanager
+def measured_stack(
+    target: Path, draft: Path, progress: Progress, *, num_drafters: int = 1, with_links: bool = False
+) -> Iterator[MeasuredStack]:
+    """with_links: what goes between gateway and services is counted, and can be delayed; one drafter then."""
+    with ExitStack() as exits:
+        run_dir = Path(exits.enter_context(tempfile.TemporaryDirectory()))
+        links = {kind: exits.enter_context(DelayedLink()) for kind in ("verifier", "drafter") if with_links}
+        ports = {kind: free_port() for kind in ("verifier", "drafter")}
+        settings = StackSettings(
+            model=str(target),
+            draft_model=str(draft),
+            methods=(METHOD,),
+            port=0,
+            grpc_port=-1,
+            num_drafters=num_drafters,
+            verifier_args=("--metrics-port", str(ports["verifier"])),
+            # Several drafters cannot have the same one.
+            drafter_args=("--metrics-port", str(ports["drafter"])) if num_drafters == 1 else (),
+        )
+        stack = _Stack(settings, run_dir, progress, links)
+        exits.callback(stack.stop)
+        state = stack.start()
+        urls = {kind: f"http://127.0.0.1:{port}/metrics" for kind, port in ports.items()}
+        yield MeasuredStack(state, links, {**urls, "gateway": f"{state.url}/metrics"})
+
+
+def plain(max_tokens: int) -> Shape:
+    """Without drafts. A length is asked for all the same: the gateway takes no 0."""
+    return Shape(max_tokens, "off", 1)
+
+
+@contextmanager
+def expanded_target(small: Path, progress: Progress) -> Iterator[Path]:
+    """The small target inside a model of real cost (training/expand.py), in a folder that is gone afterwards."""
+    with tempfile.TemporaryDirectory() as folder:
+        progress("expanding the target to a model of real cost")
+        expand(small, Path(folder) / "target")
+        yield Path(folder) / "target"

@@ -1,0 +1,98 @@
+"""The round-trip benchmark's arithmetic, and one small real stack behind links: delays, bytes and recorded costs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.load import Shape, run_load
+from benchmarks.prompts import code_prompts
+from benchmarks.round_trip import Cell, Plan, _cell, compare
+from benchmarks.simulation.fleet import Arrivals, Scenario, simulate
+from benchmarks.simulation.record import medians_near, record
+from benchmarks.simulation.stack import METHOD, MeasuredStack, measured_stack, plain
+
+MODELS = Path(__file__).parents[2] / "models"
+OFF = Cell(0, 0, "off", 0, 48.0, 96, 90, 1.0, 0.02, 0.0, 0.0, 0.02, 0.03)
+DRAFT = Cell(0, 0, "draft 5", 5, 120.0, 96, 30, 3.0, 0.026, 1.0, 0.005, 0.0205, 0.03)
+
+
+def test_the_formula_is_fed_with_the_costs_without_delay() -> None:
+    """S = E / (1 + n c + r): 3 tokens, 5 ms of drafting and 20 ms of way at 20 ms a plain round."""
+    far = replace(DRAFT, rtt_ms=20.0, round_s=0.046)
+    rows = compare([OFF, DRAFT, replace(OFF, rtt_ms=20.0), far])
+    near_row, far_row = rows[1], rows[3]
+    assert near_row["c"] == pytest.approx(0.05)
+    assert near_row["expected"] == pytest.approx(3 / 1.25)
+    # The round took 1 ms more than forward and drafting.
+    assert near_row["expected_with_excess"] == pytest.approx(near_row["speedup"]) == pytest.approx(3 / 1.3)
+    assert far_row["expected"] == pytest.approx(3 / 2.25)
+    assert far_row["expected_with_excess"] == pytest.approx(far_row["speedup"]) == pytest.approx(3 / 2.3)
+    assert far_row["of_off"] == pytest.approx(120 / 48)
+
+
+def test_every_cell_is_compared_with_plain_decoding_under_its_own_condition() -> None:
+    slow_off = replace(OFF, rtt_ms=1.0, jitter=0.5, tokens_per_s=24.0, round_s=0.04)
+    rows = compare([OFF, DRAFT, slow_off, replace(DRAFT, rtt_ms=1.0, jitter=0.5)])
+    assert rows[3]["of_off"] == pytest.approx(5.0)
+    assert rows[3]["speedup"] == pytest.approx(3 / 0.026 * 0.04)
+
+
+def test_auto_is_given_the_longest_draft() -> None:
+    plan = Plan(((0.0, 0.0),), (2, 5), 1, 8)
+    assert plan.variants()["auto"] == Shape(8, "auto", 5)
+    assert plan.variants()["draft 2"] == Shape(8, METHOD, 2)
+
+
+def test_batches_count_for_the_point_that_they_are_near() -> None:
+    samples = [(1, 0.1), (15, 3.0), (16, 1.0), (17, 2.0), (12, 9.0), (32, 5.0)]
+    assert medians_near(samples, (1, 16, 32)) == [(1, 0.1), (16, 2.0)]
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[MeasuredStack]:
+    """The demo pair as it is: nothing is claimed of its speed."""
+    with measured_stack(MODELS / "demo-target", MODELS / "demo-draft", print, with_links=True) as stack:
+        yield stack
+
+
+def test_a_delay_before_the_drafter_is_in_every_round_with_a_draft(stack: MeasuredStack) -> None:
+    prompts = code_prompts(2)
+    asyncio.run(run_load(stack.state.url, prompts, Shape(8, METHOD, 4), 1))
+    idle = {"verifier": 0.0, "drafter": 0.0}
+    cells = {}
+    for rtt_ms in (0.0, 120.0):
+        stack.links["drafter"].set_delay(rtt_ms * 1e-3)
+        for name, shape in (("off", plain(24)), ("draft 4", Shape(24, METHOD, 4))):
+            cells[name, rtt_ms] = _cell(stack, rtt_ms, 0.0, name, shape, prompts, idle)
+    stack.links["drafter"].set_delay(0.0)
+    near, far = cells["draft 4", 0.0], cells["draft 4", 120.0]
+    # A busy machine may miss a draft timeout; nothing makes a round with a draft shorter than its delay.
+    assert near.drafted_share > 0.0 < far.drafted_share
+    assert far.round_s >= 0.12 * far.drafted_share
+    assert cells["off", 0.0].drafted_share == cells["off", 120.0].drafted_share == 0.0
+    assert near.draft_s > 0.0 < near.forward_s
+    assert near.round_tokens > 1.0
+    # Asking, and as many draft tokens as come back: tens of bytes each way and token.
+    assert near.bytes_per_token["drafter"] > 20.0 < near.bytes_per_token["verifier"]
+
+
+def test_costs_that_are_recorded_can_be_simulated_with(stack: MeasuredStack) -> None:
+    costs = record(stack, num_prompts=1, max_tokens=48, repeats=3)
+    rows = [rows for rows, _ in costs.verifier_step]
+    assert rows == sorted(rows)
+    assert rows[:4] == [1, 2, 4, 8]  # of one session; how many of several go together is the verifier's affair
+    assert rows[-1] == 256
+    assert all(seconds > 0.0 for _, seconds in costs.verifier_step)
+    assert costs.draft_step[-1][1] > 0.0
+    assert costs.drafter_trip_s > 0.0 < costs.verifier_trip_s
+    code = costs.domains["code"]
+    assert len(code.accepted) == len(code.num_prompt_tokens) == 1
+    assert max(code.accepted[0]) <= code.num_draft_tokens == 8
+    assert 1.0 <= code.tokens_per_round(1) <= 2.0
+    outcome = simulate(Scenario(1, 1, "fixed:4", 1.0, Arrivals.STREAMS, seconds=5.0), costs)
+    assert outcome.tokens_per_s > 0.0
