@@ -28,6 +28,8 @@ class RoundOutcome:
     # The whole verifier's last round: tokens of all sessions, and seconds; 0: it tells nothing.
     round_tokens: int = 0
     round_s: float = 0.0
+    # Sessions that are open at the verifier, in this forward or not; 0: not told.
+    open_sessions: int = 0
 
 
 class DraftPolicy(Protocol):

@@ -166,6 +166,7 @@ class Drafting:
             method=self._asked_method if has_answer else "",
             round_tokens=verifier.round_tokens,
             round_s=verifier.round_us * 1e-6,
+            open_sessions=verifier.open_sessions,
             draft_s=drafter.forward_us * 1e-6,
             overhead_s=max(0.0, round_s - (verifier.total_us + drafter.total_us) * 1e-6),
         )

@@ -2,8 +2,8 @@
 
 The costs that `auto` decides by (draft_costs) leave things out: a drafter on the verifier's machine takes its cores and
 its memory bandwidth, and sessions wait for each other. So the outcome itself is measured: the verifier's rounds while
-sessions draft against its rounds while none does, per number of sessions. Where drafting loses, nobody drafts for a
-while; twice as long after each further loss.
+sessions draft against its rounds while none does, per number of open sessions (not of those in a forward: drafting
+splits them). Where drafting loses, nobody drafts for a while; twice as long after each further loss.
 
 Not here: how many tokens to draft where it pays.
 """
@@ -44,12 +44,15 @@ class _Rounds:
     tokens: float = 0.0
     seconds: float = 0.0
     count: float = 0.0
+    # Rounds of single sessions.
+    num_seen: float = 0.0
 
     def add(self, outcome: RoundOutcome, share: float) -> None:
         keep = 1.0 - share / _MEMORY_ROUNDS if self.count >= _MEMORY_ROUNDS else 1.0
         self.tokens = keep * self.tokens + share * outcome.round_tokens
         self.seconds = keep * self.seconds + share * outcome.round_s
         self.count = keep * self.count + share
+        self.num_seen = keep * self.num_seen + 1.0
 
     @property
     def tokens_per_s(self) -> float:
@@ -90,9 +93,9 @@ class GoodputGuard:
 
     def observe(self, outcome: RoundOutcome) -> None:
         """A commit of any session that is free to draft or not."""
-        num_sessions = max(1, outcome.batch_sessions)
-        self._load = self._loads.setdefault(round(_LOADS_PER_DOUBLING * math.log2(num_sessions)), _Load())
-        share = 1.0 / num_sessions  # of a round, which every session in it reports
+        num_open = max(1, outcome.open_sessions, outcome.batch_sessions)
+        self._load = self._loads.setdefault(round(_LOADS_PER_DOUBLING * math.log2(num_open)), _Load())
+        share = 1.0 / max(1, outcome.batch_sessions)  # of a round, which every session in it reports
         self._load.plain_age += 1 + outcome.num_accepted
         self._load.mute_left -= 1 + outcome.num_accepted
         self._follow(outcome, share)
@@ -100,7 +103,7 @@ class GoodputGuard:
             return
         if self._is_drafting:
             self._load.drafting.add(outcome, share)
-            self._compare(num_sessions)
+            self._compare()
         else:
             self._load.plain.add(outcome, share)
             self._load.plain_age = 0
@@ -113,9 +116,8 @@ class GoodputGuard:
         self._rounds_since_change = self._rounds_since_change + share if is_drafting == self._is_drafting else 0.0
         self._is_drafting = is_drafting
 
-    def _compare(self, num_sessions: int) -> None:
-        load = self._load
-        num_seen = load.drafting.count * num_sessions
+    def _compare(self) -> None:
+        load, num_seen = self._load, self._load.drafting.num_seen
         if num_seen < _FIRST_ROUNDS:
             return
         if load.plain.count < _PLAIN_ROUNDS:

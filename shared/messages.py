@@ -65,6 +65,8 @@ class Timings:
     # Of a verifier: tokens that the forward before committed, and from end to end; 0: it tells nothing of the rate.
     round_tokens: int = 0
     round_us: int = 0
+    # Of a verifier: sessions that are open, in this forward or not; 0: not told.
+    open_sessions: int = 0
 
 
 @dataclass(frozen=True)

@@ -270,6 +270,7 @@ class VerifierEngine:
             self._pace.marginal_row_s,
             self._pace.tokens_per_s,
             self._pace.last_round,
+            len(self._sessions),
         )
         num_tokens_before = self._num_tokens
         for work, rows in zip(plan, outputs, strict=True):

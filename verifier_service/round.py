@@ -32,6 +32,7 @@ class ForwardTimes:
     marginal_row_s: float = 0.0
     tokens_per_s: float = 0.0
     last_round: LastRound = NO_ROUND
+    open_sessions: int = 0
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ def decide(work: Work, outputs: RowOutputs, max_model_len: int, times: ForwardTi
             tokens_per_s=times.tokens_per_s,
             round_tokens=times.last_round.num_tokens,
             round_us=_us(times.last_round.seconds),
+            open_sessions=times.open_sessions,
         ),
         more=step_goes_on,
         num_cached_tokens=0 if session.has_replied else session.num_cached_tokens,

@@ -215,6 +215,7 @@ class Session:
                     method=DRAFT_METHOD if self.num_asked else "",
                     round_tokens=times.last_round.num_tokens,
                     round_s=times.last_round.seconds,
+                    open_sessions=times.open_sessions,
                 )
             )
             self._draft_wait_s = self._draft_s = self._drafter_total_s = 0.0

@@ -32,6 +32,7 @@ class RoundTimes:
     marginal_row_s: float
     tokens_per_s: float
     last_round: pace.LastRound
+    open_sessions: int
 
 
 class SimulatedSession(Protocol):
@@ -190,7 +191,12 @@ class SimulatedVerifier:
             is_finished = session.is_finished()
             more = session.free_run_left > 0 and not is_finished
             times = RoundTimes(
-                now - session.step_arrived_at, len(self._plan), marginal_row_s, tokens_per_s, rates.last_round
+                now - session.step_arrived_at,
+                len(self._plan),
+                marginal_row_s,
+                tokens_per_s,
+                rates.last_round,
+                len(self.sessions),
             )
             if more:
                 session.step_arrived_at = ended

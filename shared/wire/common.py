@@ -53,6 +53,7 @@ def timings_to_wire(timings: m.Timings) -> common.Timings:
         tokens_per_s=timings.tokens_per_s,
         round_tokens=timings.round_tokens,
         round_us=timings.round_us,
+        open_sessions=timings.open_sessions,
     )
 
 
@@ -67,4 +68,5 @@ def timings_from_wire(message: common.Timings) -> m.Timings:
         tokens_per_s=message.tokens_per_s,
         round_tokens=message.round_tokens,
         round_us=message.round_us,
+        open_sessions=message.open_sessions,
     )

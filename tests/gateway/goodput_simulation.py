@@ -132,6 +132,7 @@ class LockStep:
                     method=self.policies[session].method if asked[session] else "",
                     round_tokens=last_round.num_tokens,
                     round_s=last_round.seconds,
+                    open_sessions=len(plan),
                 )
             )
         run.num_tokens += num_tokens
