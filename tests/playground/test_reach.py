@@ -1,0 +1,95 @@
+"""Who can use the page: from a keyboard, on a phone, in light and dark, with a screen reader (by axe's rules)."""
+
+from __future__ import annotations
+
+from browsing import PHONE, Screen, Viewer
+from playwright.async_api import expect
+
+from tests.e2e.e2e_stack import RunningStack
+
+_FOCUSED = "(one => one.getAttribute('aria-label') || one.id || one.getAttribute('role') || '')(document.activeElement)"
+_LUMINANCE = """element => { const [red, green, blue] = getComputedStyle(element).backgroundColor.match(/[\\d.]+/g);
+  return 0.2126 * red + 0.7152 * green + 0.0722 * blue; }"""
+
+
+async def tab_to(screen: Screen, name: str, key: str = "Tab") -> None:
+    """By the keyboard alone, as anybody would have to."""
+    for _ in range(60):
+        await screen.page.keyboard.press(key)
+        if name in await screen.page.evaluate(_FOCUSED):
+            return
+    raise AssertionError(f"{name!r} cannot be reached by {key}")
+
+
+async def test_everything_works_from_a_keyboard(screen: Screen) -> None:
+    keyboard = screen.page.keyboard
+    await tab_to(screen, "Prompt")
+    await keyboard.press("Control+A")
+    await keyboard.type("def main():")
+    await tab_to(screen, "max_tokens")
+    await keyboard.press("Control+A")
+    await keyboard.type("30")
+    await tab_to(screen, "Prompt", "Shift+Tab")
+    await keyboard.press("Control+Enter")
+    await screen.until_done()
+    await tab_to(screen, "arrow keys")
+    await keyboard.press("ArrowRight")
+    await keyboard.press("ArrowRight")
+    said = screen.panel().locator("[aria-live]")
+    await expect(said).to_contain_text("Token 2, ")
+    await expect(said).to_contain_text("probability")
+    card = screen.page.get_by_role("tooltip")
+    assert await card.is_visible()
+    await keyboard.press("Home")
+    await expect(said).to_contain_text("Token 1, ")
+    await keyboard.press("Escape")
+    assert await card.count() == 0
+    outline = await screen.page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+    assert outline == "solid"  # where the focus is can be seen
+
+
+async def test_the_switch_and_the_tabs_from_a_keyboard(screen: Screen) -> None:
+    keyboard, page = screen.page.keyboard, screen.page
+    await tab_to(screen, "switch")
+    await keyboard.press("Space")
+    await expect(page.get_by_role("switch", name="Compare")).to_be_checked()
+    await page.get_by_role("radio", name="Prompt").focus()
+    await keyboard.press("ArrowRight")
+    await expect(page.get_by_label("Message", exact=True)).to_be_visible()
+
+
+async def test_on_a_phone(viewer: Viewer, stack: RunningStack) -> None:
+    screen = await viewer.open(stack.url, size=PHONE, touch=True)
+    page = screen.page
+    assert not await page.get_by_label("Temperature").is_visible()  # the settings are folded away
+    await page.get_by_role("button", name="Run").tap()
+    await screen.until_done()
+    token = screen.panel().locator(".token.accepted:not(.blank)").last
+    await token.tap()
+    card = page.get_by_role("tooltip")
+    await expect(card).to_contain_text("Round")
+    box = await card.bounding_box()
+    assert box is not None
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= PHONE[0]
+    assert await page.evaluate("document.documentElement.scrollWidth") <= PHONE[0]
+    await screen.check_accessible()
+    await screen.picture("phone")
+    await page.get_by_text("Settings", exact=True).tap()
+    await page.get_by_label("Temperature").fill("0.5")
+    assert await page.evaluate("document.documentElement.scrollWidth") <= PHONE[0]
+
+
+async def test_light_and_dark(viewer: Viewer, stack: RunningStack) -> None:
+    """As the system says, unless the reader says otherwise, and that is remembered."""
+    for scheme, other in (("light", "dark"), ("dark", "light")):
+        screen = await viewer.open(stack.url, scheme=scheme)
+        body = screen.page.locator("body")
+        assert (await body.evaluate(_LUMINANCE) > 128) == (scheme == "light")
+        await screen.check_accessible()
+        await screen.page.get_by_label("Theme").select_option(other)
+        assert (await body.evaluate(_LUMINANCE) > 128) == (other == "light")
+        await screen.check_accessible()
+        await screen.page.reload()
+        await screen.page.get_by_text("tokens of context").wait_for()
+        assert (await body.evaluate(_LUMINANCE) > 128) == (other == "light")

@@ -1,0 +1,138 @@
+"""What the page shows when something is wrong: a dead drafter, a refusal, an error in mid-stream, a missing key."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from browsing import Screen, Viewer, until
+from playwright.async_api import expect
+
+from gateway.config import GatewayConfig
+from gateway.tokenizer import Tokenizer
+from shared.errors import VerifierLost
+from tests.e2e.e2e_stack import RunningStack
+from tests.gateway.doors import ALICE, key_file, open_doors
+from tests.gateway.gateway_script import DEMO_TARGET, Script, ScriptedService
+
+
+@pytest.fixture
+def service() -> ScriptedService:
+    """Tokens from a script, behind the real door."""
+    return ScriptedService(Tokenizer.load(DEMO_TARGET), Script(delay_s=0.05))
+
+
+@asynccontextmanager
+async def served(viewer: Viewer, service: ScriptedService, config: GatewayConfig | None = None) -> AsyncIterator[str]:
+    """Its address; pages are closed before the door is, or they would complain of it."""
+    async with open_doors(service, config or GatewayConfig(port=0, grpc_port=0)) as doors:
+        yield doors.url
+        await viewer.close()
+
+
+async def test_a_drafter_dies_in_mid_stream(screen: Screen, stack: RunningStack) -> None:
+    """It is shown as gone, in the text and in the fleet, while the text goes on; then it is back."""
+    page = screen.page
+    await screen.settings(Method="draft_model", Temperature="0", Most_tokens="1900")
+    await screen.page.get_by_role("switch", name="Compare").check()
+    await screen.run()
+    panel = "Speculation on"
+    await until(screen, 60)
+    await expect(page.locator(".fleet .drafters .state-word")).to_have_text("drafting")
+    stack.kill("drafter-0")
+    try:
+        await expect(page.locator(".fleet .drafters .state-word")).to_have_text("gone")
+        mark = screen.panel(panel).locator(".fleet-mark.gone")
+        await expect(mark).to_have_text(f"Drafter {stack.state.drafters[0]} is gone")
+        num_then = len(await screen.tokens(panel))
+        await until(screen, num_then + 20)
+        assert await screen.panel(panel).get_attribute("aria-busy") == "true"
+        assert {token.origin for token in (await screen.tokens(panel))[-10:]} == {"target"}
+        await screen.check_accessible()
+        await mark.scroll_into_view_if_needed()
+        await screen.picture("drafter-gone")
+        await page.get_by_role("button", name="Stop").click()
+        await expect(screen.panel(panel).locator(".state")).to_have_text("Stopped.")
+        one, other = await screen.text(panel), await screen.text("Speculation off")
+        shorter = min(len(one), len(other))
+        assert shorter > 0
+        assert one[:shorter] == other[:shorter]
+    finally:
+        stack.revive()
+    await expect(page.locator(".fleet .drafters .state-word")).to_have_text("serving")
+
+
+async def test_a_refusal_is_said_in_words(screen: Screen) -> None:
+    await screen.settings(Temperature="-1")
+    await screen.run()
+    alert = screen.page.get_by_role("alert")
+    await expect(alert).to_contain_text("Refused with 400.")
+    await expect(alert).to_contain_text("temperature must be between 0 and 100, got -1.0")
+    await expect(screen.page.get_by_label("Temperature")).to_have_attribute("aria-invalid", "true")
+    await screen.check_accessible()
+    await screen.settings(Temperature="0", Most_tokens="4")
+    await screen.run()
+    await screen.until_done()
+    assert await alert.count() == 0
+
+
+async def test_an_error_in_mid_stream_keeps_what_was_said(viewer: Viewer, service: ScriptedService) -> None:
+    service.script.error, service.script.error_at = VerifierLost("the verifier was lost"), 3
+    async with served(viewer, service) as url:
+        screen = await viewer.open(url)
+        await screen.run()
+        await expect(screen.page.get_by_role("alert")).to_contain_text("the verifier was lost")
+        assert await screen.num_tokens() == 3 * service.script.commit_len
+
+
+async def test_a_broken_stream_is_taken_up_again(viewer: Viewer, service: ScriptedService) -> None:
+    """The first answer is cut within its second event; the rest is asked for by the id of the first."""
+    async with served(viewer, service) as url:
+        screen = await viewer.open(url)
+
+        async def cut(route: object) -> None:
+            answer = await route.fetch()  # type: ignore[attr-defined]
+            body = await answer.body()
+            first = body.index(b"\n\n") + 2
+            await route.fulfill(response=answer, body=body[: first + 40])  # type: ignore[attr-defined]
+
+        await screen.page.route("**/v1/completions", cut)
+        async with screen.page.expect_request("**/v1/streams/*") as resumed:
+            await screen.run()
+        await screen.until_done()
+        assert (await resumed.value).headers["last-event-id"].endswith(":3")
+        assert await screen.text() == service.script.text
+
+
+async def test_a_key_is_asked_for_and_kept_in_the_tab(viewer: Viewer, service: ScriptedService, tmp_path: Path) -> None:
+    config = GatewayConfig(port=0, grpc_port=0, api_keys_file=key_file(tmp_path))
+    async with served(viewer, service, config) as url:
+        screen = await viewer.open(url, wait=False)
+        page = screen.page
+        await expect(page.locator(".serving")).to_contain_text("an API key is needed")
+        field = page.get_by_label("API key", exact=True)
+        await expect(field).to_be_visible()
+        await screen.check_accessible()
+        await field.fill("wrong")
+        await field.press("Enter")
+        await expect(page.locator(".serving")).not_to_contain_text("is needed")
+        await field.fill(ALICE)
+        await field.press("Enter")
+        await page.get_by_text("tokens of context").wait_for()
+        await screen.run()
+        await screen.until_done()
+        assert service.requests[-1].owner == "alice"
+        kept = await page.evaluate("[JSON.stringify(sessionStorage), JSON.stringify(localStorage), document.cookie]")
+        assert [ALICE in place for place in kept] == [True, False, False]
+
+
+async def test_a_gateway_that_is_gone(viewer: Viewer, service: ScriptedService) -> None:
+    async with open_doors(service, GatewayConfig(port=0, grpc_port=0)) as doors:
+        screen = await viewer.open(doors.url)
+    await expect(screen.page.locator(".fleet .trouble")).to_contain_text("does not answer")
+    await screen.run()
+    await expect(screen.page.get_by_role("alert")).to_contain_text("The gateway does not answer.")
+    assert all("ERR_CONNECTION_REFUSED" in complaint for complaint in viewer.complaints)
+    viewer.complaints.clear()
