@@ -1,0 +1,77 @@
+"""reference/cli.md: every command of `outrider`, from the typer apps themselves."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import typer
+import typer.main
+
+from client.cli import app as outrider_app
+from docs.generate.markdown import cell, code, table
+from engine.certify import main as certify
+from training.cli import app as train_app
+
+_INTRODUCTION = """# The command `outrider`
+
+`outrider COMMAND --help` prints what is here; the page is made from the command itself.
+
+"""
+
+
+def command_tree() -> dict[str, Any]:
+    """Full names ("train evaluate") and the click commands behind them."""
+    certify_app = typer.Typer()
+    certify_app.command()(certify)
+    replaced = {"train": train_app, "certify": certify_app}  # `outrider` hands its arguments on to these programs
+    tree: dict[str, Any] = {}
+    for name, command in typer.main.get_command(outrider_app).commands.items():  # type: ignore[attr-defined]
+        command = typer.main.get_command(replaced[name]) if name in replaced else command
+        _walk(name, command, tree)
+    return tree
+
+
+def cli_page() -> str:
+    head = inspect.cleandoc(typer.main.get_command(outrider_app).help or "")
+    return _INTRODUCTION + head + "\n" + "".join(_section(name, command) for name, command in command_tree().items())
+
+
+def _walk(name: str, command: Any, tree: dict[str, Any]) -> None:
+    tree[name] = command
+    for child_name, child in getattr(command, "commands", {}).items():
+        _walk(f"{name} {child_name}", child, tree)
+
+
+def _section(name: str, command: Any) -> str:
+    text, _, examples = inspect.cleandoc(command.help or "").partition("Examples:")
+    if not examples:
+        text, _, examples = text.partition("Example:")
+    section = f"\n## outrider {name}\n\n{text.strip()}\n"
+    if examples:
+        lines = [" ".join(example.split()) for example in examples.split("\n\n") if example.strip()]
+        section += "\n```\n" + "\n".join(lines) + "\n```\n"
+    rows = [_parameter(parameter) for parameter in command.params if not getattr(parameter, "hidden", False)]
+    return section + ("\n" + table(("argument or option", "default", "what it does"), rows) if rows else "")
+
+
+def _parameter(parameter: Any) -> list[str]:
+    if parameter.param_type_name == "argument":
+        shown = code((parameter.name or "").upper())
+    else:
+        shown = ", ".join(code(option) for option in [*parameter.opts, *parameter.secondary_opts])
+    variable = parameter.envvar
+    if variable:
+        shown += "<br>" + code(variable if isinstance(variable, str) else variable[0])
+    default = parameter.default
+    if parameter.required:
+        default = "required"
+    elif default is None or default is False or not isinstance(default, str | int | float | bool) or default == "":
+        default = code(default) if _is_path(default) else ""
+    else:
+        default = code(default)
+    return [shown, default, cell(getattr(parameter, "help", "") or "")]
+
+
+def _is_path(value: object) -> bool:
+    return hasattr(value, "__fspath__")

@@ -1,0 +1,157 @@
+"""vLLM's names (release 0.33.0: its documentation and sources), each with a value that asks for something.
+
+Not here: what becomes of them in Outrider (vllm_tables.py asks the code).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+
+# Keys of speculative_config, with a value that asks for something.
+SPECULATIVE_CONFIG: Mapping[str, Any] = {
+    "method": "ngram",
+    "model": str(ROOT / "models/demo-draft"),
+    "num_speculative_tokens": 5,
+    "prompt_lookup_max": 4,
+    "prompt_lookup_min": 2,
+    "suffix_decoding_max_tree_depth": 24,
+    "suffix_decoding_max_cached_requests": 1000,
+    "suffix_decoding_max_spec_factor": 2.0,
+    "suffix_decoding_min_token_prob": 0.2,
+    "rejection_sample_method": "block",
+    "enforce_eager": True,
+    "draft_tensor_parallel_size": 2,
+    "max_model_len": 2048,
+    **dict.fromkeys(("quantization", "moe_backend", "attention_backend", "kv_cache_dtype"), "some"),
+    **dict.fromkeys(("revision", "code_revision", "draft_sample_method"), "some"),
+    **dict.fromkeys(("use_heterogeneous_vocab", "parallel_drafting", "disable_padded_drafter_batch"), True),
+    **dict.fromkeys(("use_local_argmax_reduction", "enable_adaptive_verification"), True),
+    "num_speculative_tokens_per_batch_size": {"8": 3},
+    "synthetic_acceptance_rates": [0.5],
+    "synthetic_acceptance_length": 2.0,
+    "draft_load_config": {},
+    "tensor_parallel_size": 2,
+}
+# Request fields of vLLM's and OpenAI's, with a value that asks for something and the endpoints that have them.
+BOTH, COMPLETIONS, CHAT = "both", "completions", "chat"
+REQUEST_FIELDS: Mapping[str, tuple[str, Any]] = {
+    **dict.fromkeys(("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty"), (BOTH, 0.5)),
+    **dict.fromkeys(("n", "top_k", "seed", "max_tokens", "max_completion_tokens", "min_tokens"), (BOTH, 2)),
+    "repetition_penalty": (BOTH, 1.1),
+    "logit_bias": (BOTH, {"5": 1.0}),
+    "stop": (BOTH, ["x"]),
+    "stop_token_ids": (BOTH, [5]),
+    "bad_words": (BOTH, ["x"]),
+    "allowed_token_ids": (BOTH, [5]),
+    **dict.fromkeys(("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"), (BOTH, True)),
+    **dict.fromkeys(("add_special_tokens", "stream", "return_token_ids"), (BOTH, True)),
+    "stream_options": (BOTH, {"include_usage": True, "continuous_usage_stats": True}),
+    "prompt_logprobs": (BOTH, 1),
+    "truncate_prompt_tokens": (BOTH, 5),
+    "truncation_side": (BOTH, "left"),
+    "response_format": (BOTH, {"type": "json_object"}),
+    "structured_outputs": (BOTH, {"json_object": True}),
+    "request_id": (BOTH, "x"),
+    "cache_salt": (BOTH, "x"),
+    "echo": (COMPLETIONS, True),
+    "logprobs": (COMPLETIONS, 2),
+    "suffix": (COMPLETIONS, "x"),
+    "best_of": (COMPLETIONS, 2),
+    "prompt_embeds": (COMPLETIONS, "x"),
+    "top_logprobs": (CHAT, 2),
+    **dict.fromkeys(("add_generation_prompt", "continue_final_message", "parallel_tool_calls"), (CHAT, True)),
+    "chat_template_kwargs": (CHAT, {"x": 1}),
+    "tools": (CHAT, [{"type": "function", "function": {"name": "f"}}]),
+    "tool_choice": (CHAT, "required"),
+    "reasoning_effort": (CHAT, "high"),
+    "include_reasoning": (CHAT, True),
+    "documents": (CHAT, [{"title": "x"}]),
+    "chat_template": (CHAT, "x"),
+    **{name: (CHAT, {"x": 1}) for name in ("mm_processor_kwargs", "media_io_kwargs")},
+    **dict.fromkeys(("use_beam_search", "return_tokens_as_token_ids", "return_token_offsets"), (BOTH, True)),
+    **dict.fromkeys(("length_penalty", "priority", "stream_interval", "thinking_token_budget"), (BOTH, 2)),
+    **{name: (BOTH, {"x": 1}) for name in ("kv_transfer_params", "vllm_xargs", "repetition_detection")},
+    "logprob_token_ids": (BOTH, [5]),
+    "watermarking": (BOTH, True),
+    "spaces_between_special_tokens": (BOTH, False),
+    "session_id": (BOTH, "x"),
+    "user": (BOTH, "x"),
+}
+METRICS = (
+    *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_preemptions"),
+    *("prompt_tokens", "generation_tokens", "request_success", "prompt_tokens_cached"),
+    *("time_to_first_token_seconds", "inter_token_latency_seconds", "e2e_request_latency_seconds"),
+    *("spec_decode_num_drafts", "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"),
+    *("spec_decode_num_accepted_tokens_per_pos", "prefix_cache_queries", "prefix_cache_hits"),
+    *("request_queue_time_seconds", "request_prefill_time_seconds", "request_decode_time_seconds"),
+    *("request_inference_time_seconds", "request_time_per_output_token_seconds", "iteration_tokens_total"),
+    *("request_prompt_tokens", "request_generation_tokens", "request_params_n", "request_params_max_tokens"),
+)
+ENDPOINTS = (
+    *("/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize"),
+    *("/health", "/ping", "/ready", "/readyz", "/version", "/load", "/metrics"),
+    *("/v1/responses", "/v1/embeddings", "/v1/score", "/v1/rerank", "/pooling", "/v1/messages"),
+    *("/v1/chat/completions/batch", "/inference/v1/generate", "/abort_requests", "/server_info"),
+    *("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/sleep", "/wake_up", "/pause", "/resume"),
+    *("/reset_prefix_cache", "/start_profile", "/stop_profile", "/v1/realtime"),
+)
+# Options of `vllm serve`: the service that has the same, its name there, and what differs.
+SERVE_OPTIONS: Mapping[str, tuple[str, str, str]] = {
+    "MODEL": ("verifier_service", "--model", "a local folder; the gateway takes the same"),
+    "--host": ("gateway", "--host", ""),
+    "--port": ("gateway", "--port", ""),
+    "--grpc": ("gateway", "--grpc-port", "both doors are open at once; another protocol, `outrider.v1`"),
+    "--served-model-name": ("verifier_service", "--served-model-name", "one name"),
+    "--dtype": ("verifier_service", "--dtype", "no float16"),
+    "--max-model-len": ("verifier_service", "--max-model-len", ""),
+    "--max-num-seqs": ("verifier_service", "--max-num-seqs", "more are refused there, not queued; the gateway retries"),
+    "--max-num-batched-tokens": ("verifier_service", "--max-num-batched-tokens", ""),
+    "--block-size": ("verifier_service", "--block-size", ""),
+    "--kv-cache-memory-bytes": ("verifier_service", "--kv-cache-mb", "in MiB"),
+    "--gpu-memory-utilization": (
+        "verifier_service",
+        "--kv-cache-mb",
+        "a size; `outrider serve` ignores the share",
+    ),
+    "--enable-prefix-caching": ("verifier_service", "--enable-prefix-caching", "on by default"),
+    "--enable-chunked-prefill": ("verifier_service", "--prefill-chunk-size", "always on; the size of a chunk"),
+    "--enforce-eager": ("verifier_service", "--enforce-eager", ""),
+    "--attention-backend": ("verifier_service", "--attention-backend", "other choices"),
+    "--tensor-parallel-size": ("verifier_service", "--tensor-parallel-size", "of one machine"),
+    "--data-parallel-size": ("gateway", "--verifiers", "start more verifiers; a gateway spreads sessions over them"),
+    "--speculative-config": ("gateway", "--speculative-config", "the table above"),
+    "--per-request-spec-decode-metrics": ("gateway", "--per-request-spec-decode-metrics", ""),
+    "--api-key": ("gateway", "--api-keys-file", "hashes in a file, each with limits; `outrider key new NAME`"),
+    "--ssl-certfile": ("gateway", "--tls-cert-file", ""),
+    "--ssl-keyfile": ("gateway", "--tls-key-file", ""),
+    "--ssl-ca-certs": ("gateway", "--tls-ca-file", ""),
+    "--disable-fastapi-docs": ("gateway", "--api-docs", "off by itself on hosts that are not loopback"),
+    "--otlp-traces-endpoint": ("gateway", "--otlp-traces-endpoint", "and on each service"),
+    "--uvicorn-log-level": ("gateway", "--log-level", ""),
+    "--chat-template": ("", "", "the checkpoint's own template is taken"),
+    "--allowed-origins": ("", "", "no CORS at the command line"),
+    "--trust-remote-code": ("", "", "code from a checkpoint is never run"),
+    "--quantization": ("", "", "bfloat16 and float32 checkpoints only"),
+    "--kv-cache-dtype": ("", "", "the KV cache has the dtype of the weights"),
+    "--enable-lora": ("", "", "merge the adapter into the checkpoint"),
+    "--pipeline-parallel-size": ("", "", "not here"),
+    "--enable-auto-tool-choice": ("", "", "no tool calls"),
+    "--reasoning-parser": ("", "", "no reasoning parser"),
+}
+LLM_ARGUMENTS: Mapping[str, Any] = {
+    **dict.fromkeys(("model", "speculative_config", "dtype", "seed", "max_model_len", "tensor_parallel_size"), None),
+    **dict.fromkeys(("enforce_eager", "enable_prefix_caching", "max_num_seqs", "max_num_batched_tokens"), None),
+    **dict.fromkeys(("gpu_memory_utilization", "swap_space", "compilation_config", "disable_log_stats"), 1),
+    "tokenizer": "other",
+    "trust_remote_code": True,
+    "quantization": "awq",
+    "kv_cache_dtype": "fp8",
+    "pipeline_parallel_size": 2,
+    "enable_lora": True,
+    "hf_overrides": {"x": 1},
+    "speculative_model": "x",
+}
