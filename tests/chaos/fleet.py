@@ -93,12 +93,16 @@ class Fleet:
         self.redis.start()
         for kind in ("verifier", "drafter"):
             for index in range(self._counts[kind]):
-                await self._expose(self._add(f"{kind}-{index}", _SERVICE_COMMANDS[kind]()))
+                await self._expose(self._add(f"{kind}-{index}", self._service_command(kind)))
         for index in range(self._counts["gateway"]):
             self._add(f"gateway-{index}", self._gateway_command())
-        for part in self.parts.values():
-            part.start()
-        await asyncio.gather(*(self.wait_serving(part) for part in self.parts.values()))
+        try:
+            for part in self.parts.values():
+                part.start()
+            await asyncio.gather(*(self.wait_serving(part) for part in self.parts.values()))
+        except BaseException:
+            await self.__aexit__()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -165,9 +169,12 @@ class Fleet:
 
     def _add(self, name: str, command: Sequence[str]) -> Part:
         host, prefix = self._place(name)
-        part = Part(name, _free_port(), command, self._run_dir / f"{name}.log", host, prefix)
+        part = Part(name, free_port(), command, self._run_dir / f"{name}.log", host, prefix)
         self.parts[name] = part
         return part
+
+    def _service_command(self, kind: str) -> list[str]:
+        return _SERVICE_COMMANDS[kind]()
 
     def _gateway_command(self) -> list[str]:
         addresses = {
@@ -192,7 +199,7 @@ def _drafter_command() -> list[str]:
 _SERVICE_COMMANDS: dict[str, Callable[[], list[str]]] = {"verifier": _verifier_command, "drafter": _drafter_command}
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -73,7 +73,10 @@ async def fetch_references(urls: Sequence[str], load: Load) -> list[Received]:
     count = len(PROMPTS) * len(PARAMS)
     rng = random.Random(0)
     return await asyncio.gather(
-        *(fetch(urls, f"reference-{index}", request_body(index, load, "off"), rng, 300.0) for index in range(count))
+        *(
+            fetch(urls, f"reference-{load.seed}-{index}", request_body(index, load, "off"), rng, 300.0)
+            for index in range(count)
+        )
     )
 
 

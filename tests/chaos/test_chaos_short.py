@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.chaos.fleet import Fleet
@@ -13,10 +11,9 @@ from tests.chaos.run import run_chaos
 pytestmark = pytest.mark.timeout(900)
 
 
-async def test_no_byte_changes_in_a_storm(tmp_path: Path) -> None:
-    async with Fleet(tmp_path, num_gateways=2, num_drafters=2, num_verifiers=2) as fleet:
-        load = Load(num_requests=80, num_at_once=10, num_tokens=192, mean_pause_s=0.6, seed=3)
-        report = await run_chaos(fleet, load)
+async def test_no_byte_changes_in_a_storm(fleet: Fleet) -> None:
+    load = Load(num_requests=80, num_at_once=10, num_tokens=192, mean_pause_s=0.6, seed=3)
+    report = await run_chaos(fleet, load)
     assert report.mismatches == []
     assert report.failures == []
     assert report.leftovers == []

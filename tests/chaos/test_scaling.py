@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.chaos.fleet import Fleet
 from tests.chaos.load import Load
-from tests.chaos.scaling import SCHEDULE, run_scaling
+from tests.chaos.scaling import run_scaling
 
 pytestmark = pytest.mark.timeout(900)
 
 
-async def test_drafters_come_and_go_and_no_request_notices(tmp_path: Path) -> None:
-    async with Fleet(tmp_path, num_gateways=1, num_drafters=max(SCHEDULE), num_verifiers=1) as fleet:
-        load = Load(num_requests=12, num_at_once=6, num_tokens=96, mean_pause_s=0.0, seed=4)
-        phases, held = await run_scaling(fleet, load)
-    assert [phase.num_drafters for phase in phases] == list(SCHEDULE)
+async def test_drafters_come_and_go_and_no_request_notices(fleet: Fleet) -> None:
+    """Up, to none, and up from none; at the end all run again."""
+    schedule = (1, 2, 0, 2)
+    load = Load(num_requests=8, num_at_once=6, num_tokens=96, mean_pause_s=0.0, seed=4)
+    phases, held = await run_scaling(fleet, load, schedule)
+    assert [phase.num_drafters for phase in phases] == list(schedule)
     for phase in phases:
         assert phase.report.mismatches == []
         assert phase.report.failures == []

@@ -24,7 +24,7 @@ from tests.fuzz.tally import Finding
 MODELS = Path(__file__).parents[2] / "models"
 _BODY: dict[str, Any] = {
     "prompt": "def add(a, b):\n    return a + b\n\n\ndef sub(",
-    "max_tokens": 48,
+    "max_tokens": 24,
     "temperature": 0,
     "ignore_eos": True,
     "stream": True,
