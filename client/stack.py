@@ -132,9 +132,10 @@ class Stack:
         return self._run_dir / f"{name}.log"
 
     def _spawn(self, name: str, command: list[str]) -> None:
-        # Idle OpenMP threads that spin take the cores the other services compute on: beside a busy process a step
-        # went from 5 to 46 ms, with PASSIVE to 15; on an idle machine it makes no difference (docs/log.md).
-        environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
+        # Idle OpenMP threads that spin for long take the cores the other services compute on; ones that sleep at once
+        # have to be woken for each of a hundred operations in a forward. A fraction of a millisecond bridges those: a
+        # forward of 48 rows 63 -> 85 ms without any spinning, 67 with this much (docs/log.md).
+        environment = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "20000", **os.environ}
         with self._log_path(name).open("wb") as log_file:
             self._processes[name] = subprocess.Popen(
                 command,

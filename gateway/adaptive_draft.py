@@ -96,7 +96,7 @@ class AdaptiveDraft:
             if gain > 0.0:
                 costs.pays_again()
                 return length
-        return min(_PROBE_LENGTH, self._max_draft_tokens) if costs.takes_probe() else 0
+        return min(_PROBE_LENGTH, self._max_draft_tokens) if costs.takes_probe(shared.load) else 0
 
     def free_run(self) -> int:
         """Until something else may be decided: a return to the gateway costs the others a wait or this one a turn."""

@@ -26,7 +26,8 @@ _PROBE_DECAY = 0.85
 # What is believed before anything is known.
 _PRIOR_ACCEPTANCE = 0.7
 _PRIOR_OVERHEAD_S = 0.001
-# Tokens of all sessions between two short probes while drafting does not pay; twice as many after each that fails.
+# Tokens of all sessions between two short probes while drafting does not pay; twice as many after each that fails. The
+# longest pause is per session in a batch: a probe holds up all of them, and opens a session at the drafter.
 _PROBE_GAP = 48
 _LONGEST_PROBE_GAP = 768
 
@@ -106,12 +107,12 @@ class MethodCosts:
         )
         return max(gains, default=(0.0, 0), key=lambda entry: entry[0])
 
-    def takes_probe(self) -> bool:
+    def takes_probe(self, load: VerifierLoad) -> bool:
         """Whether a session for which drafting does not seem to pay may try once."""
         if self.tokens_until_probe > 0:
             return False
         self.tokens_until_probe = self.probe_gap
-        self.probe_gap = min(2 * self.probe_gap, _LONGEST_PROBE_GAP)
+        self.probe_gap = min(2 * self.probe_gap, round(_LONGEST_PROBE_GAP * load.batch_sessions))
         return True
 
     def pays_again(self) -> None:

@@ -94,7 +94,7 @@ def test_no_arrow_points_up(package: str) -> None:
 
 
 def test_every_package_of_the_tree_is_known_here() -> None:
-    found = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"outrider"}
+    found = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"outrider", "docs"}  # its page generators
     assert found <= set(PACKAGES)
 
 

@@ -64,10 +64,9 @@ class BenchSettings:
         if self.ignore_eos:
             body["ignore_eos"] = True
         if self.method or self.num_speculative_tokens:
-            body["speculation"] = {
-                "method": self.method or "auto",
-                "num_speculative_tokens": self.num_speculative_tokens,
-            }
+            body["speculation"] = {"method": self.method or "auto"}
+            if self.num_speculative_tokens:
+                body["speculation"]["num_speculative_tokens"] = self.num_speculative_tokens
         return body
 
 
