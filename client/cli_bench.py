@@ -108,6 +108,13 @@ def bench(
 
 
 def _run(settings: BenchSettings) -> BenchRun:
+    # The loop is made before anything is shown: one that Ctrl-C meets half made complains when it is collected.
+    with asyncio.Runner() as runner:
+        runner.get_loop()
+        return _run_with_progress(runner, settings)
+
+
+def _run_with_progress(runner: asyncio.Runner, settings: BenchSettings) -> BenchRun:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -125,7 +132,7 @@ def _run(settings: BenchSettings) -> BenchRun:
             num_failed += bool(result.error)
             progress.update(task, advance=1, note=f"[red]{num_failed} failed[/red]" if num_failed else "")
 
-        return asyncio.run(run_bench(settings, on_done))
+        return runner.run(run_bench(settings, on_done))
 
 
 def _show(found: dict[str, Any], metrics: list[str], percentiles: list[float], *, as_json: bool) -> None:
