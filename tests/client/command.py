@@ -113,8 +113,11 @@ class Terminal:
 
 
 def _own_terminal() -> None:
-    """Makes standard input the terminal that Ctrl-C comes from."""
+    """Makes standard input the terminal that Ctrl-C comes from, also where the tests run with SIGINT ignored."""
     import fcntl
+    import signal
     import termios
+
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
