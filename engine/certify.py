@@ -7,10 +7,12 @@ torch is imported when the work begins: --help is there at once, and Ctrl-C mean
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import signal
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 # Room for the certificate's own sequences; it makes small caches of the same shape.
 _NUM_BLOCKS = 64
 _BLOCK_SIZE = 16
+_INTERRUPTED = 130
 
 
 def main(
@@ -46,6 +49,7 @@ def main(
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
     try:
         with errors.status(f"loading and certifying {model}"):
+            _import_torch(errors)
             loaded, certificate = _certified(model, dtype, device, threads, tensor_parallel_size)
     except OutriderError as error:
         errors.print(f"outrider: {error.message}", style="red", markup=False)
@@ -57,6 +61,20 @@ def main(
     else:
         _show(console, loaded, certificate)
     raise typer.Exit(0 if certificate.holds else 1)
+
+
+def _import_torch(console: Console) -> None:
+    """Takes seconds, in which an interrupt could come out of the import as another exception, or be lost in it."""
+
+    def leave(_signum: int, _frame: object) -> NoReturn:
+        console.show_cursor()
+        os._exit(_INTERRUPTED)
+
+    before = signal.signal(signal.SIGINT, leave)
+    try:
+        importlib.import_module("engine.tensor_parallel.leader")
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _certified(
