@@ -24,7 +24,17 @@ BLOCKS = blocks()
 # The log tells of what was there once.
 PROSE = [page for page in pages() if page.name != "log.md"]
 # Flags of other programs that the prose names.
-FOREIGN_FLAGS = {"--strict", "--netns", "--scale", "--each", "--compose", "--full", "--shape", "--drafter", "--llama-server"}
+FOREIGN_FLAGS = {
+    "--strict",
+    "--netns",
+    "--scale",
+    "--each",
+    "--compose",
+    "--full",
+    "--shape",
+    "--drafter",
+    "--llama-server",
+}
 
 
 def unique(check: str) -> list[Block]:
