@@ -1,4 +1,4 @@
-"""One fleet for all short runs: loading its models takes longer than any of them."""
+"""A fleet for each file: what a storm left behind must not be laid to what comes after it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.chaos.fleet import Fleet
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
     """Every part of it runs; a test that ends one starts it again."""
     run_dir = tmp_path_factory.mktemp("fleet")
