@@ -14,8 +14,7 @@ import grpc.aio
 from client.api_calls import Batch, ClientBase, Progress
 from client.api_params import Prompt, SamplingParams
 from client.api_results import Completion, Update
-from client.api_session import ENDED_EARLY, Attempt, CallFailure, GenerationSession, stalled
-from outrider.v1 import gateway_pb2, gateway_pb2_grpc
+from client.api_session import ENDED_EARLY, CallFailure, GenerationSession, stalled
 from shared.errors import OutriderError
 
 
@@ -83,7 +82,7 @@ class AsyncOutriderClient(ClientBase):
         while not session.finished:
             attempt = session.next_attempt()
             await asyncio.sleep(attempt.pause_s)
-            call = self._call(attempt)
+            call = self._start(self._channel(attempt.address), attempt)
             try:
                 while (reply := await self._reply(call)) is not grpc.aio.EOF:
                     update = session.receive(reply)
@@ -103,13 +102,6 @@ class AsyncOutriderClient(ClientBase):
         """The next reply, or grpc.aio.EOF. Raises TimeoutError when none comes for `stall_timeout_s`."""
         async with asyncio.timeout(self._stall_timeout_s):
             return await call.read()
-
-    def _call(self, attempt: Attempt) -> Any:  # the stubs' types do not tell the two kinds of call apart
-        stub: Any = gateway_pb2_grpc.GatewayStub(self._channel(attempt.address))
-        metadata, timeout_s = self._access.metadata, attempt.timeout_s
-        if isinstance(attempt.message, gateway_pb2.ResumeRequest):
-            return stub.Resume(attempt.message, metadata=metadata, timeout=timeout_s)
-        return stub.Generate(attempt.message, metadata=metadata, timeout=timeout_s)
 
     def _channel(self, address: str) -> grpc.aio.Channel:
         self._check_open()

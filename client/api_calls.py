@@ -11,7 +11,8 @@ from typing import Any, TypeAlias
 from client.api_access import Access, parsed_addresses
 from client.api_params import Prompt, SamplingParams, generate_message
 from client.api_results import BatchFailed, Completion
-from client.api_session import GenerationSession
+from client.api_session import Attempt, GenerationSession
+from outrider.v1 import gateway_pb2, gateway_pb2_grpc
 from shared.errors import InvalidRequest, OutriderError
 from shared.tls import TlsConfig
 
@@ -52,6 +53,14 @@ class ClientBase:
         self._channels: dict[str, Any] = {}
         self._is_closed = False
         self._lock = threading.Lock()
+
+    def _start(self, channel: Any, attempt: Attempt) -> Any:
+        """The attempt's call, of the kind that the channel makes."""
+        stub: Any = gateway_pb2_grpc.GatewayStub(channel)
+        metadata, timeout_s = self._access.metadata, attempt.timeout_s
+        if isinstance(attempt.message, gateway_pb2.ResumeRequest):
+            return stub.Resume(attempt.message, metadata=metadata, timeout=timeout_s)
+        return stub.Generate(attempt.message, metadata=metadata, timeout=timeout_s)
 
     def _check_open(self) -> None:
         if self._is_closed:

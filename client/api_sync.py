@@ -14,8 +14,8 @@ import grpc
 from client.api_calls import Batch, ClientBase, Progress
 from client.api_params import Prompt, SamplingParams
 from client.api_results import Completion, Update
-from client.api_session import ENDED_EARLY, Attempt, CallFailure, GenerationSession, stalled
-from outrider.v1 import gateway_pb2, gateway_pb2_grpc
+from client.api_session import ENDED_EARLY, CallFailure, GenerationSession, stalled
+from outrider.v1 import gateway_pb2
 from shared.errors import OutriderError
 
 
@@ -95,7 +95,7 @@ class OutriderClient(ClientBase):
         while not session.finished:
             attempt = session.next_attempt()
             time.sleep(attempt.pause_s)
-            call = self._call(attempt)
+            call = self._start(self._channel(attempt.address), attempt)
             try:
                 for reply in _replies(call, self._stall_timeout_s):
                     update = session.receive(reply)
@@ -110,13 +110,6 @@ class OutriderClient(ClientBase):
             finally:
                 call.cancel()
             session.failed(failure)
-
-    def _call(self, attempt: Attempt) -> Any:  # of a type that grpc does not show
-        stub: Any = gateway_pb2_grpc.GatewayStub(self._channel(attempt.address))
-        metadata, timeout_s = self._access.metadata, attempt.timeout_s
-        if isinstance(attempt.message, gateway_pb2.ResumeRequest):
-            return stub.Resume(attempt.message, metadata=metadata, timeout=timeout_s)
-        return stub.Generate(attempt.message, metadata=metadata, timeout=timeout_s)
 
     def _channel(self, address: str) -> grpc.Channel:
         with self._lock:

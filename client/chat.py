@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator
 from contextlib import closing
 
 from client.api_params import SamplingParams
-from client.api_results import Completion, Update
+from client.api_results import Update
 from client.api_sync import OutriderClient
 from client.generate import StreamedToken, StreamEnd
 
@@ -42,7 +42,7 @@ class Conversation:
                     said.append(update.text)
                     yield from _shown(update)
                     if update.completion is not None:
-                        yield _end(update.completion)
+                        yield StreamEnd.of(update.completion)
         finally:
             if any(said):
                 self._messages.append({"role": "assistant", "content": "".join(said)})
@@ -58,17 +58,3 @@ def _shown(update: Update) -> Iterator[StreamedToken]:
     elif update.text:
         last = update.tokens[-1]
         yield StreamedToken(last.token_id, update.text, last.origin)
-
-
-def _end(completion: Completion) -> StreamEnd:
-    figures = completion.speculation
-    return StreamEnd(
-        finish_reason=completion.finish_reason,
-        prompt_tokens=completion.usage.prompt_tokens,
-        completion_tokens=completion.usage.completion_tokens,
-        mean_acceptance_length=figures.mean_acceptance_length,
-        num_spec_steps=figures.num_spec_steps,
-        num_accepted_draft_tokens=figures.num_accepted_draft_tokens,
-        num_draft_tokens=figures.num_draft_tokens,
-        num_resumes=completion.num_resumes,
-    )

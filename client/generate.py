@@ -35,6 +35,20 @@ class StreamEnd:
     num_draft_tokens: int
     num_resumes: int = 0
 
+    @classmethod
+    def of(cls, completion: Completion) -> StreamEnd:
+        figures = completion.speculation
+        return cls(
+            finish_reason=completion.finish_reason,
+            prompt_tokens=completion.usage.prompt_tokens,
+            completion_tokens=completion.usage.completion_tokens,
+            mean_acceptance_length=figures.mean_acceptance_length,
+            num_spec_steps=figures.num_spec_steps,
+            num_accepted_draft_tokens=figures.num_accepted_draft_tokens,
+            num_draft_tokens=figures.num_draft_tokens,
+            num_resumes=completion.num_resumes,
+        )
+
 
 @dataclass(frozen=True)
 class CompletionRequest:
@@ -71,18 +85,4 @@ def stream_completion(
             for token in update.tokens:
                 yield StreamedToken(token.token_id, token.text, token.origin)
             if update.completion is not None:
-                yield _end(update.completion)
-
-
-def _end(completion: Completion) -> StreamEnd:
-    figures = completion.speculation
-    return StreamEnd(
-        finish_reason=completion.finish_reason,
-        prompt_tokens=completion.usage.prompt_tokens,
-        completion_tokens=completion.usage.completion_tokens,
-        mean_acceptance_length=figures.mean_acceptance_length,
-        num_spec_steps=figures.num_spec_steps,
-        num_accepted_draft_tokens=figures.num_accepted_draft_tokens,
-        num_draft_tokens=figures.num_draft_tokens,
-        num_resumes=completion.num_resumes,
-    )
+                yield StreamEnd.of(update.completion)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from gateway.draft_costs import MethodCosts, VerifierLoad, num_reached
 from gateway.draft_policy import RoundOutcome
 from gateway.goodput_guard import GoodputGuard
+from gateway.requests import METHOD_AUTO
 
 # A session forgets its own rounds at this rate.
 _OWN_DECAY = 0.95
@@ -92,7 +93,7 @@ class AdaptiveDraft:
             return 0
         gain, longest = costs.best_gain(shared.load, costs.acceptance, self._max_draft_tokens)
         if gain > _MIN_GAIN:
-            gain, length = costs.best_gain(shared.load, self._acceptance(), longest, with_round_trip=False)
+            gain, length = costs.best_gain(shared.load, self._acceptance(self.method), longest, with_round_trip=False)
             if gain > 0.0:
                 costs.pays_again()
                 return length
@@ -112,18 +113,17 @@ class AdaptiveDraft:
             self._num_accepted[method] = _OWN_DECAY * self._num_accepted[method] + outcome.num_accepted
             self._num_reached[method] = _OWN_DECAY * self._num_reached[method] + num_reached(outcome)
 
-    def _acceptance(self, method: str | None = None) -> float:
+    def _acceptance(self, method: str) -> float:
         """Its own, as far as it has seen any, else that of all."""
-        name = self.method if method is None else method
-        accepted = self._num_accepted[name] + _PRIOR_POSITIONS * self._shared.costs[name].acceptance
-        return accepted / (self._num_reached[name] + _PRIOR_POSITIONS)
+        accepted = self._num_accepted[method] + _PRIOR_POSITIONS * self._shared.costs[method].acceptance
+        return accepted / (self._num_reached[method] + _PRIOR_POSITIONS)
 
     def _choose_method(self) -> None:
         """The one with the largest gain among those that are known; now and then another."""
         self._stay_tokens = _STAY_TOKENS
         shared, methods = self._shared, list(self._offered())
         if len(methods) < 2:
-            self.method = methods[0] if methods else "auto"
+            self.method = methods[0] if methods else METHOD_AUTO
             return
         gains = {method: self._gain(method) for method in methods if shared.is_known(method)}
         best = max(gains, key=lambda method: gains[method], default=methods[0])

@@ -121,7 +121,7 @@ class GoodputGuard:
         if num_seen < _FIRST_ROUNDS:
             return
         if load.plain.count < _PLAIN_ROUNDS:
-            self._want_plain_rounds()
+            self._plain_rounds_left = self._plain_rounds_left or _PLAIN_ROUNDS
             return
         ratio = load.drafting.tokens_per_s / load.plain.tokens_per_s
         # Two standard errors.
@@ -133,7 +133,3 @@ class GoodputGuard:
             load.mute_tokens = _FIRST_MUTE_TOKENS
         if load.plain_age > (_LONG_FRESH_TOKENS if ratio > _WINS_BY_FAR else _FRESH_TOKENS):
             load.plain = _Rounds()
-
-    def _want_plain_rounds(self) -> None:
-        if self._plain_rounds_left <= 0.0:
-            self._plain_rounds_left = _PLAIN_ROUNDS
