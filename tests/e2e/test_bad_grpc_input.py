@@ -170,12 +170,7 @@ async def test_verifier_refuses_and_others_go_on(verifier: grpc.aio.Channel, cas
 async def test_drafter_refuses_and_others_go_on(drafter: grpc.aio.Channel, case: str) -> None:
     messages, code, fragment = BAD_DRAFTER_SESSIONS[case]
     async with drafter_bystander(drafter):
-        for _ in range(10):
-            ended = await call_raw(drafter, DRAFTER_SESSION, messages)
-            # gRPC's own word where the stream was ended while the client was writing still: the reason was lost on the
-            # way. On two busy cores it has happened twice in a row.
-            if ended.details != "Internal error from Core":
-                break
+        ended = await call_raw(drafter, DRAFTER_SESSION, messages)
     assert (ended.code, fragment in ended.details) == (code, True), ended
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -88,15 +89,25 @@ async def test_verifiers_tell_their_kind_and_refuse_sessions_of_another(mixed: M
     assert kinds[1].startswith("float32/cpu/cpu/tp1/")
     params = SamplingParams(temperature=0.0, max_tokens=1)
     async with grpc.aio.insecure_channel(mixed.bfloat16.address) as channel:
-        for numerics in (None, *kinds, ""):
+
+        async def verify_once(numerics: str | None) -> list[int]:
             verifier = RemoteVerifier(channel, mixed.bfloat16.address)
             await verifier.open(SessionSpec("s", 0, (5,), (), params, SpeculationMode.EXACT, 1, numerics=numerics))
-            if numerics in (kinds[1], ""):
-                with pytest.raises(VerifierLost, match=rf"UNAVAILABLE .*{numerics or 'untold'}.*{kinds[0]}"):
-                    [commit async for commit in verifier.verify(VerifyStep(0, 0))]
-            else:
-                assert [len(commit.token_ids) async for commit in verifier.verify(VerifyStep(0, 0))] == [1]
-            await verifier.close()
+            try:
+                return [len(commit.token_ids) async for commit in verifier.verify(VerifyStep(0, 0))]
+            finally:
+                await verifier.close()
+
+        for numerics in (None, kinds[0]):
+            assert await verify_once(numerics) == [1]
+        for numerics in (kinds[1], ""):
+            for _ in range(10):
+                with pytest.raises(VerifierLost) as refused:
+                    await verify_once(numerics)
+                # gRPC's own word where the stream was ended while the gateway was writing still.
+                if "Internal error from Core" not in str(refused.value):
+                    break
+            assert re.search(rf"UNAVAILABLE .*{numerics or 'untold'}.*{kinds[0]}", str(refused.value))
 
 
 async def test_exact_requests_all_go_to_one_kind(
