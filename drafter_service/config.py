@@ -48,7 +48,7 @@ class DrafterConfig:
         "Attention kernel; auto takes the fastest for the device.",
         choices=("auto", "cpu", "reference", "triton"),
     )
-    enforce_eager: bool = setting(False, "On cuda: no CUDA graphs.")
+    enforce_eager: bool = setting(False, "No CUDA graphs, and no recorded forwards on the CPU.")
     num_threads: int = setting(0, "Threads of the forward pass; 0 takes every core.", minimum=0)
     block_size: int = setting(16, "Positions per KV block.", minimum=1, maximum=256)
     kv_cache_mb: int = setting(128, "Memory for the KV cache, in MiB.", minimum=1)

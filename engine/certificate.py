@@ -77,7 +77,7 @@ class _Plan:
     def __init__(self, loaded: LoadedModel, runner: ModelRunner) -> None:
         self.loaded = loaded
         self.block_size = runner.cache.block_size
-        self._cuda_graphs = runner.uses_cuda_graphs
+        self._graphs = runner.uses_graphs
         self.length = min(_NUM_PROMPT_TOKENS + _NUM_DECODED, loaded.max_model_len)
         self.num_prompt = max(1, self.length - _NUM_DECODED)
         generator = torch.Generator().manual_seed(2026)
@@ -96,7 +96,7 @@ class _Plan:
     def new_cache(self) -> ModelRunner:
         """A runner on a zeroed cache."""
         cache = self.loaded.make_cache(4 * self._blocks_each, self.block_size)
-        return ModelRunner(self.loaded, cache, cuda_graphs=self._cuda_graphs)
+        return ModelRunner(self.loaded, cache, graphs=self._graphs)
 
     def plain(self) -> History:
         singles = [self._chain(position, 1) for position in range(self.num_prompt, self.length)]

@@ -34,14 +34,14 @@ _DIGEST_BYTES = 8
 _LAWS = (SamplingParams(temperature=0.7, seed=1), SamplingParams(temperature=1.3, seed=1, top_k=50, top_p=0.9))
 
 
-def measure_numerics(loaded: LoadedModel, *, tensor_parallel_size: int = 1, cuda_graphs: bool = False) -> str:
+def measure_numerics(loaded: LoadedModel, *, tensor_parallel_size: int = 1, graphs: bool = False) -> str:
     """Text of the form dtype/device/kernels/tpN/digest; the words before the digest are there to be read.
 
     Takes one forward of 96 rows and at most four of one to three, on a small cache of its own: 0.04 to 0.6 s for the
     demo target on two cores that had other work too.
     """
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
-    for logits in _probe(loaded, cuda_graphs):
+    for logits in _probe(loaded, graphs):
         digest.update(logits.cpu().contiguous().view(torch.uint8).numpy().tobytes())
         for place, row in enumerate(logits[-_NUM_DECODED:].float().cpu().numpy()):
             digest.update(_sampled_bits(row, place))
@@ -50,7 +50,7 @@ def measure_numerics(loaded: LoadedModel, *, tensor_parallel_size: int = 1, cuda
     return f"{dtype}/{loaded.device.type}/{kernels}/tp{tensor_parallel_size}/{digest.hexdigest()}"
 
 
-def _probe(loaded: LoadedModel, cuda_graphs: bool) -> Iterator[torch.Tensor]:
+def _probe(loaded: LoadedModel, graphs: bool) -> Iterator[torch.Tensor]:
     """Logits [rows, V] of each forward: a prompt, some tokens one by one, and some rows far from the beginning.
 
     Always in blocks of one size: bits do not depend on it (tests/kernels/test_attention_invariance.py), and where the
@@ -71,7 +71,7 @@ def _probe(loaded: LoadedModel, cuda_graphs: bool) -> Iterator[torch.Tensor]:
         repeated = [place % (num_prompt // block_size or 1) for place in range(far_start // block_size)]
         sessions.append(SessionRows(token_ids[:_NUM_DECODED], far_start, [*repeated, num_blocks], _NUM_DECODED))
     cache = loaded.make_cache(num_blocks + 1, block_size)
-    own = ModelRunner(loaded, cache, cuda_graphs=cuda_graphs)
+    own = ModelRunner(loaded, cache, graphs=graphs)
     for rows in sessions:
         yield own.forward(build_batch([rows], block_size)).logits
 

@@ -13,6 +13,7 @@ import torch
 
 from engine.attention import PagedContext
 from engine.batch import ForwardBatch
+from engine.cpu_graphs import RecordedForwards, is_recordable
 from engine.cuda_graphs import GraphedForwards, to_device
 from engine.model import LoadedModel
 from engine.paged_kv import PagedKVCache
@@ -32,20 +33,22 @@ class ForwardResult:
 class ModelRunner:
     """Runs forwards of one model on one cache. Not for use from two threads at a time."""
 
-    def __init__(self, loaded: LoadedModel, cache: PagedKVCache, *, cuda_graphs: bool = False) -> None:
-        """cuda_graphs: small batches run as CUDA graphs; no effect on the CPU and with several ranks."""
+    def __init__(self, loaded: LoadedModel, cache: PagedKVCache, *, graphs: bool = False) -> None:
+        """graphs: small batches run as CUDA graphs, or recorded on the CPU; no effect with several ranks."""
         self.loaded = loaded
         self.cache = cache
-        on_cuda = loaded.device.type == "cuda"
-        self._graphs: GraphedForwards | None = None
-        if cuda_graphs and on_cuda and loaded.leader is None:
+        self._graphs: GraphedForwards | RecordedForwards | None = None
+        if graphs and loaded.device.type == "cuda" and loaded.leader is None:
             self._graphs = GraphedForwards(self._compute, loaded.device)
+        elif graphs and is_recordable(loaded):
+            table_width = min(cache.num_blocks, -(-loaded.max_model_len // cache.block_size))
+            self._graphs = RecordedForwards(self._compute, loaded, table_width)
         self._wanted: frozenset[int] = frozenset()
         self._tapped: dict[int, torch.Tensor] = {}
         self._hooked: dict[int, Any] = {}
 
     @property
-    def uses_cuda_graphs(self) -> bool:
+    def uses_graphs(self) -> bool:
         return self._graphs is not None
 
     @torch.inference_mode()
@@ -68,6 +71,7 @@ class ModelRunner:
             return ForwardResult(*self._compute(to_device(batch, self.loaded.device)))
 
     def _compute(self, batch: ForwardBatch) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        self._tapped = {}  # another runner of this model may have left something
         output = self.loaded.model(
             batch.token_ids[None],
             position_ids=batch.position_ids[None],

@@ -18,13 +18,17 @@ import hashlib
 import inspect
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numba import cfunc, types
+
+from kernels.errors import KernelArgumentError
 
 _OPENMP_LIBRARY = re.compile(r"/\S*/lib(?:gomp|iomp5|omp)[-.\w]*\.so[.\d]*$", re.MULTILINE)
 _call_at = functools.cache(ctypes.CFUNCTYPE(None, ctypes.c_void_p))
@@ -55,27 +59,28 @@ _compiled: list[Any] = []
 
 
 @functools.cache
-def openmp_parallel() -> Any | None:
-    """`GOMP_parallel` of the OpenMP library loaded in this process, torch's own before others, or None."""
+def openmp_library() -> Any | None:
+    """The OpenMP library loaded in this process, torch's own before others, or None; it has `GOMP_parallel`."""
     try:
         mapped = Path("/proc/self/maps").read_text()
     except OSError:
         return None
-    for library in sorted(set(_OPENMP_LIBRARY.findall(mapped)), key=lambda path: "torch" not in path):
-        parallel = getattr(ctypes.CDLL(library), "GOMP_parallel", None)
+    for path in sorted(set(_OPENMP_LIBRARY.findall(mapped)), key=lambda path: "torch" not in path):
+        library = ctypes.CDLL(path)
+        parallel = getattr(library, "GOMP_parallel", None)
         if parallel is not None:
             parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
             parallel.restype = None
-            return parallel
+            return library
     return None
 
 
 def run_on_openmp(function: int, argument: int, num_threads: int) -> None:
     """Call function(argument) on num_threads threads of torch's OpenMP team, this thread one of them."""
-    parallel = openmp_parallel()
-    if parallel is None:
+    library = openmp_library()
+    if library is None:
         raise RuntimeError("this process has loaded no OpenMP library")
-    parallel(function, argument, num_threads, 0)
+    library.GOMP_parallel(function, argument, num_threads, 0)
 
 
 def run_on_python_threads(function: int, argument: int, num_threads: int) -> None:
@@ -93,25 +98,85 @@ def run_here(function: int, argument: int) -> None:
     _call_at(function)(argument)
 
 
-class Scratch(threading.local):
-    """Working memory, kept between calls; one per calling thread, so that calls may run side by side."""
-
-    def __init__(self) -> None:
-        self.memory = np.empty(0, np.float32)
-        self._address = 0
-
-    def at_least(self, num_bytes: int) -> int:
-        """Address of num_bytes bytes, aligned to 64. Good until the next call on this thread."""
-        if self.memory.nbytes < num_bytes + 64:
-            self.memory = np.empty((num_bytes + 64) // 4, np.float32)
-            self._address = -(-int(self.memory.ctypes.data) // 64) * 64
-        return self._address
-
-
-scratch = Scratch()
-
-
 @functools.cache
 def default_team() -> ThreadTeam:
     """OpenMP where there is one."""
-    return run_on_python_threads if openmp_parallel() is None else run_on_openmp
+    return run_on_python_threads if openmp_library() is None else run_on_openmp
+
+
+@dataclass(frozen=True)
+class Work:
+    """One call of a compiled function `void (void *)`, with all that is needed to make it again."""
+
+    function: int
+    record: Any  # its argument, a ctypes object; the addresses in it stay good while `keeps` lives
+    num_threads: int = 1
+    counters: Any = None  # ctypes array of int64 that the function finds all zero
+    errors: Mapping[int, str] | None = None  # what the last counter says when it is not zero
+    keeps: object = None
+
+
+class Recorder(Protocol):
+    """Told of every call on the thread that is `recording`."""
+
+    def work(self, work: Work) -> None:
+        """The call was made."""
+
+    def scratch(self, num_bytes: int) -> int:
+        """Address of working memory that is still there when the call is made again, aligned to 64."""
+
+
+def run(work: Work, team: ThreadTeam | None = None) -> None:
+    """Make the call. Raises KernelArgumentError for what the function says of its last counter."""
+    argument = ctypes.addressof(work.record)
+    if work.num_threads == 1:
+        run_here(work.function, argument)
+    else:
+        (team or default_team())(work.function, argument, work.num_threads)
+    raise_error(work)
+    if _thread.recorder is not None:
+        _thread.recorder.work(work)
+
+
+def raise_error(work: Work) -> None:
+    """Raises KernelArgumentError for what the function said of its last counter, if it did."""
+    if work.errors and (code := work.counters[-1]):
+        raise KernelArgumentError(work.errors[code])
+
+
+@contextmanager
+def recording(recorder: Recorder) -> Iterator[None]:
+    """Tell it of all calls that this thread makes meanwhile."""
+    _thread.recorder = recorder
+    try:
+        yield
+    finally:
+        _thread.recorder = None
+
+
+def is_recording() -> bool:
+    """Whether calls may be made again on other data of the same shapes."""
+    return _thread.recorder is not None
+
+
+def scratch(num_bytes: int) -> int:
+    """Address of num_bytes bytes of working memory, aligned to 64. Good until the next call on this thread."""
+    return _thread.scratch(num_bytes) if _thread.recorder is None else _thread.recorder.scratch(num_bytes)
+
+
+class _Thread(threading.local):
+    """Working memory, kept between calls; one per calling thread, so that calls may run side by side."""
+
+    def __init__(self) -> None:
+        self.recorder: Recorder | None = None
+        self._memory = np.empty(0, np.float32)
+        self._address = 0
+
+    def scratch(self, num_bytes: int) -> int:
+        if self._memory.nbytes < num_bytes + 64:
+            self._memory = np.empty((num_bytes + 64) // 4, np.float32)
+            self._address = -(-int(self._memory.ctypes.data) // 64) * 64
+        return self._address
+
+
+_thread = _Thread()

@@ -55,7 +55,7 @@ def build_engine(
     loaded = load_sharded(spec, config.tensor_parallel_size, on_progress=log.info)
     num_blocks = max(1, config.kv_cache_mb * 2**20 // loaded.bytes_per_block(config.block_size))
     cache = loaded.make_cache(num_blocks, config.block_size)
-    runner = ModelRunner(loaded, cache, cuda_graphs=not config.enforce_eager)
+    runner = ModelRunner(loaded, cache, graphs=not config.enforce_eager)
     certificate = certify(loaded, runner)
     blocks = BlockManager(num_blocks, config.block_size, prefix_caching=config.enable_prefix_caching)
     limits = EngineLimits(
@@ -114,7 +114,7 @@ async def serve(argv: list[str]) -> None:
         log = setup_logging("verifier", config.log_level)
         engine, loaded = build_engine(config, registry, log)
         numerics = measure_numerics(
-            loaded, tensor_parallel_size=config.tensor_parallel_size, cuda_graphs=not config.enforce_eager
+            loaded, tensor_parallel_size=config.tensor_parallel_size, graphs=not config.enforce_eager
         )
         log.info("computes with numerics %s", numerics)
         servicer = VerifierServicer(engine, lambda: describe(config, engine, loaded, numerics), tracer)

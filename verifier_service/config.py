@@ -26,7 +26,7 @@ class VerifierConfig:
         "Attention kernel; auto takes the fastest for the device.",
         choices=("auto", "cpu", "reference", "triton"),
     )
-    enforce_eager: bool = setting(False, "On cuda: no CUDA graphs.")
+    enforce_eager: bool = setting(False, "No CUDA graphs, and no recorded forwards on the CPU.")
     num_threads: int = setting(0, "Threads of the forward pass; 0 takes every core.", minimum=0)
     tensor_parallel_size: int = setting(1, "Processes that share the target; on cuda one GPU each.", minimum=1)
     block_size: int = setting(16, "Positions per KV block.", minimum=1, maximum=256)

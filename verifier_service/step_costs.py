@@ -16,7 +16,9 @@ import torch
 from engine.batch import SessionRows, build_batch
 from engine.runner import ModelRunner
 
-_MEASURED_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+_MEASURED_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128)
+# Forwards of few rows are recorded the third time (engine/cpu_graphs).
+_WARM_UPS = 3
 _REPEATS = 3
 # The whole measurement; on a slow machine the larger batches are left out.
 _BUDGET_S = 3.0
@@ -66,7 +68,8 @@ def measure_step_costs(runner: ModelRunner, num_blocks: int, block_size: int) ->
             break
         rows = SessionRows([0] * num_rows, 0, list(range(-(-num_rows // block_size))), num_logits_rows=num_rows)
         batch = build_batch([rows], block_size)
-        runner.forward(batch)
+        for _ in range(_WARM_UPS):
+            runner.forward(batch)
         samples = []
         for _ in range(_REPEATS):
             started = time.perf_counter()

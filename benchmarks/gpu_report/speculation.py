@@ -72,7 +72,7 @@ def prompts_of(count: int) -> list[list[int]]:
 
 def our_speeds(loaded: LoadedModel, draft: LoadedModel, prompts: Prompts, max_tokens: int) -> dict[str, Speed]:
     """Without drafts, with the draft model and with n-grams. Raises RuntimeError on a failed request."""
-    runner = ModelRunner(loaded, loaded.make_cache(_NUM_BLOCKS, BLOCK_SIZE), cuda_graphs=True)
+    runner = ModelRunner(loaded, loaded.make_cache(_NUM_BLOCKS, BLOCK_SIZE), graphs=True)
     registry = CollectorRegistry()
     engine = VerifierEngine(
         runner,
@@ -83,7 +83,7 @@ def our_speeds(loaded: LoadedModel, draft: LoadedModel, prompts: Prompts, max_to
         StepCosts([(1, 0.005), (128, 0.02)]),
     )
     net = DraftModelNet(
-        ModelRunner(draft, draft.make_cache(_NUM_BLOCKS, BLOCK_SIZE), cuda_graphs=True),
+        ModelRunner(draft, draft.make_cache(_NUM_BLOCKS, BLOCK_SIZE), graphs=True),
         BlockManager(_NUM_BLOCKS, BLOCK_SIZE),
         prefill_chunk_size=256,
     )

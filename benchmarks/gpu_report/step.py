@@ -54,10 +54,10 @@ def plain_draw(logits: torch.Tensor) -> torch.Tensor:
     return (probs / torch.empty_like(probs).exponential_()).argmax(-1)
 
 
-def engine_step(loaded: LoadedModel, num_rows: int, draw: Draw, *, cuda_graphs: bool = True) -> Call:
+def engine_step(loaded: LoadedModel, num_rows: int, draw: Draw, *, graphs: bool = True) -> Call:
     """A step on a runner of its own, captured now: under the linear that is in force."""
     num_blocks = -(-(CONTEXT_LEN + num_rows) // BLOCK_SIZE)
-    runner = ModelRunner(loaded, loaded.make_cache(num_blocks, BLOCK_SIZE), cuda_graphs=cuda_graphs)
+    runner = ModelRunner(loaded, loaded.make_cache(num_blocks, BLOCK_SIZE), graphs=graphs)
     blocks = list(range(num_blocks))
     context, step = tokens_of_step(num_rows, loaded.vocab_size)
     runner.forward(build_batch([SessionRows(context, 0, blocks, 0)], BLOCK_SIZE))
@@ -88,7 +88,7 @@ def _measure(run: Run) -> Iterable[Finding]:
 
 def _engine_sides(folder: Path, run: Run) -> Iterable[Finding]:
     loaded = load_made(folder, LLAMA_8B, random_llama, run.device)
-    yield certificate_of(loaded, "row invariance of this model", cuda_graphs=True)
+    yield certificate_of(loaded, "row invariance of this model", graphs=True)
     num_bytes = streamed_bytes(LLAMA_8B)
     stream_us = num_bytes / copy_bandwidth() * 1e6
     for num_rows in ROW_COUNTS:

@@ -100,7 +100,7 @@ def _build_draft_model(config: DrafterConfig, path: str, report: Report) -> Draf
     )
     num_blocks = max(1, config.kv_cache_mb * 2**20 // loaded.bytes_per_block(config.block_size))
     net = DraftModelNet(
-        ModelRunner(loaded, loaded.make_cache(num_blocks, config.block_size), cuda_graphs=not config.enforce_eager),
+        ModelRunner(loaded, loaded.make_cache(num_blocks, config.block_size), graphs=not config.enforce_eager),
         BlockManager(num_blocks, config.block_size),
         prefill_chunk_size=config.prefill_chunk_size,
         vocabulary=vocabulary,

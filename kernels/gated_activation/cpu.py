@@ -54,6 +54,7 @@ class _Fields(NamedTuple):
 
 
 _Record, _Call = record.record_types(_Fields)
+_Counter = ctypes.c_int64 * 1
 
 
 @operation(Vec16(), Vec16())
@@ -123,15 +124,12 @@ def gated_activation(gate: torch.Tensor, up: torch.Tensor, activation: str) -> t
     num_rows, width = gate.shape
     out = gate.new_empty((num_rows, width))
     size = gate.element_size()
-    counter = ctypes.c_int64()
+    counter = _Counter()
     call = _Record(
         gate.data_ptr(), gate.stride(0) * size, up.data_ptr(), up.stride(0) * size, out.data_ptr(),
         num_rows, width, gate.dtype == torch.bfloat16, ACTIVATIONS.index(activation),
         ctypes.addressof(counter),
     )  # fmt: skip
     threads = torch.get_num_threads() if num_rows * width >= _MIN_PARALLEL_ELEMENTS else 1
-    if threads == 1:
-        cpu_team.run_here(_entry(), ctypes.addressof(call))
-    else:
-        cpu_team.default_team()(_entry(), ctypes.addressof(call), threads)
+    cpu_team.run(cpu_team.Work(_entry(), call, threads, counters=counter))
     return out

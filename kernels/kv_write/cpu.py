@@ -41,6 +41,8 @@ class _CopyFields(NamedTuple):
 
 _Record, _Copy = record_types(_CopyFields)
 _Records = _Record * 2
+_Error = ctypes.c_int64 * 1
+_ERRORS = {1: "a slot lies outside the cache"}
 
 
 @njit
@@ -125,14 +127,12 @@ def _copy(
     if slots.dtype != torch.int64 or slots.dim() != 1 or slots.device.type != "cpu":
         raise KernelArgumentError("slots must be an int64 vector on the CPU")
     slots = slots.contiguous()
-    error = ctypes.c_int64()
+    error = _Error()
     place = ctypes.addressof(error)
     records = _Records(
         _describe(key, key_cache, slots, into_cache, place), _describe(value, value_cache, slots, into_cache, place)
     )
-    cpu_team.run_here(_entry(), ctypes.addressof(records))
-    if error.value:
-        raise KernelArgumentError("a slot lies outside the cache")
+    cpu_team.run(cpu_team.Work(_entry(), records, counters=error, errors=_ERRORS))
 
 
 def _describe(

@@ -33,8 +33,8 @@ MAX_ROWS = 16
 # Below this number of weights a second thread costs more than it brings.
 MIN_PARALLEL_WEIGHTS = 400_000
 _BLOCKS_OF_INPUTS = (1 << 30, 512, 1024, 256, 2048, 768, 384, 128, 4096)
-_NUM_FIELDS = len(cpu_few_rows_tiles.CallFields._fields)
-_Fields = ctypes.c_int64 * (_NUM_FIELDS + 2)  # the two counters stand behind the fields
+_Fields = ctypes.c_int64 * len(cpu_few_rows_tiles.CallFields._fields)
+_Counters = ctypes.c_int64 * 2
 
 
 @dataclass(frozen=True)
@@ -78,18 +78,14 @@ def linear(x: torch.Tensor, plan: FewRows, bias: torch.Tensor | None = None) -> 
     num_panels = -(-num_outputs // PANEL_COLUMNS)
     threads = 1 if num_outputs * num_inputs < MIN_PARALLEL_WEIGHTS else torch.get_num_threads()
     scratch_stride = MAX_ROWS * TOTAL_BYTES
-    scratch = cpu_team.scratch.at_least(scratch_stride * threads)
+    scratch = cpu_team.scratch(scratch_stride * threads)
+    counters = _Counters()
     fields = _Fields(
         x.data_ptr(), 2 * num_inputs, plan.address, plan.panel_bytes, 0 if bias is None else bias.data_ptr(),
         out.data_ptr(), 2 * num_outputs, num_rows, num_outputs, num_inputs, plan.block_inputs, num_panels,
-        0, scratch, scratch_stride,
+        ctypes.addressof(counters), scratch, scratch_stride,
     )  # fmt: skip
-    address = ctypes.addressof(fields)
-    fields[12] = address + 8 * _NUM_FIELDS
-    if threads == 1:
-        cpu_team.run_here(_entry(), address)
-    else:
-        cpu_team.default_team()(_entry(), address, threads)
+    cpu_team.run(cpu_team.Work(_entry(), fields, threads, counters=counters))
     return out
 
 

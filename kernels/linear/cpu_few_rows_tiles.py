@@ -93,7 +93,9 @@ def _make_block(num_rows: int) -> Any:
     return block
 
 
-_block_1, _block_2, _block_3, _block_4 = (_make_block(num_rows) for num_rows in (1, 2, 3, 4))
+# Six rows of sums, a line of weights and one pair fill 29 of the 32 registers.
+_MOST_ROWS = 6
+_block_1, _block_2, _block_3, _block_4, _block_5, _block_6 = (_make_block(num_rows) for num_rows in range(1, 7))
 
 
 class CallFields(NamedTuple):
@@ -120,25 +122,35 @@ Call = np.dtype([(name, np.int64) for name in CallFields._fields])
 
 
 @njit
+def _add_rows(num_rows, x, x_stride, weights, pairs, totals, add):  # type: ignore[no-untyped-def]
+    if num_rows == 1:
+        _block_1(x, x_stride, weights, pairs, totals, add)
+    elif num_rows == 2:
+        _block_2(x, x_stride, weights, pairs, totals, add)
+    elif num_rows == 3:
+        _block_3(x, x_stride, weights, pairs, totals, add)
+    elif num_rows == 4:
+        _block_4(x, x_stride, weights, pairs, totals, add)
+    elif num_rows == 5:
+        _block_5(x, x_stride, weights, pairs, totals, add)
+    else:
+        _block_6(x, x_stride, weights, pairs, totals, add)
+
+
+@njit
 def _multiply(call, panel, totals):  # type: ignore[no-untyped-def]
     weights = call.weights + panel * call.panel_stride
     for first in range(0, call.num_inputs, call.block_inputs):
         pairs = min(call.block_inputs, call.num_inputs - first) // 2
+        # Groups as even as possible; the weights of a block stay in the cache between them.
+        num_groups = (call.num_rows + _MOST_ROWS - 1) // _MOST_ROWS
         row = 0
-        while row < call.num_rows:
+        for group in range(num_groups):
+            end = (group + 1) * call.num_rows // num_groups
             x = call.x + row * call.x_stride + 2 * first
             place = totals + row * TOTAL_BYTES
-            left = call.num_rows - row
-            # The weights of a block stay in the cache between its groups of rows.
-            if left >= 4:
-                _block_4(x, call.x_stride, weights, pairs, place, first)
-            elif left == 3:
-                _block_3(x, call.x_stride, weights, pairs, place, first)
-            elif left == 2:
-                _block_2(x, call.x_stride, weights, pairs, place, first)
-            else:
-                _block_1(x, call.x_stride, weights, pairs, place, first)
-            row += 4
+            _add_rows(end - row, x, call.x_stride, weights, pairs, place, first)
+            row = end
         weights += pairs * PAIR_BYTES
 
 

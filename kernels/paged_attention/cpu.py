@@ -91,13 +91,9 @@ def paged_attention(
     call.query, call.key_cache, call.value_cache = query.data_ptr(), key_cache.data_ptr(), value_cache.data_ptr()
     call.out, call.counters = out.data_ptr(), ctypes.addressof(counters)
     call.sinks = 0 if sink_logits is None else sink_logits.data_ptr()
-    call.scratch = cpu_team.scratch.at_least(plan.num_scratch_bytes)
-    if plan.num_threads == 1:
-        cpu_team.run_here(_entry(), ctypes.addressof(call))
-    else:
-        (team or cpu_team.default_team())(_entry(), ctypes.addressof(call), plan.num_threads)
-    if error := counters[2]:
-        raise KernelArgumentError(ERRORS[error])
+    call.scratch = cpu_team.scratch(plan.num_scratch_bytes)
+    work = cpu_team.Work(_entry(), call, plan.num_threads, counters, ERRORS, keeps=(plan, sink_logits))
+    cpu_team.run(work, team)
     return out
 
 
@@ -132,7 +128,9 @@ def _make_plan(
     tables = tuple(table.contiguous() for table in (*tables, torch.tensor(item_starts)))
     names = (*_TABLES, "item_starts")
     places = _lay_out_scratch(fields["rows_per_item"] * fields["group"], key_cache.shape[3], value_cache.shape[3])
-    threads = 1 if num_scores * query.shape[1] < MIN_PARALLEL_SCORES else max(1, min(num_threads, num_items))
+    # A recorded call is made again with longer contexts.
+    is_small = num_scores * query.shape[1] < MIN_PARALLEL_SCORES and not cpu_team.is_recording()
+    threads = 1 if is_small else max(1, min(num_threads, num_items))
     template = _Record(
         **fields,
         **places,

@@ -5,7 +5,6 @@ A row's bits depend on that row alone: 16 running sums in ascending order, then 
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import math
 from collections.abc import Callable
@@ -115,5 +114,5 @@ def rms_norm(
         x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.numel() // width, width,
         is_bf16, one_plus_weight, rounds_first, eps,
     )  # fmt: skip
-    cpu_team.run_here(_entry(), ctypes.addressof(call))
+    cpu_team.run(cpu_team.Work(_entry(), call))
     return out

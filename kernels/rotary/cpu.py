@@ -6,7 +6,6 @@ are the same. Needs numba.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -99,4 +98,4 @@ def rotate_(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
         heads.data_ptr(), heads.stride(0) * size, heads.stride(1) * size, num_rows, num_heads, num_rotated,
         cos.data_ptr(), sin.data_ptr(), heads.dtype == torch.bfloat16,
     )  # fmt: skip
-    cpu_team.run_here(_entry(), ctypes.addressof(call))
+    cpu_team.run(cpu_team.Work(_entry(), call))

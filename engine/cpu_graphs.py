@@ -1,0 +1,168 @@
+"""Forwards of up to 16 rows on the CPU, recorded once per shape and then run without Python between the kernels.
+
+The counterpart of cuda_graphs. A shape (rows, sessions, wanted logits, taps) is recorded the third time that it is met,
+which takes as long as a few forwards, and is trusted only when it gave the very bits of a plain forward, the first one
+of a runner on another batch too. Models with parts that are not ours (lean) are run as they are: what such a part
+reads from its data in Python could not be seen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from engine.batch import ForwardBatch
+from engine.model import LoadedModel
+from engine.row_invariant_modules import RowInvariantLinear
+
+log = logging.getLogger(__name__)
+
+# Linears of more rows are oneDNN's (kernels/linear/cpu_few_rows).
+MAX_ROWS = 16
+_MEETINGS_BEFORE_RECORDING = 3
+# Smaller models run on one thread: 1.7 M weights take 0.08 ms instead of 0.07 on two idle cores, and 0.12 instead of 4
+# to 7 where other processes want those cores.
+_MIN_PARALLEL_WEIGHTS = 4_000_000
+# Of this, only what the widest forward uses is ever touched.
+_ARENA_BYTES = 1 << 28
+
+Tensors = tuple[torch.Tensor, dict[int, torch.Tensor]]  # logits, tapped hidden states
+Forward = Callable[[ForwardBatch], Tensors]
+_Key = tuple[int, int, int, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    run: Callable[[], None]
+    batch: ForwardBatch  # what the recording reads
+    outputs: Tensors  # where it writes
+
+
+class RecordedForwards:
+    """`run` is what `forward` would return, or None where the batch has to be run as it is."""
+
+    def __init__(self, forward: Forward, loaded: LoadedModel, table_width: int) -> None:
+        """table_width: the most blocks that a session can have."""
+        from kernels.cpu_program.arena import Arena  # numba takes a moment to import
+
+        self._forward = forward
+        self._table_width = table_width
+        self._most_rows_per_session = _most_rows_per_session(loaded)
+        self._vocab_size = loaded.vocab_size
+        self._max_threads = 1 if _num_weights(loaded) < _MIN_PARALLEL_WEIGHTS else torch.get_num_threads()
+        self._arena = Arena(_ARENA_BYTES)
+        self._meetings: Counter[_Key] = Counter()
+        self._recorded: dict[_Key, _Recorded] = {}
+        self._is_refused = False
+
+    def run(self, batch: ForwardBatch, tap_layers: tuple[int, ...]) -> Tensors | None:
+        """tap_layers: the layers that the forward taps now; they are part of what was recorded."""
+        num_rows, num_sessions = batch.token_ids.shape[0], batch.context_lens.shape[0]
+        if self._is_refused or not 0 < num_rows <= MAX_ROWS or batch.block_tables.shape[1] > self._table_width:
+            return None
+        if num_sessions > 1 and int(batch.query_starts.diff().max()) > self._most_rows_per_session:
+            return None
+        key = (num_rows, num_sessions, batch.logits_rows.shape[0], tap_layers)
+        recorded = self._recorded.get(key)
+        if recorded is None:
+            self._meetings[key] += 1
+            if self._meetings[key] < _MEETINGS_BEFORE_RECORDING:
+                return None
+            recorded = self._record(batch)
+            if recorded is None:
+                return None
+            self._recorded[key] = recorded
+        _fill(recorded.batch, batch)
+        recorded.run()
+        logits, hidden = recorded.outputs
+        return logits.clone(), {layer: rows.clone() for layer, rows in hidden.items()}
+
+    def _record(self, batch: ForwardBatch) -> _Recorded | None:
+        from kernels.cpu_program.arena import ArenaFull
+        from kernels.cpu_program.recorder import NotRecordable, Recorder
+        from kernels.cpu_team import recording
+
+        static = _with_wide_table(batch, self._table_width)
+        recorder = Recorder(self._arena)
+        try:
+            with recording(recorder), recorder:
+                outputs = self._forward(static)
+        except (NotRecordable, ArenaFull) as error:
+            self._refuse(str(error))
+            return None
+        logits, hidden = outputs
+        expected = logits.clone(), {layer: rows.clone() for layer, rows in hidden.items()}
+        outputs = self._arena.borrowed(logits), {layer: self._arena.borrowed(rows) for layer, rows in hidden.items()}
+        recorded = _Recorded(recorder.recorded(self._max_threads), static, outputs)
+        if not self._recorded and not self._holds_for_another(recorded, batch):
+            self._refuse("it does not repeat the forward's bits on other data")
+            return None
+        _fill(static, batch)
+        recorded.run()
+        if not _are_equal(outputs, expected):
+            self._refuse("it does not repeat the forward's bits")
+            return None
+        return recorded
+
+    def _holds_for_another(self, recorded: _Recorded, batch: ForwardBatch) -> bool:
+        """Tried once: what models of this kind do between kernels is the same for all shapes. The batch itself has to
+        be run after it, so that what is in the cache is right."""
+        other = dataclasses.replace(batch, token_ids=(batch.token_ids + 1) % self._vocab_size)
+        expected = self._forward(other)
+        _fill(recorded.batch, other)
+        recorded.run()
+        return _are_equal(recorded.outputs, expected)
+
+    def _refuse(self, reason: str) -> None:
+        self._is_refused = True
+        self._recorded.clear()
+        log.info("forwards of few rows are not recorded: %s", reason)
+
+
+def is_recordable(loaded: LoadedModel) -> bool:
+    """Whether every part of the model is ours, without experts, in one process with the compiled kernels of the CPU."""
+    on_cpu = loaded.device.type == "cpu" and loaded.attention_ops.backend == "cpu"
+    has_experts = loaded.row_invariance is not None and loaded.row_invariance.num_routers > 0
+    is_lean = loaded.lean is not None and loaded.lean.num_attentions > 0 and not loaded.lean.left_out
+    return on_cpu and loaded.leader is None and is_lean and not has_experts
+
+
+def _most_rows_per_session(loaded: LoadedModel) -> int:
+    """So many rows of one session are one piece of work for attention; recordings count on the number of pieces."""
+    from kernels.paged_attention.cpu import MAX_PACKED_ROWS
+
+    widest_group = max(shape.num_query_heads // shape.num_kv_heads for shape in loaded.layer_shapes)
+    return max(1, MAX_PACKED_ROWS // widest_group)
+
+
+def _num_weights(loaded: LoadedModel) -> int:
+    linears = (module for module in loaded.model.modules() if isinstance(module, RowInvariantLinear))
+    return sum(linear.in_features * linear.out_features for linear in linears)
+
+
+def _with_wide_table(batch: ForwardBatch, width: int) -> ForwardBatch:
+    """A copy of the batch that has room for any block table."""
+    tables = torch.zeros((batch.block_tables.shape[0], width), dtype=batch.block_tables.dtype)
+    tables[:, : batch.block_tables.shape[1]] = batch.block_tables
+    copies = {field.name: getattr(batch, field.name).clone() for field in dataclasses.fields(batch)}
+    return ForwardBatch(**(copies | {"block_tables": tables}))
+
+
+def _fill(static: ForwardBatch, batch: ForwardBatch) -> None:
+    static.block_tables[:, : batch.block_tables.shape[1]] = batch.block_tables
+    for name in _COPIED:
+        getattr(static, name).copy_(getattr(batch, name))
+
+
+_COPIED = tuple(field.name for field in dataclasses.fields(ForwardBatch) if field.name != "block_tables")
+
+
+def _are_equal(ours: Tensors, theirs: Tensors) -> bool:
+    (logits, hidden), (their_logits, their_hidden) = ours, theirs
+    same = hidden.keys() == their_hidden.keys() and torch.equal(logits, their_logits)
+    return same and all(torch.equal(hidden[layer], their_hidden[layer]) for layer in hidden)

@@ -1,0 +1,205 @@
+"""Recording what a forward does on the CPU, so that it can be done again on other data of the same shapes.
+
+Kernels tell the recorder of their calls (`cpu_team`); torch's own operations come by way of its dispatcher. Views cost
+nothing the second time, lookups, sums and conversions have kernels, and any other operation is made again through
+Python, its result copied to where the first one lay. What depends on data on the way (`item`, `nonzero`) is refused:
+the recording would be wrong for other data. Values that Python code reads behind the dispatcher's back (`tolist`,
+`numpy`) are not seen here; `engine/cpu_graphs` compares results before it trusts a recording.
+
+Intermediate tensors lie in an arena, where they take the same places each time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kernels.cpu_program.arena import Arena
+from kernels.cpu_program.program import Program
+from kernels.cpu_team import Work
+from kernels.elementwise import cpu as elementwise
+
+_aten = torch.ops.aten
+_EMPTY = {_aten.empty.memory_format, _aten.new_empty.default, _aten.empty_like.default, _aten.empty_strided.default}
+
+
+class NotRecordable(Exception):
+    """What was recorded does not hold for other data."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Repeated:
+    """A torch operation that is made again through Python."""
+
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outputs: tuple[torch.Tensor, ...]  # where its results belong; none if it writes into its arguments
+
+    def run(self) -> None:
+        results = self.function(*self.args, **self.kwargs)
+        for output, result in zip(self.outputs, _tensors(results), strict=bool(self.outputs)):
+            output.copy_(result)
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """To be entered around the forward, within `cpu_team.recording(self)`."""
+
+    def __init__(self, arena: Arena) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._arena = arena
+        self._steps: list[Work | _Repeated] = []
+        self._kept: list[Any] = []
+
+    def work(self, work: Work) -> None:
+        self._steps.append(work)
+
+    def scratch(self, num_bytes: int) -> int:
+        return self._arena.scratch(num_bytes)
+
+    def recorded(self, max_threads: int) -> Callable[[], None]:
+        """All steps in their order, as one function that uses at most so many threads."""
+        parts: list[Program | _Repeated] = []
+        works: list[Work] = []
+        for step in self._steps:
+            if isinstance(step, Work):
+                works.append(step)
+                continue
+            if works:
+                parts.append(Program(works, max_threads))
+            parts.append(step)
+            works = []
+        if works:
+            parts.append(Program(works, max_threads))
+        kept = tuple(self._kept)
+
+        def run(_kept: Any = kept) -> None:
+            for part in parts:
+                part.run()
+
+        return run
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        ours = self._with_kernel(func, args, kwargs)
+        if ours is not None:
+            return ours
+        if _depends_on_data(func, args):
+            raise NotRecordable(f"{func} depends on data")
+        result = func(*args, **kwargs)
+        if func._schema.is_mutable and func is not _aten.detach_.default:
+            self._repeat(func, args, kwargs, ())
+            return result
+        inputs = {_place(tensor) for tensor in _tensors((args, tuple(kwargs.values())))}
+        if func not in _EMPTY and all(_place(tensor) in inputs for tensor in _tensors(result)):
+            if not isinstance(result, (torch.Tensor, list, tuple)):
+                raise NotRecordable(f"{func} gives {type(result).__name__}")
+            self._kept.extend(tensor for tensor in _tensors(result) if not self._arena.holds(tensor))
+            return result
+        return self._placed(func, args, kwargs, result)
+
+    def _repeat(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: tuple[torch.Tensor, ...]
+    ) -> None:
+        # Without claims: when the step is made again, what lay there when it was made lies there.
+        borrow = self._borrow
+        borrowed_kwargs = {name: borrow(value) for name, value in kwargs.items()}
+        self._steps.append(_Repeated(func, borrow(args), borrowed_kwargs, borrow(outputs)))
+
+    def _borrow(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self._arena.borrowed(value)
+        if isinstance(value, (tuple, list)):
+            return type(value)(self._borrow(part) for part in value)
+        return value
+
+    def _placed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+        """The result of an operation, moved into the arena."""
+        outputs = tuple(self._like(tensor) for tensor in _tensors(result))
+        if func not in _EMPTY:
+            for output, tensor in zip(outputs, _tensors(result), strict=True):
+                output.copy_(tensor)
+            self._repeat(func, args, kwargs, outputs)
+        return outputs[0] if isinstance(result, torch.Tensor) else type(result)(outputs)
+
+    def _with_kernel(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+        """The result by a kernel of ours, which records itself; None where there is none."""
+        if func is _aten.add.Tensor and not kwargs and isinstance(args[1], torch.Tensor):
+            left, right = args
+            if elementwise.takes_sum(left, right):
+                out = self._like(left)
+                elementwise.add(left, right, out)
+                return out
+        elif _widens(func, args, kwargs):
+            if elementwise.takes_widening(args[0]):
+                out = self._empty(args[0].shape, torch.float32)
+                elementwise.widen(args[0], out)
+                return out
+        else:
+            lookup = _lookup(func, args, kwargs)
+            if lookup is not None and elementwise.takes_rows(*lookup[:2]):
+                table, indices, shape = lookup
+                out = self._empty(shape, table.dtype)
+                elementwise.gather(table, indices, out)
+                return out
+        return None
+
+    def _like(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self._arena.tensor(tuple(tensor.shape), tensor.stride(), tensor.dtype)
+
+    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        strides = [1]
+        for size in reversed(shape[1:]):
+            strides.append(strides[-1] * size)
+        return self._arena.tensor(tuple(shape), tuple(reversed(strides)), dtype)
+
+
+def _depends_on_data(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether the shape of the result, or a value that Python sees, is a matter of the tensors' content."""
+    if func is _aten.index.Tensor:  # tagged for its masks alone
+        return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+    return torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
+
+
+def _widens(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether an operation gives its one tensor as fp32."""
+    if func is _aten.to.dtype:
+        return args[1:] == (torch.float32,) and not kwargs
+    return func is _aten._to_copy.default and kwargs == {"dtype": torch.float32}
+
+
+def _lookup(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]] | None:
+    """(table [N, ...], row indices, shape of the result) where an operation takes whole rows out of a table."""
+    if func is _aten.embedding.default:
+        table, indices = args[:2]
+        return table, indices, (*indices.shape, *table.shape[1:])
+    if func is _aten.index_select.default and args[1] == 0:
+        table, _, indices = args
+        return table, indices, (*indices.shape, *table.shape[1:])
+    if func is _aten.index.Tensor:
+        table, places = args
+        if table.dim() > 1 and table.shape[0] == 1 and len(places) == 2 and places[0] is None and places[1].dim() == 1:
+            return table[0], places[1], (1, *places[1].shape, *table.shape[2:])
+    return None
+
+
+def _place(tensor: torch.Tensor) -> int:
+    """Where its storage begins; 0 for packed weights, which only their own library can look into."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided and not tensor.is_mkldnn else 0
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    """All tensors in nested tuples and lists."""
+    if isinstance(values, torch.Tensor):
+        return [values]
+    if isinstance(values, (tuple, list)):
+        return [tensor for value in values for tensor in _tensors(value)]
+    return []

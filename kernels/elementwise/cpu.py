@@ -1,0 +1,150 @@
+"""What a forward does between its larger kernels, on the CPU: rows looked up, residuals added, logits widened.
+
+torch computes the same bits; these are here to be part of a recorded program (`cpu_program`). Needs numba.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from numba import carray, njit
+
+from kernels import cpu_team, simd
+from kernels.record import record_types
+from kernels.simd import LANES, copy_bytes, load_i64, store_i64, vadd, vload, vload_bf16, vstore, vstore_bf16
+
+
+class _GatherFields(NamedTuple):
+    table: int
+    indices: int
+    out: int
+    num_indices: int
+    table_rows: int
+    row_bytes: int
+    error: int  # address of an int64, set to 1 on a bad index
+
+
+class _AddFields(NamedTuple):
+    left: int
+    right: int
+    out: int
+    num_elements: int
+    is_bf16: int
+
+
+class _WidenFields(NamedTuple):
+    source: int
+    out: int
+    num_elements: int
+
+
+_GatherRecord, _Gather = record_types(_GatherFields)
+_AddRecord, _Add = record_types(_AddFields)
+_WidenRecord, _Widen = record_types(_WidenFields)
+_Error = ctypes.c_int64 * 1
+_ERRORS = {1: "an index lies outside the table"}
+
+
+@njit
+def _gather(address):  # type: ignore[no-untyped-def]
+    call = carray(address, 1, _Gather)[0]
+    for place in range(call.num_indices):
+        row = load_i64(call.indices + 8 * place)
+        if row < 0 or row >= call.table_rows:
+            store_i64(call.error, 1)
+            continue
+        copy_bytes(call.out + place * call.row_bytes, call.table + row * call.row_bytes, call.row_bytes)
+
+
+@njit
+def _add(address):  # type: ignore[no-untyped-def]
+    call = carray(address, 1, _Add)[0]
+    for place in range(0, call.num_elements, LANES):
+        if call.is_bf16:
+            total = vadd(vload_bf16(call.left + 2 * place), vload_bf16(call.right + 2 * place))
+            vstore_bf16(call.out + 2 * place, total)
+        else:
+            vstore(call.out + 4 * place, vadd(vload(call.left + 4 * place), vload(call.right + 4 * place)))
+
+
+@njit
+def _widen(address):  # type: ignore[no-untyped-def]
+    call = carray(address, 1, _Widen)[0]
+    for place in range(0, call.num_elements, LANES):
+        vstore(call.out + 4 * place, vload_bf16(call.source + 2 * place))
+
+
+def _make_gather(digest: int) -> Callable[[Any], None]:
+    def entry(address):  # type: ignore[no-untyped-def]
+        if digest >= 0:
+            _gather(address)
+
+    return entry
+
+
+def _make_add(digest: int) -> Callable[[Any], None]:
+    def entry(address):  # type: ignore[no-untyped-def]
+        if digest >= 0:
+            _add(address)
+
+    return entry
+
+
+def _make_widen(digest: int) -> Callable[[Any], None]:
+    def entry(address):  # type: ignore[no-untyped-def]
+        if digest >= 0:
+            _widen(address)
+
+    return entry
+
+
+@functools.cache
+def _entry(make_entry: Callable[[int], Callable[[Any], None]]) -> int:
+    return cpu_team.compile_entry(make_entry, (simd,))
+
+
+def takes_rows(table: torch.Tensor, indices: torch.Tensor) -> bool:
+    """Whether gather takes them."""
+    return table.is_contiguous() and indices.is_contiguous() and indices.dtype == torch.int64 and table.dim() > 0
+
+
+def gather(table: torch.Tensor, indices: torch.Tensor, out: torch.Tensor) -> None:
+    """out[i] = table[indices[i]]: table [N, ...], indices int64 of any shape, out contiguous.
+
+    Raises KernelArgumentError for an index outside [0, N).
+    """
+    error = _Error()
+    call = _GatherRecord(
+        table.data_ptr(), indices.data_ptr(), out.data_ptr(), indices.numel(), table.shape[0],
+        table.stride(0) * table.element_size(), ctypes.addressof(error),
+    )  # fmt: skip
+    cpu_team.run(cpu_team.Work(_entry(_make_gather), call, counters=error, errors=_ERRORS))
+
+
+def takes_sum(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether add takes them."""
+    alike = left.dtype == right.dtype and left.shape == right.shape
+    fits = left.dtype in (torch.bfloat16, torch.float32) and left.numel() % LANES == 0
+    return alike and fits and left.is_contiguous() and right.is_contiguous()
+
+
+def add(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
+    """out = left + right, rounded once; contiguous, of one shape and dtype, a multiple of 16 elements."""
+    is_bf16 = left.dtype == torch.bfloat16
+    call = _AddRecord(left.data_ptr(), right.data_ptr(), out.data_ptr(), left.numel(), is_bf16)
+    cpu_team.run(cpu_team.Work(_entry(_make_add), call))
+
+
+def takes_widening(source: torch.Tensor) -> bool:
+    """Whether widen takes it."""
+    return source.dtype == torch.bfloat16 and source.is_contiguous() and source.numel() % LANES == 0
+
+
+def widen(source: torch.Tensor, out: torch.Tensor) -> None:
+    """out fp32 = source bf16, exactly; contiguous, a multiple of 16 elements."""
+    call = _WidenRecord(source.data_ptr(), out.data_ptr(), source.numel())
+    cpu_team.run(cpu_team.Work(_entry(_make_widen), call))
