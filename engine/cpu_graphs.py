@@ -8,6 +8,7 @@ reads from its data in Python could not be seen.
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import logging
 from collections import Counter
@@ -80,7 +81,7 @@ class RecordedForwards:
         _fill(recorded.batch, batch)
         recorded.run()
         logits, hidden = recorded.outputs
-        return logits.clone(), {layer: rows.clone() for layer, rows in hidden.items()}
+        return _copy(logits), {layer: _copy(rows) for layer, rows in hidden.items()}
 
     def _record(self, batch: ForwardBatch) -> _Recorded | None:
         from kernels.cpu_program.arena import ArenaFull
@@ -160,6 +161,13 @@ def _fill(static: ForwardBatch, batch: ForwardBatch) -> None:
 
 
 _COPIED = tuple(field.name for field in dataclasses.fields(ForwardBatch) if field.name != "block_tables")
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """On this thread alone: torch's clone of 16 rows of logits wakes the team, 3 ms on a busy machine."""
+    copy = torch.empty_like(tensor)
+    ctypes.memmove(copy.data_ptr(), tensor.data_ptr(), tensor.nbytes)
+    return copy
 
 
 def _are_equal(ours: Tensors, theirs: Tensors) -> bool:
