@@ -1,9 +1,9 @@
-"""Forwards of up to 16 rows on the CPU, recorded once per shape and then run without Python between the kernels.
+"""Forwards of up to 48 rows on the CPU, recorded once per size and then run without Python between the kernels.
 
-The counterpart of cuda_graphs. A shape (rows, sessions, wanted logits, taps) is recorded the third time that it is met,
+The counterpart of cuda_graphs, padded in the same way (row_buckets). A size is recorded the third time that it is met,
 which takes as long as a few forwards, and is trusted only when it gave the very bits of a plain forward, the first one
-of a runner on another batch too. Models with parts that are not ours (lean) are run as they are: what such a part
-reads from its data in Python could not be seen.
+of a runner on other data too. Models with parts that are not ours (lean) are run as they are: what such a part reads
+from its data in Python could not be seen.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ import torch
 
 from engine.batch import ForwardBatch
 from engine.model import LoadedModel
+from engine.row_buckets import Bucket, empty_batch, fill
 from engine.row_invariant_modules import RowInvariantLinear
 
 log = logging.getLogger(__name__)
 
 # Linears of more rows are oneDNN's (kernels/linear/cpu_few_rows).
-MAX_ROWS = 16
+ROW_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48)
 _MEETINGS_BEFORE_RECORDING = 3
 # Smaller models run on one thread: 1.7 M weights take 0.08 ms instead of 0.07 on two idle cores, and 0.12 instead of 4
 # to 7 where other processes want those cores.
@@ -34,7 +35,7 @@ _ARENA_BYTES = 1 << 28
 
 Tensors = tuple[torch.Tensor, dict[int, torch.Tensor]]  # logits, tapped hidden states
 Forward = Callable[[ForwardBatch], Tensors]
-_Key = tuple[int, int, int, tuple[int, ...]]
+_Key = tuple[int, tuple[int, ...]]  # rows of the bucket, tapped layers
 
 
 @dataclass(frozen=True)
@@ -63,61 +64,65 @@ class RecordedForwards:
 
     def run(self, batch: ForwardBatch, tap_layers: tuple[int, ...]) -> Tensors | None:
         """tap_layers: the layers that the forward taps now; they are part of what was recorded."""
-        num_rows, num_sessions = batch.token_ids.shape[0], batch.context_lens.shape[0]
-        if self._is_refused or not 0 < num_rows <= MAX_ROWS or batch.block_tables.shape[1] > self._table_width:
+        num_rows = self._bucket(batch)
+        if num_rows is None:
             return None
-        if num_sessions > 1 and int(batch.query_starts.diff().max()) > self._most_rows_per_session:
-            return None
-        key = (num_rows, num_sessions, batch.logits_rows.shape[0], tap_layers)
+        key = (num_rows, tap_layers)
         recorded = self._recorded.get(key)
         if recorded is None:
             self._meetings[key] += 1
             if self._meetings[key] < _MEETINGS_BEFORE_RECORDING:
                 return None
-            recorded = self._record(batch)
+            recorded = self._record(num_rows, batch)
             if recorded is None:
                 return None
             self._recorded[key] = recorded
-        _fill(recorded.batch, batch)
-        recorded.run()
-        logits, hidden = recorded.outputs
-        return _copy(logits), {layer: _copy(rows) for layer, rows in hidden.items()}
+        return self._repeat(recorded, batch)
 
-    def _record(self, batch: ForwardBatch) -> _Recorded | None:
+    def _bucket(self, batch: ForwardBatch) -> int | None:
+        """The least number of rows that holds the batch; None where none does, or rows are there without logits."""
+        num_rows = batch.token_ids.shape[0]
+        is_decoding = 0 < num_rows == batch.logits_rows.shape[0]
+        if self._is_refused or not is_decoding or batch.block_tables.shape[1] > self._table_width:
+            return None
+        if int(batch.query_starts.diff().max()) > self._most_rows_per_session:
+            return None
+        return next((size for size in ROW_BUCKETS if size >= num_rows), None)
+
+    def _record(self, num_rows: int, batch: ForwardBatch) -> _Recorded | None:
         from kernels.cpu_program.arena import ArenaFull
         from kernels.cpu_program.recorder import NotRecordable, Recorder
         from kernels.cpu_team import recording
 
-        static = _with_wide_table(batch, self._table_width)
+        static = empty_batch(Bucket(num_rows, self._table_width))
+        # As many sessions as there can be, of one row each: attention's work is cut up for all of them.
+        static.query_starts.copy_(torch.arange(num_rows + 1))
+        static.tree_starts.fill_(1)
         recorder = Recorder(self._arena)
         try:
             with recording(recorder), recorder:
-                outputs = self._forward(static)
+                logits, hidden = self._forward(static)
         except (NotRecordable, ArenaFull) as error:
             self._refuse(str(error))
             return None
-        logits, hidden = outputs
-        expected = logits.clone(), {layer: rows.clone() for layer, rows in hidden.items()}
         outputs = self._arena.borrowed(logits), {layer: self._arena.borrowed(rows) for layer, rows in hidden.items()}
         recorded = _Recorded(recorder.recorded(self._max_threads), static, outputs)
-        if not self._recorded and not self._holds_for_another(recorded, batch):
-            self._refuse("it does not repeat the forward's bits on other data")
-            return None
-        _fill(static, batch)
-        recorded.run()
-        if not _are_equal(outputs, expected):
-            self._refuse("it does not repeat the forward's bits")
-            return None
+        # Other data are tried once: what models of this kind do between kernels is the same for all sizes. The batch
+        # itself comes last, so that what is in the cache is right.
+        other = dataclasses.replace(batch, token_ids=(batch.token_ids + 1) % self._vocab_size)
+        for tried in (batch,) if self._recorded else (other, batch):
+            expected = self._forward(tried)
+            if not _are_equal(self._repeat(recorded, tried), expected):
+                self._refuse("a recording did not repeat the forward's bits")
+                return None
         return recorded
 
-    def _holds_for_another(self, recorded: _Recorded, batch: ForwardBatch) -> bool:
-        """Tried once: what models of this kind do between kernels is the same for all shapes. The batch itself has to
-        be run after it, so that what is in the cache is right."""
-        other = dataclasses.replace(batch, token_ids=(batch.token_ids + 1) % self._vocab_size)
-        expected = self._forward(other)
-        _fill(recorded.batch, other)
+    def _repeat(self, recorded: _Recorded, batch: ForwardBatch) -> Tensors:
+        fill(recorded.batch, batch)
         recorded.run()
-        return _are_equal(recorded.outputs, expected)
+        num_rows = batch.token_ids.shape[0]
+        logits, hidden = recorded.outputs
+        return _copy(logits[:num_rows]), {layer: _copy(rows[:num_rows]) for layer, rows in hidden.items()}
 
     def _refuse(self, reason: str) -> None:
         self._is_refused = True
@@ -144,23 +149,6 @@ def _most_rows_per_session(loaded: LoadedModel) -> int:
 def _num_weights(loaded: LoadedModel) -> int:
     linears = (module for module in loaded.model.modules() if isinstance(module, RowInvariantLinear))
     return sum(linear.in_features * linear.out_features for linear in linears)
-
-
-def _with_wide_table(batch: ForwardBatch, width: int) -> ForwardBatch:
-    """A copy of the batch that has room for any block table."""
-    tables = torch.zeros((batch.block_tables.shape[0], width), dtype=batch.block_tables.dtype)
-    tables[:, : batch.block_tables.shape[1]] = batch.block_tables
-    copies = {field.name: getattr(batch, field.name).clone() for field in dataclasses.fields(batch)}
-    return ForwardBatch(**(copies | {"block_tables": tables}))
-
-
-def _fill(static: ForwardBatch, batch: ForwardBatch) -> None:
-    static.block_tables[:, : batch.block_tables.shape[1]] = batch.block_tables
-    for name in _COPIED:
-        getattr(static, name).copy_(getattr(batch, name))
-
-
-_COPIED = tuple(field.name for field in dataclasses.fields(ForwardBatch) if field.name != "block_tables")
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Batches padded to a few sizes, so that one captured forward serves many: pure functions of host tensors.
 
-Not here: capture and replay (cuda_graphs). Padding is rows that belong to no session: no slot is written for them and
-attention leaves them out; whatever they compute is cut off again.
+Not here: capture and replay (cuda_graphs, cpu_graphs). Padding is rows that belong to no session: no slot is written
+for them and attention leaves them out; whatever they compute is cut off again.
 """
 
 from __future__ import annotations

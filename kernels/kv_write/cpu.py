@@ -49,6 +49,8 @@ _ERRORS = {1: "a slot lies outside the cache"}
 def _copy_rows(copy):  # type: ignore[no-untyped-def]
     for row in range(copy.num_rows):
         slot = load_i64(copy.slots + 8 * row)
+        if slot == -1:
+            continue
         if slot < 0 or slot >= copy.num_slots:
             store_i64(copy.error, 1)
             continue
@@ -93,7 +95,8 @@ def kv_write(
 ) -> None:
     """Write key [T, Hkv, D] and value [T, Hkv, Dv] to the slots slot_mapping (int64 [T], all different).
 
-    Raises KernelArgumentError; after one about a bad slot, the other rows have been written.
+    A row whose slot is -1 is padding and goes nowhere. Raises KernelArgumentError; after one about a bad slot, the
+    other rows have been written.
     """
     _copy(key, value, key_cache, value_cache, slot_mapping, into_cache=True)
 

@@ -55,6 +55,17 @@ def test_write_puts_each_row_where_its_slot_says() -> None:
     assert torch.equal(key_cache[0, :, 0], key[1])
 
 
+def test_padding_goes_nowhere() -> None:
+    key_cache, value_cache = make_caches(16, 16, torch.float32)
+    before = key_cache.clone(), value_cache.clone()
+    rows = torch.randn(3, NUM_HEADS, 16)
+    cpu.kv_write(rows, rows, key_cache, value_cache, torch.tensor([-1, -1, 13]))
+    assert torch.equal(key_cache[2, :, 3], rows[2])
+    for cache, old in zip((key_cache, value_cache), before, strict=True):
+        cache[2, :, 3] = old[2, :, 3]
+        assert torch.equal(cache, old)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_move_reads_all_before_it_writes(dtype: torch.dtype) -> None:
     caches = make_caches(16, 21, dtype)
@@ -79,7 +90,7 @@ def test_nothing_to_do() -> None:
     ("key", "slots", "message"),
     [
         (torch.zeros(2, NUM_HEADS, 16), torch.tensor([0, 30]), "outside"),
-        (torch.zeros(2, NUM_HEADS, 16), torch.tensor([0, -1]), "outside"),
+        (torch.zeros(2, NUM_HEADS, 16), torch.tensor([0, -2]), "outside"),
         (torch.zeros(2, NUM_HEADS, 16), torch.tensor([0, 1], dtype=torch.int32), "int64"),
         (torch.zeros(2, NUM_HEADS, 16), torch.tensor([0]), "do not fit"),
         (torch.zeros(2, NUM_HEADS, 16).bfloat16(), torch.tensor([0, 1]), "must agree"),
