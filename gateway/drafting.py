@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from gateway.draft_policy import DraftPolicy, RoundOutcome
 from gateway.hidden_flow import HiddenFlow
 from gateway.interfaces import Drafter
-from gateway.metrics import GatewayMetrics
+from gateway.metrics import DraftCame, GatewayMetrics
 from gateway.tracing import SessionTrace
 from shared.errors import OutriderError
 from shared.messages import (
@@ -86,17 +86,23 @@ class Drafting:
         self._num_timeouts = 0  # without an answer in time between them
         self._draft_timings = Timings()
         self._draft_s = 0.0
+        self._draft_came = DraftCame.NOT_WANTED
         self.clock = time.perf_counter
 
     async def propose(self, committed_len: int) -> Proposal | None:
         """A proposal that stands on `committed_len`, or None: no drafter, none worth it, too late, or no idea."""
         self._num_wanted, self._draft_timings, self._draft_s = 0, Timings(), 0.0
-        if self._policy is None or await self._is_late():
+        self._draft_came = DraftCame.NOT_WANTED
+        if self._policy is None:
+            return None
+        if await self._is_late():
+            self._draft_came = DraftCame.NO
             return None
         started = self.clock()
         self._num_wanted = self._policy.num_draft_tokens()
         if self._num_wanted == 0:
             return None
+        self._draft_came = DraftCame.NO
         if self._lease is not None and self._policy.method != self._wanted_method:
             await self.close()
         if self._lease is None and not await self._open(self._policy.method):
@@ -104,6 +110,7 @@ class Drafting:
         if committed_len == 0:
             return None  # the verifier prefills meanwhile; its first token comes without a draft
         if not await self._has_hidden_states(committed_len):
+            self._draft_came = DraftCame.NOT_WANTED
             return None  # a round without a draft brings them
         reply = await self._ask(committed_len, self._num_wanted)
         if self._late is None:  # a timeout is no cost of the round that follows it; draft_timeouts counts it
@@ -111,6 +118,7 @@ class Drafting:
         if reply is None:
             return None
         self._draft_timings = reply.timings
+        self._draft_came = DraftCame.YES if reply.proposal.token_ids else DraftCame.EMPTY
         return reply.proposal if reply.proposal.token_ids else None
 
     def free_run_budget(self) -> int:
@@ -144,6 +152,7 @@ class Drafting:
             forward_s = (commit.timings.forward_us + self._draft_timings.forward_us) * 1e-6
             overhead_s = max(0.0, round_s - forward_s)
             self._metrics.observe_round(round_s, overhead_s, len(commit.token_ids), speculation=self._draft_s > 0.0)
+            self._metrics.observe_draft(self._draft_came)
         if self._policy is not None:
             self._policy.observe(self._outcome(commit, round_s))
         method = step.proposal.method if step.proposal else ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import Enum
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from gateway.requests import GenerationUpdate
@@ -9,6 +11,17 @@ from shared.messages import Commit
 from shared.telemetry import TIME_BUCKETS
 
 _FINE_BUCKETS = (0.0001, 0.0002, 0.0005, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
+
+
+class DraftCame(Enum):
+    """What became of a round's wish for a draft. EMPTY: a drafter answered that it has no idea; more of them would have
+    none either. NO: nobody had a place, or the answer came too late, or never.
+    """
+
+    YES = "yes"
+    EMPTY = "empty"
+    NO = "no"
+    NOT_WANTED = ""
 
 
 class GatewayMetrics:
@@ -45,6 +58,9 @@ class GatewayMetrics:
         self._num_drafts = counter("spec_decode_num_drafts", "Rounds with a draft.", ("method",))
         self._draft_tokens = counter("spec_decode_num_draft_tokens", "Draft tokens scored.", ("method",))
         self._accepted_tokens = counter("spec_decode_num_accepted_tokens", "Draft tokens emitted.", ("method",))
+        self._draft_rounds = counter("draft_rounds", "Rounds that a draft was wanted for: whether it came.", ("draft",))
+        for came in (DraftCame.YES, DraftCame.EMPTY, DraftCame.NO):
+            self._draft_rounds.labels(came.value)  # at 0 from the start: who scales by a share needs all of its parts
         self._accepted_per_pos = counter(
             "spec_decode_num_accepted_tokens_per_pos", "Draft tokens emitted, by place in the draft.", ("position",)
         )
@@ -65,6 +81,11 @@ class GatewayMetrics:
         self._round.labels(kind).observe(round_s)
         self._round_tokens.labels(kind).inc(num_tokens)
         self._overhead.observe(overhead_s)
+
+    def observe_draft(self, came: DraftCame) -> None:
+        """Of a round; what its verifier does alone in a free run counts round by round."""
+        if came is not DraftCame.NOT_WANTED:
+            self._draft_rounds.labels(came.value).inc()
 
     def observe_commit(self, commit: Commit, method: str) -> None:
         self._generated.inc(len(commit.token_ids))

@@ -86,6 +86,7 @@ def test_query_asks_for_what_is_exported(expression: str, legend: str, series: d
         "outrider:round_seconds_sum",
         "outrider:round_tokens_total",
         "outrider:verify_rows_total",
+        "outrider:draft_rounds_total",
     ],
 )
 def test_dashboard_shows(metric: str) -> None:

@@ -178,7 +178,7 @@ def test_autoscalers_ask_for_what_the_adapter_serves(objects: list[Document]) ->
         assert 0 < seconds(metric["external"]["target"]["value"]) < 1
         assert 1 < scaler["spec"]["minReplicas"] < scaler["spec"]["maxReplicas"]
     assert set(wanted.values()) == served.keys()
-    assert "outrider:verify_rows_total" in served[wanted["drafter"]]
+    assert "outrider:draft_rounds_total" in served[wanted["drafter"]]
     assert "outrider:step_queue_seconds_bucket" in served[wanted["verifier"]]
 
 

@@ -20,7 +20,9 @@ from in_process import (
     hidden_rows,
     make_spec,
 )
+from prometheus_client.parser import text_string_to_metric_families
 
+from gateway.draft_policy import DraftPolicy
 from gateway.drafting import ALONE_RUN, Drafting
 from gateway.tokenizer import Tokenizer
 from shared.errors import DrafterLost
@@ -282,6 +284,66 @@ async def test_an_answer_without_tokens_is_no_proposal_but_was_asked_for(make: C
     (outcome,) = choice.outcomes
     assert (outcome.num_asked, outcome.num_draft_tokens) == (4, 0)
     await drafting.close()
+
+
+# ---- the share that drafters are scaled by ----
+
+
+def draft_rounds(choice: Choice) -> tuple[float, ...]:
+    """As a scrape reads them: a draft came, none did although the drafter answered, nobody answered."""
+    families = text_string_to_metric_families(choice.metrics.render().decode())
+    samples = {
+        sample.labels["draft"]: sample.value
+        for family in families
+        for sample in family.samples
+        if sample.name == "outrider:draft_rounds_total"
+    }
+    return samples["yes"], samples["empty"], samples["no"]
+
+
+async def test_a_round_says_whether_the_wanted_draft_came(make: Callable[..., Choice]) -> None:
+    async def once_nothing_then_lost(drafter: PlainDrafter, step: DraftStep) -> ProposalReply | None:
+        if len(drafter.steps) == 3:
+            raise DrafterLost("gone")
+        return drafter.reply(step, ()) if len(drafter.steps) == 2 else None
+
+    choice = make(PlainDrafter(once_nothing_then_lost), None)
+    assert draft_rounds(choice) == (0, 0, 0)
+    drafting = choice.drafting(committed := list(TRUTH[:1]))
+    expected = [(1, 0, 0), (1, 1, 0), (1, 1, 1), (1, 1, 2)]
+    for base_len, rounds in enumerate(expected, 1):
+        await drafting.propose(base_len)
+        observe(drafting, base_len)
+        committed.append(TRUTH[base_len])
+        assert draft_rounds(choice) == rounds
+    observe(drafting, 5)
+    assert draft_rounds(choice) == (1, 1, 3), "the free run of the last answer goes on"
+    await drafting.close()
+
+
+@pytest.mark.parametrize("policy", [None, RecordingPolicy(length=0)], ids=["off", "does not pay"])
+async def test_rounds_that_want_no_draft_do_not_count(make: Callable[..., Choice], policy: DraftPolicy | None) -> None:
+    choice = make(PlainDrafter(), policy=policy)
+    assert await choice.run() == TRUTH
+    assert draft_rounds(choice) == (0, 0, 0)
+
+
+async def test_nor_do_the_prefill_and_what_brings_hidden_states(make: Callable[..., Choice]) -> None:
+    choice = make(PlainDrafter(), method=EAGLE)
+    choice.verifier.max_hidden_rows = 3
+    assert await choice.run() == TRUTH
+    num_asked = len(choice.drafters[0].steps)
+    assert len(choice.verifier.steps) > num_asked + 2
+    assert draft_rounds(choice) == (num_asked, 0, 0)
+
+
+async def test_a_drafter_that_is_late_counts_until_it_answers(make: Callable[..., Choice]) -> None:
+    async def hang(_drafter: PlainDrafter, _step: DraftStep) -> None:
+        await asyncio.Event().wait()
+
+    choice = make(PlainDrafter(hang), timeout_s=0.02)
+    assert await choice.run() == TRUTH
+    assert draft_rounds(choice) == (0, 0, LENGTH - 1)
 
 
 async def test_a_session_that_takes_over_tells_its_drafter_everything(make: Callable[..., Choice]) -> None:
