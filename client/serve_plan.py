@@ -11,23 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shared.errors import ConfigError
-
-_OF_GATEWAY = ("method", "num_speculative_tokens", "token_tree")
-_OF_DRAFTER = (
-    "prompt_lookup_max",
-    "prompt_lookup_min",
-    "suffix_decoding_max_tree_depth",
-    "suffix_decoding_max_cached_requests",
-    "suffix_decoding_max_spec_factor",
-    "suffix_decoding_min_token_prob",
-)
-_OF_VERIFIER = ("rejection_sample_method",)
-# They place the draft, or size it; no output depends on them.
-_IGNORED = {
-    "draft_tensor_parallel_size": "a draft runs in one process",
-    "max_model_len": "a draft follows the target as far as it can",
-}
-_KNOWN = ("model", *_OF_GATEWAY, *_OF_DRAFTER, *_OF_VERIFIER, *_IGNORED)
+from shared.vllm_keys import IGNORED, OF_DRAFTER, OF_GATEWAY, OF_VERIFIER, given_keys
 
 
 @dataclass(frozen=True)
@@ -51,15 +35,13 @@ def plan_serving(speculative_config: str) -> ServePlan:
         raise ConfigError(f"--speculative-config is not JSON: {error}") from None
     if not isinstance(raw, dict):
         raise ConfigError("--speculative-config must be a JSON object")
-    given = {key.replace("-", "_"): value for key, value in raw.items() if value is not None}
-    for key in given.keys() - set(_KNOWN):
-        raise ConfigError(f"--speculative-config: {key} is not supported; known are {', '.join(_KNOWN)}")
+    given = given_keys(raw, "--speculative-config")
     return ServePlan(
         draft_model=str(given.get("model", "")),
-        gateway_config=json.dumps({key: given[key] for key in _OF_GATEWAY if key in given}),
-        drafter_args=_flags(given, _OF_DRAFTER),
-        verifier_args=_flags(given, _OF_VERIFIER),
-        ignored=tuple(f"{key} of --speculative-config: {_IGNORED[key]}" for key in given if key in _IGNORED),
+        gateway_config=json.dumps({key: given[key] for key in OF_GATEWAY if key in given}),
+        drafter_args=_flags(given, OF_DRAFTER),
+        verifier_args=_flags(given, OF_VERIFIER),
+        ignored=tuple(f"{key} of --speculative-config: {IGNORED[key]}" for key in given if key in IGNORED),
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from shared.config import setting
 from shared.errors import ConfigError
 from shared.tracing import OTLP_TRACES_ENDPOINT_HELP
+from shared.vllm_keys import FLAGS_ELSEWHERE
 
 
 @dataclass(frozen=True)
@@ -92,15 +93,6 @@ class SpeculativeConfig:
     token_tree: bool = False
 
 
-# Keys of vLLM's that are settings of another service here.
-_KEYS_ELSEWHERE = {
-    "model": "the drafter's --draft-model",
-    "prompt_lookup_max": "the drafter's --prompt-lookup-max",
-    "prompt_lookup_min": "the drafter's --prompt-lookup-min",
-    "rejection_sample_method": "the verifier's --rejection-sample-method",
-}
-
-
 def parse_speculative_config(text: str) -> SpeculativeConfig:
     """Raises ConfigError that names the key; for a setting of another service it says which."""
     if not text.strip():
@@ -112,8 +104,8 @@ def parse_speculative_config(text: str) -> SpeculativeConfig:
     if not isinstance(raw, dict):
         raise ConfigError("--speculative-config must be a JSON object")
     known = {key.replace("-", "_"): value for key, value in raw.items()}
-    for key in known.keys() & _KEYS_ELSEWHERE.keys():
-        raise ConfigError(f"--speculative-config: give {key} as {_KEYS_ELSEWHERE[key]}")
+    for key in known.keys() & FLAGS_ELSEWHERE.keys():
+        raise ConfigError(f"--speculative-config: give {key} as {FLAGS_ELSEWHERE[key]}")
     allowed = SpeculativeConfig.__dataclass_fields__.keys()
     for key in known.keys() - allowed:
         raise ConfigError(f"--speculative-config: unknown key {key!r}; known are {', '.join(allowed)}")

@@ -5,31 +5,15 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.config import SpeculativeConfig, parse_speculative_config
 from gateway.requests import METHOD_AUTO, METHOD_OFF
 from shared.errors import ConfigError
+from shared.vllm_keys import IGNORED, OF_DRAFTER, OF_GATEWAY, OF_VERIFIER, given_keys
 
 _WITHOUT_CHECKPOINT = ("suffix", "ngram")
-_OF_DRAFTER = (
-    "enforce_eager",
-    "prompt_lookup_max",
-    "prompt_lookup_min",
-    "suffix_decoding_max_tree_depth",
-    "suffix_decoding_max_cached_requests",
-    "suffix_decoding_max_spec_factor",
-    "suffix_decoding_min_token_prob",
-)
-_OF_VERIFIER = ("rejection_sample_method",)
-_OF_GATEWAY = tuple(entry.name for entry in fields(SpeculativeConfig))
-# They place the draft, or size it; no output depends on them.
-_IGNORED = {
-    "draft_tensor_parallel_size": "a draft runs in this process",
-    "max_model_len": "a draft follows the target as far as it can",
-}
-_KNOWN = ("model", *_OF_GATEWAY, *_OF_DRAFTER, *_OF_VERIFIER, *_IGNORED)
 
 
 @dataclass(frozen=True)
@@ -50,20 +34,18 @@ def plan_speculation(speculative_config: Mapping[str, Any] | None) -> Speculatio
     """
     if speculative_config is None:
         return SpeculationPlan(SpeculativeConfig(method=METHOD_OFF))
-    given = {key.replace("-", "_"): value for key, value in speculative_config.items() if value is not None}
+    given = given_keys(speculative_config, "speculative_config")
     for key in given:
-        if key not in _KNOWN:
-            raise ConfigError(f"speculative_config: {key} is not supported; known are {', '.join(_KNOWN)}", param=key)
-        if key in _IGNORED and given[key] != 1:
-            warnings.warn(f"speculative_config: {key} is ignored here: {_IGNORED[key]}", UserWarning, stacklevel=3)
-    config = _parsed({key: given[key] for key in _OF_GATEWAY if key in given})
+        if key in IGNORED and given[key] != 1:
+            warnings.warn(f"speculative_config: {key} is ignored here: {IGNORED[key]}", UserWarning, stacklevel=3)
+    config = _parsed({key: given[key] for key in OF_GATEWAY if key in given})
     draft_model = str(given.get("model", ""))
     return SpeculationPlan(
         config=config,
         draft_model=draft_model,
         methods=_methods(config.method, draft_model),
-        drafter={key: given[key] for key in _OF_DRAFTER if key in given},
-        verifier={key: given[key] for key in _OF_VERIFIER if key in given},
+        drafter={key: given[key] for key in OF_DRAFTER if key in given},
+        verifier={key: given[key] for key in OF_VERIFIER if key in given},
     )
 
 

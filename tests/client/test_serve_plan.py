@@ -31,6 +31,7 @@ def test_every_key_reaches_a_part_that_knows_it() -> None:
         "prompt_lookup_max": 4,
         "prompt_lookup_min": 2,
         "suffix_decoding_max_tree_depth": 12,
+        "enforce_eager": True,
         "rejection_sample_method": "standard",
         "draft_tensor_parallel_size": 1,
         "token_tree": None,
@@ -40,6 +41,7 @@ def test_every_key_reaches_a_part_that_knows_it() -> None:
     assert (plan.draft_model, gateway.method, gateway.num_speculative_tokens) == ("a-draft", "ngram", 7)
     drafter = load_config(DrafterConfig, list(plan.drafter_args), {}, prog="", description="")
     assert (drafter.prompt_lookup_max, drafter.prompt_lookup_min, drafter.suffix_decoding_max_tree_depth) == (4, 2, 12)
+    assert drafter.enforce_eager
     verifier = load_config(VerifierConfig, list(plan.verifier_args), {}, prog="", description="")
     assert verifier.rejection_sample_method == "standard"
     assert plan.ignored == ("draft_tensor_parallel_size of --speculative-config: a draft runs in one process",)

@@ -1,0 +1,44 @@
+"""The keys of vLLM's `speculative_config` that are known here, by the part whose settings they are.
+
+Not here: what their values must be, which each part checks itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from shared.errors import ConfigError
+
+OF_GATEWAY = ("method", "num_speculative_tokens", "token_tree")
+OF_DRAFTER = (
+    "enforce_eager",
+    "prompt_lookup_max",
+    "prompt_lookup_min",
+    "suffix_decoding_max_tree_depth",
+    "suffix_decoding_max_cached_requests",
+    "suffix_decoding_max_spec_factor",
+    "suffix_decoding_min_token_prob",
+)
+OF_VERIFIER = ("rejection_sample_method",)
+# They place the draft, or size it; no output depends on them.
+IGNORED = {
+    "draft_tensor_parallel_size": "a draft runs in one process",
+    "max_model_len": "a draft follows the target as far as it can",
+}
+KNOWN = ("model", *OF_GATEWAY, *OF_DRAFTER, *OF_VERIFIER, *IGNORED)
+# Where services are started one by one: key -> whose flag it is.
+FLAGS_ELSEWHERE = {
+    "model": "the drafter's --draft-model",
+    **{key: f"the drafter's --{key.replace('_', '-')}" for key in OF_DRAFTER},
+    **{key: f"the verifier's --{key.replace('_', '-')}" for key in OF_VERIFIER},
+}
+
+
+def given_keys(raw: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Those that say something, with underscores. name: of the setting. Raises ConfigError for an unknown key."""
+    given = {key.replace("-", "_"): value for key, value in raw.items() if value is not None}
+    for key in given:
+        if key not in KNOWN:
+            raise ConfigError(f"{name}: {key} is not supported; known are {', '.join(KNOWN)}", param=key)
+    return given
