@@ -6,13 +6,14 @@ Not here: the work (prepare_data, train, export_run, evaluate_heads). Run: `outr
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from training.cli_errors import clear_errors
+from training.cli_output import Json, print_result, progress_console
 from training.cli_train import TargetName, train
 
 app = typer.Typer(
@@ -44,6 +45,7 @@ def prepare_data(
     num_prompts: Annotated[int, typer.Option(min=1, help="Of the built-in corpus.")] = 1000,
     max_retries: Annotated[int, typer.Option(min=0)] = 6,
     corpus: Corpus = Path(".run/training"),
+    as_json: Json = False,
 ) -> None:
     """Let a running server complete prompts, into JSONL for `train`. The same command again goes on where it stopped.
 
@@ -72,12 +74,12 @@ def prepare_data(
         )
         config.check()
         wanted = read_prompts(prompts) if prompts is not None else corpus_prompts(corpus, "train", num_prompts, seed)
-        console = Console(highlight=False)
+        console = progress_console(as_json=as_json)
         result = asyncio.run(prepare(wanted, config, Progress(console, "completions")))
         for problem in result.problems:
             console.print(f"refused: {problem}", style="yellow", markup=False, soft_wrap=True)
         counts = f"{result.num_written} written, {result.num_skipped} were there, {result.num_refused} refused"
-        console.print(f"{output}: {counts}", markup=False, soft_wrap=True)
+        print_result(f"{output}: {counts}", {"output": str(output), **asdict(result)}, as_json=as_json)
         if result.num_refused:
             raise typer.Exit(1)
 
@@ -92,6 +94,7 @@ def export(
     output: Annotated[Path, typer.Option(help="Folder to write.")],
     dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32.")] = "bfloat16",
     target_name: TargetName = "",
+    as_json: Json = False,
 ) -> None:
     """Write a run's latest checkpoint in the public layout of its method.
 
@@ -102,7 +105,7 @@ def export(
         from training.train import export_dtype
 
         step = export_run(run, target, output, export_dtype(dtype), target_name or str(target))
-        Console(highlight=False).print(f"{output}: the head of step {step}", markup=False, soft_wrap=True)
+        print_result(f"{output}: the head of step {step}", {"output": str(output), "step": step}, as_json=as_json)
 
 
 @app.command()
@@ -122,6 +125,7 @@ def evaluate(
     output: Annotated[Path | None, typer.Option(help="JSON file for the figures.")] = None,
     plot: Annotated[Path | None, typer.Option(help="SVG file for the plot.")] = None,
     corpus: Corpus = Path(".run/training"),
+    as_json: Json = False,
 ) -> None:
     """Measure mean acceptance lengths through a running gateway, on held-out prompts.
 
@@ -146,9 +150,12 @@ def evaluate(
             seed=seed,
             corpus=corpus,
         )
-        console = Console(highlight=False)
+        console = progress_console(as_json=as_json)
         figures = asyncio.run(evaluate_through_gateway(config, Progress(console, "requests")))
-        show(figures, console)
+        if as_json:
+            print_result("", figures.as_dict(), as_json=True)
+        else:
+            show(figures, console)
         if output is not None:
             figures.write_json(output)
         if plot is not None:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from training.cli_errors import clear_errors
+from training.cli_output import Json, print_result, progress_console
 
 _METHODS = "medusa, mlp_speculator, eagle, eagle3 or draft_model"
 Data = Annotated[list[Path], typer.Option(help="JSONL of prepare-data, or .txt, .npy, .bin; may be repeated.")]
@@ -64,6 +64,7 @@ def train(
     norm_output: Annotated[bool, typer.Option(help="eagle3: feed the normed feature back.")] = False,
     save_embedding: Annotated[bool, typer.Option(help="eagle, eagle3: the target's embedding goes along.")] = True,
     init: Annotated[Path | None, typer.Option(help="draft_model: start from this checkpoint.")] = None,
+    as_json: Json = False,
 ) -> None:
     """Train a draft head, or a draft model, against its frozen target.
 
@@ -74,9 +75,12 @@ def train(
       outrider train train --method medusa --target ~/llama --data data.jsonl --output .run/medusa --resume
     """
     with clear_errors():
+        from accelerate import PartialState
+
         from training.head_trainer import OptimizationConfig
         from training.heads.options import HeadOptions
         from training.progress import Progress
+        from training.run_record import last_rows
         from training.train import RunConfig, run
 
         config = RunConfig(
@@ -128,6 +132,7 @@ def train(
             threads=threads,
             resume=resume,
         )
-        console = Console(highlight=False)
-        model_dir = run(config, Progress(console, method))
-        console.print(f"{model_dir}: the finished head", markup=False, soft_wrap=True)
+        model_dir = run(config, Progress(progress_console(as_json=as_json), method))
+        if PartialState().is_main_process:  # where several train, one speaks
+            result = {"model": str(model_dir), "method": method, **last_rows(output)}
+            print_result(f"{model_dir}: the finished head", result, as_json=as_json)

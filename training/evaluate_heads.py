@@ -91,7 +91,7 @@ class Figures:
     settings: dict[str, Any]
     cells: tuple[Cell, ...]
 
-    def write_json(self, path: Path) -> None:
+    def as_dict(self) -> dict[str, Any]:
         rows = [
             asdict(cell)
             | {
@@ -100,8 +100,10 @@ class Figures:
             }
             for cell in self.cells
         ]
-        text = json.dumps({"settings": self.settings, "cells": rows}, indent=1)
-        path.write_text(text + "\n", encoding="utf-8")
+        return {"settings": self.settings, "cells": rows}
+
+    def write_json(self, path: Path) -> None:
+        path.write_text(json.dumps(self.as_dict(), indent=1) + "\n", encoding="utf-8")
 
 
 async def evaluate_through_gateway(config: EvaluateConfig, progress: Progress) -> Figures:

@@ -68,6 +68,15 @@ class RunRecord:
             save_checkpoint(self._output, step, state() | {"settings": self._settings})
 
 
+def last_rows(output: Path) -> dict[str, Any]:
+    """Of a run's log: the newest line of training, and of the held-out text (None: there was none)."""
+    last: dict[str, Any] = {"train": None, "held_out": None}
+    for line in (output / "train.jsonl").read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        last["held_out" if "eval" in row else "train"] = row
+    return last
+
+
 def _figures(means: dict[str, Any]) -> str:
     columns = {"top-1": means["agreement"], "overlap": means["overlap"]}
     return "  ".join(f"{name} {' '.join(f'{value:.2f}' for value in values)}" for name, values in columns.items())

@@ -16,8 +16,10 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 from tiny import VOCAB_SIZE, write_rows, write_target
+from typer.testing import CliRunner
 
 from drafter_service.checkpoints.recognise import recognise
+from training.cli import app
 from training.errors import CheckpointError, DataError, DivergenceError, SettingError
 from training.export_run import export_run
 from training.frozen_target import FrozenTarget
@@ -121,8 +123,15 @@ def test_two_processes_train_what_one_does(work_dir: Path) -> None:
     outputs = [work_dir / "one-process", work_dir / "two-processes"]
     run_to_end(work_dir, outputs[0], *fast)
     launch = [*(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "training")]
-    shared = [*launch, *command(work_dir, outputs[1], *fast)[3:]]
-    subprocess.run(shared, check=True, capture_output=True, timeout=240)
+    shared = [*launch, *command(work_dir, outputs[1], *fast, "--json")[3:]]
+    done = subprocess.run(shared, check=True, capture_output=True, text=True, timeout=240)
+    result = json.loads(done.stdout)
+    assert (result["model"], result["method"]) == (str(outputs[1] / "model"), "eagle")
+    assert [result["train"], result["held_out"]] == [
+        json.loads(line) for line in (outputs[1] / "train.jsonl").read_text().splitlines()[-2:]
+    ]
+    assert result["train"]["step"] == result["held_out"]["step"] == 6
+    assert "parameters to train" in done.stderr
     alone, together = (
         [row[name] for row in rows_of(output) if "loss" in row for name in ("loss", "grad_norm")] for output in outputs
     )
@@ -190,7 +199,9 @@ def test_what_is_exported_is_recognised(work_dir: Path, tmp_path: Path, method: 
     # `export` writes the same again from the checkpoint, and any other dtype.
     assert export_run(config.output, config.target, tmp_path / "again", torch.bfloat16, str(config.target)) == 4
     assert (tmp_path / "again/model.safetensors").read_bytes() == (model_dir / "model.safetensors").read_bytes()
-    export_run(config.output, config.target, tmp_path / "wide", torch.float32, "name")
+    folders = ["--run", str(config.output), "--target", str(config.target), "--output", str(tmp_path / "wide")]
+    done = CliRunner().invoke(app, ["export", *folders, "--dtype", "float32", "--target-name", "name", "--json"])
+    assert json.loads(done.stdout) == {"output": str(tmp_path / "wide"), "step": 4}
     for name, tensor in load_file(tmp_path / "wide/model.safetensors").items():
         assert tensor.dtype != torch.bfloat16
         assert torch.equal(
@@ -308,3 +319,4 @@ def test_the_client_hands_over() -> None:
     assert "Usage: outrider train" in outcome.stdout
     for name in ("prepare-data", "train", "export", "evaluate"):
         assert name in outcome.stdout
+        assert "--json" in CliRunner().invoke(app, [name, "--help"]).stdout

@@ -74,6 +74,10 @@ def test_prepared_data_is_what_was_generated_and_survives_ctrl_c(url: str, corpu
     assert num_before >= 5
     again = subprocess.run(prepare, capture_output=True, text=True, timeout=240, check=True)
     assert f"{125 - num_before} written, {num_before} were there, 0 refused" in again.stdout.replace("\n", " ")
+    told = subprocess.run([*prepare, "--json"], capture_output=True, text=True, timeout=240, check=True)
+    counts = {"num_written": 0, "num_skipped": 125, "num_refused": 0, "problems": []}
+    assert json.loads(told.stdout) == {"output": str(out), **counts}
+    assert "125 of 125 are there already" in " ".join(told.stderr.split())
     rows = rows_of(out)
     # Five documents, each greedy once and 24 times at temperature 1.
     assert len({row["id"] for row in rows}) == len(rows) == 125
@@ -114,6 +118,11 @@ def test_acceptance_through_the_gateway(url: str, corpus: Path, tmp_path: Path) 
         assert cell["mean_acceptance_length"] == pytest.approx(
             1 + cell["num_accepted_draft_tokens"] / steps if steps else 0, abs=1e-3
         )
+    few = command("evaluate", url, "--corpus", str(corpus), "--output", str(figures), "--method", "ngram", "--json")
+    few += ["--draft-len", "2", "--temperature", "0", "--domain", "code", "--num-prompts", "1", "--max-tokens", "8"]
+    told = subprocess.run(few, capture_output=True, text=True, timeout=290, check=True)
+    assert json.loads(told.stdout) == json.loads(figures.read_text())
+    assert "requests 1/1" in told.stderr
     svg = plot.read_text()
     assert svg.lstrip().startswith("<?xml")
     assert svg.count("draft_model") >= 1
