@@ -9,7 +9,7 @@ session's own affair.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gateway.draft_costs import MethodCosts, VerifierLoad, num_reached
@@ -72,14 +72,15 @@ class AutoDrafting:
 
 
 class AdaptiveDraft:
-    """gateway.draft_policy.DraftPolicy. `offered`: the methods that a drafter could be asked for now, best guess first;
-    they are looked at between runs of 64 tokens.
+    """gateway.draft_policy.DraftPolicy. `offered`: the methods that a drafter could be asked for now, best guess first,
+    and the most tokens that each drafts (0: no limit known); they are looked at between runs of 64 tokens.
     """
 
-    def __init__(self, shared: AutoDrafting, max_draft_tokens: int, offered: Callable[[], Sequence[str]]) -> None:
+    def __init__(self, shared: AutoDrafting, max_draft_tokens: int, offered: Callable[[], Mapping[str, int]]) -> None:
         self._shared = shared
         self._max_draft_tokens = max_draft_tokens
         self._offered = offered
+        self._limits: Mapping[str, int] = {}
         self._num_accepted: defaultdict[str, float] = defaultdict(float)
         self._num_reached: defaultdict[str, float] = defaultdict(float)
         self._stay_tokens = 0
@@ -91,13 +92,14 @@ class AdaptiveDraft:
         shared, costs = self._shared, self._shared.costs[self.method]
         if not shared.guard.allows_drafts():
             return 0
-        gain, longest = costs.best_gain(shared.load, costs.acceptance, self._max_draft_tokens)
+        most = self._most_tokens(self.method)
+        gain, longest = costs.best_gain(shared.load, costs.acceptance, most)
         if gain > _MIN_GAIN:
             gain, length = costs.best_gain(shared.load, self._acceptance(self.method), longest, with_round_trip=False)
             if gain > 0.0:
                 costs.pays_again()
                 return length
-        return min(_PROBE_LENGTH, self._max_draft_tokens) if costs.takes_probe(shared.load) else 0
+        return min(_PROBE_LENGTH, most) if costs.takes_probe(shared.load) else 0
 
     def free_run(self) -> int:
         """Until something else may be decided: a return to the gateway costs the others a wait or this one a turn."""
@@ -121,7 +123,8 @@ class AdaptiveDraft:
     def _choose_method(self) -> None:
         """The one with the largest gain among those that are known; now and then another."""
         self._stay_tokens = _STAY_TOKENS
-        shared, methods = self._shared, list(self._offered())
+        self._limits = self._offered()
+        shared, methods = self._shared, list(self._limits)
         if len(methods) < 2:
             self.method = methods[0] if methods else METHOD_AUTO
             return
@@ -133,4 +136,8 @@ class AdaptiveDraft:
 
     def _gain(self, method: str) -> float:
         costs = self._shared.costs[method]
-        return costs.best_gain(self._shared.load, self._acceptance(method), self._max_draft_tokens)[0]
+        return costs.best_gain(self._shared.load, self._acceptance(method), self._most_tokens(method))[0]
+
+    def _most_tokens(self, method: str) -> int:
+        """The request's most within the method's limit: places behind it bring nothing, and must promise nothing."""
+        return min(self._max_draft_tokens, self._limits.get(method) or self._max_draft_tokens)

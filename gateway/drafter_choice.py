@@ -43,10 +43,25 @@ def acquire_drafter(
     return None
 
 
-def offered_methods(drafters: Pool[DrafterInfo], target: VerifierInfo | None) -> list[str]:
-    """Methods that somebody has a place for now, in the order of AUTO_ORDER."""
+def offered_methods(drafters: Pool[DrafterInfo], target: VerifierInfo | None, *, token_tree: bool) -> dict[str, int]:
+    """Methods that somebody has a place for now, in the order of AUTO_ORDER, each with its `draft_limit`; where the
+    drafters of a method differ, that of the one that drafts least.
+    """
     infos = [member.info for member in drafters.healthy()]
-    return [name for name in AUTO_ORDER if any(_fitting_method(info, name, target) for info in infos)]
+    offered = {}
+    for name in AUTO_ORDER:
+        methods = [method for info in infos if (method := _fitting_method(info, name, target)) is not None]
+        if methods:
+            limits = [draft_limit(method, token_tree=token_tree) for method in methods]
+            offered[name] = min((limit for limit in limits if limit), default=0)
+    return offered
+
+
+def draft_limit(method: DraftMethodInfo, *, token_tree: bool) -> int:
+    """The most tokens that it drafts, however many are asked for; 0: no limit known. A tree may have more tokens than
+    that: only its depth is limited.
+    """
+    return 0 if token_tree and method.proposes_trees else method.max_num_draft_tokens
 
 
 def _fitting_method(info: DrafterInfo | None, name: str, target: VerifierInfo | None) -> DraftMethodInfo | None:

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 
 from gateway.adaptive_draft import AdaptiveDraft, AutoDrafting
@@ -227,14 +227,16 @@ class Generation:
             return None
         if method != METHOD_AUTO:
             return FixedDraftLength(length, method)
-        return AdaptiveDraft(self.auto, length, self._offered_methods)
+        return AdaptiveDraft(
+            self.auto, length, functools.partial(self._offered_methods, token_tree=self._wants_tree(request))
+        )
 
     def _wants_tree(self, request: ValidRequest) -> bool:
         asked = request.speculation.token_tree
         return self.speculative.token_tree if asked is None else asked
 
-    def _offered_methods(self) -> Sequence[str]:
-        return offered_methods(self.drafters, self._target())
+    def _offered_methods(self, *, token_tree: bool) -> Mapping[str, int]:
+        return offered_methods(self.drafters, self._target(), token_tree=token_tree)
 
     def _target(self) -> VerifierInfo | None:
         return next((member.info for member in self.verifiers.healthy()), None)

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from gateway.commit_sink import CommitSink
 from gateway.config import GatewayConfig, SpeculativeConfig
 from gateway.decode_loop import decode
-from gateway.drafter_choice import AUTO_ORDER
+from gateway.drafter_choice import AUTO_ORDER, draft_limit
 from gateway.drafting import Drafting, Lease
 from gateway.generation import Generation
 from gateway.metrics import GatewayMetrics
@@ -81,8 +81,9 @@ class OfflineGeneration(Generation):
                 await verifier.close()
                 await drafting.close()
 
-    def _offered_methods(self) -> list[str]:
-        return [name for name in AUTO_ORDER if name in self._engines.methods] if self._engines.drafter else []
+    def _offered_methods(self, *, token_tree: bool) -> dict[str, int]:
+        served = self._engines.methods if self._engines.drafter else {}
+        return {name: draft_limit(served[name], token_tree=token_tree) for name in AUTO_ORDER if name in served}
 
     def _lease(self, wanted: str) -> Lease | None:
         engines = self._engines

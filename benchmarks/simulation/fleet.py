@@ -228,7 +228,7 @@ class Fleet:
             return None
         if scenario.fixed_length:
             return FixedDraftLength(scenario.fixed_length)
-        return AdaptiveDraft(self._gateways[gateway], scenario.max_draft_tokens, lambda: (DRAFT_METHOD,))
+        return AdaptiveDraft(self._gateways[gateway], scenario.max_draft_tokens, lambda: {DRAFT_METHOD: 0})
 
     def _acquire(self) -> SimulatedDrafter | None:
         if not self._drafter_members:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
 from itertools import product
 
@@ -25,7 +26,7 @@ METHOD = "draft_model"
 
 
 def adaptive_draft(shared: AutoDrafting, max_length: int = MAX_LENGTH) -> AdaptiveDraft:
-    return AdaptiveDraft(shared, max_length, lambda: (METHOD,))
+    return AdaptiveDraft(shared, max_length, lambda: {METHOD: 0})
 
 
 def adaptive(world: World) -> LockStep:
@@ -168,6 +169,35 @@ def test_it_never_asks_for_more_than_the_most(max_length: int) -> None:
     assert lengths == {0, min(2, max_length)}
 
 
+def test_it_never_asks_for_more_than_the_drafter_drafts() -> None:
+    policy = AdaptiveDraft(AutoDrafting(), MAX_LENGTH, lambda: {METHOD: 3})
+    sim = LockStep(replace(GOOD, acceptance=0.95), [policy])
+    assert set(sim.run(3000).lengths) <= {0, 1, 2, 3}
+    assert max(sim.run(1000).lengths) == 3
+
+
+def known(load: VerifierLoad, **costs: MethodCosts) -> AutoDrafting:
+    return AutoDrafting(load, defaultdict(MethodCosts, costs))
+
+
+def test_places_behind_the_drafters_limit_promise_nothing() -> None:
+    """What eight tokens would pay for, two do not: it costs more to ask than they bring."""
+    costs = MethodCosts(position_s=0.0, overhead_s=0.03, num_accepted=9.0, num_reached=10.0)
+    for limit, length in ((0, MAX_LENGTH), (MAX_LENGTH + 1, MAX_LENGTH), (2, 0)):
+        shared = known(VerifierLoad(100.0, 0.0), **{METHOD: replace(costs)})
+        assert AdaptiveDraft(shared, MAX_LENGTH, lambda limit=limit: {METHOD: limit}).num_draft_tokens() == length  # type: ignore[misc]
+
+
+def test_methods_are_compared_by_what_they_can_draft() -> None:
+    """The better one by its acceptance drafts two tokens at a time; the other one as many as pay."""
+    first = MethodCosts(position_s=0.0, num_accepted=9.0, num_reached=10.0)
+    for limit, better in ((0, "first"), (2, "second")):
+        shared = known(VerifierLoad(100.0, 0.0), first=replace(first), second=replace(first, num_accepted=8.5))
+        policy = AdaptiveDraft(shared, MAX_LENGTH, lambda limit=limit: {"first": limit, "second": 0})  # type: ignore[misc]
+        policy.num_draft_tokens()
+        assert policy.method == better
+
+
 def test_a_fixed_length_never_changes() -> None:
     policy = FixedDraftLength(5, "ngram")
     for _ in range(10):
@@ -175,7 +205,7 @@ def test_a_fixed_length_never_changes() -> None:
         policy.observe(outcome(5, 5, 0))
 
 
-BOTH = ("first", "second")
+BOTH = {"first": 0, "second": 0}
 
 
 @pytest.mark.parametrize(("acceptance_of", "best"), [((("second", 0.9),), "second"), ((("first", 0.9),), "first")])
@@ -198,12 +228,12 @@ def test_a_method_that_is_not_offered_any_more_is_left() -> None:
     policy = AdaptiveDraft(AutoDrafting(), MAX_LENGTH, lambda: offers[0])
     policy.num_draft_tokens()
     assert policy.method == "first"
-    offers[0] = ("second",)
+    offers[0] = {"second": 0}
     for _ in range(64):
         policy.observe(plain())
     policy.num_draft_tokens()
     assert policy.method == "second"
-    offers[0] = ()
+    offers[0] = {}
     for _ in range(64):
         policy.observe(plain())
     policy.num_draft_tokens()

@@ -10,7 +10,7 @@ import pytest
 
 from drafter_service.config import DrafterConfig
 from drafter_service.methods.registry import build_methods
-from gateway.drafter_choice import AUTO_ORDER, acquire_drafter
+from gateway.drafter_choice import AUTO_ORDER, acquire_drafter, offered_methods
 from gateway.pool import Member, Pool
 from shared.messages import DrafterInfo, DraftMethodInfo, VerifierInfo
 
@@ -138,6 +138,18 @@ async def test_a_method_must_fit_the_target(fleets: list[Fleet], change: dict[st
         fallback = None if wanted == "eagle3" else "ngram"
         assert (lease.method.name if lease is not None else None) == ("eagle3" if fits else fallback)
         assert fleet.loads() == [1 if fits or fallback else 0]
+
+
+async def test_a_method_is_offered_with_what_its_drafters_draft_at_most(fleets: list[Fleet]) -> None:
+    heads = replace(EAGLE, max_num_draft_tokens=5, proposes_trees=True)
+    short, unlimited = replace(heads, max_num_draft_tokens=3), replace(heads, max_num_draft_tokens=0)
+    unfit = replace(heads, max_num_draft_tokens=1, vocab_size=7)
+    ngram = replace(NGRAM, max_num_draft_tokens=32)
+    fleet = make(fleets, (heads, ngram), (unlimited,), (short,), (unfit,), (SUFFIX,))
+    chains = offered_methods(fleet, TARGET, token_tree=False)
+    assert chains == {"eagle3": 3, "suffix": 0, "ngram": 32}
+    assert list(chains) == ["eagle3", "suffix", "ngram"]
+    assert offered_methods(fleet, TARGET, token_tree=True) == {"eagle3": 0, "suffix": 0, "ngram": 32}
 
 
 async def test_a_full_member_is_passed_over_for_the_same_method_first(fleets: list[Fleet]) -> None:

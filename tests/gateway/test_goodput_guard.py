@@ -20,7 +20,7 @@ HIDDEN = replace(GOOD, contention=4.0)
 
 def adaptive(world: World) -> LockStep:
     shared = AutoDrafting()
-    return LockStep(world, [AdaptiveDraft(shared, 8, lambda: ("draft_model",)) for _ in range(world.num_sessions)])
+    return LockStep(world, [AdaptiveDraft(shared, 8, lambda: {"draft_model": 0}) for _ in range(world.num_sessions)])
 
 
 @pytest.mark.parametrize("num_sessions", [1, 4, 16])
