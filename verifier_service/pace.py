@@ -9,7 +9,7 @@ forward is full (16 sessions of 3 rows on two cores: 69 ms, two halves of them 3
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from verifier_service.scheduler import Work
@@ -38,10 +38,11 @@ NO_ROUND = LastRound(0, 0.0)
 
 
 class Pace:
-    """Belongs to the engine's thread. Times are perf_counter seconds."""
+    """Belongs to the engine's thread. All times are seconds of `clock`."""
 
-    def __init__(self, costs: StepCosts) -> None:
+    def __init__(self, costs: StepCosts, clock: Callable[[], float] = time.perf_counter) -> None:
         self._costs = costs
+        self._clock = clock
         self._last_ended = 0.0
         # Of the newest forward; NO_ROUND after a prefill or a pause, which tell nothing of the rate.
         self.last_round = NO_ROUND
@@ -96,7 +97,7 @@ class Pace:
 
     def patience_s(self, sessions: Iterable[VerifierSession]) -> float:
         """Seconds that the next forward should wait for sessions that are about to ask; 0: for none."""
-        now = time.perf_counter()
+        now = self._clock()
         num_here, num_rows, waits_s = 0, 0, []
         for session in sessions:
             if session.step is not None:

@@ -13,7 +13,7 @@ from benchmarks.simulation.costs import Costs
 from benchmarks.simulation.drafter import SimulatedDrafter
 from benchmarks.simulation.events import Events, Machine, OwnMachine, SharedMachine
 from benchmarks.simulation.session import DRAFT_METHOD, Link, Request, Session, Tally
-from benchmarks.simulation.verifier import SimulatedVerifier, simulated_clock
+from benchmarks.simulation.verifier import SimulatedVerifier
 from gateway.adaptive_draft import AdaptiveDraft, AutoDrafting
 from gateway.draft_policy import DraftPolicy, FixedDraftLength
 from gateway.placement import LOAD_FACTOR, LOAD_MARGIN
@@ -137,11 +137,6 @@ class Fleet:
     def run(self) -> Outcome:
         """The fleet from empty, once."""
         started = time.process_time()
-        with simulated_clock(self._events):
-            self._run()
-        return self._outcome(time.process_time() - started)
-
-    def _run(self) -> None:
         scenario = self._scenario
         if scenario.arrivals is Arrivals.STREAMS:
             for _ in range(round(scenario.load * scenario.num_verifiers)):
@@ -154,6 +149,7 @@ class Fleet:
         for service in services:
             service.busy_s = 0.0
         self._events.run(until_s=scenario.warm_up_s + scenario.seconds)
+        return self._outcome(time.process_time() - started)
 
     def _outcome(self, cpu_s: float) -> Outcome:
         scenario, tally = self._scenario, self.tally

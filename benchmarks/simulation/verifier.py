@@ -7,15 +7,14 @@ drafter (drafter.py) and the sessions (session.py), of which this says what serv
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
 
 from benchmarks.simulation.costs import Costs, Table
 from benchmarks.simulation.events import Events, Machine
-from verifier_service import pace
 from verifier_service.config import VerifierConfig
+from verifier_service.pace import LastRound, Pace
 from verifier_service.scheduler import Work
 from verifier_service.session import VerifierSession
 from verifier_service.step_costs import StepCosts
@@ -31,7 +30,7 @@ class RoundTimes:
     batch_sessions: int
     marginal_row_s: float
     tokens_per_s: float
-    last_round: pace.LastRound
+    last_round: LastRound
     open_sessions: int
 
 
@@ -75,28 +74,6 @@ class _Work:
     reaches_end: bool
 
 
-class _Clock:
-    """What Pace asks the time of, instead of the module `time`."""
-
-    def __init__(self, events: Events) -> None:
-        self._events = events
-
-    def perf_counter(self) -> float:
-        return self._events.now
-
-
-@contextmanager
-def simulated_clock(events: Events) -> Iterator[None]:
-    """Pace reads the clock in one place, where it decides whom to wait for; within this it reads the simulated time."""
-    names = vars(pace)
-    real = names["time"]
-    names["time"] = _Clock(events)
-    try:
-        yield
-    finally:
-        names["time"] = real
-
-
 @functools.cache
 def seconds_by_rows(table: Table) -> Callable[[int], float]:
     """What a forward of so many rows takes; looked up a hundred thousand times a simulated minute."""
@@ -109,7 +86,7 @@ class SimulatedVerifier:
         self._machine = machine
         self._costs = costs
         self._forward_s = seconds_by_rows(costs.verifier_step)
-        self._pace = pace.Pace(StepCosts(costs.verifier_step))
+        self._pace = Pace(StepCosts(costs.verifier_step), clock=lambda: events.now)
         self.sessions: dict[SimulatedSession, None] = {}
         self._is_busy = False
         self._wake = 0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,8 +16,9 @@ from verifier_service.scheduler import Work
 from verifier_service.session import VerifierSession
 from verifier_service.step_costs import StepCosts
 
-# Long against the time that a test takes between two looks at the clock.
 FORWARD_S = 100.0
+# Of the clock that stands still while a test looks at it.
+NOW = 5000.0
 
 
 def make_session(waits: bool = False) -> VerifierSession:
@@ -45,65 +44,60 @@ def work(num_draft_tokens: int = 0, *, is_prefill: bool = False) -> Work:
     return Work(session, BlockTable(), 2 if is_prefill else 1, proposal, 1 + num_draft_tokens)
 
 
-def make_pace(now: float) -> Pace:
+def make_pace() -> Pace:
     """One forward has been run, as the table says."""
-    pace = Pace(StepCosts([(1, FORWARD_S), (101, 2 * FORWARD_S)]))
-    pace.observe([work()], 1, now - FORWARD_S, now)
+    pace = Pace(StepCosts([(1, FORWARD_S), (101, 2 * FORWARD_S)]), clock=lambda: NOW)
+    pace.observe([work()], 1, NOW - FORWARD_S, NOW)
     return pace
 
 
-def away(pace: Pace, now: float, since_s: float, return_s: float) -> VerifierSession:
+def away(pace: Pace, since_s: float, return_s: float) -> VerifierSession:
     """A session whose answers take `return_s`, and that was sent its commit `since_s` ago."""
     session = make_session()
-    pace.replied(session, now - since_s - 3 * return_s)
-    pace.asked(session, now - since_s - 2 * return_s)
-    pace.replied(session, now - since_s)
+    pace.replied(session, NOW - since_s - 3 * return_s)
+    pace.asked(session, NOW - since_s - 2 * return_s)
+    pace.replied(session, NOW - since_s)
     return session
 
 
 def test_it_waits_for_one_that_will_be_back_in_time() -> None:
-    now = time.perf_counter()
-    pace = make_pace(now)
-    session = away(pace, now, 0.0, 0.4 * FORWARD_S)
+    pace = make_pace()
+    session = away(pace, 0.0, 0.4 * FORWARD_S)
     patience_s = pace.patience_s([make_session(waits=True), session])
-    assert patience_s == pytest.approx(1.3 * 0.4 * FORWARD_S, abs=1.0)
+    assert patience_s == pytest.approx(1.3 * 0.4 * FORWARD_S, abs=0.01)
 
 
 def test_it_waits_for_the_last_of_those_that_will_be_back_in_time() -> None:
-    now = time.perf_counter()
-    pace = make_pace(now)
-    others = [away(pace, now, 0.0, share * FORWARD_S) for share in (0.1, 0.5, 0.3, 0.9, 5.0)]
-    assert pace.patience_s([make_session(waits=True), *others]) == pytest.approx(0.65 * FORWARD_S, abs=1.0)
+    pace = make_pace()
+    others = [away(pace, 0.0, share * FORWARD_S) for share in (0.1, 0.5, 0.3, 0.9, 5.0)]
+    assert pace.patience_s([make_session(waits=True), *others]) == pytest.approx(0.65 * FORWARD_S, abs=0.01)
 
 
 def test_nobody_waits_for_nobody() -> None:
     """Neither for sessions of which nothing is known, nor for the sake of a forward that has no work."""
-    now = time.perf_counter()
-    pace = make_pace(now)
+    pace = make_pace()
     new, fresh, waiting = make_session(), make_session(), make_session(waits=True)
-    pace.replied(fresh, now)
+    pace.replied(fresh, NOW)
     assert pace.patience_s([waiting]) == 0.0
     assert pace.patience_s([]) == 0.0
     assert pace.patience_s([waiting, new, fresh, make_session(waits=True)]) == 0.0
-    assert pace.patience_s([away(pace, now, 0.0, 0.1 * FORWARD_S)]) == 0.0
+    assert pace.patience_s([away(pace, 0.0, 0.1 * FORWARD_S)]) == 0.0
 
 
 @pytest.mark.parametrize(
     ("since_s", "return_s"), [(20.0, 10.0), (1000.0, 10.0), (0.0, 80.0)], ids=["late", "stalled", "too slow"]
 )
 def test_it_does_not_wait_in_vain(since_s: float, return_s: float) -> None:
-    now = time.perf_counter()
-    pace = make_pace(now)
-    assert pace.patience_s([make_session(waits=True), away(pace, now, since_s, return_s)]) == 0.0
+    pace = make_pace()
+    assert pace.patience_s([make_session(waits=True), away(pace, since_s, return_s)]) == 0.0
 
 
 def test_a_full_forward_hardly_waits() -> None:
     """15 here, one away: a wait of w serves 16 in w + T(16) instead of 15 in T(15), so w may be a fifteenth of T."""
-    now = time.perf_counter()
-    pace = make_pace(now)
+    pace = make_pace()
     here = [make_session(waits=True) for _ in range(15)]
-    assert pace.patience_s([*here, away(pace, now, 0.0, 4.0)]) == pytest.approx(1.3 * 4.0, abs=0.5)
-    assert pace.patience_s([*here, away(pace, now, 0.0, 6.0)]) == 0.0
+    assert pace.patience_s([*here, away(pace, 0.0, 4.0)]) == pytest.approx(1.3 * 4.0, abs=0.01)
+    assert pace.patience_s([*here, away(pace, 0.0, 6.0)]) == 0.0
 
 
 SESSIONS = st.lists(st.tuples(st.booleans(), st.floats(0.0, 2 * FORWARD_S), st.floats(0.01, 2 * FORWARD_S)), max_size=8)
@@ -112,9 +106,8 @@ SESSIONS = st.lists(st.tuples(st.booleans(), st.floats(0.0, 2 * FORWARD_S), st.f
 @settings(max_examples=200, deadline=None)
 @given(SESSIONS)
 def test_no_other_wait_serves_more_sessions_a_second(sessions: list[tuple[bool, float, float]]) -> None:
-    now = time.perf_counter()
-    pace = make_pace(now)
-    states = [make_session(waits=True) if waits else away(pace, now, since, back) for waits, since, back in sessions]
+    pace = make_pace()
+    states = [make_session(waits=True) if waits else away(pace, since, back) for waits, since, back in sessions]
     num_here = sum(waits for waits, _since, _back in sessions)
     due = sorted(1.3 * back - since for waits, since, back in sessions if not waits and 1.3 * back > since)
     patience_s = pace.patience_s(states)
@@ -133,16 +126,15 @@ def test_no_other_wait_serves_more_sessions_a_second(sessions: list[tuple[bool, 
 
 
 def test_a_session_that_stalled_once_is_waited_for_again_later() -> None:
-    now = time.perf_counter()
-    pace = make_pace(now)
-    session = away(pace, now, 0.0, 10.0)
-    pace.asked(session, now + 1000.0)
-    session.replied_at = now
+    pace = make_pace()
+    session = away(pace, 0.0, 10.0)
+    pace.asked(session, NOW + 1000.0)
+    session.replied_at = NOW
     assert pace.patience_s([make_session(waits=True), session]) == 0.0
     for _ in range(20):
-        pace.replied(session, now - 10.0)
-        pace.asked(session, now)
-    pace.replied(session, now)
+        pace.replied(session, NOW - 10.0)
+        pace.asked(session, NOW)
+    pace.replied(session, NOW)
     assert 0.0 < pace.patience_s([make_session(waits=True), session]) < 40.0
 
 
