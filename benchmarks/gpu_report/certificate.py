@@ -16,9 +16,9 @@ TARGET = Path(__file__).parents[2] / "models" / "demo-target"
 _NUM_BLOCKS = 64
 
 
-def certificate_of(loaded: LoadedModel, name: str, *, cuda_graphs: bool) -> Finding:
+def certificate_of(loaded: LoadedModel, name: str, *, graphs: bool) -> Finding:
     """Whether row invariance holds on a loaded model, and where it first does not."""
-    runner = ModelRunner(loaded, loaded.make_cache(_NUM_BLOCKS), cuda_graphs=cuda_graphs)
+    runner = ModelRunner(loaded, loaded.make_cache(_NUM_BLOCKS), graphs=graphs)
     certificate = certify(loaded, runner)
     checks = {check.name: check.holds for check in certificate.checks}
     lean = {} if loaded.lean is None else asdict(loaded.lean)
@@ -27,8 +27,8 @@ def certificate_of(loaded: LoadedModel, name: str, *, cuda_graphs: bool) -> Find
 
 def _measure(dtype: str, run: Run) -> Iterable[Finding]:
     loaded = load_model(str(TARGET), dtype=dtype, device=run.device.type)
-    for cuda_graphs in (False, True):
-        yield certificate_of(loaded, f"{dtype}, {'CUDA graphs' if cuda_graphs else 'eager'}", cuda_graphs=cuda_graphs)
+    for graphs in (False, True):
+        yield certificate_of(loaded, f"{dtype}, {'CUDA graphs' if graphs else 'eager'}", graphs=graphs)
 
 
 PARTS = [
