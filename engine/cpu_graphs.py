@@ -90,8 +90,7 @@ class RecordedForwards:
         return next((size for size in ROW_BUCKETS if size >= num_rows), None)
 
     def _record(self, num_rows: int, batch: ForwardBatch) -> _Recorded | None:
-        from kernels.cpu_program.arena import ArenaFull
-        from kernels.cpu_program.recorder import NotRecordable, Recorder
+        from kernels.cpu_program.recorder import Recorder
         from kernels.cpu_team import recording
 
         static = empty_batch(Bucket(num_rows, self._table_width))
@@ -102,8 +101,8 @@ class RecordedForwards:
         try:
             with recording(recorder), recorder:
                 logits, hidden = self._forward(static)
-        except (NotRecordable, ArenaFull) as error:
-            self._refuse(str(error))
+        except Exception as error:  # a forward that cannot be recorded still runs as it is
+            self._refuse(f"{type(error).__name__}: {error}")
             return None
         outputs = self._arena.borrowed(logits), {layer: self._arena.borrowed(rows) for layer, rows in hidden.items()}
         recorded = _Recorded(recorder.recorded(self._max_threads), static, outputs)
@@ -153,6 +152,7 @@ def _num_weights(loaded: LoadedModel) -> int:
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
     """On this thread alone: torch's clone of 16 rows of logits wakes the team, 3 ms on a busy machine."""
+    tensor = tensor.contiguous()
     copy = torch.empty_like(tensor)
     ctypes.memmove(copy.data_ptr(), tensor.data_ptr(), tensor.nbytes)
     return copy
