@@ -29,7 +29,7 @@ from kernels.linear import cpu, cpu_few_rows_tiles
 from kernels.linear.cpu_few_rows_tiles import PAIR_BYTES, PANEL_COLUMNS, TOTAL_BYTES, run_panels
 
 # Beyond it nothing is won over oneDNN, which makes better use of weights that are in the cache.
-MAX_ROWS = 48
+MAX_ROWS = 64
 # Below this number of weights a second thread costs more than it brings.
 MIN_PARALLEL_WEIGHTS = 400_000
 _BLOCKS_OF_INPUTS = (1 << 30, 512, 1024, 256, 2048, 768, 384, 128, 4096)
