@@ -1,14 +1,24 @@
-"""One checkpoint loaded twice: on this process, and on this process and another one."""
+"""One checkpoint loaded twice: on this process, and on this process and another one.
+
+The other rank comes from a fork server that has imported torch once: a rank that is spawned, as in the service
+(tests/verifier_service/test_tensor_parallel.py), imports it for 7 s of processor time.
+"""
 
 from __future__ import annotations
 
 import queue
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
+
+import pytest
 
 from engine.batch import SessionRows, build_batch
 from engine.model import LoadedModel, load_model
 from engine.runner import ForwardResult, ModelRunner
+from engine.tensor_parallel import leader
 from engine.tensor_parallel.leader import load_sharded
 from engine.tensor_parallel.protocol import LoadSpec
 
@@ -20,6 +30,16 @@ class Pair:
     alone: LoadedModel
     together: LoadedModel
     failures: queue.Queue[str]
+
+
+@contextmanager
+def forked_ranks() -> Iterator[None]:
+    """Within it the ranks of this process are forked from a server instead of spawned."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["engine.tensor_parallel.follower"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(leader, "get_context", lambda _method: context)
+        yield
 
 
 def load_pair(path: Path, dtype: str) -> Pair:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,14 @@ from engine.tensor_parallel.agreement import require_agreement, sample_logits
 from engine.tensor_parallel.leader import load_sharded
 from engine.tensor_parallel.protocol import LoadSpec
 from engine.tensor_parallel.sharding import cut_model
-from tests.engine.rank_pair import forward, load_pair
+from tests.engine.rank_pair import forked_ranks, forward, load_pair
 from tests.engine.tiny_models import SERVED, save_tiny_model
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _forked_ranks() -> Iterator[None]:
+    with forked_ranks():
+        yield
 
 
 @pytest.mark.parametrize(
