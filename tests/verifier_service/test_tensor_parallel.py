@@ -176,9 +176,9 @@ def test_sigterm_ends_every_rank(checkpoint: Path, tmp_path: Path) -> None:
         assert "Traceback" not in service.log_path.read_text()
 
 
-def test_no_rank_outlives_rank_0(checkpoint: Path, tmp_path: Path) -> None:
-    with running_service(checkpoint, tmp_path) as service:
-        (rank,) = service.ranks()
-        service.process.kill()
-        service.process.wait()
-        _wait(lambda: not Path(f"/proc/{rank}").exists(), END_TIMEOUT_S, "rank 1 has ended")
+def test_no_rank_outlives_rank_0(service: Service) -> None:
+    """The last test: it ends the service of the others."""
+    (rank,) = service.ranks()
+    service.process.kill()
+    service.process.wait()
+    _wait(lambda: not Path(f"/proc/{rank}").exists(), END_TIMEOUT_S, "rank 1 has ended")
