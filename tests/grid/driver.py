@@ -42,6 +42,8 @@ class Session:
     hidden: HiddenFlow | None = None
     # Whether the method is asked for trees; others are given theirs by TreeMethod.
     tree: bool = False
+    # Of tokens: it is left once it has so many, whatever its limit is.
+    enough: int | None = None
 
 
 # Called between two rounds of a session that runs alone, with the number of its tokens.
@@ -111,7 +113,8 @@ class Driver:
         session.num_draft_tokens += reply.num_draft_tokens
         session.num_accepted_tokens += reply.num_accepted_tokens
         session.num_cached_tokens += reply.num_cached_tokens
-        session.finished = reply.finish_reason is not None
+        is_enough = session.enough is not None and len(session.output) >= session.enough
+        session.finished = reply.finish_reason is not None or is_enough
         return not reply.more
 
     def _submit(self, sessions: Sequence[Session]) -> None:

@@ -29,6 +29,7 @@ from tests.verifier_service.acceptance.toy import SMALLEST_P_VALUE, chi_square_p
 
 VOCAB_SIZE = 13
 PROMPT = (5, 9, 3, 5, 9, 4, 5, 9)
+# Room for a whole block; two tokens are looked at.
 PARAMS = SamplingParams(temperature=1.0, max_tokens=4, ignore_eos=True)
 NUM_SESSIONS = 1_280
 AT_ONCE = 64
@@ -92,7 +93,7 @@ def sample(pools: Pools, method: DraftMethod, tree: bool, stream: int) -> tuple[
         for index in range(start, start + AT_ONCE):
             key = (stream << 32) + index
             spec = SessionSpec(f"s{key}", 0, PROMPT, (), PARAMS, SpeculationMode.REJECTION, stream_key=key)
-            sessions.append(Session(spec, method, gamma=3, free_run=1, tree=tree))
+            sessions.append(Session(spec, method, gamma=3, free_run=1, tree=tree, enough=2))
         driver.run(sessions)
         for session in sessions:
             assert not session.failure
