@@ -42,7 +42,7 @@ from tests.grid.requests import prompt_heads
 GREEDY = SamplingParams(temperature=0.0)
 MAX_LEN = 256
 KINDS = ("renamed", "byte_level", "unigram", "byte_fallback")
-NUM_TOKENS = 96
+NUM_TOKENS = 48
 SETTINGS = {
     "greedy": GREEDY,
     "seeded": SamplingParams(temperature=0.8, seed=5),
