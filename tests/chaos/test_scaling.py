@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 import pytest
 
 from tests.chaos.fleet import Fleet
@@ -9,6 +11,14 @@ from tests.chaos.load import Load
 from tests.chaos.scaling import run_scaling
 
 pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.fixture(scope="module")
+async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
+    """Of drafters as many as there will be, of the others one."""
+    run_dir = tmp_path_factory.mktemp("fleet")
+    async with Fleet(run_dir, num_gateways=1, num_drafters=2, num_verifiers=1) as running:
+        yield running
 
 
 async def test_drafters_come_and_go_and_no_request_notices(fleet: Fleet) -> None:

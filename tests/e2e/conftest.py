@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import httpx
 import pytest
+from e2e_gateways import Fleet, run_fleet
 from e2e_prompts import stdlib_prompts
 from e2e_stack import DEMO_DRAFT, DEMO_TARGET, RunningStack, run_stack
 
@@ -40,6 +41,13 @@ def mortal_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSt
         patch.setenv("OUTRIDER_FAILOVER_S", "150")
         with run_stack(run_dir, dtype="auto", draft_model=DEMO_TARGET) as running:
             yield running
+
+
+@pytest.fixture(scope="session")
+def lasting_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """For tests that kill gateways of their own and nothing else."""
+    with run_fleet(tmp_path_factory.mktemp("lasting-fleet")) as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

@@ -89,6 +89,7 @@ class Fleet:
         return gateway
 
     def close(self) -> None:
+        """Ends the gateways that were started here."""
         for gateway in self.started:
             if gateway.process.poll() is None:
                 gateway.process.send_signal(signal.SIGCONT)
@@ -96,15 +97,20 @@ class Fleet:
 
 
 @contextmanager
-def run_fleet(run_dir: Path) -> Iterator[Fleet]:
-    """A verifier, a drafter, a Redis, and a gateway at `state.url` that no test kills."""
+def run_fleet(
+    run_dir: Path, *, draft_model: str = str(DEMO_DRAFT), methods: tuple[str, ...] = METHODS
+) -> Iterator[Fleet]:
+    """A verifier, a drafter, a Redis, and a gateway at `state.url` that no test kills.
+
+    Without a draft model the drafter needs no torch and is there at once.
+    """
     redis_dir = run_dir / "redis-data"
     redis_dir.mkdir()
     with RedisServer(redis_dir) as redis:
         settings = StackSettings(
             model=str(DEMO_TARGET),
-            draft_model=str(DEMO_DRAFT),
-            methods=METHODS,
+            draft_model=draft_model,
+            methods=methods,
             port=0,
             grpc_port=free_port(),
             redis_url=redis.url,

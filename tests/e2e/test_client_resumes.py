@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable, Iterator
 
 import pytest
-from e2e_gateways import Fleet, Gateway, run_fleet
+from e2e_gateways import Fleet, Gateway
 
 from client import AsyncOutriderClient, Completion, SamplingParams, Speculation
 from client.cli_stack import DEMO_PROMPT
@@ -26,9 +26,9 @@ REQUEST = CompletionRequest(
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    with run_fleet(tmp_path_factory.mktemp("fleet")) as running:
-        yield running
+def fleet(lasting_fleet: Fleet) -> Iterator[Fleet]:
+    yield lasting_fleet
+    lasting_fleet.close()
 
 
 @pytest.fixture(scope="module")

@@ -37,7 +37,8 @@ def environment(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactor
     folder = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=200)
     python = str(folder / "bin/python")
-    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--disable-pip-version-check"]
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-compile"]
+    pip += ["--disable-pip-version-check"]
     subprocess.run([*pip, str(wheels["outrider-client"])], check=True, timeout=280)
     return folder / "bin"
 

@@ -23,7 +23,7 @@ PROMPT = "import sys\n\n\nclass Reader:\n    def __init__(self, path):\n        
 SETTINGS: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0}, "seeded": {"temperature": 0.8, "seed": 41}}
 NUM_TOKENS = 48
 # Of the streams that are interrupted after so many events.
-NUM_STREAM_TOKENS = 900
+NUM_STREAM_TOKENS = 600
 INTERRUPT_AFTER = 30
 # At their end: nearly each of these tokens is from a round with a draft again.
 NUM_LAST_TOKENS = 24

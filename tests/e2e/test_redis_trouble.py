@@ -33,7 +33,7 @@ BODY: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    with run_fleet(tmp_path_factory.mktemp("fleet")) as running:
+    with run_fleet(tmp_path_factory.mktemp("fleet"), draft_model="", methods=("ngram",)) as running:
         yield running
 
 

@@ -29,7 +29,7 @@ JOINT_LENGTHS = (3, 4)
 CHOICES = 16
 # A session is closed after its answer: twice as many as are asked for may be open, and the verifier takes 64.
 AT_ONCE = 2
-DEFAULT_SAMPLES = 4_096
+DEFAULT_SAMPLES = 2_048
 FEWER_SAMPLES = 1_536
 # More log-probabilities than top-k keeps: bfloat16 logits tie, and ties go to the smaller id.
 NUM_LOGPROBS = 20

@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 import redis.asyncio as aioredis
-from e2e_gateways import Fleet, Gateway, Told, read_events, run_fleet
+from e2e_gateways import Fleet, Gateway, Told, read_events
 from e2e_rest import speculation
 
 from outrider.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
@@ -45,9 +45,9 @@ EXTRAS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    with run_fleet(tmp_path_factory.mktemp("fleet")) as running:
-        yield running
+def fleet(lasting_fleet: Fleet) -> Iterator[Fleet]:
+    yield lasting_fleet
+    lasting_fleet.close()
 
 
 @pytest.fixture(scope="module")
