@@ -162,7 +162,7 @@ class Stack:
         )
         deadline = time.monotonic() + 10
         while time.monotonic() < deadline:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=0.2):
+            if _redis_answers(port):
                 return f"redis://127.0.0.1:{port}/0"
             self._check_alive("redis")
             time.sleep(0.05)
@@ -288,6 +288,14 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def _redis_answers(port: int) -> bool:
+    """While it reads what it kept it takes connections, and every command gets an error."""
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1.0) as connection:
+        connection.sendall(b"PING\r\n")
+        return connection.recv(64).startswith(b"+PONG")
+    return False
 
 
 def _alive(pid: int) -> bool:
