@@ -37,6 +37,16 @@ def outrider(
     )
 
 
+# Makes standard input the terminal that Ctrl-C comes from, also where the tests run with SIGINT ignored. A program and
+# no preexec_fn: with that this process is forked, and gRPC's threads do not survive it.
+_OWN_TERMINAL = """
+import fcntl, os, signal, sys, termios
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
 @contextmanager
 def another_gateway(stack: StackState, *arguments: str, model: Path) -> Iterator[tuple[str, str]]:
     """URL and gRPC address of one more gateway to the fleet of `stack`."""
@@ -60,14 +70,13 @@ class Terminal:
         self._ours, theirs = pty.openpty()
         environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
         self._process = subprocess.Popen(
-            [OUTRIDER, *arguments],
+            [sys.executable, "-ISc", _OWN_TERMINAL, OUTRIDER, *arguments],
             cwd=ROOT,
             env=environment,
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
             start_new_session=True,
-            preexec_fn=_own_terminal,
         )
         os.close(theirs)
         self.seen = ""
@@ -110,14 +119,3 @@ class Terminal:
             return False
         self.seen += data.decode(errors="replace")
         return bool(data)
-
-
-def _own_terminal() -> None:
-    """Makes standard input the terminal that Ctrl-C comes from, also where the tests run with SIGINT ignored."""
-    import fcntl
-    import signal
-    import termios
-
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
