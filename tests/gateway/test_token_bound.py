@@ -167,14 +167,8 @@ async def test_a_text_that_is_cut_may_be_long(http: httpx.AsyncClient, service: 
     assert len(service.requests[0].prompt_token_ids) == 20
 
 
-@pytest.mark.parametrize("kind", ["token ids", "many prompts", "bias"])
-async def test_streams_go_on_while_megabytes_are_read(service: ScriptedService, kind: str) -> None:
-    """On the event loop the work would be one long pause; on a thread no pause is longer than the longest C call."""
-    bodies: dict[str, str] = {
-        "token ids": json.dumps({"prompt": [5] * 1_300_000}),
-        "many prompts": json.dumps({"prompt": ["a"] * 780_000}),
-        "bias": json.dumps({"prompt": "a", "logit_bias": {str(number): 1 for number in range(300_000)}}),
-    }
+async def longest_pause(service: ScriptedService, data: bytes) -> float:
+    """Of the event loop while the body is read and refused, as a share of the time that this takes."""
     longest = 0.0
 
     async def turn() -> None:
@@ -186,7 +180,6 @@ async def test_streams_go_on_while_megabytes_are_read(service: ScriptedService, 
 
     transport = httpx.ASGITransport(app=create_app(service))
     async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60) as client:
-        data = bodies[kind].encode()
         turning = asyncio.create_task(turn())
         await asyncio.sleep(0.01)
         started = time.perf_counter()
@@ -195,4 +188,21 @@ async def test_streams_go_on_while_megabytes_are_read(service: ScriptedService, 
         await asyncio.sleep(0.01)
         turning.cancel()
     assert response.status_code == 400
-    assert longest < 0.6 * total
+    return longest / total
+
+
+@pytest.mark.parametrize("kind", ["token ids", "many prompts", "bias"])
+async def test_streams_go_on_while_megabytes_are_read(service: ScriptedService, kind: str) -> None:
+    """On the event loop the work would be one long pause; on a thread no pause is longer than the longest C call.
+
+    A machine that is busy otherwise makes pauses of its own, but not every time; the work would.
+    """
+    bodies: dict[str, str] = {
+        "token ids": json.dumps({"prompt": [5] * 1_300_000}),
+        "many prompts": json.dumps({"prompt": ["a"] * 780_000}),
+        "bias": json.dumps({"prompt": "a", "logit_bias": {str(number): 1 for number in range(300_000)}}),
+    }
+    shares: list[float] = []
+    while len(shares) < 5 and min(shares, default=1.0) >= 0.6:
+        shares.append(await longest_pause(service, bodies[kind].encode()))
+    assert min(shares) < 0.6
