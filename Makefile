@@ -11,7 +11,7 @@ DRAFT_MODEL ?= models/demo-draft
 PORT ?= 8000
 GRPC_PORT ?= 8001
 REDIS_URL ?=
-TESTS ?= tests
+TESTS ?=
 REQUESTS ?= 1000
 INPUTS ?= 100000
 MINUTES ?= 30
@@ -88,8 +88,16 @@ compose-up: ## build and start the containers (DRAFTERS=3 for three drafters)
 compose-down: ## stop them and remove their volumes
 	docker compose down -v
 
+# These start whole stacks, which take every core that there is: one after another.
+STACK_TESTS := $(addprefix tests/,e2e playground chaos fuzz grid soak)
 test: setup ## run all tests (TESTS=tests/gateway for some of them)
+ifdef TESTS
 	$(BIN)/python -m pytest $(TESTS)
+else
+	@# The others: two files at a time, on one thread each.
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests $(STACK_TESTS:%=--ignore=%)
+	$(BIN)/python -m pytest $(STACK_TESTS)
+endif
 
 chaos: setup ## random deaths, pauses and cut connections under load; REQUESTS=1000
 	$(BIN)/python -m tests.chaos --requests $(REQUESTS)
