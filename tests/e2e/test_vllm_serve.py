@@ -100,7 +100,8 @@ def test_its_client_gets_a_completion(port: int) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert re.match(r"Completion results:\nCompletion\(id='cmpl-\w+', choices=\[CompletionChoice\(", done.stdout)
-    assert "completion_tokens=16" in done.stdout
+    # No seed and temperature 1: it may end before the 16 tokens that are the default.
+    assert re.search(r"completion_tokens=([1-9]|1[0-6])\b", done.stdout)
     # The settings of --speculative-config; how much of it was in time is another matter on a busy machine.
     assert "'num_spec_tokens': 5" in done.stdout
     assert httpx.get(f"http://localhost:{port}/v1/models", timeout=20).json()["data"][0]["max_model_len"] == 2048

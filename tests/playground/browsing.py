@@ -126,6 +126,7 @@ def _takes_pictures() -> bool:
     return bool(os.environ.get("PLAYGROUND_SCREENSHOTS"))
 
 
-async def until(screen: Screen, num_tokens: int) -> None:
-    """Until the answer has more tokens than that."""
-    await expect(screen.page.locator(f'[data-token="{num_tokens}"]')).to_be_attached()
+async def until(screen: Screen, num_tokens: int, panel: str | None = None) -> None:
+    """Until the answer, that in the panel where two are compared, has more tokens than that."""
+    place = screen.page if panel is None else screen.panel(panel)
+    await expect(place.locator(f'[data-token="{num_tokens}"]')).to_be_attached()

@@ -39,7 +39,7 @@ async def test_a_drafter_dies_in_mid_stream(screen: Screen, stack: RunningStack)
     await screen.page.get_by_role("switch", name="Compare").check()
     await screen.run()
     panel = "Speculation on"
-    await until(screen, 60)
+    await until(screen, 60, panel)
     await expect(page.locator(".fleet .drafters .state-word")).to_have_text("drafting")
     stack.kill("drafter-0")
     try:
@@ -47,7 +47,7 @@ async def test_a_drafter_dies_in_mid_stream(screen: Screen, stack: RunningStack)
         mark = screen.panel(panel).locator(".fleet-mark.gone")
         await expect(mark).to_have_text(f"Drafter {stack.state.drafters[0]} is gone")
         num_then = len(await screen.tokens(panel))
-        await until(screen, num_then + 20)
+        await until(screen, num_then + 20, panel)
         assert await screen.panel(panel).get_attribute("aria-busy") == "true"
         assert {token.origin for token in (await screen.tokens(panel))[-10:]} == {"target"}
         await screen.check_accessible()
