@@ -127,7 +127,7 @@ def wire_table(rows: list[Row]) -> list[list[str]]:
         *(
             [
                 row["variant"],
-                f"{row['bytes_per_token']['drafter']:.0f}",
+                f"{max(0.0, row['bytes_per_token']['drafter']):.0f}",
                 f"{row['bytes_per_token']['verifier']:.0f}",
                 f"{row['first_token_s'] * 1e3:.0f} ms",
                 f"{row['first_token_s'] / off_s:.2f}",
