@@ -28,6 +28,7 @@ def remote_drafting(found: dict[str, list[Point]], measured: list[dict[str, Any]
         )
     axes.axhline(1.0, color="grey", linewidth=0.8)
     axes.set_xscale("symlog", linthresh=1.0)
+    axes.set_xlim(left=0.0)
     _save(figure, axes, path)
 
 
