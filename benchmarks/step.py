@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.records import quantiles, save_rows
 from engine.batch import SessionRows, build_batch
+from engine.cpu_graphs import MEETINGS_BEFORE_RECORDING
 from engine.model import load_model
 from engine.runner import ModelRunner
 from training.expand import main as expand
@@ -34,7 +35,6 @@ CONTEXT_LEN = 256
 BLOCK_SIZE = 16
 MAX_ROWS = 32
 SIDES = ("recorded", "lean", "not lean", "transformers")
-WARM_UPS = 4  # the third is recorded
 Step = Callable[[int], None]
 
 
@@ -105,7 +105,7 @@ def _transformers_step(path: str, context: torch.Tensor) -> Step:
 def _measure(model: str, num_rows: int, steps: dict[str, Step], repeats: int) -> dict[str, Any]:
     seconds: dict[str, list[float]] = {side: [] for side in SIDES}
     for step in steps.values():
-        for _ in range(WARM_UPS):
+        for _ in range(MEETINGS_BEFORE_RECORDING + 1):
             step(num_rows)
     for _ in track(range(repeats), description=f"{model}, {num_rows} rows", console=console):
         for side in SIDES:

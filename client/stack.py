@@ -162,7 +162,7 @@ class Stack:
         )
         deadline = time.monotonic() + 10
         while time.monotonic() < deadline:
-            if _redis_answers(port):
+            if redis_answers(port):
                 return f"redis://127.0.0.1:{port}/0"
             self._check_alive("redis")
             time.sleep(0.05)
@@ -290,8 +290,8 @@ def free_port() -> int:
         return port
 
 
-def _redis_answers(port: int) -> bool:
-    """While it reads what it kept it takes connections, and every command gets an error."""
+def redis_answers(port: int) -> bool:
+    """Whether a Redis at 127.0.0.1 serves: while it reads what it kept it takes connections, and refuses commands."""
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1.0) as connection:
         connection.sendall(b"PING\r\n")
         return connection.recv(64).startswith(b"+PONG")

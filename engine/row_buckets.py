@@ -6,6 +6,7 @@ for them and attention leaves them out; whatever they compute is cut off again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,12 +30,18 @@ def bucket_of(batch: ForwardBatch) -> Bucket | None:
 
     Those are prefills: long enough to keep the GPU busy without a graph.
     """
-    num_rows = batch.token_ids.shape[0]
-    if num_rows > ROW_BUCKETS[-1] or batch.logits_rows.shape[0] != num_rows or num_rows == 0:
-        return None
-    rows = next(size for size in ROW_BUCKETS if size >= num_rows)
+    rows = padded_num_rows(batch, ROW_BUCKETS)
     width = batch.block_tables.shape[1]
-    return Bucket(rows, 1 << (width - 1).bit_length())
+    return None if rows is None else Bucket(rows, 1 << (width - 1).bit_length())
+
+
+def padded_num_rows(batch: ForwardBatch, sizes: Sequence[int]) -> int | None:
+    """The least of the sizes, which ascend, that holds the batch; None where none does, or some row's logits are not
+    wanted, or there are no rows."""
+    num_rows = batch.token_ids.shape[0]
+    if num_rows == 0 or batch.logits_rows.shape[0] != num_rows:
+        return None
+    return next((size for size in sizes if size >= num_rows), None)
 
 
 def empty_batch(bucket: Bucket, device: torch.device | str = "cpu") -> ForwardBatch:

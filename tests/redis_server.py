@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from pathlib import Path
+
+from client.stack import free_port, redis_answers
 
 START_TIMEOUT_S = 20.0
 
@@ -23,7 +24,7 @@ class RedisServer:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self.port = _free_port()
+        self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -54,7 +55,7 @@ class RedisServer:
             stderr=subprocess.STDOUT,
         )
         deadline = time.monotonic() + START_TIMEOUT_S
-        while not self._answers():
+        while not redis_answers(self.port):
             if self._process.poll() is not None or time.monotonic() > deadline:
                 said = log.read_text() if log.exists() else "nothing"
                 raise RuntimeError(f"redis-server did not start on port {self.port}; it said: {said}")
@@ -102,17 +103,3 @@ class RedisServer:
         if self._process is None:
             raise RuntimeError("redis-server is not running")
         self._process.send_signal(signum)
-
-    def _answers(self) -> bool:
-        try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=1.0) as connection:
-                connection.sendall(b"PING\r\n")
-                return connection.recv(64).startswith(b"+PONG")
-        except OSError:
-            return False
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

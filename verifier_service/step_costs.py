@@ -14,11 +14,10 @@ from collections.abc import Sequence
 import torch
 
 from engine.batch import SessionRows, build_batch
+from engine.cpu_graphs import MEETINGS_BEFORE_RECORDING
 from engine.runner import ModelRunner
 
 _MEASURED_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128)
-# Forwards of few rows are recorded the third time (engine/cpu_graphs).
-_WARM_UPS = 3
 _REPEATS = 3
 # The whole measurement; on a slow machine the larger batches are left out.
 _BUDGET_S = 3.0
@@ -68,7 +67,7 @@ def measure_step_costs(runner: ModelRunner, num_blocks: int, block_size: int) ->
             break
         rows = SessionRows([0] * num_rows, 0, list(range(-(-num_rows // block_size))), num_logits_rows=num_rows)
         batch = build_batch([rows], block_size)
-        for _ in range(_WARM_UPS):
+        for _ in range(MEETINGS_BEFORE_RECORDING):
             runner.forward(batch)
         samples = []
         for _ in range(_REPEATS):
