@@ -16,7 +16,7 @@ from transformers.pytorch_utils import Conv1D
 
 from engine.row_invariant_experts import is_experts, pack_experts
 from engine.row_invariant_modules import RowInvariantActivation, RowInvariantLinear, RowInvariantWeight
-from kernels.linear import cpu
+from kernels.linear import cpu, cpu_panels
 
 _ACTIVATION_CLASSES: tuple[type[torch.nn.Module], ...] = tuple(
     {entry[0] if isinstance(entry, tuple) else entry for entry in activations.ACT2CLS.values()}
@@ -27,7 +27,7 @@ _ACTIVATION_CLASSES: tuple[type[torch.nn.Module], ...] = tuple(
 class RowInvarianceReport:
     """What was replaced, by how many; without the linears inside lean modules, which are row-invariant too."""
 
-    linear_method: str  # "onednn-prepacked", "padded-8" or "triton"
+    linear_method: str  # of most of them: "bf16-panels", "onednn-prepacked", "padded-8" or "triton"
     num_linears: int
     num_expert_matrices: int
     num_routers: int
@@ -62,8 +62,16 @@ def make_row_invariant(model: torch.nn.Module, backend: str = "cpu") -> RowInvar
             del module.weight
             module.weight = RowInvariantWeight.wrap(weight, backend)
             num_routers += 1
-    method = "triton" if backend == "triton" else "onednn-prepacked" if cpu.supports(dtype) else "padded-8"
-    return RowInvarianceReport(method, num_linears, num_experts, num_routers, num_activations)
+    return RowInvarianceReport(_linear_method(backend, dtype), num_linears, num_experts, num_routers, num_activations)
+
+
+def _linear_method(backend: str, dtype: torch.dtype) -> str:
+    """See row_invariant_modules.row_invariant_linear; single weights may have a shape that needs another."""
+    if backend == "triton":
+        return "triton"
+    if not cpu.supports(dtype):
+        return "padded-8"
+    return "bf16-panels" if cpu_panels.supports(64, 64, dtype) else "onednn-prepacked"
 
 
 def _is_plain_linear(module: torch.nn.Module) -> bool:

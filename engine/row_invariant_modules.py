@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from kernels.linear import cpu, cpu_few_rows, padded
+from kernels.linear import cpu, cpu_panels, padded
 
 LinearFunction = Callable[[torch.Tensor], torch.Tensor]
 
@@ -34,23 +34,15 @@ def row_invariant_linear(weight: torch.Tensor, bias: torch.Tensor | None, backen
 
         plain = weight.contiguous()
         return lambda x: triton.linear(x, plain, bias)
+    num_outputs, num_inputs = weight.shape
     if weight.device.type != "cpu" or not cpu.supports(weight.dtype):
         return lambda x: padded.linear(x, weight, bias)
+    if cpu_panels.supports(num_outputs, num_inputs, weight.dtype) and (bias is None or bias.dtype == weight.dtype):
+        panels, whole_bias = cpu_panels.pack(weight), None if bias is None else bias.contiguous()
+        return lambda x: cpu_panels.linear(x, panels, whole_bias)
     packed = cpu.pack(weight)
-    num_outputs, num_inputs = weight.shape
     min_rows = cpu.fewest_rows(num_outputs, num_inputs, weight.dtype)
-    few_rows = cpu_few_rows.plan(packed, num_outputs, num_inputs, weight.dtype)
-    if few_rows is None or (bias is not None and (bias.dtype != weight.dtype or not bias.is_contiguous())):
-        return lambda x: cpu.linear(x, packed, bias, min_rows=min_rows)
-    most_elements = cpu_few_rows.MAX_ROWS * num_inputs
-
-    def linear(x: torch.Tensor) -> torch.Tensor:
-        fits = x.shape[-1] == num_inputs and x.dtype == torch.bfloat16 and x.is_contiguous()
-        if fits and 0 < x.numel() <= most_elements:
-            return cpu_few_rows.linear(x, few_rows, bias)
-        return cpu.linear(x, packed, bias, min_rows=min_rows)
-
-    return linear
+    return lambda x: cpu.linear(x, packed, bias, min_rows=min_rows)
 
 
 class RowInvariantLinear(torch.nn.Module):

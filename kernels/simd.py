@@ -186,14 +186,19 @@ def next_ticket(builder: Builder, address: Value) -> Value:
     return builder.atomic_rmw("add", counter, ir.Constant(_I64, 1), "monotonic")
 
 
-@operation(_void, _i)
-def prefetch(builder: Builder, address: Value) -> None:
+def ask_for(builder: Builder, address: Value) -> None:
     """Start to bring the cache line at an address near; any address will do."""
     byte = ir.PointerType(ir.IntType(8))
     function_type = ir.FunctionType(ir.VoidType(), [byte, _I32, _I32, _I32])
     function = builder.module.declare_intrinsic("llvm.prefetch.p0", fnty=function_type)
     read, keep_near, data = (ir.Constant(_I32, x) for x in (0, 3, 1))
     builder.call(function, [builder.inttoptr(address, byte), read, keep_near, data])
+
+
+@operation(_void, _i)
+def prefetch(builder: Builder, address: Value) -> None:
+    """See ask_for."""
+    ask_for(builder, address)
 
 
 @operation(_void, _i, _i, _i)

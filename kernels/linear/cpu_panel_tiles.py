@@ -1,0 +1,297 @@
+"""The compiled half of linears over panels: bf16 rows against panels of 64 weight columns, coded or plain.
+
+A pass over a matrix is one stream of memory. The AVX512-BF16 instruction `vdpbf16ps` adds, in each lane, the product of
+the odd and then that of the even element of a pair to a float. The caller has made sure that the machine has it. Where
+few rows wait for memory, lines are decoded in registers on their way to it; for more rows a chunk is decoded once,
+into working memory that stays in the first cache. The order of a row's additions is the same in all cases. Needs numba.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from llvmlite import ir
+from numba import carray, njit, types
+from numba.core import cgutils
+
+from kernels.linear.cpu_panel_coding import (
+    CHUNK_LINES,
+    CODED_LINE_BYTES,
+    LINE_BYTES,
+    PANEL_COLUMNS,
+    TABLE_BYTES,
+    Decoder,
+    decode,
+    line_of_patch,
+)
+from kernels.record import record_types
+from kernels.simd import (
+    LANES,
+    VECTOR_BYTES,
+    Builder,
+    Value,
+    ask_for,
+    floats,
+    load,
+    load_i32,
+    next_ticket,
+    offset,
+    operation,
+    splat,
+    store,
+    vadd,
+    vload,
+    vload_bf16,
+    vstore,
+    vstore_bf16,
+)
+
+_VECTORS = PANEL_COLUMNS // LANES
+_ROW_BYTES = PANEL_COLUMNS * 4  # one row's sums of a panel
+_CHUNK_BYTES = CHUNK_LINES * LINE_BYTES
+_CODED_CHUNK_BYTES = CHUNK_LINES * CODED_LINE_BYTES
+# More rows are done in turns.
+TILE_ROWS = 128
+SCRATCH_BYTES = _CHUNK_BYTES + 2 * TILE_ROWS * _ROW_BYTES
+# Memory is asked so far ahead; nearer or farther, or not at all, was 4-8 % slower at one row and 40 % at eight.
+_AHEAD_BYTES = 3072
+_F32, _I32, _I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
+_VF32, _VI32 = ir.VectorType(_F32, LANES), ir.VectorType(_I32, LANES)
+_i = types.int64
+
+
+class _BFloat(ir.Type):  # type: ignore[misc]
+    """LLVM's bfloat, which llvmlite has no class for."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat)
+
+
+_VBF16 = ir.VectorType(_BFloat(), 2 * LANES)
+
+
+def _dot_pairs(builder: Builder, total: Value, left: Value, right: Value) -> Value:
+    """total + left[odd] * right[odd], + left[even] * right[even], each addition rounded."""
+    function_type = ir.FunctionType(_VF32, [_VF32, _VBF16, _VBF16])
+    function = builder.module.declare_intrinsic("llvm.x86.avx512bf16.dpbf16ps.512", fnty=function_type)
+    return builder.call(function, [total, builder.bitcast(left, _VBF16), builder.bitcast(right, _VBF16)])
+
+
+def _make_add(num_rows: int, *, coded: bool) -> Any:
+    """sums[r, :] = (sums[r, :] if goes_on else 0) + the products of some lines' pairs, one after another.
+
+    coded: the lines are coded by `table` and have no patches. Meanwhile the memory at `ahead` is asked for, as many
+    bytes as coded lines have.
+    """
+
+    @operation(types.void, _i, _i, _i, _i, _i, _i, _i, _i)
+    def add(
+        builder: Builder,
+        x: Value,
+        x_stride: Value,
+        lines: Value,
+        num_lines: Value,
+        table: Value,
+        ahead: Value,
+        sums: Value,
+        goes_on: Value,
+    ) -> None:
+        cells = [(r, v) for r in range(num_rows) for v in range(_VECTORS)]
+        rows = [offset(builder, x, x_stride, r) for r in range(num_rows)]
+        places = {(r, v): offset(builder, offset(builder, sums, _ROW_BYTES, r), VECTOR_BYTES, v) for r, v in cells}
+        totals = {cell: cgutils.alloca_once(builder, _VF32) for cell in cells}
+        before = builder.icmp_signed("!=", goes_on, ir.Constant(_I64, 0))
+        for cell in cells:
+            start = builder.select(before, load(builder, places[cell], _VF32, 4), floats(0.0))
+            builder.store(start, totals[cell])
+        decoder = Decoder(builder, table) if coded else None
+        with cgutils.for_range_slice(builder, ir.Constant(_I64, 0), num_lines, ir.Constant(_I64, 1), _I64) as (j, _n):
+            for byte in range(0, CODED_LINE_BYTES, VECTOR_BYTES):
+                ask_for(builder, builder.add(offset(builder, ahead, CODED_LINE_BYTES, j), ir.Constant(_I64, byte)))
+            line = offset(builder, lines, CODED_LINE_BYTES if coded else LINE_BYTES, j)
+            columns = list(decoder.vectors(line) if decoder else _plain_vectors(builder, line))
+            for r in range(num_rows):
+                pair = splat(builder, load(builder, offset(builder, rows[r], 4, j), _I32, 2))
+                for v in range(_VECTORS):
+                    builder.store(_dot_pairs(builder, builder.load(totals[r, v]), pair, columns[v]), totals[r, v])
+        for cell in cells:
+            store(builder, builder.load(totals[cell]), places[cell], 4)
+
+    return add
+
+
+def _plain_vectors(builder: Builder, line: Value) -> list[Value]:
+    return [load(builder, offset(builder, line, VECTOR_BYTES, v), _VI32, 2) for v in range(_VECTORS)]
+
+
+# Six rows of sums, a line of weights and one pair fill 29 of the 32 registers.
+_MOST_ROWS = 6
+# Up to so many rows are decoded in registers, once for each group. Once for all costs 8 % more at 12 rows and as much
+# at 16.
+_MOST_ROWS_DECODED_ON_THE_WAY = 12
+_plain_1, _plain_2, _plain_3, _plain_4, _plain_5, _plain_6 = (_make_add(rows, coded=False) for rows in range(1, 7))
+_coded_1, _coded_2, _coded_3, _coded_4, _coded_5, _coded_6 = (_make_add(rows, coded=True) for rows in range(1, 7))
+
+
+class CallFields(NamedTuple):
+    """Addresses, and strides in bytes."""
+
+    x: int  # bf16 [rows, num_inputs]
+    x_stride: int
+    panels: int
+    panel_stride: int
+    tables: int  # uint8 [num_panels, 16]; 0: the panels are plain
+    patches: int  # uint32, see cpu_panel_coding
+    patch_ends: int  # int32 [num_panels, chunks of a panel]; another one before them is 0
+    bias: int  # bf16 [num_outputs]; 0: none
+    out: int  # bf16 [rows, num_outputs]
+    out_stride: int
+    num_rows: int
+    num_outputs: int
+    num_inputs: int  # even
+    block_inputs: int  # inputs summed up before their sum joins that of the inputs before them; all, or whole chunks
+    num_panels: int
+    counters: int  # int64 [2]: next panel, next thread
+    scratch: int  # SCRATCH_BYTES per thread: a plain chunk, sums and totals of a tile of rows
+
+
+CallRecord, _Call = record_types(CallFields)
+
+
+@njit
+def _add_plain(num_rows, x, x_stride, lines, num_lines, ahead, sums, goes_on):  # type: ignore[no-untyped-def]
+    if num_rows == 1:
+        _plain_1(x, x_stride, lines, num_lines, 0, ahead, sums, goes_on)
+    elif num_rows == 2:
+        _plain_2(x, x_stride, lines, num_lines, 0, ahead, sums, goes_on)
+    elif num_rows == 3:
+        _plain_3(x, x_stride, lines, num_lines, 0, ahead, sums, goes_on)
+    elif num_rows == 4:
+        _plain_4(x, x_stride, lines, num_lines, 0, ahead, sums, goes_on)
+    elif num_rows == 5:
+        _plain_5(x, x_stride, lines, num_lines, 0, ahead, sums, goes_on)
+    else:
+        _plain_6(x, x_stride, lines, num_lines, 0, ahead, sums, goes_on)
+
+
+@njit
+def _add_coded(num_rows, x, x_stride, lines, num_lines, table, sums, goes_on):  # type: ignore[no-untyped-def]
+    ahead = lines + _AHEAD_BYTES
+    if num_rows == 1:
+        _coded_1(x, x_stride, lines, num_lines, table, ahead, sums, goes_on)
+    elif num_rows == 2:
+        _coded_2(x, x_stride, lines, num_lines, table, ahead, sums, goes_on)
+    elif num_rows == 3:
+        _coded_3(x, x_stride, lines, num_lines, table, ahead, sums, goes_on)
+    elif num_rows == 4:
+        _coded_4(x, x_stride, lines, num_lines, table, ahead, sums, goes_on)
+    elif num_rows == 5:
+        _coded_5(x, x_stride, lines, num_lines, table, ahead, sums, goes_on)
+    else:
+        _coded_6(x, x_stride, lines, num_lines, table, ahead, sums, goes_on)
+
+
+@njit
+def _add_lines(call, x, num_rows, lines, num_lines, table, ahead, sums, goes_on):  # type: ignore[no-untyped-def]
+    """The products of some lines for all rows, in groups as even as possible; table: 0 where the lines are plain."""
+    num_groups = (num_rows + _MOST_ROWS - 1) // _MOST_ROWS
+    row = 0
+    for group in range(num_groups):
+        end = (group + 1) * num_rows // num_groups
+        place, totals = x + row * call.x_stride, sums + row * _ROW_BYTES
+        if table == 0:
+            _add_plain(end - row, place, call.x_stride, lines, num_lines, ahead, totals, goes_on)
+        else:
+            _add_coded(end - row, place, call.x_stride, lines, num_lines, table, totals, goes_on)
+        row = end
+
+
+@njit
+def _add_chunk(call, panel, chunk, num_lines, x, num_rows, scratch, goes_on):  # type: ignore[no-untyped-def]
+    """The products of one chunk for all rows."""
+    sums = scratch + _CHUNK_BYTES
+    lines = call.panels + panel * call.panel_stride
+    if call.tables == 0:
+        lines += chunk * _CHUNK_BYTES
+        _add_lines(call, x, num_rows, lines, num_lines, 0, lines + _AHEAD_BYTES, sums, goes_on)
+        return
+    lines += chunk * _CODED_CHUNK_BYTES
+    table = call.tables + panel * TABLE_BYTES
+    chunks_of_panel = (call.num_inputs // 2 + CHUNK_LINES - 1) // CHUNK_LINES
+    patch_ends = call.patch_ends + 4 * (panel * chunks_of_panel + chunk)
+    patch, end_patch = call.patches + 4 * load_i32(patch_ends - 4), call.patches + 4 * load_i32(patch_ends)
+    if num_rows > _MOST_ROWS_DECODED_ON_THE_WAY:
+        decode(lines, 0, num_lines, table, patch, end_patch, scratch)
+        _add_lines(call, x, num_rows, scratch, num_lines, 0, lines + _CODED_CHUNK_BYTES, sums, goes_on)
+        return
+    line = 0
+    while line < num_lines:
+        # Up to the next line that has a patch, and then that line by itself.
+        end = line_of_patch(patch) if patch < end_patch else num_lines
+        if line < end:
+            place = lines + line * CODED_LINE_BYTES
+            _add_lines(call, x + 4 * line, num_rows, place, end - line, table, 0, sums, goes_on + line)
+        if end < num_lines:
+            last = patch + 4
+            while last < end_patch and line_of_patch(last) == end:
+                last += 4
+            decode(lines, end, end + 1, table, patch, last, scratch)
+            place = scratch + end * LINE_BYTES
+            _add_lines(call, x + 4 * end, num_rows, place, 1, 0, place, sums, goes_on + end)
+            patch = last
+        line = end + 1
+
+
+@njit
+def _multiply(call, panel, x, num_rows, scratch):  # type: ignore[no-untyped-def]
+    """The panel's sums of a tile of rows; returns where they lie."""
+    sums = scratch + _CHUNK_BYTES
+    totals = sums + TILE_ROWS * _ROW_BYTES
+    lines_of_panel, lines_of_block = call.num_inputs // 2, call.block_inputs // 2
+    for first in range(0, lines_of_panel, CHUNK_LINES):
+        end = min(first + CHUNK_LINES, lines_of_panel)
+        chunk = first // CHUNK_LINES
+        _add_chunk(call, panel, chunk, end - first, x + 4 * first, num_rows, scratch, first % lines_of_block)
+        if lines_of_panel > lines_of_block and (end % lines_of_block == 0 or end == lines_of_panel):
+            _join(num_rows, sums, totals, end > lines_of_block)
+    return totals if lines_of_panel > lines_of_block else sums
+
+
+@njit
+def _join(num_rows, sums, totals, adds):  # type: ignore[no-untyped-def]
+    """totals = (totals if adds else 0) + sums."""
+    for place in range(0, num_rows * _ROW_BYTES, VECTOR_BYTES):
+        fresh = vload(sums + place)
+        vstore(totals + place, vadd(vload(totals + place), fresh) if adds else fresh)
+
+
+@njit
+def _finish(call, panel, first_row, num_rows, sums):  # type: ignore[no-untyped-def]
+    """Add the bias, round, and write what of the panel's columns exists."""
+    first = panel * PANEL_COLUMNS
+    for row in range(num_rows):
+        for column in range(first, min(first + PANEL_COLUMNS, call.num_outputs), LANES):
+            total = vload(sums + row * _ROW_BYTES + 4 * (column - first))
+            if call.bias != 0:
+                total = vadd(total, vload_bf16(call.bias + 2 * column))
+            vstore_bf16(call.out + (first_row + row) * call.out_stride + 2 * column, total)
+
+
+@njit
+def run_panels(address):  # type: ignore[no-untyped-def]
+    """What each thread does: panels, one after another, until none is left."""
+    call = carray(address, 1, _Call)[0]
+    scratch = call.scratch + next_ticket(call.counters + 8) * SCRATCH_BYTES
+    panel = next_ticket(call.counters)
+    while panel < call.num_panels:
+        for first_row in range(0, call.num_rows, TILE_ROWS):
+            num_rows = min(TILE_ROWS, call.num_rows - first_row)
+            sums = _multiply(call, panel, call.x + first_row * call.x_stride, num_rows, scratch)
+            _finish(call, panel, first_row, num_rows, sums)
+        panel = next_ticket(call.counters)
