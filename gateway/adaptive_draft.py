@@ -8,12 +8,13 @@ session's own affair.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gateway.draft_costs import MethodCosts, VerifierLoad, num_reached
-from gateway.draft_policy import RoundOutcome
+from gateway.draft_policy import LateAnswer, RoundOutcome
 from gateway.goodput_guard import GoodputGuard
 from gateway.requests import METHOD_AUTO
 
@@ -30,6 +31,10 @@ _MIN_GAIN = 0.02
 # A session stays with a method for so many tokens, and changes it for no less than so many tokens a round.
 _STAY_TOKENS = 64
 _CHANGE_GAIN = 0.1
+# An answer that takes longer than so many times the usual, and a round more, is not waited for.
+_PATIENCE = 4.0
+# Plain rounds that the first answer of a method may take.
+_FIRST_PATIENCE_ROUNDS = 2.0
 # Tokens of all sessions until one tries a method that is not the best; twice as many after each try that shows no gain.
 _TRY_GAP = 512
 _LONGEST_TRY_GAP = 32_768
@@ -85,6 +90,7 @@ class AdaptiveDraft:
         self._num_reached: defaultdict[str, float] = defaultdict(float)
         self._stay_tokens = 0
         self.method = ""
+        self.patience_s = math.inf
 
     def num_draft_tokens(self) -> int:
         if self._stay_tokens <= 0:
@@ -98,8 +104,19 @@ class AdaptiveDraft:
             gain, length = costs.best_gain(shared.load, self._acceptance(self.method), longest, with_round_trip=False)
             if gain > 0.0:
                 costs.pays_again()
+                self.patience_s = self._patience_s(costs.expected_s(length))
                 return length
+        # What a probe tells, it tells late as well.
+        self.patience_s = 0.0
         return min(_PROBE_LENGTH, most) if costs.takes_probe(shared.load) else 0
+
+    def _patience_s(self, expected_s: float | None) -> float:
+        """How long to wait for a draft that should pay: nobody knows how far away the first answer of a method is."""
+        load = self._shared.load
+        if load.tokens_per_s is None:
+            return math.inf
+        plain_s = load.batch_sessions / load.tokens_per_s
+        return _FIRST_PATIENCE_ROUNDS * plain_s if expected_s is None else _PATIENCE * expected_s + plain_s
 
     def free_run(self) -> int:
         """Until something else may be decided: a return to the gateway costs the others a wait or this one a turn."""
@@ -114,6 +131,9 @@ class AdaptiveDraft:
         if outcome.num_draft_tokens:
             self._num_accepted[method] = _OWN_DECAY * self._num_accepted[method] + outcome.num_accepted
             self._num_reached[method] = _OWN_DECAY * self._num_reached[method] + num_reached(outcome)
+
+    def observe_late(self, answer: LateAnswer) -> None:
+        self._shared.costs[answer.method].learn(answer)
 
     def _acceptance(self, method: str) -> float:
         """Its own, as far as it has seen any, else that of all."""

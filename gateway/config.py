@@ -36,6 +36,12 @@ class GatewayConfig:
         "", "vLLM's JSON with method and num_speculative_tokens; hyphens in keys are underscores."
     )
     draft_timeout_ms: float = setting(500.0, "A draft that takes longer is not waited for.", minimum=1)
+    draft_ahead: bool = setting(
+        True,
+        "Ask a drafter for the next proposal while the verifier works on this one, where rounds are measured to be "
+        "shorter for it. Only for requests with a seed or at temperature 0, for chains, and for methods that draft "
+        "from tokens alone.",
+    )
     hedge_drafters: bool = setting(
         False,
         "Ask a second drafter when the first takes longer than 95 % of the answers did; the first answer is used. Only "

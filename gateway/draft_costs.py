@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gateway.draft_policy import RoundOutcome
+from gateway.draft_policy import LateAnswer, RoundOutcome
 
 # A change of load shows within about 20 rounds.
 _COST_WEIGHT = 0.05
@@ -61,6 +61,8 @@ class MethodCosts:
     # Tokens of all sessions until one may try a short draft although it does not seem to pay.
     tokens_until_probe: int = _PROBE_GAP
     probe_gap: int = _PROBE_GAP
+    # Of the newest answer; None: there was none yet, and overhead_s is a belief.
+    _last_overhead_s: float | None = None
 
     @property
     def acceptance(self) -> float:
@@ -69,9 +71,12 @@ class MethodCosts:
     def observe(self, outcome: RoundOutcome) -> None:
         """A round of a session that drafts by this method, whether it has been asked or not."""
         self.tokens_until_probe -= 1 + outcome.num_accepted
+        self.learn(outcome)
+
+    def learn(self, outcome: RoundOutcome | LateAnswer) -> None:
+        """What an answer cost, whether its round waited for it or not, and how good it was."""
         if outcome.num_asked:
-            overhead_s = min(outcome.overhead_s, _OUTLIER * self.overhead_s)
-            self.overhead_s = blend(self.overhead_s, overhead_s, _COST_WEIGHT)
+            self._learn_overhead(outcome.overhead_s)
             self.proposed = blend(self.proposed, outcome.num_draft_tokens / outcome.num_asked, _COST_WEIGHT)
         if outcome.num_draft_tokens:
             position_s = outcome.draft_s / outcome.num_draft_tokens
@@ -82,6 +87,22 @@ class MethodCosts:
             decay = _DECAY if self.probe_gap == _PROBE_GAP else _PROBE_DECAY
             self.num_accepted = decay * self.num_accepted + outcome.num_accepted
             self.num_reached = decay * self.num_reached + num_reached(outcome)
+
+    def _learn_overhead(self, overhead_s: float) -> None:
+        """One answer that took far longer than the usual is a hiccup; two in a row are the costs."""
+        before, self._last_overhead_s = self._last_overhead_s, overhead_s
+        if before is None:
+            self.overhead_s = overhead_s
+        elif min(before, overhead_s) > _OUTLIER * self.overhead_s:
+            self.overhead_s = min(before, overhead_s)
+        else:
+            self.overhead_s = blend(self.overhead_s, min(overhead_s, _OUTLIER * self.overhead_s), _COST_WEIGHT)
+
+    def expected_s(self, num_draft_tokens: int) -> float | None:
+        """Seconds until so many draft tokens are there; None while nothing is known."""
+        if self._last_overhead_s is None:
+            return None
+        return self.overhead_s + num_draft_tokens * (self.position_s or 0.0)
 
     def gain(
         self, load: VerifierLoad, acceptance: float, num_draft_tokens: int, *, with_round_trip: bool = True
@@ -119,7 +140,7 @@ class MethodCosts:
         self.probe_gap = _PROBE_GAP
 
 
-def num_reached(outcome: RoundOutcome) -> int:
+def num_reached(outcome: RoundOutcome | LateAnswer) -> int:
     """Draft tokens that the target looked at: those after the first rejection say nothing."""
     return min(outcome.num_draft_tokens, outcome.num_accepted + 1)
 

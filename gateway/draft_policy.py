@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -32,14 +33,31 @@ class RoundOutcome:
     open_sessions: int = 0
 
 
+@dataclass(frozen=True)
+class LateAnswer:
+    """A draft that came too late for its round, held against what was committed meanwhile."""
+
+    method: str
+    num_asked: int
+    num_draft_tokens: int
+    num_accepted: int  # would have been
+    draft_s: float
+    overhead_s: float
+
+
 class DraftPolicy(Protocol):
     """Contract: `num_draft_tokens` is asked before each round; 0 means decode alone for `free_run` tokens.
 
-    `method` is whom to ask, and may change between rounds; "auto": whoever is there. `observe` is told of every round.
+    `method` is whom to ask, and may change between rounds; "auto": whoever is there. `patience_s`: how long an answer
+    is worth waiting for, in the round that was asked about last. `observe` is told of every round, `observe_late` of
+    answers that nobody waited for.
     """
 
     @property
     def method(self) -> str: ...
+
+    @property
+    def patience_s(self) -> float: ...
 
     def num_draft_tokens(self) -> int: ...
 
@@ -47,12 +65,15 @@ class DraftPolicy(Protocol):
 
     def observe(self, outcome: RoundOutcome) -> None: ...
 
+    def observe_late(self, answer: LateAnswer) -> None: ...
+
 
 class FixedDraftLength:
     """Always the same method and length, as a request that names its method asks for."""
 
     def __init__(self, num_draft_tokens: int, method: str = METHOD_AUTO) -> None:
         self.method = method
+        self.patience_s = math.inf
         self._num_draft_tokens = num_draft_tokens
 
     def num_draft_tokens(self) -> int:
@@ -62,4 +83,7 @@ class FixedDraftLength:
         return 1
 
     def observe(self, outcome: RoundOutcome) -> None:
+        pass
+
+    def observe_late(self, answer: LateAnswer) -> None:
         pass

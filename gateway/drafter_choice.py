@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gateway.drafting import Lease
+from gateway.drafter_line import Lease
 from gateway.pool import Member, Pool
 from gateway.remote import RemoteDrafter
 from gateway.requests import METHOD_AUTO

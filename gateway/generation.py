@@ -17,13 +17,15 @@ from gateway.decode_loop import decode
 from gateway.detokenizer import IncrementalDetokenizer
 from gateway.draft_policy import DraftPolicy, FixedDraftLength
 from gateway.drafter_choice import acquire_drafter, offered_methods
-from gateway.drafting import Drafting, Lease
+from gateway.drafter_line import Lease
+from gateway.drafting import Drafting
 from gateway.hedging import AnswerTimes, HedgedDrafter
 from gateway.metrics import GatewayMetrics
 from gateway.placement import acquire_verifier
 from gateway.pool import Pool
 from gateway.remote import RemoteVerifier
 from gateway.requests import METHOD_AUTO, METHOD_OFF, ChoiceStart, GenerationUpdate, ValidRequest
+from gateway.run_ahead import AheadTrials
 from gateway.tokenizer import Tokenizer
 from gateway.verifier_kinds import VerifierKinds, kind_of
 from shared.errors import Overloaded, VerifierLost
@@ -48,6 +50,7 @@ class Generation:
     drafters: Pool[DrafterInfo]
     metrics: GatewayMetrics
     auto: AutoDrafting = dataclasses.field(default_factory=AutoDrafting)
+    ahead_trials: AheadTrials = dataclasses.field(default_factory=AheadTrials)
     answer_times: dict[str, AnswerTimes] = dataclasses.field(default_factory=dict)
     kinds: VerifierKinds = dataclasses.field(init=False)
 
@@ -149,6 +152,7 @@ class Generation:
                 timeout_s=self.config.draft_timeout_ms * 1e-3,
                 metrics=self.metrics,
                 trace=request.trace.session(spec) if request.trace is not None else None,
+                trials=self.ahead_trials if self.config.draft_ahead else None,
             )
             try:
                 await verifier.open(spec)

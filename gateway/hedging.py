@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gateway.drafting import Lease
+from gateway.drafter_line import Lease
 from gateway.metrics import GatewayMetrics
 from shared.messages import DraftStep, ProposalReply, SessionSpec
 
@@ -80,7 +80,7 @@ class HedgedDrafter:
 
     async def propose(self, step: DraftStep) -> ProposalReply:
         """Raises DrafterLost when the one that is asked first is lost; the other one may come and go unnoticed."""
-        self._committed[step.base_len :] = step.committed_token_ids
+        self._take(step)
         first = asyncio.create_task(self._ask(self._leader, step))
         try:
             await asyncio.wait({first}, timeout=self._times.usual_s())
@@ -101,12 +101,19 @@ class HedgedDrafter:
         return second.result()
 
     async def advance(self, step: DraftStep) -> None:
-        self._committed[step.base_len :] = step.committed_token_ids
+        self._take(step)
         await self._leader.lease.drafter.advance(self._step_of(self._leader, step))
 
     async def close(self) -> None:
         await self._end_other()
         await self._leader.lease.drafter.close()
+
+    def _take(self, step: DraftStep) -> None:
+        """What the step says of tokens that a drafter was told before, it has to be told again: they were a guess."""
+        self._committed[step.base_len :] = step.committed_token_ids
+        for side in (self._leader, self._other):
+            if side is not None and side.told_len is not None:
+                side.told_len = min(side.told_len, step.base_len)
 
     async def _ask(self, side: _Side, step: DraftStep) -> ProposalReply:
         drafter = side.lease.drafter

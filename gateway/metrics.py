@@ -45,6 +45,13 @@ class GatewayMetrics:
             "outrider:commit_log_restores", "Requests whose commits Redis had lost and got back.", registry=registry
         )
         self.draft_timeouts = counter("draft_timeouts", "Proposals that came too late.")
+        self._ahead = counter(
+            "drafts_asked_ahead",
+            "Proposals asked for before the last one was verified: whether they were used.",
+            ("used",),
+        )
+        for used in ("yes", "no"):
+            self._ahead.labels(used)
         self.draft_hedges = counter("draft_hedges", "Proposals that a second drafter was asked for too.")
         self.draft_hedges_won = counter("draft_hedges_won", "Those that the second drafter gave first.")
         self.drafters_lost = counter("drafters_lost", "Drafters lost by a running session.")
@@ -86,6 +93,10 @@ class GatewayMetrics:
         """Of a round; what its verifier does alone in a free run counts round by round."""
         if came is not DraftCame.NOT_WANTED:
             self._draft_rounds.labels(came.value).inc()
+
+    def observe_ahead(self, *, used: bool) -> None:
+        """A proposal that was asked for ahead, once it is known whether what it stands on has come true."""
+        self._ahead.labels("yes" if used else "no").inc()
 
     def observe_commit(self, commit: Commit, method: str) -> None:
         self._generated.inc(len(commit.token_ids))

@@ -15,7 +15,8 @@ from gateway.commit_sink import CommitSink
 from gateway.config import GatewayConfig, SpeculativeConfig
 from gateway.decode_loop import decode
 from gateway.drafter_choice import AUTO_ORDER, draft_limit
-from gateway.drafting import Drafting, Lease
+from gateway.drafter_line import Lease
+from gateway.drafting import Drafting
 from gateway.generation import Generation
 from gateway.metrics import GatewayMetrics
 from gateway.pool import Pool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import replace
 from itertools import product
@@ -11,7 +12,7 @@ from goodput_simulation import FORWARD_S, TABLES, LockStep, Run, World
 
 from gateway.adaptive_draft import MUTED_RUN, AdaptiveDraft, AutoDrafting
 from gateway.draft_costs import MethodCosts, VerifierLoad
-from gateway.draft_policy import FixedDraftLength, RoundOutcome
+from gateway.draft_policy import FixedDraftLength, LateAnswer, RoundOutcome
 from verifier_service.step_costs import StepCosts
 
 MAX_LENGTH = 8
@@ -238,3 +239,33 @@ def test_a_method_that_is_not_offered_any_more_is_left() -> None:
         policy.observe(plain())
     policy.num_draft_tokens()
     assert policy.method == "auto"
+
+
+# ---- how long an answer is worth waiting for ----
+
+
+def test_the_first_answer_of_a_method_may_take_two_rounds() -> None:
+    shared = AutoDrafting()
+    policy = adaptive_draft(shared)
+    assert policy.num_draft_tokens() > 0
+    assert policy.patience_s == math.inf, "nothing is known of the rounds either"
+    shared.load = VerifierLoad(100.0, 0.0, 2.0)
+    assert policy.num_draft_tokens() > 0
+    assert policy.patience_s == pytest.approx(0.04)
+
+
+def test_a_draft_that_pays_is_waited_for_and_one_that_does_not_seem_to_is_not() -> None:
+    shared = AutoDrafting(VerifierLoad(100.0, 0.0, 1.0))
+    policy = adaptive_draft(shared)
+    policy.observe_late(LateAnswer(METHOD, 4, 4, 4, draft_s=0.004, overhead_s=0.002))
+    length = policy.num_draft_tokens()
+    assert length > 0
+    position_s = shared.costs[METHOD].position_s
+    assert position_s is not None
+    assert policy.patience_s == pytest.approx(4 * (0.002 + length * position_s) + 0.01)
+    policy.observe_late(LateAnswer(METHOD, 4, 4, 4, draft_s=0.004, overhead_s=0.2))
+    policy.observe_late(LateAnswer(METHOD, 4, 4, 4, draft_s=0.004, overhead_s=0.2))
+    shared.costs[METHOD].tokens_until_probe = 0
+    assert policy.num_draft_tokens() == 2, "a probe"
+    assert policy.patience_s == 0.0
+    assert policy.num_draft_tokens() == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.draft_costs import MethodCosts, VerifierLoad, blend
+from gateway.draft_policy import LateAnswer
 
 
 def test_the_gain_is_its_definition() -> None:
@@ -22,3 +23,40 @@ def test_blending() -> None:
     assert blend(None, 3.0, 0.1) == 3.0
     assert blend(2.0, 3.0, 0.25) == 2.25
     assert blend(0.0, 1.0, 0.5) == 0.5
+
+
+def answer(overhead_s: float, num_accepted: int = 1) -> LateAnswer:
+    return LateAnswer("ngram", 2, 2, num_accepted, draft_s=0.0002, overhead_s=overhead_s)
+
+
+def test_the_first_answer_tells_how_far_away_a_drafter_is() -> None:
+    costs = MethodCosts()
+    assert costs.expected_s(4) is None
+    costs.learn(answer(0.1))
+    assert costs.overhead_s == 0.1
+    assert costs.expected_s(4) == pytest.approx(0.1 + 4 * 0.0001)
+
+
+def test_one_slow_answer_is_a_hiccup_and_two_are_the_costs() -> None:
+    costs = MethodCosts()
+    for _ in range(10):
+        costs.learn(answer(0.001))
+    costs.learn(answer(0.1))
+    assert costs.overhead_s < 0.0012
+    costs.learn(answer(0.001))
+    costs.learn(answer(0.2))
+    assert costs.overhead_s < 0.0013
+    costs.learn(answer(0.1))
+    assert costs.overhead_s == 0.1
+    for _ in range(200):
+        costs.learn(answer(0.001))
+    assert costs.overhead_s < 0.0015
+
+
+def test_a_late_answer_counts_for_the_acceptance_and_not_as_a_round() -> None:
+    costs = MethodCosts()
+    before, probe = costs.acceptance, costs.tokens_until_probe
+    for _ in range(50):
+        costs.learn(answer(0.001, num_accepted=0))
+    assert costs.acceptance < 0.5 * before
+    assert costs.tokens_until_probe == probe

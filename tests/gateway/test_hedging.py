@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from verifier_fleet import Fleet
 
 from gateway.config import GatewayConfig, SpeculativeConfig
-from gateway.drafting import Lease
+from gateway.drafter_line import Lease
 from gateway.generation import Generation
 from gateway.hedging import AnswerTimes, HedgedDrafter
 from gateway.metrics import GatewayMetrics

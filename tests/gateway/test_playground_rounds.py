@@ -12,7 +12,7 @@ from gateway_script import ScriptedService
 from in_process import NGRAM, TRUTH, Choice, PlainDrafter
 
 from gateway.commit_entry import commit_of, entry_of
-from gateway.drafting import Lease
+from gateway.drafter_line import Lease
 from gateway.requests import GenerationUpdate, Round
 from gateway.tokenizer import Tokenizer
 from shared.errors import DrafterLost
