@@ -91,6 +91,12 @@ class GoodputGuard:
         """Tokens of all sessions until drafting may be tried again; 0 or less where it is not muted."""
         return self._load.mute_left
 
+    @property
+    def plain_tokens_per_s(self) -> float | None:
+        """The verifier's rate at this load while nobody drafts; None while too little of it has been seen."""
+        plain = self._load.plain
+        return plain.tokens_per_s if plain.count >= _PLAIN_ROUNDS else None
+
     def observe(self, outcome: RoundOutcome) -> None:
         """A commit of any session that is free to draft or not."""
         num_open = max(1, outcome.open_sessions, outcome.batch_sessions)

@@ -24,6 +24,9 @@ _MIN_GAIN = 0.02
 # Rounds that a comparison is good for; twice as many each time it comes to the same end.
 _FRESH_ROUNDS = 1024
 _LONGEST_FRESH_ROUNDS = 32_768
+# Rounds that have become longer or shorter by this factor, as the mean of about 30, are compared anew at once.
+_CHANGE = 1.3
+_RECENT_WEIGHT = 0.03
 # One round counts for no more than so many usual ones.
 _OUTLIER = 3.0
 
@@ -51,6 +54,9 @@ class _Trial:
     fresh_left: int = 0
     fresh_rounds: int = _FRESH_ROUNDS
     rounds: dict[bool, _Rounds] = field(default_factory=lambda: {False: _Rounds(), True: _Rounds()})
+    # Of the way that was chosen: then, and lately.
+    chosen_s: float = 0.0
+    recent_s: float = 0.0
 
     @property
     def allows(self) -> bool:
@@ -62,6 +68,9 @@ class _Trial:
     def observe(self, round_s: float, *, ahead: bool) -> None:
         if self.fresh_left > 0:
             self.fresh_left -= 1
+            self.recent_s += _RECENT_WEIGHT * (min(round_s, _OUTLIER * self.recent_s) - self.recent_s)
+            if not 1.0 / _CHANGE < self.recent_s / self.chosen_s < _CHANGE:
+                self.fresh_left, self.fresh_rounds = 0, _FRESH_ROUNDS
             return
         self.rounds[ahead].add(round_s)
         if min(rounds.count for rounds in self.rounds.values()) >= _TRIAL_ROUNDS:
@@ -72,6 +81,7 @@ class _Trial:
         same = is_better == self.is_better
         self.fresh_rounds = min(2 * self.fresh_rounds, _LONGEST_FRESH_ROUNDS) if same else _FRESH_ROUNDS
         self.is_better, self.fresh_left = is_better, self.fresh_rounds
+        self.chosen_s = self.recent_s = self.rounds[is_better].mean_s
         self.rounds = {False: _Rounds(), True: _Rounds()}
 
 

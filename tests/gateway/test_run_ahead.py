@@ -232,6 +232,12 @@ def test_what_changes_is_noticed_and_loads_and_methods_are_apart() -> None:
     assert not trials.allows("suffix", 1)
 
 
+def test_another_way_to_the_drafter_is_measured_at_once() -> None:
+    trials = AheadTrials()
+    assert not settle(trials, 0.020, 0.021)
+    assert settle(trials, 0.040, 0.030, 300), "not after the thousand rounds that the last comparison was good for"
+
+
 def test_measuring_the_worse_way_costs_little() -> None:
     trials, seconds = AheadTrials(), 0.0
     for _ in range(4000):
