@@ -101,7 +101,7 @@ class AdaptiveDraft:
         self.method = ""
         self.patience_s = math.inf
 
-    def num_draft_tokens(self) -> int:
+    def num_draft_tokens(self, *, before_prefill: bool = False) -> int:
         if self._stay_tokens <= 0:
             self._choose_method()
         shared, costs = self._shared, self._shared.costs[self.method]
@@ -117,7 +117,8 @@ class AdaptiveDraft:
                 return length
         # What a probe tells, it tells late as well.
         self.patience_s = 0.0
-        return min(_PROBE_LENGTH, most) if costs.takes_probe(shared.load) else 0
+        is_due = costs.tokens_until_probe <= 0 if before_prefill else costs.takes_probe(shared.load)
+        return min(_PROBE_LENGTH, most) if is_due else 0
 
     def _patience_s(self, expected_s: float | None) -> float:
         """How long to wait for a draft that should pay: nobody knows how far away the first answer of a method is."""

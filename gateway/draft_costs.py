@@ -20,6 +20,7 @@ from gateway.draft_policy import LateAnswer, RoundOutcome
 _COST_WEIGHT = 0.05
 # One round that took longer than so many times the usual tells of a hiccup, not of the costs.
 _OUTLIER = 3.0
+_FINEST_S = 1e-4
 # Rounds are forgotten at these rates.
 _DECAY = 0.98
 _PROBE_DECAY = 0.85
@@ -63,6 +64,7 @@ class MethodCosts:
     probe_gap: int = _PROBE_GAP
     # Of the newest answer; None: there was none yet, and overhead_s is a belief.
     _last_overhead_s: float | None = None
+    _last_position_s: float | None = None
 
     @property
     def acceptance(self) -> float:
@@ -76,27 +78,17 @@ class MethodCosts:
     def learn(self, outcome: RoundOutcome | LateAnswer) -> None:
         """What an answer cost, whether its round waited for it or not, and how good it was."""
         if outcome.num_asked:
-            self._learn_overhead(outcome.overhead_s)
+            self.overhead_s = robust(self.overhead_s, outcome.overhead_s, self._last_overhead_s)
+            self._last_overhead_s = outcome.overhead_s
             self.proposed = blend(self.proposed, outcome.num_draft_tokens / outcome.num_asked, _COST_WEIGHT)
         if outcome.num_draft_tokens:
             position_s = outcome.draft_s / outcome.num_draft_tokens
-            if self.position_s is not None:
-                position_s = min(position_s, _OUTLIER * self.position_s + 1e-4)
-            self.position_s = blend(self.position_s, position_s, _COST_WEIGHT)
+            self.position_s = robust(self.position_s, position_s, self._last_position_s)
+            self._last_position_s = position_s
             # Probes are few; each has to count for more, or what was once bad would stay so.
             decay = _DECAY if self.probe_gap == _PROBE_GAP else _PROBE_DECAY
             self.num_accepted = decay * self.num_accepted + outcome.num_accepted
             self.num_reached = decay * self.num_reached + num_reached(outcome)
-
-    def _learn_overhead(self, overhead_s: float) -> None:
-        """One answer that took far longer than the usual is a hiccup; two in a row are the costs."""
-        before, self._last_overhead_s = self._last_overhead_s, overhead_s
-        if before is None:
-            self.overhead_s = overhead_s
-        elif min(before, overhead_s) > _OUTLIER * self.overhead_s:
-            self.overhead_s = min(before, overhead_s)
-        else:
-            self.overhead_s = blend(self.overhead_s, min(overhead_s, _OUTLIER * self.overhead_s), _COST_WEIGHT)
 
     def expected_s(self, num_draft_tokens: int) -> float | None:
         """Seconds until so many draft tokens are there; None while nothing is known."""
@@ -148,3 +140,16 @@ def num_reached(outcome: RoundOutcome | LateAnswer) -> int:
 def blend(old: float | None, new: float, weight: float) -> float:
     """The old value moved towards the new one by `weight`; the new one where there is none."""
     return new if old is None else (1.0 - weight) * old + weight * new
+
+
+def robust(old: float | None, new: float, before: float | None) -> float:
+    """What costs seem to be after one more answer; before: what the last one cost, None if this is the first.
+
+    One answer that took far longer than the usual is a hiccup; two in a row are the costs. Nothing comes far too soon
+    by chance, so one that did is believed at once: a method's first answer is slow where the drafter has just started.
+    """
+    if old is None or before is None or new < old / _OUTLIER:
+        return new
+    if min(before, new) > _OUTLIER * old + _FINEST_S:
+        return min(before, new)
+    return blend(old, min(new, _OUTLIER * old + _FINEST_S), _COST_WEIGHT)

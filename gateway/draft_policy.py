@@ -47,6 +47,7 @@ class LateAnswer:
 
 class DraftPolicy(Protocol):
     """Contract: `num_draft_tokens` is asked before each round; 0 means decode alone for `free_run` tokens.
+    before_prefill: nothing is drafted in this round, but a drafter that is wanted after it can read the prompt meanwhile.
 
     `method` is whom to ask, and may change between rounds; "auto": whoever is there. `patience_s`: how long an answer
     is worth waiting for, in the round that was asked about last. `observe` is told of every round, `observe_late` of
@@ -59,7 +60,7 @@ class DraftPolicy(Protocol):
     @property
     def patience_s(self) -> float: ...
 
-    def num_draft_tokens(self) -> int: ...
+    def num_draft_tokens(self, *, before_prefill: bool = False) -> int: ...
 
     def free_run(self) -> int: ...
 
@@ -76,7 +77,7 @@ class FixedDraftLength:
         self.patience_s = math.inf
         self._num_draft_tokens = num_draft_tokens
 
-    def num_draft_tokens(self) -> int:
+    def num_draft_tokens(self, *, before_prefill: bool = False) -> int:
         return self._num_draft_tokens
 
     def free_run(self) -> int:

@@ -88,7 +88,7 @@ class Drafting:
             self._draft_came = DraftCame.NO
             return None
         started = self.clock()
-        self._num_wanted = self._policy.num_draft_tokens()
+        self._num_wanted = self._policy.num_draft_tokens(before_prefill=committed_len == 0)
         if self._num_wanted == 0:
             return None
         self._draft_came = DraftCame.NO

@@ -186,7 +186,7 @@ class RecordingPolicy:
     outcomes: list[RoundOutcome] = field(default_factory=list)
     late_answers: list[LateAnswer] = field(default_factory=list)
 
-    def num_draft_tokens(self) -> int:
+    def num_draft_tokens(self, *, before_prefill: bool = False) -> int:
         return self.length
 
     def free_run(self) -> int:

@@ -269,3 +269,13 @@ def test_a_draft_that_pays_is_waited_for_and_one_that_does_not_seem_to_is_not() 
     assert policy.num_draft_tokens() == 2, "a probe"
     assert policy.patience_s == 0.0
     assert policy.num_draft_tokens() == 0
+
+
+def test_a_probe_is_not_spent_on_a_prefill() -> None:
+    shared = AutoDrafting(VerifierLoad(100.0, 0.0, 1.0))
+    shared.costs[METHOD] = MethodCosts(position_s=0.1, tokens_until_probe=0)
+    policy = adaptive_draft(shared)
+    assert policy.num_draft_tokens(before_prefill=True) == 2
+    assert policy.num_draft_tokens(before_prefill=True) == 2
+    assert policy.num_draft_tokens() == 2
+    assert policy.num_draft_tokens(before_prefill=True) == policy.num_draft_tokens() == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gateway.draft_costs import MethodCosts, VerifierLoad, blend
@@ -48,9 +50,10 @@ def test_one_slow_answer_is_a_hiccup_and_two_are_the_costs() -> None:
     assert costs.overhead_s < 0.0013
     costs.learn(answer(0.1))
     assert costs.overhead_s == 0.1
-    for _ in range(200):
-        costs.learn(answer(0.001))
-    assert costs.overhead_s < 0.0015
+    costs.learn(answer(0.05))
+    assert 0.09 < costs.overhead_s < 0.1, "a nearer drafter shows little by little"
+    costs.learn(answer(0.002))
+    assert costs.overhead_s == 0.002, "and at once where no chance explains it"
 
 
 def test_a_late_answer_counts_for_the_acceptance_and_not_as_a_round() -> None:
@@ -60,3 +63,14 @@ def test_a_late_answer_counts_for_the_acceptance_and_not_as_a_round() -> None:
         costs.learn(answer(0.001, num_accepted=0))
     assert costs.acceptance < 0.5 * before
     assert costs.tokens_until_probe == probe
+
+
+def test_a_drafter_that_was_slow_at_first_is_not_held_to_that() -> None:
+    """It had just started: 360 ms for 5 tokens, and 5 ms from then on."""
+    costs = MethodCosts()
+    costs.learn(replace(answer(0.002), num_asked=5, num_draft_tokens=5, draft_s=0.36))
+    assert costs.position_s == pytest.approx(0.072)
+    costs.learn(replace(answer(0.002), draft_s=0.002))
+    assert costs.position_s == pytest.approx(0.001)
+    costs.learn(replace(answer(0.002), draft_s=0.36))
+    assert costs.position_s < 0.0012
