@@ -47,7 +47,7 @@ class LateAnswer:
 
 class DraftPolicy(Protocol):
     """Contract: `num_draft_tokens` is asked before each round; 0 means decode alone for `free_run` tokens.
-    before_prefill: nothing is drafted in this round, but a drafter that is wanted after it can read the prompt meanwhile.
+    before_prefill: nothing is drafted in this round, but a drafter that is wanted after it can read the prompt.
 
     `method` is whom to ask, and may change between rounds; "auto": whoever is there. `patience_s`: how long an answer
     is worth waiting for, in the round that was asked about last. `observe` is told of every round, `observe_late` of
