@@ -71,6 +71,8 @@ class Drafting:
         self._open_sessions = 1
         # Whether the drafter was asked for more than this round, and in the round before.
         self._looks_ahead = self._looked_ahead = False
+        # What a round that goes on without a late answer has missed: an answer that nobody waits for, nothing.
+        self._missed = DraftCame.NO
         # Of the round in progress: tokens wanted, what the drafter took for them, and how long the gateway waited.
         self._num_wanted = 0
         self._draft_timings = Timings()
@@ -85,7 +87,7 @@ class Drafting:
         if self._policy is None:
             return None
         if await self._is_late():
-            self._draft_came = DraftCame.NO
+            self._draft_came = self._missed
             return None
         started = self.clock()
         self._num_wanted = self._policy.num_draft_tokens(before_prefill=committed_len == 0)
@@ -99,7 +101,9 @@ class Drafting:
         if committed_len == 0:
             return None  # the verifier prefills meanwhile; its first token comes without a draft
         reply = await self._ask(committed_len)
-        if self._line is None or not self._line.is_late:  # a timeout is no cost of the round that follows it
+        if self._line is not None and self._line.is_late:  # a timeout is no cost of the round that follows it
+            self._draft_came = self._missed
+        else:
             self._draft_s = self.clock() - started
         if reply is None:
             return None
@@ -206,6 +210,7 @@ class Drafting:
             self._asked_method = line.lease.method.name
             self._looked_ahead, self._looks_ahead = self._looks_ahead, self._may_look_ahead(line)
             patience_s = self._policy.patience_s if self._is_exact else math.inf
+            self._missed = DraftCame.NO if patience_s > 0.0 else DraftCame.NOT_WANTED
             return await line.ask(committed_len, num_draft_tokens, patience_s, one_more=self._looks_ahead)
         except (OutriderError, TimeoutError):
             await self._lose()

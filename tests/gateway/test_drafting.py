@@ -346,6 +346,18 @@ async def test_a_drafter_that_is_late_counts_until_it_answers(make: Callable[...
     assert draft_rounds(choice) == (0, 0, LENGTH - 1)
 
 
+async def test_a_probe_that_nobody_waits_for_is_no_wish(make: Callable[..., Choice]) -> None:
+    async def slow(_drafter: PlainDrafter, _step: DraftStep) -> None:
+        await asyncio.sleep(0.03)
+
+    choice = make(PlainDrafter(slow), policy=RecordingPolicy(patience_s=0.0))
+    choice.verifier.forward_s = 0.005
+    assert await choice.run() == TRUTH
+    assert draft_rounds(choice)[1:] == (0, 0)
+    assert isinstance(choice.policy, RecordingPolicy)
+    assert choice.policy.late_answers
+
+
 async def test_a_session_that_takes_over_tells_its_drafter_everything(make: Callable[..., Choice]) -> None:
     drafter = PlainDrafter()
     choice = make(drafter, spec=make_spec(TRUTH[:7], epoch=5))
