@@ -15,7 +15,7 @@ _FINE_BUCKETS = (0.0001, 0.0002, 0.0005, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.0
 
 class DraftCame(Enum):
     """What became of a round's wish for a draft. EMPTY: a drafter answered that it has no idea; more of them would have
-    none either. NO: nobody had a place, or the answer came too late, or never. A probe that nobody waits for is no wish.
+    none either. NO: nobody had a place, or the answer came too late, or never. Probes are no wish where nobody waits.
     """
 
     YES = "yes"
