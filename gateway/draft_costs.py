@@ -73,12 +73,15 @@ class MethodCosts:
     def observe(self, outcome: RoundOutcome) -> None:
         """A round of a session that drafts by this method, whether it has been asked or not."""
         self.tokens_until_probe -= 1 + outcome.num_accepted
-        self.learn(outcome)
+        self.learn(outcome, may_be_ahead=outcome.may_be_ahead)
 
-    def learn(self, outcome: RoundOutcome | LateAnswer) -> None:
+    def learn(self, outcome: RoundOutcome | LateAnswer, *, may_be_ahead: bool = False) -> None:
         """What an answer cost, whether its round waited for it or not, and how good it was."""
         if outcome.num_asked:
-            self.overhead_s = robust(self.overhead_s, outcome.overhead_s, self._last_overhead_s)
+            if may_be_ahead and self._last_overhead_s is not None:  # the mean over both kinds is what counts
+                self.overhead_s = blend(self.overhead_s, outcome.overhead_s, _COST_WEIGHT)
+            else:
+                self.overhead_s = robust(self.overhead_s, outcome.overhead_s, self._last_overhead_s)
             self._last_overhead_s = outcome.overhead_s
             self.proposed = blend(self.proposed, outcome.num_draft_tokens / outcome.num_asked, _COST_WEIGHT)
         if outcome.num_draft_tokens:

@@ -31,6 +31,8 @@ class RoundOutcome:
     round_s: float = 0.0
     # Sessions that are open at the verifier, in this forward or not; 0: not told.
     open_sessions: int = 0
+    # Whether the draft may have been asked for before the round began: such rounds are of two kinds, near and far.
+    may_be_ahead: bool = False
 
 
 @dataclass(frozen=True)

@@ -175,6 +175,7 @@ class Drafting:
             round_tokens=verifier.round_tokens,
             round_s=verifier.round_us * 1e-6,
             open_sessions=verifier.open_sessions,
+            may_be_ahead=self._looked_ahead,
             draft_s=min(drafter.forward_us * 1e-6, drafter_s),
             overhead_s=max(0.0, round_s - verifier.total_us * 1e-6 - drafter_s),
         )

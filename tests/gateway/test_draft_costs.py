@@ -74,3 +74,13 @@ def test_a_drafter_that_was_slow_at_first_is_not_held_to_that() -> None:
     assert costs.position_s == pytest.approx(0.001)
     costs.learn(replace(answer(0.002), draft_s=0.36))
     assert costs.position_s < 0.0012
+
+
+def test_rounds_that_may_have_been_asked_ahead_count_by_their_mean() -> None:
+    """Every third guess holds, and costs nothing; the way takes 30 ms."""
+    costs = MethodCosts()
+    costs.learn(answer(0.03))
+    for place in range(300):
+        costs.learn(answer(0.0 if place % 3 == 0 else 0.03), may_be_ahead=True)
+        assert costs.overhead_s > 0.015
+    assert costs.overhead_s == pytest.approx(0.02, abs=0.003)
