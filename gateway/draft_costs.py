@@ -18,6 +18,7 @@ from gateway.draft_policy import LateAnswer, RoundOutcome
 
 # A change of load shows within about 20 rounds.
 _COST_WEIGHT = 0.05
+_PROBE_WEIGHT = 0.3
 # One round that took longer than so many times the usual tells of a hiccup, not of the costs.
 _OUTLIER = 3.0
 _FINEST_S = 1e-4
@@ -77,16 +78,18 @@ class MethodCosts:
 
     def learn(self, outcome: RoundOutcome | LateAnswer, *, may_be_ahead: bool = False) -> None:
         """What an answer cost, whether its round waited for it or not, and how good it was."""
+        # Answers that nobody waited for are few: each has to count for more, or what was once dear would stay so.
+        weight = _PROBE_WEIGHT if isinstance(outcome, LateAnswer) else _COST_WEIGHT
         if outcome.num_asked:
             if may_be_ahead and self._last_overhead_s is not None:  # the mean over both kinds is what counts
                 self.overhead_s = blend(self.overhead_s, outcome.overhead_s, _COST_WEIGHT)
             else:
-                self.overhead_s = robust(self.overhead_s, outcome.overhead_s, self._last_overhead_s)
+                self.overhead_s = robust(self.overhead_s, outcome.overhead_s, self._last_overhead_s, weight)
             self._last_overhead_s = outcome.overhead_s
             self.proposed = blend(self.proposed, outcome.num_draft_tokens / outcome.num_asked, _COST_WEIGHT)
         if outcome.num_draft_tokens:
             position_s = outcome.draft_s / outcome.num_draft_tokens
-            self.position_s = robust(self.position_s, position_s, self._last_position_s)
+            self.position_s = robust(self.position_s, position_s, self._last_position_s, weight)
             self._last_position_s = position_s
             # Probes are few; each has to count for more, or what was once bad would stay so.
             decay = _DECAY if self.probe_gap == _PROBE_GAP else _PROBE_DECAY
@@ -145,7 +148,7 @@ def blend(old: float | None, new: float, weight: float) -> float:
     return new if old is None else (1.0 - weight) * old + weight * new
 
 
-def robust(old: float | None, new: float, before: float | None) -> float:
+def robust(old: float | None, new: float, before: float | None, weight: float) -> float:
     """What costs seem to be after one more answer; before: what the last one cost, None if this is the first.
 
     One answer that took far longer than the usual is a hiccup; two in a row are the costs. Nothing comes far too soon
@@ -155,4 +158,4 @@ def robust(old: float | None, new: float, before: float | None) -> float:
         return new
     if min(before, new) > _OUTLIER * old + _FINEST_S:
         return min(before, new)
-    return blend(old, min(new, _OUTLIER * old + _FINEST_S), _COST_WEIGHT)
+    return blend(old, min(new, _OUTLIER * old + _FINEST_S), weight)

@@ -44,14 +44,14 @@ def test_one_slow_answer_is_a_hiccup_and_two_are_the_costs() -> None:
     for _ in range(10):
         costs.learn(answer(0.001))
     costs.learn(answer(0.1))
-    assert costs.overhead_s < 0.0012
+    assert costs.overhead_s < 0.002
     costs.learn(answer(0.001))
     costs.learn(answer(0.2))
-    assert costs.overhead_s < 0.0013
+    assert costs.overhead_s < 0.003
     costs.learn(answer(0.1))
     assert costs.overhead_s == 0.1
     costs.learn(answer(0.05))
-    assert 0.09 < costs.overhead_s < 0.1, "a nearer drafter shows little by little"
+    assert 0.08 < costs.overhead_s < 0.1, "a nearer drafter shows little by little"
     costs.learn(answer(0.002))
     assert costs.overhead_s == 0.002, "and at once where no chance explains it"
 
@@ -73,7 +73,7 @@ def test_a_drafter_that_was_slow_at_first_is_not_held_to_that() -> None:
     costs.learn(replace(answer(0.002), draft_s=0.002))
     assert costs.position_s == pytest.approx(0.001)
     costs.learn(replace(answer(0.002), draft_s=0.36))
-    assert costs.position_s < 0.0012
+    assert costs.position_s < 0.0017
 
 
 def test_rounds_that_may_have_been_asked_ahead_count_by_their_mean() -> None:
