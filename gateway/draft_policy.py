@@ -33,6 +33,8 @@ class RoundOutcome:
     open_sessions: int = 0
     # Whether the draft may have been asked for before the round began: such rounds are of two kinds, near and far.
     may_be_ahead: bool = False
+    # Whether it was a session's first answer: the drafter read the prompt for it, which says nothing of further ones.
+    is_first_answer: bool = False
 
 
 @dataclass(frozen=True)

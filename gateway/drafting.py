@@ -65,6 +65,8 @@ class Drafting:
         self._is_exact = spec.mode is SpeculationMode.EXACT
         self._trials = trials if self._is_exact and not token_tree else None
         self._line: DrafterLine | None = None
+        self._answered_by: DrafterLine | None = None
+        self._is_first_answer = False
         # What the policy wanted when the drafter was found, and what was asked last.
         self._wanted_method = ""
         self._asked_method = ""
@@ -108,6 +110,7 @@ class Drafting:
         if reply is None:
             return None
         self._draft_timings = reply.timings
+        self._is_first_answer, self._answered_by = self._line is not self._answered_by, self._line
         self._draft_came = DraftCame.YES if reply.proposal.token_ids else DraftCame.EMPTY
         return self._ask_ahead(reply.proposal) if reply.proposal.token_ids else None
 
@@ -164,8 +167,12 @@ class Drafting:
         drafter_s = min(drafter.total_us * 1e-6, self._draft_s)
         # Only a round that waited for the drafter tells what asking it costs.
         has_answer = self._draft_s > 0.0
+        # The end of the output cuts off drafts, which says nothing of the drafter.
+        room = max(0, self._spec.sampling_params.max_tokens - commit.base_len - 1)
+        num_asked = min(self._num_wanted, room) if has_answer else 0
+        draft_s = min(drafter.forward_us * 1e-6, drafter_s) * num_asked / max(1, self._num_wanted)
         return RoundOutcome(
-            num_asked=self._num_wanted if has_answer else 0,
+            num_asked=num_asked,
             num_draft_tokens=commit.num_draft_tokens,
             num_accepted=commit.num_accepted_tokens,
             batch_sessions=verifier.batch_sessions,
@@ -176,7 +183,8 @@ class Drafting:
             round_s=verifier.round_us * 1e-6,
             open_sessions=verifier.open_sessions,
             may_be_ahead=self._looked_ahead,
-            draft_s=min(drafter.forward_us * 1e-6, drafter_s),
+            is_first_answer=self._is_first_answer,
+            draft_s=draft_s,
             overhead_s=max(0.0, round_s - verifier.total_us * 1e-6 - drafter_s),
         )
 

@@ -219,7 +219,7 @@ async def test_the_policy_is_told_what_each_round_cost(make: Callable[..., Choic
     choice = make(PlainDrafter(think), policy=policy)
     choice.verifier.forward_s = 0.01
     assert await choice.run() == TRUTH
-    prefill, *rounds, _last = policy.outcomes
+    prefill, *rounds, _room_for_four, _last = policy.outcomes
     assert (prefill.num_asked, prefill.num_draft_tokens) == (0, 0)
     for outcome in rounds:
         assert (outcome.num_asked, outcome.num_draft_tokens, outcome.num_accepted) == (5, 3, 2)
