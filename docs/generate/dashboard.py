@@ -116,8 +116,7 @@ async def _requests(url: str, seconds: int) -> None:
     ends = time.monotonic() + seconds
     while time.monotonic() < ends:
         for method, streams in kinds:
-            length = 0 if method == "off" else 5
-            await run_load(url, prompts[: 3 * streams], Shape(96, method, length, temperature=0.7, seed=1), streams)
+            await run_load(url, prompts[: 3 * streams], Shape(96, method, 5, temperature=0.7, seed=1), streams)
 
 
 def _panels(url: str, began: float, ended: float) -> list[tuple[dict[str, Any], list[tuple[str, list[list[float]]]]]]:
