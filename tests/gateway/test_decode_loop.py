@@ -219,8 +219,9 @@ async def test_the_policy_is_told_what_each_round_cost(make: Callable[..., Choic
     choice = make(PlainDrafter(think), policy=policy)
     choice.verifier.forward_s = 0.01
     assert await choice.run() == TRUTH
-    prefill, *rounds, _room_for_four, _last = policy.outcomes
+    prefill, *rounds, room_for_four, _last = policy.outcomes
     assert (prefill.num_asked, prefill.num_draft_tokens) == (0, 0)
+    assert (room_for_four.num_asked, room_for_four.num_draft_tokens, room_for_four.num_accepted) == (4, 3, 2)
     for outcome in rounds:
         assert (outcome.num_asked, outcome.num_draft_tokens, outcome.num_accepted) == (5, 3, 2)
         assert (outcome.batch_sessions, outcome.tokens_per_s) == (1, 100.0)
