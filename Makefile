@@ -88,15 +88,18 @@ compose-up: ## build and start the containers (DRAFTERS=3 for three drafters)
 compose-down: ## stop them and remove their volumes
 	docker compose down -v
 
-# These start whole stacks, which take every core that there is: one after another.
-STACK_TESTS := $(addprefix tests/,e2e playground chaos fuzz grid soak)
+# These start whole stacks. Two at a time, with one thread for each model: two that wait for all cores wait for each other.
+STACK_TESTS := $(addprefix tests/,e2e playground)
+# These keep whatever cores there are busy, or ask that no round lacks its draft: one after another.
+STORM_TESTS := $(addprefix tests/,chaos fuzz grid soak e2e/test_head_methods.py)
 test: setup ## run all tests (TESTS=tests/gateway for some of them)
 ifdef TESTS
 	$(BIN)/python -m pytest $(TESTS)
 else
 	@# The others: two files at a time, on one thread each.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests $(STACK_TESTS:%=--ignore=%)
-	$(BIN)/python -m pytest $(STACK_TESTS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests $(patsubst %,--ignore=%,$(STACK_TESTS) $(STORM_TESTS))
+	OUTRIDER_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(STACK_TESTS) $(STORM_TESTS:%=--ignore=%)
+	$(BIN)/python -m pytest $(STORM_TESTS)
 endif
 
 chaos: setup ## random deaths, pauses and cut connections under load; REQUESTS=1000

@@ -33,6 +33,8 @@ class RequestTimes:
     first_token_s: float = 0.0
     # Seconds between updates, divided among the tokens that each brought.
     gaps_s: list[float] = field(default_factory=list)
+    # Seconds between updates, from the first token on.
+    pieces_s: list[float] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     mean_acceptance_length: float = 0.0
 
@@ -104,6 +106,7 @@ def _add(times: RequestTimes, token_ids: list[int], since_start_s: float, since_
     if times.num_tokens == 0:
         times.first_token_s = since_start_s
     else:
+        times.pieces_s.append(since_last_s)
         times.gaps_s.extend([since_last_s / len(token_ids)] * len(token_ids))
     times.num_tokens += len(token_ids)
     times.token_ids.extend(token_ids)

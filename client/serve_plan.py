@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shared.errors import ConfigError
+from shared.speculative_config import json_object
 from shared.vllm_keys import IGNORED, OF_DRAFTER, OF_GATEWAY, OF_VERIFIER, given_keys
 
 
@@ -29,13 +29,7 @@ def plan_serving(speculative_config: str) -> ServePlan:
     """Empty: nothing is drafted, as in vLLM. Raises ConfigError that names the key."""
     if not speculative_config:
         return ServePlan("", '{"method": "off"}')
-    try:
-        raw = json.loads(speculative_config)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"--speculative-config is not JSON: {error}") from None
-    if not isinstance(raw, dict):
-        raise ConfigError("--speculative-config must be a JSON object")
-    given = given_keys(raw, "--speculative-config")
+    given = given_keys(json_object(speculative_config), "--speculative-config")
     return ServePlan(
         draft_model=str(given.get("model", "")),
         gateway_config=json.dumps({key: given[key] for key in OF_GATEWAY if key in given}),

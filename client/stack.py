@@ -24,6 +24,7 @@ from pathlib import Path
 
 from client.installation import check_server_installed
 from shared.errors import ConfigError, OutriderError
+from shared.speculative_config import parse_speculative_config
 
 _SERVING = re.compile(r"serving on (\S+):(\d+)")
 _LOADING_STEP = re.compile(r"INFO (?:verifier|drafter): (.+)")
@@ -55,6 +56,7 @@ class StackSettings:
     speculative_config: str = ""
     verifier_args: tuple[str, ...] = ()
     drafter_args: tuple[str, ...] = ()
+    gateway_args: tuple[str, ...] = ()
     start_timeout_s: float = 300.0
 
 
@@ -81,9 +83,10 @@ class Stack:
         self.state = StackState()
 
     def start(self) -> StackState:
-        """Returns when /ready says so. Raises StackError with the tail of the log of what failed."""
+        """Returns when /ready says so. Raises ConfigError, or StackError with the tail of the log of what failed."""
         check_server_installed()
         settings = self._settings
+        parse_speculative_config(settings.speculative_config)  # before models are loaded
         self._run_dir.mkdir(parents=True, exist_ok=True)
         running = read_state(self._run_dir)
         if running is not None:
@@ -197,7 +200,7 @@ class Stack:
         ]
         if settings.speculative_config:
             command += ["--speculative-config", settings.speculative_config]
-        return command
+        return [*command, *settings.gateway_args]
 
     def _wait_serving(self, name: str) -> str:
         """Address of the service once it serves; meanwhile what it says of its loading is passed on."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 
 from prometheus_client import CollectorRegistry
 
@@ -12,6 +13,7 @@ from drafter_service.engine import DrafterEngine
 from drafter_service.methods.registry import build_methods
 from drafter_service.metrics import DrafterMetrics
 from drafter_service.server import DrafterServicer
+from drafter_service.warm_up import warm_up
 from engine.coupling import NOISE_VERSION
 from outrider.v1 import drafter_pb2_grpc
 from shared.config import load_config
@@ -38,6 +40,11 @@ async def serve(argv: list[str]) -> None:
         log = setup_logging("drafter", config.log_level)
         registry = CollectorRegistry()
         methods = build_methods(config, log.info)
+        for name, method in methods.items():
+            if method.info.model:
+                started = time.perf_counter()
+                warm_up(method)
+                log.info("%s is warm (%.1f s)", name, time.perf_counter() - started)
         metrics = DrafterMetrics(registry)
         engine = DrafterEngine(methods, max_num_seqs=config.max_num_seqs, metrics=metrics)
         metrics.watch(lambda: engine.num_sessions)

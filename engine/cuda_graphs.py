@@ -65,17 +65,28 @@ class GraphedForwards:
     def _capture(self, bucket: Bucket) -> _Captured:
         host = _mapped(empty_batch(bucket), torch.Tensor.pin_memory)
         device = empty_batch(bucket, self._device)
-        stream: Any = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(stream):
-            for _ in range(_WARM_UPS):
-                self._forward(device)
-        torch.cuda.current_stream(self._device).wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=stream):
-            logits, hidden = self._forward(device)
+        results: list[tuple[torch.Tensor, dict[int, torch.Tensor]]] = []
+
+        def forward() -> None:
+            results[:] = [self._forward(device)]
+
+        graph = captured_graph(forward, self._device, self._pool)
         self._pool = graph.pool()
-        return _Captured(graph, host, device, logits, hidden)
+        return _Captured(graph, host, device, *results[0])
+
+
+def captured_graph(compute: Callable[[], None], device: torch.device, pool: Any = None) -> Any:
+    """torch.cuda.CUDAGraph of what `compute` launches, which is run a few times before; pool: of another graph."""
+    stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        for _ in range(_WARM_UPS):
+            compute()
+    torch.cuda.current_stream(device).wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool, stream=stream):
+        compute()
+    return graph
 
 
 def _mapped(batch: ForwardBatch, function: Callable[[torch.Tensor], torch.Tensor]) -> ForwardBatch:

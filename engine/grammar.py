@@ -92,8 +92,7 @@ def _source(grammar: Grammar) -> str:
             raise InvalidRequest("grammar: the directive %llguidance is not allowed", param="grammar")
         return str(LLMatcher.grammar_from_lark(_OPTIONS + grammar.text))
     if grammar.kind is GrammarKind.CHOICE:
-        choices = json.loads(grammar.text)
-        options = " | ".join(json.dumps(choice) for choice in choices)
+        options = " | ".join(json.dumps(choice) for choice in grammar.choices())
         return str(LLMatcher.grammar_from_lark(f"{_OPTIONS}start: {options}"))
-    schema = {"type": "object"} if grammar.kind is GrammarKind.JSON_OBJECT else json.loads(grammar.text)
+    schema = {"type": "object"} if grammar.kind is GrammarKind.JSON_OBJECT else grammar.json_schema()
     return str(LLMatcher.grammar_from_json_schema(schema))

@@ -7,16 +7,20 @@ Layout per layer: keys [num_blocks, num_kv_heads, block_size, key_dim], values [
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 if TYPE_CHECKING:
     from engine.attention import AttentionOps
 
 DEFAULT_BLOCK_SIZE = 16
+# A cache line, as torch aligns its own.
+_ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
@@ -53,8 +57,8 @@ class PagedKVCache:
         # Zeros, never `empty`: a stale NaN in a masked position times a zero weight would still be NaN.
         self.layers: list[tuple[torch.Tensor, torch.Tensor]] = [
             (
-                torch.zeros((num_blocks, shape.num_kv_heads, block_size, shape.key_dim), dtype=dtype, device=device),
-                torch.zeros((num_blocks, shape.num_kv_heads, block_size, shape.value_dim), dtype=dtype, device=device),
+                _zeros((num_blocks, shape.num_kv_heads, block_size, shape.key_dim), dtype, device),
+                _zeros((num_blocks, shape.num_kv_heads, block_size, shape.value_dim), dtype, device),
             )
             for shape in layer_shapes
         ]
@@ -71,6 +75,16 @@ class PagedKVCache:
         sources, targets = source_slots.to(device), target_slots.to(device)
         for key_cache, value_cache in self.layers:
             self._ops.kv_move(key_cache, value_cache, sources, targets)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """On the CPU a page is taken from the system when it is first used: zeroing 512 MiB took 0.6 to 1.7 s at start."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    raw = np.zeros(num_bytes + _ALIGNMENT, dtype=np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT
+    return torch.from_numpy(raw[start : start + num_bytes]).view(dtype).view(shape)
 
 
 def bytes_per_block(layer_shapes: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> int:

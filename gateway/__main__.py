@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from gateway.admission import Admission
 from gateway.app import create_app
-from gateway.config import GatewayConfig, parse_speculative_config
+from gateway.config import GatewayConfig
 from gateway.doors import DoorsTls, fleet_channels, grpc_door, http_config, load_tls
 from gateway.generation import Generation
 from gateway.grpc_server import SERVICE_NAMES, add_gateway_servicer
@@ -30,6 +30,7 @@ from shared.config import load_config
 from shared.errors import ConfigError
 from shared.messages import DrafterInfo, VerifierInfo
 from shared.service import is_enabled_at, run_service
+from shared.speculative_config import parse_speculative_config
 from shared.telemetry import setup_logging
 from shared.tracing import tracing
 

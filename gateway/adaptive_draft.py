@@ -49,8 +49,10 @@ class _Tries:
 
 @dataclass
 class AutoDrafting:
-    """What all sessions of a gateway know together."""
+    """What all sessions of a gateway know together. slo_itl_s: the longest time that a round should take, which is the
+    time between two pieces of a stream; no draft is asked for that would make it longer."""
 
+    slo_itl_s: float = math.inf
     load: VerifierLoad = field(default_factory=VerifierLoad)
     costs: defaultdict[str, MethodCosts] = field(default_factory=lambda: defaultdict(MethodCosts))
     guard: GoodputGuard = field(default_factory=GoodputGuard)
@@ -113,7 +115,8 @@ class AdaptiveDraft:
             gain, length = costs.best_gain(shared.load, self._acceptance(self.method), longest, with_round_trip=False)
             if gain > 0.0:
                 costs.pays_again()
-                self.patience_s = self._patience_s(costs.expected_s(length))
+                in_time_s = max(0.0, shared.slo_itl_s - shared.load.step_s(length))
+                self.patience_s = min(in_time_s, self._patience_s(costs.expected_s(length)))
                 return length
         # What a probe tells, it tells late as well.
         self.patience_s = 0.0
@@ -170,5 +173,8 @@ class AdaptiveDraft:
         return costs.best_gain(load, self._acceptance(method), self._most_tokens(method))[0]
 
     def _most_tokens(self, method: str) -> int:
-        """The request's most within the method's limit: places behind it bring nothing, and must promise nothing."""
-        return min(self._max_draft_tokens, self._limits.get(method) or self._max_draft_tokens)
+        """The request's most within the method's limit (places behind it bring nothing, and must promise nothing), and
+        within what the promised time between two pieces leaves."""
+        most = min(self._max_draft_tokens, self._limits.get(method) or self._max_draft_tokens)
+        slo_s, shared = self._shared.slo_itl_s, self._shared
+        return most if slo_s == math.inf else shared.costs[method].longest_within(shared.load, slo_s, most)

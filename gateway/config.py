@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
 from shared.config import setting
-from shared.errors import ConfigError
 from shared.tracing import OTLP_TRACES_ENDPOINT_HELP
-from shared.vllm_keys import FLAGS_ELSEWHERE
 
 
 @dataclass(frozen=True)
@@ -41,6 +38,12 @@ class GatewayConfig:
         "Ask a drafter for the next proposal while the verifier works on this one, where rounds are measured to be "
         "shorter for it. Only for requests with a seed or at temperature 0, for chains, and for methods that draft "
         "from tokens alone.",
+    )
+    slo_itl_ms: float = setting(
+        0.0,
+        "The time from one piece of a stream to the next that should be kept to: `auto` drafts no longer than it "
+        "allows. 0: whatever brings the most tokens a second. The verifier has a setting of the same name.",
+        minimum=0,
     )
     hedge_drafters: bool = setting(
         False,
@@ -88,39 +91,3 @@ class GatewayConfig:
     drain_s: float = setting(30.0, "Seconds that running requests may go on after SIGTERM.", minimum=0)
     otlp_traces_endpoint: str = setting("", OTLP_TRACES_ENDPOINT_HELP)
     log_level: str = setting("info", "Log level.", choices=("debug", "info", "warning", "error"))
-
-
-@dataclass(frozen=True)
-class SpeculativeConfig:
-    """What `--speculative-config` may say, under vLLM's keys. Which checkpoint drafts is the drafters' setting."""
-
-    method: str = "auto"
-    num_speculative_tokens: int = 5
-    token_tree: bool = False
-
-
-def parse_speculative_config(text: str) -> SpeculativeConfig:
-    """Raises ConfigError that names the key; for a setting of another service it says which."""
-    if not text.strip():
-        return SpeculativeConfig()
-    try:
-        raw = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"--speculative-config is not JSON: {error}") from None
-    if not isinstance(raw, dict):
-        raise ConfigError("--speculative-config must be a JSON object")
-    known = {key.replace("-", "_"): value for key, value in raw.items()}
-    for key in known.keys() & FLAGS_ELSEWHERE.keys():
-        raise ConfigError(f"--speculative-config: give {key} as {FLAGS_ELSEWHERE[key]}")
-    allowed = SpeculativeConfig.__dataclass_fields__.keys()
-    for key in known.keys() - allowed:
-        raise ConfigError(f"--speculative-config: unknown key {key!r}; known are {', '.join(allowed)}")
-    config = SpeculativeConfig(**known)
-    if not isinstance(config.method, str):
-        raise ConfigError("--speculative-config: method must be text")
-    if not isinstance(config.token_tree, bool):
-        raise ConfigError("--speculative-config: token_tree must be true or false")
-    tokens = config.num_speculative_tokens
-    if isinstance(tokens, bool) or not isinstance(tokens, int) or not 1 <= tokens <= 32:
-        raise ConfigError("--speculative-config: num_speculative_tokens must be a whole number from 1 to 32")
-    return config

@@ -41,11 +41,25 @@ class VerifierLoad:
     tokens_per_s: float | None = None
     marginal_row_s: float = 0.0
     batch_sessions: float = 1.0
+    # What a session waits for the verifier in a round without drafts; None: not told yet.
+    plain_step_s: float | None = None
 
     def observe(self, outcome: RoundOutcome) -> None:
         self.tokens_per_s = outcome.tokens_per_s  # smoothed by the verifier already
         self.marginal_row_s = outcome.marginal_row_s
         self.batch_sessions = blend(self.batch_sessions, max(1, outcome.batch_sessions), _COST_WEIGHT)
+        if outcome.verify_s > 0.0:
+            without_drafts_s = max(0.0, outcome.verify_s - outcome.num_draft_tokens * self._rows_s)
+            usual_s = self.plain_step_s or without_drafts_s
+            self.plain_step_s = blend(usual_s, min(without_drafts_s, _OUTLIER * usual_s + _FINEST_S), _COST_WEIGHT)
+
+    def step_s(self, num_draft_tokens: int) -> float:
+        """What a session waits for the verifier when all of its batch draft so many tokens."""
+        return (self.plain_step_s or 0.0) + num_draft_tokens * self._rows_s
+
+    @property
+    def _rows_s(self) -> float:
+        return self.batch_sessions * self.marginal_row_s
 
 
 @dataclass
@@ -102,6 +116,11 @@ class MethodCosts:
         if self._last_overhead_s is None:
             return None
         return self.overhead_s + num_draft_tokens * (self.position_s or 0.0)
+
+    def longest_within(self, load: VerifierLoad, round_s: float, max_draft_tokens: int) -> int:
+        """The longest draft with which a round, from one piece of the output to the next, takes at most `round_s`."""
+        lengths = range(max_draft_tokens, 0, -1)
+        return next((n for n in lengths if load.step_s(n) + (self.expected_s(n) or 0.0) <= round_s), 0)
 
     def gain(
         self, load: VerifierLoad, acceptance: float, num_draft_tokens: int, *, with_round_trip: bool = True

@@ -24,6 +24,8 @@ class RoundOutcome:
     # The drafter's own time for the proposal, and what the round took beyond both services' work.
     draft_s: float
     overhead_s: float
+    # What the verifier took for it, waiting for others included; 0: not told.
+    verify_s: float = 0.0
     # Of the method that was asked; "" when none was.
     method: str = ""
     # The whole verifier's last round: tokens of all sessions, and seconds; 0: it tells nothing.

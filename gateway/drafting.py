@@ -154,14 +154,14 @@ class Drafting:
                 self._trials.observe(self._asked_method, self._open_sessions, round_s, ahead=self._looks_ahead)
         self._open_sessions = commit.timings.open_sessions or self._open_sessions
         if self._policy is not None:
-            self._policy.observe(self._outcome(commit, round_s))
+            self._policy.observe(self._outcome(commit, round_s, is_prefill=is_prefill))
         method = step.proposal.method if step.proposal else ""
         self._options.metrics.observe_commit(commit, method)
         if self._options.trace is not None:
             self._options.trace.add_round(commit, method, verify_s, self._draft_s, self._draft_timings)
         self._draft_timings, self._draft_s = Timings(), 0.0
 
-    def _outcome(self, commit: Commit, round_s: float) -> RoundOutcome:
+    def _outcome(self, commit: Commit, round_s: float, *, is_prefill: bool) -> RoundOutcome:
         verifier, drafter = commit.timings, self._draft_timings
         # What the drafter did while the verifier worked cost the round nothing.
         drafter_s = min(drafter.total_us * 1e-6, self._draft_s)
@@ -186,6 +186,7 @@ class Drafting:
             is_first_answer=self._is_first_answer,
             draft_s=draft_s,
             overhead_s=max(0.0, round_s - verifier.total_us * 1e-6 - drafter_s),
+            verify_s=0.0 if is_prefill else verifier.total_us * 1e-6,
         )
 
     async def close(self) -> None:

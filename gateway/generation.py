@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import math
 import time
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 
 from gateway.adaptive_draft import AdaptiveDraft, AutoDrafting
 from gateway.commit_sink import CommitSink, SpeculationTally
-from gateway.config import GatewayConfig, SpeculativeConfig
+from gateway.config import GatewayConfig
 from gateway.decode_loop import decode
 from gateway.detokenizer import IncrementalDetokenizer
 from gateway.draft_policy import DraftPolicy, FixedDraftLength
@@ -31,6 +32,7 @@ from gateway.verifier_kinds import VerifierKinds, kind_of
 from shared.errors import Overloaded, VerifierLost
 from shared.messages import DrafterInfo, SessionSpec, VerifierInfo
 from shared.sampling_params import SpeculationMode
+from shared.speculative_config import SpeculativeConfig
 
 # A session that kills verifier after verifier before its next token must not go round for ever.
 MAX_FRUITLESS_FAILOVERS = 4
@@ -49,12 +51,13 @@ class Generation:
     verifiers: Pool[VerifierInfo]
     drafters: Pool[DrafterInfo]
     metrics: GatewayMetrics
-    auto: AutoDrafting = dataclasses.field(default_factory=AutoDrafting)
+    auto: AutoDrafting = dataclasses.field(init=False)
     ahead_trials: AheadTrials = dataclasses.field(default_factory=AheadTrials)
     answer_times: dict[str, AnswerTimes] = dataclasses.field(default_factory=dict)
     kinds: VerifierKinds = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
+        self.auto = AutoDrafting(slo_itl_s=self.config.slo_itl_ms * 1e-3 or math.inf)
         self.kinds = VerifierKinds(self.verifiers, self.config.numerics)
 
     async def generate(self, request: ValidRequest) -> AsyncGenerator[GenerationUpdate, None]:

@@ -26,6 +26,10 @@ _FIRST_ROUNDS = 48.0
 _MANY_ROUNDS = 1600.0
 # Spread of the tokens of one session's round over their mean, with drafts.
 _SPREAD = 0.6
+# Standard errors by which drafting must have lost, or won. A small loss is what the promise is broken by, and with two
+# it took 400 rounds to find one of 6 %; a small gain that is missed by chance for a while is no great matter.
+_ERRORS_OF_A_LOSS = 1.25
+_ERRORS_OF_A_WIN = 2.0
 # Rounds are forgotten after so many.
 _MEMORY_ROUNDS = 400.0
 # Tokens of all sessions that a comparison is good for, and while drafting wins by far.
@@ -130,12 +134,11 @@ class GoodputGuard:
             self._plain_rounds_left = self._plain_rounds_left or _PLAIN_ROUNDS
             return
         ratio = load.drafting.tokens_per_s / load.plain.tokens_per_s
-        # Two standard errors.
-        doubt = 0.0 if num_seen >= _MANY_ROUNDS else 2.0 * _SPREAD / math.sqrt(num_seen)
-        if ratio < 1.0 - doubt:
+        error = 0.0 if num_seen >= _MANY_ROUNDS else _SPREAD / math.sqrt(num_seen)
+        if ratio < 1.0 - _ERRORS_OF_A_LOSS * error:
             load.mute_left, load.mute_tokens = load.mute_tokens, min(2 * load.mute_tokens, _LONGEST_MUTE_TOKENS)
             load.drafting = _Rounds()
-        elif ratio > 1.0 + doubt:
+        elif ratio > 1.0 + _ERRORS_OF_A_WIN * error:
             load.mute_tokens = _FIRST_MUTE_TOKENS
         if load.plain_age > (_LONG_FRESH_TOKENS if ratio > _WINS_BY_FAR else _FRESH_TOKENS):
             load.plain = _Rounds()

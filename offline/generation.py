@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client import CollectorRegistry
 
 from gateway.commit_sink import CommitSink
-from gateway.config import GatewayConfig, SpeculativeConfig
+from gateway.config import GatewayConfig
 from gateway.decode_loop import decode
 from gateway.drafter_choice import AUTO_ORDER, draft_limit
 from gateway.drafter_line import Lease
@@ -26,6 +26,7 @@ from offline.in_process import EngineDrafter, EngineVerifier
 from shared.commit_log import LogEntry
 from shared.errors import CommitRefused, OutriderError
 from shared.messages import SessionSpec
+from shared.speculative_config import SpeculativeConfig
 
 if TYPE_CHECKING:  # it loads torch
     from offline.engines import Engines

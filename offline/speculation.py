@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.config import SpeculativeConfig, parse_speculative_config
 from gateway.requests import METHOD_AUTO, METHOD_OFF
 from shared.errors import ConfigError
+from shared.speculative_config import SpeculativeConfig, parse_speculative_config
 from shared.vllm_keys import IGNORED, OF_DRAFTER, OF_GATEWAY, OF_VERIFIER, given_keys
 
 _WITHOUT_CHECKPOINT = ("suffix", "ngram")

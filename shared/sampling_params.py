@@ -6,8 +6,10 @@ Not here: the HTTP schema (gateway/openai_schema.py) and the arithmetic (engine/
 from __future__ import annotations
 
 import enum
+import json
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from shared.errors import InvalidRequest
 
@@ -34,6 +36,25 @@ class GrammarKind(enum.Enum):
 class Grammar:
     kind: GrammarKind
     text: str
+
+    def choices(self) -> list[str]:
+        """What a grammar of the kind CHOICE allows. Raises InvalidRequest."""
+        choices = self._json()
+        if not (isinstance(choices, list) and choices and all(isinstance(text, str) and text for text in choices)):
+            raise InvalidRequest("grammar: choices must be a JSON list of strings that are not empty", param="grammar")
+        return choices
+
+    def json_schema(self) -> Any:
+        """The schema of a grammar of the kind JSON_SCHEMA. Raises InvalidRequest."""
+        return self._json()
+
+    def _json(self) -> Any:
+        try:
+            return json.loads(self.text)
+        except (ValueError, RecursionError):
+            raise InvalidRequest(
+                f"grammar: a {self.kind.value} must be JSON, nested a few hundred deep at most", param="grammar"
+            ) from None
 
 
 @dataclass(frozen=True)

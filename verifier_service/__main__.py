@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 from pathlib import Path
@@ -64,6 +65,7 @@ def build_engine(
         config.prefill_chunk_size,
         loaded.max_model_len,
         config.rejection_sample_method,
+        config.slo_itl_ms * 1e-3 or math.inf,
     )
     metrics = VerifierMetrics(registry)
     metrics.observe_certificate(certificate.holds)

@@ -36,6 +36,12 @@ class VerifierConfig:
     max_num_seqs: int = setting(64, "Sessions at once; more are refused with RESOURCE_EXHAUSTED.", minimum=1)
     max_num_batched_tokens: int = setting(512, "Rows per forward pass.", minimum=8)
     prefill_chunk_size: int = setting(256, "Most prompt rows of one session per forward pass.", minimum=1)
+    slo_itl_ms: float = setting(
+        0.0,
+        "The time that a forward should take at most while somebody decodes: prompts are read in smaller pieces then, "
+        "but never in less than a block. 0: --prefill-chunk-size alone.",
+        minimum=0,
+    )
     rejection_sample_method: str = setting(
         "block", "Acceptance rule for chains in rejection mode.", choices=("standard", "block")
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -49,6 +50,8 @@ class EngineLimits:
     prefill_chunk_size: int
     max_model_len: int
     rejection_sample_method: str = "block"
+    # Seconds that a forward should take at most while somebody decodes.
+    slo_itl_s: float = math.inf
 
 
 class VerifierEngine:
@@ -77,7 +80,14 @@ class VerifierEngine:
         self.certificate = certificate
         self._metrics = metrics
         self._scheduler = Scheduler(
-            blocks, limits.max_num_batched_tokens, limits.prefill_chunk_size, limits.max_model_len
+            blocks,
+            limits.max_num_batched_tokens,
+            limits.prefill_chunk_size,
+            limits.max_model_len,
+            # Looked up in every step only where something was promised.
+            None
+            if math.isinf(limits.slo_itl_s)
+            else lambda: step_costs.rows_within(limits.slo_itl_s, limits.max_num_batched_tokens),
         )
         self._sessions: dict[int, VerifierSession] = {}
         # Counted where `open` is called: the engine's thread takes sessions up later, many may come before it does.

@@ -1,13 +1,14 @@
 """Which rows go into the next forward pass: continuous batching, chunked prefill, preemption. No torch.
 
-Sessions that wait for tokens come first, in order of arrival; what is left of the row budget goes to prefills. When
+Sessions that wait for tokens come first, in order of arrival; what is left of the row budget goes to prefills, in
+small pieces where those who decode were promised not to wait long. When
 blocks run out, drafts are dropped first, then the youngest session that is not yet in the batch gives all its blocks
 back and is computed again later: preemption costs time, never tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.block_manager import BlockManager, BlockTable, OutOfBlocks
@@ -44,6 +45,8 @@ class Scheduler:
     max_num_batched_tokens: int
     prefill_chunk_size: int
     max_model_len: int
+    # The rows that a forward may have while somebody decodes; None: as many as ever.
+    rows_while_decoding: Callable[[], int] | None = None
     num_preemptions: int = 0
 
     def plan(self, sessions: Sequence[VerifierSession]) -> list[Work]:
@@ -53,16 +56,27 @@ class Scheduler:
         # preempted one must not wait for as long as younger ones keep coming.
         oldest = min(waiting, key=lambda session: session.opened_at, default=None)
         waiting.sort(key=lambda session: (session is not oldest, session.num_pending > 1, session.step_arrived_at))
-        budget = self.max_num_batched_tokens
+        budget, prompt_budget = self.max_num_batched_tokens, self._prompt_budget(sessions)
         plan: list[Work] = []
         for session in waiting:
-            if budget <= 0:
+            is_prompt = session.num_pending > 1
+            room = min(budget, prompt_budget) if is_prompt else budget
+            if room <= 0:
                 break
-            work = self._place(session, budget, sessions, {id(work.session) for work in plan})
+            work = self._place(session, room, sessions, {id(work.session) for work in plan})
             if work is not None:
                 plan.append(work)
                 budget -= work.num_rows
+                # A block of somebody's prompt at least, or prompts would wait for as long as others decode.
+                least = 0 if is_prompt else self.blocks.block_size
+                prompt_budget = max(least, prompt_budget - work.num_rows)
         return plan
+
+    def _prompt_budget(self, sessions: Sequence[VerifierSession]) -> int:
+        """Rows of a forward that prompts may fill up."""
+        if self.rows_while_decoding is None or not any(other.has_replied and not other.finished for other in sessions):
+            return self.max_num_batched_tokens
+        return max(self.blocks.block_size, self.rows_while_decoding())
 
     def _place(
         self, session: VerifierSession, budget: int, sessions: Sequence[VerifierSession], planned: set[int]

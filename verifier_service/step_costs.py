@@ -39,6 +39,10 @@ class StepCosts:
         place = min(max(bisect_right(self._rows, num_rows) - 1, 0), len(self._rows) - 1)
         return self._factor * (self._seconds[place] + self._slope(place) * (num_rows - self._rows[place]))
 
+    def rows_within(self, seconds: float, max_rows: int) -> int:
+        """The most rows, up to max_rows, of a forward that takes at most so long; 0: not even one."""
+        return bisect_right(range(1, max_rows + 1), seconds, key=self.seconds)
+
     def marginal_s(self, num_rows: int) -> float:
         """Seconds that one more row adds to a forward of `num_rows` rows."""
         place = min(max(bisect_right(self._rows, num_rows) - 1, 0), len(self._rows) - 1)

@@ -32,6 +32,20 @@ LLAMA_8B = LlamaConfig(
     eos_token_id=1,
     dtype="bfloat16",
 )
+LLAMA_1B = LlamaConfig(
+    hidden_size=2048,
+    intermediate_size=8192,
+    num_hidden_layers=16,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    head_dim=64,
+    vocab_size=128256,
+    max_position_embeddings=8192,
+    tie_word_embeddings=True,
+    bos_token_id=0,
+    eos_token_id=1,
+    dtype="bfloat16",
+)
 # Sixteen times the demo target's width, so that bf16 holds the rescaled norms exactly: 7.6 billion parameters.
 EXPANDED = Shape(hidden_size=5120, num_layers=24, intermediate_size=13824, num_heads=80)
 # (config's folder, dtype, device, attention's name) -> the model.

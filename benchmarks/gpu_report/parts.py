@@ -7,7 +7,7 @@ from importlib import import_module
 
 from benchmarks.gpu_report.report import Finding, Part, Run
 
-SECTIONS = ("correctness", "certificate", "grid", "linear", "attention", "sampling", "step", "speculation")
+SECTIONS = ("correctness", "certificate", "grid", "linear", "attention", "sampling", "step", "draft", "speculation")
 
 
 def parts_of(wanted: Collection[str]) -> list[Part]:

@@ -39,11 +39,13 @@ class Domain:
 class Costs:
     """Seconds, on a machine that does nothing else.
 
-    verifier_step, draft_step: (rows of a forward, seconds), ascending. draft_fixed_s: of a proposal beyond its
-    forwards. step_gap_s: between a forward's end and the next one's beginning, per session and for all.
+    verifier_step, draft_step: (rows of a forward, seconds), ascending; the target's of one session, of which each
+    further one adds verifier_session_s: it has keys of its own. draft_fixed_s: of a proposal beyond its forwards.
+    step_gap_s: between a forward's end and the next one's beginning, per session and for all.
     """
 
     verifier_step: Table
+    verifier_session_s: float
     step_gap_s: float
     step_gap_per_session_s: float
     draft_step: Table
@@ -51,6 +53,9 @@ class Costs:
     # There and back between gateway and service on one machine, beyond the service's own time.
     verifier_trip_s: float
     drafter_trip_s: float
+    # Of all cores of the machine: what gateway, client and Redis take for a round of a session, and for its draft.
+    host_round_s: float
+    host_draft_s: float
     # What a request takes beyond its prefill until its first token is at the client.
     request_s: float
     # Of the last block of a prompt that is in the prefix cache.

@@ -123,7 +123,8 @@ class Fleet:
         self._request_rng = random.Random(scenario.seed + 1)
         shared = SharedMachine(self._events)
         self._members = [
-            SimulatedVerifier(self._events, self._machine(shared), costs) for _ in range(scenario.num_verifiers)
+            SimulatedVerifier(self._events, self._machine(shared), costs, with_hosts=scenario.one_machine)
+            for _ in range(scenario.num_verifiers)
         ]
         self._drafter_members = [
             SimulatedDrafter(self._events, self._machine(shared), costs) for _ in range(scenario.num_drafters)

@@ -11,7 +11,7 @@ import itertools
 import random
 import time
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import grpc.aio
 
@@ -63,14 +63,19 @@ class _Probe:
 Sample = tuple[int, float]
 
 
+class Forward(NamedTuple):
+    num_sessions: int
+    num_rows: int
+    seconds: float
+
+
 class VerifyProbe(_Probe):
     """Measures forwards, as the verifier times them."""
 
-    async def forwards(self, num_sessions: int, num_draft_tokens: int, num_rounds: int) -> set[Sample]:
-        """(rows, seconds)"""
+    async def forwards(self, num_sessions: int, num_draft_tokens: int, num_rounds: int) -> set[Forward]:
         sessions = [await self._open() for _ in range(num_sessions)]
         lens = [1] * num_sessions
-        found: set[Sample] = set()
+        found: set[Forward] = set()
         for round_index in range(num_rounds + 1):
             steps = zip(sessions, lens, strict=True)
             commits = await asyncio.gather(*(self._verify(session, at, num_draft_tokens) for session, at in steps))
@@ -78,7 +83,10 @@ class VerifyProbe(_Probe):
             if round_index:  # the first one warms up
                 timings = [commit.timings for commit in commits]
                 # Sessions of one forward report the same.
-                found |= {(each.batch_sessions * (1 + num_draft_tokens), each.forward_us * 1e-6) for each in timings}
+                found |= {
+                    Forward(each.batch_sessions, each.batch_sessions * (1 + num_draft_tokens), each.forward_us * 1e-6)
+                    for each in timings
+                }
         await _close(sessions)
         return found
 

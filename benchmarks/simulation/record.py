@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import inspect
 import json
+import os
 import random
 import sys
 import tempfile
@@ -30,15 +31,16 @@ from benchmarks.load import Shape, run_load
 from benchmarks.prompts import code_prompts
 from benchmarks.records import provenance
 from benchmarks.simulation.costs import DEFAULT_PATH, Costs, Domain, save_costs
-from benchmarks.simulation.probes import DraftProbe, Sample, VerifyProbe
+from benchmarks.simulation.probes import DraftProbe, Forward, Sample, VerifyProbe
 from benchmarks.simulation.stack import METHOD, MeasuredStack, expanded_target, measured_stack, plain
 from verifier_service.step_costs import StepCosts
 
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
-# (sessions, draft tokens of each): the rows of a forward are the one times the other plus one.
-_VERIFY_BATCHES = ((1, 0), (1, 1), (1, 3), (1, 7), (4, 3), (8, 3), (16, 3), (16, 7))
-# Points of the table, and the share by which a batch may be larger or smaller to count for one.
+# Rows of forwards of one session: points of the table.
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+# (sessions, draft tokens of each): what further sessions add to so many rows of one.
+_BATCHES = ((4, 0), (8, 0), (16, 0), (4, 3), (8, 3), (16, 3))
+# The share by which a batch may be larger or smaller to count for a point.
 _NEAR = 0.15
 _FEWEST_SAMPLES = 3
 _PREFILL_ROWS = 256
@@ -84,6 +86,8 @@ def record(stack: MeasuredStack, *, num_prompts: int, max_tokens: int, repeats: 
     return Costs(
         **verify,
         **drafts,
+        host_round_s=trips["host_round_s"],
+        host_draft_s=trips["host_draft_s"],
         drafter_trip_s=max(0.0, trips["round_overhead_s"] - verify["verifier_trip_s"] - gap_s),
         request_s=max(0.0, trips["first_token_s"] - prefill_s - gap_s - verify["verifier_trip_s"]),
         cached_prompt_rows=cached_rows,
@@ -94,12 +98,15 @@ def record(stack: MeasuredStack, *, num_prompts: int, max_tokens: int, repeats: 
 
 async def _measure_verifier(address: str, repeats: int) -> dict[str, Any]:
     async with VerifyProbe(address) as probe:
-        samples = [sample for batch in _VERIFY_BATCHES for sample in await probe.forwards(*batch, num_rounds=repeats)]
+        of_one = [forward for rows in _ROWS for forward in await probe.forwards(1, rows - 1, repeats)]
+        of_many = [forward for batch in _BATCHES for forward in await probe.forwards(*batch, repeats)]
+        step = medians_near([(forward.num_rows, forward.seconds) for forward in of_one], _ROWS)
         prefill_s = median(await probe.prefills(_PREFILL_ROWS, max(3, repeats // 5)))
         gaps = [gap for sessions in (1, 16) for gap in await probe.gaps(sessions, repeats)]
         per_session_s, one_s = _slope(gaps)
         return {
-            "verifier_step": (*medians_near(samples, _ROWS), (_PREFILL_ROWS, prefill_s)),
+            "verifier_step": (*step, (_PREFILL_ROWS, prefill_s)),
+            "verifier_session_s": per_session_s_of(of_many, StepCosts(step)),
             "step_gap_s": max(0.0, one_s - per_session_s),
             "step_gap_per_session_s": per_session_s,
             "verifier_trip_s": median(await probe.trips(repeats)),
@@ -133,6 +140,16 @@ def medians_near(samples: Iterable[Sample], points: Sequence[int]) -> list[Sampl
     return table
 
 
+def per_session_s_of(forwards: Iterable[Forward], step: StepCosts) -> float:
+    """Seconds that each session beyond the first adds to a forward of so many rows; forwards of one tell nothing."""
+    more = [
+        (each.seconds - step.seconds(each.num_rows)) / (each.num_sessions - 1)
+        for each in forwards
+        if each.num_sessions > 1
+    ]
+    return max(0.0, median(more or [0.0]))
+
+
 def _slope(gaps: Sequence[Sample]) -> tuple[float, float]:
     """Seconds per session beyond the first, and with one."""
     one_s = median(seconds for sessions, seconds in gaps if sessions == 1)
@@ -145,15 +162,31 @@ def _measure_gateway(stack: MeasuredStack, num_prompts: int, max_tokens: int) ->
     prompts = code_prompts(num_prompts)
     for shape in (plain(16), Shape(16, METHOD, MAX_DRAFT_TOKENS)):
         asyncio.run(run_load(stack.state.url, prompts, shape, 1))  # fills the prefix cache
-    before = stack.scrape("gateway")
-    asyncio.run(run_load(stack.state.url, prompts, Shape(max_tokens, METHOD, 4), 1))
-    after = stack.scrape("gateway")
-    grown = {name: after[name] - before.get(name, 0.0) for name in after}
+    plain_s, _ = _host_s_per_round(stack, prompts, plain(max_tokens))
+    drafted_s, grown = _host_s_per_round(stack, prompts, Shape(max_tokens, METHOD, 4))
     first = asyncio.run(run_load(stack.state.url, prompts, plain(1), 1))
     return {
         "round_overhead_s": grown["round_overhead_seconds_sum"] / grown["round_overhead_seconds_count"],
         "first_token_s": mean(request.first_token_s for request in first.requests),
+        "host_round_s": plain_s,
+        "host_draft_s": max(0.0, drafted_s - plain_s),
     }
+
+
+def _host_s_per_round(stack: MeasuredStack, prompts: list[str], shape: Shape) -> tuple[float, dict[str, float]]:
+    """Of all cores, what gateway, Redis and this process take for a round; how far the gateway's figures have grown."""
+    pids = [stack.state.pids[name] for name in ("gateway", "redis")] + [os.getpid()]
+    before, cpu_s = stack.scrape("gateway"), sum(map(_cpu_s, pids))
+    asyncio.run(run_load(stack.state.url, prompts, shape, 1))
+    after, cpu_s = stack.scrape("gateway"), sum(map(_cpu_s, pids)) - cpu_s
+    grown = {name: after[name] - before.get(name, 0.0) for name in after}
+    return cpu_s / grown["round_overhead_seconds_count"] / len(os.sched_getaffinity(0)), grown
+
+
+def _cpu_s(pid: int) -> float:
+    """User and system time of a process so far (proc(5): the 14th and 15th field)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def _record_acceptance(url: str, num_prompts: int, max_tokens: int) -> dict[str, Domain]:

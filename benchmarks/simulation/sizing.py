@@ -111,6 +111,7 @@ def draft_s(costs: Costs, num_sessions: int, num_draft_tokens: int) -> float:
 def round_s(costs: Costs, num_sessions: int, num_draft_tokens: int) -> float:
     """Of sessions that draft and verify together, without a round-trip time."""
     forward_s = StepCosts(costs.verifier_step).seconds(num_sessions * (1 + num_draft_tokens))
+    forward_s += (num_sessions - 1) * costs.verifier_session_s
     gap_s = costs.step_gap_s + num_sessions * costs.step_gap_per_session_s
     return forward_s + gap_s + draft_s(costs, num_sessions, num_draft_tokens) + trips_s(costs)
 
@@ -131,12 +132,15 @@ def costs_table(costs: Costs) -> Table:
     return [
         ["what", "seconds"],
         ["forward of the target by rows", ", ".join(f"{rows}: {1e3 * s:.1f}" for rows, s in verifier.items()) + " ms"],
+        ["each further session of that forward", f"{costs.verifier_session_s * 1e3:.2f} ms"],
         ["step of the draft model by rows", ", ".join(f"{rows}: {1e3 * s:.2f}" for rows, s in draft.items()) + " ms"],
         ["a proposal beyond its steps", f"{costs.draft_fixed_s * 1e3:.2f} ms"],
         ["between two forwards, and per session", f"{costs.step_gap_s * 1e3:.2f}, "
          f"{costs.step_gap_per_session_s * 1e3:.2f} ms"],
         ["to the verifier and back, to the drafter and back", f"{costs.verifier_trip_s * 1e3:.2f}, "
          f"{costs.drafter_trip_s * 1e3:.2f} ms"],
+        ["all cores, for gateway, client and Redis, per round and its draft", f"{costs.host_round_s * 1e3:.2f}, "
+         f"{costs.host_draft_s * 1e3:.2f} ms"],
     ]  # fmt: skip
 
 

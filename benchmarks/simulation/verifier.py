@@ -81,10 +81,12 @@ def seconds_by_rows(table: Table) -> Callable[[int], float]:
 
 
 class SimulatedVerifier:
-    def __init__(self, events: Events, machine: Machine, costs: Costs) -> None:
+    def __init__(self, events: Events, machine: Machine, costs: Costs, *, with_hosts: bool = False) -> None:
+        """with_hosts: gateway, client and Redis are on the machine too."""
         self._events = events
         self._machine = machine
         self._costs = costs
+        self._with_hosts = with_hosts
         self._forward_s = seconds_by_rows(costs.verifier_step)
         self._pace = Pace(StepCosts(costs.verifier_step), clock=lambda: events.now)
         self.sessions: dict[SimulatedSession, None] = {}
@@ -124,6 +126,7 @@ class SimulatedVerifier:
         self._is_busy = True
         self._started = self._events.now
         seconds = self._forward_s(sum(work.num_rows for work in self._plan))
+        seconds += (len(self._plan) - 1) * self._costs.verifier_session_s
         self.busy_s += seconds
         self._machine.run(seconds, self._end)
 
@@ -183,8 +186,16 @@ class SimulatedVerifier:
                     del self.sessions[session]
                 else:
                     rates.replied(cast(VerifierSession, session), now)
+            if self._with_hosts:
+                has_draft = work.num_rows > work.num_chain_rows
+                host_s = self._costs.host_round_s + (self._costs.host_draft_s if has_draft else 0.0)
+                self._machine.run(host_s, _nothing)
             session.committed(num_committed, times, more=more)
         rates.observe(cast(Sequence[Work], self._plan), num_tokens, self._started, ended)
         self._is_busy = False
         if any(session.step is not None for session in self.sessions):
             self._consider()
+
+
+def _nothing() -> None:
+    """What gateway, client and Redis do goes on beside the rounds, and only takes its part of the cores."""

@@ -27,12 +27,12 @@ from docs.generate.vllm_names import (
     SERVE_OPTIONS,
     SPECULATIVE_CONFIG,
 )
-from gateway.config import parse_speculative_config
 from gateway.openai_schema import ChatCompletionRequest, CompletionRequest, parse_body
 from offline import LLM
 from offline.arguments import check_other_arguments
 from offline.speculation import plan_speculation
 from shared.errors import OutriderError
+from shared.speculative_config import parse_speculative_config
 
 
 def speculative_config_table() -> str:

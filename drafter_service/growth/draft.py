@@ -11,10 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from drafter_service.growth.choice import draft_law, ranked_guesses, samples
 from drafter_service.growth.laws import draw_distinct, propose_rng
 from drafter_service.growth.sampled_tree import sampled_shape
 from drafter_service.session import DraftSession
+from engine.coupling import index_key
 from engine.sampling import LogitsProcessor, Row
 from shared.errors import InvalidRequest
 from shared.messages import LAW_TOTAL, Proposal, SparseLaw
@@ -72,6 +76,24 @@ class Draft:
     def max_rows(self) -> int:
         """The most rows that `rows` ever holds."""
         return self.max_nodes if self.is_chain else BEAM_WIDTH * self.max_depth
+
+    @property
+    def is_plain_chain(self) -> bool:
+        """Whether its tokens are the winners of races, or argmaxes, of laws that no token before them edits."""
+        return self.is_chain and not self._samples and self.processor.is_plain
+
+    def race_keys(self) -> NDArray[np.uint32]:
+        """uint32 [most tokens, 2]: the noise of each token of a plain chain; argmaxes read none."""
+        num_tokens, first = min(self.max_nodes, self.max_depth), len(self._output)
+        keys = [index_key(self.session.spec.stream_key, first + depth) for depth in range(num_tokens)]
+        return np.array(keys, dtype=np.uint32)
+
+    def take_chain(self, token_ids: Sequence[int], confidences: Sequence[float]) -> None:
+        """A whole chain that was drawn elsewhere, as `grow` would have drawn it."""
+        place = ROOT
+        for token_id, confidence in zip(token_ids, confidences, strict=True):
+            place = self._add(place, token_id, confidence, None)
+        self.stop()
 
     def rows(self) -> list[int]:
         """The frontier's nodes and all above them, parents first: what a net has to compute to look at the frontier."""

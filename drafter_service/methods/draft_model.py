@@ -12,7 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from drafter_service.growth.draft import Draft
@@ -27,9 +29,13 @@ from engine.runner import ModelRunner
 from engine.sampling import Row
 from shared.messages import DraftMethodInfo
 
+if TYPE_CHECKING:
+    from engine.device_chains import DeviceChains
+
 MAX_DRAFT_TOKENS = 16
 # More committed tokens than this wait for `advance`, so that one long prompt does not hold up the others' drafts.
 CATCH_UP_ROWS = 64
+_FEW_ROWS = 4
 
 
 @dataclass
@@ -55,7 +61,8 @@ def draft_model_method(net: DraftModelNet, model_name: str) -> GrowingMethod:
         vocab_size=spoken.vocab_size,
     )
     grammars = GrammarCompiler(spoken.path, spoken.vocab_size, spoken.eos_token_ids)
-    return GrowingMethod(net, info, eos_token_ids=spoken.eos_token_ids, grammars=grammars)
+    draw_chains = net.draw_chains if net.chains is not None else None
+    return GrowingMethod(net, info, eos_token_ids=spoken.eos_token_ids, grammars=grammars, draw_chains=draw_chains)
 
 
 class DraftModelNet:
@@ -68,9 +75,13 @@ class DraftModelNet:
         *,
         prefill_chunk_size: int,
         vocabulary: VocabularyMap | None = None,
+        chains: DeviceChains | None = None,
     ) -> None:
-        """vocabulary: None when the model's token ids are the target's."""
+        """vocabulary: None when the model's token ids are the target's. chains: of the same runner, for `draw_chains`;
+        None, or another vocabulary: all logits go to the host.
+        """
         self.vocabulary = vocabulary
+        self.chains = chains if vocabulary is None else None
         self._runner = runner
         self._blocks = blocks
         self._prefill_chunk_size = prefill_chunk_size
@@ -112,10 +123,32 @@ class DraftModelNet:
         first_row = 0
         for draft, draft_rows in zip(served, rows, strict=True):
             last = logits[first_row : first_row + draft_rows.num_logits_rows]
-            answers[id(draft)] = last if draft.is_chain or not draft.nodes else draft.frontier_of(last)
+            answers[id(draft)] = last[-1:] if draft.is_chain or not draft.nodes else draft.frontier_of(last)
             first_row += draft_rows.num_logits_rows
             self._keep(draft, draft_rows)
         return [answers.get(id(draft), ()) for draft in drafts]
+
+    def draw_chains(self, drafts: Sequence[Draft]) -> None:
+        """Finishes plain chains without their logits coming to the host."""
+        from engine.device_chains import ChainStart  # triton is there on machines with a GPU
+
+        if self.chains is None:
+            raise ValueError("this net's logits go to the host")
+        served = self._make_room(drafts)
+        if not served:
+            return
+        rows = [self._rows(draft) for draft in served]
+        logits = self._runner.forward(build_batch(rows, self._blocks.block_size)).logits
+        starts, last_rows = [], np.cumsum([draft_rows.num_logits_rows for draft_rows in rows]) - 1
+        for draft, draft_rows in zip(served, rows, strict=True):
+            self._keep(draft, draft_rows)
+            state, params = self._states[id(draft.session)], draft.session.spec.sampling_params
+            starts.append(ChainStart(len(state.cached_ids), state.table.block_ids, params, draft.race_keys()))
+        first_logits = logits[torch.from_numpy(last_rows).to(logits.device)]
+        for draft, start, chain in zip(served, starts, self.chains.draw(first_logits, starts), strict=True):
+            token_ids = [drawn.token_id for drawn in chain]
+            draft.take_chain(token_ids, [drawn.share for drawn in chain])
+            self._states[id(draft.session)].cached_ids.extend(token_ids[: start.num_tokens - 1])
 
     def close(self, session: DraftSession) -> None:
         state = self._states.pop(id(session), None)
@@ -142,7 +175,10 @@ class DraftModelNet:
         state = self._states[id(draft.session)]
         committed, start = state.committed.ids, len(state.cached_ids)
         if not draft.nodes:
-            return SessionRows(committed[start:], start, state.table.block_ids, 1)
+            num_rows = len(committed) - start
+            # One row after a rejection, two after none; only batches whose every row's logits are wanted are replayed.
+            num_logits_rows = num_rows if num_rows <= _FEW_ROWS else 1
+            return SessionRows(committed[start:], start, state.table.block_ids, num_logits_rows)
         if draft.is_chain:
             return SessionRows(self._own_ids(draft, [len(draft.nodes) - 1]), start, state.table.block_ids, 1)
         places = draft.rows()

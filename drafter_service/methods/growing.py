@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from drafter_service.growth.draft import MAX_BRANCHES, Draft
 from drafter_service.methods.net import DraftNet
@@ -26,13 +26,17 @@ class GrowingMethod:
         eos_token_ids: Sequence[int],
         grammars: GrammarCompiler,
         max_depth: int | None = None,
+        draw_chains: Callable[[Sequence[Draft]], None] | None = None,
     ) -> None:
-        """max_depth: of methods whose heads look only so many tokens ahead."""
+        """max_depth: of methods whose heads look only so many tokens ahead. draw_chains: where the logits stay on a
+        device, it draws plain chains there, whole; drafts that it leaves alone grow as ever.
+        """
         self.info = info
         self._net = net
         self._eos_token_ids = tuple(eos_token_ids)
         self._grammars = grammars
         self._max_depth = max_depth or info.max_num_draft_tokens
+        self._draw_chains = draw_chains
         self._processors: dict[int, LogitsProcessor] = {}
 
     def open(self, session: DraftSession) -> None:
@@ -48,6 +52,8 @@ class GrowingMethod:
 
     def propose(self, sessions: Sequence[DraftSession]) -> list[Proposal]:
         drafts = [self._begin(session) for session in sessions]
+        if self._draw_chains is not None:
+            self._draw_chains([draft for draft in drafts if draft.frontier and draft.is_plain_chain])
         while running := [draft for draft in drafts if draft.frontier]:
             for draft, logits in zip(running, self._net.logits(running), strict=True):
                 if draft.frontier:

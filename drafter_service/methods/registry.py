@@ -99,11 +99,19 @@ def _build_draft_model(config: DrafterConfig, path: str, report: Report) -> Draf
         on_progress=report,
     )
     num_blocks = max(1, config.kv_cache_mb * 2**20 // loaded.bytes_per_block(config.block_size))
+    cache = loaded.make_cache(num_blocks, config.block_size)
+    runner = ModelRunner(loaded, cache, graphs=not config.enforce_eager)
+    chains = None
+    if loaded.attention_ops.row_backend == "triton":
+        from engine.device_chains import DeviceChains  # triton is there on machines with a GPU
+
+        chains = DeviceChains(runner)
     net = DraftModelNet(
-        ModelRunner(loaded, loaded.make_cache(num_blocks, config.block_size), graphs=not config.enforce_eager),
+        runner,
         BlockManager(num_blocks, config.block_size),
         prefill_chunk_size=config.prefill_chunk_size,
         vocabulary=vocabulary,
+        chains=chains,
     )
     return draft_model_method(net, Path(path).name)
 

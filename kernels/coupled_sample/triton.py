@@ -23,7 +23,7 @@ import triton.language as tl
 from kernels.sampling_support.transforms import Transforms, check_logits, check_vector
 from kernels.sampling_support.triton import RowLaws, row_laws
 from kernels.sampling_support.triton_noise import log_exponentials, noise_words
-from kernels.sampling_support.triton_race import best_of_chunks, chunk_winner
+from kernels.sampling_support.triton_race import best_of_chunks, chunk_share, chunk_winner, winners_share
 from kernels.sampling_support.triton_tiles import LARGEST, in_support, key_shift, keys_of, load_tile
 
 # 8 warps of 16 logits a lane: 16 KiB a program in float32, and several programs on a multiprocessor.
@@ -38,21 +38,48 @@ def coupled_sample(logits: torch.Tensor, transforms: Transforms, key_words: torc
     high word of `engine.coupling.index_key`, wrapped into int32. NaN counts as -inf. A row without a finite logit has
     no token: -1, which the host has to refuse. Raises KernelArgumentError.
     """
+    return _sample(logits, transforms, key_words, None)
+
+
+def coupled_sample_with_shares(
+    logits: torch.Tensor, transforms: Transforms, key_words: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`coupled_sample`, and float32 [R] how sure a drafter can be of each token: its share of sum(1 / arrival).
+
+    That is the softmax of engine.coupling.perturbed_log_weights at the winner; 0 for a row without a token.
+    """
+    shares = torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device)
+    return _sample(logits, transforms, key_words, shares), shares
+
+
+def _sample(
+    logits: torch.Tensor, transforms: Transforms, key_words: torch.Tensor, shares: torch.Tensor | None
+) -> torch.Tensor:
     check_logits(logits)
     num_rows = logits.shape[0]
     check_vector("key_words", key_words, torch.int32, (num_rows, 2))
     laws = row_laws(logits, transforms, with_mass=False)
     token_ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     if num_rows:
-        _race(logits, laws, key_words, token_ids)
+        _race(logits, laws, key_words, token_ids, shares)
     return token_ids
 
 
-def _race(logits: torch.Tensor, laws: RowLaws, key_words: torch.Tensor, token_ids: torch.Tensor) -> None:
+def _race(
+    logits: torch.Tensor,
+    laws: RowLaws,
+    key_words: torch.Tensor,
+    token_ids: torch.Tensor,
+    shares: torch.Tensor | None,
+) -> None:
     num_rows, vocab_size = logits.shape
     num_chunks = triton.cdiv(vocab_size, _CHUNK)
     values = torch.empty(num_rows, num_chunks, dtype=torch.float32, device=logits.device)
     ids = torch.empty(num_rows, num_chunks, dtype=torch.int32, device=logits.device)
+    with_shares = shares is not None
+    # Pointers that no kernel follows where no shares are asked for.
+    sums = torch.empty_like(values) if with_shares else values
+    shares = values if shares is None else shares
     _race_kernel[(num_rows * num_chunks,)](
         logits,
         logits.stride(0),
@@ -62,14 +89,26 @@ def _race(logits: torch.Tensor, laws: RowLaws, key_words: torch.Tensor, token_id
         key_words,
         values,
         ids,
+        sums,
         VOCAB_SIZE=vocab_size,
         NUM_CHUNKS=num_chunks,
+        WITH_SHARES=with_shares,
         KEY_SHIFT=key_shift(logits.dtype),
         BLOCK=min(_CHUNK, max(16, triton.next_power_of_2(vocab_size))),
         num_warps=_NUM_WARPS,
     )
     block_chunks = triton.next_power_of_2(num_chunks)
-    _combine_kernel[(num_rows,)](values, ids, token_ids, NUM_CHUNKS=num_chunks, BLOCK_CHUNKS=block_chunks, num_warps=1)
+    _combine_kernel[(num_rows,)](
+        values,
+        ids,
+        sums,
+        token_ids,
+        shares,
+        NUM_CHUNKS=num_chunks,
+        WITH_SHARES=with_shares,
+        BLOCK_CHUNKS=block_chunks,
+        num_warps=1,
+    )
 
 
 @triton.jit
@@ -82,8 +121,10 @@ def _race_kernel(  # type: ignore[no-untyped-def]
     key_words_ptr,
     values_ptr,
     ids_ptr,
+    sums_ptr,
     VOCAB_SIZE: tl.constexpr,
     NUM_CHUNKS: tl.constexpr,
+    WITH_SHARES: tl.constexpr,
     KEY_SHIFT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -101,13 +142,29 @@ def _race_kernel(  # type: ignore[no-untyped-def]
     arrivals = tl.minimum(arrivals, LARGEST)
     keys = keys_of(logits, KEY_SHIFT)
     kept = in_support(keys, ids, tl.load(border_keys_ptr + row), tl.load(border_ids_ptr + row))
-    best, winner = chunk_winner(tl.where(kept, arrivals, float("inf")), ids)
+    arrivals = tl.where(kept, arrivals, float("inf"))
+    best, winner = chunk_winner(arrivals, ids)
     tl.store(values_ptr + program, best)
     tl.store(ids_ptr + program, winner)
+    if WITH_SHARES:
+        tl.store(sums_ptr + program, chunk_share(arrivals, best))
 
 
 @triton.jit
-def _combine_kernel(values_ptr, ids_ptr, token_ids_ptr, NUM_CHUNKS: tl.constexpr, BLOCK_CHUNKS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _combine_kernel(  # type: ignore[no-untyped-def]
+    values_ptr,
+    ids_ptr,
+    sums_ptr,
+    token_ids_ptr,
+    shares_ptr,
+    NUM_CHUNKS: tl.constexpr,
+    WITH_SHARES: tl.constexpr,
+    BLOCK_CHUNKS: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
-    winner = best_of_chunks(values_ptr + row * NUM_CHUNKS, ids_ptr + row * NUM_CHUNKS, NUM_CHUNKS, BLOCK_CHUNKS)
+    first = row * NUM_CHUNKS
+    winner = best_of_chunks(values_ptr + first, ids_ptr + first, NUM_CHUNKS, BLOCK_CHUNKS)
     tl.store(token_ids_ptr + row, winner.to(tl.int64))
+    if WITH_SHARES:
+        share = winners_share(values_ptr + first, sums_ptr + first, NUM_CHUNKS, BLOCK_CHUNKS)
+        tl.store(shares_ptr + row, share)

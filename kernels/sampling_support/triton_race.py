@@ -22,3 +22,25 @@ def best_of_chunks(values_ptr, ids_ptr, NUM_CHUNKS: tl.constexpr, BLOCK_CHUNKS: 
     ids = tl.load(ids_ptr + chunks, mask=chunks < NUM_CHUNKS, other=-1)
     _, winner = chunk_winner(values, ids)
     return winner
+
+
+@triton.jit
+def chunk_share(arrivals, best):  # type: ignore[no-untyped-def]
+    """float32: the chunk's sum of 1 / arrival, its winner's counted as 1; arrivals are logarithms. 0 without one."""
+    races = best < float("inf")
+    differences = tl.where(races, best, 0.0) - arrivals
+    return tl.where(races, tl.sum(tl.exp(differences), axis=0), 0.0)
+
+
+@triton.jit
+def winners_share(  # type: ignore[no-untyped-def]
+    values_ptr, sums_ptr, NUM_CHUNKS: tl.constexpr, BLOCK_CHUNKS: tl.constexpr
+):
+    """float32: what the winner of a row has of all chunks' sums; 0 if no chunk has a winner."""
+    chunks = tl.arange(0, BLOCK_CHUNKS)
+    values = tl.load(values_ptr + chunks, mask=chunks < NUM_CHUNKS, other=float("inf"))
+    sums = tl.load(sums_ptr + chunks, mask=chunks < NUM_CHUNKS, other=0.0)
+    best = tl.min(values, axis=0)
+    races = best < float("inf")
+    total = tl.sum(tl.exp(tl.where(races, best, 0.0) - values) * sums, axis=0)
+    return tl.where(races, 1.0 / tl.where(races, total, 1.0), 0.0)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 from outrider.v1 import common_pb2 as common
 from shared.errors import InvalidRequest
 from shared.sampling_params import Grammar, GrammarKind, SamplingParams, SpeculationMode
@@ -81,20 +79,9 @@ def params_from_wire(message: common.SamplingParams) -> SamplingParams:
 def _grammar_from_wire(message: common.Grammar) -> Grammar:
     if message.kind not in _GRAMMAR_FROM_WIRE:
         raise InvalidRequest(f"grammar: unknown kind {message.kind}", param="grammar")
-    kind = _GRAMMAR_FROM_WIRE[message.kind]
-    if kind in (GrammarKind.JSON_SCHEMA, GrammarKind.CHOICE):
-        _check_json(kind, message.text)
-    return Grammar(kind, message.text)
-
-
-def _check_json(kind: GrammarKind, text: str) -> None:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        raise InvalidRequest(
-            f"grammar: a {kind.value} must be JSON, nested a few hundred deep at most", param="grammar"
-        ) from None
-    if kind is GrammarKind.CHOICE:
-        are_texts = isinstance(value, list) and value and all(isinstance(choice, str) and choice for choice in value)
-        if not are_texts:
-            raise InvalidRequest("grammar: choices must be a JSON list of strings that are not empty", param="grammar")
+    grammar = Grammar(_GRAMMAR_FROM_WIRE[message.kind], message.text)
+    if grammar.kind is GrammarKind.CHOICE:
+        grammar.choices()
+    elif grammar.kind is GrammarKind.JSON_SCHEMA:
+        grammar.json_schema()
+    return grammar

@@ -19,10 +19,16 @@ def make_costs(
     accepted: Sequence[int] = MIXED,
     step_gap_s: float = 0.0,
     trip_s: float = 0.0,
+    verifier_session_s: float = 0.0,
+    host_round_s: float = 0.0,
+    host_draft_s: float = 0.0,
 ) -> Costs:
     domain = Domain(8, (100,), (tuple(accepted),))
     return Costs(
         verifier_step=verifier_step,
+        verifier_session_s=verifier_session_s,
+        host_round_s=host_round_s,
+        host_draft_s=host_draft_s,
         step_gap_s=step_gap_s,
         step_gap_per_session_s=0.0,
         draft_step=draft_step,

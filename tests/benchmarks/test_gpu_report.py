@@ -16,7 +16,7 @@ from rich.console import Console
 from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
-from benchmarks.gpu_report import correctness, correctness_sampling, llamas, rows, speculation, step, stock_step
+from benchmarks.gpu_report import correctness, correctness_sampling, draft, llamas, rows, speculation, step, stock_step
 from benchmarks.gpu_report.__main__ import main
 from benchmarks.gpu_report.report import Budget, Finding, Part, Run, is_sound, last_line, noted, run_parts, show
 from training.expand import Shape, max_logit_difference
@@ -147,6 +147,16 @@ SMALL = LlamaConfig(
     eos_token_id=1,
     dtype="float32",
 )
+
+
+def test_both_sides_of_the_draft_draw_the_same_chains(tmp_path: Path) -> None:
+    loaded = llamas.load_made(tmp_path, SMALL, llamas.random_llama, DEVICE)
+    chains = draft.Chains(loaded, 2, graphs=False)
+    expected = chains.by_host()
+    for found in (chains.by_device(), chains.by_device(), chains.by_host()):
+        assert found == expected
+    assert [len(chain) for chain in expected] == [draft.NUM_TOKENS] * 2
+    assert expected[0] != expected[1]
 
 
 def test_the_stock_step_is_the_engines(tmp_path: Path) -> None:

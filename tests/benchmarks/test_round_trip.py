@@ -13,8 +13,10 @@ from benchmarks.load import Shape, run_load
 from benchmarks.prompts import code_prompts
 from benchmarks.round_trip import Cell, Plan, _cell, compare
 from benchmarks.simulation.fleet import Arrivals, Scenario, simulate
-from benchmarks.simulation.record import medians_near, record
+from benchmarks.simulation.probes import Forward
+from benchmarks.simulation.record import medians_near, per_session_s_of, record
 from benchmarks.simulation.stack import METHOD, MeasuredStack, measured_stack, plain
+from verifier_service.step_costs import StepCosts
 
 MODELS = Path(__file__).parents[2] / "models"
 OFF = Cell(0, 0, "off", 0, 48.0, 96, 90, 1.0, 0.02, 0.0, 0.0, 0.02, 0.03)
@@ -53,6 +55,13 @@ def test_batches_count_for_the_point_that_they_are_near() -> None:
     assert medians_near(samples, (1, 16, 32)) == [(1, 0.1), (16, 2.0)]
 
 
+def test_further_sessions_cost_what_rows_of_one_do_not_explain() -> None:
+    step = StepCosts([(1, 0.010), (16, 0.025)])
+    forwards = [Forward(1, 16, 9.0), Forward(4, 4, 0.013 + 3 * 0.002), Forward(16, 16, 0.025 + 15 * 0.003)]
+    assert per_session_s_of(forwards, step) == pytest.approx(0.0025)
+    assert per_session_s_of(forwards[:1], step) == 0.0
+
+
 @pytest.fixture(scope="module")
 def stack() -> Iterator[MeasuredStack]:
     """The demo pair as it is: nothing is claimed of its speed."""
@@ -89,6 +98,7 @@ def test_costs_that_are_recorded_can_be_simulated_with(stack: MeasuredStack) -> 
     assert rows[-1] == 256
     assert all(seconds > 0.0 for _, seconds in costs.verifier_step)
     assert costs.draft_step[-1][1] > 0.0
+    assert costs.host_round_s > 0.0
     assert costs.drafter_trip_s > 0.0 < costs.verifier_trip_s
     code = costs.domains["code"]
     assert len(code.accepted) == len(code.num_prompt_tokens) == 1

@@ -73,6 +73,27 @@ def test_services_on_one_machine_share_its_cores() -> None:
     assert together == pytest.approx(8 / 0.02, rel=0.01)
 
 
+def test_sessions_of_a_forward_have_a_price_of_their_own() -> None:
+    outcome = simulate(dataclasses.replace(ONE, load=8.0), make_costs(verifier_session_s=0.001))
+    assert outcome.tokens_per_s == pytest.approx(8 / 0.027, rel=0.02)
+
+
+def test_gateway_and_client_take_cores_on_one_machine_alone() -> None:
+    costs = make_costs(host_round_s=0.005, host_draft_s=0.002)
+    apart, together = (
+        simulate(dataclasses.replace(ONE, one_machine=shared), costs).tokens_per_s for shared in (False, True)
+    )
+    assert apart == pytest.approx(1 / 0.02, rel=0.01)
+    # Beside a forward of 20 ms its 5 ms take half of the machine for 10 ms.
+    assert together == pytest.approx(1 / 0.025, rel=0.01)
+    drafted = [
+        simulate(dataclasses.replace(ONE, method="fixed:4", one_machine=True), each)
+        for each in (costs, make_costs(host_round_s=0.005))
+    ]
+    seconds = [outcome.tokens_per_round / outcome.tokens_per_s for outcome in drafted]
+    assert seconds[0] - seconds[1] == pytest.approx(0.002, rel=0.1)
+
+
 def test_one_drafter_for_many_verifiers_is_a_queue() -> None:
     """A drafter that takes 40 ms for a proposal, whoever shares it, cannot be asked more often than that."""
     costs = make_costs(draft_step=((1, 0.010), (64, 0.10)))

@@ -143,6 +143,7 @@ def test_a_wrong_speculative_config(run_dir: Path) -> None:
     )
     assert done.returncode == 2
     assert "metod" in done.stderr
+    assert "loading" not in done.stdout + done.stderr, "it is refused before anything is loaded"
     assert not (run_dir / "stack.json").exists()
 
 

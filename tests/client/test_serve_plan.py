@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 from client.cli import app
 from client.serve_plan import ServePlan, plan_serving
 from drafter_service.config import DrafterConfig
-from gateway.config import parse_speculative_config
 from shared.config import load_config
 from shared.errors import ConfigError
+from shared.speculative_config import parse_speculative_config
 from verifier_service.config import VerifierConfig
 
 

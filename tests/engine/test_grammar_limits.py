@@ -34,3 +34,9 @@ def test_options_are_not_the_requests_to_set() -> None:
     text = 'start: "a"\n%llguidance {"no_forcing": false}'
     with pytest.raises(InvalidRequest, match="%llguidance is not allowed"):
         GrammarCompiler(str(TARGET), 4096, [0]).compile(Grammar(GrammarKind.LARK, text))
+
+
+@pytest.mark.parametrize("text", ["0", "[]", '["a", 1]', "{", "[" * 100_000])
+def test_choices_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="choice"):
+        GrammarCompiler(str(TARGET), 4096, [0]).compile(Grammar(GrammarKind.CHOICE, text))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import save_tiny_model
+from tiny_models import TINY_LLAMA, save_tiny_model
 
 from engine.batch import ForwardBatch, SessionRows, build_batch
 from engine.model import LoadedModel, load_model
@@ -16,25 +16,13 @@ from engine.row_buckets import ROW_BUCKETS, Bucket, bucket_of, empty_batch, fill
 from engine.runner import ModelRunner
 from tests.kernels.triton_device import device
 
-_SHAPE = {
-    "vocab_size": 61,
-    "max_position_embeddings": 64,
-    "hidden_size": 64,
-    "intermediate_size": 48,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 _TOKENS = [(11 * place) % 59 + 1 for place in range(21)]
 _BLOCKS = [3, 0]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model("LlamaConfig", _SHAPE, tmp_path_factory.mktemp("llama"))
+    return save_tiny_model("LlamaConfig", TINY_LLAMA, tmp_path_factory.mktemp("llama"))
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])

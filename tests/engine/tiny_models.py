@@ -28,6 +28,19 @@ _LLAMA_LIKE = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
+# For the GPU's kernels, which take their time when they are interpreted.
+TINY_LLAMA = {
+    "vocab_size": 61,
+    "max_position_embeddings": 64,
+    "hidden_size": 64,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 _GPT2_LIKE = {
     "vocab_size": VOCAB_SIZE,
     "n_positions": 128,

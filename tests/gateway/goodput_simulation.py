@@ -53,11 +53,14 @@ class World:
         """Tokens a second of all sessions at a fixed length: by its definition, nothing estimated."""
         survival = [self.acceptance ** (place + 1) for place in range(num_draft_tokens)]
         tokens = self.num_sessions * (1.0 + self.shown * sum(survival))
+        return tokens / self.round_s(num_draft_tokens)
+
+    def round_s(self, num_draft_tokens: int) -> float:
         seconds = self.forward_s(round(self.num_sessions * (1 + self.shown * num_draft_tokens)))
         if num_draft_tokens:
             seconds *= 1.0 + self.contention
             seconds += FORWARD_S * (self.overhead_s + num_draft_tokens * self.position_s)
-        return tokens / seconds
+        return seconds
 
     def best_goodput(self, max_draft_tokens: int) -> float:
         return max(self.goodput(length) for length in range(max_draft_tokens + 1))
@@ -70,6 +73,7 @@ class Run:
     num_tokens: int = 0
     seconds: float = 0.0
     lengths: list[int] = field(default_factory=list)
+    rounds_s: list[float] = field(default_factory=list)
 
     @property
     def goodput(self) -> float:
@@ -133,11 +137,13 @@ class LockStep:
                     round_tokens=last_round.num_tokens,
                     round_s=last_round.seconds,
                     open_sessions=len(plan),
+                    verify_s=ended - started,
                 )
             )
         run.num_tokens += num_tokens
         run.seconds += ended - self.now
         run.lengths += asked
+        run.rounds_s.append(ended - self.now)
         self.now = ended
 
     def _accepted(self, num_draft_tokens: int, method: str) -> int:

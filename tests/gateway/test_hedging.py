@@ -12,7 +12,7 @@ from in_process import NGRAM, TRUTH, Choice, PlainDrafter
 from prometheus_client import CollectorRegistry
 from verifier_fleet import Fleet
 
-from gateway.config import GatewayConfig, SpeculativeConfig
+from gateway.config import GatewayConfig
 from gateway.drafter_line import Lease
 from gateway.generation import Generation
 from gateway.hedging import AnswerTimes, HedgedDrafter
@@ -23,6 +23,7 @@ from gateway.tokenizer import Tokenizer
 from shared.errors import DrafterLost
 from shared.messages import DrafterInfo, DraftMethodInfo, DraftStep
 from shared.sampling_params import SamplingParams
+from shared.speculative_config import SpeculativeConfig
 
 # Answers of the drafters below come at once, or when a gate opens.
 USUAL_S = 0.01

@@ -9,7 +9,7 @@ import torch
 from engine import coupling
 from engine.sampling import LogitsProcessor
 from kernels.coupled_sample import reference
-from kernels.coupled_sample.triton import coupled_sample
+from kernels.coupled_sample.triton import coupled_sample, coupled_sample_with_shares
 from kernels.errors import KernelArgumentError
 from kernels.sampling_support.transforms import Transforms
 from shared.sampling_params import SamplingParams
@@ -104,3 +104,19 @@ def test_no_rows_and_wrong_keys() -> None:
     assert coupled_sample(logits[:0], fields, keys[:0]).shape == (0,)
     with pytest.raises(KernelArgumentError, match="key_words"):
         coupled_sample(logits, transforms(FIELDS[:1]), keys.to(torch.int64))
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+@pytest.mark.parametrize(("vocab_size", "dtype"), [(7, torch.bfloat16), (300, torch.float32), (9001, torch.bfloat16)])
+def test_shares_are_the_softmax_of_the_race(vocab_size: int, dtype: torch.dtype) -> None:
+    chosen = FIELDS[:6]
+    logits, fields, keys = random_logits(6, vocab_size, dtype), transforms(chosen), random_keys(6)
+    logits[5] = -torch.inf
+    tokens, shares = coupled_sample_with_shares(logits, fields, keys)
+    assert torch.equal(tokens, coupled_sample(logits, fields, keys))
+    # Argmax has one token in its law; what is compared there is the logits.
+    races = -reference.race_values(logits, fields, keys)
+    races[0] = logits[0].double()
+    expected = torch.softmax(races[:5], dim=1).max(dim=1).values
+    torch.testing.assert_close(shares[:5].double(), expected, rtol=1e-4, atol=0.0)
+    assert (tokens[5].item(), shares[5].item()) == (-1, 0.0)

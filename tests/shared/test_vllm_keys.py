@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from drafter_service.config import DrafterConfig
-from gateway.config import SpeculativeConfig, parse_speculative_config
 from shared.errors import ConfigError
+from shared.speculative_config import SpeculativeConfig, parse_speculative_config
 from shared.vllm_keys import FLAGS_ELSEWHERE, KNOWN, OF_DRAFTER, OF_GATEWAY, OF_VERIFIER, given_keys
 from verifier_service.config import VerifierConfig
 

@@ -83,6 +83,36 @@ def test_sessions_that_decode_come_before_prefills_and_the_budget_holds() -> Non
     assert [(work.session, work.num_rows) for work in plan] == [(decoding, 4), (prefilling, 16)]
 
 
+def test_prompts_are_read_in_small_pieces_while_somebody_decodes() -> None:
+    scheduler = make_scheduler(budget=64, chunk=32)
+    scheduler.rows_while_decoding = lambda: 12
+    decoding, first, second = make_session(0, 6), make_session(1, 30), make_session(2, 30)
+    ask(decoding)
+    settle(scheduler, scheduler.plan([decoding])[0])
+    decoding.has_replied = True  # and it drafts now: a long forward would make it wait
+    ask(first, at=1.0)
+    assert [work.num_rows for work in scheduler.plan([decoding, first])] == [12]
+    ask(decoding, 7, 7, 7, at=2.0)
+    ask(second, at=3.0)
+    plan = scheduler.plan([decoding, first, second])
+    assert [(work.session, work.num_rows) for work in plan] == [(decoding, 4), (first, 8)]
+    decoding.finished = True
+    assert [work.num_rows for work in scheduler.plan([decoding, first, second])] == [4, 30, 30]
+
+
+def test_prompts_go_on_by_a_block_however_little_is_left_for_them() -> None:
+    scheduler = make_scheduler()
+    scheduler.rows_while_decoding = lambda: 0
+    decoding, prefilling = make_session(0, 6), make_session(1, 30)
+    ask(decoding)
+    settle(scheduler, scheduler.plan([decoding])[0])
+    decoding.has_replied = True
+    ask(prefilling, at=1.0)
+    ask(decoding, 7, 7, 7, at=2.0)
+    plan = scheduler.plan([decoding, prefilling])
+    assert [(work.session, work.num_rows) for work in plan] == [(decoding, 4), (prefilling, BLOCK_SIZE)]
+
+
 def test_a_draft_waits_for_the_end_of_the_prefill() -> None:
     scheduler, session = make_scheduler(chunk=8), make_session(0, 10)
     ask(session, 7, 7)

@@ -73,3 +73,11 @@ def test_a_real_model_is_measured_over_as_many_rows_as_fit(loaded: LoadedModel) 
     assert seconds == sorted(seconds)
     # 40 positions: 32 rows are the last that were tried, the slope of that piece goes on.
     assert costs.marginal_s(20) == costs.marginal_s(500)
+
+
+@settings(max_examples=200, deadline=None)
+@given(TABLES, st.floats(1e-7, 3.0), st.integers(1, 300))
+def test_rows_within_a_time_are_the_most_that_fit(table: Table, seconds: float, max_rows: int) -> None:
+    costs = StepCosts(table)
+    fitting = [num_rows for num_rows in range(1, max_rows + 1) if costs.seconds(num_rows) <= seconds]
+    assert costs.rows_within(seconds, max_rows) == len(fitting)

@@ -1,0 +1,95 @@
+"""A chain of five tokens by a Llama-1B of random weights at a context of 1,000, drawn at temperature 1.
+
+Two sides on the same weights and noise: drawn on the device, a CUDA graph a step and one copy at the end; and as chains
+grow elsewhere, each row of logits copied to the host and its race run there. The device's chain is also held against
+itself without graphs. Wall time between two synchronisations, the first token's forward included.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.gpu_report.llamas import LLAMA_1B, load_made, random_llama, streamed_bytes
+from benchmarks.gpu_report.report import Finding, Part, Run, judged, noted
+from benchmarks.gpu_report.timing import copy_bandwidth, wall_us
+from engine.batch import SessionRows, build_batch
+from engine.coupling import coupled_sample, index_key
+from engine.device_chains import ChainStart, DeviceChains
+from engine.model import LoadedModel
+from engine.runner import ModelRunner
+from engine.sampling import LogitsProcessor
+from shared.sampling_params import SamplingParams
+
+CONTEXT_LEN, NUM_TOKENS, BLOCK_SIZE = 1000, 5, 16
+SESSION_COUNTS = (1, 8)
+_PARAMS = SamplingParams(temperature=1.0)
+
+
+class Chains:
+    """Sessions that have read a context each, and the two ways to draw what follows."""
+
+    def __init__(self, loaded: LoadedModel, num_sessions: int, *, graphs: bool) -> None:
+        self._blocks_each = -(-(CONTEXT_LEN + NUM_TOKENS) // BLOCK_SIZE)
+        cache = loaded.make_cache(num_sessions * self._blocks_each, BLOCK_SIZE)
+        self._runner = ModelRunner(loaded, cache, graphs=graphs)
+        self._device_chains = DeviceChains(self._runner)
+        self._sessions = range(num_sessions)
+        self._processor = LogitsProcessor(_PARAMS, (), ())
+        drawn = loaded.vocab_size - 5
+        ids = [[5 + (31 * place + session) % drawn for place in range(CONTEXT_LEN)] for session in self._sessions]
+        for session in self._sessions:
+            rows = SessionRows(ids[session][:-1], 0, self._blocks(session), 0)
+            self._runner.forward(build_batch([rows], BLOCK_SIZE))
+        self._last_ids = [context[-1] for context in ids]
+
+    def by_device(self) -> list[list[int]]:
+        logits = self._forward(self._last_ids, CONTEXT_LEN - 1)
+        keys = [np.array([index_key(session, place) for place in range(NUM_TOKENS)]) for session in self._sessions]
+        starts = [
+            ChainStart(CONTEXT_LEN, self._blocks(session), _PARAMS, keys[session].astype(np.uint32))
+            for session in self._sessions
+        ]
+        return [[drawn.token_id for drawn in chain] for chain in self._device_chains.draw(logits, starts)]
+
+    def by_host(self) -> list[list[int]]:
+        chains: list[list[int]] = [[] for _ in self._sessions]
+        token_ids = self._last_ids
+        for place in range(NUM_TOKENS):
+            rows = self._forward(token_ids, CONTEXT_LEN - 1 + place).float().cpu().numpy()
+            laws = [self._processor.log_weights(row, ()) for row in rows]
+            token_ids = [coupled_sample(law, session, place) for session, law in enumerate(laws)]
+            for chain, token_id in zip(chains, token_ids, strict=True):
+                chain.append(token_id)
+        return chains
+
+    def _forward(self, token_ids: list[int], position: int) -> torch.Tensor:
+        rows = [SessionRows([token_ids[session]], position, self._blocks(session), 1) for session in self._sessions]
+        return self._runner.forward(build_batch(rows, BLOCK_SIZE)).logits
+
+    def _blocks(self, session: int) -> list[int]:
+        return list(range(session * self._blocks_each, (session + 1) * self._blocks_each))
+
+
+def _measure(run: Run) -> Iterable[Finding]:
+    stream_us = streamed_bytes(LLAMA_1B) / copy_bandwidth() * 1e6
+    with tempfile.TemporaryDirectory() as folder:
+        loaded = load_made(Path(folder), LLAMA_1B, random_llama, run.device)
+        for num_sessions in SESSION_COUNTS:
+            chains = Chains(loaded, num_sessions, graphs=True)
+            drawn, plain = chains.by_device(), Chains(loaded, num_sessions, graphs=False).by_device()
+            name = f"chains of {num_sessions} session{'s' if num_sessions > 1 else ''}"
+            yield judged(name, "the same without graphs", f"{sum(map(len, drawn))} tokens", drawn == plain)
+            times = wall_us({"device": chains.by_device, "host": chains.by_host}, 5 if run.quick else 20)
+            each = times["device"] / NUM_TOKENS
+            measured = (
+                f"{each / 1e3:.2f} ms a token, {each / stream_us:.2f} x the {stream_us / 1e3:.2f} ms of its weights"
+            )
+            yield noted(name, f"{measured}; by the host {times['host'] / NUM_TOKENS / 1e3:.2f} ms", **times)
+
+
+PARTS = [Part("draft", "Llama-1B of random weights", 25.0, _measure)]

@@ -1,0 +1,52 @@
+"""The gateway's `--speculative-config`: parsed where it is used, and by whoever starts services, before they load."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from shared.errors import ConfigError
+from shared.vllm_keys import FLAGS_ELSEWHERE
+
+
+@dataclass(frozen=True)
+class SpeculativeConfig:
+    """What `--speculative-config` may say, under vLLM's keys. Which checkpoint drafts is the drafters' setting."""
+
+    method: str = "auto"
+    num_speculative_tokens: int = 5
+    token_tree: bool = False
+
+
+def parse_speculative_config(text: str) -> SpeculativeConfig:
+    """Raises ConfigError that names the key; for a setting of another service it says which."""
+    if not text.strip():
+        return SpeculativeConfig()
+    raw = json_object(text)
+    known = {key.replace("-", "_"): value for key, value in raw.items()}
+    for key in known.keys() & FLAGS_ELSEWHERE.keys():
+        raise ConfigError(f"--speculative-config: give {key} as {FLAGS_ELSEWHERE[key]}")
+    allowed = SpeculativeConfig.__dataclass_fields__.keys()
+    for key in known.keys() - allowed:
+        raise ConfigError(f"--speculative-config: unknown key {key!r}; known are {', '.join(allowed)}")
+    config = SpeculativeConfig(**known)
+    if not isinstance(config.method, str):
+        raise ConfigError("--speculative-config: method must be text")
+    if not isinstance(config.token_tree, bool):
+        raise ConfigError("--speculative-config: token_tree must be true or false")
+    tokens = config.num_speculative_tokens
+    if isinstance(tokens, bool) or not isinstance(tokens, int) or not 1 <= tokens <= 32:
+        raise ConfigError("--speculative-config: num_speculative_tokens must be a whole number from 1 to 32")
+    return config
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """What `--speculative-config` says, as it stands there. Raises ConfigError."""
+    try:
+        raw = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"--speculative-config is not JSON: {error}") from None
+    if not isinstance(raw, dict):
+        raise ConfigError("--speculative-config must be a JSON object")
+    return raw

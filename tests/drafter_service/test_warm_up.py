@@ -1,0 +1,79 @@
+"""The drafter's rounds for nobody: they meet the forwards that sessions need, and leave nothing behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from drafter_service.config import DrafterConfig
+from drafter_service.methods.draft_model import DraftModelNet, draft_model_method
+from drafter_service.methods.registry import build_methods
+from drafter_service.session import DraftSession
+from drafter_service.warm_up import warm_up
+from engine.batch import ForwardBatch
+from engine.block_manager import BlockManager
+from engine.cpu_graphs import MEETINGS_BEFORE_RECORDING
+from engine.model import load_model
+from engine.runner import ForwardResult, ModelRunner
+from tests.verifier_service.engine_client import save_llama
+
+MODELS = Path(__file__).parents[2] / "models"
+_HEADS = ("eagle", "eagle3", "medusa", "mlp_speculator")
+
+
+class _Watched(ModelRunner):
+    """Counts the forwards by their rows, where every row's logits are wanted."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        self.num_rows: list[int] = []
+
+    def forward(self, batch: ForwardBatch, tap_layers: tuple[int, ...] = ()) -> ForwardResult:  # type: ignore[override]
+        if len(batch.logits_rows) == len(batch.token_ids):
+            self.num_rows.append(len(batch.token_ids))
+        return super().forward(batch, tap_layers)
+
+
+def test_a_draft_models_forwards_are_met_and_nothing_stays(tmp_path: Path) -> None:
+    loaded = load_model(str(save_llama(tmp_path, seed=5, num_layers=1)), dtype="float32")
+    blocks = BlockManager(20, 4)
+    runner = _Watched(loaded, loaded.make_cache(20, 4))
+    method = draft_model_method(DraftModelNet(runner, blocks, prefill_chunk_size=32), "tiny")
+    warm_up(method)
+    blocks.check_integrity()
+    assert blocks.num_free_blocks == 20
+    # After a rejection one row is new, after none two.
+    assert min(runner.num_rows.count(1), runner.num_rows.count(2)) >= MEETINGS_BEFORE_RECORDING
+
+
+@pytest.mark.parametrize("name", _HEADS)
+def test_heads_propose_with_no_targets_states(name: str) -> None:
+    folder = MODELS / f"demo-{name.replace('_', '-')}"
+    config = DrafterConfig(draft_model=(str(folder),), target_model=str(MODELS / "demo-target"), methods=(name,))
+    method = build_methods(config, lambda _line: None)[name]
+    proposed: list[int] = []
+    propose = method.propose
+
+    def counted(sessions: list[DraftSession]):  # type: ignore[no-untyped-def]
+        proposals = propose(sessions)
+        proposed.append(len(proposals[0].token_ids))
+        assert sessions[0].missing_hidden_from is None
+        return proposals
+
+    method.propose = counted  # type: ignore[method-assign, assignment]
+    warm_up(method)
+    assert proposed == [3] * (MEETINGS_BEFORE_RECORDING + 1)
+
+
+def test_a_failing_method_is_left_closed(tmp_path: Path) -> None:
+    """What fails at start fails loudly, and not with a session open."""
+    loaded = load_model(str(save_llama(tmp_path, seed=5, num_layers=1)), dtype="float32")
+    blocks = BlockManager(20, 4)
+    method = draft_model_method(
+        DraftModelNet(ModelRunner(loaded, loaded.make_cache(20, 4)), blocks, prefill_chunk_size=32), "tiny"
+    )
+    method.propose = lambda _sessions: (_ for _ in ()).throw(RuntimeError("broken"))  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="broken"):
+        warm_up(method)
+    assert blocks.num_free_blocks == 20
