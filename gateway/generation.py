@@ -29,7 +29,7 @@ from gateway.requests import METHOD_AUTO, METHOD_OFF, ChoiceStart, GenerationUpd
 from gateway.run_ahead import AheadTrials
 from gateway.tokenizer import Tokenizer
 from gateway.verifier_kinds import VerifierKinds, kind_of
-from shared.errors import Overloaded, VerifierLost
+from shared.errors import Overloaded, VerifierLost, WriteFailed
 from shared.messages import DrafterInfo, SessionSpec, VerifierInfo
 from shared.sampling_params import SpeculationMode
 from shared.speculative_config import SpeculativeConfig
@@ -170,7 +170,8 @@ class Generation:
                 await asyncio.sleep(OVERLOADED_WAIT_S)
             except VerifierLost as error:
                 lost = error
-                self.verifiers.mark_lost(member)
+                if not isinstance(error, WriteFailed):
+                    self.verifiers.mark_lost(member)
                 self.metrics.failovers.inc()
                 num_committed = len(sink.committed_token_ids)
                 if request.trace is not None:

@@ -20,6 +20,7 @@ from shared.errors import (
     Overloaded,
     Unavailable,
     VerifierLost,
+    WriteFailed,
 )
 from shared.messages import Commit, DraftStep, ProposalReply, SessionSpec, VerifyStep
 from shared.tracing import Carrier
@@ -31,11 +32,15 @@ _STATUS_ERRORS: dict[grpc.StatusCode, type[OutriderError]] = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
     grpc.StatusCode.ABORTED: CommitRefused,
 }
+# What grpc.aio puts in the place of the peer's own status when a write comes after the peer has ended the stream.
+_LOCAL_WRITE_FAILURE = (grpc.StatusCode.INTERNAL, "Internal error from Core")
 
 
 async def _error_of(call: Any, lost: type[Unavailable], peer: str) -> OutriderError:
     """Why a stream has ended. The detail of a request's fault starts with the field's name and a colon."""
     code, detail = await call.code(), await call.details() or ""
+    if (code, detail) == _LOCAL_WRITE_FAILURE and lost is VerifierLost:
+        return WriteFailed(f"{peer}: the stream ended while it was written to")
     kind = _STATUS_ERRORS.get(code)
     if kind is None:
         return lost(f"{peer}: {code.name if code else 'stream ended'} {detail}".rstrip())

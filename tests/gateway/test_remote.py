@@ -1,0 +1,93 @@
+"""A stream's end as the gateway hears it, over real sockets, when it comes between two writes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from gateway.remote import RemoteDrafter, RemoteVerifier
+from outrider.v1 import drafter_pb2_grpc, verifier_pb2_grpc
+from shared import rpc, wire
+from shared.errors import DrafterLost, Overloaded, VerifierLost, WriteFailed
+from shared.messages import DraftStep, SessionSpec, VerifyStep
+from shared.sampling_params import SamplingParams, SpeculationMode
+
+_SPEC = SessionSpec("s", 1, (5, 7), (), SamplingParams(), SpeculationMode.EXACT, 0, method="ngram")
+_MANY = 30
+
+
+class _FullVerifier(verifier_pb2_grpc.VerifierServicer):
+    async def Session(self, requests: Any, context: Any) -> AsyncIterator[Any]:
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
+        yield
+
+
+class _FullDrafter(drafter_pb2_grpc.DrafterServicer):
+    async def Session(self, requests: Any, context: Any) -> AsyncIterator[Any]:
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
+        yield
+
+
+@pytest.fixture
+async def channel() -> AsyncIterator[grpc.aio.Channel]:
+    def add(server: grpc.aio.Server) -> None:
+        verifier_pb2_grpc.add_VerifierServicer_to_server(_FullVerifier(), server)  # type: ignore[no-untyped-call]
+        drafter_pb2_grpc.add_DrafterServicer_to_server(_FullDrafter(), server)  # type: ignore[no-untyped-call]
+
+    server = await rpc.start_server("127.0.0.1", 0, add, ())
+    async with rpc.open_channel(f"127.0.0.1:{server.port}") as channel:
+        yield channel
+    await server.drain(0.0)
+
+
+async def _refusal(channel: grpc.aio.Channel, num_writes: int) -> Exception:
+    """What a full verifier's answer becomes when the gateway writes on before it reads."""
+    verifier = RemoteVerifier(channel, "there:7001")
+    try:
+        await verifier.open(_SPEC)
+        for _ in range(num_writes):
+            await verifier._write(wire.verify_step_to_wire(VerifyStep(1, 0)))
+        async for _ in verifier.verify(VerifyStep(1, 0)):
+            pass
+    except (Overloaded, VerifierLost) as error:
+        return error
+    finally:
+        await verifier.close()
+    raise AssertionError("a full verifier has answered")
+
+
+async def test_a_refusal_that_meets_a_write_does_not_pass_for_a_dead_verifier(channel: grpc.aio.Channel) -> None:
+    """grpc.aio then reports INTERNAL in the place of the peer's status: nobody may be taken out of the fleet for it."""
+    refusals = [await _refusal(channel, num_writes=5) for _ in range(_MANY)]
+    assert {type(error) for error in refusals} <= {Overloaded, WriteFailed}
+    assert any(isinstance(error, WriteFailed) for error in refusals)
+    assert "full" in str(await _refusal_by_itself(channel))
+
+
+async def _refusal_by_itself(channel: grpc.aio.Channel) -> Exception:
+    verifier = RemoteVerifier(channel, "there:7001")
+    await verifier.open(_SPEC)
+    with pytest.raises(Overloaded) as refused:
+        await verifier._read()
+    await verifier.close()
+    return refused.value
+
+
+async def test_a_drafter_that_refuses_is_a_lost_one_either_way(channel: grpc.aio.Channel) -> None:
+    for _ in range(_MANY):
+        with pytest.raises(DrafterLost):
+            await _asked(RemoteDrafter(channel, "there:7002"))
+
+
+async def _asked(drafter: RemoteDrafter) -> None:
+    try:
+        async with asyncio.timeout(5.0):
+            await drafter.open(_SPEC)
+            await drafter.propose(DraftStep(1, 0, (), num_draft_tokens=2))
+    finally:
+        await drafter.close()
