@@ -3,7 +3,9 @@
 The costs that `auto` decides by (draft_costs) leave things out: a drafter on the verifier's machine takes its cores and
 its memory bandwidth, and sessions wait for each other. So the outcome itself is measured: the verifier's rounds while
 sessions draft against its rounds while none does, per number of open sessions (not of those in a forward: drafting
-splits them). Where drafting loses, nobody drafts for a while; twice as long after each further loss.
+splits them). Where drafting loses, nobody drafts for a while; twice as long after each further loss. A load of which
+nothing is known yet is taken to be like the next lower one that was judged: where drafts clearly did not pay with
+fewer sessions, they will hardly pay with more.
 
 Not here: how many tokens to draft where it pays.
 """
@@ -73,6 +75,14 @@ class _Load:
     plain_age: int = 0
     mute_left: int = 0
     mute_tokens: int = _FIRST_MUTE_TOKENS
+    # What the last comparison has said, here or, before there was one, at a lower load.
+    is_judged: bool = False
+    has_clearly_lost: bool = False
+
+    def mute(self, *, is_clear: bool) -> None:
+        self.mute_left, self.mute_tokens = self.mute_tokens, min(2 * self.mute_tokens, _LONGEST_MUTE_TOKENS)
+        self.is_judged, self.has_clearly_lost = True, is_clear
+        self.drafting = _Rounds()
 
 
 class GoodputGuard:
@@ -103,8 +113,7 @@ class GoodputGuard:
 
     def observe(self, outcome: RoundOutcome) -> None:
         """A commit of any session that is free to draft or not."""
-        num_open = max(1, outcome.open_sessions, outcome.batch_sessions)
-        self._load = self._loads.setdefault(round(_LOADS_PER_DOUBLING * math.log2(num_open)), _Load())
+        self._load = self._load_of(max(1, outcome.open_sessions, outcome.batch_sessions))
         share = 1.0 / max(1, outcome.batch_sessions)  # of a round, which every session in it reports
         self._load.plain_age += 1 + outcome.num_accepted
         self._load.mute_left -= 1 + outcome.num_accepted
@@ -118,6 +127,15 @@ class GoodputGuard:
             self._load.plain.add(outcome, share)
             self._load.plain_age = 0
             self._plain_rounds_left = max(0.0, self._plain_rounds_left - share)
+
+    def _load_of(self, num_sessions: int) -> _Load:
+        place = round(_LOADS_PER_DOUBLING * math.log2(num_sessions))
+        load = self._loads.setdefault(place, _Load())
+        if not load.is_judged:
+            judged = [lower for lower, known in self._loads.items() if lower < place and known.is_judged]
+            if judged and self._loads[max(judged)].has_clearly_lost:
+                load.mute(is_clear=True)
+        return load
 
     def _follow(self, outcome: RoundOutcome, share: float) -> None:
         """Whether the sessions draft now, and for how many rounds they have."""
@@ -136,9 +154,9 @@ class GoodputGuard:
         ratio = load.drafting.tokens_per_s / load.plain.tokens_per_s
         error = 0.0 if num_seen >= _MANY_ROUNDS else _SPREAD / math.sqrt(num_seen)
         if ratio < 1.0 - _ERRORS_OF_A_LOSS * error:
-            load.mute_left, load.mute_tokens = load.mute_tokens, min(2 * load.mute_tokens, _LONGEST_MUTE_TOKENS)
-            load.drafting = _Rounds()
+            load.mute(is_clear=ratio < 1.0 - _ERRORS_OF_A_WIN * error)
         elif ratio > 1.0 + _ERRORS_OF_A_WIN * error:
             load.mute_tokens = _FIRST_MUTE_TOKENS
+            load.is_judged, load.has_clearly_lost = True, False
         if load.plain_age > (_LONG_FRESH_TOKENS if ratio > _WINS_BY_FAR else _FRESH_TOKENS):
             load.plain = _Rounds()

@@ -1,7 +1,8 @@
-"""What triton's interpreter computes otherwise than a GPU does, set right: rounding to bf16, and dots of bf16.
+"""What triton's interpreter computes otherwise than a GPU does, set right: rounding to bf16, and dots.
 
-The interpreter (triton 3.6) cuts a float off where the GPU rounds to the nearest even bf16, and multiplies the bit
-patterns of bf16 in `tl.dot`. On a GPU these functions are `to` and `dot` and nothing else.
+The interpreter (triton 3.6) cuts a float off where the GPU rounds to the nearest even bf16, multiplies the bit patterns
+of bf16 in `tl.dot`, and leaves the order of its sums to numpy's BLAS (OpenBLAS on AMD's Zen 5: a row's bits depend on
+the row's place in the tile). On a GPU these functions are `to` and `dot` and nothing else.
 """
 
 from __future__ import annotations
@@ -38,5 +39,7 @@ def round_to(x, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
 def dot_in_fp32(left, right, total):  # type: ignore[no-untyped-def]
     """total + left @ right: products and sums in fp32, of fp32 factors too (never TF32)."""
     if INTERPRETED:
-        left, right = left.to(tl.float32), right.to(tl.float32)
+        # In fp64 the order of a BLAS's sums is lost in the rounding.
+        left, right, total = left.to(tl.float64), right.to(tl.float64), total.to(tl.float64)
+        return tl.dot(left, right, total, out_dtype=tl.float64).to(tl.float32)
     return tl.dot(left, right, total, input_precision="ieee")

@@ -76,6 +76,8 @@ def resolved_by_docker(variables: dict[str, str]) -> dict[str, Any]:
     """What Docker Compose itself makes of the file. Skips the test where there is no Docker Compose to ask."""
     if shutil.which("docker") is None:
         pytest.skip("the docker command is not here")
+    if subprocess.run(["docker", "compose", "version"], capture_output=True, timeout=60, check=False).returncode:
+        pytest.skip("the docker command here has no Compose")
     command = ["docker", "compose", "-f", str(ROOT / "docker-compose.yml"), "config", "--format", "json"]
     environment = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ} | variables
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)

@@ -91,6 +91,33 @@ def test_loads_are_judged_apart() -> None:
     assert guard.allows_drafts()
 
 
+def _lose(guard: GoodputGuard, num_sessions: int, factor: float) -> None:
+    """Rounds in turn until the guard says that drafting has lost."""
+    tell(guard, 40, num_sessions, 100.0, drafts=False)
+    while guard.mute_tokens_left <= 0:
+        tell(guard, 1, num_sessions, 100.0 * factor, drafts=True)
+
+
+def test_what_has_clearly_lost_with_fewer_sessions_is_not_tried_at_once_with_more() -> None:
+    guard = GoodputGuard()
+    _lose(guard, 4, factor=0.5)
+    tell(guard, 1, 16, 100.0, drafts=False)
+    assert not guard.allows_drafts()
+    tell(guard, 1, 2, 100.0, drafts=False)
+    assert guard.allows_drafts(), "it says nothing of fewer sessions"
+    tell(guard, 400, 16, 100.0, drafts=False)
+    assert guard.allows_drafts(), "a pause ends, and then the load is judged by its own rounds"
+    tell(guard, 200, 16, 150.0, drafts=True)
+    assert guard.allows_drafts()
+
+
+def test_a_small_loss_says_nothing_of_other_loads() -> None:
+    guard = GoodputGuard()
+    _lose(guard, 4, factor=0.93)
+    tell(guard, 1, 8, 100.0, drafts=False)
+    assert guard.allows_drafts()
+
+
 def test_a_rate_is_not_needed_to_draft_and_rounds_without_one_do_not_count() -> None:
     guard = GoodputGuard()
     assert guard.allows_drafts()
