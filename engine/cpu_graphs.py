@@ -63,8 +63,9 @@ class RecordedForwards:
         self._recorded: dict[_Key, _Recorded] = {}
         self._is_refused = False
 
-    def run(self, batch: ForwardBatch, tap_layers: tuple[int, ...]) -> Tensors | None:
-        """tap_layers: the layers that the forward taps now; they are part of what was recorded."""
+    def run(self, batch: ForwardBatch, tap_layers: tuple[int, ...], on_start: Callable[[], None]) -> Tensors | None:
+        """tap_layers: the layers that the forward taps now; they are part of what was recorded. on_start: called before
+        the kernels, if they are run."""
         num_rows = self._bucket(batch)
         if num_rows is None:
             return None
@@ -78,7 +79,7 @@ class RecordedForwards:
             if recorded is None:
                 return None
             self._recorded[key] = recorded
-        return self._repeat(recorded, batch)
+        return self._repeat(recorded, batch, on_start)
 
     def _bucket(self, batch: ForwardBatch) -> int | None:
         """How many rows the batch is padded to; None where it has to be run as it is."""
@@ -114,8 +115,10 @@ class RecordedForwards:
                 return None
         return recorded
 
-    def _repeat(self, recorded: _Recorded, batch: ForwardBatch) -> Tensors:
+    def _repeat(self, recorded: _Recorded, batch: ForwardBatch, on_start: Callable[[], None] | None = None) -> Tensors:
         fill(recorded.batch, batch)
+        if on_start is not None:
+            on_start()
         recorded.run()
         num_rows = batch.token_ids.shape[0]
         logits, hidden = recorded.outputs

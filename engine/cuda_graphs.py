@@ -43,9 +43,10 @@ class GraphedForwards:
         self._captured: dict[tuple[Bucket, tuple[int, ...]], _Captured] = {}
 
     def run(
-        self, batch: ForwardBatch, tap_layers: tuple[int, ...]
+        self, batch: ForwardBatch, tap_layers: tuple[int, ...], on_start: Callable[[], None]
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]] | None:
-        """tap_layers: the layers that the forward taps now; they are part of what was captured."""
+        """tap_layers: the layers that the forward taps now; they are part of what was captured. on_start: called when
+        the graph is under way, if there is one."""
         bucket = bucket_of(batch)
         if bucket is None:
             return None
@@ -59,6 +60,7 @@ class GraphedForwards:
         fill(captured.host, batch)
         _copy(captured.host, captured.device)
         captured.graph.replay()
+        on_start()
         num_rows = batch.token_ids.shape[0]
         return captured.logits[:num_rows], {layer: rows[:num_rows] for layer, rows in captured.hidden.items()}
 

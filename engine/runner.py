@@ -5,7 +5,7 @@ Not here: who is in the batch (scheduler), sampling and acceptance.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,10 @@ from engine.cpu_graphs import RecordedForwards, is_recordable
 from engine.cuda_graphs import GraphedForwards, to_device
 from engine.model import LoadedModel
 from engine.paged_kv import PagedKVCache
+
+
+def _nothing() -> None:
+    pass
 
 
 @dataclass(frozen=True)
@@ -52,21 +56,25 @@ class ModelRunner:
         return self._graphs is not None
 
     @torch.inference_mode()
-    def forward(self, batch: ForwardBatch, tap_layers: Sequence[int] = ()) -> ForwardResult:
+    def forward(
+        self, batch: ForwardBatch, tap_layers: Sequence[int] = (), on_start: Callable[[], None] = _nothing
+    ) -> ForwardResult:
         """Write the batch's keys and values into the cache and return logits of batch.logits_rows.
 
         The batch may be in host memory whatever the model's device; for CUDA graphs it has to be.
         tap_layers: hidden states wanted, numbered as transformers numbers them: 0 is the embedding, L the
         output of layer L-1, and num_layers the output of the final norm (what the head reads).
+        on_start is called when all is prepared: from there on a recorded forward leaves the interpreter to others.
         Hooks on the layers, not output_hidden_states: that one keeps every layer's.
         """
         self._wanted = frozenset(tap_layers)
         for layer in self._wanted - self._hooked.keys():
             self._install_tap(layer)
         if self._graphs is not None and batch.token_ids.device.type == "cpu":
-            replayed = self._graphs.run(batch, tuple(sorted(self._wanted)))
+            replayed = self._graphs.run(batch, tuple(sorted(self._wanted)), on_start)
             if replayed is not None:
                 return ForwardResult(*replayed)
+        on_start()
         with self.loaded.in_step(self.cache, batch):
             return ForwardResult(*self._compute(to_device(batch, self.loaded.device)))
 

@@ -32,6 +32,7 @@ from shared.messages import SessionSpec, VerifyStep
 from shared.sampling_params import SpeculationMode
 from verifier_service.hidden_states import keep_layers, rows_to_send
 from verifier_service.metrics import VerifierMetrics
+from verifier_service.outbox import Outbox
 from verifier_service.pace import Pace
 from verifier_service.round import ForwardTimes, decide
 from verifier_service.row_outputs import RowOutputs, host_outputs
@@ -97,11 +98,12 @@ class VerifierEngine:
         self._lock = threading.Lock()
         self._pace = Pace(step_costs)
         self._outputs = _row_outputs(loaded)
+        self._outbox = Outbox()
         self._thread = EngineThread(
             "verifier-engine",
             has_work=self._has_work,
             work=self._work,
-            patience_s=lambda: self._pace.patience_s(self._sessions.values()),
+            patience_s=self._patience_s,
         )
 
     @property
@@ -218,6 +220,12 @@ class VerifierEngine:
     def _has_work(self) -> bool:
         return any(session.step is not None for session in self._sessions.values())
 
+    def _patience_s(self) -> float:
+        patience_s = self._pace.patience_s(self._sessions.values())
+        if patience_s > 0.0:
+            self._outbox.send()
+        return patience_s
+
     def _begin(self, handle: int, step: VerifyStep, arrived: float) -> None:
         session = self._sessions.get(handle)
         if session is None:
@@ -232,7 +240,7 @@ class VerifierEngine:
             self._scheduler.cut_back(session, step.base_len)
         except OutriderError as error:
             session.step = None
-            session.on_reply(error)
+            self._outbox.fail(session, error)
 
     def _check_proposal(self, step: VerifyStep) -> None:
         vocab_size = self._runner.loaded.vocab_size
@@ -262,15 +270,16 @@ class VerifierEngine:
             log.error("a session failed", exc_info=error)
         session.step = None
         self._scheduler.release(session)
-        session.on_reply(error)
+        self._outbox.fail(session, error)
 
     def _step(self) -> None:
         plan = self._scheduler.plan(list(self._sessions.values()))
         if not plan:
+            self._outbox.send()
             return
         batch = build_batch([session_rows(work) for work in plan], self.blocks.block_size)
         started = time.perf_counter()
-        result = self._runner.forward(batch, self._hidden.layers)
+        result = self._runner.forward(batch, self._hidden.layers, on_start=self._outbox.send)
         self._hidden.write(result.hidden, batch.slot_mapping)
         outputs = self._outputs(plan, result.logits)
         times = ForwardTimes(
@@ -320,7 +329,9 @@ class VerifierEngine:
                 self._pace.replied(session, time.perf_counter())
         self._num_tokens += len(commit.token_ids)
         self._metrics.observe_commit(commit)
-        session.on_reply(commit if hidden is None else dataclasses.replace(commit, hidden_states=hidden))
+        self._outbox.put(session, commit if hidden is None else dataclasses.replace(commit, hidden_states=hidden))
+        if not commit.more:  # the next round waits for it
+            self._outbox.send()
 
     def _compact(self, work: Work, kept_nodes: tuple[int, ...]) -> None:
         """Moves the KV rows of a tree's accepted path to where a chain would have written them."""

@@ -8,10 +8,12 @@ forward is full (16 sessions of 3 rows on two cores: 69 ms, two halves of them 3
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from shared.two_ways import TwoWays
 from verifier_service.scheduler import Work
 from verifier_service.session import VerifierSession
 from verifier_service.step_costs import StepCosts
@@ -23,6 +25,14 @@ _RETURN_WEIGHT = 0.2
 _GOODPUT_WEIGHT = 0.08
 # A longer pause between two forwards was idleness, not a round.
 _LONGEST_ROUND_FORWARDS = 4.0
+# Who gathers waits no longer than so many forwards.
+_LONGEST_GATHERING_FORWARDS = 2.0
+# Loads within a fifth of each other are one load.
+_LOADS_PER_DOUBLING = 4
+# Rounds of each session: in a turn of one way, those of them that settle, and in a comparison of the ways.
+_TURN_ROUNDS = 8
+_SETTLE_ROUNDS = 2
+_TRIAL_ROUNDS = 24
 # Rows of a session that drafts a few tokens.
 _TYPICAL_ROWS = 4
 
@@ -50,6 +60,10 @@ class Pace:
         self._seconds_per_forward = costs.seconds(1)
         self._rows_per_forward = 1.0
         self._sessions_per_forward = 1.0
+        # By number of sessions: whether forwards gather all who are about to ask; and what the next one does.
+        self._gatherings: dict[int, TwoWays] = {}
+        self._gathering: TwoWays | None = None
+        self._gathers = False
 
     @property
     def tokens_per_s(self) -> float:
@@ -76,6 +90,8 @@ class Pace:
             seconds = ended - self._last_ended if self._last_ended else ended - started
             if self._last_ended and seconds < longest:
                 self.last_round = LastRound(num_tokens, seconds)
+                if self._gathering is not None:
+                    self._gathering.observe(seconds / len(plan), second=self._gathers, count=len(plan))
             seconds = min(seconds, longest)
             self._tokens_per_forward += _GOODPUT_WEIGHT * (num_tokens - self._tokens_per_forward)
             self._seconds_per_forward += _GOODPUT_WEIGHT * (seconds - self._seconds_per_forward)
@@ -98,16 +114,34 @@ class Pace:
     def patience_s(self, sessions: Iterable[VerifierSession]) -> float:
         """Seconds that the next forward should wait for sessions that are about to ask; 0: for none."""
         now = self._clock()
-        num_here, num_rows, waits_s = 0, 0, []
+        num_here, num_rows, num_away, waits_s, takes_turns = 0, 0, 0, [], False
         for session in sessions:
+            takes_turns |= session.return_s is not None
             if session.step is not None:
                 num_here += 1
                 num_rows += session.num_wanted_rows
             elif session.replied_at is not None and session.return_s is not None:
+                num_away += 1
                 wait_s = session.replied_at + _SLACK * session.return_s + _SLACK_S - now
                 if wait_s > 0.0:
                     waits_s.append(wait_s)
-        return self._best_wait_s(num_here, num_rows, sorted(waits_s)) if num_here else 0.0
+        num_sessions = num_here + num_away
+        self._gathering = self._gathering_of(num_sessions) if takes_turns and num_sessions > 1 else None
+        self._gathers = self._gathering is not None and self._gathering.takes_second
+        if not num_here:
+            return 0.0
+        longest_s = _LONGEST_GATHERING_FORWARDS * self._costs.seconds(num_rows)
+        if self._gathers:
+            return max((wait_s for wait_s in waits_s if wait_s < longest_s), default=0.0)
+        return self._best_wait_s(num_here, num_rows, sorted(waits_s))
+
+    def _gathering_of(self, num_sessions: int) -> TwoWays:
+        place = round(_LOADS_PER_DOUBLING * math.log2(num_sessions))
+        if place not in self._gatherings:
+            self._gatherings[place] = TwoWays(
+                _TURN_ROUNDS * num_sessions, _TRIAL_ROUNDS * num_sessions, _SETTLE_ROUNDS * num_sessions
+            )
+        return self._gatherings[place]
 
     def _best_wait_s(self, num_here: int, num_rows: int, waits_s: Sequence[float]) -> float:
         """waits_s: until each of those away is back, ascending."""

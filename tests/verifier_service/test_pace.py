@@ -167,3 +167,39 @@ def test_idle_hours_and_prefills_leave_the_rate_alone() -> None:
     now += 3600.0
     pace.observe([work()], 1, now, now + 0.01)
     assert pace.tokens_per_s > 0.75 * before
+
+
+def _gathering_pace(*, helps: bool) -> Pace:
+    """Four sessions that draft, two away: gathering serves four of them in one forward, or, if it does not help, in
+    the time of two."""
+    pace = make_pace()
+    now = NOW
+    for _ in range(200):
+        sessions = [away(pace, 0.0, 0.9 * FORWARD_S) for _ in range(2)] + [away(pace, 0.0, 10.0) for _ in range(2)]
+        for session in sessions[2:]:
+            pace.asked(session, NOW + 10.0)
+            session.step = VerifyStep(1, 0)
+        gathers = pace.patience_s(sessions) > FORWARD_S
+        plan = [work(2) for _ in range(4 if gathers else 2)]
+        seconds = FORWARD_S * ((1.2 if helps else 2.5) if gathers else 1.0)
+        now += seconds
+        pace.observe(plan, len(plan), now - FORWARD_S, now)
+    return pace
+
+
+@pytest.mark.parametrize("helps", [True, False])
+def test_all_are_gathered_where_that_has_served_more_a_second(helps: bool) -> None:
+    pace = _gathering_pace(helps=helps)
+    others = [away(pace, 0.0, 0.9 * FORWARD_S) for _ in range(2)]
+    here = [away(pace, 0.0, 10.0) for _ in range(2)]
+    for session in here:
+        session.step = VerifyStep(1, 0)
+    assert (pace.patience_s([*here, *others]) > FORWARD_S) == helps
+
+
+def test_sessions_that_never_ask_are_not_gathered() -> None:
+    """Without drafts the verifier goes on by itself: there is nothing to try."""
+    pace = make_pace()
+    for _ in range(500):
+        assert pace.patience_s([make_session(waits=True) for _ in range(4)]) == 0.0
+        pace.observe([work()] * 4, 4, NOW, NOW + FORWARD_S)

@@ -1,0 +1,84 @@
+"""Which of two ways takes less time, found by taking turns: measured anew now and then, and at once after a change.
+
+For choices that no model foresees: what a way takes depends on the machine, the load and who else is on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+# The second way must take less time by this share: smaller differences are within the noise.
+_MIN_GAIN = 0.02
+# A comparison is good for so many trials' rounds; for twice as many each time it comes to the same end.
+_FRESH_TRIALS = 16
+_LONGEST_FRESH_TRIALS = 512
+# Rounds that have become longer or shorter by this factor, as the mean of about 30, are compared anew at once.
+_CHANGE = 1.3
+_RECENT_WEIGHT = 0.03
+# One round counts for no more than so many usual ones.
+_OUTLIER = 3.0
+
+
+@dataclass
+class _Rounds:
+    seconds: float = 0.0
+    count: int = 0
+
+    @property
+    def mean_s(self) -> float:
+        return self.seconds / self.count
+
+    def add(self, round_s: float, count: int) -> None:
+        self.seconds += count * (min(round_s, _OUTLIER * self.mean_s) if self.count else round_s)
+        self.count += count
+
+
+@dataclass
+class TwoWays:
+    """`takes_second` says which way the next round should go; `observe` is told what the last one took.
+
+    trial_rounds: of each way in a comparison. turn_rounds: of one way until the other's turn; those at its start that
+    the way before it may still have a part in, settle_rounds, do not count.
+    """
+
+    turn_rounds: int = 16
+    trial_rounds: int = 64
+    settle_rounds: int = 0
+    _is_second_better: bool = False
+    # Rounds until the next comparison (0: it is on), and how many trials' rounds that was last time.
+    _fresh_left: int = 0
+    _fresh_trials: int = _FRESH_TRIALS
+    _num_seen: int = 0
+    _rounds: dict[bool, _Rounds] = field(default_factory=lambda: {False: _Rounds(), True: _Rounds()})
+    # Of the way that was chosen: then, and lately.
+    _chosen_s: float = 0.0
+    _recent_s: float = 0.0
+
+    @property
+    def takes_second(self) -> bool:
+        if self._fresh_left > 0:
+            return self._is_second_better
+        return (self._num_seen // self.turn_rounds) % 2 == 1
+
+    def observe(self, round_s: float, *, second: bool, count: int = 1) -> None:
+        """`count` rounds of `round_s` seconds each that went this way."""
+        if self._fresh_left > 0:
+            self._fresh_left = max(0, self._fresh_left - count)
+            self._recent_s += _RECENT_WEIGHT * (min(round_s, _OUTLIER * self._recent_s) - self._recent_s)
+            if not 1.0 / _CHANGE < self._recent_s / self._chosen_s < _CHANGE:
+                self._fresh_left, self._fresh_trials = 0, _FRESH_TRIALS
+            return
+        if self._num_seen % self.turn_rounds >= self.settle_rounds:
+            self._rounds[second].add(round_s, count)
+        self._num_seen += count
+        if min(rounds.count for rounds in self._rounds.values()) >= self.trial_rounds:
+            self._settle()
+
+    def _settle(self) -> None:
+        first, second = self._rounds[False], self._rounds[True]
+        is_better = second.mean_s < (1.0 - _MIN_GAIN) * first.mean_s
+        same = is_better == self._is_second_better
+        self._fresh_trials = min(2 * self._fresh_trials, _LONGEST_FRESH_TRIALS) if same else _FRESH_TRIALS
+        self._is_second_better, self._fresh_left = is_better, self._fresh_trials * self.trial_rounds
+        self._chosen_s = self._recent_s = self._rounds[is_better].mean_s
+        self._rounds, self._num_seen = {False: _Rounds(), True: _Rounds()}, 0

@@ -1,0 +1,67 @@
+"""Two ways of known lengths: the shorter is found, at a small price, and found again after a change."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from shared.two_ways import TwoWays
+
+
+def run(ways: TwoWays, num_rounds: int, seconds: Callable[[bool], float], count: int = 1) -> float:
+    """Share of the rounds that went the second way."""
+    num_second = 0
+    for _ in range(num_rounds):
+        second = ways.takes_second
+        num_second += second
+        ways.observe(seconds(second), second=second, count=count)
+    return num_second / num_rounds
+
+
+def noisy(first_s: float, second_s: float, seed: int = 0) -> Callable[[bool], float]:
+    rng = random.Random(seed)
+    return lambda second: (second_s if second else first_s) * rng.uniform(0.7, 1.3)
+
+
+@pytest.mark.parametrize(("second_s", "expected"), [(0.9, True), (1.1, False), (0.5, True), (2.0, False)])
+@pytest.mark.parametrize("count", [1, 4])
+def test_the_shorter_way_is_taken(second_s: float, expected: bool, count: int) -> None:
+    ways = TwoWays(turn_rounds=16 * count, trial_rounds=64 * count, settle_rounds=2 * count)
+    run(ways, 200, noisy(1.0, second_s), count)
+    share = run(ways, 8_000, noisy(1.0, second_s), count)
+    assert share > 0.9 if expected else share < 0.1
+
+
+def test_a_gain_within_the_noise_is_none() -> None:
+    ways = TwoWays()
+    run(ways, 200, lambda second: 0.99 if second else 1.0)
+    assert not ways.takes_second
+
+
+def test_a_change_is_noticed_long_before_the_comparison_is_due() -> None:
+    ways = TwoWays()
+    run(ways, 20_000, noisy(1.0, 0.8))
+    assert ways.takes_second
+    run(ways, 400, noisy(1.0, 1.6))
+    assert not ways.takes_second
+
+
+def test_rounds_at_the_start_of_a_turn_do_not_count() -> None:
+    """Each way pays for the other's end: all that differs is in those rounds."""
+    ways, last, since = TwoWays(turn_rounds=8, trial_rounds=64, settle_rounds=2), False, 0
+    for _ in range(200):
+        second = ways.takes_second
+        since = 0 if second != last else since + 1
+        last = second
+        ways.observe(5.0 if second and since < 2 else 0.9 if second else 1.0, second=second)
+    assert ways.takes_second
+
+
+def test_one_hiccup_decides_nothing() -> None:
+    ways = TwoWays()
+    for place in range(200):
+        second = ways.takes_second
+        ways.observe(100.0 if place == 40 and second else 0.8 if second else 1.0, second=second)
+    assert ways.takes_second
