@@ -27,6 +27,8 @@ _PRIOR_POSITIONS = 8.0
 MUTED_RUN = 48
 LONGEST_MUTED_RUN = 384
 _PROBE_LENGTH = 2
+# Rounds of a probe at most: in one the hidden states come, in one the drafter catches up, and one tells what it costs.
+_PROBE_ROUNDS = 3
 # Tokens a round with a draft must promise beyond a plain one: smaller gains are within the noise of the costs.
 _MIN_GAIN = 0.02
 # A session stays with a method for so many tokens, and changes it for no less than so many tokens a round.
@@ -100,6 +102,7 @@ class AdaptiveDraft:
         self._num_accepted: defaultdict[str, float] = defaultdict(float)
         self._num_reached: defaultdict[str, float] = defaultdict(float)
         self._stay_tokens = 0
+        self._probe_rounds_left = 0
         self.method = ""
         self.patience_s = math.inf
 
@@ -118,10 +121,24 @@ class AdaptiveDraft:
                 in_time_s = max(0.0, shared.slo_itl_s - shared.load.step_s(length))
                 self.patience_s = min(in_time_s, self._patience_s(costs.expected_s(length)))
                 return length
-        # What a probe tells, it tells late as well.
-        self.patience_s = 0.0
-        is_due = costs.tokens_until_probe <= 0 if before_prefill else costs.takes_probe(shared.load)
-        return min(_PROBE_LENGTH, most) if is_due else 0
+        return self._probe(min(_PROBE_LENGTH, most), before_prefill=before_prefill)
+
+    def _probe(self, num_draft_tokens: int, *, before_prefill: bool) -> int:
+        """A short draft, or none: what is thought not to pay is tried now and then.
+
+        An answer that is not waited for comes from beside a forward, where it takes longer; so a probe waits for it,
+        but no longer than a plain round.
+        """
+        load, costs, self.patience_s = self._shared.load, self._shared.costs[self.method], 0.0
+        if before_prefill:
+            return num_draft_tokens if costs.tokens_until_probe <= 0 else 0
+        if self._probe_rounds_left <= 0 and costs.takes_probe(load):
+            self._probe_rounds_left = _PROBE_ROUNDS
+        if self._probe_rounds_left <= 0:
+            return 0
+        self._probe_rounds_left -= 1
+        self.patience_s = load.batch_sessions / load.tokens_per_s if load.tokens_per_s else 0.0
+        return num_draft_tokens
 
     def _patience_s(self, expected_s: float | None) -> float:
         """How long to wait for a draft that should pay: nobody knows how far away the first answer of a method is."""
@@ -141,11 +158,15 @@ class AdaptiveDraft:
         method = outcome.method or self.method
         self._shared.observe(outcome, method)
         self._stay_tokens -= 1 + outcome.num_accepted
+        if outcome.num_asked and not outcome.is_catch_up:
+            self._probe_rounds_left = 0
         if outcome.num_draft_tokens:
             self._num_accepted[method] = _OWN_DECAY * self._num_accepted[method] + outcome.num_accepted
             self._num_reached[method] = _OWN_DECAY * self._num_reached[method] + num_reached(outcome)
 
     def observe_late(self, answer: LateAnswer) -> None:
+        if not answer.is_catch_up:
+            self._probe_rounds_left = 0
         self._shared.costs[answer.method].learn(answer)
 
     def _acceptance(self, method: str) -> float:

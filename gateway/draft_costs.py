@@ -88,13 +88,14 @@ class MethodCosts:
     def observe(self, outcome: RoundOutcome) -> None:
         """A round of a session that drafts by this method, whether it has been asked or not."""
         self.tokens_until_probe -= 1 + outcome.num_accepted
-        self.learn(outcome, may_be_ahead=outcome.may_be_ahead, is_first=outcome.is_first_answer)
+        self.learn(outcome, may_be_ahead=outcome.may_be_ahead)
 
-    def learn(self, outcome: RoundOutcome | LateAnswer, *, may_be_ahead: bool = False, is_first: bool = False) -> None:
+    def learn(self, outcome: RoundOutcome | LateAnswer, *, may_be_ahead: bool = False) -> None:
         """What an answer cost, whether its round waited for it or not, and how good it was."""
-        # Answers that nobody waited for are few: each has to count for more, or what was once dear would stay so.
-        weight = _PROBE_WEIGHT if isinstance(outcome, LateAnswer) else _COST_WEIGHT
-        if outcome.num_asked:
+        # Probes and late answers are few: each has to count for more, or what was once dear or bad would stay so.
+        is_rare = isinstance(outcome, LateAnswer) or self.probe_gap != _PROBE_GAP
+        weight = _PROBE_WEIGHT if is_rare else _COST_WEIGHT
+        if outcome.num_asked and (not outcome.is_catch_up or self._last_overhead_s is None):
             if may_be_ahead and self._last_overhead_s is not None:  # the mean over both kinds is what counts
                 self.overhead_s = blend(self.overhead_s, outcome.overhead_s, _COST_WEIGHT)
             else:
@@ -103,10 +104,9 @@ class MethodCosts:
             self.proposed = blend(self.proposed, outcome.num_draft_tokens / outcome.num_asked, _COST_WEIGHT)
         if outcome.num_draft_tokens:
             position_s = outcome.draft_s / outcome.num_draft_tokens
-            if not is_first or self.position_s is None:
+            if not outcome.is_catch_up or self.position_s is None:
                 self.position_s = robust(self.position_s, position_s, self._last_position_s, weight)
                 self._last_position_s = position_s
-            # Probes are few; each has to count for more, or what was once bad would stay so.
             decay = _DECAY if self.probe_gap == _PROBE_GAP else _PROBE_DECAY
             self.num_accepted = decay * self.num_accepted + outcome.num_accepted
             self.num_reached = decay * self.num_reached + num_reached(outcome)

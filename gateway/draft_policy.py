@@ -35,8 +35,9 @@ class RoundOutcome:
     open_sessions: int = 0
     # Whether the draft may have been asked for before the round began: such rounds are of two kinds, near and far.
     may_be_ahead: bool = False
-    # Whether it was a session's first answer: the drafter read the prompt for it, which says nothing of further ones.
-    is_first_answer: bool = False
+    # Whether the drafter first had to read the prompt, or what was decoded without it: that says nothing of further
+    # answers.
+    is_catch_up: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class LateAnswer:
     num_accepted: int  # would have been
     draft_s: float
     overhead_s: float
+    is_catch_up: bool = False  # as in RoundOutcome
 
 
 class DraftPolicy(Protocol):

@@ -20,6 +20,9 @@ from gateway.question import Question
 from gateway.tracing import SessionTrace
 from shared.messages import DraftMethodInfo, DraftStep, Proposal, ProposalReply, SessionSpec
 
+# Tokens that a drafter has to read first, beyond which an answer takes it longer than usual.
+CATCH_UP_TOKENS = 24
+
 
 class Lease:
     """A drafter chosen for a session; `release` gives its place back. `address` is "" offline."""
@@ -55,7 +58,11 @@ class DrafterLine:
         self._committed = committed
         self._spec = dataclasses.replace(spec, method=lease.method.name, committed_token_ids=tuple(committed))
         self._options = options
+        # Whether the last question was one before which the drafter had to read the prompt, or much of the output.
+        self.is_catch_up = False
         self._told_len = len(committed)
+        # Tokens that it was told without a question; before the first one it has a prompt to read and much to set up.
+        self._num_unread = math.inf
         self._late: Question | None = None
         self._ahead: Question | None = None
 
@@ -78,6 +85,7 @@ class DrafterLine:
             return True
         async with asyncio.timeout(self._options.timeout_s):
             await self.lease.drafter.advance(self._step(committed_len, 0))
+        self._num_unread += committed_len - self._told_len
         self._told_len = committed_len
         return False
 
@@ -94,7 +102,8 @@ class DrafterLine:
                 question = None
         if question is None:
             question = Question.ask(self.lease.drafter, self._step(committed_len, num_draft_tokens + one_more))
-        self._told_len = committed_len
+        self.is_catch_up = self._num_unread + committed_len - self._told_len > CATCH_UP_TOKENS
+        self._told_len, self._num_unread = committed_len, 0
         if not await question.answer_within(min(patience_s, self._options.timeout_s)):
             self._late = question
             self._watch(question)
@@ -125,7 +134,7 @@ class DrafterLine:
             self._watch(late)
             return None
         self._late = None
-        return _held_against(self._committed, late, await self._reply_to(late))
+        return _held_against(self._committed, late, await self._reply_to(late), is_catch_up=self.is_catch_up)
 
     async def close(self) -> None:
         """Gives the place back first: whatever is cancelled in here, it is given back."""
@@ -176,7 +185,9 @@ def guess_after(proposal: Proposal, num_draft_tokens: int) -> tuple[Proposal, tu
     return cut, proposal.token_ids[: num_draft_tokens + 1]
 
 
-def _held_against(committed: Sequence[int], late: Question, reply: ProposalReply) -> LateAnswer | None:
+def _held_against(
+    committed: Sequence[int], late: Question, reply: ProposalReply, *, is_catch_up: bool
+) -> LateAnswer | None:
     """How good the draft would have been; None where that is not known: a tree, or too little has been committed."""
     proposal, timings = reply.proposal, reply.timings
     known = tuple(committed[proposal.base_len : proposal.base_len + len(proposal.token_ids)])
@@ -190,6 +201,7 @@ def _held_against(committed: Sequence[int], late: Question, reply: ProposalReply
         num_accepted=num_accepted,
         draft_s=timings.forward_us * 1e-6,
         overhead_s=max(0.0, late.took_s - timings.total_us * 1e-6),
+        is_catch_up=is_catch_up,
     )
 
 

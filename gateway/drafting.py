@@ -65,8 +65,6 @@ class Drafting:
         self._is_exact = spec.mode is SpeculationMode.EXACT
         self._trials = trials if self._is_exact and not token_tree else None
         self._line: DrafterLine | None = None
-        self._answered_by: DrafterLine | None = None
-        self._is_first_answer = False
         # What the policy wanted when the drafter was found, and what was asked last.
         self._wanted_method = ""
         self._asked_method = ""
@@ -105,12 +103,11 @@ class Drafting:
         reply = await self._ask(committed_len)
         if self._line is not None and self._line.is_late:  # a timeout is no cost of the round that follows it
             self._draft_came = self._missed
-        else:
+        elif self._draft_came is not DraftCame.NOT_WANTED:
             self._draft_s = self.clock() - started
         if reply is None:
             return None
         self._draft_timings = reply.timings
-        self._is_first_answer, self._answered_by = self._line is not self._answered_by, self._line
         self._draft_came = DraftCame.YES if reply.proposal.token_ids else DraftCame.EMPTY
         return self._ask_ahead(reply.proposal) if reply.proposal.token_ids else None
 
@@ -183,7 +180,7 @@ class Drafting:
             round_s=verifier.round_us * 1e-6,
             open_sessions=verifier.open_sessions,
             may_be_ahead=self._looked_ahead,
-            is_first_answer=self._is_first_answer,
+            is_catch_up=self._line is not None and self._line.is_catch_up,
             draft_s=draft_s,
             overhead_s=max(0.0, round_s - verifier.total_us * 1e-6 - drafter_s),
             verify_s=0.0 if is_prefill else verifier.total_us * 1e-6,

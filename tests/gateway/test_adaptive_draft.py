@@ -153,6 +153,8 @@ def test_pauses_between_tries_double_up_to_a_bound_and_a_good_try_ends_them() ->
             costs.tokens_until_probe -= MUTED_RUN
             tokens += MUTED_RUN
         pauses.append(tokens)
+        for policy in policies:  # the answer of either's probe
+            policy.observe_late(LateAnswer(METHOD, 2, 2, 2, draft_s=0.0, overhead_s=1.0))
     assert pauses == [48 * factor for factor in (1, 1, 2, 4, 8, 16, 16)]
     policies[0].observe(outcome(2, 2, 2))  # and rows are cheap by now
     assert policies[1].num_draft_tokens() > 0
@@ -267,8 +269,10 @@ def test_a_draft_that_pays_is_waited_for_and_one_that_does_not_seem_to_is_not() 
     policy.observe_late(LateAnswer(METHOD, 4, 4, 4, draft_s=0.004, overhead_s=0.2))
     shared.costs[METHOD].tokens_until_probe = 0
     assert policy.num_draft_tokens() == 2, "a probe"
-    assert policy.patience_s == 0.0
+    assert policy.patience_s == pytest.approx(0.01), "a plain round, and no longer"
+    policy.observe(replace(outcome(2, 2, 2), overhead_s=0.2))
     assert policy.num_draft_tokens() == 0
+    assert policy.patience_s == 0.0
 
 
 def test_a_probe_is_not_spent_on_a_prefill() -> None:
@@ -278,7 +282,35 @@ def test_a_probe_is_not_spent_on_a_prefill() -> None:
     assert policy.num_draft_tokens(before_prefill=True) == 2
     assert policy.num_draft_tokens(before_prefill=True) == 2
     assert policy.num_draft_tokens() == 2
+    policy.observe(outcome(2, 0, 0))
     assert policy.num_draft_tokens(before_prefill=True) == policy.num_draft_tokens() == 0
+
+
+def test_a_probe_goes_on_until_an_answer_tells_what_further_ones_cost() -> None:
+    """The drafter first reads what was decoded without it: a head that paid was left alone for its first answers."""
+    shared = AutoDrafting(load=VerifierLoad(100.0, 0.0, 1.0))
+    shared.costs[METHOD] = MethodCosts(tokens_until_probe=0)
+    policy = adaptive_draft(shared)
+    policy.observe_late(LateAnswer(METHOD, 5, 5, 5, draft_s=0.02, overhead_s=0.05, is_catch_up=True))
+    assert policy.num_draft_tokens() == 2, "a probe: the first answer is all that is known"
+    policy.observe_late(LateAnswer(METHOD, 2, 2, 2, draft_s=0.02, overhead_s=0.05, is_catch_up=True))
+    policy.observe(replace(outcome(2, 2, 2), overhead_s=0.05, draft_s=0.02, is_catch_up=True))
+    assert shared.costs[METHOD].overhead_s == 0.05
+    assert policy.num_draft_tokens() == 2
+    policy.observe(replace(outcome(2, 2, 2), overhead_s=0.002, draft_s=0.002))
+    assert shared.costs[METHOD].overhead_s == 0.002
+    assert policy.num_draft_tokens() > 2, "it pays"
+
+
+def test_a_probe_ends_without_an_answer_too() -> None:
+    shared = AutoDrafting(load=VerifierLoad(100.0, 0.0, 1.0))
+    shared.costs[METHOD] = MethodCosts(position_s=0.1, tokens_until_probe=0)
+    policy = adaptive_draft(shared)
+    lengths = []
+    for _ in range(6):
+        lengths.append(policy.num_draft_tokens())
+        policy.observe(plain())
+    assert lengths == [2, 2, 2, 0, 0, 0]
 
 
 @pytest.mark.parametrize("num_sessions", [1, 8])

@@ -386,6 +386,6 @@ async def test_what_the_end_of_the_output_cuts_off_is_not_held_against_the_draft
     choice = make(PlainDrafter())
     assert await choice.run() == TRUTH
     asked = [outcome for outcome in choice.outcomes if outcome.num_asked]
-    assert [outcome.is_first_answer for outcome in asked] == [True] + [False] * (len(asked) - 1)
+    assert [outcome.is_catch_up for outcome in asked] == [True] + [False] * (len(asked) - 1)
     assert all(outcome.num_draft_tokens >= outcome.num_asked for outcome in asked)
     assert asked[-1].num_asked < asked[0].num_asked
