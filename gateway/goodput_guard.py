@@ -78,6 +78,8 @@ class _Load:
     # What the last comparison has said, here or, before there was one, at a lower load.
     is_judged: bool = False
     has_clearly_lost: bool = False
+    # Whether drafting seemed to lose in its first rounds, in which a server that has just started prepares much.
+    is_suspect: bool = False
 
     def mute(self, *, is_clear: bool) -> None:
         self.mute_left, self.mute_tokens = self.mute_tokens, min(2 * self.mute_tokens, _LONGEST_MUTE_TOKENS)
@@ -153,7 +155,9 @@ class GoodputGuard:
             return
         ratio = load.drafting.tokens_per_s / load.plain.tokens_per_s
         error = 0.0 if num_seen >= _MANY_ROUNDS else _SPREAD / math.sqrt(num_seen)
-        if ratio < 1.0 - _ERRORS_OF_A_LOSS * error:
+        if ratio < 1.0 - _ERRORS_OF_A_LOSS * error and not (load.is_judged or load.is_suspect):
+            load.is_suspect, load.drafting = True, _Rounds()
+        elif ratio < 1.0 - _ERRORS_OF_A_LOSS * error:
             load.mute(is_clear=ratio < 1.0 - _ERRORS_OF_A_WIN * error)
         elif ratio > 1.0 + _ERRORS_OF_A_WIN * error:
             load.mute_tokens = _FIRST_MUTE_TOKENS

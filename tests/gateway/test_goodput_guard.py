@@ -111,6 +111,16 @@ def test_what_has_clearly_lost_with_fewer_sessions_is_not_tried_at_once_with_mor
     assert guard.allows_drafts()
 
 
+def test_a_loss_in_the_first_rounds_alone_mutes_nobody() -> None:
+    """A server that has just started prepares forwards of each new size in them."""
+    guard = GoodputGuard()
+    tell(guard, 40, 4, 100.0, drafts=False)
+    tell(guard, 16, 4, 50.0, drafts=True)
+    assert tell(guard, 200, 4, 130.0, drafts=True) == 200
+    tell(guard, 400, 4, 50.0, drafts=True)
+    assert not guard.allows_drafts(), "a loss that stays is one"
+
+
 def test_a_small_loss_says_nothing_of_other_loads() -> None:
     guard = GoodputGuard()
     _lose(guard, 4, factor=0.93)
