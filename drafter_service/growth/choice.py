@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drafter_service.growth.laws import sparse_law
-from engine.coupling import perturbed_log_weights
+from engine.coupling import contenders_of
+from engine.ranking import largest_first
 from engine.sampling import LogitsProcessor, Row
 from shared.messages import SessionSpec, SparseLaw
 from shared.sampling_params import SpeculationMode
@@ -47,7 +48,8 @@ def ranked_guesses(
     if spec.sampling_params.greedy:
         return _largest(processor.edited_logits(logits, output_token_ids), count)
     log_weights = processor.log_weights(logits, output_token_ids)
-    return _largest(perturbed_log_weights(log_weights, spec.stream_key, len(output_token_ids)), count)
+    token_ids, arrivals = contenders_of(log_weights, spec.stream_key, len(output_token_ids), count)
+    return [Guess(int(token_ids[guess.token_id]), guess.confidence) for guess in _largest(-arrivals, count)]
 
 
 def draft_law(processor: LogitsProcessor, logits: Row, output_token_ids: Sequence[int]) -> SparseLaw:
@@ -60,9 +62,7 @@ def _largest(scores: NDArray[np.floating], count: int) -> list[Guess]:
     if count == 1:
         best = int(np.argmax(scores))
         return [Guess(best, 1.0 / float(np.exp(scores - scores[best]).sum()))]
-    count = min(count, len(scores))
-    candidates = np.sort(np.argpartition(-scores, count - 1)[:count])
-    order = candidates[np.argsort(-scores[candidates], kind="stable")]
+    order = largest_first(scores, count)
     weights = np.exp(scores - scores[order[0]])
     total = float(weights.sum())
     return [Guess(int(token), float(weights[token]) / total) for token in order if np.isfinite(scores[token])]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from engine.ranking import likeliest
 from engine.sampling import LogWeights, probabilities
 from shared.messages import LAW_TOTAL, SparseLaw
 
@@ -17,7 +18,7 @@ LAW_SIZE = 32
 def sparse_law(log_weights: LogWeights) -> SparseLaw:
     """The LAW_SIZE likeliest tokens, in integer counts that sum to LAW_TOTAL, likeliest first."""
     probs = probabilities(log_weights)
-    token_ids = np.argsort(-probs, kind="stable")[:LAW_SIZE]
+    token_ids = likeliest(log_weights, LAW_SIZE)
     shares = probs[token_ids] / probs[token_ids].sum() * LAW_TOTAL
     counts = np.floor(shares).astype(np.int64)
     counts[0] += LAW_TOTAL - counts.sum()

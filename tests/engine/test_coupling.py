@@ -173,6 +173,31 @@ def test_ties_go_to_the_smallest_id(monkeypatch: pytest.MonkeyPatch) -> None:
     assert coupled_ranking(log_weights, 0, 0, count=9).tolist() == [2, 4, 5, 3, 1]
 
 
+@pytest.mark.parametrize(
+    "log_weights",
+    [
+        np.random.default_rng(1).normal(0, 3, 50_000),  # a law as a model has it: few tokens hold most of the mass
+        np.random.default_rng(2).normal(0, 0.1, 5_000),  # all tokens are likely
+        np.append(0.0, np.full(50_000, -10.5)),  # more than half of the mass lies with tokens that are unlikely each
+        np.append(np.full(50_000, -22.0), [0.0, -30.0, -np.inf]),
+        np.append(np.full(5_000, -np.inf), [5.0, -12.0]),
+    ],
+    ids=["model", "flat", "long tail", "very long tail", "few"],
+)
+def test_a_race_of_contenders_is_the_race_of_all(log_weights: np.ndarray) -> None:
+    """Against the definition, over the whole vocabulary: argmin of E / w."""
+    token_ids = np.arange(len(log_weights), dtype=np.uint32)
+    unlikely = 0
+    for index in range(200):
+        arrivals = np.log(exponentials(9, index, token_ids)) - log_weights
+        order = np.argsort(arrivals, kind="stable")
+        assert coupled_sample(log_weights, 9, index) == order[0]
+        expected = [token for token in order[:4].tolist() if log_weights[token] > -np.inf]
+        assert coupled_ranking(log_weights, 9, index, count=4).tolist() == expected
+        unlikely += log_weights[order[0]] < log_weights.max() - 10.0
+    assert unlikely > 60 if log_weights[1] == -10.5 else unlikely < 20
+
+
 def test_an_empty_support_raises() -> None:
     with pytest.raises(ValueError, match="empty"):
         coupled_sample(np.full(4, -np.inf), 0, 0)

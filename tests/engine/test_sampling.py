@@ -125,6 +125,31 @@ def test_ties_at_a_border_go_to_the_smaller_ids(params: SamplingParams, kept: li
     assert np.flatnonzero(law > -np.inf).tolist() == kept
 
 
+@pytest.mark.parametrize("spread", [0.001, 1.0, 3.0, 10.0])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"top_p": 0.1},
+        {"top_p": 0.9},
+        {"top_p": 0.999999},
+        {"top_k": 40},
+        {"top_k": 30_000},
+        {"top_k": 500, "top_p": 0.8, "min_p": 0.01},
+        {"min_p": 0.05},
+    ],
+    ids=str,
+)
+def test_truncation_of_large_vocabularies(spread: float, fields: dict[str, float]) -> None:
+    """What is kept is found without sorting it all; the transcription sorts."""
+    logits = np.random.default_rng(7).normal(0, spread, 20_000).astype(np.float32)
+    params = SamplingParams(temperature=0.8, **fields)  # type: ignore[arg-type]
+    law = LogitsProcessor(params, [0], ()).log_weights(logits, [])
+    expected = plain_law(params, [], [], logits.tolist(), ())
+    assert set(np.flatnonzero(law > -np.inf).tolist()) == set(expected)
+    probs = probabilities(law)
+    assert probs[list(expected)] == pytest.approx(list(expected.values()), rel=1e-9)
+
+
 @pytest.mark.parametrize("num_rows", [1, 7])
 def test_temperature_and_top_p_against_torch(num_rows: int) -> None:
     """An outside transcription: sort, softmax and cumulative sum of torch, as transformers' TopPLogitsWarper does."""
