@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from drafter_service.growth.choice import draft_law, ranked_guesses, samples
 from drafter_service.growth.laws import draw_distinct, propose_rng
 from drafter_service.growth.sampled_tree import sampled_shape
 from drafter_service.session import DraftSession
+from engine.chains import ChainDraws, DrawnToken
 from engine.coupling import index_key
 from engine.sampling import LogitsProcessor, Row
 from shared.errors import InvalidRequest
@@ -79,20 +79,23 @@ class Draft:
 
     @property
     def is_plain_chain(self) -> bool:
-        """Whether its tokens are the winners of races, or argmaxes, of laws that no token before them edits."""
-        return self.is_chain and not self._samples and self.processor.is_plain
+        """Whether its tokens are drawn from laws, or win their races, or are argmaxes, that no token before edits."""
+        return self.is_chain and self.processor.is_plain
 
-    def race_keys(self) -> NDArray[np.uint32]:
-        """uint32 [most tokens, 2]: the noise of each token of a plain chain; argmaxes read none."""
-        num_tokens, first = min(self.max_nodes, self.max_depth), len(self._output)
-        keys = [index_key(self.session.spec.stream_key, first + depth) for depth in range(num_tokens)]
-        return np.array(keys, dtype=np.uint32)
+    def chain_draws(self) -> ChainDraws:
+        """How the tokens of a plain chain are drawn, as many as it may have. What `grow` would read of the proposal's
+        randomness is read here: to be asked for once."""
+        spec, num_tokens, first = self.session.spec, min(self.max_nodes, self.max_depth), len(self._output)
+        keys = [index_key(spec.stream_key, first + depth) for depth in range(num_tokens)]
+        # One number a token, as `draw_distinct` reads them: the counts of a law sum to LAW_TOTAL.
+        places = self._rng.integers(LAW_TOTAL, size=num_tokens) if self._samples else None
+        return ChainDraws(spec.sampling_params, np.array(keys, dtype=np.uint32), places)
 
-    def take_chain(self, token_ids: Sequence[int], confidences: Sequence[float]) -> None:
+    def take_chain(self, chain: Sequence[DrawnToken]) -> None:
         """A whole chain that was drawn elsewhere, as `grow` would have drawn it."""
         place = ROOT
-        for token_id, confidence in zip(token_ids, confidences, strict=True):
-            place = self._add(place, token_id, confidence, None)
+        for drawn in chain:
+            place = self._add(place, drawn.token_id, drawn.share, drawn.law)
         self.stop()
 
     def rows(self) -> list[int]:

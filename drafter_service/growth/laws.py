@@ -9,10 +9,7 @@ import numpy as np
 
 from engine.ranking import likeliest
 from engine.sampling import LogWeights, probabilities
-from shared.messages import LAW_TOTAL, SparseLaw
-
-# Tokens in a law on the wire: 160 bytes a token, at most one point of acceptance lost up to 1.6 nats of entropy.
-LAW_SIZE = 32
+from shared.messages import LAW_SIZE, LAW_TOTAL, SparseLaw
 
 
 def sparse_law(log_weights: LogWeights) -> SparseLaw:

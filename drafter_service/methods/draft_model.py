@@ -23,6 +23,7 @@ from drafter_service.session import DraftSession, common_prefix_len
 from drafter_service.vocabulary_map import DraftIds, VocabularyMap
 from engine.batch import SessionRows, build_batch
 from engine.block_manager import BlockManager, BlockTable, OutOfBlocks
+from engine.chains import ChainStart
 from engine.grammar import GrammarCompiler
 from engine.model import LoadedModel
 from engine.runner import ModelRunner
@@ -130,8 +131,6 @@ class DraftModelNet:
 
     def draw_chains(self, drafts: Sequence[Draft]) -> None:
         """Finishes plain chains without their logits coming to the host."""
-        from engine.device_chains import ChainStart  # triton is there on machines with a GPU
-
         if self.chains is None:
             raise ValueError("this net's logits go to the host")
         served = self._make_room(drafts)
@@ -142,13 +141,13 @@ class DraftModelNet:
         starts, last_rows = [], np.cumsum([draft_rows.num_logits_rows for draft_rows in rows]) - 1
         for draft, draft_rows in zip(served, rows, strict=True):
             self._keep(draft, draft_rows)
-            state, params = self._states[id(draft.session)], draft.session.spec.sampling_params
-            starts.append(ChainStart(len(state.cached_ids), state.table.block_ids, params, draft.race_keys()))
+            state = self._states[id(draft.session)]
+            starts.append(ChainStart(len(state.cached_ids), state.table.block_ids, draft.chain_draws()))
         first_logits = logits[torch.from_numpy(last_rows).to(logits.device)]
         for draft, start, chain in zip(served, starts, self.chains.draw(first_logits, starts), strict=True):
-            token_ids = [drawn.token_id for drawn in chain]
-            draft.take_chain(token_ids, [drawn.share for drawn in chain])
-            self._states[id(draft.session)].cached_ids.extend(token_ids[: start.num_tokens - 1])
+            draft.take_chain(chain)
+            computed = [drawn.token_id for drawn in chain[: start.draws.num_tokens - 1]]
+            self._states[id(draft.session)].cached_ids.extend(computed)
 
     def close(self, session: DraftSession) -> None:
         state = self._states.pop(id(session), None)

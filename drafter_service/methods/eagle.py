@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,7 +21,11 @@ from drafter_service.methods.target_vocabulary import TargetVocabulary
 from drafter_service.session import DraftSession
 from engine.batch import SessionRows
 from engine.block_manager import BlockTable, OutOfBlocks
+from engine.chains import ChainStart
 from engine.sampling import Row
+
+if TYPE_CHECKING:
+    from engine.device_chains import DeviceChains
 
 # More new rows than this wait for `advance`, so that one long prompt does not hold up the others' drafts.
 CATCH_UP_ROWS = 64
@@ -39,10 +44,19 @@ class _State:
 class EagleNet:
     """drafter_service.methods.net.DraftNet over an EAGLE-1 or EAGLE-3 head."""
 
-    def __init__(self, paged_head: PagedHead, vocabulary: TargetVocabulary, *, prefill_chunk_size: int) -> None:
+    def __init__(
+        self,
+        paged_head: PagedHead,
+        vocabulary: TargetVocabulary,
+        *,
+        prefill_chunk_size: int,
+        chains: DeviceChains | None = None,
+    ) -> None:
+        """chains: over the same head (head_forward), for `draw_chains`; None: all logits go to the host."""
         self._paged = paged_head
         self._vocabulary = vocabulary
         self._prefill_chunk_size = prefill_chunk_size
+        self._chains = chains
         # A head for a shallow target may read one layer twice (4-layer targets: 2, 2, 1); it is sent once.
         layers = paged_head.head.feature_layers
         self.hidden_layers = tuple(dict.fromkeys(layers))
@@ -78,6 +92,26 @@ class EagleNet:
         guesses = iter(self._vocabulary.rows(self._logits(torch.cat(looked_at))))
         answers = {id(draft): [next(guesses) for _ in draft.frontier] for draft in served}
         return [answers.get(id(draft), ()) for draft in drafts]
+
+    def draw_chains(self, drafts: Sequence[Draft]) -> None:
+        """Finishes plain chains without their logits coming to the host."""
+        if self._chains is None:
+            raise ValueError("this net's logits go to the host")
+        served = self._begin(drafts)
+        if not served:
+            return
+        rows = [self._rows(draft) for draft in served]
+        features = torch.cat([self._inputs(draft) for draft in served])
+        outputs = torch.split(self._paged.forward(rows, features), [len(row.token_ids) for row in rows])
+        last_features = torch.stack([output[-1] for output in outputs])
+        starts = []
+        for draft in served:
+            state = self._states[id(draft.session)]
+            self._keep(draft.session, state, len(draft.session.token_ids) - 1)
+            starts.append(ChainStart(state.end - state.first, state.table.block_ids, draft.chain_draws()))
+        first_logits = self._vocabulary.spread(self._logits(last_features))
+        for draft, chain in zip(served, self._chains.draw(first_logits, starts, last_features), strict=True):
+            draft.take_chain(chain)
 
     def close(self, session: DraftSession) -> None:
         state = self._states.pop(id(session), None)

@@ -19,10 +19,10 @@ from drafter_service.checkpoints.target_weights import TargetWeights, load_targe
 from drafter_service.config import DrafterConfig
 from drafter_service.methods.eagle import EagleNet
 from drafter_service.methods.growing import GrowingMethod
+from drafter_service.methods.head_forward import HeadForward
 from drafter_service.methods.interface import DraftMethod
 from drafter_service.methods.medusa import MedusaNet
 from drafter_service.methods.mlp_speculator import MlpSpeculatorNet
-from drafter_service.methods.net import DraftNet
 from drafter_service.methods.paged_head import PagedHead
 from drafter_service.methods.target_vocabulary import TargetVocabulary
 from engine.attention import AttentionOps, resolve_attention_ops
@@ -39,7 +39,7 @@ MAX_EAGLE_DEPTH = 12
 class _Built:
     """A net, the target layers it reads, and how many tokens ahead it can look."""
 
-    net: DraftNet
+    net: EagleNet | MedusaNet | MlpSpeculatorNet
     hidden_layers: tuple[int, ...]
     takes_hidden_history: bool
     max_depth: int
@@ -66,7 +66,8 @@ def build_head_method(kind: str, path: str, config: DrafterConfig, *, num_thread
     )
     eos_token_ids = read_eos_token_ids(config.target_model, target_config)
     grammars = GrammarCompiler(config.target_model, target.vocab_size, eos_token_ids)
-    return GrowingMethod(built.net, info, eos_token_ids=eos_token_ids, grammars=grammars)
+    draw_chains = built.net.draw_chains if _draws_on_device(config) else None
+    return GrowingMethod(built.net, info, eos_token_ids=eos_token_ids, grammars=grammars, draw_chains=draw_chains)
 
 
 def _medusa(path: str, target: TargetWeights, dtype: torch.dtype, config: DrafterConfig) -> _Built:
@@ -104,8 +105,17 @@ def _eagle_net(head: Any, target: TargetWeights, dtype: torch.dtype, config: Dra
         block_size=config.block_size,
         device=config.device,
     )
-    net = EagleNet(paged, vocabulary, prefill_chunk_size=config.prefill_chunk_size)
+    chains = None
+    if _draws_on_device(config):
+        from engine.device_chains import DeviceChains  # triton is there on machines with a GPU
+
+        chains = DeviceChains(HeadForward(paged, vocabulary, graphs=not config.enforce_eager))
+    net = EagleNet(paged, vocabulary, prefill_chunk_size=config.prefill_chunk_size, chains=chains)
     return _Built(net, net.hidden_layers, True, MAX_EAGLE_DEPTH)
+
+
+def _draws_on_device(config: DrafterConfig) -> bool:
+    return _ops(config).row_backend == "triton"
 
 
 def _ops(config: DrafterConfig) -> AttentionOps:

@@ -54,6 +54,21 @@ class MedusaNet:
             answers.append([self._guesses[id(draft.session)][depth] for _ in draft.frontier])
         return answers
 
+    @torch.inference_mode()
+    def draw_chains(self, drafts: Sequence[Draft]) -> None:
+        """Finishes plain chains without their logits coming to the host: all tokens in one draw."""
+        from engine.device_draws import draw_at_once  # triton is there on machines with a GPU
+
+        fresh = [draft for draft in drafts if has_last_row(draft)]
+        if not fresh:
+            return
+        hidden = torch.cat([last_row(draft.session) for draft in fresh]).to(self._device, self._dtype)
+        by_depth = self._heads(hidden).transpose(0, 1)
+        logits = self._vocabulary.spread(by_depth.flatten(0, 1)).view(*by_depth.shape[:2], -1)
+        chains = draw_at_once(logits, [draft.chain_draws() for draft in fresh])
+        for draft, chain in zip(fresh, chains, strict=True):
+            draft.take_chain(chain)
+
     def close(self, session: DraftSession) -> None:
         self._guesses.pop(id(session), None)
 

@@ -54,6 +54,31 @@ class MlpSpeculatorNet:
             answers |= self._step(level, depth)
         return [answers.get(id(draft), ()) for draft in drafts]
 
+    @torch.inference_mode()
+    def draw_chains(self, drafts: Sequence[Draft]) -> None:
+        """Finishes plain chains without their tokens or logits coming to the host in between."""
+        from engine.device_draws import Drawn, DrawTables, any_laws, chains_on_host, draw_rows  # triton: with a GPU
+
+        fresh = [draft for draft in drafts if has_last_row(draft)]
+        if not fresh:
+            return
+        hidden = torch.cat([last_row(draft.session) for draft in fresh]).to(self._device, self._dtype)
+        state = self._speculator.start(hidden)
+        token_ids = torch.tensor([draft.session.token_ids[-1] for draft in fresh], device=self._device)
+        chains = [draft.chain_draws() for draft in fresh]
+        num_steps = max(draws.num_tokens for draws in chains)
+        tables = DrawTables.of_chains(chains, num_steps, len(chains), self._device)
+        steps = []
+        # Chains that have ended go along: what they draw is cut off at the end.
+        for depth in range(num_steps):
+            state, logits = self._speculator.step(state, token_ids, depth)
+            logits = self._vocabulary.spread(logits)
+            key_words, law_places = tables.key_words[depth], tables.law_places[depth]
+            steps.append(draw_rows(logits, tables.transforms, key_words, law_places, with_laws=any_laws(chains)))
+            token_ids = steps[-1].tokens.clamp(min=0)
+        for draft, chain in zip(fresh, chains_on_host(Drawn.of_steps(steps), chains), strict=True):
+            draft.take_chain(chain)
+
     def close(self, session: DraftSession) -> None:
         self._states.pop(id(session), None)
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from engine.attention import ATTENTION_NAME, AttentionOps, PagedContext, register_attention
-from engine.batch import SessionRows, build_batch
+from engine.batch import ForwardBatch, SessionRows, build_batch
 from engine.block_manager import BlockManager
 from engine.paged_kv import LayerShape, PagedKVCache, bytes_per_block
 from engine.row_invariance import make_row_invariant
@@ -70,7 +70,11 @@ class PagedHead:
     @torch.inference_mode()
     def forward(self, rows: Sequence[SessionRows], features: torch.Tensor) -> torch.Tensor:
         """features [T, H] of all rows in order -> next features [T, H]; keys and values are written."""
-        batch = build_batch(rows, self.blocks.block_size, self.device)
+        return self.compute(build_batch(rows, self.blocks.block_size, self.device), features)
+
+    @torch.inference_mode()
+    def compute(self, batch: ForwardBatch, features: torch.Tensor) -> torch.Tensor:
+        """`forward` of a batch that is on the device."""
         paged = PagedContext(self._ops, batch, self._cache)
         return self.head(batch.token_ids[None], features[None], batch.position_ids[None], paged=paged)[0]
 

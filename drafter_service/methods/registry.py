@@ -103,9 +103,10 @@ def _build_draft_model(config: DrafterConfig, path: str, report: Report) -> Draf
     runner = ModelRunner(loaded, cache, graphs=not config.enforce_eager)
     chains = None
     if loaded.attention_ops.row_backend == "triton":
+        from engine.chains import ModelForward
         from engine.device_chains import DeviceChains  # triton is there on machines with a GPU
 
-        chains = DeviceChains(runner)
+        chains = DeviceChains(ModelForward(runner))
     net = DraftModelNet(
         runner,
         BlockManager(num_blocks, config.block_size),

@@ -1,4 +1,4 @@
-"""Logits over a head's vocabulary, as rows over the target's."""
+"""Logits over a head's vocabulary, as rows over the target's: on the host, or where they are."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ class TargetVocabulary:
     def __init__(self, vocab_size: int, target_ids: torch.Tensor | None) -> None:
         self.vocab_size = vocab_size
         self._target_ids = None if target_ids is None else target_ids.cpu().numpy()
+        # Where `spread` was last asked to work: inside of a captured graph nothing may be moved.
+        self._places = target_ids
 
     def rows(self, logits: torch.Tensor) -> Sequence[Row]:
         """logits [N, head vocabulary] -> float32 [N, vocab_size]; -inf for what the head does not know."""
@@ -25,3 +27,12 @@ class TargetVocabulary:
         rows = np.full((len(found), self.vocab_size), -np.inf, dtype=np.float32)
         rows[:, self._target_ids] = found
         return list(rows)
+
+    def spread(self, logits: torch.Tensor) -> torch.Tensor:
+        """logits [N, head vocabulary] -> [N, vocab_size] on the same device, of the same dtype; -inf as in `rows`."""
+        if self._places is None:
+            return logits
+        if self._places.device != logits.device:
+            self._places = self._places.to(logits.device)
+        rows = logits.new_full((logits.shape[0], self.vocab_size), -torch.inf)
+        return rows.index_copy_(1, self._places, logits)

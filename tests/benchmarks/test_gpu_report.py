@@ -149,12 +149,15 @@ SMALL = LlamaConfig(
 )
 
 
-def test_both_sides_of_the_draft_draw_the_same_chains(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_laws", [False, True])
+def test_both_sides_of_the_draft_draw_the_same_chains(tmp_path: Path, has_laws: bool) -> None:
     loaded = llamas.load_made(tmp_path, SMALL, llamas.random_llama, DEVICE)
-    chains = draft.Chains(loaded, 2, graphs=False)
+    chains = draft.Chains(loaded, 2, graphs=False, has_laws=has_laws)
     expected = chains.by_host()
-    for found in (chains.by_device(), chains.by_device(), chains.by_host()):
-        assert found == expected
+    for found in (chains.by_device(), chains.by_device()):
+        assert [[drawn.token_id for drawn in chain] for chain in found] == expected
+        assert {drawn.law is not None for chain in found for drawn in chain} == {has_laws}
+    assert chains.by_host() == expected
     assert [len(chain) for chain in expected] == [draft.NUM_TOKENS] * 2
     assert expected[0] != expected[1]
 

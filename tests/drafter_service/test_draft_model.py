@@ -13,7 +13,6 @@ import pytest
 import torch
 import transformers
 
-from drafter_service.growth.laws import LAW_SIZE
 from drafter_service.methods.draft_model import (
     CATCH_UP_ROWS,
     MAX_DRAFT_TOKENS,
@@ -27,7 +26,7 @@ from engine.coupling import coupled_sample
 from engine.model import LoadedModel, load_model
 from engine.runner import ModelRunner
 from engine.sampling import LogitsProcessor
-from shared.messages import LAW_TOTAL, DraftStep, Proposal, SessionSpec
+from shared.messages import LAW_SIZE, LAW_TOTAL, DraftStep, Proposal, SessionSpec
 from shared.sampling_params import SamplingParams, SpeculationMode
 from tests.verifier_service.acceptance.toy import SMALLEST_P_VALUE, chi_square_p_value
 from tests.verifier_service.engine_client import VOCAB_SIZE, save_llama

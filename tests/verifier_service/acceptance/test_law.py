@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from engine.coupling import coupled_sample
-from shared.messages import LAW_TOTAL, Proposal, SparseLaw
+from shared.messages import LAW_SIZE, LAW_TOTAL, Proposal, SparseLaw
 from tests.verifier_service.acceptance.toy import (
     NUM_DRAFT_TOKENS,
     SMALLEST_P_VALUE,
@@ -169,7 +169,7 @@ class TestDrawsOfTheDrafter:
 
     @pytest.mark.parametrize("vocab_size", [3, 16, 100])
     def test_sparse_laws_sum_to_the_total_and_keep_the_likeliest(self, vocab_size: int) -> None:
-        from drafter_service.growth.laws import LAW_SIZE, sparse_law
+        from drafter_service.growth.laws import sparse_law
 
         rng = np.random.default_rng(16)
         for _ in range(200):

@@ -1,0 +1,28 @@
+"""A step of chains over an EAGLE head: every row takes up a drafted token and the head's own feature before it."""
+
+from __future__ import annotations
+
+import torch
+
+from drafter_service.methods.paged_head import PagedHead
+from drafter_service.methods.target_vocabulary import TargetVocabulary
+from engine.batch import ForwardBatch
+
+
+class HeadForward:
+    """engine.chains.ChainForward over a head; the features [R, H] that it gives are carried from a row to the next."""
+
+    def __init__(self, paged_head: PagedHead, vocabulary: TargetVocabulary, *, graphs: bool) -> None:
+        """graphs: steps run as CUDA graphs where the device has them."""
+        decoder = paged_head.head.config.decoder  # type: ignore[attr-defined]
+        self._paged = paged_head
+        self._vocabulary = vocabulary
+        self.device = paged_head.device
+        self.block_size = paged_head.blocks.block_size
+        self.uses_graphs = graphs and self.device.type == "cuda"
+        self.carried_width: int = decoder.hidden_size
+        self.carried_dtype = paged_head.dtype
+
+    def forward(self, batch: ForwardBatch, carried: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        features = self._paged.compute(batch, carried)
+        return self._vocabulary.spread(self._paged.head.logits(features)), features
