@@ -7,7 +7,18 @@ from importlib import import_module
 
 from benchmarks.gpu_report.report import Finding, Part, Run
 
-SECTIONS = ("correctness", "certificate", "grid", "linear", "attention", "sampling", "step", "draft", "speculation")
+SECTIONS = (
+    "correctness",
+    "certificate",
+    "grid",
+    "linear",
+    "attention",
+    "sampling",
+    "step",
+    "draft",
+    "draft_head",
+    "speculation",
+)
 
 
 def parts_of(wanted: Collection[str]) -> list[Part]:

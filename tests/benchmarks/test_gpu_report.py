@@ -16,9 +16,20 @@ from rich.console import Console
 from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
-from benchmarks.gpu_report import correctness, correctness_sampling, draft, llamas, rows, speculation, step, stock_step
+from benchmarks.gpu_report import (
+    correctness,
+    correctness_sampling,
+    draft,
+    draft_head,
+    llamas,
+    rows,
+    speculation,
+    step,
+    stock_step,
+)
 from benchmarks.gpu_report.__main__ import main
 from benchmarks.gpu_report.report import Budget, Finding, Part, Run, is_sound, last_line, noted, run_parts, show
+from shared.sampling_params import SpeculationMode
 from training.expand import Shape, max_logit_difference
 
 ROOT = Path(__file__).parents[2]
@@ -160,6 +171,20 @@ def test_both_sides_of_the_draft_draw_the_same_chains(tmp_path: Path, has_laws: 
     assert chains.by_host() == expected
     assert [len(chain) for chain in expected] == [draft.NUM_TOKENS] * 2
     assert expected[0] != expected[1]
+
+
+@pytest.mark.parametrize("mode", list(SpeculationMode))
+def test_both_sides_of_the_heads_draft_propose_the_same(mode: SpeculationMode) -> None:
+    head = draft_head.random_head(SMALL, 100, DEVICE, torch.float32)
+    chains = draft_head.HeadChains(head, 2, DEVICE, torch.float32, context_len=100)
+    by_host, by_device = chains.side(mode, draws=False), chains.side(mode, draws=True)
+    expected = by_host()
+    for found in (by_device(), by_device()):
+        assert [proposal.token_ids for proposal in found] == [proposal.token_ids for proposal in expected]
+        assert [len(proposal.laws) for proposal in found] == [len(proposal.laws) for proposal in expected]
+    assert by_host() == expected
+    assert [len(proposal.token_ids) for proposal in expected] == [draft_head.NUM_TOKENS] * 2
+    assert expected[0].token_ids != expected[1].token_ids
 
 
 def test_the_stock_step_is_the_engines(tmp_path: Path) -> None:
