@@ -282,5 +282,6 @@ async def test_a_lost_verifier_is_an_event(traced: RunningStack, collector: Coll
 async def test_a_lost_drafter_is_an_event(traced: RunningStack, collector: Collector) -> None:
     """The last test: until another drafter is there, nobody can ask for its method."""
     spans = await spans_of_a_stream_that_lost(traced, collector, "drafter-0")
-    assert [event["outrider.epoch"] for event in events_of(spans, "drafter_lost")] == [0]
+    # Until the gateway's next look at its fleet a session may find the dead drafter again.
+    assert {event["outrider.epoch"] for event in events_of(spans, "drafter_lost")} == {0}
     assert not events_of(spans, "verifier_lost")

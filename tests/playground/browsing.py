@@ -85,7 +85,7 @@ class Screen:
         await self.page.get_by_role("button", name="Run").click()
 
     async def until_done(self, title: str = "Answer") -> None:
-        await self.panel(title).get_by_text("Done").wait_for()
+        await self.panel(title).locator(".state").get_by_text("Done").wait_for()
 
     def panel(self, title: str = "Answer") -> Any:
         return self.page.get_by_role("article", name=title)
