@@ -168,14 +168,19 @@ def _nucleus_len(weights: LogWeights, total: float, top_p: float) -> int:
 
 def probabilities(log_weights: LogWeights) -> NDArray[np.float64]:
     """float64 [V], sums to 1."""
-    weights: NDArray[np.float64] = np.exp(log_weights - log_weights.max())
+    support = np.flatnonzero(log_weights > -np.inf)
+    if 2 * len(support) > len(log_weights):
+        weights: NDArray[np.float64] = np.exp(log_weights - log_weights.max())
+    else:  # exp takes longer for -inf than for numbers: 0.7 ms for 151,936 of them
+        weights = np.zeros(len(log_weights))
+        weights[support] = np.exp(log_weights[support] - log_weights.max())
     weights /= weights.sum()
     return weights
 
 
 def draw(probs: NDArray[np.float64], rng: np.random.Generator) -> int:
     """One token id from a law that need not be normalized; never one without mass."""
-    support = np.flatnonzero(probs)
+    support = np.flatnonzero(probs > 0.0)
     cumulative = np.cumsum(probs[support])
     place = np.searchsorted(cumulative, rng.random() * cumulative[-1], side="right")
     return int(support[min(int(place), len(support) - 1)])
