@@ -16,19 +16,27 @@ from shared.sampling_params import SamplingParams, SpeculationMode
 _PROMPT_LEN = 8
 _NUM_DRAFT_TOKENS = 3
 _NUM_ROUNDS = MEETINGS_BEFORE_RECORDING + 1
+# The second kind draws from laws: on a device that is a graph of its own, captured at its first meeting.
+_GREEDY = (SamplingParams(temperature=0.0), SpeculationMode.EXACT)
+_DRAWN = (SamplingParams(temperature=1.0), SpeculationMode.REJECTION)
 
 
 def warm_up(method: DraftMethod) -> None:
-    """Rounds of one session whose drafts are all accepted; nothing of it stays at the method but its speed."""
+    """Rounds of sessions whose drafts are all accepted; nothing of them stays at the method but its speed."""
+    _rounds(method, *_GREEDY, _NUM_ROUNDS)
+    _rounds(method, *_DRAWN, 1)
+
+
+def _rounds(method: DraftMethod, params: SamplingParams, mode: SpeculationMode, num_rounds: int) -> None:
     prompt = tuple(range(_PROMPT_LEN))
-    spec = SessionSpec("warm-up", 1, prompt, (), SamplingParams(temperature=0.0), SpeculationMode.EXACT, 0)
+    spec = SessionSpec("warm-up", 1, prompt, (), params, mode, 0)
     session = DraftSession(spec, list(prompt), lambda _reply: None)
     method.open(session)
     try:
         while method.advance(session):
             pass
         accepted: tuple[int, ...] = ()
-        for _ in range(_NUM_ROUNDS):
+        for _ in range(num_rounds):
             hidden = _rows_for(method.info, session, len(accepted))
             session.report(DraftStep(1, session.committed_len, accepted, _NUM_DRAFT_TOKENS, hidden))
             (proposal,) = method.propose([session])

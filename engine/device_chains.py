@@ -35,6 +35,8 @@ class DeviceChains:
     def __init__(self, forward: ChainForward) -> None:
         self._forward = forward
         self._steps: dict[tuple[int, int, bool], _Steps] = {}
+        # Of all graphs: they run one after another, and what outlasts a step lies outside of it.
+        self._pool: Any = None
 
     @torch.inference_mode()
     def draw(
@@ -61,7 +63,7 @@ class DeviceChains:
         key = (num_rows, width, with_laws)
         if key not in self._steps:
             self._steps[key] = _Steps(self._forward, num_rows, width, with_laws=with_laws)
-            self._steps[key].capture()
+            self._pool = self._steps[key].capture(self._pool)
         return self._steps[key]
 
 
@@ -93,9 +95,11 @@ class _Steps:
         self.drawn = Drawn.blank(MAX_CHAIN_TOKENS, num_rows, device, with_laws=with_laws)
         self._step = zeros(1)
 
-    def capture(self) -> None:
-        """While every row is padding, which writes nothing into the cache."""
-        self._graph = captured_graph(self._compute, self._device)
+    def capture(self, pool: Any) -> Any:
+        """While every row is padding, which writes nothing into the cache. pool: of an earlier graph, or None; returns
+        the one that the next may share."""
+        self._graph = captured_graph(self._compute, self._device, pool)
+        return self._graph.pool()
 
     def begin(
         self, first_logits: torch.Tensor, starts: Sequence[ChainStart], carried: torch.Tensor | None = None

@@ -58,11 +58,11 @@ def draft_law(processor: LogitsProcessor, logits: Row, output_token_ids: Sequenc
 
 
 def _largest(scores: NDArray[np.floating], count: int) -> list[Guess]:
-    """Ties go to the smaller id, as everywhere."""
-    if count == 1:
-        best = int(np.argmax(scores))
-        return [Guess(best, 1.0 / float(np.exp(scores - scores[best]).sum()))]
-    order = largest_first(scores, count)
-    weights = np.exp(scores - scores[order[0]])
+    """Ties go to the smaller id, as everywhere; a row that holds no number has no largest."""
+    best = scores.max(initial=-np.inf)
+    if not np.isfinite(best):
+        return []
+    weights = np.exp(scores - best)
     total = float(weights.sum())
+    order = largest_first(scores, count) if count > 1 else [np.argmax(scores)]
     return [Guess(int(token), float(weights[token]) / total) for token in order if np.isfinite(scores[token])]

@@ -13,9 +13,12 @@ from shared.messages import LAW_SIZE, LAW_TOTAL, SparseLaw
 
 
 def sparse_law(log_weights: LogWeights) -> SparseLaw:
-    """The LAW_SIZE likeliest tokens, in integer counts that sum to LAW_TOTAL, likeliest first."""
-    probs = probabilities(log_weights)
+    """The LAW_SIZE likeliest tokens, in integer counts that sum to LAW_TOTAL, likeliest first; of a row that holds no
+    number, nothing."""
     token_ids = likeliest(log_weights, LAW_SIZE)
+    if not len(token_ids):
+        return SparseLaw((), ())
+    probs = probabilities(log_weights)
     shares = probs[token_ids] / probs[token_ids].sum() * LAW_TOTAL
     counts = np.floor(shares).astype(np.int64)
     counts[0] += LAW_TOTAL - counts.sum()

@@ -100,6 +100,35 @@ def all_paths(net: Net, depth: int) -> dict[tuple[int, ...], float]:
     return joint
 
 
+@pytest.mark.parametrize("max_branches", [1, 3])
+@pytest.mark.parametrize(
+    ("params", "mode"),
+    [
+        (GREEDY, SpeculationMode.EXACT),
+        (SamplingParams(seed=1), SpeculationMode.EXACT),
+        (SamplingParams(), SpeculationMode.REJECTION),
+        (SamplingParams(top_p=0.9), SpeculationMode.REJECTION),
+    ],
+    ids=str,
+)
+def test_nothing_grows_below_a_row_without_a_number(
+    params: SamplingParams, mode: SpeculationMode, max_branches: int
+) -> None:
+    """A broken forward of one session is no error of those that are drafted for with it."""
+    net, broken = random_net(5), np.full(VOCAB_SIZE, np.nan, dtype=np.float32)
+    draft = grow(
+        new_session(params, mode),
+        lambda path: broken if len(path) == 1 else net(path),
+        max_nodes=6,
+        max_depth=3,
+        max_branches=max_branches,
+    )
+    proposal = draft.finish("x")
+    assert 1 <= len(proposal.token_ids) <= max_branches
+    assert {node.depth for node in draft.nodes} == {1}
+    assert through_wire(proposal) == proposal
+
+
 @pytest.mark.parametrize("max_nodes", [3, 6, 9])
 def test_a_ranked_tree_holds_the_likeliest_paths(max_nodes: int) -> None:
     """Where neither the beam nor the branches cut anything off, against all paths there are."""

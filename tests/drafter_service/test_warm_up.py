@@ -16,6 +16,8 @@ from engine.block_manager import BlockManager
 from engine.cpu_graphs import MEETINGS_BEFORE_RECORDING
 from engine.model import load_model
 from engine.runner import ForwardResult, ModelRunner
+from tests.drafter_service.drawn_cases import counted as counted_chains
+from tests.kernels.triton_device import device
 from tests.verifier_service.engine_client import save_llama
 
 MODELS = Path(__file__).parents[2] / "models"
@@ -47,11 +49,20 @@ def test_a_draft_models_forwards_are_met_and_nothing_stays(tmp_path: Path) -> No
     assert min(runner.num_rows.count(1), runner.num_rows.count(2)) >= MEETINGS_BEFORE_RECORDING
 
 
+@pytest.mark.parametrize("backend", ["cpu", "triton"])
 @pytest.mark.parametrize("name", _HEADS)
-def test_heads_propose_with_no_targets_states(name: str) -> None:
-    folder = MODELS / f"demo-{name.replace('_', '-')}"
-    config = DrafterConfig(draft_model=(str(folder),), target_model=str(MODELS / "demo-target"), methods=(name,))
+def test_heads_propose_with_no_targets_states(name: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the service builds them: on the triton kernels their chains are drawn on the device, else they grow."""
+    folder, target = MODELS / f"demo-{name.replace('_', '-')}", MODELS / "demo-target"
+    config = DrafterConfig(
+        draft_model=(str(folder),),
+        target_model=str(target),
+        methods=(name,),
+        attention_backend=backend,
+        device=device().type if backend == "triton" else "cpu",
+    )
     method = build_methods(config, lambda _line: None)[name]
+    drawn = counted_chains(monkeypatch)
     proposed: list[int] = []
     propose = method.propose
 
@@ -63,7 +74,8 @@ def test_heads_propose_with_no_targets_states(name: str) -> None:
 
     method.propose = counted  # type: ignore[method-assign, assignment]
     warm_up(method)
-    assert proposed == [3] * (MEETINGS_BEFORE_RECORDING + 1)
+    assert proposed == [3] * (MEETINGS_BEFORE_RECORDING + 2)
+    assert len(drawn) == (len(proposed) if backend == "triton" else 0)
 
 
 def test_a_failing_method_is_left_closed(tmp_path: Path) -> None:
