@@ -49,8 +49,9 @@ def test_a_draft_models_forwards_are_met_and_nothing_stays(tmp_path: Path) -> No
     assert min(runner.num_rows.count(1), runner.num_rows.count(2)) >= MEETINGS_BEFORE_RECORDING
 
 
-@pytest.mark.parametrize("backend", ["cpu", "triton"])
-@pytest.mark.parametrize("name", _HEADS)
+@pytest.mark.parametrize(
+    ("name", "backend"), [*((name, "cpu") for name in _HEADS), ("eagle3", "triton"), ("medusa", "triton")]
+)
 def test_heads_propose_with_no_targets_states(name: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the service builds them: on the triton kernels their chains are drawn on the device, else they grow."""
     folder, target = MODELS / f"demo-{name.replace('_', '-')}", MODELS / "demo-target"
@@ -63,6 +64,8 @@ def test_heads_propose_with_no_targets_states(name: str, backend: str, monkeypat
     )
     method = build_methods(config, lambda _line: None)[name]
     drawn = counted_chains(monkeypatch)
+    num_rounds = 1 if backend == "triton" else MEETINGS_BEFORE_RECORDING + 1
+    monkeypatch.setattr("drafter_service.warm_up._NUM_ROUNDS", num_rounds)  # interpreted rounds take seconds
     proposed: list[int] = []
     propose = method.propose
 
@@ -74,7 +77,7 @@ def test_heads_propose_with_no_targets_states(name: str, backend: str, monkeypat
 
     method.propose = counted  # type: ignore[method-assign, assignment]
     warm_up(method)
-    assert proposed == [3] * (MEETINGS_BEFORE_RECORDING + 2)
+    assert proposed == [3] * (num_rounds + 1)
     assert len(drawn) == (len(proposed) if backend == "triton" else 0)
 
 
