@@ -66,7 +66,7 @@ class MlpSpeculatorNet:
         state = self._speculator.start(hidden)
         token_ids = torch.tensor([draft.session.token_ids[-1] for draft in fresh], device=self._device)
         chains = [draft.chain_draws() for draft in fresh]
-        num_steps = max(draws.num_tokens for draws in chains)
+        num_steps, with_laws = max(draws.num_tokens for draws in chains), any_laws(chains)
         tables = DrawTables.of_chains(chains, num_steps, len(chains), self._device)
         steps = []
         # Chains that have ended go along: what they draw is cut off at the end.
@@ -74,7 +74,7 @@ class MlpSpeculatorNet:
             state, logits = self._speculator.step(state, token_ids, depth)
             logits = self._vocabulary.spread(logits)
             key_words, law_places = tables.key_words[depth], tables.law_places[depth]
-            steps.append(draw_rows(logits, tables.transforms, key_words, law_places, with_laws=any_laws(chains)))
+            steps.append(draw_rows(logits, tables.transforms, key_words, law_places, with_laws=with_laws))
             token_ids = steps[-1].tokens.clamp(min=0)
         for draft, chain in zip(fresh, chains_on_host(Drawn.of_steps(steps), chains), strict=True):
             draft.take_chain(chain)
