@@ -1,8 +1,10 @@
 """Is `auto` ever slower than not speculating? How far from the best fixed length? `python -m benchmarks.never_slower`
 
 Streams x temperatures x drafters, one of them always wrong (a draft model of random weights), on mixed prompts: code,
-prose, copying. One stack per drafter; off, auto and the fixed lengths take turns. `auto` has seen each load before the
-measured rounds, as in a server that has run for a minute. Rows go to benchmarks/results/never_slower.jsonl.
+prose, copying. One stack per drafter; off, auto, off again and the fixed lengths take turns, back and forth. Ratios are
+medians over what stood in one round; `off again` over `off` shows what the measurement itself gets wrong. `auto` has
+seen each load before the measured rounds, as in a server that has run for a minute. Rows go to
+benchmarks/results/never_slower.jsonl.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ from training.expand_heads import expand_head
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
 DRAFTERS = ("draft_model", "eagle3", "ngram", "wrong")
 _MOST_TOKENS = 5
+# The same as "off", to know what two equal things differ by.
+_CONTROL = "off again"
 
 
 @dataclass(frozen=True)
@@ -120,13 +124,15 @@ def _measure(
 
 
 def _cell(url: str, method: str, temperature: float, num_streams: int, plan: Plan) -> list[dict[str, Any]]:
-    variants = {"off": ("off", _MOST_TOKENS), "auto": ("auto", _MOST_TOKENS)}
+    variants = {"off": ("off", _MOST_TOKENS), "auto": ("auto", _MOST_TOKENS), _CONTROL: ("off", _MOST_TOKENS)}
     variants |= {f"{length} tokens": (method, length) for length in plan.lengths}
     prompts = mixed_prompts(max(6, 2 * num_streams))
     rates: dict[str, list[float]] = {name: [] for name in variants}
     outputs: dict[str, list[list[int]]] = {}
     for round_index in range(plan.rounds + 1):  # the first fills the prefix cache and shows `auto` the load
-        for name in variants if round_index else ("off", "auto"):
+        # Back and forth, so that a machine that gets slower or faster favours nobody.
+        order = list(variants)[:: 1 if round_index % 2 else -1] if round_index else ["off", "auto"]
+        for name in order:
             asked, length = variants[name]
             seed = 7 if temperature else None
             shape = Shape(plan.max_tokens, asked, length, temperature, seed, mode="exact" if seed else None)
@@ -137,33 +143,46 @@ def _cell(url: str, method: str, temperature: float, num_streams: int, plan: Pla
     if any(found != outputs["off"] for found in outputs.values()):
         raise RuntimeError("two variants gave different tokens")
     return [
-        {"variant": name, "tokens_per_s": median(found), "tokens_per_s_quantiles": quantiles(found)}
+        {
+            "variant": name,
+            "tokens_per_s": median(found),
+            "tokens_per_s_quantiles": quantiles(found),
+            "tokens_per_s_of_rounds": found,
+        }
         for name, found in rates.items()
     ]
 
 
 def _show(rows: list[dict[str, Any]], plan: Plan) -> None:
-    table = Table("drafter", "T", "streams", "off", "auto", "auto / off", "best fixed", "auto / best")
+    table = Table(
+        "drafter", "T", "streams", "off", "auto", "auto / off", f"{_CONTROL} / off", "best fixed", "auto / best"
+    )
     worst_of_off, worst_of_best = 10.0, 10.0
     cells = {(row["drafter"], row["temperature"], row["num_streams"]) for row in rows}
     for drafter, temperature, num_streams in sorted(cells):
         found = {
-            row["variant"]: row["tokens_per_s"]
+            row["variant"]: row["tokens_per_s_of_rounds"]
             for row in rows
             if (row["drafter"], row["temperature"], row["num_streams"]) == (drafter, temperature, num_streams)
         }
-        best = max((name for name in found if name != "auto"), key=lambda name: found[name])
-        of_off, of_best = found["auto"] / found["off"], found["auto"] / found[best]
+        best = max((name for name in found if name not in ("auto", _CONTROL)), key=lambda name: median(found[name]))
+        of_off, of_best = _ratio(found["auto"], found["off"]), _ratio(found["auto"], found[best])
         worst_of_off, worst_of_best = min(worst_of_off, of_off), min(worst_of_best, of_best)
         table.add_row(
-            *(drafter, f"{temperature:g}", str(num_streams), f"{found['off']:.1f}", f"{found['auto']:.1f}"),
-            *(f"{of_off:.2f}", f"{best}: {found[best]:.1f}", f"{of_best:.2f}"),
+            *(drafter, f"{temperature:g}", str(num_streams)),
+            *(f"{median(found['off']):.1f}", f"{median(found['auto']):.1f}", f"{of_off:.2f}"),
+            *(f"{_ratio(found[_CONTROL], found['off']):.2f}", f"{best}: {median(found[best]):.1f}", f"{of_best:.2f}"),
         )
     console.print(table)
     console.print(
         f"the least of auto / off is {worst_of_off:.2f} (promised: 0.97), of auto / best {worst_of_best:.2f} (aim: "
         f"0.95); medians of {plan.rounds} rounds"
     )
+
+
+def _ratio(rates: list[float], others: list[float]) -> float:
+    """The median over rounds: what was measured within a minute is compared, not one minute with another."""
+    return median(rate / other for rate, other in zip(rates, others, strict=True))
 
 
 if __name__ == "__main__":

@@ -75,6 +75,7 @@ def _measure(target: Path, draft: Path, run_dir: Path, promise_ms: float, max_to
     return {
         "promise_ms": promise_ms,
         "piece_ms": {name: 1e3 * gap_s for name, gap_s in quantiles(gaps_s).items()},
+        "share_in_time": sum(1e3 * gap_s <= promise_ms for gap_s in gaps_s) / len(gaps_s) if promise_ms else None,
         "tokens_per_s": decoding.tokens_per_s,
         "first_token_of_long_prompts_ms": 1e3 * median(request.first_token_s for request in reading),
     }
@@ -99,11 +100,11 @@ async def _load(url: str, max_tokens: int) -> tuple[LoadResult, list[Any]]:
 
 
 def _show(rows: list[dict[str, Any]]) -> None:
-    table = Table("promised", "piece p50", "p80", "p99", "tokens/s", "first token of long prompts")
+    table = Table("promised", "in time", "piece p50", "p80", "p99", "tokens/s", "first token of long prompts")
     for row in rows:
         pieces = row["piece_ms"]
         table.add_row(
-            f"{row['promise_ms']:g} ms" if row["promise_ms"] else "nothing",
+            *((f"{row['promise_ms']:g} ms", f"{row['share_in_time']:.1%}") if row["promise_ms"] else ("nothing", "")),
             *(f"{pieces[name]:.0f} ms" for name in ("p50", "p80", "p99")),
             f"{row['tokens_per_s']:.0f}",
             f"{row['first_token_of_long_prompts_ms']:.0f} ms",

@@ -109,7 +109,7 @@ class Stack:
             self.stop()
             raise
         self.state.pids = {name: process.pid for name, process in self._processes.items()}
-        (self._run_dir / "stack.json").write_text(json.dumps(asdict(self.state), indent=2))
+        self._write_state()
         return self.state
 
     def wait(self) -> str:
@@ -130,6 +130,13 @@ class Stack:
     def log_tail(self, name: str, num_lines: int = 15) -> str:
         lines = self._log_path(name).read_text(errors="replace").splitlines()
         return "\n".join(lines[-num_lines:])
+
+    def _write_state(self) -> None:
+        """At once as a whole: other commands look for it at any moment."""
+        path = self._run_dir / "stack.json"
+        unfinished = path.with_suffix(".new")
+        unfinished.write_text(json.dumps(asdict(self.state), indent=2))
+        unfinished.replace(path)
 
     def _log_path(self, name: str) -> Path:
         return self._run_dir / f"{name}.log"

@@ -152,11 +152,12 @@ class DrafterEngine:
                 )
 
     def _close(self, handle: int) -> None:
-        session = self._sessions.pop(handle, None)
+        session = self._sessions.get(handle)
         if session is not None:
             self._expected.discard(handle)
             with self._lock:
                 self._num_open -= 1
+            del self._sessions[handle]  # only now: whoever sees that a session is gone finds its place free
             self.methods[session.spec.method].close(session)
 
     def _fail(self, handle: int, session: DraftSession, error: Exception) -> None:

@@ -14,9 +14,10 @@ import subprocess
 import time
 from pathlib import Path
 
-from client.stack import free_port, redis_answers
+from client.stack import redis_answers
+from tests.ports import server_port
 
-START_TIMEOUT_S = 20.0
+START_TIMEOUT_S = 60.0
 
 
 class RedisServer:
@@ -24,7 +25,7 @@ class RedisServer:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self.port = free_port()
+        self.port = server_port()  # also while it is stopped
         self._process: subprocess.Popen[bytes] | None = None
 
     @property

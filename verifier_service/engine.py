@@ -34,6 +34,7 @@ from verifier_service.hidden_states import keep_layers, rows_to_send
 from verifier_service.metrics import VerifierMetrics
 from verifier_service.outbox import Outbox
 from verifier_service.pace import Pace
+from verifier_service.prompt_allowance import PromptAllowance
 from verifier_service.round import ForwardTimes, decide
 from verifier_service.row_outputs import RowOutputs, host_outputs
 from verifier_service.rows import keep_prompt_logprobs, session_rows
@@ -51,7 +52,7 @@ class EngineLimits:
     prefill_chunk_size: int
     max_model_len: int
     rejection_sample_method: str = "block"
-    # Seconds that a forward should take at most while somebody decodes.
+    # Seconds from one commit of a session to its next that are promised, for as long as it is asked for more.
     slo_itl_s: float = math.inf
 
 
@@ -81,15 +82,12 @@ class VerifierEngine:
         self.certificate = certificate
         self._metrics = metrics
         self._scheduler = Scheduler(
-            blocks,
-            limits.max_num_batched_tokens,
-            limits.prefill_chunk_size,
-            limits.max_model_len,
-            # Looked up in every step only where something was promised.
-            None
-            if math.isinf(limits.slo_itl_s)
-            else lambda: step_costs.rows_within(limits.slo_itl_s, limits.max_num_batched_tokens),
+            blocks, limits.max_num_batched_tokens, limits.prefill_chunk_size, limits.max_model_len
         )
+        self._prompts: PromptAllowance | None = None
+        if not math.isinf(limits.slo_itl_s):
+            self._prompts = PromptAllowance(limits.slo_itl_s, step_costs, limits.max_num_batched_tokens)
+            self._scheduler.rows_while_decoding = self._prompts.num_rows
         self._sessions: dict[int, VerifierSession] = {}
         # Counted where `open` is called: the engine's thread takes sessions up later, many may come before it does.
         self._num_open = 0
@@ -291,6 +289,8 @@ class VerifierEngine:
             self._pace.last_round,
             len(self._sessions),
         )
+        if self._prompts is not None and any(work.num_chain_rows > 1 for work in plan):
+            self._prompts.read_prompts(times.ended)
         num_tokens_before = self._num_tokens
         for work, rows in zip(plan, outputs, strict=True):
             try:
@@ -318,6 +318,9 @@ class VerifierEngine:
         self.blocks.register(work.table, session.token_ids, session.num_computed)
         hidden = rows_to_send(session, self._hidden, self.blocks.block_size)
         session.has_replied = True
+        if self._prompts is not None and session.committed_at is not None:
+            self._prompts.committed(session.committed_at, session.step_arrived_at, times.ended)
+        session.committed_at = times.ended
         session.finished = commit.finish_reason is not None
         session.prompt_logprobs.clear()
         session.free_run_left -= len(commit.token_ids)

@@ -15,6 +15,9 @@ from engine.block_manager import BlockManager, BlockTable, OutOfBlocks
 from shared.messages import Proposal
 from verifier_service.session import VerifierSession, reconcile
 
+# Prompts go on, however little time there is: so few rows cost hardly more than one.
+LEAST_PROMPT_ROWS = 4
+
 
 @dataclass(frozen=True)
 class Work:
@@ -45,7 +48,7 @@ class Scheduler:
     max_num_batched_tokens: int
     prefill_chunk_size: int
     max_model_len: int
-    # The rows that a forward may have while somebody decodes; None: as many as ever.
+    # The rows of a forward that reads prompts while somebody decodes; None: as many as ever.
     rows_while_decoding: Callable[[], int] | None = None
     num_preemptions: int = 0
 
@@ -67,8 +70,8 @@ class Scheduler:
             if work is not None:
                 plan.append(work)
                 budget -= work.num_rows
-                # A block of somebody's prompt at least, or prompts would wait for as long as others decode.
-                least = 0 if is_prompt else self.blocks.block_size
+                # Some rows of somebody's prompt at least, or prompts would wait for as long as others decode.
+                least = 0 if is_prompt else LEAST_PROMPT_ROWS
                 prompt_budget = max(least, prompt_budget - work.num_rows)
         return plan
 
@@ -76,7 +79,7 @@ class Scheduler:
         """Rows of a forward that prompts may fill up."""
         if self.rows_while_decoding is None or not any(other.has_replied and not other.finished for other in sessions):
             return self.max_num_batched_tokens
-        return max(self.blocks.block_size, self.rows_while_decoding())
+        return max(LEAST_PROMPT_ROWS, self.rows_while_decoding())
 
     def _place(
         self, session: VerifierSession, budget: int, sessions: Sequence[VerifierSession], planned: set[int]

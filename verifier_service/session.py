@@ -40,6 +40,8 @@ class VerifierSession:
     replied_at: float | None = None
     return_s: float | None = None
     has_replied: bool = False
+    # When its newest commit was made.
+    committed_at: float | None = None
     finished: bool = False
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
 

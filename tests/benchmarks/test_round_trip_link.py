@@ -12,6 +12,7 @@ from statistics import median
 import pytest
 
 from benchmarks.simulation.link import DelayedLink
+from tests.ports import nobodys_port
 
 
 @pytest.fixture(scope="module")
@@ -64,26 +65,26 @@ def test_a_round_trip_takes_as_long_as_it_was_set(link: tuple[DelayedLink, tuple
     with socket.create_connection(address) as end:
         wire.set_delay(0.0)
         plain_s = median(_trip_s(end) for _ in range(15))
-        wire.set_delay(0.06, jitter)
+        wire.set_delay(0.2, jitter)
         trips = [_trip_s(end) for _ in range(15)]
-    assert min(trips) >= 0.06 * (1.0 - jitter)
-    # Above: what a busy machine adds.
-    assert 0.05 <= median(trips) <= 0.06 + plain_s + 0.05
+    assert min(trips) >= 0.2 * (1.0 - jitter)
+    # Above: what a busy machine adds, less than another way there or back.
+    assert 0.16 <= median(trips) <= 0.2 + plain_s + 0.15
     if not jitter:
-        assert min(trips) <= 0.06 + plain_s + 0.02
+        assert min(trips) <= 0.2 + plain_s + 0.08
 
 
 def test_what_follows_is_not_held_up_by_what_is_under_way(link: tuple[DelayedLink, tuple[str, int]]) -> None:
-    """Five pieces 20 ms apart over a trip of 400 ms are back after about 480 ms; one after the other they took 2 s."""
+    """Five pieces 20 ms apart over a trip of 2 s are back after about 2.1 s; one after the other they took 10 s."""
     wire, address = link
-    wire.set_delay(0.4)
+    wire.set_delay(2.0)
     with socket.create_connection(address) as end:
         started = time.perf_counter()
         for number in range(5):
             end.sendall(bytes([number]))
             time.sleep(0.02)
         assert _receive(end, 5) == bytes(range(5))
-        assert time.perf_counter() - started < 1.2
+        assert time.perf_counter() - started < 8.0
 
 
 def test_every_byte_arrives_in_order_and_is_counted(link: tuple[DelayedLink, tuple[str, int]]) -> None:
@@ -104,12 +105,10 @@ def test_every_byte_arrives_in_order_and_is_counted(link: tuple[DelayedLink, tup
 
 
 def test_a_service_that_is_gone_refuses_through_the_link_too() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as nobody:
-        port = nobody.getsockname()[1]
     with DelayedLink() as link:
-        host, _, own_port = link.start(f"127.0.0.1:{port}").rpartition(":")
+        host, _, own_port = link.start(f"127.0.0.1:{nobodys_port()}").rpartition(":")
         with socket.create_connection((host, int(own_port))) as end:
-            end.settimeout(20)
+            end.settimeout(60)
             with contextlib.suppress(ConnectionResetError):  # as good: the end is known
                 assert end.recv(1) == b""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from outrider.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb
 from shared import rpc, wire
 from shared.messages import DrafterInfo, VerifierInfo
 from tests.chaos.proxy import Proxy
+from tests.ports import server_port
 from tests.redis_server import RedisServer
 
 MODELS = Path(__file__).parents[2] / "models"
@@ -169,7 +169,7 @@ class Fleet:
 
     def _add(self, name: str, command: Sequence[str]) -> Part:
         host, prefix = self._place(name)
-        part = Part(name, free_port(), command, self._run_dir / f"{name}.log", host, prefix)
+        part = Part(name, server_port(), command, self._run_dir / f"{name}.log", host, prefix)
         self.parts[name] = part
         return part
 
@@ -197,9 +197,3 @@ def _drafter_command() -> list[str]:
 
 
 _SERVICE_COMMANDS: dict[str, Callable[[], list[str]]] = {"verifier": _verifier_command, "drafter": _drafter_command}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -22,6 +22,8 @@ SCHEDULE = (1, 3, 0, 2)
 _LOOK_EVERY_S = 0.1
 # A gateway looks for its drafters once a second; a fast machine is through with a phase's requests before that.
 _LEAST_PHASE_S = 3.0
+# A busy one takes longer until a new drafter is found and asked.
+_LONGEST_LOOK_S = 60.0
 
 
 @dataclass
@@ -57,7 +59,9 @@ async def run_scaling(
             began = time.monotonic()
             num_before = phase.report.num_requests  # those that began while the drafters came or went
             while (
-                phase.report.num_requests < num_before + load.num_requests or time.monotonic() < began + _LEAST_PHASE_S
+                phase.report.num_requests < num_before + load.num_requests
+                or time.monotonic() < began + _LEAST_PHASE_S
+                or (phase.num_drafters > phase.most_draft_sessions == 0 and time.monotonic() < began + _LONGEST_LOOK_S)
             ):
                 await asyncio.sleep(_LOOK_EVERY_S)
                 phase.most_draft_sessions = max(phase.most_draft_sessions, await _num_draft_sessions(fleet))

@@ -10,6 +10,20 @@ from collections.abc import Awaitable, Callable
 from tests.chaos.fleet import Fleet, Part
 
 Misfortune = Callable[[], Awaitable[None]]
+_WEIGHTS = {
+    ("kill", "drafter"): 4,
+    ("pause", "drafter"): 3,
+    ("kill", "verifier"): 2,
+    ("pause", "verifier"): 2,
+    ("kill", "gateway"): 3,
+    ("pause", "gateway"): 2,
+    ("cut", "verifier"): 3,
+    ("cut", "drafter"): 2,
+    ("delay", "drafter"): 2,
+    ("delay", "verifier"): 1,
+    ("restart", "redis"): 1,
+    ("pause", "redis"): 2,
+}
 
 
 class Storm:
@@ -20,30 +34,20 @@ class Storm:
         self._fleet = fleet
         self._rng = random.Random(seed)
         self._mean_pause_s = mean_pause_s
+        # What has not happened yet: each once, however short the storm.
+        self.due = self._rng.sample(list(_WEIGHTS), len(_WEIGHTS))
         self._mending: set[asyncio.Task[None]] = set()
         self._hurt: set[str] = set()
 
     async def run(self) -> None:
-        weights = {
-            ("kill", "drafter"): 4,
-            ("pause", "drafter"): 3,
-            ("kill", "verifier"): 2,
-            ("pause", "verifier"): 2,
-            ("kill", "gateway"): 3,
-            ("pause", "gateway"): 2,
-            ("cut", "verifier"): 3,
-            ("cut", "drafter"): 2,
-            ("delay", "drafter"): 2,
-            ("delay", "verifier"): 1,
-            ("restart", "redis"): 1,
-            ("pause", "redis"): 2,
-        }
-        first = self._rng.sample(list(weights), len(weights))  # each once, however short the storm
         while True:
             await asyncio.sleep(self._rng.expovariate(1 / self._mean_pause_s))
-            what, kind = first.pop() if first else self._rng.choices(list(weights), list(weights.values()))[0]
+            is_due = bool(self.due)
+            what, kind = self.due.pop() if is_due else self._rng.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]
             name = self._victim(kind)
             if name is None:
+                if is_due:  # later, when the last victims are well again
+                    self.due.insert(0, (what, kind))
                 continue
             self.counts[f"{what} {kind}"] += 1
             task = asyncio.create_task(self._strike(what, name))

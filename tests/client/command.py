@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from client.stack import StackState, free_port
+from client.stack import StackState
+from tests.ports import server_port
 
 ROOT = Path(__file__).parents[2]
 OUTRIDER = str(Path(sys.executable).with_name("outrider"))
@@ -50,7 +51,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 @contextmanager
 def another_gateway(stack: StackState, *arguments: str, model: Path) -> Iterator[tuple[str, str]]:
     """URL and gRPC address of one more gateway to the fleet of `stack`."""
-    grpc_port = free_port()
+    grpc_port = server_port()
     command = [sys.executable, "-m", "gateway", "--model", str(model), "--port", "0", "--grpc-port", str(grpc_port)]
     command += ["--verifiers", stack.verifiers[0], "--drafters", stack.drafters[0], "--redis-url", stack.redis_url]
     with subprocess.Popen(
@@ -92,6 +93,18 @@ class Terminal:
 
     def type(self, text: str) -> None:
         os.write(self._ours, text.encode())
+
+    def until_it_waits(self) -> None:
+        """A prompt is shown a moment before Python waits for keys, and a Ctrl-C in between is seen with the next key.
+        Returns when the command sleeps, at several looks: for a key, as there is nothing else left to do.
+        """
+        deadline = time.monotonic() + TIMEOUT_S
+        num_asleep = 0
+        while num_asleep < 10:
+            assert time.monotonic() < deadline, "it never waits"
+            state = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+            num_asleep = num_asleep + 1 if state == "S" else 0
+            time.sleep(0.02)
 
     def read_until(self, wanted: str) -> str:
         """What was written since the last call, up to `wanted` and with it."""

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from command import ROOT
 
-from client.stack import Stack, StackSettings, StackState, free_port
+from client.stack import Stack, StackSettings, StackState
+from tests.ports import server_port
 
 MODELS = ROOT / "models"
 
@@ -25,7 +26,7 @@ def stack(run_dir_of_stack: Path) -> Iterator[StackState]:
         str(MODELS / "demo-draft"),
         methods=("draft_model", "ngram"),
         port=0,
-        grpc_port=free_port(),
+        grpc_port=server_port(),
     )
     running = Stack(settings, run_dir_of_stack, lambda _message: None)
     yield running.start()

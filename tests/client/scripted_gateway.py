@@ -2,33 +2,52 @@
 
 from __future__ import annotations
 
-import socket
-import time
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import grpc
 
 from outrider.v1 import common_pb2 as common
 from outrider.v1 import gateway_pb2 as pb
 from outrider.v1 import gateway_pb2_grpc as pb_grpc
+from tests.ports import nobodys_port
 
 NUM_TOKENS = 12
-LAST_WORDS_S = 0.05
+LONG_S = 60.0
+Item = TypeVar("Item")
 
 
 @dataclass
 class Log:
-    """What the gateways of a fleet share: which requests there are."""
+    """What the gateways of a fleet share: which requests there are, and how many tokens their client has."""
 
     begun: set[str] = field(default_factory=set)
+    num_heard: int = 0
+    _heard: threading.Condition = field(default_factory=threading.Condition)
+
+    def hear(self, num_tokens: int) -> None:
+        with self._heard:
+            self.num_heard += num_tokens
+            self._heard.notify_all()
+
+    def heard(self, stream: Iterable[Item], num_tokens: Callable[[Item], int]) -> Iterator[Item]:
+        """The same items; what they hold counts as heard."""
+        for item in stream:
+            self.hear(num_tokens(item))
+            yield item
+
+    def until_heard(self, num_tokens: int) -> None:
+        with self._heard:
+            assert self._heard.wait_for(lambda: self.num_heard >= num_tokens, timeout=LONG_S)
 
 
 class Gateway(pb_grpc.GatewayServicer):
     """Says tokens 0, 1, 2, ... two at a time, and then aborts the call as a lost server would: after `dies_after` of
-    them, and at output index `dies_at`. (gRPC may drop what was said last when a call is aborted.)
+    them, and at output index `dies_at`. Not before they were heard: of what nobody has read by then gRPC tells nothing.
     """
 
     def __init__(
@@ -60,7 +79,7 @@ class Gateway(pb_grpc.GatewayServicer):
     def replies(self, base_len: int, context: grpc.ServicerContext) -> Iterator[pb.GenerateReply]:
         for at in range(base_len, NUM_TOKENS, 2):
             if at - base_len >= self._dies_after or at >= self._dies_at:
-                time.sleep(LAST_WORDS_S)
+                self._log.until_heard(at)
                 context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
             yield pb.GenerateReply(
                 base_len=at,
@@ -86,6 +105,4 @@ def serving(gateway: Gateway) -> Iterator[str]:
 
 def nobodys_address() -> str:
     """Where nobody listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+    return f"127.0.0.1:{nobodys_port()}"

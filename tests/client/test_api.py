@@ -23,20 +23,29 @@ from shared.errors import (
     Unavailable,
 )
 
-STALL_S = 0.4
-# Either client: addresses and settings -> the completion and the texts of the updates.
+# Longer than a busy machine keeps a gateway that does not stall from its next words.
+STALL_S = 3.0
+# Either client: addresses and settings -> the completion and the texts of the updates. What comes, `log` calls heard.
 Driver = Callable[..., Any]
 
 
-async def by_blocking(addresses: str | Sequence[str], **settings: Any) -> tuple[Completion, list[str]]:
+async def by_blocking(
+    addresses: str | Sequence[str], *, log: Log | None = None, **settings: Any
+) -> tuple[Completion, list[str]]:
+    log = log or Log()
     with OutriderClient(addresses, **settings) as client:
-        updates = list(client.stream("hello"))
+        updates = list(log.heard(client.stream("hello"), lambda update: len(update.tokens)))
     return updates[-1].completion, [update.text for update in updates]  # type: ignore[return-value]
 
 
-async def by_asyncio(addresses: str | Sequence[str], **settings: Any) -> tuple[Completion, list[str]]:
+async def by_asyncio(
+    addresses: str | Sequence[str], *, log: Log | None = None, **settings: Any
+) -> tuple[Completion, list[str]]:
+    log, updates = log or Log(), []
     async with AsyncOutriderClient(addresses, **settings) as client:
-        updates = [update async for update in client.stream("hello")]
+        async for update in client.stream("hello"):
+            log.hear(len(update.tokens))
+            updates.append(update)
     return updates[-1].completion, [update.text for update in updates]  # type: ignore[return-value]
 
 
@@ -93,11 +102,11 @@ def check_whole(completion: Completion, texts: list[str]) -> None:
 async def test_a_lost_connection_goes_on_at_the_next_address(log: Log, run: Driver) -> None:
     dies, stays = Gateway(log, dies_after=4), Gateway(log)
     with serving(dies) as first, serving(stays) as second:
-        completion, texts = await run([first, second])
+        completion, texts = await run([first, second], log=log)
     check_whole(completion, texts)
     assert completion.num_resumes == 1
     assert dies.calls == ["generate"]
-    assert stays.calls in (["resume 4"], ["resume 2"])
+    assert stays.calls == ["resume 4"]
 
 
 async def test_a_stream_that_stalls_goes_on_at_the_next_address(log: Log, run: Driver) -> None:
@@ -116,7 +125,7 @@ def test_a_slow_reader_is_no_stall(log: Log) -> None:
     with serving(gateway) as address, OutriderClient(address, stall_timeout_s=STALL_S) as client:
         for update in client.stream("hello"):
             if update.tokens[0].token_id == 2:
-                time.sleep(2 * STALL_S)
+                time.sleep(STALL_S + 1.0)
     assert gateway.calls == ["generate"]
 
 
@@ -140,18 +149,18 @@ async def test_a_gateway_that_stays_full(log: Log, run: Driver) -> None:
         # A pause that the time does not suffice for is not begun.
         began = time.monotonic()
         gateway._retry_after_s = 60.0
-        with pytest.raises(DeadlineExceeded, match="within 5 s"):
-            await run(address, timeout_s=5.0)
-        assert time.monotonic() - began < 4
+        with pytest.raises(DeadlineExceeded, match="within 30 s"):
+            await run(address, timeout_s=30.0)
+        assert time.monotonic() - began < 20
 
 
 async def test_the_deadline_holds_over_all_attempts(log: Log, run: Driver) -> None:
     stalls = Stalls(log)
     with serving(stalls) as address:
         began = time.monotonic()
-        with pytest.raises(DeadlineExceeded, match=r"within 1 s \(\d+ tokens were received\)"):
-            await run(address, timeout_s=1.0, stall_timeout_s=0.3)
-        assert 0.9 < time.monotonic() - began < 3
+        with pytest.raises(DeadlineExceeded, match=r"within 4 s \(\d+ tokens were received\)"):
+            await run(address, timeout_s=4.0, stall_timeout_s=1.0)
+        assert 3.9 < time.monotonic() - began < 14
     assert len(stalls.calls) > 1
 
 

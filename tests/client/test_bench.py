@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command import OUTRIDER, ROOT, Terminal, another_gateway, outrider
+from command import OUTRIDER, ROOT, TIMEOUT_S, Terminal, another_gateway, outrider
 
 from client.bench.acceptance import Acceptance
 from client.bench.dataset import BenchPrompt, WordLength, read_prompts
@@ -25,9 +25,10 @@ from client.bench.figures import figures, percentile
 from client.bench.report import error_lines, report_lines
 from client.bench.request import RequestResult
 from client.bench.run import CHAT_ENDPOINT, BenchRun, BenchSettings, arrival_times
-from client.stack import StackState, free_port
+from client.stack import StackState
 from shared.api_keys import key_line, new_key
 from shared.errors import ConfigError
+from tests.ports import nobodys_port, server_port
 
 # The fields of OpenAI's own API that a benchmark needs: any server knows them.
 OPENAI_FIELDS = {"model", "prompt", "messages", "max_tokens", "temperature", "stream", "stream_options"}
@@ -85,7 +86,7 @@ def test_ctrl_c_in_a_terminal(stack: StackState) -> None:
 
 
 def test_no_server() -> None:
-    url = f"http://127.0.0.1:{free_port()}"
+    url = f"http://127.0.0.1:{nobodys_port()}"
     done = outrider("bench", "--base-url", url, "--model", "m")
     assert done.returncode == 1
     assert done.stderr.startswith(f"outrider: the first request, a trial, failed: {url}: ")
@@ -110,7 +111,7 @@ def test_wrong_usage(arguments: tuple[str, ...], words: str) -> None:
 @pytest.fixture(scope="module")
 def other_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
     """URL and model name of transformers' own OpenAI server, offline, on one thread."""
-    model, port = str(ROOT / "models" / "demo-draft"), free_port()
+    model, port = str(ROOT / "models" / "demo-draft"), server_port()
     cache = tmp_path_factory.mktemp("hub")  # it lists what is in there
     environ = {**os.environ, "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     log_path = cache / "log"
@@ -246,5 +247,5 @@ def test_a_wrong_dataset(tmp_path: Path, text: str, words: str) -> None:
 
 
 def test_help_has_examples() -> None:
-    done = subprocess.run([OUTRIDER, "bench", "--help"], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([OUTRIDER, "bench", "--help"], capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
     assert "Examples:" in done.stdout

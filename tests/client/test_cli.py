@@ -15,12 +15,11 @@ import pytest
 from command import OUTRIDER, ROOT, TIMEOUT_S, Terminal
 from command import outrider as run
 
+from tests.ports import nobodys_port, server_port
+
 
 def free_ports() -> tuple[str, str]:
-    with socket.socket() as first, socket.socket() as second:
-        first.bind(("127.0.0.1", 0))
-        second.bind(("127.0.0.1", 0))
-        return str(first.getsockname()[1]), str(second.getsockname()[1])
+    return str(server_port()), str(server_port())
 
 
 def is_gone(pid: int) -> bool:
@@ -162,8 +161,7 @@ def test_nothing_runs(run_dir: Path) -> None:
 
 
 def test_no_gateway_at_the_address() -> None:
-    port, _ = free_ports()
-    done = run("complete", "import os", "--address", f"127.0.0.1:{port}")
+    done = run("complete", "import os", "--address", f"127.0.0.1:{nobodys_port()}")
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert done.stderr.startswith("outrider: ")
@@ -243,7 +241,7 @@ def test_sigterm_stops_the_stack(run_dir: Path) -> None:
             time.sleep(0.1)
         pids = json.loads((run_dir / "stack.json").read_text())["pids"]
         process.send_signal(signal.SIGTERM)
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0, output
     assert "gateway stopped" in output
     assert all(is_gone(pid) for pid in pids.values())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -90,7 +89,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(stack: StackState) -> None:
         terminal.type("\x03")
         terminal.read_until("stopped")
         terminal.read_until("> ")
-        time.sleep(0.5)  # what comes between a prompt and Python's waiting for keys is seen with the next key
+        terminal.until_it_waits()
         terminal.type("\x03")  # at the prompt it only takes a new line
         terminal.read_until("> ")
         terminal.type("\x04")

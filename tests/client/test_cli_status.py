@@ -11,7 +11,8 @@ from command import OUTRIDER, ROOT, Terminal, outrider
 
 from client.fleet import Counts, rates
 from client.metrics_text import sums
-from client.stack import StackState, free_port
+from client.stack import StackState
+from tests.ports import nobodys_port
 
 
 def test_once(stack: StackState, run_dir_of_stack: Path) -> None:
@@ -36,7 +37,7 @@ def test_any_gateway_by_its_url(stack: StackState, tmp_path: Path) -> None:
     [("http://127.0.0.1:{free}", 1, "refused"), ("127.0.0.1:{free}", 2, "must begin with http")],
 )
 def test_no_gateway(url: str, exit_code: int, words: str) -> None:
-    done = outrider("status", "--url", url.format(free=free_port()))
+    done = outrider("status", "--url", url.format(free=nobodys_port()))
     assert done.returncode == exit_code
     assert words in done.stderr
 

@@ -18,7 +18,8 @@ from client.doctor.checkpoints import check_checkpoints
 from client.doctor.machine import available_memory_mib, check_disk, check_memory, check_port
 from client.doctor.packages import _package, check_packages
 from client.doctor.redis_server import check_redis
-from client.stack import StackState, free_port
+from client.stack import StackState
+from tests.ports import nobodys_port, server_port
 from tests.redis_server import RedisServer
 
 TARGET, DRAFT = (str(ROOT / "models" / name) for name in ("demo-target", "demo-draft"))
@@ -31,7 +32,7 @@ def levels(checks: list[Check]) -> dict[str, str]:
 
 def test_all_is_well_here(tmp_path: Path) -> None:
     """With the certificate: the one run that loads a model."""
-    ports = ("--port", str(free_port()), "--grpc-port", str(free_port()), "--run-dir", str(tmp_path / "run"))
+    ports = ("--port", str(server_port()), "--grpc-port", str(server_port()), "--run-dir", str(tmp_path / "run"))
     done = outrider("doctor", "--json", "--model", TARGET, "--draft-model", f"{DRAFT},{HEAD}", *ports)
     found = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
     failed = [check for check in found.values() if check["level"] == "fail"]
@@ -129,7 +130,7 @@ def test_redis_that_keeps_and_does_not_evict(tmp_path: Path) -> None:
 
 
 def test_redis_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    [check] = check_redis(f"redis://:secret@127.0.0.1:{free_port()}/0")
+    [check] = check_redis(f"redis://:secret@127.0.0.1:{nobodys_port()}/0")
     assert check.level == "fail"
     assert "secret" not in check.found
     [check] = check_redis("http://nonsense")

@@ -14,7 +14,7 @@ OUTRIDER = str(Path(sys.executable).with_name("outrider"))
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([OUTRIDER, "key", *arguments], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([OUTRIDER, "key", *arguments], capture_output=True, text=True, timeout=280, check=False)
 
 
 def test_new() -> None:

@@ -13,7 +13,6 @@ import pytest
 import redis
 import yaml
 
-from client.stack import free_port
 from shared.service import is_enabled_at
 from tests.deploy.kubernetes_objects import (
     KUBERNETES,
@@ -27,6 +26,7 @@ from tests.deploy.kubernetes_objects import (
 )
 from tests.deploy.kustomize import Document, build, containers_of, pod_of, read_documents
 from tests.deploy.test_compose import MODULES, ROOT
+from tests.ports import server_port
 
 COMPONENT = "app.kubernetes.io/component"
 
@@ -149,7 +149,7 @@ def test_redis_starts_as_the_manifest_says(objects: list[Document], tmp_path: Pa
     container = container_of(objects, "redis")
     assert container["args"][-2:] == ["--dir", container["volumeMounts"][0]["mountPath"]]
     command = [*container["command"], *container["args"][:-1], str(tmp_path)]
-    port = free_port()
+    port = server_port()
     process = subprocess.Popen([*command, "--port", str(port)], stdout=subprocess.DEVNULL)
     try:
         client = redis.Redis(port=port, retry=redis.retry.Retry(redis.backoff.ConstantBackoff(0.05), 200))
@@ -161,7 +161,7 @@ def test_redis_starts_as_the_manifest_says(objects: list[Document], tmp_path: Pa
         client.close()
     finally:
         process.terminate()
-        process.wait(timeout=20)
+        process.wait(timeout=60)
     assert container["resources"]["limits"]["memory"] == "2Gi"
 
 

@@ -9,11 +9,12 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from client.stack import Stack, StackSettings, free_port
+from client.stack import Stack, StackSettings
 from tests.deploy.kubernetes_objects import KUBERNETES
 from tests.deploy.kustomize import read_documents
 from tests.deploy.test_compose import ROOT
 from tests.deploy.test_dashboard import METRIC, targets
+from tests.ports import server_port
 
 DEMO_TARGET = str(ROOT / "models/demo-target")
 # Its series are made by the first request that fails.
@@ -23,13 +24,13 @@ ONLY_AFTER_A_FAILURE = {"outrider:request_failure_total"}
 @pytest.fixture(scope="module")
 def series(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, set[str]]]:
     """Job -> names of the time series that it exports."""
-    ports = {"verifier": free_port(), "drafter": free_port()}
+    ports = {"verifier": server_port(), "drafter": server_port()}
     settings = StackSettings(
         model=DEMO_TARGET,
         draft_model="",
         methods=("ngram",),
         port=0,
-        grpc_port=free_port(),
+        grpc_port=server_port(),
         verifier_args=("--metrics-port", str(ports["verifier"])),
     )
     with pytest.MonkeyPatch.context() as patch:

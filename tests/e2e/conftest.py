@@ -16,7 +16,7 @@ HTTP_TIMEOUT_S = 120.0
 
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
-    """The demo family as it is served by default (bfloat16)."""
+    """The demo family as it is served by default (bfloat16), but for drafts that are waited for."""
     with run_stack(tmp_path_factory.mktemp("stack"), dtype="auto", draft_model=DEMO_DRAFT) as running:
         yield running
 
@@ -39,7 +39,8 @@ def mortal_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSt
     run_dir = tmp_path_factory.mktemp("mortal-stack")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OUTRIDER_FAILOVER_S", "150")
-        with run_stack(run_dir, dtype="auto", draft_model=DEMO_TARGET) as running:
+        # How long a draft is waited for is one of the things that are tested there: the default.
+        with run_stack(run_dir, dtype="auto", draft_model=DEMO_TARGET, gateway_args=(), is_paced=True) as running:
             yield running
 
 

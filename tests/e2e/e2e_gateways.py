@@ -11,18 +11,20 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
-from e2e_stack import DEMO_DRAFT, DEMO_TARGET, METHODS, free_port, wait_until
+from e2e_stack import DEMO_DRAFT, DEMO_TARGET, METHODS, PATIENT, wait_until
 
 from client.stack import Stack, StackSettings, StackState
+from tests.e2e.e2e_pace import FEW_AHEAD, PAUSE_S, paced
+from tests.ports import server_port
 from tests.redis_server import RedisServer
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 150.0
 HTTP_TIMEOUT_S = 120.0
 
 
@@ -51,20 +53,29 @@ class Gateway:
 
 @dataclass
 class Fleet:
+    """Redis is paced for the gateways that are started here (e2e_pace.py), not for the one at `state.url`."""
+
     state: StackState
     redis: RedisServer
     run_dir: Path
     started: list[Gateway] = field(default_factory=list)
+    pause_s: float = PAUSE_S
+    _around: ExitStack = field(default_factory=ExitStack)
+    _paced_url: str = ""
 
     def gateway(self, **settings: str) -> Gateway:
         """Another one, ready to serve."""
+        if not self._paced_url:
+            redis_port = int(self.redis.url.rpartition(":")[2].split("/")[0])
+            self._paced_url = self._around.enter_context(paced(redis_port, self.pause_s))
+        settings = {"draft_timeout_ms": PATIENT[1]} | settings
         log_path = self.run_dir / f"gateway-{len(self.started)}.log"
-        grpc_port = settings.pop("grpc_port", str(free_port()))
+        grpc_port = settings.pop("grpc_port", str(server_port()))
         with log_path.open("wb") as log_file:
             process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "gateway", "--model", str(DEMO_TARGET), "--port", "0"),
-                    *("--grpc-port", grpc_port, "--redis-url", self.redis.url),
+                    *("--grpc-port", grpc_port, "--redis-url", self._paced_url, *FEW_AHEAD),
                     *("--verifiers", ",".join(self.state.verifiers), "--drafters", ",".join(self.state.drafters)),
                     *(part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", value)),
                 ],
@@ -94,6 +105,8 @@ class Fleet:
             if gateway.process.poll() is None:
                 gateway.process.send_signal(signal.SIGCONT)
                 gateway.kill()
+        self._around.close()
+        self._paced_url = ""
 
 
 @contextmanager
@@ -112,8 +125,9 @@ def run_fleet(
             draft_model=draft_model,
             methods=methods,
             port=0,
-            grpc_port=free_port(),
+            grpc_port=server_port(),
             redis_url=redis.url,
+            gateway_args=PATIENT,
         )
         stack = Stack(settings, run_dir, lambda _message: None)
         fleet = Fleet(stack.start(), redis, run_dir)

@@ -18,7 +18,7 @@ from pathlib import Path
 import grpc
 import httpx
 from e2e_gateways import Fleet, Gateway
-from e2e_stack import DEMO_TARGET, MODELS, free_port, wait_until
+from e2e_stack import DEMO_TARGET, MODELS, wait_until
 from prometheus_client.parser import text_string_to_metric_families
 
 from client.stack import Stack, StackSettings
@@ -26,6 +26,7 @@ from drafter_service.checkpoints.target_weights import load_target_weights
 from outrider.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 from tests.drafter_service.other_vocabularies import renamed_demo_draft
 from tests.grid.heads import HEADS, save_random_head
+from tests.ports import server_port
 from tests.redis_server import RedisServer
 
 START_TIMEOUT_S = 150.0
@@ -106,14 +107,15 @@ def run_head_fleet(run_dir: Path) -> Iterator[HeadFleet]:
             draft_model=",".join(map(str, (*head_folders(run_dir / "heads").values(), draft))),
             methods=(*HEADS, "draft_model"),
             port=0,
-            grpc_port=free_port(),
+            grpc_port=server_port(),
             redis_url=redis.url,
             num_drafters=2,
         )
-        second_address = f"127.0.0.1:{free_port()}"
+        second_address = f"127.0.0.1:{server_port()}"
         with _second_verifier(second_address, run_dir) as second:
             stack = Stack(settings, run_dir, lambda _message: None)
-            fleet = Fleet(stack.start(), redis, run_dir)
+            # That another member is there is seen within some seconds; no stream may have ended by then.
+            fleet = Fleet(stack.start(), redis, run_dir, pause_s=0.03)
             pids = fleet.state.pids
             verifiers = {fleet.state.verifiers[0]: pids["verifier"], second_address: second.pid}
             drafters = dict(zip(fleet.state.drafters, (pids["drafter-0"], pids["drafter-1"]), strict=True))

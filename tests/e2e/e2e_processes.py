@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import grpc.aio
-from e2e_stack import DEMO_TARGET, free_port, wait_until
+from e2e_stack import DEMO_TARGET, wait_until
 
 from outrider.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 from shared import wire
 from shared.messages import DrafterInfo, VerifierInfo
+from tests.ports import server_port
 
 # Loading takes 8 s on two idle cores and a minute on busy ones.
 START_TIMEOUT_S = 150.0
@@ -22,7 +23,7 @@ START_TIMEOUT_S = 150.0
 
 class ServiceProcess:
     def __init__(self, module: str, run_dir: Path, *args: str) -> None:
-        self._port = free_port()
+        self._port = server_port()
         self._command = [sys.executable, "-m", module, "--port", str(self._port), *args]
         self._log_path = run_dir / f"{module}-{self._port}.log"
         self._process: subprocess.Popen[bytes] | None = None

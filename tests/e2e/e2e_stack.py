@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import grpc
@@ -20,18 +19,16 @@ from client.stack import Stack, StackSettings, StackState
 from outrider.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 from shared import wire
 from shared.messages import DrafterInfo, VerifierInfo
+from tests.e2e.e2e_pace import FEW_AHEAD, paced
+from tests.ports import server_port
+from tests.redis_server import RedisServer
 
 MODELS = Path(__file__).parents[2] / "models"
 DEMO_TARGET = MODELS / "demo-target"
 DEMO_DRAFT = MODELS / "demo-draft"
 METHODS = ("draft_model", "ngram")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+# A machine that is busy otherwise must not turn a late draft into no draft.
+PATIENT = ("--draft-timeout-ms", "20000")
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> float:
@@ -75,7 +72,7 @@ class RunningStack:
         """At the verifier, at the drafter."""
         return self.verifier_info().num_sessions, self.drafter_info().num_sessions
 
-    def wait_idle(self, timeout_s: float = 20.0) -> None:
+    def wait_idle(self, timeout_s: float = 60.0) -> None:
         wait_until(lambda: self.num_sessions() == (0, 0), timeout_s, "both services are idle")
 
     def metric(self, name: str, **labels: str) -> float:
@@ -140,20 +137,38 @@ def _port(address: str) -> str:
 
 
 @contextmanager
-def run_stack(run_dir: Path, *, dtype: str, draft_model: Path, speculative_config: str = "") -> Iterator[RunningStack]:
-    settings = StackSettings(
-        model=str(DEMO_TARGET),
-        draft_model=str(draft_model),
-        methods=METHODS,
-        port=0,
-        grpc_port=free_port(),
-        dtype=dtype,
-        speculative_config=speculative_config,
-    )
-    stack = Stack(settings, run_dir, lambda _message: None)
-    running = RunningStack(stack.start(), settings, run_dir)
-    try:
-        yield running
-    finally:
-        running.close()
-        stack.stop()
+def run_stack(
+    run_dir: Path,
+    *,
+    dtype: str,
+    draft_model: Path,
+    speculative_config: str = "",
+    gateway_args: tuple[str, ...] = PATIENT,
+    is_paced: bool = False,
+) -> Iterator[RunningStack]:
+    """is_paced: for tests that disturb streams (e2e_pace.py)."""
+    with ExitStack() as around:
+        redis_url = ""
+        if is_paced:
+            redis_dir = run_dir / "redis-data"
+            redis_dir.mkdir(parents=True)
+            redis_url = around.enter_context(paced(around.enter_context(RedisServer(redis_dir)).port))
+            gateway_args += FEW_AHEAD
+        settings = StackSettings(
+            model=str(DEMO_TARGET),
+            draft_model=str(draft_model),
+            methods=METHODS,
+            port=0,
+            grpc_port=server_port(),
+            redis_url=redis_url,
+            dtype=dtype,
+            speculative_config=speculative_config,
+            gateway_args=gateway_args,
+        )
+        stack = Stack(settings, run_dir, lambda _message: None)
+        running = RunningStack(stack.start(), settings, run_dir)
+        try:
+            yield running
+        finally:
+            running.close()
+            stack.stop()

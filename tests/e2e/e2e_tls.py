@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from client.stack import free_port
 from tests.certificates import Authority, Issued
+from tests.ports import server_port
 from tests.redis_server import RedisServer
 
 MODELS = Path(__file__).parents[2] / "models"
@@ -48,7 +48,7 @@ class TlsStack:
 
     def start_gateway(self, name: str, *arguments: str) -> tuple[int, int]:
         """HTTP and gRPC port of a gateway; it reaches the fleet by name, as in containers."""
-        grpc_port = free_port()
+        grpc_port = server_port()
         port = self.start(
             name,
             *("gateway", "--model", str(MODELS / "demo-target"), "--redis-url", self.redis_url, "--port", "0"),

@@ -153,7 +153,7 @@ async def test_one_bad_prompt_of_a_batch(
 ) -> None:
     prompts: list[Any] = [f"x = {number}\n" for number in range(6)]
     prompts[2] = [1, NO_TOKEN]
-    params = [SamplingParams(temperature=0, max_tokens=4 + number) for number in range(6)]
+    params = [SamplingParams(temperature=0, max_tokens=4 + number, ignore_eos=True) for number in range(6)]
     told: list[tuple[int, int]] = []
     with pytest.raises(BatchFailed, match="1 of 6 prompts failed, the first of them prompt 2") as blocking:
         client.batch(prompts, params, max_concurrency=max_concurrency, progress=lambda *done: told.append(done))
@@ -179,7 +179,7 @@ async def test_a_deadline_ends_the_request_everywhere(
         client.generate(PROMPT, params, timeout_s=0.5)
     with pytest.raises(DeadlineExceeded, match=r"within 0\.5 s"):
         await async_client.generate(PROMPT, params, timeout_s=0.5)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30  # half a second each, and what a busy machine adds
     stack.wait_idle()
 
 

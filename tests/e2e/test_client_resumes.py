@@ -12,7 +12,7 @@ from client import AsyncOutriderClient, Completion, SamplingParams, Speculation
 from client.cli_stack import DEMO_PROMPT
 from client.generate import CompletionRequest, StreamedToken, StreamEnd, stream_completion
 
-NUM_TOKENS = 160
+NUM_TOKENS = 320
 CUT_AFTER = 30
 REQUEST = CompletionRequest(
     DEMO_PROMPT,

@@ -143,4 +143,5 @@ async def test_another_takes_over_in_mid_stream(
     assert held == [len(HEADS)]
     for answer in told.values():
         check(answer, reference)
-    assert fleet.metric(lost) == before + len(HEADS)
+    # Until the gateway's next look at its fleet a session may find the dead one again.
+    assert fleet.metric(lost) >= before + len(HEADS)

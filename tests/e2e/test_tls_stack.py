@@ -15,6 +15,7 @@ import grpc
 import grpc.aio
 import httpx
 import pytest
+from e2e_stack import wait_until
 from e2e_tls import TlsStack, fleet_flags, run_tls_fleet, server_flags
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
@@ -25,7 +26,13 @@ from shared import rpc
 from shared.errors import Unavailable
 from shared.tls import TlsConfig, channel_credentials, client_context
 
-BODY = {"prompt": "import", "max_tokens": 8, "temperature": 0, "speculation": {"method": "ngram"}}
+BODY = {
+    "prompt": "import",
+    "max_tokens": 8,
+    "temperature": 0,
+    "ignore_eos": True,
+    "speculation": {"method": "ngram"},
+}
 
 
 @dataclass(frozen=True)
@@ -55,38 +62,38 @@ def gateway(fleet: TlsStack) -> Gateway:
         "gateway", *server_flags(door, fleet.public), *fleet_flags(member, fleet.fleet)
     )
     client = fleet.public.issue("client")
+    tls = TlsConfig(client.cert_file, client.key_file, fleet.public.ca_file)
+    wait_until(lambda: sees_all(port, tls), 60, "the gateway sees its fleet")
     environ = {
         f"OUTRIDER_TLS_{name}_FILE": path
         for name, path in (("CERT", door.cert_file), ("KEY", door.key_file), ("CA", fleet.public.ca_file))
     }
-    return Gateway(port, grpc_port, TlsConfig(client.cert_file, client.key_file, fleet.public.ca_file), environ)
+    return Gateway(port, grpc_port, tls, environ)
 
 
-def is_ready(gateway: Gateway) -> bool:
-    with httpx.Client(base_url=gateway.url, verify=client_context(gateway.client), timeout=20) as http:
-        return http.get("/ready").status_code == 200
+def sees_all(port: int, tls: TlsConfig) -> bool:
+    """It is ready, and has found a verifier and a drafter."""
+    with httpx.Client(base_url=f"https://localhost:{port}", verify=client_context(tls), timeout=20) as http:
+        if http.get("/ready").status_code != 200:
+            return False
+        metrics = http.get("/metrics").text
+    return all(f'outrider:fleet_members{{service="{name}"}} 1.0' in metrics for name in ("verifier", "drafter"))
 
 
 def test_a_completion_through_it_all(gateway: Gateway) -> None:
-    deadline = time.monotonic() + 20
-    while not is_ready(gateway):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
     with httpx.Client(base_url=gateway.url, verify=client_context(gateway.client), timeout=120) as http:
         plain = http.post("/v1/completions", json={**BODY, "speculation": {"method": "off"}}).json()
         drafted = http.post("/v1/completions", json=BODY).json()
-        metrics = http.get("/metrics").text
     assert plain["choices"][0]["text"] == drafted["choices"][0]["text"]
     assert plain["usage"]["completion_tokens"] == 8
-    for service in ("verifier", "drafter"):
-        assert f'outrider:fleet_members{{service="{service}"}} 1.0' in metrics
+    assert drafted["metrics"]["speculative_decoding"]["num_spec_tokens"] > 0
 
 
 async def test_grpc_through_it_all(gateway: Gateway) -> None:
     async with rpc.open_channel(f"localhost:{gateway.grpc_port}", gateway.client) as channel:
         stub: Any = gateway_pb2_grpc.GatewayStub(channel)
         request = gateway_pb2.GenerateRequest(
-            prompt="import", sampling_params=common_pb2.SamplingParams(max_tokens=8, temperature=0)
+            prompt="import", sampling_params=common_pb2.SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
         )
         replies = [reply async for reply in stub.Generate(request, timeout=60)]
     assert replies[-1].usage.completion_tokens == 8
@@ -159,7 +166,7 @@ async def test_the_asyncio_client_shows_a_certificate(gateway: Gateway) -> None:
 
 
 def test_the_client_and_its_command_show_a_certificate(gateway: Gateway) -> None:
-    address, request = f"localhost:{gateway.grpc_port}", CompletionRequest("import", max_tokens=4)
+    address, request = f"localhost:{gateway.grpc_port}", CompletionRequest("import", max_tokens=4, ignore_eos=True)
     *tokens, end = stream_completion(address, request, Access(tls=gateway.client))
     assert len(tokens) == end.completion_tokens == 4
     with pytest.raises(Unavailable):
@@ -167,6 +174,6 @@ def test_the_client_and_its_command_show_a_certificate(gateway: Gateway) -> None
     files = {"cert": gateway.client.cert_file, "key": gateway.client.key_file, "ca": gateway.client.ca_file}
     command = [sys.executable, "-m", "client.cli", "complete", "import", "--max-tokens", "4", "--address", address]
     command += [part for name, path in files.items() for part in (f"--tls-{name}-file", path)]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert found.returncode == 0, found.stderr
     assert "4 tokens" in found.stdout

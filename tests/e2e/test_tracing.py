@@ -17,10 +17,11 @@ import pytest
 from e2e_collector import Collector, RecordedSpan, run_collector
 from e2e_gateways import Fleet, Told, read_events
 from e2e_rest import Answer, complete, speculation
-from e2e_stack import DEMO_DRAFT, RunningStack, free_port, run_stack
+from e2e_stack import DEMO_DRAFT, RunningStack, run_stack
 
 from outrider.v1 import gateway_pb2 as pb
 from outrider.v1 import gateway_pb2_grpc as pb_grpc
+from tests.ports import nobodys_port
 from tests.redis_server import RedisServer
 
 NUM_TOKENS = 40
@@ -52,7 +53,9 @@ def traced(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> It
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OUTRIDER_OTLP_TRACES_ENDPOINT", collector.url)
         patch.setenv("OUTRIDER_FAILOVER_S", "150")
-        with run_stack(tmp_path_factory.mktemp("traced"), dtype="auto", draft_model=DEMO_DRAFT) as running:
+        with run_stack(
+            tmp_path_factory.mktemp("traced"), dtype="auto", draft_model=DEMO_DRAFT, is_paced=True
+        ) as running:
             yield running
 
 
@@ -73,14 +76,14 @@ def named(spans: list[RecordedSpan], name: str) -> list[RecordedSpan]:
 
 
 def is_whole(spans: list[RecordedSpan]) -> bool:
-    """Every token of every choice, as the gateway and as the verifiers tell it; the drafters' come within a second."""
+    """Every token of every choice, as the gateway and as the verifiers tell it, and each draft that was used."""
     if not named(spans, "request"):
         return False
     [request] = named(spans, "request")
     num_tokens = request["gen_ai.usage.completion_tokens"]
     totals = [sum(span["outrider.num_tokens"] for span in named(spans, name)) for name in ("round", "verify")]
-    num_with_draft = sum(span["outrider.num_draft_tokens"] > 0 for span in named(spans, "round"))
-    return totals == [num_tokens, num_tokens] and len(named(spans, "draft")) >= num_with_draft
+    used = {place(span) for span in named(spans, "round") if span["outrider.num_draft_tokens"]}
+    return totals == [num_tokens, num_tokens] and used <= set(map(place, named(spans, "draft")))
 
 
 def place(span: RecordedSpan) -> tuple[str, int, int]:
@@ -149,7 +152,9 @@ async def test_one_span_a_round_that_says_what_the_usage_says(http: httpx.AsyncC
     for mine, theirs in zip(rounds, verified, strict=True):
         assert mine["outrider.verify.forward_us"] == theirs["outrider.forward_us"] > 0
         assert mine["outrider.verify.queue_us"] == theirs["outrider.queue_us"]
-        assert mine["outrider.verify.wait_us"] >= theirs["outrider.forward_us"]
+        # Tokens that were not asked for one by one may be on their way before the gateway waits for them.
+        least_us = theirs["outrider.forward_us"] if mine["outrider.num_draft_tokens"] else 0
+        assert mine["outrider.verify.wait_us"] >= least_us
 
 
 async def test_choices_of_one_request_are_in_one_trace(http: httpx.AsyncClient, collector: Collector) -> None:
@@ -221,7 +226,7 @@ async def test_a_client_that_hangs_up_still_ends_its_span(http: httpx.AsyncClien
 def dead_collector(request: pytest.FixtureRequest) -> Iterator[str]:
     """The address of one that is not there, and of one that takes connections and says nothing."""
     if request.param == "refuses":
-        yield f"http://127.0.0.1:{free_port()}"
+        yield f"http://127.0.0.1:{nobodys_port()}"
         return
     with socket.create_server(("127.0.0.1", 0)) as silent:
         yield f"http://127.0.0.1:{silent.getsockname()[1]}"
@@ -239,7 +244,7 @@ async def test_a_dead_collector_hurts_nobody(
             answers: list[Answer] = [await complete(client, BODY) for _ in range(3)]
         assert {answer.token_ids for answer in answers} == {expected.token_ids}
         gateway.process.send_signal(signal.SIGTERM)
-        assert gateway.process.wait(timeout=30) == 0
+        assert gateway.process.wait(timeout=60) == 0
     finally:
         fleet.close()
 
@@ -257,12 +262,12 @@ async def spans_of_a_stream_that_lost(stack: RunningStack, collector: Collector,
             stack.revive()
         return False
 
-    body = {**BODY, "max_tokens": 300, "stream": True, "return_token_ids": True}
+    body = {**BODY, "max_tokens": 600, "stream": True, "return_token_ids": True}
     async with httpx.AsyncClient(base_url=stack.url, timeout=200, headers=headers) as client:
         told = await read_events(client, "POST", "/v1/completions", body=body, until=kill_once)
     assert (told.status, killed, told.done) == (200, True, True)
     spans = collector.wait(trace_id, lambda spans: bool(named(spans, "request")))
-    assert total(named(spans, "round"), "num_tokens") == 300
+    assert total(named(spans, "round"), "num_tokens") == 600
     return spans
 
 

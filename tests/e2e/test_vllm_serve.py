@@ -16,7 +16,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from e2e_stack import free_port
+
+from tests.ports import server_port
 
 ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 240.0
@@ -69,7 +70,7 @@ MODELS = {"Qwen/Qwen3-4B-Thinking-2507": "models/demo-target", "Qwen/Qwen3-0.6B"
 @pytest.fixture(scope="module")
 def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """Of a server that was started with vLLM's line. It must come up, and Ctrl-C must end it well."""
-    port, grpc_port, run_dir = free_port(), free_port(), tmp_path_factory.mktemp("serve")
+    port, grpc_port, run_dir = server_port(), server_port(), tmp_path_factory.mktemp("serve")
     line = SERVE.replace("--port 8000", f"--port {port}")
     for theirs, ours in MODELS.items():
         line = line.replace(theirs, str(ROOT / ours))
@@ -89,7 +90,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
         yield port
     finally:
         process.send_signal(signal.SIGINT)
-        code = process.wait(60)
+        code = process.wait(120)
         log = (run_dir / "serve.log").read_text()
     assert code == 0, log
     assert "--seed: a request's own seed decides" in " ".join(log.split())

@@ -17,9 +17,10 @@ from typing import Any
 import grpc
 import httpx
 
-from client.stack import Stack, StackSettings, StackState, free_port
+from client.stack import Stack, StackSettings, StackState
 from outrider.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 from tests.fuzz.tally import Finding
+from tests.ports import server_port
 
 MODELS = Path(__file__).parents[2] / "models"
 _BODY: dict[str, Any] = {
@@ -121,7 +122,7 @@ def running_victim(run_dir: Path) -> Iterator[Victim]:
         draft_model=str(MODELS / "demo-draft"),
         methods=("draft_model", "ngram"),
         port=0,
-        grpc_port=free_port(),
+        grpc_port=server_port(),
     )
     stack = Stack(settings, run_dir, lambda _message: None)
     try:

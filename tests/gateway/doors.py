@@ -56,7 +56,7 @@ async def open_doors(service: GatewayService, config: GatewayConfig) -> AsyncIte
         grpc_door(config, admission, tls.server),
     )
     await grpc_server.serving()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not http.started:  # noqa: ASYNC110 - uvicorn has a flag, no event
             await asyncio.sleep(0.005)
     port = http.servers[0].sockets[0].getsockname()[1]

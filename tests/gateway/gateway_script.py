@@ -31,7 +31,9 @@ ORIGINS = (TokenOrigin.ACCEPTED, TokenOrigin.ACCEPTED, TokenOrigin.CORRECTED, To
 
 @dataclass
 class Script:
-    """`text` is what the model says, `commit_len` tokens per commit; `error` is raised before update `error_at`."""
+    """`text` is what the model says, `commit_len` tokens per commit; `error` is raised before update `error_at`. With
+    `heard`, an error or an early end waits until it is set.
+    """
 
     text: str = "Paris is the capital 漢字 👩‍👩‍👧 of France."
     commit_len: int = 3
@@ -40,6 +42,7 @@ class Script:
     error_at: int = 0
     endless: bool = False
     ends_early: bool = False
+    heard: asyncio.Event | None = None
 
 
 class NoLog:
@@ -96,15 +99,22 @@ class ScriptedService:
             for step in range(longest):
                 for row in rows:
                     if self.script.error is not None and step == self.script.error_at:
+                        await self._until_heard()
                         raise self.script.error
                     await asyncio.sleep(self.script.delay_s)
                     if step < len(row):
                         yield row[step]
             if self.script.endless:
                 await asyncio.Event().wait()
+            if self.script.ends_early:
+                await self._until_heard()
         finally:
             await asyncio.sleep(0)  # real clean-up takes a turn of the loop too
             self.num_open -= 1
+
+    async def _until_heard(self) -> None:
+        if self.script.heard is not None:
+            await self.script.heard.wait()
 
     def _choice(self, request: ValidRequest, choice: int) -> list[GenerationUpdate]:
         """All updates of one choice; choice k says the text k + 1 times."""

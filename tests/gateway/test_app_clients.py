@@ -29,7 +29,7 @@ HI: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 # ---- clients that hang up ---------------------------------------------------------------------------------------
 
 
-async def until(condition: Callable[[], bool], within_s: float = 1.0) -> None:
+async def until(condition: Callable[[], bool], within_s: float = 30.0) -> None:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + within_s
     while not condition():
@@ -66,13 +66,13 @@ async def test_a_stream_sends_each_commit_when_it_comes(service: ScriptedService
     service.script = Script(endless=True, commit_len=1)
     call = AsgiCall(create_app(service), COMPLETIONS, {"prompt": "x", "max_tokens": 60, "stream": True})
     call.start()
-    first = await asyncio.wait_for(call.chunks.get(), 1)
+    first = await asyncio.wait_for(call.chunks.get(), 30)
     assert first is not None
     assert json.loads(first.decode().partition("data: ")[2])["choices"][0]["text"] == "Par"
     assert call.status == 200
     call.hang_up()
     assert call.task is not None
-    await asyncio.wait_for(call.task, 1)
+    await asyncio.wait_for(call.task, 30)
 
 
 async def test_a_slow_reader_holds_the_generation_back(service: ScriptedService) -> None:
@@ -96,11 +96,12 @@ async def test_a_slow_reader_holds_the_generation_back(service: ScriptedService)
     service.generate = counted  # type: ignore[method-assign,assignment]
     call = Slow(create_app(service), COMPLETIONS, {"prompt": ["x", "y"], "max_tokens": 200, "stream": True})
     call.start()
-    await asyncio.sleep(0.3)
+    await until(lambda: call.chunks.qsize() >= 5)
+    await asyncio.sleep(0.3)  # it goes on now, if it does
     assert 5 <= num_pulled <= 80
     call.hang_up()
     assert call.task is not None
-    await asyncio.wait_for(call.task, 1)
+    await asyncio.wait_for(call.task, 30)
 
 
 # ---- the openai package -----------------------------------------------------------------------------------------
@@ -176,7 +177,7 @@ async def address(service: ScriptedService) -> AsyncIterator[str]:
         config = uvicorn.Config(create_app(service), log_level="warning", ws="none", lifespan="off")
         server = uvicorn.Server(config)
         task = asyncio.create_task(server.serve(sockets=[listener]))
-        await until(lambda: server.started, 5)
+        await until(lambda: server.started)
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         server.should_exit = True
         await task
@@ -184,7 +185,7 @@ async def address(service: ScriptedService) -> AsyncIterator[str]:
 
 async def test_a_closed_connection_frees_everything(service: ScriptedService, address: str) -> None:
     service.script = Script(endless=True)
-    async with httpx.AsyncClient(base_url=address) as client:
+    async with httpx.AsyncClient(base_url=address, timeout=30) as client:
         body = {**HI, "stream": True}
         async with client.stream("POST", CHAT, json=body) as response:
             lines = response.aiter_lines()
@@ -199,7 +200,7 @@ async def test_a_closed_connection_frees_everything(service: ScriptedService, ad
 
 
 async def test_an_oversized_body_is_answered(address: str) -> None:
-    async with httpx.AsyncClient(base_url=address) as client:
+    async with httpx.AsyncClient(base_url=address, timeout=30) as client:
         response = await client.post(COMPLETIONS, json={"prompt": "a" * 10_000_000})
         assert response.status_code == 413
         assert (await client.get("/health")).status_code == 200

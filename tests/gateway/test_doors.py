@@ -44,7 +44,7 @@ def reflects(address: str) -> bool:
     """Asked with the synchronous client: grpc.aio reports INTERNAL when its write meets the end of the stream."""
     with grpc.insecure_channel(address) as channel:
         stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
-        call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]), timeout=20)
+        call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]), timeout=60)
         try:
             reply = next(call)
         except grpc.RpcError as error:
@@ -62,7 +62,7 @@ async def test_reflection_and_documentation(
     service: ScriptedService, host: str, setting: bool | None, shown: bool
 ) -> None:
     config = GatewayConfig(host=host, port=0, grpc_port=0, reflection=setting, api_docs=setting)
-    async with open_doors(service, config) as doors, httpx.AsyncClient(base_url=doors.url) as http:
+    async with open_doors(service, config) as doors, httpx.AsyncClient(base_url=doors.url, timeout=30) as http:
         assert await asyncio.to_thread(reflects, doors.grpc_address) == shown
         for path in ("/docs", "/openapi.json"):
             response = await http.get(path)
@@ -118,8 +118,8 @@ async def test_both_doors_over_tls(service: ScriptedService, tmp_path: Path, mut
         assert doors.url.startswith("https://")
         for tls, is_let_in in ((known, True), (unknown, not mutual)):
             async with rpc.open_channel(doors.grpc_address, tls) as channel:
-                assert await rpc.is_serving(channel, 3) == is_let_in
-            async with httpx.AsyncClient(base_url=doors.url, verify=client_context(tls)) as http:
+                assert await rpc.is_serving(channel, 30) == is_let_in
+            async with httpx.AsyncClient(base_url=doors.url, verify=client_context(tls), timeout=30) as http:
                 if is_let_in:
                     assert (await http.get("/v1/models")).status_code == 200
                 else:
@@ -127,9 +127,9 @@ async def test_both_doors_over_tls(service: ScriptedService, tmp_path: Path, mut
                         await http.get("/v1/models")
         own = TlsConfig(server.cert_file, server.key_file, server.cert_file)
         for target in (doors.grpc_address, f"127.0.0.1:{doors.http_port}/ready"):
-            assert await reason_not_well(target, own) is None
+            assert await reason_not_well(target, own, 30) is None
             assert await reason_not_well(target) is not None
-        async with httpx.AsyncClient(base_url=doors.url) as http:
+        async with httpx.AsyncClient(base_url=doors.url, timeout=30) as http:
             with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
                 await http.get("/v1/models")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.event_cursor import EventCursor, Seen, parse_event_id
@@ -13,6 +13,7 @@ PARTS = st.none() | st.builds(Seen, st.integers(0, 10**10 - 1), st.booleans())
 REQUEST_IDS = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=1, max_size=128)
 
 
+@settings(deadline=None)
 @given(REQUEST_IDS, st.lists(PARTS, min_size=1, max_size=6), st.booleans())
 def test_round_trip(request_id: str, parts: list[Seen | None], ended: bool) -> None:
     """Request ids may hold colons, dots and dollars of their own."""

@@ -104,13 +104,15 @@ async def test_one_that_has_answered_late_is_told_what_it_missed_when_its_turn_c
 ) -> None:
     """The two take turns at hanging; DraftSession refuses a gap and PlainDrafter compares what it was told."""
     gates = Gate(2), Gate(4)
-    first, second = PlainDrafter(gates[0]), PlainDrafter(gates[1])
+
+    async def open_the_other(drafter: PlainDrafter, step: DraftStep) -> None:
+        if len(drafter.steps) == 2:
+            gates[0].opened.set()
+        await gates[1](drafter, step)
+
+    first, second = PlainDrafter(gates[0]), PlainDrafter(open_the_other)
     choice = make(first, second)
-    running = asyncio.create_task(choice.run())
-    while len(second.steps) < 2:  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
-    gates[0].opened.set()
-    assert await running == TRUTH
+    assert await choice.run() == TRUTH
     assert len(first.steps) > 2
     assert first.steps[2].committed_token_ids == TRUTH[first.steps[1].committed_len : first.steps[2].committed_len]
     assert len(first.steps[2].committed_token_ids) > 5
@@ -120,9 +122,13 @@ async def test_one_that_has_answered_late_is_told_what_it_missed_when_its_turn_c
 
 async def test_a_second_one_that_dies_is_not_noticed_and_replaced(make: Callable[..., HedgedChoice]) -> None:
     async def slow_twice(drafter: PlainDrafter, _step: DraftStep) -> None:
-        await asyncio.sleep(4 * USUAL_S if len(drafter.steps) in (2, 4) else 0)
+        while len(drafter.steps) == 2 and choice.num_acquired < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        while len(drafter.steps) == 4 and len(third.steps) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
 
-    choice = make(PlainDrafter(slow_twice), PlainDrafter(open_error=DrafterLost("gone")), PlainDrafter())
+    third = PlainDrafter()
+    choice = make(PlainDrafter(slow_twice), PlainDrafter(open_error=DrafterLost("gone")), third)
     assert await choice.run() == TRUTH
     assert (choice.count("draft_hedges"), choice.count("draft_hedges_won")) == (2, 1)
     assert choice.count("drafters_lost") == 0
@@ -181,9 +187,13 @@ async def test_answers_that_lose_count_as_long_as_they_took(make: Callable[..., 
         times.add(USUAL_S)
 
     async def slow_once(drafter: PlainDrafter, _step: DraftStep) -> None:
-        await asyncio.sleep(5 * USUAL_S if len(drafter.steps) == 2 else 0)
+        if len(drafter.steps) == 2:
+            while not second.steps:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(5 * USUAL_S)
 
-    choice = make(PlainDrafter(slow_once), PlainDrafter(), times=times)
+    second = PlainDrafter()
+    choice = make(PlainDrafter(slow_once), second, times=times)
     choice.verifier.forward_s = USUAL_S  # ten rounds more: longer than the slow answer takes
     assert await choice.run() == TRUTH
     assert choice.count("draft_hedges_won") == 1

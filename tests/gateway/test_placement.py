@@ -119,7 +119,7 @@ async def test_one_that_comes_back_is_taken() -> None:
     await asyncio.sleep(0.05)
     assert not waiting.done()
     row.healthy = True
-    assert await asyncio.wait_for(waiting, 5) is row
+    assert await asyncio.wait_for(waiting, 30) is row
 
 
 # ---- a fleet of several kinds -----------------------------------------------------------------------------------
@@ -152,4 +152,4 @@ async def test_it_waits_for_its_kind_and_the_error_names_both() -> None:
     await asyncio.sleep(0.05)
     assert not waiting.done()
     other.info = verifier_info(numerics=MINE)
-    assert await asyncio.wait_for(waiting, 5) is other
+    assert await asyncio.wait_for(waiting, 30) is other

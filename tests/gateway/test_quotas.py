@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -41,7 +42,7 @@ class Clock:
         return self.now
 
 
-async def until(condition: Callable[[], bool], within_s: float = 5.0) -> None:
+async def until(condition: Callable[[], bool], within_s: float = 30.0) -> None:
     async with asyncio.timeout(within_s):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
@@ -127,7 +128,7 @@ async def limited(service: ScriptedService, folder: Path, **settings: Any) -> As
     config = GatewayConfig(port=0, grpc_port=0, api_keys_file=key_file(folder, *lines), **settings)
     async with (
         open_doors(service, config) as doors,
-        httpx.AsyncClient(base_url=doors.url, timeout=20) as http,
+        httpx.AsyncClient(base_url=doors.url, timeout=60) as http,
         rpc.open_channel(doors.grpc_address) as channel,
     ):
         yield doors, http, pb_grpc.GatewayStub(channel)
@@ -168,16 +169,17 @@ async def test_a_keys_concurrent_requests_are_counted_over_both_doors(service: S
 async def test_tokens_per_minute(service: ScriptedService, tmp_path: Path) -> None:
     """Three tokens of prompt and 38 of output are in every request; 60 a minute are one per second."""
     async with limited(service, tmp_path) as (_, http, stub):
+        started = time.monotonic()
         first = await http.post("/v1/completions", json=HELLO, headers=bearer(BOB))
         assert first.json()["usage"]["total_tokens"] == 41
         assert [reply async for reply in start_grpc(stub, BOB)]  # 19 were left, so it may run; now it owes 22
         refused = await http.post("/v1/completions", json={**HELLO, "stream": True}, headers=bearer(BOB))
         assert refused.status_code == 429
-        assert refused.headers["retry-after"] in ("22", "23")
+        assert 22 - (time.monotonic() - started) <= int(refused.headers["retry-after"]) <= 23
         assert "60 tokens per minute" in refused.json()["error"]["message"]
         call = start_grpc(stub, BOB)
         assert await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert 20_000 <= await retry_after_ms(call) <= 23_000
+        assert 22_000 - 1000 * (time.monotonic() - started) <= await retry_after_ms(call) <= 23_000
         assert service.num_opened == 2
         assert (await http.get("/v1/models", headers=bearer(BOB))).status_code == 200
 
@@ -185,13 +187,15 @@ async def test_tokens_per_minute(service: ScriptedService, tmp_path: Path) -> No
 async def test_every_choice_and_every_prompt_is_charged(service: ScriptedService, tmp_path: Path) -> None:
     async with limited(service, tmp_path) as (doors, http, _):
         body = {"prompt": ["Hello", "Hello"], "max_tokens": 10, "n": 2}
+        started = time.monotonic()
         usage = (await http.post("/v1/completions", json=body, headers=bearer(BOB))).json()["usage"]
         assert usage["total_tokens"] == 2 * 3 + 4 * 10
         with doors.admission.quotas.admit(ApiKey("bob", b"", tokens_per_minute=60)) as account:
             assert account is not None
             assert account.bucket is not None
-            account.charge(60 - usage["total_tokens"])
-            assert 0.5 < account.bucket.wait_s() <= 1.0
+            account.charge(60 + 600 - usage["total_tokens"])
+            # Until one token is there again, at one per second; what had run until now, the key has used.
+            assert 600 - (time.monotonic() - started) <= account.bucket.wait_s() <= 601
 
 
 class _AfterALostConnection:
@@ -232,7 +236,7 @@ async def test_the_gateways_bound_is_checked_before_the_body(service: ScriptedSe
         reader, writer = await asyncio.open_connection("127.0.0.1", doors.http_port)
         head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {BOB}\r\ncontent-length: 99\r\n\r\n"
         writer.write(head.encode())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             answer = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
         writer.close()
         assert answer.startswith("http/1.1 503 ")

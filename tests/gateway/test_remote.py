@@ -19,6 +19,7 @@ from shared.sampling_params import SamplingParams, SpeculationMode
 
 _SPEC = SessionSpec("s", 1, (5, 7), (), SamplingParams(), SpeculationMode.EXACT, 0, method="ngram")
 _MANY = 30
+_MOST = 3000
 
 
 class _FullVerifier(verifier_pb2_grpc.VerifierServicer):
@@ -63,15 +64,17 @@ async def _refusal(channel: grpc.aio.Channel, num_writes: int) -> Exception:
 
 async def test_a_refusal_that_meets_a_write_does_not_pass_for_a_dead_verifier(channel: grpc.aio.Channel) -> None:
     """grpc.aio then reports INTERNAL in the place of the peer's status: nobody may be taken out of the fleet for it."""
-    refusals = [await _refusal(channel, num_writes=5) for _ in range(_MANY)]
-    assert {type(error) for error in refusals} <= {Overloaded, WriteFailed}
-    assert any(isinstance(error, WriteFailed) for error in refusals)
+    kinds = [type(await _refusal(channel, num_writes=5)) for _ in range(_MANY)]
+    while WriteFailed not in kinds and len(kinds) < _MOST:  # how often the two meet is the machine's business
+        kinds.append(type(await _refusal(channel, num_writes=5)))
+    assert set(kinds) <= {Overloaded, WriteFailed}
+    assert WriteFailed in kinds
     assert "full" in str(await _refusal_by_itself(channel))
 
 
 async def _refusal_by_itself(channel: grpc.aio.Channel) -> Exception:
     verifier = RemoteVerifier(channel, "there:7001")
-    await verifier.open(_SPEC)
+    verifier._call = verifier._stub.Session()  # nothing is written, so nothing can meet the refusal
     with pytest.raises(Overloaded) as refused:
         await verifier._read()
     await verifier.close()
@@ -86,7 +89,7 @@ async def test_a_drafter_that_refuses_is_a_lost_one_either_way(channel: grpc.aio
 
 async def _asked(drafter: RemoteDrafter) -> None:
     try:
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(30.0):
             await drafter.open(_SPEC)
             await drafter.propose(DraftStep(1, 0, (), num_draft_tokens=2))
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -84,18 +85,23 @@ async def test_guesses_that_do_not_hold_change_nothing(make: Callable[..., Choic
 
 async def test_an_answer_that_is_still_on_its_way_is_waited_for(make: Callable[..., Choice]) -> None:
     """A slow drafter works while the verifier does: a round takes the longer of the two, not both."""
+    running: list[int] = []  # forwards that had begun and not ended at each question
 
     async def slow(_drafter: PlainDrafter, _step: DraftStep) -> None:
-        await asyncio.sleep(0.04)
+        running.append(len(choice.verifier.steps) - len(choice.outcomes))
+        await asyncio.sleep(0.01)
 
-    seconds = {}
     for trials in (Always(), None):
         choice = make(PlainDrafter(slow))
         choice.trials = trials
-        choice.verifier.forward_s = 0.04
+        running.clear()
+        choice.verifier.forward_s = 0.01
         assert await choice.run() == TRUTH
-        seconds[trials is not None] = choice.seconds
-    assert seconds[True] < 0.75 * seconds[False]
+        used, unused = asked_ahead(choice)
+        assert unused == 0
+        assert used == (0 if trials is None else len(running) - 1)
+        assert running == ([0] * len(running) if trials is None else [0] + [1] * (len(running) - 1))
+        assert len(running) > 5
 
 
 async def test_nothing_is_asked_ahead_where_a_proposal_could_change_the_output(make: Callable[..., Choice]) -> None:
@@ -173,10 +179,11 @@ async def test_a_late_answer_tells_what_it_would_have_been_worth(make: Callable[
 
     policy = RecordingPolicy(patience_s=0.01)
     drafter = PlainDrafter(late)
-    choice = make(drafter, policy=policy)
+    choice = make(drafter, policy=policy, timeout_s=60.0)
     choice.trials = None
     committed = list(TRUTH[:1])
     drafting = choice.drafting(committed)
+    started = time.perf_counter()
     assert await drafting.propose(1) is None
     committed.extend(TRUTH[1:8])
     assert await drafting.propose(8) is None
@@ -187,7 +194,7 @@ async def test_a_late_answer_tells_what_it_would_have_been_worth(make: Callable[
     await drafting.propose(8)
     (answer,) = policy.late_answers
     assert (answer.method, answer.num_asked, answer.num_draft_tokens, answer.num_accepted) == ("ngram", NUM, NUM, 2)
-    assert 0.05 < answer.overhead_s < 2.0
+    assert 0.05 < answer.overhead_s < time.perf_counter() - started
     assert choice.count("draft_timeouts") == 0, "it was not worth waiting for, which is no fault of the drafter's"
     await drafting.close()
 

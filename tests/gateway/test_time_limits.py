@@ -39,12 +39,12 @@ MANY_WORDS = "word " * 400
 async def doors_with(service: ScriptedService, **settings: Any) -> AsyncIterator[tuple[Doors, httpx.AsyncClient]]:
     async with (
         open_doors(service, GatewayConfig(port=0, grpc_port=0, **settings)) as doors,
-        httpx.AsyncClient(base_url=doors.url, timeout=20) as http,
+        httpx.AsyncClient(base_url=doors.url, timeout=60) as http,
     ):
         yield doors, http
 
 
-async def until(condition: Callable[[], bool], within_s: float = 5.0) -> None:
+async def until(condition: Callable[[], bool], within_s: float = 30.0) -> None:
     async with asyncio.timeout(within_s):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
@@ -57,11 +57,11 @@ async def until(condition: Callable[[], bool], within_s: float = 5.0) -> None:
 async def test_a_whole_answer_that_takes_too_long(service: ScriptedService, path: str) -> None:
     service.script = Script(endless=True)
     async with doors_with(service) as (doors, http):
-        response = await http.post(path, json=BODIES[path], headers={"x-request-timeout": "0.3"})
+        response = await http.post(path, json=BODIES[path], headers={"x-request-timeout": "2.5"})
         assert response.status_code == 504
         error = response.json()["error"]
         assert (error["type"], error["code"]) == ("timeout_error", 504)
-        assert error["message"] == "the request took longer than the 0.3 s that x-request-timeout gives it"
+        assert error["message"] == "the request took longer than the 2.5 s that x-request-timeout gives it"
         assert (service.num_opened, service.num_open) == (1, 0)
         assert doors.admission.quotas.num_running == 0
 
@@ -71,7 +71,7 @@ async def test_a_stream_that_takes_too_long_ends_with_an_error_event(service: Sc
     service.script = Script(endless=True)
     async with doors_with(service) as (doors, http):
         body = {**BODIES[path], "stream": True}
-        response = await http.post(path, json=body, headers={"x-request-timeout": "0.3"})
+        response = await http.post(path, json=body, headers={"x-request-timeout": "2.5"})
         assert response.status_code == 200
         events = response.text.strip().split("\n\n")
         assert len(events) > 2
@@ -96,7 +96,7 @@ async def test_a_request_that_waits_for_its_body_ends_in_time_too(service: Scrip
         reader, writer = await asyncio.open_connection("127.0.0.1", doors.http_port)
         writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n")
         writer.write(b"x-request-timeout: 0.2\r\ncontent-length: 10\r\n\r\n{")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             assert (await reader.readline()).startswith(b"HTTP/1.1 504 ")
         writer.close()
 
@@ -114,7 +114,7 @@ async def test_a_grpc_deadline_frees_everything(service: ScriptedService) -> Non
     service.script = Script(endless=True)
     async with doors_with(service) as (doors, _), rpc.open_channel(doors.grpc_address) as channel:
         stub: Any = pb_grpc.GatewayStub(channel)
-        call = stub.Generate(pb.GenerateRequest(prompt="x"), timeout=0.5)
+        call = stub.Generate(pb.GenerateRequest(prompt="x"), timeout=3.0)
         assert (await call.read()).text
         assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         await until(lambda: service.num_open == 0)
@@ -172,7 +172,7 @@ async def test_a_rest_client_that_does_not_read_is_cut(talkative: Talkative, cap
         lazy_client(doors, {"prompt": "x", "max_tokens": 400, "stream": True}),
     ):
         await until(lambda: talkative.num_open == 1)
-        await until(lambda: talkative.num_open == 0, 20)
+        await until(lambda: talkative.num_open == 0, 60)
         await until(lambda: doors.admission.quotas.num_running == 0)
         # Closing in the ordinary way would wait until the client has read what is still to be sent.
         await until(lambda: doors.num_connections() == 0)
@@ -185,20 +185,21 @@ async def test_a_rest_client_that_reads_slowly_is_not_cut(talkative: Talkative) 
     """Pauses shorter than the limit, for much longer than the limit in all."""
     talkative.num_updates = 100
     async with (
-        doors_with(talkative, slow_reader_timeout_s=0.5) as (doors, _),
+        # So long that a client which a busy machine keeps from reading is not cut.
+        doors_with(talkative, slow_reader_timeout_s=3.0) as (doors, _),
         lazy_client(doors, {"prompt": "x", "max_tokens": 400, "stream": True}) as client,
     ):
         loop = asyncio.get_running_loop()
         received = b""
         started = loop.time()
         while b"[DONE]" not in received:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 chunk = await loop.sock_recv(client, 64 * 1024)
             assert chunk, "the connection was cut"
             received += chunk
-            if loop.time() - started < 2:
-                await asyncio.sleep(0.2)
-        assert loop.time() - started > 1
+            if loop.time() - started < 7:
+                await asyncio.sleep(0.4)
+        assert loop.time() - started > 6
 
 
 async def test_a_grpc_client_that_does_not_read_is_cut(talkative: Talkative, caplog: pytest.LogCaptureFixture) -> None:
@@ -210,7 +211,7 @@ async def test_a_grpc_client_that_does_not_read_is_cut(talkative: Talkative, cap
         params = common.SamplingParams(max_tokens=400)
         call = stub.Generate(pb.GenerateRequest(prompt="x", sampling_params=params))
         assert await call.read()
-        await until(lambda: talkative.num_open == 0, 30)
+        await until(lambda: talkative.num_open == 0, 60)
         await until(lambda: doors.admission.quotas.num_running == 0)
         # What it would read, did it read: the rest that was on its way, and why there is no more.
         with suppress(grpc.aio.AioRpcError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,8 @@ class Viewer:
         if wait:
             await page.get_by_text("tokens of context").wait_for()
             await page.locator(".fleet .node.gateway").wait_for()
+            # The effect that names the model chooses the method too; what a test chooses must come after it.
+            await expect(page).to_have_title(re.compile(" · "))
         return screen
 
     async def close(self) -> None:

@@ -33,15 +33,16 @@ async def browser(chromium: str) -> AsyncIterator[Browser]:
     arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
     expect.set_options(timeout=PATIENCE_MS)
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=chromium, args=arguments)
+        browser = await playwright.chromium.launch(executable_path=chromium, args=arguments, timeout=PATIENCE_MS)
         yield browser
         await browser.close()
 
 
 @pytest.fixture(scope="session")
 def stack(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
-    """The demo family, as `make demo` serves it; who kills a part of it revives it."""
-    with run_stack(tmp_path_factory.mktemp("playground"), dtype="auto", draft_model=DEMO_DRAFT) as running:
+    """The demo family, as `make demo` serves it but for its pace; who kills a part of it revives it."""
+    run_dir = tmp_path_factory.mktemp("playground")
+    with run_stack(run_dir, dtype="auto", draft_model=DEMO_DRAFT, is_paced=True) as running:
         yield running
 
 

@@ -17,6 +17,15 @@ from tests.e2e.e2e_stack import RunningStack
 from tests.gateway.doors import ALICE, key_file, open_doors
 from tests.gateway.gateway_script import DEMO_TARGET, Script, ScriptedService
 
+# A drafter loads its model: 8 s on two idle cores and a minute on busy ones.
+LOADING_MS = 150_000.0
+# The panel has more tokens than that, the last ten of them the target's, and goes on.
+_GOES_ON_ALONE = """([title, num_tokens]) => {
+  const panel = document.querySelector(`article[aria-label="${title}"]`);
+  const tokens = [...panel.querySelectorAll("[data-token]")];
+  return panel.getAttribute("aria-busy") === "true" && tokens.length > num_tokens
+    && tokens.slice(-10).every(token => token.classList[1] === "target"); }"""
+
 
 @pytest.fixture
 def service() -> ScriptedService:
@@ -35,7 +44,7 @@ async def served(viewer: Viewer, service: ScriptedService, config: GatewayConfig
 async def test_a_drafter_dies_in_mid_stream(screen: Screen, stack: RunningStack) -> None:
     """It is shown as gone, in the text and in the fleet, while the text goes on; then it is back."""
     page = screen.page
-    await screen.settings(Method="draft_model", Temperature="0", Most_tokens="1900")
+    await screen.settings(Method="draft_model", Draft_length="2", Temperature="0", Most_tokens="1900")
     await screen.page.get_by_role("switch", name="Compare").check()
     await screen.run()
     panel = "Speculation on"
@@ -44,12 +53,11 @@ async def test_a_drafter_dies_in_mid_stream(screen: Screen, stack: RunningStack)
     stack.kill("drafter-0")
     try:
         await expect(page.locator(".fleet .drafters .state-word")).to_have_text("gone")
-        mark = screen.panel(panel).locator(".fleet-mark.gone")
-        await expect(mark).to_have_text(f"Drafter {stack.state.drafters[0]} is gone")
-        num_then = len(await screen.tokens(panel))
-        await until(screen, num_then + 20, panel)
-        assert await screen.panel(panel).get_attribute("aria-busy") == "true"
-        assert {token.origin for token in (await screen.tokens(panel))[-10:]} == {"target"}
+        gone = f"Drafter {stack.state.drafters[0]} is gone"
+        mark = screen.panel(panel).locator(".fleet-mark.gone").get_by_text(gone, exact=True).first
+        await expect(mark).to_be_visible()
+        # What was drafted before may have been read after the fleet was looked at.
+        await page.wait_for_function(_GOES_ON_ALONE, arg=[panel, len(await screen.tokens(panel)) + 20])
         await mark.scroll_into_view_if_needed()
         await screen.picture("drafter-gone")
         await page.get_by_role("button", name="Stop").click()
@@ -61,7 +69,7 @@ async def test_a_drafter_dies_in_mid_stream(screen: Screen, stack: RunningStack)
         assert one[:shorter] == other[:shorter]
     finally:
         stack.revive()
-    await expect(page.locator(".fleet .drafters .state-word")).to_have_text("serving")
+    await expect(page.locator(".fleet .drafters .state-word")).to_have_text("serving", timeout=LOADING_MS)
 
 
 async def test_a_refusal_is_said_in_words(screen: Screen) -> None:
@@ -134,5 +142,6 @@ async def test_a_gateway_that_is_gone(viewer: Viewer, service: ScriptedService) 
     await expect(screen.page.locator(".fleet .trouble")).to_contain_text("does not answer")
     await screen.run()
     await expect(screen.page.get_by_role("alert")).to_contain_text("The gateway does not answer.")
-    assert all("ERR_CONNECTION_REFUSED" in complaint for complaint in viewer.complaints)
+    # Refused; or reset, if it was asked while it went.
+    assert all(complaint.startswith("Failed to load resource: net::ERR_") for complaint in viewer.complaints)
     viewer.complaints.clear()

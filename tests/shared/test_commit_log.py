@@ -16,7 +16,9 @@ from shared.errors import CommitRefused, Unavailable, UnknownSession
 from tests.redis_server import RedisServer
 
 TTL_S = 600
-PATIENCE_S = 3.0
+# Where patience must not end: a Redis that is started anew takes its time on a busy machine.
+PATIENCE_S = 60.0
+SHORT_PATIENCE_S = 3.0
 RECORD = b"what was asked for"
 STEM = "outrider:{r}"
 
@@ -132,18 +134,18 @@ async def test_all_keys_expire_and_an_append_starts_the_time_anew(log: CommitLog
     assert keys == {f"{STEM}:record", f"{STEM}:0:log", f"{STEM}:0:fence"}
     for key in keys:
         assert TTL_S - 30 < await client.ttl(key) <= TTL_S
-        await client.expire(key, 5)
+        await client.expire(key, 60)
     await append(choice, 2)
     for key in keys:
         assert await client.ttl(key) > TTL_S - 30
 
 
 async def test_a_choice_that_has_ended_lives_as_long_as_the_others(server: RedisServer, client: aioredis.Redis) -> None:
-    async with gateway(server, ttl_s=4) as log:
+    async with gateway(server, ttl_s=8) as log:
         request = log.new("r", RECORD)
         ended, runs = request.choice(0), request.choice(1)
         await append(ended, 1, finish=1)
-        for _ in range(12):
+        for _ in range(20):
             await append(runs, 2)
             await asyncio.sleep(0.5)
         assert await read(log, 0) == (entry(0, 1, finish=1),)
@@ -285,25 +287,27 @@ async def test_restarts_in_the_middle_of_many_appends_lose_and_repeat_nothing(
     server: RedisServer, client: aioredis.Redis
 ) -> None:
     enough = asyncio.Event()
+    lengths = dict.fromkeys("abcdefgh", 0)
 
-    async def session(choice: ChoiceLog) -> int:
-        number = 0
+    async def session(name: str, choice: ChoiceLog) -> None:
         while not enough.is_set():
-            await append(choice, number)
-            number += 1
-        return number
+            await append(choice, lengths[name])
+            lengths[name] += 1
 
-    async with gateway(server, patience_s=30) as log:
-        names = "abcdefgh"
-        writers = [asyncio.create_task(session(log.new(name, RECORD).choice(0))) for name in names]
-        for _ in range(3):
-            await asyncio.sleep(0.05)
-            await asyncio.to_thread(server.restart)
-        await asyncio.sleep(0.05)
-        enough.set()
-        lengths = await asyncio.gather(*writers)
-        assert min(lengths) > 10
-        for name, length in zip(names, lengths, strict=True):
+    async def until_each_has(length: int) -> None:
+        while min(lengths.values()) < length:  # noqa: ASYNC110 a writer that fails ends the group, and this with it
+            await asyncio.sleep(0.005)
+
+    async with gateway(server) as log:
+        async with asyncio.TaskGroup() as writers:
+            for name in lengths:
+                writers.create_task(session(name, log.new(name, RECORD).choice(0)))
+            for number in range(3):
+                await until_each_has(4 * (number + 1))
+                await asyncio.to_thread(server.restart)
+            await until_each_has(16)
+            enough.set()
+        for name, length in lengths.items():
             assert [one.token_ids for one in await read(log, request_id=name)] == [(index,) for index in range(length)]
 
 
@@ -403,16 +407,17 @@ async def test_putting_back_never_takes_away_what_came_since(log: CommitLog) -> 
 async def test_a_redis_that_is_away_for_too_long_is_an_error_that_says_how_far_the_log_reaches(
     server: RedisServer, log: CommitLog
 ) -> None:
-    choice = log.new("r", RECORD).choice(0)
-    await append(choice, 1, 2, 3)
-    await asyncio.to_thread(server.stop)
-    started = time.monotonic()
-    try:
-        with pytest.raises(Unavailable, match=r"Redis took nothing for 3 s .*output tokens \[0, 3\) are committed"):
-            await append(choice, 4)
-        assert time.monotonic() - started < PATIENCE_S + 6
-    finally:
-        await asyncio.to_thread(server.start)
+    async with gateway(server, patience_s=SHORT_PATIENCE_S) as hasty:
+        choice = hasty.new("r", RECORD).choice(0)
+        await append(choice, 1, 2, 3)
+        await asyncio.to_thread(server.stop)
+        started = time.monotonic()
+        try:
+            with pytest.raises(Unavailable, match=r"took nothing for 3 s .*output tokens \[0, 3\) are committed"):
+                await append(choice, 4)
+            assert time.monotonic() - started < SHORT_PATIENCE_S + 6
+        finally:
+            await asyncio.to_thread(server.start)
     assert await tokens(log) == [1, 2, 3]
 
 
@@ -421,5 +426,5 @@ async def test_closing_fails_what_still_waits(server: RedisServer, client: aiore
         waiting = [asyncio.create_task(append(log.new(str(number), RECORD).choice(0), 1)) for number in range(20)]
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-    outcomes = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), timeout=5.0)
+    outcomes = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), timeout=30.0)
     assert all(outcome is None or isinstance(outcome, Unavailable) for outcome in outcomes)

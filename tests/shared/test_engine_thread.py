@@ -36,8 +36,10 @@ class Jobs:
     def put(self, job: int) -> None:
         def command() -> None:
             self.threads.add(threading.get_ident())
-            self.commands.append(job)
-            self.waiting.append(job)
+            with self.progress:
+                self.commands.append(job)
+                self.waiting.append(job)
+                self.progress.notify_all()
 
         self.thread.command(command)
 
@@ -119,7 +121,7 @@ def test_patience_gathers_what_comes_in_time() -> None:
     started = time.perf_counter()
     for job in range(6):
         gathering.put(job)
-        time.sleep(0.005)
+        gathering.until(lambda job=job: len(gathering.commands) > job)  # type: ignore[misc]
     gathering.until(lambda: len(gathering.done()) == 6)
     gathering.thread.stop()
     assert gathering.batches == [[0, 1, 2], [3, 4, 5]]
@@ -192,7 +194,7 @@ def test_stopping_waits_for_the_work_in_progress_and_runs_nothing_after_it() -> 
     thread.command(lambda: ended.append("command"))
     stopping = threading.Thread(target=thread.stop)
     stopping.start()
-    time.sleep(0.02)
+    assert thread._stopping.wait(LONG_S / 2)
     assert stopping.is_alive()
     go_on.set()
     stopping.join(LONG_S / 2)

@@ -10,12 +10,12 @@ from urllib.parse import urlencode
 
 import pytest
 
-from client.stack import free_port
 from shared.commit_log import CommitLog
 from shared.errors import Unavailable
 from tests.certificates import Authority
+from tests.ports import server_port
 
-START_TIMEOUT_S = 20.0
+START_TIMEOUT_S = 60.0
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def authority(tmp_path: Path) -> Authority:
 async def address(authority: Authority, tmp_path: Path) -> AsyncIterator[str]:
     """A Redis that speaks TLS only and asks its clients for a certificate."""
     server = authority.issue("redis", addresses=("127.0.0.1",))
-    port = free_port()
+    port = server_port()
     binary = shutil.which("redis-server")
     assert binary is not None
     process = await asyncio.create_subprocess_exec(

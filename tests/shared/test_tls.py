@@ -61,7 +61,7 @@ async def serving(tls: TlsConfig | None) -> AsyncIterator[str]:
 
 async def is_answered(address: str, tls: TlsConfig | None, server_name: str = NAME) -> bool:
     async with rpc.open_channel(address, tls, server_name) as channel:
-        return await rpc.is_serving(channel, 3.0)
+        return await rpc.is_serving(channel, 30.0)
 
 
 # ---- settings ---------------------------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ def test_broken_files_name_the_setting(folder: Path, authority: Authority, verif
 def test_a_service_ends_with_2_and_one_line(service: str, verifier: Issued) -> None:
     command = [sys.executable, "-m", service, "--tls-cert-file", verifier.cert_file]
     command += ["--model", "models/demo-target"] if service != "drafter_service" else []
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 2
     [line] = done.stderr.splitlines()
     assert line.endswith("--tls-cert-file is given, so --tls-key-file must be too")
@@ -168,7 +168,7 @@ async def test_old_protocol_versions_are_refused(authority: Authority, verifier:
         context.set_ciphers("ALL:@SECLEVEL=0")
         context.load_verify_locations(authority.ca_file)
         with (
-            socket.create_connection((host, int(port)), 5) as plain,
+            socket.create_connection((host, int(port)), 30) as plain,
             pytest.raises(ssl.SSLError, match=r"EOF occurred|alert protocol version"),
         ):
             await asyncio.to_thread(context.wrap_socket, plain, server_hostname=NAME)
@@ -185,7 +185,7 @@ def probe(address: str, **environ: str) -> tuple[int, str]:
         env={**os.environ, **names},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=280,
         check=False,
     )
     return done.returncode, done.stdout + done.stderr

@@ -11,16 +11,16 @@ import time
 
 import pytest
 
-from client.stack import free_port
 from shared.errors import ConfigError
 from shared.tracing import carrier_of, tracing
+from tests.ports import nobodys_port
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 OF_TRACING = ("opentelemetry.sdk.trace", "opentelemetry.exporter", "opentelemetry.proto", "shared.tracing.otlp")
 
 
 def run_python(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=280, check=False)
 
 
 @pytest.mark.parametrize("service", ["gateway", "verifier_service", "drafter_service"])
@@ -56,7 +56,7 @@ def test_an_endpoint_is_a_url(endpoint: str) -> None:
 
 
 def test_spans_for_a_dead_collector_cost_neither_time_nor_memory() -> None:
-    with tracing(f"http://127.0.0.1:{free_port()}", "test") as tracer:
+    with tracing(f"http://127.0.0.1:{nobodys_port()}", "test") as tracer:
         assert tracer is not None
         request = tracer.start_request("request", (("traceparent", PARENT),), {})
         slowest_s = 0.0
@@ -73,7 +73,7 @@ def test_spans_for_a_dead_collector_cost_neither_time_nor_memory() -> None:
 
 
 def test_a_carrier_goes_on_with_the_callers_trace() -> None:
-    with tracing(f"http://127.0.0.1:{free_port()}", "test") as tracer:
+    with tracing(f"http://127.0.0.1:{nobodys_port()}", "test") as tracer:
         assert tracer is not None
         carrier = dict(tracer.carrier(tracer.start_request("request", (("traceparent", PARENT),), {})))
         version, trace_id, span_id, flags = carrier["traceparent"].split("-")

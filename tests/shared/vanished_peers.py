@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -59,31 +60,31 @@ class Waiting(grpc.GenericRpcHandler):
             self.ended.set()
 
 
-async def start(code: str, *arguments: str) -> tuple[asyncio.subprocess.Process, str]:
-    """The process and the first line it prints."""
+@asynccontextmanager
+async def started(code: str, *arguments: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    """The process and the first line it prints. It ends with this one, however early that is interrupted."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", code, *arguments, stdout=asyncio.subprocess.PIPE
     )
-    assert process.stdout is not None
-    async with asyncio.timeout(60):
-        line = (await process.stdout.readline()).decode().strip()
-    assert line
-    return process, line
-
-
-async def stop_for_good(process: asyncio.subprocess.Process, noticed: Any, within_s: float) -> None:
-    os.kill(process.pid, signal.SIGSTOP)
     try:
-        async with asyncio.timeout(within_s):
-            await noticed
+        assert process.stdout is not None
+        async with asyncio.timeout(60):
+            line = (await process.stdout.readline()).decode().strip()
+        assert line
+        yield process, line
     finally:
         process.kill()
         await process.wait()
 
 
+async def stop_for_good(process: asyncio.subprocess.Process, noticed: Any, within_s: float) -> None:
+    os.kill(process.pid, signal.SIGSTOP)
+    async with asyncio.timeout(within_s):
+        await noticed
+
+
 async def a_server_vanishes() -> None:
-    process, port = await start(SERVER)
-    async with rpc.open_channel(f"127.0.0.1:{port}") as channel:
+    async with started(SERVER) as (process, port), rpc.open_channel(f"127.0.0.1:{port}") as channel:
         watch: Any = channel.unary_stream("/grpc.health.v1.Health/Watch")
         call = watch(b"")
         await call.read()
@@ -94,8 +95,8 @@ async def a_server_vanishes() -> None:
 async def a_client_vanishes() -> None:
     waiting = Waiting()
     server = await rpc.start_server("127.0.0.1", 0, lambda grpc_server: add(grpc_server, waiting), ())
-    process, _ = await start(CLIENT, f"127.0.0.1:{server.port}")
-    await stop_for_good(process, waiting.ended.wait(), SERVER_NOTICES_WITHIN_S)
+    async with started(CLIENT, f"127.0.0.1:{server.port}") as (process, _):
+        await stop_for_good(process, waiting.ended.wait(), SERVER_NOTICES_WITHIN_S)
     await server.drain(0)
 
 

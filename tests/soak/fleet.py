@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.chaos.fleet import MODELS, Fleet, Part, free_port
+from tests.chaos.fleet import MODELS, Fleet, Part
+from tests.ports import server_port
 
 # Every method that the drafters serve: a draft model, a head that reads hidden states, and lookups.
 METHODS = ("draft_model", "eagle3", "ngram", "suffix")
@@ -16,7 +17,7 @@ class SoakFleet(Fleet):
     def __init__(self, run_dir: Path, *, num_drafters: int, session_ttl_s: int) -> None:
         super().__init__(run_dir, num_gateways=1, num_drafters=num_drafters, num_verifiers=1)
         self.session_ttl_s = session_ttl_s
-        self.grpc_address = f"127.0.0.1:{free_port()}"
+        self.grpc_address = f"127.0.0.1:{server_port()}"
 
     async def _expose(self, part: Part) -> None:
         """Reached as it is: nothing stands between."""

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(600)
 
 async def test_nothing_is_held_and_nothing_grows(tmp_path: Path) -> None:
     limits = Limits(memory_share=0.25, series_share=0.25, latency_ratio=math.inf)
-    plan = Plan(seconds=26.0, num_clients=12, sample_s=1.0, idle_s=12.0, warm_up_s=5.0, seed=1, limits=limits)
+    plan = Plan(seconds=26.0, num_clients=12, sample_s=1.0, idle_s=8.0, warm_up_s=5.0, seed=1, limits=limits)
     async with SoakFleet(tmp_path, num_drafters=1, session_ttl_s=4) as fleet:
         report = await run_soak(fleet, plan)
     assert report.violations() == []

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import jinja2
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
@@ -17,6 +17,7 @@ MODELS = Path(__file__).parents[2] / "models"
 TOKENIZER = Tokenizer.from_file(str(MODELS / "demo-target" / "tokenizer.json"))
 
 
+@settings(deadline=None)
 @given(
     st.text()
     | st.lists(st.sampled_from(["\n", "    ", "\t", " ", "\r\n", "x", "é", "😀", "<|end|>", "1234"])).map("".join)

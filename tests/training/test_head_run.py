@@ -62,9 +62,30 @@ def run_to_end(work_dir: Path, output: Path, *more: str) -> None:
     assert done.exit_code == 0, (done.output, done.exception)
 
 
+# With its first checkpoint from a step on it waits for the signal: it might have ended before a busy machine sends it.
+_WAITS_FOR_THE_SIGNAL = """
+import signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # before there are other threads
+from training import run_record
+from training.cli import app
+step, save, waited = int(sys.argv.pop(1)), run_record.save_checkpoint, []
+def save_and_wait(run_dir, at, state):
+    path = save(run_dir, at, state)
+    if at >= step and not waited:
+        waited.append(signal.sigtimedwait([signal.SIGINT], 240))
+        signal.getsignal(signal.SIGINT)(signal.SIGINT, None)
+    return path
+run_record.save_checkpoint = save_and_wait
+app(prog_name="outrider train")
+"""
+
+
 def stop_at(work_dir: Path, output: Path, step: int, signum: int, *more: str) -> subprocess.CompletedProcess[str]:
     """Start the run, and send the signal as soon as a checkpoint of at least `step` is there."""
-    process = subprocess.Popen(command(work_dir, output, *more), stderr=subprocess.PIPE, text=True)
+    arguments = command(work_dir, output, *more)[3:]
+    process = subprocess.Popen(
+        [sys.executable, "-c", _WAITS_FOR_THE_SIGNAL, str(step), *arguments], stderr=subprocess.PIPE, text=True
+    )
     deadline = time.monotonic() + 240
     while not any(int(path.name[-8:]) >= step for path in checkpoints(output)):
         assert process.poll() is None, "the run ended before it could be stopped"
@@ -309,7 +330,7 @@ def test_settings_that_cannot_be(
 def test_a_missing_package_is_named() -> None:
     code = "import sys; sys.modules['accelerate'] = None\nfrom training.cli import app\n"
     code += "app(['train', '--method', 'eagle', '--target', 't', '--data', 'd', '--output', 'o'])"
-    outcome = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    outcome = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=280, check=False)
     assert outcome.returncode == 2
     assert "this needs the package accelerate: pip install 'outrider[engine,train]'" in outcome.stderr.replace(
         "\n", " "
@@ -318,7 +339,7 @@ def test_a_missing_package_is_named() -> None:
 
 def test_the_client_hands_over() -> None:
     handed = [sys.executable, "-m", "client.cli", "train", "--help"]
-    outcome = subprocess.run(handed, capture_output=True, text=True, timeout=120, check=True)
+    outcome = subprocess.run(handed, capture_output=True, text=True, timeout=280, check=True)
     assert "Usage: outrider train" in outcome.stdout
     for name in ("prepare-data", "train", "export", "evaluate"):
         assert name in outcome.stdout

@@ -60,6 +60,6 @@ def test_one_writer_at_a_time(tmp_path: Path) -> None:
     path = tmp_path / "shared.jsonl"
     with JsonlFile(path):
         code = f"from pathlib import Path; from training.jsonl_file import JsonlFile; JsonlFile(Path({str(path)!r}))"
-        other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+        other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=280, check=False)
     assert other.returncode == 1
     assert "is being written by another process" in other.stderr

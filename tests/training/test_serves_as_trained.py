@@ -15,7 +15,8 @@ import httpx
 import pytest
 import torch
 
-from client.stack import Stack, StackSettings, free_port
+from client.stack import Stack, StackSettings
+from tests.ports import server_port
 from training.agreement import load_for_measuring
 from training.frozen_target import FrozenTarget
 from training.heads.interface import Objective
@@ -38,7 +39,10 @@ PROMPTS = (
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     settings = StackSettings(
-        model=str(MODELS / "demo-target"), draft_model=",".join(map(str, HEADS.values())), port=0, grpc_port=free_port()
+        model=str(MODELS / "demo-target"),
+        draft_model=",".join(map(str, HEADS.values())),
+        port=0,
+        grpc_port=server_port(),
     )
     stack = Stack(settings, tmp_path_factory.mktemp("stack"), lambda _message: None)
     state = stack.start()

@@ -18,7 +18,8 @@ import httpx
 import pytest
 from tokenizers import Tokenizer
 
-from client.stack import Stack, StackSettings, free_port
+from client.stack import Stack, StackSettings
+from tests.ports import server_port
 from training.evaluate_heads import Cell
 
 TARGET = Path(__file__).parents[2] / "models" / "demo-target"
@@ -27,7 +28,7 @@ TARGET = Path(__file__).parents[2] / "models" / "demo-target"
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     settings = StackSettings(
-        model=str(TARGET), draft_model=str(TARGET), methods=("draft_model", "ngram"), port=0, grpc_port=free_port()
+        model=str(TARGET), draft_model=str(TARGET), methods=("draft_model", "ngram"), port=0, grpc_port=server_port()
     )
     stack = Stack(settings, tmp_path_factory.mktemp("stack"), lambda _message: None)
     state = stack.start()
@@ -130,7 +131,7 @@ def test_acceptance_through_the_gateway(url: str, corpus: Path, tmp_path: Path) 
 
 def test_a_method_that_is_not_served_is_refused_in_the_gateways_words(url: str, corpus: Path) -> None:
     refused = command("evaluate", url, "--corpus", str(corpus), "--method", "medusa", "--domain", "code")
-    outcome = subprocess.run(refused, capture_output=True, text=True, timeout=120, check=False)
+    outcome = subprocess.run(refused, capture_output=True, text=True, timeout=280, check=False)
     assert outcome.returncode == 1
     assert "is none of auto, off" in outcome.stderr
 

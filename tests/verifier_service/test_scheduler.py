@@ -11,7 +11,7 @@ from engine.sampling import LogitsProcessor
 from shared.messages import Proposal, VerifyStep
 from shared.sampling_params import SamplingParams
 from tests.verifier_service.engine_client import make_spec
-from verifier_service.scheduler import Scheduler, Work
+from verifier_service.scheduler import LEAST_PROMPT_ROWS, Scheduler, Work
 from verifier_service.session import VerifierSession
 
 BLOCK_SIZE = 4
@@ -100,7 +100,7 @@ def test_prompts_are_read_in_small_pieces_while_somebody_decodes() -> None:
     assert [work.num_rows for work in scheduler.plan([decoding, first, second])] == [4, 30, 30]
 
 
-def test_prompts_go_on_by_a_block_however_little_is_left_for_them() -> None:
+def test_prompts_go_on_however_little_is_left_for_them() -> None:
     scheduler = make_scheduler()
     scheduler.rows_while_decoding = lambda: 0
     decoding, prefilling = make_session(0, 6), make_session(1, 30)
@@ -110,7 +110,7 @@ def test_prompts_go_on_by_a_block_however_little_is_left_for_them() -> None:
     ask(prefilling, at=1.0)
     ask(decoding, 7, 7, 7, at=2.0)
     plan = scheduler.plan([decoding, prefilling])
-    assert [(work.session, work.num_rows) for work in plan] == [(decoding, 4), (prefilling, BLOCK_SIZE)]
+    assert [(work.session, work.num_rows) for work in plan] == [(decoding, 4), (prefilling, LEAST_PROMPT_ROWS)]
 
 
 def test_a_draft_waits_for_the_end_of_the_prefill() -> None:

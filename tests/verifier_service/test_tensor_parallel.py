@@ -29,7 +29,7 @@ from tests.verifier_service.drafts import faulty_draft, oracle_draft, random_dra
 from tests.verifier_service.engine_client import PARAMS, Draft, Session, make_spec, prompt_of, running_engine, tokens_of
 
 START_TIMEOUT_S = 240.0
-END_TIMEOUT_S = 20.0
+END_TIMEOUT_S = 60.0
 
 
 @dataclass

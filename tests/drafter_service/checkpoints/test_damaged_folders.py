@@ -91,7 +91,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
 }
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_head_is_refused(damage: str, target: TargetWeights, tmp_path: Path) -> None:
     spoil, message = DAMAGES[damage]
@@ -104,7 +104,7 @@ def test_a_damaged_head_is_refused(damage: str, target: TargetWeights, tmp_path:
             recognise(folder)
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_target_is_refused(damage: str, tmp_path: Path) -> None:
     folder = plain.write(tmp_path, plain.llama_config(), plain.target_tensors())
