@@ -187,8 +187,8 @@ def next_ticket(builder: Builder, address: Value) -> Value:
 
 
 def ask_for(builder: Builder, address: Value) -> None:
-    """Start to bring the cache line at an address near, to be used once: 240 MB of weights that stay in the shared cache
-    drive out what the other services need between two forwards. Any address will do.
+    """Start to bring the cache line at an address near, to be used once: 240 MB of weights that stay in the shared
+    cache drive out what the other services need between two forwards. Any address will do.
     """
     byte = ir.PointerType(ir.IntType(8))
     function_type = ir.FunctionType(ir.VoidType(), [byte, _I32, _I32, _I32])
