@@ -81,7 +81,7 @@ class CommitLog:
     async def find(self, request_id: str) -> RequestLog | None:
         """A request that was begun somewhere, None when it is unknown or has expired. Raises Unavailable."""
         keys = self.keys(request_id)
-        record = await self._redis.call(lambda pipeline: pipeline.get(keys.record))
+        record = await self._redis.call(lambda: ("GET", keys.record))
         return RequestLog(self, keys, record, is_begun=True) if record is not None else None
 
     def keys(self, request_id: str) -> RequestKeys:
@@ -91,13 +91,13 @@ class CommitLog:
     async def run_script(self, script: str, keys: Sequence[str], args: Callable[[], Sequence[Any]]) -> Any:
         """The arguments are asked for at the moment of sending, so that they say how things stand then."""
         sha = _sha(script)
-        return await self._redis.call(lambda pipeline: pipeline.evalsha(sha, len(keys), *keys, *args()))
+        return await self._redis.call(lambda: ("EVALSHA", sha, len(keys), *keys, *args()))
 
     async def read_streams(self, names: Sequence[str]) -> list[tuple[LogEntry, ...]]:
         """All entries of each, in order of their output index. Raises Unavailable."""
 
         async def read(name: str) -> tuple[LogEntry, ...]:
-            return tuple(map(_entry, await self._redis.call(lambda pipeline: pipeline.xrange(name))))
+            return tuple(map(_entry, await self._redis.call(lambda: ("XRANGE", name, "-", "+"))))
 
         return list(await asyncio.gather(*map(read, names)))
 
@@ -269,8 +269,10 @@ def _fields(entry: LogEntry) -> tuple[Any, ...]:
     return entry.base_len, len(entry.token_ids), tokens, entry.finish_reason, entry.epoch, entry.extras
 
 
-def _entry(raw: tuple[bytes, dict[bytes, bytes]]) -> LogEntry:
-    entry_id, fields = raw
+def _entry(raw: tuple[bytes, list[bytes]]) -> LogEntry:
+    """raw: the entry's id, and names and values in turn."""
+    entry_id, flat = raw
+    fields = dict(zip(flat[::2], flat[1::2], strict=True))
     tokens = fields[b"t"]
     return LogEntry(
         base_len=int(entry_id.split(b"-")[0]) - 1,
