@@ -144,8 +144,8 @@ class Stack:
     def _spawn(self, name: str, command: list[str]) -> None:
         # Idle OpenMP threads that spin for long take the cores the other services compute on; ones that sleep at once
         # have to be woken for each of a hundred operations in a forward. A fraction of a millisecond bridges those: a
-        # forward of 48 rows 63 -> 85 ms without any spinning, 67 with this much (docs/log.md). Weights in huge pages, where
-        # the system lets programs ask for them: plain decoding 1.01, drafts 1.04 times as fast at one stream.
+        # forward of 48 rows 63 -> 85 ms without any spinning, 67 with this much (docs/log.md). Weights in huge pages,
+        # where the system grants them: plain decoding 1.01, drafts 1.04 times as fast at one stream.
         environment = {
             "OMP_WAIT_POLICY": "PASSIVE",
             "GOMP_SPINCOUNT": "20000",
