@@ -65,7 +65,7 @@ class CommitLog:
         return cls(PatientRedis.connect(url, patience_s=patience_s, scripts=scripts.ALL), ttl_s=ttl_s)
 
     async def start(self) -> None:
-        """Raises Unavailable when Redis does not answer."""
+        """Raises Unavailable when Redis refuses, or stays away for as long as a commit would wait."""
         await self._redis.start()
 
     async def close(self) -> None:

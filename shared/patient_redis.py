@@ -25,6 +25,8 @@ from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import (
+    AuthenticationError,
+    AuthorizationError,
     ClusterDownError,
     NoScriptError,
     OutOfMemoryError,
@@ -53,6 +55,8 @@ _MAX_QUEUED = 4096
 # words of those that redis-py has no class for: a script that runs long, a disk that cannot be written, no replicas.
 _PASSING_ERRORS = (OutOfMemoryError, ReadOnlyError, NoScriptError, ClusterDownError, TryAgainError)
 _PASSING_CODES = ("BUSY", "MISCONF", "NOREPLICAS")
+# Who is told this at the start need not wait.
+_REFUSALS = (AuthenticationError, AuthorizationError, ResponseError)
 
 
 @dataclass(eq=False)
@@ -92,13 +96,16 @@ class PatientRedis:
         return cls(client, patience_s=patience_s, scripts=scripts)
 
     async def start(self) -> None:
-        """Raises Unavailable when Redis does not answer."""
-        try:
-            async with asyncio.timeout(self._attempt_s):
-                await self._client.ping()
-                await self._load_scripts()
-        except (RedisError, OSError) as error:
-            raise Unavailable(f"Redis does not answer: {error}") from error
+        """Raises Unavailable when Redis refuses, or does not answer for as long as any command would wait."""
+        loop = asyncio.get_running_loop()
+        patient_until, is_told = loop.time() + self.patience_s, False
+        while (problem := await self._not_ready()) is not None:
+            if isinstance(problem, _REFUSALS) or loop.time() >= patient_until:
+                raise Unavailable(f"Redis does not answer: {self._words_of(problem)}") from problem
+            if not is_told:
+                log.warning("waiting for Redis: %s", self._words_of(problem))
+                is_told = True
+            await asyncio.sleep(_LONGEST_PAUSE_S)
         self._sender = asyncio.create_task(self._send_forever(), name="redis-sender")
 
     async def close(self) -> None:
@@ -130,6 +137,19 @@ class PatientRedis:
                 return await call.reply
         except TimeoutError:
             raise Unavailable(f"Redis took nothing for {self.patience_s:g} s ({call.problem})") from None
+
+    async def _not_ready(self) -> Exception | None:
+        """Why it could not be asked, and given its scripts, within one attempt."""
+        try:
+            async with asyncio.timeout(self._attempt_s):
+                await self._client.ping()
+                await self._load_scripts()
+        except (RedisError, OSError) as error:
+            return error
+        return None
+
+    def _words_of(self, error: Exception) -> str:
+        return str(error) or f"no answer within {self._attempt_s:g} s"
 
     async def _load_scripts(self) -> None:
         for script in self._scripts:
@@ -200,7 +220,7 @@ class PatientRedis:
         self._not_before = asyncio.get_running_loop().time() + self._outage_pause_s
         self._outage_pause_s = min(2 * self._outage_pause_s, _LONGEST_PAUSE_S)
         for call in calls:
-            call.problem = str(error) or f"no answer within {self._attempt_s:g} s"
+            call.problem = self._words_of(error)
 
     async def _mend(self, replies: Sequence[Any]) -> None:
         """A Redis that was restarted has forgotten the scripts; one that is a replica now has left its name."""

@@ -200,6 +200,35 @@ async def test_closing_fails_what_waits(server: RedisServer, client: aioredis.Re
         await asyncio.to_thread(server.start)
 
 
+@pytest.mark.parametrize("trouble", ["down", "hangs"])
+async def test_starting_waits_for_a_redis_that_is_away(
+    server: RedisServer, client: aioredis.Redis, trouble: str
+) -> None:
+    stop, go_on = (server.stop, server.start) if trouble == "down" else (server.freeze, server.thaw)
+    redis = PatientRedis.connect(server.url, patience_s=LONG_PATIENCE_S, scripts=[COUNT_SCRIPT])
+    await asyncio.to_thread(stop)
+    starting = asyncio.create_task(redis.start())
+    try:
+        await asyncio.sleep(PATIENCE_S)
+        assert not starting.done()
+    finally:
+        await asyncio.to_thread(go_on)
+    await starting
+    assert await redis.call(put("x")) == OK
+    await redis.close()
+
+
+async def test_starting_with_a_wrong_password_is_told_at_once(server: RedisServer, client: aioredis.Redis) -> None:
+    redis = PatientRedis.connect(server.url.replace("redis://", "redis://:wrong@"), patience_s=3600, scripts=[])
+    await client.config_set("requirepass", "right")
+    try:
+        with pytest.raises(Unavailable, match=r"WRONGPASS|invalid"):
+            await asyncio.wait_for(redis.start(), 60)
+    finally:
+        await client.config_set("requirepass", "")
+        await redis.close()
+
+
 async def test_starting_without_redis_is_unavailable() -> None:
     redis = PatientRedis.connect("redis://127.0.0.1:1/0", patience_s=1, scripts=[])
     with pytest.raises(Unavailable):
