@@ -115,8 +115,7 @@ class PatientRedis:
             self._sender = None
         while not self._queue.empty():
             _fail([self._queue.get_nowait()], Unavailable("the gateway is shutting down"))
-        if self._connection is not None:
-            await self._connection.disconnect(nowait=True)
+        await self._disconnect()
         await self._client.aclose()
 
     async def ping(self) -> bool:

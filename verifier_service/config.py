@@ -38,8 +38,8 @@ class VerifierConfig:
     prefill_chunk_size: int = setting(256, "Most prompt rows of one session per forward pass.", minimum=1)
     slo_itl_ms: float = setting(
         0.0,
-        "The time that a forward should take at most while somebody decodes: prompts are read in smaller pieces then, "
-        "but never in less than a block. 0: --prefill-chunk-size alone.",
+        "The time between two pieces of a stream that should be kept to: prompts are read in smaller pieces while "
+        "somebody decodes, by how many come late, but never in less than four rows. 0: --prefill-chunk-size alone.",
         minimum=0,
     )
     rejection_sample_method: str = setting(
