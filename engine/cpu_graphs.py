@@ -96,7 +96,7 @@ class RecordedForwards:
         # As many sessions as there can be, of one row each: attention's work is cut up for all of them.
         static.query_starts.copy_(torch.arange(num_rows + 1))
         static.tree_starts.fill_(1)
-        recorder = Recorder(self._arena)
+        recorder = Recorder(self._arena, self._max_threads)
         try:
             with recording(recorder), recorder:
                 logits, hidden = self._forward(static)
@@ -104,7 +104,7 @@ class RecordedForwards:
             self._refuse(f"{type(error).__name__}: {error}")
             return None
         outputs = self._arena.borrowed(logits), {layer: self._arena.borrowed(rows) for layer, rows in hidden.items()}
-        recorded = _Recorded(recorder.recorded(self._max_threads), static, outputs)
+        recorded = _Recorded(recorder.recorded(), static, outputs)
         # Other data are tried once: what models of this kind do between kernels is the same for all sizes. The batch
         # itself comes last, so that what is in the cache is right.
         other = dataclasses.replace(batch, token_ids=(batch.token_ids + 1) % self._vocab_size)

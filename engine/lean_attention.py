@@ -68,7 +68,7 @@ class LeanAttention(torch.nn.Module):
         self._num_turned = shape.num_query_heads + shape.num_kv_heads
         self._head_dim = shape.key_dim
         self._constants = constants
-        self._rotate = kernels.rotate_
+        self._rotate = kernels.rotate
 
     def forward(
         self,
@@ -85,10 +85,10 @@ class LeanAttention(torch.nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             query, key = _normalise(self.q_norm, query), _normalise(self.k_norm, key)
             if cos is not None and sin is not None:
-                self._rotate(query, cos[0], sin[0])
-                self._rotate(key, cos[0], sin[0])
+                query, key = self._rotate(query, cos[0], sin[0]), self._rotate(key, cos[0], sin[0])
         elif cos is not None and sin is not None:
-            self._rotate(heads[:, : self._num_turned], cos[0], sin[0])
+            turned = self._rotate(heads[:, : self._num_turned], cos[0], sin[0])
+            query, key = turned.split((self._num_query_heads, self._num_kv_heads), dim=1)
         if paged.probe is not None:
             first, second, third = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
             constants = {("s_aux" if name == "sinks" else name): value for name, value in self._constants.items()}

@@ -34,7 +34,8 @@ class RowKernels:
     takes_norm: Callable[[torch.Tensor], bool]  # weight
     gated_activation: Callable[[torch.Tensor, torch.Tensor, str], torch.Tensor]  # gate, up, name
     takes_activation: Callable[[int, torch.dtype], bool]  # width
-    rotate_: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]  # heads, cos, sin
+    # heads, cos, sin; what is returned is turned, what was given may be too.
+    rotate: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
     takes_rotation: Callable[[int, torch.dtype], bool]  # number of rotated elements
 
 
@@ -50,7 +51,7 @@ def resolve_row_kernels(backend: str) -> RowKernels:
             backend,
             *(cpu_norm.rms_norm, cpu_norm.supports),
             *(cpu_activation.gated_activation, cpu_activation.supports),
-            *(cpu_rotary.rotate_, cpu_rotary.supports),
+            *(cpu_rotary.rotate, cpu_rotary.supports),
         )
     if backend == "triton":
         from kernels.gated_activation import triton as triton_activation

@@ -6,8 +6,8 @@ threads of torch's OpenMP spin, and a second pool has to wait for the core they 
 on the OpenMP threads torch already has (`GOMP_parallel`, exported by libgomp, libiomp5 and libomp alike), and on
 Python threads where torch was built without them.
 
-The work is handed out by a shared counter, so an uneven or disturbed thread costs little; results must not
-depend on who does what. Needs numba: only `cpu.py` files import this.
+The work is handed out in units (`units`), so an uneven or disturbed thread costs little. Needs numba: only `cpu.py`
+files import this.
 """
 
 from __future__ import annotations
@@ -26,26 +26,37 @@ from types import ModuleType
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numba import cfunc, types
 
+from kernels import simd, units
 from kernels.errors import KernelArgumentError
 
 _OPENMP_LIBRARY = re.compile(r"/\S*/lib(?:gomp|iomp5|omp)[-.\w]*\.so[.\d]*$", re.MULTILINE)
 _call_at = functools.cache(ctypes.CFUNCTYPE(None, ctypes.c_void_p))
+_unit_at = functools.cache(ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64))
 ThreadTeam = Callable[[int, int, int], None]
 
 
-def compile_entry(make_entry: Callable[[int], Callable[[Any], None]], sources: tuple[ModuleType, ...]) -> int:
-    """Compile make_entry(digest) into a C function `void (void *)`; returns its address.
+def compile_unit(make_entry: Callable[[int], Callable[[Any, int, int], None]], sources: tuple[ModuleType, ...]) -> int:
+    """Compile make_entry(digest) into a function that does one unit (`units`); returns its address.
 
     The result is kept on disk (next to the package, else in the user's cache folder or NUMBA_CACHE_DIR); where
     none of them can be written, each process compiles anew. numba notices a change of the file that defines the
     function, but not of the files it calls into. It does compare the variables of a closure: hence the digest
     of the sources, which make_entry has to close over (and over nothing else that differs between processes).
     """
+    return _compile(types.void(types.voidptr, types.int64, types.int64), make_entry, sources)
+
+
+def compile_entry(make_entry: Callable[[int], Callable[[Any], None]], sources: tuple[ModuleType, ...]) -> int:
+    """As compile_unit, for a function that each thread of a team calls once: `void (void *)`."""
+    return _compile(types.void(types.voidptr), make_entry, sources)
+
+
+def _compile(signature: Any, make_entry: Callable[[int], Any], sources: tuple[ModuleType, ...]) -> int:
     texts = "".join(inspect.getsource(source) for source in sources)
     entry = make_entry(int.from_bytes(hashlib.sha256(texts.encode()).digest()[:6]))
-    signature = types.void(types.voidptr)
     try:
         compiled = cfunc(signature, cache=True)(entry)
     except RuntimeError:
@@ -106,13 +117,20 @@ def default_team() -> ThreadTeam:
 
 @dataclass(frozen=True)
 class Work:
-    """One call of a compiled function `void (void *)`, with all that is needed to make it again."""
+    """One call of a compiled function of units, with all that is needed to make it again.
+
+    A unit may be done twice, the second time while what comes after the call has begun; so it reads nothing that the
+    call writes.
+    """
 
     function: int
     record: Any  # its argument, a ctypes object; the addresses in it stay good while `keeps` lives
-    num_threads: int = 1
-    counters: Any = None  # ctypes array of int64 that the function finds all zero
-    errors: Mapping[int, str] | None = None  # what the last counter says when it is not zero
+    writes: tuple[torch.Tensor, ...]
+    reads: tuple[torch.Tensor, ...]  # but for what nobody writes: weights, tables
+    num_units: int = 1
+    num_threads: int = 1  # worth waking for this call alone
+    error: Any = None  # ctypes int64, zero at first
+    errors: Mapping[int, str] | None = None  # what `error` says when it is not zero
     keeps: object = None
 
 
@@ -122,26 +140,45 @@ class Recorder(Protocol):
     def work(self, work: Work) -> None:
         """The call was made."""
 
-    def scratch(self, num_bytes: int) -> int:
+    def scratch(self, bytes_per_thread: int) -> int:
         """Address of working memory that is still there when the call is made again, aligned to 64."""
 
 
 def run(work: Work, team: ThreadTeam | None = None) -> None:
-    """Make the call. Raises KernelArgumentError for what the function says of its last counter."""
+    """Make the call. Raises KernelArgumentError for what the function says by its error."""
     argument = ctypes.addressof(work.record)
-    if work.num_threads == 1:
-        run_here(work.function, argument)
+    if work.num_units == 1:
+        _unit_at(work.function)(argument, 0, 0)
     else:
-        (team or default_team())(work.function, argument, work.num_threads)
+        counters = (ctypes.c_int64 * 2)()
+        first = ctypes.addressof(counters)
+        shared = units.CallRecord(work.function, argument, work.num_units, first, first + 8)
+        if work.num_threads == 1:
+            run_here(_share_units(), ctypes.addressof(shared))
+        else:
+            (team or default_team())(_share_units(), ctypes.addressof(shared), work.num_threads)
     raise_error(work)
     if _thread.recorder is not None:
         _thread.recorder.work(work)
 
 
 def raise_error(work: Work) -> None:
-    """Raises KernelArgumentError for what the function said of its last counter, if it did."""
-    if work.errors and (code := work.counters[-1]):
+    """Raises KernelArgumentError for what the function said by its error, if it did."""
+    if work.errors and (code := work.error.value):
         raise KernelArgumentError(work.errors[code])
+
+
+def _make_share(digest: int) -> Callable[[Any], None]:
+    def entry(address):  # type: ignore[no-untyped-def]
+        if digest >= 0:
+            units.share_units(address)
+
+    return entry
+
+
+@functools.cache
+def _share_units() -> int:
+    return compile_entry(_make_share, (simd, units))
 
 
 @contextmanager
@@ -159,9 +196,12 @@ def is_recording() -> bool:
     return _thread.recorder is not None
 
 
-def scratch(num_bytes: int) -> int:
-    """Address of num_bytes bytes of working memory, aligned to 64. Good until the next call on this thread."""
-    return _thread.scratch(num_bytes) if _thread.recorder is None else _thread.recorder.scratch(num_bytes)
+def scratch(bytes_per_thread: int, num_threads: int) -> int:
+    """Address of working memory for each thread of a call, one after another, aligned to 64. Good until the next call
+    on this thread."""
+    if _thread.recorder is None:
+        return _thread.scratch(bytes_per_thread * num_threads)
+    return _thread.recorder.scratch(bytes_per_thread)
 
 
 class _Thread(threading.local):

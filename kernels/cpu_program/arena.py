@@ -25,7 +25,7 @@ class Arena:
         self._memory = np.empty(num_bytes + _ALIGNMENT, np.uint8)
         self._first = -int(self._memory.ctypes.data) % _ALIGNMENT
         self._free = [(0, num_bytes // _ALIGNMENT * _ALIGNMENT)]  # half-open ranges, ascending, never touching
-        self._scratches: list[np.ndarray] = []
+        self._scratches: dict[tuple[int, int], np.ndarray] = {}
 
     def tensor(self, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """An uninitialised tensor. Raises ArenaFull."""
@@ -48,11 +48,15 @@ class Arena:
         memory = torch.from_numpy(self._memory[first : first + num_bytes]).view(tensor.dtype)
         return torch.as_strided(memory, tensor.shape, tensor.stride())
 
-    def scratch(self, num_bytes: int) -> int:
-        """Address of working memory that all programs share, aligned to 64. Good for as long as the arena."""
-        if not self._scratches or self._scratches[-1].nbytes < num_bytes + _ALIGNMENT:
-            self._scratches.append(np.empty(num_bytes + _ALIGNMENT, np.uint8))
-        address = int(self._scratches[-1].ctypes.data)
+    def scratch(self, bytes_per_thread: int, num_threads: int) -> int:
+        """Address of working memory that all programs share, aligned to 64. Good for as long as the arena.
+
+        Only calls that ask for as much share it: a late thread's part lies where no other thread's part does.
+        """
+        size = bytes_per_thread, num_threads
+        if size not in self._scratches:
+            self._scratches[size] = np.empty(bytes_per_thread * num_threads + _ALIGNMENT, np.uint8)
+        address = int(self._scratches[size].ctypes.data)
         return address + -address % _ALIGNMENT
 
     def _take(self, num_bytes: int) -> np.ndarray:

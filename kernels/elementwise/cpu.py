@@ -45,7 +45,6 @@ class _WidenFields(NamedTuple):
 _GatherRecord, _Gather = record_types(_GatherFields)
 _AddRecord, _Add = record_types(_AddFields)
 _WidenRecord, _Widen = record_types(_WidenFields)
-_Error = ctypes.c_int64 * 1
 _ERRORS = {1: "an index lies outside the table"}
 
 
@@ -78,24 +77,24 @@ def _widen(address):  # type: ignore[no-untyped-def]
         vstore(call.out + 4 * place, vload_bf16(call.source + 2 * place))
 
 
-def _make_gather(digest: int) -> Callable[[Any], None]:
-    def entry(address):  # type: ignore[no-untyped-def]
+def _make_gather(digest: int) -> Callable[[Any, int, int], None]:
+    def entry(address, _unit, _thread):  # type: ignore[no-untyped-def]
         if digest >= 0:
             _gather(address)
 
     return entry
 
 
-def _make_add(digest: int) -> Callable[[Any], None]:
-    def entry(address):  # type: ignore[no-untyped-def]
+def _make_add(digest: int) -> Callable[[Any, int, int], None]:
+    def entry(address, _unit, _thread):  # type: ignore[no-untyped-def]
         if digest >= 0:
             _add(address)
 
     return entry
 
 
-def _make_widen(digest: int) -> Callable[[Any], None]:
-    def entry(address):  # type: ignore[no-untyped-def]
+def _make_widen(digest: int) -> Callable[[Any, int, int], None]:
+    def entry(address, _unit, _thread):  # type: ignore[no-untyped-def]
         if digest >= 0:
             _widen(address)
 
@@ -103,8 +102,8 @@ def _make_widen(digest: int) -> Callable[[Any], None]:
 
 
 @functools.cache
-def _entry(make_entry: Callable[[int], Callable[[Any], None]]) -> int:
-    return cpu_team.compile_entry(make_entry, (simd,))
+def _entry(make_entry: Callable[[int], Callable[[Any, int, int], None]]) -> int:
+    return cpu_team.compile_unit(make_entry, (simd,))
 
 
 def takes_rows(table: torch.Tensor, indices: torch.Tensor) -> bool:
@@ -117,12 +116,12 @@ def gather(table: torch.Tensor, indices: torch.Tensor, out: torch.Tensor) -> Non
 
     Raises KernelArgumentError for an index outside [0, N).
     """
-    error = _Error()
+    error = ctypes.c_int64()
     call = _GatherRecord(
         table.data_ptr(), indices.data_ptr(), out.data_ptr(), indices.numel(), table.shape[0],
         table.stride(0) * table.element_size(), ctypes.addressof(error),
     )  # fmt: skip
-    cpu_team.run(cpu_team.Work(_entry(_make_gather), call, counters=error, errors=_ERRORS))
+    cpu_team.run(cpu_team.Work(_entry(_make_gather), call, (out,), (table, indices), error=error, errors=_ERRORS))
 
 
 def takes_sum(left: torch.Tensor, right: torch.Tensor) -> bool:
@@ -136,7 +135,7 @@ def add(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
     """out = left + right, rounded once; contiguous, of one shape and dtype, a multiple of 16 elements."""
     is_bf16 = left.dtype == torch.bfloat16
     call = _AddRecord(left.data_ptr(), right.data_ptr(), out.data_ptr(), left.numel(), is_bf16)
-    cpu_team.run(cpu_team.Work(_entry(_make_add), call))
+    cpu_team.run(cpu_team.Work(_entry(_make_add), call, (out,), (left, right)))
 
 
 def takes_widening(source: torch.Tensor) -> bool:
@@ -147,4 +146,4 @@ def takes_widening(source: torch.Tensor) -> bool:
 def widen(source: torch.Tensor, out: torch.Tensor) -> None:
     """out fp32 = source bf16, exactly; contiguous, a multiple of 16 elements."""
     call = _WidenRecord(source.data_ptr(), out.data_ptr(), source.numel())
-    cpu_team.run(cpu_team.Work(_entry(_make_widen), call))
+    cpu_team.run(cpu_team.Work(_entry(_make_widen), call, (out,), (source,)))

@@ -5,7 +5,6 @@ Every element goes through the same 16-lane code, so its bits depend on its gate
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -22,7 +21,6 @@ from kernels.simd import (
     Builder,
     Value,
     Vec16,
-    next_ticket,
     operation,
     vadd,
     vload,
@@ -35,7 +33,7 @@ from kernels.simd import (
 )
 
 _SILU = ACTIVATIONS.index("silu")
-_ROWS_PER_TICKET = 4
+_ROWS_PER_UNIT = 4
 # 100 us of work on one thread.
 _MIN_PARALLEL_ELEMENTS = 130_000
 
@@ -50,11 +48,9 @@ class _Fields(NamedTuple):
     width: int
     is_bf16: int
     activation: int
-    counter: int  # address of an int64: the next group of rows
 
 
 _Record, _Call = record.record_types(_Fields)
-_Counter = ctypes.c_int64 * 1
 
 
 @operation(Vec16(), Vec16())
@@ -79,35 +75,33 @@ def _activate(x, activation):  # type: ignore[no-untyped-def]
 
 
 @njit
-def _gate_rows(address):  # type: ignore[no-untyped-def]
+def _gate_rows(address, unit):  # type: ignore[no-untyped-def]
     call = carray(address, 1, _Call)[0]
     size = 2 if call.is_bf16 else 4
-    first = next_ticket(call.counter) * _ROWS_PER_TICKET
-    while first < call.num_rows:
-        for row in range(first, min(first + _ROWS_PER_TICKET, call.num_rows)):
-            for column in range(0, call.width, LANES):
-                gate = call.gate + row * call.gate_stride + column * size
-                up = call.up + row * call.up_stride + column * size
-                out = call.out + (row * call.width + column) * size
-                if call.is_bf16:
-                    active = vround_bf16(_activate(vload_bf16(gate), call.activation))
-                    vstore_bf16(out, vmul(active, vload_bf16(up)))
-                else:
-                    vstore(out, vmul(_activate(vload(gate), call.activation), vload(up)))
-        first = next_ticket(call.counter) * _ROWS_PER_TICKET
+    first = unit * _ROWS_PER_UNIT
+    for row in range(first, min(first + _ROWS_PER_UNIT, call.num_rows)):
+        for column in range(0, call.width, LANES):
+            gate = call.gate + row * call.gate_stride + column * size
+            up = call.up + row * call.up_stride + column * size
+            out = call.out + (row * call.width + column) * size
+            if call.is_bf16:
+                active = vround_bf16(_activate(vload_bf16(gate), call.activation))
+                vstore_bf16(out, vmul(active, vload_bf16(up)))
+            else:
+                vstore(out, vmul(_activate(vload(gate), call.activation), vload(up)))
 
 
-def _make_entry(digest: int) -> Callable[[Any], None]:
-    def entry(address):  # type: ignore[no-untyped-def]
+def _make_entry(digest: int) -> Callable[[Any, int, int], None]:
+    def entry(address, unit, _thread):  # type: ignore[no-untyped-def]
         if digest >= 0:
-            _gate_rows(address)
+            _gate_rows(address, unit)
 
     return entry
 
 
 @functools.cache
 def _entry() -> int:
-    return cpu_team.compile_entry(_make_entry, (simd,))
+    return cpu_team.compile_unit(_make_entry, (simd,))
 
 
 def supports(width: int, dtype: torch.dtype) -> bool:
@@ -124,12 +118,11 @@ def gated_activation(gate: torch.Tensor, up: torch.Tensor, activation: str) -> t
     num_rows, width = gate.shape
     out = gate.new_empty((num_rows, width))
     size = gate.element_size()
-    counter = _Counter()
     call = _Record(
         gate.data_ptr(), gate.stride(0) * size, up.data_ptr(), up.stride(0) * size, out.data_ptr(),
         num_rows, width, gate.dtype == torch.bfloat16, ACTIVATIONS.index(activation),
-        ctypes.addressof(counter),
     )  # fmt: skip
     threads = torch.get_num_threads() if num_rows * width >= _MIN_PARALLEL_ELEMENTS else 1
-    cpu_team.run(cpu_team.Work(_entry(), call, threads, counters=counter))
+    num_units = -(-num_rows // _ROWS_PER_UNIT)
+    cpu_team.run(cpu_team.Work(_entry(), call, (out,), (gate, up), num_units, threads))
     return out

@@ -41,7 +41,6 @@ class _CopyFields(NamedTuple):
 
 _Record, _Copy = record_types(_CopyFields)
 _Records = _Record * 2
-_Error = ctypes.c_int64 * 1
 _ERRORS = {1: "a slot lies outside the cache"}
 
 
@@ -73,8 +72,8 @@ def _copy_both(address):  # type: ignore[no-untyped-def]
     _copy_rows(copies[1])
 
 
-def _make_entry(digest: int) -> Callable[[Any], None]:
-    def entry(address):  # type: ignore[no-untyped-def]
+def _make_entry(digest: int) -> Callable[[Any, int, int], None]:
+    def entry(address, _unit, _thread):  # type: ignore[no-untyped-def]
         if digest >= 0:
             _copy_both(address)
 
@@ -83,7 +82,7 @@ def _make_entry(digest: int) -> Callable[[Any], None]:
 
 @functools.cache
 def _entry() -> int:
-    return cpu_team.compile_entry(_make_entry, (simd,))
+    return cpu_team.compile_unit(_make_entry, (simd,))
 
 
 def kv_write(
@@ -130,12 +129,14 @@ def _copy(
     if slots.dtype != torch.int64 or slots.dim() != 1 or slots.device.type != "cpu":
         raise KernelArgumentError("slots must be an int64 vector on the CPU")
     slots = slots.contiguous()
-    error = _Error()
+    error = ctypes.c_int64()
     place = ctypes.addressof(error)
     records = _Records(
         _describe(key, key_cache, slots, into_cache, place), _describe(value, value_cache, slots, into_cache, place)
     )
-    cpu_team.run(cpu_team.Work(_entry(), records, counters=error, errors=_ERRORS))
+    outside, inside = ((key, value), (key_cache, value_cache))
+    writes, reads = (inside, outside) if into_cache else (outside, inside)
+    cpu_team.run(cpu_team.Work(_entry(), records, writes, (*reads, slots), error=error, errors=_ERRORS))
 
 
 def _describe(

@@ -25,7 +25,7 @@ from numba import carray, njit, types
 from numba.core import cgutils
 
 from kernels.record import record_types
-from kernels.simd import Builder, Value, load, next_ticket, offset, operation, store
+from kernels.simd import Builder, Value, load, offset, operation, store
 
 PANEL_COLUMNS = 64
 LINE_BYTES = PANEL_COLUMNS * 4
@@ -52,7 +52,6 @@ class EncodeFields(NamedTuple):
     patch_starts: int  # int32 [num_panels, chunks of a panel]; 0: choose and count only
     patches: int  # uint32: place in the decoded chunk, in bytes, and the upper byte << 16
     coded: int  # uint8 [num_panels, num_lines, 192]
-    counters: int  # int64 [1]: next panel
 
 
 EncodeRecord, _Encode = record_types(EncodeFields)
@@ -121,6 +120,7 @@ def _encode_panel(call, panel):  # type: ignore[no-untyped-def]
     num_patches = carray(_pointer(call.num_patches), (call.num_panels, chunks_of_panel), np.int32)[panel]
     if call.patch_starts == 0:
         _choose_table(plain, table)
+        num_patches[:] = 0
         names = _names_in(table)
         for line in range(call.num_lines):
             for number in plain[line]:
@@ -137,13 +137,9 @@ def _encode_panel(call, panel):  # type: ignore[no-untyped-def]
 
 
 @njit
-def encode_panels(address):  # type: ignore[no-untyped-def]
-    """What each thread does: panels, one after another, until none is left."""
-    call = carray(address, 1, _Encode)[0]
-    panel = next_ticket(call.counters)
-    while panel < call.num_panels:
-        _encode_panel(call, panel)
-        panel = next_ticket(call.counters)
+def encode_panel(address, panel):  # type: ignore[no-untyped-def]
+    """A unit of work: one panel."""
+    _encode_panel(carray(address, 1, _Encode)[0], panel)
 
 
 class Decoder:

@@ -34,7 +34,6 @@ from kernels.simd import (
     floats,
     load,
     load_i32,
-    next_ticket,
     offset,
     operation,
     splat,
@@ -156,8 +155,6 @@ class CallFields(NamedTuple):
     num_outputs: int
     num_inputs: int  # even
     block_inputs: int  # inputs summed up before their sum joins that of the inputs before them; all, or whole chunks
-    num_panels: int
-    counters: int  # int64 [2]: next panel, next thread
     scratch: int  # SCRATCH_BYTES per thread: a plain chunk, sums and totals of a tile of rows
 
 
@@ -284,14 +281,11 @@ def _finish(call, panel, first_row, num_rows, sums):  # type: ignore[no-untyped-
 
 
 @njit
-def run_panels(address):  # type: ignore[no-untyped-def]
-    """What each thread does: panels, one after another, until none is left."""
+def run_panel(address, panel, thread):  # type: ignore[no-untyped-def]
+    """A unit of work: one panel for all rows."""
     call = carray(address, 1, _Call)[0]
-    scratch = call.scratch + next_ticket(call.counters + 8) * SCRATCH_BYTES
-    panel = next_ticket(call.counters)
-    while panel < call.num_panels:
-        for first_row in range(0, call.num_rows, TILE_ROWS):
-            num_rows = min(TILE_ROWS, call.num_rows - first_row)
-            sums = _multiply(call, panel, call.x + first_row * call.x_stride, num_rows, scratch)
-            _finish(call, panel, first_row, num_rows, sums)
-        panel = next_ticket(call.counters)
+    scratch = call.scratch + thread * SCRATCH_BYTES
+    for first_row in range(0, call.num_rows, TILE_ROWS):
+        num_rows = min(TILE_ROWS, call.num_rows - first_row)
+        sums = _multiply(call, panel, call.x + first_row * call.x_stride, num_rows, scratch)
+        _finish(call, panel, first_row, num_rows, sums)

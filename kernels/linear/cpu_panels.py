@@ -93,12 +93,11 @@ def _code(plain: Panels) -> Panels | None:
     chunks_of_panel = -(-num_lines // coding.CHUNK_LINES)
     tables = torch.zeros((num_panels, coding.TABLE_BYTES), dtype=torch.uint8)
     num_patches = torch.zeros(num_panels * chunks_of_panel, dtype=torch.int32)
-    counters = (ctypes.c_int64 * 1)()
     call = coding.EncodeRecord(
         plain=plain.panels.data_ptr(), num_panels=num_panels, num_lines=num_lines, tables=tables.data_ptr(),
-        num_patches=num_patches.data_ptr(), counters=ctypes.addressof(counters),
+        num_patches=num_patches.data_ptr(),
     )  # fmt: skip
-    work = cpu_team.Work(_entry(_make_encode), call, torch.get_num_threads(), counters=counters)
+    work = cpu_team.Work(_entry(_make_encode), call, (), (), num_panels, torch.get_num_threads())
     cpu_team.run(work)
     total = int(num_patches.sum(dtype=torch.int64))
     if total > _MOST_PATCHES * plain.num_outputs * plain.num_inputs:
@@ -108,7 +107,6 @@ def _code(plain: Panels) -> Panels | None:
     patches = torch.zeros(total, dtype=torch.uint32)
     coded = torch.empty((num_panels, num_lines, coding.CODED_LINE_BYTES), dtype=torch.uint8)
     call.patch_starts, call.patches, call.coded = ends.data_ptr(), patches.data_ptr(), coded.data_ptr()
-    counters[0] = 0
     cpu_team.run(work)
     return Panels(plain.num_outputs, plain.num_inputs, coded, tables, patches, ends)
 
@@ -128,14 +126,13 @@ def linear(x: torch.Tensor, packed: Panels, bias: torch.Tensor | None = None) ->
     if num_rows == 0:
         return out
     threads = 1 if num_outputs * num_inputs < _MIN_PARALLEL_WEIGHTS else torch.get_num_threads()
-    counters = (ctypes.c_int64 * 2)()
     panels = packed.panels
     call = tiles.CallRecord(
         x.data_ptr(), 2 * num_inputs, panels.data_ptr(), panels[0].nbytes, *_coding_of(packed),
         0 if bias is None else bias.data_ptr(), out.data_ptr(), 2 * num_outputs, num_rows, num_outputs, num_inputs,
-        block_of(num_inputs), len(panels), ctypes.addressof(counters), cpu_team.scratch(threads * tiles.SCRATCH_BYTES),
+        block_of(num_inputs), cpu_team.scratch(tiles.SCRATCH_BYTES, threads),
     )  # fmt: skip
-    cpu_team.run(cpu_team.Work(_entry(_make_run), call, threads, counters=counters))
+    cpu_team.run(cpu_team.Work(_entry(_make_run), call, (out,), (x,), len(panels), threads))
     return out
 
 
@@ -153,22 +150,22 @@ def block_of(num_inputs: int) -> int:
     return 512 if num_inputs <= 1024 else 1024
 
 
-def _make_run(digest: int) -> Callable[[Any], None]:
-    def entry(address):  # type: ignore[no-untyped-def]
+def _make_run(digest: int) -> Callable[[Any, int, int], None]:
+    def entry(address, unit, thread):  # type: ignore[no-untyped-def]
         if digest >= 0:
-            tiles.run_panels(address)
+            tiles.run_panel(address, unit, thread)
 
     return entry
 
 
-def _make_encode(digest: int) -> Callable[[Any], None]:
-    def entry(address):  # type: ignore[no-untyped-def]
+def _make_encode(digest: int) -> Callable[[Any, int, int], None]:
+    def entry(address, unit, _thread):  # type: ignore[no-untyped-def]
         if digest >= 0:
-            coding.encode_panels(address)
+            coding.encode_panel(address, unit)
 
     return entry
 
 
 @functools.cache
-def _entry(make_entry: Callable[[int], Callable[[Any], None]]) -> int:
-    return cpu_team.compile_entry(make_entry, (record, simd, coding, tiles))
+def _entry(make_entry: Callable[[int], Callable[[Any, int, int], None]]) -> int:
+    return cpu_team.compile_unit(make_entry, (record, simd, coding, tiles))

@@ -21,7 +21,7 @@ from kernels import cpu_team, panel, simd
 from kernels.errors import KernelArgumentError
 from kernels.paged_attention import cpu_call, cpu_items, cpu_tiles
 from kernels.paged_attention.cpu_call import ERRORS, CallFields
-from kernels.paged_attention.cpu_items import run_items
+from kernels.paged_attention.cpu_items import run_item
 from kernels.paged_attention.cpu_tiles import TILE
 from kernels.record import record_types
 
@@ -32,17 +32,17 @@ MIN_PARALLEL_SCORES = 4096
 _TABLES = ("block_tables", "context_lens", "query_starts", "tree_starts", "parents")
 
 
-def _make_entry(digest: int) -> Callable[[Any], None]:
-    def entry(address):  # type: ignore[no-untyped-def]
+def _make_entry(digest: int) -> Callable[[Any, int, int], None]:
+    def entry(address, unit, thread):  # type: ignore[no-untyped-def]
         if digest >= 0:
-            run_items(address)
+            run_item(address, unit, thread)
 
     return entry
 
 
 @functools.cache
 def _entry() -> int:
-    return cpu_team.compile_entry(_make_entry, (simd, panel, cpu_call, cpu_tiles, cpu_items))
+    return cpu_team.compile_unit(_make_entry, (simd, panel, cpu_call, cpu_tiles, cpu_items))
 
 
 def paged_attention(
@@ -85,19 +85,21 @@ def paged_attention(
     if plan.num_items == 0:
         return out
     # Held in variables: the compiled code sees only addresses.
-    counters = _Counters()
+    error = ctypes.c_int64()
     sink_logits = None if sinks is None else _check_sinks(sinks, query)
     call = _Record.from_buffer_copy(plan.template)
     call.query, call.key_cache, call.value_cache = query.data_ptr(), key_cache.data_ptr(), value_cache.data_ptr()
-    call.out, call.counters = out.data_ptr(), ctypes.addressof(counters)
+    call.out, call.error = out.data_ptr(), ctypes.addressof(error)
     call.sinks = 0 if sink_logits is None else sink_logits.data_ptr()
-    call.scratch = cpu_team.scratch(plan.num_scratch_bytes)
-    work = cpu_team.Work(_entry(), call, plan.num_threads, counters, ERRORS, keeps=(plan, sink_logits))
+    call.scratch = cpu_team.scratch(call.scratch_stride, plan.num_threads)
+    work = cpu_team.Work(
+        _entry(), call, (out,), (query, key_cache, value_cache), plan.num_items, plan.num_threads,
+        error, ERRORS, keeps=(plan, sink_logits),
+    )  # fmt: skip
     cpu_team.run(work, team)
     return out
 
 
-_Counters = ctypes.c_int64 * 3
 _Record, _ = record_types(CallFields)
 
 
@@ -108,7 +110,6 @@ class _Plan:
     template: Any
     num_items: int
     num_threads: int
-    num_scratch_bytes: int
     kept_tables: tuple[torch.Tensor, ...]
 
 
@@ -136,12 +137,11 @@ def _make_plan(
         **places,
         **{name: table.data_ptr() for name, table in zip(names, tables, strict=True)},
         block_table_stride=4 * tables[0].shape[1],
-        num_items=num_items,
         sliding_window=int(_positive_or_zero("sliding_window", sliding_window)),
         scaling=scaling,
         softcap=_positive_or_zero("softcap", softcap),
     )
-    return _Plan(template, num_items, threads, places["scratch_stride"] * threads, tables)
+    return _Plan(template, num_items, threads, tables)
 
 
 def _tensor_fields(query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor) -> dict[str, int]:

@@ -37,11 +37,10 @@ class CallFields(NamedTuple):
     tree_starts: int
     parents: int
     item_starts: int  # int64 [S+1]: ranges of the sessions' work items
-    num_items: int
     rows_per_item: int
     sliding_window: int  # 0: none
     sinks: int  # fp32 [Hq]; 0: none
-    counters: int  # int64 [3]: next item, next thread, error
+    error: int  # address of an int64
     scratch: int  # working memory of the first thread
     scratch_stride: int  # to that of the next
     # Places in a thread's working memory, all floats but the last two; its queries are at 0.

@@ -30,7 +30,6 @@ from kernels.simd import (
     load_f32,
     load_i32,
     load_i64,
-    next_ticket,
     store_f32,
     store_i64,
     vdiv,
@@ -98,7 +97,7 @@ def _depth(call, parents, row, tree_start):  # type: ignore[no-untyped-def]
     below = row
     while node >= tree_start:
         if node >= below:
-            store_i64(call.counters + 16, ERROR_PARENT)
+            store_i64(call.error, ERROR_PARENT)
             return 0
         depth += 1
         below, node = node, load_i32(parents + 4 * node)
@@ -173,18 +172,15 @@ def _attend_item(call, scratch, session, kv_head, row_begin, row_end):  # type: 
 
 
 @njit
-def run_items(address):  # type: ignore[no-untyped-def]
-    """Work of one thread: take items until none is left. address: of a `Call` record."""
+def run_item(address, item, thread):  # type: ignore[no-untyped-def]
+    """A unit of work. address: of a `Call` record."""
     call = carray(address, 1, Call)[0]
-    scratch = call.scratch + next_ticket(call.counters + 8) * call.scratch_stride
+    scratch = call.scratch + thread * call.scratch_stride
     session = 0
-    item = next_ticket(call.counters)
-    while item < call.num_items:
-        while item >= load_i64(call.item_starts + 8 * (session + 1)):
-            session += 1
-        within = item - load_i64(call.item_starts + 8 * session)
-        row_begin = within // call.num_kv_heads * call.rows_per_item
-        start, stop = load_i32(call.query_starts + 4 * session), load_i32(call.query_starts + 4 * session + 4)
-        row_end = min(row_begin + call.rows_per_item, stop - start)
-        _attend_item(call, scratch, session, within % call.num_kv_heads, row_begin, row_end)
-        item = next_ticket(call.counters)
+    while item >= load_i64(call.item_starts + 8 * (session + 1)):
+        session += 1
+    within = item - load_i64(call.item_starts + 8 * session)
+    row_begin = within // call.num_kv_heads * call.rows_per_item
+    start, stop = load_i32(call.query_starts + 4 * session), load_i32(call.query_starts + 4 * session + 4)
+    row_end = min(row_begin + call.rows_per_item, stop - start)
+    _attend_item(call, scratch, session, within % call.num_kv_heads, row_begin, row_end)

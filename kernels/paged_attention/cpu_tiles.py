@@ -69,7 +69,7 @@ def _block_addresses(call, session, kv_head, index):  # type: ignore[no-untyped-
     table = call.block_tables + session * call.block_table_stride
     block = load_i32(table + index // call.block_size * 4)
     if block < 0 or block >= call.num_blocks:
-        store_i64(call.counters + 16, ERROR_BLOCK)
+        store_i64(call.error, ERROR_BLOCK)
         block = 0
     within = index % call.block_size
     key = call.key_cache + block * call.key_block_stride + kv_head * call.key_head_stride

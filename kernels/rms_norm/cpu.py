@@ -78,8 +78,8 @@ def _normalise_rows(address):  # type: ignore[no-untyped-def]
                 vstore(out + 4 * column, vmul(value, weight))
 
 
-def _make_entry(digest: int) -> Callable[[Any], None]:
-    def entry(address):  # type: ignore[no-untyped-def]
+def _make_entry(digest: int) -> Callable[[Any, int, int], None]:
+    def entry(address, _unit, _thread):  # type: ignore[no-untyped-def]
         if digest >= 0:
             _normalise_rows(address)
 
@@ -88,7 +88,7 @@ def _make_entry(digest: int) -> Callable[[Any], None]:
 
 @functools.cache
 def _entry() -> int:
-    return cpu_team.compile_entry(_make_entry, (simd,))
+    return cpu_team.compile_unit(_make_entry, (simd,))
 
 
 def supports(weight: torch.Tensor) -> bool:
@@ -114,5 +114,5 @@ def rms_norm(
         x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.numel() // width, width,
         is_bf16, one_plus_weight, rounds_first, eps,
     )  # fmt: skip
-    cpu_team.run(cpu_team.Work(_entry(), call))
+    cpu_team.run(cpu_team.Work(_entry(), call, (out,), (x,)))
     return out

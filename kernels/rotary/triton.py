@@ -50,16 +50,16 @@ def supports(num_rotated: int, dtype: torch.dtype) -> bool:
     return num_rotated > 0 and num_rotated % 2 == 0 and dtype in (torch.bfloat16, torch.float32)
 
 
-def rotate_(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+def rotate_(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """As `reference.rotate`, in place; heads may be a strided view in which the elements of a head are neighbours.
 
-    Raises KernelArgumentError.
+    Returns heads. Raises KernelArgumentError.
     """
     num_rows, num_heads, _ = heads.shape
     num_rotated = cos.shape[-1]
     require_fit(heads, cos, sin, is_supported=supports(num_rotated, heads.dtype))
     if heads.numel() == 0:
-        return
+        return heads
     half = num_rotated // 2
     _rotate[(num_rows, triton.cdiv(num_heads, _HEADS_PER_PROGRAM))](
         heads, cos.contiguous(), sin.contiguous(), heads.stride(0), heads.stride(1), num_heads,
@@ -67,3 +67,4 @@ def rotate_(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
         # A fused multiply-add would skip the rounding of a product in fp32.
         num_warps=1, enable_fp_fusion=False,
     )  # fmt: skip
+    return heads

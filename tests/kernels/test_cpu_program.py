@@ -50,10 +50,10 @@ def _with_operations_of_torch(indices: torch.Tensor) -> torch.Tensor:
 def _record(
     function: Callable[[torch.Tensor], torch.Tensor], indices: torch.Tensor, arena: Arena
 ) -> tuple[Callable[[], None], torch.Tensor]:
-    recorder = Recorder(arena)
+    recorder = Recorder(arena, torch.get_num_threads())
     with cpu_team.recording(recorder), recorder:
         output = function(indices)
-    return recorder.recorded(torch.get_num_threads()), output
+    return recorder.recorded(), output
 
 
 def _indices(seed: int) -> torch.Tensor:
