@@ -140,8 +140,9 @@ class Recorder(Protocol):
     def work(self, work: Work) -> None:
         """The call was made."""
 
-    def scratch(self, bytes_per_thread: int) -> int:
-        """Address of working memory that is still there when the call is made again, aligned to 64."""
+    def scratch(self, bytes_per_thread: int, num_threads: int) -> int:
+        """Address of working memory for at least so many threads, aligned to 64, that is still there when the call is
+        made again."""
 
 
 def run(work: Work, team: ThreadTeam | None = None) -> None:
@@ -201,7 +202,7 @@ def scratch(bytes_per_thread: int, num_threads: int) -> int:
     on this thread."""
     if _thread.recorder is None:
         return _thread.scratch(bytes_per_thread * num_threads)
-    return _thread.recorder.scratch(bytes_per_thread)
+    return _thread.recorder.scratch(bytes_per_thread, num_threads)
 
 
 class _Thread(threading.local):

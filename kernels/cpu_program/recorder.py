@@ -65,8 +65,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def work(self, work: Work) -> None:
         self._steps.append(step_of(work))
 
-    def scratch(self, bytes_per_thread: int) -> int:
-        return self._arena.scratch(bytes_per_thread, self._num_threads)
+    def scratch(self, bytes_per_thread: int, num_threads: int) -> int:
+        # The call is first made by itself, and then with all the others.
+        return self._arena.scratch(bytes_per_thread, max(num_threads, self._num_threads))
 
     def recorded(self) -> Callable[[], None]:
         """All steps in their order, as one function."""
