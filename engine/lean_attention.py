@@ -88,7 +88,7 @@ class LeanAttention(torch.nn.Module):
                 query, key = self._rotate(query, cos[0], sin[0]), self._rotate(key, cos[0], sin[0])
         elif cos is not None and sin is not None:
             turned = self._rotate(heads[:, : self._num_turned], cos[0], sin[0])
-            query, key = turned.split((self._num_query_heads, self._num_kv_heads), dim=1)
+            query, key = turned[:, : self._num_query_heads], turned[:, self._num_query_heads :]
         if paged.probe is not None:
             first, second, third = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
             constants = {("s_aux" if name == "sinks" else name): value for name, value in self._constants.items()}

@@ -146,6 +146,15 @@ def test_an_arena_gives_places_again() -> None:
         arena.tensor((2000,), (1,), torch.float32)
 
 
+def test_working_memory_of_another_size_lies_elsewhere() -> None:
+    """A thread that is late with one call must not meet another one that works on the next."""
+    arena = Arena(1 << 12)
+    small, large = arena.scratch(64, 3), arena.scratch(256, 3)
+    assert small + 3 * 64 <= large or large + 3 * 256 <= small
+    assert (small % 64, arena.scratch(64, 3), arena.scratch(256, 3)) == (0, small, large)
+    assert Recorder(arena, 1).scratch(64, 3) == Recorder(arena, 3).scratch(64, 1) == small
+
+
 def test_a_recording_that_does_not_fit_says_so() -> None:
     with pytest.raises(ArenaFull):
         _record(_all_kernels, _indices(0), Arena(1 << 12))
