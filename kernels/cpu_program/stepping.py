@@ -3,9 +3,10 @@ has lost its core.
 
 All threads take units of a call until none is left, and a call is done when nobody is at one of its units. A thread
 that another process has pushed off its core stays at its unit for as long as that lasts: 0.3 ms of every 1.3 taken from
-one of two cores made a forward of 5.7 ms one of 9.8. So who waits too long does that unit as well and goes on; the two
-write the same bytes. A late thread's unit must not see, nor overwrite, what later calls write: a call waits for all who
-are still in the last call before it that uses the memory it writes to (`blocker`).
+one of two cores made a forward of 5.7 ms one of 9.8. So who waits longer than twice what the call's longest unit took
+last time does that unit as well and goes on; the two write the same bytes. A late thread's unit must not see, nor
+overwrite, what later calls write: a call waits for all who are still in the last call before it that uses the memory it
+writes to (`blocker`).
 
 What each thread is at is in a word of its own: 1 + its call in the upper half, 1 + its unit in the lower one (0: about
 to take one); 0 while it waits, where it can hold up nobody. It says so before it takes a unit, so that who sees that
@@ -30,8 +31,9 @@ LINE_BYTES = 64  # of the cache
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 _i, _void = types.int64, types.void
 _SPINS_BEFORE_YIELD = 2000  # 30-90 us
-# What a unit may take, in ticks, before it is done again: this, and twice as long as units of this call took here.
+# A unit is not done again before so many ticks: 10 to 25 us.
 _LEAST_PATIENCE = 50_000
+_FOR_EVER = 1 << 62
 
 
 class _CallFields(NamedTuple):
@@ -52,7 +54,7 @@ class _ProgramFields(NamedTuple):
     num_steps: int
     num_threads: int
     give_way: int  # address of a function () -> int: let others have the core
-    states: int  # a line for each step: units taken, whether it is done
+    states: int  # a line for each step: units taken, whether it is done, ticks of its longest unit (kept between runs)
     places: int  # a line for each thread: what it is at
     next_thread: int  # address of a counter
 
@@ -64,7 +66,7 @@ StepRecord, _Step = record_types(_StepFields)
 _STEP_BYTES = _Step.itemsize
 _AT_CALLS, _AT_NUM_CALLS, _AT_NUM_UNITS, _AT_BLOCKER = range(0, _STEP_BYTES, 8)
 ProgramRecord, _Program = record_types(_ProgramFields)
-_AT_TAKEN, _AT_DONE = 0, 8
+_AT_TAKEN, _AT_DONE, _AT_TICKS = 0, 8, 16
 
 
 @operation(_i, _i)
@@ -149,24 +151,35 @@ def _do_unit(step, unit, thread):  # type: ignore[no-untyped-def]
 
 @njit
 def _do_units(step, state, number, thread, mine):  # type: ignore[no-untyped-def]
-    """Take units until none is left. Returns how long another may take for one."""
+    """Take units until none is left."""
     num_units, at = load_i64(step + _AT_NUM_UNITS), (number + 1) << 32
-    start, num_done = _ticks(), 0
+    longest = 0
     _say(mine, at)
     unit = _take(state + _AT_TAKEN)
     while unit < num_units:
         _say(mine, at + unit + 1)
+        start = _ticks()
         _do_unit(step, unit, thread)
-        num_done += 1
+        longest = max(longest, _ticks() - start)
         _say(mine, at)
         unit = _take(state + _AT_TAKEN)
     _say(mine, 0)
-    return max(_LEAST_PATIENCE, 2 * (_ticks() - start) // max(num_done, 1))
+    if longest > 0:
+        # A thread that has lost its core for a while must not make the others patient.
+        known = _look(state + _AT_TICKS)
+        _say(state + _AT_TICKS, min(longest, 2 * known) if known > 0 else longest)
 
 
 @njit
-def _finish(program, step, state, number, thread, mine, patience):  # type: ignore[no-untyped-def]
+def _patience(state):  # type: ignore[no-untyped-def]
+    known = _look(state + _AT_TICKS)
+    return max(_LEAST_PATIENCE, 2 * known) if known > 0 else _FOR_EVER
+
+
+@njit
+def _finish(program, step, state, number, thread, mine):  # type: ignore[no-untyped-def]
     """Until nobody else is at a unit of this call that this thread has not done as well."""
+    patience = _patience(state)
     for other in range(program.num_threads):
         if other == thread:
             continue
@@ -199,8 +212,8 @@ def run_steps(address):  # type: ignore[no-untyped-def]
         step, state = program.steps + number * _STEP_BYTES, program.states + number * LINE_BYTES
         if _look(state + _AT_DONE) == 0:
             _wait_for_late_ones(program, thread, load_i64(step + _AT_BLOCKER))
-            patience = _do_units(step, state, number, thread, mine)
-            _finish(program, step, state, number, thread, mine, patience)
+            _do_units(step, state, number, thread, mine)
+            _finish(program, step, state, number, thread, mine)
 
 
 @njit

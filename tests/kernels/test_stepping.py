@@ -101,10 +101,11 @@ def _run_within(program: Program, seconds: float, open_at_last: Any) -> bool:
 @pytest.mark.parametrize("num_threads", [2, 3, 5])
 def test_nobody_waits_for_one_that_is_held_up(numbers: list[torch.Tensor], num_threads: int) -> None:
     """Who begins the unit is held up until the last step: only if the others do it as well does that come."""
-    gate = ctypes.c_int64()
+    gate = ctypes.c_int64(1)
     first, second, third, last = numbers[:4]
     steps = [Doubling(first, second, gate=gate), Doubling(second, third), Doubling(third, last, opens=gate)]
     program = Program([doubling.step for doubling in steps], num_threads)
+    program.run()  # how long a unit takes is not known before
     for _ in range(20):
         gate.value, steps[0].visits.value = 0, 0
         last.zero_()
@@ -116,11 +117,15 @@ def test_nobody_waits_for_one_that_is_held_up(numbers: list[torch.Tensor], num_t
 @needs_a_clock
 def test_what_a_late_thread_reads_is_not_overwritten(numbers: list[torch.Tensor]) -> None:
     """The third step writes where the first one reads, so it must wait for who is still in the first one."""
-    gate, done = ctypes.c_int64(), ctypes.c_int64()
+    gate, done = ctypes.c_int64(1), ctypes.c_int64()
     first, second, third = numbers[:3]
+    before = first.clone()
     steps = [Doubling(first, second, gate=gate), Doubling(second, third), Doubling(third, first, opens=done)]
     program = Program([doubling.step for doubling in steps], 2)
-    before = first.clone()
+    program.run()
+    first.copy_(before)
+    third.zero_()
+    gate.value, done.value, steps[0].visits.value = 0, 0, 0
     thread = threading.Thread(target=program.run)
     thread.start()
     deadline = time.monotonic() + 30.0
