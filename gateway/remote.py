@@ -98,8 +98,8 @@ class RemoteVerifier:
 class RemoteDrafter:
     """One session's stream to a drafter (gateway.interfaces.Drafter).
 
-    Replies are read by a task of their own: cancelling a read would end the whole stream, and a proposal that is no
-    longer waited for must not.
+    Replies are read, and steps written, by tasks of their own: cancelling a read or a write would end the whole stream,
+    and a proposal that is no longer waited for must not.
     """
 
     def __init__(self, channel: grpc.aio.Channel, address: str, metadata: Carrier = ()) -> None:
@@ -109,6 +109,7 @@ class RemoteDrafter:
         self._call: Any = None
         self._reader: asyncio.Task[None] | None = None
         self._replies: asyncio.Queue[ProposalReply | OutriderError] = asyncio.Queue()
+        self._writing: asyncio.Task[None] | None = None
 
     async def open(self, spec: SessionSpec) -> None:
         self._call = self._stub.Session(metadata=self._metadata)
@@ -116,7 +117,9 @@ class RemoteDrafter:
         await self._write(wire.open_drafter(spec))
 
     async def propose(self, step: DraftStep) -> ProposalReply:
-        await self._write(wire.draft_step_to_wire(step))
+        self._writing = asyncio.create_task(self._write_after(self._writing, wire.draft_step_to_wire(step)))
+        self._writing.add_done_callback(_taken_note_of)
+        await asyncio.shield(self._writing)
         while True:
             reply = await self._replies.get()
             if isinstance(reply, OutriderError):
@@ -127,11 +130,13 @@ class RemoteDrafter:
                 return reply
 
     async def advance(self, step: DraftStep) -> None:
-        await self._write(wire.draft_step_to_wire(step))
+        await self._write_after(self._writing, wire.draft_step_to_wire(step))
 
     async def close(self) -> None:
         if self._call is not None:
             self._call.cancel()
+        if self._writing is not None:
+            self._writing.cancel()
         if self._reader is not None:
             self._reader.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -150,9 +155,21 @@ class RemoteDrafter:
         error = await _error_of(self._call, DrafterLost, self._address)
         self._replies.put_nowait(DrafterLost(error.message))
 
+    async def _write_after(self, earlier: asyncio.Task[None] | None, message: Any) -> None:
+        """A stream takes one message at a time, and the one before may belong to a step that was given up."""
+        if earlier is not None and not earlier.done():
+            await asyncio.wait({earlier})
+        await self._write(message)
+
     async def _write(self, message: Any) -> None:
         try:
             await self._call.write(message)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             error = await _error_of(self._call, DrafterLost, self._address)
             raise DrafterLost(error.message) from None
+
+
+def _taken_note_of(writing: asyncio.Task[None]) -> None:
+    """Whoever asked may have given up: nobody else looks at what the write failed with."""
+    if not writing.cancelled():
+        writing.exception()

@@ -14,7 +14,7 @@ from gateway.remote import RemoteDrafter, RemoteVerifier
 from outrider.v1 import drafter_pb2_grpc, verifier_pb2_grpc
 from shared import rpc, wire
 from shared.errors import DrafterLost, Overloaded, VerifierLost, WriteFailed
-from shared.messages import DraftStep, SessionSpec, VerifyStep
+from shared.messages import DraftStep, Proposal, ProposalReply, SessionSpec, Timings, VerifyStep
 from shared.sampling_params import SamplingParams, SpeculationMode
 
 _SPEC = SessionSpec("s", 1, (5, 7), (), SamplingParams(), SpeculationMode.EXACT, 0, method="ngram")
@@ -94,3 +94,40 @@ async def _asked(drafter: RemoteDrafter) -> None:
             await drafter.propose(DraftStep(1, 0, (), num_draft_tokens=2))
     finally:
         await drafter.close()
+
+
+class _EchoDrafter(drafter_pb2_grpc.DrafterServicer):
+    """What a step proposes is where it stands."""
+
+    def __init__(self) -> None:
+        self.lengths: list[int] = []
+
+    async def Session(self, requests: Any, context: Any) -> AsyncIterator[Any]:
+        await anext(requests)
+        async for request in requests:
+            self.lengths.append(wire.draft_step_from_wire(request.step).committed_len)
+            yield wire.proposal_reply_to_wire(ProposalReply(1, Proposal(self.lengths[-1], (7,), "ngram"), Timings()))
+
+
+async def test_a_question_that_is_given_up_while_it_is_written_does_not_end_the_stream() -> None:
+    """How far a write has come after so many turns of the loop is the machine's business: some of these meet one."""
+    servicer = _EchoDrafter()
+
+    def add(server: grpc.aio.Server) -> None:
+        drafter_pb2_grpc.add_DrafterServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+
+    server = await rpc.start_server("127.0.0.1", 0, add, ())
+    async with rpc.open_channel(f"127.0.0.1:{server.port}") as channel:
+        drafter = RemoteDrafter(channel, "there:7002")
+        await drafter.open(_SPEC)
+        for num_turns in range(8):
+            given_up = asyncio.create_task(drafter.propose(DraftStep(1, 0, (5,) * 9, 1)))
+            for _ in range(num_turns):
+                await asyncio.sleep(0)
+            given_up.cancel()
+            await asyncio.gather(given_up, return_exceptions=True)
+            reply = await asyncio.wait_for(drafter.propose(DraftStep(1, 0, (5, 6), 1)), 60)
+            assert (reply.proposal.base_len, servicer.lengths[-1]) == (2, 2)
+        assert 9 in servicer.lengths
+        await drafter.close()
+    await server.drain(0.0)
