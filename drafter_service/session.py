@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from drafter_service.hidden_rows import HiddenRows
+from engine.grammar import GrammarState
 from shared.errors import CommitRefused, InvalidRequest
 from shared.messages import DraftStep, ProposalReply, SessionSpec
 
@@ -24,6 +25,8 @@ class DraftSession:
     step: DraftStep | None = None
     step_arrived_at: float = 0.0
     hidden: HiddenRows = field(default_factory=HiddenRows)
+    # The request's grammar where it has been compiled already; None: the method compiles it.
+    grammar: GrammarState | None = None
     # Output index from which on the method lacks hidden states that it should have; told with the next reply.
     missing_hidden_from: int | None = None
     _unchanged_len: int = 0

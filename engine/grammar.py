@@ -67,6 +67,12 @@ class GrammarState:
         bits = np.unpackbits(self._bitmask[0].view(np.uint8), bitorder="little")
         return bits[: self._vocab_size].astype(np.bool_)
 
+    def twin(self) -> GrammarState:
+        """Another matcher of the same grammar, without compiling it anew."""
+        twin = GrammarState(self._matcher.deep_copy(), self._vocab_size)
+        twin._consumed = list(self._consumed)
+        return twin
+
     def _move_to(self, token_ids: Sequence[int]) -> bool:
         consumed = self._consumed
         shared = 0

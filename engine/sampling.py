@@ -44,7 +44,7 @@ class LogitsProcessor:
         grammar: GrammarState | None = None,
     ) -> None:
         self._params = params
-        self._grammar = grammar
+        self.grammar = grammar
         self._prompt_ids = np.unique(np.asarray(prompt_token_ids, dtype=np.int64))
         self._stop_ids = np.asarray(sorted(set(stop_ids)), dtype=np.int64)
         self._has_penalties = (
@@ -106,8 +106,8 @@ class LogitsProcessor:
             prefix, last = word[:-1], word[-1]
             if not prefix or tuple(output_token_ids[-len(prefix) :]) == prefix:
                 row[last] = -np.inf
-        if self._grammar is not None:
-            row[~self._grammar.allowed(output_token_ids)] = -np.inf
+        if self.grammar is not None:
+            row[~self.grammar.allowed(output_token_ids)] = -np.inf
         if len(output_token_ids) < params.min_tokens and np.isfinite(np.delete(row, self._stop_ids)).any():
             row[self._stop_ids] = -np.inf
         if not np.isfinite(row).any():

@@ -26,6 +26,8 @@ _PRIOR_POSITIONS = 8.0
 # Tokens that a muted session decodes alone before it looks again.
 MUTED_RUN = 48
 LONGEST_MUTED_RUN = 384
+# Tokens that a verifier goes on drafting by itself until another length, or none, may be decided.
+_DRAFTING_RUN = 32
 _PROBE_LENGTH = 2
 # Rounds of a probe at most: in one the hidden states come, in one the drafter catches up, and one tells what it costs.
 _PROBE_ROUNDS = 3
@@ -103,10 +105,13 @@ class AdaptiveDraft:
         self._num_reached: defaultdict[str, float] = defaultdict(float)
         self._stay_tokens = 0
         self._probe_rounds_left = 0
+        # Tokens until the next decision where the verifier drafts by itself; 0: nothing is drafted.
+        self._run_tokens = 0
         self.method = ""
         self.patience_s = math.inf
 
     def num_draft_tokens(self, *, before_prefill: bool = False) -> int:
+        self._run_tokens = 0
         if self._stay_tokens <= 0:
             self._choose_method()
         shared, costs = self._shared, self._shared.costs[self.method]
@@ -120,6 +125,7 @@ class AdaptiveDraft:
                 costs.pays_again()
                 in_time_s = max(0.0, shared.slo_itl_s - shared.load.step_s(length))
                 self.patience_s = min(in_time_s, self._patience_s(costs.expected_s(length)))
+                self._run_tokens = _DRAFTING_RUN
                 return length
         return self._probe(min(_PROBE_LENGTH, most), before_prefill=before_prefill)
 
@@ -130,11 +136,13 @@ class AdaptiveDraft:
         but no longer than a plain round.
         """
         load, costs, self.patience_s = self._shared.load, self._shared.costs[self.method], 0.0
-        if before_prefill:
-            return num_draft_tokens if costs.tokens_until_probe <= 0 else 0
-        if self._probe_rounds_left <= 0 and costs.takes_probe(load):
+        self._run_tokens = num_draft_tokens + 1
+        if before_prefill and costs.tokens_until_probe <= 0:
+            return num_draft_tokens
+        if not before_prefill and self._probe_rounds_left <= 0 and costs.takes_probe(load):
             self._probe_rounds_left = _PROBE_ROUNDS
-        if self._probe_rounds_left <= 0:
+        if before_prefill or self._probe_rounds_left <= 0:
+            self._run_tokens = 0
             return 0
         self._probe_rounds_left -= 1
         self.patience_s = load.batch_sessions / load.tokens_per_s if load.tokens_per_s else 0.0
@@ -151,6 +159,8 @@ class AdaptiveDraft:
     def free_run(self) -> int:
         """Until something else may be decided: a return to the gateway costs the others a wait or this one a turn."""
         shared = self._shared
+        if self._run_tokens:
+            return self._run_tokens
         tokens_left = max(shared.guard.mute_tokens_left, shared.costs[self.method].tokens_until_probe)
         return min(LONGEST_MUTED_RUN, max(MUTED_RUN, round(tokens_left / shared.load.batch_sessions)))
 

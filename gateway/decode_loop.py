@@ -25,6 +25,7 @@ async def decode(spec: SessionSpec, verifier: Verifier, drafting: Drafting, sink
             proposal=proposal,
             max_new_tokens=0 if proposal is not None else drafting.free_run_budget(),
             hidden_states=drafting.hidden_states_request(committed_len),
+            local_drafts=drafting.local_drafts,
         )
         started = drafting.clock()
         async for commit in verifier.verify(step):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -54,7 +55,8 @@ class LateAnswer:
 
 
 class DraftPolicy(Protocol):
-    """Contract: `num_draft_tokens` is asked before each round; 0 means decode alone for `free_run` tokens.
+    """Contract: `num_draft_tokens` is asked before each round; 0 means decode alone for `free_run` tokens. A verifier
+    that drafts by itself goes on with what was said for as many.
     before_prefill: nothing is drafted in this round, but a drafter that is wanted after it can read the prompt.
 
     `method` is whom to ask, and may change between rounds; "auto": whoever is there. `patience_s`: how long an answer
@@ -89,7 +91,7 @@ class FixedDraftLength:
         return self._num_draft_tokens
 
     def free_run(self) -> int:
-        return 1
+        return sys.maxsize  # nothing else will ever be decided
 
     def observe(self, outcome: RoundOutcome) -> None:
         pass

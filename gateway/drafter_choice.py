@@ -44,13 +44,15 @@ def acquire_drafter(
 
 
 def offered_methods(drafters: Pool[DrafterInfo], target: VerifierInfo | None, *, token_tree: bool) -> dict[str, int]:
-    """Methods that somebody has a place for now, in the order of AUTO_ORDER, each with its `draft_limit`; where the
-    drafters of a method differ, that of the one that drafts least.
+    """Methods that somebody has a place for now, the verifier itself among them, in the order of AUTO_ORDER, each with
+    its `draft_limit`; where the drafters of a method differ, that of the one that drafts least.
     """
     infos = [member.info for member in drafters.healthy()]
+    local = target.local_methods if target is not None else ()
     offered = {}
     for name in AUTO_ORDER:
         methods = [method for info in infos if (method := _fitting_method(info, name, target)) is not None]
+        methods += [method for method in local if method.name == name]
         if methods:
             limits = [draft_limit(method, token_tree=token_tree) for method in methods]
             offered[name] = min((limit for limit in limits if limit), default=0)
@@ -75,10 +77,8 @@ def _fitting_method(info: DrafterInfo | None, name: str, target: VerifierInfo | 
 
 def fits(method: DraftMethodInfo, target: VerifierInfo) -> bool:
     """Same token ids, and every hidden state it wants is one that the target has."""
-    return (
-        method.vocab_size in (0, target.vocab_size)
-        and method.hidden_size in (0, target.hidden_size)
-        and all(layer <= target.num_hidden_layers for layer in method.hidden_layers)
+    return method.fits(
+        vocab_size=target.vocab_size, hidden_size=target.hidden_size, num_hidden_layers=target.num_hidden_layers
     )
 
 

@@ -4,6 +4,8 @@ A drafter may be slow, wrong or gone; none of that is an error of the request. W
 decodes alone at once, and asks for another drafter after each run. A drafter whose answer is late is not asked again
 before that answer has come: one that hangs costs one timeout, not one per round. Where a proposal cannot change the
 output, an answer is waited for only as long as the policy finds it worth; what comes later still tells it something.
+
+A verifier that serves the method wanted by itself is asked to draft in its own rounds, and no drafter is.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from collections.abc import Callable, Sequence
 
 from gateway.draft_policy import DraftPolicy, RoundOutcome
 from gateway.drafter_line import DrafterLine, Lease, LineOptions, guess_after
+from gateway.local_line import NO_LOCAL_METHODS, LocalLine, LocalMethods
 from gateway.metrics import DraftCame, GatewayMetrics
 from gateway.run_ahead import AheadTrials
 from gateway.tracing import SessionTrace
@@ -22,6 +25,7 @@ from shared.errors import OutriderError
 from shared.messages import (
     Commit,
     HiddenStatesRequest,
+    LocalDrafts,
     Proposal,
     ProposalReply,
     SessionSpec,
@@ -40,6 +44,7 @@ class Drafting:
     """`committed` is the session's growing output; what the drafter has not been told yet goes with the next ask.
 
     acquire(method): a place at a drafter that serves the method, or, where the policy leaves it open, at another.
+    local: what the session's verifier can draft with by itself.
     trials: what is known of asking ahead; None: it is not done.
     """
 
@@ -53,6 +58,7 @@ class Drafting:
         token_tree: bool,
         timeout_s: float,
         metrics: GatewayMetrics,
+        local: LocalMethods = NO_LOCAL_METHODS,
         trace: SessionTrace | None = None,
         trials: AheadTrials | None = None,
     ) -> None:
@@ -60,11 +66,14 @@ class Drafting:
         self._committed = committed
         self._acquire = acquire
         self._policy = policy
+        self._local = LocalLine(local, len(committed), token_tree=token_tree)
         self._options = LineOptions(token_tree, timeout_s, metrics, trace)
         # In rejection mode what is kept of a draft must not depend on its own tokens, nor on when it came.
         self._is_exact = spec.mode is SpeculationMode.EXACT
         self._trials = trials if self._is_exact and not token_tree else None
         self._line: DrafterLine | None = None
+        # What the verifier is to draft by itself in the run that the last `propose` has led to; None: nothing.
+        self.local_drafts: LocalDrafts | None = None
         # What the policy wanted when the drafter was found, and what was asked last.
         self._wanted_method = ""
         self._asked_method = ""
@@ -84,6 +93,7 @@ class Drafting:
         """A proposal that stands on `committed_len`, or None: no drafter, none worth it, too late, or no idea."""
         self._num_wanted, self._draft_timings, self._draft_s = 0, Timings(), 0.0
         self._draft_came = DraftCame.NOT_WANTED
+        self.local_drafts = None
         if self._policy is None:
             return None
         if await self._is_late():
@@ -92,6 +102,9 @@ class Drafting:
         started = self.clock()
         self._num_wanted = self._policy.num_draft_tokens(before_prefill=committed_len == 0)
         if self._num_wanted == 0:
+            return None
+        self.local_drafts = self._local.drafts(self._policy.method, self._num_wanted)
+        if self.local_drafts is not None:
             return None
         self._draft_came = DraftCame.NO
         if self._line is not None and self._policy.method != self._wanted_method:
@@ -112,12 +125,12 @@ class Drafting:
         return self._ask_ahead(reply.proposal) if reply.proposal.token_ids else None
 
     def free_run_budget(self) -> int:
-        """Tokens the verifier may commit by itself in a round without a draft."""
+        """Tokens the verifier may commit by itself, without a draft or with its own."""
         if self._policy is None:
             return self._spec.sampling_params.max_tokens
         is_late = self._line is not None and self._line.is_late
-        if not is_late and self._num_wanted == 0:
-            return self._policy.free_run()
+        if self.local_drafts is not None or (not is_late and self._num_wanted == 0):
+            return min(self._policy.free_run(), self._spec.sampling_params.max_tokens)
         if self._line is None or is_late:
             num_timeouts = self._line.num_timeouts if self._line is not None else 0
             return min(ALONE_RUN << max(0, num_timeouts - 1), LONGEST_ALONE_RUN)
@@ -129,15 +142,19 @@ class Drafting:
 
     def signed(self, step: VerifyStep, commit: Commit) -> Commit:
         """The commit, with who drafted what it scored."""
-        if step.proposal is None or commit.num_draft_tokens == 0:
+        if commit.num_draft_tokens == 0:
             return commit
+        if step.local_drafts is not None:
+            return dataclasses.replace(commit, drafter=self._local.address, draft_method=step.local_drafts.method)
         address = self._line.lease.address if self._line is not None else ""
-        return dataclasses.replace(commit, drafter=address, draft_method=step.proposal.method)
+        return dataclasses.replace(commit, drafter=address, draft_method=_method_of(step))
 
     def observe(self, step: VerifyStep, commit: Commit, verify_s: float) -> None:
         """One commit: what it cost and how much of the draft was good."""
         if self._line is not None:
             self._line.hidden.take(commit.hidden_states)
+        if step.local_drafts is not None:
+            verify_s -= self._take_local(step.local_drafts, commit)
         round_s = verify_s + self._draft_s
         is_prefill = commit.base_len == len(self._spec.committed_token_ids)
         if not is_prefill:
@@ -152,11 +169,26 @@ class Drafting:
         self._open_sessions = commit.timings.open_sessions or self._open_sessions
         if self._policy is not None:
             self._policy.observe(self._outcome(commit, round_s, is_prefill=is_prefill))
-        method = step.proposal.method if step.proposal else ""
+        method = _method_of(step)
         self._options.metrics.observe_commit(commit, method)
         if self._options.trace is not None:
             self._options.trace.add_round(commit, method, verify_s, self._draft_s, self._draft_timings)
         self._draft_timings, self._draft_s = Timings(), 0.0
+
+    def _take_local(self, drafts: LocalDrafts, commit: Commit) -> float:
+        """A round that the verifier drafted for by itself, as if a drafter had answered; returns how long it took."""
+        self._asked_method, draft_us = drafts.method, commit.timings.draft_us
+        self._draft_timings, self._draft_s = Timings(forward_us=draft_us, total_us=draft_us), draft_us * 1e-6
+        self._num_wanted = min(drafts.num_draft_tokens, self._room(commit)) if draft_us else 0
+        self._draft_came = DraftCame.NOT_WANTED
+        if draft_us:
+            self._draft_came = DraftCame.YES if commit.num_draft_tokens else DraftCame.EMPTY
+            self._local.answered(drafts.method, commit)
+        return self._draft_s
+
+    def _room(self, commit: Commit) -> int:
+        """Draft tokens that could be used: the end of the output cuts them off, which says nothing of the drafter."""
+        return max(0, self._spec.sampling_params.max_tokens - commit.base_len - 1)
 
     def _outcome(self, commit: Commit, round_s: float, *, is_prefill: bool) -> RoundOutcome:
         verifier, drafter = commit.timings, self._draft_timings
@@ -164,10 +196,10 @@ class Drafting:
         drafter_s = min(drafter.total_us * 1e-6, self._draft_s)
         # Only a round that waited for the drafter tells what asking it costs.
         has_answer = self._draft_s > 0.0
-        # The end of the output cuts off drafts, which says nothing of the drafter.
-        room = max(0, self._spec.sampling_params.max_tokens - commit.base_len - 1)
-        num_asked = min(self._num_wanted, room) if has_answer else 0
+        num_asked = min(self._num_wanted, self._room(commit)) if has_answer else 0
         draft_s = min(drafter.forward_us * 1e-6, drafter_s) * num_asked / max(1, self._num_wanted)
+        verifier_s = (verifier.total_us - verifier.draft_us) * 1e-6
+        is_catch_up = self._line is not None and self._line.is_catch_up
         return RoundOutcome(
             num_asked=num_asked,
             num_draft_tokens=commit.num_draft_tokens,
@@ -180,10 +212,11 @@ class Drafting:
             round_s=verifier.round_us * 1e-6,
             open_sessions=verifier.open_sessions,
             may_be_ahead=self._looked_ahead,
-            is_catch_up=self._line is not None and self._line.is_catch_up,
+            is_catch_up=self._local.is_catch_up if verifier.draft_us else is_catch_up,
             draft_s=draft_s,
-            overhead_s=max(0.0, round_s - verifier.total_us * 1e-6 - drafter_s),
-            verify_s=0.0 if is_prefill else verifier.total_us * 1e-6,
+            # Nothing travels where the verifier drafts by itself.
+            overhead_s=0.0 if verifier.draft_us else max(0.0, round_s - verifier_s - drafter_s),
+            verify_s=0.0 if is_prefill else verifier_s,
         )
 
     async def close(self) -> None:
@@ -254,3 +287,10 @@ class Drafting:
         if self._options.trace is not None:
             self._options.trace.add_event("drafter_lost")
         await self.close()
+
+
+def _method_of(step: VerifyStep) -> str:
+    """Whose draft the step brings, or has the verifier make; "" where it is nobody's."""
+    if step.local_drafts is not None:
+        return step.local_drafts.method
+    return step.proposal.method if step.proposal is not None else ""

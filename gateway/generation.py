@@ -21,6 +21,7 @@ from gateway.drafter_choice import acquire_drafter, offered_methods
 from gateway.drafter_line import Lease
 from gateway.drafting import Drafting
 from gateway.hedging import AnswerTimes, HedgedDrafter
+from gateway.local_line import LocalMethods
 from gateway.metrics import GatewayMetrics
 from gateway.placement import acquire_verifier
 from gateway.pool import Pool
@@ -154,6 +155,7 @@ class Generation:
                 token_tree=self._wants_tree(request),
                 timeout_s=self.config.draft_timeout_ms * 1e-3,
                 metrics=self.metrics,
+                local=LocalMethods.of(member.address, member.info),
                 trace=request.trace.session(spec) if request.trace is not None else None,
                 trials=self.ahead_trials if self.config.draft_ahead else None,
             )

@@ -110,13 +110,11 @@ class LiveService:
         self._redis_answers = await self._commit_log.ping()
 
     def _known_methods(self) -> set[str]:
-        """All that a drafter has ever said here: whoever names one while its drafters are away is served without."""
-        self._methods.update(
-            method.name
-            for member in self._generation.drafters.healthy()
-            if member.info is not None
-            for method in member.info.methods
-        )
+        """All that anybody has ever said here: whoever names one while its drafters are away is served without."""
+        verifiers, drafters = self._generation.verifiers.healthy(), self._generation.drafters.healthy()
+        offered = [member.info.methods for member in drafters if member.info is not None]
+        offered += [member.info.local_methods for member in verifiers if member.info is not None]
+        self._methods.update(method.name for methods in offered for method in methods)
         return self._methods
 
     def _known_target(self) -> VerifierInfo | None:

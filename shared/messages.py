@@ -69,6 +69,8 @@ class Timings:
     round_us: int = 0
     # Of a verifier: sessions that are open, in this forward or not; 0: not told.
     open_sessions: int = 0
+    # Of a verifier: its own drafting before the forward, for all that it drafted for; 0: none of this session's.
+    draft_us: int = 0
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,15 @@ class HiddenStatesRequest:
 
 
 @dataclass(frozen=True)
+class LocalDrafts:
+    """How the verifier shall draft by itself: one of its `local_methods`, and the most tokens a round."""
+
+    method: str
+    num_draft_tokens: int
+    token_tree: bool = False
+
+
+@dataclass(frozen=True)
 class VerifyStep:
     """Cut back to `base_len`, score the proposal, commit. `max_new_tokens` > 0 with no proposal: free run."""
 
@@ -130,6 +141,8 @@ class VerifyStep:
     proposal: Proposal | None = None
     max_new_tokens: int = 0
     hidden_states: HiddenStatesRequest | None = None
+    # Of a free run: each round begins with a draft of the verifier's own.
+    local_drafts: LocalDrafts | None = None
 
 
 @dataclass(frozen=True)
@@ -193,6 +206,27 @@ class CertificateCheck:
 
 
 @dataclass(frozen=True)
+class DraftMethodInfo:
+    name: str
+    model: str = ""
+    hidden_layers: tuple[int, ...] = ()
+    max_num_draft_tokens: int = 0
+    proposes_trees: bool = False
+    max_model_len: int = 0
+    vocab_size: int = 0
+    takes_hidden_history: bool = False
+    hidden_size: int = 0
+
+    def fits(self, *, vocab_size: int, hidden_size: int, num_hidden_layers: int) -> bool:
+        """Whether it can draft for such a target: the same token ids, and every hidden state it wants is there."""
+        return (
+            self.vocab_size in (0, vocab_size)
+            and self.hidden_size in (0, hidden_size)
+            and all(layer <= num_hidden_layers for layer in self.hidden_layers)
+        )
+
+
+@dataclass(frozen=True)
 class VerifierInfo:
     model: str
     version: str
@@ -215,19 +249,8 @@ class VerifierInfo:
     certificate_checks: tuple[CertificateCheck, ...] = ()
     # The arithmetic, measured: equal text, equal bits. Empty: a verifier that does not tell.
     numerics: str = ""
-
-
-@dataclass(frozen=True)
-class DraftMethodInfo:
-    name: str
-    model: str = ""
-    hidden_layers: tuple[int, ...] = ()
-    max_num_draft_tokens: int = 0
-    proposes_trees: bool = False
-    max_model_len: int = 0
-    vocab_size: int = 0
-    takes_hidden_history: bool = False
-    hidden_size: int = 0
+    # What it can draft with by itself.
+    local_methods: tuple[DraftMethodInfo, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "kernels": set(),
     "engine": {"kernels", "shared"},
     "drafter_service": {"engine", "shared", "outrider"},
-    "verifier_service": {"engine", "shared", "outrider"},
+    "verifier_service": {"drafter_service", "engine", "shared", "outrider"},
     "gateway": {"shared", "outrider"},
     "client": {"shared", "outrider"},
     "offline": {"gateway", "engine", "drafter_service", "verifier_service", "shared"},

@@ -29,6 +29,7 @@ from shared.tracing import tracing
 from shared.version import outrider_version
 from verifier_service.config import VerifierConfig
 from verifier_service.engine import EngineLimits, VerifierEngine
+from verifier_service.local_methods import build_local_methods
 from verifier_service.metrics import VerifierMetrics
 from verifier_service.server import VerifierServicer
 from verifier_service.step_costs import measure_step_costs
@@ -36,6 +37,7 @@ from verifier_service.step_costs import measure_step_costs
 EPILOG = """examples:
   python -m verifier_service --model models/demo-target
   python -m verifier_service --model ~/checkpoints/my-llama --dtype bfloat16 --kv-cache-mb 4096
+  python -m verifier_service --model models/demo-target --draft-model models/demo-draft
 """
 
 
@@ -75,7 +77,8 @@ def build_engine(
     log.info(
         "a forward of 1 row takes %.1f ms, of 16 rows %.1f ms", *(1e3 * step_costs.seconds(rows) for rows in (1, 16))
     )
-    engine = VerifierEngine(runner, blocks, limits, certificate, metrics, step_costs)
+    methods = build_local_methods(config, loaded, log)
+    engine = VerifierEngine(runner, blocks, limits, certificate, metrics, step_costs, methods)
     metrics.watch(lambda: engine.num_sessions, lambda: engine.num_waiting)
     return engine, loaded
 
@@ -103,6 +106,7 @@ def describe(config: VerifierConfig, engine: VerifierEngine, loaded: LoadedModel
         failing_operation=certificate.failing_operation or "",
         certificate_checks=tuple(CertificateCheck(check.name, check.holds) for check in certificate.checks),
         numerics=numerics,
+        local_methods=engine.local_methods,
     )
 
 

@@ -45,6 +45,15 @@ class VerifierConfig:
     rejection_sample_method: str = setting(
         "block", "Acceptance rule for chains in rejection mode.", choices=("standard", "block")
     )
+    draft_model: tuple[str, ...] = setting(
+        (),
+        "Folders of draft models and trained heads that this verifier drafts with by itself, comma-separated: no "
+        "drafter is asked for what it drafts.",
+    )
+    draft_methods: tuple[str, ...] = setting(
+        (), "Methods that it drafts with by itself, ngram and suffix among them; empty: those of --draft-model."
+    )
+    draft_kv_cache_mb: int = setting(128, "Memory for the KV cache of its draft model, in MiB.", minimum=1)
     drain_s: float = setting(30.0, "Seconds that running sessions may go on after SIGTERM.", minimum=0)
     otlp_traces_endpoint: str = setting("", OTLP_TRACES_ENDPOINT_HELP)
     log_level: str = setting("info", "Log level.", choices=("debug", "info", "warning", "error"))

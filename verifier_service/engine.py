@@ -13,11 +13,12 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from drafter_service.methods.interface import DraftMethod
 from engine.batch import build_batch
 from engine.block_manager import BlockManager
 from engine.certificate import Certificate
@@ -27,10 +28,11 @@ from engine.model import LoadedModel
 from engine.runner import ModelRunner
 from engine.sampling import LogitsProcessor
 from shared.engine_thread import EngineThread
-from shared.errors import ExactModeRefused, InvalidRequest, OutriderError, Overloaded
-from shared.messages import SessionSpec, VerifyStep
-from shared.sampling_params import SpeculationMode
-from verifier_service.hidden_states import keep_layers, rows_to_send
+from shared.errors import InvalidRequest, OutriderError, Overloaded
+from shared.messages import DraftMethodInfo, HiddenStates, SessionSpec, VerifyStep
+from verifier_service.admission import check_spec
+from verifier_service.hidden_states import keep_layers, read_rows, rows_to_send
+from verifier_service.local_drafting import LocalDrafting
 from verifier_service.metrics import VerifierMetrics
 from verifier_service.outbox import Outbox
 from verifier_service.pace import Pace
@@ -67,7 +69,9 @@ class VerifierEngine:
         certificate: Certificate,
         metrics: VerifierMetrics,
         step_costs: StepCosts,
+        local_methods: Mapping[str, DraftMethod] | None = None,
     ) -> None:
+        """local_methods: what it can draft with by itself (local_drafting), by name."""
         loaded = runner.loaded
         self._runner = runner
         self._grammars = GrammarCompiler(loaded.path, loaded.vocab_size, loaded.eos_token_ids)
@@ -97,6 +101,9 @@ class VerifierEngine:
         self._pace = Pace(step_costs)
         self._outputs = _row_outputs(loaded)
         self._outbox = Outbox()
+        self._local = LocalDrafting(
+            dict(local_methods or {}), limits.max_model_len, self._read_rows, before_reading=self._outbox.send
+        )
         self._thread = EngineThread(
             "verifier-engine",
             has_work=self._has_work,
@@ -111,6 +118,10 @@ class VerifierEngine:
     @property
     def num_waiting(self) -> int:
         return sum(session.step is not None for session in list(self._sessions.values()))
+
+    @property
+    def local_methods(self) -> tuple[DraftMethodInfo, ...]:
+        return tuple(method.info for method in self._local.methods.values())
 
     def start(self) -> None:
         self._thread.start()
@@ -129,8 +140,9 @@ class VerifierEngine:
 
         Handles, not session ids: a session that comes back with a new epoch must not be closed by its old stream.
         """
-        self._check(spec)
         loaded = self._runner.loaded
+        capacity = self.blocks.num_blocks * self.blocks.block_size
+        check_spec(spec, loaded.vocab_size, self.limits.max_model_len, capacity, self.certificate)
         params = spec.sampling_params
         eos_ids = frozenset() if params.ignore_eos else frozenset(loaded.eos_token_ids)
         stop_ids = eos_ids | frozenset(params.stop_token_ids)
@@ -178,35 +190,6 @@ class VerifierEngine:
         if outcome[0] is not None:
             raise outcome[0]
 
-    # ---- on any thread ----
-
-    def _check(self, spec: SessionSpec) -> None:
-        loaded = self._runner.loaded
-        spec.sampling_params.validate(loaded.vocab_size)
-        for name, token_ids in (("prompt", spec.prompt_token_ids), ("committed", spec.committed_token_ids)):
-            if token_ids and not (0 <= min(token_ids) and max(token_ids) < loaded.vocab_size):
-                raise InvalidRequest(
-                    f"{name} holds a token id outside the vocabulary [0, {loaded.vocab_size})", param=name
-                )
-        length = len(spec.prompt_token_ids) + len(spec.committed_token_ids)
-        if length >= self.limits.max_model_len:
-            raise InvalidRequest(
-                f"{length} tokens, but the context of this model ends at {self.limits.max_model_len}", param="prompt"
-            )
-        longest = min(len(spec.prompt_token_ids) + spec.sampling_params.max_tokens, self.limits.max_model_len)
-        capacity = self.blocks.num_blocks * self.blocks.block_size
-        if longest > capacity:
-            raise InvalidRequest(
-                f"prompt and max_tokens need {longest} positions, the KV cache holds {capacity} in all",
-                param="max_tokens",
-            )
-        if spec.mode is SpeculationMode.EXACT and not self.certificate.holds:
-            raise ExactModeRefused(
-                f"exact mode is not available: {self.certificate.failing_operation} gives a row other bits in another "
-                "batch; ask for speculation.mode=rejection",
-                param="speculation.mode",
-            )
-
     # ---- on the engine's thread ----
 
     def _work(self) -> None:
@@ -234,8 +217,11 @@ class VerifierEngine:
             self._pace.asked(session, arrived)
             self._check_proposal(step)
             if step.hidden_states is not None:
-                keep_layers(self._hidden, step.hidden_states, self._runner.loaded.num_layers)
+                keep_layers(self._hidden, step.hidden_states.layers, self._runner.loaded.num_layers)
+            if step.local_drafts is not None:
+                keep_layers(self._hidden, self._local.hidden_layers(step.local_drafts), self._runner.loaded.num_layers)
             self._scheduler.cut_back(session, step.base_len)
+            self._local.cut_back(session, step.base_len)
         except OutriderError as error:
             session.step = None
             self._outbox.fail(session, error)
@@ -256,6 +242,7 @@ class VerifierEngine:
             with self._lock:
                 self._num_open -= 1
             self._scheduler.release(session)
+            self._local.close(session)
 
     def _fail_waiting(self, error: Exception) -> None:
         for session in list(self._sessions.values()):
@@ -271,6 +258,7 @@ class VerifierEngine:
         self._outbox.fail(session, error)
 
     def _step(self) -> None:
+        self._local.draft(self._sessions.values())
         plan = self._scheduler.plan(list(self._sessions.values()))
         if not plan:
             self._outbox.send()
@@ -324,6 +312,7 @@ class VerifierEngine:
         session.finished = commit.finish_reason is not None
         session.prompt_logprobs.clear()
         session.free_run_left -= len(commit.token_ids)
+        session.local_proposal, session.local_draft_s = None, None
         if commit.more:
             session.step_arrived_at = times.ended
         else:
@@ -346,6 +335,9 @@ class VerifierEngine:
         targets = [self._slot(work, first_index + place) for _, place in moves]
         self._runner.cache.move(torch.tensor(sources), torch.tensor(targets))
         self._hidden.move(torch.tensor(sources), torch.tensor(targets))
+
+    def _read_rows(self, session: VerifierSession, layers: tuple[int, ...], start: int) -> HiddenStates | None:
+        return read_rows(session, self._hidden, self.blocks.block_size, layers, start)
 
     def _slot(self, work: Work, cache_index: int) -> int:
         size = self.blocks.block_size

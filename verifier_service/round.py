@@ -83,6 +83,7 @@ def decide(work: Work, outputs: RowOutputs, max_model_len: int, times: ForwardTi
             round_tokens=times.last_round.num_tokens,
             round_us=_us(times.last_round.seconds),
             open_sessions=times.open_sessions,
+            draft_us=max(1, _us(session.local_draft_s)) if session.local_draft_s is not None else 0,
         ),
         more=step_goes_on,
         num_cached_tokens=0 if session.has_replied else session.num_cached_tokens,

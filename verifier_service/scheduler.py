@@ -120,20 +120,13 @@ class Scheduler:
         return session.table
 
     def _fitting_proposal(self, session: VerifierSession, budget: int) -> Proposal | None:
-        """The step's proposal, cut to what can still be committed; the cut looks at lengths, never at tokens."""
-        step = session.step
-        if step is None or step.proposal is None:
+        """The round's proposal, cut to what can still be committed; the cut looks at lengths, never at tokens."""
+        if session.proposal is None:
             return None
-        proposal = reconcile(step.proposal, session.committed_len, session.output_token_ids)
+        proposal = reconcile(session.proposal, session.committed_len, session.output_token_ids)
         if proposal is None:
             return None
-        params = session.spec.sampling_params
-        room = min(
-            params.max_tokens - session.committed_len - 1,
-            self.max_model_len - len(session.token_ids) - 1,
-            budget,
-            step.max_new_tokens - 1 if step.max_new_tokens else budget,
-        )
+        room = min(session.draft_room(self.max_model_len), budget)
         if room <= 0:
             return None
         if len(proposal.token_ids) <= room:

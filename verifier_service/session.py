@@ -34,6 +34,9 @@ class VerifierSession:
     step_arrived_at: float = 0.0
     # Tokens that the free run in progress may still commit; 0 when there is none.
     free_run_left: int = 0
+    # The verifier's own draft for the next round, and how long it took with those of others; None: there was no asking.
+    local_proposal: Proposal | None = None
+    local_draft_s: float | None = None
     # Positions whose hidden states the step in progress has been sent already.
     hidden_sent_len: int = 0
     # When it was sent a commit that it has not answered yet, and how long its answers take.
@@ -65,8 +68,26 @@ class VerifierSession:
     @property
     def num_wanted_rows(self) -> int:
         """Rows that the step in progress asks for, were there no limit."""
-        proposal = self.step.proposal if self.step is not None else None
-        return self.num_pending + (len(proposal.token_ids) if proposal is not None else 0)
+        if self.step is None or self.step.local_drafts is None or self.proposal is not None:
+            return self.num_pending + (len(self.proposal.token_ids) if self.proposal is not None else 0)
+        return self.num_pending + self.step.local_drafts.num_draft_tokens
+
+    @property
+    def proposal(self) -> Proposal | None:
+        """What the next round is to score: the step's, or in a free run the verifier's own."""
+        sent = self.step.proposal if self.step is not None else None
+        return sent if sent is not None else self.local_proposal
+
+    def draft_room(self, max_model_len: int) -> int:
+        """The most draft tokens that the next round can use: with one more token the output, the context or the run
+        ends. It looks at lengths, never at tokens.
+        """
+        params = self.spec.sampling_params
+        room = min(params.max_tokens - self.committed_len - 1, max_model_len - len(self.token_ids) - 1)
+        if self.step is None:
+            return room
+        most = self.step.max_new_tokens if self.step.proposal is not None else self.free_run_left
+        return min(room, most - 1) if most else room
 
     def begin(self, step: VerifyStep) -> None:
         """Takes up a step. Raises CommitRefused on another epoch, InvalidRequest when tokens before it are missing."""
@@ -82,6 +103,7 @@ class VerifierSession:
         self.step_arrived_at = time.perf_counter()
         self.hidden_sent_len = 0
         self.free_run_left = step.max_new_tokens if step.proposal is None else 0
+        self.local_proposal, self.local_draft_s = None, None
 
 
 def reconcile(proposal: Proposal, base_len: int, output_token_ids: list[int]) -> Proposal | None:

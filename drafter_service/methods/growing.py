@@ -41,7 +41,9 @@ class GrowingMethod:
 
     def open(self, session: DraftSession) -> None:
         params = session.spec.sampling_params
-        grammar = self._grammars.compile(params.grammar) if params.grammar else None
+        grammar = session.grammar
+        if grammar is None and params.grammar:
+            grammar = self._grammars.compile(params.grammar)
         # As at the verifier: what may end the output is what min_tokens holds back.
         stop_ids = (*(() if params.ignore_eos else self._eos_token_ids), *params.stop_token_ids)
         self._processors[id(session)] = LogitsProcessor(params, session.spec.prompt_token_ids, stop_ids, grammar)

@@ -5,7 +5,14 @@ from __future__ import annotations
 from outrider.v1 import drafter_pb2 as drafter
 from shared import messages as m
 from shared.errors import InvalidRequest
-from shared.wire.common import hidden_from_wire, hidden_to_wire, timings_from_wire, timings_to_wire
+from shared.wire.common import (
+    hidden_from_wire,
+    hidden_to_wire,
+    method_from_wire,
+    method_to_wire,
+    timings_from_wire,
+    timings_to_wire,
+)
 from shared.wire.proposals import proposal_from_wire, proposal_to_wire
 
 
@@ -60,20 +67,7 @@ def proposal_reply_from_wire(message: drafter.ProposalReply) -> m.ProposalReply:
 def drafter_info_to_wire(info: m.DrafterInfo) -> drafter.DrafterInfo:
     return drafter.DrafterInfo(
         version=info.version,
-        methods=[
-            drafter.DraftMethodInfo(
-                name=method.name,
-                model=method.model,
-                hidden_layers=method.hidden_layers,
-                max_num_draft_tokens=method.max_num_draft_tokens,
-                proposes_trees=method.proposes_trees,
-                max_model_len=method.max_model_len,
-                vocab_size=method.vocab_size,
-                takes_hidden_history=method.takes_hidden_history,
-                hidden_size=method.hidden_size,
-            )
-            for method in info.methods
-        ],
+        methods=[method_to_wire(method) for method in info.methods],
         noise_version=info.noise_version,
         num_sessions=info.num_sessions,
         max_sessions=info.max_sessions,
@@ -83,20 +77,7 @@ def drafter_info_to_wire(info: m.DrafterInfo) -> drafter.DrafterInfo:
 def drafter_info_from_wire(message: drafter.DrafterInfo) -> m.DrafterInfo:
     return m.DrafterInfo(
         version=message.version,
-        methods=tuple(
-            m.DraftMethodInfo(
-                name=method.name,
-                model=method.model,
-                hidden_layers=tuple(method.hidden_layers),
-                max_num_draft_tokens=method.max_num_draft_tokens,
-                proposes_trees=method.proposes_trees,
-                max_model_len=method.max_model_len,
-                vocab_size=method.vocab_size,
-                takes_hidden_history=method.takes_hidden_history,
-                hidden_size=method.hidden_size,
-            )
-            for method in message.methods
-        ),
+        methods=tuple(method_from_wire(method) for method in message.methods),
         noise_version=message.noise_version,
         num_sessions=message.num_sessions,
         max_sessions=message.max_sessions,

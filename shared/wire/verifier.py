@@ -8,7 +8,14 @@ from outrider.v1 import common_pb2 as common
 from outrider.v1 import verifier_pb2 as verifier
 from shared import messages as m
 from shared.errors import InvalidRequest
-from shared.wire.common import hidden_from_wire, hidden_to_wire, timings_from_wire, timings_to_wire
+from shared.wire.common import (
+    hidden_from_wire,
+    hidden_to_wire,
+    method_from_wire,
+    method_to_wire,
+    timings_from_wire,
+    timings_to_wire,
+)
 from shared.wire.proposals import proposal_from_wire, proposal_to_wire
 
 
@@ -20,6 +27,7 @@ def verify_step_to_wire(step: m.VerifyStep) -> verifier.VerifierRequest:
             proposal=proposal_to_wire(step.proposal) if step.proposal is not None else None,
             max_new_tokens=step.max_new_tokens,
             hidden_states=_hidden_request_to_wire(step.hidden_states) if step.hidden_states is not None else None,
+            local_drafts=_local_drafts_to_wire(step.local_drafts) if step.local_drafts is not None else None,
         )
     )
 
@@ -33,6 +41,7 @@ def verify_step_from_wire(message: verifier.VerifyStep) -> m.VerifyStep:
         proposal=proposal_from_wire(message.proposal) if message.HasField("proposal") else None,
         max_new_tokens=message.max_new_tokens,
         hidden_states=_hidden_request_from_wire(message.hidden_states) if message.HasField("hidden_states") else None,
+        local_drafts=_local_drafts_from_wire(message.local_drafts) if message.HasField("local_drafts") else None,
     )
 
 
@@ -44,6 +53,18 @@ def _hidden_request_from_wire(message: verifier.HiddenStatesRequest) -> m.Hidden
     if not message.layers or len(set(message.layers)) != len(message.layers):
         raise InvalidRequest("step: hidden_states must name layers, each once", param="hidden_states")
     return m.HiddenStatesRequest(tuple(message.layers), message.first_index)
+
+
+def _local_drafts_to_wire(drafts: m.LocalDrafts) -> verifier.LocalDrafts:
+    return verifier.LocalDrafts(
+        method=drafts.method, num_draft_tokens=drafts.num_draft_tokens, token_tree=drafts.token_tree
+    )
+
+
+def _local_drafts_from_wire(message: verifier.LocalDrafts) -> m.LocalDrafts:
+    if message.num_draft_tokens <= 0:
+        raise InvalidRequest("step: local_drafts must ask for a token at least", param="local_drafts")
+    return m.LocalDrafts(message.method, message.num_draft_tokens, message.token_tree)
 
 
 def _logprobs_to_wire(logprobs: Sequence[m.TokenLogprob]) -> list[common.TokenLogprob]:
@@ -136,6 +157,7 @@ def verifier_info_to_wire(info: m.VerifierInfo) -> verifier.VerifierInfo:
             ],
         ),
         numerics=info.numerics,
+        local_methods=[method_to_wire(method) for method in info.local_methods],
     )
 
 
@@ -163,4 +185,5 @@ def verifier_info_from_wire(message: verifier.VerifierInfo) -> m.VerifierInfo:
             m.CertificateCheck(check.name, check.holds, check.detail) for check in message.certificate.checks
         ),
         numerics=message.numerics,
+        local_methods=tuple(method_from_wire(method) for method in message.local_methods),
     )

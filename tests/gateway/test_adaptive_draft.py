@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import defaultdict
 from dataclasses import replace
 from itertools import product
@@ -204,7 +205,7 @@ def test_methods_are_compared_by_what_they_can_draft() -> None:
 def test_a_fixed_length_never_changes() -> None:
     policy = FixedDraftLength(5, "ngram")
     for _ in range(10):
-        assert (policy.method, policy.num_draft_tokens(), policy.free_run()) == ("ngram", 5, 1)
+        assert (policy.method, policy.num_draft_tokens(), policy.free_run()) == ("ngram", 5, sys.maxsize)
         policy.observe(outcome(5, 5, 0))
 
 
