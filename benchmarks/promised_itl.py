@@ -21,7 +21,8 @@ from rich.table import Table
 from benchmarks.load import LoadResult, Shape, run_load
 from benchmarks.prompts import code_prompts
 from benchmarks.records import quantiles, save_rows
-from client.stack import Stack, StackSettings, free_port
+from client.stack import Stack, free_port
+from client.stack_commands import StackSettings
 from training.expand import main as expand
 
 console = Console(highlight=False)

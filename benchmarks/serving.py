@@ -33,7 +33,8 @@ from benchmarks.peer_transformers import VARIANTS as TRANSFORMERS_VARIANTS
 from benchmarks.peer_transformers import TransformersPeer
 from benchmarks.prompts import code_prompts
 from benchmarks.records import quantiles, save_rows
-from client.stack import Stack, StackSettings, free_port
+from client.stack import Stack, free_port
+from client.stack_commands import StackSettings
 from training.expand import main as expand
 
 # Wide enough for the table when the output goes to a file.

@@ -12,7 +12,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from client.stack import StackState, read_state
+from client.stack import read_state
+from client.stack_commands import StackState
 from shared.errors import ConfigError, InvalidRequest, OutriderError
 
 console = Console(highlight=False)

@@ -12,7 +12,7 @@ from rich.text import Text
 from client.cli_common import DEFAULT_RUN_DIR, Json, RunDir, clear_errors, console, print_json
 from client.cli_stack import DraftModel, Dtype, GrpcPort, Host, Model, Port, RedisUrl
 from client.doctor.check import Check
-from client.stack import StackSettings
+from client.stack_commands import StackSettings
 from shared.errors import ConfigError, InvalidRequest
 
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]

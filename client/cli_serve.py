@@ -9,7 +9,7 @@ import typer
 from client.cli_common import DEFAULT_RUN_DIR, RunDir, clear_errors, say
 from client.cli_stack import Dtype, GrpcPort, Host, Port, RedisUrl, check_folders, run_in_foreground
 from client.serve_plan import plan_serving
-from client.stack import StackSettings
+from client.stack_commands import StackSettings
 
 _SPEC_HELP = """vLLM's JSON, e.g. '{"model": "DRAFT_FOLDER", "num_speculative_tokens": 5}'; empty: no speculation."""
 SpecConfig = Annotated[str, typer.Option("--speculative-config", "--speculative_config", "-sc", help=_SPEC_HELP)]
@@ -64,6 +64,7 @@ def serve(
             port=port,
             grpc_port=grpc_port,
             redis_url=redis_url,
+            num_drafters=0,
             dtype=dtype,
             speculative_config=plan.gateway_config,
             verifier_args=(*verifier_args, "--max-model-len", str(max_model_len), *plan.verifier_args),

@@ -13,7 +13,8 @@ import typer
 from client.cli_common import DEFAULT_RUN_DIR, Json, RunDir, clear_errors, console, errors, print_json, say, say_aside
 from client.display import LEGEND, show_stream, summary
 from client.generate import CompletionRequest, stream_completion
-from client.stack import Stack, StackSettings, StackState, stop_running
+from client.stack import Stack, stop_running
+from client.stack_commands import StackSettings, StackState
 from shared.errors import ConfigError, OutriderError
 
 # No line break at the end: the tokenizer keeps it together with the indent that follows.
@@ -29,7 +30,9 @@ GrpcPort = Annotated[int, typer.Option(help="gRPC port for clients.", envvar="OU
 Host = Annotated[str, typer.Option(help="Address of the REST and gRPC doors.")]
 RedisUrl = Annotated[str, typer.Option(help="Redis to use; empty: start one.", envvar="OUTRIDER_REDIS_URL")]
 Dtype = Annotated[str, typer.Option(help="auto, bfloat16 or float32.")]
-Drafters = Annotated[int, typer.Option(min=1, max=64, help="Drafter processes.")]
+Drafters = Annotated[
+    int, typer.Option(min=0, max=64, help="Drafter processes; 0: the verifier drafts by itself, fastest on one machine.")
+]
 _SPEC_HELP = """vLLM's JSON, e.g. '{"method": "ngram", "num_speculative_tokens": 4}'."""
 SpecConfig = Annotated[str, typer.Option("--speculative-config", "-sc", help=_SPEC_HELP)]
 
@@ -42,19 +45,21 @@ def up(
     grpc_port: GrpcPort = 8001,
     redis_url: RedisUrl = "",
     dtype: Dtype = "auto",
-    drafters: Drafters = 1,
+    drafters: Drafters = 0,
     speculative_config: SpecConfig = "",
     run_dir: RunDir = DEFAULT_RUN_DIR,
     detach: Annotated[bool, typer.Option(help="Return when the stack is ready.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Start Redis, a verifier, drafters and the gateway on this machine.
+    """Start Redis, a verifier, the gateway and, where asked for, drafters on this machine.
 
     Examples:
 
       outrider up
 
       outrider up --model ~/checkpoints/llama --draft-model "" --port 9000
+
+      outrider up --drafters 2
 
       outrider up --detach && outrider chat "Hello." && outrider down
     """
@@ -139,10 +144,14 @@ def show_running(state: StackState) -> None:
     lines = (
         f"REST   {state.url}/v1  (OpenAI API; also /ready, /metrics)",
         f"gRPC   {state.grpc_address}  (outrider.v1.Gateway)",
-        f"fleet  {len(state.verifiers)} verifier, {len(state.drafters)} drafter, {state.redis_url}",
+        f"fleet  {len(state.verifiers)} verifier, {_drafters(state)}, {state.redis_url}",
     )
     for line in lines:
         console.print(line, soft_wrap=True)
+
+
+def _drafters(state: StackState) -> str:
+    return f"{len(state.drafters)} drafter" if state.drafters else "which drafts by itself"
 
 
 def _stream_demo(grpc_address: str) -> None:

@@ -30,7 +30,8 @@ from client.cli_common import (
 from client.cli_stack import show_running
 from client.fleet import Counts, Rates, rates, read_counts, read_fleet
 from client.rest import rest_client
-from client.stack import StackState, read_state
+from client.stack import read_state
+from client.stack_commands import StackState
 from shared.errors import ConfigError, OutriderError
 from shared.tls import client_tls
 
@@ -131,6 +132,10 @@ def fleet_view(fleet: dict[str, Any], speed: Rates | None) -> RenderableType:
             _used_blocks(member),
         )
     drafters = _table("drafter", "", "methods", right=("sessions",))
+    for member in fleet["verifiers"]:
+        if member.get("methods"):  # it drafts by itself
+            methods = ", ".join(_method(method) for method in member["methods"])
+            drafters.add_row(member["address"], _health(member), methods, _sessions(member))
     for member in fleet["drafters"]:
         methods = ", ".join(_method(method) for method in member["methods"])
         drafters.add_row(member["address"], _health(member), methods, _sessions(member))

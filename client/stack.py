@@ -1,6 +1,6 @@
-"""A whole stack on one machine as child processes: Redis, verifier, drafter, gateway.
+"""A whole stack on one machine as child processes: Redis, verifier, drafters, gateway.
 
-Not here: what the services do. Their ports are free ones, read from the line each prints when it is SERVING; their
+Not here: what the services do, and their command lines (stack_commands). Their ports are free ones, read from the line each prints when it is SERVING; their
 output goes to files in the run folder, whose `stack.json` says what runs where.
 """
 
@@ -14,15 +14,15 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 
 from client.installation import check_server_installed
+from client.stack_commands import StackSettings, StackState, drafter_command, gateway_command, verifier_command
 from shared.errors import ConfigError, OutriderError
 from shared.speculative_config import parse_speculative_config
 
@@ -36,40 +36,6 @@ Progress = Callable[[str], None]
 
 class StackError(OutriderError):
     """A process of the stack did not start, or died."""
-
-
-@dataclass(frozen=True)
-class StackSettings:
-    """What `outrider up` was asked for. Empty redis_url: a Redis of its own."""
-
-    model: str
-    # Checkpoints of draft models and heads, comma-separated.
-    draft_model: str
-    # Empty: all that the checkpoints give, and those that need none.
-    methods: tuple[str, ...] = ()
-    host: str = "127.0.0.1"
-    port: int = 8000
-    grpc_port: int = 8001
-    redis_url: str = ""
-    num_drafters: int = 1
-    dtype: str = "auto"
-    speculative_config: str = ""
-    verifier_args: tuple[str, ...] = ()
-    drafter_args: tuple[str, ...] = ()
-    gateway_args: tuple[str, ...] = ()
-    start_timeout_s: float = 300.0
-
-
-@dataclass
-class StackState:
-    """What runs; kept in `stack.json`. `pids` in the order of starting."""
-
-    url: str = ""
-    grpc_address: str = ""
-    redis_url: str = ""
-    verifiers: list[str] = field(default_factory=list)
-    drafters: list[str] = field(default_factory=list)
-    pids: dict[str, int] = field(default_factory=dict)
 
 
 class Stack:
@@ -93,10 +59,10 @@ class Stack:
             raise ConfigError(f"a stack is running already at {running.url}; `outrider down` stops it")
         try:
             self.state.redis_url = settings.redis_url or self._start_redis()
-            self._spawn("verifier", self._verifier_command())
+            self._spawn("verifier", verifier_command(settings))
             drafters = [f"drafter-{number}" for number in range(settings.num_drafters)]
             for name in drafters:
-                self._spawn(name, self._drafter_command())
+                self._spawn(name, drafter_command(settings))
             self._progress("loading the target and the draft model")
             self.state.verifiers = [self._wait_serving("verifier")]
             self.state.drafters = [self._wait_serving(name) for name in drafters]
@@ -184,36 +150,8 @@ class Stack:
             time.sleep(0.05)
         raise StackError(f"Redis did not start:\n{self.log_tail('redis')}")
 
-    def _verifier_command(self) -> list[str]:
-        settings = self._settings
-        return [
-            *(sys.executable, "-m", "verifier_service", "--model", settings.model, "--port", "0"),
-            *("--dtype", settings.dtype, *settings.verifier_args),
-        ]
-
-    def _drafter_command(self) -> list[str]:
-        settings = self._settings
-        command = [
-            *(sys.executable, "-m", "drafter_service", "--port", "0"),
-            *("--target-model", settings.model, "--dtype", settings.dtype, *settings.drafter_args),
-        ]
-        if settings.methods:
-            command += ["--methods", ",".join(settings.methods)]
-        if settings.draft_model:
-            command += ["--draft-model", settings.draft_model]
-        return command
-
     def _gateway_command(self) -> list[str]:
-        settings, state = self._settings, self.state
-        command = [
-            *(sys.executable, "-m", "gateway", "--model", settings.model),
-            *("--host", settings.host, "--port", str(settings.port), "--grpc-port", str(settings.grpc_port)),
-            *("--verifiers", ",".join(state.verifiers), "--drafters", ",".join(state.drafters)),
-            *("--redis-url", state.redis_url),
-        ]
-        if settings.speculative_config:
-            command += ["--speculative-config", settings.speculative_config]
-        return [*command, *settings.gateway_args]
+        return gateway_command(self._settings, self.state)
 
     def _wait_serving(self, name: str) -> str:
         """Address of the service once it serves; meanwhile what it says of its loading is passed on."""

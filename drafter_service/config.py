@@ -9,14 +9,9 @@ from shared.tracing import OTLP_TRACES_ENDPOINT_HELP
 
 
 @dataclass(frozen=True)
-class DrafterConfig:
-    draft_model: tuple[str, ...] = setting(
-        (), "Folders of draft models and trained heads, comma-separated; the method of each is recognised."
-    )
-    target_model: str = setting(
-        "", "Folder of the target's checkpoint: heads use its embedding and output head, draft models its tokenizer."
-    )
-    methods: tuple[str, ...] = setting((), "Draft methods to serve, comma-separated; empty: all there are.")
+class LookupSettings:
+    """Of the methods that need no checkpoint, wherever they draft."""
+
     prompt_lookup_min: int = setting(1, "Shortest n-gram that is looked up.", minimum=1, maximum=64)
     prompt_lookup_max: int = setting(5, "Longest n-gram that is looked up.", minimum=1, maximum=64)
     suffix_decoding_max_tree_depth: int = setting(
@@ -34,6 +29,17 @@ class DrafterConfig:
     suffix_decoding_min_token_prob: float = setting(
         0.1, "Least probability, by the counts, of a draft token together with those before it.", minimum=0, maximum=1
     )
+
+
+@dataclass(frozen=True)
+class DrafterConfig(LookupSettings):
+    draft_model: tuple[str, ...] = setting(
+        (), "Folders of draft models and trained heads, comma-separated; the method of each is recognised."
+    )
+    target_model: str = setting(
+        "", "Folder of the target's checkpoint: heads use its embedding and output head, draft models its tokenizer."
+    )
+    methods: tuple[str, ...] = setting((), "Draft methods to serve, comma-separated; empty: all there are.")
     host: str = setting("127.0.0.1", "Address to listen on.")
     port: int = setting(7002, "gRPC port; 0 takes a free one.", minimum=0, maximum=65535)
     metrics_port: int = setting(0, "Port of /metrics; 0 serves none.", minimum=0, maximum=65535)

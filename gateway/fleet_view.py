@@ -10,11 +10,18 @@ from collections.abc import Sequence
 from typing_extensions import TypedDict
 
 from gateway.pool import Member
-from shared.messages import DrafterInfo, VerifierInfo
+from shared.messages import DrafterInfo, DraftMethodInfo, VerifierInfo
+
+
+class MethodView(TypedDict):
+    name: str
+    model: str
 
 
 class VerifierView(TypedDict):
-    """What a verifier said last; all but its address is empty, or 0, before it has been reached once."""
+    """What a verifier said last; all but its address is empty, or 0, before it has been reached once. `methods`: what it
+    drafts with by itself.
+    """
 
     address: str
     healthy: bool
@@ -26,11 +33,7 @@ class VerifierView(TypedDict):
     num_waiting: int
     num_blocks: int
     num_free_blocks: int
-
-
-class MethodView(TypedDict):
-    name: str
-    model: str
+    methods: list[MethodView]
 
 
 class DrafterView(TypedDict):
@@ -87,6 +90,7 @@ def _verifier(member: Member[VerifierInfo]) -> VerifierView:
         "num_waiting": info.num_waiting if info else 0,
         "num_blocks": info.num_blocks if info else 0,
         "num_free_blocks": info.num_free_blocks if info else 0,
+        "methods": _methods(info.local_methods if info else ()),
     }
 
 
@@ -97,8 +101,12 @@ def _drafter(member: Member[DrafterInfo]) -> DrafterView:
         "healthy": member.healthy,
         "num_sessions": _num_sessions(member),
         "max_sessions": info.max_sessions if info else 0,
-        "methods": [{"name": method.name, "model": method.model} for method in info.methods] if info else [],
+        "methods": _methods(info.methods if info else ()),
     }
+
+
+def _methods(methods: Sequence[DraftMethodInfo]) -> list[MethodView]:
+    return [{"name": method.name, "model": method.model} for method in methods]
 
 
 def _num_sessions(member: Member[VerifierInfo] | Member[DrafterInfo]) -> int:

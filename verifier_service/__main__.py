@@ -37,7 +37,7 @@ from verifier_service.step_costs import measure_step_costs
 EPILOG = """examples:
   python -m verifier_service --model models/demo-target
   python -m verifier_service --model ~/checkpoints/my-llama --dtype bfloat16 --kv-cache-mb 4096
-  python -m verifier_service --model models/demo-target --draft-model models/demo-draft
+  python -m verifier_service --model models/demo-target --local-draft-model models/demo-draft
 """
 
 

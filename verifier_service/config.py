@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from drafter_service.config import LookupSettings
 from shared.config import setting
 from shared.tracing import OTLP_TRACES_ENDPOINT_HELP
 
 
 @dataclass(frozen=True)
-class VerifierConfig:
+class VerifierConfig(LookupSettings):
     model: str = setting("", "Folder of the target's HF checkpoint (safetensors).")
     served_model_name: str = setting("", "Name that requests use; the folder's name if empty.")
     host: str = setting("127.0.0.1", "Address to listen on.")
@@ -45,15 +46,16 @@ class VerifierConfig:
     rejection_sample_method: str = setting(
         "block", "Acceptance rule for chains in rejection mode.", choices=("standard", "block")
     )
-    draft_model: tuple[str, ...] = setting(
+    local_draft_model: tuple[str, ...] = setting(
         (),
-        "Folders of draft models and trained heads that this verifier drafts with by itself, comma-separated: no "
-        "drafter is asked for what it drafts.",
+        "Folders of draft models and trained heads that this verifier drafts with by itself, comma-separated: for what "
+        "it drafts no drafter is asked.",
     )
-    draft_methods: tuple[str, ...] = setting(
-        (), "Methods that it drafts with by itself, ngram and suffix among them; empty: those of --draft-model."
+    local_methods: tuple[str, ...] = setting(
+        (), "Methods that it drafts with by itself; empty: with --local-draft-model all there are, without it none."
     )
-    draft_kv_cache_mb: int = setting(128, "Memory for the KV cache of its draft model, in MiB.", minimum=1)
+    local_enforce_eager: bool = setting(False, "As --enforce-eager, for what it drafts with.")
+    local_kv_cache_mb: int = setting(128, "Memory for the KV cache of what it drafts with, in MiB.", minimum=1)
     drain_s: float = setting(30.0, "Seconds that running sessions may go on after SIGTERM.", minimum=0)
     otlp_traces_endpoint: str = setting("", OTLP_TRACES_ENDPOINT_HELP)
     log_level: str = setting("info", "Log level.", choices=("debug", "info", "warning", "error"))

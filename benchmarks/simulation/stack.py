@@ -15,7 +15,8 @@ from pathlib import Path
 
 from benchmarks.load import Shape
 from benchmarks.simulation.link import DelayedLink
-from client.stack import Progress, Stack, StackSettings, StackState, free_port
+from client.stack import Progress, Stack, free_port
+from client.stack_commands import StackSettings, StackState
 from training.expand import main as expand
 
 METHOD = "draft_model"

@@ -11,7 +11,8 @@ from client.doctor.machine import check_disk, check_memory, check_port
 from client.doctor.packages import check_packages
 from client.doctor.programs import check_certificate, check_engine
 from client.doctor.redis_server import check_redis
-from client.stack import StackSettings, read_state
+from client.stack import read_state
+from client.stack_commands import StackSettings
 
 
 def all_checks(

@@ -63,6 +63,13 @@ export interface Verifier {
   num_waiting: number;
   num_blocks: number;
   num_free_blocks: number;
+  /** What it drafts with by itself. */
+  methods: Method[];
+}
+
+export interface Method {
+  name: string;
+  model: string;
 }
 
 export interface Drafter {
@@ -70,7 +77,7 @@ export interface Drafter {
   healthy: boolean;
   num_sessions: number;
   max_sessions: number;
-  methods: { name: string; model: string }[];
+  methods: Method[];
 }
 
 export interface Fleet {

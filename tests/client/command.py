@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from client.stack import StackState
+from client.stack_commands import StackState
 from tests.ports import server_port
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from command import ROOT
 
-from client.stack import Stack, StackSettings, StackState
+from client.stack import Stack
+from client.stack_commands import StackSettings, StackState
 from tests.ports import server_port
 
 MODELS = ROOT / "models"

@@ -25,7 +25,7 @@ from client.bench.figures import figures, percentile
 from client.bench.report import error_lines, report_lines
 from client.bench.request import RequestResult
 from client.bench.run import CHAT_ENDPOINT, BenchRun, BenchSettings, arrival_times
-from client.stack import StackState
+from client.stack_commands import StackState
 from shared.api_keys import key_line, new_key
 from shared.errors import ConfigError
 from tests.ports import nobodys_port, server_port

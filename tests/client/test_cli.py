@@ -182,7 +182,7 @@ def test_up_status_complete_down(run_dir: Path) -> None:
     state = json.loads(status.stdout)
     assert state["url"] == f"http://127.0.0.1:{port}"
     assert state["grpc_address"] == f"127.0.0.1:{grpc_port}"
-    assert set(state["pids"]) == {"redis", "verifier", "drafter-0", "gateway"}
+    assert set(state["pids"]) == {"redis", "verifier", "gateway"}
 
     again = run("up", "--detach", *folder, "--port", port, "--grpc-port", grpc_port)
     assert again.returncode == 2

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from command import ROOT, Terminal, another_gateway, outrider
 
-from client.stack import StackState
+from client.stack_commands import StackState
 
 QUESTION = "Write a function that returns the sum of two numbers."
 

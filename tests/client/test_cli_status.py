@@ -11,7 +11,7 @@ from command import OUTRIDER, ROOT, Terminal, outrider
 
 from client.fleet import Counts, rates
 from client.metrics_text import sums
-from client.stack import StackState
+from client.stack_commands import StackState
 from tests.ports import nobodys_port
 
 

@@ -18,7 +18,7 @@ from client.doctor.checkpoints import check_checkpoints
 from client.doctor.machine import available_memory_mib, check_disk, check_memory, check_port
 from client.doctor.packages import _package, check_packages
 from client.doctor.redis_server import check_redis
-from client.stack import StackState
+from client.stack_commands import StackState
 from tests.ports import nobodys_port, server_port
 from tests.redis_server import RedisServer
 

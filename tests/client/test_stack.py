@@ -9,7 +9,8 @@ from pathlib import Path
 
 import redis
 
-from client.stack import Stack, StackSettings
+from client.stack import Stack
+from client.stack_commands import StackSettings
 
 
 def until_written(run_dir: Path, value: bytes) -> None:

@@ -9,7 +9,8 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from client.stack import Stack, StackSettings
+from client.stack import Stack
+from client.stack_commands import StackSettings
 from tests.deploy.kubernetes_objects import KUBERNETES
 from tests.deploy.kustomize import read_documents
 from tests.deploy.test_compose import ROOT

@@ -19,7 +19,8 @@ from typing import Any
 import httpx
 from e2e_stack import DEMO_DRAFT, DEMO_TARGET, METHODS, PATIENT, wait_until
 
-from client.stack import Stack, StackSettings, StackState
+from client.stack import Stack
+from client.stack_commands import StackSettings, StackState
 from tests.e2e.e2e_pace import FEW_AHEAD, PAUSE_S, paced
 from tests.ports import server_port
 from tests.redis_server import RedisServer

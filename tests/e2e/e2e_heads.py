@@ -21,7 +21,8 @@ from e2e_gateways import Fleet, Gateway
 from e2e_stack import DEMO_TARGET, MODELS, wait_until
 from prometheus_client.parser import text_string_to_metric_families
 
-from client.stack import Stack, StackSettings
+from client.stack import Stack
+from client.stack_commands import StackSettings
 from drafter_service.checkpoints.target_weights import load_target_weights
 from outrider.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 from tests.drafter_service.other_vocabularies import renamed_demo_draft

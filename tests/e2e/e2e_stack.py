@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,7 +14,8 @@ import grpc
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from client.stack import Stack, StackSettings, StackState
+from client.stack import Stack
+from client.stack_commands import StackSettings, StackState, drafter_command, verifier_command
 from outrider.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 from shared import wire
 from shared.messages import DrafterInfo, VerifierInfo
@@ -42,7 +42,7 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> fl
 
 
 class RunningStack:
-    """One verifier, one drafter, a gateway and a Redis of their own; `revive` starts killed services anew."""
+    """One verifier, one drafter or none, a gateway and a Redis of their own; `revive` starts killed services anew."""
 
     def __init__(self, state: StackState, settings: StackSettings, run_dir: Path) -> None:
         self.state = state
@@ -54,7 +54,8 @@ class RunningStack:
         # A lost peer must be found again at once, not after gRPC's default back-off of seconds.
         options = [("grpc.min_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 300)]
         self._verifier_channel = grpc.insecure_channel(state.verifiers[0], options)
-        self._drafter_channel = grpc.insecure_channel(state.drafters[0], options)
+        drafter = state.drafters[0] if state.drafters else "127.0.0.1:1"
+        self._drafter_channel = grpc.insecure_channel(drafter, options)
 
     @property
     def url(self) -> str:
@@ -70,7 +71,8 @@ class RunningStack:
 
     def num_sessions(self) -> tuple[int, int]:
         """At the verifier, at the drafter."""
-        return self.verifier_info().num_sessions, self.drafter_info().num_sessions
+        at_drafter = self.drafter_info().num_sessions if self.state.drafters else 0
+        return self.verifier_info().num_sessions, at_drafter
 
     def wait_idle(self, timeout_s: float = 60.0) -> None:
         wait_until(lambda: self.num_sessions() == (0, 0), timeout_s, "both services are idle")
@@ -99,15 +101,12 @@ class RunningStack:
 
     def _start_again(self, name: str) -> None:
         if name == "verifier":
-            command = ["verifier_service", "--model", self.settings.model, "--port", _port(self.state.verifiers[0])]
+            command, address = verifier_command(self.settings), self.state.verifiers[0]
         else:
-            methods = ",".join(self.settings.methods)
-            command = ["drafter_service", "--methods", methods, "--draft-model", self.settings.draft_model]
-            command += ["--target-model", self.settings.model]
-            command += ["--port", _port(self.state.drafters[0])]
+            command, address = drafter_command(self.settings), self.state.drafters[0]
         with (self._run_dir / f"{name}-again.log").open("wb") as log_file:
             process = subprocess.Popen(
-                [sys.executable, "-m", *command, "--dtype", self.settings.dtype],
+                [*command, "--port", _port(address)],  # the last one counts
                 stdout=log_file,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
@@ -116,8 +115,8 @@ class RunningStack:
         self._pids[name] = process.pid
 
     def wait_fleet(self, timeout_s: float = 150.0) -> None:
-        """Until the gateway sees a verifier and a drafter."""
-        for service in ("verifier", "drafter"):
+        """Until the gateway sees a verifier, and a drafter where there is one."""
+        for service in ("verifier", "drafter") if self.state.drafters else ("verifier",):
             wait_until(
                 lambda service=service: self.metric("outrider:fleet_members", service=service) == 1,  # type: ignore[misc]
                 timeout_s,
@@ -145,8 +144,9 @@ def run_stack(
     speculative_config: str = "",
     gateway_args: tuple[str, ...] = PATIENT,
     is_paced: bool = False,
+    num_drafters: int = 1,
 ) -> Iterator[RunningStack]:
-    """is_paced: for tests that disturb streams (e2e_pace.py)."""
+    """is_paced: for tests that disturb streams (e2e_pace.py). num_drafters 0: the verifier drafts by itself."""
     with ExitStack() as around:
         redis_url = ""
         if is_paced:
@@ -161,6 +161,7 @@ def run_stack(
             port=0,
             grpc_port=server_port(),
             redis_url=redis_url,
+            num_drafters=num_drafters,
             dtype=dtype,
             speculative_config=speculative_config,
             gateway_args=gateway_args,

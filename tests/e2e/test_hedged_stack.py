@@ -15,7 +15,7 @@ from e2e_processes import START_TIMEOUT_S, ServiceProcess, drafter_info, start_a
 from e2e_rest import complete, speculation
 from e2e_stack import wait_until
 
-from client.stack import StackState
+from client.stack_commands import StackState
 from gateway.drafting import ALONE_RUN
 from tests.redis_server import RedisServer
 

@@ -15,7 +15,7 @@ from e2e_gateways import Fleet, Gateway, Told, read_events
 from e2e_processes import START_TIMEOUT_S, ServiceProcess, start_all, verifier_info, verifier_process
 from e2e_rest import complete, speculation
 
-from client.stack import StackState
+from client.stack_commands import StackState
 from gateway.placement import place
 from gateway.pool import Member
 from gateway.remote import RemoteVerifier

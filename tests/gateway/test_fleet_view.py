@@ -34,6 +34,7 @@ VERIFIER = VerifierInfo(
     max_sessions=32,
     noise_version=1,
     certificate_holds=True,
+    local_methods=(DraftMethodInfo("suffix"),),
 )
 METHODS = (DraftMethodInfo("draft_model", "demo-draft"), DraftMethodInfo("ngram"))
 DRAFTER = DrafterInfo("1.2.3", METHODS, noise_version=1, num_sessions=2, max_sessions=64)
@@ -63,6 +64,7 @@ async def test_members_that_answer(channel: grpc.aio.Channel) -> None:
                 "num_waiting": 1,
                 "num_blocks": 100,
                 "num_free_blocks": 60,
+                "methods": [{"name": "suffix", "model": ""}],
             }
         ],
         "drafters": [

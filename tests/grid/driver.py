@@ -15,7 +15,7 @@ from drafter_service.session import DraftSession
 from gateway.hidden_flow import HiddenFlow
 from outrider.v1 import verifier_pb2
 from shared import wire
-from shared.messages import Commit, DraftStep, Proposal, SessionSpec, VerifyStep
+from shared.messages import Commit, DraftStep, LocalDrafts, Proposal, SessionSpec, VerifyStep
 from tests.grid.pools import Pool
 
 # What a session decodes alone in one step where it has to be idle now and then (the gateway's ALONE_RUN).
@@ -44,6 +44,8 @@ class Session:
     tree: bool = False
     # Of tokens: it is left once it has so many, whatever its limit is.
     enough: int | None = None
+    # What the verifier is to draft by itself in the session's free runs.
+    local: LocalDrafts | None = None
 
 
 # Called between two rounds of a session that runs alone, with the number of its tokens.
@@ -136,7 +138,11 @@ class Driver:
                 step = VerifyStep(session.spec.epoch, committed_len, proposal, hidden_states=hidden)
             else:
                 step = VerifyStep(
-                    session.spec.epoch, committed_len, max_new_tokens=session.free_run, hidden_states=hidden
+                    session.spec.epoch,
+                    committed_len,
+                    max_new_tokens=session.free_run,
+                    hidden_states=hidden,
+                    local_drafts=session.local,
                 )
             self._send(session, step)
 

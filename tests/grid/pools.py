@@ -7,6 +7,7 @@ of garbage, so that a read of what was never written shows.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,7 @@ class Pools:
     def pool(self, prefill: str, num_blocks: int) -> Pool:
         key = (prefill, num_blocks)
         if key not in self._pools:
-            self._pools[key] = self._start(CHUNKS[prefill], num_blocks)
+            self._pools[key] = self.start(CHUNKS[prefill], num_blocks)
         return self._pools[key]
 
     def draft_method(self) -> GrowingMethod:
@@ -86,11 +87,13 @@ class Pools:
         self._pools.clear()
         self._head_folder.cleanup()
 
-    def _start(self, chunk: int, num_blocks: int) -> Pool:
+    def start(self, chunk: int, num_blocks: int, local_methods: Mapping[str, DraftMethod] | None = None) -> Pool:
+        """An engine of its own, which whoever starts it stops."""
         registry = CollectorRegistry()
         limits = EngineLimits(64, _MAX_BATCHED_TOKENS, chunk, self.target.max_model_len)
         runner, blocks = _runner(self.target, num_blocks)
-        engine = VerifierEngine(runner, blocks, limits, self._certificate, VerifierMetrics(registry), _STEP_COSTS)
+        metrics = VerifierMetrics(registry)
+        engine = VerifierEngine(runner, blocks, limits, self._certificate, metrics, _STEP_COSTS, local_methods)
         engine.start()
         return Pool(engine, registry)
 

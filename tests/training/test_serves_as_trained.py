@@ -15,7 +15,8 @@ import httpx
 import pytest
 import torch
 
-from client.stack import Stack, StackSettings
+from client.stack import Stack
+from client.stack_commands import StackSettings
 from tests.ports import server_port
 from training.agreement import load_for_measuring
 from training.frozen_target import FrozenTarget

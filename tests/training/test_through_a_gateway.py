@@ -18,7 +18,8 @@ import httpx
 import pytest
 from tokenizers import Tokenizer
 
-from client.stack import Stack, StackSettings
+from client.stack import Stack
+from client.stack_commands import StackSettings
 from tests.ports import server_port
 from training.evaluate_heads import Cell
 

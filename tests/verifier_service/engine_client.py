@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import queue
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
+from drafter_service.methods.interface import DraftMethod
 from engine.block_manager import BlockManager
 from engine.certificate import Certificate
 from engine.model import LoadedModel
@@ -19,6 +20,7 @@ from shared.messages import (
     Commit,
     FinishReason,
     HiddenStatesRequest,
+    LocalDrafts,
     Proposal,
     SessionSpec,
     TokenLogprob,
@@ -67,7 +69,10 @@ class EngineShape:
 
 @contextmanager
 def running_engine(
-    loaded: LoadedModel, certificate: Certificate, shape: EngineShape | None = None
+    loaded: LoadedModel,
+    certificate: Certificate,
+    shape: EngineShape | None = None,
+    local_methods: Mapping[str, DraftMethod] | None = None,
 ) -> Iterator[VerifierEngine]:
     """Started, and at the end proved to have leaked nothing."""
     shape = shape or EngineShape()
@@ -84,6 +89,7 @@ def running_engine(
         certificate,
         VerifierMetrics(CollectorRegistry()),
         StepCosts([(1, 0.001), (64, 0.01)]),
+        local_methods,
     )
     engine.start()
     try:
@@ -119,9 +125,10 @@ class Session:
         max_new_tokens: int = 0,
         epoch: int | None = None,
         hidden: HiddenStatesRequest | None = None,
+        local: LocalDrafts | None = None,
     ) -> list[Commit]:
         """The commits of one step; raises the error that came instead."""
-        self.submit(base_len, proposal, max_new_tokens, epoch, hidden)
+        self.submit(base_len, proposal, max_new_tokens, epoch, hidden, local)
         return self.collect()
 
     def submit(
@@ -131,8 +138,10 @@ class Session:
         max_new_tokens: int = 0,
         epoch: int | None = None,
         hidden: HiddenStatesRequest | None = None,
+        local: LocalDrafts | None = None,
     ) -> None:
-        step = VerifyStep(self.spec.epoch if epoch is None else epoch, base_len, proposal, max_new_tokens, hidden)
+        epoch = self.spec.epoch if epoch is None else epoch
+        step = VerifyStep(epoch, base_len, proposal, max_new_tokens, hidden, local)
         self.engine.submit(self.handle, step)
 
     def collect(self) -> list[Commit]:
@@ -167,14 +176,20 @@ def make_spec(
     )
 
 
-def generate(engine: VerifierEngine, spec: SessionSpec, draft: Draft | None = None, free_run: int = 0) -> list[Commit]:
+def generate(
+    engine: VerifierEngine,
+    spec: SessionSpec,
+    draft: Draft | None = None,
+    free_run: int = 0,
+    local: LocalDrafts | None = None,
+) -> list[Commit]:
     """A whole session, round by round, until its finish reason; checks that the commits join up."""
     commits: list[Commit] = []
     output = spec.committed_token_ids
     with Session(engine, spec) as session:
         while not commits or commits[-1].finish_reason is None:
             proposal = draft(output) if draft else None
-            for commit in session.step(len(output), proposal, 0 if proposal else free_run):
+            for commit in session.step(len(output), proposal, 0 if proposal else free_run, local=local):
                 assert commit.base_len == len(output)
                 assert len(commit.origins) == len(commit.token_ids) > 0
                 assert commit.num_accepted_tokens <= min(commit.num_draft_tokens, len(commit.token_ids))

@@ -2,7 +2,7 @@
 
 import type { ComponentChildren } from "preact";
 import type { FleetState } from "../use-gateway";
-import type { Drafter, Verifier } from "../wire";
+import type { Drafter, Method, Verifier } from "../wire";
 
 export function FleetPicture({ fleet, drafting }: { fleet: FleetState; drafting: string }) {
   const { view, isStale } = fleet;
@@ -26,7 +26,7 @@ export function FleetPicture({ fleet, drafting }: { fleet: FleetState; drafting:
             {view.drafters.map((drafter) => (
               <DrafterNode key={drafter.address} drafter={drafter} isDrafting={drafting === drafter.address} />
             ))}
-            {view.drafters.length === 0 && <li class="node quiet">None: everything is decoded without drafts.</li>}
+            {view.drafters.length === 0 && <li class="node quiet">{noDrafters(view.verifiers)}</li>}
             </ul>
           </div>
           <div class="node gateway">
@@ -50,21 +50,31 @@ export function FleetPicture({ fleet, drafting }: { fleet: FleetState; drafting:
   );
 }
 
+function noDrafters(verifiers: Verifier[]): string {
+  const draftsItself = verifiers.some((verifier) => verifier.healthy && verifier.methods.length > 0);
+  return draftsItself ? "None: the verifier drafts by itself." : "None: everything is decoded without drafts.";
+}
+
 function DrafterNode({ drafter, isDrafting }: { drafter: Drafter; isDrafting: boolean }) {
   const state = !drafter.healthy ? "gone" : isDrafting ? "drafting" : "serving";
   return (
     <Node member={drafter} state={state}>
       <Meter label="sessions" value={drafter.num_sessions} of={drafter.max_sessions} />
-      {drafter.methods.length > 0 && (
-        <p class="methods">
-          {drafter.methods.map((method) => (
-            <span key={method.name} class="chip">
-              {method.name}
-            </span>
-          ))}
-        </p>
-      )}
+      <Methods methods={drafter.methods} />
     </Node>
+  );
+}
+
+function Methods({ methods }: { methods: Method[] }) {
+  if (methods.length === 0) return null;
+  return (
+    <p class="methods">
+      {methods.map((method) => (
+        <span key={method.name} class="chip">
+          {method.name}
+        </span>
+      ))}
+    </p>
   );
 }
 
@@ -80,6 +90,7 @@ function VerifierNode({ verifier }: { verifier: Verifier }) {
           {verifier.num_waiting > 0 && `, ${verifier.num_waiting} waiting`}
         </p>
       )}
+      <Methods methods={verifier.methods} />
     </Node>
   );
 }
