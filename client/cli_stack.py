@@ -31,7 +31,8 @@ Host = Annotated[str, typer.Option(help="Address of the REST and gRPC doors.")]
 RedisUrl = Annotated[str, typer.Option(help="Redis to use; empty: start one.", envvar="OUTRIDER_REDIS_URL")]
 Dtype = Annotated[str, typer.Option(help="auto, bfloat16 or float32.")]
 Drafters = Annotated[
-    int, typer.Option(min=0, max=64, help="Drafter processes; 0: the verifier drafts by itself, fastest on one machine.")
+    int,
+    typer.Option(min=0, max=64, help="Drafter processes; 0: the verifier drafts by itself, fastest on one machine."),
 ]
 _SPEC_HELP = """vLLM's JSON, e.g. '{"method": "ngram", "num_speculative_tokens": 4}'."""
 SpecConfig = Annotated[str, typer.Option("--speculative-config", "-sc", help=_SPEC_HELP)]

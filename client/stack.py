@@ -1,7 +1,7 @@
 """A whole stack on one machine as child processes: Redis, verifier, drafters, gateway.
 
-Not here: what the services do, and their command lines (stack_commands). Their ports are free ones, read from the line each prints when it is SERVING; their
-output goes to files in the run folder, whose `stack.json` says what runs where.
+Not here: what the services do, and their command lines (stack_commands). Their ports are free ones, read from the line
+each prints when it is SERVING; their output goes to files in the run folder, whose `stack.json` says what runs where.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ class MethodView(TypedDict):
 
 
 class VerifierView(TypedDict):
-    """What a verifier said last; all but its address is empty, or 0, before it has been reached once. `methods`: what it
-    drafts with by itself.
+    """What a verifier said last; all but its address is empty, or 0, before it has been reached once. `methods`: what
+    it drafts with by itself.
     """
 
     address: str

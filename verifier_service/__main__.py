@@ -73,11 +73,12 @@ def build_engine(
     metrics.observe_certificate(certificate.holds)
     log.info(certificate.describe())
     log.info("%d KV blocks of %d positions, context %d", num_blocks, config.block_size, loaded.max_model_len)
-    step_costs = measure_step_costs(runner, num_blocks, config.block_size)
+    methods = build_local_methods(config, loaded, log)
+    tap_layers = sorted({layer for method in methods.values() for layer in method.info.hidden_layers})
+    step_costs = measure_step_costs(runner, num_blocks, config.block_size, tap_layers)
     log.info(
         "a forward of 1 row takes %.1f ms, of 16 rows %.1f ms", *(1e3 * step_costs.seconds(rows) for rows in (1, 16))
     )
-    methods = build_local_methods(config, loaded, log)
     engine = VerifierEngine(runner, blocks, limits, certificate, metrics, step_costs, methods)
     metrics.watch(lambda: engine.num_sessions, lambda: engine.num_waiting)
     return engine, loaded

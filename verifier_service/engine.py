@@ -82,6 +82,8 @@ class VerifierEngine:
             dtype=loaded.dtype,
             device=loaded.device,
         )
+        for method in (local_methods or {}).values():
+            keep_layers(self._hidden, method.info.hidden_layers, loaded.num_layers)
         self.limits = limits
         self.certificate = certificate
         self._metrics = metrics
@@ -218,8 +220,6 @@ class VerifierEngine:
             self._check_proposal(step)
             if step.hidden_states is not None:
                 keep_layers(self._hidden, step.hidden_states.layers, self._runner.loaded.num_layers)
-            if step.local_drafts is not None:
-                keep_layers(self._hidden, self._local.hidden_layers(step.local_drafts), self._runner.loaded.num_layers)
             self._scheduler.cut_back(session, step.base_len)
             self._local.cut_back(session, step.base_len)
         except OutriderError as error:

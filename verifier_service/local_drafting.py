@@ -54,11 +54,6 @@ class LocalDrafting:
     # By id of the verifier's session, then by method.
     _lines: dict[int, dict[str, _Line]] = field(default_factory=dict)
 
-    def hidden_layers(self, drafts: LocalDrafts) -> tuple[int, ...]:
-        """Layers of the target that are to be kept for the method asked for."""
-        method = self.methods.get(drafts.method)
-        return method.info.hidden_layers if method is not None else ()
-
     def cut_back(self, session: VerifierSession, committed_len: int) -> None:
         """The session's output from `committed_len` on has been taken back."""
         for line in self._lines.get(id(session), {}).values():

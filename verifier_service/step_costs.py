@@ -14,13 +14,16 @@ from collections.abc import Sequence
 import torch
 
 from engine.batch import SessionRows, build_batch
-from engine.cpu_graphs import MEETINGS_BEFORE_RECORDING
+from engine.cpu_graphs import MEETINGS_BEFORE_RECORDING, ROW_BUCKETS
 from engine.runner import ModelRunner
 
-_MEASURED_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128)
+# Every size that is recorded on the CPU: what is recorded while sessions run makes their drafts look dear.
+_MEASURED_ROWS = (*ROW_BUCKETS, 64, 128)
+# Sessions of so few rows are recorded, however many they are.
+_ROWS_OF_A_SESSION = 4
 _REPEATS = 3
 # The whole measurement; on a slow machine the larger batches are left out.
-_BUDGET_S = 3.0
+_BUDGET_S = 4.0
 # Weight of the newest forward in the factor.
 _WEIGHT = 0.05
 
@@ -62,21 +65,26 @@ class StepCosts:
         return rise / (self._rows[place + 1] - self._rows[place])
 
 
-def measure_step_costs(runner: ModelRunner, num_blocks: int, block_size: int) -> StepCosts:
-    """Runs forwards of one sequence over the first blocks of the cache; before anybody is served."""
+def measure_step_costs(
+    runner: ModelRunner, num_blocks: int, block_size: int, tap_layers: Sequence[int] = ()
+) -> StepCosts:
+    """Runs forwards of short sequences over the first blocks of the cache; before anybody is served.
+
+    tap_layers: those whose hidden states will be kept from the first session on.
+    """
     table: list[tuple[int, float]] = []
     deadline = time.perf_counter() + _BUDGET_S
     for num_rows in _MEASURED_ROWS:
-        if num_rows > min(num_blocks * block_size, runner.loaded.max_model_len):
+        sessions = _sessions(num_rows, block_size)
+        if len({block for session in sessions for block in session.block_ids}) > num_blocks:
             break
-        rows = SessionRows([0] * num_rows, 0, list(range(-(-num_rows // block_size))), num_logits_rows=num_rows)
-        batch = build_batch([rows], block_size)
+        batch = build_batch(sessions, block_size)
         for _ in range(MEETINGS_BEFORE_RECORDING):
-            runner.forward(batch)
+            runner.forward(batch, tap_layers)
         samples = []
         for _ in range(_REPEATS):
             started = time.perf_counter()
-            runner.forward(batch)
+            runner.forward(batch, tap_layers)
             if runner.loaded.device.type == "cuda":
                 torch.cuda.synchronize()
             samples.append(time.perf_counter() - started)
@@ -84,3 +92,13 @@ def measure_step_costs(runner: ModelRunner, num_blocks: int, block_size: int) ->
         if time.perf_counter() > deadline:
             break
     return StepCosts(table)
+
+
+def _sessions(num_rows: int, block_size: int) -> list[SessionRows]:
+    """So many rows as sessions of few, each in blocks of its own."""
+    sizes = [min(_ROWS_OF_A_SESSION, num_rows - start) for start in range(0, num_rows, _ROWS_OF_A_SESSION)]
+    num_each = -(-_ROWS_OF_A_SESSION // block_size)
+    return [
+        SessionRows([0] * size, 0, list(range(place * num_each, (place + 1) * num_each)), num_logits_rows=size)
+        for place, size in enumerate(sizes)
+    ]
