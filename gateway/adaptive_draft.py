@@ -26,8 +26,6 @@ _PRIOR_POSITIONS = 8.0
 # Tokens that a muted session decodes alone before it looks again.
 MUTED_RUN = 48
 LONGEST_MUTED_RUN = 384
-# Tokens that a verifier goes on drafting by itself until another length, or none, may be decided.
-_DRAFTING_RUN = 32
 _PROBE_LENGTH = 2
 # Rounds of a probe at most: in one the hidden states come, in one the drafter catches up, and one tells what it costs.
 _PROBE_ROUNDS = 3
@@ -125,7 +123,7 @@ class AdaptiveDraft:
                 costs.pays_again()
                 in_time_s = max(0.0, shared.slo_itl_s - shared.load.step_s(length))
                 self.patience_s = min(in_time_s, self._patience_s(costs.expected_s(length)))
-                self._run_tokens = _DRAFTING_RUN
+                self._run_tokens = _STAY_TOKENS
                 return length
         return self._probe(min(_PROBE_LENGTH, most), before_prefill=before_prefill)
 

@@ -32,6 +32,8 @@ async def decode(spec: SessionSpec, verifier: Verifier, drafting: Drafting, sink
             verify_s = drafting.clock() - started
             kept = await sink.put(drafting.signed(step, commit))
             drafting.observe(step, kept, verify_s)
+            if commit.more and (steer := drafting.steering()) is not None:
+                await verifier.steer(steer)
             started = drafting.clock()
             committed_len = kept.end
             if kept.finish_reason is not None:

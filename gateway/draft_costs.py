@@ -77,6 +77,8 @@ class MethodCosts:
     # Tokens of all sessions until one may try a short draft although it does not seem to pay.
     tokens_until_probe: int = _PROBE_GAP
     probe_gap: int = _PROBE_GAP
+    # Whether the verifier drafts by itself, for all sessions of a batch together.
+    is_local: bool = False
     # Of the newest answer; None: there was none yet, and overhead_s is a belief.
     _last_overhead_s: float | None = None
     _last_position_s: float | None = None
@@ -88,6 +90,8 @@ class MethodCosts:
     def observe(self, outcome: RoundOutcome) -> None:
         """A round of a session that drafts by this method, whether it has been asked or not."""
         self.tokens_until_probe -= 1 + outcome.num_accepted
+        if outcome.num_asked:
+            self.is_local = outcome.is_local
         self.learn(outcome, may_be_ahead=outcome.may_be_ahead)
 
     def learn(self, outcome: RoundOutcome | LateAnswer, *, may_be_ahead: bool = False) -> None:
@@ -125,7 +129,10 @@ class MethodCosts:
     def gain(
         self, load: VerifierLoad, acceptance: float, num_draft_tokens: int, *, with_round_trip: bool = True
     ) -> float:
-        """Tokens that a round with so many draft tokens brings beyond a plain round, its costs counted in tokens."""
+        """Tokens that a round with so many draft tokens brings beyond a plain round, its costs counted in tokens.
+
+        with_round_trip: what drafting costs as such; without, what it costs a session beside others that draft.
+        """
         rate = load.tokens_per_s or 0.0
         # A draft's delay holds up its own session's share of the tokens; a row holds up everybody.
         own_rate = rate / load.batch_sessions
@@ -133,7 +140,10 @@ class MethodCosts:
         for _position in range(num_draft_tokens):
             survival *= acceptance
             accepted += survival - rate * load.marginal_row_s
-        delay_s = num_draft_tokens * (self.position_s or 0.0) + (self.overhead_s if with_round_trip else 0.0)
+        delay_s = num_draft_tokens * (self.position_s or 0.0) + self.overhead_s
+        if not with_round_trip:
+            # Those that the verifier drafts for together are no slower for one more.
+            delay_s = 0.0 if self.is_local else delay_s - self.overhead_s
         return self.proposed * accepted - own_rate * delay_s
 
     def best_gain(

@@ -39,6 +39,8 @@ class RoundOutcome:
     # Whether the drafter first had to read the prompt, or what was decoded without it: that says nothing of further
     # answers.
     is_catch_up: bool = False
+    # Whether the verifier drafted by itself, for all sessions of the batch together.
+    is_local: bool = False
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from shared.messages import (
     Proposal,
     ProposalReply,
     SessionSpec,
+    SteerRun,
     Timings,
     VerifyStep,
 )
@@ -38,6 +39,8 @@ from shared.sampling_params import SpeculationMode
 ALONE_RUN = 16
 # The same while a drafter keeps being late: twice as many after each further timeout.
 LONGEST_ALONE_RUN = 256
+# Tokens of a verifier that drafts by itself between two looks at what pays: it is told while it goes on.
+DECISION_TOKENS = 8
 
 
 class Drafting:
@@ -72,8 +75,10 @@ class Drafting:
         self._is_exact = spec.mode is SpeculationMode.EXACT
         self._trials = trials if self._is_exact and not token_tree else None
         self._line: DrafterLine | None = None
-        # What the verifier is to draft by itself in the run that the last `propose` has led to; None: nothing.
+        # What the verifier is to draft by itself in the run in progress; None: nothing.
         self.local_drafts: LocalDrafts | None = None
+        # Tokens until the policy is asked again within the run.
+        self._until_decision = math.inf
         # What the policy wanted when the drafter was found, and what was asked last.
         self._wanted_method = ""
         self._asked_method = ""
@@ -93,7 +98,7 @@ class Drafting:
         """A proposal that stands on `committed_len`, or None: no drafter, none worth it, too late, or no idea."""
         self._num_wanted, self._draft_timings, self._draft_s = 0, Timings(), 0.0
         self._draft_came = DraftCame.NOT_WANTED
-        self.local_drafts = None
+        self.local_drafts, self._until_decision = None, math.inf
         if self._policy is None:
             return None
         if await self._is_late():
@@ -130,11 +135,27 @@ class Drafting:
             return self._spec.sampling_params.max_tokens
         is_late = self._line is not None and self._line.is_late
         if self.local_drafts is not None or (not is_late and self._num_wanted == 0):
-            return min(self._policy.free_run(), self._spec.sampling_params.max_tokens)
+            if self._local.is_there:
+                self._until_decision = min(self._policy.free_run(), DECISION_TOKENS)
+                return self._spec.sampling_params.max_tokens
+            return self._policy.free_run()
         if self._line is None or is_late:
             num_timeouts = self._line.num_timeouts if self._line is not None else 0
             return min(ALONE_RUN << max(0, num_timeouts - 1), LONGEST_ALONE_RUN)
         return 1
+
+    def steering(self) -> SteerRun | None:
+        """What the verifier's run in progress should be told now; a return to the gateway would cost it a turn."""
+        if self._policy is None or self._until_decision > 0:
+            return None
+        num_draft_tokens = self._policy.num_draft_tokens()
+        wanted = self._local.drafts(self._policy.method, num_draft_tokens)
+        self._until_decision = min(self._policy.free_run(), DECISION_TOKENS)
+        if num_draft_tokens and wanted is None:  # a drafter is to be asked
+            self._until_decision = math.inf
+            return SteerRun(self._spec.epoch, ends=True)
+        before, self.local_drafts = self.local_drafts, wanted
+        return SteerRun(self._spec.epoch, wanted) if wanted != before else None
 
     def hidden_states_request(self, committed_len: int) -> HiddenStatesRequest | None:
         """The rows that the drafter needs next."""
@@ -144,17 +165,17 @@ class Drafting:
         """The commit, with who drafted what it scored."""
         if commit.num_draft_tokens == 0:
             return commit
-        if step.local_drafts is not None:
-            return dataclasses.replace(commit, drafter=self._local.address, draft_method=step.local_drafts.method)
         address = self._line.lease.address if self._line is not None else ""
-        return dataclasses.replace(commit, drafter=address, draft_method=_method_of(step))
+        if commit.local_drafts is not None:
+            address = self._local.address
+        return dataclasses.replace(commit, drafter=address, draft_method=_method_of(step, commit))
 
     def observe(self, step: VerifyStep, commit: Commit, verify_s: float) -> None:
         """One commit: what it cost and how much of the draft was good."""
         if self._line is not None:
             self._line.hidden.take(commit.hidden_states)
-        if step.local_drafts is not None:
-            verify_s -= self._take_local(step.local_drafts, commit)
+        if commit.local_drafts is not None:
+            verify_s -= self._take_local(commit.local_drafts, commit)
         round_s = verify_s + self._draft_s
         is_prefill = commit.base_len == len(self._spec.committed_token_ids)
         if not is_prefill:
@@ -167,9 +188,10 @@ class Drafting:
             if self._trials is not None and step.proposal is not None and self._looks_ahead == self._looked_ahead:
                 self._trials.observe(self._asked_method, self._open_sessions, round_s, ahead=self._looks_ahead)
         self._open_sessions = commit.timings.open_sessions or self._open_sessions
+        self._until_decision -= len(commit.token_ids)
         if self._policy is not None:
             self._policy.observe(self._outcome(commit, round_s, is_prefill=is_prefill))
-        method = _method_of(step)
+        method = _method_of(step, commit)
         self._options.metrics.observe_commit(commit, method)
         if self._options.trace is not None:
             self._options.trace.add_round(commit, method, verify_s, self._draft_s, self._draft_timings)
@@ -177,13 +199,10 @@ class Drafting:
 
     def _take_local(self, drafts: LocalDrafts, commit: Commit) -> float:
         """A round that the verifier drafted for by itself, as if a drafter had answered; returns how long it took."""
-        self._asked_method, draft_us = drafts.method, commit.timings.draft_us
+        draft_us, self._num_wanted, self._asked_method = commit.timings.draft_us, drafts.num_draft_tokens, drafts.method
         self._draft_timings, self._draft_s = Timings(forward_us=draft_us, total_us=draft_us), draft_us * 1e-6
-        self._num_wanted = min(drafts.num_draft_tokens, self._room(commit)) if draft_us else 0
-        self._draft_came = DraftCame.NOT_WANTED
-        if draft_us:
-            self._draft_came = DraftCame.YES if commit.num_draft_tokens else DraftCame.EMPTY
-            self._local.answered(drafts.method, commit)
+        self._draft_came = DraftCame.YES if commit.num_draft_tokens else DraftCame.EMPTY
+        self._local.answered(drafts.method, commit)
         return self._draft_s
 
     def _room(self, commit: Commit) -> int:
@@ -199,6 +218,8 @@ class Drafting:
         num_asked = min(self._num_wanted, self._room(commit)) if has_answer else 0
         draft_s = min(drafter.forward_us * 1e-6, drafter_s) * num_asked / max(1, self._num_wanted)
         verifier_s = (verifier.total_us - verifier.draft_us) * 1e-6
+        if verifier.draft_depth:  # those that asked for more have taken the rest
+            draft_s *= num_asked / verifier.draft_depth
         is_catch_up = self._line is not None and self._line.is_catch_up
         return RoundOutcome(
             num_asked=num_asked,
@@ -213,6 +234,7 @@ class Drafting:
             open_sessions=verifier.open_sessions,
             may_be_ahead=self._looked_ahead,
             is_catch_up=self._local.is_catch_up if verifier.draft_us else is_catch_up,
+            is_local=verifier.draft_us > 0,
             draft_s=draft_s,
             # Nothing travels where the verifier drafts by itself.
             overhead_s=0.0 if verifier.draft_us else max(0.0, round_s - verifier_s - drafter_s),
@@ -289,8 +311,8 @@ class Drafting:
         await self.close()
 
 
-def _method_of(step: VerifyStep) -> str:
-    """Whose draft the step brings, or has the verifier make; "" where it is nobody's."""
-    if step.local_drafts is not None:
-        return step.local_drafts.method
+def _method_of(step: VerifyStep, commit: Commit) -> str:
+    """Whose draft the round had, or was to have; "" where it was nobody's."""
+    if commit.local_drafts is not None:
+        return commit.local_drafts.method
     return step.proposal.method if step.proposal is not None else ""

@@ -38,6 +38,8 @@ _MEMORY_ROUNDS = 400.0
 _FRESH_TOKENS = 20_000
 _LONG_FRESH_TOKENS = 200_000
 _WINS_BY_FAR = 1.3
+# With this much more, drafting will hardly lose at a load beside: it is not stopped there soon to be compared.
+_WINS_CLEARLY = 1.15
 # Tokens of all sessions without drafts after a loss.
 _FIRST_MUTE_TOKENS = 4_000
 _LONGEST_MUTE_TOKENS = 128_000
@@ -78,12 +80,14 @@ class _Load:
     # What the last comparison has said, here or, before there was one, at a lower load.
     is_judged: bool = False
     has_clearly_lost: bool = False
+    # Whether it has won by far.
+    has_won_by_far: bool = False
     # Whether drafting seemed to lose in its first rounds, in which a server that has just started prepares much.
     is_suspect: bool = False
 
     def mute(self, *, is_clear: bool) -> None:
         self.mute_left, self.mute_tokens = self.mute_tokens, min(2 * self.mute_tokens, _LONGEST_MUTE_TOKENS)
-        self.is_judged, self.has_clearly_lost = True, is_clear
+        self.is_judged, self.has_clearly_lost, self.has_won_by_far = True, is_clear, False
         self.drafting = _Rounds()
 
 
@@ -139,6 +143,13 @@ class GoodputGuard:
                 load.mute(is_clear=True)
         return load
 
+    def _is_near_a_win(self) -> bool:
+        """Whether nothing is known of this load, and drafting has won by far with about as many sessions."""
+        place = next(place for place, load in self._loads.items() if load is self._load)
+        near = [load for other, load in self._loads.items() if 0 < abs(other - place) <= _LOADS_PER_DOUBLING]
+        lost = any(load.has_clearly_lost or load.mute_left > 0 for load in near)
+        return not self._load.is_judged and not lost and any(load.has_won_by_far for load in near)
+
     def _follow(self, outcome: RoundOutcome, share: float) -> None:
         """Whether the sessions draft now, and for how many rounds they have."""
         self._rounds_since_draft = 0.0 if outcome.num_asked else self._rounds_since_draft + share
@@ -148,7 +159,7 @@ class GoodputGuard:
 
     def _compare(self) -> None:
         load, num_seen = self._load, self._load.drafting.num_seen
-        if num_seen < _FIRST_ROUNDS:
+        if num_seen < _FIRST_ROUNDS or (num_seen < _MANY_ROUNDS and self._is_near_a_win()):
             return
         if load.plain.count < _PLAIN_ROUNDS:
             self._plain_rounds_left = self._plain_rounds_left or _PLAIN_ROUNDS
@@ -161,6 +172,6 @@ class GoodputGuard:
             load.mute(is_clear=ratio < 1.0 - _ERRORS_OF_A_WIN * error)
         elif ratio > 1.0 + _ERRORS_OF_A_WIN * error:
             load.mute_tokens = _FIRST_MUTE_TOKENS
-            load.is_judged, load.has_clearly_lost = True, False
+            load.is_judged, load.has_clearly_lost, load.has_won_by_far = True, False, ratio > _WINS_CLEARLY
         if load.plain_age > (_LONG_FRESH_TOKENS if ratio > _WINS_BY_FAR else _FRESH_TOKENS):
             load.plain = _Rounds()

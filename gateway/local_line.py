@@ -36,9 +36,14 @@ class LocalLine:
         # Whether the last draft was one before which the method had much to read: that says nothing of further ones.
         self.is_catch_up = False
 
+    @property
+    def is_there(self) -> bool:
+        """Whether the verifier drafts by itself at all."""
+        return bool(self._methods)
+
     def drafts(self, method: str, num_draft_tokens: int) -> LocalDrafts | None:
-        """What to ask the verifier for; None where it does not serve the method."""
-        if method not in self._methods:
+        """What to ask the verifier for; None where it does not serve the method, or nothing is wanted."""
+        if num_draft_tokens == 0 or method not in self._methods:
             return None
         return LocalDrafts(method, num_draft_tokens, self._token_tree and self._methods[method].proposes_trees)
 

@@ -22,7 +22,7 @@ from shared.errors import (
     VerifierLost,
     WriteFailed,
 )
-from shared.messages import Commit, DraftStep, ProposalReply, SessionSpec, VerifyStep
+from shared.messages import Commit, DraftStep, ProposalReply, SessionSpec, SteerRun, VerifyStep
 from shared.tracing import Carrier
 
 # A status that says the request itself is at fault; every other one means that the peer is lost.
@@ -74,6 +74,9 @@ class RemoteVerifier:
                 raise VerifierLost(f"{self._address}: broken reply: {broken.message}") from None
             more = commit.more
             yield commit
+
+    async def steer(self, steer: SteerRun) -> None:
+        await self._write(wire.steer_to_wire(steer))
 
     async def close(self) -> None:
         if self._call is not None:

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from shared.errors import DrafterLost, OutriderError
-from shared.messages import Commit, DraftStep, ProposalReply, SessionSpec, VerifyStep
+from shared.messages import Commit, DraftStep, ProposalReply, SessionSpec, SteerRun, VerifyStep
 
 if TYPE_CHECKING:  # they load torch
     from drafter_service.engine import DrafterEngine
@@ -58,6 +58,10 @@ class EngineVerifier:
             # Compiling can take seconds; the other sessions go on meanwhile.
             grammar = await asyncio.to_thread(self._engine.compile_grammar, spec)
         self._handle = self._engine.open(spec, self._replies.sender(), grammar)
+
+    async def steer(self, steer: SteerRun) -> None:
+        if self._handle is not None:
+            self._engine.steer(self._handle, steer)
 
     async def verify(self, step: VerifyStep) -> AsyncIterator[Commit]:
         if self._handle is None:

@@ -71,6 +71,8 @@ class Timings:
     open_sessions: int = 0
     # Of a verifier: its own drafting before the forward, for all that it drafted for; 0: none of this session's.
     draft_us: int = 0
+    # Of a verifier: the most tokens that one of them asked for; they are drafted for together, as deep as that.
+    draft_depth: int = 0
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,15 @@ class VerifyStep:
 
 
 @dataclass(frozen=True)
+class SteerRun:
+    """A change of the free run in progress, from its next round on. `ends`: that round is its last."""
+
+    epoch: int
+    local_drafts: LocalDrafts | None = None
+    ends: bool = False
+
+
+@dataclass(frozen=True)
 class Commit:
     """Tokens that are part of the output for good, from output index `base_len` on."""
 
@@ -163,6 +174,8 @@ class Commit:
     more: bool = False
     num_cached_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    # What was asked of the verifier's own drafting for this round.
+    local_drafts: LocalDrafts | None = None
     # Known to the gateway alone: who drafted what was scored, and how; "" where nothing was.
     drafter: str = ""
     draft_method: str = ""

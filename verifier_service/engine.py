@@ -29,7 +29,7 @@ from engine.runner import ModelRunner
 from engine.sampling import LogitsProcessor
 from shared.engine_thread import EngineThread
 from shared.errors import InvalidRequest, OutriderError, Overloaded
-from shared.messages import DraftMethodInfo, HiddenStates, SessionSpec, VerifyStep
+from shared.messages import DraftMethodInfo, HiddenStates, SessionSpec, SteerRun, VerifyStep
 from verifier_service.admission import check_spec
 from verifier_service.hidden_states import keep_layers, read_rows, rows_to_send
 from verifier_service.local_drafting import LocalDrafting
@@ -170,6 +170,10 @@ class VerifierEngine:
         arrived = time.perf_counter()
         self._thread.command(lambda: self._begin(handle, step, arrived))
 
+    def steer(self, handle: int, steer: SteerRun) -> None:
+        """Changes the session's free run from its next round on; passed over where none goes on."""
+        self._thread.command(lambda: self._steer(handle, steer))
+
     def close(self, handle: int) -> None:
         """Frees everything the session holds; harmless when it is gone already."""
         self._thread.command(lambda: self._close(handle))
@@ -225,6 +229,11 @@ class VerifierEngine:
         except OutriderError as error:
             session.step = None
             self._outbox.fail(session, error)
+
+    def _steer(self, handle: int, steer: SteerRun) -> None:
+        session = self._sessions.get(handle)
+        if session is not None:
+            session.steer(steer)
 
     def _check_proposal(self, step: VerifyStep) -> None:
         vocab_size = self._runner.loaded.vocab_size
@@ -312,7 +321,7 @@ class VerifierEngine:
         session.finished = commit.finish_reason is not None
         session.prompt_logprobs.clear()
         session.free_run_left -= len(commit.token_ids)
-        session.local_proposal, session.local_draft_s = None, None
+        session.local_draft = None
         if commit.more:
             session.step_arrived_at = times.ended
         else:

@@ -20,7 +20,7 @@ from drafter_service.engine import LONG_REPORT
 from drafter_service.methods.interface import DraftMethod
 from drafter_service.session import DraftSession
 from shared.messages import DraftStep, HiddenStates, LocalDrafts, Proposal
-from verifier_service.session import VerifierSession
+from verifier_service.session import LocalDraft, VerifierSession
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class LocalDrafting:
         step = session.step
         if step is None or step.local_drafts is None or step.local_drafts.method not in self.methods:
             return 0  # another verifier may have stood at this address when the gateway looked
-        if session.local_draft_s is not None or session.num_pending != 1:
+        if session.local_draft is not None or session.num_pending != 1:
             return 0
         return min(step.local_drafts.num_draft_tokens, session.draft_room(self.max_model_len))
 
@@ -152,10 +152,10 @@ class LocalDrafting:
             for _, line in members:
                 line.has_failed = True
             return
-        took_s = time.perf_counter() - started
+        took_s, depth = time.perf_counter() - started, max(_num_asked(line) for _, line in members)
         for (session, line), proposal in zip(members, proposals, strict=True):
-            session.local_draft_s = took_s
-            session.local_proposal = proposal if proposal.token_ids else None
+            asked = LocalDrafts(name, _num_asked(line))
+            session.local_draft = LocalDraft(asked, proposal if proposal.token_ids else None, took_s, depth)
             missing, line.draft.missing_hidden_from = line.draft.missing_hidden_from, None
             if missing is not None:
                 line.next_row = min(line.next_row, session.prompt_len + missing)
@@ -166,6 +166,10 @@ class LocalDrafting:
         except Exception:
             log.exception("drafting by %s failed; the session goes on without", line.draft.spec.method)
             line.has_failed = True
+
+
+def _num_asked(line: _Line) -> int:
+    return line.draft.step.num_draft_tokens if line.draft.step is not None else 0
 
 
 def _nobody_answers(reply: object) -> None:

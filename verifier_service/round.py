@@ -61,6 +61,7 @@ def decide(work: Work, outputs: RowOutputs, max_model_len: int, times: ForwardTi
             token_logprob(outputs.logits[rows[place] + 1], token_ids[place], num_logprobs) for place in range(count)
         )
     step_goes_on = finish_reason is None and session.free_run_left - count > 0
+    drafted = session.local_draft
     now = time.perf_counter()
     commit = Commit(
         epoch=session.spec.epoch,
@@ -83,11 +84,13 @@ def decide(work: Work, outputs: RowOutputs, max_model_len: int, times: ForwardTi
             round_tokens=times.last_round.num_tokens,
             round_us=_us(times.last_round.seconds),
             open_sessions=times.open_sessions,
-            draft_us=max(1, _us(session.local_draft_s)) if session.local_draft_s is not None else 0,
+            draft_us=max(1, _us(drafted.seconds)) if drafted is not None else 0,
+            draft_depth=drafted.depth if drafted is not None else 0,
         ),
         more=step_goes_on,
         num_cached_tokens=0 if session.has_replied else session.num_cached_tokens,
         prompt_logprobs=() if session.has_replied else tuple(session.prompt_logprobs),
+        local_drafts=drafted.asked if drafted is not None else None,
     )
     return Round(commit, acceptance.accepted_nodes[:num_accepted])
 

@@ -59,9 +59,13 @@ class VerifierServicer(pb_grpc.VerifierServicer):
         return self._engine.open(spec, on_reply, grammar)
 
     def _step(self, handle: int, request: pb.VerifierRequest) -> None:
-        if request.WhichOneof("request") != "step":
-            raise InvalidRequest("a session takes one `open`, then only `step`", param="request")
-        self._engine.submit(handle, wire.verify_step_from_wire(request.step))
+        kind = request.WhichOneof("request")
+        if kind == "steer":
+            self._engine.steer(handle, wire.steer_from_wire(request.steer))
+        elif kind == "step":
+            self._engine.submit(handle, wire.verify_step_from_wire(request.step))
+        else:
+            raise InvalidRequest("a session takes one `open`, then only `step` and `steer`", param="request")
 
 
 def _span_attributes(commit: Commit) -> Attributes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,10 +10,22 @@ from dataclasses import dataclass, field
 from engine.block_manager import BlockTable
 from engine.sampling import LogitsProcessor
 from shared.errors import CommitRefused, InvalidRequest
-from shared.messages import Commit, Proposal, SessionSpec, TokenLogprob, VerifyStep
+from shared.messages import Commit, LocalDrafts, Proposal, SessionSpec, SteerRun, TokenLogprob, VerifyStep
 
 # Called on the engine's thread with each commit, or with the error that ends the session.
 OnReply = Callable[[Commit | Exception], None]
+
+
+@dataclass(frozen=True)
+class LocalDraft:
+    """What was asked of the verifier's own drafting, and what came (None: no idea). `seconds`, and `depth`, the most
+    tokens that one session asked for, are of all sessions that were drafted for together.
+    """
+
+    asked: LocalDrafts
+    proposal: Proposal | None
+    seconds: float
+    depth: int
 
 
 @dataclass
@@ -34,9 +47,8 @@ class VerifierSession:
     step_arrived_at: float = 0.0
     # Tokens that the free run in progress may still commit; 0 when there is none.
     free_run_left: int = 0
-    # The verifier's own draft for the next round, and how long it took with those of others; None: there was no asking.
-    local_proposal: Proposal | None = None
-    local_draft_s: float | None = None
+    # The verifier's own draft for the next round; None: it has not been asked for.
+    local_draft: LocalDraft | None = None
     # Positions whose hidden states the step in progress has been sent already.
     hidden_sent_len: int = 0
     # When it was sent a commit that it has not answered yet, and how long its answers take.
@@ -65,6 +77,14 @@ class VerifierSession:
         """Committed tokens whose KV is still to be computed; at least one when logits are wanted."""
         return len(self.token_ids) - self.num_computed
 
+    def steer(self, steer: SteerRun) -> None:
+        """Changes the free run in progress, if there is one of that epoch."""
+        if self.step is None or self.free_run_left <= 0 or steer.epoch != self.spec.epoch:
+            return
+        self.step = dataclasses.replace(self.step, local_drafts=steer.local_drafts)
+        if steer.ends:
+            self.free_run_left = 1
+
     @property
     def num_wanted_rows(self) -> int:
         """Rows that the step in progress asks for, were there no limit."""
@@ -76,7 +96,7 @@ class VerifierSession:
     def proposal(self) -> Proposal | None:
         """What the next round is to score: the step's, or in a free run the verifier's own."""
         sent = self.step.proposal if self.step is not None else None
-        return sent if sent is not None else self.local_proposal
+        return sent if sent is not None or self.local_draft is None else self.local_draft.proposal
 
     def draft_room(self, max_model_len: int) -> int:
         """The most draft tokens that the next round can use: with one more token the output, the context or the run
@@ -103,7 +123,7 @@ class VerifierSession:
         self.step_arrived_at = time.perf_counter()
         self.hidden_sent_len = 0
         self.free_run_left = step.max_new_tokens if step.proposal is None else 0
-        self.local_proposal, self.local_draft_s = None, None
+        self.local_draft = None
 
 
 def reconcile(proposal: Proposal, base_len: int, output_token_ids: list[int]) -> Proposal | None:

@@ -18,6 +18,8 @@ from shared.wire.sessions import open_drafter, open_verifier, spec_from_wire
 from shared.wire.verifier import (
     commit_from_wire,
     commit_to_wire,
+    steer_from_wire,
+    steer_to_wire,
     verifier_info_from_wire,
     verifier_info_to_wire,
     verify_step_from_wire,
@@ -43,6 +45,8 @@ __all__ = [
     "proposal_reply_to_wire",
     "proposal_to_wire",
     "spec_from_wire",
+    "steer_from_wire",
+    "steer_to_wire",
     "verifier_info_from_wire",
     "verifier_info_to_wire",
     "verify_step_from_wire",

@@ -55,6 +55,7 @@ def timings_to_wire(timings: m.Timings) -> common.Timings:
         round_us=timings.round_us,
         open_sessions=timings.open_sessions,
         draft_us=timings.draft_us,
+        draft_depth=timings.draft_depth,
     )
 
 
@@ -71,6 +72,7 @@ def timings_from_wire(message: common.Timings) -> m.Timings:
         round_us=message.round_us,
         open_sessions=message.open_sessions,
         draft_us=message.draft_us,
+        draft_depth=message.draft_depth,
     )
 
 

@@ -45,6 +45,16 @@ def verify_step_from_wire(message: verifier.VerifyStep) -> m.VerifyStep:
     )
 
 
+def steer_to_wire(steer: m.SteerRun) -> verifier.VerifierRequest:
+    drafts = _local_drafts_to_wire(steer.local_drafts) if steer.local_drafts is not None else None
+    return verifier.VerifierRequest(steer=verifier.SteerRun(epoch=steer.epoch, local_drafts=drafts, ends=steer.ends))
+
+
+def steer_from_wire(message: verifier.SteerRun) -> m.SteerRun:
+    drafts = _local_drafts_from_wire(message.local_drafts) if message.HasField("local_drafts") else None
+    return m.SteerRun(message.epoch, drafts, message.ends)
+
+
 def _hidden_request_to_wire(request: m.HiddenStatesRequest) -> verifier.HiddenStatesRequest:
     return verifier.HiddenStatesRequest(layers=request.layers, first_index=request.first_index)
 
@@ -63,7 +73,7 @@ def _local_drafts_to_wire(drafts: m.LocalDrafts) -> verifier.LocalDrafts:
 
 def _local_drafts_from_wire(message: verifier.LocalDrafts) -> m.LocalDrafts:
     if message.num_draft_tokens <= 0:
-        raise InvalidRequest("step: local_drafts must ask for a token at least", param="local_drafts")
+        raise InvalidRequest("local_drafts: a token at least must be asked for", param="local_drafts")
     return m.LocalDrafts(message.method, message.num_draft_tokens, message.token_tree)
 
 
@@ -102,6 +112,7 @@ def commit_to_wire(commit: m.Commit) -> verifier.Commit:
         more=commit.more,
         num_cached_tokens=commit.num_cached_tokens,
         prompt_logprobs=_logprobs_to_wire(commit.prompt_logprobs),
+        local_drafts=_local_drafts_to_wire(commit.local_drafts) if commit.local_drafts is not None else None,
     )
 
 
@@ -127,6 +138,7 @@ def commit_from_wire(message: verifier.Commit) -> m.Commit:
         more=message.more,
         num_cached_tokens=message.num_cached_tokens,
         prompt_logprobs=_logprobs_from_wire(message.prompt_logprobs),
+        local_drafts=_local_drafts_from_wire(message.local_drafts) if message.HasField("local_drafts") else None,
     )
 
 

@@ -37,6 +37,7 @@ from shared.messages import (
     Proposal,
     ProposalReply,
     SessionSpec,
+    SteerRun,
     Timings,
     TokenOrigin,
     VerifyStep,
@@ -76,6 +77,9 @@ class PlainVerifier:
 
     async def open(self, spec: SessionSpec) -> None:
         self.spec = spec
+
+    async def steer(self, steer: SteerRun) -> None:
+        raise NotImplementedError("nothing is drafted here")
 
     async def verify(self, step: VerifyStep) -> AsyncIterator[Commit]:
         self.steps.append(step)
