@@ -148,10 +148,8 @@ def test_the_rate_is_tokens_by_seconds_with_the_pauses(num_sessions: int, num_dr
         now = started + forward_s
         pace.observe(plan, num_tokens, started, now)
     assert pace.tokens_per_s == pytest.approx(num_tokens / (forward_s * (1 + pause_share)), rel=0.01)
-    # The table's slope, scaled to a machine that takes 10 ms for so many rows.
-    num_rows = num_sessions * (1 + num_drafts)
-    slope = 0.045 / 63
-    assert pace.marginal_row_s == pytest.approx(slope * forward_s / (0.005 + slope * (num_rows - 1)), rel=0.02)
+    # Forwards of one size say nothing of the price of a row: it is the table's.
+    assert pace.marginal_row_s == pytest.approx(0.045 / 63, rel=0.15)
 
 
 def test_idle_hours_and_prefills_leave_the_rate_alone() -> None:

@@ -54,6 +54,28 @@ def test_it_follows_a_machine_that_has_become_slower_or_faster(factor: float) ->
     assert costs.marginal_s(70) == pytest.approx(factor * 0.0005, rel=0.01)
 
 
+@pytest.mark.parametrize(("disturbance_s", "steepness"), [(0.006, 1.0), (0.0, 1.7), (0.004, 0.6)])
+def test_it_tells_what_all_forwards_take_longer_from_what_rows_do(disturbance_s: float, steepness: float) -> None:
+    """Sixteen sessions beside other processes, with drafts and without."""
+    table = [(1, 0.006), (16, 0.013), (32, 0.022), (48, 0.033)]
+    costs, known = StepCosts(table), StepCosts(table)
+    for turn in range(300):
+        rows = (16, 15, 32, 16, 48)[turn % 5]
+        costs.observe(rows, disturbance_s + steepness * known.seconds(rows))
+    for rows in (16, 32, 48):
+        assert costs.seconds(rows) == pytest.approx(disturbance_s + steepness * known.seconds(rows), rel=0.02)
+    assert costs.marginal_s(20) == pytest.approx(steepness * known.marginal_s(20), rel=0.05)
+
+
+def test_forwards_of_one_size_leave_the_price_of_a_row_alone() -> None:
+    costs = StepCosts([(1, 0.006), (16, 0.013), (32, 0.022)])
+    before = costs.marginal_s(20)
+    for _ in range(300):
+        costs.observe(16, 0.020)
+    assert costs.seconds(16) == pytest.approx(0.020, rel=0.01)
+    assert costs.marginal_s(20) == pytest.approx(before)
+
+
 def test_one_slow_forward_moves_it_little() -> None:
     costs = StepCosts([(1, 0.01), (64, 0.04)])
     costs.observe(1, 0.05)
