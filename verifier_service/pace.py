@@ -33,8 +33,8 @@ _LOADS_PER_DOUBLING = 4
 _TURN_ROUNDS = 8
 _SETTLE_ROUNDS = 2
 _TRIAL_ROUNDS = 24
-# Rows of a session that drafts a token: the first that is asked whether it pays. Those that draft more show in the rows.
-_TYPICAL_ROWS = 2
+# Rows of a session that drafts a few tokens.
+_TYPICAL_ROWS = 4
 
 
 class LastRound(NamedTuple):

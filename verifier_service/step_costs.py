@@ -2,8 +2,8 @@
 
 The table gives the shape (a few rows cost as much as one, many cost in proportion). Two figures on top of it follow the
 machine and the length of the contexts: what forwards take more than the table says, whatever their size (other
-processes compute meanwhile), and how much steeper it has become, as far as forwards of several sizes tell. One factor for
-both made a further row look half as dear again under load as it was (16 sessions on two cores: 0.9 ms instead of 0.5).
+processes compute meanwhile), and how much steeper it has become, as far as forwards of several sizes tell. With one
+factor for both a further row looked half as dear again under load as it was (16 sessions on two cores: 0.9 ms for 0.5).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from engine.cpu_graphs import MEETINGS_BEFORE_RECORDING, ROW_BUCKETS
 from engine.runner import ModelRunner
 
 # Every size that is recorded on the CPU: what is recorded while sessions run makes their drafts look dear.
-_MEASURED_ROWS = (*ROW_BUCKETS, 64, 128)
+_MEASURED_ROWS = (*ROW_BUCKETS, 128)
 # Sessions of so few rows are recorded, however many they are.
 _ROWS_OF_A_SESSION = 4
 _REPEATS = 3
@@ -72,14 +72,21 @@ class StepCosts:
         ahead, late = expected - self._mean_expected, seconds - self._mean_taken
         self._mean_expected += _WEIGHT * ahead
         self._mean_taken += _WEIGHT * late
-        self._variance += _SLOPE_WEIGHT * (ahead * ahead - self._variance)
-        self._covariance += _SLOPE_WEIGHT * (ahead * late - self._covariance)
+        # A forward of the usual size says nothing of the slope, so it makes nothing forgotten that is known of it.
+        prior = self._prior
+        weight = _SLOPE_WEIGHT * ahead * ahead / (ahead * ahead + prior)
+        self._variance += weight * (ahead * ahead - self._variance)
+        self._covariance += weight * (ahead * late - self._covariance)
 
     @property
     def _steepness(self) -> float:
         """Least squares, with the table as the prior (a ridge towards 1)."""
-        prior = (_TRUSTED_SPREAD * (self._mean_expected or 0.0)) ** 2
-        return max(_LEAST_SLOPE, (self._covariance + prior) / (self._variance + prior)) if prior > 0.0 else 1.0
+        prior = self._prior
+        return max(_LEAST_SLOPE, (self._covariance + prior) / (self._variance + prior))
+
+    @property
+    def _prior(self) -> float:
+        return float((_TRUSTED_SPREAD * (self._mean_expected or 1.0)) ** 2)
 
     def _expected(self, num_rows: int) -> float:
         """What the table says."""
