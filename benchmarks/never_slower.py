@@ -44,6 +44,7 @@ class Plan:
     lengths: tuple[int, ...]
     max_tokens: int
     rounds: int
+    num_drafters: int
 
 
 def main(
@@ -54,6 +55,7 @@ def main(
     lengths: Annotated[str, typer.Option(help="Fixed draft lengths to compare with, comma-separated.")] = "1,2,3,5",
     max_tokens: Annotated[int, typer.Option(help="Tokens per request.")] = 64,
     rounds: Annotated[int, typer.Option(help="Repetitions; figures are medians over them.")] = 3,
+    num_drafters: Annotated[int, typer.Option(min=0, help="Drafter processes; 0: the verifier drafts by itself.")] = 0,
     save: Annotated[bool, typer.Option(help="Append rows to benchmarks/results/never_slower.jsonl.")] = True,
 ) -> None:
     """Example: python -m benchmarks.never_slower --drafters draft_model --streams 1,16 --rounds 1"""
@@ -63,6 +65,7 @@ def main(
         tuple(map(int, lengths.split(","))),
         max_tokens,
         rounds,
+        num_drafters,
     )
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -105,7 +108,12 @@ def _measure(
     drafter: str, method: str, target: str, checkpoint: str, run_dir: Path, plan: Plan
 ) -> list[dict[str, Any]]:
     settings = StackSettings(
-        model=target, draft_model=checkpoint, methods=(method,), port=free_port(), grpc_port=free_port()
+        model=target,
+        draft_model=checkpoint,
+        methods=(method,),
+        port=free_port(),
+        grpc_port=free_port(),
+        num_drafters=plan.num_drafters,
     )
     stack = Stack(settings, run_dir, lambda _message: None)
     console.print(f"==> {drafter}: starting the stack")
@@ -117,6 +125,7 @@ def _measure(
             for temperature in plan.temperatures:
                 for num_streams in plan.streams:
                     cell = {"drafter": drafter, "temperature": temperature, "num_streams": num_streams}
+                    cell["num_drafters"] = plan.num_drafters
                     rows += [{**cell, **row} for row in _cell(state.url, method, temperature, num_streams, plan)]
                     progress.advance(task)
     finally:
