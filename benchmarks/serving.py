@@ -57,6 +57,7 @@ class Plan:
     rounds: int
     prompts_per_stream: int
     streams: tuple[int, ...]
+    num_drafters: int = 0
 
 
 def main(
@@ -65,6 +66,7 @@ def main(
     max_tokens: Annotated[int, typer.Option(help="Tokens per request.")] = 96,
     rounds: Annotated[int, typer.Option(help="Repetitions; figures are medians over them.")] = 3,
     streams: Annotated[str, typer.Option(help="Concurrent streams, comma-separated.")] = "1,4,16",
+    num_drafters: Annotated[int, typer.Option(min=0, help="Drafter processes; 0: the verifier drafts by itself.")] = 0,
     peer: Annotated[bool, typer.Option(help="Measure transformers too.")] = True,
     llama_server: Annotated[
         Path | None,
@@ -73,7 +75,7 @@ def main(
     save: Annotated[bool, typer.Option(help="Append rows to benchmarks/results/serving.jsonl.")] = True,
 ) -> None:
     """Example: python -m benchmarks.serving --streams 1 --rounds 5"""
-    plan = Plan(max_tokens, rounds, 2, tuple(int(part) for part in streams.split(",")))
+    plan = Plan(max_tokens, rounds, 2, tuple(int(part) for part in streams.split(",")), num_drafters)
     with tempfile.TemporaryDirectory() as folder:
         expanded = Path(folder) / "expanded-target"
         console.print("==> expanding the target to a model of real cost")
@@ -95,13 +97,15 @@ def _measure(target: str, draft: str, plan: Plan) -> tuple[list[dict[str, Any]],
             methods=("draft_model", "ngram"),
             port=free_port(),
             grpc_port=free_port(),
+            num_drafters=plan.num_drafters,
         )
         stack = Stack(settings, Path(run_dir), lambda message: console.print(f"==> {message}"))
         state = stack.start()
         try:
             asyncio.run(_warm_up(state.url))
             for num_streams in plan.streams:
-                rows += _measure_stack(state.url, num_streams, plan)
+                found = _measure_stack(state.url, num_streams, plan)
+                rows += [{**row, "num_drafters": plan.num_drafters} for row in found]
             shape = _shape(plan)
             said = asyncio.run(run_load(state.url, code_prompts(NUM_PEER_PROMPTS), shape, 1))
         finally:

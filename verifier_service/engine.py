@@ -267,7 +267,7 @@ class VerifierEngine:
         self._outbox.fail(session, error)
 
     def _step(self) -> None:
-        self._local.draft(self._sessions.values())
+        self._metrics.observe_drafting(self._local.draft(self._sessions.values()))
         plan = self._scheduler.plan(list(self._sessions.values()))
         if not plan:
             self._outbox.send()

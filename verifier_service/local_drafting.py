@@ -61,8 +61,8 @@ class LocalDrafting:
             if committed_len < line.draft.committed_len:
                 line.draft.report(DraftStep(session.spec.epoch, committed_len, (), 0))
 
-    def draft(self, sessions: Iterable[VerifierSession]) -> None:
-        """Proposals for all whose free run asks for drafts and that have none for their next round."""
+    def draft(self, sessions: Iterable[VerifierSession]) -> float:
+        """Proposals for all whose free run asks for drafts and that have none for their next round; returns seconds."""
         asked: dict[str, list[tuple[VerifierSession, _Line]]] = {}
         may_read = True
         for session in sessions:
@@ -81,8 +81,7 @@ class LocalDrafting:
                 may_read = not line.is_behind
             if not line.is_behind and not line.has_failed:
                 asked.setdefault(drafts.method, []).append((session, line))
-        for name, members in asked.items():
-            self._propose(name, members)
+        return sum(self._propose(name, members) for name, members in asked.items())
 
     def close(self, session: VerifierSession) -> None:
         """Frees what the methods hold for the session; harmless when that is nothing."""
@@ -141,7 +140,7 @@ class LocalDrafting:
         self._guarded(line, advance)
         return is_behind
 
-    def _propose(self, name: str, members: list[tuple[VerifierSession, _Line]]) -> None:
+    def _propose(self, name: str, members: list[tuple[VerifierSession, _Line]]) -> float:
         proposals: list[Proposal] = []
         drafts = [line.draft for _, line in members]
         started = time.perf_counter()
@@ -151,7 +150,7 @@ class LocalDrafting:
             log.exception("drafting by %s failed; its sessions go on without", name)
             for _, line in members:
                 line.has_failed = True
-            return
+            return 0.0
         took_s, depth = time.perf_counter() - started, max(_num_asked(line) for _, line in members)
         for (session, line), proposal in zip(members, proposals, strict=True):
             asked = LocalDrafts(name, _num_asked(line))
@@ -159,6 +158,7 @@ class LocalDrafting:
             missing, line.draft.missing_hidden_from = line.draft.missing_hidden_from, None
             if missing is not None:
                 line.next_row = min(line.next_row, session.prompt_len + missing)
+        return took_s
 
     def _guarded(self, line: _Line, act: Callable[[], None]) -> None:
         try:

@@ -27,6 +27,12 @@ class VerifierMetrics:
         self._forward = Histogram(
             "outrider:forward_seconds", "One forward pass of the target.", buckets=TIME_BUCKETS, registry=registry
         )
+        self._drafting = Histogram(
+            "outrider:local_draft_seconds",
+            "What drafting by itself took before a forward.",
+            buckets=TIME_BUCKETS,
+            registry=registry,
+        )
         self._queue = Histogram(
             "outrider:step_queue_seconds", "Step's wait for its forward.", buckets=TIME_BUCKETS, registry=registry
         )
@@ -64,6 +70,11 @@ class VerifierMetrics:
         self._kv_usage.set(1.0 - blocks.num_free_blocks / blocks.num_blocks)
         self._preemptions.inc(num_preemptions - self._num_preemptions)
         self._num_preemptions = num_preemptions
+
+    def observe_drafting(self, seconds: float) -> None:
+        """0: nobody was drafted for."""
+        if seconds > 0.0:
+            self._drafting.observe(seconds)
 
     def observe_commit(self, commit: Commit) -> None:
         self._emitted.inc(len(commit.token_ids))

@@ -76,6 +76,7 @@ def _span_attributes(commit: Commit) -> Attributes:
         "outrider.num_draft_tokens": commit.num_draft_tokens,
         "outrider.num_accepted_tokens": commit.num_accepted_tokens,
         "outrider.batch_sessions": commit.timings.batch_sessions,
+        "outrider.draft_us": commit.timings.draft_us,
         "outrider.queue_us": commit.timings.queue_us,
         "outrider.forward_us": commit.timings.forward_us,
         "outrider.sample_us": commit.timings.sample_us,

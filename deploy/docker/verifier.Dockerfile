@@ -27,6 +27,7 @@ COPY README.md LICENSE ./
 COPY shared shared
 COPY kernels kernels
 COPY engine engine
+COPY drafter_service drafter_service
 COPY verifier_service verifier_service
 # The `outrider` command belongs to the client, which is not in here.
 RUN /opt/tools/bin/pip install --disable-pip-version-check --no-deps --target /opt/app . && rm -r /opt/app/bin

@@ -23,6 +23,7 @@ from gateway.detokenizer import IncrementalDetokenizer
 from gateway.draft_policy import DraftPolicy, LateAnswer, RoundOutcome
 from gateway.drafter_line import Lease
 from gateway.drafting import Drafting
+from gateway.local_line import NO_LOCAL_METHODS, LocalMethods
 from gateway.metrics import GatewayMetrics
 from gateway.requests import ChoiceStart, GenerationUpdate
 from gateway.run_ahead import AheadTrials
@@ -66,30 +67,41 @@ def hidden_rows(layers: tuple[int, ...], first_index: int, end: int) -> HiddenSt
 
 @dataclass
 class PlainVerifier:
-    """gateway.interfaces.Verifier. `max_hidden_rows` per commit; rows before `hidden_from` are lost."""
+    """gateway.interfaces.Verifier. `max_hidden_rows` per commit; rows before `hidden_from` are lost. Asked for drafts of
+    its own it guesses right, but before the first token.
+    """
 
     spec: SessionSpec
     max_hidden_rows: int = 1000
     hidden_from: int = -len(PROMPT)
     forward_s: float = 0.0
     steps: list[VerifyStep] = field(default_factory=list)
+    steered: list[SteerRun] = field(default_factory=list)
     num_closed: int = 0
 
     async def open(self, spec: SessionSpec) -> None:
         self.spec = spec
 
     async def steer(self, steer: SteerRun) -> None:
-        raise NotImplementedError("nothing is drafted here")
+        self.steered.append(steer)
 
     async def verify(self, step: VerifyStep) -> AsyncIterator[Commit]:
         self.steps.append(step)
         base_len, free_left, hidden_sent = step.base_len, step.max_new_tokens, -len(PROMPT)
+        local, num_steered = step.local_drafts, len(self.steered)
         more = True
         while more:
             await asyncio.sleep(self.forward_s)
+            for steer in self.steered[num_steered:]:
+                local, free_left = steer.local_drafts, 1 if steer.ends else free_left
+            num_steered = len(self.steered)
+            asked = local if base_len > 0 else None
             proposal = reconcile(step.proposal, base_len, list(TRUTH[:base_len])) if step.proposal else None
             drafted = proposal.token_ids if proposal is not None else ()
             wanted = TRUTH[base_len:]
+            if asked is not None:
+                asked = replace(asked, num_draft_tokens=min(asked.num_draft_tokens, len(wanted) - 1, free_left - 1))
+                drafted = wanted[: asked.num_draft_tokens]
             num_accepted = next(
                 (n for n, pair in enumerate(zip(drafted, wanted, strict=False)) if pair[0] != pair[1]),
                 min(len(drafted), len(wanted)),
@@ -108,9 +120,16 @@ class PlainVerifier:
                 num_draft_tokens=len(drafted),
                 num_accepted_tokens=num_accepted,
                 finish_reason=FinishReason.LENGTH if end == LENGTH else None,
-                timings=Timings(total_us=int(self.forward_s * 1e6), tokens_per_s=100.0, marginal_row_us=10.0),
+                timings=Timings(
+                    total_us=int(self.forward_s * 1e6) + 3_000,
+                    tokens_per_s=100.0,
+                    marginal_row_us=10.0,
+                    draft_us=2_000 if asked is not None else 0,
+                    draft_depth=2 * asked.num_draft_tokens if asked is not None else 0,
+                ),
                 hidden_states=hidden,
                 more=more,
+                local_drafts=asked,
             )
             base_len = end
 
@@ -226,6 +245,7 @@ class Choice:
     max_queued_commits: int = 100
     read_delay_s: float = 0.0
     trials: AheadTrials | None = None
+    local: LocalMethods = NO_LOCAL_METHODS
     num_acquired: int = 0
     wanted_methods: list[str] = field(default_factory=list)
     num_released: int = 0
@@ -271,6 +291,7 @@ class Choice:
             token_tree=False,
             timeout_s=self.timeout_s,
             metrics=self.metrics,
+            local=self.local,
             trials=self.trials,
         )
 
