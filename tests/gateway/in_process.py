@@ -67,8 +67,8 @@ def hidden_rows(layers: tuple[int, ...], first_index: int, end: int) -> HiddenSt
 
 @dataclass
 class PlainVerifier:
-    """gateway.interfaces.Verifier. `max_hidden_rows` per commit; rows before `hidden_from` are lost. Asked for drafts of
-    its own it guesses right, but before the first token.
+    """gateway.interfaces.Verifier. `max_hidden_rows` per commit; rows before `hidden_from` are lost. Asked for drafts
+    of its own it guesses right, but before the first token.
     """
 
     spec: SessionSpec
