@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from drafter_service.hidden_rows import HiddenRows
-from engine.grammar import GrammarState
 from shared.errors import CommitRefused, InvalidRequest
 from shared.messages import DraftStep, ProposalReply, SessionSpec
+
+if TYPE_CHECKING:
+    from engine.grammar import GrammarState
 
 # Called on the engine's thread with each proposal, or with the error that ends the session.
 OnReply = Callable[[ProposalReply | Exception], None]

@@ -140,10 +140,11 @@ class MethodCosts:
         for _position in range(num_draft_tokens):
             survival *= acceptance
             accepted += survival - rate * load.marginal_row_s
-        delay_s = num_draft_tokens * (self.position_s or 0.0) + self.overhead_s
-        if not with_round_trip:
-            # Those that the verifier drafts for together are no slower for one more.
-            delay_s = 0.0 if self.is_local else delay_s - self.overhead_s
+        delay_s = num_draft_tokens * (self.position_s or 0.0)
+        if with_round_trip:
+            delay_s += self.overhead_s
+        elif self.is_local:
+            delay_s = 0.0  # those that the verifier drafts for together are no slower for one more
         return self.proposed * accepted - own_rate * delay_s
 
     def best_gain(

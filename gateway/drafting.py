@@ -69,7 +69,7 @@ class Drafting:
         self._committed = committed
         self._acquire = acquire
         self._policy = policy
-        self._local = LocalLine(local, len(committed), token_tree=token_tree)
+        self._local = LocalLine(local, token_tree=token_tree)
         self._options = LineOptions(token_tree, timeout_s, metrics, trace)
         # In rejection mode what is kept of a draft must not depend on its own tokens, nor on when it came.
         self._is_exact = spec.mode is SpeculationMode.EXACT
@@ -196,6 +196,8 @@ class Drafting:
         if self._options.trace is not None:
             self._options.trace.add_round(commit, method, verify_s, self._draft_s, self._draft_timings)
         self._draft_timings, self._draft_s = Timings(), 0.0
+        if commit.local_drafts is not None:  # each round of a run tells for itself
+            self._draft_came = DraftCame.NOT_WANTED
 
     def _take_local(self, drafts: LocalDrafts, commit: Commit) -> float:
         """A round that the verifier drafted for by itself, as if a drafter had answered; returns how long it took."""

@@ -25,9 +25,9 @@ NO_LOCAL_METHODS = LocalMethods("", {})
 
 
 class LocalLine:
-    """committed_len: what stands when the verifier's session is opened."""
+    """A session's side of it."""
 
-    def __init__(self, local: LocalMethods, committed_len: int, *, token_tree: bool) -> None:
+    def __init__(self, local: LocalMethods, *, token_tree: bool) -> None:
         self.address = local.address
         self._methods = local.methods
         self._token_tree = token_tree

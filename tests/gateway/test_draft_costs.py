@@ -19,6 +19,9 @@ def test_the_gain_is_its_definition() -> None:
     without = costs.gain(load, 0.5, 3, with_round_trip=False)
     assert without == pytest.approx(0.8 * accepted - 25.0 * 3 * 0.002)
     assert MethodCosts().gain(VerifierLoad(), 0.5, 2) == pytest.approx(0.75)
+    together = replace(costs, is_local=True)
+    assert together.gain(load, 0.5, 3) == costs.gain(load, 0.5, 3), "the first that drafts pays for the depth"
+    assert together.gain(load, 0.5, 3, with_round_trip=False) == pytest.approx(0.8 * accepted), "one more does not"
 
 
 def test_blending() -> None:

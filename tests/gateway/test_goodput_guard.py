@@ -128,6 +128,34 @@ def test_a_small_loss_says_nothing_of_other_loads() -> None:
     assert guard.allows_drafts()
 
 
+def _win(guard: GoodputGuard, num_sessions: int, factor: float) -> None:
+    tell(guard, 40, num_sessions, 100.0, drafts=False)
+    tell(guard, 200, num_sessions, 100.0 * factor, drafts=True)
+
+
+def test_beside_a_clear_win_comparing_can_wait() -> None:
+    """A comparison stops everybody's drafts; a number of sessions on the way up or down is not worth one."""
+    guard = GoodputGuard()
+    _win(guard, 8, factor=1.4)
+    assert tell(guard, 100, 10, 140.0, drafts=True) == 100
+    assert tell(guard, 400, 10, 140.0, drafts=True) < 400, "in the end it is compared"
+
+
+@pytest.mark.parametrize(("num_sessions", "factor"), [(32, 1.4), (10, 1.05)])
+def test_far_from_a_win_or_beside_a_small_one_it_is_compared_at_once(num_sessions: int, factor: float) -> None:
+    guard = GoodputGuard()
+    _win(guard, 8, factor)
+    assert tell(guard, 100, num_sessions, 140.0, drafts=True) < 100
+
+
+def test_beside_a_win_and_a_loss_it_is_compared_at_once() -> None:
+    guard = GoodputGuard()
+    _win(guard, 8, factor=1.4)
+    _lose(guard, 12, factor=0.5)
+    tell(guard, 1, 8, 140.0, drafts=True)
+    assert tell(guard, 100, 10, 140.0, drafts=True) < 100
+
+
 def test_a_rate_is_not_needed_to_draft_and_rounds_without_one_do_not_count() -> None:
     guard = GoodputGuard()
     assert guard.allows_drafts()

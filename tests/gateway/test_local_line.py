@@ -57,6 +57,8 @@ async def test_the_policy_steers_the_run_while_it_goes_on(make: Callable[..., Ch
     drafts = [steer.local_drafts for steer in choice.verifier.steered]
     assert drafts == [LocalDrafts("ngram", 2), LocalDrafts("draft_model", 2), None, LocalDrafts("draft_model", 1)]
     assert not any(steer.ends for steer in choice.verifier.steered)
+    drafted = float(choice.metrics._draft_rounds.labels("yes")._value.get())
+    assert drafted == sum(outcome.num_draft_tokens > 0 for outcome in policy.outcomes) < len(policy.outcomes)
     # Once at the start and then after every few tokens, of which a round may bring some more.
     assert LENGTH // (DECISION_TOKENS + 3) <= policy.num_asked - 1 <= LENGTH // DECISION_TOKENS
 
@@ -118,7 +120,7 @@ async def test_without_a_policy_nothing_is_asked_for(make: Callable[..., Choice]
 
 
 def test_what_is_asked_for() -> None:
-    line = LocalLine(HERE, 0, token_tree=True)
+    line = LocalLine(HERE, token_tree=True)
     assert line.drafts("draft_model", 4) == LocalDrafts("draft_model", 4, token_tree=True)
     assert line.drafts("ngram", 4) == LocalDrafts("ngram", 4)  # it has chains alone
     assert line.drafts("suffix", 4) is None
@@ -126,7 +128,7 @@ def test_what_is_asked_for() -> None:
 
 
 def test_a_method_that_comes_back_has_read_nothing_meanwhile() -> None:
-    line = LocalLine(HERE, 0, token_tree=False)
+    line = LocalLine(HERE, token_tree=False)
     commit = Commit(1, 10, (1, 2), (), timings=Timings(draft_us=5))
     seen = []
     for method, base_len in (("ngram", 10), ("ngram", 12), ("draft_model", 14), ("ngram", 60), ("ngram", 62)):
