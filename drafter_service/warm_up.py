@@ -19,7 +19,7 @@ _PROMPT_LEN = 8
 _NUM_DRAFT_TOKENS = 3
 _NUM_ROUNDS = MEETINGS_BEFORE_RECORDING + 1
 # With one row of each session and with two, forwards of every size that is recorded are met.
-_NUM_SESSIONS = tuple(size for size in ROW_BUCKETS if 2 * size <= max(ROW_BUCKETS))
+_NUM_SESSIONS = tuple(sorted({size if 2 * size <= max(ROW_BUCKETS) else size // 2 for size in ROW_BUCKETS}))
 _BUDGET_S = 2.0
 # The second kind draws from laws: on a device that is a graph of its own, captured at its first meeting.
 _GREEDY = (SamplingParams(temperature=0.0), SpeculationMode.EXACT)

@@ -64,12 +64,13 @@ class LocalDrafting:
     def draft(self, sessions: Iterable[VerifierSession]) -> float:
         """Proposals for all whose free run asks for drafts and that have none for their next round; returns seconds."""
         asked: dict[str, list[tuple[VerifierSession, _Line]]] = {}
-        may_read = True
+        may_read, reading_s = True, 0.0
         for session in sessions:
             num_tokens = self._num_wanted(session)
             if num_tokens <= 0 or session.step is None or session.step.local_drafts is None:
                 continue
             drafts = session.step.local_drafts
+            started = time.perf_counter()
             line = self._line(session, drafts.method)
             if line is None:
                 continue
@@ -79,9 +80,10 @@ class LocalDrafting:
                 self.before_reading()
                 line.is_behind = self._advance(line)
                 may_read = not line.is_behind
+            reading_s += time.perf_counter() - started
             if not line.is_behind and not line.has_failed:
                 asked.setdefault(drafts.method, []).append((session, line))
-        return sum(self._propose(name, members) for name, members in asked.items())
+        return reading_s + sum(self._propose(name, members, reading_s) for name, members in asked.items())
 
     def close(self, session: VerifierSession) -> None:
         """Frees what the methods hold for the session; harmless when that is nothing."""
@@ -140,7 +142,8 @@ class LocalDrafting:
         self._guarded(line, advance)
         return is_behind
 
-    def _propose(self, name: str, members: list[tuple[VerifierSession, _Line]]) -> float:
+    def _propose(self, name: str, members: list[tuple[VerifierSession, _Line]], reading_s: float) -> float:
+        """reading_s: what it took to tell methods what is new, a newcomer's prompt included; all wait for that too."""
         proposals: list[Proposal] = []
         drafts = [line.draft for _, line in members]
         started = time.perf_counter()
@@ -154,7 +157,8 @@ class LocalDrafting:
         took_s, depth = time.perf_counter() - started, max(_num_asked(line) for _, line in members)
         for (session, line), proposal in zip(members, proposals, strict=True):
             asked = LocalDrafts(name, _num_asked(line))
-            session.local_draft = LocalDraft(asked, proposal if proposal.token_ids else None, took_s, depth)
+            found = proposal if proposal.token_ids else None
+            session.local_draft = LocalDraft(asked, found, took_s + reading_s, depth)
             missing, line.draft.missing_hidden_from = line.draft.missing_hidden_from, None
             if missing is not None:
                 line.next_row = min(line.next_row, session.prompt_len + missing)

@@ -13,7 +13,7 @@ from drafter_service.session import DraftSession
 from drafter_service.warm_up import warm_up
 from engine.batch import ForwardBatch
 from engine.block_manager import BlockManager
-from engine.cpu_graphs import MEETINGS_BEFORE_RECORDING
+from engine.cpu_graphs import MEETINGS_BEFORE_RECORDING, ROW_BUCKETS
 from engine.model import load_model
 from engine.runner import ForwardResult, ModelRunner
 from tests.drafter_service.drawn_cases import counted as counted_chains
@@ -49,6 +49,27 @@ def test_a_draft_models_forwards_are_met_and_nothing_stays(tmp_path: Path) -> No
     assert min(runner.num_rows.count(1), runner.num_rows.count(2)) >= MEETINGS_BEFORE_RECORDING
 
 
+def test_forwards_of_every_recorded_size_are_met(tmp_path: Path) -> None:
+    """With several sessions too: whoever meets a size first waits for its recording, and all of its batch with it."""
+    loaded = load_model(str(save_llama(tmp_path, seed=5, num_layers=1)), dtype="float32")
+    runner = _Watched(loaded, loaded.make_cache(400, 4))
+    method = draft_model_method(DraftModelNet(runner, BlockManager(400, 4), prefill_chunk_size=32), "tiny")
+    warm_up(method, budget_s=60.0)
+    for size in ROW_BUCKETS:
+        smaller = max((other for other in ROW_BUCKETS if other < size), default=0)
+        assert sum(smaller < rows <= size for rows in runner.num_rows) >= MEETINGS_BEFORE_RECORDING, size
+
+
+def test_a_slow_method_is_not_warmed_up_for_long(tmp_path: Path) -> None:
+    loaded = load_model(str(save_llama(tmp_path, seed=5, num_layers=1)), dtype="float32")
+    runner = _Watched(loaded, loaded.make_cache(400, 4))
+    method = draft_model_method(DraftModelNet(runner, BlockManager(400, 4), prefill_chunk_size=32), "tiny")
+    warm_up(method, budget_s=0.0)
+    num_forwards = len(runner.num_rows)
+    warm_up(method, budget_s=60.0)
+    assert 0 < num_forwards < (len(runner.num_rows) - num_forwards) / 5, "one session alone, all of them"
+
+
 @pytest.mark.parametrize(
     ("name", "backend"), [*((name, "cpu") for name in _HEADS), ("eagle3", "triton"), ("medusa", "triton")]
 )
@@ -66,18 +87,20 @@ def test_heads_propose_with_no_targets_states(name: str, backend: str, monkeypat
     drawn = counted_chains(monkeypatch)
     num_rounds = 1 if backend == "triton" else MEETINGS_BEFORE_RECORDING + 1
     monkeypatch.setattr("drafter_service.warm_up._NUM_ROUNDS", num_rounds)  # interpreted rounds take seconds
+    most_sessions = 1 if backend == "triton" else 2
+    monkeypatch.setattr("drafter_service.warm_up._NUM_SESSIONS", tuple(range(1, most_sessions + 1)))
     proposed: list[int] = []
     propose = method.propose
 
     def counted(sessions: list[DraftSession]):  # type: ignore[no-untyped-def]
         proposals = propose(sessions)
-        proposed.append(len(proposals[0].token_ids))
+        proposed.extend(len(proposal.token_ids) for proposal in proposals)
         assert sessions[0].missing_hidden_from is None
         return proposals
 
     method.propose = counted  # type: ignore[method-assign, assignment]
     warm_up(method)
-    assert proposed == [3] * (num_rounds + 1)
+    assert proposed == [3] * (1 + num_rounds * sum(range(1, most_sessions + 1)))
     assert len(drawn) == (len(proposed) if backend == "triton" else 0)
 
 

@@ -121,7 +121,7 @@ class PlainVerifier:
                 num_accepted_tokens=num_accepted,
                 finish_reason=FinishReason.LENGTH if end == LENGTH else None,
                 timings=Timings(
-                    total_us=int(self.forward_s * 1e6) + 3_000,
+                    total_us=int(self.forward_s * 1e6) + (3_000 if asked is not None else 0),
                     tokens_per_s=100.0,
                     marginal_row_us=10.0,
                     draft_us=2_000 if asked is not None else 0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -313,6 +314,20 @@ def test_a_method_that_is_not_there_is_passed_over(engine: VerifierEngine, truth
     commits = generate(engine, make_spec(PROMPT, PARAMS["sampled"]), free_run=1000, local=SPY)
     assert tokens_of(commits) == tokens_of(truth("sampled", 0))
     assert sum(commit.timings.draft_us for commit in commits) == 0
+
+
+def test_reading_a_prompt_is_part_of_what_drafting_takes(
+    loaded: LoadedModel, certificate: Certificate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All sessions of the forward wait for it, so the policy must hear of it."""
+    spy = Spy(lambda session: (5,))
+    reading_s = 0.05
+    monkeypatch.setattr(spy, "advance", lambda _session: bool(time.sleep(reading_s)))
+    with engine_with(spy, loaded, certificate) as engine:
+        commits = generate(engine, make_spec(PROMPT, PARAMS["greedy"]), free_run=1000, local=SPY)
+    first, *others = [commit.timings for commit in commits if commit.timings.draft_us]
+    assert reading_s <= first.draft_us * 1e-6 <= first.total_us * 1e-6
+    assert sorted(other.draft_us for other in others)[len(others) // 2] * 1e-6 < reading_s
 
 
 def test_a_session_that_is_taken_back_goes_on_from_there(
