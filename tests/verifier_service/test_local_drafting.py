@@ -15,19 +15,23 @@ import torch
 import transformers
 
 from drafter_service.methods.interface import DraftMethod
-from drafter_service.methods.ngram import NgramMethod
-from drafter_service.methods.suffix import SuffixMethod, SuffixSettings
 from drafter_service.session import DraftSession
 from engine.certificate import Certificate
 from engine.model import LoadedModel
 from shared.messages import DraftMethodInfo, LocalDrafts, Proposal, SessionSpec
 from shared.sampling_params import SamplingParams, SpeculationMode
-from tests.engine.tiny_models import save_tiny_model
 from tests.grid.driver import Driver, Session
 from tests.grid.heads import HEADS
 from tests.grid.models import GridModel
 from tests.grid.pools import CHUNKS, ROOMY_BLOCKS, Pool, Pools
 from tests.verifier_service.acceptance.toy import SMALLEST_P_VALUE, chi_square_p_value
+from tests.verifier_service.drafting_pair import (
+    LAW_PROMPT,
+    LAW_VOCAB_SIZE,
+    build_method,
+    law_of_two_tokens,
+    save_pair,
+)
 from tests.verifier_service.engine_client import (
     PARAMS,
     PROMPT,
@@ -42,8 +46,6 @@ from tests.verifier_service.engine_client import (
 from tests.verifier_service.engine_client import Session as EngineSession
 from verifier_service.engine import VerifierEngine
 
-VOCAB_SIZE = 13
-LAW_PROMPT = (5, 9, 3, 5, 9, 4, 5, 9)
 NUM_SESSIONS = 1_280
 AT_ONCE = 64
 NAMES = ("ngram", "suffix", "draft_model", *HEADS)
@@ -53,21 +55,7 @@ SHORT, WHOLE = 7, 1_000
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> GridModel:
-    config = {
-        "vocab_size": VOCAB_SIZE,
-        "hidden_size": 64,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 256,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
-    folder = tmp_path_factory.mktemp("local")
-    target = save_tiny_model("LlamaConfig", config, folder / "target", 3)
-    draft = save_tiny_model("LlamaConfig", {**config, "num_hidden_layers": 1}, folder / "draft", 4)
-    return GridModel(target, draft, "float32")
+    return save_pair(tmp_path_factory.mktemp("pair"))
 
 
 @pytest.fixture(scope="module")
@@ -77,21 +65,11 @@ def pools(checkpoints: GridModel) -> Iterator[Pools]:
     opened.close()
 
 
-def build(name: str, pools: Pools) -> DraftMethod:
-    if name == "draft_model":
-        return pools.draft_method()
-    if name == "ngram":
-        return NgramMethod(prompt_lookup_min=1, prompt_lookup_max=3)
-    if name == "suffix":
-        return SuffixMethod(SuffixSettings(24, 100, 10_000, 4.0, 0.0))
-    return pools.head_method(name)
-
-
 @contextmanager
 def drafting_pool(
     pools: Pools, names: Sequence[str], *, num_blocks: int = ROOMY_BLOCKS, prefill: str = "whole"
 ) -> Iterator[Pool]:
-    pool = pools.start(CHUNKS[prefill], num_blocks, {name: build(name, pools) for name in names})
+    pool = pools.start(CHUNKS[prefill], num_blocks, {name: build_method(name, pools) for name in names})
     try:
         yield pool
         pool.engine.check_integrity()  # after the last `close`
@@ -106,7 +84,7 @@ def spec_of(key: int, params: SamplingParams, mode: SpeculationMode, prompt: tup
 
 def long_prompt(key: int) -> tuple[int, ...]:
     """Longer than what a proposal reads by the way, so that methods catch up in pieces."""
-    return tuple(3 + (key * 7 + place * place) % (VOCAB_SIZE - 3) for place in range(100))
+    return tuple(3 + (key * 7 + place * place) % (LAW_VOCAB_SIZE - 3) for place in range(100))
 
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=48, ignore_eos=True)
@@ -170,20 +148,14 @@ def test_methods_may_take_turns_within_a_session(pools: Pools) -> None:
 
 @pytest.fixture(scope="module")
 def law_of_two(checkpoints: GridModel) -> np.ndarray:
-    """[V * V]: probabilities of the first two tokens, by transformers."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoints.target, dtype=torch.float32)
-    with torch.inference_mode():
-        first = model(torch.tensor([LAW_PROMPT])).logits[0, -1].double().softmax(-1)
-        rows = torch.tensor([[*LAW_PROMPT, token] for token in range(VOCAB_SIZE)])
-        second = model(rows).logits[:, -1].double().softmax(-1)
-    return (first[:, None] * second).flatten().numpy()
+    return law_of_two_tokens(checkpoints)
 
 
 @pytest.mark.parametrize("name", ["ngram", "draft_model", "eagle3"])
 def test_rejection_mode_keeps_the_targets_law(pools: Pools, law_of_two: np.ndarray, name: str) -> None:
     """The first token has no draft before it, the second is the first of a drafted round."""
     params = SamplingParams(temperature=1.0, max_tokens=5, ignore_eos=True)
-    counts = np.zeros(VOCAB_SIZE * VOCAB_SIZE, dtype=np.int64)
+    counts = np.zeros(LAW_VOCAB_SIZE * LAW_VOCAB_SIZE, dtype=np.int64)
     num_accepted = 0
     with drafting_pool(pools, (name,)) as pool:
         driver = Driver(pool)
@@ -195,7 +167,7 @@ def test_rejection_mode_keeps_the_targets_law(pools: Pools, law_of_two: np.ndarr
             driver.run(sessions)
             for session in sessions:
                 assert not session.failure
-                counts[session.output[0] * VOCAB_SIZE + session.output[1]] += 1
+                counts[session.output[0] * LAW_VOCAB_SIZE + session.output[1]] += 1
                 num_accepted += session.num_accepted_tokens
     assert num_accepted > NUM_SESSIONS // 20
     assert chi_square_p_value(counts, law_of_two) > SMALLEST_P_VALUE
