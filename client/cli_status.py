@@ -132,11 +132,8 @@ def fleet_view(fleet: dict[str, Any], speed: Rates | None) -> RenderableType:
             _used_blocks(member),
         )
     drafters = _table("drafter", "", "methods", right=("sessions",))
-    for member in fleet["verifiers"]:
-        if member.get("methods"):  # it drafts by itself
-            methods = ", ".join(_method(method) for method in member["methods"])
-            drafters.add_row(member["address"], _health(member), methods, _sessions(member))
-    for member in fleet["drafters"]:
+    drafting_verifiers = [member for member in fleet["verifiers"] if member.get("methods")]
+    for member in (*drafting_verifiers, *fleet["drafters"]):
         methods = ", ".join(_method(method) for method in member["methods"])
         drafters.add_row(member["address"], _health(member), methods, _sessions(member))
     return Group("", verifiers, "", drafters, "", _gateway_line(fleet, speed))

@@ -11,6 +11,7 @@ A method that fails ends nobody's session: the rounds go on without a draft.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -74,8 +75,8 @@ class LocalDrafting:
             line = self._line(session, drafts.method)
             if line is None:
                 continue
-            self._tell(session, line, drafts, num_tokens)
-            if line.is_behind and may_read:
+            self._guarded(line, functools.partial(self._tell, session, line, drafts, num_tokens))
+            if line.is_behind and may_read and not line.has_failed:
                 # One bounded piece for one session a forward, so that nobody waits for another's long prompt.
                 self.before_reading()
                 line.is_behind = self._advance(line)

@@ -282,6 +282,22 @@ def test_a_method_that_fails_ends_nobodys_session(
     assert sum(commit.num_draft_tokens for commit in commits) == 0
 
 
+def test_nor_does_a_report_that_fails(
+    loaded: LoadedModel,
+    certificate: Certificate,
+    truth: Callable,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("broken on purpose")
+
+    monkeypatch.setattr(DraftSession, "report", fail)
+    with caplog.at_level(logging.CRITICAL), engine_with(Spy(lambda session: (5,)), loaded, certificate) as engine:
+        commits = generate(engine, make_spec(PROMPT, PARAMS["sampled"]), free_run=1000, local=SPY)
+    assert tokens_of(commits) == tokens_of(truth("sampled", 0))
+
+
 def test_a_method_that_is_not_there_is_passed_over(engine: VerifierEngine, truth: Callable) -> None:
     commits = generate(engine, make_spec(PROMPT, PARAMS["sampled"]), free_run=1000, local=SPY)
     assert tokens_of(commits) == tokens_of(truth("sampled", 0))
