@@ -115,10 +115,11 @@ soak: setup ## a stack at saturation; memory, descriptors and latency must not g
 fuzz: setup ## strange and broken input at every door and parser; INPUTS=100000
 	$(BIN)/python -m tests.fuzz --inputs $(INPUTS)
 
-check: setup ## lint, format, types
+check: setup ## lint, format, types, and whether every test can be read
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m pytest --collect-only -qq
 
 format: setup ## reformat
 	$(BIN)/ruff format .

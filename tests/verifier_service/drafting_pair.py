@@ -37,9 +37,9 @@ def save_pair(folder: Path) -> GridModel:
     return GridModel(target, draft, "float32")
 
 
-def law_of_two_tokens(checkpoints: GridModel) -> np.ndarray:
+def law_of_two_tokens(target: Path) -> np.ndarray:
     """[V * V]: probabilities of the first two tokens after LAW_PROMPT, by transformers."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoints.target, dtype=torch.float32)
+    model = transformers.AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
     with torch.inference_mode():
         first = model(torch.tensor([LAW_PROMPT])).logits[0, -1].double().softmax(-1)
         rows = torch.tensor([[*LAW_PROMPT, token] for token in range(LAW_VOCAB_SIZE)])

@@ -148,7 +148,7 @@ def test_methods_may_take_turns_within_a_session(pools: Pools) -> None:
 
 @pytest.fixture(scope="module")
 def law_of_two(checkpoints: GridModel) -> np.ndarray:
-    return law_of_two_tokens(checkpoints)
+    return law_of_two_tokens(checkpoints.target)
 
 
 @pytest.mark.parametrize("name", ["ngram", "draft_model", "eagle3"])

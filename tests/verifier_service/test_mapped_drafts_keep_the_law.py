@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tokenizers
-import torch
 import transformers
 
 from drafter_service.config import DrafterConfig
@@ -24,7 +23,8 @@ from tests.drafter_service.other_vocabularies import save_model, train_byte_leve
 from tests.grid.models import GridModel
 from tests.grid.pools import Pools
 from tests.verifier_service.acceptance.toy import SMALLEST_P_VALUE, chi_square_p_value
-from tests.verifier_service.test_proposals_keep_the_law import NUM_SESSIONS, PROMPT, VOCAB_SIZE, sample
+from tests.verifier_service.drafting_pair import LAW_VOCAB_SIZE, law_of_two_tokens
+from tests.verifier_service.test_proposals_keep_the_law import NUM_SESSIONS, sample
 
 TARGET_TEXT = ["the thin hen the heat the hint then the ten that tea the nine"] * 4
 DRAFT_TEXT = ["in the tin the hat is the inn at the site then it sat thin the hint"] * 4
@@ -33,7 +33,7 @@ KINDS = ("byte_level", "unigram")
 
 def tokenizer(kind: str) -> tokenizers.Tokenizer:
     if kind == "target":
-        return train_byte_level(VOCAB_SIZE, TARGET_TEXT, whole_alphabet=False)
+        return train_byte_level(LAW_VOCAB_SIZE, TARGET_TEXT, whole_alphabet=False)
     if kind == "byte_level":
         return train_byte_level(19, DRAFT_TEXT, whole_alphabet=False)
     return train_unigram(20, DRAFT_TEXT)
@@ -56,14 +56,8 @@ def pools(models: dict[str, str]) -> Iterator[Pools]:
 
 @pytest.fixture(scope="module")
 def law_of_two(models: dict[str, str]) -> np.ndarray:
-    """[V * V]: probabilities of the first two tokens, by transformers."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(models["target"], dtype=torch.float32)
-    assert model.config.vocab_size == VOCAB_SIZE
-    with torch.inference_mode():
-        first = model(torch.tensor([PROMPT])).logits[0, -1].double().softmax(-1)
-        rows = torch.tensor([[*PROMPT, token] for token in range(VOCAB_SIZE)])
-        second = model(rows).logits[:, -1].double().softmax(-1)
-    return (first[:, None] * second).flatten().numpy()
+    assert transformers.AutoConfig.from_pretrained(models["target"]).vocab_size == LAW_VOCAB_SIZE
+    return law_of_two_tokens(Path(models["target"]))
 
 
 def serve(models: dict[str, str], kind: str) -> DraftMethod:
@@ -85,7 +79,7 @@ def test_the_law_is_the_targets(
 ) -> None:
     vocabulary = map_vocabulary(models[kind], models["target"])
     assert vocabulary is not None
-    assert VOCAB_SIZE / 3 < vocabulary.num_shared < VOCAB_SIZE
+    assert LAW_VOCAB_SIZE / 3 < vocabulary.num_shared < LAW_VOCAB_SIZE
     counts, num_drafted, num_accepted = sample(pools, serve(models, kind), tree, stream=200 + tree + len(kind))
     assert num_drafted > NUM_SESSIONS
     assert num_accepted > NUM_SESSIONS // 20

@@ -50,7 +50,7 @@ def pools(checkpoints: GridModel) -> Iterator[Pools]:
 
 @pytest.fixture(scope="module")
 def law_of_two(checkpoints: GridModel) -> np.ndarray:
-    return law_of_two_tokens(checkpoints)
+    return law_of_two_tokens(checkpoints.target)
 
 
 def sample(pools: Pools, method: DraftMethod, tree: bool, stream: int) -> tuple[np.ndarray, int, int]:
