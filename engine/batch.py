@@ -54,6 +54,8 @@ def build_batch(sessions: Sequence[SessionRows], block_size: int, device: torch.
 
     A block table is as wide as the longest session needs; unused places hold block 0 and are never read.
     """
+    if all(len(rows.token_ids) == 1 and rows.num_chain_rows != 0 for rows in sessions):
+        return _single_rows(sessions, block_size, device)
     query_starts = np.zeros(len(sessions) + 1, dtype=np.int32)
     query_starts[1:] = np.cumsum([len(rows.token_ids) for rows in sessions])
     num_rows = int(query_starts[-1])
@@ -95,6 +97,35 @@ def build_batch(sessions: Sequence[SessionRows], block_size: int, device: torch.
         tree_starts=tensor(tree_starts),
         parents=tensor(parents),
         logits_rows=tensor(wanted),
+    )
+
+
+def _single_rows(sessions: Sequence[SessionRows], block_size: int, device: torch.device | str) -> ForwardBatch:
+    """One row of each session, as decoding and every further token of a chain have it: nothing of numpy per session, of
+    which eight take 80 us."""
+    num_rows = len(sessions)
+    lens = [rows.context_len for rows in sessions]
+    width = max((len(rows.block_ids) for rows in sessions), default=0)
+    tables = np.zeros((num_rows, width), dtype=np.int32)
+    for row, rows in enumerate(sessions):
+        tables[row, : len(rows.block_ids)] = rows.block_ids
+    pairs = zip(sessions, lens, strict=True)
+    slots = [rows.block_ids[length // block_size] * block_size + length % block_size for rows, length in pairs]
+    wanted = [row for row, rows in enumerate(sessions) if rows.num_logits_rows]
+
+    def tensor(values: object, dtype: type[np.signedinteger]) -> torch.Tensor:
+        return torch.from_numpy(np.array(values, dtype=dtype)).to(device)
+
+    return ForwardBatch(
+        token_ids=tensor([rows.token_ids[0] for rows in sessions], np.int64),
+        position_ids=tensor(lens, np.int64),
+        slot_mapping=tensor(slots, np.int64),
+        query_starts=tensor(range(num_rows + 1), np.int32),
+        context_lens=tensor(lens, np.int32),
+        block_tables=torch.from_numpy(tables).to(device),
+        tree_starts=tensor([1] * num_rows, np.int32),
+        parents=tensor([0] * num_rows, np.int32),
+        logits_rows=tensor(wanted, np.int64),
     )
 
 

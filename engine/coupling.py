@@ -11,7 +11,9 @@ of a token from two rounds of murmur3's 32-bit finalizer over its id. NOISE_VERS
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,7 +104,24 @@ def _arrivals(
 
 def coupled_sample(log_weights: NDArray[np.float64], key: int, output_index: int) -> int:
     """The token that wins the race. Raises ValueError when the support is empty."""
-    return int(coupled_ranking(log_weights, key, output_index)[0])
+    race = compiled_race()
+    if race is None:
+        return int(coupled_ranking(log_weights, key, output_index)[0])
+    winner = race(log_weights, index_key(key, output_index))
+    if winner < 0:
+        raise ValueError("no token can win: the support is empty")
+    return winner
+
+
+@functools.cache
+def compiled_race() -> Callable[[NDArray[np.float64], tuple[int, int]], int] | None:
+    """kernels/coupled_sample/cpu, ready to be called, which takes seconds the first time; None where numba is not."""
+    try:
+        from kernels.coupled_sample.cpu import race
+    except ImportError:
+        return None
+    race(np.zeros(1), (0, 0))
+    return race
 
 
 def _fmix32(words: NDArray[np.uint32]) -> NDArray[np.uint32]:

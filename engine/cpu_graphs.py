@@ -12,13 +12,14 @@ import ctypes
 import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from engine.batch import ForwardBatch
 from engine.model import LoadedModel
+from engine.paged_kv import LayerShape
 from engine.row_buckets import Bucket, empty_batch, fill, padded_num_rows
 from engine.row_invariant_modules import RowInvariantLinear
 
@@ -34,8 +35,9 @@ _MIN_PARALLEL_WEIGHTS = 4_000_000
 # Of this, only what the widest forward uses is ever touched.
 _ARENA_BYTES = 1 << 28
 
-Tensors = tuple[torch.Tensor, dict[int, torch.Tensor]]  # logits, tapped hidden states
-Forward = Callable[[ForwardBatch], Tensors]
+Tensors = tuple[torch.Tensor, dict[int, torch.Tensor]]  # logits (or what else a net gives), tapped hidden states
+# Of a batch, and what its rows are given beside their tokens: [T, carried_width], or nothing.
+Forward = Callable[[ForwardBatch, torch.Tensor | None], Tensors]
 _Key = tuple[int, tuple[int, ...]]  # rows of the bucket, tapped layers
 
 
@@ -43,27 +45,46 @@ _Key = tuple[int, tuple[int, ...]]  # rows of the bucket, tapped layers
 class _Recorded:
     run: Callable[[], None]
     batch: ForwardBatch  # what the recording reads
+    carried: torch.Tensor | None
     outputs: Tensors  # where it writes
 
 
 class RecordedForwards:
     """`run` is what `forward` would return, or None where the batch has to be run as it is."""
 
-    def __init__(self, forward: Forward, loaded: LoadedModel, table_width: int) -> None:
-        """table_width: the most blocks that a session can have."""
+    def __init__(
+        self,
+        forward: Forward,
+        module: torch.nn.Module,
+        layer_shapes: Sequence[LayerShape],
+        *,
+        vocab_size: int,
+        table_width: int,
+        carried_like: torch.Tensor | None = None,
+    ) -> None:
+        """module: what `forward` runs, with its attention layers. table_width: the most blocks that a session can have.
+        carried_like: one row of what the forward is given beside tokens; None: nothing.
+        """
         from kernels.cpu_program.arena import Arena  # numba takes a moment to import
 
         self._forward = forward
         self._table_width = table_width
-        self._most_rows_per_session = _most_rows_per_session(loaded)
-        self._vocab_size = loaded.vocab_size
-        self._max_threads = 1 if _num_weights(loaded) < _MIN_PARALLEL_WEIGHTS else torch.get_num_threads()
+        self._most_rows_per_session = _most_rows_per_session(layer_shapes)
+        self._vocab_size = vocab_size
+        self._carried_like = carried_like
+        self._max_threads = 1 if _num_weights(module) < _MIN_PARALLEL_WEIGHTS else torch.get_num_threads()
         self._arena = Arena(_ARENA_BYTES)
         self._meetings: Counter[_Key] = Counter()
         self._recorded: dict[_Key, _Recorded] = {}
         self._is_refused = False
 
-    def run(self, batch: ForwardBatch, tap_layers: tuple[int, ...], on_start: Callable[[], None]) -> Tensors | None:
+    def run(
+        self,
+        batch: ForwardBatch,
+        carried: torch.Tensor | None = None,
+        tap_layers: tuple[int, ...] = (),
+        on_start: Callable[[], None] | None = None,
+    ) -> Tensors | None:
         """tap_layers: the layers that the forward taps now; they are part of what was recorded. on_start: called before
         the kernels, if they are run."""
         num_rows = self._bucket(batch)
@@ -75,11 +96,11 @@ class RecordedForwards:
             self._meetings[key] += 1
             if self._meetings[key] < MEETINGS_BEFORE_RECORDING:
                 return None
-            recorded = self._record(num_rows, batch)
+            recorded = self._record(num_rows, batch, carried)
             if recorded is None:
                 return None
             self._recorded[key] = recorded
-        return self._repeat(recorded, batch, on_start)
+        return self._repeat(recorded, batch, carried, on_start)
 
     def _bucket(self, batch: ForwardBatch) -> int | None:
         """How many rows the batch is padded to; None where it has to be run as it is."""
@@ -88,7 +109,7 @@ class RecordedForwards:
             return None
         return num_rows if int(batch.query_starts.diff().max()) <= self._most_rows_per_session else None
 
-    def _record(self, num_rows: int, batch: ForwardBatch) -> _Recorded | None:
+    def _record(self, num_rows: int, batch: ForwardBatch, carried: torch.Tensor | None) -> _Recorded | None:
         from kernels.cpu_program.recorder import Recorder
         from kernels.cpu_team import recording
 
@@ -96,27 +117,36 @@ class RecordedForwards:
         # As many sessions as there can be, of one row each: attention's work is cut up for all of them.
         static.query_starts.copy_(torch.arange(num_rows + 1))
         static.tree_starts.fill_(1)
+        given = None if self._carried_like is None else self._carried_like.new_zeros(num_rows, len(self._carried_like))
         recorder = Recorder(self._arena, self._max_threads)
         try:
             with recording(recorder), recorder:
-                logits, hidden = self._forward(static)
+                logits, hidden = self._forward(static, given)
         except Exception as error:  # a forward that cannot be recorded still runs as it is
             self._refuse(f"{type(error).__name__}: {error}")
             return None
         outputs = self._arena.borrowed(logits), {layer: self._arena.borrowed(rows) for layer, rows in hidden.items()}
-        recorded = _Recorded(recorder.recorded(), static, outputs)
+        recorded = _Recorded(recorder.recorded(), static, given, outputs)
         # Other data are tried once: what models of this kind do between kernels is the same for all sizes. The batch
         # itself comes last, so that what is in the cache is right.
         other = dataclasses.replace(batch, token_ids=(batch.token_ids + 1) % self._vocab_size)
         for tried in (batch,) if self._recorded else (other, batch):
-            expected = self._forward(tried)
-            if not _are_equal(self._repeat(recorded, tried), expected):
+            expected = self._forward(tried, carried)
+            if not _are_equal(self._repeat(recorded, tried, carried), expected):
                 self._refuse("a recording did not repeat the forward's bits")
                 return None
         return recorded
 
-    def _repeat(self, recorded: _Recorded, batch: ForwardBatch, on_start: Callable[[], None] | None = None) -> Tensors:
+    def _repeat(
+        self,
+        recorded: _Recorded,
+        batch: ForwardBatch,
+        carried: torch.Tensor | None,
+        on_start: Callable[[], None] | None = None,
+    ) -> Tensors:
         fill(recorded.batch, batch)
+        if recorded.carried is not None and carried is not None:
+            recorded.carried[: carried.shape[0]] = carried
         if on_start is not None:
             on_start()
         recorded.run()
@@ -134,20 +164,20 @@ def is_recordable(loaded: LoadedModel) -> bool:
     """Whether every part of the model is ours, without experts, in one process with the compiled kernels of the CPU."""
     on_cpu = loaded.device.type == "cpu" and loaded.attention_ops.backend == "cpu"
     has_experts = loaded.row_invariance is not None and loaded.row_invariance.num_routers > 0
-    is_lean = loaded.lean is not None and loaded.lean.num_attentions > 0 and not loaded.lean.left_out
+    is_lean = loaded.lean is not None and loaded.lean.is_whole
     return on_cpu and loaded.leader is None and is_lean and not has_experts
 
 
-def _most_rows_per_session(loaded: LoadedModel) -> int:
+def _most_rows_per_session(layer_shapes: Sequence[LayerShape]) -> int:
     """So many rows of one session are one piece of work for attention; recordings count on the number of pieces."""
     from kernels.paged_attention.cpu import MAX_PACKED_ROWS
 
-    widest_group = max(shape.num_query_heads // shape.num_kv_heads for shape in loaded.layer_shapes)
+    widest_group = max(shape.num_query_heads // shape.num_kv_heads for shape in layer_shapes)
     return max(1, MAX_PACKED_ROWS // widest_group)
 
 
-def _num_weights(loaded: LoadedModel) -> int:
-    linears = (module for module in loaded.model.modules() if isinstance(module, RowInvariantLinear))
+def _num_weights(module: torch.nn.Module) -> int:
+    linears = (part for part in module.modules() if isinstance(part, RowInvariantLinear))
     return sum(linear.in_features * linear.out_features for linear in linears)
 
 

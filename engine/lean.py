@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -35,6 +35,11 @@ class LeanReport:
     num_rotary_embeddings: int
     left_out: dict[str, int]
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing of the model's own is left between the linears."""
+        return self.num_attentions > 0 and not self.left_out
+
     def describe(self) -> str:
         """One sentence for logs."""
         stayed = ", ".join(f"{count} {name}" for name, count in sorted(self.left_out.items())) or "nothing"
@@ -44,9 +49,19 @@ class LeanReport:
         )
 
 
+class Probe(Protocol):
+    def __call__(self, token_ids: torch.Tensor, position_ids: torch.Tensor, paged: PagedContext) -> object:
+        """One forward of the model over token_ids, position_ids int64 [1, T]."""
+        ...
+
+
 @torch.inference_mode()
-def make_lean(model: Any, shapes: list[LayerShape], ops: AttentionOps, *, max_positions: int) -> LeanReport:
-    """Replace what can be replaced, in place. shapes: what the probe forward saw of each layer."""
+def make_lean(
+    model: Any, shapes: list[LayerShape], ops: AttentionOps, *, max_positions: int, probe: Probe | None = None
+) -> LeanReport:
+    """Replace what can be replaced, in place. shapes: what the probe forward saw of each layer. probe: None calls the
+    model as a causal language model of transformers is called.
+    """
     parameter = next(model.parameters())
     is_elsewhere = ops.row_backend == "cpu" and parameter.device.type != "cpu"
     if parameter.dtype not in (torch.bfloat16, torch.float32) or is_elsewhere:
@@ -54,7 +69,7 @@ def make_lean(model: Any, shapes: list[LayerShape], ops: AttentionOps, *, max_po
     kernels = resolve_row_kernels(ops.row_backend)
     left_out: Counter[str] = Counter()
     num_norms = _replace_norms(model, kernels, left_out)
-    calls = _record_calls(model, shapes, ops)
+    calls = _record_calls(model, shapes, ops, probe or _causal_lm_probe(model))
     num_attentions = _replace_attentions(model, shapes, calls, kernels, left_out)
     num_mlps = _replace_mlps(model, kernels, left_out)
     num_rotaries = _replace_rotaries(model, max_positions, parameter.dtype)
@@ -82,7 +97,16 @@ def _replace_norms(model: torch.nn.Module, kernels: RowKernels, left_out: Counte
     return count
 
 
-def _record_calls(model: Any, shapes: list[LayerShape], ops: AttentionOps) -> list[ModuleCall]:
+def _causal_lm_probe(model: Any) -> Probe:
+    def run(token_ids: torch.Tensor, position_ids: torch.Tensor, paged: PagedContext) -> object:
+        return model(
+            token_ids, position_ids=position_ids, use_cache=False, logits_to_keep=position_ids[0, -1:], paged=paged
+        )
+
+    return run
+
+
+def _record_calls(model: Any, shapes: list[LayerShape], ops: AttentionOps, probe: Probe) -> list[ModuleCall]:
     """How each attention module is called, seen in one forward whose attention function only records."""
     calls: dict[str, ModuleCall] = {}
     handles = [
@@ -93,16 +117,9 @@ def _record_calls(model: Any, shapes: list[LayerShape], ops: AttentionOps) -> li
         for shape in shapes
     ]
     device = next(model.parameters()).device
-    positions = torch.arange(8, device=device)
+    positions = torch.arange(8, device=device)[None]
     try:
-        probe = AttentionProbe({})
-        model(
-            torch.zeros((1, 8), dtype=torch.long, device=device),
-            position_ids=positions[None],
-            use_cache=False,
-            logits_to_keep=positions[-1:],
-            paged=PagedContext(ops, probe=probe),
-        )
+        probe(torch.zeros_like(positions), positions, PagedContext(ops, probe=AttentionProbe({})))
     finally:
         for handle in handles:
             handle.remove()
@@ -112,7 +129,6 @@ def _record_calls(model: Any, shapes: list[LayerShape], ops: AttentionOps) -> li
 def _replace_attentions(
     model: Any, shapes: list[LayerShape], calls: list[ModuleCall], kernels: RowKernels, left_out: Counter[str]
 ) -> int:
-    hidden_size = int(model.config.get_text_config().hidden_size)
     known: dict[Any, bool | None] = {}
     count = 0
     for shape, call in zip(shapes, calls, strict=True):
@@ -120,11 +136,11 @@ def _replace_attentions(
         key = (lean_check.signature(module), shape.num_query_heads, shape.num_kv_heads, shape.sliding_window)
         is_new = key not in known
         if is_new:
-            known[key] = lean_attention.finds_rotation(module, call, shapes, shape, hidden_size, kernels)
+            known[key] = lean_attention.finds_rotation(module, call, shapes, shape, kernels)
         rotates = known[key]
         replacement = None
         if rotates is not None:
-            hidden_states = lean_attention.random_rows(hidden_size, next(module.parameters()))
+            hidden_states = lean_attention.random_rows(call.width, next(module.parameters()))
             theirs = lean_attention.record(module, call, hidden_states, shapes)
             replacement = lean_attention.build(module, shape, theirs.constants, kernels, rotates=rotates)
             # Once more in the model's own dtype: a module may change dtypes on the way.

@@ -33,6 +33,12 @@ class ModuleCall:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
 
+    @property
+    def width(self) -> int:
+        """Of the hidden states that the module reads."""
+        hidden_states: torch.Tensor = self.kwargs["hidden_states"] if "hidden_states" in self.kwargs else self.args[0]
+        return hidden_states.shape[-1]
+
 
 @dataclass(frozen=True)
 class Recorded:
@@ -78,7 +84,7 @@ class LeanAttention(torch.nn.Module):
         paged: PagedContext,
         **_kwargs: Any,
     ) -> tuple[torch.Tensor, None]:
-        """hidden_states [1, T, H] -> ([1, T, H], None), like the module it stands in for."""
+        """hidden_states [1, T, width] -> ([1, T, H], None), like the module it stands in for."""
         heads = self.qkv(hidden_states).view(-1, self._num_turned + self._num_kv_heads, self._head_dim)
         query, key, value = heads.split((self._num_query_heads, self._num_kv_heads, self._num_kv_heads), dim=1)
         cos, sin = position_embeddings if self.rotates and position_embeddings is not None else (None, None)
@@ -139,9 +145,9 @@ def agree(ours: Recorded, theirs: Recorded) -> bool:
     return lean_check.is_close(mine, yours)
 
 
-def random_rows(hidden_size: int, like: torch.Tensor) -> torch.Tensor:
-    """[1, _NUM_ROWS, hidden_size], of the dtype and on the device of `like`."""
-    return torch.randn(1, _NUM_ROWS, hidden_size, generator=torch.Generator().manual_seed(17)).to(like)
+def random_rows(width: int, like: torch.Tensor) -> torch.Tensor:
+    """[1, _NUM_ROWS, width], of the dtype and on the device of `like`."""
+    return torch.randn(1, _NUM_ROWS, width, generator=torch.Generator().manual_seed(17)).to(like)
 
 
 def _with_hidden_states(call: ModuleCall, hidden_states: torch.Tensor) -> tuple[list[Any], dict[str, Any]]:
@@ -191,12 +197,11 @@ def finds_rotation(
     call: ModuleCall,
     shapes: list[LayerShape],
     shape: LayerShape,
-    hidden_size: int,
     kernels: RowKernels,
 ) -> bool | None:
     """Whether the stand-in that computes what the module does rotates its heads; None where neither computes it."""
     tried = lean_check.wide_copy(module)
-    hidden_states = random_rows(hidden_size, next(tried.parameters()))
+    hidden_states = random_rows(call.width, next(tried.parameters()))
     theirs = record(tried, call, hidden_states, shapes)
     for rotates in (True, False):
         if rotates and not _can_rotate(call, next(module.parameters()).dtype, kernels):

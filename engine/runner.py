@@ -46,7 +46,13 @@ class ModelRunner:
             self._graphs = GraphedForwards(self._compute, loaded.device)
         elif graphs and is_recordable(loaded):
             table_width = min(cache.num_blocks, -(-loaded.max_model_len // cache.block_size))
-            self._graphs = RecordedForwards(self._compute, loaded, table_width)
+            self._graphs = RecordedForwards(
+                lambda batch, _carried: self._compute(batch),
+                loaded.model,
+                loaded.layer_shapes,
+                vocab_size=loaded.vocab_size,
+                table_width=table_width,
+            )
         self._wanted: frozenset[int] = frozenset()
         self._tapped: dict[int, torch.Tensor] = {}
         self._hooked: dict[int, Any] = {}
@@ -71,7 +77,7 @@ class ModelRunner:
         for layer in self._wanted - self._hooked.keys():
             self._install_tap(layer)
         if self._graphs is not None and batch.token_ids.device.type == "cpu":
-            replayed = self._graphs.run(batch, tuple(sorted(self._wanted)), on_start)
+            replayed = self._graphs.run(batch, tap_layers=tuple(sorted(self._wanted)), on_start=on_start)
             if replayed is not None:
                 return ForwardResult(*replayed)
         on_start()

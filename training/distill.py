@@ -124,11 +124,16 @@ def sample_step(target_dir: Path, work_dir: Path, num_batches: int, max_seconds:
     console.print(f"{num_rows} rows written to {out}")
 
 
-def train_step(target_dir: Path, out: Path, work_dir: Path, config: DistillConfig, console: Console) -> None:
-    """Step b: train a new draft on `continuations.npy` and the corpus, and write it to `out`."""
+def train_step(
+    target_dir: Path, out: Path, work_dir: Path, config: DistillConfig, console: Console, init: Path | None = None
+) -> None:
+    """Step b: train a new draft, or the one in `init` further, on `continuations.npy` and the corpus; write it to `out`."""
     target = LlamaForCausalLM.from_pretrained(target_dir, dtype=torch.bfloat16).eval()
-    draft = new_draft(config.seed)
-    init_from_target(draft, target)
+    if init is None:
+        draft = new_draft(config.seed)
+        init_from_target(draft, target)
+    else:
+        draft = LlamaForCausalLM.from_pretrained(init, dtype=torch.float32, attn_implementation="sdpa").train()
     own_path = work_dir / "continuations.npy"
     own = np.load(own_path, mmap_mode="r") if own_path.exists() else None
     if own is None:
@@ -156,6 +161,7 @@ def main(
     max_sample_seconds: Annotated[float, typer.Option(help="stop sampling after this long")] = 480.0,
     total_steps: Annotated[int, typer.Option(help="optimizer steps of 4,096 tokens")] = DistillConfig.total_steps,
     decay_from: Annotated[int, typer.Option(help="step at which the rate starts to fall")] = DistillConfig.decay_from,
+    init: Annotated[Path | None, typer.Option(help="go on with this draft instead of a new one")] = None,
     threads: Annotated[int, typer.Option()] = 2,
 ) -> None:
     """Distil the draft from the target.
@@ -165,6 +171,8 @@ def main(
       python -m training.distill
 
       python -m training.distill --no-sample --total-steps 500 --decay-from 250
+
+      python -m training.distill --init models/demo-draft --out .run/training/longer
     """
     torch.set_num_threads(threads)
     console = Console(width=110)
@@ -172,7 +180,7 @@ def main(
         sample_step(target_dir, work_dir, num_batches, max_sample_seconds, console)
     if train:
         config = replace(DistillConfig(), total_steps=total_steps, decay_from=decay_from)
-        train_step(target_dir, out, work_dir, config, console)
+        train_step(target_dir, out, work_dir, config, console, init)
 
 
 if __name__ == "__main__":

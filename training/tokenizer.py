@@ -86,6 +86,14 @@ def write_tokenizer(tokenizer: Tokenizer, model_dir: Path) -> None:
     (model_dir / "tokenizer_config.json").write_text(text, encoding="utf-8")
 
 
+def load_tokenizer(model_dir: Path) -> Tokenizer:
+    """Of a finished model. Raises CorpusError when there is none."""
+    path = model_dir / "tokenizer.json"
+    if not path.is_file():
+        raise CorpusError(f"--model-dir {model_dir}: no tokenizer.json there")
+    return Tokenizer.from_file(str(path))
+
+
 def write_token_ids(tokenizer: Tokenizer, work_dir: Path) -> dict[str, int]:
     """Encode both splits to `{split}.bin` (uint16, every document followed by end-of-text); return their lengths."""
     if tokenizer.get_vocab_size() > np.iinfo(np.uint16).max + 1:
@@ -104,13 +112,21 @@ def main(
     work_dir: Annotated[Path, typer.Option(help="where the corpus is")] = Path(".run/training"),
     out: Annotated[Path, typer.Option(help="where the tokenizer's files go")] = Path(".run/training/tokenizer"),
     vocab_size: Annotated[int, typer.Option(help="tokens in all, special ones included")] = VOCAB_SIZE,
+    model_dir: Annotated[Path | None, typer.Option(help="train none: encode with this finished model's")] = None,
 ) -> None:
     """Train the tokenizer on the corpus and encode the corpus with it.
 
-    Example: python -m training.tokenizer --work-dir .run/training --out models/demo-target
+    Examples:
+
+      python -m training.tokenizer --work-dir .run/training --out .run/training/tokenizer
+
+      python -m training.tokenizer --model-dir models/demo-target     (to train further drafts for that target)
     """
-    tokenizer = train_tokenizer(read_documents(work_dir, "train"), vocab_size)
-    write_tokenizer(tokenizer, out)
+    if model_dir is not None:
+        tokenizer = load_tokenizer(model_dir)
+    else:
+        tokenizer = train_tokenizer(read_documents(work_dir, "train"), vocab_size)
+        write_tokenizer(tokenizer, out)
     Console().print_json(data=write_token_ids(tokenizer, work_dir))
 
 

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from engine.block_manager import BlockManager
 from engine.certificate import certify
-from engine.coupling import NOISE_VERSION
+from engine.coupling import NOISE_VERSION, compiled_race
 from engine.model import LoadedModel
 from engine.numerics import measure_numerics
 from engine.runner import ModelRunner
@@ -73,6 +73,7 @@ def build_engine(
     metrics.observe_certificate(certificate.holds)
     log.info(certificate.describe())
     log.info("%d KV blocks of %d positions, context %d", num_blocks, config.block_size, loaded.max_model_len)
+    compiled_race()  # so that no request waits for it
     methods = build_local_methods(config, loaded, log)
     tap_layers = sorted({layer for method in methods.values() for layer in method.info.hidden_layers})
     step_costs = measure_step_costs(runner, num_blocks, config.block_size, tap_layers)

@@ -9,6 +9,7 @@ One rule per mode, so that every proposal is fair to the acceptance rule that wi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,16 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drafter_service.growth.laws import sparse_law
-from engine.coupling import contenders_of
+from engine.coupling import contenders_of, coupled_sample
 from engine.ranking import largest_first
-from engine.sampling import LogitsProcessor, Row
+from engine.sampling import LogitsProcessor, LogWeights, Row
 from shared.messages import SessionSpec, SparseLaw
 from shared.sampling_params import SpeculationMode
 
 
 @dataclass(frozen=True)
 class Guess:
-    """A token, and how sure the drafter is of it: a softmax over what is compared, as in EAGLE-2."""
+    """A token, and how sure the drafter is of it: a softmax over what is compared, as in EAGLE-2; NaN: not told."""
 
     token_id: int
     confidence: float
@@ -48,6 +49,8 @@ def ranked_guesses(
     if spec.sampling_params.greedy:
         return _largest(processor.edited_logits(logits, output_token_ids), count)
     log_weights = processor.log_weights(logits, output_token_ids)
+    if count == 1:
+        return _winner(log_weights, spec.stream_key, len(output_token_ids))
     token_ids, arrivals = contenders_of(log_weights, spec.stream_key, len(output_token_ids), count)
     return [Guess(int(token_ids[guess.token_id]), guess.confidence) for guess in _largest(-arrivals, count)]
 
@@ -55,6 +58,13 @@ def ranked_guesses(
 def draft_law(processor: LogitsProcessor, logits: Row, output_token_ids: Sequence[int]) -> SparseLaw:
     """The law to draw from after `output_token_ids`. Raises InvalidRequest when no token is allowed here."""
     return sparse_law(processor.log_weights(logits, output_token_ids))
+
+
+def _winner(log_weights: LogWeights, key: int, output_index: int) -> list[Guess]:
+    """Of a chain nobody asks how sure each token is, and it takes longer to say than the race."""
+    if not log_weights.max() > -np.inf:
+        return []
+    return [Guess(coupled_sample(log_weights, key, output_index), math.nan)]
 
 
 def _largest(scores: NDArray[np.floating], count: int) -> list[Guess]:

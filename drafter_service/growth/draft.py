@@ -7,6 +7,7 @@ been drawn must not be dropped for what was drawn, so there the shape is settled
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -146,7 +147,7 @@ class Draft:
             method=method,
             parents=() if self.is_chain else tuple(self.parents_of(places)),
             laws=tuple(law for place in places if (law := nodes[place].law) is not None),
-            confidence=bytes(min(255, int(nodes[place].confidence * 256)) for place in places),
+            confidence=_in_bytes([nodes[place].confidence for place in places]),
         )
 
     def _rank(self, places: Sequence[int], logits: Sequence[Row]) -> list[int]:
@@ -202,3 +203,10 @@ class Draft:
         # Parents have smaller places and are at least as sure, so a stable sort takes them before their children.
         best = sorted(range(len(self.nodes)), key=lambda place: (-self.nodes[place].joint, place))
         return sorted(best[: self.max_nodes])
+
+
+def _in_bytes(confidences: Sequence[float]) -> bytes:
+    """Nothing where one of them was not worked out."""
+    if any(map(math.isnan, confidences)):
+        return b""
+    return bytes(min(255, int(confidence * 256)) for confidence in confidences)

@@ -98,7 +98,7 @@ class DecoderConfig:
         )
 
 
-class Float32Rotary(LlamaRotaryEmbedding):  # type: ignore[misc]
+class Float32RotaryEmbedding(LlamaRotaryEmbedding):  # type: ignore[misc]
     """RoPE whose frequencies stay float32 whatever the head is cast to.
 
     `module.to(torch.bfloat16)` would round them: at position 2,000 angles are then off by up to 0.9 radians with heads
@@ -110,7 +110,7 @@ class Float32Rotary(LlamaRotaryEmbedding):  # type: ignore[misc]
         with torch.device("cpu"):
             super().__init__(config)
 
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Float32Rotary:
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Float32RotaryEmbedding:
         before = dict(self._buffers)
         super()._apply(fn, recurse)
         for name, frequencies in before.items():

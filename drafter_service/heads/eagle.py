@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from drafter_service.heads.decoder import DecoderConfig, Float32Rotary, build_layer, causal_mask
+from drafter_service.heads.decoder import DecoderConfig, Float32RotaryEmbedding, build_layer, causal_mask
 from drafter_service.heads.errors import require_positive
 from drafter_service.heads.frozen import build_embedding, build_lm_head
 
@@ -61,7 +61,7 @@ class EagleHead(nn.Module):
             [build_layer(decoder, self.hf_config, index) for index in range(decoder.num_hidden_layers)]
         )
         self.layers[0].input_layernorm = nn.Identity()
-        self.rotary_emb = Float32Rotary(self.hf_config)
+        self.rotary_emb = Float32RotaryEmbedding(self.hf_config)
         self.lm_head = build_lm_head("eagle", shape, has_own=config.has_lm_head, target=lm_head)
 
     @property

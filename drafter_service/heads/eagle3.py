@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from drafter_service.heads.decoder import DecoderConfig, Float32Rotary, build_layer, causal_mask, rms_norm
+from drafter_service.heads.decoder import DecoderConfig, Float32RotaryEmbedding, build_layer, causal_mask, rms_norm
 from drafter_service.heads.errors import HeadConfigError, require_positive, require_shape
 from drafter_service.heads.frozen import build_embedding, build_lm_head
 
@@ -128,7 +128,7 @@ class Eagle3Head(nn.Module):
         self.fc = nn.Linear(fc_width, decoder.hidden_size, bias=config.fc_bias) if config.has_fc else None
         further = [build_layer(decoder, self.hf_config, index) for index in range(1, decoder.num_hidden_layers)]
         self.layers = nn.ModuleList([Eagle3Layer(config, self.hf_config), *further])
-        self.rotary_emb = Float32Rotary(self.hf_config)
+        self.rotary_emb = Float32RotaryEmbedding(self.hf_config)
         self.norm = rms_norm(decoder.hidden_size, eps)
         head_shape = (config.draft_vocab_size, decoder.hidden_size)
         self.lm_head = build_lm_head("eagle3", head_shape, has_own=config.has_lm_head, target=lm_head)

@@ -75,7 +75,8 @@ class EagleNet:
         stop = min(state.end + self._prefill_chunk_size, end - 1)
         if not self._make_room(state, stop - state.first, spared=[state]):
             return False
-        self._paged.forward([self._committed_rows(session, state, stop)], self._features(session, state.end, stop))
+        features = self._fused([session.hidden.rows(state.end, stop)])
+        self._paged.forward([self._committed_rows(session, state, stop)], features)
         self._keep(session, state, stop)
         return end - state.end > CATCH_UP_ROWS
 
@@ -84,12 +85,12 @@ class EagleNet:
         if not served:
             return [() for _ in drafts]
         rows = [self._rows(draft) for draft in served]
-        features = torch.cat([self._inputs(draft) for draft in served])
+        features = self._inputs(served)
         outputs = torch.split(self._paged.forward(rows, features), [len(row.token_ids) for row in rows])
         looked_at: list[torch.Tensor] = []
         for draft, output in zip(served, outputs, strict=True):
-            looked_at.append(self._take(draft, output))
-        guesses = iter(self._vocabulary.rows(self._logits(torch.cat(looked_at))))
+            looked_at += self._take(draft, output)
+        guesses = iter(self._vocabulary.rows(self._logits(torch.stack(looked_at))))
         answers = {id(draft): [next(guesses) for _ in draft.frontier] for draft in served}
         return [answers.get(id(draft), ()) for draft in drafts]
 
@@ -101,7 +102,7 @@ class EagleNet:
         if not served:
             return
         rows = [self._rows(draft) for draft in served]
-        features = torch.cat([self._inputs(draft) for draft in served])
+        features = self._inputs(served)
         outputs = torch.split(self._paged.forward(rows, features), [len(row.token_ids) for row in rows])
         last_features = torch.stack([output[-1] for output in outputs])
         starts = []
@@ -123,8 +124,9 @@ class EagleNet:
         return self._paged.head.logits(features)
 
     @torch.inference_mode()
-    def _features(self, session: DraftSession, start: int, stop: int) -> torch.Tensor:
-        rows = session.hidden.rows(start, stop).to(self._paged.device, self._paged.dtype)
+    def _fused(self, hidden_rows: Sequence[torch.Tensor]) -> torch.Tensor:
+        """[T, H]: the features that the target's hidden states [., layers * width] of all sessions make, in order."""
+        rows = torch.cat([part.to(self._paged.device, self._paged.dtype) for part in hidden_rows])
         if len(self._places) > len(self.hidden_layers):
             by_layer = rows.view(len(rows), len(self.hidden_layers), -1)
             rows = by_layer[:, self._places].reshape(len(rows), -1)
@@ -166,44 +168,53 @@ class EagleNet:
             return self._committed_rows(session, state, len(session.token_ids) - 1)
         num_committed = state.end - state.first
         if draft.is_chain:
-            return SessionRows(
-                [draft.nodes[-1].token_id], num_committed + draft.depth - 1, state.table.block_ids, num_logits_rows=0
-            )
+            token_id = draft.nodes[-1].token_id
+            return SessionRows([token_id], num_committed + draft.depth - 1, state.table.block_ids, num_logits_rows=1)
         places = draft.rows()
         return SessionRows(
             token_ids=[draft.nodes[place].token_id for place in places],
             context_len=num_committed,
             block_ids=state.table.block_ids,
-            num_logits_rows=0,
+            num_logits_rows=len(places),
             num_chain_rows=0,
             parents=draft.parents_of(places),
         )
 
     def _committed_rows(self, session: DraftSession, state: _State, stop: int) -> SessionRows:
+        num_rows = stop - state.end
         return SessionRows(
             session.token_ids[state.end + 1 : stop + 1],
             state.end - state.first,
             state.table.block_ids,
-            num_logits_rows=0,
+            # What a forward may repeat from a recording; prompts are not.
+            num_logits_rows=num_rows if num_rows <= CATCH_UP_ROWS else 0,
         )
 
-    def _inputs(self, draft: Draft) -> torch.Tensor:
-        session, state = draft.session, self._states[id(draft.session)]
-        if not draft.nodes:
-            return self._features(session, state.end, len(session.token_ids) - 1)
-        places = draft.frontier if draft.is_chain else draft.rows()
-        return torch.stack([state.features[draft.nodes[place].parent] for place in places])
+    def _inputs(self, drafts: Sequence[Draft]) -> torch.Tensor:
+        """[T, H]: what `_rows` of the drafts, which are equally deep, are given."""
+        states = [self._states[id(draft.session)] for draft in drafts]
+        if not drafts[0].nodes:
+            ends = [len(draft.session.token_ids) - 1 for draft in drafts]
+            pairs = zip(drafts, states, ends, strict=True)
+            return self._fused([draft.session.hidden.rows(state.end, end) for draft, state, end in pairs])
+        return torch.stack(
+            [
+                state.features[draft.nodes[place].parent]
+                for draft, state in zip(drafts, states, strict=True)
+                for place in (draft.frontier if draft.is_chain else draft.rows())
+            ]
+        )
 
-    def _take(self, draft: Draft, output: torch.Tensor) -> torch.Tensor:
-        """Keeps the features of the rows just computed; returns those of the frontier [places, H]."""
+    def _take(self, draft: Draft, output: torch.Tensor) -> list[torch.Tensor]:
+        """Keeps the features of the rows just computed; returns those of the frontier, [H] each."""
         state = self._states[id(draft.session)]
         if not draft.nodes:
             self._keep(draft.session, state, len(draft.session.token_ids) - 1)
             state.features = {ROOT: output[-1]}
-            return output[-1:]
+            return [output[-1]]
         places = draft.frontier if draft.is_chain else draft.rows()
         state.features |= dict(zip(places, output, strict=True))
-        return torch.stack([state.features[place] for place in draft.frontier])
+        return [state.features[place] for place in draft.frontier]
 
     def _keep(self, session: DraftSession, state: _State, end: int) -> None:
         state.end = end

@@ -104,6 +104,7 @@ def _eagle_net(head: Any, target: TargetWeights, dtype: torch.dtype, config: Dra
         kv_cache_bytes=config.kv_cache_mb * 2**20,
         block_size=config.block_size,
         device=config.device,
+        graphs=not config.enforce_eager,
     )
     chains = None
     if _draws_on_device(config):

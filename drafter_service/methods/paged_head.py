@@ -7,9 +7,12 @@ from typing import Any, Protocol
 
 import torch
 
+from drafter_service.heads.decoder import DecoderConfig
 from engine.attention import ATTENTION_NAME, AttentionOps, PagedContext, register_attention
 from engine.batch import ForwardBatch, SessionRows, build_batch
 from engine.block_manager import BlockManager
+from engine.cpu_graphs import RecordedForwards
+from engine.lean import make_lean
 from engine.paged_kv import LayerShape, PagedKVCache, bytes_per_block
 from engine.row_invariance import make_row_invariant
 
@@ -41,42 +44,84 @@ class PagedHead:
         kv_cache_bytes: int,
         block_size: int,
         device: torch.device | str = "cpu",
+        graphs: bool = False,
     ) -> None:
-        """The head must have been built with attn_implementation=ATTENTION_NAME; it is moved to the device."""
+        """The head must have been built with attn_implementation=ATTENTION_NAME; it is moved to the device, and its
+        modules give way to leaner ones. graphs: few rows run as recorded forwards on the CPU.
+        """
         register_attention()
         self.head = head
         self.dtype = dtype
         self.device = torch.device(device)
         self._ops = ops
-        decoder = head.config.decoder  # type: ignore[attr-defined]
-        shape = LayerShape(
-            "head",
-            decoder.num_attention_heads,
-            decoder.num_key_value_heads,
-            decoder.head_dim,
-            decoder.head_dim,
-            sliding_window=None,
-        )
-        shapes = [shape] * decoder.num_hidden_layers
+        module: Any = head
+        decoder = module.config.decoder
+        shapes = _layer_shapes(decoder)
         num_blocks = max(1, kv_cache_bytes // bytes_per_block(shapes, block_size, dtype))
         self._cache = PagedKVCache(
             shapes, num_blocks=num_blocks, block_size=block_size, dtype=dtype, device=self.device, ops=ops
         )
         # Blocks are found by token ids, but a row depends on the target's features too: nothing is shared.
         self.blocks = BlockManager(num_blocks, block_size, prefix_caching=False)
-        module: Any = head
-        make_row_invariant(module.to(self.device), ops.row_backend)
+        module.to(self.device)
+        no_features = torch.zeros(decoder.hidden_size, dtype=dtype, device=self.device)
+        lean = make_lean(
+            module,
+            shapes,
+            ops,
+            max_positions=decoder.max_position_embeddings,
+            probe=lambda token_ids, position_ids, paged: head(
+                token_ids, no_features.expand(*token_ids.shape, -1), position_ids, paged=paged
+            ),
+        )
+        make_row_invariant(module, ops.row_backend)
+        self._recorded: RecordedForwards | None = None
+        if graphs and lean.is_whole and self.device.type == "cpu" and ops.backend == "cpu":
+            self._recorded = RecordedForwards(
+                self._net_forward,
+                module,
+                shapes,
+                vocab_size=decoder.vocab_size,
+                table_width=min(num_blocks, -(-decoder.max_position_embeddings // block_size)),
+                carried_like=no_features,
+            )
 
     @torch.inference_mode()
     def forward(self, rows: Sequence[SessionRows], features: torch.Tensor) -> torch.Tensor:
-        """features [T, H] of all rows in order -> next features [T, H]; keys and values are written."""
-        return self.compute(build_batch(rows, self.blocks.block_size, self.device), features)
+        """features [T, H] of all rows in order -> next features [T, H]; keys and values are written.
+
+        Rows whose logits are asked for may be run as they were recorded; they are given features all the same.
+        """
+        batch = build_batch(rows, self.blocks.block_size, self.device)
+        found = None if self._recorded is None else self._recorded.run(batch, features)
+        return self.compute(batch, features) if found is None else found[0]
 
     @torch.inference_mode()
     def compute(self, batch: ForwardBatch, features: torch.Tensor) -> torch.Tensor:
         """`forward` of a batch that is on the device."""
         paged = PagedContext(self._ops, batch, self._cache)
         return self.head(batch.token_ids[None], features[None], batch.position_ids[None], paged=paged)[0]
+
+    def _net_forward(
+        self, batch: ForwardBatch, features: torch.Tensor | None
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        if features is None:
+            raise ValueError("a head goes on from features")
+        return self.compute(batch, features), {}
+
+
+def _layer_shapes(decoder: DecoderConfig) -> list[LayerShape]:
+    return [
+        LayerShape(
+            f"layers.{index}.self_attn",
+            decoder.num_attention_heads,
+            decoder.num_key_value_heads,
+            decoder.head_dim,
+            decoder.head_dim,
+            sliding_window=None,
+        )
+        for index in range(decoder.num_hidden_layers)
+    ]
 
 
 __all__ = ["ATTENTION_NAME", "FeatureHead", "PagedHead"]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -146,6 +146,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 out = self._like(left)
                 elementwise.add(left, right, out)
                 return out
+        elif func is _aten.cat.default and len(args[0]) == 2 and _joins_rows(*args):
+            left, right = args[0]
+            if elementwise.takes_join(left, right):
+                out = self._empty((*left.shape[:-1], left.shape[-1] + right.shape[-1]), left.dtype)
+                elementwise.join(left, right, out)
+                return out
         elif _widens(func, args, kwargs):
             if elementwise.takes_widening(args[0]):
                 out = self._empty(args[0].shape, torch.float32)
@@ -180,6 +186,10 @@ def _depends_on_data(func: Any, args: tuple[Any, ...]) -> bool:
     if func is _aten.index.Tensor:  # tagged for its masks alone
         return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
     return torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
+
+
+def _joins_rows(parts: Sequence[torch.Tensor], dim: int = 0) -> bool:
+    return dim in (-1, parts[0].dim() - 1)
 
 
 def _widens(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""What a forward does between its larger kernels, on the CPU: rows looked up, residuals added, logits widened.
+"""What a forward does between its larger kernels, on the CPU: rows looked up and joined, residuals added, widening.
 
 torch computes the same bits; these are here to be part of a recorded program (`cpu_program`). Needs numba.
 """
@@ -36,6 +36,15 @@ class _AddFields(NamedTuple):
     is_bf16: int
 
 
+class _JoinFields(NamedTuple):
+    left: int
+    right: int
+    out: int
+    num_rows: int
+    left_bytes: int
+    right_bytes: int
+
+
 class _WidenFields(NamedTuple):
     source: int
     out: int
@@ -44,6 +53,7 @@ class _WidenFields(NamedTuple):
 
 _GatherRecord, _Gather = record_types(_GatherFields)
 _AddRecord, _Add = record_types(_AddFields)
+_JoinRecord, _Join = record_types(_JoinFields)
 _WidenRecord, _Widen = record_types(_WidenFields)
 _ERRORS = {1: "an index lies outside the table"}
 
@@ -71,6 +81,15 @@ def _add(address):  # type: ignore[no-untyped-def]
 
 
 @njit
+def _join(address):  # type: ignore[no-untyped-def]
+    call = carray(address, 1, _Join)[0]
+    row_bytes = call.left_bytes + call.right_bytes
+    for row in range(call.num_rows):
+        copy_bytes(call.out + row * row_bytes, call.left + row * call.left_bytes, call.left_bytes)
+        copy_bytes(call.out + row * row_bytes + call.left_bytes, call.right + row * call.right_bytes, call.right_bytes)
+
+
+@njit
 def _widen(address):  # type: ignore[no-untyped-def]
     call = carray(address, 1, _Widen)[0]
     for place in range(0, call.num_elements, LANES):
@@ -89,6 +108,14 @@ def _make_add(digest: int) -> Callable[[Any, int, int], None]:
     def entry(address, _unit, _thread):  # type: ignore[no-untyped-def]
         if digest >= 0:
             _add(address)
+
+    return entry
+
+
+def _make_join(digest: int) -> Callable[[Any, int, int], None]:
+    def entry(address, _unit, _thread):  # type: ignore[no-untyped-def]
+        if digest >= 0:
+            _join(address)
 
     return entry
 
@@ -136,6 +163,20 @@ def add(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
     is_bf16 = left.dtype == torch.bfloat16
     call = _AddRecord(left.data_ptr(), right.data_ptr(), out.data_ptr(), left.numel(), is_bf16)
     cpu_team.run(cpu_team.Work(_entry(_make_add), call, (out,), (left, right)))
+
+
+def takes_join(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether join takes them."""
+    alike = left.dtype == right.dtype and left.dim() > 1 and left.shape[:-1] == right.shape[:-1]
+    return alike and left.is_contiguous() and right.is_contiguous()
+
+
+def join(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
+    """out[..., :L] = left [..., L] and out[..., L:] = right [..., R]; contiguous, of one dtype."""
+    left_bytes, right_bytes = (part.shape[-1] * part.element_size() for part in (left, right))
+    num_rows = left.numel() // max(1, left.shape[-1])
+    call = _JoinRecord(left.data_ptr(), right.data_ptr(), out.data_ptr(), num_rows, left_bytes, right_bytes)
+    cpu_team.run(cpu_team.Work(_entry(_make_join), call, (out,), (left, right)))
 
 
 def takes_widening(source: torch.Tensor) -> bool:

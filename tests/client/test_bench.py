@@ -81,7 +81,7 @@ def test_ctrl_c_in_a_terminal(stack: StackState) -> None:
     with Terminal(*command) as terminal:
         terminal.read_until("/50")  # the progress bar
         terminal.type("\x03")
-        assert terminal.exit_code() == 130
+        assert terminal.exit_code() == 130, terminal.seen
         assert "Traceback" not in terminal.seen
 
 

@@ -56,6 +56,9 @@ def expect_equal_rounds(found: Sequence[Mapping[str, Proposal]], expected: Seque
             assert len(mine.laws) == len(theirs.laws)
             for my_law, their_law in zip(mine.laws, theirs.laws, strict=True):
                 expect_equal_laws(my_law, their_law)
-            assert list(mine.confidence) == pytest.approx(list(theirs.confidence), abs=1)
+            # Of races the host does not say how sure their winners are.
+            assert len(mine.confidence) == len(mine.token_ids)
+            if theirs.confidence:
+                assert list(mine.confidence) == pytest.approx(list(theirs.confidence), abs=1)
     assert any(len(proposals["drawn"].token_ids) > 3 for proposals in expected)
     assert any(len(proposals["rejection"].laws) > 3 for proposals in expected)

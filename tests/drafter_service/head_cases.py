@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -52,19 +53,19 @@ KINDS = (
 RECURRENT = KINDS[:5]
 
 
-def build_head(kind: str, attention: str) -> Any:
+def build_head(kind: str, attention: str, decoder: DecoderConfig = DECODER) -> Any:
     torch.manual_seed(KINDS.index(kind))
     embedding, lm_head = torch.randn(VOCAB_SIZE, HIDDEN), torch.randn(VOCAB_SIZE, HIDDEN)
     target: dict[str, Any] = {"embedding": embedding, "lm_head": lm_head, "attn_implementation": attention}
     if kind.startswith("eagle3"):
         small = kind.endswith("vocabulary")
         layers = (3, 1, 3) if kind.endswith("twice") else (1, 3, 5)
-        config = Eagle3Config(DECODER, feature_layers=layers, draft_vocab_size=20 if small else 0)
+        config = Eagle3Config(decoder, feature_layers=layers, draft_vocab_size=20 if small else 0)
         d2t = torch.sort(torch.randperm(VOCAB_SIZE)[:20]).values - torch.arange(20) if small else None
         head: Any = Eagle3Head(config, **(target | {"lm_head": None}), d2t=d2t)
     elif kind.startswith("eagle"):
         layers = 2 if "two" in kind else 1
-        decoder = DecoderConfig(**(vars(DECODER) | {"num_hidden_layers": layers}))
+        decoder = dataclasses.replace(decoder, num_hidden_layers=layers)
         head = EagleHead(EagleConfig(decoder, NUM_TARGET_LAYERS), **target)
     elif kind == "medusa":
         head = MedusaHeads(MedusaConfig(HIDDEN, VOCAB_SIZE, num_heads=4))

@@ -106,7 +106,9 @@ class Drafter:
         self.blocks.check_integrity()
         for (session, *_), proposal in zip(asks, proposals, strict=True):
             assert proposal.base_len == session.committed_len
-            assert len(proposal.confidence) == len(proposal.token_ids)
+            params, mode = session.spec.sampling_params, session.spec.mode
+            races = mode is SpeculationMode.EXACT and not params.greedy and not proposal.parents
+            assert len(proposal.confidence) == (0 if races else len(proposal.token_ids))
         return proposals
 
     def tokens(self, session: DraftSession, base_len: int, tokens: list[int], count: int) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 import torch
 
 from engine.batch import SessionRows, build_batch
@@ -11,8 +12,8 @@ from engine.batch import SessionRows, build_batch
 BLOCK_SIZE = 4
 
 
-def random_session(rng: random.Random) -> SessionRows:
-    num_chain, num_nodes = rng.randint(1, 9), rng.choice([0, 0, rng.randint(1, 6)])
+def random_session(rng: random.Random, *, is_single: bool) -> SessionRows:
+    num_chain, num_nodes = (1, 0) if is_single else (rng.randint(1, 9), rng.choice([0, 0, rng.randint(1, 6)]))
     context_len = rng.randint(0, 20)
     count = num_chain + num_nodes
     num_blocks = -(-(context_len + count) // BLOCK_SIZE) + rng.randint(0, 2)
@@ -38,8 +39,9 @@ def depth_of(rows: SessionRows, row: int) -> int:
 
 def test_against_a_row_by_row_transcription() -> None:
     rng = random.Random(7)
-    for _ in range(200):
-        sessions = [random_session(rng) for _ in range(rng.randint(1, 5))]
+    for turn in range(200):
+        # Batches of single rows are put together in another way.
+        sessions = [random_session(rng, is_single=turn % 3 == 0) for _ in range(rng.randint(1, 5))]
         batch = build_batch(sessions, BLOCK_SIZE)
         tokens, positions, slots, wanted, starts = [], [], [], [], [0]
         for rows in sessions:
@@ -66,12 +68,21 @@ def test_against_a_row_by_row_transcription() -> None:
             assert tree.tolist() == list(rows.parents[: len(tree)])
 
 
-def test_types_are_what_the_kernels_take() -> None:
-    batch = build_batch([SessionRows([1, 2], 0, [3], 1)], BLOCK_SIZE)
+@pytest.mark.parametrize("token_ids", [[1], [1, 2]])
+def test_types_are_what_the_kernels_take(token_ids: list[int]) -> None:
+    batch = build_batch([SessionRows(token_ids, 0, [3], 1)], BLOCK_SIZE)
     for name in ("token_ids", "position_ids", "slot_mapping", "logits_rows"):
         assert getattr(batch, name).dtype == torch.int64
     for name in ("query_starts", "context_lens", "block_tables", "tree_starts", "parents"):
         assert getattr(batch, name).dtype == torch.int32
+
+
+def test_one_row_may_be_a_tree_of_its_own() -> None:
+    rows = SessionRows([7], 5, [3, 4], 1, num_chain_rows=0, parents=[-1])
+    batch = build_batch([rows, SessionRows([8], 2, [9], 1)], BLOCK_SIZE)
+    assert batch.tree_starts.tolist() == [0, 1]
+    assert batch.parents.tolist() == [-1, 0]
+    assert batch.position_ids.tolist() == [5, 2]
 
 
 def test_an_empty_batch() -> None:

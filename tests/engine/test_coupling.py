@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -216,3 +219,43 @@ def test_two_laws_meet_at_least_as_often_as_the_bound() -> None:
             ]
         )
         assert (1 - distance) / (1 + distance) - 0.03 < met < 1 - distance + 0.03
+
+
+def rows_of_all_kinds(rng: np.random.Generator) -> Iterator[np.ndarray]:
+    """Peaked, flat and truncated, with ties, infinities, and what is no number."""
+    for num_tokens, spread in ((1, 1.0), (7, 1.0), (300, 3.0), (4096, 0.0), (4096, 0.1), (4096, 3.0), (4097, 12.0)):
+        for turn in range(60):
+            row = spread * rng.standard_normal(num_tokens)
+            if turn % 3 == 1:
+                row[rng.random(num_tokens) < 0.7] = -np.inf
+            if turn % 5 == 1:
+                row[rng.integers(num_tokens)] = np.nan
+            if np.isfinite(row).any():
+                yield row - np.nanmax(row)
+
+
+def test_the_winner_is_who_arrives_first_of_all() -> None:
+    """Neither the compiled race nor numpy's looks at everybody."""
+    for index, row in enumerate(rows_of_all_kinds(np.random.default_rng(3))):
+        everybody = np.arange(len(row), dtype=np.uint32)
+        arrivals = np.log(exponentials(21, index, everybody)) - row
+        winner = int(np.nanargmin(arrivals))
+        assert coupled_sample(row, 21, index) == winner
+        if not np.isnan(row).any():
+            assert coupled_ranking(row, 21, index)[0] == winner
+
+
+def test_an_unlikely_token_may_win() -> None:
+    """Weights of e^-10.5 of the largest are no part of the first look; where they are many, they win at times."""
+    row = np.full(20_000, -10.5)
+    row[0] = 0.0
+    winners = [coupled_sample(row, 22, index) for index in range(400)]
+    unlikely = sum(winner != 0 for winner in winners)
+    share = 19_999 * math.exp(-10.5) / (1.0 + 19_999 * math.exp(-10.5))
+    assert abs(unlikely / 400 - share) < 4 * math.sqrt(share * (1 - share) / 400)
+
+
+@pytest.mark.parametrize("value", [-np.inf, np.nan])
+def test_nobody_wins_where_no_token_has_weight(value: float) -> None:
+    with pytest.raises(ValueError, match="support"):
+        coupled_sample(np.full(5, value), 1, 2)

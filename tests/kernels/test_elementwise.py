@@ -1,4 +1,4 @@
-"""Lookups, sums and conversions against torch, bit for bit."""
+"""Lookups, sums, joins and conversions against torch, bit for bit."""
 
 from __future__ import annotations
 
@@ -52,12 +52,25 @@ def test_an_index_outside_the_table_is_an_error(index: int) -> None:
         cpu.gather(torch.zeros(7, 4), torch.tensor([2, index]), torch.zeros(2, 4))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("widths", [(32, 32), (5, 96), (1, 1)])
+def test_rows_are_joined(dtype: torch.dtype, widths: tuple[int, int]) -> None:
+    left, right = (torch.randn(1, 7, width).to(dtype) for width in widths)
+    out = torch.empty(1, 7, sum(widths), dtype=dtype)
+    cpu.join(left, right, out)
+    assert torch.equal(out, torch.cat((left, right), dim=-1))
+
+
 def test_what_does_not_fit_is_not_taken() -> None:
     rows = torch.zeros(4, 16)
     assert cpu.takes_sum(rows, rows)
     assert not cpu.takes_sum(rows, rows[:1])
     assert not cpu.takes_sum(rows, rows.bfloat16())
     assert not cpu.takes_sum(rows.t(), rows.t())
+    assert cpu.takes_join(rows, torch.zeros(4, 3))
+    assert not cpu.takes_join(rows, rows[:1])
+    assert not cpu.takes_join(rows, rows.bfloat16())
+    assert not cpu.takes_join(torch.zeros(16, 16).t(), torch.zeros(16, 16))
     assert not cpu.takes_sum(rows[:, :15].contiguous(), rows[:, :15].contiguous())
     assert not cpu.takes_widening(rows)
     assert not cpu.takes_rows(rows.t(), torch.tensor([0]))

@@ -4,13 +4,16 @@ import json
 from pathlib import Path
 
 import jinja2
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
+from training import tokenizer as command
 from training.chat_documents import chat_text
+from training.errors import CorpusError
 from training.tokenizer import CHAT_TEMPLATE, SPECIAL_TOKENS, VOCAB_SIZE, tokenizer_config, train_tokenizer
 
 MODELS = Path(__file__).parents[2] / "models"
@@ -80,3 +83,16 @@ def test_training_is_deterministic() -> None:
     documents = [f"def f{i}(self):\n    return self.value_{i % 7}\n" for i in range(200)]
     first, second = (train_tokenizer(documents, vocab_size=300).to_str() for _ in range(2))
     assert first == second
+
+
+def test_text_for_further_drafts_is_encoded_with_the_finished_tokenizer(tmp_path: Path) -> None:
+    texts = ["def f(x):\n    return x\n", "class A:\n    pass\n"]
+    for split in ("train", "heldout"):
+        lines = "".join(json.dumps(text) + "\n" for text in texts)
+        (tmp_path / f"{split}.jsonl").write_text(lines)
+    command.main(work_dir=tmp_path, out=tmp_path / "tokenizer", model_dir=MODELS / "demo-target")
+    expected = [token_id for text in texts for token_id in (*TOKENIZER.encode(text).ids, 0)]
+    assert np.fromfile(tmp_path / "train.bin", dtype=np.uint16).tolist() == expected
+    assert not (tmp_path / "tokenizer").exists()
+    with pytest.raises(CorpusError, match="--model-dir"):
+        command.main(work_dir=tmp_path, out=tmp_path, model_dir=tmp_path / "nowhere")
