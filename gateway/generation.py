@@ -38,6 +38,7 @@ from shared.speculative_config import SpeculativeConfig
 # A session that kills verifier after verifier before its next token must not go round for ever.
 MAX_FRUITLESS_FAILOVERS = 4
 OVERLOADED_WAIT_S = 0.05
+REFUSAL_WAIT_S = 0.05
 # Choices of one request that run at a time; the rest of a large n waits its turn instead of filling the verifier.
 MAX_PARALLEL_CHOICES = 32
 
@@ -161,6 +162,9 @@ class Generation:
             )
             try:
                 await verifier.open(spec)
+                if isinstance(lost, WriteFailed):
+                    # What ended the stream before is told to a write that comes after it, not to one that meets it.
+                    await asyncio.sleep(REFUSAL_WAIT_S)
                 await decode(spec, verifier, drafting, sink)
                 return
             except Overloaded:

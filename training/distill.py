@@ -31,9 +31,9 @@ from training.sampling_data import sample_continuations
 class DistillConfig:
     """Counts in optimizer steps; of `rows_per_step` rows, `own_rows` are the target's own text, the rest corpus."""
 
-    total_steps: int = 700
+    total_steps: int = 2300
     warmup_steps: int = 30
-    decay_from: int = 350
+    decay_from: int = 1000
     row_len: int = 256
     rows_per_step: int = 16
     own_rows: int = 12
@@ -127,7 +127,7 @@ def sample_step(target_dir: Path, work_dir: Path, num_batches: int, max_seconds:
 def train_step(
     target_dir: Path, out: Path, work_dir: Path, config: DistillConfig, console: Console, init: Path | None = None
 ) -> None:
-    """Step b: train a new draft, or the one in `init` further, on `continuations.npy` and the corpus; write it to `out`."""
+    """Step b: train a new draft, or the one in `init` further, on `continuations.npy` and the corpus, into `out`."""
     target = LlamaForCausalLM.from_pretrained(target_dir, dtype=torch.bfloat16).eval()
     if init is None:
         draft = new_draft(config.seed)

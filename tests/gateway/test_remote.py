@@ -10,6 +10,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from gateway.generation import REFUSAL_WAIT_S
 from gateway.remote import RemoteDrafter, RemoteVerifier
 from outrider.v1 import drafter_pb2_grpc, verifier_pb2_grpc
 from shared import rpc, wire
@@ -46,11 +47,12 @@ async def channel() -> AsyncIterator[grpc.aio.Channel]:
     await server.drain(0.0)
 
 
-async def _refusal(channel: grpc.aio.Channel, num_writes: int) -> Exception:
+async def _refusal(channel: grpc.aio.Channel, num_writes: int, wait_s: float = 0.0) -> Exception:
     """What a full verifier's answer becomes when the gateway writes on before it reads."""
     verifier = RemoteVerifier(channel, "there:7001")
     try:
         await verifier.open(_SPEC)
+        await asyncio.sleep(wait_s)
         for _ in range(num_writes):
             await verifier._write(wire.verify_step_to_wire(VerifyStep(1, 0)))
         async for _ in verifier.verify(VerifyStep(1, 0)):
@@ -70,6 +72,12 @@ async def test_a_refusal_that_meets_a_write_does_not_pass_for_a_dead_verifier(ch
     assert set(kinds) <= {Overloaded, WriteFailed}
     assert WriteFailed in kinds
     assert "full" in str(await _refusal_by_itself(channel))
+
+
+async def test_a_write_that_comes_after_the_refusal_is_told_of_it(channel: grpc.aio.Channel) -> None:
+    """What the gateway relies on when it tries again after a WriteFailed."""
+    kinds = [type(await _refusal(channel, num_writes=1, wait_s=REFUSAL_WAIT_S)) for _ in range(_MANY)]
+    assert set(kinds) == {Overloaded}
 
 
 async def _refusal_by_itself(channel: grpc.aio.Channel) -> Exception:
