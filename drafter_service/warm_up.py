@@ -11,6 +11,7 @@ import time
 
 from drafter_service.methods.interface import DraftMethod
 from drafter_service.session import DraftSession
+from engine.coupling import compiled_race
 from engine.cpu_graphs import MEETINGS_BEFORE_RECORDING, ROW_BUCKETS
 from shared.messages import DraftMethodInfo, DraftStep, HiddenStates, SessionSpec
 from shared.sampling_params import SamplingParams, SpeculationMode
@@ -31,6 +32,7 @@ def warm_up(method: DraftMethod, *, budget_s: float = _BUDGET_S) -> None:
 
     budget_s: no further number of sessions is begun with after so long.
     """
+    compiled_race()  # of exact mode, in which nothing is drafted here
     deadline = time.perf_counter() + budget_s
     _rounds(method, *_DRAWN, num_rounds=1, num_sessions=1)
     for num_sessions in _NUM_SESSIONS:

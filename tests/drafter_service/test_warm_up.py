@@ -13,6 +13,7 @@ from drafter_service.session import DraftSession
 from drafter_service.warm_up import warm_up
 from engine.batch import ForwardBatch
 from engine.block_manager import BlockManager
+from engine.coupling import compiled_race
 from engine.cpu_graphs import MEETINGS_BEFORE_RECORDING, ROW_BUCKETS
 from engine.model import load_model
 from engine.runner import ForwardResult, ModelRunner
@@ -58,6 +59,14 @@ def test_forwards_of_every_recorded_size_are_met(tmp_path: Path) -> None:
     for size in ROW_BUCKETS:
         smaller = max((other for other in ROW_BUCKETS if other < size), default=0)
         assert sum(smaller < rows <= size for rows in runner.num_rows) >= MEETINGS_BEFORE_RECORDING, size
+
+
+def test_no_session_waits_for_the_race_of_exact_mode_to_be_compiled(tmp_path: Path) -> None:
+    loaded = load_model(str(save_llama(tmp_path, seed=5, num_layers=1)), dtype="float32")
+    runner = _Watched(loaded, loaded.make_cache(400, 4))
+    compiled_race.cache_clear()
+    warm_up(draft_model_method(DraftModelNet(runner, BlockManager(400, 4), prefill_chunk_size=32), "tiny"))
+    assert compiled_race.cache_info().currsize == 1
 
 
 def test_a_slow_method_is_not_warmed_up_for_long(tmp_path: Path) -> None:
