@@ -30,7 +30,7 @@ from gateway.requests import METHOD_AUTO, METHOD_OFF, ChoiceStart, GenerationUpd
 from gateway.run_ahead import AheadTrials
 from gateway.tokenizer import Tokenizer
 from gateway.verifier_kinds import VerifierKinds, kind_of
-from shared.errors import Overloaded, VerifierLost, WriteFailed
+from shared.errors import Overloaded, VerifierLost
 from shared.messages import DrafterInfo, SessionSpec, VerifierInfo
 from shared.sampling_params import SpeculationMode
 from shared.speculative_config import SpeculativeConfig
@@ -38,7 +38,6 @@ from shared.speculative_config import SpeculativeConfig
 # A session that kills verifier after verifier before its next token must not go round for ever.
 MAX_FRUITLESS_FAILOVERS = 4
 OVERLOADED_WAIT_S = 0.05
-REFUSAL_WAIT_S = 0.05
 # Choices of one request that run at a time; the rest of a large n waits its turn instead of filling the verifier.
 MAX_PARALLEL_CHOICES = 32
 
@@ -162,9 +161,6 @@ class Generation:
             )
             try:
                 await verifier.open(spec)
-                if isinstance(lost, WriteFailed):
-                    # What ended the stream before is told to a write that comes after it, not to one that meets it.
-                    await asyncio.sleep(REFUSAL_WAIT_S)
                 await decode(spec, verifier, drafting, sink)
                 return
             except Overloaded:
@@ -176,8 +172,7 @@ class Generation:
                 await asyncio.sleep(OVERLOADED_WAIT_S)
             except VerifierLost as error:
                 lost = error
-                if not isinstance(error, WriteFailed):
-                    self.verifiers.mark_lost(member)
+                self.verifiers.mark_lost(member)
                 self.metrics.failovers.inc()
                 num_committed = len(sink.committed_token_ids)
                 if request.trace is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 import grpc.aio
@@ -20,7 +20,6 @@ from shared.errors import (
     Overloaded,
     Unavailable,
     VerifierLost,
-    WriteFailed,
 )
 from shared.messages import Commit, DraftStep, ProposalReply, SessionSpec, SteerRun, VerifyStep
 from shared.tracing import Carrier
@@ -32,22 +31,64 @@ _STATUS_ERRORS: dict[grpc.StatusCode, type[OutriderError]] = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
     grpc.StatusCode.ABORTED: CommitRefused,
 }
-# What grpc.aio puts in the place of the peer's own status when a write comes after the peer has ended the stream.
-_LOCAL_WRITE_FAILURE = (grpc.StatusCode.INTERNAL, "Internal error from Core")
 
 
-async def _error_of(call: Any, lost: type[Unavailable], peer: str) -> OutriderError:
-    """Why a stream has ended. The detail of a request's fault starts with the field's name and a colon."""
-    code, detail = await call.code(), await call.details() or ""
-    if (code, detail) == _LOCAL_WRITE_FAILURE and lost is VerifierLost:
-        return WriteFailed(f"{peer}: the stream ended while it was written to")
-    kind = _STATUS_ERRORS.get(code)
-    if kind is None:
-        return lost(f"{peer}: {code.name if code else 'stream ended'} {detail}".rstrip())
-    param, separator, message = detail.partition(": ")
-    if separator and " " not in param:
-        return kind(message, param=param)
-    return kind(detail)
+class _Stream:
+    """A bidirectional call, whose end is told as the error that it means to a session.
+
+    How the peer ended it is kept at the moment at which it becomes known: a write that meets the end makes grpc.aio put
+    INTERNAL in the place of the peer's status, and a full verifier would pass for a dead one.
+    """
+
+    def __init__(self, call: Any, lost: type[Unavailable], peer: str) -> None:
+        self._call = call
+        self._lost = lost
+        self._peer = peer
+        self._ending: tuple[grpc.StatusCode, str] | None = None
+        call.add_done_callback(self._keep_ending)
+
+    async def write(self, message: Any) -> None:
+        try:
+            await self._call.write(message)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            raise await self._error() from None
+
+    async def read(self) -> Any:
+        """The peer's next message; raises why there is none."""
+        try:
+            reply = await self._call.read()
+        except grpc.aio.AioRpcError:
+            raise await self._error() from None
+        if reply is grpc.aio.EOF:
+            raise await self._error()
+        return reply
+
+    def cancel(self) -> None:
+        self._call.cancel()
+
+    def _keep_ending(self, call: Any) -> None:
+        self._ending = (_at_once(call.code()), _at_once(call.details()) or "")
+
+    async def _error(self) -> OutriderError:
+        """Why the stream has ended. The detail of a request's fault starts with the field's name and a colon."""
+        code, detail = self._ending or (await self._call.code(), await self._call.details() or "")
+        kind = _STATUS_ERRORS.get(code)
+        if kind is None:
+            return self._lost(f"{self._peer}: {code.name if code else 'stream ended'} {detail}".rstrip())
+        param, separator, message = detail.partition(": ")
+        if separator and " " not in param:
+            return kind(message, param=param)
+        return kind(detail)
+
+
+def _at_once(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """The result of a coroutine that has nothing to wait for, without a turn of the loop in which it could change."""
+    try:
+        coroutine.send(None)
+    except StopIteration as returned:
+        return returned.value
+    coroutine.close()
+    return None
 
 
 class RemoteVerifier:
@@ -57,17 +98,17 @@ class RemoteVerifier:
         self._stub: Any = verifier_pb2_grpc.VerifierStub(channel)
         self._address = address
         self._metadata = metadata
-        self._call: Any = None
+        self._stream: Any = None  # a _Stream once it is open
 
     async def open(self, spec: SessionSpec) -> None:
-        self._call = self._stub.Session(metadata=self._metadata)
-        await self._write(wire.open_verifier(spec))
+        self._stream = _Stream(self._stub.Session(metadata=self._metadata), VerifierLost, self._address)
+        await self._stream.write(wire.open_verifier(spec))
 
     async def verify(self, step: VerifyStep) -> AsyncIterator[Commit]:
-        await self._write(wire.verify_step_to_wire(step))
+        await self._stream.write(wire.verify_step_to_wire(step))
         more = True
         while more:
-            reply = await self._read()
+            reply = await self._stream.read()
             try:
                 commit = wire.commit_from_wire(reply.commit)
             except InvalidRequest as broken:  # the verifier's fault, not the caller's
@@ -76,26 +117,11 @@ class RemoteVerifier:
             yield commit
 
     async def steer(self, steer: SteerRun) -> None:
-        await self._write(wire.steer_to_wire(steer))
+        await self._stream.write(wire.steer_to_wire(steer))
 
     async def close(self) -> None:
-        if self._call is not None:
-            self._call.cancel()
-
-    async def _write(self, message: Any) -> None:
-        try:
-            await self._call.write(message)
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            raise await _error_of(self._call, VerifierLost, self._address) from None
-
-    async def _read(self) -> Any:
-        try:
-            reply = await self._call.read()
-        except grpc.aio.AioRpcError:
-            raise await _error_of(self._call, VerifierLost, self._address) from None
-        if reply is grpc.aio.EOF:
-            raise await _error_of(self._call, VerifierLost, self._address)
-        return reply
+        if self._stream is not None:
+            self._stream.cancel()
 
 
 class RemoteDrafter:
@@ -109,13 +135,13 @@ class RemoteDrafter:
         self._stub: Any = drafter_pb2_grpc.DrafterStub(channel)
         self._address = address
         self._metadata = metadata
-        self._call: Any = None
+        self._stream: Any = None  # a _Stream once it is open
         self._reader: asyncio.Task[None] | None = None
         self._replies: asyncio.Queue[ProposalReply | OutriderError] = asyncio.Queue()
         self._writing: asyncio.Task[None] | None = None
 
     async def open(self, spec: SessionSpec) -> None:
-        self._call = self._stub.Session(metadata=self._metadata)
+        self._stream = _Stream(self._stub.Session(metadata=self._metadata), DrafterLost, self._address)
         self._reader = asyncio.create_task(self._read_forever())
         await self._write(wire.open_drafter(spec))
 
@@ -136,8 +162,8 @@ class RemoteDrafter:
         await self._write_after(self._writing, wire.draft_step_to_wire(step))
 
     async def close(self) -> None:
-        if self._call is not None:
-            self._call.cancel()
+        if self._stream is not None:
+            self._stream.cancel()
         if self._writing is not None:
             self._writing.cancel()
         if self._reader is not None:
@@ -147,16 +173,15 @@ class RemoteDrafter:
 
     async def _read_forever(self) -> None:
         try:
-            while (reply := await self._call.read()) is not grpc.aio.EOF:
+            while True:
+                reply = await self._stream.read()
                 if reply.WhichOneof("reply") == "proposal":
-                    self._replies.put_nowait(wire.proposal_reply_from_wire(reply.proposal))
-        except grpc.aio.AioRpcError:
-            pass
-        except OutriderError as broken:
-            self._replies.put_nowait(DrafterLost(f"{self._address}: broken reply: {broken.message}"))
-            return
-        error = await _error_of(self._call, DrafterLost, self._address)
-        self._replies.put_nowait(DrafterLost(error.message))
+                    try:
+                        self._replies.put_nowait(wire.proposal_reply_from_wire(reply.proposal))
+                    except InvalidRequest as broken:  # the drafter's fault, not the caller's
+                        raise DrafterLost(f"{self._address}: broken reply: {broken.message}") from None
+        except OutriderError as error:
+            self._replies.put_nowait(DrafterLost(error.message))
 
     async def _write_after(self, earlier: asyncio.Task[None] | None, message: Any) -> None:
         """A stream takes one message at a time, and the one before may belong to a step that was given up."""
@@ -166,9 +191,8 @@ class RemoteDrafter:
 
     async def _write(self, message: Any) -> None:
         try:
-            await self._call.write(message)
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            error = await _error_of(self._call, DrafterLost, self._address)
+            await self._stream.write(message)
+        except OutriderError as error:
             raise DrafterLost(error.message) from None
 
 

@@ -16,7 +16,6 @@ OutriderError
 ├── Unavailable            a part that is needed is not there            503  UNAVAILABLE
 │   ├── GatewayFull        the gateway's bound; says when to try again
 │   ├── VerifierLost       the stream to the verifier broke
-│   │   └── WriteFailed    ... while it was written to, so the reason is not known
 │   └── DrafterLost        the stream to the drafter broke
 ├── CommitRefused          the commit log said no (gap, repeat, old epoch)  409  ABORTED
 └── InternalError          a bug of ours, with a reference to the log     500  INTERNAL
@@ -146,13 +145,6 @@ class GatewayFull(Unavailable):
 
 class VerifierLost(Unavailable):
     """The stream to the verifier broke; the session can go on at another one."""
-
-
-class WriteFailed(VerifierLost):
-    """The verifier had ended the stream before a message could be written; why it did is not known.
-
-    It may be gone, or it may have refused the session: only the next stream can tell.
-    """
 
 
 class DrafterLost(Unavailable):
