@@ -21,11 +21,12 @@ class HiddenRows:
     def end(self) -> int:
         return self.first + (0 if self._rows is None else self._rows.shape[0])
 
-    def add(self, piece: HiddenStates, prompt_len: int) -> None:
-        """Takes up a piece by position: what is known already is overwritten. After a gap only the new rows count.
+    def begin_at(self, position: int) -> None:
+        """Rows before a position are not needed. Only for a session that holds none yet."""
+        self.first = position
 
-        Raises InvalidRequest when the rows have another width or dtype than those before.
-        """
+    def add(self, piece: HiddenStates, prompt_len: int) -> None:
+        """`add_rows` of what has come over the wire."""
         position = prompt_len + piece.first_index
         if position < 0:
             raise InvalidRequest(
@@ -35,7 +36,14 @@ class HiddenRows:
             return
         shape = (len(piece.layers), piece.num_rows, piece.width)
         flat = torch.frombuffer(bytearray(piece.data), dtype=_DTYPES[piece.dtype])
-        rows = flat.view(shape).transpose(0, 1).reshape(piece.num_rows, -1)
+        self.add_rows(position, flat.view(shape).transpose(0, 1).reshape(piece.num_rows, -1))
+
+    def add_rows(self, position: int, rows: torch.Tensor) -> None:
+        """Takes up rows [N, layers * width], N > 0, by position: what is known already is overwritten. After a gap only
+        the new rows count.
+
+        Raises InvalidRequest when the rows have another width or dtype than those before.
+        """
         known = self._rows
         if known is not None and (known.shape[1] != rows.shape[1] or known.dtype != rows.dtype):
             raise InvalidRequest(

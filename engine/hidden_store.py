@@ -62,6 +62,6 @@ class HiddenStateStore:
         return int(absent[-1]) + 1 if len(absent) else 0
 
     def read(self, layers: Sequence[int], slots: Sequence[int]) -> torch.Tensor:
-        """[len(layers), len(slots), width], a copy."""
-        places = torch.tensor(slots, dtype=torch.int64)
-        return torch.stack([self._rows[layer][places] for layer in layers])
+        """[len(slots), len(layers) * width], a copy; the layers of a slot stand side by side."""
+        places = torch.tensor(slots, dtype=torch.int64, device=self._device)
+        return torch.cat([self._rows[layer][places] for layer in layers], dim=1)

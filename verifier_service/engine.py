@@ -29,7 +29,7 @@ from engine.runner import ModelRunner
 from engine.sampling import LogitsProcessor
 from shared.engine_thread import EngineThread
 from shared.errors import InvalidRequest, OutriderError, Overloaded
-from shared.messages import DraftMethodInfo, HiddenStates, SessionSpec, SteerRun, VerifyStep
+from shared.messages import DraftMethodInfo, SessionSpec, SteerRun, VerifyStep
 from verifier_service.admission import check_spec
 from verifier_service.hidden_states import keep_layers, read_rows, rows_to_send
 from verifier_service.local_drafting import LocalDrafting
@@ -345,8 +345,10 @@ class VerifierEngine:
         self._runner.cache.move(torch.tensor(sources), torch.tensor(targets))
         self._hidden.move(torch.tensor(sources), torch.tensor(targets))
 
-    def _read_rows(self, session: VerifierSession, layers: tuple[int, ...], start: int) -> HiddenStates | None:
-        return read_rows(session, self._hidden, self.blocks.block_size, layers, start)
+    def _read_rows(
+        self, sessions: Sequence[tuple[VerifierSession, int]], layers: tuple[int, ...]
+    ) -> list[tuple[int, torch.Tensor]]:
+        return read_rows(sessions, self._hidden, self.blocks.block_size, layers)
 
     def _slot(self, work: Work, cache_index: int) -> int:
         size = self.blocks.block_size

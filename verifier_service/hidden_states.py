@@ -36,37 +36,49 @@ def rows_to_send(
     if request is None:
         return None
     start = max(session.prompt_len + request.first_index, session.hidden_sent_len)
-    piece = read_rows(session, store, block_size, request.layers, start, max_bytes=max_bytes)
+    piece = _piece_from(session, store, block_size, request.layers, start, max_bytes=max_bytes)
     if piece is not None:
         session.hidden_sent_len = session.prompt_len + piece.end
     return piece
 
 
 def read_rows(
+    sessions: Sequence[tuple[VerifierSession, int]], store: HiddenStateStore, block_size: int, layers: Sequence[int]
+) -> list[tuple[int, torch.Tensor]]:
+    """For each session the rows from the given position on that are there: their first position, and
+    [N, layers * width], which may be none. Where some are missing, those after the last that is missing.
+
+    One read for all sessions: with one for each a round of 12 spent 2 ms here.
+    """
+    found = [(max(0, start), _slots_from(session, block_size, max(0, start))) for session, start in sessions]
+    slots = [slot for _, part in found for slot in part]
+    if store.num_missing(layers, slots) > 0:
+        cuts = [store.num_missing(layers, part) for _, part in found]
+        found = [(start + cut, part[cut:]) for (start, part), cut in zip(found, cuts, strict=True)]
+        slots = [slot for _, part in found for slot in part]
+    rows = store.read(layers, slots)
+    parts = torch.split(rows, [len(part) for _, part in found])
+    return [(start, part) for (start, _), part in zip(found, parts, strict=True)]
+
+
+def _piece_from(
     session: VerifierSession,
     store: HiddenStateStore,
     block_size: int,
     layers: Sequence[int],
     start: int,
     *,
-    max_bytes: int = MAX_BYTES,
+    max_bytes: int,
 ) -> HiddenStates | None:
-    """The rows from position `start` on that are there, as many as one piece may hold; None: there are none.
-
-    Rows exist up to the last computed position, which is the last committed token but one.
-    """
-    if session.table is None:
-        return None
+    """The rows from position `start` on that are there, as many as one piece may hold; None: there are none."""
     start = max(0, start)
     max_rows = max(1, max_bytes // (len(layers) * store.width * store.dtype.itemsize))
-    positions = range(start, session.num_computed)
-    block_ids = session.table.block_ids
-    slots = [block_ids[position // block_size] * block_size + position % block_size for position in positions]
+    slots = _slots_from(session, block_size, start)
     num_missing = store.num_missing(layers, slots)
     start, slots = start + num_missing, slots[num_missing : num_missing + max_rows]
     if not slots:
         return None
-    rows = store.read(layers, slots)
+    rows = store.read(layers, slots).view(len(slots), len(layers), store.width).transpose(0, 1)
     return HiddenStates(
         first_index=start - session.prompt_len,
         layers=tuple(layers),
@@ -75,3 +87,12 @@ def read_rows(
         dtype=str(store.dtype).removeprefix("torch."),
         data=rows.contiguous().view(torch.uint8).cpu().numpy().tobytes(),
     )
+
+
+def _slots_from(session: VerifierSession, block_size: int, start: int) -> list[int]:
+    """Of the positions from `start` on that have been computed: the last committed token is not among them."""
+    if session.table is None:
+        return []
+    block_ids = session.table.block_ids
+    positions = range(start, session.num_computed)
+    return [block_ids[position // block_size] * block_size + position % block_size for position in positions]

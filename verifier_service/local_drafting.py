@@ -14,19 +14,22 @@ import dataclasses
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
 
 from drafter_service.engine import LONG_REPORT
 from drafter_service.methods.interface import DraftMethod
 from drafter_service.session import DraftSession
-from shared.messages import DraftStep, HiddenStates, LocalDrafts, Proposal
+from shared.messages import DraftMethodInfo, DraftStep, LocalDrafts, Proposal
 from verifier_service.session import LocalDraft, VerifierSession
 
 log = logging.getLogger(__name__)
 
-# Rows of the target's hidden states of a session, of these layers, from a position on; None: there are none.
-ReadRows = Callable[[VerifierSession, tuple[int, ...], int], HiddenStates | None]
+# The target's hidden states of sessions, of these layers, from a position of each on (hidden_states.read_rows).
+ReadRows = Callable[[Sequence[tuple[VerifierSession, int]], tuple[int, ...]], list[tuple[int, torch.Tensor]]]
 
 
 @dataclass
@@ -38,6 +41,14 @@ class _Line:
     # Whether there may be more to read than a proposal should wait for.
     is_behind: bool = True
     has_failed: bool = False
+
+
+class _Asked(NamedTuple):
+    """Whom a method drafts for now; drafts: no more tokens than the round can use."""
+
+    session: VerifierSession
+    line: _Line
+    drafts: LocalDrafts
 
 
 @dataclass
@@ -64,41 +75,39 @@ class LocalDrafting:
 
     def draft(self, sessions: Iterable[VerifierSession]) -> float:
         """Proposals for all whose free run asks for drafts and that have none for their next round; returns seconds."""
-        asked: dict[str, list[tuple[VerifierSession, _Line]]] = {}
-        may_read, reading_s = True, 0.0
+        started = time.perf_counter()
+        asked: dict[str, list[_Asked]] = {}
         for session in sessions:
-            num_tokens = self._num_wanted(session)
-            if num_tokens <= 0 or session.step is None or session.step.local_drafts is None:
-                continue
-            drafts = session.step.local_drafts
-            started = time.perf_counter()
-            line = self._line(session, drafts.method)
-            if line is None:
-                continue
-            self._guarded(line, functools.partial(self._tell, session, line, drafts, num_tokens))
-            if line.is_behind and may_read and not line.has_failed:
-                # One bounded piece for one session a forward, so that nobody waits for another's long prompt.
-                self.before_reading()
-                line.is_behind = self._advance(line)
-                may_read = not line.is_behind
-            reading_s += time.perf_counter() - started
-            if not line.is_behind and not line.has_failed:
-                asked.setdefault(drafts.method, []).append((session, line))
-        return reading_s + sum(self._propose(name, members, reading_s) for name, members in asked.items())
+            drafts = self._wanted(session)
+            line = self._line(session, drafts.method) if drafts is not None else None
+            if drafts is not None and line is not None:
+                asked.setdefault(drafts.method, []).append(_Asked(session, line, drafts))
+        if not asked:
+            return 0.0
+        for name, members in asked.items():
+            self._tell(self.methods[name].info, members)
+        self._advance_one([member.line for members in asked.values() for member in members])
+        reading_s = proposing_s = time.perf_counter() - started
+        for name, members in asked.items():
+            ready = [member for member in members if not member.line.is_behind and not member.line.has_failed]
+            if ready:
+                proposing_s += self._propose(name, ready, reading_s)
+        return proposing_s
 
     def close(self, session: VerifierSession) -> None:
         """Frees what the methods hold for the session; harmless when that is nothing."""
         for name, line in self._lines.pop(id(session), {}).items():
             self.methods[name].close(line.draft)
 
-    def _num_wanted(self, session: VerifierSession) -> int:
-        """Draft tokens that the session's next round can use; 0 where it is to have no draft of ours, or has one."""
-        step = session.step
-        if step is None or step.local_drafts is None or step.local_drafts.method not in self.methods:
-            return 0  # another verifier may have stood at this address when the gateway looked
+    def _wanted(self, session: VerifierSession) -> LocalDrafts | None:
+        """What the session's next round can use; None where it is to have no draft of ours, or has one."""
+        drafts = session.step.local_drafts if session.step is not None else None
+        if drafts is None or drafts.method not in self.methods:
+            return None  # another verifier may have stood at this address when the gateway looked
         if session.local_draft is not None or session.num_pending != 1:
-            return 0
-        return min(step.local_drafts.num_draft_tokens, session.draft_room(self.max_model_len))
+            return None
+        num_tokens = min(drafts.num_draft_tokens, session.draft_room(self.max_model_len))
+        return dataclasses.replace(drafts, num_draft_tokens=num_tokens) if num_tokens > 0 else None
 
     def _line(self, session: VerifierSession, name: str) -> _Line | None:
         lines = self._lines.setdefault(id(session), {})
@@ -110,27 +119,33 @@ class LocalDrafting:
             )
             lines[name] = _Line(draft)
             self._guarded(lines[name], lambda: self.methods[name].open(draft))
+            lines[name].next_row = draft.hidden.end
         return None if lines[name].has_failed else lines[name]
 
-    def _tell(self, session: VerifierSession, line: _Line, drafts: LocalDrafts, num_tokens: int) -> None:
+    def _tell(self, info: DraftMethodInfo, members: Sequence[_Asked]) -> None:
         """Reports what has been committed, and the hidden states that have come, since the last proposal."""
-        info, draft = self.methods[drafts.method].info, line.draft
-        hidden: list[HiddenStates] = []
-        if info.hidden_layers:
-            if not info.takes_hidden_history:
+        for session, line, drafts in members:
+            self._guarded(line, functools.partial(_report, session, line, drafts, info))
+        if not info.hidden_layers:
+            return
+        if not info.takes_hidden_history:
+            for session, line, _ in members:
                 line.next_row = max(line.next_row, session.num_computed - 1)
-            while piece := self.read_rows(session, info.hidden_layers, line.next_row):
-                hidden.append(piece)
-                line.next_row = session.prompt_len + piece.end
-        base_len = draft.committed_len
-        news = tuple(session.token_ids[draft.prompt_len + base_len :])
-        is_tree = drafts.token_tree and info.proposes_trees
-        draft.report(
-            DraftStep(
-                session.spec.epoch, base_len, news, num_tokens, tuple(hidden), max_tree_nodes=num_tokens * is_tree
-            )
-        )
-        line.is_behind |= max(len(news), sum(piece.num_rows for piece in hidden)) > LONG_REPORT
+        pieces = self.read_rows([(session, line.next_row) for session, line, _ in members], info.hidden_layers)
+        for (_, line, _), (position, rows) in zip(members, pieces, strict=True):
+            if len(rows) > 0:
+                self._guarded(line, functools.partial(line.draft.hidden.add_rows, position, rows))
+                line.next_row = position + len(rows)
+                line.is_behind |= len(rows) > LONG_REPORT
+
+    def _advance_one(self, lines: Sequence[_Line]) -> None:
+        """One bounded piece for one session a forward, so that nobody waits for another's long prompt."""
+        for line in lines:
+            if line.is_behind and not line.has_failed:
+                self.before_reading()
+                line.is_behind = self._advance(line)
+                if line.is_behind:
+                    return
 
     def _advance(self, line: _Line) -> bool:
         """Whether there is still more to read than a proposal should wait for."""
@@ -143,23 +158,21 @@ class LocalDrafting:
         self._guarded(line, advance)
         return is_behind
 
-    def _propose(self, name: str, members: list[tuple[VerifierSession, _Line]], reading_s: float) -> float:
+    def _propose(self, name: str, members: Sequence[_Asked], reading_s: float) -> float:
         """reading_s: what it took to tell methods what is new, a newcomer's prompt included; all wait for that too."""
         proposals: list[Proposal] = []
-        drafts = [line.draft for _, line in members]
         started = time.perf_counter()
         try:
-            proposals = self.methods[name].propose(drafts)
+            proposals = self.methods[name].propose([member.line.draft for member in members])
         except Exception:
             log.exception("drafting by %s failed; its sessions go on without", name)
-            for _, line in members:
-                line.has_failed = True
+            for member in members:
+                member.line.has_failed = True
             return 0.0
-        took_s, depth = time.perf_counter() - started, max(_num_asked(line) for _, line in members)
-        for (session, line), proposal in zip(members, proposals, strict=True):
-            asked = LocalDrafts(name, _num_asked(line))
+        took_s, depth = time.perf_counter() - started, max(member.drafts.num_draft_tokens for member in members)
+        for (session, line, drafts), proposal in zip(members, proposals, strict=True):
             found = proposal if proposal.token_ids else None
-            session.local_draft = LocalDraft(asked, found, took_s + reading_s, depth)
+            session.local_draft = LocalDraft(drafts, found, took_s + reading_s, depth)
             missing, line.draft.missing_hidden_from = line.draft.missing_hidden_from, None
             if missing is not None:
                 line.next_row = min(line.next_row, session.prompt_len + missing)
@@ -173,8 +186,13 @@ class LocalDrafting:
             line.has_failed = True
 
 
-def _num_asked(line: _Line) -> int:
-    return line.draft.step.num_draft_tokens if line.draft.step is not None else 0
+def _report(session: VerifierSession, line: _Line, drafts: LocalDrafts, info: DraftMethodInfo) -> None:
+    draft = line.draft
+    base_len, num_tokens = draft.committed_len, drafts.num_draft_tokens
+    news = tuple(session.token_ids[draft.prompt_len + base_len :])
+    max_tree_nodes = num_tokens if drafts.token_tree and info.proposes_trees else 0
+    draft.report(DraftStep(session.spec.epoch, base_len, news, num_tokens, max_tree_nodes=max_tree_nodes))
+    line.is_behind |= len(news) > LONG_REPORT
 
 
 def _nobody_answers(reply: object) -> None:

@@ -4,6 +4,9 @@ Row i of a session pairs the target's feature of position i with token i + 1 and
 from which token i + 2 is guessed. Rows of committed tokens are computed once with the target's own features and stay
 in the head's cache; rows of draft tokens take the head's own features and are forgotten with the next commit.
 
+Rows of a prompt that another session has begun with are shared: a row follows from the tokens up to its own and the
+next, since the target's features do. What depends on features that never came is nobody else's.
+
 Features that are gone (a cached prefix that nobody wanted them of) leave the head a shorter context, never an error.
 """
 
@@ -64,8 +67,11 @@ class EagleNet:
         self._states: dict[int, _State] = {}
 
     def open(self, session: DraftSession) -> None:
-        table, _ = self._paged.blocks.open([])
-        self._states[id(session)] = _State(table)
+        session.take_unchanged_len()
+        salt = f"{session.spec.cache_salt}/{session.token_ids[0]}"  # row 0 follows from the first token as well
+        table, num_cached = self._paged.blocks.open(session.token_ids[1:], salt)
+        self._states[id(session)] = _State(table, end=num_cached)
+        session.hidden.begin_at(num_cached)
 
     def advance(self, session: DraftSession) -> bool:
         state = self._states[id(session)]
@@ -117,6 +123,7 @@ class EagleNet:
     def close(self, session: DraftSession) -> None:
         state = self._states.pop(id(session), None)
         if state is not None:
+            self._share(session, state, min(state.end, session.take_unchanged_len() - 1))
             self._paged.blocks.close(state.table)
 
     @torch.inference_mode()
@@ -219,6 +226,13 @@ class EagleNet:
     def _keep(self, session: DraftSession, state: _State, end: int) -> None:
         state.end = end
         session.hidden.forget_before(end - 1)
+        # Not of the output yet: what is shared cannot be cut back row by row.
+        self._share(session, state, min(end, session.prompt_len - 1))
+
+    def _share(self, session: DraftSession, state: _State, end: int) -> None:
+        """Lets sessions to come begin with the rows of positions [0, end)."""
+        if state.first == 0:
+            self._paged.blocks.register(state.table, session.token_ids[1:], end)
 
     def _make_room(self, state: _State, num_rows: int, *, spared: Sequence[_State]) -> bool:
         """At the cost of the rows of sessions not `spared` if need be; those begin again with the features to come."""

@@ -61,8 +61,7 @@ class PagedHead:
         self._cache = PagedKVCache(
             shapes, num_blocks=num_blocks, block_size=block_size, dtype=dtype, device=self.device, ops=ops
         )
-        # Blocks are found by token ids, but a row depends on the target's features too: nothing is shared.
-        self.blocks = BlockManager(num_blocks, block_size, prefix_caching=False)
+        self.blocks = BlockManager(num_blocks, block_size)
         module.to(self.device)
         no_features = torch.zeros(decoder.hidden_size, dtype=dtype, device=self.device)
         lean = make_lean(

@@ -16,7 +16,7 @@ import torch
 from drafter_service.growth.draft import ROOT
 from drafter_service.methods.eagle import CATCH_UP_ROWS
 from drafter_service.session import DraftSession
-from shared.messages import DraftStep, Proposal
+from shared.messages import DraftStep, Proposal, SessionSpec
 from shared.sampling_params import SamplingParams, SpeculationMode
 from tests.drafter_service.head_cases import KINDS, RECURRENT, VOCAB_SIZE, Case, Target, prompt_of
 
@@ -145,3 +145,70 @@ def test_sampling_modes_propose(kind: str, mode: SpeculationMode) -> None:
     proposal = case.method.propose([session])[0]
     assert 4 <= len(proposal.token_ids) <= 9
     assert bool(proposal.laws) == (mode is SpeculationMode.REJECTION)
+
+
+def opened(case: Case, prompt: list[int], cache_salt: str = "") -> DraftSession:
+    spec = SessionSpec("s", 1, tuple(prompt), (), GREEDY, SpeculationMode.EXACT, stream_key=9, cache_salt=cache_salt)
+    session = DraftSession(spec, list(prompt), lambda _reply: None)
+    case.method.open(session)
+    return session
+
+
+@pytest.mark.parametrize("tree", [False, True])
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_a_prompt_read_once_is_not_read_again(kind: str, tree: bool) -> None:
+    """The second session is given no row of what the first has read, and says what the whole prompt makes of it."""
+    case = Case(kind)
+    prompt = prompt_of(6, CATCH_UP_ROWS + 20)
+    target = Target(case, len(prompt), 6)
+    first = case.open(prompt, GREEDY, SpeculationMode.EXACT)
+    case.report(first, target, [1, 2], -len(prompt), 4)
+    case.method.propose([first])
+    for committed in ([1, 2], [7]):
+        second = case.open(prompt, GREEDY, SpeculationMode.EXACT)
+        assert second.hidden.end > len(prompt) - 8  # blocks of 4, and the last row is computed again
+        case.report(second, target, committed, second.hidden.end - len(prompt), 4)
+        if tree and second.step is not None:
+            second.step = DraftStep(1, 0, (), 4, max_tree_nodes=10)
+        check(case, second, target, case.method.propose([second])[0])
+        case.method.close(second)
+    case.report(first, target, [3], 1, 4)
+    check(case, first, target, case.method.propose([first])[0])
+    case.method.close(first)
+    case.paged.blocks.check_integrity()
+    assert case.paged.blocks.num_free_blocks == case.paged.blocks.num_blocks
+
+
+def test_the_next_turn_of_a_chat_begins_with_the_output_of_the_last() -> None:
+    case = Case("eagle3")
+    prompt, output = prompt_of(7, 9), prompt_of(8, 12)
+    target = Target(case, len(prompt), 7)
+    first = opened(case, prompt)
+    case.report(first, target, output, -len(prompt), 4)
+    case.method.propose([first])
+    case.method.close(first)
+    chat = prompt + output + prompt_of(9, 5)
+    second = opened(case, chat)
+    assert second.hidden.end == 20, "row 19 goes with token 20, the last one"
+    target.prompt_len = len(chat)
+    case.report(second, target, [3], second.hidden.end - len(chat), 4)
+    check(case, second, target, case.method.propose([second])[0])
+
+
+def test_rows_are_shared_only_where_they_are_the_same() -> None:
+    case = Case("eagle3")
+    prompt = prompt_of(10, 20)
+    target = Target(case, len(prompt), 10)
+    short = opened(case, prompt)
+    case.report(short, target, [5, 6], -12, 4)  # its first 8 rows never came
+    case.method.propose([short])
+    case.method.close(short)
+    assert opened(case, prompt).hidden.end == 0
+    whole = opened(case, prompt)
+    case.report(whole, target, [5, 6], -20, 4)
+    case.method.propose([whole])
+    case.method.close(whole)
+    assert opened(case, prompt).hidden.end == 16
+    assert opened(case, [prompt[0] ^ 1, *prompt[1:]]).hidden.end == 0, "row 0 follows from the first token too"
+    assert opened(case, [*prompt[:10], prompt[10] ^ 1, *prompt[11:]]).hidden.end == 8
+    assert opened(case, prompt, "another tenant").hidden.end == 0

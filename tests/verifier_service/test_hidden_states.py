@@ -163,6 +163,6 @@ def test_the_store_knows_what_has_been_written() -> None:
     assert store.num_missing([4], [3]) == 1
     store.move(torch.tensor([1, 2]), torch.tensor([2, 0]))
     assert store.num_missing([4], [0, 2]) == 0
-    assert store.read([4], [2, 0]).tolist() == [[[2.0, 3.0], [4.0, 5.0]]]
+    assert store.read([4], [2, 0]).tolist() == [[2.0, 3.0], [4.0, 5.0]]
     store.keep([4, 7])
     assert store.num_missing([4, 7], [5]) == 1
