@@ -70,7 +70,7 @@ class AutoDrafting:
     def load_without_drafts(self) -> VerifierLoad:
         """The load with the rate that drafting as such has to beat. The rate with drafts is higher where they pay, and
         swings with luck: held against it, drafting stopped after every good streak (20 ms away: 1.1 instead of 1.3)."""
-        plain = self.guard.plain_tokens_per_s
+        plain = self.guard.plain_tokens_per_s or self.load.plain_tokens_per_s
         if plain is None or self.load.tokens_per_s is None:
             return self.load
         return dataclasses.replace(self.load, tokens_per_s=min(plain, self.load.tokens_per_s))
@@ -116,9 +116,9 @@ class AdaptiveDraft:
         if not shared.guard.allows_drafts():
             return 0
         most = self._most_tokens(self.method)
-        gain, longest = costs.best_gain(shared.load_without_drafts(), costs.acceptance, most)
+        gain, longest = costs.settled_gain(shared.load_without_drafts(), most)
         if gain > _MIN_GAIN:
-            gain, length = costs.best_gain(shared.load, self._acceptance(self.method), longest, with_round_trip=False)
+            gain, length = self._own_length(costs, longest)
             if gain > 0.0:
                 costs.pays_again()
                 in_time_s = max(0.0, shared.slo_itl_s - shared.load.step_s(length))
@@ -126,6 +126,14 @@ class AdaptiveDraft:
                 self._run_tokens = _STAY_TOKENS
                 return length
         return self._probe(min(_PROBE_LENGTH, most), before_prefill=before_prefill)
+
+    def _own_length(self, costs: MethodCosts, longest: int) -> tuple[float, int]:
+        """What all draft, or less where that would bring this session nothing. To draft less wherever that seems a little
+        better made the slowest sessions slower still: what a session has seen of its own acceptance is little, and
+        old by the time that it counts."""
+        load, acceptance = self._shared.load, self._acceptance(self.method)
+        gain = costs.gain(load, acceptance, longest, with_round_trip=False)
+        return (gain, longest) if gain > 0.0 else costs.best_gain(load, acceptance, longest, with_round_trip=False)
 
     def _probe(self, num_draft_tokens: int, *, before_prefill: bool) -> int:
         """A short draft, or none: what is thought not to pay is tried now and then.

@@ -6,7 +6,8 @@ i is worth its place if the tokens it brings exceed what its cost would bring el
     s_i > G * (seconds of one more row in the forward + seconds of drafting it),        s_i = chance that i are accepted
 
 which is the condition for the largest ratio of tokens to seconds (Dinkelbach 1967; the same ranking by survival as
-SmartSpec, Liu et al. 2024). G and the cost of a row come with every commit, from the verifier's own measurements; the
+SmartSpec, Liu et al. 2024). For a session beside others G is the rate that they have; how many tokens all of them draft
+at most is chosen by the ratio itself, from the rate without drafts (with that one as G, too many: 5 for 3). G and the cost of a row come with every commit, from the verifier's own measurements; the
 costs of drafting and of the round trip are measured at the gateway.
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gateway.draft_policy import LateAnswer, RoundOutcome
+from gateway.local_draft_time import LocalDraftTime
 
 # A change of load shows within about 20 rounds.
 _COST_WEIGHT = 0.05
@@ -28,6 +30,8 @@ _PROBE_DECAY = 0.85
 # What is believed before anything is known.
 _PRIOR_ACCEPTANCE = 0.7
 _PRIOR_OVERHEAD_S = 0.001
+# What another length must promise to be drafted instead.
+_CLEARLY_BETTER = 1.02
 # Tokens of all sessions between two short probes while drafting does not pay; twice as many after each that fails. The
 # longest pause is per session in a batch: a probe holds up all of them, and opens a session at the drafter.
 _PROBE_GAP = 48
@@ -58,6 +62,11 @@ class VerifierLoad:
         return (self.plain_step_s or 0.0) + num_draft_tokens * self._rows_s
 
     @property
+    def plain_tokens_per_s(self) -> float | None:
+        """What rounds without drafts would bring, as far as those with drafts tell."""
+        return self.batch_sessions / self.plain_step_s if self.plain_step_s else None
+
+    @property
     def _rows_s(self) -> float:
         return self.batch_sessions * self.marginal_row_s
 
@@ -77,8 +86,10 @@ class MethodCosts:
     # Tokens of all sessions until one may try a short draft although it does not seem to pay.
     tokens_until_probe: int = _PROBE_GAP
     probe_gap: int = _PROBE_GAP
-    # Whether the verifier drafts by itself, for all sessions of a batch together.
-    is_local: bool = False
+    # What a verifier that drafts by itself takes, for all sessions of a batch together; None: somebody else drafts.
+    local_time: LocalDraftTime | None = None
+    # What the sessions that draft were last told to draft at most; 0: nothing yet.
+    settled_length: int = 0
     # Of the newest answer; None: there was none yet, and overhead_s is a belief.
     _last_overhead_s: float | None = None
     _last_position_s: float | None = None
@@ -90,12 +101,30 @@ class MethodCosts:
     def observe(self, outcome: RoundOutcome) -> None:
         """A round of a session that drafts by this method, whether it has been asked or not."""
         self.tokens_until_probe -= 1 + outcome.num_accepted
-        if outcome.num_asked:
-            self.is_local = outcome.is_local
-        self.learn(outcome, may_be_ahead=outcome.may_be_ahead)
+        if outcome.num_asked and outcome.draft_depth == 0:
+            self.local_time = None
+        if outcome.draft_depth:
+            self._learn_local(outcome)
+        else:
+            self.learn(outcome, may_be_ahead=outcome.may_be_ahead)
+
+    def _learn_local(self, outcome: RoundOutcome) -> None:
+        """Every session of the batch tells of the one draft that was made for all."""
+        is_first, is_rare = self.local_time is None, self.probe_gap != _PROBE_GAP
+        share = 1.0 if is_rare else 1.0 / max(1, outcome.batch_sessions)
+        self.local_time = self.local_time or LocalDraftTime()
+        if is_first or not outcome.is_catch_up:
+            weight = _PROBE_WEIGHT if is_rare else _COST_WEIGHT * share
+            self.local_time.observe(outcome.draft_depth, outcome.draft_s, weight)
+            self.overhead_s, self.position_s = self.local_time.first_s, self.local_time.token_s
+            self._last_overhead_s, self._last_position_s = self.overhead_s, self.position_s
+        if outcome.num_asked and not outcome.is_catch_up:
+            share_proposed = outcome.num_draft_tokens / outcome.num_asked
+            self.proposed = blend(self.proposed, share_proposed, _COST_WEIGHT * share)
+        self._learn_acceptance(outcome, share)
 
     def learn(self, outcome: RoundOutcome | LateAnswer, *, may_be_ahead: bool = False) -> None:
-        """What an answer cost, whether its round waited for it or not, and how good it was."""
+        """What a drafter's answer cost, whether its round waited for it or not, and how good it was."""
         # Probes and late answers are few: each has to count for more, or what was once dear or bad would stay so.
         is_rare = isinstance(outcome, LateAnswer) or self.probe_gap != _PROBE_GAP
         weight = _PROBE_WEIGHT if is_rare else _COST_WEIGHT
@@ -111,7 +140,13 @@ class MethodCosts:
             if not outcome.is_catch_up or self.position_s is None:
                 self.position_s = robust(self.position_s, position_s, self._last_position_s, weight)
                 self._last_position_s = position_s
-            decay = _DECAY if self.probe_gap == _PROBE_GAP else _PROBE_DECAY
+        batch_sessions = outcome.batch_sessions if isinstance(outcome, RoundOutcome) else 1
+        self._learn_acceptance(outcome, 1.0 / max(1, batch_sessions))
+
+    def _learn_acceptance(self, outcome: RoundOutcome | LateAnswer, share: float) -> None:
+        """share: of a round of all sessions. Forgetting one session's after the other kept three rounds of sixteen."""
+        if outcome.num_draft_tokens:
+            decay = _DECAY**share if self.probe_gap == _PROBE_GAP else _PROBE_DECAY
             self.num_accepted = decay * self.num_accepted + outcome.num_accepted
             self.num_reached = decay * self.num_reached + num_reached(outcome)
 
@@ -133,19 +168,8 @@ class MethodCosts:
 
         with_round_trip: what drafting costs as such; without, what it costs a session beside others that draft.
         """
-        rate = load.tokens_per_s or 0.0
-        # A draft's delay holds up its own session's share of the tokens; a row holds up everybody.
-        own_rate = rate / load.batch_sessions
-        survival, accepted = 1.0, 0.0
-        for _position in range(num_draft_tokens):
-            survival *= acceptance
-            accepted += survival - rate * load.marginal_row_s
-        delay_s = num_draft_tokens * (self.position_s or 0.0)
-        if with_round_trip:
-            delay_s += self.overhead_s
-        elif self.is_local:
-            delay_s = 0.0  # those that the verifier drafts for together are no slower for one more
-        return self.proposed * accepted - own_rate * delay_s
+        tokens, plain_rounds = self._tokens_and_rounds(load, acceptance, num_draft_tokens, with_round_trip)
+        return tokens - plain_rounds
 
     def best_gain(
         self, load: VerifierLoad, acceptance: float, max_draft_tokens: int, *, with_round_trip: bool = True
@@ -156,6 +180,41 @@ class MethodCosts:
             for length in range(1, max_draft_tokens + 1)
         )
         return max(gains, default=(0.0, 0), key=lambda entry: entry[0])
+
+    def settled_gain(self, load: VerifierLoad, max_draft_tokens: int) -> tuple[float, int]:
+        """The length at which all sessions together get the most tokens a second, and its gain. `load`: with the rate
+        of plain decoding. The length stays what it was for as long as no other is clearly better: sessions that decided
+        at different times drafted 2 to 5 tokens in one batch, whose draft took as long as for 5.
+        """
+        if max_draft_tokens <= 0:
+            return 0.0, 0
+        speedups = {length: self._speedup(load, length) for length in range(1, max_draft_tokens + 1)}
+        length = max(speedups, key=lambda length: speedups[length])
+        if self.settled_length in speedups and speedups[length] < _CLEARLY_BETTER * speedups[self.settled_length]:
+            length = self.settled_length
+        elif self.settled_length <= max_draft_tokens:  # a request that allows fewer settles nothing for the others
+            self.settled_length = length
+        return self.gain(load, self.acceptance, length), length
+
+    def _speedup(self, load: VerifierLoad, num_draft_tokens: int) -> float:
+        tokens, plain_rounds = self._tokens_and_rounds(load, self.acceptance, num_draft_tokens, with_round_trip=True)
+        return tokens / plain_rounds
+
+    def _tokens_and_rounds(
+        self, load: VerifierLoad, acceptance: float, num_draft_tokens: int, with_round_trip: bool
+    ) -> tuple[float, float]:
+        """What a round brings a session, and how long it takes, in rounds at the load's rate without a draft."""
+        rate = load.tokens_per_s or 0.0
+        # A draft's delay holds up its own session's share of the tokens; a row holds up everybody.
+        own_rate = rate / load.batch_sessions
+        accepted = sum(acceptance ** (place + 1) for place in range(num_draft_tokens))
+        delay_s = num_draft_tokens * (self.position_s or 0.0)
+        if with_round_trip:
+            delay_s += self.overhead_s
+        elif self.local_time is not None:
+            delay_s = 0.0  # those that the verifier drafts for together are no slower for one more
+        rows = self.proposed * num_draft_tokens
+        return 1.0 + self.proposed * accepted, 1.0 + rows * rate * load.marginal_row_s + own_rate * delay_s
 
     def takes_probe(self, load: VerifierLoad) -> bool:
         """Whether a session for which drafting does not seem to pay may try once."""

@@ -39,8 +39,9 @@ class RoundOutcome:
     # Whether the drafter first had to read the prompt, or what was decoded without it: that says nothing of further
     # answers.
     is_catch_up: bool = False
-    # Whether the verifier drafted by itself, for all sessions of the batch together.
-    is_local: bool = False
+    # Where the verifier drafted by itself, for all sessions of the batch together: the most tokens that one of them
+    # asked for, and draft_s is of all; 0: somebody else drafted, or nobody.
+    draft_depth: int = 0
 
 
 @dataclass(frozen=True)

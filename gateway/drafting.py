@@ -218,10 +218,10 @@ class Drafting:
         # Only a round that waited for the drafter tells what asking it costs.
         has_answer = self._draft_s > 0.0
         num_asked = min(self._num_wanted, self._room(commit)) if has_answer else 0
-        draft_s = min(drafter.forward_us * 1e-6, drafter_s) * num_asked / max(1, self._num_wanted)
+        draft_s = min(drafter.forward_us * 1e-6, drafter_s)
+        if not verifier.draft_depth:
+            draft_s *= num_asked / max(1, self._num_wanted)
         verifier_s = (verifier.total_us - verifier.draft_us) * 1e-6
-        if verifier.draft_depth:  # those that asked for more have taken the rest
-            draft_s *= num_asked / verifier.draft_depth
         is_catch_up = self._line is not None and self._line.is_catch_up
         return RoundOutcome(
             num_asked=num_asked,
@@ -236,7 +236,7 @@ class Drafting:
             open_sessions=verifier.open_sessions,
             may_be_ahead=self._looked_ahead,
             is_catch_up=self._local.is_catch_up if verifier.draft_us else is_catch_up,
-            is_local=verifier.draft_us > 0,
+            draft_depth=verifier.draft_depth,
             draft_s=draft_s,
             # Nothing travels where the verifier drafts by itself.
             overhead_s=0.0 if verifier.draft_us else max(0.0, round_s - verifier_s - drafter_s),

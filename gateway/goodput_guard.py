@@ -80,14 +80,16 @@ class _Load:
     # What the last comparison has said, here or, before there was one, at a lower load.
     is_judged: bool = False
     has_clearly_lost: bool = False
-    # Whether it has won by far.
+    # Whether it has won, and by far.
+    has_won: bool = False
     has_won_by_far: bool = False
     # Whether drafting seemed to lose in its first rounds, in which a server that has just started prepares much.
     is_suspect: bool = False
 
     def mute(self, *, is_clear: bool) -> None:
         self.mute_left, self.mute_tokens = self.mute_tokens, min(2 * self.mute_tokens, _LONGEST_MUTE_TOKENS)
-        self.is_judged, self.has_clearly_lost, self.has_won_by_far = True, is_clear, False
+        self.is_judged, self.has_clearly_lost = True, is_clear
+        self.has_won = self.has_won_by_far = False
         self.drafting = _Rounds()
 
 
@@ -144,11 +146,13 @@ class GoodputGuard:
         return load
 
     def _is_near_a_win(self) -> bool:
-        """Whether nothing is known of this load, and drafting has won by far with about as many sessions."""
+        """Whether nothing is known of this load, and drafting has won with somewhat more sessions, or by far with
+        about as many."""
         place = next(place for place, load in self._loads.items() if load is self._load)
-        near = [load for other, load in self._loads.items() if 0 < abs(other - place) <= _LOADS_PER_DOUBLING]
-        lost = any(load.has_clearly_lost or load.mute_left > 0 for load in near)
-        return not self._load.is_judged and not lost and any(load.has_won_by_far for load in near)
+        near = {other: load for other, load in self._loads.items() if 0 < abs(other - place) <= _LOADS_PER_DOUBLING}
+        lost = any(load.has_clearly_lost or load.mute_left > 0 for load in near.values())
+        won = any(load.has_won_by_far or (load.has_won and other > place) for other, load in near.items())
+        return not self._load.is_judged and not lost and won
 
     def _follow(self, outcome: RoundOutcome, share: float) -> None:
         """Whether the sessions draft now, and for how many rounds they have."""
@@ -172,6 +176,7 @@ class GoodputGuard:
             load.mute(is_clear=ratio < 1.0 - _ERRORS_OF_A_WIN * error)
         elif ratio > 1.0 + _ERRORS_OF_A_WIN * error:
             load.mute_tokens = _FIRST_MUTE_TOKENS
-            load.is_judged, load.has_clearly_lost, load.has_won_by_far = True, False, ratio > _WINS_CLEARLY
+            load.is_judged, load.has_clearly_lost = True, False
+            load.has_won, load.has_won_by_far = True, ratio > _WINS_CLEARLY
         if load.plain_age > (_LONG_FRESH_TOKENS if ratio > _WINS_BY_FAR else _FRESH_TOKENS):
             load.plain = _Rounds()

@@ -69,7 +69,8 @@ def test_with_everything_known_it_takes_the_best_length(table: str, num_sessions
         world = World(table, position_s, overhead_s, acceptance, num_sessions)
         length = 0
         for _ in range(10):
-            shared = AutoDrafting(load=VerifierLoad(world.goodput(length), slope_s, num_sessions))
+            load = VerifierLoad(world.goodput(length), slope_s, num_sessions, plain_step_s=world.round_s(0))
+            shared = AutoDrafting(load=load)
             shared.costs[METHOD] = MethodCosts(
                 position_s=FORWARD_S * position_s,
                 overhead_s=FORWARD_S * overhead_s,

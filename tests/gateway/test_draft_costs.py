@@ -8,6 +8,7 @@ import pytest
 
 from gateway.draft_costs import MethodCosts, VerifierLoad, blend
 from gateway.draft_policy import LateAnswer
+from gateway.local_draft_time import LocalDraftTime
 
 
 def test_the_gain_is_its_definition() -> None:
@@ -19,7 +20,7 @@ def test_the_gain_is_its_definition() -> None:
     without = costs.gain(load, 0.5, 3, with_round_trip=False)
     assert without == pytest.approx(0.8 * accepted - 25.0 * 3 * 0.002)
     assert MethodCosts().gain(VerifierLoad(), 0.5, 2) == pytest.approx(0.75)
-    together = replace(costs, is_local=True)
+    together = replace(costs, local_time=LocalDraftTime())
     assert together.gain(load, 0.5, 3) == costs.gain(load, 0.5, 3), "the first that drafts pays for the depth"
     assert together.gain(load, 0.5, 3, with_round_trip=False) == pytest.approx(0.8 * accepted), "one more does not"
 

@@ -93,13 +93,13 @@ async def test_the_policy_hears_of_every_round(make: Callable[..., Choice]) -> N
     choice = make(None, policy=policy)
     assert await choice.run() == TRUTH
     first, second, *others = policy.outcomes
-    assert (first.num_asked, first.method, first.is_local, first.verify_s) == (0, "", False, 0.0)
+    assert (first.num_asked, first.method, first.draft_depth, first.verify_s) == (0, "", 0, 0.0)
     assert (second.is_catch_up, others[0].is_catch_up) == (True, False)
     for outcome in (second, *others[:-1]):
         assert (outcome.num_asked, outcome.num_draft_tokens, outcome.num_accepted) == (4, 4, 4)
-        assert (outcome.method, outcome.is_local, outcome.overhead_s) == ("draft_model", True, 0.0)
-        # 2 ms for drafts of eight tokens, of which this session asked for four; the verifier's 3 ms hold them.
-        assert outcome.draft_s == pytest.approx(0.001)
+        assert (outcome.method, outcome.draft_depth, outcome.overhead_s) == ("draft_model", 8, 0.0)
+        # For drafts of eight tokens, of which this session asked for four; the verifier's 3 ms hold them.
+        assert outcome.draft_s == pytest.approx(0.002)
         assert outcome.verify_s == pytest.approx(0.001)
 
 
