@@ -128,9 +128,9 @@ class AdaptiveDraft:
         return self._probe(min(_PROBE_LENGTH, most), before_prefill=before_prefill)
 
     def _own_length(self, costs: MethodCosts, longest: int) -> tuple[float, int]:
-        """What all draft, or less where that would bring this session nothing. To draft less wherever that seems a little
-        better made the slowest sessions slower still: what a session has seen of its own acceptance is little, and
-        old by the time that it counts."""
+        """What all draft, or less where that would bring this session nothing. To draft less wherever that seems a
+        little better made the slowest sessions slower still: what a session has seen of its own acceptance is little,
+        and old by the time that it counts."""
         load, acceptance = self._shared.load, self._acceptance(self.method)
         gain = costs.gain(load, acceptance, longest, with_round_trip=False)
         return (gain, longest) if gain > 0.0 else costs.best_gain(load, acceptance, longest, with_round_trip=False)

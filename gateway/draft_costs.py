@@ -7,8 +7,9 @@ i is worth its place if the tokens it brings exceed what its cost would bring el
 
 which is the condition for the largest ratio of tokens to seconds (Dinkelbach 1967; the same ranking by survival as
 SmartSpec, Liu et al. 2024). For a session beside others G is the rate that they have; how many tokens all of them draft
-at most is chosen by the ratio itself, from the rate without drafts (with that one as G, too many: 5 for 3). G and the cost of a row come with every commit, from the verifier's own measurements; the
-costs of drafting and of the round trip are measured at the gateway.
+at most is chosen by the ratio itself, from the rate without drafts (with that one as G, too many: 5 for 3). G and the
+cost of a row come with every commit, from the verifier's own measurements; the costs of drafting and of the round trip
+are measured at the gateway.
 """
 
 from __future__ import annotations
