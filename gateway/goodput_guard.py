@@ -40,8 +40,9 @@ _LONG_FRESH_TOKENS = 200_000
 _WINS_BY_FAR = 1.3
 # With this much more, drafting will hardly lose at a load beside: it is not stopped there soon to be compared.
 _WINS_CLEARLY = 1.15
-# Tokens of all sessions without drafts after a loss.
+# Tokens of all sessions without drafts after a loss, at least, and for each session: all of them lose by the next try.
 _FIRST_MUTE_TOKENS = 4_000
+_MUTE_TOKENS_PER_SESSION = 500
 _LONGEST_MUTE_TOKENS = 128_000
 
 
@@ -71,12 +72,14 @@ class _Rounds:
 class _Load:
     """What is known at one number of sessions."""
 
+    first_mute_tokens: int = _FIRST_MUTE_TOKENS
     plain: _Rounds = field(default_factory=_Rounds)
     drafting: _Rounds = field(default_factory=_Rounds)
     # Tokens since `plain` was measured, and until drafting may be tried again.
     plain_age: int = 0
     mute_left: int = 0
-    mute_tokens: int = _FIRST_MUTE_TOKENS
+    # The next pause; 0: the first.
+    mute_tokens: int = 0
     # What the last comparison has said, here or, before there was one, at a lower load.
     is_judged: bool = False
     has_clearly_lost: bool = False
@@ -87,7 +90,8 @@ class _Load:
     is_suspect: bool = False
 
     def mute(self, *, is_clear: bool) -> None:
-        self.mute_left, self.mute_tokens = self.mute_tokens, min(2 * self.mute_tokens, _LONGEST_MUTE_TOKENS)
+        self.mute_left = self.mute_tokens or self.first_mute_tokens
+        self.mute_tokens = min(2 * self.mute_left, _LONGEST_MUTE_TOKENS)
         self.is_judged, self.has_clearly_lost = True, is_clear
         self.has_won = self.has_won_by_far = False
         self.drafting = _Rounds()
@@ -138,7 +142,10 @@ class GoodputGuard:
 
     def _load_of(self, num_sessions: int) -> _Load:
         place = round(_LOADS_PER_DOUBLING * math.log2(num_sessions))
-        load = self._loads.setdefault(place, _Load())
+        if place not in self._loads:
+            first_mute_tokens = max(_FIRST_MUTE_TOKENS, _MUTE_TOKENS_PER_SESSION * num_sessions)
+            self._loads[place] = _Load(first_mute_tokens)
+        load = self._loads[place]
         if not load.is_judged:
             judged = [lower for lower, known in self._loads.items() if lower < place and known.is_judged]
             if judged and self._loads[max(judged)].has_clearly_lost:
@@ -175,7 +182,7 @@ class GoodputGuard:
         elif ratio < 1.0 - _ERRORS_OF_A_LOSS * error:
             load.mute(is_clear=ratio < 1.0 - _ERRORS_OF_A_WIN * error)
         elif ratio > 1.0 + _ERRORS_OF_A_WIN * error:
-            load.mute_tokens = _FIRST_MUTE_TOKENS
+            load.mute_tokens = 0
             load.is_judged, load.has_clearly_lost = True, False
             load.has_won, load.has_won_by_far = True, ratio > _WINS_CLEARLY
         if load.plain_age > (_LONG_FRESH_TOKENS if ratio > _WINS_BY_FAR else _FRESH_TOKENS):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gateway.draft_costs import MethodCosts, VerifierLoad, blend
-from gateway.draft_policy import LateAnswer
+from gateway.draft_policy import LateAnswer, RoundOutcome
 from gateway.local_draft_time import LocalDraftTime
 
 
@@ -23,6 +23,61 @@ def test_the_gain_is_its_definition() -> None:
     together = replace(costs, local_time=LocalDraftTime())
     assert together.gain(load, 0.5, 3) == costs.gain(load, 0.5, 3), "the first that drafts pays for the depth"
     assert together.gain(load, 0.5, 3, with_round_trip=False) == pytest.approx(0.8 * accepted), "one more does not"
+
+
+@pytest.mark.parametrize("row_s", [0.0, 0.0002, 0.0005, 0.002])
+@pytest.mark.parametrize(("first_s", "token_s"), [(0.0, 0.0), (0.006, 0.002), (0.03, 0.001)])
+@pytest.mark.parametrize("acceptance", [0.3, 0.6, 0.85])
+def test_all_sessions_draft_as_many_tokens_as_bring_the_most_a_second(
+    row_s: float, first_s: float, token_s: float, acceptance: float
+) -> None:
+    """Against the rate by its definition: 16 sessions, whose plain rounds take 25 ms."""
+    costs = MethodCosts(token_s, first_s, num_accepted=100 * acceptance, num_reached=100.0)
+
+    def rate(num_draft_tokens: int) -> float:
+        tokens = 16 * (1 + sum(acceptance**place for place in range(1, num_draft_tokens + 1)))
+        return tokens / (0.025 + 16 * num_draft_tokens * row_s + first_s + num_draft_tokens * token_s)
+
+    gain, length = costs.settled_gain(VerifierLoad(640.0, row_s, 16.0), 8)
+    assert rate(length) == max(map(rate, range(1, 9)))
+    assert (gain > 1e-9) == (rate(length) > 640.0 * (1 + 1e-9))
+
+
+def test_the_length_stays_until_another_is_clearly_better() -> None:
+    load = VerifierLoad(640.0, 0.0005, 16.0)
+    costs = MethodCosts(0.002, 0.006, num_accepted=80.0, num_reached=100.0)
+    _, length = costs.settled_gain(load, 8)
+    for accepted in (76.0, 79.0, 83.0):
+        costs.num_accepted = accepted
+        assert costs.settled_gain(load, 8)[1] == length
+    assert costs.settled_gain(load, 1)[1] == 1
+    assert costs.settled_length == length, "a request that allows fewer settles nothing for the others"
+    costs.num_accepted = 30.0
+    assert costs.settled_gain(load, 8)[1] < length
+    assert costs.settled_gain(load, 0) == (0.0, 0)
+
+
+def round_of(num_sessions: int, num_accepted: int, draft_s: float = 0.01) -> RoundOutcome:
+    return RoundOutcome(4, 4, num_accepted, num_sessions, 0.0005, 640.0, draft_s, 0.0, draft_depth=4)
+
+
+@pytest.mark.parametrize("num_sessions", [1, 16])
+def test_a_round_counts_as_one_however_many_sessions_tell_of_it(num_sessions: int) -> None:
+    costs = MethodCosts()
+    for num_accepted, draft_s, num_rounds in ((4, 0.01, 200), (0, 0.02, 1)):
+        for _ in range(num_rounds * num_sessions):
+            costs.observe(round_of(num_sessions, num_accepted, draft_s))
+    assert 0.97 < costs.acceptance < 0.999
+    assert costs.expected_s(4) == pytest.approx(0.0105, rel=0.01)
+
+
+def test_a_verifier_that_no_longer_drafts_by_itself_is_noticed() -> None:
+    costs = MethodCosts()
+    costs.observe(round_of(2, 4))
+    assert costs.local_time is not None
+    costs.observe(replace(round_of(2, 4), draft_depth=0, overhead_s=0.005))
+    assert costs.local_time is None
+    assert costs.overhead_s > 0.003
 
 
 def test_blending() -> None:

@@ -105,7 +105,7 @@ def test_what_has_clearly_lost_with_fewer_sessions_is_not_tried_at_once_with_mor
     assert not guard.allows_drafts()
     tell(guard, 1, 2, 100.0, drafts=False)
     assert guard.allows_drafts(), "it says nothing of fewer sessions"
-    tell(guard, 400, 16, 100.0, drafts=False)
+    tell(guard, 600, 16, 100.0, drafts=False)
     assert guard.allows_drafts(), "a pause ends, and then the load is judged by its own rounds"
     tell(guard, 200, 16, 150.0, drafts=True)
     assert guard.allows_drafts()
@@ -146,6 +146,20 @@ def test_far_from_a_win_or_beside_a_small_one_it_is_compared_at_once(num_session
     guard = GoodputGuard()
     _win(guard, 8, factor)
     assert tell(guard, 100, num_sessions, 140.0, drafts=True) < 100
+
+
+@pytest.mark.parametrize(("num_sessions", "waits"), [(6, True), (10, False)])
+def test_where_drafting_pays_it_is_taken_to_pay_for_fewer_sessions(num_sessions: int, waits: bool) -> None:
+    guard = GoodputGuard()
+    _win(guard, 8, factor=1.08)
+    assert (tell(guard, 100, num_sessions, 108.0, drafts=True) == 100) == waits
+
+
+@pytest.mark.parametrize(("num_sessions", "num_tokens"), [(4, 4_000), (32, 16_000)])
+def test_the_more_sessions_lose_by_a_try_the_rarer_it_is(num_sessions: int, num_tokens: int) -> None:
+    guard = GoodputGuard()
+    _lose(guard, num_sessions, factor=0.5)
+    assert num_tokens - num_sessions < guard.mute_tokens_left <= num_tokens
 
 
 def test_beside_a_win_and_a_loss_it_is_compared_at_once() -> None:
