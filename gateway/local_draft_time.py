@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# A further token costs so much of the mean per token, until depths have differed by about this many tokens.
+# A further token costs so much of the mean per token, until depths differ by more than about a token.
 _PRIOR_SHARE = 0.6
-_PRIOR_VARIANCE = 0.25
+_PRIOR_VARIANCE = 1.0
 # One round that took longer than so many times the usual tells of a hiccup; one far below it is believed at once.
 _OUTLIER = 3.0
 
