@@ -153,13 +153,14 @@ class GoodputGuard:
         return load
 
     def _is_near_a_win(self) -> bool:
-        """Whether nothing is known of this load, and drafting has won with somewhat more sessions, or by far with
-        about as many."""
+        """Whether nothing is known of this load, and drafting has won with more sessions, or by far with about as
+        many."""
         place = next(place for place, load in self._loads.items() if load is self._load)
-        near = {other: load for other, load in self._loads.items() if 0 < abs(other - place) <= _LOADS_PER_DOUBLING}
-        lost = any(load.has_clearly_lost or load.mute_left > 0 for load in near.values())
-        won = any(load.has_won_by_far or (load.has_won and other > place) for other, load in near.items())
-        return not self._load.is_judged and not lost and won
+        near = [load for other, load in self._loads.items() if 0 < abs(other - place) <= _LOADS_PER_DOUBLING]
+        lost = any(load.has_clearly_lost or load.mute_left > 0 for load in near)
+        won = any(load.has_won_by_far for load in near)
+        won_with_more = any(load.has_won for other, load in self._loads.items() if other > place)
+        return not self._load.is_judged and not lost and (won or won_with_more)
 
     def _follow(self, outcome: RoundOutcome, share: float) -> None:
         """Whether the sessions draft now, and for how many rounds they have."""

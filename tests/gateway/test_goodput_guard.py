@@ -148,7 +148,7 @@ def test_far_from_a_win_or_beside_a_small_one_it_is_compared_at_once(num_session
     assert tell(guard, 100, num_sessions, 140.0, drafts=True) < 100
 
 
-@pytest.mark.parametrize(("num_sessions", "waits"), [(6, True), (10, False)])
+@pytest.mark.parametrize(("num_sessions", "waits"), [(6, True), (3, True), (10, False)])
 def test_where_drafting_pays_it_is_taken_to_pay_for_fewer_sessions(num_sessions: int, waits: bool) -> None:
     guard = GoodputGuard()
     _win(guard, 8, factor=1.08)
