@@ -45,7 +45,8 @@ def _rounds(
     method: DraftMethod, params: SamplingParams, mode: SpeculationMode, *, num_rounds: int, num_sessions: int
 ) -> None:
     prompt = tuple(range(_PROMPT_LEN))
-    spec = SessionSpec("warm-up", 1, prompt, (), params, mode, 0)
+    # What methods keep of its made-up hidden states must be found by nobody else.
+    spec = SessionSpec("warm-up", 1, prompt, (), params, mode, 0, cache_salt="warm-up")
     sessions = [DraftSession(spec, list(prompt), lambda _reply: None) for _ in range(num_sessions)]
     for session in sessions:
         method.open(session)

@@ -102,12 +102,12 @@ class MethodCosts:
     def observe(self, outcome: RoundOutcome) -> None:
         """A round of a session that drafts by this method, whether it has been asked or not."""
         self.tokens_until_probe -= 1 + outcome.num_accepted
-        if outcome.num_asked and outcome.draft_depth == 0:
-            self.local_time = None
         if outcome.draft_depth:
             self._learn_local(outcome)
-        else:
-            self.learn(outcome, may_be_ahead=outcome.may_be_ahead)
+            return
+        if outcome.num_asked:  # of somebody else than the verifier
+            self.local_time = None
+        self.learn(outcome, may_be_ahead=outcome.may_be_ahead)
 
     def _learn_local(self, outcome: RoundOutcome) -> None:
         """Every session of the batch tells of the one draft that was made for all."""
