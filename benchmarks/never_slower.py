@@ -3,7 +3,7 @@
 Streams x temperatures x drafters, one of them always wrong (a draft model of random weights), on mixed prompts: code,
 prose, copying. One stack per drafter; off, auto, off again and the fixed lengths take turns, back and forth. Ratios are
 medians over what stood in one round; `off again` over `off` shows what the measurement itself gets wrong. `auto` has
-seen each load before the measured rounds, as in a server that has run for a minute. Rows go to
+seen each load for some seconds before the measured rounds, as in a server that has run for a while. Rows go to
 benchmarks/results/never_slower.jsonl.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -48,6 +49,7 @@ class Plan:
     max_tokens: int
     rounds: int
     num_drafters: int
+    learn_s: float
 
 
 def main(
@@ -59,6 +61,7 @@ def main(
     max_tokens: Annotated[int, typer.Option(help="Tokens per request.")] = 64,
     rounds: Annotated[int, typer.Option(help="Repetitions; figures are medians over them.")] = 3,
     num_drafters: Annotated[int, typer.Option(min=0, help="Drafter processes; 0: the verifier drafts by itself.")] = 0,
+    learn_s: Annotated[float, typer.Option(help="Seconds for which `auto` sees each load before it is measured.")] = 15,
     save: Annotated[bool, typer.Option(help="Append rows to benchmarks/results/never_slower.jsonl.")] = True,
 ) -> None:
     """Example: python -m benchmarks.never_slower --drafters draft_model --streams 1,16 --rounds 1"""
@@ -69,6 +72,7 @@ def main(
         max_tokens,
         rounds,
         num_drafters,
+        learn_s,
     )
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -141,19 +145,20 @@ def _cell(url: str, method: str, temperature: float, num_streams: int, plan: Pla
     variants = {"off": ("off", _MOST_TOKENS), "auto": ("auto", _MOST_TOKENS), _CONTROL: ("off", _MOST_TOKENS)}
     variants |= {f"{length} tokens": (method, length) for length in plan.lengths}
     prompts = mixed_prompts(max(6, 2 * num_streams))
+    shapes = {name: _shape(plan, method, length, temperature) for name, (method, length) in variants.items()}
+    for shape in (shapes["off"], shapes["auto"]):  # fills the prefix cache
+        asyncio.run(run_load(url, prompts, shape, num_streams))
+    learned_at = time.monotonic() + plan.learn_s
+    while time.monotonic() < learned_at:
+        asyncio.run(run_load(url, prompts, shapes["auto"], num_streams))
     rates: dict[str, list[float]] = {name: [] for name in variants}
     outputs: dict[str, list[list[int]]] = {}
-    for round_index in range(plan.rounds + 1):  # the first fills the prefix cache and shows `auto` the load
+    for round_index in range(plan.rounds):
         # Back and forth, so that a machine that gets slower or faster favours nobody.
-        order = list(variants)[:: 1 if round_index % 2 else -1] if round_index else ["off", "auto"]
-        for name in order:
-            asked, length = variants[name]
-            seed = 7 if temperature else None
-            shape = Shape(plan.max_tokens, asked, length, temperature, seed, mode="exact" if seed else None)
-            result = asyncio.run(run_load(url, prompts, shape, num_streams))
-            if round_index:
-                rates[name].append(result.tokens_per_s)
-                outputs[name] = [request.token_ids for request in result.requests]
+        for name in list(variants)[:: -1 if round_index % 2 else 1]:
+            result = asyncio.run(run_load(url, prompts, shapes[name], num_streams))
+            rates[name].append(result.tokens_per_s)
+            outputs[name] = [request.token_ids for request in result.requests]
     if any(found != outputs["off"] for found in outputs.values()):
         raise RuntimeError("two variants gave different tokens")
     return [
@@ -165,6 +170,11 @@ def _cell(url: str, method: str, temperature: float, num_streams: int, plan: Pla
         }
         for name, found in rates.items()
     ]
+
+
+def _shape(plan: Plan, method: str, length: int, temperature: float) -> Shape:
+    seed = 7 if temperature else None
+    return Shape(plan.max_tokens, method, length, temperature, seed, mode="exact" if seed else None)
 
 
 def _show(rows: list[dict[str, Any]], plan: Plan) -> None:

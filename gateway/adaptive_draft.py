@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from gateway.draft_costs import MethodCosts, VerifierLoad, num_reached
 from gateway.draft_policy import LateAnswer, RoundOutcome
 from gateway.goodput_guard import GoodputGuard
+from gateway.length_trials import LengthTrials
 from gateway.requests import METHOD_AUTO
 
 # A session forgets its own rounds at this rate.
@@ -58,12 +59,14 @@ class AutoDrafting:
     load: VerifierLoad = field(default_factory=VerifierLoad)
     costs: defaultdict[str, MethodCosts] = field(default_factory=lambda: defaultdict(MethodCosts))
     guard: GoodputGuard = field(default_factory=GoodputGuard)
+    lengths: LengthTrials = field(default_factory=LengthTrials)
     _tries: defaultdict[str, _Tries] = field(default_factory=lambda: defaultdict(_Tries))
 
     def observe(self, outcome: RoundOutcome, method: str) -> None:
         self.load.observe(outcome)
         self.costs[method].observe(outcome)
         self.guard.observe(outcome)
+        self.lengths.observe(outcome, method)
         for tries in self._tries.values():
             tries.tokens_left -= 1 + outcome.num_accepted
 
@@ -118,11 +121,11 @@ class AdaptiveDraft:
         most = self._most_tokens(self.method)
         gain, longest = costs.settled_gain(shared.load_without_drafts(), most)
         if gain > _MIN_GAIN:
-            gain, length = self._own_length(costs, longest)
+            gain, length = self._own_length(costs, shared.lengths.length(self.method, longest))
             if gain > 0.0:
                 costs.pays_again()
                 in_time_s = max(0.0, shared.slo_itl_s - shared.load.step_s(length))
-                self.patience_s = min(in_time_s, self._patience_s(costs.expected_s(length)))
+                self.patience_s = min(in_time_s, self._patience_s(costs.expected_s(length), gain + 1.0))
                 self._run_tokens = _STAY_TOKENS
                 return length
         return self._probe(min(_PROBE_LENGTH, most), before_prefill=before_prefill)
@@ -154,13 +157,16 @@ class AdaptiveDraft:
         self.patience_s = load.batch_sessions / load.tokens_per_s if load.tokens_per_s else 0.0
         return num_draft_tokens
 
-    def _patience_s(self, expected_s: float | None) -> float:
-        """How long to wait for a draft that should pay: nobody knows how far away the first answer of a method is."""
+    def _patience_s(self, expected_s: float | None, worth_rounds: float) -> float:
+        """How long to wait for a draft that should pay: nobody knows how far away the first answer of a method is.
+        worth_rounds: plain rounds in which decoding alone would bring as much beyond the draft's usual time."""
         load = self._shared.load
         if load.tokens_per_s is None:
             return math.inf
         plain_s = load.batch_sessions / load.tokens_per_s
-        return _FIRST_PATIENCE_ROUNDS * plain_s if expected_s is None else _PATIENCE * expected_s + plain_s
+        if expected_s is None:
+            return _FIRST_PATIENCE_ROUNDS * plain_s
+        return min(_PATIENCE * expected_s + plain_s, expected_s + worth_rounds * plain_s)
 
     def free_run(self) -> int:
         """Until something else may be decided: a return to the gateway costs the others a wait or this one a turn."""

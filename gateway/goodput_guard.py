@@ -19,15 +19,22 @@ from gateway.draft_policy import RoundOutcome
 
 # Loads within a fifth of each other are one load.
 _LOADS_PER_DOUBLING = 4
-# Rounds after a change between drafting and not that tell of neither.
+# Rounds after a change between drafting and not that tell of neither; after one to drafting, it takes until most
+# sessions have drafts (methods read what was decoded without them, one session after the other), but no longer than so.
 _SETTLE_ROUNDS = 4.0
-# Rounds without drafts that a comparison needs.
+_MOST_SESSIONS = 0.75
+_LONGEST_SETTLE_ROUNDS = 48.0
+# Rounds without drafts that a comparison needs, and before a small loss counts; and rounds with drafts.
 _PLAIN_ROUNDS = 12.0
+_MANY_PLAIN_ROUNDS = 48.0
+_DRAFTING_ROUNDS = 12.0
 # Sessions times rounds with drafts before the first comparison, and before a loss counts however small it is.
 _FIRST_ROUNDS = 48.0
 _MANY_ROUNDS = 1600.0
-# Spread of the tokens of one session's round over their mean, with drafts.
+# Spread of the tokens of one session's round over their mean, with drafts, and of the seconds of a round. With many
+# sessions the second one decides: 48 rounds of sessions are one and a half of 32, and those were judged by.
 _SPREAD = 0.6
+_ROUND_SPREAD = 0.1
 # Standard errors by which drafting must have lost, or won. A small loss is what the promise is broken by, and with two
 # it took 400 rounds to find one of 6 %; a small gain that is missed by chance for a while is no great matter.
 _ERRORS_OF_A_LOSS = 1.25
@@ -104,6 +111,8 @@ class GoodputGuard:
         self._loads: dict[int, _Load] = {}
         self._load = _Load()
         self._is_drafting = False
+        self._drafted_share = 0.0  # of the sessions, over the last rounds
+        self._has_settled = True
         self._rounds_since_change = 0.0
         self._rounds_since_draft = _SETTLE_ROUNDS
         # Rounds without drafts that a comparison still waits for.
@@ -130,11 +139,12 @@ class GoodputGuard:
         self._load.plain_age += 1 + outcome.num_accepted
         self._load.mute_left -= 1 + outcome.num_accepted
         self._follow(outcome, share)
-        if outcome.round_tokens <= 0 or outcome.round_s <= 0.0 or self._rounds_since_change < _SETTLE_ROUNDS:
+        if outcome.round_tokens <= 0 or outcome.round_s <= 0.0 or not self._has_settled:
             return
         if self._is_drafting:
-            self._load.drafting.add(outcome, share)
-            self._compare()
+            if self._load.mute_left <= 0:  # else drafts of before the pause, whose loss has been counted
+                self._load.drafting.add(outcome, share)
+                self._compare()
         else:
             self._load.plain.add(outcome, share)
             self._load.plain_age = 0
@@ -163,24 +173,35 @@ class GoodputGuard:
         return not self._load.is_judged and not lost and (won or won_with_more)
 
     def _follow(self, outcome: RoundOutcome, share: float) -> None:
-        """Whether the sessions draft now, and for how many rounds they have."""
+        """Whether the sessions draft now, and whether they have done so for long enough to tell."""
         self._rounds_since_draft = 0.0 if outcome.num_asked else self._rounds_since_draft + share
+        self._drafted_share += 0.5 * share * ((outcome.num_asked > 0) - self._drafted_share)
         is_drafting = self._rounds_since_draft < 2.0
-        self._rounds_since_change = self._rounds_since_change + share if is_drafting == self._is_drafting else 0.0
-        self._is_drafting = is_drafting
+        if is_drafting != self._is_drafting:
+            self._is_drafting, self._rounds_since_change, self._has_settled = is_drafting, 0.0, False
+            return
+        self._rounds_since_change += share
+        most_do = not is_drafting or self._drafted_share >= _MOST_SESSIONS
+        settled_after = _SETTLE_ROUNDS if most_do else _LONGEST_SETTLE_ROUNDS
+        self._has_settled |= self._rounds_since_change >= settled_after
 
     def _compare(self) -> None:
         load, num_seen = self._load, self._load.drafting.num_seen
-        if num_seen < _FIRST_ROUNDS or (num_seen < _MANY_ROUNDS and self._is_near_a_win()):
+        is_early = num_seen < _FIRST_ROUNDS or load.drafting.count < _DRAFTING_ROUNDS
+        if is_early or (num_seen < _MANY_ROUNDS and self._is_near_a_win()):
             return
         if load.plain.count < _PLAIN_ROUNDS:
             self._plain_rounds_left = self._plain_rounds_left or _PLAIN_ROUNDS
             return
         ratio = load.drafting.tokens_per_s / load.plain.tokens_per_s
-        error = 0.0 if num_seen >= _MANY_ROUNDS else _SPREAD / math.sqrt(num_seen)
-        if ratio < 1.0 - _ERRORS_OF_A_LOSS * error and not (load.is_judged or load.is_suspect):
+        noise = _error(load.drafting, load.plain)
+        error = 0.0 if num_seen >= _MANY_ROUNDS else noise
+        has_lost = ratio < 1.0 - _ERRORS_OF_A_LOSS * error
+        if has_lost and ratio >= 1.0 - _ERRORS_OF_A_LOSS * noise and load.plain.count < _MANY_PLAIN_ROUNDS:
+            self._plain_rounds_left = self._plain_rounds_left or _MANY_PLAIN_ROUNDS - load.plain.count
+        elif has_lost and not (load.is_judged or load.is_suspect):
             load.is_suspect, load.drafting = True, _Rounds()
-        elif ratio < 1.0 - _ERRORS_OF_A_LOSS * error:
+        elif has_lost:
             load.mute(is_clear=ratio < 1.0 - _ERRORS_OF_A_WIN * error)
         elif ratio > 1.0 + _ERRORS_OF_A_WIN * error:
             load.mute_tokens = 0
@@ -188,3 +209,9 @@ class GoodputGuard:
             load.has_won, load.has_won_by_far = True, ratio > _WINS_CLEARLY
         if load.plain_age > (_LONG_FRESH_TOKENS if ratio > _WINS_BY_FAR else _FRESH_TOKENS):
             load.plain = _Rounds()
+
+
+def _error(drafting: _Rounds, plain: _Rounds) -> float:
+    """Standard error of the ratio of the two rates."""
+    rounds = _ROUND_SPREAD * math.sqrt(1.0 / drafting.count + 1.0 / plain.count)
+    return math.hypot(_SPREAD / math.sqrt(drafting.num_seen), rounds)

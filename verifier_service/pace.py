@@ -25,6 +25,8 @@ _RETURN_WEIGHT = 0.2
 _GOODPUT_WEIGHT = 0.08
 # A longer pause between two forwards was idleness, not a round.
 _LONGEST_ROUND_FORWARDS = 4.0
+# A round of which prompts took more tells nothing of the rate: what they took is only estimated.
+_MOST_OF_PROMPTS = 0.5
 # Who gathers waits no longer than so many forwards.
 _LONGEST_GATHERING_FORWARDS = 2.0
 # Loads within a fifth of each other are one load.
@@ -81,22 +83,32 @@ class Pace:
         return (self._costs.seconds(num_drafted) - self._costs.seconds(num_plain)) / (num_drafted - num_plain)
 
     def observe(self, plan: Sequence[Work], num_tokens: int, started: float, ended: float) -> None:
-        """A forward and what it committed. Prefills tell nothing about rounds."""
+        """A forward and what it committed.
+
+        Of prompts and their first tokens it tells nothing: they are taken off. Rounds with prompts are not left out
+        altogether, as the more tokens a round brings, the sooner a session ends and another one's prompt comes: without
+        them drafting seemed 7 % ahead of plain decoding where requests of 64 tokens lost 2 % (32 sessions).
+        """
         num_rows = sum(work.num_rows for work in plan)
         self._costs.observe(num_rows, ended - started)
         self.last_round = NO_ROUND
-        if all(work.num_chain_rows == 1 for work in plan):
+        prompts = [work for work in plan if work.num_chain_rows > 1]
+        num_decoding = len(plan) - len(prompts)
+        decode_rows = num_rows - sum(work.num_rows for work in prompts)
+        prompts_s = self._costs.seconds(num_rows) - self._costs.seconds(decode_rows) if prompts else 0.0
+        if num_decoding and prompts_s <= _MOST_OF_PROMPTS * (ended - started):
             longest = _LONGEST_ROUND_FORWARDS * (ended - started)
-            seconds = ended - self._last_ended if self._last_ended else ended - started
+            seconds = (ended - self._last_ended if self._last_ended else ended - started) - prompts_s
+            num_tokens -= sum(work.num_logits_rows > 0 for work in prompts)
             if self._last_ended and seconds < longest:
                 self.last_round = LastRound(num_tokens, seconds)
                 if self._gathering is not None:
-                    self._gathering.observe(seconds / len(plan), second=self._gathers, count=len(plan))
+                    self._gathering.observe(seconds / num_decoding, second=self._gathers, count=num_decoding)
             seconds = min(seconds, longest)
             self._tokens_per_forward += _GOODPUT_WEIGHT * (num_tokens - self._tokens_per_forward)
             self._seconds_per_forward += _GOODPUT_WEIGHT * (seconds - self._seconds_per_forward)
-            self._rows_per_forward += _GOODPUT_WEIGHT * (num_rows - self._rows_per_forward)
-            self._sessions_per_forward += _GOODPUT_WEIGHT * (len(plan) - self._sessions_per_forward)
+            self._rows_per_forward += _GOODPUT_WEIGHT * (decode_rows - self._rows_per_forward)
+            self._sessions_per_forward += _GOODPUT_WEIGHT * (num_decoding - self._sessions_per_forward)
         self._last_ended = ended
 
     def replied(self, session: VerifierSession, now: float) -> None:

@@ -70,8 +70,8 @@ class _Work:
     session: SimulatedSession
     num_chain_rows: int
     num_rows: int
-    # Whether the forward reaches the last committed token, so that one can be chosen.
-    reaches_end: bool
+    # 0: the forward does not reach the last committed token, so that none can be chosen.
+    num_logits_rows: int
 
 
 @functools.cache
@@ -145,7 +145,7 @@ class SimulatedVerifier:
             chunk = min(pending, LIMITS.prefill_chunk_size, budget)
             drafts = min(session.num_draft_tokens, budget - chunk) if chunk == pending else 0
             session.num_draft_tokens = drafts
-            plan.append(_Work(session, chunk, chunk + drafts, chunk == pending))
+            plan.append(_Work(session, chunk, chunk + drafts, (1 + drafts) * (chunk == pending)))
             budget -= chunk + drafts
         return plan
 
@@ -161,7 +161,7 @@ class SimulatedVerifier:
         num_tokens = 0
         for work in self._plan:
             session = work.session
-            if not work.reaches_end:
+            if not work.num_logits_rows:
                 session.num_pending -= work.num_chain_rows
                 continue
             session.num_pending = 1

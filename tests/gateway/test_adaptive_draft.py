@@ -259,22 +259,34 @@ def test_the_first_answer_of_a_method_may_take_two_rounds() -> None:
 
 
 def test_a_draft_that_pays_is_waited_for_and_one_that_does_not_seem_to_is_not() -> None:
-    shared = AutoDrafting(load=VerifierLoad(100.0, 0.0, 1.0))
+    shared = AutoDrafting(load=VerifierLoad(50.0, 0.0, 1.0))
     policy = adaptive_draft(shared)
     policy.observe_late(LateAnswer(METHOD, 4, 4, 4, draft_s=0.004, overhead_s=0.002))
     length = policy.num_draft_tokens()
     assert length > 0
     position_s = shared.costs[METHOD].position_s
     assert position_s is not None
-    assert policy.patience_s == pytest.approx(4 * (0.002 + length * position_s) + 0.01)
+    assert policy.patience_s == pytest.approx(4 * (0.002 + length * position_s) + 0.02)
     policy.observe_late(LateAnswer(METHOD, 4, 4, 4, draft_s=0.004, overhead_s=0.2))
     policy.observe_late(LateAnswer(METHOD, 4, 4, 4, draft_s=0.004, overhead_s=0.2))
     shared.costs[METHOD].tokens_until_probe = 0
     assert policy.num_draft_tokens() == 2, "a probe"
-    assert policy.patience_s == pytest.approx(0.01), "a plain round, and no longer"
+    assert policy.patience_s == pytest.approx(0.02), "a plain round, and no longer"
     policy.observe(replace(outcome(2, 2, 2), overhead_s=0.2))
     assert policy.num_draft_tokens() == 0
     assert policy.patience_s == 0.0
+
+
+@pytest.mark.parametrize("overhead_s", [0.02, 0.03])
+def test_no_draft_is_waited_for_longer_than_it_could_be_worth(overhead_s: float) -> None:
+    """A drafter 20 ms away that was 100 ms away of a sudden was waited for five times, as 100 is 4 times 25."""
+    shared = AutoDrafting(load=VerifierLoad(50.0, 0.0, 1.0))
+    policy = adaptive_draft(shared, 4)
+    policy.observe_late(LateAnswer(METHOD, 4, 4, 4, draft_s=0.004, overhead_s=overhead_s))
+    assert policy.num_draft_tokens() == 4
+    usual_s = overhead_s + 0.004
+    assert usual_s + 0.02 < policy.patience_s < usual_s + 5 * 0.02, "a draft brings five tokens at most"
+    assert policy.patience_s < 4 * usual_s
 
 
 def test_a_probe_is_not_spent_on_a_prefill() -> None:

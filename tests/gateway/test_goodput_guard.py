@@ -191,3 +191,45 @@ def test_the_pause_grows_with_every_loss() -> None:
             pauses.append(pause)
     assert len(pauses) >= 3
     assert all(1.7 < later / earlier < 2.3 for earlier, later in itertools.pairwise(pauses))
+
+
+def test_one_round_of_many_sessions_is_no_comparison() -> None:
+    """48 rounds of sessions are one and a half of 32: two hiccups in a row stopped everybody's drafts."""
+    guard = GoodputGuard()
+    tell(guard, 40, 32, 100.0, drafts=False)
+    tell(guard, 9, 32, 40.0, drafts=True)
+    assert tell(guard, 100, 32, 110.0, drafts=True) == 100
+    tell(guard, 60, 32, 80.0, drafts=True)
+    assert not guard.allows_drafts(), "a loss that stays is one"
+
+
+def test_drafts_on_their_way_when_the_pause_begins_make_it_no_longer() -> None:
+    guard = GoodputGuard()
+    _lose(guard, 16, factor=0.5)
+    pause = guard.mute_tokens_left
+    tell(guard, 30, 16, 50.0, drafts=True)
+    assert guard.mute_tokens_left < pause
+
+
+def test_rounds_in_which_only_some_draft_yet_tell_nothing() -> None:
+    """After a pause the methods read what was decoded without them, one session after the other."""
+    guard = GoodputGuard()
+    tell(guard, 40, 16, 100.0, drafts=False)
+    for num_drafting in range(1, 12):
+        for _ in range(3):
+            for session in range(16):
+                guard.observe(outcome(4 * (session < num_drafting), 16, 50.0))
+    assert guard.mute_tokens_left <= 0
+    assert tell(guard, 200, 16, 130.0, drafts=True) == 200
+
+
+def test_a_small_loss_counts_when_plain_rounds_have_been_seen_as_well() -> None:
+    guard = GoodputGuard()
+    tell(guard, 20, 16, 100.0, drafts=False)
+    while guard.allows_drafts():
+        tell(guard, 1, 16, 97.0, drafts=True)
+    assert guard.mute_tokens_left <= 0, "it is compared first"
+    while not guard.allows_drafts():
+        tell(guard, 1, 16, 100.0, drafts=False)
+    tell(guard, 210, 16, 97.0, drafts=True)
+    assert guard.mute_tokens_left > 0

@@ -11,7 +11,7 @@ from engine.sampling import LogitsProcessor
 from shared.messages import Proposal, VerifyStep
 from shared.sampling_params import SamplingParams
 from tests.verifier_service.engine_client import make_spec
-from verifier_service.pace import Pace
+from verifier_service.pace import NO_ROUND, Pace
 from verifier_service.scheduler import Work
 from verifier_service.session import VerifierSession
 from verifier_service.step_costs import StepCosts
@@ -165,6 +165,33 @@ def test_idle_hours_and_prefills_leave_the_rate_alone() -> None:
     now += 3600.0
     pace.observe([work()], 1, now, now + 0.01)
     assert pace.tokens_per_s > 0.75 * before
+
+
+def test_prompts_beside_decoding_are_taken_off_the_round() -> None:
+    """Four sessions decode; with a fifth one's prompt in the forward the round takes longer, and tells the same."""
+    table = ((1, 0.01), (101, 0.11))
+    pace = Pace(StepCosts(table))
+    plain, prompt, now = [work()] * 4, work(is_prefill=True), 50.0
+    for with_prompt in (False, True) * 20:
+        plan = [*plain, prompt] if with_prompt else plain
+        now += 0.013 + 0.002 * with_prompt  # a row is a millisecond, and this prompt has two
+        pace.observe(plan, len(plan), now - 0.013 - 0.002 * with_prompt, now)
+        if now > 50.1:
+            assert pace.last_round.num_tokens == 4
+            assert pace.last_round.seconds == pytest.approx(0.013, rel=0.02)
+    assert pace.tokens_per_s == pytest.approx(4 / 0.013, rel=0.02)
+
+
+def test_a_round_that_was_mostly_prompts_tells_nothing() -> None:
+    pace = Pace(StepCosts([(1, 0.01), (101, 0.11)]))
+    now = 50.0
+    for _ in range(10):
+        pace.observe([work()], 1, now, now + 0.01)
+        now += 0.01
+    before = pace.tokens_per_s
+    pace.observe([work(), *[work(is_prefill=True)] * 10], 11, now, now + 0.03)
+    assert pace.last_round == NO_ROUND
+    assert pace.tokens_per_s == before
 
 
 def _gathering_pace(*, helps: bool) -> Pace:

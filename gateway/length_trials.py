@@ -1,0 +1,63 @@
+"""Whether all sessions of a load should draft fewer tokens than the cost model says: tried in turn, and measured.
+
+The model (draft_costs) prices drafting and rows. It does not see that longer rounds leave sessions out: whoever ends
+in one, or comes, waits for the next (32 sessions with requests of 64 tokens: 26 in a forward with three drafts, 29 with
+one, 31 without). What is left between lengths that the model holds for equal is of that size, so with many sessions
+the shorter one is measured against it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+
+from gateway.draft_policy import RoundOutcome
+from shared.two_ways import TwoWays
+
+# With fewer sessions a round's tokens scatter more than the lengths differ, and rows cost next to nothing.
+_FEWEST_SESSIONS = 12
+# So many tokens fewer.
+_STEP = 2
+_LOADS_PER_DOUBLING = 2
+# Rounds: a turn, of which the first are still of both lengths, and what a comparison takes of each.
+_TURN_ROUNDS, _SETTLE_ROUNDS, _TRIAL_ROUNDS = 24, 8, 48
+
+
+class LengthTrials:
+    """Shared by all sessions of a gateway."""
+
+    def __init__(self) -> None:
+        self._trials: defaultdict[tuple[str, int], TwoWays] = defaultdict(
+            lambda: TwoWays(_TURN_ROUNDS, _TRIAL_ROUNDS, _SETTLE_ROUNDS)
+        )
+        self._num_sessions = 1
+        # What the model says of each method, and the part of a round that has been told of since the last whole one.
+        self._model_lengths: dict[str, int] = {}
+        self._told = 0.0
+
+    def length(self, method: str, model_length: int) -> int:
+        """What to draft at most, where the model says `model_length`."""
+        self._model_lengths[method] = model_length
+        if self._num_sessions < _FEWEST_SESSIONS or not self._trials[self._key(method)].takes_second:
+            return model_length
+        return _shorter(model_length)
+
+    def observe(self, outcome: RoundOutcome, method: str) -> None:
+        """Every session of a batch tells of its round."""
+        self._num_sessions = max(1, outcome.open_sessions, outcome.batch_sessions)
+        model_length = self._model_lengths.get(method, 0)
+        depth = outcome.draft_depth or outcome.num_asked
+        if not depth or _shorter(model_length) == model_length or self._num_sessions < _FEWEST_SESSIONS:
+            return
+        self._told += 1.0 / max(1, outcome.batch_sessions)
+        if self._told >= 1.0 and outcome.round_tokens > 0 and outcome.round_s > 0.0:
+            self._told = 0.0
+            is_shorter = depth <= _shorter(model_length)
+            self._trials[self._key(method)].observe(outcome.round_s / outcome.round_tokens, second=is_shorter)
+
+    def _key(self, method: str) -> tuple[str, int]:
+        return method, round(_LOADS_PER_DOUBLING * math.log2(self._num_sessions))
+
+
+def _shorter(length: int) -> int:
+    return max(min(1, length), length - _STEP)

@@ -1,0 +1,91 @@
+"""Whether fewer draft tokens are better than the model says: found from rounds of many sessions, and only there."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from gateway.draft_policy import RoundOutcome
+from gateway.length_trials import LengthTrials
+
+METHOD = "eagle3"
+
+
+def outcome(depth: int, num_sessions: int, round_s: float, *, is_local: bool = True) -> RoundOutcome:
+    return RoundOutcome(
+        num_asked=depth,
+        num_draft_tokens=depth,
+        num_accepted=0,
+        batch_sessions=num_sessions,
+        marginal_row_s=0.0,
+        tokens_per_s=0.0,
+        draft_s=0.0,
+        overhead_s=0.0,
+        method=METHOD,
+        round_tokens=10 * num_sessions,
+        round_s=10 * num_sessions * round_s,
+        open_sessions=num_sessions,
+        draft_depth=depth if is_local else 0,
+    )
+
+
+def run(
+    trials: LengthTrials,
+    num_rounds: int,
+    token_s: Callable[[int], float],
+    num_sessions: int = 32,
+    model_length: int = 3,
+    *,
+    is_local: bool = True,
+) -> list[int]:
+    """Lengths that were drafted, a length in force two rounds after it was said."""
+    rng = random.Random(0)
+    said = [model_length] * 2
+    for _ in range(num_rounds):
+        said.append(trials.length(METHOD, model_length))
+        depth = said[-3]
+        seconds = token_s(depth) * rng.uniform(0.85, 1.15)
+        for _session in range(num_sessions):
+            trials.observe(outcome(depth, num_sessions, seconds, is_local=is_local), METHOD)
+    return said[2:]
+
+
+def shorter_is_better(length: int) -> float:
+    return 1e-3 * (1.0 + 0.05 * length)
+
+
+def longer_is_better(length: int) -> float:
+    return 1e-3 / (1.0 + 0.05 * length)
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+@pytest.mark.parametrize(("token_s", "expected"), [(shorter_is_better, 1), (longer_is_better, 3)])
+def test_the_better_length_is_found(token_s: Callable[[int], float], expected: int, is_local: bool) -> None:
+    trials = LengthTrials()
+    first = run(trials, 200, token_s, is_local=is_local)
+    assert {1, 3} == set(first), "both were tried"
+    later = run(trials, 600, token_s, is_local=is_local)
+    assert later.count(expected) > 0.9 * len(later)
+
+
+@pytest.mark.parametrize(("num_sessions", "model_length"), [(8, 5), (1, 5), (32, 1), (32, 0)])
+def test_with_few_sessions_or_nothing_shorter_the_model_is_followed(num_sessions: int, model_length: int) -> None:
+    trials = LengthTrials()
+    assert set(run(trials, 300, shorter_is_better, num_sessions, model_length)) == {model_length}
+
+
+def test_loads_are_tried_apart() -> None:
+    trials = LengthTrials()
+    run(trials, 400, shorter_is_better)
+    assert run(trials, 60, longer_is_better, num_sessions=16)[1:20] == [3] * 19
+    assert set(run(trials, 60, shorter_is_better)[5:]) == {1}, "what was found is still known"
+
+
+def test_rounds_that_tell_nothing_count_for_nothing() -> None:
+    trials = LengthTrials()
+    for _ in range(2_000):
+        trials.length(METHOD, 3)
+        trials.observe(RoundOutcome(3, 3, 0, 32, 0.0, 0.0, 0.0, 0.0, METHOD, open_sessions=32, draft_depth=3), METHOD)
+    assert trials.length(METHOD, 3) == 3
