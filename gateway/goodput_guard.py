@@ -41,8 +41,9 @@ _ERRORS_OF_A_LOSS = 1.25
 _ERRORS_OF_A_WIN = 2.0
 # Rounds are forgotten after so many.
 _MEMORY_ROUNDS = 400.0
-# Tokens of all sessions that a comparison is good for, and while drafting wins by far.
+# Tokens of all sessions that a comparison is good for, at least, and for each session; and while drafting wins by far.
 _FRESH_TOKENS = 20_000
+_FRESH_TOKENS_PER_SESSION = 2_500
 _LONG_FRESH_TOKENS = 200_000
 _WINS_BY_FAR = 1.3
 # With this much more, drafting will hardly lose at a load beside: it is not stopped there soon to be compared.
@@ -80,6 +81,7 @@ class _Load:
     """What is known at one number of sessions."""
 
     first_mute_tokens: int = _FIRST_MUTE_TOKENS
+    fresh_tokens: int = _FRESH_TOKENS
     plain: _Rounds = field(default_factory=_Rounds)
     drafting: _Rounds = field(default_factory=_Rounds)
     # Tokens since `plain` was measured, and until drafting may be tried again.
@@ -153,8 +155,10 @@ class GoodputGuard:
     def _load_of(self, num_sessions: int) -> _Load:
         place = round(_LOADS_PER_DOUBLING * math.log2(num_sessions))
         if place not in self._loads:
-            first_mute_tokens = max(_FIRST_MUTE_TOKENS, _MUTE_TOKENS_PER_SESSION * num_sessions)
-            self._loads[place] = _Load(first_mute_tokens)
+            self._loads[place] = _Load(
+                max(_FIRST_MUTE_TOKENS, _MUTE_TOKENS_PER_SESSION * num_sessions),
+                max(_FRESH_TOKENS, _FRESH_TOKENS_PER_SESSION * num_sessions),
+            )
         load = self._loads[place]
         if not load.is_judged:
             judged = [lower for lower, known in self._loads.items() if lower < place and known.is_judged]
@@ -207,7 +211,7 @@ class GoodputGuard:
             load.mute_tokens = 0
             load.is_judged, load.has_clearly_lost = True, False
             load.has_won, load.has_won_by_far = True, ratio > _WINS_CLEARLY
-        if load.plain_age > (_LONG_FRESH_TOKENS if ratio > _WINS_BY_FAR else _FRESH_TOKENS):
+        if load.plain_age > (_LONG_FRESH_TOKENS if ratio > _WINS_BY_FAR else load.fresh_tokens):
             load.plain = _Rounds()
 
 
