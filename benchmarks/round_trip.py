@@ -1,4 +1,4 @@
-"""What does a drafter far away still bring? `python -m benchmarks.round_trip` (about 6 minutes).
+"""What does a drafter far away still bring? `python -m benchmarks.round_trip` (about 12 minutes).
 
 The real stack with a link between gateway and drafter that makes everything late (benchmarks/simulation/link.py):
 round-trip times of 0 to 100 ms, with and without jitter, one stream, no drafts, drafts of fixed lengths and auto.
@@ -8,7 +8,8 @@ What comes out is compared with
 
 (Leviathan et al. 2023 with a round trip; T: seconds of a plain round), every figure measured in the same run, once as
 it stands and once with what a round without delay took beyond it. Also: bytes on the wire per token, and the time to
-the first token. Rows go to benchmarks/results/round_trip.jsonl.
+the first token. All conditions take turns, back and forth, and figures are medians over the rounds of that. Rows go to
+benchmarks/results/round_trip.jsonl.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ import asyncio
 import os
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from statistics import median
+from statistics import median, median_low
 from typing import Annotated, Any
 
 import typer
@@ -46,6 +47,7 @@ class Plan:
     lengths: tuple[int, ...]
     num_prompts: int
     max_tokens: int
+    rounds: int = 1
 
     def variants(self) -> dict[str, Shape]:
         fixed = {f"draft {length}": Shape(self.max_tokens, METHOD, length) for length in self.lengths}
@@ -84,6 +86,7 @@ def main(
     lengths: Annotated[str, typer.Option(help="Lengths of fixed drafts, comma-separated.")] = "2,5,8",
     prompts: Annotated[int, typer.Option(help="Prompts per cell.")] = 4,
     max_tokens: Annotated[int, typer.Option(help="Tokens per request.")] = 96,
+    rounds: Annotated[int, typer.Option(min=1, help="Repetitions; figures are medians over them.")] = 3,
     save: Annotated[bool, typer.Option(help="Append rows to benchmarks/results/round_trip.jsonl.")] = True,
 ) -> None:
     """Example: python -m benchmarks.round_trip --rtt-ms 0,20 --jitter 0 --prompts 2 --no-save"""
@@ -91,7 +94,7 @@ def main(
     conditions = [
         (time_ms, share) for time_ms in times for share in dict.fromkeys((0.0, jitter)) if time_ms or not share
     ]
-    plan = Plan(tuple(conditions), tuple(int(text) for text in lengths.split(",")), prompts, max_tokens)
+    plan = Plan(tuple(conditions), tuple(int(text) for text in lengths.split(",")), prompts, max_tokens, rounds)
     with expanded_target(target, _say) as expanded, measured_stack(expanded, draft, _say, with_links=True) as stack:
         cells = _measure(stack, plan)
     rows = compare(cells)
@@ -107,23 +110,41 @@ def _say(message: str) -> None:
 
 def _measure(stack: MeasuredStack, plan: Plan) -> list[Cell]:
     url, prompts = stack.state.url, code_prompts(plan.num_prompts)
-    cells: list[Cell] = []
     for shape in (plain(16), Shape(48, METHOD, max(plan.lengths))):
         asyncio.run(run_load(url, prompts, shape, 1))  # fills the prefix cache, warms up
     idle = _idle_bytes_per_s(stack)
+    found: dict[tuple[float, float, str], list[Cell]] = {}
     with Progress(console=console) as progress:
-        task = progress.add_task("cells", total=len(plan.conditions) * (len(plan.variants()) + 1))
-        for rtt_ms, jitter in plan.conditions:
-            stack.links["drafter"].set_delay(rtt_ms * 1e-3, jitter)
-            # The time that auto takes to notice is a cell of its own.
-            wanted = {"auto, noticing": plan.auto(plan.max_tokens), **plan.variants()}
-            found = {}
-            for name, shape in wanted.items():
-                found[name] = _cell(stack, rtt_ms, jitter, name, shape, prompts, idle)
-                progress.advance(task)
-            first_token_s = _first_token_s(url, prompts, plan)
-            cells += [_with_first_token(cell, first_token_s) for cell in found.values()]
-    return cells
+        num_cells = plan.rounds * len(plan.conditions) * (len(plan.variants()) + 1)
+        task = progress.add_task("cells", total=num_cells)
+        for round_index in range(plan.rounds):
+            way = -1 if round_index % 2 else 1
+            for rtt_ms, jitter in plan.conditions[::way]:
+                stack.links["drafter"].set_delay(rtt_ms * 1e-3, jitter)
+                # The time that auto takes to notice is a cell of its own.
+                wanted = {"auto, noticing": plan.auto(plan.max_tokens)} | dict([*plan.variants().items()][::way])
+                for name, shape in wanted.items():
+                    cell = _cell(stack, rtt_ms, jitter, name, shape, prompts, idle)
+                    found.setdefault((rtt_ms, jitter, name), []).append(cell)
+                    progress.advance(task)
+                for name, first_token_s in _first_token_s(url, prompts, plan).items():
+                    cells = found[rtt_ms, jitter, name]
+                    cells[-1] = replace(cells[-1], first_token_s=first_token_s)
+    names = ["auto, noticing", *plan.variants()]
+    return [merged(found[rtt_ms, jitter, name]) for rtt_ms, jitter in plan.conditions for name in names]
+
+
+def merged(cells: list[Cell]) -> Cell:
+    """Medians over the rounds, figure by figure."""
+    middle = {
+        each.name: (median_low if each.type == "int" else median)(getattr(cell, each.name) for cell in cells)
+        for each in fields(Cell)
+        if each.name not in ("variant", "bytes_per_token")
+    }
+    per_token = {
+        service: median(cell.bytes_per_token[service] for cell in cells) for service in cells[0].bytes_per_token
+    }
+    return replace(cells[0], **middle, bytes_per_token=per_token)
 
 
 def _cell(
@@ -209,33 +230,26 @@ def _median_first_token(result: LoadResult) -> float:
     return median(request.first_token_s for request in result.requests)
 
 
-def _with_first_token(cell: Cell, first_token_s: dict[str, float]) -> Cell:
-    return Cell(**{**vars(cell), "first_token_s": first_token_s.get(cell.variant, cell.first_token_s)})
-
-
 def compare(cells: list[Cell]) -> list[dict[str, Any]]:
     """Rows with what was measured and what was to be expected, both as multiples of plain decoding.
 
     speedup is of rounds, without prefills; `of_off` of whole requests, under the same condition. expected: the formula;
-    expected_with_excess: with what a round of that length took beyond the formula where nothing was delayed.
+    expected_with_excess: with what a round of that length took beyond the formula where nothing was delayed. Both are
+    held against the same plain round, a median over all conditions: the way to the drafter makes no difference to it.
     """
     without_delay = {cell.variant: cell for cell in cells if cell.rtt_ms == 0.0}
     off_cells = {(cell.rtt_ms, cell.jitter): cell for cell in cells if cell.variant == "off"}
-    # Without drafts the way to the drafter makes no difference: a median over all conditions is less noisy than one.
     plain_s = median(off.round_s / off.round_tokens for off in off_cells.values())
     rows = []
     for cell in cells:
         off = off_cells[cell.rtt_ms, cell.jitter]
-        row = {**vars(cell), "of_off": cell.tokens_per_s / off.tokens_per_s, **_by_rounds(cell, off)}
+        row = {**vars(cell), "of_off": cell.tokens_per_s / off.tokens_per_s}
+        row["speedup"] = cell.round_tokens / cell.round_s * plain_s
         near = without_delay.get(cell.variant)
         if cell.num_draft_tokens and near is not None:
             row |= _expected(cell, near, plain_s)
         rows.append(row)
     return rows
-
-
-def _by_rounds(cell: Cell, off: Cell) -> dict[str, float]:
-    return {"speedup": (cell.round_tokens / cell.round_s) / (off.round_tokens / off.round_s)}
 
 
 def _expected(cell: Cell, near: Cell, plain_s: float) -> dict[str, float]:

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.load import Shape, run_load
 from benchmarks.prompts import code_prompts
-from benchmarks.round_trip import Cell, Plan, _cell, compare
+from benchmarks.round_trip import Cell, Plan, _cell, compare, merged
 from benchmarks.simulation.fleet import Arrivals, Scenario, simulate
 from benchmarks.simulation.probes import Forward
 from benchmarks.simulation.record import medians_near, per_session_s_of, record
@@ -41,7 +41,17 @@ def test_every_cell_is_compared_with_plain_decoding_under_its_own_condition() ->
     slow_off = replace(OFF, rtt_ms=1.0, jitter=0.5, tokens_per_s=24.0, round_s=0.04)
     rows = compare([OFF, DRAFT, slow_off, replace(DRAFT, rtt_ms=1.0, jitter=0.5)])
     assert rows[3]["of_off"] == pytest.approx(5.0)
-    assert rows[3]["speedup"] == pytest.approx(3 / 0.026 * 0.04)
+    assert rows[1]["speedup"] == rows[3]["speedup"] == pytest.approx(3 / 0.026 * 0.03), "a plain round takes 20, 40 ms"
+
+
+def test_figures_are_medians_over_the_rounds() -> None:
+    rounds = [
+        replace(DRAFT, tokens_per_s=rate, rounds=count, bytes_per_token={"drafter": rate / 10})
+        for rate, count in ((100.0, 30), (150.0, 31), (110.0, 29), (90.0, 40))
+    ]
+    middle = merged(rounds)
+    assert (middle.tokens_per_s, middle.rounds, middle.bytes_per_token) == (105.0, 30, {"drafter": 10.5})
+    assert (middle.variant, middle.round_s) == (DRAFT.variant, DRAFT.round_s)
 
 
 def test_auto_is_given_the_longest_draft() -> None:
