@@ -1,16 +1,18 @@
-"""How far is the simulation from the real stack? `python -m benchmarks.simulation.validate` (about 6 minutes).
+"""How far is the simulation from the real stack? `python -m benchmarks.simulation.validate` (about 10 minutes).
 
 Costs are recorded first, on the same machine; then the real stack runs with 1, 2 and 3 drafters at several numbers of
-streams, and the same is simulated: all services on one machine, whose cores they share. Rows go to
-benchmarks/results/simulation.jsonl, the costs to the file that benchmarks/simulate.py reads.
+streams, and the same is simulated: all services on one machine, whose cores they share. Both have run for a while
+before they are measured, as what they learn takes longer than a measurement: whether forwards should gather the
+sessions of several proposals, and what `auto` knows. Rows go to benchmarks/results/simulation.jsonl, the costs to the
+file that benchmarks/simulate.py reads.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -41,6 +43,7 @@ def main(
     max_tokens: Annotated[int, typer.Option(help="Tokens per request.")] = 96,
     repeats: Annotated[int, typer.Option(help="Rounds per kind of batch, when costs are recorded.")] = 20,
     rounds: Annotated[int, typer.Option(help="Repetitions of the real stack; medians are taken.")] = 1,
+    learn_s: Annotated[float, typer.Option(help="Seconds under each load before the real stack is measured.")] = 8,
     costs_file: Annotated[Path, typer.Option(help="Where the costs go.")] = DEFAULT_PATH,
     save: Annotated[bool, typer.Option(help="Append rows to benchmarks/results/simulation.jsonl.")] = True,
 ) -> None:
@@ -56,7 +59,7 @@ def main(
                     save_costs(costs, costs_file)
                 for num_streams in wanted_streams:
                     _say(f"{num_drafters} drafters, {num_streams} streams")
-                    rows += _compare(stack, costs, num_drafters, num_streams, max_tokens, rounds)
+                    rows += _compare(stack, costs, num_drafters, num_streams, max_tokens, rounds, learn_s)
     _show(rows)
     if save:
         console.print(f"rows appended to {save_rows('simulation', rows)}")
@@ -67,7 +70,13 @@ def _say(message: str) -> None:
 
 
 def _compare(
-    stack: MeasuredStack, costs: Costs, num_drafters: int, num_streams: int, max_tokens: int, rounds: int
+    stack: MeasuredStack,
+    costs: Costs,
+    num_drafters: int,
+    num_streams: int,
+    max_tokens: int,
+    rounds: int,
+    learn_s: float,
 ) -> Iterator[dict[str, Any]]:
     prompts = code_prompts(max(4, 2 * num_streams))
     shapes = {
@@ -76,12 +85,15 @@ def _compare(
         "auto": Shape(max_tokens, "auto", MAX_DRAFT_TOKENS),
     }
     results: dict[str, list[LoadResult]] = {method: [] for method in shapes}
-    for round_index in range(rounds + 1):  # the first, a short one, fills the prefix cache and lets auto learn
+    for shape in shapes.values():
+        learned_at = time.monotonic() + learn_s
+        while True:  # once at least, as that fills the prefix cache
+            asyncio.run(run_load(stack.state.url, prompts, shape, num_streams))
+            if time.monotonic() >= learned_at:
+                break
+    for _ in range(rounds):
         for method, shape in shapes.items():
-            wanted = shape if round_index else replace(shape, max_tokens=max_tokens // 3)
-            result = asyncio.run(run_load(stack.state.url, prompts, wanted, num_streams))
-            if round_index:
-                results[method].append(result)
+            results[method].append(asyncio.run(run_load(stack.state.url, prompts, shape, num_streams)))
     for method in shapes:
         scenario = Scenario(
             num_verifiers=1,
