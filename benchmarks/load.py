@@ -63,6 +63,14 @@ async def run_load(url: str, prompts: list[str], shape: Shape, concurrency: int)
         return LoadResult(time.perf_counter() - started, list(requests))
 
 
+def run_for(url: str, prompts: list[str], shape: Shape, concurrency: int, seconds: float) -> None:
+    """All prompts once, and again until so much time has passed: fills the prefix cache, and lets `auto` learn."""
+    until = time.monotonic() + seconds
+    asyncio.run(run_load(url, prompts, shape, concurrency))
+    while time.monotonic() < until:
+        asyncio.run(run_load(url, prompts, shape, concurrency))
+
+
 async def _stream(client: httpx.AsyncClient, prompt: str, shape: Shape) -> RequestTimes:
     speculation: dict[str, Any] = {"method": shape.method, "num_speculative_tokens": shape.num_speculative_tokens}
     if shape.token_tree:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -23,7 +22,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks.load import Shape, run_load
+from benchmarks.load import Shape, run_for, run_load
 from benchmarks.prompts import mixed_prompts
 from benchmarks.records import quantiles, save_rows
 from client.stack import Stack, free_port
@@ -146,11 +145,8 @@ def _cell(url: str, method: str, temperature: float, num_streams: int, plan: Pla
     variants |= {f"{length} tokens": (method, length) for length in plan.lengths}
     prompts = mixed_prompts(max(6, 2 * num_streams))
     shapes = {name: _shape(plan, method, length, temperature) for name, (method, length) in variants.items()}
-    for shape in (shapes["off"], shapes["auto"]):  # fills the prefix cache
-        asyncio.run(run_load(url, prompts, shape, num_streams))
-    learned_at = time.monotonic() + plan.learn_s
-    while time.monotonic() < learned_at:
-        asyncio.run(run_load(url, prompts, shapes["auto"], num_streams))
+    run_for(url, prompts, shapes["off"], num_streams, 0.0)
+    run_for(url, prompts, shapes["auto"], num_streams, plan.learn_s)
     rates: dict[str, list[float]] = {name: [] for name in variants}
     outputs: dict[str, list[list[int]]] = {}
     for round_index in range(plan.rounds):

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
@@ -21,7 +20,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.load import LoadResult, Shape, run_load
+from benchmarks.load import LoadResult, Shape, run_for, run_load
 from benchmarks.prompts import code_prompts
 from benchmarks.records import save_rows
 from benchmarks.simulation.costs import DEFAULT_PATH, Costs, save_costs
@@ -86,11 +85,7 @@ def _compare(
     }
     results: dict[str, list[LoadResult]] = {method: [] for method in shapes}
     for shape in shapes.values():
-        learned_at = time.monotonic() + learn_s
-        while True:  # once at least, as that fills the prefix cache
-            asyncio.run(run_load(stack.state.url, prompts, shape, num_streams))
-            if time.monotonic() >= learned_at:
-                break
+        run_for(stack.state.url, prompts, shape, num_streams, learn_s)
     for _ in range(rounds):
         for method, shape in shapes.items():
             results[method].append(asyncio.run(run_load(stack.state.url, prompts, shape, num_streams)))
