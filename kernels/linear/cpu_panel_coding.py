@@ -193,5 +193,11 @@ def line_of_patch(patch):  # type: ignore[no-untyped-def]
 def decode(chunk, first, end, table, patch, end_patch, lines):  # type: ignore[no-untyped-def]
     """Lines first to end of a coded chunk, with their patches, to where they belong in the plain chunk at `lines`."""
     _decode_lines(chunk + first * CODED_LINE_BYTES, table, end - first, lines + first * LINE_BYTES)
+    apply_patches(patch, end_patch, lines)
+
+
+@njit
+def apply_patches(patch, end_patch, lines):  # type: ignore[no-untyped-def]
+    """The upper bytes that a table lacks, to where they belong in the plain chunk at `lines`."""
     for place in range(patch, end_patch, 4):
         _store_u8(lines + (load_u32(place) & 0xFFFF), load_u32(place) >> 16)

@@ -46,12 +46,12 @@ from kernels.simd import (
 )
 
 _VECTORS = PANEL_COLUMNS // LANES
-_ROW_BYTES = PANEL_COLUMNS * 4  # one row's sums of a panel
-_CHUNK_BYTES = CHUNK_LINES * LINE_BYTES
+ROW_BYTES = PANEL_COLUMNS * 4  # one row's sums of a panel
+CHUNK_BYTES = CHUNK_LINES * LINE_BYTES
 _CODED_CHUNK_BYTES = CHUNK_LINES * CODED_LINE_BYTES
 # More rows are done in turns.
 TILE_ROWS = 128
-SCRATCH_BYTES = _CHUNK_BYTES + 2 * TILE_ROWS * _ROW_BYTES
+SCRATCH_BYTES = CHUNK_BYTES + 2 * TILE_ROWS * ROW_BYTES
 # Memory is asked so far ahead; nearer or farther, or not at all, was 4-8 % slower at one row and 40 % at eight.
 _AHEAD_BYTES = 3072
 _F32, _I32, _I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
@@ -103,7 +103,7 @@ def _make_add(num_rows: int, *, coded: bool) -> Any:
     ) -> None:
         cells = [(r, v) for r in range(num_rows) for v in range(_VECTORS)]
         rows = [offset(builder, x, x_stride, r) for r in range(num_rows)]
-        places = {(r, v): offset(builder, offset(builder, sums, _ROW_BYTES, r), VECTOR_BYTES, v) for r, v in cells}
+        places = {(r, v): offset(builder, offset(builder, sums, ROW_BYTES, r), VECTOR_BYTES, v) for r, v in cells}
         totals = {cell: cgutils.alloca_once(builder, _VF32) for cell in cells}
         before = builder.icmp_signed("!=", goes_on, ir.Constant(_I64, 0))
         for cell in cells:
@@ -158,7 +158,7 @@ class CallFields(NamedTuple):
     scratch: int  # SCRATCH_BYTES per thread: a plain chunk, sums and totals of a tile of rows
 
 
-CallRecord, _Call = record_types(CallFields)
+CallRecord, Call = record_types(CallFields)
 
 
 @njit
@@ -201,7 +201,7 @@ def _add_lines(call, x, num_rows, lines, num_lines, table, ahead, sums, goes_on)
     row = 0
     for group in range(num_groups):
         end = (group + 1) * num_rows // num_groups
-        place, totals = x + row * call.x_stride, sums + row * _ROW_BYTES
+        place, totals = x + row * call.x_stride, sums + row * ROW_BYTES
         if table == 0:
             _add_plain(end - row, place, call.x_stride, lines, num_lines, ahead, totals, goes_on)
         else:
@@ -212,10 +212,10 @@ def _add_lines(call, x, num_rows, lines, num_lines, table, ahead, sums, goes_on)
 @njit
 def _add_chunk(call, panel, chunk, num_lines, x, num_rows, scratch, goes_on):  # type: ignore[no-untyped-def]
     """The products of one chunk for all rows."""
-    sums = scratch + _CHUNK_BYTES
+    sums = scratch + CHUNK_BYTES
     lines = call.panels + panel * call.panel_stride
     if call.tables == 0:
-        lines += chunk * _CHUNK_BYTES
+        lines += chunk * CHUNK_BYTES
         _add_lines(call, x, num_rows, lines, num_lines, 0, lines + _AHEAD_BYTES, sums, goes_on)
         return
     lines += chunk * _CODED_CHUNK_BYTES
@@ -248,8 +248,8 @@ def _add_chunk(call, panel, chunk, num_lines, x, num_rows, scratch, goes_on):  #
 @njit
 def _multiply(call, panel, x, num_rows, scratch):  # type: ignore[no-untyped-def]
     """The panel's sums of a tile of rows; returns where they lie."""
-    sums = scratch + _CHUNK_BYTES
-    totals = sums + TILE_ROWS * _ROW_BYTES
+    sums = scratch + CHUNK_BYTES
+    totals = sums + TILE_ROWS * ROW_BYTES
     lines_of_panel, lines_of_block = call.num_inputs // 2, call.block_inputs // 2
     for first in range(0, lines_of_panel, CHUNK_LINES):
         end = min(first + CHUNK_LINES, lines_of_panel)
@@ -263,18 +263,18 @@ def _multiply(call, panel, x, num_rows, scratch):  # type: ignore[no-untyped-def
 @njit
 def _join(num_rows, sums, totals, adds):  # type: ignore[no-untyped-def]
     """totals = (totals if adds else 0) + sums."""
-    for place in range(0, num_rows * _ROW_BYTES, VECTOR_BYTES):
+    for place in range(0, num_rows * ROW_BYTES, VECTOR_BYTES):
         fresh = vload(sums + place)
         vstore(totals + place, vadd(vload(totals + place), fresh) if adds else fresh)
 
 
 @njit
-def _finish(call, panel, first_row, num_rows, sums):  # type: ignore[no-untyped-def]
+def finish(call, panel, first_row, num_rows, sums):  # type: ignore[no-untyped-def]
     """Add the bias, round, and write what of the panel's columns exists."""
     first = panel * PANEL_COLUMNS
     for row in range(num_rows):
         for column in range(first, min(first + PANEL_COLUMNS, call.num_outputs), LANES):
-            total = vload(sums + row * _ROW_BYTES + 4 * (column - first))
+            total = vload(sums + row * ROW_BYTES + 4 * (column - first))
             if call.bias != 0:
                 total = vadd(total, vload_bf16(call.bias + 2 * column))
             vstore_bf16(call.out + (first_row + row) * call.out_stride + 2 * column, total)
@@ -283,9 +283,9 @@ def _finish(call, panel, first_row, num_rows, sums):  # type: ignore[no-untyped-
 @njit
 def run_panel(address, panel, thread):  # type: ignore[no-untyped-def]
     """A unit of work: one panel for all rows."""
-    call = carray(address, 1, _Call)[0]
+    call = carray(address, 1, Call)[0]
     scratch = call.scratch + thread * SCRATCH_BYTES
     for first_row in range(0, call.num_rows, TILE_ROWS):
         num_rows = min(TILE_ROWS, call.num_rows - first_row)
         sums = _multiply(call, panel, call.x + first_row * call.x_stride, num_rows, scratch)
-        _finish(call, panel, first_row, num_rows, sums)
+        finish(call, panel, first_row, num_rows, sums)

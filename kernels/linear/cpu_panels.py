@@ -1,19 +1,23 @@
 """A linear layer for bf16 on CPUs with AVX512-BF16: weights in panels of 12 bits each, and every row has the same bits
 whatever the number of rows and its place among them.
 
-A row's products are added up in one order only: blocks of inputs, each one pair after another, then the blocks' sums.
-That needs no prepacked copy by a library whose order is unknown; it happens to be the order of oneDNN's bf16 matmul of
-several rows, as far as was tried (tests/kernels/test_panels.py), so that machines of either kind of kernel agree.
+A row's products are added up in one order only. With AMX that of its instruction (cpu_panel_amx); else blocks of
+inputs, each one pair after another, then the blocks' sums. That needs no prepacked copy by a library whose order is
+unknown; the latter happens to be the order of oneDNN's bf16 matmul of several rows without AMX, as far as was tried
+(tests/kernels/test_panels.py), so that machines of either kind of kernel agree.
 
-Measured on two cores of an AMD EPYC, 16 matrices of 4096 x 1024 out of cache, against oneDNN in the same run: 0.54 of
-its time at 1 row, 0.60 at 4, 0.65 at 6, 0.78 at 12, 0.85 at 24, 1.0 from 48 on; plain panels 0.67, 0.73, 0.74.
+Measured without AMX on two cores of an AMD EPYC, 16 matrices of 4096 x 1024 out of cache, against oneDNN in the same
+run: 0.54 of its time at 1 row, 0.60 at 4, 0.65 at 6, 0.78 at 12, 0.85 at 24, 1.0 from 48 on; plain panels 0.67, 0.73,
+0.74.
 
 Needs numba.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +27,7 @@ from llvmlite import binding
 
 from kernels import cpu_team, record, simd
 from kernels.errors import KernelArgumentError
+from kernels.linear import cpu_panel_amx as amx
 from kernels.linear import cpu_panel_coding as coding
 from kernels.linear import cpu_panel_tiles as tiles
 
@@ -33,6 +38,8 @@ _MIN_PARALLEL_WEIGHTS = 400_000
 MIN_CODED_WEIGHTS = 1_000_000
 # Where more of the weights need patches, they are kept as they are: trained ones need 1 in 10,000.
 _MOST_PATCHES = 1 / 64
+# x86-64 Linux: asm/unistd_64.h, asm/prctl.h, and the number of the tiles' state.
+_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,7 @@ class Panels:
     tables: torch.Tensor | None = None  # uint8 [num_panels, 16]; None: plain
     patches: torch.Tensor | None = None  # uint32, of all panels
     patch_ends: torch.Tensor | None = None  # int32 [1 + num_panels * chunks of a panel], the first one 0
+    amx: bool = False  # whether they are multiplied by AMX, whose order of summation is another
 
     @property
     def nbytes(self) -> int:
@@ -58,14 +66,25 @@ def _has_instruction() -> bool:
     return bool(binding.get_host_cpu_features().get("avx512bf16", False))
 
 
+@functools.cache
+def has_amx() -> bool:
+    """Whether this machine has AMX for bf16 and the kernel lets this process use it."""
+    features = binding.get_host_cpu_features()
+    if sys.platform != "linux" or not (features.get("amx-tile") and features.get("amx-bf16")):
+        return False
+    # Tiles are state that Linux saves only for processes that have asked for it; threads to come inherit it.
+    return int(ctypes.CDLL(None).syscall(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA)) == 0
+
+
 def supports(num_outputs: int, num_inputs: int, dtype: torch.dtype) -> bool:
     """Whether weights [num_outputs, num_inputs] can be packed, on this machine."""
     fits = num_outputs % simd.LANES == 0 and num_inputs % 2 == 0 and num_outputs * num_inputs > 0
     return fits and dtype == torch.bfloat16 and _has_instruction()
 
 
-def pack(weight: torch.Tensor, *, coded: bool | None = None) -> Panels:
-    """A copy of weight bf16 [N, K] in panels; coded: None for "where it is large enough and pays"."""
+def pack(weight: torch.Tensor, *, coded: bool | None = None, use_amx: bool | None = None) -> Panels:
+    """A copy of weight bf16 [N, K] in panels; coded: None for "where it is large enough and pays"; use_amx: None for
+    "where it can be"."""
     num_outputs, num_inputs = weight.shape
     num_panels = -(-num_outputs // coding.PANEL_COLUMNS)
     plain = weight.new_zeros((num_panels, num_inputs // 2, coding.PANEL_COLUMNS, 2))
@@ -74,7 +93,9 @@ def pack(weight: torch.Tensor, *, coded: bool | None = None) -> Panels:
         plain[: whole // coding.PANEL_COLUMNS] = _lines(weight[:whole])
     if whole < num_outputs:
         plain[-1, :, : num_outputs - whole] = _lines(weight[whole:])[0]
-    as_it_is = Panels(num_outputs, num_inputs, plain)
+    if use_amx is None:
+        use_amx = num_inputs % amx.TILE_INPUTS == 0 and has_amx()
+    as_it_is = Panels(num_outputs, num_inputs, plain, amx=use_amx)
     if coded is None:
         coded = weight.numel() >= MIN_CODED_WEIGHTS
     return (_code(as_it_is) if coded else None) or as_it_is
@@ -107,7 +128,7 @@ def _code(plain: Panels) -> Panels | None:
     coded = torch.empty((num_panels, num_lines, coding.CODED_LINE_BYTES), dtype=torch.uint8)
     call.patch_starts, call.patches, call.coded = ends.data_ptr(), patches.data_ptr(), coded.data_ptr()
     cpu_team.run(work)
-    return Panels(plain.num_outputs, plain.num_inputs, coded, tables, patches, ends)
+    return Panels(plain.num_outputs, plain.num_inputs, coded, tables, patches, ends, plain.amx)
 
 
 def linear(x: torch.Tensor, packed: Panels, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -129,9 +150,11 @@ def linear(x: torch.Tensor, packed: Panels, bias: torch.Tensor | None = None) ->
     call = tiles.CallRecord(
         x.data_ptr(), 2 * num_inputs, panels.data_ptr(), panels[0].nbytes, *_coding_of(packed),
         0 if bias is None else bias.data_ptr(), out.data_ptr(), 2 * num_outputs, num_rows, num_outputs, num_inputs,
-        block_of(num_inputs), cpu_team.scratch(tiles.SCRATCH_BYTES, threads),
+        block_of(num_inputs),
+        cpu_team.scratch(amx.SCRATCH_BYTES if packed.amx else tiles.SCRATCH_BYTES, threads),
     )  # fmt: skip
-    cpu_team.run(cpu_team.Work(_entry(_make_run), call, (out,), (x,), len(panels), threads))
+    entry = _entry(_make_run_amx if packed.amx else _make_run)
+    cpu_team.run(cpu_team.Work(entry, call, (out,), (x,), len(panels), threads))
     return out
 
 
@@ -157,6 +180,14 @@ def _make_run(digest: int) -> Callable[[Any, int, int], None]:
     return entry
 
 
+def _make_run_amx(digest: int) -> Callable[[Any, int, int], None]:
+    def entry(address, unit, thread):  # type: ignore[no-untyped-def]
+        if digest >= 0:
+            amx.run_panel(address, unit, thread)
+
+    return entry
+
+
 def _make_encode(digest: int) -> Callable[[Any, int, int], None]:
     def entry(address, unit, _thread):  # type: ignore[no-untyped-def]
         if digest >= 0:
@@ -167,4 +198,4 @@ def _make_encode(digest: int) -> Callable[[Any, int, int], None]:
 
 @functools.cache
 def _entry(make_entry: Callable[[int], Callable[[Any, int, int], None]]) -> int:
-    return cpu_team.compile_unit(make_entry, (record, simd, coding, tiles))
+    return cpu_team.compile_unit(make_entry, (record, simd, coding, tiles, amx))

@@ -1,4 +1,5 @@
-"""Linears over panels: every bit of a coded weight comes back, and a row's sums are taken in one order, oneDNN's."""
+"""Linears over panels: every bit of a coded weight comes back, and a row's sums are taken in one order, with AMX and
+without; without, in oneDNN's."""
 
 from __future__ import annotations
 
@@ -17,6 +18,8 @@ from kernels.linear.cpu_panels import Panels
 SHAPES = [(16, 2), (64, 64), (192, 34), (208, 320), (1024, 1024), (320, 2100), (512, 2816), (4096, 192), (96, 640)]
 HAS_INSTRUCTION = bool(binding.get_host_cpu_features().get("avx512bf16", False))
 needs_instruction = pytest.mark.skipif(not HAS_INSTRUCTION, reason="this CPU has no AVX512-BF16")
+needs_amx = pytest.mark.skipif(not cpu_panels.has_amx(), reason="this CPU has no AMX, or may not use it")
+both_units = pytest.mark.parametrize("use_amx", [False, pytest.param(True, marks=needs_amx)], ids=["avx512", "amx"])
 
 
 @pytest.fixture(params=[1, 2])
@@ -68,18 +71,37 @@ def _decoded(packed: Panels) -> torch.Tensor:
     return torch.from_numpy(columns[: packed.num_outputs].copy())
 
 
-def _by_the_rule(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """The order of summation, transcribed: in blocks, pair by pair, the odd element of a pair first, in fp32."""
-    left, right = x.float().numpy(), weight.float().numpy()
-    block, total = cpu_panels.block_of(weight.shape[1]), None
-    for first in range(0, weight.shape[1], block):
+def _by_the_rule(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, use_amx: bool = False
+) -> torch.Tensor:
+    """The order of summation, transcribed. In fp32, and the products are exact."""
+    sums = (_sums_by_amx if use_amx else _sums_by_avx512)(x.float().numpy(), weight.float().numpy())
+    return torch.from_numpy(sums if bias is None else sums + bias.float().numpy()).bfloat16()
+
+
+def _sums_by_amx(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """TDPBF16PS (Intel 64 and IA-32 Architectures Software Developer's Manual, vol. 2), 32 inputs after 32 inputs: even
+    and odd elements apart, each from zero on; then both together."""
+    total = np.zeros((len(left), len(right)), np.float32)
+    for first in range(0, left.shape[1], 32):
+        chains = [np.zeros_like(total), np.zeros_like(total)]
+        for element in range(first, first + 32):
+            chains[element % 2] = chains[element % 2] + left[:, element, None] * right[None, :, element]
+        total = total + (chains[0] + chains[1])
+    return total
+
+
+def _sums_by_avx512(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """In blocks, pair by pair, the odd element of a pair first."""
+    block, total = cpu_panels.block_of(left.shape[1]), None
+    for first in range(0, left.shape[1], block):
         fresh = np.zeros((len(left), len(right)), np.float32)
-        for even in range(first, min(first + block, weight.shape[1]), 2):
+        for even in range(first, min(first + block, left.shape[1]), 2):
             for element in (even + 1, even):
-                fresh = fresh + left[:, element, None] * right[None, :, element]  # the product is exact
+                fresh = fresh + left[:, element, None] * right[None, :, element]
         total = fresh if total is None else total + fresh
     assert total is not None
-    return torch.from_numpy(total if bias is None else total + bias.float().numpy()).bfloat16()
+    return total
 
 
 @needs_instruction
@@ -116,14 +138,20 @@ def test_only_large_weights_are_coded_unasked() -> None:
 @pytest.mark.usefixtures("_num_threads")
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("coded", [False, True])
-def test_rows_have_the_bits_of_the_rule_whatever_their_number_and_place(shape: tuple[int, int], coded: bool) -> None:
+@both_units
+def test_rows_have_the_bits_of_the_rule_whatever_their_number_and_place(
+    shape: tuple[int, int], coded: bool, use_amx: bool
+) -> None:
     """Data whose sums cancel: any other order of summation shows in nearly every output."""
+    if use_amx and shape[1] % 32:
+        assert not cpu_panels.pack(torch.zeros(shape).bfloat16()).amx
+        return
     x, weight, bias = _cancelling(2 * TILE_ROWS + 40, *shape)
     weight.view(-1)[::1009] = 2.0**-60  # patches
-    packed = cpu_panels.pack(weight, coded=coded)
+    packed = cpu_panels.pack(weight, coded=coded, use_amx=use_amx)
     assert (packed.tables is not None) == coded
-    expected = _by_the_rule(x, weight, None), _by_the_rule(x, weight, bias)
-    for count in (*range(1, 15), 24, 64, TILE_ROWS, TILE_ROWS + 1, 2 * TILE_ROWS + 3):
+    expected = [_by_the_rule(x, weight, added, use_amx=use_amx) for added in (None, bias)]
+    for count in (*range(1, 18), 24, 31, 32, 33, 64, TILE_ROWS, TILE_ROWS + 1, 2 * TILE_ROWS + 3):
         rows = slice(count % 37, count % 37 + count)
         for with_bias in (False, True):
             found = cpu_panels.linear(x[rows], packed, bias if with_bias else None)
@@ -131,22 +159,25 @@ def test_rows_have_the_bits_of_the_rule_whatever_their_number_and_place(shape: t
 
 
 @needs_instruction
-def test_neighbouring_patches_are_all_applied() -> None:
+@both_units
+def test_neighbouring_patches_are_all_applied(use_amx: bool) -> None:
     """Lines with several patches, at both ends of chunks, and chunks without any."""
-    x, weight, _bias = _cancelling(8, 64, 512)
+    x, weight, _bias = _cancelling(40, 64, 512)
     for line, columns in ((0, (0, 1, 63)), (1, (5,)), (63, (7, 8)), (64, (9,)), (191, tuple(range(64))), (255, (33,))):
         for column in columns:
             power = 2.0 ** (20 + 2 * (column % 20))  # too many different ones for the table
             weight[column, 2 * line : 2 * line + 2] = torch.tensor([power, -1 / power])
-    packed = cpu_panels.pack(weight, coded=True)
+    packed = cpu_panels.pack(weight, coded=True, use_amx=use_amx)
     assert packed.patches is not None
     assert len(packed.patches) > 100
     assert torch.equal(_decoded(packed), weight.view(torch.int16))
-    for count in (1, 5, 8):
-        assert torch.equal(cpu_panels.linear(x[:count], packed), _by_the_rule(x[:count], weight, None)), count
+    expected = _by_the_rule(x, weight, None, use_amx=use_amx)
+    for count in (1, 5, 8, 40):
+        assert torch.equal(cpu_panels.linear(x[:count], packed), expected[:count]), count
 
 
 @needs_instruction
+@pytest.mark.skipif(cpu_panels.has_amx(), reason="oneDNN uses AMX here, in an order of its own")
 @pytest.mark.parametrize("shape", [*SHAPES, (64, 576), (64, 1026), (128, 4096)])
 def test_the_rule_is_onednns(shape: tuple[int, int]) -> None:
     """What the module says of oneDNN, whose order is documented nowhere."""
