@@ -1,4 +1,4 @@
-"""Forwards of up to 64 rows on the CPU, recorded once per size and then run without Python between the kernels.
+"""Forwards of up to 128 rows on the CPU, recorded once per size and then run without Python between the kernels.
 
 The counterpart of cuda_graphs, padded in the same way (row_buckets). A size is recorded the third time that it is met,
 which takes as long as a few forwards, and is trusted only when it gave the very bits of a plain forward, the first one
@@ -25,8 +25,7 @@ from engine.row_invariant_modules import RowInvariantLinear
 
 log = logging.getLogger(__name__)
 
-# Recording still pays at the last (16 sessions of 3 rows on a busy machine: 79 ms, recorded 68).
-ROW_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 56, 64)
+ROW_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 56, 64, 80, 96, 128)
 # The forward of a size with which it is recorded.
 MEETINGS_BEFORE_RECORDING = 3
 # Smaller models run on one thread: 1.7 M weights take 0.08 ms instead of 0.07 on two idle cores, and 0.12 instead of 4
@@ -77,6 +76,7 @@ class RecordedForwards:
         self._meetings: Counter[_Key] = Counter()
         self._recorded: dict[_Key, _Recorded] = {}
         self._is_refused = False
+        self._too_many_rows = ROW_BUCKETS[-1] + 1
 
     def run(
         self,
@@ -105,11 +105,14 @@ class RecordedForwards:
     def _bucket(self, batch: ForwardBatch) -> int | None:
         """How many rows the batch is padded to; None where it has to be run as it is."""
         num_rows = padded_num_rows(batch, ROW_BUCKETS)
-        if self._is_refused or num_rows is None or batch.block_tables.shape[1] > self._table_width:
+        if self._is_refused or num_rows is None or num_rows >= self._too_many_rows:
+            return None
+        if batch.block_tables.shape[1] > self._table_width:
             return None
         return num_rows if int(batch.query_starts.diff().max()) <= self._most_rows_per_session else None
 
     def _record(self, num_rows: int, batch: ForwardBatch, carried: torch.Tensor | None) -> _Recorded | None:
+        from kernels.cpu_program.arena import ArenaFull
         from kernels.cpu_program.recorder import Recorder
         from kernels.cpu_team import recording
 
@@ -122,6 +125,12 @@ class RecordedForwards:
         try:
             with recording(recorder), recorder:
                 logits, hidden = self._forward(static, given)
+        except ArenaFull:
+            self._too_many_rows = num_rows
+            log.info(
+                "forwards of %d rows or more are not recorded: they take more than %d MiB", num_rows, _ARENA_BYTES >> 20
+            )
+            return None
         except Exception as error:  # a forward that cannot be recorded still runs as it is
             self._refuse(f"{type(error).__name__}: {error}")
             return None

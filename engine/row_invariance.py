@@ -66,12 +66,12 @@ def make_row_invariant(model: torch.nn.Module, backend: str = "cpu") -> RowInvar
 
 
 def _linear_method(backend: str, dtype: torch.dtype) -> str:
-    """See row_invariant_modules.row_invariant_linear; single weights may have a shape that needs another."""
+    """See row_invariant_modules.row_invariant_linear."""
     if backend == "triton":
         return "triton"
-    if not cpu.supports(dtype):
-        return "padded-8"
-    return "bf16-panels" if cpu_panels.supports(64, 64, dtype) else "onednn-prepacked"
+    if cpu_panels.supports(dtype):
+        return "bf16-panels"
+    return "onednn-prepacked" if cpu.supports(dtype) else "padded-8"
 
 
 def _is_plain_linear(module: torch.nn.Module) -> bool:

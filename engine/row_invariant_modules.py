@@ -34,12 +34,13 @@ def row_invariant_linear(weight: torch.Tensor, bias: torch.Tensor | None, backen
 
         plain = weight.contiguous()
         return lambda x: triton.linear(x, plain, bias)
-    num_outputs, num_inputs = weight.shape
-    if weight.device.type != "cpu" or not cpu.supports(weight.dtype):
-        return lambda x: padded.linear(x, weight, bias)
-    if cpu_panels.supports(num_outputs, num_inputs, weight.dtype) and (bias is None or bias.dtype == weight.dtype):
+    on_cpu = weight.device.type == "cpu"
+    if on_cpu and cpu_panels.supports(weight.dtype) and (bias is None or bias.dtype == weight.dtype):
         panels, whole_bias = cpu_panels.pack(weight), None if bias is None else bias.contiguous()
         return lambda x: cpu_panels.linear(x, panels, whole_bias)
+    if not on_cpu or not cpu.supports(weight.dtype):
+        return lambda x: padded.linear(x, weight, bias)
+    num_outputs, num_inputs = weight.shape
     packed = cpu.pack(weight)
     min_rows = cpu.fewest_rows(num_outputs, num_inputs, weight.dtype)
     return lambda x: cpu.linear(x, packed, bias, min_rows=min_rows)

@@ -232,6 +232,21 @@ def vload_bf16(builder: Builder, address: Value) -> Value:
     return widen_bf16(builder, load(builder, address, _VI16, 2))
 
 
+def _first_lanes(builder: Builder, count: Value) -> Value:
+    lanes = ir.Constant(ir.VectorType(_I32, LANES), list(range(LANES)))
+    return builder.icmp_signed("<", lanes, splat(builder, builder.trunc(count, _I32)))
+
+
+@operation(_v, _i, _i)
+def vload_bf16_first(builder: Builder, address: Value, count: Value) -> Value:
+    """count bf16 numbers as floats, and zeros; what lies behind them is not read."""
+    pointer, mask = builder.inttoptr(address, ir.PointerType(_VI16)), _first_lanes(builder, count)
+    function_type = ir.FunctionType(_VI16, [pointer.type, _I32, mask.type, _VI16])
+    function = builder.module.declare_intrinsic("llvm.masked.load.v16i16.p0", fnty=function_type)
+    zeros = ir.Constant(_VI16, [0] * LANES)
+    return widen_bf16(builder, builder.call(function, [pointer, ir.Constant(_I32, 2), mask, zeros]))
+
+
 @operation(_void, _i, _v)
 def vstore(builder: Builder, address: Value, value: Value) -> None:
     """Put 16 floats at an address."""
@@ -252,6 +267,16 @@ def round_bf16(builder: Builder, value: Value) -> Value:
 def vstore_bf16(builder: Builder, address: Value, value: Value) -> None:
     """Put 16 floats, rounded to the nearest bf16 (ties to even), at an address; NaN stays NaN."""
     store(builder, builder.trunc(round_bf16(builder, value), _VI16), address, 2)
+
+
+@operation(_void, _i, _v, _i)
+def vstore_bf16_first(builder: Builder, address: Value, value: Value, count: Value) -> None:
+    """As vstore_bf16, the first count of them alone."""
+    numbers = builder.trunc(round_bf16(builder, value), _VI16)
+    pointer, mask = builder.inttoptr(address, ir.PointerType(_VI16)), _first_lanes(builder, count)
+    function_type = ir.FunctionType(ir.VoidType(), [_VI16, pointer.type, _I32, mask.type])
+    function = builder.module.declare_intrinsic("llvm.masked.store.v16i16.p0", fnty=function_type)
+    builder.call(function, [numbers, pointer, ir.Constant(_I32, 2), mask])
 
 
 @operation(_v, _v)

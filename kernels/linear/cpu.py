@@ -1,6 +1,8 @@
 """A linear layer on CPU whose rows have the same bits whatever their number and place: prepacked oneDNN.
 
-Not here: which modules of a model get it (engine/row_invariant_modules).
+Not here: which modules of a model get it (engine/row_invariant_modules). Not for bf16 on CPUs with AMX, where oneDNN
+gives a row other bits among other numbers of rows (from 320 x 864 on, and single rows of 17 x 33): bf16 weights of all
+shapes go to cpu_panels there.
 Measured on an AMD EPYC with AVX512-BF16, torch 2.13, K from 7 to 11008, N from 7 to 32001, bf16 and fp32: the
 bits of a row agree for every row count from 2 to 1024 and every place. A call with one row differs at large K
 (from about 1500 on; random data shows it in bf16 only from 2816 on, cancelling data at once), so a single row

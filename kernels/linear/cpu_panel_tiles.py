@@ -41,8 +41,10 @@ from kernels.simd import (
     vadd,
     vload,
     vload_bf16,
+    vload_bf16_first,
     vstore,
     vstore_bf16,
+    vstore_bf16_first,
 )
 
 _VECTORS = PANEL_COLUMNS // LANES
@@ -275,9 +277,16 @@ def finish(call, panel, first_row, num_rows, sums):  # type: ignore[no-untyped-d
     for row in range(num_rows):
         for column in range(first, min(first + PANEL_COLUMNS, call.num_outputs), LANES):
             total = vload(sums + row * ROW_BYTES + 4 * (column - first))
-            if call.bias != 0:
-                total = vadd(total, vload_bf16(call.bias + 2 * column))
-            vstore_bf16(call.out + (first_row + row) * call.out_stride + 2 * column, total)
+            out = call.out + (first_row + row) * call.out_stride + 2 * column
+            num_left = call.num_outputs - column
+            if num_left >= LANES:
+                if call.bias != 0:
+                    total = vadd(total, vload_bf16(call.bias + 2 * column))
+                vstore_bf16(out, total)
+            else:
+                if call.bias != 0:
+                    total = vadd(total, vload_bf16_first(call.bias + 2 * column, num_left))
+                vstore_bf16_first(out, total, num_left)
 
 
 @njit

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 from llvmlite import binding
+from torch.nn.functional import pad
 
 from kernels import cpu_team, record, simd
 from kernels.errors import KernelArgumentError
@@ -76,23 +77,24 @@ def has_amx() -> bool:
     return int(ctypes.CDLL(None).syscall(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA)) == 0
 
 
-def supports(num_outputs: int, num_inputs: int, dtype: torch.dtype) -> bool:
-    """Whether weights [num_outputs, num_inputs] can be packed, on this machine."""
-    fits = num_outputs % simd.LANES == 0 and num_inputs % 2 == 0 and num_outputs * num_inputs > 0
-    return fits and dtype == torch.bfloat16 and _has_instruction()
+def supports(dtype: torch.dtype) -> bool:
+    """Whether weights of this dtype can be packed, on this machine."""
+    return dtype == torch.bfloat16 and _has_instruction()
 
 
 def pack(weight: torch.Tensor, *, coded: bool | None = None, use_amx: bool | None = None) -> Panels:
     """A copy of weight bf16 [N, K] in panels; coded: None for "where it is large enough and pays"; use_amx: None for
-    "where it can be"."""
+    "where it can be".
+    """
     num_outputs, num_inputs = weight.shape
     num_panels = -(-num_outputs // coding.PANEL_COLUMNS)
-    plain = weight.new_zeros((num_panels, num_inputs // 2, coding.PANEL_COLUMNS, 2))
+    plain = weight.new_zeros((num_panels, -(-num_inputs // 2), coding.PANEL_COLUMNS, 2))
+    pairs = pad(weight, (0, num_inputs % 2))
     whole = num_outputs // coding.PANEL_COLUMNS * coding.PANEL_COLUMNS
     if whole:
-        plain[: whole // coding.PANEL_COLUMNS] = _lines(weight[:whole])
+        plain[: whole // coding.PANEL_COLUMNS] = _lines(pairs[:whole])
     if whole < num_outputs:
-        plain[-1, :, : num_outputs - whole] = _lines(weight[whole:])[0]
+        plain[-1, :, : num_outputs - whole] = _lines(pairs[whole:])[0]
     if use_amx is None:
         use_amx = num_inputs % amx.TILE_INPUTS == 0 and has_amx()
     as_it_is = Panels(num_outputs, num_inputs, plain, amx=use_amx)
@@ -140,11 +142,13 @@ def linear(x: torch.Tensor, packed: Panels, bias: torch.Tensor | None = None) ->
     if x.dtype != torch.bfloat16 or x.shape[-1] != num_inputs:
         expected = f"bfloat16 [..., {num_inputs}]"
         raise KernelArgumentError(f"x is {str(x.dtype).removeprefix('torch.')} {list(x.shape)}, expected {expected}")
-    x = x.contiguous()
     out = x.new_empty((*x.shape[:-1], num_outputs))
     num_rows = x.numel() // num_inputs
-    if num_rows == 0:
+    if out.numel() == 0:
         return out
+    if num_inputs % 2:
+        x, num_inputs = pad(x, (0, 1)), num_inputs + 1
+    x = x.contiguous()
     threads = 1 if num_outputs * num_inputs < _MIN_PARALLEL_WEIGHTS else torch.get_num_threads()
     panels = packed.panels
     call = tiles.CallRecord(

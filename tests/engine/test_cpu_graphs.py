@@ -13,13 +13,15 @@ import torch
 from lean_models import LEAN_MODELS
 from tiny_models import SERVED, VOCAB_SIZE, save_tiny_model
 
+from engine import cpu_graphs
 from engine.batch import SessionRows, build_batch
 from engine.cpu_graphs import ROW_BUCKETS, RecordedForwards
 from engine.model import LoadedModel, load_model
 from engine.runner import ForwardResult, ModelRunner
 
 BLOCK_SIZE = 4
-NUM_BLOCKS = 32  # one session can have them all: 128 positions
+NUM_BLOCKS = 48
+MAX_BLOCKS_OF_A_SESSION = 32  # 128 positions
 RECORDED = ("lean_llama", "lean_qwen3", "lean_gemma2", "lean_gemma3_text", "lean_phi3", "lean_smollm3")
 LEFT_ALONE = ("lean_mixtral", "lean_gpt_oss", "lean_phi", "opt")
 
@@ -56,7 +58,7 @@ class Pair:
 
 def _random_sessions(generator: random.Random, shape: Sequence[int]) -> list[SessionRows]:
     """Sessions of that many rows each, at random places of disjoint blocks; some rows are trees."""
-    share = NUM_BLOCKS // len(shape)
+    share = min(MAX_BLOCKS_OF_A_SESSION, NUM_BLOCKS // len(shape))
     block_ids = generator.sample(range(NUM_BLOCKS), NUM_BLOCKS)
     sessions = []
     for place, num_rows in enumerate(shape):
@@ -103,11 +105,25 @@ def test_only_small_batches_of_wanted_rows_are_recorded(tmp_path: Path) -> None:
     most_rows_per_session = 32  # two query heads share a key's
     generator = random.Random(8)
     for _ in range(4):
-        pair.run(_random_sessions(generator, (20, ROW_BUCKETS[-1] - 19)))
+        pair.run(_random_sessions(generator, (32, 32, 32, 32, ROW_BUCKETS[-1] - 127)))
         pair.run(_random_sessions(generator, (most_rows_per_session + 1,)))
         (rows,) = _random_sessions(generator, (4,))
         pair.run([dataclasses.replace(rows, num_logits_rows=3)])
     assert pair.num_recorded == 0
+
+
+def test_sizes_that_take_too_much_memory_run_as_they_are_and_the_others_stay_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cpu_graphs, "_ARENA_BYTES", 1 << 17)
+    pair = Pair(_load("lean_llama", tmp_path / "llama"))
+    generator = random.Random(10)
+    with caplog.at_level("INFO", logger="engine.cpu_graphs"):
+        for _ in range(4):
+            for shape in ((2,), (20, 20), (3,), (30, 30)):
+                pair.run(_random_sessions(generator, shape))
+    assert pair.num_recorded == 2
+    assert "forwards of 40 rows or more are not recorded" in caplog.text
 
 
 @pytest.mark.parametrize("name", LEFT_ALONE)

@@ -15,7 +15,20 @@ from kernels.linear import cpu, cpu_panels, reference
 from kernels.linear.cpu_panel_tiles import TILE_ROWS
 from kernels.linear.cpu_panels import Panels
 
-SHAPES = [(16, 2), (64, 64), (192, 34), (208, 320), (1024, 1024), (320, 2100), (512, 2816), (4096, 192), (96, 640)]
+SHAPES = [
+    (16, 2),
+    (17, 33),
+    (64, 64),
+    (65, 64),
+    (129, 1026),
+    (192, 34),
+    (208, 320),
+    (1024, 1024),
+    (320, 2100),
+    (512, 2816),
+    (4096, 192),
+    (96, 640),
+]
 HAS_INSTRUCTION = bool(binding.get_host_cpu_features().get("avx512bf16", False))
 needs_instruction = pytest.mark.skipif(not HAS_INSTRUCTION, reason="this CPU has no AVX512-BF16")
 needs_amx = pytest.mark.skipif(not cpu_panels.has_amx(), reason="this CPU has no AMX, or may not use it")
@@ -68,14 +81,15 @@ def _decoded(packed: Panels) -> torch.Tensor:
                 octets[chunk // chunks_of_panel, chunk % chunks_of_panel * 64 * 256 + (patch & 0xFFFF)] = patch >> 16
         lines = octets.view(np.int16).reshape(num_panels, num_lines, 128)
     columns = lines.reshape(num_panels, num_lines, 64, 2).transpose(0, 2, 1, 3).reshape(num_panels * 64, -1)
-    return torch.from_numpy(columns[: packed.num_outputs].copy())
+    return torch.from_numpy(columns[: packed.num_outputs, : packed.num_inputs].copy())
 
 
 def _by_the_rule(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, use_amx: bool = False
 ) -> torch.Tensor:
     """The order of summation, transcribed. In fp32, and the products are exact."""
-    sums = (_sums_by_amx if use_amx else _sums_by_avx512)(x.float().numpy(), weight.float().numpy())
+    left, right = (np.pad(matrix.float().numpy(), ((0, 0), (0, x.shape[1] % 2))) for matrix in (x, weight))
+    sums = (_sums_by_amx if use_amx else _sums_by_avx512)(left, right)
     return torch.from_numpy(sums if bias is None else sums + bias.float().numpy()).bfloat16()
 
 
@@ -199,13 +213,21 @@ def test_outputs_match_the_reference() -> None:
     assert cpu_panels.linear(x[:0], cpu_panels.pack(weight)).shape == (0, 3, 80)
 
 
-@pytest.mark.parametrize(
-    ("num_outputs", "num_inputs", "dtype"),
-    [(64, 33, torch.bfloat16), (65, 64, torch.bfloat16), (64, 64, torch.float32), (0, 64, torch.bfloat16)],
-)
-def test_shapes_that_it_cannot_take(num_outputs: int, num_inputs: int, dtype: torch.dtype) -> None:
-    assert not cpu_panels.supports(num_outputs, num_inputs, dtype)
-    assert cpu_panels.supports(64, 64, torch.bfloat16) == HAS_INSTRUCTION
+def test_only_bf16_is_taken() -> None:
+    assert not cpu_panels.supports(torch.float32)
+    assert cpu_panels.supports(torch.bfloat16) == HAS_INSTRUCTION
+
+
+@needs_instruction
+@both_units
+def test_nothing_is_written_or_read_beyond_the_last_column(use_amx: bool) -> None:
+    x, weight, _bias = _cancelling(40, 65, 64)
+    packed, far = cpu_panels.pack(weight, use_amx=use_amx), torch.full((66,), float("nan")).bfloat16()
+    far[:65] = 1.0
+    for count in (1, 40):
+        found = cpu_panels.linear(x[:count], packed, far[:65])
+        assert found.is_contiguous()
+        assert torch.equal(found, _by_the_rule(x[:count], weight, far[:65], use_amx=use_amx))
 
 
 @needs_instruction
