@@ -3,6 +3,7 @@ without; without, in oneDNN's."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import numpy as np
@@ -88,9 +89,26 @@ def _by_the_rule(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, use_amx: bool = False
 ) -> torch.Tensor:
     """The order of summation, transcribed. In fp32, and the products are exact."""
-    left, right = (np.pad(matrix.float().numpy(), ((0, 0), (0, x.shape[1] % 2))) for matrix in (x, weight))
-    sums = (_sums_by_amx if use_amx else _sums_by_avx512)(left, right)
+    sums = (_sums_by_amx if use_amx else _sums_by_avx512)(_padded(x), _padded(weight))
     return torch.from_numpy(sums if bias is None else sums + bias.float().numpy()).bfloat16()
+
+
+@functools.cache
+def _case(
+    shape: tuple[int, int], use_amx: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+    """x, weight, bias, and the outputs without bias and with it. The rule is slow, so it is followed once."""
+    x, weight, bias = _cancelling(2 * TILE_ROWS + 40, *shape)
+    weight.view(-1)[::1009] = 2.0**-60  # patches
+    left, right = _padded(x), _padded(weight)
+    sums = (_sums_by_amx if use_amx else _sums_by_avx512)(left, right)
+    outputs = [torch.from_numpy(total).bfloat16() for total in (sums, sums + bias.float().numpy())]
+    return x, weight, bias, (outputs[0], outputs[1])
+
+
+def _padded(matrix: torch.Tensor) -> np.ndarray:
+    """As floats, with an even number of columns."""
+    return np.pad(matrix.float().numpy(), ((0, 0), (0, matrix.shape[1] % 2)))
 
 
 def _sums_by_amx(left: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -160,11 +178,9 @@ def test_rows_have_the_bits_of_the_rule_whatever_their_number_and_place(
     if use_amx and shape[1] % 32:
         assert not cpu_panels.pack(torch.zeros(shape).bfloat16()).amx
         return
-    x, weight, bias = _cancelling(2 * TILE_ROWS + 40, *shape)
-    weight.view(-1)[::1009] = 2.0**-60  # patches
+    x, weight, bias, expected = _case(shape, use_amx)
     packed = cpu_panels.pack(weight, coded=coded, use_amx=use_amx)
     assert (packed.tables is not None) == coded
-    expected = [_by_the_rule(x, weight, added, use_amx=use_amx) for added in (None, bias)]
     for count in (*range(1, 18), 24, 31, 32, 33, 64, TILE_ROWS, TILE_ROWS + 1, 2 * TILE_ROWS + 3):
         rows = slice(count % 37, count % 37 + count)
         for with_bias in (False, True):
