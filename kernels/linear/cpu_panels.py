@@ -89,7 +89,7 @@ def pack(weight: torch.Tensor, *, coded: bool | None = None, use_amx: bool | Non
     num_outputs, num_inputs = weight.shape
     num_panels = -(-num_outputs // coding.PANEL_COLUMNS)
     plain = weight.new_zeros((num_panels, -(-num_inputs // 2), coding.PANEL_COLUMNS, 2))
-    pairs = pad(weight, (0, num_inputs % 2))
+    pairs = pad(weight, (0, 1)) if num_inputs % 2 else weight
     whole = num_outputs // coding.PANEL_COLUMNS * coding.PANEL_COLUMNS
     if whole:
         plain[: whole // coding.PANEL_COLUMNS] = _lines(pairs[:whole])
