@@ -20,19 +20,18 @@ from typing import Any
 
 from llvmlite import ir
 from numba import carray, njit, types
-from numba.core import cgutils
 
 from kernels.linear.cpu_panel_coding import (
     CHUNK_LINES,
     CODED_LINE_BYTES,
     LINE_BYTES,
     TABLE_BYTES,
-    Decoder,
     apply_patches,
     line_of_patch,
+    make_decode_lines,
 )
-from kernels.linear.cpu_panel_tiles import CHUNK_BYTES, ROW_BYTES, TILE_ROWS, Call, finish
-from kernels.simd import VECTOR_BYTES, Builder, Value, ask_for, load_i32, offset, operation, store
+from kernels.linear.cpu_panel_tiles import CHUNK_BYTES, ROW_BYTES, TILE_ROWS, Call, finish, patches_of_chunk
+from kernels.simd import VECTOR_BYTES, Builder, Value, ask_for, operation, store
 
 # What one instruction takes: so many inputs, of so many rows at most. Weights must have whole numbers of them.
 TILE_INPUTS = 32
@@ -129,17 +128,7 @@ _add_products = _make_add_products(0)
 _add_products_and_ask = _make_add_products(_LINES_ASKED)
 
 
-@operation(_void, _i, _i, _i)
-def _decode_16(builder: Builder, coded: Value, table: Value, lines: Value) -> None:
-    """16 lines but for their patches; memory is asked for what comes after them."""
-    decoder = Decoder(builder, table)
-    zero, one, count = (ir.Constant(_I64, number) for number in (0, 1, _TILE_LINES))
-    with cgutils.for_range_slice(builder, zero, count, one, _I64) as (j, _count):
-        line, target = offset(builder, coded, CODED_LINE_BYTES, j), offset(builder, lines, LINE_BYTES, j)
-        for byte in range(0, CODED_LINE_BYTES, VECTOR_BYTES):
-            ask_for(builder, builder.add(line, ir.Constant(_I64, _AHEAD_BYTES + byte)))
-        for place, vector in enumerate(decoder.vectors(line)):
-            store(builder, vector, offset(builder, target, VECTOR_BYTES, place), 1)
+_decode_lines = make_decode_lines(_AHEAD_BYTES)
 
 
 @njit
@@ -147,23 +136,14 @@ def _decode(call, panel, first, num_lines, patch, lines):  # type: ignore[no-unt
     """Decode num_lines of the panel, all in one chunk, from line `first` on, to `lines`. patch: address of their first
     patch, or of the next there is. Returns that of the first after theirs."""
     coded = call.panels + panel * call.panel_stride + first * CODED_LINE_BYTES
-    for line in range(0, num_lines, _TILE_LINES):
-        source, target = coded + line * CODED_LINE_BYTES, lines + line * LINE_BYTES
-        _decode_16(source, call.tables + panel * TABLE_BYTES, target)
+    _decode_lines(coded, call.tables + panel * TABLE_BYTES, num_lines, lines)
     chunk, first_of_chunk = first // CHUNK_LINES, first % CHUNK_LINES
-    chunks_of_panel = (call.num_inputs // 2 + CHUNK_LINES - 1) // CHUNK_LINES
-    end_patch = call.patches + 4 * load_i32(call.patch_ends + 4 * (panel * chunks_of_panel + chunk))
+    _first, end_patch = patches_of_chunk(call, panel, chunk)
     end = patch
     while end < end_patch and line_of_patch(end) < first_of_chunk + num_lines:
         end += 4
     apply_patches(patch, end, lines - first_of_chunk * LINE_BYTES)
     return end
-
-
-@njit
-def _first_patch(call, panel):  # type: ignore[no-untyped-def]
-    chunks_of_panel = (call.num_inputs // 2 + CHUNK_LINES - 1) // CHUNK_LINES
-    return call.patches + 4 * load_i32(call.patch_ends + 4 * (panel * chunks_of_panel - 1))
 
 
 @njit
@@ -176,7 +156,7 @@ def _multiply_few(call, panel, x, num_rows, scratch, sums, palette):  # type: ig
         for line in range(0, num_lines, _TILE_LINES):
             _add_products(x + 4 * line, call.x_stride, lines + line * LINE_BYTES, 0)
     else:
-        patch = _decode(call, panel, 0, _TILE_LINES, _first_patch(call, panel), scratch)
+        patch = _decode(call, panel, 0, _TILE_LINES, patches_of_chunk(call, panel, 0)[0], scratch)
         for line in range(0, num_lines, _TILE_LINES):
             place = line // _TILE_LINES % 2 * _TILE_LINES_BYTES
             _add_products(x + 4 * line, call.x_stride, scratch + place, 0)
@@ -191,7 +171,7 @@ def _multiply_few(call, panel, x, num_rows, scratch, sums, palette):  # type: ig
 def _multiply_many(call, panel, x, num_rows, scratch, sums, palette):  # type: ignore[no-untyped-def]
     """The panel's sums of more rows: each chunk is decoded once for all of them."""
     num_lines = call.num_inputs // 2
-    patch = 0 if call.tables == 0 else _first_patch(call, panel)
+    patch = 0 if call.tables == 0 else patches_of_chunk(call, panel, 0)[0]
     rows_of_last = num_rows % _TILE_ROWS or _TILE_ROWS
     _shape_tiles(_TILE_ROWS, palette)
     for first in range(0, num_lines, CHUNK_LINES):

@@ -17,7 +17,7 @@ Needs numba.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
@@ -25,7 +25,7 @@ from numba import carray, njit, types
 from numba.core import cgutils
 
 from kernels.record import record_types
-from kernels.simd import Builder, Value, load, offset, operation, store
+from kernels.simd import VECTOR_BYTES, Builder, Value, ask_for, load, offset, operation, store
 
 PANEL_COLUMNS = 64
 LINE_BYTES = PANEL_COLUMNS * 4
@@ -173,14 +173,25 @@ def _in_turn(side: int) -> list[int]:
     return [16 * group + 8 * side + byte + 64 * of for group in range(4) for byte in range(8) for of in range(2)]
 
 
-@operation(_void, _i, _i, _i, _i)
-def _decode_lines(builder: Builder, coded: Value, table: Value, num_lines: Value, lines: Value) -> None:
-    decoder = Decoder(builder, table)
-    zero, one = ir.Constant(_I64, 0), ir.Constant(_I64, 1)
-    with cgutils.for_range_slice(builder, zero, num_lines, one, _I64) as (j, _count):
-        target = offset(builder, lines, LINE_BYTES, j)
-        for place, vector in enumerate(decoder.vectors(offset(builder, coded, CODED_LINE_BYTES, j))):
-            store(builder, vector, offset(builder, target, 64, place), 1)
+def make_decode_lines(ahead_bytes: int = 0) -> Any:
+    """ahead_bytes: memory is asked for what lies so far behind each coded line; 0: it is not."""
+
+    @operation(_void, _i, _i, _i, _i)
+    def decode_lines(builder: Builder, coded: Value, table: Value, num_lines: Value, lines: Value) -> None:
+        """Lines but for their patches, to `lines`."""
+        decoder = Decoder(builder, table)
+        zero, one = ir.Constant(_I64, 0), ir.Constant(_I64, 1)
+        with cgutils.for_range_slice(builder, zero, num_lines, one, _I64) as (j, _count):
+            line, target = offset(builder, coded, CODED_LINE_BYTES, j), offset(builder, lines, LINE_BYTES, j)
+            for byte in range(0, CODED_LINE_BYTES, VECTOR_BYTES) if ahead_bytes else ():
+                ask_for(builder, builder.add(line, ir.Constant(_I64, ahead_bytes + byte)))
+            for place, vector in enumerate(decoder.vectors(line)):
+                store(builder, vector, offset(builder, target, VECTOR_BYTES, place), 1)
+
+    return decode_lines
+
+
+_decode_lines = make_decode_lines()
 
 
 @njit

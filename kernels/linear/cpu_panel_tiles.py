@@ -212,6 +212,14 @@ def _add_lines(call, x, num_rows, lines, num_lines, table, ahead, sums, goes_on)
 
 
 @njit
+def patches_of_chunk(call, panel, chunk):  # type: ignore[no-untyped-def]
+    """Addresses of the chunk's first patch and of the next chunk's."""
+    chunks_of_panel = (call.num_inputs // 2 + CHUNK_LINES - 1) // CHUNK_LINES
+    patch_ends = call.patch_ends + 4 * (panel * chunks_of_panel + chunk)
+    return call.patches + 4 * load_i32(patch_ends - 4), call.patches + 4 * load_i32(patch_ends)
+
+
+@njit
 def _add_chunk(call, panel, chunk, num_lines, x, num_rows, scratch, goes_on):  # type: ignore[no-untyped-def]
     """The products of one chunk for all rows."""
     sums = scratch + CHUNK_BYTES
@@ -222,9 +230,7 @@ def _add_chunk(call, panel, chunk, num_lines, x, num_rows, scratch, goes_on):  #
         return
     lines += chunk * _CODED_CHUNK_BYTES
     table = call.tables + panel * TABLE_BYTES
-    chunks_of_panel = (call.num_inputs // 2 + CHUNK_LINES - 1) // CHUNK_LINES
-    patch_ends = call.patch_ends + 4 * (panel * chunks_of_panel + chunk)
-    patch, end_patch = call.patches + 4 * load_i32(patch_ends - 4), call.patches + 4 * load_i32(patch_ends)
+    patch, end_patch = patches_of_chunk(call, panel, chunk)
     if num_rows > _MOST_ROWS_DECODED_ON_THE_WAY:
         decode(lines, 0, num_lines, table, patch, end_patch, scratch)
         _add_lines(call, x, num_rows, scratch, num_lines, 0, lines + _CODED_CHUNK_BYTES, sums, goes_on)

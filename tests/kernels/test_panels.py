@@ -89,7 +89,7 @@ def _by_the_rule(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, use_amx: bool = False
 ) -> torch.Tensor:
     """The order of summation, transcribed. In fp32, and the products are exact."""
-    sums = (_sums_by_amx if use_amx else _sums_by_avx512)(_padded(x), _padded(weight))
+    sums = _sums(x, weight, use_amx=use_amx)
     return torch.from_numpy(sums if bias is None else sums + bias.float().numpy()).bfloat16()
 
 
@@ -100,15 +100,15 @@ def _case(
     """x, weight, bias, and the outputs without bias and with it. The rule is slow, so it is followed once."""
     x, weight, bias = _cancelling(2 * TILE_ROWS + 40, *shape)
     weight.view(-1)[::1009] = 2.0**-60  # patches
-    left, right = _padded(x), _padded(weight)
-    sums = (_sums_by_amx if use_amx else _sums_by_avx512)(left, right)
+    sums = _sums(x, weight, use_amx=use_amx)
     outputs = [torch.from_numpy(total).bfloat16() for total in (sums, sums + bias.float().numpy())]
     return x, weight, bias, (outputs[0], outputs[1])
 
 
-def _padded(matrix: torch.Tensor) -> np.ndarray:
-    """As floats, with an even number of columns."""
-    return np.pad(matrix.float().numpy(), ((0, 0), (0, matrix.shape[1] % 2)))
+def _sums(x: torch.Tensor, weight: torch.Tensor, *, use_amx: bool) -> np.ndarray:
+    # With an even number of columns.
+    left, right = (np.pad(matrix.float().numpy(), ((0, 0), (0, x.shape[1] % 2))) for matrix in (x, weight))
+    return (_sums_by_amx if use_amx else _sums_by_avx512)(left, right)
 
 
 def _sums_by_amx(left: np.ndarray, right: np.ndarray) -> np.ndarray:
