@@ -13,7 +13,7 @@ import typer
 from client.cli_common import DEFAULT_RUN_DIR, Json, RunDir, clear_errors, console, errors, print_json, say, say_aside
 from client.display import LEGEND, show_stream, summary
 from client.generate import CompletionRequest, stream_completion
-from client.stack import Stack, stop_running
+from client.stack import Progress, Stack, stop_running
 from client.stack_commands import StackSettings, StackState
 from shared.errors import ConfigError, OutriderError
 
@@ -77,9 +77,11 @@ def up(
             dtype=dtype,
             speculative_config=speculative_config,
         )
-        stack = _started(settings, run_dir, as_json=as_json)
-        if not detach:
-            _run_until_interrupt(stack)
+        stack = _started(settings, run_dir, say_aside if as_json else say)
+        if detach:
+            _show(stack.state, as_json=as_json)
+        else:
+            _run_until_interrupt(stack, as_json=as_json)
 
 
 def down(run_dir: RunDir = DEFAULT_RUN_DIR, as_json: Json = False) -> None:
@@ -110,35 +112,36 @@ def demo(
         model, draft_model = "models/demo-target", "models/demo-draft"
         check_folders(model, draft_model)
         settings = StackSettings(model, draft_model, port=port, grpc_port=grpc_port, redis_url=redis_url)
-        signal.signal(signal.SIGTERM, _raise_interrupt)  # the children are in sessions of their own
-        stack = Stack(settings, run_dir, say)
-        state = stack.start()
+        stack = _started(settings, run_dir, say)
         try:
-            _stream_demo(state.grpc_address)
-            show_running(state)
-            if once:
-                stack.stop()
+            _stream_demo(stack.state.grpc_address)
         except BaseException:
             stack.stop()
             raise
-        if not once:
+        if once:
+            show_running(stack.state)
+            stack.stop()
+        else:
             _run_until_interrupt(stack)
 
 
 def run_in_foreground(settings: StackSettings, run_dir: Path) -> None:
     """Until Ctrl-C or SIGTERM. Raises OutriderError."""
-    _run_until_interrupt(_started(settings, run_dir, as_json=False))
+    _run_until_interrupt(_started(settings, run_dir, say))
 
 
-def _started(settings: StackSettings, run_dir: Path, *, as_json: bool) -> Stack:
+def _started(settings: StackSettings, run_dir: Path, progress: Progress) -> Stack:
     signal.signal(signal.SIGTERM, _raise_interrupt)  # the children are in sessions of their own
-    stack = Stack(settings, run_dir, say_aside if as_json else say)
-    state = stack.start()
+    stack = Stack(settings, run_dir, progress)
+    stack.start()
+    return stack
+
+
+def _show(state: StackState, *, as_json: bool) -> None:
     if as_json:
         print_json(asdict(state))
     else:
         show_running(state)
-    return stack
 
 
 def show_running(state: StackState) -> None:
@@ -180,14 +183,19 @@ def check_folders(model: str, draft_model: str) -> None:
             )
 
 
-def _run_until_interrupt(stack: Stack) -> None:
-    say_aside("Ctrl-C stops the stack")
+def _run_until_interrupt(stack: Stack, *, as_json: bool = False) -> None:
+    """Whoever waits for stack.json may interrupt before the addresses are shown: that too stops the stack."""
     try:
+        _show(stack.state, as_json=as_json)
+        say_aside("Ctrl-C stops the stack")
         dead = stack.wait()
     except KeyboardInterrupt:
         errors.print()
         stack.stop()
         return
+    except BaseException:
+        stack.stop()
+        raise
     tail = stack.log_tail(dead)
     stack.stop()
     raise OutriderError(f"{dead} died; its last words:\n{tail}")

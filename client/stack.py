@@ -71,11 +71,11 @@ class Stack:
             self.state.url = f"http://{self._wait_serving('gateway')}"
             self.state.grpc_address = f"{settings.host}:{settings.grpc_port}"
             self._wait_ready()
+            self.state.pids = {name: process.pid for name, process in self._processes.items()}
+            self._write_state()
         except BaseException:
             self.stop()
             raise
-        self.state.pids = {name: process.pid for name, process in self._processes.items()}
-        self._write_state()
         return self.state
 
     def wait(self) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -230,18 +232,43 @@ def test_demo_once(run_dir: Path) -> None:
         assert probe.connect_ex(("127.0.0.1", int(port))) != 0
 
 
+def wait_for_state(run_dir: Path, process: subprocess.Popen[str]) -> dict[str, int]:
+    """Process ids of the stack, as soon as stack.json has them."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while not (run_dir / "stack.json").exists():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    pids: dict[str, int] = json.loads((run_dir / "stack.json").read_text())["pids"]
+    return pids
+
+
 def test_sigterm_stops_the_stack(run_dir: Path) -> None:
     port, grpc_port = free_ports()
     command = [OUTRIDER, "up", "--run-dir", str(run_dir), "--port", port, "--grpc-port", grpc_port]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        deadline = time.monotonic() + TIMEOUT_S
-        while not (run_dir / "stack.json").exists():
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        pids = json.loads((run_dir / "stack.json").read_text())["pids"]
+        pids = wait_for_state(run_dir, process)
         process.send_signal(signal.SIGTERM)
         output, _ = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0, output
     assert "gateway stopped" in output
+    assert all(is_gone(pid) for pid in pids.values())
+
+
+def test_sigterm_while_the_addresses_are_being_shown_stops_the_stack(run_dir: Path) -> None:
+    """Held there by a pipe that is full, its progress going elsewhere."""
+    port, grpc_port = free_ports()
+    command = [OUTRIDER, "up", "--json", "--run-dir", str(run_dir), "--port", port, "--grpc-port", grpc_port]
+    read_end, write_end = os.pipe()
+    os.write(write_end, b" " * fcntl.fcntl(write_end, fcntl.F_GETPIPE_SZ))
+    with subprocess.Popen(command, cwd=ROOT, stdout=write_end, stderr=subprocess.PIPE, text=True) as process:
+        os.close(write_end)
+        pids = wait_for_state(run_dir, process)
+        time.sleep(0.5)
+        process.send_signal(signal.SIGTERM)
+        with open(read_end, "rb") as shown:
+            shown.read()
+        _, progress = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0, progress
+    assert "gateway stopped" in progress
     assert all(is_gone(pid) for pid in pids.values())
