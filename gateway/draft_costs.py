@@ -3,21 +3,22 @@
 Goodput, not latency of one round: at the best rate G (tokens a second of the whole verifier) a draft token at position
 i is worth its place if the tokens it brings exceed what its cost would bring elsewhere,
 
-    s_i > G * (seconds of one more row in the forward + seconds of drafting it),        s_i = chance that i are accepted
+    s_i > G * (seconds that its row adds to the forward + seconds of drafting it),      s_i = chance that i are accepted
 
 which is the condition for the largest ratio of tokens to seconds (Dinkelbach 1967; the same ranking by survival as
 SmartSpec, Liu et al. 2024). For a session beside others G is the rate that they have; how many tokens all of them draft
 at most is chosen by the ratio itself, from the rate without drafts (with that one as G, too many: 5 for 3). G and the
-cost of a row come with every commit, from the verifier's own measurements; the costs of drafting and of the round trip
+prices of rows come with every commit, from the verifier's own measurements; the costs of drafting and of the round trip
 are measured at the gateway.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gateway.draft_policy import LateAnswer, RoundOutcome
 from gateway.local_draft_time import LocalDraftTime
+from gateway.place_acceptance import PlaceAcceptance
 
 # A change of load shows within about 20 rounds.
 _COST_WEIGHT = 0.05
@@ -44,32 +45,36 @@ class VerifierLoad:
     """What the verifier says of its work."""
 
     tokens_per_s: float | None = None
-    marginal_row_s: float = 0.0
+    # What 1, 2, ... draft tokens of every session add to a forward.
+    draft_rows_s: tuple[float, ...] = ()
     batch_sessions: float = 1.0
     # What a session waits for the verifier in a round without drafts; None: not told yet.
     plain_step_s: float | None = None
 
     def observe(self, outcome: RoundOutcome) -> None:
         self.tokens_per_s = outcome.tokens_per_s  # smoothed by the verifier already
-        self.marginal_row_s = outcome.marginal_row_s
+        self.draft_rows_s = outcome.draft_rows_s
         self.batch_sessions = blend(self.batch_sessions, max(1, outcome.batch_sessions), _COST_WEIGHT)
         if outcome.verify_s > 0.0:
-            without_drafts_s = max(0.0, outcome.verify_s - outcome.num_draft_tokens * self._rows_s)
+            without_drafts_s = max(0.0, outcome.verify_s - self.rows_s(outcome.num_draft_tokens))
             usual_s = self.plain_step_s or without_drafts_s
             self.plain_step_s = blend(usual_s, min(without_drafts_s, _OUTLIER * usual_s + _FINEST_S), _COST_WEIGHT)
 
     def step_s(self, num_draft_tokens: int) -> float:
         """What a session waits for the verifier when all of its batch draft so many tokens."""
-        return (self.plain_step_s or 0.0) + num_draft_tokens * self._rows_s
+        return (self.plain_step_s or 0.0) + self.rows_s(num_draft_tokens)
 
     @property
     def plain_tokens_per_s(self) -> float | None:
         """What rounds without drafts would bring, as far as those with drafts tell."""
         return self.batch_sessions / self.plain_step_s if self.plain_step_s else None
 
-    @property
-    def _rows_s(self) -> float:
-        return self.batch_sessions * self.marginal_row_s
+    def rows_s(self, num_draft_tokens: float) -> float:
+        """What so many draft tokens of each session add to a forward of all. Beyond the lengths that the verifier has
+        told of, each costs what the last one did."""
+        costs = (0.0, *(self.draft_rows_s or (0.0,)))
+        place = min(int(num_draft_tokens), len(costs) - 2)
+        return costs[place] + (num_draft_tokens - place) * (costs[place + 1] - costs[place])
 
 
 @dataclass
@@ -82,6 +87,7 @@ class MethodCosts:
     # Draft tokens accepted of those that were looked at: the ratio of the sums is the acceptance, without bias.
     num_accepted: float = _PRIOR_ACCEPTANCE * 10
     num_reached: float = 10.0
+    places: PlaceAcceptance = field(default_factory=PlaceAcceptance)
     # Share of the tokens asked for that were proposed at all: n-grams often find nothing.
     proposed: float = 1.0
     # Tokens of all sessions until one may try a short draft although it does not seem to pay.
@@ -150,6 +156,7 @@ class MethodCosts:
             decay = _DECAY**share if self.probe_gap == _PROBE_GAP else _PROBE_DECAY
             self.num_accepted = decay * self.num_accepted + outcome.num_accepted
             self.num_reached = decay * self.num_reached + num_reached(outcome)
+            self.places.observe(outcome.num_accepted, num_reached(outcome), decay)
 
     def expected_s(self, num_draft_tokens: int) -> float | None:
         """Seconds until so many draft tokens are there; None while nothing is known."""
@@ -205,17 +212,16 @@ class MethodCosts:
         self, load: VerifierLoad, acceptance: float, num_draft_tokens: int, with_round_trip: bool
     ) -> tuple[float, float]:
         """What a round brings a session, and how long it takes, in rounds at the load's rate without a draft."""
-        rate = load.tokens_per_s or 0.0
-        # A draft's delay holds up its own session's share of the tokens; a row holds up everybody.
-        own_rate = rate / load.batch_sessions
-        accepted = sum(acceptance ** (place + 1) for place in range(num_draft_tokens))
+        # What holds up all sessions, or this one, costs as many tokens as one decodes alone meanwhile.
+        own_rate = (load.tokens_per_s or 0.0) / load.batch_sessions
+        accepted = sum(self.places.survival(self.acceptance, acceptance, num_draft_tokens))
         delay_s = num_draft_tokens * (self.position_s or 0.0)
         if with_round_trip:
             delay_s += self.overhead_s
         elif self.local_time is not None:
             delay_s = 0.0  # those that the verifier drafts for together are no slower for one more
-        rows = self.proposed * num_draft_tokens
-        return 1.0 + self.proposed * accepted, 1.0 + rows * rate * load.marginal_row_s + own_rate * delay_s
+        delay_s += load.rows_s(self.proposed * num_draft_tokens)
+        return 1.0 + self.proposed * accepted, 1.0 + own_rate * delay_s
 
     def takes_probe(self, load: VerifierLoad) -> bool:
         """Whether a session for which drafting does not seem to pay may try once."""

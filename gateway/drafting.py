@@ -228,7 +228,7 @@ class Drafting:
             num_draft_tokens=commit.num_draft_tokens,
             num_accepted=commit.num_accepted_tokens,
             batch_sessions=verifier.batch_sessions,
-            marginal_row_s=verifier.marginal_row_us * 1e-6,
+            draft_rows_s=tuple(1e-6 * rows_us for rows_us in verifier.draft_rows_us),
             tokens_per_s=verifier.tokens_per_s,
             method=self._asked_method if has_answer else "",
             round_tokens=verifier.round_tokens,

@@ -61,8 +61,7 @@ class Timings:
     sample_us: int = 0
     # Sessions that were served together.
     batch_sessions: int = 1
-    # Of a verifier: what one more row would have cost, and how many tokens a second all sessions get.
-    marginal_row_us: float = 0.0
+    # Of a verifier: how many tokens a second all sessions get.
     tokens_per_s: float = 0.0
     # Of a verifier: tokens that the forward before committed, and from end to end; 0: it tells nothing of the rate.
     round_tokens: int = 0
@@ -73,6 +72,8 @@ class Timings:
     draft_us: int = 0
     # Of a verifier: the most tokens that one of them asked for; they are drafted for together, as deep as that.
     draft_depth: int = 0
+    # Of a verifier: what 1, 2, ... draft tokens of every session would add to the forward.
+    draft_rows_us: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

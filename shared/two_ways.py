@@ -5,10 +5,14 @@ For choices that no model foresees: what a way takes depends on the machine, the
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 # The second way must take less time by this share: smaller differences are within the noise.
 _MIN_GAIN = 0.02
+# A comparison ends early where the means are so many standard errors apart, from this part of its rounds on.
+_PLAIN_ERRORS = 3.0
+_EARLIEST = 1 / 3
 # A comparison is good for so many trials' rounds; for twice as many each time it comes to the same end.
 _FRESH_TRIALS = 16
 _LONGEST_FRESH_TRIALS = 512
@@ -22,15 +26,25 @@ _OUTLIER = 3.0
 @dataclass
 class _Rounds:
     seconds: float = 0.0
+    squares: float = 0.0
     count: int = 0
+    num_told: int = 0
 
     @property
     def mean_s(self) -> float:
         return self.seconds / self.count
 
+    @property
+    def squared_error(self) -> float:
+        """Of the mean. Rounds that were told of together say as much as one."""
+        return max(0.0, self.squares / self.count - self.mean_s**2) / self.num_told
+
     def add(self, round_s: float, count: int) -> None:
-        self.seconds += count * (min(round_s, _OUTLIER * self.mean_s) if self.count else round_s)
+        round_s = min(round_s, _OUTLIER * self.mean_s) if self.count else round_s
+        self.seconds += count * round_s
+        self.squares += count * round_s**2
         self.count += count
+        self.num_told += 1
 
 
 @dataclass
@@ -71,8 +85,14 @@ class TwoWays:
         if self._num_seen % self.turn_rounds >= self.settle_rounds:
             self._rounds[second].add(round_s, count)
         self._num_seen += count
-        if min(rounds.count for rounds in self._rounds.values()) >= self.trial_rounds:
+        least = min(rounds.count for rounds in self._rounds.values())
+        if least >= self.trial_rounds or (least >= _EARLIEST * self.trial_rounds and self._differ_plainly()):
             self._settle()
+
+    def _differ_plainly(self) -> bool:
+        first, second = self._rounds[False], self._rounds[True]
+        error = math.sqrt(first.squared_error + second.squared_error)
+        return abs(first.mean_s - second.mean_s) > _PLAIN_ERRORS * error + _MIN_GAIN * first.mean_s
 
     def _settle(self) -> None:
         first, second = self._rounds[False], self._rounds[True]

@@ -281,7 +281,7 @@ class VerifierEngine:
             started,
             time.perf_counter(),
             len(plan),
-            self._pace.marginal_row_s,
+            self._pace.draft_rows_us(),
             self._pace.tokens_per_s,
             self._pace.last_round,
             len(self._sessions),

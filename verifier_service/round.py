@@ -29,7 +29,7 @@ class ForwardTimes:
     started: float
     ended: float
     num_sessions: int = 1
-    marginal_row_s: float = 0.0
+    draft_rows_us: tuple[int, ...] = ()
     tokens_per_s: float = 0.0
     last_round: LastRound = NO_ROUND
     open_sessions: int = 0
@@ -79,13 +79,13 @@ def decide(work: Work, outputs: RowOutputs, max_model_len: int, times: ForwardTi
             total_us=_us(now - session.step_arrived_at),
             sample_us=_us(now - times.ended),
             batch_sessions=times.num_sessions,
-            marginal_row_us=times.marginal_row_s * 1e6,
             tokens_per_s=times.tokens_per_s,
             round_tokens=times.last_round.num_tokens,
             round_us=_us(times.last_round.seconds),
             open_sessions=times.open_sessions,
             draft_us=max(1, _us(drafted.seconds)) if drafted is not None else 0,
             draft_depth=drafted.depth if drafted is not None else 0,
+            draft_rows_us=times.draft_rows_us,
         ),
         more=step_goes_on,
         num_cached_tokens=0 if session.has_replied else session.num_cached_tokens,

@@ -208,7 +208,7 @@ class Session:
                     num_draft_tokens=num_draft_tokens,
                     num_accepted=num_tokens - 1 if num_draft_tokens else 0,
                     batch_sessions=times.batch_sessions,
-                    marginal_row_s=times.marginal_row_s,
+                    draft_rows_s=tuple(1e-6 * rows_us for rows_us in times.draft_rows_us),
                     tokens_per_s=times.tokens_per_s,
                     draft_s=self._draft_s,
                     overhead_s=max(0.0, round_s - times.total_s - self._drafter_total_s),

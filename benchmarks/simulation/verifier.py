@@ -28,7 +28,7 @@ class RoundTimes:
 
     total_s: float
     batch_sessions: int
-    marginal_row_s: float
+    draft_rows_us: tuple[int, ...]
     tokens_per_s: float
     last_round: LastRound
     open_sessions: int
@@ -157,7 +157,7 @@ class SimulatedVerifier:
 
     def _settle(self, ended: float) -> None:
         now, rates = self._events.now, self._pace
-        marginal_row_s, tokens_per_s = rates.marginal_row_s, rates.tokens_per_s
+        draft_rows_us, tokens_per_s = rates.draft_rows_us(), rates.tokens_per_s
         num_tokens = 0
         for work in self._plan:
             session = work.session
@@ -173,7 +173,7 @@ class SimulatedVerifier:
             times = RoundTimes(
                 now - session.step_arrived_at,
                 len(self._plan),
-                marginal_row_s,
+                draft_rows_us,
                 tokens_per_s,
                 rates.last_round,
                 len(self.sessions),

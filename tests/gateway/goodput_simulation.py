@@ -28,6 +28,7 @@ TABLES: dict[str, Table] = {
     "cheap rows": ((1, 1.0), (8, 1.2), (128, 4.5)),
     "costly rows": ((1, 1.0), (128, 33.0)),
     "flat, then steep": ((1, 1.0), (16, 1.05), (128, 7.0)),
+    "a staircase": ((1, 1.0), (16, 1.2), (17, 1.6), (32, 1.75), (33, 2.1), (48, 2.2), (49, 2.5), (128, 5.0)),
 }
 
 
@@ -117,7 +118,7 @@ class LockStep:
         started = self.now + draft_s + overhead_s
         slowed = 1.0 + world.contention if any(asked) else 1.0
         ended = started + slowed * world.forward_s(sum(work.num_rows for work in plan))
-        marginal_row_s, tokens_per_s = self._pace.marginal_row_s, self._pace.tokens_per_s
+        draft_rows_us, tokens_per_s = self._pace.draft_rows_us(), self._pace.tokens_per_s
         last_round = self._pace.last_round
         num_tokens = len(plan) + sum(accepted)
         self._pace.observe(plan, num_tokens, started, ended)
@@ -129,7 +130,7 @@ class LockStep:
                     num_draft_tokens=shown[session],
                     num_accepted=accepted[session],
                     batch_sessions=len(plan),
-                    marginal_row_s=marginal_row_s,
+                    draft_rows_s=tuple(1e-6 * rows_us for rows_us in draft_rows_us),
                     tokens_per_s=tokens_per_s,
                     draft_s=draft_s if asked[session] else 0.0,
                     overhead_s=overhead_s,

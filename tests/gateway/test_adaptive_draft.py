@@ -57,19 +57,20 @@ def test_many_sessions_that_gain_nothing_are_left_alone(num_sessions: int) -> No
 
 
 @pytest.mark.parametrize("num_sessions", [1, 4, 8])
-@pytest.mark.parametrize("table", ["rows for nothing", "costly rows"])
+@pytest.mark.parametrize("table", TABLES)
 def test_with_everything_known_it_takes_the_best_length(table: str, num_sessions: int) -> None:
     """Without noise: from the rate of plain decoding on, each choice gives the rate that the next one is made at.
 
-    Only where rows have one price; at a kink of the table the price of the next row is that of no other. A gain of
-    less than 0.05 tokens a round is left lying, so off may be up to 5 % short of the best.
+    A gain of less than 0.05 tokens a round is left lying, so off may be up to 5 % short of the best.
     """
-    slope_s = FORWARD_S * StepCosts(TABLES[table]).marginal_s(1)
+    costs = StepCosts([(rows, FORWARD_S * cost) for rows, cost in TABLES[table]])
+    rows = [num_sessions * num_tokens for num_tokens in range(1, MAX_LENGTH + 2)]
+    rows_s = tuple(costs.seconds(num_rows) - costs.seconds(num_sessions) for num_rows in rows[1:])
     for position_s, overhead_s, acceptance in product(POSITIONS_S, OVERHEADS_S, ACCEPTANCES):
         world = World(table, position_s, overhead_s, acceptance, num_sessions)
         length = 0
         for _ in range(10):
-            load = VerifierLoad(world.goodput(length), slope_s, num_sessions, plain_step_s=world.round_s(0))
+            load = VerifierLoad(world.goodput(length), rows_s, num_sessions, plain_step_s=world.round_s(0))
             shared = AutoDrafting(load=load)
             shared.costs[METHOD] = MethodCosts(
                 position_s=FORWARD_S * position_s,
@@ -136,7 +137,7 @@ def test_what_pays_by_now_is_taken_up() -> None:
 
 
 def outcome(num_asked: int, num_draft_tokens: int, num_accepted: int) -> RoundOutcome:
-    return RoundOutcome(num_asked, num_draft_tokens, num_accepted, 1, 0.001, 100.0, 0.0, 0.0)
+    return RoundOutcome(num_asked, num_draft_tokens, num_accepted, 1, (0.001, 0.002), 100.0, 0.0, 0.0)
 
 
 def plain() -> RoundOutcome:
@@ -145,7 +146,7 @@ def plain() -> RoundOutcome:
 
 def test_pauses_between_tries_double_up_to_a_bound_and_a_good_try_ends_them() -> None:
     """Counted in tokens of all sessions: two of them do not try twice as often as one."""
-    shared = AutoDrafting(load=VerifierLoad(100.0, 0.1))
+    shared = AutoDrafting(load=VerifierLoad(100.0, (0.1, 0.2)))
     costs = shared.costs[METHOD]
     policies = [adaptive_draft(shared) for _ in range(2)]
     pauses = []
@@ -166,11 +167,11 @@ def test_pauses_between_tries_double_up_to_a_bound_and_a_good_try_ends_them() ->
 @pytest.mark.parametrize("max_length", [0, 1, 3])
 def test_it_never_asks_for_more_than_the_most(max_length: int) -> None:
     assert adaptive_draft(AutoDrafting(), max_length).num_draft_tokens() == max_length
-    muted = adaptive_draft(AutoDrafting(load=VerifierLoad(100.0, 1.0)), max_length)
+    muted = adaptive_draft(AutoDrafting(load=VerifierLoad(100.0, (1.0, 2.0))), max_length)
     lengths = set()
     for _ in range(100):
         lengths.add(muted.num_draft_tokens())
-        muted.observe(replace(plain(), marginal_row_s=1.0))
+        muted.observe(replace(plain(), draft_rows_s=(1.0, 2.0)))
     assert lengths == {0, min(2, max_length)}
 
 
@@ -189,7 +190,7 @@ def test_places_behind_the_drafters_limit_promise_nothing() -> None:
     """What eight tokens would pay for, two do not: it costs more to ask than they bring."""
     costs = MethodCosts(position_s=0.0, overhead_s=0.03, num_accepted=9.0, num_reached=10.0)
     for limit, length in ((0, MAX_LENGTH), (MAX_LENGTH + 1, MAX_LENGTH), (2, 0)):
-        shared = known(VerifierLoad(100.0, 0.0), **{METHOD: replace(costs)})
+        shared = known(VerifierLoad(100.0, ()), **{METHOD: replace(costs)})
         assert AdaptiveDraft(shared, MAX_LENGTH, lambda limit=limit: {METHOD: limit}).num_draft_tokens() == length  # type: ignore[misc]
 
 
@@ -197,7 +198,7 @@ def test_methods_are_compared_by_what_they_can_draft() -> None:
     """The better one by its acceptance drafts two tokens at a time; the other one as many as pay."""
     first = MethodCosts(position_s=0.0, num_accepted=9.0, num_reached=10.0)
     for limit, better in ((0, "first"), (2, "second")):
-        shared = known(VerifierLoad(100.0, 0.0), first=replace(first), second=replace(first, num_accepted=8.5))
+        shared = known(VerifierLoad(100.0, ()), first=replace(first), second=replace(first, num_accepted=8.5))
         policy = AdaptiveDraft(shared, MAX_LENGTH, lambda limit=limit: {"first": limit, "second": 0})  # type: ignore[misc]
         policy.num_draft_tokens()
         assert policy.method == better
@@ -253,13 +254,13 @@ def test_the_first_answer_of_a_method_may_take_two_rounds() -> None:
     policy = adaptive_draft(shared)
     assert policy.num_draft_tokens() > 0
     assert policy.patience_s == math.inf, "nothing is known of the rounds either"
-    shared.load = VerifierLoad(100.0, 0.0, 2.0)
+    shared.load = VerifierLoad(100.0, (), 2.0)
     assert policy.num_draft_tokens() > 0
     assert policy.patience_s == pytest.approx(0.04)
 
 
 def test_a_draft_that_pays_is_waited_for_and_one_that_does_not_seem_to_is_not() -> None:
-    shared = AutoDrafting(load=VerifierLoad(50.0, 0.0, 1.0))
+    shared = AutoDrafting(load=VerifierLoad(50.0, (), 1.0))
     policy = adaptive_draft(shared)
     policy.observe_late(LateAnswer(METHOD, 4, 4, 4, draft_s=0.004, overhead_s=0.002))
     length = policy.num_draft_tokens()
@@ -280,7 +281,7 @@ def test_a_draft_that_pays_is_waited_for_and_one_that_does_not_seem_to_is_not() 
 @pytest.mark.parametrize("overhead_s", [0.02, 0.03])
 def test_no_draft_is_waited_for_longer_than_it_could_be_worth(overhead_s: float) -> None:
     """A drafter 20 ms away that was 100 ms away of a sudden was waited for five times, as 100 is 4 times 25."""
-    shared = AutoDrafting(load=VerifierLoad(50.0, 0.0, 1.0))
+    shared = AutoDrafting(load=VerifierLoad(50.0, (), 1.0))
     policy = adaptive_draft(shared, 4)
     policy.observe_late(LateAnswer(METHOD, 4, 4, 4, draft_s=0.004, overhead_s=overhead_s))
     assert policy.num_draft_tokens() == 4
@@ -290,7 +291,7 @@ def test_no_draft_is_waited_for_longer_than_it_could_be_worth(overhead_s: float)
 
 
 def test_a_probe_is_not_spent_on_a_prefill() -> None:
-    shared = AutoDrafting(load=VerifierLoad(100.0, 0.0, 1.0))
+    shared = AutoDrafting(load=VerifierLoad(100.0, (), 1.0))
     shared.costs[METHOD] = MethodCosts(position_s=0.1, tokens_until_probe=0)
     policy = adaptive_draft(shared)
     assert policy.num_draft_tokens(before_prefill=True) == 2
@@ -302,7 +303,7 @@ def test_a_probe_is_not_spent_on_a_prefill() -> None:
 
 def test_a_probe_goes_on_until_an_answer_tells_what_further_ones_cost() -> None:
     """The drafter first reads what was decoded without it: a head that paid was left alone for its first answers."""
-    shared = AutoDrafting(load=VerifierLoad(100.0, 0.0, 1.0))
+    shared = AutoDrafting(load=VerifierLoad(100.0, (), 1.0))
     shared.costs[METHOD] = MethodCosts(tokens_until_probe=0)
     policy = adaptive_draft(shared)
     policy.observe_late(LateAnswer(METHOD, 5, 5, 5, draft_s=0.02, overhead_s=0.05, is_catch_up=True))
@@ -317,7 +318,7 @@ def test_a_probe_goes_on_until_an_answer_tells_what_further_ones_cost() -> None:
 
 
 def test_a_probe_ends_without_an_answer_too() -> None:
-    shared = AutoDrafting(load=VerifierLoad(100.0, 0.0, 1.0))
+    shared = AutoDrafting(load=VerifierLoad(100.0, (), 1.0))
     shared.costs[METHOD] = MethodCosts(position_s=0.1, tokens_until_probe=0)
     policy = adaptive_draft(shared)
     lengths = []

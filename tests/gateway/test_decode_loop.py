@@ -234,7 +234,7 @@ async def test_the_policy_is_told_what_each_round_cost(make: Callable[..., Choic
     for outcome in rounds:
         assert (outcome.num_asked, outcome.num_draft_tokens, outcome.num_accepted) == (5, 3, 2)
         assert (outcome.batch_sessions, outcome.tokens_per_s) == (1, 100.0)
-        assert outcome.marginal_row_s == pytest.approx(1e-5)
+        assert outcome.draft_rows_s == pytest.approx((1e-5, 2e-5))
         assert outcome.draft_s == pytest.approx(0.02)
         # 30 + 10 ms by the clock, 25 + 10 ms by the services' own word.
         assert 0.004 <= outcome.overhead_s <= choice.seconds

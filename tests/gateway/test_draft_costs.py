@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -11,9 +12,14 @@ from gateway.draft_policy import LateAnswer, RoundOutcome
 from gateway.local_draft_time import LocalDraftTime
 
 
+def rows(row_s: float, num_sessions: int) -> tuple[float, ...]:
+    """What drafts add to a forward where each row costs as much."""
+    return tuple(num_draft_tokens * num_sessions * row_s for num_draft_tokens in range(1, 9))
+
+
 def test_the_gain_is_its_definition() -> None:
     """100 tokens/s of 4 sessions; a row costs 0.1 token, a position 2 ms of a session's 25 tokens/s."""
-    load = VerifierLoad(100.0, 0.001, 4.0)
+    load = VerifierLoad(100.0, rows(0.001, 4), 4.0)
     costs = MethodCosts(0.002, 0.01, proposed=0.8)
     accepted = 0.5 + 0.25 + 0.125 - 3 * 0.1
     assert costs.gain(load, 0.5, 3) == pytest.approx(0.8 * accepted - 25.0 * (3 * 0.002 + 0.01))
@@ -23,6 +29,29 @@ def test_the_gain_is_its_definition() -> None:
     together = replace(costs, local_time=LocalDraftTime())
     assert together.gain(load, 0.5, 3) == costs.gain(load, 0.5, 3), "the first that drafts pays for the depth"
     assert together.gain(load, 0.5, 3, with_round_trip=False) == pytest.approx(0.8 * accepted), "one more does not"
+
+
+def test_a_draft_costs_what_its_length_adds_to_a_forward() -> None:
+    load = VerifierLoad(100.0, (0.0, 0.001, 0.006), 4.0)
+    assert [load.rows_s(length) for length in (0, 1, 2, 3)] == [0.0, 0.0, 0.001, 0.006]
+    assert load.rows_s(2.5) == pytest.approx(0.0035), "where less is proposed than is asked for"
+    assert load.rows_s(5) == pytest.approx(0.016), "beyond what was told the last price goes on"
+    assert VerifierLoad().rows_s(3) == 0.0
+    costs = MethodCosts()
+    assert costs.gain(load, 0.5, 2) - costs.gain(load, 0.5, 3) == pytest.approx(25.0 * 0.005 - 0.125)
+
+
+def test_tokens_that_are_accepted_less_often_further_on_make_shorter_drafts() -> None:
+    load = VerifierLoad(640.0, rows(0.0001, 16), 16.0)
+    alike, falling = MethodCosts(0.001, 0.006), MethodCosts(0.001, 0.006)
+    rng = random.Random(0)
+    for costs, chances in ((alike, (0.7, 0.7, 0.7, 0.7)), (falling, (0.85, 0.7, 0.5, 0.3))):
+        for _ in range(600):
+            num_accepted = next((place for place, chance in enumerate(chances) if rng.random() >= chance), 4)
+            costs.observe(replace(round_of(1, num_accepted), draft_s=0.01))
+        costs.position_s, costs.overhead_s = 0.001, 0.006
+    assert falling.acceptance > 0.9 * alike.acceptance, "the mean hardly tells them apart"
+    assert (alike.settled_gain(load, 4)[1], falling.settled_gain(load, 4)[1]) == (4, 3)
 
 
 @pytest.mark.parametrize("row_s", [0.0, 0.0002, 0.0005, 0.002])
@@ -38,13 +67,13 @@ def test_all_sessions_draft_as_many_tokens_as_bring_the_most_a_second(
         tokens = 16 * (1 + sum(acceptance**place for place in range(1, num_draft_tokens + 1)))
         return tokens / (0.025 + 16 * num_draft_tokens * row_s + first_s + num_draft_tokens * token_s)
 
-    gain, length = costs.settled_gain(VerifierLoad(640.0, row_s, 16.0), 8)
+    gain, length = costs.settled_gain(VerifierLoad(640.0, rows(row_s, 16), 16.0), 8)
     assert rate(length) == max(map(rate, range(1, 9)))
     assert (gain > 1e-9) == (rate(length) > 640.0 * (1 + 1e-9))
 
 
 def test_the_length_stays_until_another_is_clearly_better() -> None:
-    load = VerifierLoad(640.0, 0.0005, 16.0)
+    load = VerifierLoad(640.0, rows(0.0005, 16), 16.0)
     costs = MethodCosts(0.002, 0.006, num_accepted=80.0, num_reached=100.0)
     _, length = costs.settled_gain(load, 8)
     for accepted in (76.0, 79.0, 83.0):
@@ -58,7 +87,7 @@ def test_the_length_stays_until_another_is_clearly_better() -> None:
 
 
 def round_of(num_sessions: int, num_accepted: int, draft_s: float = 0.01) -> RoundOutcome:
-    return RoundOutcome(4, 4, num_accepted, num_sessions, 0.0005, 640.0, draft_s, 0.0, draft_depth=4)
+    return RoundOutcome(4, 4, num_accepted, num_sessions, (), 640.0, draft_s, 0.0, draft_depth=4)
 
 
 @pytest.mark.parametrize("num_sessions", [1, 16])

@@ -19,7 +19,7 @@ def outcome(depth: int, num_sessions: int, round_s: float, *, is_local: bool = T
         num_draft_tokens=depth,
         num_accepted=0,
         batch_sessions=num_sessions,
-        marginal_row_s=0.0,
+        draft_rows_s=(),
         tokens_per_s=0.0,
         draft_s=0.0,
         overhead_s=0.0,
@@ -87,5 +87,5 @@ def test_rounds_that_tell_nothing_count_for_nothing() -> None:
     trials = LengthTrials()
     for _ in range(2_000):
         trials.length(METHOD, 3)
-        trials.observe(RoundOutcome(3, 3, 0, 32, 0.0, 0.0, 0.0, 0.0, METHOD, open_sessions=32, draft_depth=3), METHOD)
+        trials.observe(RoundOutcome(3, 3, 0, 32, (), 0.0, 0.0, 0.0, METHOD, open_sessions=32, draft_depth=3), METHOD)
     assert trials.length(METHOD, 3) == 3

@@ -34,6 +34,18 @@ def test_the_shorter_way_is_taken(second_s: float, expected: bool, count: int) -
     assert share > 0.9 if expected else share < 0.1
 
 
+def test_a_plain_difference_ends_the_comparison_early() -> None:
+    for seconds, expected in ((noisy(1.0, 0.6), True), (noisy(1.0, 1.6), False)):
+        ways = TwoWays(turn_rounds=8, trial_rounds=96)
+        assert run(ways, 64, seconds) == 0.5, "a third of it is always made"
+        assert run(ways, 400, seconds) == float(expected)
+
+
+def test_what_may_be_luck_does_not() -> None:
+    ways = TwoWays(turn_rounds=8, trial_rounds=96)
+    assert run(ways, 184, noisy(1.0, 0.97)) == pytest.approx(0.5, abs=0.03)
+
+
 def test_a_gain_within_the_noise_is_none() -> None:
     ways = TwoWays()
     run(ways, 200, lambda second: 0.99 if second else 1.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -149,7 +151,22 @@ def test_the_rate_is_tokens_by_seconds_with_the_pauses(num_sessions: int, num_dr
         pace.observe(plan, num_tokens, started, now)
     assert pace.tokens_per_s == pytest.approx(num_tokens / (forward_s * (1 + pause_share)), rel=0.01)
     # Forwards of one size say nothing of the price of a row: it is the table's.
-    assert pace.marginal_row_s == pytest.approx(0.045 / 63, rel=0.15)
+    rows_us = pace.draft_rows_us()
+    steps_us = [after - before for before, after in itertools.pairwise(rows_us)]
+    assert steps_us == pytest.approx([1e6 * 0.045 / 63 * num_sessions] * 7, rel=0.15)
+
+
+def test_the_price_of_a_draft_is_that_of_its_step() -> None:
+    """4 sessions: three draft tokens of each fill 16 rows, a fourth begins the next step of the staircase."""
+    pace = Pace(StepCosts([(1, 0.010), (16, 0.010), (17, 0.015), (32, 0.015), (33, 0.020)]))
+    now = 50.0
+    for _ in range(150):
+        pace.observe([work(0)] * 4, 4, now, now + 0.010)
+        now += 0.010
+    rows_us = pace.draft_rows_us()
+    assert rows_us[:3] == (0, 0, 0)
+    assert rows_us[3:7] == pytest.approx([5_000] * 4, abs=1)
+    assert rows_us[7] > 5_000
 
 
 def test_idle_hours_and_prefills_leave_the_rate_alone() -> None:
