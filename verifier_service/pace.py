@@ -23,6 +23,8 @@ _SLACK = 1.3
 _SLACK_S = 0.0005
 _RETURN_WEIGHT = 0.2
 _GOODPUT_WEIGHT = 0.08
+# Their number changes at once where many requests come or end together.
+_SESSIONS_WEIGHT = 0.3
 # A longer pause between two forwards was idleness, not a round.
 _LONGEST_ROUND_FORWARDS = 4.0
 # A round of which prompts took more tells nothing of the rate: what they took is only estimated.
@@ -61,7 +63,7 @@ class Pace:
         self._tokens_per_forward = 1.0
         self._seconds_per_forward = costs.seconds(1)
         self._rows_per_forward = 1.0
-        self._sessions_per_forward = 1.0
+        self._sessions_per_forward = self._sessions_lately = 1.0
         # By number of sessions: whether forwards gather all who are about to ask; and what the next one does.
         self._gatherings: dict[int, TwoWays] = {}
         self._gathering: TwoWays | None = None
@@ -76,7 +78,7 @@ class Pace:
         """Microseconds that 1, 2, ... draft tokens of every session add to a forward: entry by entry, as costs are a
         staircase. With one price for all rows, four sessions drafted five tokens (24 rows, 16.8 ms) where three (16
         rows, 11.9 ms) brought a tenth more a second."""
-        num_plain = max(1, round(self._sessions_per_forward))
+        num_plain = max(1, round(self._sessions_lately))
         plain_s = self._costs.seconds(num_plain)
         lengths = range(1, _TOLD_LENGTHS + 1)
         return tuple(round(1e6 * (self._costs.seconds(num_plain * (1 + length)) - plain_s)) for length in lengths)
@@ -108,6 +110,7 @@ class Pace:
             self._seconds_per_forward += _GOODPUT_WEIGHT * (seconds - self._seconds_per_forward)
             self._rows_per_forward += _GOODPUT_WEIGHT * (decode_rows - self._rows_per_forward)
             self._sessions_per_forward += _GOODPUT_WEIGHT * (num_decoding - self._sessions_per_forward)
+            self._sessions_lately += _SESSIONS_WEIGHT * (num_decoding - self._sessions_lately)
         self._last_ended = ended
 
     def replied(self, session: VerifierSession, now: float) -> None:

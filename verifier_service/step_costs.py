@@ -8,6 +8,7 @@ factor for both a further row looked half as dear again under load as it was (16
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from bisect import bisect_right
@@ -33,7 +34,7 @@ _LEAST_SLOPE = 0.1
 
 
 class StepCosts:
-    """Piecewise linear between the measured row counts; beyond the last the slope of the last piece goes on."""
+    """Piecewise linear between the table's row counts; beyond the last the slope of the last piece goes on."""
 
     def __init__(self, table: Sequence[tuple[int, float]]) -> None:
         """table: (rows, seconds), ascending in rows, at least one entry."""
@@ -126,7 +127,21 @@ def measure_step_costs(
         table.append((num_rows, statistics.median(samples)))
         if time.perf_counter() > deadline:
             break
-    return StepCosts(table)
+    return StepCosts(staircase(table) if runner.uses_graphs else table)
+
+
+def staircase(measured: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """The table of forwards that are padded to the next size that was measured; beyond the last one the slope between
+    the last two goes on."""
+    table = list(measured[:1])
+    for (size_before, _), (num_rows, seconds) in itertools.pairwise(measured):
+        table += (
+            [(size_before + 1, seconds), (num_rows, seconds)] if size_before + 1 < num_rows else [(num_rows, seconds)]
+        )
+    if len(measured) > 1:
+        (size_before, seconds_before), (last, last_seconds) = measured[-2:]
+        table.append((2 * last - size_before, 2 * last_seconds - seconds_before))
+    return table
 
 
 def _sessions(num_rows: int, block_size: int) -> list[SessionRows]:

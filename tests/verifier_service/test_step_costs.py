@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.cpu_graphs import ROW_BUCKETS
-from engine.model import LoadedModel
+from engine.model import LoadedModel, load_model
 from engine.runner import ModelRunner
-from verifier_service.step_costs import StepCosts, measure_step_costs
+from verifier_service.step_costs import StepCosts, measure_step_costs, staircase
 
 TABLES = st.lists(
     st.tuples(st.integers(1, 200), st.floats(1e-6, 1.0)), min_size=1, max_size=8, unique_by=lambda entry: entry[0]
@@ -96,6 +98,25 @@ def test_a_real_model_is_measured_over_as_many_rows_as_fit(loaded: LoadedModel) 
     assert seconds == sorted(seconds)
     # 40 positions: as many rows are the last that were tried, and the slope from the size before goes on.
     assert costs.marginal_s(ROW_BUCKETS[ROW_BUCKETS.index(40) - 1]) == pytest.approx(costs.marginal_s(500), abs=1e-12)
+
+
+def test_padded_forwards_cost_what_the_next_measured_size_does() -> None:
+    costs = StepCosts(staircase([(1, 0.010), (2, 0.010), (8, 0.011), (16, 0.012), (24, 0.017)]))
+    assert [costs.seconds(rows) for rows in (1, 2, 3, 8, 9, 16, 17, 24)] == pytest.approx(
+        [0.010, 0.010, 0.011, 0.011, 0.012, 0.012, 0.017, 0.017]
+    )
+    assert costs.seconds(32) == pytest.approx(0.022), "beyond what was measured the last slope goes on"
+    assert costs.seconds(104) == pytest.approx(0.067)
+    assert staircase([(1, 0.010)]) == [(1, 0.010)]
+
+
+def test_recorded_forwards_cost_what_the_size_does_that_they_are_padded_to() -> None:
+    loaded = load_model("models/demo-draft")
+    runner = ModelRunner(loaded, loaded.make_cache(64, 4), graphs=True)
+    assert runner.uses_graphs
+    costs = measure_step_costs(runner, 64, 4)
+    for size_before, size in itertools.pairwise(ROW_BUCKETS):
+        assert costs.seconds(size_before + 1) == costs.seconds(size)
 
 
 @settings(max_examples=200, deadline=None)
