@@ -119,9 +119,11 @@ class AdaptiveDraft:
         if not shared.guard.allows_drafts():
             return 0
         most = self._most_tokens(self.method)
-        gain, longest = costs.settled_gain(shared.load_without_drafts(), most)
+        load = shared.load_without_drafts()
+        gain, longest = costs.settled_gain(load, most)
         if gain > _MIN_GAIN:
-            gain, length = self._own_length(costs, shared.lengths.length(self.method, longest))
+            longest = shared.lengths.length(self.method, longest, lambda length: costs.speedup(load, length))
+            gain, length = self._own_length(costs, longest)
             if gain > 0.0:
                 costs.pays_again()
                 in_time_s = max(0.0, shared.slo_itl_s - shared.load.step_s(length))

@@ -71,10 +71,12 @@ class VerifierLoad:
 
     def rows_s(self, num_draft_tokens: float) -> float:
         """What so many draft tokens of each session add to a forward of all. Beyond the lengths that the verifier has
-        told of, each costs what the last one did."""
-        costs = (0.0, *(self.draft_rows_s or (0.0,)))
-        place = min(int(num_draft_tokens), len(costs) - 2)
-        return costs[place] + (num_draft_tokens - place) * (costs[place + 1] - costs[place])
+        told of, each costs as much as those did in the mean."""
+        told = (0.0, *self.draft_rows_s)
+        place = int(num_draft_tokens)
+        if place < len(told) - 1:
+            return told[place] + (num_draft_tokens - place) * (told[place + 1] - told[place])
+        return told[-1] * num_draft_tokens / max(1, len(told) - 1)
 
 
 @dataclass
@@ -156,7 +158,7 @@ class MethodCosts:
             decay = _DECAY**share if self.probe_gap == _PROBE_GAP else _PROBE_DECAY
             self.num_accepted = decay * self.num_accepted + outcome.num_accepted
             self.num_reached = decay * self.num_reached + num_reached(outcome)
-            self.places.observe(outcome.num_accepted, num_reached(outcome), decay)
+            self.places.observe(outcome.num_accepted, num_reached(outcome), self.acceptance, decay)
 
     def expected_s(self, num_draft_tokens: int) -> float | None:
         """Seconds until so many draft tokens are there; None while nothing is known."""
@@ -196,7 +198,7 @@ class MethodCosts:
         """
         if max_draft_tokens <= 0:
             return 0.0, 0
-        speedups = {length: self._speedup(load, length) for length in range(1, max_draft_tokens + 1)}
+        speedups = {length: self.speedup(load, length) for length in range(1, max_draft_tokens + 1)}
         length = max(speedups, key=lambda length: speedups[length])
         if self.settled_length in speedups and speedups[length] < _CLEARLY_BETTER * speedups[self.settled_length]:
             length = self.settled_length
@@ -204,7 +206,8 @@ class MethodCosts:
             self.settled_length = length
         return self.gain(load, self.acceptance, length), length
 
-    def _speedup(self, load: VerifierLoad, num_draft_tokens: int) -> float:
+    def speedup(self, load: VerifierLoad, num_draft_tokens: int) -> float:
+        """Tokens a second of all sessions when all of them draft so many, over those at the load's rate."""
         tokens, plain_rounds = self._tokens_and_rounds(load, self.acceptance, num_draft_tokens, with_round_trip=True)
         return tokens / plain_rounds
 
@@ -214,7 +217,7 @@ class MethodCosts:
         """What a round brings a session, and how long it takes, in rounds at the load's rate without a draft."""
         # What holds up all sessions, or this one, costs as many tokens as one decodes alone meanwhile.
         own_rate = (load.tokens_per_s or 0.0) / load.batch_sessions
-        accepted = sum(self.places.survival(self.acceptance, acceptance, num_draft_tokens))
+        accepted = sum(self.places.survival(acceptance, num_draft_tokens))
         delay_s = num_draft_tokens * (self.position_s or 0.0)
         if with_round_trip:
             delay_s += self.overhead_s

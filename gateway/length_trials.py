@@ -2,22 +2,25 @@
 
 The model (draft_costs) prices drafting and rows. It does not see that longer rounds leave sessions out: whoever ends
 in one, or comes, waits for the next (32 sessions with requests of 64 tokens: 26 in a forward with three drafts, 29 with
-one, 31 without). What is left between lengths that the model holds for equal is of that size, so with many sessions
-the shorter one is measured against it.
+one, 31 without). What is left between lengths that the model holds for about equal is of that size, so with many
+sessions the shorter one is measured against it. One that it holds for clearly worse is not: a trial costs more than it
+can bring (16 sessions, three tokens and one: half of its 150 rounds at 0.8 of the tokens a second).
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Callable
 
 from gateway.draft_policy import RoundOutcome
 from shared.two_ways import TwoWays
 
 # With fewer sessions a round's tokens scatter more than the lengths differ, and rows cost next to nothing.
 _FEWEST_SESSIONS = 12
-# So many tokens fewer.
+# So many tokens fewer, where the model holds them for this share of its best or more.
 _STEP = 2
+_ALIKE = 0.9
 _LOADS_PER_DOUBLING = 2
 # Rounds: a turn, of which the first are still of both lengths, and what a comparison takes of each.
 _TURN_ROUNDS, _SETTLE_ROUNDS, _TRIAL_ROUNDS = 24, 8, 48
@@ -31,23 +34,26 @@ class LengthTrials:
             lambda: TwoWays(_TURN_ROUNDS, _TRIAL_ROUNDS, _SETTLE_ROUNDS)
         )
         self._num_sessions = 1
-        # What the model says of each method, and the part of a round that has been told of since the last whole one.
+        # What the model says of each method whose shorter drafts are to be tried, and the part of a round that has been
+        # told of since the last whole one.
         self._model_lengths: dict[str, int] = {}
         self._told = 0.0
 
-    def length(self, method: str, model_length: int) -> int:
-        """What to draft at most, where the model says `model_length`."""
-        self._model_lengths[method] = model_length
-        if self._num_sessions < _FEWEST_SESSIONS or not self._trials[self._key(method)].takes_second:
+    def length(self, method: str, model_length: int, speedup: Callable[[int], float]) -> int:
+        """What to draft at most, where the model says `model_length`; speedup: what it says that a length brings."""
+        shorter = _shorter(model_length)
+        is_alike = shorter < model_length and speedup(shorter) >= _ALIKE * speedup(model_length)
+        self._model_lengths[method] = model_length if is_alike else 0
+        if not is_alike or self._num_sessions < _FEWEST_SESSIONS:
             return model_length
-        return _shorter(model_length)
+        return shorter if self._trials[self._key(method)].takes_second else model_length
 
     def observe(self, outcome: RoundOutcome, method: str) -> None:
         """Every session of a batch tells of its round."""
         self._num_sessions = max(1, outcome.open_sessions, outcome.batch_sessions)
         model_length = self._model_lengths.get(method, 0)
         depth = outcome.draft_depth or outcome.num_asked
-        if not depth or _shorter(model_length) == model_length or self._num_sessions < _FEWEST_SESSIONS:
+        if not depth or not model_length or self._num_sessions < _FEWEST_SESSIONS:
             return
         self._told += 1.0 / max(1, outcome.batch_sessions)
         if self._told >= 1.0 and outcome.round_tokens > 0 and outcome.round_s > 0.0:

@@ -33,9 +33,9 @@ def test_the_gain_is_its_definition() -> None:
 
 def test_a_draft_costs_what_its_length_adds_to_a_forward() -> None:
     load = VerifierLoad(100.0, (0.0, 0.001, 0.006), 4.0)
-    assert [load.rows_s(length) for length in (0, 1, 2, 3)] == [0.0, 0.0, 0.001, 0.006]
+    assert [load.rows_s(length) for length in (0, 1, 2, 3)] == pytest.approx([0.0, 0.0, 0.001, 0.006])
     assert load.rows_s(2.5) == pytest.approx(0.0035), "where less is proposed than is asked for"
-    assert load.rows_s(5) == pytest.approx(0.016), "beyond what was told the last price goes on"
+    assert load.rows_s(6) == pytest.approx(0.012), "beyond what was told a token costs the mean"
     assert VerifierLoad().rows_s(3) == 0.0
     costs = MethodCosts()
     assert costs.gain(load, 0.5, 2) - costs.gain(load, 0.5, 3) == pytest.approx(25.0 * 0.005 - 0.125)

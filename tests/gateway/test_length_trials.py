@@ -39,12 +39,13 @@ def run(
     model_length: int = 3,
     *,
     is_local: bool = True,
+    speedup: Callable[[int], float] = lambda _length: 1.2,
 ) -> list[int]:
     """Lengths that were drafted, a length in force two rounds after it was said."""
     rng = random.Random(0)
     said = [model_length] * 2
     for _ in range(num_rounds):
-        said.append(trials.length(METHOD, model_length))
+        said.append(trials.length(METHOD, model_length, speedup))
         depth = said[-3]
         seconds = token_s(depth) * rng.uniform(0.85, 1.15)
         for _session in range(num_sessions):
@@ -76,6 +77,14 @@ def test_with_few_sessions_or_nothing_shorter_the_model_is_followed(num_sessions
     assert set(run(trials, 300, shorter_is_better, num_sessions, model_length)) == {model_length}
 
 
+def test_what_the_model_holds_for_clearly_worse_is_not_tried() -> None:
+    trials = LengthTrials()
+    assert set(run(trials, 300, shorter_is_better, speedup=lambda length: 1.0 + 0.1 * length)) == {3}
+    tried = run(trials, 600, shorter_is_better, speedup=lambda length: 1.0 + 0.01 * length)
+    assert tried[:20] == [3] * 20, "the rounds before have told nothing"
+    assert set(tried[-50:]) == {1}
+
+
 def test_loads_are_tried_apart() -> None:
     trials = LengthTrials()
     run(trials, 400, shorter_is_better)
@@ -86,6 +95,6 @@ def test_loads_are_tried_apart() -> None:
 def test_rounds_that_tell_nothing_count_for_nothing() -> None:
     trials = LengthTrials()
     for _ in range(2_000):
-        trials.length(METHOD, 3)
+        trials.length(METHOD, 3, lambda _length: 1.2)
         trials.observe(RoundOutcome(3, 3, 0, 32, (), 0.0, 0.0, 0.0, METHOD, open_sessions=32, draft_depth=3), METHOD)
-    assert trials.length(METHOD, 3) == 3
+    assert trials.length(METHOD, 3, lambda _length: 1.2) == 3

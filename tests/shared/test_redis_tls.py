@@ -64,7 +64,7 @@ async def test_who_is_not_let_in(address: str, authority: Authority, tmp_path: P
         del files["ssl_certfile"], files["ssl_keyfile"]
     else:
         address, files = address.replace("rediss://", "redis://"), {}
-    log = CommitLog.connect(f"{address}?{urlencode(files)}", ttl_s=60)
+    log = CommitLog.connect(f"{address}?{urlencode(files)}", ttl_s=60, patience_s=3.0)
     with pytest.raises(Unavailable):
         await log.start()
     await log.close()
