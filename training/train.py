@@ -104,6 +104,7 @@ def run(config: RunConfig, progress: Progress) -> Path:
     if is_main:
         trainer.objective.export(model_dir, export_dtype(config.export_dtype), config.target_name or str(config.target))
     accelerator.wait_for_everyone()
+    accelerator.end_training()  # the group ends here and not in whatever order the interpreters do
     return model_dir
 
 
