@@ -43,6 +43,8 @@ class RoundOutcome:
     # Where the verifier drafted by itself, for all sessions of the batch together: the most tokens that one of them
     # asked for, and draft_s is of all; 0: somebody else drafted, or nobody.
     draft_depth: int = 0
+    # Tokens that were wanted beyond the end of the output, and so not asked for.
+    num_beyond_end: int = 0
 
 
 @dataclass(frozen=True)

@@ -211,6 +211,11 @@ class Drafting:
         """Draft tokens that could be used: the end of the output cuts them off, which says nothing of the drafter."""
         return max(0, self._spec.sampling_params.max_tokens - commit.base_len - 1)
 
+    def _num_beyond_end(self, commit: Commit, num_asked: int) -> int:
+        """Draft tokens that were wanted, and not asked for as there was no room for them."""
+        num_wanted = self.local_drafts.num_draft_tokens if self.local_drafts is not None else self._num_wanted
+        return max(0, num_wanted - num_asked) if num_asked == self._room(commit) else 0
+
     def _outcome(self, commit: Commit, round_s: float, *, is_prefill: bool) -> RoundOutcome:
         verifier, drafter = commit.timings, self._draft_timings
         # What the drafter did while the verifier worked cost the round nothing.
@@ -237,6 +242,7 @@ class Drafting:
             may_be_ahead=self._looked_ahead,
             is_catch_up=self._local.is_catch_up if verifier.draft_us else is_catch_up,
             draft_depth=verifier.draft_depth,
+            num_beyond_end=self._num_beyond_end(commit, num_asked),
             draft_s=draft_s,
             # Nothing travels where the verifier drafts by itself.
             overhead_s=0.0 if verifier.draft_us else max(0.0, round_s - verifier_s - drafter_s),

@@ -43,6 +43,12 @@ class PlaceAcceptance:
             place.num_accepted = keep * place.num_accepted + (index < num_accepted)
             place.num_expected = keep * place.num_expected + mean
 
+    def observe_end(self, num_accepted: int, num_expected: float) -> None:
+        """The output has ended behind num_accepted draft tokens. num_expected: as many as in the mean would have been
+        accepted at the next place."""
+        if num_accepted < len(self._places):
+            self._places[num_accepted].num_expected += num_expected
+
     def survival(self, acceptance: float, num_tokens: int) -> list[float]:
         """Chances that the first 1, 2, ... num_tokens are accepted. acceptance: over all places, of whoever asks."""
         shares = [place.share for place in self._places[:num_tokens]]

@@ -31,6 +31,7 @@ from shared.engine_thread import EngineThread
 from shared.errors import InvalidRequest, OutriderError, Overloaded
 from shared.messages import DraftMethodInfo, SessionSpec, SteerRun, VerifyStep
 from verifier_service.admission import check_spec
+from verifier_service.context_costs import Contexts
 from verifier_service.hidden_states import keep_layers, read_rows, rows_to_send
 from verifier_service.local_drafting import LocalDrafting
 from verifier_service.metrics import VerifierMetrics
@@ -272,6 +273,7 @@ class VerifierEngine:
         if not plan:
             self._outbox.send()
             return
+        contexts = Contexts.of(plan)
         batch = build_batch([session_rows(work) for work in plan], self.blocks.block_size)
         started = time.perf_counter()
         result = self._runner.forward(batch, self._hidden.layers, on_start=self._outbox.send)
@@ -294,7 +296,7 @@ class VerifierEngine:
                 self._settle(work, rows, times)
             except Exception as error:
                 self._fail(work.session, error)
-        self._pace.observe(plan, self._num_tokens - num_tokens_before, times.started, times.ended)
+        self._pace.observe(plan, self._num_tokens - num_tokens_before, times.started, times.ended, contexts)
         self._metrics.observe_forward(plan, times, self.blocks, self._scheduler.num_preemptions)
 
     def _settle(self, work: Work, outputs: RowOutputs, times: ForwardTimes) -> None:

@@ -1,9 +1,10 @@
 """What a forward costs by the number of its rows: measured at start, kept up to date by what is measured since.
 
-The table gives the shape (a few rows cost as much as one, many cost in proportion). Two figures on top of it follow the
-machine and the length of the contexts: what forwards take more than the table says, whatever their size (other
-processes compute meanwhile), and how much steeper it has become, as far as forwards of several sizes tell. With one
-factor for both a further row looked half as dear again under load as it was (16 sessions on two cores: 0.9 ms for 0.5).
+The table gives the shape (a few rows cost as much as one, many cost in proportion), to which comes what the contexts
+cost (context_costs). Two figures on top of both follow the machine: what forwards take more than that, whatever their
+size (other processes compute meanwhile), and how much steeper it has become, as far as forwards of several sizes tell.
+With one factor for both a further row looked half as dear again under load as it was (16 sessions on two cores: 0.9 ms
+for 0.5).
 """
 
 from __future__ import annotations
@@ -14,15 +15,14 @@ import time
 from bisect import bisect_right
 from collections.abc import Sequence
 
-import torch
-
-from engine.batch import SessionRows, build_batch
+from engine.batch import ForwardBatch, SessionRows, build_batch
 from engine.cpu_graphs import MEETINGS_BEFORE_RECORDING, ROW_BUCKETS
 from engine.runner import ModelRunner
+from verifier_service.context_costs import NO_CONTEXTS, ContextCosts, Contexts, forward_s, measure_context_costs
 
 # Sessions of so few rows are recorded, however many they are.
 _ROWS_OF_A_SESSION = 4
-_REPEATS = 3
+_REPEATS = 5
 # The whole measurement; on a slow machine the larger batches are left out.
 _BUDGET_S = 6.0
 # Weight of the newest forward in the means, and in how they go together.
@@ -36,18 +36,22 @@ _LEAST_SLOPE = 0.1
 class StepCosts:
     """Piecewise linear between the table's row counts; beyond the last the slope of the last piece goes on."""
 
-    def __init__(self, table: Sequence[tuple[int, float]]) -> None:
-        """table: (rows, seconds), ascending in rows, at least one entry."""
+    def __init__(self, table: Sequence[tuple[int, float]], context_costs: ContextCosts | None = None) -> None:
+        """table: (rows, seconds), ascending in rows, at least one entry; without contexts."""
+        self._context_costs = context_costs or ContextCosts()
         self._rows = [rows for rows, _seconds in table]
         # More rows never cost less: where it was measured so, that is noise.
         self._seconds = [max(seconds for _rows, seconds in table[: place + 1]) for place in range(len(table))]
-        # Means over forwards: what the table says, and what they took; and how these go together.
+        # Means over forwards: tokens of context and what they cost; what table and contexts say, and what was taken; and
+        # how these two go together.
+        self._mean_context_tokens = self._mean_context_s = 0.0
         self._mean_expected: float | None = None
         self._mean_taken = 0.0
         self._variance = self._covariance = 0.0
 
     def seconds(self, num_rows: int) -> float:
-        expected = self._expected(num_rows)
+        """Of a forward with contexts as they have been lately."""
+        expected = self._expected(num_rows) + self._mean_context_s
         if self._mean_expected is None:
             return expected
         # Towards no rows at all it must not fall below nothing.
@@ -61,9 +65,20 @@ class StepCosts:
         """Seconds that one more row adds to a forward of `num_rows` rows."""
         return self.seconds(num_rows + 1) - self.seconds(num_rows)
 
-    def observe(self, num_rows: int, seconds: float) -> None:
+    def drafts_s(self, num_sessions: int, num_draft_tokens: int) -> float:
+        """Seconds that so many draft tokens of each session add to a forward of one row each."""
+        rows_s = self.seconds(num_sessions * (1 + num_draft_tokens)) - self.seconds(num_sessions)
+        pairs = Contexts(0, round(self._mean_context_tokens * num_draft_tokens))
+        return rows_s + self._steepness * self._context_costs.seconds(pairs)
+
+    def observe(self, num_rows: int, seconds: float, contexts: Contexts = NO_CONTEXTS) -> None:
         """A forward that has been run."""
-        expected = self._expected(num_rows)
+        context_s = self._context_costs.seconds(contexts)
+        if self._mean_expected is None:
+            self._mean_context_tokens, self._mean_context_s = float(contexts.num_tokens), context_s
+        self._mean_context_tokens += _WEIGHT * (contexts.num_tokens - self._mean_context_tokens)
+        self._mean_context_s += _WEIGHT * (context_s - self._mean_context_s)
+        expected = self._expected(num_rows) + context_s
         if expected <= 0.0:
             return
         if self._mean_expected is None:
@@ -107,27 +122,29 @@ def measure_step_costs(
 
     tap_layers: those whose hidden states will be kept from the first session on.
     """
-    table: list[tuple[int, float]] = []
     deadline = time.perf_counter() + _BUDGET_S
+    batches: dict[int, ForwardBatch] = {}
     # Every size that is recorded on the CPU: what is recorded while sessions run makes their drafts look dear.
     for num_rows in ROW_BUCKETS:
         sessions = _sessions(num_rows, block_size)
         if len({block for session in sessions for block in session.block_ids}) > num_blocks:
             break
-        batch = build_batch(sessions, block_size)
+        batches[num_rows] = build_batch(sessions, block_size)
         for _ in range(MEETINGS_BEFORE_RECORDING):
-            runner.forward(batch, tap_layers)
-        samples = []
-        for _ in range(_REPEATS):
-            started = time.perf_counter()
-            runner.forward(batch, tap_layers)
-            if runner.loaded.device.type == "cuda":
-                torch.cuda.synchronize()
-            samples.append(time.perf_counter() - started)
-        table.append((num_rows, statistics.median(samples)))
+            runner.forward(batches[num_rows], tap_layers)
         if time.perf_counter() > deadline:
             break
-    return StepCosts(staircase(table) if runner.uses_graphs else table)
+    seconds: dict[int, list[float]] = {num_rows: [] for num_rows in batches}
+    # One of each size after the other: a hiccup is then of all sizes, and the median over the turns leaves it out. With
+    # three of one size in a row 16 rows took 10.5 to 12.2 ms, 20 13.6 to 16.3; so 10.7 to 11.0 and 13.8 to 14.5.
+    for turn in range(_REPEATS):
+        for num_rows, batch in batches.items():
+            if turn and time.perf_counter() > deadline:
+                break
+            seconds[num_rows].append(forward_s(runner, batch, tap_layers))
+    table = [(num_rows, statistics.median(taken)) for num_rows, taken in seconds.items()]
+    context_costs = measure_context_costs(runner, num_blocks, block_size)
+    return StepCosts(staircase(table) if runner.uses_graphs else table, context_costs)
 
 
 def staircase(measured: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:

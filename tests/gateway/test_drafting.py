@@ -389,3 +389,5 @@ async def test_what_the_end_of_the_output_cuts_off_is_not_held_against_the_draft
     assert [outcome.is_catch_up for outcome in asked] == [True] + [False] * (len(asked) - 1)
     assert all(outcome.num_draft_tokens >= outcome.num_asked for outcome in asked)
     assert asked[-1].num_asked < asked[0].num_asked
+    assert [outcome.num_beyond_end for outcome in choice.outcomes[:-1]] == [0] * (len(choice.outcomes) - 1)
+    assert choice.outcomes[-1].num_beyond_end == asked[0].num_asked - choice.outcomes[-1].num_asked > 0

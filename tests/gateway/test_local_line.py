@@ -93,6 +93,8 @@ async def test_the_policy_hears_of_every_round(make: Callable[..., Choice]) -> N
     choice = make(None, policy=policy)
     assert await choice.run() == TRUTH
     first, second, *others = policy.outcomes
+    assert others[-1].num_beyond_end == 4 - others[-1].num_asked > 0
+    assert not any(outcome.num_beyond_end for outcome in policy.outcomes[:-1])
     assert (first.num_asked, first.method, first.draft_depth, first.verify_s) == (0, "", 0, 0.0)
     assert (second.is_catch_up, others[0].is_catch_up) == (True, False)
     for outcome in (second, *others[:-1]):

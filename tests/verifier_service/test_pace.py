@@ -169,6 +169,22 @@ def test_the_price_of_a_draft_is_that_of_its_step() -> None:
     assert rows_us[7] > 5_000
 
 
+def test_the_price_of_a_draft_is_that_of_the_last_rounds() -> None:
+    """3 and 4 sessions in turn: four draft tokens are on one step of the staircase for 3, and on the next for 4."""
+    pace = Pace(StepCosts([(1, 0.010), (16, 0.010), (17, 0.015), (32, 0.015), (33, 0.020)]))
+    told, now = [], 50.0
+    for turn in range(150):
+        num_sessions = 3 + turn % 2
+        pace.observe([work(0)] * num_sessions, num_sessions, now, now + 0.010)
+        told.append(pace.draft_rows_us()[3])
+        now += 0.010
+    assert told[-2:] == pytest.approx([2_500, 2_500], rel=0.1)
+    for _ in range(20):
+        pace.observe([work(0)], 1, now, now + 0.010)
+        now += 0.010
+    assert pace.draft_rows_us()[3] < 125, "and of no others, soon"
+
+
 def test_idle_hours_and_prefills_leave_the_rate_alone() -> None:
     pace = Pace(StepCosts([(1, 0.01), (64, 0.02)]))
     now = 50.0
