@@ -42,9 +42,9 @@ class StepCosts:
         self._rows = [rows for rows, _seconds in table]
         # More rows never cost less: where it was measured so, that is noise.
         self._seconds = [max(seconds for _rows, seconds in table[: place + 1]) for place in range(len(table))]
-        # Means over forwards: tokens of context and what they cost; what table and contexts say, and what was taken; and
-        # how these two go together.
+        # Means over forwards: tokens of context, and what they cost.
         self._mean_context_tokens = self._mean_context_s = 0.0
+        # What table and contexts say, and what was taken; and how these two go together.
         self._mean_expected: float | None = None
         self._mean_taken = 0.0
         self._variance = self._covariance = 0.0
