@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import dataclass
 
@@ -18,6 +19,8 @@ from verifier_service.row_outputs import RowOutputs
 from verifier_service.scheduler import Work
 from verifier_service.session import VerifierSession
 
+# Prices of drafts that differ by no more than this share, or so many microseconds, are the same.
+_SAME_PRICE, _SAME_PRICE_US = 0.05, 50
 # vLLM's names for rejection_sample_method.
 CHAIN_RULES = {"standard": standard.accept, "block": block.accept}
 
@@ -85,7 +88,7 @@ def decide(work: Work, outputs: RowOutputs, max_model_len: int, times: ForwardTi
             open_sessions=times.open_sessions,
             draft_us=max(1, _us(drafted.seconds)) if drafted is not None else 0,
             draft_depth=drafted.depth if drafted is not None else 0,
-            draft_rows_us=times.draft_rows_us,
+            draft_rows_us=_prices_to_tell(session, times.draft_rows_us),
         ),
         more=step_goes_on,
         num_cached_tokens=0 if session.has_replied else session.num_cached_tokens,
@@ -93,6 +96,16 @@ def decide(work: Work, outputs: RowOutputs, max_model_len: int, times: ForwardTi
         local_drafts=drafted.asked if drafted is not None else None,
     )
     return Round(commit, acceptance.accepted_nodes[:num_accepted])
+
+
+def _prices_to_tell(session: VerifierSession, draft_rows_us: tuple[int, ...]) -> tuple[int, ...]:
+    """Nothing while they are about what the session knows: told in every commit they were a tenth of plain decoding's
+    bytes."""
+    pairs = itertools.zip_longest(session.told_draft_rows_us, draft_rows_us, fillvalue=0)
+    if all(abs(rows_us - told_us) <= max(_SAME_PRICE_US, _SAME_PRICE * told_us) for told_us, rows_us in pairs):
+        return ()
+    session.told_draft_rows_us = draft_rows_us
+    return draft_rows_us
 
 
 def _accept(session: VerifierSession, proposal: Proposal, outputs: RowOutputs) -> Acceptance:

@@ -55,6 +55,8 @@ class VerifierSession:
     replied_at: float | None = None
     return_s: float | None = None
     has_replied: bool = False
+    # What it was told last that drafts add to a forward.
+    told_draft_rows_us: tuple[int, ...] = ()
     # When its newest commit was made.
     committed_at: float | None = None
     finished: bool = False

@@ -223,3 +223,19 @@ def test_timings_are_microseconds_of_queue_forward_and_sampling() -> None:
     timings = run(session, rows_for(3), None).commit.timings
     assert (timings.queue_us, timings.forward_us) == (750_000, 1_000_000)
     assert timings.total_us >= timings.sample_us > 0
+
+
+def test_prices_are_told_when_they_have_changed() -> None:
+    session = make_session()
+
+    def told(*draft_rows_us: int) -> tuple[int, ...]:
+        times = replace(TIMES, draft_rows_us=draft_rows_us)
+        work = Work(session, BlockTable(), 1, None, 1)
+        return decide(work, RowOutputs(rows_for(3)), 100, times).commit.timings.draft_rows_us
+
+    assert told(10, 2_000, 6_000) == (10, 2_000, 6_000)
+    assert told(50, 2_090, 5_750) == ()
+    assert told(50, 2_110, 6_000) == (50, 2_110, 6_000)
+    assert told(50, 2_200, 6_000) == (), "held against what was told last"
+    assert told(120, 2_110, 6_000) == (120, 2_110, 6_000)
+    assert told(120, 2_110) == (120, 2_110)
