@@ -25,6 +25,8 @@ from verifier_service.scheduler import Work
 _MOST_SESSIONS, _FEW_ROWS, _MANY_ROWS = 16, 1, 4
 _CONTEXT_LEN = 256
 _REPEATS = 5
+# For all of it: nothing is known where one turn of a large model takes as long.
+_BUDGET_S = 4.0
 
 
 class Contexts(NamedTuple):
@@ -56,7 +58,7 @@ class ContextCosts:
 
 def measure_context_costs(runner: ModelRunner, num_blocks: int, block_size: int) -> ContextCosts:
     """Forwards with contexts and without, of one row and of several each, in turn; before anybody is served. Nothing
-    is known of a cache that is too small for it."""
+    is known where the cache is too small for it or a forward takes too long."""
     num_blocks_each = -(-(_CONTEXT_LEN + _MANY_ROWS) // block_size)
     num_sessions = min(_MOST_SESSIONS, num_blocks // num_blocks_each)
     if num_sessions == 0 or runner.loaded.max_model_len < _CONTEXT_LEN + _MANY_ROWS:
@@ -64,12 +66,18 @@ def measure_context_costs(runner: ModelRunner, num_blocks: int, block_size: int)
     seconds: dict[tuple[int, int], list[float]] = {}
     blocks = [list(range(place * num_blocks_each, (place + 1) * num_blocks_each)) for place in range(num_sessions)]
     cases = list(itertools.product((_FEW_ROWS, _MANY_ROWS), (0, _CONTEXT_LEN)))
-    for _ in range(MEETINGS_BEFORE_RECORDING + _REPEATS):
+    deadline = time.perf_counter() + _BUDGET_S
+    for turn in range(MEETINGS_BEFORE_RECORDING + _REPEATS):
+        if turn and time.perf_counter() > deadline:
+            break
         for num_rows, context_len in cases:
             sessions = [SessionRows([0] * num_rows, context_len, own, num_logits_rows=num_rows) for own in blocks]
             taken_s = forward_s(runner, build_batch(sessions, block_size))
             seconds.setdefault((num_rows, context_len), []).append(taken_s)
-    medians = {case: statistics.median(taken[MEETINGS_BEFORE_RECORDING:]) for case, taken in seconds.items()}
+    samples = {case: taken[MEETINGS_BEFORE_RECORDING:] for case, taken in seconds.items()}
+    if not all(samples.values()):
+        return ContextCosts()
+    medians = {case: statistics.median(taken) for case, taken in samples.items()}
     few_s, many_s = (
         (medians[num_rows, _CONTEXT_LEN] - medians[num_rows, 0]) / (num_sessions * _CONTEXT_LEN)
         for num_rows in (_FEW_ROWS, _MANY_ROWS)

@@ -16,6 +16,7 @@ from engine.block_manager import BlockManager
 from engine.certificate import Certificate
 from engine.model import LoadedModel
 from engine.runner import ModelRunner
+from engine.sampling import LogitsProcessor
 from shared.messages import (
     Commit,
     FinishReason,
@@ -30,6 +31,7 @@ from shared.sampling_params import SamplingParams, SpeculationMode
 from tests.engine.tiny_models import save_tiny_model
 from verifier_service.engine import EngineLimits, VerifierEngine
 from verifier_service.metrics import VerifierMetrics
+from verifier_service.session import VerifierSession
 from verifier_service.step_costs import StepCosts
 
 REPLY_TIMEOUT_S = 60.0
@@ -238,3 +240,20 @@ PROMPT = prompt_of(0)
 
 def logprobs_of(commits: Sequence[Commit]) -> list[TokenLogprob]:
     return [entry for commit in commits for entry in commit.logprobs]
+
+
+def make_session(*, waits: bool = False, num_computed: int = 1) -> VerifierSession:
+    """One of two prompt tokens that belongs to no engine; waits: it has asked for its next step."""
+    params = SamplingParams(temperature=0.0)
+    session = VerifierSession(
+        spec=make_spec([1, 2], params),
+        processor=LogitsProcessor(params, [1, 2], ()),
+        stop_ids=frozenset(),
+        on_reply=lambda _reply: None,
+        opened_at=0.0,
+        token_ids=[1, 2],
+        num_computed=num_computed,
+    )
+    if waits:
+        session.step = VerifyStep(1, 0)
+    return session

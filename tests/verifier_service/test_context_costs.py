@@ -10,13 +10,11 @@ import pytest
 from engine.block_manager import BlockTable
 from engine.model import LoadedModel, load_model
 from engine.runner import ModelRunner
-from engine.sampling import LogitsProcessor
 from shared.messages import Proposal
-from shared.sampling_params import SamplingParams
-from tests.verifier_service.engine_client import make_spec
+from tests.verifier_service.engine_client import make_session
+from verifier_service import context_costs
 from verifier_service.context_costs import ContextCosts, Contexts, measure_context_costs
 from verifier_service.scheduler import Work
-from verifier_service.session import VerifierSession
 from verifier_service.step_costs import StepCosts
 
 TABLE = [(1, 0.009), (16, 0.011), (32, 0.015), (64, 0.023), (96, 0.033)]
@@ -24,18 +22,8 @@ COSTS = ContextCosts(token_s=2.5e-6, pair_s=2e-7)
 
 
 def work(context_len: int, num_chain_rows: int = 1, num_draft_tokens: int = 0) -> Work:
-    params = SamplingParams(temperature=0.0)
-    session = VerifierSession(
-        spec=make_spec([1, 2], params),
-        processor=LogitsProcessor(params, [1, 2], ()),
-        stop_ids=frozenset(),
-        on_reply=lambda _reply: None,
-        opened_at=0.0,
-        token_ids=[1, 2],
-        num_computed=context_len,
-    )
     proposal = Proposal(0, (1,) * num_draft_tokens, "x") if num_draft_tokens else None
-    return Work(session, BlockTable(), num_chain_rows, proposal, 1)
+    return Work(make_session(num_computed=context_len), BlockTable(), num_chain_rows, proposal, 1)
 
 
 def test_contexts_are_counted_once_and_once_for_each_row() -> None:
@@ -79,6 +67,12 @@ def test_a_real_model_is_measured() -> None:
     costs = measure_context_costs(runner, 320, 16)
     assert costs.token_s + costs.pair_s > 0.0
     assert costs.token_s >= 0.0 <= costs.pair_s
+
+
+def test_a_forward_that_takes_long_holds_up_no_start(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context_costs, "_BUDGET_S", 0.0)
+    runner = ModelRunner(loaded, loaded.make_cache(320, 16))
+    assert measure_context_costs(runner, 320, 16) == ContextCosts()
 
 
 def test_of_a_cache_that_is_too_small_nothing_is_known(loaded: LoadedModel) -> None:

@@ -9,10 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.block_manager import BlockTable
-from engine.sampling import LogitsProcessor
 from shared.messages import Proposal, VerifyStep
-from shared.sampling_params import SamplingParams
-from tests.verifier_service.engine_client import make_spec
+from tests.verifier_service.engine_client import make_session
 from verifier_service.pace import NO_ROUND, Pace
 from verifier_service.scheduler import Work
 from verifier_service.session import VerifierSession
@@ -23,25 +21,8 @@ FORWARD_S = 100.0
 NOW = 5000.0
 
 
-def make_session(waits: bool = False) -> VerifierSession:
-    params = SamplingParams(temperature=0.0)
-    session = VerifierSession(
-        spec=make_spec([1, 2], params),
-        processor=LogitsProcessor(params, [1, 2], ()),
-        stop_ids=frozenset(),
-        on_reply=lambda _reply: None,
-        opened_at=0.0,
-        token_ids=[1, 2],
-        num_computed=1,
-    )
-    if waits:
-        session.step = VerifyStep(1, 0)
-    return session
-
-
 def work(num_draft_tokens: int = 0, *, is_prefill: bool = False) -> Work:
-    session = make_session()
-    session.num_computed = 0 if is_prefill else 1
+    session = make_session(num_computed=0 if is_prefill else 1)
     proposal = Proposal(0, (1,) * num_draft_tokens, "x") if num_draft_tokens else None
     return Work(session, BlockTable(), 2 if is_prefill else 1, proposal, 1 + num_draft_tokens)
 
