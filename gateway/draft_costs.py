@@ -54,7 +54,7 @@ class VerifierLoad:
 
     def observe(self, outcome: RoundOutcome) -> None:
         self.tokens_per_s = outcome.tokens_per_s  # smoothed by the verifier already
-        self.draft_rows_s = outcome.draft_rows_s or self.draft_rows_s
+        self.draft_rows_s = outcome.draft_rows_s
         self.batch_sessions = blend(self.batch_sessions, max(1, outcome.batch_sessions), _COST_WEIGHT)
         if outcome.verify_s > 0.0:
             without_drafts_s = max(0.0, outcome.verify_s - self.rows_s(outcome.num_draft_tokens))

@@ -83,6 +83,8 @@ class Drafting:
         self._wanted_method = ""
         self._asked_method = ""
         self._open_sessions = 1
+        # What the verifier has told last; it tells again what has changed.
+        self._draft_rows_s: tuple[float, ...] = ()
         # Whether the drafter was asked for more than this round, and in the round before.
         self._looks_ahead = self._looked_ahead = False
         # What a round that goes on without a late answer has missed: an answer that nobody waits for, nothing.
@@ -188,6 +190,8 @@ class Drafting:
             if self._trials is not None and step.proposal is not None and self._looks_ahead == self._looked_ahead:
                 self._trials.observe(self._asked_method, self._open_sessions, round_s, ahead=self._looks_ahead)
         self._open_sessions = commit.timings.open_sessions or self._open_sessions
+        if commit.timings.draft_rows_us:
+            self._draft_rows_s = tuple(1e-6 * rows_us for rows_us in commit.timings.draft_rows_us)
         self._until_decision -= len(commit.token_ids)
         if self._policy is not None:
             self._policy.observe(self._outcome(commit, round_s, is_prefill=is_prefill))
@@ -233,7 +237,7 @@ class Drafting:
             num_draft_tokens=commit.num_draft_tokens,
             num_accepted=commit.num_accepted_tokens,
             batch_sessions=verifier.batch_sessions,
-            draft_rows_s=tuple(1e-6 * rows_us for rows_us in verifier.draft_rows_us),
+            draft_rows_s=self._draft_rows_s,
             tokens_per_s=verifier.tokens_per_s,
             method=self._asked_method if has_answer else "",
             round_tokens=verifier.round_tokens,

@@ -123,7 +123,7 @@ class PlainVerifier:
                 timings=Timings(
                     total_us=int(self.forward_s * 1e6) + (3_000 if asked is not None else 0),
                     tokens_per_s=100.0,
-                    draft_rows_us=(10, 20),
+                    draft_rows_us=(10, 20) if len(self.steps) == 1 and base_len == step.base_len else (),
                     draft_us=2_000 if asked is not None else 0,
                     draft_depth=2 * asked.num_draft_tokens if asked is not None else 0,
                 ),

@@ -42,13 +42,6 @@ def test_a_draft_costs_what_its_length_adds_to_a_forward() -> None:
     assert costs.gain(load, 0.5, 2) - costs.gain(load, 0.5, 3) == pytest.approx(25.0 * 0.005 - 0.125)
 
 
-def test_what_drafts_cost_is_as_it_was_until_something_else_is_told() -> None:
-    load = VerifierLoad()
-    for told, known in (((0.001,), 0.001), ((), 0.001), ((0.002,), 0.002)):
-        load.observe(replace(round_of(1, 0), draft_rows_s=told))
-        assert load.rows_s(1) == known
-
-
 def test_tokens_that_are_accepted_less_often_further_on_make_shorter_drafts() -> None:
     load = VerifierLoad(640.0, rows(0.0001, 16), 16.0)
     alike, falling = MethodCosts(0.001, 0.006), MethodCosts(0.001, 0.006)
