@@ -14,6 +14,9 @@ from command import ROOT, Terminal, another_gateway, outrider
 from client.stack_commands import StackState
 
 QUESTION = "Write a function that returns the sum of two numbers."
+# Its answer does not end: at 600 tokens/s a short one is over before Ctrl-C comes.
+ENDLESS = "Write the numbers from 1 to 500, one per line."
+ENDLESS_OPTIONS = ("--max-tokens", "1800", "--no-speculation")
 
 
 def expected(stack: StackState, messages: list[dict[str, str]], max_tokens: int) -> str:
@@ -80,11 +83,16 @@ def test_a_conversation(stack: StackState) -> None:
         assert terminal.exit_code() == 0
 
 
+def test_the_endless_answer_goes_on_to_its_limit(stack: StackState) -> None:
+    """What the two tests below need of the demo model."""
+    done = outrider("chat", ENDLESS, *ENDLESS_OPTIONS, "--json", "--address", stack.grpc_address)
+    assert json.loads(done.stdout)["completion_tokens"] == 1800, done.stderr
+
+
 def test_ctrl_c_stops_the_answer_and_not_the_program(stack: StackState) -> None:
-    command = ("chat", "--max-tokens", "1800", "--no-speculation", "--address", stack.grpc_address)
-    with Terminal(*command) as terminal:
+    with Terminal("chat", *ENDLESS_OPTIONS, "--address", stack.grpc_address) as terminal:
         terminal.read_until("> ")
-        terminal.type(f"{QUESTION}\n")
+        terminal.type(f"{ENDLESS}\n")
         terminal.read_until("def")
         terminal.type("\x03")
         terminal.read_until("stopped")
@@ -98,7 +106,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(stack: StackState) -> None:
 
 
 def test_ctrl_c_ends_one_question_with_130(stack: StackState) -> None:
-    with Terminal("chat", QUESTION, "--max-tokens", "1800", "--address", stack.grpc_address) as terminal:
+    with Terminal("chat", ENDLESS, *ENDLESS_OPTIONS, "--address", stack.grpc_address) as terminal:
         terminal.read_until("def")
         terminal.type("\x03")
         assert terminal.exit_code() == 130
