@@ -36,6 +36,8 @@ _MOST_TOKENS = 5
 # Holds the 64 prompts of 32 streams and what follows them. With the default every round of 32 streams read all prompts
 # anew, 10,800 tokens for 4,096 decoded, and those of fewer streams none.
 _KV_CACHE_MB = 1024
+# With six, one stream's round was over in two seconds, and two measurements of one thing differed by a tenth.
+_FEWEST_PROMPTS = 12
 # The same as "off", to know what two equal things differ by.
 _CONTROL = "off again"
 
@@ -143,7 +145,7 @@ def _measure(
 def _cell(url: str, method: str, temperature: float, num_streams: int, plan: Plan) -> list[dict[str, Any]]:
     variants = {"off": ("off", _MOST_TOKENS), "auto": ("auto", _MOST_TOKENS), _CONTROL: ("off", _MOST_TOKENS)}
     variants |= {f"{length} tokens": (method, length) for length in plan.lengths}
-    prompts = mixed_prompts(max(6, 2 * num_streams))
+    prompts = mixed_prompts(max(_FEWEST_PROMPTS, 2 * num_streams))
     shapes = {name: _shape(plan, method, length, temperature) for name, (method, length) in variants.items()}
     run_for(url, prompts, shapes["off"], num_streams, 0.0)
     run_for(url, prompts, shapes["auto"], num_streams, plan.learn_s)

@@ -4,12 +4,14 @@ The real stack with a link between gateway and drafter that makes everything lat
 round-trip times of 0 to 100 ms, with and without jitter, one stream, no drafts, drafts of fixed lengths and auto.
 What comes out is compared with
 
-    S = E / (1 + n c + r)     E tokens a round, n draft tokens, c = seconds of drafting one / T, r = round trip / T
+    S = E / ((1 - h) (1 + n c + r) + h max(1, n c + r))
 
-(Leviathan et al. 2023 with a round trip; T: seconds of a plain round), every figure measured in the same run, once as
-it stands and once with what a round without delay took beyond it. Also: bytes on the wire per token, and the time to
-the first token. All conditions take turns, back and forth, and figures are medians over the rounds of that. Rows go to
-benchmarks/results/round_trip.jsonl.
+with E tokens a round, n draft tokens, c = seconds of drafting one / T, r = round trip / T, T seconds of a plain round,
+and h the share of the rounds whose draft had been asked for while the verifier still worked on the one before. Without
+those it is E / (1 + n c + r), Leviathan et al. 2023 with a round trip. Every figure is measured in the same run, and S
+is given once as it stands and once with what a round without delay took beyond it. Also: bytes on the wire per token,
+and the time to the first token. All conditions take turns, back and forth, and figures are medians over the rounds of
+that. Rows go to benchmarks/results/round_trip.jsonl.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
 _IDLE_S = 4.0
 _FIRST_TOKEN_REPEATS = 3
 _SERVICES = ("gateway", "verifier", "drafter")
+_USED_AHEAD = 'drafts_asked_ahead_total{used="yes"}'
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,8 @@ class Cell:
     round_tokens: float
     round_s: float
     drafted_share: float
+    # Of the rounds, those whose draft had been asked for in the round before.
+    ahead_share: float
     draft_s: float
     forward_s: float
     first_token_s: float
@@ -176,6 +181,7 @@ def _cell(
         round_tokens=sum(tokens for _, tokens, _ in kinds.values()) / rounds,
         round_s=sum(spent for _, _, spent in kinds.values()) / rounds,
         drafted_share=kinds["on"][0] / rounds,
+        ahead_share=grown["gateway"].get(_USED_AHEAD, 0.0) / rounds,
         draft_s=_mean(grown["drafter"], "draft_seconds", f'{{method="{METHOD}"}}'),
         forward_s=_mean(grown["verifier"], "forward_seconds"),
         first_token_s=_median_first_token(result),
@@ -253,20 +259,25 @@ def compare(cells: list[Cell]) -> list[dict[str, Any]]:
 
 
 def _expected(cell: Cell, near: Cell, plain_s: float) -> dict[str, float]:
-    """near: the same variant without delay; only E is the cell's own. plain_s: of a plain round."""
+    """near: the same variant without delay; E and h are the cell's own. plain_s: of a plain round."""
     drafting = near.draft_s / plain_s
-    delay = cell.rtt_ms * 1e-3 / plain_s
-    excess = near.round_s / plain_s - 1.0 - drafting
+    round_length = expected_round(drafting, cell.rtt_ms * 1e-3 / plain_s, cell.ahead_share)
+    excess = near.round_s / plain_s - expected_round(drafting, 0.0, near.ahead_share)
     return {
         "c": drafting / cell.num_draft_tokens,
-        "expected": cell.round_tokens / (1.0 + drafting + delay),
-        "expected_with_excess": cell.round_tokens / (1.0 + drafting + delay + excess),
+        "expected": cell.round_tokens / round_length,
+        "expected_with_excess": cell.round_tokens / (round_length + excess),
     }
+
+
+def expected_round(drafting: float, delay: float, ahead_share: float) -> float:
+    """How long a round takes, all in plain rounds: the denominator of S."""
+    return (1.0 - ahead_share) * (1.0 + drafting + delay) + ahead_share * max(1.0, drafting + delay)
 
 
 def _show(rows: list[dict[str, Any]]) -> None:
     columns = (
-        *("RTT", "jitter", "variant", "tokens/s", "of off", "tokens/round", "drafted"),
+        *("RTT", "jitter", "variant", "tokens/s", "of off", "tokens/round", "drafted", "ahead"),
         *("speed-up", "expected", "with excess", "TTFT", "drafter B/token", "verifier B/token"),
     )
     table = Table(*columns, title="Real stack, one stream, the drafter behind a link with delay")
@@ -281,6 +292,7 @@ def _show(rows: list[dict[str, Any]]) -> None:
             f"{row['of_off']:.2f}",
             f"{row['round_tokens']:.2f}",
             f"{row['drafted_share']:.0%}",
+            f"{row['ahead_share']:.0%}",
             f"{row['speedup']:.2f}",
             *expected,
             f"{row['first_token_s'] * 1e3:.0f} ms",

@@ -33,8 +33,9 @@ _PROBE_DECAY = 0.85
 _PRIOR_ACCEPTANCE = 0.7
 _PRIOR_OVERHEAD_S = 0.001
 # The shortest length is drafted that brings at least so much of the best, and stays for as long as it brings the other.
-_AS_GOOD = 0.98
-_STILL_AS_GOOD = 0.95
+# With 0.98 and 0.95 16 sessions stayed at two tokens where three were held for 3 % better and were 5 % better.
+_AS_GOOD = 0.99
+_STILL_AS_GOOD = 0.975
 # Tokens of all sessions between two short probes while drafting does not pay; twice as many after each that fails. The
 # longest pause is per session in a batch: a probe holds up all of them, and opens a session at the drafter.
 _PROBE_GAP = 48
@@ -213,7 +214,7 @@ class MethodCosts:
         speedups = {length: self.speedup(load, length) for length in range(1, max_draft_tokens + 1)}
         best = max(speedups.values())
         length = next(length for length, speedup in speedups.items() if speedup >= _AS_GOOD * best)
-        if self.settled_length <= length and speedups.get(self.settled_length, 0.0) >= _STILL_AS_GOOD * best:
+        if speedups.get(self.settled_length, 0.0) >= _STILL_AS_GOOD * best:
             length = self.settled_length
         elif self.settled_length <= max_draft_tokens:  # a request that allows fewer settles nothing for the others
             self.settled_length = length

@@ -20,7 +20,7 @@ from shared.two_ways import TwoWays
 _FEWEST_SESSIONS = 12
 # So many tokens fewer, where the model holds them for this share of its best or more.
 _STEP = 2
-_ALIKE = 0.9
+_ALIKE = 0.95
 _LOADS_PER_DOUBLING = 2
 # Rounds: a turn, of which the first are still of both lengths, and what a comparison takes of each.
 _TURN_ROUNDS, _SETTLE_ROUNDS, _TRIAL_ROUNDS = 24, 8, 48

@@ -99,8 +99,12 @@ def validation_table(rows: list[Row]) -> list[list[str]]:
 
 
 def round_trip_table(rows: list[Row]) -> list[list[str]]:
-    header = ["round trip", "jitter", "variant", "tokens/s", "of off", "speed-up", "S", "S with excess", "off by"]
-    table = [header]
+    table = [
+        [
+            *("round trip", "jitter", "variant", "tokens/s", "of off", "ahead"),
+            *("speed-up", "S", "S with excess", "off by"),
+        ]
+    ]
     for row in rows:
         expected = row.get("expected_with_excess")
         table.append(
@@ -110,6 +114,7 @@ def round_trip_table(rows: list[Row]) -> list[list[str]]:
                 row["variant"],
                 f"{row['tokens_per_s']:.1f}",
                 f"{row['of_off']:.2f}",
+                f"{row['ahead_share']:.0%}" if row.get("ahead_share") else "",
                 f"{row['speedup']:.2f}",
                 f"{row['expected']:.2f}" if expected else "",
                 f"{expected:.2f}" if expected else "",

@@ -19,8 +19,8 @@ from benchmarks.simulation.stack import METHOD, MeasuredStack, measured_stack, p
 from verifier_service.step_costs import StepCosts
 
 MODELS = Path(__file__).parents[2] / "models"
-OFF = Cell(0, 0, "off", 0, 48.0, 96, 90, 1.0, 0.02, 0.0, 0.0, 0.02, 0.03)
-DRAFT = Cell(0, 0, "draft 5", 5, 120.0, 96, 30, 3.0, 0.026, 1.0, 0.005, 0.0205, 0.03)
+OFF = Cell(0, 0, "off", 0, 48.0, 96, 90, 1.0, 0.02, 0.0, 0.0, 0.0, 0.02, 0.03)
+DRAFT = Cell(0, 0, "draft 5", 5, 120.0, 96, 30, 3.0, 0.026, 1.0, 0.0, 0.005, 0.0205, 0.03)
 
 
 def test_the_formula_is_fed_with_the_costs_without_delay() -> None:
@@ -35,6 +35,19 @@ def test_the_formula_is_fed_with_the_costs_without_delay() -> None:
     assert far_row["expected"] == pytest.approx(3 / 2.25)
     assert far_row["expected_with_excess"] == pytest.approx(far_row["speedup"]) == pytest.approx(3 / 2.3)
     assert far_row["of_off"] == pytest.approx(120 / 48)
+
+
+def test_a_draft_that_was_asked_for_ahead_hides_what_is_shorter() -> None:
+    """S where drafts are asked for ahead: with a hit a round takes as long as verifying or as the way and drafting."""
+    rows = compare([OFF, DRAFT, replace(OFF, rtt_ms=20.0), replace(DRAFT, rtt_ms=20.0, ahead_share=0.5)])
+    near_excess = 0.026 / 0.02 - 1.25
+    assert rows[3]["expected"] == pytest.approx(3 / (0.5 * 2.25 + 0.5 * 1.25))
+    assert rows[3]["expected_with_excess"] == pytest.approx(3 / (0.5 * 2.25 + 0.5 * 1.25 + near_excess))
+    short_way = compare([OFF, DRAFT, replace(OFF, rtt_ms=5.0), replace(DRAFT, rtt_ms=5.0, ahead_share=1.0)])[3]
+    assert short_way["expected"] == pytest.approx(3.0), "verifying takes longer than drafting and the way"
+    # What was asked ahead without delay too is no excess.
+    rows = compare([OFF, replace(DRAFT, round_s=0.02, ahead_share=1.0)])
+    assert rows[1]["expected"] == rows[1]["expected_with_excess"] == pytest.approx(3.0)
 
 
 def test_every_cell_is_compared_with_plain_decoding_under_its_own_condition() -> None:

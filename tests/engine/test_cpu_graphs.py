@@ -20,7 +20,7 @@ from engine.model import LoadedModel, load_model
 from engine.runner import ForwardResult, ModelRunner
 
 BLOCK_SIZE = 4
-NUM_BLOCKS = 48
+NUM_BLOCKS = 64
 MAX_BLOCKS_OF_A_SESSION = 32  # 128 positions
 RECORDED = ("lean_llama", "lean_qwen3", "lean_gemma2", "lean_gemma3_text", "lean_phi3", "lean_smollm3")
 LEFT_ALONE = ("lean_mixtral", "lean_gpt_oss", "lean_phi", "opt")
@@ -105,7 +105,7 @@ def test_only_small_batches_of_wanted_rows_are_recorded(tmp_path: Path) -> None:
     most_rows_per_session = 32  # two query heads share a key's
     generator = random.Random(8)
     for _ in range(4):
-        pair.run(_random_sessions(generator, (32, 32, 32, 32, ROW_BUCKETS[-1] - 127)))
+        pair.run(_random_sessions(generator, (*[32] * (ROW_BUCKETS[-1] // 32), ROW_BUCKETS[-1] % 32 + 1)))
         pair.run(_random_sessions(generator, (most_rows_per_session + 1,)))
         (rows,) = _random_sessions(generator, (4,))
         pair.run([dataclasses.replace(rows, num_logits_rows=3)])

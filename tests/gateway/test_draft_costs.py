@@ -69,7 +69,7 @@ def test_all_sessions_draft_the_fewest_tokens_that_bring_about_the_most_a_second
         return tokens / (0.025 + 16 * num_draft_tokens * row_s + first_s + num_draft_tokens * token_s)
 
     gain, length = costs.settled_gain(VerifierLoad(640.0, rows(row_s, 16), 16.0), 8)
-    about_the_most = 0.98 * max(map(rate, range(1, 9)))
+    about_the_most = 0.99 * max(map(rate, range(1, 9)))
     assert rate(length) >= about_the_most > max(map(rate, range(1, length)), default=0.0)
     assert (gain > 1e-9) == (rate(length) > 640.0 * (1 + 1e-9))
 
@@ -83,7 +83,7 @@ def test_the_length_stays_until_another_is_clearly_better() -> None:
         costs.num_accepted = accepted
         assert costs.settled_gain(load, 8)[1] == length
         fresh.append(replace(costs, settled_length=0).settled_gain(load, 8)[1])
-    assert max(fresh) > length, "which another would have taken"
+    assert any(other != length for other in fresh), "one that decides anew takes another"
     assert costs.settled_gain(load, 1)[1] == 1
     assert costs.settled_length == length, "a request that allows fewer settles nothing for the others"
     costs.num_accepted = 30.0
