@@ -30,18 +30,15 @@ def bucket_of(batch: ForwardBatch) -> Bucket | None:
 
     Those are prefills: long enough to keep the GPU busy without a graph.
     """
-    rows = padded_num_rows(batch, ROW_BUCKETS)
+    num_rows = batch.token_ids.shape[0]
+    rows = padded_num_rows(num_rows, ROW_BUCKETS) if batch.logits_rows.shape[0] == num_rows else None
     width = batch.block_tables.shape[1]
     return None if rows is None else Bucket(rows, 1 << (width - 1).bit_length())
 
 
-def padded_num_rows(batch: ForwardBatch, sizes: Sequence[int]) -> int | None:
-    """The least of the sizes, which ascend, that holds the batch; None where none does, or some row's logits are not
-    wanted, or there are no rows."""
-    num_rows = batch.token_ids.shape[0]
-    if num_rows == 0 or batch.logits_rows.shape[0] != num_rows:
-        return None
-    return next((size for size in sizes if size >= num_rows), None)
+def padded_num_rows(num_rows: int, sizes: Sequence[int]) -> int | None:
+    """The least of the sizes, which ascend, that holds so many rows; None where none does, or there are no rows."""
+    return next((size for size in sizes if size >= num_rows > 0), None)
 
 
 def empty_batch(bucket: Bucket, device: torch.device | str = "cpu") -> ForwardBatch:

@@ -72,13 +72,20 @@ def _random_sessions(generator: random.Random, shape: Sequence[int]) -> list[Ses
     return sessions
 
 
+def _with_some_wanted(generator: random.Random, session: SessionRows) -> SessionRows:
+    """As a draft is, or as the end or the middle of a prompt."""
+    num_rows = len(session.token_ids)
+    return dataclasses.replace(session, num_logits_rows=generator.choice([num_rows, num_rows, num_rows, 1, 0]))
+
+
 @pytest.mark.parametrize("name", RECORDED)
 def test_any_batch_has_the_bits_of_a_plain_forward(name: str, tmp_path: Path) -> None:
     pair = Pair(_load(name, tmp_path / name))
     generator = random.Random(5)
     shapes = [(1,), (6,), (3, 3), (7,), (3, 2, 3), (1, 1), (9, 8, 16), (30,)]  # of 1, 2, 6, 8, 32 and 40 rows
     for _ in range(70):
-        pair.run(_random_sessions(generator, generator.choice(shapes)))
+        sessions = _random_sessions(generator, generator.choice(shapes))
+        pair.run([_with_some_wanted(generator, session) for session in sessions])
     assert pair.num_recorded == 6
 
 
@@ -100,6 +107,18 @@ def test_taps_are_recorded_with_the_forward(tmp_path: Path) -> None:
     assert not torch.equal(kept[-2].hidden[2], kept[-5].hidden[2]), "a result outlives the next forward"
 
 
+def test_the_rows_that_are_wanted_come_back(tmp_path: Path) -> None:
+    """A prompt's end between sessions that draft, its middle before one: recorded with them."""
+    pair = Pair(_load("lean_llama", tmp_path / "llama"))
+    generator = random.Random(9)
+    for _ in range(4):
+        first, prompt_end, middle, last = _random_sessions(generator, (3, 9, 7, 2))
+        sessions = [first, dataclasses.replace(prompt_end, num_logits_rows=1), last]
+        assert pair.run(sessions).logits.shape[0] == 3 + 1 + 2
+        assert pair.run([dataclasses.replace(middle, num_logits_rows=0), last]).logits.shape[0] == 2
+    assert pair.num_recorded == 2
+
+
 def test_only_small_batches_of_wanted_rows_are_recorded(tmp_path: Path) -> None:
     pair = Pair(_load("lean_llama", tmp_path / "llama"))
     most_rows_per_session = 32  # two query heads share a key's
@@ -107,8 +126,9 @@ def test_only_small_batches_of_wanted_rows_are_recorded(tmp_path: Path) -> None:
     for _ in range(4):
         pair.run(_random_sessions(generator, (*[32] * (ROW_BUCKETS[-1] // 32), ROW_BUCKETS[-1] % 32 + 1)))
         pair.run(_random_sessions(generator, (most_rows_per_session + 1,)))
-        (rows,) = _random_sessions(generator, (4,))
-        pair.run([dataclasses.replace(rows, num_logits_rows=3)])
+        prompts = _random_sessions(generator, (20, 20))
+        pair.run([dataclasses.replace(prompt, num_logits_rows=1) for prompt in prompts])
+        pair.run([dataclasses.replace(prompts[0], num_logits_rows=0)])
     assert pair.num_recorded == 0
 
 
