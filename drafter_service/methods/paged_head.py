@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -87,12 +88,13 @@ class PagedHead:
 
     @torch.inference_mode()
     def forward(self, rows: Sequence[SessionRows], features: torch.Tensor) -> torch.Tensor:
-        """features [T, H] of all rows in order -> next features [T, H]; keys and values are written.
-
-        Rows whose logits are asked for may be run as they were recorded; they are given features all the same.
-        """
+        """features [T, H] of all rows in order -> next features [T, H]; keys and values are written."""
         batch = build_batch(rows, self.blocks.block_size, self.device)
-        found = None if self._recorded is None else self._recorded.run(batch, features)
+        if self._recorded is None:
+            return self.compute(batch, features)
+        # Whichever logits are asked for: what a recording gives for a row here are its features.
+        every_row = torch.arange(len(features), device=self.device)
+        found = self._recorded.run(dataclasses.replace(batch, logits_rows=every_row), features)
         return self.compute(batch, features) if found is None else found[0]
 
     @torch.inference_mode()
