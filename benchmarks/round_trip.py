@@ -1,4 +1,4 @@
-"""What does a drafter far away still bring? `python -m benchmarks.round_trip` (about 12 minutes).
+"""What does a drafter far away still bring? `python -m benchmarks.round_trip` (about a quarter of an hour).
 
 The real stack with a link between gateway and drafter that makes everything late (benchmarks/simulation/link.py):
 round-trip times of 0 to 100 ms, with and without jitter, one stream, no drafts, drafts of fixed lengths and auto.

@@ -175,7 +175,8 @@ class DraftModelNet:
         committed, start = state.committed.ids, len(state.cached_ids)
         if not draft.nodes:
             num_rows = len(committed) - start
-            # One row after a rejection, two after none; only batches whose every row's logits are wanted are replayed.
+            # One row after a rejection, two after none.
+            # CUDA graphs replay only batches of which the logits of every row are wanted.
             num_logits_rows = num_rows if num_rows <= _FEW_ROWS else 1
             return SessionRows(committed[start:], start, state.table.block_ids, num_logits_rows)
         if draft.is_chain:

@@ -193,8 +193,7 @@ class EagleNet:
             session.token_ids[state.end + 1 : stop + 1],
             state.end - state.first,
             state.table.block_ids,
-            # What a forward may repeat from a recording; prompts are not.
-            num_logits_rows=num_rows if num_rows <= CATCH_UP_ROWS else 0,
+            num_logits_rows=num_rows,
         )
 
     def _inputs(self, drafts: Sequence[Draft]) -> torch.Tensor:

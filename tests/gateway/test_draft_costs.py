@@ -79,11 +79,12 @@ def test_the_length_stays_until_another_is_clearly_better() -> None:
     costs = MethodCosts(0.002, 0.006, num_accepted=80.0, num_reached=100.0)
     _, length = costs.settled_gain(load, 8)
     fresh = []
-    for accepted in (76.0, 79.0, 83.0, 86.0):
+    for accepted in (76.0, 79.0, 83.0, 86.0, 88.0):
         costs.num_accepted = accepted
         assert costs.settled_gain(load, 8)[1] == length
         fresh.append(replace(costs, settled_length=0).settled_gain(load, 8)[1])
-    assert any(other != length for other in fresh), "one that decides anew takes another"
+    assert max(fresh) > length, "which another would have taken"
+    assert min(fresh) < length, "and one that decides anew"
     assert costs.settled_gain(load, 1)[1] == 1
     assert costs.settled_length == length, "a request that allows fewer settles nothing for the others"
     costs.num_accepted = 30.0
