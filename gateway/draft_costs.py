@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from gateway.draft_policy import LateAnswer, RoundOutcome
 from gateway.local_draft_time import LocalDraftTime
 from gateway.place_acceptance import PlaceAcceptance
+from gateway.shorter_drafts import num_shorter_rounds
 
 # A change of load shows within about 20 rounds.
 _COST_WEIGHT = 0.05
@@ -92,7 +93,8 @@ class MethodCosts:
     num_accepted: float = _PRIOR_ACCEPTANCE * 10
     num_reached: float = 10.0
     places: PlaceAcceptance = field(default_factory=PlaceAcceptance)
-    # Share of the tokens asked for that were proposed at all: n-grams often find nothing.
+    # Share of the tokens asked for that were proposed at all: n-grams often find nothing. Of drafts as long as the
+    # places are known from.
     proposed: float = 1.0
     # Tokens of all sessions until one may try a short draft although it does not seem to pay.
     tokens_until_probe: int = _PROBE_GAP
@@ -132,8 +134,7 @@ class MethodCosts:
             self.overhead_s, self.position_s = self.local_time.first_s, self.local_time.token_s
             self._last_overhead_s, self._last_position_s = self.overhead_s, self.position_s
         if outcome.num_asked and not outcome.is_catch_up:
-            share_proposed = outcome.num_draft_tokens / outcome.num_asked
-            self.proposed = blend(self.proposed, share_proposed, _COST_WEIGHT * share)
+            self._learn_proposed(outcome, _COST_WEIGHT * share)
         self._learn_acceptance(outcome, share)
 
     def learn(self, outcome: RoundOutcome | LateAnswer, *, may_be_ahead: bool = False) -> None:
@@ -147,7 +148,7 @@ class MethodCosts:
             else:
                 self.overhead_s = robust(self.overhead_s, outcome.overhead_s, self._last_overhead_s, weight)
             self._last_overhead_s = outcome.overhead_s
-            self.proposed = blend(self.proposed, outcome.num_draft_tokens / outcome.num_asked, _COST_WEIGHT)
+            self._learn_proposed(outcome, _COST_WEIGHT)
         if outcome.num_draft_tokens:
             position_s = outcome.draft_s / outcome.num_draft_tokens
             if not outcome.is_catch_up or self.position_s is None:
@@ -156,13 +157,23 @@ class MethodCosts:
         batch_sessions = outcome.batch_sessions if isinstance(outcome, RoundOutcome) else 1
         self._learn_acceptance(outcome, 1.0 / max(1, batch_sessions))
 
+    def _learn_proposed(self, outcome: RoundOutcome | LateAnswer, weight: float) -> None:
+        """Where nothing is found there is one round, however long drafts are; where much is found shorter ones make
+        more."""
+        missing = 1.0 - outcome.num_draft_tokens / outcome.num_asked
+        if num_wanted(outcome) < self.places.drafted_length:
+            survival = self._survival(self.acceptance, self.places.drafted_length)
+            missing *= num_shorter_rounds(survival, num_wanted(outcome), self.acceptance)
+        self.proposed = max(0.0, blend(self.proposed, 1.0 - missing, weight))
+
     def _learn_acceptance(self, outcome: RoundOutcome | LateAnswer, share: float) -> None:
         """share: of a round of all sessions. Forgetting one session's after the other kept three rounds of sixteen."""
         if outcome.num_draft_tokens:
             decay = _DECAY**share if self.probe_gap == _PROBE_GAP else _PROBE_DECAY
             self.num_accepted = decay * self.num_accepted + outcome.num_accepted
             self.num_reached = decay * self.num_reached + num_reached(outcome)
-            self.places.observe(outcome.num_accepted, num_reached(outcome), self.acceptance, decay)
+            reached, wanted = num_reached(outcome), num_wanted(outcome)
+            self.places.observe(outcome.num_accepted, reached, wanted, self.acceptance, decay)
 
     def _learn_end(self, outcome: RoundOutcome) -> None:
         """All of a draft was accepted, and the output ends before the next place: that one brings nothing, as if it had
@@ -170,7 +181,7 @@ class MethodCosts:
         """
         num_places = 1.0 if outcome.num_asked else self.proposed
         self.num_reached += num_places
-        self.places.observe_end(outcome.num_accepted, num_places * self.acceptance)
+        self.places.observe_end(outcome.num_accepted, num_wanted(outcome), num_places * self.acceptance)
 
     def expected_s(self, num_draft_tokens: int) -> float | None:
         """Seconds until so many draft tokens are there; None while nothing is known."""
@@ -231,14 +242,26 @@ class MethodCosts:
         """What a round brings a session, and how long it takes, in rounds at the load's rate without a draft."""
         # What holds up all sessions, or this one, costs as many tokens as one decodes alone meanwhile.
         own_rate = (load.tokens_per_s or 0.0) / load.batch_sessions
-        accepted = sum(self.places.survival(acceptance, num_draft_tokens))
+        tokens, num_proposed = self.of_a_round(acceptance, num_draft_tokens)
         delay_s = num_draft_tokens * (self.position_s or 0.0)
         if with_round_trip:
             delay_s += self.overhead_s
         elif self.local_time is not None:
             delay_s = 0.0  # those that the verifier drafts for together are no slower for one more
-        delay_s += load.rows_s(self.proposed * num_draft_tokens)
-        return 1.0 + self.proposed * accepted, 1.0 + own_rate * delay_s
+        delay_s += load.rows_s(num_proposed)
+        return tokens, 1.0 + own_rate * delay_s
+
+    def of_a_round(self, acceptance: float, num_draft_tokens: int) -> tuple[float, float]:
+        """Tokens that a round of a session brings, and draft tokens that are proposed for it, where it asks for so
+        many."""
+        survival = self._survival(acceptance, max(num_draft_tokens, self.places.drafted_length))
+        num_rounds = num_shorter_rounds(survival, num_draft_tokens, acceptance)
+        missing = (1.0 - self.proposed) / num_rounds
+        return (1.0 + sum(survival)) / num_rounds, (1.0 - missing) * num_draft_tokens
+
+    def _survival(self, acceptance: float, num_draft_tokens: int) -> list[float]:
+        """Chances that the first 1, 2, ... are proposed and accepted."""
+        return [self.proposed * chance for chance in self.places.survival(acceptance, num_draft_tokens)]
 
     def takes_probe(self, load: VerifierLoad) -> bool:
         """Whether a session for which drafting does not seem to pay may try once."""
@@ -255,6 +278,11 @@ class MethodCosts:
 def num_reached(outcome: RoundOutcome | LateAnswer) -> int:
     """Draft tokens that the target looked at: those after the first rejection say nothing."""
     return min(outcome.num_draft_tokens, outcome.num_accepted + 1)
+
+
+def num_wanted(outcome: RoundOutcome | LateAnswer) -> int:
+    """Draft tokens that were asked for, or would have been if the output did not end before."""
+    return outcome.num_asked + (outcome.num_beyond_end if isinstance(outcome, RoundOutcome) else 0)
 
 
 def blend(old: float | None, new: float, weight: float) -> float:

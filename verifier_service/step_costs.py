@@ -5,15 +5,21 @@ cost (context_costs). Two figures on top of both follow the machine: what forwar
 size (other processes compute meanwhile), and how much steeper it has become, as far as forwards of several sizes tell.
 With one factor for both a further row looked half as dear again under load as it was (16 sessions on two cores: 0.9 ms
 for 0.5).
+
+What all forwards take more grows with the sessions in them, as gateway and clients work for each, and with the sessions
+come rows. So sizes are compared among forwards of about as many sessions: after two sessions had become eight, 24 rows
+were held for 9.4 ms dearer than 8, and were 6.2.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 import time
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from engine.batch import ForwardBatch, SessionRows, build_batch
 from engine.cpu_graphs import MEETINGS_BEFORE_RECORDING, ROW_BUCKETS
@@ -31,6 +37,28 @@ _SLOPE_WEIGHT = 0.025
 # The table's own slope is believed until sizes differ by about this share of their mean cost.
 _TRUSTED_SPREAD = 0.035
 _LEAST_SLOPE = 0.1
+# One that missed what was expected of it by more than so many times the usual tells of a hiccup, not of its rows.
+_OUTLIER = 3.0
+# Loads within a fifth of each other are one load.
+_LOADS_PER_DOUBLING = 4
+
+
+@dataclass
+class _Level:
+    """Means over forwards of about as many sessions: what table and contexts say, and what was taken.
+
+    What it begins with counts as `count` forwards.
+    """
+
+    expected: float
+    taken: float
+    count: float
+
+    def move(self, ahead: float, late: float) -> None:
+        self.count += 1.0
+        weight = max(_WEIGHT, 1.0 / self.count)
+        self.expected += weight * ahead
+        self.taken += weight * late
 
 
 class StepCosts:
@@ -44,18 +72,14 @@ class StepCosts:
         self._seconds = [max(seconds for _rows, seconds in table[: place + 1]) for place in range(len(table))]
         # Means over forwards: tokens of context, and what they cost.
         self._mean_context_tokens = self._mean_context_s = 0.0
-        # What table and contexts say, and what was taken; and how these two go together.
-        self._mean_expected: float | None = None
-        self._mean_taken = 0.0
-        self._variance = self._covariance = 0.0
+        # By number of sessions; of the newest forward's; and how in all of them the two figures go together.
+        self._levels: dict[int, _Level] = {}
+        self._level: _Level | None = None
+        self._variance = self._covariance = self._mean_miss = 0.0
 
     def seconds(self, num_rows: int) -> float:
         """Of a forward with contexts as they have been lately."""
-        expected = self._expected(num_rows) + self._mean_context_s
-        if self._mean_expected is None:
-            return expected
-        # Towards no rows at all it must not fall below nothing.
-        return max(_LEAST_SLOPE * expected, self._mean_taken + self._steepness * (expected - self._mean_expected))
+        return self._taken(self._expected(num_rows) + self._mean_context_s)
 
     def rows_within(self, seconds: float, max_rows: int) -> int:
         """The most rows, up to max_rows, of a forward that takes at most so long; 0: not even one."""
@@ -71,26 +95,50 @@ class StepCosts:
         pairs = Contexts(0, round(self._mean_context_tokens * num_draft_tokens))
         return rows_s + self._steepness * self._context_costs.seconds(pairs)
 
-    def observe(self, num_rows: int, seconds: float, contexts: Contexts = NO_CONTEXTS) -> None:
+    def observe(
+        self, num_rows: int, seconds: float, contexts: Contexts = NO_CONTEXTS, *, num_sessions: int = 1
+    ) -> None:
         """A forward that has been run."""
         context_s = self._context_costs.seconds(contexts)
-        if self._mean_expected is None:
+        if self._level is None:
             self._mean_context_tokens, self._mean_context_s = float(contexts.num_tokens), context_s
         self._mean_context_tokens += _WEIGHT * (contexts.num_tokens - self._mean_context_tokens)
         self._mean_context_s += _WEIGHT * (context_s - self._mean_context_s)
         expected = self._expected(num_rows) + context_s
         if expected <= 0.0:
             return
-        if self._mean_expected is None:
-            self._mean_expected = self._mean_taken = expected
-        ahead, late = expected - self._mean_expected, seconds - self._mean_taken
-        self._mean_expected += _WEIGHT * ahead
-        self._mean_taken += _WEIGHT * late
+        level = self._level = self._level_of(num_sessions, expected)
+        ahead, late = expected - level.expected, seconds - level.taken
+        level.move(ahead, late)
+        if level.count >= 1.0 / _WEIGHT:  # before, that all of them take longer would be taken for their rows
+            self._learn_slope(ahead, late)
+
+    def _learn_slope(self, ahead: float, late: float) -> None:
+        """By how much a forward should have taken longer than those of its level, and has."""
+        missed = late - self._steepness * ahead
+        self._mean_miss += _WEIGHT * (abs(missed) - self._mean_miss)
+        largest = _OUTLIER * self._mean_miss
+        late += min(max(missed, -largest), largest) - missed
         # A forward of the usual size says nothing of the slope, so it makes nothing forgotten that is known of it.
         prior = self._prior
         weight = _SLOPE_WEIGHT * ahead * ahead / (ahead * ahead + prior)
         self._variance += weight * (ahead * ahead - self._variance)
         self._covariance += weight * (ahead * late - self._covariance)
+
+    def _level_of(self, num_sessions: int, expected: float) -> _Level:
+        place = round(_LOADS_PER_DOUBLING * math.log2(max(1, num_sessions)))
+        if place not in self._levels:
+            # The table was measured; what holds for other numbers of sessions is a guess.
+            count = 1.0 if self._levels else 1.0 / _WEIGHT
+            self._levels[place] = _Level(expected, self._taken(expected), count)
+        return self._levels[place]
+
+    def _taken(self, expected: float) -> float:
+        """By forwards as the newest one; what table and contexts say where there was none."""
+        if self._level is None:
+            return expected
+        # Towards no rows at all it must not fall below nothing.
+        return max(_LEAST_SLOPE * expected, self._level.taken + self._steepness * (expected - self._level.expected))
 
     @property
     def _steepness(self) -> float:
@@ -100,7 +148,7 @@ class StepCosts:
 
     @property
     def _prior(self) -> float:
-        return float((_TRUSTED_SPREAD * (self._mean_expected or 1.0)) ** 2)
+        return float((_TRUSTED_SPREAD * (self._level.expected if self._level else 1.0)) ** 2)
 
     def _expected(self, num_rows: int) -> float:
         """What the table says."""

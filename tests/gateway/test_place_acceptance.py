@@ -22,7 +22,7 @@ def learned(num_tokens: int, chances: Sequence[float] = CHANCES) -> tuple[PlaceA
         accepted = next((n for n in range(num_tokens) if rng.random() >= chances[n]), num_tokens)
         reached = min(num_tokens, accepted + 1)
         num_accepted, num_reached = 0.999 * num_accepted + accepted, 0.999 * num_reached + reached
-        places.observe(accepted, reached, num_accepted / num_reached, 0.999)
+        places.observe(accepted, reached, num_tokens, num_accepted / num_reached, 0.999)
     return places, num_accepted / num_reached
 
 
@@ -43,10 +43,22 @@ def test_a_place_that_was_never_drafted_is_like_the_mean_and_one_that_no_longer_
     places, mean = learned(4)
     before = places.survival(mean, 4)
     for _ in range(3_000):
-        places.observe(1, 1, mean, 0.999)
+        places.observe(1, 1, 1, mean, 0.999)
+        places.observe_end(0, 1, mean)
+    assert places.survival(mean, 4) == before, "shorter drafts say nothing of the longer ones' places"
+    for _ in range(100_000):
+        places.observe(1, 1, 1, mean, 0.999)
     after = places.survival(mean, 4)
-    assert after[0] > before[0]
+    assert (places.drafted_length, after[0] > before[0]) == (1, True), "until the longer ones are long ago"
     assert after[3] / after[2] == pytest.approx(before[3] / before[2])
+
+
+def test_a_draft_that_the_end_of_the_output_cut_short_counts_for_its_places() -> None:
+    places, mean = learned(4)
+    before = places.survival(mean, 4)
+    for _ in range(400):
+        places.observe(0, 1, 4, mean, 0.98)
+    assert places.survival(mean, 4)[0] < 0.2 * before[0]
 
 
 def test_a_session_that_is_accepted_more_often_is_so_at_every_place() -> None:
@@ -62,5 +74,5 @@ def test_what_copying_has_taught_promises_nothing_where_nothing_is_copied() -> N
     places, mean = learned(4, (0.5, 0.8, 0.9, 0.95))
     assert sum(places.survival(mean, 4)) > 1.5
     for _ in range(200):
-        places.observe(0, 1, 0.1, 0.98)
+        places.observe(0, 1, 4, 0.1, 0.98)
     assert sum(places.survival(0.1, 4)) < 0.12

@@ -202,10 +202,12 @@ def test_a_round_that_was_mostly_prompts_tells_nothing() -> None:
     for _ in range(10):
         pace.observe([work()], 1, now, now + 0.01)
         now += 0.01
-    before = pace.tokens_per_s
-    pace.observe([work(), *[work(is_prefill=True)] * 10], 11, now, now + 0.03)
+    before, rows_us = pace.tokens_per_s, pace.draft_rows_us()
+    pace.observe([work(), *[work(is_prefill=True)] * 10], 11, now, now + 0.035)
     assert pace.last_round == NO_ROUND
     assert pace.tokens_per_s == before
+    pace.observe([work()], 1, now + 0.035, now + 0.045)
+    assert pace.draft_rows_us() == pytest.approx(rows_us, rel=0.01), "nor of what a row costs"
 
 
 def _gathering_pace(*, helps: bool) -> Pace:

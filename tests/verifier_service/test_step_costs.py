@@ -79,6 +79,33 @@ def test_forwards_of_one_size_leave_the_price_of_a_row_alone() -> None:
     assert costs.marginal_s(20) == pytest.approx(before)
 
 
+def test_what_sessions_cost_is_not_taken_for_the_price_of_rows() -> None:
+    """Requests that come and go: two sessions without drafts, then eight with one or two tokens each."""
+    table = [(1, 0.010), (8, 0.0105), (16, 0.0115), (24, 0.0155)]
+    costs, known = StepCosts(table), StepCosts(table)
+    for _ in range(6):
+        for _ in range(60):
+            costs.observe(2, known.seconds(2), num_sessions=2)
+        for turn in range(60):
+            rows = (16, 15, 24, 20, 16)[turn % 5]
+            costs.observe(rows, 0.008 + known.seconds(rows), num_sessions=8)
+            dearer = costs.seconds(24) - costs.seconds(8)
+            assert dearer == pytest.approx(known.seconds(24) - known.seconds(8), rel=0.15)
+    assert costs.seconds(24) == pytest.approx(0.008 + known.seconds(24), rel=0.02)
+    costs.observe(2, known.seconds(2), num_sessions=2)
+    assert costs.seconds(2) == pytest.approx(known.seconds(2), rel=0.02), "what two sessions take is still known"
+
+
+def test_hiccups_of_large_forwards_leave_the_price_of_a_row_alone() -> None:
+    table = [(1, 0.010), (16, 0.0115), (32, 0.0175)]
+    costs, known, rng = StepCosts(table), StepCosts(table), np.random.default_rng(0)
+    for turn in range(400):
+        rows = (16, 16, 32, 16)[turn % 4]
+        hiccup_s = 0.025 if turn % 40 == 38 else 0.0
+        costs.observe(rows, known.seconds(rows) + hiccup_s + rng.normal(0.0, 0.0003), num_sessions=8)
+        assert costs.marginal_s(20) == pytest.approx(known.marginal_s(20), rel=0.35)
+
+
 def test_one_slow_forward_moves_it_little() -> None:
     costs = StepCosts([(1, 0.01), (64, 0.04)])
     costs.observe(1, 0.05)
