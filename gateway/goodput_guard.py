@@ -16,9 +16,8 @@ import math
 from dataclasses import dataclass, field
 
 from gateway.draft_policy import RoundOutcome
+from shared.loads import LOADS_PER_DOUBLING, load_of
 
-# Loads within a fifth of each other are one load.
-_LOADS_PER_DOUBLING = 4
 # Rounds after a change between drafting and not that tell of neither; after one to drafting, it takes until most
 # sessions have drafts (methods read what was decoded without them, one session after the other), but no longer than so.
 _SETTLE_ROUNDS = 4.0
@@ -153,7 +152,7 @@ class GoodputGuard:
             self._plain_rounds_left = max(0.0, self._plain_rounds_left - share)
 
     def _load_of(self, num_sessions: int) -> _Load:
-        place = round(_LOADS_PER_DOUBLING * math.log2(num_sessions))
+        place = load_of(num_sessions)
         if place not in self._loads:
             self._loads[place] = _Load(
                 max(_FIRST_MUTE_TOKENS, _MUTE_TOKENS_PER_SESSION * num_sessions),
@@ -170,7 +169,7 @@ class GoodputGuard:
         """Whether nothing is known of this load, and drafting has won with more sessions, or by far with about as
         many."""
         place = next(place for place, load in self._loads.items() if load is self._load)
-        near = [load for other, load in self._loads.items() if 0 < abs(other - place) <= _LOADS_PER_DOUBLING]
+        near = [load for other, load in self._loads.items() if 0 < abs(other - place) <= LOADS_PER_DOUBLING]
         lost = any(load.has_clearly_lost or load.mute_left > 0 for load in near)
         won = any(load.has_won_by_far for load in near)
         won_with_more = any(load.has_won for other, load in self._loads.items() if other > place)

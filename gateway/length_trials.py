@@ -9,11 +9,11 @@ can bring (16 sessions, three tokens and one: half of its 150 rounds at 0.8 of t
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable
 
 from gateway.draft_policy import RoundOutcome
+from shared.loads import load_of
 from shared.two_ways import TwoWays
 
 # With fewer sessions a round's tokens scatter more than the lengths differ, and rows cost next to nothing.
@@ -62,7 +62,7 @@ class LengthTrials:
             self._trials[self._key(method)].observe(outcome.round_s / outcome.round_tokens, second=is_shorter)
 
     def _key(self, method: str) -> tuple[str, int]:
-        return method, round(_LOADS_PER_DOUBLING * math.log2(self._num_sessions))
+        return method, load_of(self._num_sessions, _LOADS_PER_DOUBLING)
 
 
 def _shorter(length: int) -> int:

@@ -8,11 +8,11 @@ forward is full (16 sessions of 3 rows on two cores: 69 ms, two halves of them 3
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from shared.loads import load_of
 from shared.two_ways import TwoWays
 from verifier_service.context_costs import NO_CONTEXTS, Contexts
 from verifier_service.scheduler import Work
@@ -32,8 +32,6 @@ _LONGEST_ROUND_FORWARDS = 4.0
 _MOST_OF_PROMPTS = 0.5
 # Who gathers waits no longer than so many forwards.
 _LONGEST_GATHERING_FORWARDS = 2.0
-# Loads within a fifth of each other are one load.
-_LOADS_PER_DOUBLING = 4
 # Rounds of each session: in a turn of one way, those of them that settle, and in a comparison of the ways.
 _TURN_ROUNDS = 8
 _SETTLE_ROUNDS = 2
@@ -159,7 +157,7 @@ class Pace:
         return self._best_wait_s(num_here, num_rows, sorted(waits_s))
 
     def _gathering_of(self, num_sessions: int) -> TwoWays:
-        place = round(_LOADS_PER_DOUBLING * math.log2(num_sessions))
+        place = load_of(num_sessions)
         if place not in self._gatherings:
             self._gatherings[place] = TwoWays(
                 _TURN_ROUNDS * num_sessions, _TRIAL_ROUNDS * num_sessions, _SETTLE_ROUNDS * num_sessions

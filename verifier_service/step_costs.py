@@ -14,7 +14,6 @@ were held for 9.4 ms dearer than 8, and were 6.2.
 from __future__ import annotations
 
 import itertools
-import math
 import statistics
 import time
 from bisect import bisect_right
@@ -24,6 +23,7 @@ from dataclasses import dataclass
 from engine.batch import ForwardBatch, SessionRows, build_batch
 from engine.cpu_graphs import MEETINGS_BEFORE_RECORDING, ROW_BUCKETS
 from engine.runner import ModelRunner
+from shared.loads import load_of
 from verifier_service.context_costs import NO_CONTEXTS, ContextCosts, Contexts, forward_s, measure_context_costs
 
 # Sessions of so few rows are recorded, however many they are.
@@ -39,8 +39,6 @@ _TRUSTED_SPREAD = 0.035
 _LEAST_SLOPE = 0.1
 # One that missed what was expected of it by more than so many times the usual tells of a hiccup, not of its rows.
 _OUTLIER = 3.0
-# Loads within a fifth of each other are one load.
-_LOADS_PER_DOUBLING = 4
 
 
 @dataclass
@@ -126,7 +124,7 @@ class StepCosts:
         self._covariance += weight * (ahead * late - self._covariance)
 
     def _level_of(self, num_sessions: int, expected: float) -> _Level:
-        place = round(_LOADS_PER_DOUBLING * math.log2(max(1, num_sessions)))
+        place = load_of(num_sessions)
         if place not in self._levels:
             # The table was measured; what holds for other numbers of sessions is a guess.
             count = 1.0 if self._levels else 1.0 / _WEIGHT
