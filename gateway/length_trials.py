@@ -22,8 +22,9 @@ _FEWEST_SESSIONS = 12
 _STEP = 2
 _ALIKE = 0.95
 _LOADS_PER_DOUBLING = 2
-# Rounds: a turn, of which the first are still of both lengths, and what a comparison takes of each.
-_TURN_ROUNDS, _SETTLE_ROUNDS, _TRIAL_ROUNDS = 24, 8, 48
+# Rounds: a turn, of which the first are still of both lengths, and what a comparison takes of each. Turns of 24 were as
+# long as half an answer of 64 tokens, of which the first one is harder to draft: whoever had the first turn lost.
+_TURN_ROUNDS, _SETTLE_ROUNDS, _TRIAL_ROUNDS = 12, 4, 48
 
 
 class LengthTrials:

@@ -51,8 +51,9 @@ class _Rounds:
 class TwoWays:
     """`takes_second` says which way the next round should go; `observe` is told what the last one took.
 
-    trial_rounds: of each way in a comparison. turn_rounds: of one way until the other's turn; those at its start that
-    the way before it may still have a part in, settle_rounds, do not count.
+    trial_rounds: of each way in a comparison. turn_rounds: of a turn; those at its start that the way before it may
+    still have a part in, settle_rounds, do not count. The ways take turns as first, second, second, first: so what gets
+    easier or harder from turn to turn, as the texts of requests that began together do, favours neither.
     """
 
     turn_rounds: int = 16
@@ -72,7 +73,7 @@ class TwoWays:
     def takes_second(self) -> bool:
         if self._fresh_left > 0:
             return self._is_second_better
-        return (self._num_seen // self.turn_rounds) % 2 == 1
+        return (self._num_seen // self.turn_rounds) % 4 in (1, 2)
 
     def observe(self, round_s: float, *, second: bool, count: int = 1) -> None:
         """`count` rounds of `round_s` seconds each that went this way."""

@@ -132,6 +132,34 @@ def test_a_round_counts_as_one_however_many_sessions_tell_of_it(num_sessions: in
     assert costs.expected_s(4) == pytest.approx(0.0105, rel=0.01)
 
 
+def test_drafts_of_all_sessions_are_not_rare_because_they_do_not_seem_to_pay() -> None:
+    """The sessions go on with what was decided before, and what they show is as much noise as ever."""
+    costs, rng, seen = MethodCosts(), random.Random(0), []
+    for round_number in range(400):
+        if round_number == 200:
+            costs.tokens_until_probe = 0
+            assert costs.takes_probe(VerifierLoad())
+        for _ in range(16):
+            costs.observe(round_of(16, num_accepted=int(rng.random() < 0.5)))
+        seen.append(costs.acceptance)
+    assert max(seen[200:]) - min(seen[200:]) < 0.15, "with half a round of memory it is 0.5"
+
+
+def test_a_rare_draft_counts_for_the_rounds_since_the_last_one() -> None:
+    acceptance = []
+    for num_plain_rounds in (0, 5, 1_000):
+        costs, plain = MethodCosts(), replace(round_of(1, 0), num_asked=0, num_draft_tokens=0, draft_depth=0)
+        for _ in range(200):
+            costs.observe(round_of(1, num_accepted=4))
+        for _ in range(10):
+            for _ in range(num_plain_rounds):
+                costs.observe(plain)
+            costs.observe(round_of(1, num_accepted=0))
+        acceptance.append(costs.acceptance)
+    often, seldom, hardly_ever = acceptance
+    assert often > seldom > hardly_ever > 0.8, "and none makes more than a sixth forgotten"
+
+
 def test_a_verifier_that_no_longer_drafts_by_itself_is_noticed() -> None:
     costs = MethodCosts()
     costs.observe(round_of(2, 4))

@@ -81,14 +81,14 @@ def test_what_the_model_holds_for_clearly_worse_is_not_tried() -> None:
     trials = LengthTrials()
     assert set(run(trials, 300, shorter_is_better, speedup=lambda length: 1.0 + 0.1 * length)) == {3}
     tried = run(trials, 600, shorter_is_better, speedup=lambda length: 1.0 + 0.01 * length)
-    assert tried[:20] == [3] * 20, "the rounds before have told nothing"
+    assert tried[:11] == [3] * 11, "the rounds before have told nothing"
     assert set(tried[-50:]) == {1}
 
 
 def test_loads_are_tried_apart() -> None:
     trials = LengthTrials()
     run(trials, 400, shorter_is_better)
-    assert run(trials, 60, longer_is_better, num_sessions=16)[1:20] == [3] * 19
+    assert run(trials, 60, longer_is_better, num_sessions=16)[1:11] == [3] * 10
     assert set(run(trials, 60, shorter_is_better)[5:]) == {1}, "what was found is still known"
 
 

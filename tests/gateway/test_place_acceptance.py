@@ -26,6 +26,11 @@ def learned(num_tokens: int, chances: Sequence[float] = CHANCES) -> tuple[PlaceA
     return places, num_accepted / num_reached
 
 
+def last_to_third(survival: Sequence[float]) -> float:
+    """How the chances of the last two of four places compare."""
+    return (survival[3] / survival[2]) / (survival[2] / survival[1])
+
+
 def test_before_anything_is_seen_every_place_is_like_the_mean() -> None:
     assert PlaceAcceptance().survival(0.7, 3) == pytest.approx([0.7, 0.49, 0.343])
     assert PlaceAcceptance().survival(0.0, 2) == [0.0, 0.0]
@@ -45,20 +50,23 @@ def test_a_place_that_was_never_drafted_is_like_the_mean_and_one_that_no_longer_
     for _ in range(3_000):
         places.observe(1, 1, 1, mean, 0.999)
         places.observe_end(0, 1, mean)
-    assert places.survival(mean, 4) == before, "shorter drafts say nothing of the longer ones' places"
-    for _ in range(100_000):
-        places.observe(1, 1, 1, mean, 0.999)
     after = places.survival(mean, 4)
-    assert (places.drafted_length, after[0] > before[0]) == (1, True), "until the longer ones are long ago"
-    assert after[3] / after[2] == pytest.approx(before[3] / before[2])
+    assert after == pytest.approx(before, rel=1e-3), "shorter drafts say nothing of the longer ones' places"
+    for _ in range(100_000):
+        places.observe(1, 1, 1, 0.95, 0.999)
+    after = places.survival(0.95, 4)
+    assert (places.drafted_length, after[0]) == (1, pytest.approx(0.95)), "until the longer ones are long ago"
+    assert last_to_third(after) == pytest.approx(last_to_third(before))
 
 
 def test_a_draft_that_the_end_of_the_output_cut_short_counts_for_its_places() -> None:
     places, mean = learned(4)
     before = places.survival(mean, 4)
+    num_accepted, num_reached = 50.0 * mean, 50.0
     for _ in range(400):
-        places.observe(0, 1, 4, mean, 0.98)
-    assert places.survival(mean, 4)[0] < 0.2 * before[0]
+        num_accepted, num_reached = 0.98 * num_accepted, 0.98 * num_reached + 1.0
+        places.observe(0, 1, 4, num_accepted / num_reached, 0.98)
+    assert places.survival(num_accepted / num_reached, 4)[0] < 0.2 * before[0]
 
 
 def test_a_session_that_is_accepted_more_often_is_so_at_every_place() -> None:
@@ -76,3 +84,22 @@ def test_what_copying_has_taught_promises_nothing_where_nothing_is_copied() -> N
     for _ in range(200):
         places.observe(0, 1, 4, 0.1, 0.98)
     assert sum(places.survival(0.1, 4)) < 0.12
+
+
+def test_long_drafts_of_hard_text_alone_leave_the_level_to_the_mean() -> None:
+    """Requests come together, and where they begin long drafts are made: what those show is how the places compare."""
+    chances, rng = (0.4, 0.6, 0.7, 0.7, 0.7), random.Random(1)
+    places, num_accepted, num_reached = PlaceAcceptance(), 35.0, 50.0
+    for round_number in range(20_000):
+        is_hard = round_number % 100 < 15
+        num_tokens, ease = (5, 0.6) if is_hard else (1, 1.5)
+        accepted = next((n for n in range(num_tokens) if rng.random() >= ease * chances[n]), num_tokens)
+        reached = min(num_tokens, accepted + 1)
+        num_accepted, num_reached = 0.98 * num_accepted + accepted, 0.98 * num_reached + reached
+        places.observe(accepted, reached, num_tokens, num_accepted / num_reached, 0.98)
+    mean = num_accepted / num_reached
+    survival = places.survival(mean, 5)
+    of_reached = sum(survival) / (1.0 + sum(survival[:4]))
+    assert (places.drafted_length, of_reached) == (5, pytest.approx(mean, rel=0.02))
+    assert mean == pytest.approx(1.5 * chances[0], rel=0.15)
+    assert survival[1] / survival[0] > 1.2 * survival[0], "the later places are still the better ones"

@@ -71,6 +71,19 @@ def test_rounds_at_the_start_of_a_turn_do_not_count() -> None:
     assert ways.takes_second
 
 
+@pytest.mark.parametrize("num_turns", [2, 4])
+@pytest.mark.parametrize("change", [-0.3, 0.3])
+def test_what_gets_easier_or_harder_over_some_turns_favours_neither(num_turns: int, change: float) -> None:
+    """As the texts of requests that came together do, again and again."""
+    ways, num_second = TwoWays(turn_rounds=16, trial_rounds=96), 0
+    for place in range(4_000):
+        second = ways.takes_second
+        num_second += second
+        far = place / (16 * num_turns) % 1.0
+        ways.observe((1.05 if second else 1.0) * (1.0 + change * far), second=second)
+    assert num_second < 400
+
+
 def test_one_hiccup_decides_nothing() -> None:
     ways = TwoWays()
     for place in range(200):
