@@ -8,10 +8,10 @@ The shares are those of the longest drafts there are. Shorter ones pass through 
 the midst of it (shorter_drafts), so that their first tokens look better, and would make the later ones, known from
 longer drafts, promise too much.
 
-Nor do long drafts meet the same text: where requests came together, they were made at the beginnings of answers alone,
-in which n-grams find least. So the shares only tell how the places compare, and the mean over the drafts of today says
-where all of them stand. Taken as they were seen, with 0.56 at the first place, a mean of 0.63 came out as 0.53, and one
-token promised 1.33 a round and brought 1.46 (16 sessions).
+Long drafts do not meet the text of all rounds either: where requests came together, they were made at the beginnings of
+answers alone, in which n-grams find least. So the shares only tell how the places compare, and the mean over the drafts
+of today says where all of them stand. Taken as they were seen, with 0.56 at the first place, a mean of 0.63 came out as
+0.53, and one token promised 1.33 a round and brought 1.46 (16 sessions).
 
 Not here: the mean itself (draft_costs), which hardly depends on the length (n-grams: 0.59, 0.62, 0.64 with drafts of
 one, three, five).
