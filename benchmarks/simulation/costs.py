@@ -53,6 +53,10 @@ class Costs:
     # There and back between gateway and service on one machine, beyond the service's own time.
     verifier_trip_s: float
     drafter_trip_s: float
+    # On one machine, in rounds with drafts: how many times as long a forward, and a proposal, take as alone. Each finds
+    # caches that the other one has emptied.
+    verifier_beside_drafter: float
+    drafter_beside_verifier: float
     # Of all cores of the machine: what gateway, client and Redis take for a round of a session, and for its draft.
     host_round_s: float
     host_draft_s: float

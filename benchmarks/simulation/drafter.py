@@ -16,11 +16,13 @@ from drafter_service.methods.draft_model import CATCH_UP_ROWS
 
 
 class SimulatedDrafter:
-    def __init__(self, events: Events, machine: Machine, costs: Costs) -> None:
+    def __init__(self, events: Events, machine: Machine, costs: Costs, *, one_machine: bool = False) -> None:
+        """one_machine: the verifier is on it too."""
         self._events = events
         self._machine = machine
         self._step_s = seconds_by_rows(costs.draft_step)
         self._fixed_s = costs.draft_fixed_s
+        self._slowdown = costs.drafter_beside_verifier if one_machine else 1.0
         self._asked: list[SimulatedSession] = []
         self._behind: deque[SimulatedSession] = deque()
         self._expected: set[SimulatedSession] = set()
@@ -101,7 +103,7 @@ class SimulatedDrafter:
         seconds = self._fixed_s + self._step_s(sum(max(1, session.num_behind) for session in batch))
         for depth in range(1, max(session.num_asked for session in batch)):
             seconds += self._step_s(sum(session.num_asked > depth for session in batch))
-        return seconds
+        return self._slowdown * seconds
 
     def _propose(self, batch: list[SimulatedSession], propose_s: float, started: float) -> None:
         self._machine.run(propose_s, lambda: self._reply(batch, started))

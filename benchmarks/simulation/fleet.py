@@ -123,11 +123,12 @@ class Fleet:
         self._request_rng = random.Random(scenario.seed + 1)
         shared = SharedMachine(self._events)
         self._members = [
-            SimulatedVerifier(self._events, self._machine(shared), costs, with_hosts=scenario.one_machine)
+            SimulatedVerifier(self._events, self._machine(shared), costs, one_machine=scenario.one_machine)
             for _ in range(scenario.num_verifiers)
         ]
         self._drafter_members = [
-            SimulatedDrafter(self._events, self._machine(shared), costs) for _ in range(scenario.num_drafters)
+            SimulatedDrafter(self._events, self._machine(shared), costs, one_machine=scenario.one_machine)
+            for _ in range(scenario.num_drafters)
         ]
         self._verifiers, self._drafters = LeastLoaded(self._members), LeastLoaded(self._drafter_members)
         num_gateways = -(-scenario.num_verifiers // scenario.verifiers_per_gateway)

@@ -46,6 +46,8 @@ _FEWEST_SAMPLES = 3
 _PREFILL_ROWS = 256
 _DRAFT_SESSIONS = (1, 2, 4, 8, 16)
 _DRAFT_CATCH_UP_ROWS = 60
+# Of the rounds through the gateway.
+_ROUND_DRAFT_TOKENS = 4
 _BLOCK_SIZE = 16
 MAX_DRAFT_TOKENS = 8
 
@@ -59,8 +61,8 @@ def main(
     out: Annotated[Path, typer.Option(help="File that is written.")] = DEFAULT_PATH,
 ) -> None:
     """Example: python -m benchmarks.simulation.record --repeats 40"""
-    with expanded_target(target, _say) as expanded, measured_stack(expanded, draft, _say) as stack:
-        costs = record(stack, num_prompts=prompts, max_tokens=max_tokens, repeats=repeats)
+    with expanded_target(target, _say) as expanded:
+        costs = record(expanded, draft, num_prompts=prompts, max_tokens=max_tokens, repeats=repeats)
     save_costs(costs, out)
     console.print_json(data={name: value for name, value in vars(costs).items() if name not in ("domains", "measured")})
     for name, domain in costs.domains.items():
@@ -73,8 +75,14 @@ def _say(message: str) -> None:
     console.print(f"==> {message}")
 
 
-def record(stack: MeasuredStack, *, num_prompts: int, max_tokens: int, repeats: int) -> Costs:
-    """Raises what the services raise."""
+def record(target: Path, draft: Path, *, num_prompts: int, max_tokens: int, repeats: int) -> Costs:
+    """Of a stack of its own, with one drafter that is never asked ahead: its services take turns, so that what each
+    takes in a round is told apart. Raises what the services raise."""
+    with measured_stack(target, draft, _say, gateway_args=("--draft-ahead", "false")) as stack:
+        return _record(stack, num_prompts, max_tokens, repeats)
+
+
+def _record(stack: MeasuredStack, num_prompts: int, max_tokens: int, repeats: int) -> Costs:
     _say("forwards of the target, proposals of the draft model")
     verify = asyncio.run(_measure_verifier(stack.state.verifiers[0], repeats))
     drafts = asyncio.run(_measure_drafter(stack.state.drafters[0], repeats))
@@ -82,10 +90,14 @@ def record(stack: MeasuredStack, *, num_prompts: int, max_tokens: int, repeats: 
     cached_rows = _BLOCK_SIZE // 2
     gap_s = verify["step_gap_s"] + verify["step_gap_per_session_s"]
     trips = _measure_gateway(stack, num_prompts, max_tokens)
-    prefill_s = StepCosts(verify["verifier_step"]).seconds(cached_rows)
+    forward_s = StepCosts(verify["verifier_step"]).seconds
+    propose_s = drafts["draft_fixed_s"] + _ROUND_DRAFT_TOKENS * StepCosts(drafts["draft_step"]).seconds(1)
+    prefill_s = forward_s(cached_rows)
     return Costs(
         **verify,
         **drafts,
+        verifier_beside_drafter=max(1.0, trips["round_forward_s"] / forward_s(1 + _ROUND_DRAFT_TOKENS)),
+        drafter_beside_verifier=max(1.0, trips["round_draft_s"] / propose_s),
         host_round_s=trips["host_round_s"],
         host_draft_s=trips["host_draft_s"],
         drafter_trip_s=max(0.0, trips["round_overhead_s"] - verify["verifier_trip_s"] - gap_s),
@@ -163,11 +175,15 @@ def _measure_gateway(stack: MeasuredStack, num_prompts: int, max_tokens: int) ->
     for shape in (plain(16), Shape(16, METHOD, MAX_DRAFT_TOKENS)):
         asyncio.run(run_load(stack.state.url, prompts, shape, 1))  # fills the prefix cache
     plain_s, _ = _host_s_per_round(stack, prompts, plain(max_tokens))
-    drafted_s, grown = _host_s_per_round(stack, prompts, Shape(max_tokens, METHOD, 4))
+    before = {service: stack.scrape(service) for service in ("verifier", "drafter")}
+    drafted_s, grown = _host_s_per_round(stack, prompts, Shape(max_tokens, METHOD, _ROUND_DRAFT_TOKENS))
+    after = {service: stack.scrape(service) for service in before}
     first = asyncio.run(run_load(stack.state.url, prompts, plain(1), 1))
     return {
         "round_overhead_s": grown["round_overhead_seconds_sum"] / grown["round_overhead_seconds_count"],
         "first_token_s": mean(request.first_token_s for request in first.requests),
+        "round_forward_s": _mean_s(before["verifier"], after["verifier"], "forward_seconds"),
+        "round_draft_s": _mean_s(before["drafter"], after["drafter"], "draft_seconds", f'{{method="{METHOD}"}}'),
         "host_round_s": plain_s,
         "host_draft_s": max(0.0, drafted_s - plain_s),
     }
@@ -181,6 +197,14 @@ def _host_s_per_round(stack: MeasuredStack, prompts: list[str], shape: Shape) ->
     after, cpu_s = stack.scrape("gateway"), sum(map(_cpu_s, pids)) - cpu_s
     grown = {name: after[name] - before.get(name, 0.0) for name in after}
     return cpu_s / grown["round_overhead_seconds_count"] / len(os.sched_getaffinity(0)), grown
+
+
+def _mean_s(before: dict[str, float], after: dict[str, float], name: str, labels: str = "") -> float:
+    """Of what a histogram has observed in between."""
+    seconds, count = (
+        after[f"{name}_{part}{labels}"] - before.get(f"{name}_{part}{labels}", 0.0) for part in ("sum", "count")
+    )
+    return seconds / count
 
 
 def _cpu_s(pid: int) -> float:

@@ -44,13 +44,19 @@ class _Stack(Stack):
     """With links before verifier and drafter where they are wanted."""
 
     def __init__(
-        self, settings: StackSettings, run_dir: Path, progress: Progress, links: dict[str, DelayedLink]
+        self,
+        settings: StackSettings,
+        run_dir: Path,
+        progress: Progress,
+        links: dict[str, DelayedLink],
+        gateway_args: tuple[str, ...],
     ) -> None:
         super().__init__(settings, run_dir, progress)
         self._links = links
+        self._gateway_args = gateway_args
 
     def _gateway_command(self) -> list[str]:
-        command = [*super()._gateway_command(), "--per-request-spec-decode-metrics", "detailed"]
+        command = [*super()._gateway_command(), "--per-request-spec-decode-metrics", "detailed", *self._gateway_args]
         for kind, addresses in (("verifier", self.state.verifiers), ("drafter", self.state.drafters)):
             if kind in self._links:
                 command += [f"--{kind}s", self._links[kind].start(addresses[0])]  # the last one counts
@@ -59,7 +65,13 @@ class _Stack(Stack):
 
 @contextmanager
 def measured_stack(
-    target: Path, draft: Path, progress: Progress, *, num_drafters: int = 1, with_links: bool = False
+    target: Path,
+    draft: Path,
+    progress: Progress,
+    *,
+    num_drafters: int = 1,
+    with_links: bool = False,
+    gateway_args: tuple[str, ...] = (),
 ) -> Iterator[MeasuredStack]:
     """with_links: what goes between gateway and services is counted, and can be delayed; one drafter then."""
     with ExitStack() as exits:
@@ -77,7 +89,7 @@ def measured_stack(
             # Several drafters cannot have the same one.
             drafter_args=("--metrics-port", str(ports["drafter"])) if num_drafters == 1 else (),
         )
-        stack = _Stack(settings, run_dir, progress, links)
+        stack = _Stack(settings, run_dir, progress, links, gateway_args)
         exits.callback(stack.stop)
         state = stack.start()
         urls = {kind: f"http://127.0.0.1:{port}/metrics" for kind, port in ports.items()}

@@ -49,13 +49,11 @@ def main(
     """Example: python -m benchmarks.simulation.validate --drafters 1 --streams 1,4 --no-save"""
     wanted_streams = [int(text) for text in streams.split(",")]
     rows: list[dict[str, Any]] = []
-    costs: Costs | None = None
     with expanded_target(target, _say) as expanded:
+        costs = record(expanded, draft, num_prompts=prompts, max_tokens=max_tokens, repeats=repeats)
+        save_costs(costs, costs_file)
         for num_drafters in [int(text) for text in drafters.split(",")]:
             with measured_stack(expanded, draft, _say, num_drafters=num_drafters) as stack:
-                if costs is None:
-                    costs = record(stack, num_prompts=prompts, max_tokens=max_tokens, repeats=repeats)
-                    save_costs(costs, costs_file)
                 for num_streams in wanted_streams:
                     _say(f"{num_drafters} drafters, {num_streams} streams")
                     rows += _compare(stack, costs, num_drafters, num_streams, max_tokens, rounds, learn_s)

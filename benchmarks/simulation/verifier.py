@@ -81,12 +81,12 @@ def seconds_by_rows(table: Table) -> Callable[[int], float]:
 
 
 class SimulatedVerifier:
-    def __init__(self, events: Events, machine: Machine, costs: Costs, *, with_hosts: bool = False) -> None:
-        """with_hosts: gateway, client and Redis are on the machine too."""
+    def __init__(self, events: Events, machine: Machine, costs: Costs, *, one_machine: bool = False) -> None:
+        """one_machine: drafter, gateway, client and Redis are on it too."""
         self._events = events
         self._machine = machine
         self._costs = costs
-        self._with_hosts = with_hosts
+        self._one_machine = one_machine
         self._forward_s = seconds_by_rows(costs.verifier_step)
         self._pace = Pace(StepCosts(costs.verifier_step), clock=lambda: events.now)
         self.sessions: dict[SimulatedSession, None] = {}
@@ -127,6 +127,8 @@ class SimulatedVerifier:
         self._started = self._events.now
         seconds = self._forward_s(sum(work.num_rows for work in self._plan))
         seconds += (len(self._plan) - 1) * self._costs.verifier_session_s
+        if self._one_machine and any(work.num_rows > work.num_chain_rows for work in self._plan):
+            seconds *= self._costs.verifier_beside_drafter
         self.busy_s += seconds
         self._machine.run(seconds, self._end)
 
@@ -186,7 +188,7 @@ class SimulatedVerifier:
                     del self.sessions[session]
                 else:
                     rates.replied(cast(VerifierSession, session), now)
-            if self._with_hosts:
+            if self._one_machine:
                 has_draft = work.num_rows > work.num_chain_rows
                 host_s = self._costs.host_round_s + (self._costs.host_draft_s if has_draft else 0.0)
                 self._machine.run(host_s, _nothing)

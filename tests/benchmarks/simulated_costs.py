@@ -22,6 +22,7 @@ def make_costs(
     verifier_session_s: float = 0.0,
     host_round_s: float = 0.0,
     host_draft_s: float = 0.0,
+    beside: tuple[float, float] = (1.0, 1.0),
 ) -> Costs:
     domain = Domain(8, (100,), (tuple(accepted),))
     return Costs(
@@ -29,6 +30,8 @@ def make_costs(
         verifier_session_s=verifier_session_s,
         host_round_s=host_round_s,
         host_draft_s=host_draft_s,
+        verifier_beside_drafter=beside[0],
+        drafter_beside_verifier=beside[1],
         step_gap_s=step_gap_s,
         step_gap_per_session_s=0.0,
         draft_step=draft_step,

@@ -111,8 +111,8 @@ def test_a_delay_before_the_drafter_is_in_every_round_with_a_draft(stack: Measur
     assert near.bytes_per_token["drafter"] > 20.0 < near.bytes_per_token["verifier"]
 
 
-def test_costs_that_are_recorded_can_be_simulated_with(stack: MeasuredStack) -> None:
-    costs = record(stack, num_prompts=1, max_tokens=48, repeats=3)
+def test_costs_that_are_recorded_can_be_simulated_with() -> None:
+    costs = record(MODELS / "demo-target", MODELS / "demo-draft", num_prompts=1, max_tokens=48, repeats=3)
     rows = [rows for rows, _ in costs.verifier_step]
     assert rows == sorted(rows)
     assert rows[:4] == [1, 2, 4, 8]  # of one session; how many of several go together is the verifier's affair
@@ -121,6 +121,7 @@ def test_costs_that_are_recorded_can_be_simulated_with(stack: MeasuredStack) -> 
     assert costs.draft_step[-1][1] > 0.0
     assert costs.host_round_s > 0.0
     assert costs.drafter_trip_s > 0.0 < costs.verifier_trip_s
+    assert costs.drafter_beside_verifier >= 1.0 <= costs.verifier_beside_drafter
     code = costs.domains["code"]
     assert len(code.accepted) == len(code.num_prompt_tokens) == 1
     assert max(code.accepted[0]) <= code.num_draft_tokens == 8

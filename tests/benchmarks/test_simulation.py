@@ -94,6 +94,17 @@ def test_gateway_and_client_take_cores_on_one_machine_alone() -> None:
     assert seconds[0] - seconds[1] == pytest.approx(0.002, rel=0.1)
 
 
+def test_drafter_and_verifier_slow_each_other_down_on_one_machine_alone() -> None:
+    costs = make_costs(beside=(1.2, 3.0))
+    round_s = {}
+    for method, one_machine in (("fixed:4", True), ("fixed:4", False), ("off", True)):
+        outcome = simulate(dataclasses.replace(ONE, method=method, one_machine=one_machine), costs)
+        round_s[method, one_machine] = outcome.tokens_per_round / outcome.tokens_per_s
+    assert round_s["fixed:4", True] == pytest.approx(1.2 * 0.02 + 3.0 * 4 * 0.001, rel=0.02)
+    assert round_s["fixed:4", False] == pytest.approx(0.02 + 4 * 0.001, rel=0.02)
+    assert round_s["off", True] == pytest.approx(0.02, rel=0.02), "a verifier that nobody drafts for finds its weights"
+
+
 def test_one_drafter_for_many_verifiers_is_a_queue() -> None:
     """A drafter that takes 40 ms for a proposal, whoever shares it, cannot be asked more often than that."""
     costs = make_costs(draft_step=((1, 0.010), (64, 0.10)))
