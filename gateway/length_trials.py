@@ -32,9 +32,7 @@ class LengthTrials:
 
     def __init__(self) -> None:
         self._num_sessions = 1
-        self._trials: defaultdict[tuple[str, int], TwoWays] = defaultdict(
-            lambda: TwoWays(*(self._num_sessions * tokens for tokens in (_TURN_TOKENS, _TRIAL_TOKENS, _SETTLE_TOKENS)))
-        )
+        self._trials: defaultdict[tuple[str, int], TwoWays] = defaultdict(self._new_trial)
         # What the model says of each method whose shorter drafts are to be tried, and the part of a round that has been
         # told of since the last whole one.
         self._model_lengths: dict[str, int] = {}
@@ -66,6 +64,10 @@ class LengthTrials:
             # token takes, poor rounds weigh more than good ones (n-grams, 16 sessions: 2 % against three tokens).
             token_s = outcome.round_s / outcome.round_tokens
             self._trials[self._key(method)].observe(token_s, second=is_shorter, count=outcome.round_tokens)
+
+    def _new_trial(self) -> TwoWays:
+        turn, trial, settle = (self._num_sessions * tokens for tokens in (_TURN_TOKENS, _TRIAL_TOKENS, _SETTLE_TOKENS))
+        return TwoWays(turn, trial, settle)
 
     def _key(self, method: str) -> tuple[str, int]:
         return method, load_of(self._num_sessions, _LOADS_PER_DOUBLING)
