@@ -35,7 +35,15 @@ from rich.table import Table
 from benchmarks.load import LoadResult, Shape, run_load
 from benchmarks.prompts import code_prompts
 from benchmarks.records import save_rows
-from benchmarks.simulation.stack import METHOD, MeasuredStack, expanded_target, measured_stack, plain
+from benchmarks.simulation.stack import (
+    METHOD,
+    MeasuredStack,
+    expanded_target,
+    growth,
+    mean_of,
+    measured_stack,
+    plain,
+)
 
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
 _IDLE_S = 4.0
@@ -168,7 +176,7 @@ def _cell(
     started = time.perf_counter()
     result = asyncio.run(run_load(stack.state.url, prompts, shape, 1))
     bytes_after, seconds = _num_bytes(stack), time.perf_counter() - started
-    grown = {service: _growth(before[service], stack.scrape(service)) for service in _SERVICES}
+    grown = {service: growth(before[service], stack.scrape(service)) for service in _SERVICES}
     kinds = {kind: _rounds(grown["gateway"], kind) for kind in ("on", "off")}
     rounds = sum(count for count, _, _ in kinds.values())
     num_tokens = sum(request.num_tokens for request in result.requests)
@@ -184,8 +192,8 @@ def _cell(
         round_s=sum(spent for _, _, spent in kinds.values()) / rounds,
         drafted_share=kinds["on"][0] / rounds,
         ahead_share=grown["gateway"].get(_USED_AHEAD, 0.0) / rounds,
-        draft_s=_mean(grown["drafter"], "draft_seconds", f'{{method="{METHOD}"}}'),
-        forward_s=_mean(grown["verifier"], "forward_seconds"),
+        draft_s=mean_of(grown["drafter"], "draft_seconds", f'{{method="{METHOD}"}}'),
+        forward_s=mean_of(grown["verifier"], "forward_seconds"),
         first_token_s=_median_first_token(result),
         bytes_per_token={
             service: (bytes_after[service] - bytes_before[service] - seconds * idle[service]) / num_tokens
@@ -200,16 +208,6 @@ def _rounds(grown: dict[str, float], kind: str) -> tuple[float, float, float]:
     names = ("round_seconds_count", "round_tokens_total", "round_seconds_sum")
     count, tokens, seconds = (grown.get(name + labels, 0.0) for name in names)
     return count, tokens, seconds
-
-
-def _growth(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
-    return {name: value - before.get(name, 0.0) for name, value in after.items()}
-
-
-def _mean(grown: dict[str, float], name: str, labels: str = "") -> float:
-    """Of a histogram's growth; 0 where nothing was observed."""
-    count = grown.get(f"{name}_count{labels}", 0.0)
-    return grown.get(f"{name}_sum{labels}", 0.0) / count if count else 0.0
 
 
 def _num_bytes(stack: MeasuredStack) -> dict[str, int]:

@@ -32,7 +32,15 @@ from benchmarks.prompts import code_prompts
 from benchmarks.records import provenance
 from benchmarks.simulation.costs import DEFAULT_PATH, Costs, Domain, save_costs
 from benchmarks.simulation.probes import DraftProbe, Forward, Sample, VerifyProbe
-from benchmarks.simulation.stack import METHOD, MeasuredStack, expanded_target, measured_stack, plain
+from benchmarks.simulation.stack import (
+    METHOD,
+    MeasuredStack,
+    expanded_target,
+    growth,
+    mean_of,
+    measured_stack,
+    plain,
+)
 from verifier_service.step_costs import StepCosts
 
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
@@ -177,13 +185,13 @@ def _measure_gateway(stack: MeasuredStack, num_prompts: int, max_tokens: int) ->
     plain_s, _ = _host_s_per_round(stack, prompts, plain(max_tokens))
     before = {service: stack.scrape(service) for service in ("verifier", "drafter")}
     drafted_s, grown = _host_s_per_round(stack, prompts, Shape(max_tokens, METHOD, _ROUND_DRAFT_TOKENS))
-    after = {service: stack.scrape(service) for service in before}
+    services = {service: growth(before[service], stack.scrape(service)) for service in before}
     first = asyncio.run(run_load(stack.state.url, prompts, plain(1), 1))
     return {
         "round_overhead_s": grown["round_overhead_seconds_sum"] / grown["round_overhead_seconds_count"],
         "first_token_s": mean(request.first_token_s for request in first.requests),
-        "round_forward_s": _mean_s(before["verifier"], after["verifier"], "forward_seconds"),
-        "round_draft_s": _mean_s(before["drafter"], after["drafter"], "draft_seconds", f'{{method="{METHOD}"}}'),
+        "round_forward_s": mean_of(services["verifier"], "forward_seconds"),
+        "round_draft_s": mean_of(services["drafter"], "draft_seconds", f'{{method="{METHOD}"}}'),
         "host_round_s": plain_s,
         "host_draft_s": max(0.0, drafted_s - plain_s),
     }
@@ -194,17 +202,8 @@ def _host_s_per_round(stack: MeasuredStack, prompts: list[str], shape: Shape) ->
     pids = [stack.state.pids[name] for name in ("gateway", "redis")] + [os.getpid()]
     before, cpu_s = stack.scrape("gateway"), sum(map(_cpu_s, pids))
     asyncio.run(run_load(stack.state.url, prompts, shape, 1))
-    after, cpu_s = stack.scrape("gateway"), sum(map(_cpu_s, pids)) - cpu_s
-    grown = {name: after[name] - before.get(name, 0.0) for name in after}
+    grown, cpu_s = growth(before, stack.scrape("gateway")), sum(map(_cpu_s, pids)) - cpu_s
     return cpu_s / grown["round_overhead_seconds_count"] / len(os.sched_getaffinity(0)), grown
-
-
-def _mean_s(before: dict[str, float], after: dict[str, float], name: str, labels: str = "") -> float:
-    """Of what a histogram has observed in between."""
-    seconds, count = (
-        after[f"{name}_{part}{labels}"] - before.get(f"{name}_{part}{labels}", 0.0) for part in ("sum", "count")
-    )
-    return seconds / count
 
 
 def _cpu_s(pid: int) -> float:

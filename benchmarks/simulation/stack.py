@@ -40,6 +40,17 @@ class MeasuredStack:
         }
 
 
+def growth(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+    """Of every sample of a service between two scrapes."""
+    return {name: value - before.get(name, 0.0) for name, value in after.items()}
+
+
+def mean_of(grown: dict[str, float], name: str, labels: str = "") -> float:
+    """Of a histogram's growth; 0 where nothing was observed."""
+    count = grown.get(f"{name}_count{labels}", 0.0)
+    return grown.get(f"{name}_sum{labels}", 0.0) / count if count else 0.0
+
+
 class _Stack(Stack):
     """With links before verifier and drafter where they are wanted."""
 
