@@ -14,11 +14,12 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gateway.draft_costs import MethodCosts, VerifierLoad, num_reached
+from gateway.draft_costs import MethodCosts, num_reached
 from gateway.draft_policy import LateAnswer, RoundOutcome
 from gateway.goodput_guard import GoodputGuard
 from gateway.length_trials import LengthTrials
 from gateway.requests import METHOD_AUTO
+from gateway.verifier_load import VerifierLoad
 
 # A session forgets its own rounds at this rate.
 _OWN_DECAY = 0.95

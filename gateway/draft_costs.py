@@ -19,14 +19,13 @@ from dataclasses import dataclass, field
 from gateway.draft_policy import LateAnswer, RoundOutcome
 from gateway.local_draft_time import LocalDraftTime
 from gateway.place_acceptance import PlaceAcceptance
+from gateway.running_means import blend, robust
 from gateway.shorter_drafts import num_shorter_rounds
+from gateway.verifier_load import VerifierLoad
 
 # A change of load shows within about 20 rounds, or after a few drafts where these are rare.
 _COST_WEIGHT = 0.05
 _RARE_WEIGHT = 0.3
-# One round that took longer than so many times the usual tells of a hiccup, not of the costs.
-_OUTLIER = 3.0
-_FINEST_S = 1e-4
 # A round, whether it had drafts or not, leaves so much of what was known before; a single draft no less than the other.
 _DECAY = 0.98
 _RARE_DECAY = 0.85
@@ -41,45 +40,6 @@ _STILL_AS_GOOD = 0.975
 # longest pause is per session in a batch: a probe holds up all of them, and opens a session at the drafter.
 _PROBE_GAP = 48
 _LONGEST_PROBE_GAP = 768
-
-
-@dataclass
-class VerifierLoad:
-    """What the verifier says of its work."""
-
-    tokens_per_s: float | None = None
-    # What 1, 2, ... draft tokens of every session add to a forward.
-    draft_rows_s: tuple[float, ...] = ()
-    batch_sessions: float = 1.0
-    # What a session waits for the verifier in a round without drafts; None: not told yet.
-    plain_step_s: float | None = None
-
-    def observe(self, outcome: RoundOutcome) -> None:
-        self.tokens_per_s = outcome.tokens_per_s  # smoothed by the verifier already
-        self.draft_rows_s = outcome.draft_rows_s
-        self.batch_sessions = blend(self.batch_sessions, max(1, outcome.batch_sessions), _COST_WEIGHT)
-        if outcome.verify_s > 0.0:
-            without_drafts_s = max(0.0, outcome.verify_s - self.rows_s(outcome.num_draft_tokens))
-            usual_s = self.plain_step_s or without_drafts_s
-            self.plain_step_s = blend(usual_s, min(without_drafts_s, _OUTLIER * usual_s + _FINEST_S), _COST_WEIGHT)
-
-    def step_s(self, num_draft_tokens: int) -> float:
-        """What a session waits for the verifier when all of its batch draft so many tokens."""
-        return (self.plain_step_s or 0.0) + self.rows_s(num_draft_tokens)
-
-    @property
-    def plain_tokens_per_s(self) -> float | None:
-        """What rounds without drafts would bring, as far as those with drafts tell."""
-        return self.batch_sessions / self.plain_step_s if self.plain_step_s else None
-
-    def rows_s(self, num_draft_tokens: float) -> float:
-        """What so many draft tokens of each session add to a forward of all. Beyond the lengths that the verifier has
-        told of, each costs as much as those did in the mean."""
-        told = (0.0, *self.draft_rows_s)
-        place = int(num_draft_tokens)
-        if place < len(told) - 1:
-            return told[place] + (num_draft_tokens - place) * (told[place + 1] - told[place])
-        return told[-1] * num_draft_tokens / max(1, len(told) - 1)
 
 
 @dataclass
@@ -294,21 +254,3 @@ def num_reached(outcome: RoundOutcome | LateAnswer) -> int:
 def num_wanted(outcome: RoundOutcome | LateAnswer) -> int:
     """Draft tokens that were asked for, or would have been if the output did not end before."""
     return outcome.num_asked + (outcome.num_beyond_end if isinstance(outcome, RoundOutcome) else 0)
-
-
-def blend(old: float | None, new: float, weight: float) -> float:
-    """The old value moved towards the new one by `weight`; the new one where there is none."""
-    return new if old is None else (1.0 - weight) * old + weight * new
-
-
-def robust(old: float | None, new: float, before: float | None, weight: float) -> float:
-    """What costs seem to be after one more answer; before: what the last one cost, None if this is the first.
-
-    One answer that took far longer than the usual is a hiccup; two in a row are the costs. Nothing comes far too soon
-    by chance, so one that did is believed at once: a method's first answer is slow where the drafter has just started.
-    """
-    if old is None or before is None or new < old / _OUTLIER:
-        return new
-    if min(before, new) > _OUTLIER * old + _FINEST_S:
-        return min(before, new)
-    return blend(old, min(new, _OUTLIER * old + _FINEST_S), weight)

@@ -77,8 +77,9 @@ class Drafting:
         self._line: DrafterLine | None = None
         # What the verifier is to draft by itself in the run in progress; None: nothing.
         self.local_drafts: LocalDrafts | None = None
-        # Tokens until the policy is asked again within the run.
+        # Tokens until the policy is asked again within the run; and whether the run begins with the prefill.
         self._until_decision = math.inf
+        self._is_first = True
         # What the policy wanted when the drafter was found, and what was asked last.
         self._wanted_method = ""
         self._asked_method = ""
@@ -101,6 +102,7 @@ class Drafting:
         self._num_wanted, self._draft_timings, self._draft_s = 0, Timings(), 0.0
         self._draft_came = DraftCame.NOT_WANTED
         self.local_drafts, self._until_decision = None, math.inf
+        self._is_first = committed_len == len(self._spec.committed_token_ids)
         if self._policy is None:
             return None
         if await self._is_late():
@@ -138,7 +140,8 @@ class Drafting:
         is_late = self._line is not None and self._line.is_late
         if self.local_drafts is not None or (not is_late and self._num_wanted == 0):
             if self._local.is_there:
-                self._until_decision = min(self._policy.free_run(), DECISION_TOKENS)
+                # Before the prefill nobody knows what others come with it; its commit tells.
+                self._until_decision = 1 if self._is_first else min(self._policy.free_run(), DECISION_TOKENS)
                 return self._spec.sampling_params.max_tokens
             return self._policy.free_run()
         if self._line is None or is_late:

@@ -283,20 +283,21 @@ class VerifierEngine:
             started,
             time.perf_counter(),
             len(plan),
-            self._pace.draft_rows_us(),
-            self._pace.tokens_per_s,
+            self._pace.rates.draft_rows_us(len(self._sessions)),
+            self._pace.rates.tokens_per_s(len(self._sessions)),
             self._pace.last_round,
             len(self._sessions),
         )
         if self._prompts is not None and any(work.num_chain_rows > 1 for work in plan):
             self._prompts.read_prompts(times.ended)
-        num_tokens_before = self._num_tokens
+        num_tokens_before, num_open = self._num_tokens, len(self._sessions)
         for work, rows in zip(plan, outputs, strict=True):
             try:
                 self._settle(work, rows, times)
             except Exception as error:
                 self._fail(work.session, error)
-        self._pace.observe(plan, self._num_tokens - num_tokens_before, times.started, times.ended, contexts)
+        num_tokens = self._num_tokens - num_tokens_before
+        self._pace.observe(plan, num_tokens, times.started, times.ended, contexts, num_open=num_open)
         self._metrics.observe_forward(plan, times, self.blocks, self._scheduler.num_preemptions)
 
     def _settle(self, work: Work, outputs: RowOutputs, times: ForwardTimes) -> None:

@@ -1,4 +1,4 @@
-"""How fast tokens come, what a row costs in tokens, and whom a forward should still wait for.
+"""Whom a forward should still wait for, and what the last one tells of the rate.
 
 Sessions that draft come back with a proposal some milliseconds after their commit. A forward that starts without them
 reads the weights for few, and they wait for one of their own. So a forward waits as long as that raises the sessions it
@@ -16,6 +16,7 @@ from shared.loads import load_of
 from shared.two_ways import TwoWays
 from verifier_service.context_costs import NO_CONTEXTS, Contexts
 from verifier_service.scheduler import Work
+from verifier_service.served_rates import Served, ServedRates
 from verifier_service.session import VerifierSession
 from verifier_service.step_costs import StepCosts
 
@@ -23,9 +24,6 @@ from verifier_service.step_costs import StepCosts
 _SLACK = 1.3
 _SLACK_S = 0.0005
 _RETURN_WEIGHT = 0.2
-_GOODPUT_WEIGHT = 0.08
-# Of the newest round in what drafts cost: their number changes at once where many requests come or end together.
-_DRAFT_ROWS_WEIGHT = 0.15
 # A longer pause between two forwards was idleness, not a round.
 _LONGEST_ROUND_FORWARDS = 4.0
 # A round of which prompts took more tells nothing of the rate: what they took is only estimated.
@@ -36,8 +34,6 @@ _LONGEST_GATHERING_FORWARDS = 2.0
 _TURN_ROUNDS = 8
 _SETTLE_ROUNDS = 2
 _TRIAL_ROUNDS = 24
-# Draft lengths whose price is told.
-_TOLD_LENGTHS = 8
 
 
 class LastRound(NamedTuple):
@@ -59,37 +55,23 @@ class Pace:
         self._last_ended = 0.0
         # Of the newest forward; NO_ROUND after a prefill or a pause, which tell nothing of the rate.
         self.last_round = NO_ROUND
-        self._tokens_per_forward = 1.0
-        self._seconds_per_forward = costs.seconds(1)
-        self._rows_per_forward = 1.0
-        self._sessions_per_forward = 1.0
-        self._draft_rows_s = self._draft_rows_s_of(1)
+        self.rates = ServedRates(costs)
         # By number of sessions: whether forwards gather all who are about to ask; and what the next one does.
         self._gatherings: dict[int, TwoWays] = {}
         self._gathering: TwoWays | None = None
         self._gathers = False
 
-    @property
-    def tokens_per_s(self) -> float:
-        """Tokens committed per second of work, the pauses between forwards included."""
-        return self._tokens_per_forward / self._seconds_per_forward
-
-    def draft_rows_us(self) -> tuple[int, ...]:
-        """Microseconds that 1, 2, ... draft tokens of every session add to a forward: entry by entry, as costs are a
-        staircase. With one price for all rows, four sessions drafted five tokens (24 rows, 16.8 ms) where three (16
-        rows, 11.9 ms) brought a tenth more a second.
-
-        In the mean over the last rounds, of 13, 16, 15 sessions: with the newest alone five tokens were as cheap as
-        four in one round and dear in the next, and some sessions drafted five where the others drafted three."""
-        return tuple(round(1e6 * rows_s) for rows_s in self._draft_rows_s)
-
-    def _draft_rows_s_of(self, num_sessions: int) -> list[float]:
-        return [self._costs.drafts_s(num_sessions, length) for length in range(1, _TOLD_LENGTHS + 1)]
-
     def observe(
-        self, plan: Sequence[Work], num_tokens: int, started: float, ended: float, contexts: Contexts = NO_CONTEXTS
+        self,
+        plan: Sequence[Work],
+        num_tokens: int,
+        started: float,
+        ended: float,
+        contexts: Contexts = NO_CONTEXTS,
+        *,
+        num_open: int = 0,
     ) -> None:
-        """A forward and what it committed. contexts: of its rows, before it.
+        """A forward and what it committed. contexts: of its rows, before it. num_open: sessions, in it or not.
 
         Of prompts and their first tokens it tells nothing: they are taken off. Rounds with prompts are not left out
         altogether, as the more tokens a round brings, the sooner a session ends and another one's prompt comes: without
@@ -111,13 +93,8 @@ class Pace:
                 self.last_round = LastRound(num_tokens, seconds)
                 if self._gathering is not None:
                     self._gathering.observe(seconds / num_decoding, second=self._gathers, count=num_decoding)
-            seconds = min(seconds, longest)
-            self._tokens_per_forward += _GOODPUT_WEIGHT * (num_tokens - self._tokens_per_forward)
-            self._seconds_per_forward += _GOODPUT_WEIGHT * (seconds - self._seconds_per_forward)
-            self._rows_per_forward += _GOODPUT_WEIGHT * (decode_rows - self._rows_per_forward)
-            self._sessions_per_forward += _GOODPUT_WEIGHT * (num_decoding - self._sessions_per_forward)
-            newest = zip(self._draft_rows_s, self._draft_rows_s_of(num_decoding), strict=True)
-            self._draft_rows_s = [before_s + _DRAFT_ROWS_WEIGHT * (rows_s - before_s) for before_s, rows_s in newest]
+            num_open = max(num_open, len(plan))
+            self.rates.observe(Served(num_open, num_decoding, decode_rows, num_tokens, min(seconds, longest)))
         self._last_ended = ended
 
     def replied(self, session: VerifierSession, now: float) -> None:
@@ -166,7 +143,7 @@ class Pace:
 
     def _best_wait_s(self, num_here: int, num_rows: int, waits_s: Sequence[float]) -> float:
         """waits_s: until each of those away is back, ascending."""
-        rows_each = self._rows_per_forward / self._sessions_per_forward
+        rows_each = self.rates.rows_each
         forward_s = self._costs.seconds(num_rows)
         best_s, best_rate = 0.0, num_here / forward_s
         for num_back, wait_s in enumerate(waits_s, 1):

@@ -158,8 +158,9 @@ class SimulatedVerifier:
         self._machine.run(gap_s, lambda ended=self._events.now: self._settle(ended))  # type: ignore[misc]
 
     def _settle(self, ended: float) -> None:
-        now, rates = self._events.now, self._pace
-        draft_rows_us, tokens_per_s = rates.draft_rows_us(), rates.tokens_per_s
+        now, rates = self._events.now, self._pace.rates
+        num_open = len(self.sessions)
+        draft_rows_us, tokens_per_s = rates.draft_rows_us(num_open), rates.tokens_per_s(num_open)
         num_tokens = 0
         for work in self._plan:
             session = work.session
@@ -177,7 +178,7 @@ class SimulatedVerifier:
                 len(self._plan),
                 draft_rows_us,
                 tokens_per_s,
-                rates.last_round,
+                self._pace.last_round,
                 len(self.sessions),
             )
             if more:
@@ -187,13 +188,14 @@ class SimulatedVerifier:
                 if is_finished:
                     del self.sessions[session]
                 else:
-                    rates.replied(cast(VerifierSession, session), now)
+                    self._pace.replied(cast(VerifierSession, session), now)
             if self._one_machine:
                 has_draft = work.num_rows > work.num_chain_rows
                 host_s = self._costs.host_round_s + (self._costs.host_draft_s if has_draft else 0.0)
                 self._machine.run(host_s, _nothing)
             session.committed(num_committed, times, more=more)
-        rates.observe(cast(Sequence[Work], self._plan), num_tokens, self._started, ended)
+        plan = cast(Sequence[Work], self._plan)
+        self._pace.observe(plan, num_tokens, self._started, ended, num_open=num_open)
         self._is_busy = False
         if any(session.step is not None for session in self.sessions):
             self._consider()

@@ -118,7 +118,8 @@ class LockStep:
         started = self.now + draft_s + overhead_s
         slowed = 1.0 + world.contention if any(asked) else 1.0
         ended = started + slowed * world.forward_s(sum(work.num_rows for work in plan))
-        draft_rows_us, tokens_per_s = self._pace.draft_rows_us(), self._pace.tokens_per_s
+        rates = self._pace.rates
+        draft_rows_us, tokens_per_s = rates.draft_rows_us(len(plan)), rates.tokens_per_s(len(plan))
         last_round = self._pace.last_round
         num_tokens = len(plan) + sum(accepted)
         self._pace.observe(plan, num_tokens, started, ended)

@@ -12,8 +12,9 @@ import pytest
 from goodput_simulation import FORWARD_S, TABLES, LockStep, Run, World
 
 from gateway.adaptive_draft import MUTED_RUN, AdaptiveDraft, AutoDrafting
-from gateway.draft_costs import MethodCosts, VerifierLoad
+from gateway.draft_costs import MethodCosts
 from gateway.draft_policy import FixedDraftLength, LateAnswer, RoundOutcome
+from gateway.verifier_load import VerifierLoad
 from verifier_service.step_costs import StepCosts
 
 MAX_LENGTH = 8

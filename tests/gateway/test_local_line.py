@@ -59,8 +59,17 @@ async def test_the_policy_steers_the_run_while_it_goes_on(make: Callable[..., Ch
     assert not any(steer.ends for steer in choice.verifier.steered)
     drafted = float(choice.metrics._draft_rounds.labels("yes")._value.get())
     assert drafted == sum(outcome.num_draft_tokens > 0 for outcome in policy.outcomes) < len(policy.outcomes)
-    # Once at the start and then after every few tokens, of which a round may bring some more.
-    assert LENGTH // (DECISION_TOKENS + 3) <= policy.num_asked - 1 <= LENGTH // DECISION_TOKENS
+    # At the start, after the prefill, and then after every few tokens, of which a round may bring some more.
+    assert LENGTH // (DECISION_TOKENS + 3) <= policy.num_asked - 2 <= LENGTH // DECISION_TOKENS
+
+
+async def test_what_was_said_before_the_prefill_holds_until_it_is_done(make: Callable[..., Choice]) -> None:
+    """Its commit tells how many sessions have come together."""
+    choice = make(None, policy=Script(answers=(("ngram", 5), ("ngram", 2)), run_len=1000))
+    assert await choice.run() == TRUTH
+    assert [steer.local_drafts for steer in choice.verifier.steered] == [LocalDrafts("ngram", 2)]
+    num_drafts = [outcome.num_draft_tokens for outcome in choice.policy.outcomes]
+    assert num_drafts[:2] == [0, 2]
 
 
 async def test_a_plain_run_is_steered_too(make: Callable[..., Choice]) -> None:

@@ -130,40 +130,12 @@ def test_the_rate_is_tokens_by_seconds_with_the_pauses(num_sessions: int, num_dr
         started = now + pause_share * forward_s
         now = started + forward_s
         pace.observe(plan, num_tokens, started, now)
-    assert pace.tokens_per_s == pytest.approx(num_tokens / (forward_s * (1 + pause_share)), rel=0.01)
+    rate = pace.rates.tokens_per_s(num_sessions)
+    assert rate == pytest.approx(num_tokens / (forward_s * (1 + pause_share)), rel=0.01)
     # Forwards of one size say nothing of the price of a row: it is the table's.
-    rows_us = pace.draft_rows_us()
+    rows_us = pace.rates.draft_rows_us(num_sessions)
     steps_us = [after - before for before, after in itertools.pairwise(rows_us)]
     assert steps_us == pytest.approx([1e6 * 0.045 / 63 * num_sessions] * 7, rel=0.15)
-
-
-def test_the_price_of_a_draft_is_that_of_its_step() -> None:
-    """4 sessions: three draft tokens of each fill 16 rows, a fourth begins the next step of the staircase."""
-    pace = Pace(StepCosts([(1, 0.010), (16, 0.010), (17, 0.015), (32, 0.015), (33, 0.020)]))
-    now = 50.0
-    for _ in range(150):
-        pace.observe([work(0)] * 4, 4, now, now + 0.010)
-        now += 0.010
-    rows_us = pace.draft_rows_us()
-    assert rows_us[:3] == (0, 0, 0)
-    assert rows_us[3:7] == pytest.approx([5_000] * 4, abs=1)
-    assert rows_us[7] > 5_000
-
-
-def test_the_price_of_a_draft_is_that_of_the_last_rounds() -> None:
-    """3 and 4 sessions in turn: four draft tokens are on one step of the staircase for 3, and on the next for 4."""
-    pace = Pace(StepCosts([(1, 0.010), (16, 0.010), (17, 0.015), (32, 0.015), (33, 0.020)]))
-    told, now = [], 50.0
-    for turn in range(150):
-        num_sessions = 3 + turn % 2
-        pace.observe([work(0)] * num_sessions, num_sessions, now, now + 0.010)
-        told.append(pace.draft_rows_us()[3])
-        now += 0.010
-    assert told[-2:] == pytest.approx([2_500, 2_500], rel=0.1)
-    for _ in range(20):
-        pace.observe([work(0)], 1, now, now + 0.010)
-        now += 0.010
-    assert pace.draft_rows_us()[3] < 125, "and of no others, soon"
 
 
 def test_idle_hours_and_prefills_leave_the_rate_alone() -> None:
@@ -172,13 +144,13 @@ def test_idle_hours_and_prefills_leave_the_rate_alone() -> None:
     for _ in range(200):
         pace.observe([work()], 1, now, now + 0.01)
         now += 0.01
-    before = pace.tokens_per_s
+    before = pace.rates.tokens_per_s(1)
     assert before == pytest.approx(100.0, rel=0.01)
     pace.observe([work(is_prefill=True)], 0, now, now + 0.01)
-    assert pace.tokens_per_s == before
+    assert pace.rates.tokens_per_s(1) == before
     now += 3600.0
     pace.observe([work()], 1, now, now + 0.01)
-    assert pace.tokens_per_s > 0.75 * before
+    assert pace.rates.tokens_per_s(1) > 0.75 * before
 
 
 def test_prompts_beside_decoding_are_taken_off_the_round() -> None:
@@ -189,11 +161,11 @@ def test_prompts_beside_decoding_are_taken_off_the_round() -> None:
     for with_prompt in (False, True) * 20:
         plan = [*plain, prompt] if with_prompt else plain
         now += 0.013 + 0.002 * with_prompt  # a row is a millisecond, and this prompt has two
-        pace.observe(plan, len(plan), now - 0.013 - 0.002 * with_prompt, now)
+        pace.observe(plan, len(plan), now - 0.013 - 0.002 * with_prompt, now, num_open=5)
         if now > 50.1:
             assert pace.last_round.num_tokens == 4
             assert pace.last_round.seconds == pytest.approx(0.013, rel=0.02)
-    assert pace.tokens_per_s == pytest.approx(4 / 0.013, rel=0.02)
+    assert pace.rates.tokens_per_s(5) == pytest.approx(4 / 0.013, rel=0.02)
 
 
 def test_a_round_that_was_mostly_prompts_tells_nothing() -> None:
@@ -202,12 +174,12 @@ def test_a_round_that_was_mostly_prompts_tells_nothing() -> None:
     for _ in range(10):
         pace.observe([work()], 1, now, now + 0.01)
         now += 0.01
-    before, rows_us = pace.tokens_per_s, pace.draft_rows_us()
+    before, rows_us = pace.rates.tokens_per_s(1), pace.rates.draft_rows_us(1)
     pace.observe([work(), *[work(is_prefill=True)] * 10], 11, now, now + 0.035)
     assert pace.last_round == NO_ROUND
-    assert pace.tokens_per_s == before
+    assert pace.rates.tokens_per_s(1) == before
     pace.observe([work()], 1, now + 0.035, now + 0.045)
-    assert pace.draft_rows_us() == pytest.approx(rows_us, rel=0.01), "nor of what a row costs"
+    assert pace.rates.draft_rows_us(1) == pytest.approx(rows_us, rel=0.01), "nor of what a row costs"
 
 
 def _gathering_pace(*, helps: bool) -> Pace:
