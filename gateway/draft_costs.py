@@ -214,7 +214,7 @@ class MethodCosts:
             delay_s += self.overhead_s
         elif self.local_time is not None:
             delay_s = 0.0  # those that the verifier drafts for together are no slower for one more
-        delay_s += load.rows_s(num_proposed)
+        delay_s += load.proposals_s(num_draft_tokens, num_proposed / max(1, num_draft_tokens))
         return tokens, 1.0 + own_rate * delay_s
 
     def of_a_round(self, acceptance: float, num_draft_tokens: int) -> tuple[float, float]:

@@ -20,7 +20,7 @@ class RoundOutcome:
     num_accepted: int
     # Of the verifier's commit (messages.Timings).
     batch_sessions: int
-    # What 1, 2, ... draft tokens of every session would add to the forward.
+    # What so many draft tokens of every session (draft_prices.PRICED_DRAFTS) would add to the forward.
     draft_rows_s: tuple[float, ...]
     tokens_per_s: float
     # The drafter's own time for the proposal, and what the round took beyond both services' work.

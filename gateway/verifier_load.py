@@ -6,10 +6,13 @@ their number at once too. By a mean over the last rounds the sixteen requests of
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from dataclasses import dataclass
 
 from gateway.draft_policy import RoundOutcome
 from gateway.running_means import FINEST_S, OUTLIER, blend
+from shared.draft_prices import PRICED_DRAFTS
 
 _WEIGHT = 0.05
 
@@ -19,7 +22,7 @@ class VerifierLoad:
     """Of the verifier that told last."""
 
     tokens_per_s: float | None = None
-    # What 1, 2, ... draft tokens of every session add to a forward.
+    # What so many draft tokens of every session (PRICED_DRAFTS) add to a forward.
     draft_rows_s: tuple[float, ...] = ()
     batch_sessions: float = 1.0
     # Of the open sessions, those that a forward serves.
@@ -49,10 +52,28 @@ class VerifierLoad:
         return self.batch_sessions / self.plain_step_s if self.plain_step_s else None
 
     def rows_s(self, num_draft_tokens: float) -> float:
-        """What so many draft tokens of each session add to a forward of all. Beyond the lengths that the verifier has
-        told of, each costs as much as those did in the mean."""
-        told = (0.0, *self.draft_rows_s)
-        place = int(num_draft_tokens)
-        if place < len(told) - 1:
-            return told[place] + (num_draft_tokens - place) * (told[place + 1] - told[place])
-        return told[-1] * num_draft_tokens / max(1, len(told) - 1)
+        """What so many draft tokens of each session, in the mean, add to a forward of all. Beyond the lengths that the
+        verifier has told of, each costs as much as those did in the mean."""
+        if not self.draft_rows_s:
+            return 0.0
+        lengths, prices_s = PRICED_DRAFTS[: len(self.draft_rows_s)], self.draft_rows_s
+        if num_draft_tokens >= lengths[-1]:
+            return prices_s[-1] * num_draft_tokens / lengths[-1]
+        above = bisect_right(lengths, num_draft_tokens)
+        low, low_s = (lengths[above - 1], prices_s[above - 1]) if above else (0.0, 0.0)
+        return low_s + (num_draft_tokens - low) * (prices_s[above] - low_s) / (lengths[above] - low)
+
+    def proposals_s(self, num_draft_tokens: int, proposed: float) -> float:
+        """What drafts of so many tokens add in the mean, where any session has one with the chance `proposed`.
+
+        Either nobody has, or somebody: then one time more, one time fewer than usual, by a standard deviation
+        (two-point quadrature over the binomial law).
+        """
+        if proposed <= 0.0:
+            return 0.0
+        nobody: float = (1.0 - proposed) ** self.batch_sessions
+        mean = proposed / (1.0 - nobody)
+        second_moment = (proposed * (1.0 - proposed) / self.batch_sessions + proposed**2) / (1.0 - nobody)
+        spread = math.sqrt(max(0.0, second_moment - mean**2))
+        fewer, more = (num_draft_tokens * min(1.0, max(0.0, share)) for share in (mean - spread, mean + spread))
+        return (1.0 - nobody) * 0.5 * (self.rows_s(fewer) + self.rows_s(more))

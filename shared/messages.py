@@ -72,8 +72,8 @@ class Timings:
     draft_us: int = 0
     # Of a verifier: the most tokens that one of them asked for; they are drafted for together, as deep as that.
     draft_depth: int = 0
-    # Of a verifier: what 1, 2, ... draft tokens of every session would add to the forward; empty: about what the
-    # session was told last.
+    # Of a verifier: what so many draft tokens of every session (draft_prices.PRICED_DRAFTS) would add to the forward;
+    # empty: about what the session was told last.
     draft_rows_us: tuple[int, ...] = ()
 
 

@@ -75,8 +75,8 @@ class StepCosts:
         self._level: _Level | None = None
         self._variance = self._covariance = self._mean_miss = 0.0
 
-    def seconds(self, num_rows: int) -> float:
-        """Of a forward with contexts as they have been lately."""
+    def seconds(self, num_rows: float) -> float:
+        """Of a forward with contexts as they have been lately. Of a part of a row: in the mean over such forwards."""
         return self._taken(self._expected(num_rows) + self._mean_context_s)
 
     def rows_within(self, seconds: float, max_rows: int) -> int:
@@ -87,8 +87,8 @@ class StepCosts:
         """Seconds that one more row adds to a forward of `num_rows` rows."""
         return self.seconds(num_rows + 1) - self.seconds(num_rows)
 
-    def drafts_s(self, num_sessions: int, num_draft_tokens: int) -> float:
-        """Seconds that so many draft tokens of each session add to a forward of one row each."""
+    def drafts_s(self, num_sessions: int, num_draft_tokens: float) -> float:
+        """Seconds that so many draft tokens of each session, in the mean, add to a forward of one row each."""
         rows_s = self.seconds(num_sessions * (1 + num_draft_tokens)) - self.seconds(num_sessions)
         pairs = Contexts(0, round(self._mean_context_tokens * num_draft_tokens))
         return rows_s + self._steepness * self._context_costs.seconds(pairs)
@@ -148,7 +148,7 @@ class StepCosts:
     def _prior(self) -> float:
         return float((_TRUSTED_SPREAD * (self._level.expected if self._level else 1.0)) ** 2)
 
-    def _expected(self, num_rows: int) -> float:
+    def _expected(self, num_rows: float) -> float:
         """What the table says."""
         place = min(max(bisect_right(self._rows, num_rows) - 1, 0), len(self._rows) - 1)
         return self._seconds[place] + self._slope(place) * (num_rows - self._rows[place])

@@ -15,6 +15,7 @@ from gateway.adaptive_draft import MUTED_RUN, AdaptiveDraft, AutoDrafting
 from gateway.draft_costs import MethodCosts
 from gateway.draft_policy import FixedDraftLength, LateAnswer, RoundOutcome
 from gateway.verifier_load import VerifierLoad
+from shared.draft_prices import PRICED_DRAFTS
 from verifier_service.step_costs import StepCosts
 
 MAX_LENGTH = 8
@@ -65,8 +66,7 @@ def test_with_everything_known_it_takes_the_best_length(table: str, num_sessions
     A gain of less than 0.05 tokens a round is left lying, so off may be up to 5 % short of the best.
     """
     costs = StepCosts([(rows, FORWARD_S * cost) for rows, cost in TABLES[table]])
-    rows = [num_sessions * num_tokens for num_tokens in range(1, MAX_LENGTH + 2)]
-    rows_s = tuple(costs.seconds(num_rows) - costs.seconds(num_sessions) for num_rows in rows[1:])
+    rows_s = tuple(costs.seconds(num_sessions * (1 + n)) - costs.seconds(num_sessions) for n in PRICED_DRAFTS)
     for position_s, overhead_s, acceptance in product(POSITIONS_S, OVERHEADS_S, ACCEPTANCES):
         world = World(table, position_s, overhead_s, acceptance, num_sessions)
         length = 0
@@ -137,8 +137,12 @@ def test_what_pays_by_now_is_taken_up() -> None:
     assert sim.run(2000).goodput > 1.5 * GOOD.goodput(0)
 
 
+# Far more than a draft can bring, and next to nothing.
+DEAR, CHEAP = (tuple(price_s * length for length in PRICED_DRAFTS) for price_s in (0.1, 0.001))
+
+
 def outcome(num_asked: int, num_draft_tokens: int, num_accepted: int) -> RoundOutcome:
-    return RoundOutcome(num_asked, num_draft_tokens, num_accepted, 1, (0.001, 0.002), 100.0, 0.0, 0.0)
+    return RoundOutcome(num_asked, num_draft_tokens, num_accepted, 1, CHEAP, 100.0, 0.0, 0.0)
 
 
 def plain() -> RoundOutcome:
@@ -147,7 +151,7 @@ def plain() -> RoundOutcome:
 
 def test_pauses_between_tries_double_up_to_a_bound_and_a_good_try_ends_them() -> None:
     """Counted in tokens of all sessions: two of them do not try twice as often as one."""
-    shared = AutoDrafting(load=VerifierLoad(100.0, (0.1, 0.2)))
+    shared = AutoDrafting(load=VerifierLoad(100.0, DEAR))
     costs = shared.costs[METHOD]
     policies = [adaptive_draft(shared) for _ in range(2)]
     pauses = []
@@ -168,11 +172,11 @@ def test_pauses_between_tries_double_up_to_a_bound_and_a_good_try_ends_them() ->
 @pytest.mark.parametrize("max_length", [0, 1, 3])
 def test_it_never_asks_for_more_than_the_most(max_length: int) -> None:
     assert adaptive_draft(AutoDrafting(), max_length).num_draft_tokens() == max_length
-    muted = adaptive_draft(AutoDrafting(load=VerifierLoad(100.0, (1.0, 2.0))), max_length)
+    muted = adaptive_draft(AutoDrafting(load=VerifierLoad(100.0, DEAR)), max_length)
     lengths = set()
     for _ in range(100):
         lengths.add(muted.num_draft_tokens())
-        muted.observe(replace(plain(), draft_rows_s=(1.0, 2.0)))
+        muted.observe(replace(plain(), draft_rows_s=DEAR))
     assert lengths == {0, min(2, max_length)}
 
 

@@ -12,11 +12,12 @@ from gateway.draft_costs import MethodCosts
 from gateway.draft_policy import LateAnswer, RoundOutcome
 from gateway.local_draft_time import LocalDraftTime
 from gateway.verifier_load import VerifierLoad
+from shared.draft_prices import PRICED_DRAFTS
 
 
 def rows(row_s: float, num_sessions: int) -> tuple[float, ...]:
     """What drafts add to a forward where each row costs as much."""
-    return tuple(num_draft_tokens * num_sessions * row_s for num_draft_tokens in range(1, 9))
+    return tuple(num_draft_tokens * num_sessions * row_s for num_draft_tokens in PRICED_DRAFTS)
 
 
 def test_the_gain_is_its_definition() -> None:
@@ -34,7 +35,8 @@ def test_the_gain_is_its_definition() -> None:
 
 
 def test_a_longer_draft_gains_less_by_what_its_rows_cost() -> None:
-    load = VerifierLoad(100.0, (0.0, 0.001, 0.006), 4.0)
+    dear_third = tuple(0.001 if length < 2.5 else 0.006 for length in PRICED_DRAFTS)
+    load = VerifierLoad(100.0, dear_third, 4.0)
     costs = MethodCosts()
     assert costs.gain(load, 0.5, 2) - costs.gain(load, 0.5, 3) == pytest.approx(25.0 * 0.005 - 0.125)
 

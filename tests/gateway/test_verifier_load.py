@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from gateway.draft_policy import RoundOutcome
 from gateway.verifier_load import VerifierLoad
+from shared.draft_prices import PRICED_DRAFTS
+from verifier_service.step_costs import StepCosts
 
 
 def told(batch_sessions: int, open_sessions: int = 0, *, verify_s: float = 0.01) -> RoundOutcome:
@@ -24,11 +28,35 @@ def told(batch_sessions: int, open_sessions: int = 0, *, verify_s: float = 0.01)
 
 
 def test_a_draft_costs_what_its_length_adds_to_a_forward() -> None:
-    load = VerifierLoad(100.0, (0.0, 0.001, 0.006), 4.0)
-    assert [load.rows_s(length) for length in (0, 1, 2, 3)] == pytest.approx([0.0, 0.0, 0.001, 0.006])
-    assert load.rows_s(2.5) == pytest.approx(0.0035), "where less is proposed than is asked for"
-    assert load.rows_s(6) == pytest.approx(0.012), "beyond what was told a token costs the mean"
+    """Told for parts of a token, of every session in the mean."""
+    load = VerifierLoad(100.0, (0.0, 0.0, 0.001, 0.006, 0.008), 4.0)
+    assert [load.rows_s(length) for length in (0, 0.25, 0.5, 0.75)] == pytest.approx([0.0, 0.0, 0.001, 0.006])
+    assert load.rows_s(1 / 32) == pytest.approx(0.0)
+    assert load.rows_s(0.625) == pytest.approx(0.0035)
+    assert load.rows_s(1.0) == pytest.approx(0.008)
+    assert load.rows_s(3) == pytest.approx(0.024), "beyond what was told a token costs the mean"
     assert VerifierLoad().rows_s(3) == 0.0
+
+
+@pytest.mark.parametrize("proposed", [0.0, 0.1, 0.35, 0.7, 1.0])
+@pytest.mark.parametrize("num_draft_tokens", [1, 3])
+@pytest.mark.parametrize("num_sessions", [4, 16])
+def test_drafts_that_only_some_sessions_have_cost_what_they_do_in_the_mean(
+    proposed: float, num_draft_tokens: int, num_sessions: int
+) -> None:
+    """Against every number of them, as often as it comes, on a staircase with a step behind 16 rows."""
+    costs = StepCosts([(1, 0.010), (16, 0.010), (17, 0.013), (20, 0.014), (64, 0.030)])
+    prices_s = tuple(costs.drafts_s(num_sessions, length) for length in PRICED_DRAFTS)
+    load = VerifierLoad(100.0, prices_s, float(num_sessions))
+    plain_s = costs.seconds(num_sessions)
+    truth = sum(
+        math.comb(num_sessions, count)
+        * proposed**count
+        * (1.0 - proposed) ** (num_sessions - count)
+        * (costs.seconds(num_sessions + count * num_draft_tokens) - plain_s)
+        for count in range(num_sessions + 1)
+    )
+    assert load.proposals_s(num_draft_tokens, proposed) == pytest.approx(truth, abs=0.0005)
 
 
 def test_the_sessions_of_a_forward_are_those_that_there_are_now() -> None:

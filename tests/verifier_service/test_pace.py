@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.block_manager import BlockTable
+from shared.draft_prices import PRICED_DRAFTS
 from shared.messages import Proposal, VerifyStep
 from tests.verifier_service.engine_client import make_session
 from verifier_service.pace import NO_ROUND, Pace
@@ -133,8 +132,8 @@ def test_the_rate_is_tokens_by_seconds_with_the_pauses(num_sessions: int, num_dr
     rate = pace.rates.tokens_per_s(num_sessions)
     assert rate == pytest.approx(num_tokens / (forward_s * (1 + pause_share)), rel=0.01)
     # Forwards of one size say nothing of the price of a row: it is the table's.
-    rows_us = pace.rates.draft_rows_us(num_sessions)
-    steps_us = [after - before for before, after in itertools.pairwise(rows_us)]
+    told = dict(zip(PRICED_DRAFTS, pace.rates.draft_rows_us(num_sessions), strict=True))
+    steps_us = [told[length + 1] - told[length] for length in range(1, 8)]
     assert steps_us == pytest.approx([1e6 * 0.045 / 63 * num_sessions] * 7, rel=0.15)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from shared.draft_prices import PRICED_DRAFTS
 from verifier_service.served_rates import Served, ServedRates
 from verifier_service.step_costs import StepCosts
 
@@ -22,14 +23,18 @@ def served(
         rates.observe(Served(max(num, num_open), num, num * rows_each, num * rows_each, seconds))
 
 
+def prices(rates: ServedRates, num_open: int) -> dict[float, int]:
+    return dict(zip(PRICED_DRAFTS, rates.draft_rows_us(num_open), strict=True))
+
+
 def test_the_price_of_a_draft_is_that_of_its_step() -> None:
     """4 sessions: three draft tokens of each fill 16 rows, a fourth begins the next step of the staircase."""
     rates = ServedRates(StepCosts(STAIRS))
     served(rates, 4)
-    rows_us = rates.draft_rows_us(4)
-    assert rows_us[:3] == (0, 0, 0)
-    assert rows_us[3:7] == pytest.approx([5_000] * 4, abs=1)
-    assert rows_us[7] > 5_000
+    told = prices(rates, 4)
+    assert [told[length] for length in (0.25, 1, 2, 3)] == [0] * 4
+    assert [told[length] for length in (3.25, 4, 5, 7)] == pytest.approx([5_000] * 4, abs=1)
+    assert told[8] > 5_000
 
 
 def test_where_forwards_vary_the_price_is_between_theirs() -> None:
@@ -39,7 +44,7 @@ def test_where_forwards_vary_the_price_is_between_theirs() -> None:
     told = []
     for num_sessions in (3, 4) * 4:
         rates.observe(Served(4, num_sessions, num_sessions, num_sessions, 0.01))
-        told.append(rates.draft_rows_us(4)[3])
+        told.append(prices(rates, 4)[4])
     assert told == pytest.approx([2_500] * 8, rel=0.1)
 
 
@@ -49,16 +54,16 @@ def test_prices_are_those_of_the_sessions_that_there_are_now() -> None:
     rates = ServedRates(costs)
     for num_sessions in (2, 16, 1):
         told = rates.draft_rows_us(num_sessions)
-        assert told[:5] == pytest.approx([num_sessions * 1_000 * length for length in range(1, 6)], rel=0.01)
+        assert told == pytest.approx([num_sessions * 1_000 * length for length in PRICED_DRAFTS], rel=0.01)
         served(rates, num_sessions)
-        assert rates.draft_rows_us(num_sessions)[:5] == pytest.approx(told[:5], rel=0.01)
+        assert rates.draft_rows_us(num_sessions) == pytest.approx(told, rel=0.01)
 
 
 def test_where_forwards_serve_half_of_the_sessions_prices_are_of_half_of_more() -> None:
     rates = ServedRates(StepCosts(SLOPE))
     served(rates, 4, num_open=8)
-    assert rates.draft_rows_us(16)[0] == pytest.approx(8_000, rel=0.01)
-    assert rates.draft_rows_us(1)[0] == pytest.approx(1_000, rel=0.01), "but at least one is served"
+    assert prices(rates, 16)[1] == pytest.approx(8_000, rel=0.01)
+    assert prices(rates, 1)[1] == pytest.approx(1_000, rel=0.01), "but at least one is served"
 
 
 @pytest.mark.parametrize(("before", "now"), [(1, 16), (16, 1), (4, 8), (8, 8)])
@@ -71,3 +76,17 @@ def test_the_rate_is_that_of_the_sessions_that_there_are_now(before: int, now: i
 
     served(rates, before, rows_each=3, seconds=seconds(before))
     assert rates.tokens_per_s(now) == pytest.approx(3 * now / seconds(now), rel=0.01)
+
+
+def test_prices_follow_what_forwards_take() -> None:
+    """Within some forwards, although they are not worked out anew in each of them."""
+    costs = StepCosts(STAIRS)
+    rates = ServedRates(costs)
+    before = prices(rates, 4)[4]
+    for turn in range(400):
+        num_rows, late = (20, 0.02) if turn % 2 else (4, 0.01)
+        costs.observe(num_rows, late, num_sessions=4)
+        rates.observe(Served(4, 4, num_rows, 4, late))
+        told = prices(rates, 4)[4]
+    assert before == 5_000
+    assert told == pytest.approx(10_000, rel=0.1)
