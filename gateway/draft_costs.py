@@ -209,12 +209,14 @@ class MethodCosts:
         # What holds up all sessions, or this one, costs as many tokens as one decodes alone meanwhile.
         own_rate = (load.tokens_per_s or 0.0) / load.batch_sessions
         tokens, num_proposed = self.of_a_round(acceptance, num_draft_tokens)
+        proposed = num_proposed / max(1, num_draft_tokens)
         delay_s = num_draft_tokens * (self.position_s or 0.0)
         if with_round_trip:
-            delay_s += self.overhead_s
-        elif self.local_time is not None:
-            delay_s = 0.0  # those that the verifier drafts for together are no slower for one more
-        delay_s += load.proposals_s(num_draft_tokens, num_proposed / max(1, num_draft_tokens))
+            delay_s += self.overhead_s + load.proposals_s(num_draft_tokens, proposed)
+        else:
+            if self.local_time is not None:
+                delay_s = 0.0  # those that the verifier drafts for together are no slower for one more
+            delay_s += load.further_proposals_s(num_draft_tokens, proposed)
         return tokens, 1.0 + own_rate * delay_s
 
     def of_a_round(self, acceptance: float, num_draft_tokens: int) -> tuple[float, float]:

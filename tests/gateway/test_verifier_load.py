@@ -85,3 +85,18 @@ def test_a_verifier_that_does_not_tell_of_open_sessions_has_those_of_its_forward
     load = VerifierLoad()
     load.observe(told(5))
     assert load.batch_sessions == 5.0
+
+
+def test_a_session_that_drafts_beside_others_pays_no_step_that_they_have_paid() -> None:
+    """Of a forward of 16 rows the first draft token costs 3 ms, each one 0.1 ms more."""
+    costs = StepCosts([(1, 0.010), (16, 0.010), (17, 0.013), (97, 0.021)])
+    load = VerifierLoad(100.0, tuple(costs.drafts_s(16, length) for length in PRICED_DRAFTS), 16.0)
+    assert load.proposals_s(2, 0.5) == pytest.approx(0.003 + 16 * 0.0001, rel=0.05)
+    assert load.further_proposals_s(2, 0.5) == pytest.approx(16 * 0.0001, rel=0.1)
+
+
+@pytest.mark.parametrize("proposed", [0.2, 0.6, 1.0])
+@pytest.mark.parametrize("num_sessions", [1, 16])
+def test_where_all_rows_cost_as_much_it_pays_for_its_own(num_sessions: int, proposed: float) -> None:
+    load = VerifierLoad(100.0, tuple(0.001 * num_sessions * length for length in PRICED_DRAFTS), float(num_sessions))
+    assert load.further_proposals_s(3, proposed) == pytest.approx(3 * proposed * 0.001 * num_sessions, rel=0.02)
