@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-# The second way must take less time by this share: smaller differences are within the noise.
-_MIN_GAIN = 0.02
+_LEAST_GAIN = 0.02
 # A comparison ends early where the means are so many standard errors apart, from this part of its rounds on.
 _PLAIN_ERRORS = 3.0
 _EARLIEST = 1 / 3
@@ -59,6 +58,8 @@ class TwoWays:
     turn_rounds: int = 16
     trial_rounds: int = 64
     settle_rounds: int = 0
+    # The second way must take less time by this share: smaller differences are within the noise.
+    least_gain: float = _LEAST_GAIN
     _is_second_better: bool = False
     # Rounds until the next comparison (0: it is on), and how many trials' rounds that was last time.
     _fresh_left: int = 0
@@ -93,11 +94,11 @@ class TwoWays:
     def _differ_plainly(self) -> bool:
         first, second = self._rounds[False], self._rounds[True]
         error = math.sqrt(first.squared_error + second.squared_error)
-        return abs(first.mean_s - second.mean_s) > _PLAIN_ERRORS * error + _MIN_GAIN * first.mean_s
+        return abs(first.mean_s - second.mean_s) > _PLAIN_ERRORS * error + self.least_gain * first.mean_s
 
     def _settle(self) -> None:
         first, second = self._rounds[False], self._rounds[True]
-        is_better = second.mean_s < (1.0 - _MIN_GAIN) * first.mean_s
+        is_better = second.mean_s < (1.0 - self.least_gain) * first.mean_s
         same = is_better == self._is_second_better
         self._fresh_trials = min(2 * self._fresh_trials, _LONGEST_FRESH_TRIALS) if same else _FRESH_TRIALS
         self._is_second_better, self._fresh_left = is_better, self._fresh_trials * self.trial_rounds

@@ -73,7 +73,7 @@ def test_the_better_length_is_found(token_s: Callable[[int], float], expected: i
     assert later.count(expected) > 0.9 * len(later)
 
 
-@pytest.mark.parametrize(("num_sessions", "model_length"), [(8, 5), (1, 5), (32, 1), (32, 0)])
+@pytest.mark.parametrize(("num_sessions", "model_length"), [(8, 5), (1, 5), (32, 2), (32, 1), (32, 0)])
 def test_with_few_sessions_or_nothing_shorter_the_model_is_followed(num_sessions: int, model_length: int) -> None:
     trials = LengthTrials()
     assert set(run(trials, 300, shorter_is_better, num_sessions, model_length)) == {model_length}
@@ -85,6 +85,13 @@ def test_what_the_model_holds_for_clearly_worse_is_not_tried() -> None:
     tried = run(trials, 600, shorter_is_better, speedup=lambda length: 1.0 + 0.01 * length)
     assert tried[:9] == [3] * 9, "the rounds before have told nothing"
     assert set(tried[-50:]) == {1}
+
+
+def test_a_gain_that_is_within_what_texts_differ_by_is_none() -> None:
+    trials = LengthTrials()
+    drafted = run(trials, 600, lambda length: 1e-3 if length == 1 else 1.03e-3)
+    assert 1 in drafted, "it was tried"
+    assert set(drafted[400:]) == {3}
 
 
 def test_poor_rounds_weigh_no_more_than_good_ones() -> None:
