@@ -69,9 +69,10 @@ class VerifierLoad:
         Either nobody has, or somebody: then one time more, one time fewer than usual, by a standard deviation
         (two-point quadrature over the binomial law).
         """
-        if proposed <= 0.0:
-            return 0.0
+        proposed = min(1.0, proposed)
         nobody: float = (1.0 - proposed) ** self.batch_sessions
+        if nobody >= 1.0:  # so rarely that the chance is lost in rounding
+            return 0.0
         mean = proposed / (1.0 - nobody)
         second_moment = (proposed * (1.0 - proposed) / self.batch_sessions + proposed**2) / (1.0 - nobody)
         spread = math.sqrt(max(0.0, second_moment - mean**2))

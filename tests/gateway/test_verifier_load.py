@@ -59,6 +59,14 @@ def test_drafts_that_only_some_sessions_have_cost_what_they_do_in_the_mean(
     assert load.proposals_s(num_draft_tokens, proposed) == pytest.approx(truth, abs=0.0005)
 
 
+def test_a_method_that_finds_next_to_nothing_costs_next_to_nothing() -> None:
+    load = VerifierLoad(100.0, (0.001,) * len(PRICED_DRAFTS), 15.7)
+    prices_s = [load.proposals_s(3, 0.95**num_rounds) for num_rounds in range(1_000)]
+    assert prices_s == sorted(prices_s, reverse=True)
+    assert prices_s[0] == load.proposals_s(3, 1.0 + 1e-12) == 0.001, "always, and a rounding error more often"
+    assert prices_s[-1] == 0.0
+
+
 def test_the_sessions_of_a_forward_are_those_that_there_are_now() -> None:
     """A burst of 16 comes while 2 are left, and is known with its first commit, which read a prompt beside 3 others."""
     load = VerifierLoad()
