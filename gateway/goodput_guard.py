@@ -3,7 +3,8 @@
 The costs that `auto` decides by (draft_costs) leave things out: a drafter on the verifier's machine takes its cores and
 its memory bandwidth, and sessions wait for each other. So the outcome itself is measured: the verifier's rounds while
 sessions draft against its rounds while none does, per number of open sessions (not of those in a forward: drafting
-splits them). Where drafting loses, nobody drafts for a while; twice as long after each further loss. A load of which
+splits them). Where drafting loses, nobody drafts for a while; twice as long after each further loss. Rounds with drafts
+are forgotten slowly, and at once when other requests have come, which drafts bring more or less. A load of which
 nothing is known yet is taken to be like the next lower one that was judged: where drafts clearly did not pay with
 fewer sessions, they will hardly pay with more.
 
@@ -23,7 +24,8 @@ from shared.loads import LOADS_PER_DOUBLING, load_of
 _SETTLE_ROUNDS = 4.0
 _MOST_SESSIONS = 0.75
 _LONGEST_SETTLE_ROUNDS = 48.0
-# Rounds without drafts that a comparison needs, and before a small loss counts; and rounds with drafts.
+# Rounds without drafts that a comparison needs, and where it is close after many rounds with drafts, as a small loss
+# counts then; and rounds with drafts.
 _PLAIN_ROUNDS = 12.0
 _MANY_PLAIN_ROUNDS = 48.0
 _DRAFTING_ROUNDS = 12.0
@@ -40,6 +42,11 @@ _ERRORS_OF_A_LOSS = 1.25
 _ERRORS_OF_A_WIN = 2.0
 # Rounds are forgotten after so many.
 _MEMORY_ROUNDS = 400.0
+# Unless two stretches of this many, and of so many rounds of single sessions, differ from what is remembered by more
+# standard errors than this, both in one direction: one alone may be of a few answers that are hard to draft for.
+_STRETCH_ROUNDS = 64.0
+_STRETCH_SEEN = 512.0
+_ERRORS_OF_A_CHANGE = 2.5
 # Tokens of all sessions that a comparison is good for, at least, and for each session; and while drafting wins by far.
 _FRESH_TOKENS = 20_000
 _FRESH_TOKENS_PER_SESSION = 2_500
@@ -76,13 +83,42 @@ class _Rounds:
 
 
 @dataclass
+class _DraftingRounds(_Rounds):
+    """Those with drafts: their rate is that of the requests that there are, and changes with them."""
+
+    _stretch: _Rounds = field(default_factory=_Rounds)
+    # The stretch before, if it differed; and whether by more tokens a second.
+    _differed: _Rounds | None = None
+    _was_more: bool = False
+
+    def add(self, outcome: RoundOutcome, share: float) -> None:
+        super().add(outcome, share)
+        self._stretch.add(outcome, share)
+        if self._stretch.count >= _STRETCH_ROUNDS and self._stretch.num_seen >= _STRETCH_SEEN:
+            self._follow_change()
+            self._stretch = _Rounds()
+
+    def _follow_change(self) -> None:
+        """When greedy requests became random ones, for which n-grams bring 0.96 instead of 1.2, the memory of 400
+        rounds kept all 8 sessions at drafting for 11,000 tokens."""
+        ratio = self._stretch.tokens_per_s / self.tokens_per_s
+        differs = abs(ratio - 1.0) > _ERRORS_OF_A_CHANGE * _error(self._stretch, self)
+        if differs and self._differed and (ratio > 1.0) == self._was_more:
+            new = (self._stretch, self._differed)
+            self.tokens, self.seconds = sum(part.tokens for part in new), sum(part.seconds for part in new)
+            self.count, self.num_seen = sum(part.count for part in new), sum(part.num_seen for part in new)
+            differs = False
+        self._differed, self._was_more = self._stretch if differs else None, ratio > 1.0
+
+
+@dataclass
 class _Load:
     """What is known at one number of sessions."""
 
     first_mute_tokens: int = _FIRST_MUTE_TOKENS
     fresh_tokens: int = _FRESH_TOKENS
     plain: _Rounds = field(default_factory=_Rounds)
-    drafting: _Rounds = field(default_factory=_Rounds)
+    drafting: _DraftingRounds = field(default_factory=_DraftingRounds)
     # Tokens since `plain` was measured, and until drafting may be tried again.
     plain_age: int = 0
     mute_left: int = 0
@@ -102,7 +138,7 @@ class _Load:
         self.mute_tokens = min(2 * self.mute_left, _LONGEST_MUTE_TOKENS)
         self.is_judged, self.has_clearly_lost = True, is_clear
         self.has_won = self.has_won_by_far = False
-        self.drafting = _Rounds()
+        self.drafting = _DraftingRounds()
 
 
 class GoodputGuard:
@@ -200,10 +236,11 @@ class GoodputGuard:
         noise = _error(load.drafting, load.plain)
         error = 0.0 if num_seen >= _MANY_ROUNDS else noise
         has_lost = ratio < 1.0 - _ERRORS_OF_A_LOSS * error
-        if has_lost and ratio >= 1.0 - _ERRORS_OF_A_LOSS * noise and load.plain.count < _MANY_PLAIN_ROUNDS:
+        is_close = 1.0 - _ERRORS_OF_A_LOSS * noise <= ratio < 1.0 + _ERRORS_OF_A_WIN * noise
+        if is_close and num_seen >= _MANY_ROUNDS and load.plain.count < _MANY_PLAIN_ROUNDS:
             self._plain_rounds_left = self._plain_rounds_left or _MANY_PLAIN_ROUNDS - load.plain.count
         elif has_lost and not (load.is_judged or load.is_suspect):
-            load.is_suspect, load.drafting = True, _Rounds()
+            load.is_suspect, load.drafting = True, _DraftingRounds()
         elif has_lost:
             load.mute(is_clear=ratio < 1.0 - _ERRORS_OF_A_WIN * error)
         elif ratio > 1.0 + _ERRORS_OF_A_WIN * error:

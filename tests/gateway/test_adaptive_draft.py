@@ -199,6 +199,13 @@ def test_places_behind_the_drafters_limit_promise_nothing() -> None:
         assert AdaptiveDraft(shared, MAX_LENGTH, lambda limit=limit: {METHOD: limit}).num_draft_tokens() == length  # type: ignore[misc]
 
 
+@pytest.mark.parametrize(("num_sessions", "gain", "length"), [(1.0, 0.03, 1), (8.0, 0.03, 0), (8.0, 0.06, 1)])
+def test_beside_others_a_small_gain_is_none(num_sessions: float, gain: float, length: int) -> None:
+    costs = MethodCosts(position_s=0.0, overhead_s=(0.9 - gain) * num_sessions / 100.0, num_accepted=9.0)
+    shared = known(VerifierLoad(100.0, (), num_sessions), **{METHOD: costs})
+    assert adaptive_draft(shared, 1).num_draft_tokens() == length
+
+
 def test_methods_are_compared_by_what_they_can_draft() -> None:
     """The better one by its acceptance drafts two tokens at a time; the other one as many as pay."""
     first = MethodCosts(position_s=0.0, num_accepted=9.0, num_reached=10.0)
