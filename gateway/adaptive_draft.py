@@ -129,7 +129,7 @@ class AdaptiveDraft:
             longest = shared.lengths.length(self.method, longest, lambda length: costs.speedup(load, length))
             gain, length = self._own_length(costs, longest)
             if gain > 0.0:
-                costs.pays_again()
+                costs.pays_again(load)
                 in_time_s = max(0.0, shared.slo_itl_s - shared.load.step_s(length))
                 self.patience_s = min(in_time_s, self._patience_s(costs.expected_s(length), gain + 1.0))
                 self._run_tokens = _STAY_TOKENS

@@ -149,7 +149,7 @@ def plain() -> RoundOutcome:
     return outcome(0, 0, 0)
 
 
-def test_pauses_between_tries_double_up_to_a_bound_and_a_good_try_ends_them() -> None:
+def test_pauses_between_tries_double_up_to_a_bound_and_lasting_success_ends_them() -> None:
     """Counted in tokens of all sessions: two of them do not try twice as often as one."""
     shared = AutoDrafting(load=VerifierLoad(100.0, DEAR))
     costs = shared.costs[METHOD]
@@ -164,8 +164,14 @@ def test_pauses_between_tries_double_up_to_a_bound_and_a_good_try_ends_them() ->
         for policy in policies:  # the answer of either's probe
             policy.observe_late(LateAnswer(METHOD, 2, 2, 2, draft_s=0.0, overhead_s=1.0))
     assert pauses == [48 * factor for factor in (1, 1, 2, 4, 8, 16, 16)]
+    gap = costs.probe_gap
     policies[0].observe(outcome(2, 2, 2))  # and rows are cheap by now
-    assert policies[1].num_draft_tokens() > 0
+    for _ in range(8):
+        assert policies[1].num_draft_tokens() > 0
+    assert costs.probe_gap in (gap, gap // 2), "a moment at which all decide at once is no success"
+    for _ in range(300):
+        policies[0].observe(outcome(2, 2, 2))
+        policies[0].num_draft_tokens()
     assert costs.probe_gap == 48
 
 
