@@ -37,8 +37,8 @@ _PRIOR_OVERHEAD_S = 0.001
 _AS_GOOD = 0.99
 _STILL_AS_GOOD = 0.975
 # Tokens of all sessions between two short probes while drafting does not pay; twice as many after each that fails, half
-# as many for as many of each session while it does. The longest pause is per session in a batch too: a probe holds up all
-# of them, and opens a session at the drafter.
+# as many again for every so many tokens of each session while it pays. The longest pause is per session in a batch: a
+# probe holds up all of them, and opens a session at the drafter.
 _PROBE_GAP = 48
 _LONGEST_PROBE_GAP = 768
 
@@ -60,12 +60,12 @@ class MethodCosts:
     # Tokens of all sessions until one may try a short draft although it does not seem to pay.
     tokens_until_probe: int = _PROBE_GAP
     probe_gap: int = _PROBE_GAP
-    # Tokens of all sessions since the pause between probes became shorter.
-    tokens_since_halved: int = 0
     # What a verifier that drafts by itself takes, for all sessions of a batch together; None: somebody else drafts.
     local_time: LocalDraftTime | None = None
     # What the sessions that draft were last told to draft at most; 0: nothing yet.
     settled_length: int = 0
+    # Tokens of all sessions since the pause between probes was halved.
+    _tokens_since_halved: int = 0
     # Rounds since one with a draft, of whichever session of the verifier, and since one that a session told of its own.
     _rounds_since_draft: float = 0.0
     _rounds_since_own: float = 0.0
@@ -80,7 +80,7 @@ class MethodCosts:
     def observe(self, outcome: RoundOutcome) -> None:
         """A round of a session that drafts by this method, whether it has been asked or not."""
         self.tokens_until_probe -= 1 + outcome.num_accepted
-        self.tokens_since_halved += 1 + outcome.num_accepted
+        self._tokens_since_halved += 1 + outcome.num_accepted
         share = 1.0 / max(1, outcome.batch_sessions)  # of a round, which every session in it reports
         self._rounds_since_draft += share
         self._rounds_since_own += share
@@ -246,9 +246,9 @@ class MethodCosts:
     def pays_again(self, load: VerifierLoad) -> None:
         """Drafting seems to pay. Between two waves of 32 requests it does for a moment, as prices and rate are those of
         few sessions: with all pauses forgotten for it, a dozen probes followed in 3 s, and 6 % were lost."""
-        if self.tokens_since_halved >= _PROBE_GAP * load.batch_sessions:
+        if self._tokens_since_halved >= _PROBE_GAP * load.batch_sessions:
             self.probe_gap = max(_PROBE_GAP, self.probe_gap // 2)
-            self.tokens_since_halved = 0
+            self._tokens_since_halved = 0
 
 
 def _weight(num_rounds: float) -> float:
