@@ -4,8 +4,8 @@ The costs that `auto` decides by (draft_costs) leave things out: a drafter on th
 its memory bandwidth, and sessions wait for each other. So the outcome itself is measured: the verifier's rounds while
 sessions draft against its rounds while none does, per number of open sessions (not of those in a forward: drafting
 splits them). Where drafting loses, nobody drafts for a while; twice as long after each further loss. Rounds with drafts
-are forgotten slowly, and at once when other requests have come, which drafts bring more or less. A load of which
-nothing is known yet is taken to be like the next lower one that was judged: where drafts clearly did not pay with
+are forgotten slowly, but within some hundred rounds when other requests have come, which gain more or less. A load of
+which nothing is known yet is taken to be like the next lower one that was judged: where drafts clearly did not pay with
 fewer sessions, they will hardly pay with more.
 
 Not here: how many tokens to draft where it pays.
