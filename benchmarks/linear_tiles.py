@@ -1,10 +1,10 @@
-"""Which tile of the triton linear is fastest for which weight? `python -m benchmarks.linear_tiles` on an NVIDIA GPU.
+"""The fastest tile of the triton linear for each weight: `python -m benchmarks.linear_tiles` on an NVIDIA GPU.
 
-For each weight of a Llama of 8 billion parameters and 1, 8 and 64 rows: the median time of every candidate of
-kernels/linear/triton_tiles, beside cuBLAS (F.linear) and the floor (bytes of weight, inputs and outputs at the measured
-bandwidth of a copy). Calls are replayed from a CUDA graph over copies of the weight that no cache holds together. The
-last column: the share of outputs that differ from the first candidate's, on data that cancel, so that another order of
-summation shows. About a minute. Needs torch and triton alone; nothing of it runs without a GPU.
+For each weight of an 8B Llama and 1, 8 and 64 rows: the median time of every candidate of kernels/linear/triton_tiles,
+compared with cuBLAS (F.linear) and the floor (bytes of weight, inputs and outputs at a copy's measured bandwidth).
+Calls are replayed from a CUDA graph over copies of the weight too large for the cache. The last column is the share of
+outputs that differ from the first candidate's, on cancelling data that exposes another summation order. About a minute.
+Needs only torch and triton.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import torch
 from torch.nn.functional import linear as stock_linear
 
 from benchmarks.gpu_report.timing import copy_bandwidth, graph_us, num_copies
-from kernels.linear.triton import linear_tiled
-from kernels.linear.triton_tiles import CANDIDATES, Tile, row_block, tile_config
+from outrider.kernels.linear.triton import linear_tiled
+from outrider.kernels.linear.triton_tiles import CANDIDATES, Tile, row_block, tile_config
 
 WEIGHTS = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096))
 ROW_COUNTS = (1, 8, 64)
@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--jsonl", type=Path, help="append the rows to this file")
     jsonl: Path | None = parser.parse_args().jsonl
     if not torch.cuda.is_available():
-        raise SystemExit("no NVIDIA GPU here")
+        raise SystemExit("this machine has no NVIDIA GPU")
     bandwidth = copy_bandwidth()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, copy {bandwidth / 1e12:.2f} TB/s")
     rows: list[dict[str, Any]] = []
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def _weights(num_outputs: int, num_inputs: int) -> list[torch.Tensor]:
-    """Copies enough that none is left in the L2 cache when its turn comes; halves of the inputs alike."""
+    """Enough copies that none is in the L2 cache on its turn; both halves of the inputs are equal."""
     half = torch.randn(num_outputs, num_inputs // 2, device="cuda", dtype=torch.bfloat16)
     weight = torch.cat((half, half), dim=1)
     return [weight.clone() for _ in range(num_copies(weight.nbytes))]
@@ -86,7 +86,7 @@ def _name(tile: Tile) -> str:
 
 def _print_table(rows: list[dict[str, Any]]) -> None:
     first = rows[0]
-    print(f"\n{first['num_outputs']} x {first['num_inputs']}, {first['num_rows']} rows (* is what tile_config takes)")
+    print(f"\n{first['num_outputs']} x {first['num_inputs']}, {first['num_rows']} rows (*: tile_config's choice)")
     print(f"{'':32} {'us':>8} {'x cuBLAS':>9} {'x floor':>8} {'differs':>8}")
     for row in rows:
         differs = f"{row['differs']:8.1%}" if "differs" in row else ""

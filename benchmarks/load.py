@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import httpx
 
-from client.rest import parse_event
+from outrider.client.rest import parse_event
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,12 @@ class Shape:
     token_tree: bool = False
     # 0: stop tokens are said and decoding goes on. Else they cannot be said before, as in transformers and llama.cpp.
     min_tokens: int = 0
+    # Empty: none. Part of what the gateway places sessions by, and of the prefix cache's key.
+    cache_salt: str = ""
+
+
+# A prompt and what is asked for it.
+Request = tuple[str, Shape]
 
 
 @dataclass
@@ -37,6 +46,11 @@ class RequestTimes:
     pieces_s: list[float] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     mean_acceptance_length: float = 0.0
+
+    @property
+    def latency_per_token_s(self) -> float:
+        """Seconds from sending the request to its last token, per output token: waiting and prefill included."""
+        return (self.first_token_s + sum(self.pieces_s)) / self.num_tokens
 
 
 @dataclass
@@ -51,16 +65,46 @@ class LoadResult:
 
 async def run_load(url: str, prompts: list[str], shape: Shape, concurrency: int) -> LoadResult:
     """All prompts, at most `concurrency` at a time, streamed."""
+    return await run_requests(url, [(prompt, shape) for prompt in prompts], concurrency)
+
+
+async def run_requests(url: str, requests: Sequence[Request], concurrency: int) -> LoadResult:
+    """Closed loop: all requests in their order, at most `concurrency` at a time, streamed."""
     gate = asyncio.Semaphore(concurrency)
     async with httpx.AsyncClient(base_url=url, timeout=600) as client:
 
-        async def one(prompt: str) -> RequestTimes:
+        async def one(prompt: str, shape: Shape) -> RequestTimes:
             async with gate:
                 return await _stream(client, prompt, shape)
 
         started = time.perf_counter()
-        requests = await asyncio.gather(*(one(prompt) for prompt in prompts))
-        return LoadResult(time.perf_counter() - started, list(requests))
+        times = await asyncio.gather(*(one(prompt, shape) for prompt, shape in requests))
+        return LoadResult(time.perf_counter() - started, list(times))
+
+
+async def run_open_loop(url: str, prompts: list[str], shape: Shape, rate: float, rng: random.Random) -> LoadResult:
+    """Open loop: the prompts arrive in their order as a Poisson process, whether or not earlier ones are answered.
+
+    rate: requests per second. Equal states of `rng` give equal arrivals.
+    """
+    # No limit on connections: a request that waits for one would have arrived later than it should.
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as client:
+
+        async def one(prompt: str, arrival_s: float) -> RequestTimes:
+            await asyncio.sleep(arrival_s)
+            return await _stream(client, prompt, shape)
+
+        started = time.perf_counter()
+        arrivals_s = arrival_times(len(prompts), rate, rng)
+        times = await asyncio.gather(*map(one, prompts, arrivals_s))
+        return LoadResult(time.perf_counter() - started, list(times))
+
+
+def arrival_times(count: int, rate: float, rng: random.Random) -> list[float]:
+    """Seconds from the start to each arrival of a Poisson process of `rate` arrivals per second; the first is at 0."""
+    gaps_s = (rng.expovariate(rate) for _ in range(count - 1))
+    return list(accumulate(gaps_s, initial=0.0))[:count]
 
 
 def run_for(url: str, prompts: list[str], shape: Shape, concurrency: int, seconds: float) -> None:
@@ -77,7 +121,7 @@ async def _stream(client: httpx.AsyncClient, prompt: str, shape: Shape) -> Reque
         speculation["token_tree"] = True
     if shape.mode:
         speculation["mode"] = shape.mode
-    body = {
+    body: dict[str, Any] = {
         "prompt": prompt,
         "max_tokens": shape.max_tokens,
         "temperature": shape.temperature,
@@ -89,6 +133,8 @@ async def _stream(client: httpx.AsyncClient, prompt: str, shape: Shape) -> Reque
         "return_token_ids": True,
         "speculation": speculation,
     }
+    if shape.cache_salt:
+        body["cache_salt"] = shape.cache_salt
     times = RequestTimes()
     started = last = time.perf_counter()
     async with client.stream("POST", "/v1/completions", json=body) as response:

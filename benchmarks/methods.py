@@ -1,9 +1,9 @@
-"""What does each drafter gain on a target of real cost? `python -m benchmarks.methods`.
+"""The gain of each draft method on a target of realistic cost: `python -m benchmarks.methods`.
 
-The demo target and its heads expanded together (training/expand.py, training/expand_heads.py): acceptance is that of
-the demo family, costs are those of a 158 M target and of heads that are as wide. One stream through the whole stack,
-no drafts and every method in turn, at temperature 0 and at 1 in exact mode; figures are medians over rounds. Rows go
-to benchmarks/results/methods.jsonl.
+The demo target and its heads are expanded together (training/demo/expand.py, training/demo/expand_heads.py): acceptance
+is the demo family's, costs are those of a 158 M target and heads of its width. One stream through the whole stack, each
+method in turn, at temperature 0 and at 1 in exact mode; figures are medians over rounds. Rows go to
+benchmarks/results/methods.jsonl.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from rich.table import Table
 from benchmarks.load import LoadResult, Shape, run_load
 from benchmarks.prompts import code_prompts
 from benchmarks.records import quantiles, save_rows
-from client.stack import Stack, free_port
-from client.stack_commands import StackSettings
-from training.expand import main as expand
-from training.expand_heads import expand_head
+from outrider.client.stack.commands import StackSettings
+from outrider.client.stack.processes import Stack, free_port
+from outrider.training.demo.expand import main as expand
+from outrider.training.demo.expand_heads import expand_head
 
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
 HEADS = ("medusa", "mlp-speculator", "eagle", "eagle3")
@@ -45,7 +45,7 @@ def main(
     """Example: python -m benchmarks.methods --rounds 1 --temperature 0"""
     temperatures = temperature or [0.0, 1.0]
     with tempfile.TemporaryDirectory() as folder:
-        console.print("==> expanding target and heads to a model of real cost")
+        console.print("==> expanding target and heads to a realistic cost")
         target = Path(folder) / "target"
         expand(models / "demo-target", target)
         drafts = [str(models / "demo-draft")]
@@ -85,7 +85,7 @@ def _measure(url: str, temperatures: list[float], max_tokens: int, rounds: int) 
         results: dict[str, list[LoadResult]] = {name: [] for name in variants}
         with Progress(console=console) as progress:
             task = progress.add_task(f"temperature {temperature:g}", total=(rounds + 1) * len(variants))
-            for round_index in range(rounds + 1):  # the first, a short one, warms up
+            for round_index in range(rounds + 1):  # the first, short one warms up
                 for name, wanted in variants.items():
                     shape = Shape(max_tokens if round_index else 16, **wanted)
                     result = asyncio.run(run_load(url, prompts, shape, 1))

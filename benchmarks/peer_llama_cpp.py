@@ -1,9 +1,8 @@
-"""The peer: llama.cpp's `llama-server`, plain and with the same draft model, on GGUF files of the same bf16 weights.
+"""The peer llama.cpp: `llama-server`, plain and with the same draft model, on GGUF files of the same bf16 weights.
 
-Token ids go in and come out: llama.cpp cannot split text as this family's tokenizer does. Its other settings are its
-own, so its KV cache is f16 and finished prompts stay in it.
-Not here: building llama-server. Build it on the machine that measures (docs/benchmarks.md): ready-made ones are for
-any processor, without AVX-512.
+Prompts and outputs are token ids: llama.cpp cannot split text as this family's tokenizer does. Its other settings are
+its defaults, so its KV cache is f16 and caches finished prompts.
+Not here: building llama-server. Build it on the measured machine (docs/benchmarks.md): prebuilt binaries lack AVX-512.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from typing import Any
 import httpx
 from tokenizers import Tokenizer
 
-from benchmarks.gguf_export import export_gguf
+from benchmarks.gguf.export import export_gguf
 from benchmarks.peer_transformers import PeerRun
-from client.stack import free_port
-from shared.errors import ConfigError, OutriderError
+from outrider.client.stack.processes import free_port
+from outrider.shared.errors import ConfigError, OutriderError
 
-# A draft model alone changes nothing: without its type llama-server loads it and decodes plainly.
+# Without its type llama-server loads the draft model but decodes plainly.
 DRAFT_OPTIONS = ("--spec-type", "draft-simple", "--spec-draft-n-max", "5", "--spec-draft-model")
 VARIANTS = ("plain", "draft_model")
 CONTEXT_LEN = 2048
@@ -35,11 +34,11 @@ STOP_TIMEOUT_S = 10.0
 
 
 class PeerError(OutriderError):
-    """llama-server did not start, or did not answer as asked."""
+    """llama-server did not start, or gave an unexpected answer."""
 
 
 class LlamaServer:
-    """One llama-server process for one stream: started by `with`, gone at its end. Its output goes to `log`."""
+    """One llama-server process with one stream, running within the `with` block. Its output goes to `log`."""
 
     def __init__(self, binary: Path, model: Path, draft: Path | None, log: Path) -> None:
         num_threads = str(len(os.sched_getaffinity(0)))
@@ -51,7 +50,7 @@ class LlamaServer:
             *("--parallel", "1", "--ctx-size", str(CONTEXT_LEN)),
             *((*DRAFT_OPTIONS, str(draft)) if draft else ()),
         ]
-        # A connection per request: llama-server closes one that was idle, which a kept one would only notice when used.
+        # One connection per request: llama-server closes idle ones, which httpx would notice only on the next use.
         limits = httpx.Limits(max_keepalive_connections=0)
         self._client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=600, limits=limits)
 
@@ -72,7 +71,7 @@ class LlamaServer:
         self._stop()
 
     def complete(self, prompt_ids: list[int], max_tokens: int) -> list[int]:
-        """Greedy, streamed, never stopped early. Raises PeerError when not `max_tokens` tokens have come.
+        """Greedy, streamed, never stopped early. Raises PeerError unless `max_tokens` tokens come.
 
         llama-server does not stream a token that ends within a character, only counts it: that raises too.
         """
@@ -87,7 +86,7 @@ class LlamaServer:
         try:
             token_ids = self._stream(request)
         except httpx.TransportError as error:
-            raise PeerError(f"llama-server broke off; it said: {self._last_words()}") from error
+            raise PeerError(f"llama-server disconnected; its log ends with: {self._last_words()}") from error
         if len(token_ids) != max_tokens:
             raise PeerError(f"llama-server streamed {len(token_ids)} of {max_tokens} tokens")
         return token_ids
@@ -106,7 +105,7 @@ class LlamaServer:
         deadline = time.monotonic() + START_TIMEOUT_S
         while not self._is_ready():
             if self._process.poll() is not None or time.monotonic() > deadline:
-                raise PeerError(f"{' '.join(self._command)} did not start; it said: {self._last_words()}")
+                raise PeerError(f"{' '.join(self._command)} did not start; its log ends with: {self._last_words()}")
             time.sleep(0.1)
 
     def _is_ready(self) -> bool:
@@ -129,7 +128,7 @@ class LlamaServer:
 
 
 class LlamaCppPeer:
-    """A server per variant, both up for as long as the peer: an idle one sleeps."""
+    """One server per variant, both running as long as the peer: an idle one sleeps."""
 
     def __init__(self, binary: Path, target: str, draft: str) -> None:
         self._binary = binary

@@ -1,4 +1,4 @@
-"""The peer: transformers' own generate, plain, assisted and with prompt lookup, in this process."""
+"""The peer transformers: its own generate, plain, assisted and with prompt lookup, in this process."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class TransformersPeer:
     """Same weights, dtype, prompts and greedy settings as the stack under test."""
 
     def __init__(self, target: str, draft: str) -> None:
-        transformers_logging.set_verbosity_error()  # it comments every call of generate
+        transformers_logging.set_verbosity_error()  # it logs every call of generate
         transformers_logging.disable_progress_bar()
         self._tokenizer = AutoTokenizer.from_pretrained(target)
         self._target = AutoModelForCausalLM.from_pretrained(target, dtype=torch.bfloat16).eval()
         self._draft = AutoModelForCausalLM.from_pretrained(draft, dtype=torch.bfloat16).eval()
         self._draft.generation_config.num_assistant_tokens = 5
         self._draft.generation_config.num_assistant_tokens_schedule = "constant"
-        # transformers stops a draft early below this confidence; off, so that both sides draft five tokens.
+        # transformers stops a draft early below this confidence; 0, so that both sides draft five tokens.
         self._draft.generation_config.assistant_confidence_threshold = 0.0
 
     def run(self, variant: str, prompts: list[str], max_tokens: int) -> PeerRun:

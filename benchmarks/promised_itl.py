@@ -1,7 +1,7 @@
-"""What `--slo-itl-ms` keeps of its promise: the time between two pieces of a stream while others' prompts are read.
+"""How well `--slo-itl-ms` is met: inter-token latency of streams while long prompts are prefilled.
 
-Two streams decode with `auto`, and a long prompt nobody has sent before arrives every second and a half. One stack per
-promise, none among them. Rows go to benchmarks/results/promised_itl.jsonl.
+Two streams decode with `auto`, and a new long prompt arrives every 1.5 s. One stack per target, including none. Rows go
+to benchmarks/results/promised_itl.jsonl.
 
     python -m benchmarks.promised_itl
 """
@@ -21,9 +21,9 @@ from rich.table import Table
 from benchmarks.load import LoadResult, Shape, run_load
 from benchmarks.prompts import code_prompts
 from benchmarks.records import quantiles, save_rows
-from client.stack import Stack, free_port
-from client.stack_commands import StackSettings
-from training.expand import main as expand
+from outrider.client.stack.commands import StackSettings
+from outrider.client.stack.processes import Stack, free_port
+from outrider.training.demo.expand import main as expand
 
 console = Console(highlight=False)
 _NUM_STREAMS = 2
@@ -34,14 +34,14 @@ _EVERY_S = 1.5
 
 def main(
     models: Annotated[Path, typer.Option(help="Folder of the demo family.")] = Path("models"),
-    promises_ms: Annotated[str, typer.Option(help="Comma-separated; 0 promises nothing.")] = "0,80,40",
+    promises_ms: Annotated[str, typer.Option(help="Latency targets in ms, comma-separated; 0: none.")] = "0,80,40",
     max_tokens: Annotated[int, typer.Option(help="Tokens per decoding stream and request.")] = 128,
     save: Annotated[bool, typer.Option(help="Append rows to benchmarks/results/promised_itl.jsonl.")] = True,
 ) -> None:
     """Example: python -m benchmarks.promised_itl --promises-ms 0,50"""
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        console.print("==> expanding the target to a model of real cost")
+        console.print("==> expanding the target to a realistic cost")
         target = Path(folder) / "target"
         expand(models / "demo-target", target)
         for promise_ms in map(float, promises_ms.split(",")):
@@ -83,13 +83,13 @@ def _measure(target: Path, draft: Path, run_dir: Path, promise_ms: float, max_to
 
 
 async def _load(url: str, max_tokens: int) -> tuple[LoadResult, list[Any]]:
-    """Decoding streams for as long as long prompts arrive, and what became of both."""
+    """Runs the decoding streams while long prompts arrive; returns the results of both."""
     long_prompts = code_prompts(_NUM_LONG_PROMPTS, num_chars=_LONG_PROMPT_CHARS)
 
-    async def read(place: int) -> Any:
-        await asyncio.sleep(_EVERY_S * (place + 0.5))
-        # A first line of its own, so that nothing of it is in the prefix cache.
-        return (await run_load(url, [f"# {place}\n{long_prompts[place]}"], Shape(1, "off", 1), 1)).requests[0]
+    async def read(index: int) -> Any:
+        await asyncio.sleep(_EVERY_S * (index + 0.5))
+        # A unique first line, so that nothing of it is in the prefix cache.
+        return (await run_load(url, [f"# {index}\n{long_prompts[index]}"], Shape(1, "off", 1), 1)).requests[0]
 
     reading = asyncio.gather(*(read(place) for place in range(_NUM_LONG_PROMPTS)))
     requests, seconds = [], 0.0

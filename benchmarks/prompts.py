@@ -1,10 +1,11 @@
-"""Prompts for measurements: places in the standard library's own source, of several lengths."""
+"""Prompts for benchmarks: pieces of the standard library's source, of several lengths."""
 
 from __future__ import annotations
 
 import inspect
 import json
 import random
+import re
 import tempfile
 import textwrap
 import zipfile
@@ -30,7 +31,7 @@ def code_prompts(count: int, *, num_chars: int = 700) -> list[str]:
 
 
 def mixed_prompts(count: int) -> list[str]:
-    """Code, prose and copying in turn: places in source, the beginnings of documentation, a function begun again."""
+    """Code, prose and copying in turn: pieces of source, starts of documentation, a function begun again."""
     code = code_prompts(count)
     prose = [text for module in _MODULES for text in _documentation(module)]
     prompts = []
@@ -44,6 +45,13 @@ def mixed_prompts(count: int) -> list[str]:
             lines = code[place].splitlines(keepends=True)
             prompts.append("".join([*lines, "\n", *lines[: max(1, len(lines) // 4)]]))
     return prompts
+
+
+def unrepeated_prompts(count: int, *, num_words: int = 80) -> list[str]:
+    """Words of the same sources in random order, once per prompt: an n-gram lookup finds nothing."""
+    words = sorted({word for module in _MODULES for word in re.findall(r"[a-z]{4,}", inspect.getsource(module))})
+    rng = random.Random(0)
+    return [" ".join(rng.sample(words, num_words)) for _ in range(count)]
 
 
 def _documentation(module: ModuleType) -> list[str]:

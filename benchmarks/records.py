@@ -1,4 +1,4 @@
-"""Where a benchmark's rows go, and what every row says about the machine it was measured on."""
+"""Writes a benchmark's rows, each with the machine it was measured on."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def quantiles(values: list[float]) -> dict[str, float]:
 
 
 def provenance() -> dict[str, Any]:
-    """Machine, commit, versions: without them a figure is an anecdote."""
+    """Machine, commit and versions of a measurement."""
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": _commit(),
@@ -38,7 +38,7 @@ def provenance() -> dict[str, Any]:
 
 
 def save_rows(name: str, rows: list[dict[str, Any]]) -> Path:
-    """Appends the rows, each with the provenance, to benchmarks/results/NAME.jsonl."""
+    """Appends the rows, each with its provenance, to benchmarks/results/NAME.jsonl."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.jsonl"
     common = provenance()

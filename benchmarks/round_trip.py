@@ -1,18 +1,17 @@
-"""What does a drafter far away still bring? `python -m benchmarks.round_trip` (about a quarter of an hour).
+"""The gain from a remote drafter, by round-trip time: `python -m benchmarks.round_trip` (about a quarter of an hour).
 
-The real stack with a link between gateway and drafter that makes everything late (benchmarks/simulation/link.py):
-round-trip times of 0 to 100 ms, with and without jitter, one stream, no drafts, drafts of fixed lengths and auto.
-What comes out is compared with
+The real stack with a delaying link between gateway and drafter (benchmarks/simulation/link.py): round-trip times of 0
+to 100 ms, with and without jitter, one stream, without drafts, with drafts of fixed lengths and with auto. Results are
+compared with
 
     S = E / (1 + n c + r - h min(1, r))
 
-with E tokens a round, n draft tokens, c = seconds of drafting one / T, r = round trip / T, T seconds of a plain round,
-and h the share of the rounds whose draft had been asked for while the verifier still worked on the one before: those
-wait for the longer of the way and the verifier alone. Drafting itself is not hidden, as all services share the cores
-here: forwards beside it take longer. (With machines of their own h takes off min(1, n c + r).) Without h it is the
-formula of Leviathan et al. 2023 with a round trip. Every figure is measured in the same run, and S is given once as it
-stands and once with what a round without delay took beyond it. Also: bytes on the wire per token, and the time to the
-first token. All conditions take turns, back and forth, and figures are medians over the rounds of that. Rows go to
+E: tokens per round. n: draft tokens. c: seconds per draft token / T. r: round trip / T. T: seconds of a plain round. h:
+share of rounds whose draft was requested while the verifier still worked on the previous one; those wait for the longer
+of link and verifier. Drafting is not hidden, as all services share the cores here. (On separate machines h saves
+min(1, n c + r).) Without h it is the formula of Leviathan et al. 2023 plus a round trip. All figures are from the same
+run; S is given as it stands, and with the excess time of a round without delay. Also: bytes per token on the wire, and
+time to first token. Conditions alternate, back and forth; figures are medians over rounds. Rows go to
 benchmarks/results/round_trip.jsonl.
 """
 
@@ -72,32 +71,34 @@ class Plan:
 
 @dataclass(frozen=True)
 class Cell:
-    """One variant under one condition. Seconds and tokens of rounds leave prefills out."""
+    """One variant under one condition. Seconds and tokens of rounds exclude prefills."""
 
     rtt_ms: float
     jitter: float
     variant: str
-    num_draft_tokens: int  # asked for in each round; 0: none, or auto
+    num_draft_tokens: int  # requested per round; 0: none, or auto
     tokens_per_s: float
     num_tokens: int
     rounds: int
     round_tokens: float
     round_s: float
     drafted_share: float
-    # Of the rounds, those whose draft had been asked for in the round before.
+    # Share of rounds whose draft was requested in the previous round.
     ahead_share: float
     draft_s: float
     forward_s: float
     first_token_s: float
-    # On the way to and from each service, less what flows without requests.
+    # To and from each service, minus the traffic without requests.
     bytes_per_token: dict[str, float] = field(default_factory=dict)
 
 
 def main(
-    target: Annotated[Path, typer.Option(help="Small target that is expanded.")] = Path("models/demo-target"),
+    target: Annotated[Path, typer.Option(help="Small target to expand.")] = Path("models/demo-target"),
     draft: Annotated[Path, typer.Option(help="Draft model.")] = Path("models/demo-draft"),
     rtt_ms: Annotated[str, typer.Option(help="Round-trip times, comma-separated.")] = "0,1,5,20,100",
-    jitter: Annotated[float, typer.Option(help="Each way takes 1 - jitter to 1 + jitter of its time; 0: none.")] = 0.5,
+    jitter: Annotated[
+        float, typer.Option(help="Each direction takes 1 - jitter to 1 + jitter times its delay; 0: none.")
+    ] = 0.5,
     lengths: Annotated[str, typer.Option(help="Lengths of fixed drafts, comma-separated.")] = "2,5,8",
     prompts: Annotated[int, typer.Option(help="Prompts per cell.")] = 4,
     max_tokens: Annotated[int, typer.Option(help="Tokens per request.")] = 96,
@@ -136,7 +137,7 @@ def _measure(stack: MeasuredStack, plan: Plan) -> list[Cell]:
             way = -1 if round_index % 2 else 1
             for rtt_ms, jitter in plan.conditions[::way]:
                 stack.links["drafter"].set_delay(rtt_ms * 1e-3, jitter)
-                # The time that auto takes to notice is a cell of its own.
+                # How long auto takes to adapt is a separate cell.
                 wanted = {"auto, noticing": plan.auto(plan.max_tokens)} | dict([*plan.variants().items()][::way])
                 for name, shape in wanted.items():
                     cell = _cell(stack, rtt_ms, jitter, name, shape, prompts, idle)
@@ -215,7 +216,7 @@ def _num_bytes(stack: MeasuredStack) -> dict[str, int]:
 
 
 def _idle_bytes_per_s(stack: MeasuredStack) -> dict[str, float]:
-    """Health checks and the like, which flow without a request."""
+    """Traffic without requests, such as health checks."""
     before, started = _num_bytes(stack), time.perf_counter()
     time.sleep(_IDLE_S)
     after, seconds = _num_bytes(stack), time.perf_counter() - started
@@ -223,7 +224,7 @@ def _idle_bytes_per_s(stack: MeasuredStack) -> dict[str, float]:
 
 
 def _first_token_s(url: str, prompts: list[str], plan: Plan) -> dict[str, float]:
-    """Medians over short requests, the sides in turns."""
+    """Medians over short requests, alternating between the sides."""
     shapes = {"off": plain(4), "auto": plan.auto(4)}
     found: dict[str, list[float]] = {name: [] for name in shapes}
     for _ in range(_FIRST_TOKEN_REPEATS):
@@ -237,11 +238,11 @@ def _median_first_token(result: LoadResult) -> float:
 
 
 def compare(cells: list[Cell]) -> list[dict[str, Any]]:
-    """Rows with what was measured and what was to be expected, both as multiples of plain decoding.
+    """Rows of measured and expected figures, both as multiples of plain decoding.
 
-    speedup is of rounds, without prefills; `of_off` of whole requests, under the same condition. expected: the formula;
-    expected_with_excess: with what a round of that length took beyond the formula where nothing was delayed. Both are
-    held against the same plain round, a median over all conditions: the way to the drafter makes no difference to it.
+    speedup: of rounds, without prefills. of_off: of whole requests, under the same condition. expected: the formula.
+    expected_with_excess: plus the excess of an undelayed round of that length. Both are relative to one plain round,
+    the median over all conditions, since the link does not affect it.
     """
     without_delay = {cell.variant: cell for cell in cells if cell.rtt_ms == 0.0}
     off_cells = {(cell.rtt_ms, cell.jitter): cell for cell in cells if cell.variant == "off"}
@@ -259,7 +260,7 @@ def compare(cells: list[Cell]) -> list[dict[str, Any]]:
 
 
 def _expected(cell: Cell, near: Cell, plain_s: float) -> dict[str, float]:
-    """near: the same variant without delay; E and h are the cell's own. plain_s: of a plain round."""
+    """near: the same variant without delay; E and h are the cell's own. plain_s: duration of a plain round."""
     drafting = near.draft_s / plain_s
     round_length = expected_round(drafting, cell.rtt_ms * 1e-3 / plain_s, cell.ahead_share)
     excess = near.round_s / plain_s - expected_round(drafting, 0.0, near.ahead_share)
@@ -271,7 +272,7 @@ def _expected(cell: Cell, near: Cell, plain_s: float) -> dict[str, float]:
 
 
 def expected_round(drafting: float, delay: float, ahead_share: float) -> float:
-    """How long a round takes, all in plain rounds: the denominator of S."""
+    """Duration of a round in plain rounds: the denominator of S."""
     return 1.0 + drafting + delay - ahead_share * min(1.0, delay)
 
 

@@ -1,7 +1,7 @@
-"""What does row invariance cost? `python -m benchmarks.row_invariance`.
+"""The cost of row invariance: `python -m benchmarks.row_invariance`.
 
-The expanded demo target, loaded with transformers' own linears and with the row-invariant ones; everything else is the
-same. One decode step (1 row) and one verify step (6 rows) at a context of 256, sides alternating, medians. Rows go to
+The expanded demo target with transformers' own linears and with the row-invariant ones, all else equal. One decode step
+(1 row) and one verify step (6 rows) at a context of 256; sides alternate; medians. Rows go to
 benchmarks/results/row_invariance.jsonl.
 """
 
@@ -21,12 +21,12 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.records import quantiles, save_rows
-from engine.batch import ForwardBatch, SessionRows, build_batch
-from engine.model import load_model
-from engine.runner import ModelRunner
-from training.expand import main as expand
+from outrider.engine.model.load import load_model
+from outrider.engine.run.batch import ForwardBatch, SessionRows, build_batch
+from outrider.engine.run.runner import ModelRunner
+from outrider.training.demo.expand import main as expand
 
-# Wide enough for the table when the output goes to a file.
+# characters; fits the table when the output goes to a file
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
 CONTEXT_LEN = 256
 BLOCK_SIZE = 16
@@ -34,7 +34,7 @@ ROW_COUNTS = {"decode (1 row)": 1, "verify (6 rows)": 6, "16 sessions x 6 rows":
 
 
 def main(
-    target: Annotated[str, typer.Option(help="Small target that is expanded.")] = "models/demo-target",
+    target: Annotated[str, typer.Option(help="Small target to expand.")] = "models/demo-target",
     repeats: Annotated[int, typer.Option(help="Steps per side.")] = 60,
     save: Annotated[bool, typer.Option(help="Append rows to benchmarks/results/row_invariance.jsonl.")] = True,
 ) -> None:
@@ -64,7 +64,7 @@ def _runner(path: str, *, row_invariant: bool) -> ModelRunner:
 
 
 def _batch(num_rows: int) -> ForwardBatch:
-    """One session of up to 6 rows, or as many sessions of 6 rows as it takes."""
+    """One session of up to 6 rows, or several sessions of 6 rows."""
     per_session = min(num_rows, 6)
     blocks = CONTEXT_LEN // BLOCK_SIZE + 2
     sessions = [

@@ -1,10 +1,10 @@
-"""How fast is the whole stack? `python -m benchmarks.serving` (or `make bench`).
+"""Speed of the whole stack: `python -m benchmarks.serving` (or `make bench`).
 
-One run on one machine: this stack through REST with speculation off, ngram, draft_model and auto, and transformers'
-generate plain, assisted and with prompt lookup, on the same weights, prompts and greedy settings; llama.cpp's server
-too where `--llama-server` names one. The target is the demo target inside a model of real cost (training/expand.py):
-acceptance is the small model's, cost the big one's.
-Sides alternate, figures are medians over rounds. Rows go to benchmarks/results/serving.jsonl.
+One run on one machine: this stack over REST with speculation off, ngram, draft_model and auto; transformers' generate
+plain, assisted and with prompt lookup, with the same weights, prompts and greedy settings; and llama.cpp's server if
+given by `--llama-server`. The demo target is expanded to a realistic cost (training/demo/expand.py): acceptance is the
+small model's, cost the large one's.
+Sides alternate; figures are medians over rounds. Rows go to benchmarks/results/serving.jsonl.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from benchmarks.peer_transformers import VARIANTS as TRANSFORMERS_VARIANTS
 from benchmarks.peer_transformers import TransformersPeer
 from benchmarks.prompts import code_prompts
 from benchmarks.records import quantiles, save_rows
-from client.stack import Stack, free_port
-from client.stack_commands import StackSettings
-from training.expand import main as expand
+from outrider.client.stack.commands import StackSettings
+from outrider.client.stack.processes import Stack, free_port
+from outrider.training.demo.expand import main as expand
 
-# Wide enough for the table when the output goes to a file.
+# characters; fits the table when the output goes to a file
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
 NUM_SPECULATIVE_TOKENS = 5
 NUM_PEER_PROMPTS = 4
 METHODS = ("off", "ngram", "draft_model", "auto")
 GREEDY = {method: {"method": method} for method in METHODS}
-# Exact against rejection mode at temperature 1, measured at one stream.
+# Exact and rejection mode at temperature 1, measured at one stream.
 SAMPLED = {
     "off, T=1": {"method": "off", "temperature": 1.0, "mode": "exact", "seed": 7},
     "draft_model, T=1 exact": {"method": "draft_model", "temperature": 1.0, "mode": "exact", "seed": 7},
@@ -61,16 +61,20 @@ class Plan:
 
 
 def main(
-    target: Annotated[str, typer.Option(help="Small target that is expanded.")] = "models/demo-target",
+    target: Annotated[str, typer.Option(help="Small target to expand.")] = "models/demo-target",
     draft: Annotated[str, typer.Option(help="Draft model.")] = "models/demo-draft",
     max_tokens: Annotated[int, typer.Option(help="Tokens per request.")] = 96,
     rounds: Annotated[int, typer.Option(help="Repetitions; figures are medians over them.")] = 3,
     streams: Annotated[str, typer.Option(help="Concurrent streams, comma-separated.")] = "1,4,16",
-    num_drafters: Annotated[int, typer.Option(min=0, help="Drafter processes; 0: the verifier drafts by itself.")] = 0,
+    num_drafters: Annotated[
+        int, typer.Option(min=0, help="Drafter processes; 0: the verifier drafts in its own process.")
+    ] = 0,
     peer: Annotated[bool, typer.Option(help="Measure transformers too.")] = True,
     llama_server: Annotated[
         Path | None,
-        typer.Option(exists=True, dir_okay=False, resolve_path=True, help="llama.cpp's llama-server: measures it too."),
+        typer.Option(
+            exists=True, dir_okay=False, resolve_path=True, help="llama.cpp's llama-server, to measure it too."
+        ),
     ] = None,
     save: Annotated[bool, typer.Option(help="Append rows to benchmarks/results/serving.jsonl.")] = True,
 ) -> None:
@@ -78,7 +82,7 @@ def main(
     plan = Plan(max_tokens, rounds, 2, tuple(int(part) for part in streams.split(",")), num_drafters)
     with tempfile.TemporaryDirectory() as folder:
         expanded = Path(folder) / "expanded-target"
-        console.print("==> expanding the target to a model of real cost")
+        console.print("==> expanding the target to a realistic cost")
         expand(Path(target), expanded)
         rows, outputs = _measure(str(expanded), draft, plan)
         rows += _measure_peers(str(expanded), draft, plan, outputs, transformers=peer, llama_server=llama_server)
@@ -88,7 +92,7 @@ def main(
 
 
 def _measure(target: str, draft: str, plan: Plan) -> tuple[list[dict[str, Any]], list[list[int]]]:
-    """The stack's rows, and the token ids that it says to the peers' prompts."""
+    """The stack's rows, and its output token ids for the peers' prompts."""
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as run_dir:
         settings = StackSettings(
@@ -123,7 +127,7 @@ def _measure_stack(url: str, num_streams: int, plan: Plan) -> list[dict[str, Any
     results: dict[str, list[LoadResult]] = {name: [] for name in variants}
     overheads: dict[str, list[float]] = {name: [] for name in variants}
     prompts = code_prompts(max(4, num_streams * plan.prompts_per_stream))
-    # Every variant finds the prompts in the prefix cache; else the first would pay for all.
+    # Fills the prefix cache for all variants, or the first would pay for all.
     asyncio.run(run_load(url, prompts, Shape(1, num_speculative_tokens=NUM_SPECULATIVE_TOKENS), num_streams))
     with Progress(console=console) as progress:
         task = progress.add_task(f"{num_streams} streams", total=plan.rounds * len(variants))
@@ -137,7 +141,7 @@ def _measure_stack(url: str, num_streams: int, plan: Plan) -> list[dict[str, Any
 
 
 def _shape(plan: Plan, **wanted: Any) -> Shape:
-    """Exactly `max_tokens`, without stop tokens: what the peers are asked for."""
+    """Exactly `max_tokens`, without stop tokens, as for the peers."""
     return Shape(plan.max_tokens, num_speculative_tokens=NUM_SPECULATIVE_TOKENS, min_tokens=plan.max_tokens, **wanted)
 
 
@@ -158,7 +162,7 @@ def _row(method: str, num_streams: int, results: list[LoadResult], overheads: li
 
 
 def _digest(result: LoadResult) -> str:
-    """Equal digests at one stream count mean: the same token ids, whatever the method."""
+    """Equal digests at one stream count mean the same token ids, for any method."""
     text = repr([request.token_ids for request in result.requests])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -189,7 +193,7 @@ def _measure_peer(
     plan: Plan,
     outputs: list[list[int]],
 ) -> list[dict[str, Any]]:
-    """A row per variant, `plain` first. `outputs`: the stack's token ids, to compare with."""
+    """One row per variant, `plain` first. outputs: the stack's token ids, for comparison."""
     prompts = code_prompts(NUM_PEER_PROMPTS)
     rates: dict[str, list[float]] = {variant: [] for variant in variants}
     said: dict[str, list[list[int]]] = {}

@@ -1,9 +1,9 @@
-"""What would a fleet do that is larger, or farther away, than this machine? `python -m benchmarks.simulate`.
+"""Simulates fleets that are larger or more distant than this machine: `python -m benchmarks.simulate`.
 
-A discrete-event simulation: gateways, verifiers and drafters with the rules of the real ones (the draft policies, the
-verifier's Pace and StepCosts are the real classes), fed with costs and acceptance that were measured on the real stack
-(`python -m benchmarks.simulation.record`). The same seed gives the same figures. What it leaves out is said in
-docs/scaling.md, with how far it is from the real stack. Not here: GPUs; their costs have not been measured.
+A discrete-event simulation: gateways, verifiers and drafters under the real rules (the draft policies, the verifier's
+BatchGathering and StepCosts are the real classes), with costs and acceptance measured on the real stack
+(`python -m benchmarks.simulation.record`). The same seed gives the same figures. docs/scaling.md describes what it
+omits and how far it is from the real stack. Not here: GPUs, whose costs have not been measured.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rich.table import Table
 from benchmarks.simulation.costs import DEFAULT_PATH, load_costs
 from benchmarks.simulation.fleet import Arrivals, Outcome, Scenario, simulate
 from benchmarks.simulation.session import Link
-from shared.errors import ConfigError
+from outrider.shared.errors import ConfigError
 
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
 
@@ -30,16 +30,16 @@ def main(
     verifiers: Annotated[int, typer.Option(help="Verifiers.", min=1)] = 1,
     drafters_per_verifier: Annotated[str, typer.Option(help="Comma-separated; rounded up to whole drafters.")] = "1",
     rtt_ms: Annotated[str, typer.Option(help="Round-trip times between gateway and drafter, comma-separated.")] = "0",
-    jitter: Annotated[float, typer.Option(help="Share by which each way may be shorter or longer.", min=0, max=1)] = 0,
+    jitter: Annotated[float, typer.Option(help="Share by which each direction's delay may vary.", min=0, max=1)] = 0,
     method: Annotated[str, typer.Option(help="Of off, auto and fixed:N, comma-separated.")] = "off,auto",
-    arrivals: Annotated[Arrivals, typer.Option(help="How requests come.")] = Arrivals.STREAMS,
-    load: Annotated[str, typer.Option(help="Streams, or requests a second, per verifier; comma-separated.")] = "1,4",
-    domain: Annotated[str, typer.Option(help="Whose acceptance: one of those in the file of costs.")] = "code",
-    tokens: Annotated[int, typer.Option(help="Tokens of a request (their mean, where requests come by chance).")] = 96,
+    arrivals: Annotated[Arrivals, typer.Option(help="Arrival process of requests.")] = Arrivals.STREAMS,
+    load: Annotated[str, typer.Option(help="Streams, or requests per second, per verifier; comma-separated.")] = "1,4",
+    domain: Annotated[str, typer.Option(help="Acceptance of this domain in the cost file.")] = "code",
+    tokens: Annotated[int, typer.Option(help="Tokens per request (mean, for random arrivals).")] = 96,
     max_draft_tokens: Annotated[int, typer.Option(help="Longest draft of auto.")] = 8,
-    seconds: Annotated[float, typer.Option(help="Simulated, after 5 of warming up.")] = 30.0,
-    seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 0,
-    costs: Annotated[Path, typer.Option(help="File of costs.")] = DEFAULT_PATH,
+    seconds: Annotated[float, typer.Option(help="Simulated seconds, after 5 s of warm-up.")] = 30.0,
+    seed: Annotated[int, typer.Option(help="Seed of all random numbers.")] = 0,
+    costs: Annotated[Path, typer.Option(help="Cost file.")] = DEFAULT_PATH,
     as_json: Annotated[bool, typer.Option("--json", help="One line per scenario instead of a table.")] = False,
 ) -> None:
     """Example: python -m benchmarks.simulate --verifiers 100 --drafters-per-verifier 0.25,1 --rtt-ms 0,5,20"""
@@ -86,7 +86,7 @@ def _table(rows: list[tuple[Scenario, Outcome]]) -> Table:
     table = Table(*columns)
     for column in table.columns[1:]:
         column.justify = "right"
-    # Without drafts it makes no difference how many drafters there are, and how far away.
+    # Without drafts, number and distance of drafters do not matter.
     plain = {scenario.load: outcome.tokens_per_s for scenario, outcome in rows if scenario.method == "off"}
     for scenario, outcome in rows:
         base = plain.get(scenario.load)

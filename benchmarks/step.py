@@ -1,9 +1,9 @@
-"""What does one forward cost? `python -m benchmarks.step`.
+"""The cost of one forward: `python -m benchmarks.step`.
 
-Steps of 1 to 32 rows at a context of 256: the demo draft model and the expanded demo target (158 M parameters), ours as
-served (recorded), ours through Python (lean), ours without the lean modules, and transformers' own forward (sdpa, its
-DynamicCache) on the same weights. Sides alternate call by call; medians, and the least, which is what a busy machine
-tells best. Rows go to benchmarks/results/step.jsonl.
+Steps of 1 to 32 rows at a context of 256, for the demo draft model and the expanded demo target (158 M parameters):
+ours as served (recorded), ours through Python (lean), ours without the lean modules, and transformers' own forward
+(sdpa, its DynamicCache) on the same weights. Sides alternate call by call. Medians, and minima, which are more robust
+on a busy machine. Rows go to benchmarks/results/step.jsonl.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM
 
 from benchmarks.records import quantiles, save_rows
-from engine.batch import SessionRows, build_batch
-from engine.cpu_graphs import MEETINGS_BEFORE_RECORDING
-from engine.model import load_model
-from engine.runner import ModelRunner
-from training.expand import main as expand
+from outrider.engine.model.load import load_model
+from outrider.engine.run.batch import SessionRows, build_batch
+from outrider.engine.run.cpu_graphs import MEETINGS_BEFORE_RECORDING
+from outrider.engine.run.runner import ModelRunner
+from outrider.training.demo.expand import main as expand
 
-# Wide enough for the table when the output goes to a file.
+# characters; fits the table when the output goes to a file
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
 CONTEXT_LEN = 256
 BLOCK_SIZE = 16
@@ -39,10 +39,10 @@ Step = Callable[[int], None]
 
 
 def main(
-    target: Annotated[str, typer.Option(help="Small target that is expanded.")] = "models/demo-target",
-    draft: Annotated[str, typer.Option(help="Draft model, measured as it is.")] = "models/demo-draft",
+    target: Annotated[str, typer.Option(help="Small target to expand.")] = "models/demo-target",
+    draft: Annotated[str, typer.Option(help="Draft model, measured unchanged.")] = "models/demo-draft",
     repeats: Annotated[int, typer.Option(help="Steps per side and row count.")] = 60,
-    threads: Annotated[int, typer.Option(help="torch threads; 0: as many as torch takes.")] = 0,
+    threads: Annotated[int, typer.Option(help="torch threads; 0: torch's choice.")] = 0,
     save: Annotated[bool, typer.Option(help="Append rows to benchmarks/results/step.jsonl.")] = True,
 ) -> None:
     """Example: python -m benchmarks.step --repeats 200 --threads 1 --no-save"""
@@ -62,7 +62,7 @@ def main(
 
 
 def _steps(path: str) -> dict[str, Step]:
-    """One function per side that runs a step of so many rows."""
+    """Per side, a function that runs a step with a given number of rows."""
     context = [5 + position * 31 % 1000 for position in range(CONTEXT_LEN + MAX_ROWS)]
     theirs = _transformers_step(path, torch.tensor([context]))
     return {
@@ -122,7 +122,7 @@ def _measure(model: str, num_rows: int, steps: dict[str, Step], repeats: int) ->
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
-    table = Table(title="One forward at a context of 256: median (least), ms")
+    table = Table(title="One forward at a context of 256: median (minimum), ms")
     for column in ("model", "rows", *SIDES, "recorded / transformers"):
         table.add_column(column, justify="right")
     for row in rows:

@@ -1,6 +1,6 @@
-"""A conversation over the Python client: what was said so far, and the next answer token by token.
+"""A chat conversation over the Python client: its history, and each reply streamed token by token.
 
-Not here: the terminal (cli_chat.py).
+Not here: the terminal (cli/chat.py).
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from contextlib import closing
 
-from client.api_params import SamplingParams
-from client.api_results import Update
-from client.api_sync import OutriderClient
-from client.generate import StreamedToken, StreamEnd
+from outrider.client.api.blocking import OutriderClient
+from outrider.client.api.results import Update
+from outrider.client.generate import StreamedToken, StreamEnd
+from outrider.shared.request_params import SamplingParams
 
 
 class Conversation:
-    """`ask` adds to it, `reset` forgets all but the system message. One question at a time."""
+    """A chat history: `ask` adds a turn, `reset` drops all but the system message. Serves one `ask` at a time."""
 
     def __init__(self, client: OutriderClient, params: SamplingParams, system: str = "") -> None:
         self._client = client
@@ -32,8 +32,8 @@ class Conversation:
         return tuple(self._messages)
 
     def ask(self, question: str) -> Generator[StreamedToken | StreamEnd, None, None]:
-        """The answer as it comes; close the iterator to stop it. What was said until then stays in the conversation,
-        a question that got no word in answer does not. Raises OutriderError."""
+        """Streams the reply; close the iterator to stop it. A partial reply stays in the history; a question without
+        any reply does not. Raises OutriderError."""
         self._messages.append({"role": "user", "content": question})
         said: list[str] = []
         try:
@@ -51,7 +51,7 @@ class Conversation:
 
 
 def _shown(update: Update) -> Iterator[StreamedToken]:
-    """One per token where their texts are the update's: it leaves out the end-of-turn token, and may hold text back."""
+    """The update's tokens, or its text as one token where they differ (stop tokens, text held back)."""
     if "".join(token.text for token in update.tokens) == update.text:
         for token in update.tokens:
             yield StreamedToken(token.token_id, token.text, token.origin)

@@ -1,4 +1,4 @@
-"""How a speculative stream looks in a terminal: told apart by colour and, for those who see none, by marks."""
+"""A speculative stream in the terminal: colour and text style mark what became of each draft token."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.text import Text
 
-from client.generate import StreamedToken, StreamEnd
+from outrider.client.generate import StreamedToken, StreamEnd
 
 _STYLES = {
     "accepted": "green underline",
@@ -37,7 +37,7 @@ class StreamFigures:
 def show_stream(
     console: Console, stream: Iterable[StreamedToken | StreamEnd], clock: Callable[[], float]
 ) -> StreamFigures:
-    """Prints tokens as they come; returns the figures of the stream."""
+    """Prints tokens as they arrive; returns the stream's figures."""
     figures = StreamFigures()
     started = clock()
     for item in stream:

@@ -1,4 +1,4 @@
-"""The fleet as a gateway sees it: GET /fleet, and rates from what its /metrics grew by between two looks."""
+"""The fleet as a gateway sees it (GET /fleet), and rates from two samples of its /metrics."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import httpx
 
-from client.metrics_text import sums
-from client.rest import clear_transport, get_json, refusal
-from shared.errors import InvalidRequest, OutriderError
+from outrider.client.metrics_text import sums
+from outrider.client.rest import clear_transport, get_json, refusal
+from outrider.shared.errors import InvalidRequest, OutriderError
 
 _DRAFT_TOKENS = "outrider:spec_decode_num_draft_tokens_total"
 _ACCEPTED_TOKENS = "outrider:spec_decode_num_accepted_tokens_total"
@@ -18,7 +18,7 @@ _ACCEPTED_TOKENS = "outrider:spec_decode_num_accepted_tokens_total"
 
 @dataclass(frozen=True)
 class Counts:
-    """What the gateway has counted since its start, at one moment (monotonic seconds)."""
+    """The gateway's counters since its start, sampled at `at_s` (monotonic seconds)."""
 
     at_s: float
     num_tokens: float
@@ -30,7 +30,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Rates:
-    """Over `seconds`; acceptance_rate None: nothing was drafted."""
+    """Rates over `seconds`. acceptance_rate is None when nothing was drafted."""
 
     seconds: float
     tokens_per_s: float
@@ -44,11 +44,11 @@ def read_fleet(client: httpx.Client) -> dict[str, Any]:
     try:
         return get_json(client, "/fleet")
     except InvalidRequest as error:
-        raise OutriderError(f"{client.base_url} shows no fleet (is it an Outrider gateway?): {error.message}") from None
+        raise OutriderError(f"{client.base_url} has no /fleet (is it an Outrider gateway?): {error.message}") from None
 
 
 def read_counts(client: httpx.Client) -> Counts:
-    """Raises OutriderError; a gateway may keep its metrics behind a key."""
+    """The gateway's counters. Raises OutriderError, also when /metrics needs an API key."""
     with clear_transport(str(client.base_url)):
         reply = client.get("/metrics")
     if reply.status_code != 200:
@@ -69,7 +69,7 @@ def read_counts(client: httpx.Client) -> Counts:
 
 
 def rates(earlier: Counts, later: Counts) -> Rates:
-    """A gateway that was started anew counts from 0: what it lost shows as nothing, never as less."""
+    """Rates between two samples, never negative: a restarted gateway counts from 0 again."""
     seconds = max(later.at_s - earlier.at_s, 1e-9)
 
     num_draft_tokens = max(0.0, later.num_draft_tokens - earlier.num_draft_tokens)

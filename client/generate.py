@@ -1,4 +1,4 @@
-"""Streams a completion token by token, for the command: a narrow view of the Python client (api_sync.py)."""
+"""Streams a completion token by token for the CLI: a thin layer over the Python client (api/blocking.py)."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
-from client.api_access import Access
-from client.api_params import SamplingParams, Speculation
-from client.api_results import Completion
-from client.api_sync import OutriderClient
+from outrider.client.api.access import Access
+from outrider.client.api.blocking import OutriderClient
+from outrider.client.api.results import Completion
+from outrider.shared.request_params import SamplingParams, Speculation
 
 __all__ = ["Access", "CompletionRequest", "StreamEnd", "StreamedToken", "stream_completion"]
 
@@ -24,7 +24,7 @@ class StreamedToken:
 
 @dataclass(frozen=True)
 class StreamEnd:
-    """The last item of a stream; `num_resumes` connections were lost on the way."""
+    """The last item of a stream. num_resumes: connections lost on the way."""
 
     finish_reason: str
     prompt_tokens: int
@@ -58,18 +58,18 @@ class CompletionRequest:
     seed: int | None = None
     method: str = "auto"
     num_speculative_tokens: int = 0
-    # Goes on past the model's own end, up to max_tokens.
+    # Generate past the end-of-sequence token, up to max_tokens.
     ignore_eos: bool = False
 
 
 def stream_completion(
     address: str | Sequence[str], request: CompletionRequest, access: Access | None = None
 ) -> Iterator[StreamedToken | StreamEnd]:
-    """Tokens as they are committed, then one StreamEnd. Of several addresses (or one text with commas between them)
-    the next one is asked when one is lost.
+    """Streams tokens as they are committed, then one StreamEnd.
 
-    Before the first token every address is asked once; after it the stream goes on as long as some gateway brings new
-    tokens. Raises InvalidRequest, Unavailable or another OutriderError.
+    address: several as a list or comma-separated; if one is lost, the next is tried. Before the first token each
+    address is tried once. After it, the stream continues as long as some gateway delivers new tokens.
+    Raises InvalidRequest, Unavailable or another OutriderError.
     """
     access = access or Access()
     params = SamplingParams(

@@ -1,4 +1,4 @@
-"""Prometheus' text format, read as far as counters need it; without a package, for the client's wheel has none."""
+"""Reads counters from Prometheus' text format, without a dependency: the client's wheel has no parser."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{.*\})? (\S+)", re.MULTILINE)
 
 
 def sums(text: str) -> dict[str, float]:
-    """Every sample's name with the sum over its labels. What is no sample counts for nothing: a server may answer
-    /metrics with a page of its own."""
+    """Each sample's name with its sum over all labels. Skips lines that are not samples, e.g. an HTML page."""
     found: dict[str, float] = defaultdict(float)
     for name, text_of_value in _SAMPLE.findall(text):
         try:

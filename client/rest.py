@@ -1,6 +1,6 @@
-"""A server's REST door as a client sees it: address, key, TLS, server-sent events, errors as one sentence.
+"""A REST API as a client sees it: address, API key, TLS, server-sent events, errors as one sentence.
 
-For any OpenAI-compatible server. Not here: what is asked (chat.py, bench/) and the gRPC door (generate.py).
+Works with any OpenAI-compatible server. Not here: what is requested (chat.py, bench/) and gRPC (generate.py).
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import Any
 
 import httpx
 
-from shared.errors import InvalidRequest, OutriderError, Unauthenticated, Unavailable
-from shared.tls import TlsConfig, client_context
+from outrider.shared.errors import InvalidRequest, OutriderError, Unauthenticated, Unavailable
+from outrider.shared.tls import TlsConfig, client_context
 
-# Connecting is quick or hopeless; an answer may be minutes in coming on a busy server.
+# seconds; a connection comes at once or not at all, an answer may take minutes on a busy server
 TIMEOUT = httpx.Timeout(600.0, connect=10.0)
 _MAX_WORDS = 300
 
 
 def server_root(url: str) -> str:
-    """Without the "/v1" that OpenAI's clients want at the end of a base URL. Raises InvalidRequest."""
+    """The URL without the "/v1" that OpenAI clients expect at its end. Raises InvalidRequest."""
     root = url.rstrip("/").removesuffix("/v1")
     if not root.startswith(("http://", "https://")):
-        raise InvalidRequest(f"{url!r} is no address: it must begin with http:// or https://", param="url")
+        raise InvalidRequest(f"{url!r} is not a URL: it must begin with http:// or https://", param="url")
     return root
 
 
@@ -43,7 +43,7 @@ def rest_client(url: str, api_key: str = "", tls: TlsConfig | None = None) -> ht
 
 
 def get_json(client: httpx.Client, path: str) -> dict[str, Any]:
-    """The object at `path`. Raises OutriderError as `refusal` and `clear_transport` do."""
+    """The JSON object at `path`. Raises OutriderError as `refusal` and `clear_transport` do."""
     with clear_transport(str(client.base_url)):
         reply = client.get(path)
     if reply.status_code != 200:
@@ -52,15 +52,15 @@ def get_json(client: httpx.Client, path: str) -> dict[str, Any]:
 
 
 def served_model(client: httpx.Client) -> str:
-    """The first name in /v1/models. Raises InvalidRequest when the server names none."""
+    """The first model in /v1/models. Raises InvalidRequest when there is none."""
     cards = get_json(client, "/v1/models").get("data") or []
     if not cards:
-        raise InvalidRequest("the server's /v1/models names no model: give --model", param="model")
+        raise InvalidRequest("the server's /v1/models lists no model: give --model", param="model")
     return str(cards[0]["id"])
 
 
 def parse_event(line: str) -> dict[str, Any] | None:
-    """The object of a "data:" line; None for every other line and for [DONE]. Raises OutriderError for an error."""
+    """The object of a "data:" line; None for other lines and for [DONE]. Raises OutriderError for an error event."""
     if not line.startswith("data:"):
         return None
     data = line[5:].strip()
@@ -83,7 +83,7 @@ def as_object(text: str) -> dict[str, Any]:
 
 
 def refusal(status: int, text: str, asked_for: str = "") -> OutriderError:
-    """The server's own words, after the path that was asked for. Which error it is decides the exit code."""
+    """The error for a refused request: the path, then the server's own message. Its type decides the exit code."""
     try:
         error = json.loads(text)["error"]
         words = str(error["message"] if isinstance(error, dict) else error)

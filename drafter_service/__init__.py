@@ -1,1 +1,1 @@
-"""The drafter service: guesses tokens. Any guess is safe; only the speed depends on it."""
+"""The drafter service: proposes tokens. Any proposal is safe; it affects only speed."""

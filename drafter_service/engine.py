@@ -1,8 +1,8 @@
 """The drafter's engine: one thread that owns every draft method and every session.
 
-    take commands -> catch up where a lot is missing -> one batch of proposals per method -> reply -> again
+    take commands -> catch up on a long backlog -> one batch of proposals per method -> reply -> repeat
 
-Not here: gRPC (server) and how tokens are guessed (methods/).
+Not here: gRPC (server.py) and proposing tokens (drafting/methods/).
 """
 
 from __future__ import annotations
@@ -14,21 +14,20 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from drafter_service.methods.interface import DraftMethod
-from drafter_service.metrics import DrafterMetrics
-from drafter_service.session import DraftSession, OnReply
-from shared.engine_thread import EngineThread
-from shared.errors import InvalidRequest, OutriderError, Overloaded
-from shared.messages import DraftStep, HiddenStates, Proposal, ProposalReply, SessionSpec, Timings
+from outrider.drafter_service.metrics import DrafterMetrics
+from outrider.drafting.methods.interface import DraftMethod
+from outrider.drafting.session import LONG_REPORT, DraftSession, OnReply
+from outrider.engine.sampling.grammar import GrammarState
+from outrider.shared.engine_thread import EngineThread
+from outrider.shared.errors import InvalidRequest, OutriderError, Overloaded
+from outrider.shared.messages import DraftStep, HiddenStates, Proposal, ProposalReply, SessionSpec, Timings
 
 log = logging.getLogger(__name__)
 
-# A report of more committed tokens than this (a free run has ended) is caught up with apart from proposals.
-LONG_REPORT = 32
-# A batch of proposals waits for sessions of the last batch for this share of what the last one took.
+# share of the last batch's duration; how long a batch waits for that batch's other sessions
 _PATIENCE_SHARE = 0.3
 _LONGEST_PATIENCE_S = 0.002
-# For methods that work with any vocabulary: what the wire can carry.
+# token ids; limit of the wire, for methods that work with any vocabulary
 _MAX_VOCAB_SIZE = 2**31
 
 
@@ -40,13 +39,13 @@ class DrafterEngine:
         self._max_num_seqs = max_num_seqs
         self._metrics = metrics
         self._sessions: dict[int, DraftSession] = {}
-        # Counted where `open` is called: the engine's thread takes sessions up later, many may come before it does.
+        # Counted in `open`: the engine's thread may be many sessions behind.
         self._num_open = 0
         # Sessions whose method may have a backlog of committed tokens to compute.
         self._behind: deque[int] = deque()
         self._handles = itertools.count()
         self._lock = threading.Lock()
-        # Those of the last batch that have not asked again; sessions verified together come back together.
+        # Sessions of the last batch without a new step; sessions verified together come back together.
         self._expected: set[int] = set()
         self._first_asked_at = 0.0
         self._propose_s = 0.0
@@ -67,7 +66,14 @@ class DrafterEngine:
     def stop(self) -> None:
         self._thread.stop()
 
-    def open(self, spec: SessionSpec, on_reply: OnReply) -> int:
+    def compile_grammar(self, spec: SessionSpec) -> GrammarState | None:
+        """What `open` needs where the session's method looks at its grammar; takes seconds at worst."""
+        grammar, method = spec.sampling_params.grammar, self.methods.get(spec.method)
+        if grammar is None or method is None or method.grammars is None:
+            return None
+        return method.grammars.compile(grammar)
+
+    def open(self, spec: SessionSpec, on_reply: OnReply, grammar: GrammarState | None = None) -> int:
         """Registers a session and returns its handle. Raises InvalidRequest (method, token ids) or Overloaded."""
         if spec.method not in self.methods:
             raise InvalidRequest(
@@ -77,19 +83,20 @@ class DrafterEngine:
         self._check_tokens(spec.method, "committed_token_ids", spec.committed_token_ids)
         with self._lock:
             if self._num_open >= self._max_num_seqs:
-                raise Overloaded(f"{self._max_num_seqs} sessions are open, the most that this drafter takes")
+                raise Overloaded(f"{self._max_num_seqs} sessions are open, this drafter's limit")
             self._num_open += 1
-        session = DraftSession(spec, [*spec.prompt_token_ids, *spec.committed_token_ids], on_reply)
+        token_ids = [*spec.prompt_token_ids, *spec.committed_token_ids]
+        session = DraftSession(spec, token_ids, on_reply, grammar=grammar)
         handle = next(self._handles)
         self._thread.command(lambda: self._open(handle, session))
         return handle
 
     def submit(self, handle: int, step: DraftStep) -> None:
-        """Reports committed tokens and asks for a proposal; errors come as the session's reply."""
+        """Reports committed tokens and requests a proposal; errors come as the session's reply."""
         self._thread.command(lambda: self._report(handle, step))
 
     def close(self, handle: int) -> None:
-        """Frees everything the session holds; harmless when it is gone already."""
+        """Frees everything the session holds; does nothing for an unknown session."""
         self._thread.command(lambda: self._close(handle))
 
     # ---- on the engine's thread ----
@@ -99,7 +106,7 @@ class DrafterEngine:
         self._propose()
 
     def _patience_s(self) -> float:
-        """Two proposals in one batch cost little more than one: a moment for those that came together last time."""
+        """A short wait for the last batch's other sessions: two proposals in one batch cost little more than one."""
         if not self._expected or not self._asked():
             return 0.0
         worth = min(_LONGEST_PATIENCE_S, _PATIENCE_SHARE * self._propose_s)
@@ -135,10 +142,10 @@ class DrafterEngine:
             self._fail(handle, session, error)
 
     def _check_tokens(self, method: str, name: str, token_ids: Sequence[int]) -> None:
-        """One id that the draft model has no row for would fail the forward of every session in its batch."""
+        """An id without a row in the draft model would fail the forward of every session in the batch."""
         vocab_size = self.methods[method].info.vocab_size or _MAX_VOCAB_SIZE
         if token_ids and not (0 <= min(token_ids) and max(token_ids) < vocab_size):
-            raise InvalidRequest(f"{name} holds an id outside the vocabulary [0, {vocab_size})", param=name)
+            raise InvalidRequest(f"{name} has an id outside the vocabulary [0, {vocab_size})", param=name)
 
     def _check_hidden_states(self, method: str, pieces: Sequence[HiddenStates]) -> None:
         """Rows of another model would fail the forward of every session in the batch."""
@@ -146,7 +153,7 @@ class DrafterEngine:
         for piece in pieces:
             if piece.layers != info.hidden_layers or (piece.num_rows and piece.width != info.hidden_size):
                 raise InvalidRequest(
-                    f"hidden_states: layers {list(piece.layers)} of width {piece.width}, {method} takes layers "
+                    f"hidden_states: layers {list(piece.layers)} of width {piece.width}, {method} needs layers "
                     f"{list(info.hidden_layers)} of width {info.hidden_size}",
                     param="hidden_states",
                 )
@@ -157,18 +164,18 @@ class DrafterEngine:
             self._expected.discard(handle)
             with self._lock:
                 self._num_open -= 1
-            del self._sessions[handle]  # only now: whoever sees that a session is gone finds its place free
+            del self._sessions[handle]  # only now: once a session is gone its slot must be free
             self.methods[session.spec.method].close(session)
 
     def _fail(self, handle: int, session: DraftSession, error: Exception) -> None:
-        """Ends one session; the others go on."""
+        """Ends one session; the others continue."""
         if not isinstance(error, OutriderError):
             log.exception("session failed", exc_info=error)
         self._close(handle)
         session.on_reply(error)
 
     def _catch_up(self) -> None:
-        """One bounded piece for one session, so that nobody's proposal waits for another's long prompt."""
+        """One bounded piece for one session, so that no proposal waits for another session's long prompt."""
         if not self._behind:
             return
         handle = self._behind.popleft()

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from shared.messages import Proposal, Timings
-from shared.telemetry import TIME_BUCKETS
+from outrider.shared.messages import Proposal, Timings
+from outrider.shared.telemetry import TIME_BUCKETS
 
 
 class DrafterMetrics:
@@ -15,15 +15,23 @@ class DrafterMetrics:
         self._proposals = Counter("outrider:proposals", "Proposals made.", ["method"], registry=registry)
         self._tokens = Counter("outrider:proposed_tokens", "Draft tokens proposed.", ["method"], registry=registry)
         self._seconds = Histogram(
-            "outrider:draft_seconds", "One batch of proposals.", ["method"], buckets=TIME_BUCKETS, registry=registry
+            "outrider:draft_seconds",
+            "One batch of proposals.",
+            ["method"],
+            buckets=TIME_BUCKETS,
+            registry=registry,
         )
         self._queue = Histogram(
-            "outrider:draft_queue_seconds", "Step's wait.", ["method"], buckets=TIME_BUCKETS, registry=registry
+            "outrider:draft_queue_seconds",
+            "Queueing time of a step.",
+            ["method"],
+            buckets=TIME_BUCKETS,
+            registry=registry,
         )
         self._running = Gauge("outrider:num_requests_running", "Open sessions.", registry=registry)
 
     def watch(self, num_sessions: Callable[[], int]) -> None:
-        """Asked at every scrape, on its thread."""
+        """`num_sessions` is called at every scrape, on its thread."""
         self._running.set_function(num_sessions)
 
     def observe(self, proposal: Proposal, timings: Timings) -> None:

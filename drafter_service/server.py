@@ -1,22 +1,23 @@
-"""The gRPC door of the drafter: parse, call the engine, format. One stream is one session."""
+"""The drafter's gRPC server: parse, call the engine, format. One stream is one session."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
-from drafter_service.engine import DrafterEngine
-from drafter_service.session import OnReply
+from outrider.drafter_service.engine import DrafterEngine
+from outrider.drafting.session import OnReply
+from outrider.shared import wire
+from outrider.shared.errors import InvalidRequest
+from outrider.shared.messages import DrafterInfo, ProposalReply
+from outrider.shared.rpc_session import SessionHandlers, session_stream
+from outrider.shared.tracing import Attributes
 from outrider.v1 import drafter_pb2 as pb
 from outrider.v1 import drafter_pb2_grpc as pb_grpc
-from shared import wire
-from shared.errors import InvalidRequest
-from shared.messages import DrafterInfo, ProposalReply
-from shared.rpc_session import SessionHandlers, session_stream
-from shared.tracing import Attributes
 
 if TYPE_CHECKING:
-    from shared.tracing.otlp import Tracer
+    from outrider.shared.tracing.otlp import Tracer
 
 
 class DrafterServicer(pb_grpc.DrafterServicer):
@@ -37,7 +38,7 @@ class DrafterServicer(pb_grpc.DrafterServicer):
         handlers = self._handlers
         if self._tracer is not None:
             handlers = self._tracer.session("draft", handlers, context, _span_attributes)
-        # gRPC looks whether the method itself is an async generator, so it cannot just return one.
+        # gRPC checks whether the method itself is an async generator, so it cannot just return one.
         async for reply in session_stream(request_iterator, context, handlers):
             yield reply
 
@@ -47,11 +48,16 @@ class DrafterServicer(pb_grpc.DrafterServicer):
     async def _open(self, request: pb.DrafterRequest, on_reply: OnReply) -> int:
         if request.WhichOneof("request") != "open":
             raise InvalidRequest("the first message of a session must be `open`", param="open")
-        return self._engine.open(wire.spec_from_wire(request.open), on_reply)
+        spec = wire.spec_from_wire(request.open)
+        grammar = None
+        if spec.sampling_params.grammar is not None:
+            # Compiling can take seconds; the other sessions' streams go on meanwhile.
+            grammar = await asyncio.to_thread(self._engine.compile_grammar, spec)
+        return self._engine.open(spec, on_reply, grammar)
 
     def _step(self, handle: int, request: pb.DrafterRequest) -> None:
         if request.WhichOneof("request") != "step":
-            raise InvalidRequest("a session takes one `open`, then only `step`", param="request")
+            raise InvalidRequest("after `open`, a session accepts only `step`", param="request")
         self._engine.submit(handle, wire.draft_step_from_wire(request.step))
 
 

@@ -1,1 +1,1 @@
-"""What the drafter and the verifier services share: model, paged KV cache, ragged batches, sampling."""
+"""Runs models for the drafter and the verifier: loading, paged KV cache, ragged batches, sampling."""

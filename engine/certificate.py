@@ -1,31 +1,32 @@
-"""Proving on the loaded model, at start-up, that a row's bits are its own; exact mode stands on it.
+"""Checks row invariance on the loaded model at start-up; exact mode requires it.
 
-Not here: making it so (row_invariance, kernels). Each check brings one token sequence into the cache in some
-way and compares, to the bit, every layer's keys and values of every position and the logits of the last
-positions with those of the plain way: the prompt in one forward, then one token per forward.
+Each check computes one token sequence in some way and compares, bitwise, all keys and values and the logits of the last
+positions with the plain way: the prompt in one forward, then one token per forward.
+Not here: establishing row invariance (row_invariance, kernels).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from engine.batch import SessionRows, build_batch
-from engine.certificate_trace import History, Step, first_difference
-from engine.model import LoadedModel
-from engine.runner import ModelRunner
+from outrider.engine.certificate_states import NUM_SLOTS, with_states
+from outrider.engine.certificate_trace import History, Step, first_difference
+from outrider.engine.model.loaded import LoadedModel
+from outrider.engine.run.batch import SessionRows, build_batch
+from outrider.engine.run.runner import ModelRunner
 
-# Long enough to cross tiles of keys (16 to 64 positions) and blocks; short enough for a start-up.
+# tokens; crosses tiles of keys (16 to 64 positions) and blocks
 _NUM_PROMPT_TOKENS = 70
 _NUM_DECODED = 7
 
 
 @dataclass(frozen=True)
 class Check:
-    """One way of computing the same rows, and whether the bits agreed with the plain way."""
+    """One way of computing the rows, and whether its bits equal the plain way's."""
 
     name: str
     holds: bool
@@ -33,7 +34,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Certificate:
-    """holds: exact mode may be offered. failing_operation: the first operation whose output bits differed."""
+    """holds: exact mode may be offered. failing_operation: the first operation with different output bits."""
 
     holds: bool
     checks: tuple[Check, ...]
@@ -49,9 +50,9 @@ class Certificate:
 
 
 def certify(loaded: LoadedModel, runner: ModelRunner) -> Certificate:
-    """Run all checks on a small cache of their own with the runner's block size. Leaves the runner's cache alone.
+    """Run all checks on separate small caches with the runner's block size.
 
-    Takes about 20 forwards of one to a few rows and 8 of up to 77 rows.
+    Takes about 20 forwards of a few rows and 8 of up to 77 rows.
     """
     started = time.perf_counter()
     plan = _Plan(loaded, runner)
@@ -72,7 +73,7 @@ def certify(loaded: LoadedModel, runner: ModelRunner) -> Certificate:
 
 
 class _Plan:
-    """The sequence, its blocks and its company."""
+    """The sequence, its blocks, and the other sequences of a batch."""
 
     def __init__(self, loaded: LoadedModel, runner: ModelRunner) -> None:
         self.loaded = loaded
@@ -87,7 +88,7 @@ class _Plan:
             return [int(token) for token in drawn]
 
         self.token_ids: list[int] = draw(self.length)
-        # Rows of a tree stand behind the sequence: its siblings need indices of their own.
+        # Room after the sequence for the siblings of tree rows.
         self._blocks_each = -(-(self.length + 2 * _NUM_DECODED) // self.block_size)
         order = torch.randperm(4 * self._blocks_each, generator=generator).tolist()
         self._blocks = [order[owner * self._blocks_each : (owner + 1) * self._blocks_each] for owner in range(4)]
@@ -96,19 +97,25 @@ class _Plan:
     def new_cache(self) -> ModelRunner:
         """A runner on a zeroed cache."""
         cache = self.loaded.make_cache(4 * self._blocks_each, self.block_size)
-        return ModelRunner(self.loaded, cache, graphs=self._graphs)
+        return ModelRunner(self.loaded, cache, self.loaded.make_states(NUM_SLOTS), graphs=self._graphs)
 
     def plain(self) -> History:
         singles = [self._chain(position, 1) for position in range(self.num_prompt, self.length)]
-        return (self._chain(0, self.num_prompt), *singles)
+        return self._with_states((self._chain(0, self.num_prompt), *singles))
+
+    def _with_states(self, history: History) -> History:
+        return with_states(history, self.num_prompt) if self.loaded.recurrent_shapes else history
 
     def others(self) -> list[tuple[str, History]]:
+        return [(name, self._with_states(history)) for name, history in self._others()]
+
+    def _others(self) -> list[tuple[str, History]]:
         prompt, decoded = self.num_prompt, self.length - self.num_prompt
         chunk = prompt // 3 + 1
         chunks = [self._chain(start, min(chunk, prompt - start)) for start in range(0, prompt, chunk)]
         verify = self._chain(prompt, decoded)
         dirty = self._stranger_in(self._blocks[0])
-        return [
+        others = [
             ("one row against many", (self._chain(0, prompt), verify)),
             ("whole against chunked prefill", (*chunks, verify)),
             ("first place of a batch", (self._chain(0, prompt, place=0), self._chain(prompt, decoded, place=0))),
@@ -116,9 +123,14 @@ class _Plan:
             ("evicted and recomputed", (self._chain(0, prompt), dirty, self._chain(0, self.length))),
             ("chain against tree", (self._chain(0, prompt), self._tree(prompt))),
         ]
+        if self.loaded.recurrent_shapes and decoded > 1:
+            first = self._chain_with_wrong_draft(prompt, decoded // 2)
+            rest = self._chain(prompt + decoded // 2, decoded - decoded // 2)
+            others.append(("drafts of two rounds", (self._chain(0, prompt), first, rest)))
+        return others
 
     def _chain(self, start: int, count: int, place: int | None = None) -> Step:
-        """Our tokens [start, start + count), alone or at a place among three strangers."""
+        """Our tokens [start, start + count), alone or at a position among three other sequences."""
         tokens = self.token_ids[start : start + count]
         wanted = sum(start + row >= self.num_prompt for row in range(count))
         rows = SessionRows(tokens, start, self._blocks[0], wanted)
@@ -130,12 +142,19 @@ class _Plan:
         ]
         return Step((*company[:place], rows, *company[place:]), place, positions)
 
+    def _chain_with_wrong_draft(self, start: int, count: int) -> Step:
+        """Our tokens [start, start + count), and another one after them that is rejected."""
+        step = self._chain(start, count + 1)
+        tokens = [*self.token_ids[start : start + count], (self.token_ids[start + count] + 1) % self.loaded.vocab_size]
+        rows = replace(step.sessions[0], token_ids=tokens)
+        return Step((rows,), 0, {start + row: row for row in range(count)})
+
     def _stranger_in(self, block_ids: Sequence[int]) -> Step:
-        """Somebody else takes our blocks."""
+        """Another sequence overwrites our blocks."""
         return Step((SessionRows(self.token_ids[::-1], 0, block_ids, 0),), 0, {})
 
     def _tree(self, start: int) -> Step:
-        """Our tokens from `start` on as a path of a tree, each beside a sibling that is not on it."""
+        """Our tokens from `start` on as a path of a tree, each with a sibling off the path."""
         path = self.token_ids[start + 1 :]
         siblings = [(token + 1) % self.loaded.vocab_size for token in path]
         tree = [token for pair in zip(siblings, path, strict=True) for token in pair]
@@ -157,7 +176,7 @@ def _bits(loaded: LoadedModel, plan: _Plan, history: History) -> list[torch.Tens
         for position, row in step.flat_rows().items():
             slots[position] = int(batch.slot_mapping[row])
             if position >= plan.num_prompt:
-                # A copy: the next replay of a CUDA graph writes to the same place.
+                # A copy: the next replay of a CUDA graph overwrites it.
                 logits[position] = logits_of_row[row].clone()
     blocks = torch.tensor([slots[position] // cache.block_size for position in range(plan.length)])
     offsets = torch.tensor([slots[position] % cache.block_size for position in range(plan.length)])

@@ -1,4 +1,4 @@
-"""Finding the operation that gives a row other bits: two ways of computing the same rows, operation by operation.
+"""Finds the first operation that gives a row other bits, by comparing two ways of computing the same rows.
 
 Not here: which ways are compared (certificate).
 """
@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from engine.batch import SessionRows, build_batch
-from engine.model import LoadedModel
-from engine.runner import ModelRunner
+from outrider.engine.model.loaded import LoadedModel
+from outrider.engine.run.batch import SessionRows, build_batch
+from outrider.engine.run.runner import ModelRunner
 
 
 @dataclass(frozen=True)
 class Step:
-    """One forward of a history: its sessions, which of them is ours, and where our positions' rows stand."""
+    """One forward of a history: its sessions, which of them is ours, and the rows of our positions."""
 
     sessions: tuple[SessionRows, ...]
     ours: int
@@ -36,10 +36,10 @@ History = tuple[Step, ...]
 def first_difference(
     loaded: LoadedModel, first: ModelRunner, second: ModelRunner, plain: History, other: History
 ) -> str | None:
-    """Name the first operation, by position and then in order of execution, whose output bits differ.
+    """The first operation, by position and then by order of execution, whose output bits differ.
 
-    first and second are runners on zeroed caches. A position's rows depend on earlier positions only, so the
-    first difference is a cause, not a consequence. None: only the head differs, or nothing.
+    first, second: runners on zeroed caches. Rows depend on earlier positions only, so the first difference is a cause,
+    not a consequence.
     """
     expected = _trace(loaded, first, plain)
     found = _trace(loaded, second, other)
@@ -65,7 +65,7 @@ def _trace(loaded: LoadedModel, runner: ModelRunner, history: History) -> Trace:
         return attended
 
     ops = replace(loaded.attention_ops, paged_attention=attention)
-    traced = ModelRunner(replace(loaded, attention_ops=ops), runner.cache)
+    traced = ModelRunner(replace(loaded, attention_ops=ops), runner.cache, runner.states)
     handles = []
     for name, module in loaded.model.named_modules():
         if name:
@@ -86,8 +86,8 @@ def _trace(loaded: LoadedModel, runner: ModelRunner, history: History) -> Trace:
 
 
 def _recorder(trace: Trace, step: Step) -> Callable[[str, Any], None]:
-    """A function that files each row of an operation's output under its position. An operation that runs once
-    per layer under one name (attention) gets a number."""
+    """A function that files each row of an operation's output under its position; repeated names (attention, once per
+    layer) get a number."""
     rows = step.flat_rows()
     num_rows = sum(len(session.token_ids) for session in step.sessions)
     seen: dict[str, int] = {}

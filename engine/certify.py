@@ -1,8 +1,6 @@
-"""`outrider certify MODEL` (or `python -m engine.certify MODEL`): does exact mode hold for this model here?
+"""`outrider certify MODEL` (or `python -m outrider.engine.certify MODEL`): is this model row-invariant on this machine?
 
-Exit code 0 when it holds, 1 when it does not, 2 when the model is refused.
-
-torch is imported when the work begins: --help is there at once, and Ctrl-C meanwhile prints no traceback.
+Exit code 0: it is; 1: it is not; 2: the model is refused. torch is imported late, so that --help is fast.
 """
 
 from __future__ import annotations
@@ -18,13 +16,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from shared.errors import OutriderError
+from outrider.shared.errors import OutriderError
 
 if TYPE_CHECKING:
-    from engine.certificate import Certificate
-    from engine.model import LoadedModel
+    from outrider.engine.certificate import Certificate
+    from outrider.engine.model.loaded import LoadedModel
 
-# Room for the certificate's own sequences; it makes small caches of the same shape.
+# blocks; unused by the checks, which make caches of their own
 _NUM_BLOCKS = 64
 _BLOCK_SIZE = 16
 _INTERRUPTED = 130
@@ -64,7 +62,7 @@ def main(
 
 
 def _import_torch(console: Console) -> None:
-    """Takes seconds, in which an interrupt could come out of the import as another exception, or be lost in it."""
+    """Takes seconds, in which an interrupt could surface as another exception or be lost."""
 
     def leave(_signum: int, _frame: object) -> NoReturn:
         console.show_cursor()
@@ -72,7 +70,7 @@ def _import_torch(console: Console) -> None:
 
     before = signal.signal(signal.SIGINT, leave)
     try:
-        importlib.import_module("engine.tensor_parallel.leader")
+        importlib.import_module("outrider.engine.tensor_parallel.leader")
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -80,10 +78,10 @@ def _import_torch(console: Console) -> None:
 def _certified(
     model: str, dtype: str, device: str, threads: int, tensor_parallel_size: int
 ) -> tuple[LoadedModel, Certificate]:
-    from engine.certificate import certify
-    from engine.runner import ModelRunner
-    from engine.tensor_parallel.leader import load_sharded
-    from engine.tensor_parallel.protocol import LoadSpec
+    from outrider.engine.certificate import certify
+    from outrider.engine.run.runner import ModelRunner
+    from outrider.engine.tensor_parallel.leader import load_sharded
+    from outrider.engine.tensor_parallel.protocol import LoadSpec
 
     spec = LoadSpec(model, dtype, device, "auto", None, threads or len(os.sched_getaffinity(0)))
     loaded = load_sharded(spec, tensor_parallel_size)

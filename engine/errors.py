@@ -5,15 +5,15 @@ Not here: errors of the kernels (kernels.errors) and of the wire (shared.errors)
 
 from __future__ import annotations
 
-from shared.errors import OutriderError
+from outrider.shared.errors import OutriderError
 
 
 class EngineError(OutriderError):
-    """Anything that the engine refuses or cannot do."""
+    """Base class of the engine's errors."""
 
 
 class ModelRefused(EngineError):
-    """A checkpoint cannot be served correctly. The message names the cause and, where there is one, the fix."""
+    """A checkpoint cannot be served correctly. The message names the cause and, if there is one, the fix."""
 
     def __init__(self, path: str, cause: str, fix: str | None = None) -> None:
         self.path = path
@@ -23,8 +23,8 @@ class ModelRefused(EngineError):
 
 
 class BackendUnavailable(EngineError):
-    """The attention backend, device or dtype asked for does not exist here."""
+    """The requested attention backend, device or dtype is not available here."""
 
 
 class RowInvarianceError(EngineError):
-    """An operation of the model cannot be made to give a row the same bits whatever else is in the batch."""
+    """An operation of the model cannot be made row-invariant."""

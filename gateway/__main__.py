@@ -1,4 +1,4 @@
-"""The gateway: `python -m gateway --model models/demo-target`."""
+"""The gateway: `python -m outrider.gateway --model models/demo-target`."""
 
 from __future__ import annotations
 
@@ -8,42 +8,49 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import grpc.aio
 import uvicorn
 from prometheus_client import CollectorRegistry
 
-from gateway.admission import Admission
-from gateway.app import create_app
-from gateway.config import GatewayConfig
-from gateway.doors import DoorsTls, fleet_channels, grpc_door, http_config, load_tls
-from gateway.generation import Generation
-from gateway.grpc_server import SERVICE_NAMES, add_gateway_servicer
-from gateway.live_service import LiveService
-from gateway.metrics import GatewayMetrics
-from gateway.pool import Pool
-from gateway.tokenizer import Tokenizer
+from outrider.gateway.config import GatewayConfig
+from outrider.gateway.fleet.pool import Pool
+from outrider.gateway.metrics import GatewayMetrics
+from outrider.gateway.request.chat_template import ChatTemplate
+from outrider.gateway.request.generation import Generation
+from outrider.gateway.request.tokenizer import Tokenizer
+from outrider.gateway.servers.admission import Admission
+from outrider.gateway.servers.app import create_app
+from outrider.gateway.servers.endpoints import GatewayTls, fleet_channels, grpc_options, http_config, load_tls
+from outrider.gateway.servers.grpc_server import SERVICE_NAMES, add_gateway_servicer
+from outrider.gateway.servers.live_service import LiveService
+from outrider.shared import rpc, wire
+from outrider.shared.checkpoint.hub import local_checkpoint
+from outrider.shared.config import load_config
+from outrider.shared.errors import ConfigError, Unavailable
+from outrider.shared.listening import held_port
+from outrider.shared.log.commit_log import CommitLog
+from outrider.shared.log.log_budget import LogBudget
+from outrider.shared.messages import DrafterInfo, VerifierInfo
+from outrider.shared.service import is_enabled_at, run_service
+from outrider.shared.speculative_config import parse_speculative_config
+from outrider.shared.telemetry import setup_logging
+from outrider.shared.tracing.setup import tracing
 from outrider.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
-from shared import rpc, wire
-from shared.commit_log import CommitLog
-from shared.config import load_config
-from shared.errors import ConfigError
-from shared.messages import DrafterInfo, VerifierInfo
-from shared.service import is_enabled_at, run_service
-from shared.speculative_config import parse_speculative_config
-from shared.telemetry import setup_logging
-from shared.tracing import tracing
 
 EPILOG = """examples:
-  python -m gateway --model models/demo-target
-  python -m gateway --model models/demo-target --drafters drafter-a:7002,drafter-b:7002
-  python -m gateway --model models/demo-target --speculative-config '{"method": "ngram", "num_speculative_tokens": 4}'
+  python -m outrider.gateway --model models/demo-target
+  python -m outrider.gateway --model models/demo-target --drafters drafter-a:7002,drafter-b:7002
+  python -m outrider.gateway --model models/demo-target --speculative-config '{"method": "ngram"}'
 """
-REDIS_CHECK_INTERVAL_S = 1.0
+# seconds; how old what /ready says of Redis may be
+WATCH_INTERVAL_S = 1.0
 
 
 class _Server(uvicorn.Server):
-    """Signals are handled here, once, for both doors."""
+    """uvicorn without its signal handlers: `serve` handles signals for both servers."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -62,36 +69,99 @@ async def _drafter_info(channel: grpc.aio.Channel, timeout_s: float) -> DrafterI
 
 async def serve(argv: list[str]) -> None:
     config = load_config(
-        GatewayConfig, argv, os.environ, prog="python -m gateway", description=__doc__ or "", epilog=EPILOG
+        GatewayConfig, argv, os.environ, prog="python -m outrider.gateway", description=__doc__ or "", epilog=EPILOG
     )
-    if not config.model:
-        raise ConfigError("--model: name the folder of the target's checkpoint", param="model")
+    check_settings(config)
+    config = replace(config, model=local_checkpoint(config.model, "--model", weights=False))
     tls, admission = load_tls(config), Admission.from_config(config)
-    log = setup_logging("gateway", config.log_level)
-    commit_log = CommitLog.connect(config.redis_url, ttl_s=config.session_ttl_s, patience_s=config.redis_patience_s)
+    log = setup_logging("gateway", config.log_level, config.log_format)
+    commit_log = connect_log(config)
     generation = Generation(
         config=config,
         speculative=parse_speculative_config(config.speculative_config),
-        tokenizer=Tokenizer.load(config.model),
+        tokenizer=load_tokenizer(config),
         verifiers=Pool("verifier", config.verifiers, _verifier_info, fleet_channels(tls.fleet)),
         drafters=Pool("drafter", config.drafters, _drafter_info, fleet_channels(tls.fleet)),
         metrics=GatewayMetrics(CollectorRegistry()),
     )
     with tracing(config.otlp_traces_endpoint, "gateway") as tracer:
         service = LiveService(config, generation, commit_log, tracer)
-        await commit_log.start()
+        with held_port(config.host, config.port, "port"), held_port(config.host, config.grpc_port, "grpc-port"):
+            await start_log(commit_log)
         await asyncio.gather(generation.verifiers.start(), generation.drafters.start())
-        redis_watch = asyncio.create_task(_watch_redis(service))
+        watch = asyncio.create_task(_watch(service))
         try:
-            await _serve_doors(config, service, admission, tls, log)
+            await _run_servers(config, service, admission, tls, log)
         finally:
-            redis_watch.cancel()
+            watch.cancel()
             await asyncio.gather(generation.verifiers.close(), generation.drafters.close())
             await commit_log.close()
 
 
-async def _serve_doors(
-    config: GatewayConfig, service: LiveService, admission: Admission, tls: DoorsTls, log: logging.Logger
+def check_settings(config: GatewayConfig) -> None:
+    """What can be said of the settings alone. Raises ConfigError that names the setting."""
+    if not config.model:
+        raise ConfigError("--model: give the folder of the target's checkpoint", param="model")
+    if config.port > 0 and config.port == config.grpc_port:
+        raise ConfigError(f"--grpc-port: {config.grpc_port} is --port already", param="grpc_port")
+    for setting, addresses in (("verifiers", config.verifiers), ("drafters", config.drafters)):
+        for address in addresses:
+            host, _, port = address.rpartition(":")
+            if not host or not port.isascii() or not port.isdigit() or not 0 < int(port[:6]) < 2**16:
+                raise ConfigError(f"--{setting}: {address!r} is not host:port", param=setting)
+
+
+def given_template(setting: str) -> str | None:
+    """The template of --chat-template, a file or the text itself; None for the checkpoint's. Raises ConfigError."""
+    if not setting:
+        return None
+    try:
+        # A path has no braces (as in vLLM).
+        source = setting if "{" in setting else Path(setting).read_text(encoding="utf-8")
+        ChatTemplate(source, {})
+    except OSError as error:
+        raise ConfigError(f"--chat-template: {setting}: {error.strerror}", param="chat_template") from None
+    except (ConfigError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--chat-template: {error}", param="chat_template") from None
+    return source
+
+
+def load_tokenizer(config: GatewayConfig) -> Tokenizer:
+    """Raises ConfigError that names the setting."""
+    template = given_template(config.chat_template)
+    try:
+        return Tokenizer.load(config.model, chat_template=template)
+    except ConfigError as error:
+        raise ConfigError(f"--model: {error.message}", param="model") from error
+
+
+def connect_log(config: GatewayConfig) -> CommitLog:
+    """Not started. Raises ConfigError that names the setting."""
+    try:
+        return CommitLog.connect(
+            config.redis_url,
+            ttl_s=config.session_ttl_s,
+            patience_s=config.redis_patience_s,
+            ended_ttl_s=config.ended_ttl_s,
+            # Token ids take at most twice the bytes of their text; more are parameters repeated for many prompts.
+            budget=LogBudget(
+                max_record_bytes=int(2 * config.max_body_mb * 2**20), total_bytes=int(config.max_log_mb * 2**20)
+            ),
+        )
+    except ValueError as error:  # redis-py's, of the URL
+        raise ConfigError(f"--redis-url: {error}", param="redis_url") from None
+
+
+async def start_log(commit_log: CommitLog) -> None:
+    """Waits for Redis. Raises Unavailable that names the setting."""
+    try:
+        await commit_log.start()
+    except Unavailable as error:
+        raise Unavailable(f"--redis-url: {error.message}") from error
+
+
+async def _run_servers(
+    config: GatewayConfig, service: LiveService, admission: Admission, tls: GatewayTls, log: logging.Logger
 ) -> None:
     api_docs = is_enabled_at(config.host, config.api_docs)
     app = create_app(service, admission=admission, api_docs=api_docs, playground=config.playground)
@@ -103,16 +173,18 @@ async def _serve_doors(
             config.grpc_port,
             lambda server: add_gateway_servicer(server, service),
             SERVICE_NAMES,
-            grpc_door(config, admission, tls.server),
+            grpc_options(config, admission, tls.server),
+            port_setting="grpc-port",
         )
     async with rpc.until_signal() as signalled, rpc.on_hangup(admission.reload_keys):
         http_task = asyncio.create_task(http.serve())
-        while not http.started and not http_task.done():  # noqa: ASYNC110 - uvicorn has a flag, no event
+        while not http.started and not http_task.done():  # noqa: ASYNC110 - uvicorn has a flag, not an event
             await asyncio.sleep(0.01)
         if not http_task.done():
             port = http.servers[0].sockets[0].getsockname()[1]
             if grpc_server is not None:
                 await grpc_server.serving()
+                service.grpc_port = grpc_server.port
                 log.info("gRPC on %s:%d", config.host, grpc_server.port)
             print(f"gateway serving on {config.host}:{port}", flush=True)
             stop = asyncio.create_task(signalled.wait())
@@ -124,10 +196,11 @@ async def _serve_doors(
         await asyncio.gather(*drains)
 
 
-async def _watch_redis(service: LiveService) -> None:
+async def _watch(service: LiveService) -> None:
     while True:
         await service.check_redis()
-        await asyncio.sleep(REDIS_CHECK_INTERVAL_S)
+        service.log_warning()
+        await asyncio.sleep(WATCH_INTERVAL_S)
 
 
 def main() -> int:

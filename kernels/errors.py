@@ -7,4 +7,4 @@ from __future__ import annotations
 
 
 class KernelArgumentError(ValueError):
-    """A tensor handed to a kernel has a shape, dtype, layout or content that the kernel cannot take."""
+    """A tensor's shape, dtype, layout or content is not supported by the kernel."""

@@ -1,8 +1,8 @@
-"""What triton's interpreter computes otherwise than a GPU does, set right: rounding to bf16, and dots.
+"""Rounding to bf16 and dot products that agree between triton's interpreter and a GPU.
 
-The interpreter (triton 3.6) cuts a float off where the GPU rounds to the nearest even bf16, multiplies the bit patterns
-of bf16 in `tl.dot`, and leaves the order of its sums to numpy's BLAS (OpenBLAS on AMD's Zen 5: a row's bits depend on
-the row's place in the tile). On a GPU these functions are `to` and `dot` and nothing else.
+The interpreter (triton 3.6) truncates to bf16 instead of rounding to nearest even, multiplies the bit patterns of bf16
+in `tl.dot`, and sums in the order of numpy's BLAS, which depends on a row's place in the tile (OpenBLAS on Zen 5). On a
+GPU these functions are just `to` and `dot`.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ def _probe():  # type: ignore[no-untyped-def]
     pass
 
 
-# What triton.jit made of a function tells, without a look at the environment, what it will make of the others.
+# Decided by the type that triton.jit returns, not by the environment.
 INTERPRETED = tl.constexpr(not isinstance(_probe, triton.JITFunction))
 
 
 def runs_on(device_type: str) -> bool:
-    """Whether kernels take tensors of this device: of a GPU, and of the CPU under the interpreter."""
+    """Whether triton kernels accept tensors of this device: a GPU's, or the CPU's under the interpreter."""
     return device_type == "cuda" or bool(INTERPRETED.value)
 
 
 @triton.jit
 def round_to(x, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
-    """x (fp32) rounded to the nearest even number of dtype (bf16 or fp32)."""
+    """x (fp32) rounded to nearest even in dtype (bf16 or fp32)."""
     if INTERPRETED and dtype == tl.bfloat16:
         bits = x.to(tl.uint32, bitcast=True)
         bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
@@ -37,9 +37,9 @@ def round_to(x, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def dot_in_fp32(left, right, total):  # type: ignore[no-untyped-def]
-    """total + left @ right: products and sums in fp32, of fp32 factors too (never TF32)."""
+    """total + left @ right, products and sums in fp32, never TF32."""
     if INTERPRETED:
-        # In fp64 the order of a BLAS's sums is lost in the rounding.
+        # In fp64 the order of the BLAS's sums vanishes in the final rounding.
         left, right, total = left.to(tl.float64), right.to(tl.float64), total.to(tl.float64)
         return tl.dot(left, right, total, out_dtype=tl.float64).to(tl.float32)
     return tl.dot(left, right, total, input_precision="ieee")

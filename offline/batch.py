@@ -1,4 +1,4 @@
-"""Runs a batch of any length with bounded concurrency: a prompt is tokenized when its turn comes."""
+"""Runs a batch of any length with bounded concurrency: each prompt is tokenized on its turn."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import time
 from collections.abc import Sequence
 from contextlib import aclosing
 
-from gateway.generation import Generation
-from offline.errors import GenerationFailed
-from offline.outputs import Gathering, RequestOutput
-from offline.progress import BatchProgress
-from offline.prompts import Preparation, Prompt
-from offline.sampling_params import SamplingParams
+from outrider.gateway.request.generation import Generation
+from outrider.offline.errors import GenerationFailed
+from outrider.offline.outputs import Gathering, RequestOutput
+from outrider.offline.progress import BatchProgress
+from outrider.offline.prompts import Preparation, Prompt
+from outrider.shared.request_params import SamplingParams
 
 
 async def run_batch(
@@ -30,7 +30,7 @@ async def run_batch(
     turns = iter(range(len(prompts)))
 
     async def work() -> None:
-        for place in turns:  # one iterator for all: each takes the next that nobody has taken
+        for place in turns:  # shared by all workers: each takes the next prompt
             try:
                 outputs[place] = await _run(generation, preparation, request_ids[place], prompts[place], progress)
             except Exception as error:

@@ -1,4 +1,4 @@
-"""The engines of verifier and drafter in this process, built as their services build them. Loads torch."""
+"""The verifier's and drafter's engines in this process, built as in their services. Loads torch."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from types import ModuleType
 
 from prometheus_client import CollectorRegistry
 
-from drafter_service.config import DrafterConfig
-from drafter_service.engine import DrafterEngine
-from drafter_service.methods.registry import build_methods
-from drafter_service.metrics import DrafterMetrics
-from engine.model import LoadedModel
-from gateway.drafter_choice import fits
-from shared.errors import ConfigError
-from shared.messages import DraftMethodInfo, VerifierInfo
-from verifier_service.__main__ import build_engine, describe
-from verifier_service.config import VerifierConfig
-from verifier_service.engine import VerifierEngine
+from outrider.drafter_service.config import DrafterConfig
+from outrider.drafter_service.engine import DrafterEngine
+from outrider.drafter_service.metrics import DrafterMetrics
+from outrider.drafting.methods.registry import build_methods
+from outrider.engine.model.loaded import LoadedModel
+from outrider.gateway.fleet.drafter_choice import fits
+from outrider.shared.errors import ConfigError
+from outrider.shared.messages import DraftMethodInfo, VerifierInfo
+from outrider.verifier_service.__main__ import build_engine, describe
+from outrider.verifier_service.config import VerifierConfig
+from outrider.verifier_service.engine import VerifierEngine
 
 
 @dataclass(frozen=True)
 class Engines:
-    """Both run between `start_engines` and `close`. methods: by name; without a drafter there are none."""
+    """Both run between `start_engines` and `close`. methods: by name; empty without a drafter."""
 
     verifier: VerifierEngine
     drafter: DrafterEngine | None
@@ -44,13 +44,13 @@ class Engines:
 
 def start_engines(verifier_config: VerifierConfig, drafter_config: DrafterConfig | None) -> Engines:
     """Raises ConfigError, ModelRefused or CheckpointRefused."""
-    # Sessions that have ended stand in an engine until its next command: room for as many new ones beside them.
+    # An ended session stays in an engine until its next command, so allow as many again.
     verifier_config = dataclasses.replace(verifier_config, max_num_seqs=2 * verifier_config.max_num_seqs)
     with _no_main_module():
         verifier, loaded = build_engine(verifier_config, CollectorRegistry(), logging.getLogger("outrider.offline"))
     try:
         target = describe(verifier_config, verifier, loaded)
-        drafter = _build_drafter(drafter_config, target) if drafter_config is not None else None
+        drafter = _build_drafter(drafter_config, target, loaded) if drafter_config is not None else None
     except BaseException:
         loaded.close()
         raise
@@ -63,8 +63,8 @@ def start_engines(verifier_config: VerifierConfig, drafter_config: DrafterConfig
 
 @contextmanager
 def _no_main_module() -> Iterator[None]:
-    """Tensor parallel ranks are spawned, and a spawned process runs the main module once more. A script written for
-    vLLM has no `if __name__ == "__main__"`: each rank would make an LLM of its own. No rank needs anything of it.
+    """Tensor parallel ranks are spawned processes, which run the main module again. A script written for vLLM has no
+    `if __name__ == "__main__"`: each rank would create its own LLM. Ranks need nothing from the main module.
     """
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
@@ -74,12 +74,12 @@ def _no_main_module() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def _build_drafter(config: DrafterConfig, target: VerifierInfo) -> DrafterEngine:
-    methods = build_methods(config, lambda _message: None)
+def _build_drafter(config: DrafterConfig, target: VerifierInfo, loaded: LoadedModel) -> DrafterEngine:
+    methods = build_methods(config, lambda _message: None, loaded)
     for name, method in methods.items():
         if not fits(method.info, target):
             raise ConfigError(
-                f"speculative_config: the {name} draft has another vocabulary or another width than {target.model}",
+                f"speculative_config: the {name} draft differs from {target.model} in vocabulary or width",
                 param="model",
             )
     return DrafterEngine(methods, max_num_seqs=2 * config.max_num_seqs, metrics=DrafterMetrics(CollectorRegistry()))

@@ -1,4 +1,4 @@
-"""An event loop on a thread of its own: a notebook's own loop is running already, and cannot wait for a batch."""
+"""An event loop on its own thread: a notebook's loop is already running and cannot wait for a batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class EventLoopThread:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-        """Waits for `work`; whatever ends the waiting (Ctrl-C) cancels it."""
+        """Waits for `work`; an interrupted wait (Ctrl-C) cancels it."""
         running = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return running.result()

@@ -1,7 +1,7 @@
-"""The gateway's generation with the engines in this process in the place of the two fleets, and no Redis.
+"""The gateway's generation over engines in this process instead of the two fleets, without Redis.
 
-Policies, the decode loop, stop strings and detokenization are the gateway's own. Not here: a verifier cannot be lost
-without this process, so there is no failover, and nothing can be resumed.
+Policies, decode loop, stop strings and detokenization are the gateway's own. Not here: failover and resuming, since a
+verifier is lost only with this process.
 """
 
 from __future__ import annotations
@@ -11,32 +11,32 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
 
-from gateway.commit_sink import CommitSink
-from gateway.config import GatewayConfig
-from gateway.decode_loop import decode
-from gateway.drafter_choice import AUTO_ORDER, draft_limit
-from gateway.drafter_line import Lease
-from gateway.drafting import Drafting
-from gateway.generation import Generation
-from gateway.metrics import GatewayMetrics
-from gateway.pool import Pool
-from gateway.requests import ValidRequest
-from gateway.tokenizer import Tokenizer
-from offline.in_process import EngineDrafter, EngineVerifier
-from shared.commit_log import LogEntry
-from shared.errors import CommitRefused, OutriderError
-from shared.messages import SessionSpec
-from shared.speculative_config import SpeculativeConfig
+from outrider.gateway.config import GatewayConfig
+from outrider.gateway.fleet.drafter_choice import AUTO_ORDER, draft_limit
+from outrider.gateway.fleet.pool import Pool
+from outrider.gateway.metrics import GatewayMetrics
+from outrider.gateway.proposals.drafter_connection import Lease
+from outrider.gateway.proposals.drafting import Drafting
+from outrider.gateway.request.commit_sink import CommitSink
+from outrider.gateway.request.decode_loop import decode
+from outrider.gateway.request.generation import Generation
+from outrider.gateway.request.tokenizer import Tokenizer
+from outrider.gateway.request.types import ValidRequest
+from outrider.offline.in_process import EngineDrafter, EngineVerifier
+from outrider.shared.errors import CommitRefused, OutriderError
+from outrider.shared.log.commit_log import LogEntry
+from outrider.shared.messages import SessionSpec
+from outrider.shared.speculative_config import SpeculativeConfig
 
 if TYPE_CHECKING:  # it loads torch
-    from offline.engines import Engines
+    from outrider.offline.engines import Engines
 
-# A drafter of this process is as alive as its verifier: only one that hangs is given up.
+# seconds; a local drafter lives as long as its verifier, so only a hanging one is given up
 _DRAFT_TIMEOUT_S = 60.0
 
 
 class NoLog:
-    """gateway.requests.EntryLog of a request that nobody can resume: refuses a gap and a repeat, keeps nothing."""
+    """gateway.request.types.EntryLog of a request that cannot be resumed: refuses gaps and repeats, stores nothing."""
 
     def __init__(self) -> None:
         self._end = 0
@@ -71,7 +71,7 @@ class OfflineGeneration(Generation):
                 spec,
                 sink.committed_token_ids,
                 self._lease,
-                self._policy(request),
+                self._policy(request, ""),
                 token_tree=self._wants_tree(request),
                 timeout_s=_DRAFT_TIMEOUT_S,
                 metrics=self.metrics,

@@ -1,6 +1,6 @@
-"""Both sides of gateway.interfaces over engines in this process: what remote.py is over gRPC.
+"""gateway.request.interfaces over engines in this process: the counterpart of remote.py over gRPC.
 
-An engine replies on its own thread; replies are handed to the session's event loop. Not here: building the engines.
+An engine replies on its own thread; replies are passed to the session's event loop. Not here: building the engines.
 """
 
 from __future__ import annotations
@@ -10,28 +10,28 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from shared.errors import DrafterLost, OutriderError
-from shared.messages import Commit, DraftStep, ProposalReply, SessionSpec, SteerRun, VerifyStep
+from outrider.shared.errors import DrafterLost, OutriderError
+from outrider.shared.messages import Commit, DraftStep, ProposalReply, SessionSpec, SteerRun, VerifyStep
 
 if TYPE_CHECKING:  # they load torch
-    from drafter_service.engine import DrafterEngine
-    from verifier_service.engine import VerifierEngine
+    from outrider.drafter_service.engine import DrafterEngine
+    from outrider.verifier_service.engine import VerifierEngine
 
 ReplyT = TypeVar("ReplyT")
 
 
 class _Replies(Generic[ReplyT]):
-    """Replies of one session, in order; after an error every further reply is that error."""
+    """One session's replies, in order; after an error every further reply is that error."""
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[ReplyT | Exception] = asyncio.Queue()
 
     def sender(self) -> Callable[[ReplyT | Exception], None]:
-        """May be called from any thread."""
+        """A function that may be called from any thread."""
         loop = asyncio.get_running_loop()
 
         def send(reply: ReplyT | Exception) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to read it
+            with contextlib.suppress(RuntimeError):  # the loop is closed: there is no reader
                 loop.call_soon_threadsafe(self._queue.put_nowait, reply)
 
         return send
@@ -45,7 +45,7 @@ class _Replies(Generic[ReplyT]):
 
 
 class EngineVerifier:
-    """One session at a VerifierEngine (gateway.interfaces.Verifier)."""
+    """A session at a VerifierEngine (gateway.request.interfaces.Verifier)."""
 
     def __init__(self, engine: VerifierEngine) -> None:
         self._engine = engine
@@ -55,7 +55,7 @@ class EngineVerifier:
     async def open(self, spec: SessionSpec) -> None:
         grammar = None
         if spec.sampling_params.grammar is not None:
-            # Compiling can take seconds; the other sessions go on meanwhile.
+            # Compiling can take seconds, so it runs on a thread.
             grammar = await asyncio.to_thread(self._engine.compile_grammar, spec)
         self._handle = self._engine.open(spec, self._replies.sender(), grammar)
 
@@ -79,7 +79,7 @@ class EngineVerifier:
 
 
 class EngineDrafter:
-    """One session at a DrafterEngine (gateway.interfaces.Drafter). Whatever fails there is a lost drafter."""
+    """A session at a DrafterEngine (gateway.request.interfaces.Drafter). Any failure there is a lost drafter."""
 
     def __init__(self, engine: DrafterEngine) -> None:
         self._engine = engine
@@ -96,7 +96,7 @@ class EngineDrafter:
                 reply = await self._replies.next()
             except Exception as error:
                 raise DrafterLost(str(error)) from error
-            # A reply that stands elsewhere answers a step that was given up.
+            # A reply for another position answers an abandoned step.
             if reply.proposal.base_len == step.committed_len:
                 return reply
 

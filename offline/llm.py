@@ -1,4 +1,4 @@
-"""vLLM's LLM on the engines and the decode loop of the services, in one process. Not here: beam search, embeddings."""
+"""vLLM's LLM over the services' engines and decode loop, in one process. Not here: beam search, embeddings."""
 
 from __future__ import annotations
 
@@ -10,39 +10,42 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from drafter_service.config import DrafterConfig
-from gateway.openai_convert import Served
-from gateway.service import RequestLimits, ServedModel
-from gateway.tokenizer import Tokenizer
-from offline.arguments import check_other_arguments, checked_config, dtype_name
-from offline.batch import run_batch
-from offline.event_loop import EventLoopThread
-from offline.generation import OfflineGeneration
-from offline.outputs import RequestOutput
-from offline.progress import BatchProgress
-from offline.prompts import Preparation, Prompt
-from offline.sampling_params import SamplingParams
-from offline.speculation import SpeculationPlan, plan_speculation
-from shared.errors import ConfigError, InvalidRequest
-from verifier_service.config import VerifierConfig
+from outrider.drafter_service.config import DrafterConfig
+from outrider.engine.model.local_model import local_model
+from outrider.gateway.request.served import RequestLimits, Served, ServedModel
+from outrider.gateway.request.tokenizer import Tokenizer
+from outrider.offline.arguments import check_other_arguments, checked_config, default_params, dtype_name
+from outrider.offline.batch import run_batch
+from outrider.offline.event_loop import EventLoopThread
+from outrider.offline.generation import OfflineGeneration
+from outrider.offline.outputs import RequestOutput
+from outrider.offline.progress import BatchProgress
+from outrider.offline.prompts import Preparation, Prompt
+from outrider.offline.speculation import SpeculationPlan, plan_speculation
+from outrider.shared.checkpoint.hub import with_revision
+from outrider.shared.errors import ConfigError, InvalidRequest
+from outrider.shared.request_params import SamplingParams
+from outrider.verifier_service.config import VerifierConfig
 
 if TYPE_CHECKING:
-    from offline.engines import Engines
+    from outrider.offline.engines import Engines
 
-# A batch job has no neighbours to protect from a large n.
+# A batch job has no other users to protect from a large n.
 _LIMITS = RequestLimits(max_n=16384, max_sequences=16384)
 
 
 class LLM:
-    """A target, and what drafts for it, ready to generate; `close` it, or use it in a `with`.
+    """A target and its draft methods, ready to generate; `close` it, or use it in a `with`.
 
-    model: folder of the target's checkpoint. speculative_config: vLLM's keys; None speculates nothing. A draft
-    checkpoint's kind is recognised; a `method` by name drafts `num_speculative_tokens` a round, without one (or with
-    "auto") as many as pay. seed: makes whole programs repeatable; each request without a seed of its own draws one
-    from it. max_num_seqs: outputs decoded at a time, whatever the batch's length. kv_cache_mb: of the target.
-    num_threads: 0 takes every core.
+    model: folder of the target's checkpoint, .gguf file or Hub id. revision: branch, tag or commit of a Hub id.
+    speculative_config: vLLM's keys; None: no speculation. A draft checkpoint's kind is detected; method "mtp" drafts
+    with the target's own MTP layer. With a `method` by name, rounds draft `num_speculative_tokens`; without one (or
+    with "auto"), the number that pays. seed: makes whole programs repeatable; each request without its own seed draws
+    one from it. max_num_seqs: outputs decoded concurrently, for any batch size. kv_cache_mb: the target's.
+    num_threads: 0: all cores. generation_config: folder of the generation_config.json for prompts without sampling
+    parameters; "auto": the model's; "vllm": none. override_generation_config: replaces single values of it.
 
-    Other arguments of vLLM's are ignored with a warning or refused by name (arguments.py).
+    vLLM's other arguments are ignored with a warning or refused by name (arguments.py).
     Raises ConfigError, ModelRefused or CheckpointRefused.
     """
 
@@ -50,6 +53,7 @@ class LLM:
         self,
         model: str | Path,
         *,
+        revision: str | None = None,
         speculative_config: Mapping[str, Any] | None = None,
         dtype: object = "auto",
         seed: int | None = None,
@@ -62,10 +66,14 @@ class LLM:
         tensor_parallel_size: int = 1,
         device: str = "cpu",
         enforce_eager: bool = False,
+        generation_config: str = "auto",
+        override_generation_config: Mapping[str, Any] | None = None,
         **other_arguments: Any,
     ) -> None:
         check_other_arguments(other_arguments)
-        plan = plan_speculation(speculative_config)
+        model = local_model(with_revision(str(model), revision or "", "LLM: revision"), "model")
+        plan = plan_speculation(speculative_config, model)
+        self._default_params = default_params(model, generation_config, override_generation_config)
         shared = {
             "dtype": dtype_name(dtype),
             "device": device,
@@ -82,7 +90,7 @@ class LLM:
             "tensor_parallel_size": tensor_parallel_size,
         }
         verifier_config = checked_config(VerifierConfig, {**shared, **target, **plan.verifier})
-        drafter_config = _drafter_config(plan, str(model), shared)
+        drafter_config = _drafter_config(plan, model, shared)
         tokenizer = Tokenizer.load(model)
         self._max_num_seqs = max_num_seqs
         self._start(verifier_config, drafter_config, plan, tokenizer, seed)
@@ -95,7 +103,7 @@ class LLM:
         tokenizer: Tokenizer,
         seed: int | None,
     ) -> None:
-        from offline.engines import start_engines  # torch, from here on
+        from outrider.offline.engines import start_engines  # loads torch
 
         with ExitStack() as stack:
             engines = start_engines(verifier_config, drafter_config)
@@ -104,7 +112,7 @@ class LLM:
             stack.callback(self._loop.stop)
             self._generation = OfflineGeneration(engines, plan.config, tokenizer, max_num_seqs=self._max_num_seqs)
             self._preparation = Preparation(Served(_served_model(engines), tokenizer, _LIMITS), seed)
-            # Scripts written for vLLM never close: then it is done when the LLM is dropped, or at exit.
+            # Scripts written for vLLM never close: then this runs when the LLM is dropped, or at exit.
             self._finalizer = weakref.finalize(self, stack.pop_all().close)
 
     def generate(
@@ -113,12 +121,13 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool | None = None,
     ) -> list[RequestOutput]:
-        """One output per prompt, in their order.
+        """One output per prompt, in order.
 
-        prompts: text, {"prompt": text} or {"prompt_token_ids": [...]}, one or a list of them. sampling_params: one for
-        all, or one each. use_tqdm: True or False; None shows the progress where stderr is a terminal.
+        prompts: text, {"prompt": text} or {"prompt_token_ids": [...]}, one or a list. sampling_params: one for all, or
+        one per prompt; None: get_default_sampling_params(). use_tqdm: True or False; None shows progress if stderr is a
+        terminal.
 
-        A prompt that fails stops no other: GenerationFailed is raised when all have ended, and has their outputs.
+        A failing prompt stops no other: GenerationFailed is raised when all have ended, and has their outputs.
         """
         entries = [prompts] if isinstance(prompts, str | Mapping) else _list("prompts", prompts)
         return self._run([Prompt(entry) for entry in entries], sampling_params, use_tqdm)
@@ -133,7 +142,7 @@ class LLM:
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """`generate` on one conversation, or a list of them, written out by the checkpoint's own chat template."""
+        """`generate` on one conversation, or a list of them, rendered by the checkpoint's chat template."""
         entries = _list("messages", messages)
         conversations = [entries] if entries and isinstance(entries[0], Mapping) else entries
         template = {
@@ -143,8 +152,12 @@ class LLM:
         }
         return self._run([Prompt(entry, template) for entry in conversations], sampling_params, use_tqdm)
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Those of the checkpoint and of override_generation_config; a copy."""
+        return replace(self._default_params)
+
     def close(self) -> None:
-        """Ends what runs and frees the models; harmless when called again."""
+        """Ends what runs and frees the models; may be called again."""
         self._finalizer()
 
     def __enter__(self) -> LLM:
@@ -162,12 +175,12 @@ class LLM:
         use_tqdm: bool | None,
     ) -> list[RequestOutput]:
         if not self._finalizer.alive:
-            raise ConfigError("this LLM has been closed")
-        params = sampling_params if sampling_params is not None else SamplingParams()
+            raise ConfigError("this LLM is closed")
+        params = sampling_params if sampling_params is not None else self.get_default_sampling_params()
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         if len(each) != len(prompts):
             raise InvalidRequest(
-                f"{len(prompts)} prompts, but {len(each)} sampling_params: give one for all, or one each",
+                f"{len(prompts)} prompts, but {len(each)} sampling_params: give one for all, or one per prompt",
                 param="sampling_params",
             )
         with BatchProgress(len(prompts), use_tqdm) as progress:
@@ -185,7 +198,7 @@ def _drafter_config(plan: SpeculationPlan, model: str, shared: Mapping[str, obje
     if not plan.methods:
         return None
     config: DrafterConfig = checked_config(DrafterConfig, {**shared, "target_model": model, **plan.drafter})
-    # Not through the check: it would take a comma in a path for two paths.
+    # Not through the check, which would split a path at a comma.
     return replace(config, methods=plan.methods, draft_model=(plan.draft_model,) if plan.draft_model else ())
 
 

@@ -1,35 +1,35 @@
-"""What comes back, under vLLM's names, and how a request's updates are gathered into it."""
+"""The results under vLLM's names, and how a request's updates are collected into them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gateway.requests import GenerationUpdate, SpeculationSummary, ValidRequest
-from gateway.response_types import SpeculationMetrics
-from gateway.tokenizer import Tokenizer
-from gateway.usage import add_summaries, speculation_metrics
-from shared.messages import TokenLogprob
+from outrider.gateway.openai.response_types import SpeculationMetrics
+from outrider.gateway.openai.usage import add_summaries, speculation_metrics
+from outrider.gateway.request.tokenizer import Tokenizer
+from outrider.gateway.request.types import GenerationUpdate, SpeculationSummary, ValidRequest
+from outrider.shared.messages import TokenLogprob
 
 
 @dataclass(frozen=True)
 class Logprob:
-    """`rank` counts from 1, the likeliest token."""
+    """rank: from 1, the likeliest token."""
 
     logprob: float
     rank: int
     decoded_token: str
 
 
-# Per token: the chosen token, and as many of the likeliest as were asked for.
+# Per token: the chosen token, and the requested number of likeliest ones.
 TokenLogprobs = dict[int, Logprob]
 
 
 @dataclass(frozen=True)
 class CompletionOutput:
-    """One choice. cumulative_logprob and logprobs are None unless `logprobs` was asked for.
+    """One choice. cumulative_logprob and logprobs are None unless `logprobs` was requested.
 
-    stop_reason: the stop string or stop token id that ended it; None: the end of sequence, or the length.
+    stop_reason: the stop string or stop token id that ended it; None: end of sequence, or length.
     """
 
     index: int
@@ -43,7 +43,7 @@ class CompletionOutput:
 
 @dataclass(frozen=True)
 class RequestMetrics:
-    """Seconds since the request's turn began; speculative_decoding is None where nothing was to be drafted."""
+    """Seconds since the request's turn began; speculative_decoding is None without speculation."""
 
     first_token_s: float
     total_s: float
@@ -52,7 +52,7 @@ class RequestMetrics:
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """One prompt and its `n` outputs. `prompt` is None where token ids were given."""
+    """One prompt and its `n` outputs. prompt: None where token ids were given."""
 
     request_id: str
     prompt: str | None
@@ -93,7 +93,7 @@ class _Choice:
 
 
 class Gathering:
-    """All updates of one request."""
+    """Collects the updates of one request."""
 
     def __init__(self, request: ValidRequest, prompt: str | None, tokenizer: Tokenizer) -> None:
         self._request = request
@@ -110,7 +110,7 @@ class Gathering:
             self._first_token_s = elapsed_s
         self._choices[update.choice_index].add(update)
         self._prompt_logprobs = self._prompt_logprobs or update.prompt_logprobs
-        if update.choice_index == 0:  # later choices find the prompt that the first one computed
+        if update.choice_index == 0:  # later choices reuse the first one's prompt
             self._num_cached_tokens += update.num_cached_tokens
         if update.speculation is not None:
             self._speculation.append(update.speculation)
@@ -120,7 +120,7 @@ class Gathering:
         total = add_summaries(self._speculation)
         prompt_ids = list(request.prompt_token_ids)
         prompt_logprobs: list[TokenLogprobs | None] | None = None
-        if params.num_prompt_logprobs is not None:  # the first token follows nothing
+        if params.num_prompt_logprobs is not None:  # the first token has no log-probability
             prompt_logprobs = [None, *_shown(self._tokenizer, prompt_ids[1:], self._prompt_logprobs[1:])]
         return RequestOutput(
             request_id=request.request_id,

@@ -1,4 +1,4 @@
-"""The progress bar of a batch, on stderr: requests, tokens per second, accepted draft tokens."""
+"""A batch's progress bar on stderr: requests, tokens per second, accepted draft tokens."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from gateway.requests import GenerationUpdate
+from outrider.gateway.request.types import GenerationUpdate
 
 
 class BatchProgress:
-    """shown: None is "if stderr is a terminal or a notebook"; without one, True prints a single line at the end."""
+    """shown: None: if stderr is a terminal or a notebook; True without one: a single line at the end."""
 
     def __init__(self, num_requests: int, shown: bool | None) -> None:
         console = Console(stderr=True)

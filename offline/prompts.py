@@ -1,28 +1,29 @@
-"""Prompts and sampling parameters to ValidRequests, by the checks of the OpenAI door."""
+"""Turns prompts and sampling parameters into ValidRequests, with the OpenAI API's checks."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from gateway.openai_convert import Served, chat_token_ids, prepare_completion
-from gateway.openai_schema import ChatFields, CompletionRequest, parse_body
-from gateway.request_checks import check_prompt_chars
-from gateway.requests import ChoiceStart, ValidRequest
-from gateway.session_record import AnswerKind, new_record
-from offline.generation import NoLog
-from offline.sampling_params import SamplingParams
-from shared.errors import InvalidRequest
-from shared.stream_key import stream_key
+from outrider.gateway.openai.checks import check_prompt_chars
+from outrider.gateway.openai.convert import chat_token_ids, prepare_completion
+from outrider.gateway.openai.schema import ChatFields, CompletionRequest, parse_body
+from outrider.gateway.request.record import new_record
+from outrider.gateway.request.served import Served
+from outrider.gateway.request.types import AnswerKind, ChoiceStart, ValidRequest
+from outrider.offline.generation import NoLog
+from outrider.shared.errors import InvalidRequest
+from outrider.shared.request_params import SamplingParams, StructuredOutputsParams, speculation_fields
+from outrider.shared.stream_key import stream_key
 
 _PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt"}
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """As it was given: text, token ids, or the messages of a chat with how its template is to be used."""
+    """As given: text, token ids, or chat messages with options of their template."""
 
     given: object
     chat: Mapping[str, Any] | None = None
@@ -30,14 +31,14 @@ class Prompt:
 
 @dataclass(frozen=True)
 class PreparedPrompt:
-    """`text` is None where token ids were given."""
+    """text: None where token ids were given."""
 
     request: ValidRequest
     text: str | None
 
 
 class Preparation:
-    """seed: what prompts without a seed of their own draw theirs from; None: fresh noise."""
+    """seed: source of the seeds of requests without one; None: fresh noise."""
 
     def __init__(self, served: Served, seed: int | None) -> None:
         self._served = served
@@ -45,17 +46,17 @@ class Preparation:
         self._counter = itertools.count()
 
     def next_id(self) -> str:
-        """vLLM's request ids: one number after the other."""
+        """vLLM's request ids: consecutive numbers."""
         return str(next(self._counter))
 
     def prepare(self, request_id: str, prompt: Prompt, params: SamplingParams) -> PreparedPrompt:
         """Raises InvalidRequest that names the field."""
         text, token_ids, further = self._tokens(prompt)
-        body: dict[str, Any] = {**params.body(), **further, "prompt": token_ids}
+        body: dict[str, Any] = {**_body(params), **further, "prompt": token_ids, "request_id": request_id}
         body["max_tokens"] = _max_tokens(params, len(token_ids), self._served.model.max_model_len)
         if self._seed is not None and params.seed is None:
             body["seed"] = stream_key(self._seed, (int(request_id),), 0)
-        prepared = prepare_completion(parse_body(CompletionRequest, body), self._served, request_id)
+        prepared = prepare_completion(parse_body(CompletionRequest, body), self._served)
         record = new_record(AnswerKind.COMPLETION, prepared)
         starts = tuple(
             ChoiceStart(index, record.modes[0], key, NoLog()) for index, key in enumerate(record.stream_keys[0])
@@ -73,7 +74,8 @@ class Preparation:
             unknown = given.keys() - _PROMPT_KEYS
             if unknown:
                 raise InvalidRequest(f"prompt: {sorted(unknown)[0]!r} is not supported", param="prompt")
-            further = {"cache_salt": given.get("cache_salt")}
+            if given.get("cache_salt") is not None:  # else that of the parameters
+                further = {"cache_salt": given["cache_salt"]}
             given = given["prompt_token_ids"] if "prompt_token_ids" in given else given.get("prompt")
         if isinstance(given, str):
             check_prompt_chars(given, tokenizer, self._served.model, "prompt")
@@ -85,8 +87,20 @@ class Preparation:
         return None, list(given), further
 
 
+def _body(params: SamplingParams) -> dict[str, Any]:
+    """Fields of the /v1/completions body. Raises InvalidRequest for an unknown extra argument."""
+    body = {entry.name: getattr(params, entry.name) for entry in fields(params)}
+    del body["extra_args"]
+    body["speculation"] = speculation_fields(params) or None
+    body["cache_salt"] = params.cache_salt or None
+    structured = params.structured_outputs
+    if isinstance(structured, StructuredOutputsParams):
+        body["structured_outputs"] = {entry.name: getattr(structured, entry.name) for entry in fields(structured)}
+    return body
+
+
 def _max_tokens(params: SamplingParams, prompt_len: int, max_model_len: int) -> Any:
-    """What was asked for, cut to the context's room; what is no number is left for the door to refuse."""
+    """The requested number, limited to the context's room; a non-number is left for the API's checks to refuse."""
     asked: Any = params.max_tokens
     limit: Any = params.truncate_prompt_tokens
     if not all(value is None or isinstance(value, int) for value in (asked, limit)):

@@ -1,4 +1,4 @@
-"""vLLM's `speculative_config` to the settings of gateway, drafter and verifier that its keys belong to."""
+"""Splits vLLM's `speculative_config` into settings of gateway, drafter and verifier."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ import json
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from gateway.requests import METHOD_AUTO, METHOD_OFF
-from shared.errors import ConfigError
-from shared.speculative_config import SpeculativeConfig, parse_speculative_config
-from shared.vllm_keys import IGNORED, OF_DRAFTER, OF_GATEWAY, OF_VERIFIER, given_keys
-
-_WITHOUT_CHECKPOINT = ("suffix", "ngram")
+from outrider.engine.model.local_model import local_model
+from outrider.gateway.request.types import METHOD_AUTO, METHOD_OFF
+from outrider.shared.checkpoint.mtp_layers import has_mtp_layers
+from outrider.shared.draft_policy.draft_methods import FROM_TARGET, WITHOUT_CHECKPOINT
+from outrider.shared.errors import ConfigError
+from outrider.shared.speculative_config import SpeculativeConfig, parse_speculative_config
+from outrider.shared.vllm_keys import IGNORED, OF_DRAFTER, OF_GATEWAY, OF_VERIFIER, given_keys
 
 
 @dataclass(frozen=True)
 class SpeculationPlan:
-    """methods: what the drafter serves; none: nothing is drafted. drafter, verifier: further settings of theirs."""
+    """methods: what the drafter serves; empty: no speculation. drafter, verifier: their further settings."""
 
     config: SpeculativeConfig
     draft_model: str = ""
@@ -27,10 +29,12 @@ class SpeculationPlan:
     verifier: Mapping[str, object] = field(default_factory=dict)
 
 
-def plan_speculation(speculative_config: Mapping[str, Any] | None) -> SpeculationPlan:
-    """None, or method "off", drafts nothing. A checkpoint without a method is recognised, and drafts as much as pays.
+def plan_speculation(speculative_config: Mapping[str, Any] | None, target: str) -> SpeculationPlan:
+    """None or method "off": no speculation. A checkpoint without a method is detected, and drafts as much as pays.
 
-    Raises ConfigError that names the key, CheckpointRefused for a draft that cannot be served.
+    target: its folder; without a checkpoint its own MTP layers draft, if it has any.
+
+    Raises ConfigError that names the key, CheckpointRefused for an unusable draft.
     """
     if speculative_config is None:
         return SpeculationPlan(SpeculativeConfig(method=METHOD_OFF))
@@ -39,11 +43,11 @@ def plan_speculation(speculative_config: Mapping[str, Any] | None) -> Speculatio
         if key in IGNORED and given[key] != 1:
             warnings.warn(f"speculative_config: {key} is ignored here: {IGNORED[key]}", UserWarning, stacklevel=3)
     config = _parsed({key: given[key] for key in OF_GATEWAY if key in given})
-    draft_model = str(given.get("model", ""))
+    draft_model = local_model(str(given.get("model", "")), "speculative_config: model")
     return SpeculationPlan(
         config=config,
         draft_model=draft_model,
-        methods=_methods(config.method, draft_model),
+        methods=_methods(config.method, draft_model, target),
         drafter={key: given[key] for key in OF_DRAFTER if key in given},
         verifier={key: given[key] for key in OF_VERIFIER if key in given},
     )
@@ -56,16 +60,20 @@ def _parsed(of_gateway: Mapping[str, Any]) -> SpeculativeConfig:
         raise ConfigError(error.message.replace("--speculative-config", "speculative_config", 1)) from None
 
 
-def _methods(method: str, draft_model: str) -> tuple[str, ...]:
+def _methods(method: str, draft_model: str, target: str) -> tuple[str, ...]:
     if method == METHOD_OFF:
         return ()
     if not draft_model:
         if method == METHOD_AUTO:
-            return _WITHOUT_CHECKPOINT
-        if method not in _WITHOUT_CHECKPOINT:
+            return (*(FROM_TARGET if has_mtp_layers(Path(target)) else ()), *WITHOUT_CHECKPOINT)
+        if method not in (*FROM_TARGET, *WITHOUT_CHECKPOINT):
             raise ConfigError(f"speculative_config: method {method!r} needs a model", param="model")
         return (method,)
-    from drafter_service.checkpoints.recognise import recognise
+    if method in FROM_TARGET:
+        raise ConfigError(
+            f"speculative_config: method {method} drafts from the target's own files; leave out model", param="model"
+        )
+    from outrider.drafting.checkpoints.recognise import recognise
 
     kind = recognise(draft_model)
     if method not in (METHOD_AUTO, kind):

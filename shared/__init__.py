@@ -1,1 +1,1 @@
-"""What all services share. Light: no torch, no numpy. Only `wire` and `rpc` know the generated gRPC code."""
+"""What all services share, without torch or numpy. Only `wire` and `rpc` use the generated gRPC code."""

@@ -1,10 +1,10 @@
-"""API keys and the file that holds them: what `outrider key new` prints and what the gateway reads.
+"""API keys and their file: `outrider key new` prints its lines, the gateway reads it.
 
 One line per key, `name:sha256-hex[:max_concurrent[:tokens_per_minute]]`; `#` begins a comment, 0 is no limit. The file
-holds hashes only. A plain SHA-256 is enough for them: a key has 256 random bits, so there is nothing to guess.
-Several lines may carry one name with the same limits: an owner who changes keys has two for a while.
+holds hashes; plain SHA-256 is enough for keys of 256 random bits. Several lines may share a name if their limits agree,
+for a while two where a key is being replaced.
 
-Not here: who may do what with a key (gateway/auth.py) and the counting (gateway/quotas.py).
+Not here: what a key allows (gateway/servers/auth.py) and its quotas (gateway/servers/quotas.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 import secrets
 from dataclasses import dataclass
 
-from shared.errors import ConfigError
+from outrider.shared.errors import ConfigError
 
 KEY_PREFIX = "or-"
 _NUM_KEY_BYTES = 32
@@ -26,7 +26,7 @@ _MAX_LIMIT = 10**12
 
 @dataclass(frozen=True)
 class ApiKey:
-    """One entry. Limits are the owner's, over all of its keys; 0 is none."""
+    """One entry. Limits apply to the owner, over all of its keys; 0 is no limit."""
 
     name: str
     digest: bytes
@@ -35,19 +35,19 @@ class ApiKey:
 
 
 def new_key() -> str:
-    """A key that nobody has: 256 random bits, safe in a header and in a shell."""
+    """A new random key: 256 bits, safe in a header and in a shell."""
     return KEY_PREFIX + secrets.token_urlsafe(_NUM_KEY_BYTES)
 
 
 def key_digest(key: str) -> bytes:
-    """What the file holds of a key, as 32 bytes."""
+    """The key's 32-byte hash, as in the file."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
 def key_line(name: str, key: str, max_concurrent: int = 0, tokens_per_minute: int = 0) -> str:
-    """The line for the file. Raises ConfigError for a name or a limit that cannot stand there."""
+    """The line for the file. Raises ConfigError for an invalid name or limit."""
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"{name!r} cannot name a key: {_NAME_RULE}")
+        raise ConfigError(f"{name!r} is not a valid key name: {_NAME_RULE}")
     limits = f":{max_concurrent}:{tokens_per_minute}" if max_concurrent or tokens_per_minute else ""
     line = f"{name}:{key_digest(key).hex()}{limits}"
     parse_key_file(line, "the new key")
@@ -55,7 +55,7 @@ def key_line(name: str, key: str, max_concurrent: int = 0, tokens_per_minute: in
 
 
 def parse_key_file(text: str, source: str) -> tuple[ApiKey, ...]:
-    """Raises ConfigError that names source and line. A file without a key would lock everyone out and is refused."""
+    """Raises ConfigError that names source and line. A file without keys would lock everyone out and is refused."""
     keys: list[ApiKey] = []
     by_name: dict[str, tuple[int, ApiKey]] = {}
     line_of_digest: dict[bytes, int] = {}
@@ -73,12 +73,12 @@ def parse_key_file(text: str, source: str) -> tuple[ApiKey, ...]:
         line_of_digest[key.digest] = number
         keys.append(key)
     if not keys:
-        raise ConfigError(f"{source} holds no key; `outrider key new NAME` prints a line for it")
+        raise ConfigError(f"{source} has no key; `outrider key new NAME` prints a line for it")
     return tuple(keys)
 
 
 def _parse_line(entry: str, where: str) -> ApiKey:
-    # The line may hold a key that was pasted in plain: it is never repeated in the message.
+    # The line may contain a key pasted in plain text: messages never quote it.
     name, *rest = (field.strip() for field in entry.split(":"))
     if not 1 <= len(rest) <= 3:
         raise ConfigError(f"{where}: must be name:sha256-hex[:max_concurrent[:tokens_per_minute]]")

@@ -1,7 +1,7 @@
-"""A request that is no protobuf ends with INVALID_ARGUMENT: gRPC itself would say UNKNOWN, as for a bug of ours.
+"""A request that is not valid protobuf ends with INVALID_ARGUMENT; gRPC alone would report UNKNOWN, as for our bugs.
 
-An interceptor, outermost, for calls whose one message gRPC parses before our code runs: unary ones, and Watch of
-the health service. Streams of requests are parsed while they are read; there rpc.abort says the same.
+The outermost interceptor, for calls whose single request gRPC parses before our code runs: unary calls and the health
+service's Watch. Request streams are parsed as they are read; there rpc.abort reports the same status.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class BrokenMessages(grpc.aio.ServerInterceptor):
         if handler is None or handler.request_streaming or handler.request_deserializer is None:
             return handler
         method: Any = handler.unary_stream if handler.response_streaming else handler.unary_unary
-        return _telling(handler, method) if inspect.iscoroutinefunction(method) else handler
+        return _reporting(handler, method) if inspect.iscoroutinefunction(method) else handler
 
 
-def _telling(handler: Handler, method: Any) -> Handler:
+def _reporting(handler: Handler, method: Any) -> Handler:
     parse: Any = handler.request_deserializer
 
-    def parse_or_tell(data: bytes) -> Any:
+    def parse_or_error(data: bytes) -> Any:
         try:
             return parse(data)
         except DecodeError as error:
@@ -47,5 +47,5 @@ def _telling(handler: Handler, method: Any) -> Handler:
     make: Any = (
         grpc.unary_stream_rpc_method_handler if handler.response_streaming else grpc.unary_unary_rpc_method_handler
     )
-    made: Handler = make(serve, request_deserializer=parse_or_tell, response_serializer=handler.response_serializer)
+    made: Handler = make(serve, request_deserializer=parse_or_error, response_serializer=handler.response_serializer)
     return made

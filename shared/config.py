@@ -1,7 +1,7 @@
-"""One loader for every service's frozen config: flag, then environment variable, then default.
+"""Loads every service's frozen config: from flag, else environment variable, else default.
 
-A field's flag is its name with hyphens, its variable OUTRIDER_ plus its name in capitals; `--no-NAME` is a switch's
-flag for false. Fields are declared with `setting(...)`, so that `--help` documents each one. Nothing is read at import.
+A field's flag is its name with hyphens, its variable OUTRIDER_ plus its name in capitals; `--no-NAME` sets a switch to
+false. Fields are declared with `setting(...)`, which documents each in `--help`. Nothing is read at import.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, get_type_hints
 
-from shared.errors import ConfigError
+from outrider.shared.errors import ConfigError
 
 ENV_PREFIX = "OUTRIDER_"
 _TRUE = {"1", "true", "yes", "on"}
@@ -28,7 +28,7 @@ def setting(
     minimum: float | None = None,
     maximum: float | None = None,
 ) -> Any:
-    """A dataclass field with its documentation and its limits."""
+    """A dataclass field with its help text and limits."""
     metadata = {"help": help, "choices": tuple(choices), "minimum": minimum, "maximum": maximum}
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -42,7 +42,7 @@ def load_config(
     description: str,
     epilog: str = "",
 ) -> ConfigT:
-    """Raises ConfigError that names the variable and its choices; `--help` prints and exits as usual."""
+    """Raises ConfigError that names the variable and its choices. `--help` prints and exits as usual."""
     parser = argparse.ArgumentParser(
         prog=prog,
         description=description,
@@ -94,13 +94,13 @@ def _parse(source: str, text: str, kind: Any, field: dataclasses.Field[Any]) -> 
         raise ConfigError(f"{source}: {text!r} is not {_KIND_NAMES[kind]}") from None
     choices = field.metadata.get("choices")
     if choices and value not in choices:
-        raise ConfigError(f"{source}: {text!r} is none of {', '.join(choices)}")
+        raise ConfigError(f"{source}: {text!r} is not one of {', '.join(choices)}")
     minimum, maximum = field.metadata.get("minimum"), field.metadata.get("maximum")
-    # Written so that a NaN, which is neither above nor below, fails too.
+    # Written so that NaN fails too.
     if minimum is not None and not value >= minimum:
-        raise ConfigError(f"{source}: {text} is under the smallest value, {minimum:g}")
+        raise ConfigError(f"{source}: {text} is below the minimum, {minimum:g}")
     if maximum is not None and not value <= maximum:
-        raise ConfigError(f"{source}: {text} is over the largest value, {maximum:g}")
+        raise ConfigError(f"{source}: {text} is above the maximum, {maximum:g}")
     return value
 
 

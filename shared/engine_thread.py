@@ -1,6 +1,6 @@
-"""The thread that owns an engine: it takes commands from any thread, waits a moment for more where that pays, works.
+"""The thread that owns an engine: it takes commands from any thread, optionally waits for more, then works.
 
-Not here: what a command or a piece of work is (the services' engines).
+Not here: commands and work themselves (the services' engines).
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ log = logging.getLogger(__name__)
 
 
 class EngineThread:
-    """`command` may be called from any thread; everything else that is given runs on the engine's own.
+    """Runs the engine's work on one thread. `command` may be called from any thread, the callbacks run on this one.
 
-    patience_s() is asked after each batch of commands: how long more commands are worth waiting for before the work
-    that is there begins. 0 begins at once.
+    patience_s() is called after each batch of commands: seconds to wait for more before work begins; 0 is none.
     """
 
     def __init__(
@@ -41,7 +40,7 @@ class EngineThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """Returns after the work in progress has ended; commands that came too late are not run."""
+        """Returns after the current work; later commands are dropped."""
         with self._wake:
             self._stopping.set()
             self._wake.notify()
@@ -62,7 +61,7 @@ class EngineThread:
             self._work()
 
     def _take_commands(self) -> bool:
-        """Runs what has come, and what comes while there is patience; False when the thread is to end."""
+        """Runs the commands that have come and those that come within patience; False when the thread is to end."""
         while True:
             with self._wake:
                 if self._stopping.is_set():
@@ -79,7 +78,7 @@ class EngineThread:
                     return True
 
     def _run_command(self, command: Command) -> None:
-        """One that fails is a bug of ours, and must not take every session with it."""
+        """Logs a failing command, which is our bug, and keeps the other sessions running."""
         try:
             command()
         except Exception:

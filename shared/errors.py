@@ -2,22 +2,23 @@
 
 OutriderError
 ├── ConfigError            a setting is wrong; names the variable and the choices
-├── Unauthenticated        no API key, or none that is known             401  UNAUTHENTICATED
+├── Unauthenticated        no API key, or an unknown one                 401  UNAUTHENTICATED
 ├── InvalidRequest         the caller's fault; names the field           400  INVALID_ARGUMENT
 │   ├── UnknownModel                                                    404  NOT_FOUND
 │   ├── PayloadTooLarge                                                 413  INVALID_ARGUMENT
+│   ├── NoTokenPermitted    the request's fields leave no token          400  INVALID_ARGUMENT
 │   ├── RequestTooSlow     the request did not arrive in time            408  DEADLINE_EXCEEDED
 │   └── ExactModeRefused   the model's rows are not invariant            400  FAILED_PRECONDITION
 ├── UnknownSession         no such session, or it has ended              404  NOT_FOUND
 ├── Overloaded             try again later                               429  RESOURCE_EXHAUSTED
-│   └── QuotaExceeded      the key's own limit; says when to try again   429  RESOURCE_EXHAUSTED
+│   └── QuotaExceeded      the key's own limit; has a retry time         429  RESOURCE_EXHAUSTED
 ├── DeadlineExceeded       the caller's own time limit has passed        504  DEADLINE_EXCEEDED
 ├── ReaderTooSlow          the caller did not read its stream            408  ABORTED
-├── Unavailable            a part that is needed is not there            503  UNAVAILABLE
-│   ├── GatewayFull        the gateway's bound; says when to try again
+├── Unavailable            a required component is unavailable           503  UNAVAILABLE
+│   ├── GatewayFull        the gateway's own limits; has a retry time
 │   ├── VerifierLost       the stream to the verifier broke
 │   └── DrafterLost        the stream to the drafter broke
-├── CommitRefused          the commit log said no (gap, repeat, old epoch)  409  ABORTED
+├── CommitRefused          the commit log refused (gap, repeat, old epoch)  409  ABORTED
 └── InternalError          a bug of ours, with a reference to the log     500  INTERNAL
 """
 
@@ -25,9 +26,9 @@ from __future__ import annotations
 
 
 class OutriderError(Exception):
-    """Base of all; `http_status` and `grpc_code` say how the two doors report it.
+    """Base class. `http_status` and `grpc_code`: how the HTTP and gRPC servers report it.
 
-    `retry_after_s`: seconds after which the same request may succeed; None says nothing about it.
+    `retry_after_s`: seconds until the same request may succeed; None if unknown.
     """
 
     http_status = 500
@@ -35,10 +36,12 @@ class OutriderError(Exception):
     openai_type = "internal_error"
     retry_after_s: float | None = None
 
-    def __init__(self, message: str, *, param: str | None = None) -> None:
+    def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
+        if retry_after_s is not None:
+            self.retry_after_s = retry_after_s
 
 
 class ConfigError(OutriderError):
@@ -46,7 +49,7 @@ class ConfigError(OutriderError):
 
 
 class Unauthenticated(OutriderError):
-    """The request carries no API key, or none that is known here."""
+    """The request has no API key, or an unknown one."""
 
     http_status = 401
     grpc_code = "UNAUTHENTICATED"
@@ -70,9 +73,13 @@ class UnknownModel(InvalidRequest):
 
 
 class PayloadTooLarge(InvalidRequest):
-    """The request's body is over the limit."""
+    """The request's body exceeds the limit."""
 
     http_status = 413
+
+
+class NoTokenPermitted(InvalidRequest):
+    """Grammar, allowed_token_ids and bad_words together leave no token that could come next."""
 
 
 class RequestTooSlow(InvalidRequest):
@@ -83,13 +90,13 @@ class RequestTooSlow(InvalidRequest):
 
 
 class ExactModeRefused(InvalidRequest):
-    """Exact mode was asked for, and the certificate does not hold for this model on this device."""
+    """Exact mode was requested, but the certificate does not hold for this model on this device."""
 
     grpc_code = "FAILED_PRECONDITION"
 
 
 class UnknownSession(OutriderError):
-    """No session of that name, or it has ended."""
+    """No session of this name, or it has ended."""
 
     http_status = 404
     grpc_code = "NOT_FOUND"
@@ -97,7 +104,7 @@ class UnknownSession(OutriderError):
 
 
 class Overloaded(OutriderError):
-    """A bounded queue is full; the caller should wait and try again."""
+    """A bounded queue is full; the caller should retry later."""
 
     http_status = 429
     grpc_code = "RESOURCE_EXHAUSTED"
@@ -106,15 +113,14 @@ class Overloaded(OutriderError):
 
 
 class QuotaExceeded(Overloaded):
-    """The API key's own limit of concurrent requests or of tokens per minute."""
+    """The API key's own limit of concurrent requests, of tokens per minute or of bytes in the log."""
 
     def __init__(self, message: str, *, retry_after_s: float) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
+        super().__init__(message, retry_after_s=retry_after_s)
 
 
 class DeadlineExceeded(OutriderError):
-    """The time that the caller gave the request has passed."""
+    """The caller's time limit for the request has passed."""
 
     http_status = 504
     grpc_code = "DEADLINE_EXCEEDED"
@@ -122,7 +128,7 @@ class DeadlineExceeded(OutriderError):
 
 
 class ReaderTooSlow(OutriderError):
-    """The caller has not read its stream for so long that it was cut."""
+    """The stream was cut because the caller left it unread for too long."""
 
     http_status = 408
     grpc_code = "ABORTED"
@@ -130,7 +136,7 @@ class ReaderTooSlow(OutriderError):
 
 
 class Unavailable(OutriderError):
-    """A part that the request needs is not there now."""
+    """A component that the request needs is unavailable."""
 
     http_status = 503
     grpc_code = "UNAVAILABLE"
@@ -138,21 +144,21 @@ class Unavailable(OutriderError):
 
 
 class GatewayFull(Unavailable):
-    """As many requests as the gateway takes are running or waiting."""
+    """The gateway's limit of requests, of bytes in flight or of bytes in the log is reached."""
 
     retry_after_s = 1.0
 
 
 class VerifierLost(Unavailable):
-    """The stream to the verifier broke; the session can go on at another one."""
+    """The stream to the verifier broke; the session can continue at another one."""
 
 
 class DrafterLost(Unavailable):
-    """The stream to the drafter broke; the session goes on without it."""
+    """The stream to the drafter broke; the session continues without it."""
 
 
 class CommitRefused(OutriderError):
-    """The commit log refused an append: a gap, a repeat, or an epoch that has been passed on."""
+    """The commit log refused an append: a gap, a repeat, or a superseded epoch."""
 
     http_status = 409
     grpc_code = "ABORTED"

@@ -1,13 +1,13 @@
-"""Asks whether services are well, for a container's HEALTHCHECK: exit code 0 if all of them are, else 1 and why.
+"""Health check for a container's HEALTHCHECK: exit code 0 if all targets are healthy, else 1 and the reasons.
 
-    python -m shared.healthcheck 127.0.0.1:7001
-    python -m shared.healthcheck 127.0.0.1:8001 127.0.0.1:8000/ready
+    python -m outrider.shared.healthcheck 127.0.0.1:7001
+    python -m outrider.shared.healthcheck 127.0.0.1:8001 127.0.0.1:8000/ready
 
-host:port is asked by the gRPC health protocol; host:port/path, http://... and https://... must answer with a status
-under 400. Run it beside the service, in the service's own environment: where OUTRIDER_TLS_CERT_FILE is set, host:port
-and host:port/path are asked over TLS, and only the service's own certificate is trusted. To a service that wants one
-from its clients OUTRIDER_TLS_PROBE_CERT_FILE is presented, or that same certificate. Not a monitor: each target is
-asked once, and a service that is draining is not well.
+host:port is checked by the gRPC health protocol; host:port/path, http://... and https://... must answer with a status
+under 400. Run it in the service's own environment: if OUTRIDER_TLS_CERT_FILE is set, host:port and host:port/path are
+checked over TLS, trusting only the service's own certificate. To a service that requires client certificates the probe
+presents OUTRIDER_TLS_PROBE_CERT_FILE, or else that same certificate. Each target is checked once; a draining service is
+unhealthy.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shared import rpc
-from shared.config import ENV_PREFIX
-from shared.errors import ConfigError
-from shared.tls import TlsConfig, client_context, client_tls
+from outrider.shared import rpc
+from outrider.shared.config import ENV_PREFIX
+from outrider.shared.errors import ConfigError
+from outrider.shared.tls import TlsConfig, client_context, client_tls
 
 CHECK_TIMEOUT_S = 4.0
 EXIT_WELL, EXIT_NOT_WELL, EXIT_USAGE = 0, 1, 2
 
 
 def probe_tls(environ: Mapping[str, str]) -> TlsConfig | None:
-    """The service's own settings turned round: its certificate is what the probe trusts. Raises ConfigError."""
+    """The service's TLS settings from the client's side: its certificate is the one to trust. Raises ConfigError."""
     served_file = environ.get(f"{ENV_PREFIX}TLS_CERT_FILE", "")
     if not served_file:
         return None
@@ -43,7 +43,7 @@ def probe_tls(environ: Mapping[str, str]) -> TlsConfig | None:
 
 
 async def reason_not_well(target: str, tls: TlsConfig | None = None, timeout_s: float = CHECK_TIMEOUT_S) -> str | None:
-    """None if `target` is well, else what is wrong."""
+    """None if `target` is healthy, else the reason."""
     if "/" in target:
         url = target if "://" in target else f"{'http' if tls is None else 'https'}://{target}"
         return await asyncio.to_thread(_reason_http, url, tls, timeout_s)
@@ -59,7 +59,7 @@ async def reason_not_well(target: str, tls: TlsConfig | None = None, timeout_s: 
 
 
 def _certificate_name(target: str, tls: TlsConfig, timeout_s: float) -> str:
-    """A name that the certificate at `target` carries: the probe asks an address, certificates are for names."""
+    """A name in the certificate at `target`: the probe connects to an address, but certificates are for names."""
     host, _, port = target.rpartition(":")
     context = _nameless_context(tls)
     context.set_alpn_protocols(["h2"])
@@ -75,14 +75,14 @@ def _certificate_name(target: str, tls: TlsConfig, timeout_s: float) -> str:
 
 
 def _nameless_context(tls: TlsConfig) -> ssl.SSLContext:
-    # Nothing is lost without the name: exactly one certificate is trusted.
+    # Safe without a host name: exactly one certificate is trusted.
     context = client_context(tls)
     context.check_hostname = False
     return context
 
 
 def _reason_http(url: str, tls: TlsConfig | None, timeout_s: float) -> str | None:
-    # A proxy that the environment names is for the world outside, not for the next port.
+    # Proxies from the environment are for external hosts, not for this check.
     handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
     if tls is not None:
         handlers.append(urllib.request.HTTPSHandler(context=_nameless_context(tls)))
@@ -97,7 +97,7 @@ def _reason_http(url: str, tls: TlsConfig | None, timeout_s: float) -> str | Non
 
 
 async def check(targets: Sequence[str], tls: TlsConfig | None = None) -> int:
-    """Asks all at once; prints one line for each that is not well."""
+    """Checks all targets concurrently; prints one line for each unhealthy one."""
     reasons = await asyncio.gather(*(reason_not_well(target, tls) for target in targets))
     for target, reason in zip(targets, reasons, strict=True):
         if reason is not None:
@@ -107,7 +107,7 @@ async def check(targets: Sequence[str], tls: TlsConfig | None = None) -> int:
 
 def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     if not argv or any(argument.startswith("-") for argument in argv):
-        print("usage: python -m shared.healthcheck HOST:PORT|HOST:PORT/PATH|URL ...", file=sys.stderr)
+        print("usage: python -m outrider.shared.healthcheck HOST:PORT|HOST:PORT/PATH|URL ...", file=sys.stderr)
         return EXIT_USAGE
     try:
         tls = probe_tls(environ)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from shared.sampling_params import SamplingParams, SpeculationMode
+from outrider.shared.sampling_params import SamplingParams, SpeculationMode
 
 # Counts of a sparse law sum to this: 16 bits keep the worst rounding of a top-32 law under 0.05 % of mass.
 LAW_TOTAL = 1 << 16

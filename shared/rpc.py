@@ -1,6 +1,6 @@
-"""What every gRPC server and channel here has in common: options, TLS, health, reflection, errors, draining.
+"""What all gRPC servers and channels share: options, TLS, health, reflection, errors, draining.
 
-Not here: what the methods do (the servicers) and how messages are read (`wire`).
+Not here: what the methods do (the servicers) and how messages are parsed (`wire`).
 """
 
 from __future__ import annotations
@@ -20,37 +20,38 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from shared.broken_messages import BrokenMessages
-from shared.errors import InternalError, OutriderError
-from shared.tls import TlsConfig, channel_credentials, server_credentials
+from outrider.shared.broken_messages import BrokenMessages
+from outrider.shared.errors import InternalError, OutriderError
+from outrider.shared.listening import cannot_listen
+from outrider.shared.tls import TlsConfig, channel_credentials, server_credentials
 
 log = logging.getLogger(__name__)
 
-# A prompt of a million tokens with its hidden states fits; a stray gigabyte does not.
+# bytes; one message: fits a prompt of a million tokens with its hidden states
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-# Names and values of one call's metadata, in gRPC's counting; a key, an id and a deadline take a few hundred.
+# bytes; names and values of one call's metadata, as gRPC counts: a key, an id and a deadline take a few hundred
 MAX_METADATA_BYTES = 16 * 1024
-SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
+_SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_metadata_size", MAX_METADATA_BYTES),
     ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
     ("grpc.so_reuseport", 0),  # a second server on the same port must fail loudly
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
-    # A client that vanished without a FIN gives back what it holds after 30 + 10 s at the latest.
+    # A client that vanishes without a FIN is detected, and its resources freed, within 30 + 10 s.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.http2.ping_timeout_ms", 10_000),  # the default of 60 s overrules the line above: freed after 89 s, now 39
+    ("grpc.http2.ping_timeout_ms", 10_000),  # its default of 60 s overrides the line above
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.server_handshake_timeout_ms", 10_000),  # a connection that says nothing; the default is 120 s
+    ("grpc.server_handshake_timeout_ms", 10_000),  # for silent connections; the default is 120 s
 )
-# A peer that vanished without a FIN (a pulled cable, SIGSTOP) is noticed after 10 + 5 s at the latest.
+# A peer that vanishes without a FIN (pulled cable, SIGSTOP) is detected within 10 + 5 s.
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.ping_timeout_ms", 5_000),  # as above: noticed after 69 s without it
+    ("grpc.http2.ping_timeout_ms", 5_000),  # see the server's options
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
@@ -59,20 +60,21 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 
 
 @dataclass(frozen=True)
-class Door:
-    """How a server's port is guarded. Without a number, RPCs at a time are not bounded here."""
+class ServerOptions:
+    """A server's TLS, reflection, limits and interceptors. max_concurrent_rpcs and max_connections None: unlimited."""
 
     tls: TlsConfig | None = None
     reflection: bool = True
     max_receive_bytes: int = MAX_MESSAGE_BYTES
     max_concurrent_rpcs: int | None = None
+    max_connections: int | None = None
     interceptors: Sequence[grpc.aio.ServerInterceptor] = ()
 
 
 def open_channel(address: str, tls: TlsConfig | None = None, server_name: str = "") -> grpc.aio.Channel:
     """A channel with keepalive to `address`, host:port; encrypted with `tls`.
 
-    server_name: the name in the server's certificate, for an address that was looked up before; default: the host.
+    server_name: the name in the server's certificate, for an already resolved address; default: the host.
     """
     if tls is None:
         return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
@@ -81,9 +83,9 @@ def open_channel(address: str, tls: TlsConfig | None = None, server_name: str = 
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: BaseException) -> NoReturn:
-    """Ends one call with the status that fits the error; an unexpected error is logged, not shown.
+    """Ends a call with the error's status; an unexpected error is logged, not shown.
 
-    When the error knows it, the trailer `retry-after-ms` says when to try again.
+    The trailer `retry-after-ms` has the error's retry time, if it has one.
     """
     trailers: tuple[tuple[str, str], ...] = ()
     if isinstance(error, OutriderError):
@@ -101,7 +103,7 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: BaseExceptio
 
 @dataclass
 class Server:
-    """A gRPC server that says NOT_SERVING until `serving()` and again from the first moment of draining."""
+    """A gRPC server; reports NOT_SERVING until `serving()`, and again once draining starts."""
 
     grpc_server: grpc.aio.Server
     health: health.aio.HealthServicer
@@ -111,7 +113,7 @@ class Server:
         await self.health.set("", health_pb2.HealthCheckResponse.SERVING)
 
     async def drain(self, grace_s: float) -> None:
-        """No new sessions, those that run may finish for `grace_s` seconds, then they are cut."""
+        """Refuses new sessions, lets running ones finish for `grace_s` seconds, then cuts them."""
         await self.health.enter_graceful_shutdown()
         await self.grpc_server.stop(grace_s)
 
@@ -121,22 +123,29 @@ async def start_server(
     port: int,
     add_services: Callable[[grpc.aio.Server], None],
     service_names: tuple[str, ...],
-    door: Door | None = None,
+    options: ServerOptions | None = None,
+    *,
+    port_setting: str = "port",
 ) -> Server:
-    """Binds and starts. Raises RuntimeError (gRPC's own) when the port is taken, ConfigError for a broken TLS file."""
-    door = door or Door()
-    options = (*SERVER_OPTIONS, ("grpc.max_receive_message_length", door.max_receive_bytes))
-    interceptors = (BrokenMessages(), *door.interceptors)
+    """Binds and starts. Raises ConfigError for a busy port, naming port_setting, and for a broken TLS file."""
+    options = options or ServerOptions()
+    arguments = (*_SERVER_OPTIONS, ("grpc.max_receive_message_length", options.max_receive_bytes))
+    if options.max_connections is not None:
+        arguments = (*arguments, ("grpc.max_allowed_incoming_connections", options.max_connections))
+    interceptors = (BrokenMessages(), *options.interceptors)
     server = grpc.aio.server(
-        options=options, interceptors=interceptors, maximum_concurrent_rpcs=door.max_concurrent_rpcs
+        options=arguments, interceptors=interceptors, maximum_concurrent_rpcs=options.max_concurrent_rpcs
     )
     add_services(server)
     health_servicer = health.aio.HealthServicer()
     await health_servicer.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
-    if door.reflection:
+    if options.reflection:
         reflection.enable_server_reflection((*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-    bound_port = _bind(server, f"{host}:{port}", door.tls)
+    try:
+        bound_port = _bind(server, f"{host}:{port}", options.tls)
+    except RuntimeError as error:  # gRPC's own
+        raise cannot_listen(host, port, port_setting, str(error)) from None
     await server.start()
     return Server(server, health_servicer, bound_port)
 
@@ -159,7 +168,7 @@ async def is_serving(channel: grpc.aio.Channel, timeout_s: float) -> bool:
 
 @asynccontextmanager
 async def on_hangup(reload: Callable[[], None]) -> AsyncIterator[None]:
-    """Calls `reload` at every SIGHUP, which would end the process otherwise."""
+    """Calls `reload` on every SIGHUP, whose default would end the process."""
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGHUP, reload)
     try:
@@ -170,7 +179,7 @@ async def on_hangup(reload: Callable[[], None]) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def until_signal() -> AsyncIterator[asyncio.Event]:
-    """An event that SIGTERM or SIGINT sets; the handlers are taken back at the end."""
+    """An event set by SIGTERM or SIGINT; the handlers are removed at the end."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):

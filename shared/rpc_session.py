@@ -1,7 +1,7 @@
-"""One bidirectional stream = one session: the shape that the drafter's and the verifier's servicers share.
+"""One bidirectional stream per session: what the drafter's and the verifier's servicers share.
 
-The first message opens the session, every further one is a step; the end of the stream, however it comes, closes the
-session. An error ends this stream with its status and touches no other.
+The first message opens the session, each further one is a step. The end of the stream, for any reason, closes the
+session. An error ends only its own stream, with its status.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from shared import rpc
-from shared.errors import InvalidRequest
+from outrider.shared import rpc
+from outrider.shared.errors import InvalidRequest
 
 RequestT = TypeVar("RequestT")
 ResultT = TypeVar("ResultT")
@@ -21,7 +21,7 @@ ReplyT = TypeVar("ReplyT")
 
 @dataclass(frozen=True)
 class SessionHandlers(Generic[RequestT, ResultT, ReplyT]):
-    """`open` takes the first message and a callback that may be called from any thread; it returns a handle."""
+    """`open` takes the first message and a callback callable from any thread; it returns a handle."""
 
     open: Callable[[RequestT, Callable[[ResultT | Exception], None]], Awaitable[int]]
     step: Callable[[int, RequestT], None]
@@ -56,7 +56,7 @@ async def session_stream(
 
 
 def _post(loop: asyncio.AbstractEventLoop, replies: asyncio.Queue[Any], reply: Any) -> None:
-    # A reply that comes while the process ends has nobody left to read it.
+    # A reply that comes while the process ends has no reader.
     if not loop.is_closed():
         loop.call_soon_threadsafe(replies.put_nowait, reply)
 

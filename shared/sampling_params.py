@@ -1,6 +1,6 @@
-"""How tokens are drawn: one validated, immutable value that every service understands.
+"""How tokens are sampled: one validated, immutable value that every service uses.
 
-Not here: the HTTP schema (gateway/openai_schema.py) and the arithmetic (engine/sampling.py).
+Not here: the HTTP schema (gateway/openai/schema.py) and the arithmetic (engine/sampling/laws.py).
 """
 
 from __future__ import annotations
@@ -11,14 +11,22 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from shared.errors import InvalidRequest
+from outrider.shared.errors import InvalidRequest
 
+# temperature; below it logits / temperature leave float32's range, and the largest logit has all the mass in practice
+GREEDY_BELOW = 1e-4
 MAX_SEED = 2**64 - 1
 MAX_LOGPROBS = 20
+# tokens of one bad word; steps back that each row takes through its output (engine/sampling/bad_words.py)
+MAX_BAD_WORD_TOKENS = 128
+# tokens of all bad words of a request; a session holds about 0.3 KB for each, 5 MB at most
+MAX_BAD_WORDS_TOKENS = 16_384
+# tokens; the longest marker of formats.py has three
+_MAX_THINKING_MARKER_TOKENS = 16
 
 
 class SpeculationMode(enum.Enum):
-    """Which promise holds for a session (docs/correctness.md)."""
+    """Which guarantee holds for a session (docs/correctness.md)."""
 
     EXACT = "exact"
     REJECTION = "rejection"
@@ -38,14 +46,14 @@ class Grammar:
     text: str
 
     def choices(self) -> list[str]:
-        """What a grammar of the kind CHOICE allows. Raises InvalidRequest."""
+        """The allowed strings of a CHOICE grammar. Raises InvalidRequest."""
         choices = self._json()
         if not (isinstance(choices, list) and choices and all(isinstance(text, str) and text for text in choices)):
-            raise InvalidRequest("grammar: choices must be a JSON list of strings that are not empty", param="grammar")
+            raise InvalidRequest("grammar: choices must be a JSON list of non-empty strings", param="grammar")
         return choices
 
     def json_schema(self) -> Any:
-        """The schema of a grammar of the kind JSON_SCHEMA. Raises InvalidRequest."""
+        """The schema of a JSON_SCHEMA grammar. Raises InvalidRequest."""
         return self._json()
 
     def _json(self) -> Any:
@@ -58,8 +66,24 @@ class Grammar:
 
 
 @dataclass(frozen=True)
+class ThinkingBudget:
+    """How long an output may think before its answer.
+
+    max_tokens: over all thinking of the output, markers not counted. end_token_id: what must follow them.
+    begin_token_ids: the tokens that open thinking. call_token_ids: those that open a tool call, which ends thinking
+    too. starts_open: the prompt has opened it.
+    """
+
+    max_tokens: int
+    end_token_id: int
+    begin_token_ids: tuple[int, ...] = ()
+    call_token_ids: tuple[int, ...] = ()
+    starts_open: bool = False
+
+
+@dataclass(frozen=True)
 class SamplingParams:
-    """Names and defaults of vLLM's SamplingParams; `validate` holds their ranges."""
+    """Names and defaults of vLLM's SamplingParams; `validate` checks the ranges."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -79,22 +103,21 @@ class SamplingParams:
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
     grammar: Grammar | None = None
+    thinking_budget: ThinkingBudget | None = None
 
     @property
     def greedy(self) -> bool:
-        return self.temperature == 0.0
+        return self.temperature < GREEDY_BELOW
 
     @property
     def default_mode(self) -> SpeculationMode:
-        """Exact where a caller can expect the same output twice: a seed, or temperature 0."""
+        """Exact where callers expect reproducible output: with a seed, or at temperature 0."""
         exact = self.greedy or self.seed is not None
         return SpeculationMode.EXACT if exact else SpeculationMode.REJECTION
 
     def validate(self, vocab_size: int | None = None) -> None:
         """Raises InvalidRequest that names the first field out of range."""
         _check_range("temperature", self.temperature, 0.0, 100.0)
-        if 0.0 < self.temperature < 1e-4:
-            raise InvalidRequest("temperature must be 0 or at least 0.0001", param="temperature")
         _check_range("top_p", self.top_p, 0.0, 1.0)
         if self.top_p == 0.0:
             raise InvalidRequest("top_p must be in (0, 1]", param="top_p")
@@ -110,26 +133,45 @@ class SamplingParams:
         for name, count in (("logprobs", self.num_logprobs), ("prompt_logprobs", self.num_prompt_logprobs)):
             if count is not None:
                 _check_range(name, count, 0, MAX_LOGPROBS)
-        for _, bias in self.logit_bias:
-            _check_range("logit_bias", bias, -100.0, 100.0)
-        if () in self.bad_words:
-            raise InvalidRequest("bad_words: a word without tokens", param="bad_words")
+        if not all(-100.0 <= bias <= 100.0 for _, bias in self.logit_bias):
+            for _, bias in self.logit_bias:
+                _check_range("logit_bias", bias, -100.0, 100.0)
+        self._check_bad_words()
+        if self.thinking_budget is not None:
+            _check_range("thinking_token_budget", self.thinking_budget.max_tokens, 0, 2**31 - 1)
+            num_begin = len(self.thinking_budget.begin_token_ids)
+            _check_range("thinking_budget.begin_token_ids: length", num_begin, 0, _MAX_THINKING_MARKER_TOKENS)
         if vocab_size is not None:
             self._check_token_ids(vocab_size)
 
+    def _check_bad_words(self) -> None:
+        lengths = [len(word) for word in self.bad_words]
+        if 0 in lengths:
+            raise InvalidRequest("bad_words: a word without tokens", param="bad_words")
+        if max(lengths, default=0) > MAX_BAD_WORD_TOKENS:
+            raise InvalidRequest(
+                f"bad_words: a word of {max(lengths)} tokens, the most is {MAX_BAD_WORD_TOKENS}", param="bad_words"
+            )
+        if sum(lengths) > MAX_BAD_WORDS_TOKENS:
+            raise InvalidRequest(
+                f"bad_words: {sum(lengths)} tokens in all, the most is {MAX_BAD_WORDS_TOKENS}", param="bad_words"
+            )
+
     def _check_token_ids(self, vocab_size: int) -> None:
+        budget = self.thinking_budget
         fields = {
             "stop_token_ids": self.stop_token_ids,
             "allowed_token_ids": self.allowed_token_ids,
             "logit_bias": tuple(token_id for token_id, _ in self.logit_bias),
             "bad_words": tuple(token_id for word in self.bad_words for token_id in word),
+            "thinking_token_budget": (budget.end_token_id,) if budget is not None else (),
         }
         for name, token_ids in fields.items():
-            for token_id in token_ids:
-                if not 0 <= token_id < vocab_size:
-                    raise InvalidRequest(
-                        f"{name}: token id {token_id} is outside the vocabulary [0, {vocab_size})", param=name
-                    )
+            if token_ids and not (0 <= min(token_ids) and max(token_ids) < vocab_size):
+                token_id = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
+                raise InvalidRequest(
+                    f"{name}: token id {token_id} is outside the vocabulary [0, {vocab_size})", param=name
+                )
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:

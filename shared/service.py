@@ -1,10 +1,10 @@
-"""The life of a gRPC service process: bind, say SERVING, wait for a signal, drain."""
+"""The life cycle of a gRPC service process: bind, report SERVING, wait for a signal, drain."""
 
 from __future__ import annotations
 
 import ipaddress
-import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,32 +12,59 @@ import grpc.aio
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from shared import rpc
-from shared.errors import OutriderError
-from shared.telemetry import serve_metrics
-from shared.tls import TlsConfig
+from outrider.shared import rpc
+from outrider.shared.config import setting
+from outrider.shared.errors import ConfigError, OutriderError
+from outrider.shared.listening import held_port
+from outrider.shared.telemetry import LOG_FORMAT_HELP, LOG_FORMATS, serve_metrics, setup_logging
+from outrider.shared.tls import TlsConfig, server_tls
+from outrider.shared.tracing import OTLP_TRACES_ENDPOINT_HELP
 
 
 @dataclass(frozen=True)
-class Endpoint:
-    """Where a service listens and how long it drains; `tls` and `reflection` are for the gRPC port alone."""
+class ServiceSettings:
+    """Settings of every service with a single gRPC server; each has its own `port`."""
+
+    host: str = setting("127.0.0.1", "Address to listen on.")
+    port: int = setting(0, "gRPC port; 0 picks a free one.", minimum=0, maximum=65535)
+    metrics_port: int = setting(0, "Port of /metrics; 0: no metrics.", minimum=0, maximum=65535)
+    tls_cert_file: str = setting("", "Certificate of the gRPC server (PEM); empty: no TLS.")
+    tls_key_file: str = setting("", "Private key of the certificate.")
+    tls_ca_file: str = setting("", "CA certificate; gateways must present a certificate signed by it.")
+    reflection: bool | None = setting(None, "gRPC reflection; auto: on loopback only.")
+    drain_s: float = setting(30.0, "Seconds that running sessions may continue after SIGTERM.", minimum=0)
+    otlp_traces_endpoint: str = setting("", OTLP_TRACES_ENDPOINT_HELP)
+    log_level: str = setting("info", "Log level.", choices=("debug", "info", "warning", "error"))
+    log_format: str = setting("text", LOG_FORMAT_HELP, choices=LOG_FORMATS)
+
+    def tls(self) -> TlsConfig | None:
+        """From the three files. Raises ConfigError that names the wrong one."""
+        return server_tls(self.tls_cert_file, self.tls_key_file, self.tls_ca_file)
+
+    @contextmanager
+    def held_ports(self) -> Iterator[None]:
+        """Holds its ports while something is loaded. Raises ConfigError that names the setting of a busy one."""
+        if self.port and self.port == self.metrics_port:
+            raise ConfigError(f"--metrics-port: {self.port} is --port already", param="metrics_port")
+        with held_port(self.host, self.port, "port"), held_port(self.host, self.metrics_port, "metrics-port"):
+            yield
+
+
+@dataclass(frozen=True)
+class ServedApi:
+    """One gRPC service: its short name for logs, its full name, and the function that adds it to a server."""
 
     service: str
     grpc_name: str
-    host: str
-    port: int
-    metrics_port: int
-    drain_s: float
-    tls: TlsConfig | None = None
-    reflection: bool = True
+    add_to: Callable[[grpc.aio.Server], None]
 
 
 def is_enabled_at(host: str, setting: bool | None) -> bool:
-    """Whether what helps developers (reflection, the API's documentation) is served; None: on loopback only."""
-    return _is_loopback(host) if setting is None else setting
+    """Whether developer aids (reflection, API docs) are served. None: on loopback only."""
+    return is_loopback(host) if setting is None else setting
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -45,39 +72,42 @@ def _is_loopback(host: str) -> bool:
 
 
 async def serve_until_signal(
-    endpoint: Endpoint,
-    add_services: Callable[[grpc.aio.Server], None],
+    api: ServedApi,
+    settings: ServiceSettings,
+    tls: TlsConfig | None,
     registry: CollectorRegistry,
     *,
     start: Callable[[], None],
     stop: Callable[[], None],
 ) -> None:
-    """Prints one line with the port once it is SERVING; SIGTERM and SIGINT drain."""
-    door = rpc.Door(tls=endpoint.tls, reflection=endpoint.reflection)
-    server = await rpc.start_server(endpoint.host, endpoint.port, add_services, (endpoint.grpc_name,), door)
+    """Prints one line with the port once SERVING; SIGTERM and SIGINT drain."""
+    options = rpc.ServerOptions(tls=tls, reflection=is_enabled_at(settings.host, settings.reflection))
+    server = await rpc.start_server(settings.host, settings.port, api.add_to, (api.grpc_name,), options)
     stop_metrics = (
-        serve_metrics(registry, endpoint.host, endpoint.metrics_port) if endpoint.metrics_port else lambda: None
+        serve_metrics(registry, settings.host, settings.metrics_port) if settings.metrics_port else lambda: None
     )
     start()
     async with rpc.until_signal() as signalled:
         await server.serving()
-        print(f"{endpoint.service} serving on {endpoint.host}:{server.port}", flush=True)
+        print(f"{api.service} serving on {settings.host}:{server.port}", flush=True)
         await signalled.wait()
-        await server.drain(endpoint.drain_s)
+        await server.drain(settings.drain_s)
     stop()
     stop_metrics()
 
 
 def run_service(service: str, main: Callable[[], Coroutine[Any, Any, None]]) -> int:
-    """Exit code 0, or 2 with one clear line for a wrong setting, a refused model or a taken port."""
+    """Exit code 0; 2 for a wrong setting, a refused model or a busy port; 1 for a bug. Both are logged. 130 for Ctrl-C
+    while loading.
+    """
     try:
         uvloop.run(main())
     except OutriderError as error:
-        print(f"{service}: {error.message}", file=sys.stderr)
+        setup_logging(service, "info").error(error.message)  # where no setting has set it up yet
         return 2
-    except RuntimeError as error:
-        if "address" not in str(error).lower() and "bind" not in str(error).lower():
-            raise
-        print(f"{service}: {error}", file=sys.stderr)
-        return 2
+    except KeyboardInterrupt:  # while loading; later it drains
+        return 130
+    except Exception:
+        setup_logging(service, "info").critical("ended by an unexpected error", exc_info=True)
+        return 1
     return 0

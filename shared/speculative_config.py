@@ -1,26 +1,27 @@
-"""The gateway's `--speculative-config`: parsed where it is used, and by whoever starts services, before they load."""
+"""The gateway's `--speculative-config`: parsed by the gateway, and by whatever starts the services, before loading."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from shared.errors import ConfigError
-from shared.vllm_keys import FLAGS_ELSEWHERE
+from outrider.shared.draft_policy.draft_methods import AUTO, known_method
+from outrider.shared.errors import ConfigError
+from outrider.shared.vllm_keys import FLAGS_ELSEWHERE
 
 
 @dataclass(frozen=True)
 class SpeculativeConfig:
-    """What `--speculative-config` may say, under vLLM's keys. Which checkpoint drafts is the drafters' setting."""
+    """The keys of `--speculative-config` (vLLM's). Not here: the draft checkpoint, which is a drafter setting."""
 
-    method: str = "auto"
+    method: str = AUTO
     num_speculative_tokens: int = 5
     token_tree: bool = False
 
 
 def parse_speculative_config(text: str) -> SpeculativeConfig:
-    """Raises ConfigError that names the key; for a setting of another service it says which."""
+    """`method` becomes our name of it. Raises ConfigError that names the key, and its service if it is another's."""
     if not text.strip():
         return SpeculativeConfig()
     raw = json_object(text)
@@ -38,11 +39,11 @@ def parse_speculative_config(text: str) -> SpeculativeConfig:
     tokens = config.num_speculative_tokens
     if isinstance(tokens, bool) or not isinstance(tokens, int) or not 1 <= tokens <= 32:
         raise ConfigError("--speculative-config: num_speculative_tokens must be a whole number from 1 to 32")
-    return config
+    return replace(config, method=known_method(config.method, "--speculative-config"))
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """What `--speculative-config` says, as it stands there. Raises ConfigError."""
+    """The JSON object of `--speculative-config`, unchecked. Raises ConfigError."""
     try:
         raw = json.loads(text)
     except json.JSONDecodeError as error:

@@ -1,39 +1,71 @@
-"""Logs and the metrics port of the services that have no HTTP door of their own."""
+"""Logging, and the metrics port of services without an HTTP server."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import socket
 import sys
 import threading
 from collections.abc import Callable
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, generate_latest
 
-from shared.errors import ConfigError
+from outrider.shared.errors import ConfigError
 
-# Buckets in seconds that resolve a 1 ms round as well as a long prefill.
+# seconds; fine enough for a 1 ms round, wide enough for a long prefill
 TIME_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
-# A scrape takes one connection for milliseconds. Whoever takes more of them, or takes his time, is cut off.
+LOG_FORMAT_HELP = "Form of the log: text, or one JSON object a line."
+LOG_FORMATS = ("text", "json")
+
+# connections; a scrape needs one for milliseconds, more or slower clients are cut off
 _MAX_SCRAPES = 16
 _SCRAPE_TIMEOUT_S = 10.0
 
 
-def setup_logging(service: str, level: str) -> logging.Logger:
-    """One line per record on stderr, with the service's name. Prompts and outputs are never logged."""
-    logging.basicConfig(
-        level=level.upper(),
-        format=f"%(asctime)s {service} %(levelname)s %(name)s: %(message)s",
-    )
+class _Indented(logging.Formatter):
+    """Every line that begins with a time begins a record: further lines of one, as of a traceback, are indented."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return super().format(record).replace("\n", "\n    ")
+
+
+def setup_logging(service: str, level: str, log_format: str = "text") -> logging.Logger:
+    """Records on stderr, as text or as JSON objects; Python's warnings too. Prompts and outputs are never logged."""
+    handler = logging.StreamHandler()
+    text = _Indented(f"%(asctime)s {service} %(levelname)s %(name)s: %(message)s")
+    handler.setFormatter(_JsonFormatter(service) if log_format == "json" else text)
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+    logging.captureWarnings(True)
     return logging.getLogger(service)
 
 
+class _JsonFormatter(logging.Formatter):
+    def __init__(self, service: str) -> None:
+        super().__init__()
+        self._service = service
+
+    def format(self, record: logging.LogRecord) -> str:
+        """`time` is UTC in ISO 8601; `exception` is the traceback, if there is one."""
+        fields = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "service": self._service,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return json.dumps(fields)
+
+
 class _BoundedServer(ThreadingHTTPServer):
-    """At most `_MAX_SCRAPES` connections at a time; further ones are closed at once."""
+    """At most `_MAX_SCRAPES` connections at a time; closes further ones at once."""
 
     daemon_threads = True
     request_queue_size = 64
@@ -59,24 +91,22 @@ class _BoundedServer(ThreadingHTTPServer):
             self._room.release()
 
     def handle_error(self, request: socket.socket | tuple[bytes, socket.socket], client_address: Any) -> None:
-        # A scraper that hangs up or says nothing is no news.
+        # A scraper that disconnects is not an error.
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
 
 def _cut_off(connection: socket.socket) -> None:
-    """Ends whatever read or write its thread waits in; closing stays with that thread."""
+    """Ends the read or write that its thread waits in; that thread closes it."""
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 
 
 def serve_metrics(registry: CollectorRegistry, host: str, port: int) -> Callable[[], None]:
-    """Serves /metrics on its own thread; returns what stops it. Port 0 in a config means: do not call this.
+    """Serves /metrics on its own thread; returns a function that stops it. Raises ConfigError when the port is taken.
 
-    Raises ConfigError when the port is taken.
-
-    Always Prometheus' plain text. prometheus_client's own server lets the scraper choose, and for the OpenMetrics that
-    Prometheus 2 prefers it writes the colon in our names as an underscore (seen with 0.26).
+    Always Prometheus' plain text: in OpenMetrics, prometheus_client 0.26 writes our names' colon as an underscore, and
+    its own server lets the scraper choose.
     """
 
     class Handler(BaseHTTPRequestHandler):
@@ -89,7 +119,7 @@ def serve_metrics(registry: CollectorRegistry, host: str, port: int) -> Callable
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
-            """A scrape every few seconds is no news."""
+            """Scrapes are not logged."""
 
     try:
         server = _BoundedServer((host, port), Handler)

@@ -1,10 +1,10 @@
-"""TLS and mutual TLS for every door and channel: three files, checked before anything listens.
+"""TLS and mutual TLS for all servers and channels: three files, checked before anything listens.
 
-On a server: certificate and key; with a CA file, clients must present a certificate that it has signed. On a client:
-the CA file is what the server is verified against; certificate and key are presented if given. PEM, TLS 1.2 or newer.
-Files are read once: a renewed certificate takes a restart.
+On a server: certificate and key; with a CA file, clients must present a certificate signed by it. On a client: the CA
+file verifies the server; certificate and key are presented if given. PEM files, TLS 1.2 or newer. Files are read once:
+a renewed certificate needs a restart.
 
-Redis has no settings here: its URL says it all (rediss://host:6379/0?ssl_ca_certs=/path/ca.pem).
+Redis is configured by its URL alone (rediss://host:6379/0?ssl_ca_certs=/path/ca.pem).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import NoReturn
 
 import grpc
 
-from shared.errors import ConfigError
+from outrider.shared.errors import ConfigError
 
 
 @dataclass(frozen=True)
 class TlsConfig:
-    """Paths of PEM files; "" is none. Made by `server_tls` or `client_tls`, which check them."""
+    """Paths of PEM files; "" is none. Build it with `server_tls` or `client_tls`, which check the files."""
 
     cert_file: str = ""
     key_file: str = ""
@@ -29,7 +29,7 @@ class TlsConfig:
 
 
 def server_tls(cert_file: str, key_file: str, ca_file: str, *, setting: str = "tls") -> TlsConfig | None:
-    """None without any file. Raises ConfigError that names the setting that is missing or the file that is broken."""
+    """None without files. Raises ConfigError that names the missing setting or the broken file."""
     if not (cert_file or key_file or ca_file):
         return None
     _require_pair(cert_file, key_file, setting)
@@ -41,7 +41,7 @@ def server_tls(cert_file: str, key_file: str, ca_file: str, *, setting: str = "t
 
 
 def client_tls(cert_file: str, key_file: str, ca_file: str, *, setting: str) -> TlsConfig | None:
-    """None without any file: then the channel is not encrypted. Raises ConfigError as `server_tls` does."""
+    """None without files: the channel is plaintext. Raises ConfigError as `server_tls` does."""
     if not (cert_file or key_file or ca_file):
         return None
     _require_pair(cert_file, key_file, setting)
@@ -66,7 +66,7 @@ def channel_credentials(tls: TlsConfig) -> grpc.ChannelCredentials:
 
 
 def client_context(tls: TlsConfig, *, setting: str = "tls") -> ssl.SSLContext:
-    """For a client that is not gRPC. What the CA file holds is trusted as it stands, a server's own certificate too."""
+    """For a non-gRPC client. Trusts every certificate in the CA file, also a server's own."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     _load(context, tls, setting)
@@ -81,10 +81,10 @@ def _require_pair(cert_file: str, key_file: str, setting: str) -> None:
 
 
 def _load(context: ssl.SSLContext, tls: TlsConfig, setting: str) -> None:
-    """gRPC takes broken files without a word and fails later, so they are tried here."""
+    """Loads the files once: gRPC accepts broken files silently and fails later."""
     for path, name in ((tls.cert_file, "cert"), (tls.key_file, "key"), (tls.ca_file, "ca")):
         if path and not Path(path).is_file():
-            raise ConfigError(f"--{setting}-{name}-file: there is no file {path}")
+            raise ConfigError(f"--{setting}-{name}-file: {path} does not exist")
     if tls.cert_file:
         try:
             context.load_cert_chain(tls.cert_file, tls.key_file, password=lambda: _refuse_password(tls, setting))
@@ -97,12 +97,12 @@ def _load(context: ssl.SSLContext, tls: TlsConfig, setting: str) -> None:
         try:
             context.load_verify_locations(tls.ca_file)
         except (ssl.SSLError, OSError) as error:
-            raise ConfigError(f"--{setting}-ca-file {tls.ca_file} holds no PEM certificate: {error}") from None
+            raise ConfigError(f"--{setting}-ca-file {tls.ca_file} has no PEM certificate: {error}") from None
 
 
 def _refuse_password(tls: TlsConfig, setting: str) -> NoReturn:
-    # Without this OpenSSL would ask on the terminal, and a service has none.
-    raise ConfigError(f"--{setting}-key-file {tls.key_file} is encrypted; give the key without a pass phrase")
+    # Without this, OpenSSL would prompt on the terminal.
+    raise ConfigError(f"--{setting}-key-file {tls.key_file} is encrypted; use a key without a passphrase")
 
 
 def _read(path: str) -> bytes:

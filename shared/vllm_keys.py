@@ -1,6 +1,6 @@
-"""The keys of vLLM's `speculative_config` that are known here, by the part whose settings they are.
+"""The supported keys of vLLM's `speculative_config`, by the service that each configures.
 
-Not here: what their values must be, which each part checks itself.
+Not here: their valid values, which each service checks.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from shared.errors import ConfigError
+from outrider.shared.errors import ConfigError
 
 OF_GATEWAY = ("method", "num_speculative_tokens", "token_tree")
 OF_DRAFTER = (
@@ -21,13 +21,13 @@ OF_DRAFTER = (
     "suffix_decoding_min_token_prob",
 )
 OF_VERIFIER = ("rejection_sample_method",)
-# They place the draft, or size it; no output depends on them.
+# They place or size the draft; no output depends on them.
 IGNORED = {
     "draft_tensor_parallel_size": "a draft runs in one process",
-    "max_model_len": "a draft follows the target as far as it can",
+    "max_model_len": "a draft follows the target up to its own limit",
 }
 KNOWN = ("model", *OF_GATEWAY, *OF_DRAFTER, *OF_VERIFIER, *IGNORED)
-# Where services are started one by one: key -> whose flag it is.
+# For services started one by one: key -> the flag to use.
 FLAGS_ELSEWHERE = {
     "model": "the drafter's --draft-model",
     **{key: f"the drafter's --{key.replace('_', '-')}" for key in OF_DRAFTER},
@@ -36,7 +36,7 @@ FLAGS_ELSEWHERE = {
 
 
 def given_keys(raw: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Those that say something, with underscores. name: of the setting. Raises ConfigError for an unknown key."""
+    """The keys that are set, with underscores. name: of the setting. Raises ConfigError for an unknown key."""
     given = {key.replace("-", "_"): value for key, value in raw.items() if value is not None}
     for key in given:
         if key not in KNOWN:

@@ -1,12 +1,16 @@
 """Where no GPU is, triton interprets its kernels on the CPU. It reads the variable when it is imported: so, first.
 
-And hypothesis is not to judge how fast a machine is, which may be busy otherwise.
+And hypothesis is not to judge how fast a machine is, which may be busy otherwise. And files that share a stack share
+an xdist worker.
 """
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
@@ -15,3 +19,30 @@ if not torch.cuda.is_available():
 
 settings.register_profile("unhurried", parent=settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
+
+# Which files share a session's stack. One that is missing here costs another start of it, no more.
+SHARED_STACKS = {
+    "client": ("test_bench", "test_cli_chat", "test_cli_status", "test_doctor"),
+    "playground": ("test_reach", "test_reading", "test_trouble"),
+    "e2e": (
+        *("test_bad_grpc_input", "test_bad_rest_input", "test_client_api", "test_client_wheel", "test_examples"),
+        *("test_openai_client", "test_rejection_law", "test_sampling_fields", "test_sessions_are_freed"),
+        "test_speculation",
+    ),
+    "float32": ("test_default_method", "test_matches_transformers"),
+    "fleet": ("test_client_resumes", "test_resume"),
+}
+_STACK_OF = {file: stack for stack, files in SHARED_STACKS.items() for file in files}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """`--dist loadfile`, but that files which share a stack go to the same worker."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class LoadStackScheduling(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = super()._split_scope(nodeid)
+            return _STACK_OF.get(Path(file).stem, file)
+
+    return LoadStackScheduling(config, log) if config.getoption("dist") == "loadfile" else None

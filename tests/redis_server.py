@@ -14,7 +14,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from client.stack import redis_answers
+from outrider.client.stack.own_redis import redis_answers
 from tests.ports import server_port
 
 START_TIMEOUT_S = 60.0

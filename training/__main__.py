@@ -1,8 +1,8 @@
-"""`python -m training` is `outrider train`."""
+"""`python -m outrider.training` is `outrider train`."""
 
 from __future__ import annotations
 
-from training.cli import app
+from outrider.training.commands.app import app
 
 if __name__ == "__main__":
     app(prog_name="outrider train")

@@ -1,6 +1,6 @@
-"""The plot of `outrider train evaluate`: mean acceptance length over draft length, a panel per temperature and domain.
+"""The plot of `outrider train evaluate`: acceptance length over draft length, one panel per temperature and domain.
 
-Not here: measuring (evaluate_heads). Needs matplotlib, which only the `train` extra installs.
+Needs matplotlib, which only the `train` extra installs. Not here: measuring (evaluate_heads.py).
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from training.evaluate_heads import Figures
+from outrider.training.evaluate_heads import Figures
 
 _PANEL_INCHES = (3.2, 2.6)
 
 
 def write_plot(figures: Figures, path: Path) -> None:
-    """Write an SVG. Figure is used without pyplot, which would pick a window system and keep global state."""
+    """Writes an SVG. Uses Figure without pyplot, which would choose a window system and keep global state."""
     temperatures = sorted({cell.temperature for cell in figures.cells})
     domains = list(dict.fromkeys(cell.domain for cell in figures.cells))
     methods = list(dict.fromkeys(cell.method for cell in figures.cells))
@@ -43,5 +43,5 @@ def write_plot(figures: Figures, path: Path) -> None:
     axes[0][0].legend(fontsize=8)
     figure.supxlabel("draft tokens per step", fontsize=9)
     figure.supylabel("tokens per step of the target", fontsize=9)
-    # No date: the same figures give the same file.
+    # Without a date, so that the same figures give the same file.
     figure.savefig(path, format="svg", metadata={"Date": None})

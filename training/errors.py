@@ -1,37 +1,37 @@
-"""Errors of the training package. Not for the services: they have their own in `shared`.
+"""Errors of the training package. Not here: the services' errors (shared/errors.py).
 
 TrainingError
-├── CorpusError       the corpus is missing, empty, or not the tokenizer's
-├── CheckpointError   a checkpoint does not fit the run
+├── CorpusError       the corpus is missing, empty, or of another tokenizer
+├── CheckpointError   a checkpoint does not match the run
 ├── ExpansionError    a shape cannot hold the source model
-├── PromptError       a prompt file is wrong
-├── DataError         training data are wrong or too short
-├── DivergenceError   the loss is no number any more
-├── ServerError       the server that is asked for completions refuses or is not there
-└── SettingError      an option is wrong, or does not fit the target          exit status 2
+├── PromptError       a prompt file is invalid
+├── DataError         training data are invalid or too short
+├── DivergenceError   the loss is not finite
+├── ServerError       the completion server refuses or is unreachable
+└── SettingError      an option is invalid, or does not match the target      exit status 2
 """
 
 from __future__ import annotations
 
 
 class TrainingError(Exception):
-    """Base of every error that this package raises on purpose."""
+    """Base class of this package's errors."""
 
 
 class CorpusError(TrainingError):
-    """The corpus is missing, empty, or does not belong to the tokenizer in use."""
+    """The corpus is missing, empty, or belongs to another tokenizer."""
 
 
 class CheckpointError(TrainingError):
-    """A checkpoint does not fit the run that wants to resume from it."""
+    """A checkpoint does not match the run that resumes from it."""
 
 
 class ExpansionError(TrainingError):
-    """The wished-for shape cannot hold the source model, or the expanded model is not the same function."""
+    """The requested shape cannot hold the source model, or the expanded model computes another function."""
 
 
 class PromptError(TrainingError):
-    """A file of prompts, or one of its lines, is not what it should be."""
+    """A prompt file, or one of its lines, is invalid."""
 
 
 class DataError(TrainingError):
@@ -39,12 +39,12 @@ class DataError(TrainingError):
 
 
 class DivergenceError(TrainingError):
-    """Loss or gradients are not finite; the last checkpoint is from before that."""
+    """Loss or gradients are not finite; the last checkpoint is from before."""
 
 
 class ServerError(TrainingError):
-    """The server did not give a completion; the message holds its words."""
+    """The server gave no completion; the message quotes its answer."""
 
 
 class SettingError(TrainingError):
-    """An option has a value that cannot be, by itself or with this target."""
+    """An option's value is invalid, in general or for this target."""

@@ -1,7 +1,8 @@
-"""Mean acceptance lengths measured through a running gateway: by method, draft length, temperature and domain.
+"""Measures mean acceptance lengths through a running gateway: by method, draft length, temperature and domain.
 
-Every figure is from the per-request speculation metrics of real requests on held-out prompts, so it holds for the whole
-path: drafter, wire, verifier. Not a benchmark: no time is measured. Not here: estimates without a server (agreement).
+Figures come from the per-request speculation metrics of real requests on held-out prompts, so they cover the whole
+path:
+drafter, wire, verifier. Not a benchmark: nothing is timed. Not here: estimates without a server (demo/agreement.py).
 Run: `outrider train evaluate --help`.
 """
 
@@ -18,24 +19,24 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
-from training.completion_client import CompletionClient, CompletionRequest, FatalServerError, for_each
-from training.domains import domain_prompts
-from training.errors import SettingError
-from training.prepare_data import first_model
-from training.progress import Progress
-from training.prompts import Prompt
+from outrider.training.data.completion_client import CompletionClient, CompletionRequest, FatalServerError, for_each
+from outrider.training.data.domains import domain_prompts
+from outrider.training.data.prepare_data import first_model
+from outrider.training.data.prompts import Prompt
+from outrider.training.errors import SettingError
+from outrider.training.progress import Progress
 
 
 @dataclass(frozen=True)
 class EvaluateConfig:
-    """What to ask. Above temperature 0 requests carry no seed, so the gateway's default mode there is rejection."""
+    """The requests to make. Above temperature 0 they have no seed, so the gateway defaults to rejection mode."""
 
     base_url: str
     model: str = ""
     api_key: str = ""
     methods: tuple[str, ...] = ("draft_model", "ngram")
     draft_lens: tuple[int, ...] = (1, 3, 5)
-    tree_nodes: tuple[int, ...] = ()  # sizes of token trees, asked for besides the chains
+    tree_nodes: tuple[int, ...] = ()  # sizes of token trees, in addition to chains
     temperatures: tuple[float, ...] = (0.0, 1.0)
     domains: tuple[str, ...] = ("code", "prose", "chat")
     num_prompts: int = 16
@@ -46,7 +47,7 @@ class EvaluateConfig:
     timeout_s: float = 300.0
 
     def check(self) -> None:
-        """Raises SettingError naming the option."""
+        """Raises SettingError that names the option."""
         for name in ("draft_lens", "tree_nodes", "num_prompts", "max_tokens", "concurrency"):
             values = getattr(self, name)
             if min(values if isinstance(values, tuple) else (values,), default=1) < 1:
@@ -55,9 +56,9 @@ class EvaluateConfig:
 
 @dataclass(frozen=True)
 class Cell:
-    """One combination, summed over its requests. `acceptance_histogram[i]`: steps with exactly i drafts accepted.
+    """One combination, summed over its requests. acceptance_histogram[i]: steps with exactly i accepted draft tokens.
 
-    `draft_len` is the number of a tree's nodes where `token_tree`; n-gram and suffix have chains alone.
+    draft_len: the number of nodes if `token_tree`; n-gram and suffix have only chains.
     """
 
     method: str
@@ -74,19 +75,19 @@ class Cell:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Tokens per step that had a draft, the target's own included; 0 when no step had one."""
+        """Tokens per step with a draft, the target's own included; 0 without such steps."""
         return 1 + self.num_accepted_draft_tokens / self.num_spec_steps if self.num_spec_steps else 0.0
 
     @property
     def acceptance_by_position(self) -> tuple[float, ...]:
-        """Share of those steps in which at least the first i+1 draft tokens were accepted."""
+        """Share of those steps with at least i+1 accepted draft tokens."""
         reached = [sum(self.acceptance_histogram[i:]) for i in range(1, len(self.acceptance_histogram))]
         return tuple(round(count / self.num_spec_steps, 4) for count in reached) if self.num_spec_steps else ()
 
 
 @dataclass(frozen=True)
 class Figures:
-    """All cells, and the settings that they were measured with."""
+    """All cells, and the settings of the measurement."""
 
     settings: dict[str, Any]
     cells: tuple[Cell, ...]
@@ -107,7 +108,7 @@ class Figures:
 
 
 async def evaluate_through_gateway(config: EvaluateConfig, progress: Progress) -> Figures:
-    """Ask everything. Raises SettingError, PromptError, and ServerError with the gateway's words when it refuses."""
+    """Runs all requests. Raises SettingError, PromptError, and ServerError that quotes a refusing gateway."""
     config.check()
     domains = dict(domain_prompts(domain, config.corpus, config.num_prompts, config.seed) for domain in config.domains)
     headers = {"Authorization": f"Bearer {config.api_key}"} if config.api_key else {}
@@ -180,14 +181,14 @@ def _speculation_of(answer: Mapping[str, Any]) -> Mapping[str, Any]:
         figures: Mapping[str, Any] = answer["metrics"]["speculative_decoding"]
     except (KeyError, TypeError):
         raise FatalServerError(
-            "the answer has no metrics.speculative_decoding: not an Outrider gateway, or one that was started with "
+            "the answer has no metrics.speculative_decoding: not an Outrider gateway, or one started with "
             "--per-request-spec-decode-metrics none"
         ) from None
     return figures
 
 
 def show(figures: Figures, console: Console) -> None:
-    """Print mean acceptance lengths: a row per method, temperature and domain, a column per draft length or tree."""
+    """Prints acceptance lengths: one row per method, temperature and domain, one column per draft length or tree."""
     shapes = sorted({(cell.token_tree, cell.draft_len) for cell in figures.cells})
     names = (f"tree of {length}" if is_tree else f"k={length}" for is_tree, length in shapes)
     table = Table("method", "temperature", "domain", *names)

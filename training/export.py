@@ -1,4 +1,4 @@
-"""Writes a model as an HF folder: config, generation config, bf16 safetensors and the tokenizer's files."""
+"""Writes a model as an HF folder: config, generation config, bf16 safetensors and tokenizer files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from training.tokenizer import END_OF_TEXT, END_OF_TURN, SPECIAL_TOKENS, VOCAB_SIZE
+from outrider.training.demo.tokenizer import END_OF_TEXT, END_OF_TURN, SPECIAL_TOKENS, VOCAB_SIZE
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 STOP_IDS = [SPECIAL_TOKENS.index(END_OF_TEXT), SPECIAL_TOKENS.index(END_OF_TURN)]
@@ -39,7 +39,7 @@ def llama_config(hidden_size: int, num_layers: int, num_heads: int, intermediate
 
 
 def export_model(model: LlamaForCausalLM, model_dir: Path, tokenizer_dir: Path | None) -> None:
-    """Write `model`, of the demo family, in bf16 to `model_dir`, with the tokenizer's files from `tokenizer_dir`."""
+    """Writes a model of the demo family in bf16 to `model_dir`, with the tokenizer files from `tokenizer_dir`."""
     write_model(model, model_dir, torch.bfloat16)
     generation = {"bos_token_id": STOP_IDS[0], "eos_token_id": STOP_IDS, "pad_token_id": STOP_IDS[0]}
     _write_json(model_dir / "generation_config.json", generation)
@@ -48,12 +48,12 @@ def export_model(model: LlamaForCausalLM, model_dir: Path, tokenizer_dir: Path |
 
 
 def write_model(model: PreTrainedModel, model_dir: Path, dtype: torch.dtype) -> None:
-    """Write any causal LM's config and its weights in `dtype`, the weights last and in one move."""
+    """Writes any causal LM's config, then its weights in `dtype`, renamed into place."""
     model_dir.mkdir(parents=True, exist_ok=True)
     config: dict[str, Any] = model.config.to_diff_dict()
     config |= {"architectures": [type(model).__name__], "model_type": model.config.model_type}
     config |= {"dtype": str(dtype).removeprefix("torch.")}
-    # Spelled out in both styles: transformers 5 reads rope_parameters, older readers rope_theta.
+    # In both styles: transformers 5 reads rope_parameters, older readers rope_theta.
     config |= {"rope_theta": (config.get("rope_parameters") or {}).get("rope_theta", 10000.0)}
     config.pop("_name_or_path", None)
     _write_json(model_dir / "config.json", config)
@@ -69,7 +69,7 @@ def write_model(model: PreTrainedModel, model_dir: Path, dtype: torch.dtype) -> 
 
 
 def copy_files(source_dir: Path, model_dir: Path, names: Sequence[str]) -> None:
-    """Copy those of `names` that there are; nothing happens when both folders are one."""
+    """Copies the existing files of `names`; does nothing when both folders are the same."""
     for name in names:
         if (source_dir / name).is_file() and source_dir.resolve() != model_dir.resolve():
             shutil.copyfile(source_dir / name, model_dir / name)

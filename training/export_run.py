@@ -1,29 +1,28 @@
-"""Turns a checkpoint of a training run into the public layout of its method, at any time and in any dtype.
+"""Exports a training run's checkpoint in its method's public layout, at any time and in any dtype.
 
-A finished run has exported itself already (OUTPUT/model); this is for a run that goes on, or another dtype.
-Not here: the layouts (drafter_service.checkpoints.export). Run: `outrider train export --help`.
+A finished run has already been exported (OUTPUT/model); this is for a running one, or for another dtype.
+Not here: the layouts (drafting.checkpoints.export). Run: `outrider train export --help`.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from training.errors import CheckpointError
-from training.frozen_target import FrozenTarget
-from training.heads.interface import Objective
-from training.heads.options import HeadOptions
-from training.heads.registry import build_objective
-from training.run_state import latest_checkpoint, load_checkpoint, require_same
-from training.train import target_fingerprint
+from outrider.training.errors import CheckpointError
+from outrider.training.frozen_target import FrozenTarget
+from outrider.training.heads.interface import Objective
+from outrider.training.heads.options import HeadOptions
+from outrider.training.heads.registry import build_objective
+from outrider.training.run_state import latest_checkpoint, load_checkpoint, require_same, settings_of
+from outrider.training.train import target_fingerprint
 
 
 def export_run(run_dir: Path, target_dir: Path, out: Path, dtype: torch.dtype, target_name: str) -> int:
-    """Write the latest checkpoint of `run_dir` to `out`; returns its step. Raises CheckpointError, SettingError."""
+    """Writes the latest checkpoint of `run_dir` to `out`; returns its step. Raises CheckpointError, SettingError."""
     path = latest_checkpoint(run_dir)
     state = load_checkpoint(path)
     load_objective(path, state, target_dir).export(out, dtype, target_name)
@@ -31,9 +30,9 @@ def export_run(run_dir: Path, target_dir: Path, out: Path, dtype: torch.dtype, t
 
 
 def load_objective(path: Path, state: dict[str, Any], target_dir: Path) -> Objective:
-    """The head of a checkpoint's state, with its objective, in eval mode, over the target that it was trained for."""
+    """The head of a checkpoint's state with its objective, in eval mode, over the target it was trained for."""
     try:
-        settings = json.loads(state["settings"])
+        settings = settings_of(state)
         fields = dict(settings["head"])
         fields["feature_layers"] = tuple(fields["feature_layers"])
         fields["init"] = Path(fields["init"]) if fields["init"] else None
@@ -48,7 +47,7 @@ def load_objective(path: Path, state: dict[str, Any], target_dir: Path) -> Objec
 
 
 def _counts_of(head: dict[str, torch.Tensor], vocab_size: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Token counts from which the same draft vocabulary is chosen again: 1 for its tokens."""
+    """Token counts that select the same draft vocabulary again: 1 for its tokens."""
     counts = np.zeros(vocab_size, dtype=np.int64)
     offsets = head.get("d2t")
     if offsets is not None:

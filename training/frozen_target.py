@@ -1,7 +1,7 @@
-"""The target as training sees it: frozen, run by transformers itself, with hooks on the hidden layers that heads want.
+"""The target in training: frozen, run by transformers, with hooks on the hidden layers that heads read.
 
-Not the engine: no paged cache, no row invariance. Hidden layers carry HF's numbers: 0 is the embedding's output, L the
-residual stream after layer L-1, and num_layers the final norm's output, which the target's own head reads.
+Not the engine: no paged cache, no row invariance. Hidden layers have HF's numbers: 0 is the embedding's output, L the
+residual stream after layer L-1, and num_layers the final norm's output, which the target's output head reads.
 """
 
 from __future__ import annotations
@@ -12,19 +12,24 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM
-from transformers.utils import logging as transformers_logging
 
-from training.errors import SettingError
-from training.heads.interface import TargetView
+from outrider.engine.errors import ModelRefused
+from outrider.engine.model import guards as model_guards
+from outrider.engine.model.weights import read_weights
+from outrider.training.errors import SettingError
+from outrider.training.heads.interface import TargetView
+from outrider.training.heads.read_out import read_out_logits
 
 
 class FrozenTarget:
-    """A causal LM checkpoint; `view` runs it. Raises SettingError when it cannot be loaded or has no layer list."""
+    """A causal LM checkpoint, dequantised as the engine does; `view` runs it.
+
+    dtype: "auto": the engine's for it. Raises SettingError when it cannot be loaded or has no layer list.
+    """
 
     def __init__(self, path: Path, dtype: torch.dtype | str = "auto", device: str = "cpu") -> None:
         self.path = path
-        self.model = _load(path, dtype).to(device).eval().requires_grad_(False)
+        self.model = _load(path, dtype, torch.device(device))
         self.config: Any = self.model.config.get_text_config()
         self.num_layers = int(self.config.num_hidden_layers)
         self.hidden_size = int(self.config.hidden_size)
@@ -45,15 +50,15 @@ class FrozenTarget:
 
     @property
     def lm_head(self) -> torch.Tensor:
-        """[vocab, H], frozen; the embedding itself where the two are tied."""
+        """[vocab, H], frozen; the embedding itself if they are tied."""
         weight: torch.Tensor = self.model.get_output_embeddings().weight
         return weight
 
     @torch.no_grad()
     def view(self, token_ids: torch.Tensor, feature_layers: Sequence[int]) -> TargetView:
-        """Features and logits over `token_ids` int64[B, T]. Rows may be padded on the right with any id.
+        """The target over `token_ids` int64[B, T]. Rows may be padded on the right with any id.
 
-        Attention is causal, so what stands behind a position does not reach it, and no mask is needed.
+        Attention is causal, so padding does not affect earlier positions and no mask is needed.
         Raises SettingError for a layer that the target does not have.
         """
         unknown = [layer for layer in feature_layers if not 0 <= layer <= self.num_layers]
@@ -62,12 +67,16 @@ class FrozenTarget:
         captured: dict[int, torch.Tensor] = {}
         hooks = [self._hook(layer, captured) for layer in {*feature_layers, self.num_layers}]
         try:
-            logits: torch.Tensor = self.model(input_ids=token_ids, use_cache=False).logits
+            self._body(input_ids=token_ids, use_cache=False)
         finally:
             for hook in hooks:
                 hook.remove()
         features = [captured[layer] for layer in feature_layers or (self.num_layers,)]
-        return TargetView(torch.cat(features, dim=-1), logits)
+        return TargetView(torch.cat(features, dim=-1), captured[self.num_layers], self._read_out, self.vocab_size)
+
+    @torch.no_grad()
+    def _read_out(self, hidden: torch.Tensor) -> torch.Tensor:
+        return read_out_logits(self.model, hidden)
 
     def _hook(self, layer: int, captured: dict[int, torch.Tensor]) -> torch.utils.hooks.RemovableHandle:
         def keep_output(_module: nn.Module, _inputs: object, output: Any) -> None:
@@ -90,22 +99,23 @@ def _hidden_of(output: Any) -> torch.Tensor:
 
 
 def require_checkpoint(option: str, path: Path) -> None:
-    """Raises SettingError unless `path` is a folder with a config: transformers would ask the network for it."""
+    """Raises SettingError unless `path` is a folder with a config: transformers would try the network."""
     if not (path / "config.json").is_file():
         raise SettingError(f"{option} {path} is not a checkpoint folder (no config.json)")
 
 
-def _load(path: Path, dtype: torch.dtype | str) -> Any:
+def _load(path: Path, dtype: torch.dtype | str, device: torch.device) -> Any:
     require_checkpoint("--target", path)
-    show_bar = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
+    name = str(path)
     try:
-        return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, use_safetensors=True, trust_remote_code=False)
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
-        raise SettingError(f"--target {path} cannot be loaded: {error}") from error
-    finally:
-        if show_bar:
-            transformers_logging.enable_progress_bar()
+        config = model_guards.read_config(name)
+        model_guards.require_supported_architecture(name, config)
+        model_guards.require_weight_files(name)
+        if isinstance(dtype, str):
+            dtype = model_guards.resolve_dtype(name, config, dtype)
+        return read_weights(name, config, dtype, device, for_engine=False)
+    except ModelRefused as refusal:
+        raise SettingError(f"--target {path} cannot be loaded: {refusal}") from refusal
 
 
 def _layer_list(path: Path, body: nn.Module, num_layers: int) -> nn.ModuleList:

@@ -1,9 +1,9 @@
-"""Trains a draft head against its frozen target; a run that is killed and resumed ends with the same bits.
+"""Trains a draft head against its frozen target; a killed and resumed run ends with the same bits.
 
-Everything that a step depends on is restored or is a function of the step: batches and noise come from (seed, index),
-weights and optimizer from the checkpoint. accelerate rather than transformers' Trainer: it places the model, casts and
-synchronizes gradients, and leaves the loop and all of its state here, where they can be restored to the bit.
-Not here: what is learnt (training.heads), files of data (head_data), options (cli).
+Everything a step depends on is restored or is a function of the step: batches and noise come from (seed, index),
+weights and optimizer from the checkpoint. Uses accelerate, not transformers' Trainer: it places the model, casts and
+synchronizes gradients, and leaves the loop and its state here, where they can be restored exactly.
+Not here: objectives (training.heads), data files (data/head_data.py), options (commands/train.py).
 """
 
 from __future__ import annotations
@@ -17,11 +17,17 @@ import numpy as np
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
 
-from training.errors import DivergenceError, SettingError
-from training.frozen_target import FrozenTarget
-from training.head_data import BatchSource
-from training.heads.interface import Batch, DraftScores, Objective, TargetView
-from training.optim import CosineSchedule, HybridOptimizer, ScheduledOptimizer, is_inside_layer, scheduled_adamw
+from outrider.training.data.head_data import BatchSource
+from outrider.training.demo.optim import (
+    CosineSchedule,
+    HybridOptimizer,
+    ScheduledOptimizer,
+    is_inside_layer,
+    scheduled_adamw,
+)
+from outrider.training.errors import DivergenceError, SettingError
+from outrider.training.frozen_target import FrozenTarget
+from outrider.training.heads.interface import Batch, DraftScores, Objective, TargetView
 
 PRECISIONS = ("bf16", "fp32")
 OPTIMIZERS = ("adamw", "muon")
@@ -29,7 +35,7 @@ OPTIMIZERS = ("adamw", "muon")
 
 @dataclass(frozen=True)
 class OptimizationConfig:
-    """How long and how fast. A step takes `accumulation` batches of `batch_size` windows."""
+    """Length and learning rate. A step takes `accumulation` batches of `batch_size` windows."""
 
     steps: int = 1000
     batch_size: int = 8
@@ -43,7 +49,7 @@ class OptimizationConfig:
     seed: int = 0
 
     def check(self) -> None:
-        """Raises SettingError naming the option."""
+        """Raises SettingError that names the option."""
         for name in ("steps", "batch_size", "accumulation"):
             if getattr(self, name) < 1:
                 raise SettingError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
@@ -60,7 +66,7 @@ class OptimizationConfig:
 
 @dataclass(frozen=True)
 class StepReport:
-    """One optimizer step: mean loss of its batches, estimates on its own (training) tokens, norm before clipping."""
+    """One optimizer step: mean loss of its batches, estimates on its training tokens, gradient norm before clipping."""
 
     loss: float
     grad_norm: float
@@ -70,7 +76,7 @@ class StepReport:
 
 
 class HeadTrainer:
-    """A run in progress; `step` counts optimizer steps done. `state` and `load_state` move everything that counts."""
+    """A run in progress. step: completed optimizer steps. `state` and `load_state` transfer all it depends on."""
 
     def __init__(
         self,
@@ -88,7 +94,7 @@ class HeadTrainer:
         self.step = 0
 
     def train_step(self) -> StepReport:
-        """Take one optimizer step. Raises DivergenceError, with the weights as they were."""
+        """Takes one optimizer step. Raises DivergenceError, with the weights unchanged."""
         config, accelerator = self.config, self.accelerator
         self._model.train()
         losses: list[torch.Tensor] = []
@@ -107,8 +113,8 @@ class HeadTrainer:
             scores.append(score)
         trained = [parameter for parameter in self.objective.parameters() if parameter.requires_grad]
         grad_norm = float(accelerator.clip_grad_norm_(trained, config.max_grad_norm) or 0.0)
-        if not math.isfinite(grad_norm):  # every process has the same norm, so all of them end here
-            raise DivergenceError(f"the gradient of step {self.step + 1} is not finite; begin again with a lower --lr")
+        if not math.isfinite(grad_norm):  # every process has the same norm, so all end here
+            raise DivergenceError(f"the gradient of step {self.step + 1} is not finite; start again with a lower --lr")
         lr_factor = self._schedule.factor(self.step)
         self._optimizer.step(lr_factor)
         self.step += 1
@@ -123,7 +129,7 @@ class HeadTrainer:
 
     @torch.no_grad()
     def evaluate(self, batches: Sequence[Batch]) -> DraftScores:
-        """Estimates over `batches`, without noise and as deep as the method looks in service."""
+        """Estimates over `batches`, without noise, at the depth used in service."""
         self._model.eval()
         noise = noise_generator(0, 0, 0)
         scores = []
@@ -150,7 +156,7 @@ class HeadTrainer:
         return DraftScores(summed[0], summed[1], summed[2])
 
     def is_true_anywhere(self, flag: bool) -> bool:
-        """Whether `flag` is true in any process: a signal may reach some of them only, or before another step."""
+        """Whether `flag` is true in any process: a signal may reach only some, or at different steps."""
         if self.accelerator.num_processes == 1:
             return flag
         total = self.accelerator.reduce(torch.tensor(float(flag), device=self.accelerator.device), reduction="sum")
@@ -166,7 +172,7 @@ class HeadTrainer:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take over what `state` gave. Raises RuntimeError or KeyError when the shapes are not this run's."""
+        """Restores `state`. Raises RuntimeError or KeyError when the shapes differ from this run's."""
         self.objective.head.load_state_dict(state["head"])
         self._optimizer.load_state_dict(state["optimizer"])
         torch.set_rng_state(state["rng"])
@@ -180,8 +186,8 @@ def noise_generator(seed: int, index: int, rank: int) -> torch.Generator:
 
 
 def make_accelerator(config: OptimizationConfig, device: str) -> Accelerator:
-    """accelerate's context; raises SettingError for a batch that the processes cannot share."""
-    # Frozen tensors are buffers, equal in every process: sending them round before each step would cost more than it.
+    """accelerate's context; raises SettingError for a batch that the processes cannot share equally."""
+    # Frozen tensors are buffers, equal in every process: broadcasting them before each step would dominate its cost.
     handlers = [DistributedDataParallelKwargs(broadcast_buffers=False)]
     precision = "bf16" if config.precision == "bf16" else "no"
     accelerator = Accelerator(mixed_precision=precision, cpu=device == "cpu", kwargs_handlers=handlers)

@@ -1,6 +1,6 @@
-"""What a training run leaves behind while it goes: progress line, log, checkpoints; and how it is asked to stop.
+"""What a training run writes while it runs (progress line, log, checkpoints), and how it is asked to stop.
 
-Not here: the loop (train), what a checkpoint looks like (run_state). It has no command of its own.
+Not here: the loop (train.py), the form of a checkpoint (run_state.py).
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from training.head_trainer import StepReport
-from training.jsonl_file import JsonlFile
-from training.progress import Progress
-from training.run_state import save_checkpoint
+from outrider.training.data.jsonl_file import JsonlFile
+from outrider.training.head_trainer import StepReport
+from outrider.training.progress import Progress
+from outrider.training.run_state import save_checkpoint
 
 
 class Interrupted(KeyboardInterrupt):
@@ -25,9 +25,9 @@ class Interrupted(KeyboardInterrupt):
 
 
 class RunRecord:
-    """Writes `run.json`, `train.jsonl` and checkpoints to `output`. Where several processes train, one of them does.
+    """Writes `run.json`, `train.jsonl` and checkpoints to `output`, in one process if several train.
 
-    A log that is longer than the run (it was killed after its last checkpoint) is cut back to `step`.
+    A log longer than the run (which was killed after its last checkpoint) is truncated to `step`.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class RunRecord:
 
 
 def last_rows(output: Path) -> dict[str, Any]:
-    """Of a run's log: the newest line of training, and of the held-out text (None: there was none)."""
+    """A log's newest training row and newest held-out row (None if there is none)."""
     last: dict[str, Any] = {"train": None, "held_out": None}
     for line in (output / "train.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
@@ -108,7 +108,7 @@ class Meter:
 
 @contextmanager
 def stop_requests() -> Iterator[list[int]]:
-    """A list that is true once SIGINT or SIGTERM has come; a second SIGINT stops at once."""
+    """A list that is non-empty once SIGINT or SIGTERM has come; a second SIGINT stops at once."""
     received: list[int] = []
 
     def note(signum: int, _frame: FrameType | None) -> None:

@@ -1,11 +1,12 @@
-"""Checkpoints of a training run: whole or not there, never half; and what a resumed run must have in common with it.
+"""A training run's checkpoints, which are complete or absent, and the settings a resumed run must share with them.
 
-A checkpoint is a folder `checkpoint-STEP` that appears by one rename, after its files have reached the disk; the two
-latest are kept. Not here: what is in the state (head_trainer). It has no command of its own.
+A checkpoint is a folder `checkpoint-STEP` that appears by one rename, once its files are on disk; the latest two are
+kept. Not here: the state's contents (head_trainer.py).
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -15,7 +16,7 @@ from typing import Any
 
 import torch
 
-from training.errors import CheckpointError
+from outrider.training.errors import CheckpointError
 
 _NAME = re.compile(r"checkpoint-(\d{8})")
 _NUM_KEPT = 2
@@ -23,7 +24,7 @@ STATE_FILE = "state.pt"
 
 
 def save_checkpoint(run_dir: Path, step: int, state: Mapping[str, Any]) -> Path:
-    """Write `state` (tensors and plain values only) as the checkpoint of `step`; drop all but the latest two."""
+    """Writes `state` (tensors and plain values only) as the checkpoint of `step`; deletes all but the latest two."""
     run_dir.mkdir(parents=True, exist_ok=True)
     final = run_dir / f"checkpoint-{step:08d}"
     partial = run_dir / f".{final.name}.partial"
@@ -34,7 +35,7 @@ def save_checkpoint(run_dir: Path, step: int, state: Mapping[str, Any]) -> Path:
         file.flush()
         os.fsync(file.fileno())
     _sync_folder(partial)
-    if final.exists():  # the same step again, written by the run that is resumed: equal by construction
+    if final.exists():  # written before by the resumed run: equal by construction
         shutil.rmtree(final)
     partial.rename(final)
     _sync_folder(run_dir)
@@ -44,7 +45,7 @@ def save_checkpoint(run_dir: Path, step: int, state: Mapping[str, Any]) -> Path:
 
 
 def checkpoints(run_dir: Path) -> list[Path]:
-    """The whole checkpoints of a run, oldest first."""
+    """A run's complete checkpoints, oldest first."""
     if not run_dir.is_dir():
         return []
     return sorted(path for path in run_dir.iterdir() if _NAME.fullmatch(path.name))
@@ -54,11 +55,11 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     """The state of a checkpoint folder, on CPU. Raises CheckpointError."""
     try:
         state: object = torch.load(path / STATE_FILE, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged file raises whatever its bytes happen to lead to
+    except Exception as error:  # a damaged file may raise anything
         words = (str(error).splitlines() or [repr(error)])[0]
         raise CheckpointError(f"{path} cannot be read: {words}") from error
     if not isinstance(state, dict):
-        raise CheckpointError(f"{path} cannot be read: it holds a {type(state).__name__}")
+        raise CheckpointError(f"{path} cannot be read: it is a {type(state).__name__}")
     return state
 
 
@@ -66,18 +67,25 @@ def latest_checkpoint(run_dir: Path) -> Path:
     """Raises CheckpointError when the run has none."""
     found = checkpoints(run_dir)
     if not found:
-        raise CheckpointError(f"{run_dir} holds no checkpoint")
+        raise CheckpointError(f"{run_dir} has no checkpoint")
     return found[-1]
 
 
+def settings_of(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings in a checkpoint's state. Raises KeyError, TypeError or ValueError when it has none."""
+    settings: dict[str, Any] = json.loads(state["settings"])
+    settings["head"].setdefault("fc_bias", "fc.bias" in state["head"])  # version 0.1 had no such option
+    return settings
+
+
 def require_same(path: Path, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Raises CheckpointError naming the first setting that differs, with both values; a nested one as outer.inner."""
+    """Raises CheckpointError with the first setting that differs and both values; a nested one as outer.inner."""
     before, now = _flat(saved), _flat(wanted)
     for name in [*now, *before]:
         if before.get(name) != now.get(name):
             raise CheckpointError(
                 f"{path} was made with {name}={before.get(name)!r}, this run has {now.get(name)!r}; "
-                "give the same, or another --output"
+                "use the same value, or another --output"
             )
 
 

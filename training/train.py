@@ -1,18 +1,18 @@
-"""A whole training run: load target and data, resume or begin, train, log, checkpoint, export.
+"""A whole training run: load target and data, start or resume, train, log, checkpoint, export.
 
     OUTPUT/run.json           settings, and fingerprints of target and data
-    OUTPUT/train.jsonl        loss and acceptance estimates per depth; cut back to the checkpoint when resumed
-    OUTPUT/checkpoint-*/      the two latest
+    OUTPUT/train.jsonl        loss and acceptance estimates per depth; truncated to the checkpoint on resume
+    OUTPUT/checkpoint-*/      the latest two
     OUTPUT/model/             the finished head in its public layout
 
-Not here: the step itself (head_trainer). Run: `outrider train train --help`.
+Not here: the step itself (head_trainer.py). Run: `outrider train train --help`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,24 +20,26 @@ import torch
 from accelerate import Accelerator
 from rich.console import Console
 
-from training.errors import CheckpointError, SettingError
-from training.frozen_target import FrozenTarget
-from training.head_data import BatchSource, load_windows
-from training.head_trainer import HeadTrainer, OptimizationConfig, make_accelerator
-from training.heads.interface import Batch
-from training.heads.options import HeadOptions
-from training.heads.registry import build_objective
-from training.progress import Progress
-from training.run_record import Interrupted, Meter, RunRecord, stop_requests
-from training.run_state import checkpoints, latest_checkpoint, load_checkpoint, require_same
-from training.tokenize_rows import RowEncoder
+from outrider.shared.checkpoint.file_names import linked_parts, weight_files
+from outrider.training.batch_fit import fitted, free_bytes, window_bytes
+from outrider.training.data.head_data import BatchSource, TokenWindows, load_windows
+from outrider.training.data.tokenize_rows import RowEncoder
+from outrider.training.errors import CheckpointError, SettingError
+from outrider.training.frozen_target import FrozenTarget
+from outrider.training.head_trainer import HeadTrainer, OptimizationConfig, make_accelerator
+from outrider.training.heads.interface import Batch, Objective, TargetView
+from outrider.training.heads.options import HeadOptions
+from outrider.training.heads.registry import build_objective
+from outrider.training.progress import Progress
+from outrider.training.run_record import Interrupted, Meter, RunRecord, stop_requests
+from outrider.training.run_state import checkpoints, latest_checkpoint, load_checkpoint, require_same, settings_of
 
 _EXPORT_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """One run. Only the fields of the first block change what comes out."""
+    """One run. Only the fields of the first block affect the result."""
 
     method: str
     target: Path
@@ -47,6 +49,7 @@ class RunConfig:
     optimization: OptimizationConfig = field(default_factory=OptimizationConfig)
     seq_len: int = 512
     count_prompts: bool = False
+    fit_batch: bool = False  # smaller batches, more of them a step, if optimization.batch_size does not fit
 
     eval_data: tuple[Path, ...] = ()
     eval_batches: int = 8
@@ -60,7 +63,7 @@ class RunConfig:
     resume: bool = False
 
     def check(self) -> None:
-        """Raises SettingError naming the option."""
+        """Raises SettingError that names the option."""
         self.head.check(self.method)
         self.optimization.check()
         for name in ("eval_batches", "eval_every", "checkpoint_every", "log_every"):
@@ -70,32 +73,35 @@ class RunConfig:
 
 
 def export_dtype(name: str) -> torch.dtype:
-    """Raises SettingError listing the choices."""
+    """Raises SettingError that lists the choices."""
     if name not in _EXPORT_DTYPES:
         raise SettingError(f"--dtype {name!r}: must be one of {', '.join(_EXPORT_DTYPES)}")
     return _EXPORT_DTYPES[name]
 
 
 def run(config: RunConfig, progress: Progress) -> Path:
-    """Train to the end and export; returns the folder of the finished head.
+    """Trains to the end and exports; returns the finished head's folder.
 
     Raises SettingError, DataError, CheckpointError, DivergenceError; Interrupted after SIGINT or SIGTERM, with a
     checkpoint written.
     """
     config.check()
     if checkpoints(config.output) and not config.resume:
-        raise CheckpointError(f"{config.output} holds a run already: --resume goes on with it; or remove it")
+        raise CheckpointError(f"{config.output} already has a run: continue it with --resume, or remove it")
     if config.threads:
         torch.set_num_threads(config.threads)
     accelerator = make_accelerator(config.optimization, config.device)
     is_main = accelerator.is_main_process
     if not is_main:
         progress = Progress(Console(quiet=True), config.method)
-    trainer, eval_batches, settings = _prepare(config, accelerator, progress)
+    state = saved = None
     if config.resume and checkpoints(config.output):
         path = latest_checkpoint(config.output)
         state = load_checkpoint(path)
-        require_same(path, json.loads(state["settings"]), settings)
+        saved = settings_of(state)
+    trainer, eval_batches, settings = _prepare(config, accelerator, progress, saved)
+    if state is not None and saved is not None:
+        require_same(path, saved, settings)
         trainer.load_state(state)
         progress.say(f"resumed {path} at step {trainer.step}")
     model_dir = config.output / "model"
@@ -104,50 +110,80 @@ def run(config: RunConfig, progress: Progress) -> Path:
     if is_main:
         trainer.objective.export(model_dir, export_dtype(config.export_dtype), config.target_name or str(config.target))
     accelerator.wait_for_everyone()
-    accelerator.end_training()  # the group ends here and not in whatever order the interpreters do
+    accelerator.end_training()  # ends the process group here, not whenever each interpreter exits
     return model_dir
 
 
 def _prepare(
-    config: RunConfig, accelerator: Accelerator, progress: Progress
+    config: RunConfig, accelerator: Accelerator, progress: Progress, saved: dict[str, Any] | None
 ) -> tuple[HeadTrainer, list[Batch], dict[str, Any]]:
-    # Without autocast one dtype must do for target and head.
+    # Without autocast, target and head share one dtype.
     dtype = "auto" if config.optimization.precision == "bf16" else torch.float32
     target = FrozenTarget(config.target, dtype, str(accelerator.device))
     encode = RowEncoder(config.target)
     windows = load_windows(config.data, encode, target.vocab_size, config.seq_len, config.count_prompts)
     counts = windows.token_counts(target.vocab_size)
     objective = build_objective(config.method, config.head, target, counts, config.optimization.seed)
-    source = BatchSource(windows, config.optimization.batch_size, config.optimization.seed)
+    optimization = config.optimization
+    if config.fit_batch:
+        optimization = _fit_batch(optimization, accelerator, objective, target, windows, progress, saved)
+    source = BatchSource(windows, optimization.batch_size, optimization.seed)
     eval_batches: list[Batch] = []
     if config.eval_data:
         held_out = load_windows(config.eval_data, encode, target.vocab_size, config.seq_len, config.count_prompts)
-        eval_source = BatchSource(held_out, min(config.optimization.batch_size, len(held_out)), seed=0)
+        eval_source = BatchSource(held_out, min(optimization.batch_size, len(held_out)), seed=0)
         num_batches = min(config.eval_batches, eval_source.batches_per_epoch)
         eval_batches = [eval_source.batch(index) for index in range(num_batches)]
     num_tokens = int((windows.ends - windows.starts).sum())
     num_parameters = sum(parameter.numel() for parameter in objective.parameters() if parameter.requires_grad)
     progress.say(
         f"{config.method}: {num_parameters:,} parameters to train; {len(windows):,} windows, {num_tokens:,} tokens, "
-        f"{config.optimization.steps * config.optimization.accumulation / source.batches_per_epoch:.2f} epochs"
+        f"{optimization.steps * optimization.accumulation / source.batches_per_epoch:.2f} epochs"
     )
     settings = {
         "method": config.method,
         "head": _plain(asdict(config.head)),
-        "optimization": asdict(config.optimization),
+        "optimization": asdict(optimization),
         "seq_len": config.seq_len,
         "count_prompts": config.count_prompts,
         "target": target_fingerprint(config.target),
         "data": windows.fingerprint(),
         "processes": accelerator.num_processes,
     }
-    return HeadTrainer(config.optimization, accelerator, objective, target, source), eval_batches, settings
+    return HeadTrainer(optimization, accelerator, objective, target, source), eval_batches, settings
+
+
+def _fit_batch(
+    optimization: OptimizationConfig,
+    accelerator: Accelerator,
+    objective: Objective,
+    target: FrozenTarget,
+    windows: TokenWindows,
+    progress: Progress,
+    saved: dict[str, Any] | None,
+) -> OptimizationConfig:
+    """`optimization` with batches that fit, or those of the run that is resumed."""
+    if saved is not None:
+        batch_size, accumulation = (saved["optimization"][name] for name in ("batch_size", "accumulation"))
+        is_same = batch_size * accumulation == optimization.batch_size * optimization.accumulation
+        return replace(optimization, batch_size=batch_size, accumulation=accumulation) if is_same else optimization
+    free = free_bytes(accelerator)
+    if free is None:
+        return optimization
+
+    def view(batch: Batch) -> TargetView:
+        return target.view(batch.token_ids, objective.feature_layers)
+
+    taken = window_bytes(objective, view, windows, accelerator)
+    optimization, line = fitted(optimization, objective, taken, free, accelerator.num_processes)
+    progress.say(line)
+    return optimization
 
 
 def target_fingerprint(path: Path) -> str:
-    """Hash of a target's config and of its weight files' sizes and headers: cheap, and another model has another."""
+    """Hash of a target's config and of its weight files' sizes and beginnings: fast, and different for each model."""
     digest = hashlib.sha256((path / "config.json").read_bytes())
-    for file in sorted(path.glob("*.safetensors")):
+    for file in linked_parts(path) or weight_files(path):
         with file.open("rb") as weights:
             digest.update(f"{file.name}:{file.stat().st_size}".encode() + weights.read(1 << 20))
     return digest.hexdigest()[:16]
@@ -169,10 +205,10 @@ def _train(config: RunConfig, trainer: HeadTrainer, eval_batches: list[Batch], r
                 record.checkpoint(step, trainer.state)
                 trainer.accelerator.wait_for_everyone()
             if must_stop and not is_last:
-                raise Interrupted(f"stopped at step {step} of {steps}; --resume goes on from there")
+                raise Interrupted(f"stopped at step {step} of {steps}; continue with --resume")
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    """As JSON gives it back: a resumed run compares with what was read."""
+    """Values as JSON returns them, since a resumed run compares with what it reads."""
     plain: dict[str, Any] = json.loads(json.dumps(values, default=str))
     return plain

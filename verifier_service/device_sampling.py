@@ -1,11 +1,10 @@
-"""Tokens drawn where the logits are: a few launches for all rows of a step, token ids instead of logits to the host.
+"""Tokens drawn on the logits' device: a few launches per step; the host gets token ids instead of logits.
 
-For sessions whose law is temperature, top-k, top-p and min-p alone. Exact mode draws every row with the shared noise,
-drafts without a law draw every row with noise of the session's own, chains with laws go through rejection_sample. What
-looks at other tokens (penalties, bias, bad words, grammars), log-probabilities, and trees with laws have their rows of
-logits copied to the host instead. Which way a session goes depends on its request and its drafts alone, so its output
-does not change with its company.
-The kernels compute in float32, the host in float64: equal laws, other bits, like any two kinds of device.
+For sessions whose law is temperature, top-k, top-p and min-p alone. Exact mode draws every row with the shared noise.
+Drafts without laws draw every row with noise of the session's own. Chains with laws go through accept_chains. Logits
+are copied to the host for penalties, bias, bad words, grammars, log-probabilities and trees with laws. The path depends
+only on the session's request and draft, so its output does not depend on the other sessions in the batch.
+The kernels compute in float32, the host in float64: equal laws, other bits, like two kinds of device.
 """
 
 from __future__ import annotations
@@ -16,36 +15,36 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.coupling import index_key
-from engine.device_sampling import ChainDraft, RowFields, accept_chains, draw_rows
-from shared.messages import Proposal
-from shared.sampling_params import SpeculationMode
-from verifier_service.acceptance.outcome import Acceptance
-from verifier_service.round import acceptance_rng
-from verifier_service.row_outputs import RowOutputs
-from verifier_service.scheduler import Work
+from outrider.engine.sampling.coupling import index_key
+from outrider.engine.sampling.device_sampling import ChainDraft, RowFields, accept_chains, draw_rows
+from outrider.shared.messages import Proposal
+from outrider.shared.sampling_params import SpeculationMode
+from outrider.verifier_service.acceptance.outcome import Acceptance
+from outrider.verifier_service.round import acceptance_rng
+from outrider.verifier_service.row_outputs import RowOutputs
+from outrider.verifier_service.scheduler import Work
 
 _HOST, _DRAWN, _REJECTED = "host", "drawn", "rejected"
 
 
 def device_outputs(plan: Sequence[Work], logits: torch.Tensor) -> list[RowOutputs]:
-    """For each piece of work what it needs of logits [R, V] on a device; returns when the device is done."""
-    ways = [_way(work) for work in plan]
+    """RowOutputs of each Work from logits [R, V] on a device; waits for the device."""
+    paths = [_path(work) for work in plan]
     starts = np.cumsum([0, *(work.num_logits_rows for work in plan)])
     rows = [range(start, end) for start, end in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True)]
 
-    def of(way: str) -> list[tuple[Work, range]]:
-        return [(work, places) for work, places, found in zip(plan, rows, ways, strict=True) if found == way]
+    def of(path: str) -> list[tuple[Work, range]]:
+        return [(work, own_rows) for work, own_rows, taken in zip(plan, rows, paths, strict=True) if taken == path]
 
     drawn = _drawn(of(_DRAWN), logits)
     rejected = _rejected(of(_REJECTED), logits)
-    copied_rows = [row for _, places in of(_HOST) for row in places]
+    copied_rows = [row for _, own_rows in of(_HOST) for row in own_rows]
     copied = iter(_rows_of(logits, copied_rows).float().cpu().numpy())
     outputs: list[RowOutputs] = []
-    for work, places, way in zip(plan, rows, ways, strict=True):
-        if way == _DRAWN:
-            outputs.append(RowOutputs(token_ids=drawn[places.start : places.stop]))
-        elif way == _REJECTED:
+    for work, own_rows, path in zip(plan, rows, paths, strict=True):
+        if path == _DRAWN:
+            outputs.append(RowOutputs(token_ids=drawn[own_rows.start : own_rows.stop]))
+        elif path == _REJECTED:
             outputs.append(RowOutputs(acceptance=next(rejected)))
         else:
             own = [next(copied) for _ in range(work.num_logits_rows)]
@@ -53,7 +52,7 @@ def device_outputs(plan: Sequence[Work], logits: torch.Tensor) -> list[RowOutput
     return outputs
 
 
-def _way(work: Work) -> str:
+def _path(work: Work) -> str:
     session, params = work.session, work.session.spec.sampling_params
     if not session.processor.is_plain or params.num_logprobs is not None or params.num_prompt_logprobs is not None:
         return _HOST
@@ -73,17 +72,17 @@ def _rows_of(logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
 
 
 def _drawn(members: Sequence[tuple[Work, range]], logits: torch.Tensor) -> NDArray[np.int64]:
-    """int64 [R]: what the target draws after every row of the members; rows of others hold argmaxes."""
+    """int64 [R]: the target's token after each row of the members; argmaxes in all other rows."""
     if not members:
         return np.empty(0, dtype=np.int64)
     fields = RowFields(logits.shape[0])
     key_words = np.zeros((logits.shape[0], 2), dtype=np.uint32)
-    for work, places in members:
+    for work, own_rows in members:
         depths = _depths(work.proposal) if work.samples else []
         if not depths or work.session.spec.sampling_params.greedy:
             continue
-        # The last rows are the committed prefix's and the nodes'; those before them are never drawn from.
-        rows = slice(places.stop - len(depths), places.stop)
+        # The last rows are the committed prefix's and the nodes'; no token is drawn from the rows before them.
+        rows = slice(own_rows.stop - len(depths), own_rows.stop)
         fields.set(rows, work.session.spec.sampling_params)
         key_words[rows] = _key_words(work, depths)
     return draw_rows(logits, fields, key_words)
@@ -103,7 +102,7 @@ def _rng(work: Work) -> np.random.Generator:
 
 
 def _depths(proposal: Proposal | None) -> list[int]:
-    """How many draft tokens stand between the committed prefix and what each row's token is drawn for."""
+    """Per row, the number of draft tokens between the committed prefix and the token drawn from that row."""
     depths = [0]
     if proposal is not None:
         for parent in proposal.parents or range(-1, len(proposal.token_ids) - 1):
@@ -112,17 +111,17 @@ def _depths(proposal: Proposal | None) -> list[int]:
 
 
 def _rejected(members: Sequence[tuple[Work, range]], logits: torch.Tensor) -> Iterator[Acceptance]:
-    """What the rejection rules make of chains with laws, in the order of the members."""
+    """Acceptances of the members' chains with laws, in order."""
     chains: list[ChainDraft] = []
     rows: list[int] = []
-    for work, places in members:
+    for work, own_rows in members:
         proposal, rng = work.proposal, _rng(work)
         if proposal is None:
-            raise ValueError("only a proposal can be accepted or rejected")
+            raise ValueError("rejection sampling needs a proposal")
         num_rows = 1 + len(proposal.token_ids)
         params, by_block = work.session.spec.sampling_params, work.session.chain_rule == "block"
         uniforms, keys = rng.random(num_rows), rng.integers(0, 2**32, 2, dtype=np.uint32)
         chains.append(ChainDraft(params, proposal.token_ids, proposal.laws, by_block, uniforms, keys))
-        rows.extend(range(places.stop - num_rows, places.stop))
+        rows.extend(range(own_rows.stop - num_rows, own_rows.stop))
     accepted = accept_chains(_rows_of(logits, rows), chains) if chains else []
     return (Acceptance(tuple(range(count)), final) for count, final in accepted)

@@ -1,8 +1,8 @@
 """The verifier's engine: one thread that owns the target model, its KV cache and every session.
 
-    take commands -> plan rows -> one forward -> decide each session's tokens -> reply -> again
+    take commands -> plan rows -> one forward -> decide each session's tokens -> reply -> repeat
 
-Not here: gRPC (server), who goes into a batch (scheduler), which tokens are accepted (round).
+Not here: gRPC (server), which rows form a batch (scheduler), which tokens are accepted (round).
 """
 
 from __future__ import annotations
@@ -18,32 +18,33 @@ from dataclasses import dataclass
 
 import torch
 
-from drafter_service.methods.interface import DraftMethod
-from engine.batch import build_batch
-from engine.block_manager import BlockManager
-from engine.certificate import Certificate
-from engine.grammar import GrammarCompiler, GrammarState
-from engine.hidden_store import HiddenStateStore
-from engine.model import LoadedModel
-from engine.runner import ModelRunner
-from engine.sampling import LogitsProcessor
-from shared.engine_thread import EngineThread
-from shared.errors import InvalidRequest, OutriderError, Overloaded
-from shared.messages import DraftMethodInfo, SessionSpec, SteerRun, VerifyStep
-from verifier_service.admission import check_spec
-from verifier_service.context_costs import Contexts
-from verifier_service.hidden_states import keep_layers, read_rows, rows_to_send
-from verifier_service.local_drafting import LocalDrafting
-from verifier_service.metrics import VerifierMetrics
-from verifier_service.outbox import Outbox
-from verifier_service.pace import Pace
-from verifier_service.prompt_allowance import PromptAllowance
-from verifier_service.round import ForwardTimes, decide
-from verifier_service.row_outputs import RowOutputs, host_outputs
-from verifier_service.rows import keep_prompt_logprobs, session_rows
-from verifier_service.scheduler import Scheduler, Work
-from verifier_service.session import OnReply, VerifierSession
-from verifier_service.step_costs import StepCosts
+from outrider.drafting.methods.interface import DraftMethod
+from outrider.engine.attention.block_manager import BlockManager
+from outrider.engine.attention.hidden_store import HiddenStateStore
+from outrider.engine.certificate import Certificate
+from outrider.engine.model.loaded import LoadedModel
+from outrider.engine.recurrent.table import StateTable
+from outrider.engine.run.batch import build_batch
+from outrider.engine.run.runner import ModelRunner
+from outrider.engine.sampling.grammar import GrammarCompiler, GrammarState
+from outrider.engine.sampling.laws import LogitsProcessor
+from outrider.shared.engine_thread import EngineThread
+from outrider.shared.errors import InvalidRequest, OutriderError, Overloaded
+from outrider.shared.messages import DraftMethodInfo, SessionSpec, SteerRun, VerifyStep
+from outrider.verifier_service.admission import check_spec, check_start
+from outrider.verifier_service.hidden_states import keep_layers, read_rows, rows_to_send
+from outrider.verifier_service.local_drafting import LocalDrafting
+from outrider.verifier_service.metrics import VerifierMetrics
+from outrider.verifier_service.reply_queue import ReplyQueue
+from outrider.verifier_service.round import ForwardTimes, decide
+from outrider.verifier_service.row_outputs import RowOutputs, host_outputs
+from outrider.verifier_service.rows import keep_prompt_logprobs, session_rows
+from outrider.verifier_service.scheduler import Scheduler, Work
+from outrider.verifier_service.session import OnReply, VerifierSession
+from outrider.verifier_service.timing.context_costs import Contexts
+from outrider.verifier_service.timing.gathering import BatchGathering
+from outrider.verifier_service.timing.prompt_allowance import PromptAllowance
+from outrider.verifier_service.timing.step_costs import StepCosts
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ class EngineLimits:
     prefill_chunk_size: int
     max_model_len: int
     rejection_sample_method: str = "block"
-    # Seconds from one commit of a session to its next that are promised, for as long as it is asked for more.
+    # Objective for the time between two commits of a session that has asked for more; inf: none.
     slo_itl_s: float = math.inf
 
 
@@ -72,7 +73,7 @@ class VerifierEngine:
         step_costs: StepCosts,
         local_methods: Mapping[str, DraftMethod] | None = None,
     ) -> None:
-        """local_methods: what it can draft with by itself (local_drafting), by name."""
+        """local_methods: of local drafting, by name."""
         loaded = runner.loaded
         self._runner = runner
         self._grammars = GrammarCompiler(loaded.path, loaded.vocab_size, loaded.eos_token_ids)
@@ -91,21 +92,25 @@ class VerifierEngine:
         self._scheduler = Scheduler(
             blocks, limits.max_num_batched_tokens, limits.prefill_chunk_size, limits.max_model_len
         )
+        self.states: StateTable | None = None
+        if runner.states is not None:
+            self.states = self._scheduler.states = StateTable(runner.states.num_slots)
+            self._scheduler.most_draft_tokens = runner.states.num_log_rows - 1
         self._prompts: PromptAllowance | None = None
         if not math.isinf(limits.slo_itl_s):
             self._prompts = PromptAllowance(limits.slo_itl_s, step_costs, limits.max_num_batched_tokens)
             self._scheduler.rows_while_decoding = self._prompts.num_rows
         self._sessions: dict[int, VerifierSession] = {}
-        # Counted where `open` is called: the engine's thread takes sessions up later, many may come before it does.
+        # Counted in `open`: the engine's thread may be many sessions behind.
         self._num_open = 0
         self._num_tokens = 0
         self._handles = itertools.count()
         self._lock = threading.Lock()
-        self._pace = Pace(step_costs)
+        self._gathering = BatchGathering(step_costs)
         self._outputs = _row_outputs(loaded)
-        self._outbox = Outbox()
+        self._replies = ReplyQueue()
         self._local = LocalDrafting(
-            dict(local_methods or {}), limits.max_model_len, self._read_rows, before_reading=self._outbox.send
+            dict(local_methods or {}), limits.max_model_len, self._read_rows, before_reading=self._replies.send
         )
         self._thread = EngineThread(
             "verifier-engine",
@@ -130,29 +135,31 @@ class VerifierEngine:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread after the forward in progress; open sessions get no further reply."""
+        """Stops the thread after the forward in progress; open sessions get no further reply."""
         self._thread.stop()
 
     def compile_grammar(self, spec: SessionSpec) -> GrammarState | None:
-        """What `open` needs for a session with a grammar; takes seconds at worst, so not for an event loop."""
-        grammar = spec.sampling_params.grammar
-        return self._grammars.compile(grammar) if grammar is not None else None
+        """The argument of `open` for a session with a grammar. May take seconds: not for an event loop."""
+        if spec.sampling_params.grammar is None:
+            return None
+        grammar = self._grammars.compile(spec.sampling_params.grammar)
+        grammar.allowed(spec.committed_token_ids)  # kept for `open`
+        return grammar
 
     def open(self, spec: SessionSpec, on_reply: OnReply, grammar: GrammarState | None = None) -> int:
-        """Checks and registers a session, returns its handle. Raises InvalidRequest, ExactModeRefused or Overloaded.
+        """Checks and registers a session; returns its handle. Raises InvalidRequest, ExactModeRefused or Overloaded.
 
-        Handles, not session ids: a session that comes back with a new epoch must not be closed by its old stream.
+        A handle, not the session id: the old stream of a session must not close the one reopened with a new epoch.
         """
         loaded = self._runner.loaded
         capacity = self.blocks.num_blocks * self.blocks.block_size
         check_spec(spec, loaded.vocab_size, self.limits.max_model_len, capacity, self.certificate)
         params = spec.sampling_params
-        eos_ids = frozenset() if params.ignore_eos else frozenset(loaded.eos_token_ids)
-        stop_ids = eos_ids | frozenset(params.stop_token_ids)
+        processor = LogitsProcessor(params, spec.prompt_token_ids, loaded.eos_token_ids, grammar)
+        check_start(spec, processor.permitted, loaded.vocab_size)
         session = VerifierSession(
             spec=spec,
-            processor=LogitsProcessor(params, spec.prompt_token_ids, tuple(stop_ids), grammar),
-            stop_ids=stop_ids,
+            processor=processor,
             on_reply=on_reply,
             opened_at=time.perf_counter(),
             token_ids=[*spec.prompt_token_ids, *spec.committed_token_ids],
@@ -160,23 +167,23 @@ class VerifierEngine:
         )
         with self._lock:
             if self._num_open >= self.limits.max_num_seqs:
-                raise Overloaded(f"{self.limits.max_num_seqs} sessions are open, the most that this verifier takes")
+                raise Overloaded(f"{self.limits.max_num_seqs} sessions are open, this verifier's limit")
             self._num_open += 1
         handle = next(self._handles)
         self._thread.command(lambda: self._sessions.__setitem__(handle, session))
         return handle
 
     def submit(self, handle: int, step: VerifyStep) -> None:
-        """Asks for the next tokens; errors come as the session's reply."""
+        """Requests the next tokens; errors come as the session's reply."""
         arrived = time.perf_counter()
         self._thread.command(lambda: self._begin(handle, step, arrived))
 
     def steer(self, handle: int, steer: SteerRun) -> None:
-        """Changes the session's free run from its next round on; passed over where none goes on."""
+        """Changes the session's free run from its next round on; ignored without a free run."""
         self._thread.command(lambda: self._steer(handle, steer))
 
     def close(self, handle: int) -> None:
-        """Frees everything the session holds; harmless when it is gone already."""
+        """Frees everything the session holds; does nothing for an unknown session."""
         self._thread.command(lambda: self._close(handle))
 
     def check_integrity(self) -> None:
@@ -187,6 +194,8 @@ class VerifierEngine:
         def check() -> None:
             try:
                 self.blocks.check_integrity()
+                if self.states is not None:
+                    self.states.check_integrity()
                 outcome.append(None)
             except Exception as error:
                 outcome.append(error)
@@ -209,9 +218,9 @@ class VerifierEngine:
         return any(session.step is not None for session in self._sessions.values())
 
     def _patience_s(self) -> float:
-        patience_s = self._pace.patience_s(self._sessions.values())
+        patience_s = self._gathering.patience_s(self._sessions.values())
         if patience_s > 0.0:
-            self._outbox.send()
+            self._replies.send()
         return patience_s
 
     def _begin(self, handle: int, step: VerifyStep, arrived: float) -> None:
@@ -221,7 +230,7 @@ class VerifierEngine:
         try:
             session.begin(step)
             session.step_arrived_at = arrived
-            self._pace.asked(session, arrived)
+            self._gathering.asked(session, arrived)
             self._check_proposal(step)
             if step.hidden_states is not None:
                 keep_layers(self._hidden, step.hidden_states.layers, self._runner.loaded.num_layers)
@@ -229,7 +238,7 @@ class VerifierEngine:
             self._local.cut_back(session, step.base_len)
         except OutriderError as error:
             session.step = None
-            self._outbox.fail(session, error)
+            self._replies.fail(session, error)
 
     def _steer(self, handle: int, steer: SteerRun) -> None:
         session = self._sessions.get(handle)
@@ -243,7 +252,7 @@ class VerifierEngine:
         for token_ids in (step.proposal.token_ids, *(law.token_ids for law in step.proposal.laws)):
             if token_ids and not (0 <= min(token_ids) and max(token_ids) < vocab_size):
                 raise InvalidRequest(
-                    f"proposal holds a token id outside the vocabulary [0, {vocab_size})", param="proposal"
+                    f"proposal has a token id outside the vocabulary [0, {vocab_size})", param="proposal"
                 )
 
     def _close(self, handle: int) -> None:
@@ -260,32 +269,32 @@ class VerifierEngine:
                 self._fail(session, error)
 
     def _fail(self, session: VerifierSession, error: Exception) -> None:
-        """Ends one session's step with an error; its blocks are free at once, the others go on."""
+        """Ends one session's step with an error and frees its blocks; the others continue."""
         if not isinstance(error, OutriderError):
             log.error("a session failed", exc_info=error)
         session.step = None
         self._scheduler.release(session)
-        self._outbox.fail(session, error)
+        self._replies.fail(session, error)
 
     def _step(self) -> None:
         self._metrics.observe_drafting(self._local.draft(self._sessions.values()))
         plan = self._scheduler.plan(list(self._sessions.values()))
         if not plan:
-            self._outbox.send()
+            self._replies.send()
             return
         contexts = Contexts.of(plan)
         batch = build_batch([session_rows(work) for work in plan], self.blocks.block_size)
         started = time.perf_counter()
-        result = self._runner.forward(batch, self._hidden.layers, on_start=self._outbox.send)
+        result = self._runner.forward(batch, self._hidden.layers, on_start=self._replies.send)
         self._hidden.write(result.hidden, batch.slot_mapping)
         outputs = self._outputs(plan, result.logits)
         times = ForwardTimes(
             started,
             time.perf_counter(),
             len(plan),
-            self._pace.rates.draft_rows_us(len(self._sessions)),
-            self._pace.rates.tokens_per_s(len(self._sessions)),
-            self._pace.last_round,
+            self._gathering.rates.draft_rows_us(len(self._sessions)),
+            self._gathering.rates.tokens_per_s(len(self._sessions)),
+            self._gathering.last_round,
             len(self._sessions),
         )
         if self._prompts is not None and any(work.num_chain_rows > 1 for work in plan):
@@ -297,25 +306,29 @@ class VerifierEngine:
             except Exception as error:
                 self._fail(work.session, error)
         num_tokens = self._num_tokens - num_tokens_before
-        self._pace.observe(plan, num_tokens, times.started, times.ended, contexts, num_open=num_open)
-        self._metrics.observe_forward(plan, times, self.blocks, self._scheduler.num_preemptions)
+        self._gathering.observe(plan, num_tokens, times.started, times.ended, contexts, num_open=num_open)
+        self._metrics.observe_forward(plan, times, self._scheduler.num_preemptions)
 
     def _settle(self, work: Work, outputs: RowOutputs, times: ForwardTimes) -> None:
         session = work.session
         keep_prompt_logprobs(work, outputs.logits)
         if not work.samples:
+            self._settle_state(work, ())
             session.num_computed += work.num_chain_rows
-            self.blocks.register(work.table, session.token_ids, session.num_computed)
+            self._scheduler.register(session, work.table)
             return
         num_nodes = len(work.proposal.token_ids) if work.proposal else 0
         outcome = decide(work, outputs.last(num_nodes + 1), self.limits.max_model_len, times)
         commit = outcome.commit
         self._compact(work, outcome.kept_nodes)
+        self._settle_state(work, outcome.kept_nodes)
         session.token_ids.extend(commit.token_ids)
         computed = session.num_computed + work.num_chain_rows + len(outcome.kept_nodes)
         session.num_computed = min(computed, len(session.token_ids) - 1)
         self.blocks.truncate(work.table, session.num_computed)
-        self.blocks.register(work.table, session.token_ids, session.num_computed)
+        if self.states is not None and session.state is not None:
+            self.states.rewind(session.state, session.num_computed)
+        self._scheduler.register(session, work.table)
         hidden = rows_to_send(session, self._hidden, self.blocks.block_size)
         session.has_replied = True
         if self._prompts is not None and session.committed_at is not None:
@@ -330,21 +343,28 @@ class VerifierEngine:
         else:
             session.step = None
             if not session.finished:
-                self._pace.replied(session, time.perf_counter())
+                self._gathering.replied(session, time.perf_counter())
         self._num_tokens += len(commit.token_ids)
         self._metrics.observe_commit(commit)
-        self._outbox.put(session, commit if hidden is None else dataclasses.replace(commit, hidden_states=hidden))
-        if not commit.more:  # the next round waits for it
-            self._outbox.send()
+        self._replies.put(session, commit if hidden is None else dataclasses.replace(commit, hidden_states=hidden))
+        if not commit.more:  # the session's next round waits for it
+            self._replies.send()
+
+    def _settle_state(self, work: Work, kept_nodes: Sequence[int]) -> None:
+        """The forward wrote the state before the last chain row; that row and the draft's are in its log."""
+        session = work.session
+        if self.states is not None and session.state is not None:
+            base = session.num_computed + work.num_chain_rows - 1
+            self.states.settle(session.state, base, [0, *(1 + node for node in kept_nodes)])
 
     def _compact(self, work: Work, kept_nodes: tuple[int, ...]) -> None:
-        """Moves the KV rows of a tree's accepted path to where a chain would have written them."""
+        """Moves the KV rows of a tree's accepted path to the slots of a chain."""
         first_index = work.session.num_computed + work.num_chain_rows
-        moves = [(node, place) for place, node in enumerate(kept_nodes) if node != place]
+        moves = [(node, depth) for depth, node in enumerate(kept_nodes) if node != depth]
         if not moves:
             return
         sources = [self._slot(work, first_index + node) for node, _ in moves]
-        targets = [self._slot(work, first_index + place) for _, place in moves]
+        targets = [self._slot(work, first_index + depth) for _, depth in moves]
         self._runner.cache.move(torch.tensor(sources), torch.tensor(targets))
         self._hidden.move(torch.tensor(sources), torch.tensor(targets))
 
@@ -359,9 +379,9 @@ class VerifierEngine:
 
 
 def _row_outputs(loaded: LoadedModel) -> Callable[[Sequence[Work], torch.Tensor], list[RowOutputs]]:
-    """How rows of logits become what sessions are decided from, on this model's device."""
+    """host_outputs or device_outputs, by this model's device."""
     if loaded.attention_ops.row_backend != "triton":
         return host_outputs
-    from verifier_service.device_sampling import device_outputs  # triton is there on machines with a GPU
+    from outrider.verifier_service.device_sampling import device_outputs  # triton is installed on GPU machines only
 
     return device_outputs

@@ -1,6 +1,6 @@
-"""Which rows of hidden states go out with a commit: the ones asked for and not sent yet, newest last.
+"""Which rows of hidden states a commit carries: those requested and not sent yet, in order.
 
-Not here: keeping them (engine/hidden_store).
+Not here: storing them (engine/attention/hidden_store).
 """
 
 from __future__ import annotations
@@ -9,21 +9,21 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.hidden_store import HiddenStateStore
-from shared.errors import InvalidRequest
-from shared.messages import HiddenStates
-from verifier_service.session import VerifierSession
+from outrider.engine.attention.hidden_store import HiddenStateStore
+from outrider.shared.errors import InvalidRequest
+from outrider.shared.messages import HiddenStates
+from outrider.verifier_service.session import VerifierSession
 
-# A longer piece goes out in parts, with the next commits: 16 MiB are 680 rows of three layers of 4,096 in bf16.
+# bytes per commit; the rest follows with the next commits; chosen: 680 rows of three layers of 4,096 in bf16
 MAX_BYTES = 16 * 2**20
 
 
 def keep_layers(store: HiddenStateStore, layers: Sequence[int], num_layers: int) -> None:
-    """Begins to keep what a step asks for. Raises InvalidRequest on a layer that the model does not have."""
+    """Starts storing these layers. Raises InvalidRequest for a layer that the model does not have."""
     for layer in layers:
         if not 0 <= layer <= num_layers:
             raise InvalidRequest(
-                f"hidden_states: layer {layer} is asked for, this model has 0 to {num_layers}", param="hidden_states"
+                f"hidden_states: layer {layer} requested, this model has 0 to {num_layers}", param="hidden_states"
             )
     store.keep(layers)
 
@@ -31,7 +31,7 @@ def keep_layers(store: HiddenStateStore, layers: Sequence[int], num_layers: int)
 def rows_to_send(
     session: VerifierSession, store: HiddenStateStore, block_size: int, *, max_bytes: int = MAX_BYTES
 ) -> HiddenStates | None:
-    """The next rows for the session's step, None when it asked for none or all have been sent."""
+    """The next rows for the session's step; None if it requested none or all have been sent."""
     request = session.step.hidden_states if session.step is not None else None
     if request is None:
         return None
@@ -45,10 +45,9 @@ def rows_to_send(
 def read_rows(
     sessions: Sequence[tuple[VerifierSession, int]], store: HiddenStateStore, block_size: int, layers: Sequence[int]
 ) -> list[tuple[int, torch.Tensor]]:
-    """For each session the rows from the given position on that are there: their first position, and
-    [N, layers * width], which may be none. Where some are missing, those after the last that is missing.
+    """Per session (given with a first position): the first position returned, and its rows [N, layers * width], N >= 0.
 
-    One read for all sessions: with one for each a round of 12 spent 2 ms here.
+    Rows up to the last missing one are left out. One read for all sessions: a read per session took 2 ms for 12.
     """
     found = [(start, _slots_from(session, block_size, start)) for session, start in sessions]
     slots = [slot for _, part in found for slot in part]
@@ -70,7 +69,7 @@ def _piece_from(
     *,
     max_bytes: int,
 ) -> HiddenStates | None:
-    """The rows from position `start` on that are there, as many as one piece may hold; None: there are none."""
+    """The stored rows from position `start` on, up to max_bytes; None if there are none."""
     start = max(0, start)
     max_rows = max(1, max_bytes // (len(layers) * store.width * store.dtype.itemsize))
     slots = _slots_from(session, block_size, start)
@@ -90,7 +89,7 @@ def _piece_from(
 
 
 def _slots_from(session: VerifierSession, block_size: int, start: int) -> list[int]:
-    """Of the positions from `start` on that have been computed: the last committed token is not among them."""
+    """KV slots of the computed positions from `start` on; the last committed token is not computed yet."""
     if session.table is None:
         return []
     block_ids = session.table.block_ids

@@ -1,11 +1,10 @@
-"""Drafts that the verifier makes by itself: the drafter's methods in the engine's own thread, between its forwards.
+"""Local drafting: the drafter's methods in the verifier engine's thread, between two forwards.
 
-Where drafter and verifier share a machine, asking another process costs more than drafting: four messages a round, each
-handled with caches that a forward has just swept, and every session's question by itself. Here all sessions that are
-about to be verified are drafted for in one batch, and nothing travels. What is drafted, and what becomes of it, is the
-same: these are the methods that a drafter serves, and their proposals are verified like any other.
+On one machine the four messages of a round with a drafter service cost more than drafting itself. Here all sessions in
+the next forward are drafted for in one batch, without messages (docs/log.md: d866470). The methods are a drafter's, and
+their proposals are verified like a drafter's.
 
-A method that fails ends nobody's session: the rounds go on without a draft.
+A method that fails ends no session: its rounds continue without drafts.
 """
 
 from __future__ import annotations
@@ -20,34 +19,33 @@ from typing import NamedTuple
 
 import torch
 
-from drafter_service.engine import LONG_REPORT
-from drafter_service.methods.interface import DraftMethod
-from drafter_service.session import DraftSession
-from shared.messages import DraftMethodInfo, DraftStep, LocalDrafts, Proposal
-from verifier_service.session import LocalDraft, VerifierSession
+from outrider.drafting.methods.interface import DraftMethod
+from outrider.drafting.session import LONG_REPORT, DraftSession
+from outrider.shared.messages import DraftMethodInfo, DraftStep, LocalDrafts, Proposal
+from outrider.verifier_service.session import LocalDraft, VerifierSession
 
 log = logging.getLogger(__name__)
 
-# The target's hidden states of sessions, of these layers, from a position of each on (hidden_states.read_rows).
+# (sessions with a first position each, layers) -> hidden states from there on (hidden_states.read_rows).
 ReadRows = Callable[[Sequence[tuple[VerifierSession, int]], tuple[int, ...]], list[tuple[int, torch.Tensor]]]
 
 
 @dataclass
-class _Line:
-    """What one method knows of one session. next_row: position of the first hidden state that it has not been given."""
+class _MethodState:
+    """One method's state of one session. next_row: position of the first hidden state that it has not received."""
 
     draft: DraftSession
     next_row: int = 0
-    # Whether there may be more to read than a proposal should wait for.
+    # Whether its backlog may exceed what a proposal should wait for.
     is_behind: bool = True
     has_failed: bool = False
 
 
 class _Asked(NamedTuple):
-    """Whom a method drafts for now; drafts: no more tokens than the round can use."""
+    """A session to draft for now. drafts: cut to the tokens that the round can use."""
 
     session: VerifierSession
-    line: _Line
+    state: _MethodState
     drafts: LocalDrafts
 
 
@@ -55,145 +53,145 @@ class _Asked(NamedTuple):
 class LocalDrafting:
     """Belongs to the engine's thread.
 
-    methods: by name, as drafter_service.methods.registry builds them. read_rows: for those that want hidden states.
-    before_reading: called when somebody's prompt is about to be read, which takes longer than drafting does.
+    methods: by name, from drafting.methods.registry. read_rows: for methods that need hidden states. before_reading:
+    called before a method reads a backlog, which takes longer than drafting.
     """
 
     methods: Mapping[str, DraftMethod]
     max_model_len: int
     read_rows: ReadRows
     before_reading: Callable[[], None]
-    # By id of the verifier's session, then by method.
-    _lines: dict[int, dict[str, _Line]] = field(default_factory=dict)
+    # By id of the VerifierSession, then by method.
+    _states: dict[int, dict[str, _MethodState]] = field(default_factory=dict)
 
     def cut_back(self, session: VerifierSession, committed_len: int) -> None:
-        """The session's output from `committed_len` on has been taken back."""
-        for line in self._lines.get(id(session), {}).values():
-            line.next_row = min(line.next_row, session.prompt_len + committed_len)
-            if committed_len < line.draft.committed_len:
-                line.draft.report(DraftStep(session.spec.epoch, committed_len, (), 0))
+        """Drops the session's output from `committed_len` on."""
+        for state in self._states.get(id(session), {}).values():
+            state.next_row = min(state.next_row, session.prompt_len + committed_len)
+            if committed_len < state.draft.committed_len:
+                state.draft.report(DraftStep(session.spec.epoch, committed_len, (), 0))
 
     def draft(self, sessions: Iterable[VerifierSession]) -> float:
-        """Proposals for all whose free run asks for drafts and that have none for their next round; returns seconds."""
+        """Drafts for all sessions in a free run that need a draft for their next round. Returns the seconds it took."""
         started = time.perf_counter()
         asked: dict[str, list[_Asked]] = {}
         for session in sessions:
             drafts = self._wanted(session)
-            line = self._line(session, drafts.method) if drafts is not None else None
-            if drafts is not None and line is not None:
-                asked.setdefault(drafts.method, []).append(_Asked(session, line, drafts))
+            state = self._state(session, drafts.method) if drafts is not None else None
+            if drafts is not None and state is not None:
+                asked.setdefault(drafts.method, []).append(_Asked(session, state, drafts))
         if not asked:
             return 0.0
         for name, members in asked.items():
-            self._tell(self.methods[name].info, members)
-        self._advance_one([member.line for members in asked.values() for member in members])
+            self._update(self.methods[name].info, members)
+        self._advance_one([member.state for members in asked.values() for member in members])
         reading_s = proposing_s = time.perf_counter() - started
         for name, members in asked.items():
-            ready = [member for member in members if not member.line.is_behind and not member.line.has_failed]
+            ready = [member for member in members if not member.state.is_behind and not member.state.has_failed]
             if ready:
                 proposing_s += self._propose(name, ready, reading_s)
         return proposing_s
 
     def close(self, session: VerifierSession) -> None:
-        """Frees what the methods hold for the session; harmless when that is nothing."""
-        for name, line in self._lines.pop(id(session), {}).items():
-            self.methods[name].close(line.draft)
+        """Frees what the methods hold for the session; may be called again."""
+        for name, state in self._states.pop(id(session), {}).items():
+            self.methods[name].close(state.draft)
 
     def _wanted(self, session: VerifierSession) -> LocalDrafts | None:
-        """What the session's next round can use; None where it is to have no draft of ours, or has one."""
+        """The drafts that the session's next round can use; None if it wants no local drafts or has one already."""
         drafts = session.step.local_drafts if session.step is not None else None
         if drafts is None or drafts.method not in self.methods:
-            return None  # another verifier may have stood at this address when the gateway looked
+            return None  # the gateway may have read another verifier's methods at this address
         if session.local_draft is not None or session.num_pending != 1:
             return None
         num_tokens = min(drafts.num_draft_tokens, session.draft_room(self.max_model_len))
         return dataclasses.replace(drafts, num_draft_tokens=num_tokens) if num_tokens > 0 else None
 
-    def _line(self, session: VerifierSession, name: str) -> _Line | None:
-        lines = self._lines.setdefault(id(session), {})
-        if name not in lines:
+    def _state(self, session: VerifierSession, name: str) -> _MethodState | None:
+        states = self._states.setdefault(id(session), {})
+        if name not in states:
             spec = dataclasses.replace(session.spec, method=name, committed_token_ids=tuple(session.output_token_ids))
             grammar = session.processor.grammar
             draft = DraftSession(
-                spec, list(session.token_ids), _nobody_answers, grammar=grammar.twin() if grammar else None
+                spec, list(session.token_ids), _ignore_reply, grammar=grammar.twin() if grammar else None
             )
-            lines[name] = _Line(draft)
-            self._guarded(lines[name], lambda: self.methods[name].open(draft))
-            lines[name].next_row = draft.hidden.end
-        return None if lines[name].has_failed else lines[name]
+            states[name] = _MethodState(draft)
+            self._guarded(states[name], lambda: self.methods[name].open(draft))
+            states[name].next_row = draft.hidden.end
+        return None if states[name].has_failed else states[name]
 
-    def _tell(self, info: DraftMethodInfo, members: Sequence[_Asked]) -> None:
-        """Reports what has been committed, and the hidden states that have come, since the last proposal."""
-        for session, line, drafts in members:
-            self._guarded(line, functools.partial(_report, session, line, drafts, info))
+    def _update(self, info: DraftMethodInfo, members: Sequence[_Asked]) -> None:
+        """Reports the tokens committed, and the hidden states computed, since the last proposal."""
+        for session, state, drafts in members:
+            self._guarded(state, functools.partial(_report, session, state, drafts, info))
         if not info.hidden_layers:
             return
         if not info.takes_hidden_history:
-            for session, line, _ in members:
-                line.next_row = max(line.next_row, session.num_computed - 1)
-        pieces = self.read_rows([(session, line.next_row) for session, line, _ in members], info.hidden_layers)
-        for (_, line, _), (position, rows) in zip(members, pieces, strict=True):
+            for session, state, _ in members:
+                state.next_row = max(state.next_row, session.num_computed - 1)
+        pieces = self.read_rows([(session, state.next_row) for session, state, _ in members], info.hidden_layers)
+        for (_, state, _), (position, rows) in zip(members, pieces, strict=True):
             if len(rows) > 0:
-                self._guarded(line, functools.partial(line.draft.hidden.add_rows, position, rows))
-                line.next_row = position + len(rows)
-                line.is_behind |= len(rows) > LONG_REPORT
+                self._guarded(state, functools.partial(state.draft.hidden.add_rows, position, rows))
+                state.next_row = position + len(rows)
+                state.is_behind |= len(rows) > LONG_REPORT
 
-    def _advance_one(self, lines: Sequence[_Line]) -> None:
-        """One bounded piece for one session a forward, so that nobody waits for another's long prompt."""
-        for line in lines:
-            if line.is_behind and not line.has_failed:
+    def _advance_one(self, states: Sequence[_MethodState]) -> None:
+        """One bounded piece for one session per forward, so that no session waits for another one's long prompt."""
+        for state in states:
+            if state.is_behind and not state.has_failed:
                 self.before_reading()
-                line.is_behind = self._advance(line)
-                if line.is_behind:
+                state.is_behind = self._advance(state)
+                if state.is_behind:
                     return
 
-    def _advance(self, line: _Line) -> bool:
-        """Whether there is still more to read than a proposal should wait for."""
-        method, is_behind = self.methods[line.draft.spec.method], False
+    def _advance(self, state: _MethodState) -> bool:
+        """Returns whether the backlog still exceeds what a proposal should wait for."""
+        method, is_behind = self.methods[state.draft.spec.method], False
 
         def advance() -> None:
             nonlocal is_behind
-            is_behind = method.advance(line.draft)
+            is_behind = method.advance(state.draft)
 
-        self._guarded(line, advance)
+        self._guarded(state, advance)
         return is_behind
 
     def _propose(self, name: str, members: Sequence[_Asked], reading_s: float) -> float:
-        """reading_s: what it took to tell methods what is new, a newcomer's prompt included; all wait for that too."""
+        """Returns its seconds. reading_s: of updating the methods, prompts included; all sessions wait for it too."""
         proposals: list[Proposal] = []
         started = time.perf_counter()
         try:
-            proposals = self.methods[name].propose([member.line.draft for member in members])
+            proposals = self.methods[name].propose([member.state.draft for member in members])
         except Exception:
-            log.exception("drafting by %s failed; its sessions go on without", name)
+            log.exception("drafting with %s failed; its sessions continue without drafts", name)
             for member in members:
-                member.line.has_failed = True
+                member.state.has_failed = True
             return 0.0
         took_s, depth = time.perf_counter() - started, max(member.drafts.num_draft_tokens for member in members)
-        for (session, line, drafts), proposal in zip(members, proposals, strict=True):
+        for (session, state, drafts), proposal in zip(members, proposals, strict=True):
             found = proposal if proposal.token_ids else None
             session.local_draft = LocalDraft(drafts, found, took_s + reading_s, depth)
-            missing, line.draft.missing_hidden_from = line.draft.missing_hidden_from, None
+            missing, state.draft.missing_hidden_from = state.draft.missing_hidden_from, None
             if missing is not None:
-                line.next_row = min(line.next_row, session.prompt_len + missing)
+                state.next_row = min(state.next_row, session.prompt_len + missing)
         return took_s
 
-    def _guarded(self, line: _Line, act: Callable[[], None]) -> None:
+    def _guarded(self, state: _MethodState, act: Callable[[], None]) -> None:
         try:
             act()
         except Exception:
-            log.exception("drafting by %s failed; the session goes on without", line.draft.spec.method)
-            line.has_failed = True
+            log.exception("drafting with %s failed; the session continues without drafts", state.draft.spec.method)
+            state.has_failed = True
 
 
-def _report(session: VerifierSession, line: _Line, drafts: LocalDrafts, info: DraftMethodInfo) -> None:
-    draft = line.draft
+def _report(session: VerifierSession, state: _MethodState, drafts: LocalDrafts, info: DraftMethodInfo) -> None:
+    draft = state.draft
     base_len, num_tokens = draft.committed_len, drafts.num_draft_tokens
-    news = tuple(session.token_ids[draft.prompt_len + base_len :])
+    new_token_ids = tuple(session.token_ids[draft.prompt_len + base_len :])
     max_tree_nodes = num_tokens if drafts.token_tree and info.proposes_trees else 0
-    draft.report(DraftStep(session.spec.epoch, base_len, news, num_tokens, max_tree_nodes=max_tree_nodes))
-    line.is_behind |= len(news) > LONG_REPORT
+    draft.report(DraftStep(session.spec.epoch, base_len, new_token_ids, num_tokens, max_tree_nodes=max_tree_nodes))
+    state.is_behind |= len(new_token_ids) > LONG_REPORT
 
 
-def _nobody_answers(reply: object) -> None:
-    """A DraftSession's replies go to a drafter's client; here the proposals are taken where they are made."""
+def _ignore_reply(reply: object) -> None:
+    """For DraftSession.on_reply: here proposals are return values."""

@@ -1,4 +1,4 @@
-"""The methods that a verifier drafts with by itself, built as a drafter builds them."""
+"""The draft methods of a verifier with local drafting, built as a drafter builds them."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import dataclasses
 import logging
 import time
 
-from drafter_service.config import DrafterConfig, LookupSettings
-from drafter_service.methods.interface import DraftMethod
-from drafter_service.methods.registry import build_methods
-from drafter_service.warm_up import warm_up
-from engine.model import LoadedModel
-from shared.errors import ConfigError
-from verifier_service.config import VerifierConfig
+from outrider.drafting.methods.interface import DraftMethod
+from outrider.drafting.methods.registry import build_methods
+from outrider.drafting.settings import LookupSettings, MethodSettings
+from outrider.drafting.warm_up import warm_up
+from outrider.engine.model.loaded import LoadedModel
+from outrider.shared.errors import ConfigError
+from outrider.verifier_service.config import VerifierConfig
 
 
 def build_local_methods(config: VerifierConfig, loaded: LoadedModel, log: logging.Logger) -> dict[str, DraftMethod]:
-    """By name; none where the settings ask for none. Raises ConfigError that names the setting."""
+    """By name; empty if the settings ask for none. Raises ConfigError that names the setting."""
     if not config.local_draft_model and not config.local_methods:
         return {}
     lookups = {field.name: getattr(config, field.name) for field in dataclasses.fields(LookupSettings)}
-    drafting = DrafterConfig(
+    drafting = MethodSettings(
         draft_model=config.local_draft_model,
         target_model=config.model,
         methods=config.local_methods,
@@ -34,19 +34,19 @@ def build_local_methods(config: VerifierConfig, loaded: LoadedModel, log: loggin
         prefill_chunk_size=config.prefill_chunk_size,
         **lookups,
     )
-    methods = build_methods(drafting, log.info)
+    methods = build_methods(drafting, log.info, loaded)
     for name, method in methods.items():
         fits = method.info.fits(
             vocab_size=loaded.vocab_size, hidden_size=loaded.hidden_size, num_hidden_layers=loaded.num_layers
         )
         if not fits:
             raise ConfigError(
-                f"--local-draft-model: {method.info.model} was made for another target than {config.model}",
+                f"--local-draft-model: {method.info.model} was trained for another target than {config.model}",
                 param="local_draft_model",
             )
         started = time.perf_counter()
         if method.info.model:
             warm_up(method)
         took_s = time.perf_counter() - started
-        log.info("drafts by itself with %s %s (warm in %.1f s)", name, method.info.model, took_s)
+        log.info("local drafting with %s %s (warm in %.1f s)", name, method.info.model, took_s)
     return methods

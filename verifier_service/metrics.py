@@ -1,4 +1,4 @@
-"""Prometheus metrics of the verifier, under vLLM's names with our prefix where vLLM has one."""
+"""Prometheus metrics of the verifier; where vLLM has the metric, its name with our prefix."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from engine.block_manager import BlockManager
-from shared.messages import Commit
-from shared.telemetry import TIME_BUCKETS
-from verifier_service.round import ForwardTimes
-from verifier_service.scheduler import Work
+from outrider.engine.attention.block_manager import BlockManager
+from outrider.shared.messages import Commit
+from outrider.shared.telemetry import TIME_BUCKETS
+from outrider.verifier_service.round import ForwardTimes
+from outrider.verifier_service.scheduler import Work
 
+# rows; histogram buckets, to twice the default --max-num-batched-tokens
 _ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
@@ -22,19 +23,19 @@ class VerifierMetrics:
         self._accepted = Counter("outrider:accepted_draft_tokens", "Draft tokens committed.", registry=registry)
         self._rows = Counter("outrider:forward_rows", "Rows of forward passes.", ["kind"], registry=registry)
         self._sampling = Counter(
-            "outrider:verify_rows", "Sessions' rounds by whether a draft stood there.", ["draft"], registry=registry
+            "outrider:verify_rows", "Rounds of sessions, by whether they had a draft.", ["draft"], registry=registry
         )
         self._forward = Histogram(
             "outrider:forward_seconds", "One forward pass of the target.", buckets=TIME_BUCKETS, registry=registry
         )
         self._drafting = Histogram(
             "outrider:local_draft_seconds",
-            "What drafting by itself took before a forward.",
+            "Local drafting before one forward pass.",
             buckets=TIME_BUCKETS,
             registry=registry,
         )
         self._queue = Histogram(
-            "outrider:step_queue_seconds", "Step's wait for its forward.", buckets=TIME_BUCKETS, registry=registry
+            "outrider:step_queue_seconds", "Queueing time of a step.", buckets=TIME_BUCKETS, registry=registry
         )
         self._batch_rows = Histogram(
             "outrider:forward_batch_rows", "Rows per forward pass.", buckets=_ROW_BUCKETS, registry=registry
@@ -44,35 +45,33 @@ class VerifierMetrics:
         self._num_preemptions = 0
         self._running = Gauge("outrider:num_requests_running", "Open sessions.", registry=registry)
         self._waiting = Gauge(
-            "outrider:num_requests_waiting", "Sessions whose step waits for its forward pass.", registry=registry
+            "outrider:num_requests_waiting", "Sessions with a step waiting for its forward pass.", registry=registry
         )
         self._certificate = Gauge(
             "outrider:row_invariance_certificate", "1 if exact mode is certified.", registry=registry
         )
 
-    def watch(self, num_sessions: Callable[[], int], num_waiting: Callable[[], int]) -> None:
-        """Both are asked at every scrape, on its thread."""
+    def watch(self, num_sessions: Callable[[], int], num_waiting: Callable[[], int], blocks: BlockManager) -> None:
+        """All are read at every scrape, on its thread. Cached blocks that no session holds are free, as in vLLM."""
         self._running.set_function(num_sessions)
         self._waiting.set_function(num_waiting)
+        self._kv_usage.set_function(lambda: 1.0 - blocks.num_free_blocks / blocks.num_blocks)
 
     def observe_certificate(self, holds: bool) -> None:
         self._certificate.set(1 if holds else 0)
 
-    def observe_forward(
-        self, plan: Sequence[Work], times: ForwardTimes, blocks: BlockManager, num_preemptions: int
-    ) -> None:
+    def observe_forward(self, plan: Sequence[Work], times: ForwardTimes, num_preemptions: int) -> None:
         num_drafts = sum(work.num_rows - work.num_chain_rows for work in plan)
         num_rows = sum(work.num_rows for work in plan)
         self._forward.observe(times.ended - times.started)
         self._batch_rows.observe(num_rows)
         self._rows.labels("draft").inc(num_drafts)
         self._rows.labels("committed").inc(num_rows - num_drafts)
-        self._kv_usage.set(1.0 - blocks.num_free_blocks / blocks.num_blocks)
         self._preemptions.inc(num_preemptions - self._num_preemptions)
         self._num_preemptions = num_preemptions
 
     def observe_drafting(self, seconds: float) -> None:
-        """0: nobody was drafted for."""
+        """0: no session was drafted for."""
         if seconds > 0.0:
             self._drafting.observe(seconds)
 

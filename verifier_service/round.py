@@ -9,25 +9,29 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.sampling import LogWeights, token_logprob
-from shared.messages import Commit, FinishReason, Proposal, Timings, TokenLogprob, TokenOrigin
-from shared.sampling_params import SpeculationMode
-from verifier_service.acceptance import block, coupled, point_mass, standard, tree
-from verifier_service.acceptance.outcome import ROOT, Acceptance, children_of
-from verifier_service.pace import NO_ROUND, LastRound
-from verifier_service.row_outputs import RowOutputs
-from verifier_service.scheduler import Work
-from verifier_service.session import VerifierSession
+from outrider.engine.sampling.laws import LogWeights, token_logprob
+from outrider.shared.errors import InvalidRequest
+from outrider.shared.messages import Commit, FinishReason, Proposal, Timings, TokenLogprob, TokenOrigin
+from outrider.shared.sampling_params import SpeculationMode
+from outrider.verifier_service.acceptance import block, coupled, point_mass, standard, tree
+from outrider.verifier_service.acceptance.outcome import ROOT, Acceptance, children_of
+from outrider.verifier_service.row_outputs import RowOutputs
+from outrider.verifier_service.scheduler import Work
+from outrider.verifier_service.session import VerifierSession
+from outrider.verifier_service.timing.gathering import NO_ROUND, LastRound
 
-# Prices of drafts that differ by no more than this share, or so many microseconds, are the same.
+# share and us; prices that differ by no more than the larger of the two are not sent again; ac11d09
 _SAME_PRICE, _SAME_PRICE_US = 0.05, 50
-# vLLM's names for rejection_sample_method.
+# By vLLM's names for rejection_sample_method.
 CHAIN_RULES = {"standard": standard.accept, "block": block.accept}
 
 
 @dataclass(frozen=True)
 class ForwardTimes:
-    """perf_counter seconds of the forward that a round's logits came from, and the verifier's pace at that time."""
+    """Of the forward that a round's logits came from: perf_counter seconds, and the rates reported with its commits.
+
+    num_sessions: in the forward. draft_rows_us, tokens_per_s: as in messages.Timings. open_sessions: at the verifier.
+    """
 
     started: float
     ended: float
@@ -40,28 +44,31 @@ class ForwardTimes:
 
 @dataclass(frozen=True)
 class Round:
-    """A commit, and the accepted draft nodes whose KV rows are to be kept, in order."""
+    """A commit, and the accepted draft nodes, in order, whose KV rows stay."""
 
     commit: Commit
     kept_nodes: tuple[int, ...]
 
 
 def decide(work: Work, outputs: RowOutputs, max_model_len: int, times: ForwardTimes) -> Round:
-    """`outputs` of 1 + nodes rows: row 0 follows the last committed token, row 1 + i follows node i."""
+    """outputs: 1 + nodes rows; row 0 follows the last committed token, row 1 + i follows node i.
+
+    Raises ArithmeticError for a row without a finite logit.
+    """
     session = work.session
     proposal = work.proposal or Proposal(base_len=session.committed_len, token_ids=(), method="")
     acceptance = _accept(session, proposal, outputs)
     if acceptance.final_token < 0:
-        raise ArithmeticError("a row of logits holds no number to draw by")
+        raise ArithmeticError("a row has no finite logit: no token can be drawn")
     token_ids = [*(proposal.token_ids[node] for node in acceptance.accepted_nodes), acceptance.final_token]
-    count, finish_reason, stop_token_id = _stop(session, token_ids, max_model_len)
+    count, finish_reason, stop_token_id = _stop(session, token_ids, max_model_len, outputs.logits.shape[1])
     num_accepted = min(count, len(acceptance.accepted_nodes))
     rows = [ROOT, *acceptance.accepted_nodes]
     num_logprobs = session.spec.sampling_params.num_logprobs
     logprobs: tuple[TokenLogprob, ...] = ()
     if num_logprobs is not None:
         logprobs = tuple(
-            token_logprob(outputs.logits[rows[place] + 1], token_ids[place], num_logprobs) for place in range(count)
+            token_logprob(outputs.logits[rows[index] + 1], token_ids[index], num_logprobs) for index in range(count)
         )
     step_goes_on = finish_reason is None and session.free_run_left - count > 0
     drafted = session.local_draft
@@ -88,7 +95,7 @@ def decide(work: Work, outputs: RowOutputs, max_model_len: int, times: ForwardTi
             open_sessions=times.open_sessions,
             draft_us=max(1, _us(drafted.seconds)) if drafted is not None else 0,
             draft_depth=drafted.depth if drafted is not None else 0,
-            draft_rows_us=_prices_to_tell(session, times.draft_rows_us),
+            draft_rows_us=_prices_to_send(session, times.draft_rows_us),
         ),
         more=step_goes_on,
         num_cached_tokens=0 if session.has_replied else session.num_cached_tokens,
@@ -98,13 +105,12 @@ def decide(work: Work, outputs: RowOutputs, max_model_len: int, times: ForwardTi
     return Round(commit, acceptance.accepted_nodes[:num_accepted])
 
 
-def _prices_to_tell(session: VerifierSession, draft_rows_us: tuple[int, ...]) -> tuple[int, ...]:
-    """Nothing while they are about what the session knows: told in every commit they were a tenth of plain decoding's
-    bytes."""
-    pairs = itertools.zip_longest(session.told_draft_rows_us, draft_rows_us, fillvalue=0)
-    if all(abs(rows_us - told_us) <= max(_SAME_PRICE_US, _SAME_PRICE * told_us) for told_us, rows_us in pairs):
+def _prices_to_send(session: VerifierSession, draft_rows_us: tuple[int, ...]) -> tuple[int, ...]:
+    """Empty while they are close to those last sent: in every commit they were a tenth of plain decoding's bytes."""
+    pairs = itertools.zip_longest(session.sent_draft_rows_us, draft_rows_us, fillvalue=0)
+    if all(abs(rows_us - sent_us) <= max(_SAME_PRICE_US, _SAME_PRICE * sent_us) for sent_us, rows_us in pairs):
         return ()
-    session.told_draft_rows_us = draft_rows_us
+    session.sent_draft_rows_us = draft_rows_us
     return draft_rows_us
 
 
@@ -125,7 +131,12 @@ def _accept(session: VerifierSession, proposal: Proposal, outputs: RowOutputs) -
         while ancestor != ROOT:
             path.append(proposal.token_ids[ancestor])
             ancestor = parents[ancestor]
-        return session.processor.log_weights(logits[node + 1], output + path[::-1])
+        try:
+            return session.processor.log_weights(logits[node + 1], output + path[::-1])
+        except InvalidRequest:
+            if node == ROOT:
+                raise
+            return _certain(0, logits.shape[1])  # the output ends at this node (_stop), whatever is drawn after it
 
     if session.spec.mode is SpeculationMode.EXACT:
         return coupled.accept(law_at, proposal, stream_key=session.spec.stream_key)
@@ -138,8 +149,9 @@ def _accept(session: VerifierSession, proposal: Proposal, outputs: RowOutputs) -
 
 
 def _accept_drawn(proposal: Proposal, drawn: NDArray[np.int64]) -> Acceptance:
-    """What `coupled` does with the tokens that it would draw. At temperature 0 with nothing to edit they are argmaxes,
-    and no law need be built (4 us instead of 300)."""
+    """The `coupled` rule with tokens already drawn. At temperature 0 without logit edits these are argmaxes, and no law
+    is built (4 us instead of 300).
+    """
     children = children_of(proposal) if proposal.token_ids else {}
     node = ROOT
     accepted: list[int] = []
@@ -152,8 +164,15 @@ def _accept_drawn(proposal: Proposal, drawn: NDArray[np.int64]) -> Acceptance:
         accepted.append(child)
 
 
+def _certain(token_id: int, vocab_size: int) -> LogWeights:
+    """The law of one token."""
+    weights = np.full(vocab_size, -np.inf)
+    weights[token_id] = 0.0
+    return weights
+
+
 def acceptance_rng(stream_key: int, epoch: int, base_len: int) -> np.random.Generator:
-    """Randomness of one round in rejection mode: a repeated step draws the same, no other stream shares it."""
+    """Randomness of one round in rejection mode: the same for a repeated step, independent of other streams."""
     seed = np.random.SeedSequence([stream_key, epoch, base_len, 0xACCE97])
     return np.random.Generator(np.random.Philox(seed))
 
@@ -167,17 +186,20 @@ def _origins(proposal: Proposal, acceptance: Acceptance) -> tuple[TokenOrigin, .
 
 
 def _stop(
-    session: VerifierSession, token_ids: list[int], max_model_len: int
+    session: VerifierSession, token_ids: list[int], max_model_len: int, vocab_size: int
 ) -> tuple[int, FinishReason | None, int | None]:
-    """How many of the tokens are emitted, and why the session ends there, if it does."""
-    params = session.spec.sampling_params
-    for place, token in enumerate(token_ids):
-        length = session.committed_len + place + 1
-        if token in session.stop_ids:
-            # The model's own end is no stop *reason* (vLLM says null there), a token that was asked for is.
-            return place + 1, FinishReason.STOP, token if token in params.stop_token_ids else None
+    """Number of tokens to emit; finish reason and stop token, if the session ends there."""
+    params, permitted = session.spec.sampling_params, session.processor.permitted
+    output = session.output_token_ids if permitted.can_run_out else []
+    for count, token in enumerate(token_ids, 1):
+        length = session.committed_len + count
+        if token in permitted.stop_ids:
+            # As vLLM: a requested stop token is the stop reason, the model's own end token is not (null).
+            return count, FinishReason.STOP, token if token in params.stop_token_ids else None
         if length >= params.max_tokens or session.prompt_len + length >= max_model_len:
-            return place + 1, FinishReason.LENGTH, None
+            return count, FinishReason.LENGTH, None
+        if permitted.can_run_out and permitted.is_dead_end([*output, *token_ids[:count]], vocab_size):
+            return count, FinishReason.ABORT, None
     return len(token_ids), None, None
 
 

@@ -1,6 +1,6 @@
-"""What a forward left of one session's rows: their logits on the host, or what was drawn from them on the device.
+"""A forward's outputs for one session: logits on the host, or what was drawn from them on the device.
 
-Not here: the drawing (device_sampling) and what is decided from it (round).
+Not here: drawing (device_sampling) and deciding (round).
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from verifier_service.acceptance.outcome import Acceptance
-from verifier_service.scheduler import Work
+from outrider.verifier_service.acceptance.outcome import Acceptance
+from outrider.verifier_service.scheduler import Work
 
 NO_LOGITS: NDArray[np.float32] = np.empty((0, 0), dtype=np.float32)
 
 
 @dataclass(frozen=True)
 class RowOutputs:
-    """logits float32 [N, V] of the session's N wanted rows, in order; or, instead of them, one of the other two.
+    """Exactly one field is set, or none if no row was wanted.
 
-    token_ids int64 [N] are what the target draws after each row: the accepted path is where the draft foresaw them.
-    acceptance is what a rule made of the rows and the proposal.
+    logits: float32 [N, V], of the session's N wanted rows in order. token_ids: int64 [N], the target's token after each
+    row; the draft is accepted as far as it equals them. acceptance: a rule's result.
     """
 
     logits: NDArray[np.float32] = field(default_factory=lambda: NO_LOGITS)
@@ -40,7 +40,7 @@ class RowOutputs:
 
 
 def host_outputs(plan: Sequence[Work], logits: torch.Tensor) -> list[RowOutputs]:
-    """For each piece of work its rows of logits [R, V], brought to the host where they are not."""
+    """RowOutputs of each Work: its rows of logits [R, V], copied to the host."""
     rows = logits.float().cpu().numpy()
     outputs: list[RowOutputs] = []
     first = 0

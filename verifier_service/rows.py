@@ -1,27 +1,30 @@
-"""A session's share of a forward, and what its prompt rows are kept for."""
+"""A session's rows in a forward, and log-probabilities of its prompt."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.batch import SessionRows
-from engine.sampling import token_logprob
-from shared.messages import TokenLogprob
-from verifier_service.scheduler import Work
+from outrider.engine.attention.block_manager import IntegrityError
+from outrider.engine.recurrent.rows import StateRows
+from outrider.engine.run.batch import SessionRows
+from outrider.engine.sampling.laws import token_logprob
+from outrider.shared.messages import TokenLogprob
+from outrider.verifier_service.scheduler import Work
 
 
 def session_rows(work: Work) -> SessionRows:
-    """The rows that the scheduler has planned for one session."""
+    """The rows that the scheduler planned for one session."""
     session = work.session
     start = session.num_computed
     chain = session.token_ids[start : start + work.num_chain_rows]
     proposal = work.proposal
+    state = _state_rows(work)
     if proposal is None:
-        return SessionRows(chain, start, work.table.block_ids, work.num_logits_rows)
+        return SessionRows(chain, start, work.table.block_ids, work.num_logits_rows, state=state)
     if not proposal.parents:
         token_ids = [*chain, *proposal.token_ids]
-        return SessionRows(token_ids, start, work.table.block_ids, work.num_logits_rows)
+        return SessionRows(token_ids, start, work.table.block_ids, work.num_logits_rows, state=state)
     return SessionRows(
         token_ids=[*chain, *proposal.token_ids],
         context_len=start,
@@ -29,11 +32,22 @@ def session_rows(work: Work) -> SessionRows:
         num_logits_rows=work.num_logits_rows,
         num_chain_rows=work.num_chain_rows,
         parents=[work.num_chain_rows + parent for parent in proposal.parents],
+        state=state,
     )
 
 
+def _state_rows(work: Work) -> StateRows | None:
+    """The session's recurrent state; None for a model without recurrent layers."""
+    state = work.session.state
+    if state is None:
+        return None
+    if state.slot_out is None or state.position != work.session.num_computed:
+        raise IntegrityError(f"a state at {state.position} for a forward from {work.session.num_computed} on")
+    return StateRows(state.slot, state.kept_rows, state.slot_out, work.num_chain_rows)
+
+
 def keep_prompt_logprobs(work: Work, logits: NDArray[np.float32]) -> None:
-    """Row i of the prompt gives the log-probability of prompt token i + 1; the first token has none."""
+    """Stores them, if requested. Row i gives the log-probability of prompt token i + 1; the first token has none."""
     session = work.session
     count = session.spec.sampling_params.num_prompt_logprobs
     if count is None or session.num_computed >= session.prompt_len or session.has_replied:

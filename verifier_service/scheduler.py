@@ -1,22 +1,24 @@
 """Which rows go into the next forward pass: continuous batching, chunked prefill, preemption. No torch.
 
-Sessions that wait for tokens come first, in order of arrival; what is left of the row budget goes to prefills, in
-small pieces where those who decode were promised not to wait long. When
-blocks run out, drafts are dropped first, then the youngest session that is not yet in the batch gives all its blocks
-back and is computed again later: preemption costs time, never tokens.
+Decoding sessions come first, in order of arrival. The rest of the row budget goes to prefills, in small chunks under an
+inter-token latency objective. When blocks run out, drafts are dropped first. Then, or when recurrent states run out,
+the youngest session that is not yet in the batch is preempted: it frees all it holds and is recomputed later.
+Preemption costs time, never tokens.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from engine.block_manager import BlockManager, BlockTable, OutOfBlocks
-from shared.messages import Proposal
-from verifier_service.session import VerifierSession, reconcile
+from outrider.engine.attention.block_manager import BlockManager, BlockTable, OutOfBlocks
+from outrider.engine.recurrent.table import OutOfSlots, StateTable
+from outrider.shared.messages import Proposal
+from outrider.verifier_service.session import VerifierSession, reconcile
 
-# Prompts go on, however little time there is: so few rows cost hardly more than one.
-LEAST_PROMPT_ROWS = 4
+# rows per forward; lower bound for prompts, so that they always progress; a80adfd: they cost little more than one row
+MIN_PROMPT_ROWS = 4
 
 
 @dataclass(frozen=True)
@@ -48,15 +50,21 @@ class Scheduler:
     max_num_batched_tokens: int
     prefill_chunk_size: int
     max_model_len: int
-    # The rows of a forward that reads prompts while somebody decodes; None: as many as ever.
+    # Most rows of a forward that reads prompts while sessions decode; None: max_num_batched_tokens.
     rows_while_decoding: Callable[[], int] | None = None
     num_preemptions: int = 0
+    # Of a model with recurrent layers; and the most draft tokens that a slot's log holds.
+    states: StateTable | None = None
+    # positions; between states that the prefix cache keeps, beside those at the ends of prompts; chosen: at Qwen3.5's
+    # sizes a state is then as large as the keys and values of these positions
+    snapshot_interval: int = 2048
+    most_draft_tokens: int = sys.maxsize
 
     def plan(self, sessions: Sequence[VerifierSession]) -> list[Work]:
-        """Work for the next forward, in batch order; empty when nobody waits or nothing fits."""
+        """Work for the next forward, in batch order; empty if no session waits or nothing fits."""
         waiting = [session for session in sessions if session.step is not None]
-        # The oldest goes first even when it has to be computed again: planned sessions cannot be preempted, and a
-        # preempted one must not wait for as long as younger ones keep coming.
+        # The oldest goes first even if it must be recomputed: planned sessions cannot be preempted, and a preempted one
+        # must not starve while younger ones keep coming.
         oldest = min(waiting, key=lambda session: session.opened_at, default=None)
         waiting.sort(key=lambda session: (session is not oldest, session.num_pending > 1, session.step_arrived_at))
         budget, prompt_budget = self.max_num_batched_tokens, self._prompt_budget(sessions)
@@ -66,26 +74,30 @@ class Scheduler:
             room = min(budget, prompt_budget) if is_prompt else budget
             if room <= 0:
                 break
-            work = self._place(session, room, sessions, {id(work.session) for work in plan})
+            work = self._plan_one(session, room, sessions, {id(work.session) for work in plan})
             if work is not None:
                 plan.append(work)
                 budget -= work.num_rows
-                # Some rows of somebody's prompt at least, or prompts would wait for as long as others decode.
-                least = 0 if is_prompt else LEAST_PROMPT_ROWS
+                # At least some rows for a prompt, or prompts would starve while others decode.
+                least = 0 if is_prompt else MIN_PROMPT_ROWS
                 prompt_budget = max(least, prompt_budget - work.num_rows)
         return plan
 
     def _prompt_budget(self, sessions: Sequence[VerifierSession]) -> int:
-        """Rows of a forward that prompts may fill up."""
+        """Most rows of a forward that reads prompts."""
         if self.rows_while_decoding is None or not any(other.has_replied and not other.finished for other in sessions):
             return self.max_num_batched_tokens
-        return max(LEAST_PROMPT_ROWS, self.rows_while_decoding())
+        return max(MIN_PROMPT_ROWS, self.rows_while_decoding())
 
-    def _place(
+    def _plan_one(
         self, session: VerifierSession, budget: int, sessions: Sequence[VerifierSession], planned: set[int]
     ) -> Work | None:
         table = self._table(session)
         chunk = min(session.num_pending, self.prefill_chunk_size, budget)
+        if self.states is not None:
+            start = session.num_computed
+            stops = self._snapshot_positions(session, start, start + chunk)
+            chunk = stops[0] - start if stops else chunk
         proposal = None
         if chunk == session.num_pending:
             proposal = self._fitting_proposal(session, budget - chunk)
@@ -97,8 +109,10 @@ class Scheduler:
             num_positions = session.num_computed + chunk + (len(proposal.token_ids) if proposal else 0)
             try:
                 self.blocks.grow(table, num_positions)
+                if self.states is not None and session.state is not None:
+                    self.states.reserve(session.state)
                 break
-            except OutOfBlocks:
+            except (OutOfBlocks, OutOfSlots):
                 victim = self._victim(session, sessions, planned)
                 if victim is None:
                     return None
@@ -113,20 +127,48 @@ class Scheduler:
     def _table(self, session: VerifierSession) -> BlockTable:
         if session.table is None:
             wants_prompt_logits = session.spec.sampling_params.num_prompt_logprobs is not None
-            # Cached positions have no logits, so a session that wants those of its prompt computes it anew.
+            # Cached positions have no logits, so a session that wants prompt logits computes the whole prompt.
             lookup = [] if wants_prompt_logits else session.token_ids
-            session.table, session.num_computed = self.blocks.open(lookup, session.spec.cache_salt)
+            if self.states is None:
+                session.table, session.num_computed = self.blocks.open(lookup, session.spec.cache_salt)
+            else:
+                session.table, session.num_computed = self.blocks.open(
+                    lookup, session.spec.cache_salt, self.states.has_snapshot
+                )
+                hashes = session.table.block_hashes
+                session.state = self.states.open(hashes[-1] if hashes else None)
             session.num_cached_tokens = min(session.num_computed, session.prompt_len)
         return session.table
 
+    def _snapshot_positions(self, session: VerifierSession, start: int, end: int) -> list[int]:
+        """Ascending positions in (start, end] whose recurrent state the prefix cache keeps: each at a block's end."""
+        if not self.blocks.prefix_caching:
+            return []
+        size = self.blocks.block_size
+        interval = max(size, self.snapshot_interval // size * size)
+        # The longest prefix that an equal prompt, or the next turn of a chat, can begin with.
+        prompt_end = (session.prompt_len - 1) // size * size
+        first = start // interval * interval + interval
+        return sorted(place for place in {prompt_end, *range(first, end + 1, interval)} if start < place <= end)
+
+    def register(self, session: VerifierSession, table: BlockTable) -> None:
+        """Puts what was computed into the prefix cache, with recurrent states at some blocks' ends."""
+        self.blocks.register(table, session.token_ids, session.num_computed)
+        if self.states is None or session.state is None:
+            return
+        for position in self._snapshot_positions(session, session.state.base - 1, session.num_computed):
+            place = position // self.blocks.block_size
+            if 0 < place <= len(table.block_hashes):
+                self.states.keep(session.state, table.block_hashes[place - 1], position)
+
     def _fitting_proposal(self, session: VerifierSession, budget: int) -> Proposal | None:
-        """The round's proposal, cut to what can still be committed; the cut looks at lengths, never at tokens."""
+        """The round's proposal, cut to what can still be committed; depends on lengths only, never on tokens."""
         if session.proposal is None:
             return None
         proposal = reconcile(session.proposal, session.committed_len, session.output_token_ids)
         if proposal is None:
             return None
-        room = min(session.draft_room(self.max_model_len), budget)
+        room = min(session.draft_room(self.max_model_len), budget, self.most_draft_tokens)
         if room <= 0:
             return None
         if len(proposal.token_ids) <= room:
@@ -143,7 +185,7 @@ class Scheduler:
     def _victim(
         self, session: VerifierSession, sessions: Sequence[VerifierSession], planned: set[int]
     ) -> VerifierSession | None:
-        """The youngest holder of blocks that is idle or younger than `session`: the oldest always gets on."""
+        """The youngest session with blocks that is idle or younger than `session`: so the oldest always progresses."""
         holders = [
             other
             for other in sessions
@@ -156,27 +198,33 @@ class Scheduler:
         return max(holders, key=lambda other: other.opened_at, default=None)
 
     def preempt(self, session: VerifierSession) -> None:
-        """Gives back all blocks; the session is computed again, from the prefix cache if it is still there."""
+        """Frees all blocks; the session is recomputed, from the prefix cache if it is still there."""
         self.release(session)
         self.num_preemptions += 1
 
     def release(self, session: VerifierSession) -> None:
         if session.table is not None:
             self.blocks.close(session.table)
-        session.table = None
+        if self.states is not None and session.state is not None:
+            self.states.close(session.state)
+        session.table = session.state = None
         session.num_computed = 0
         session.prompt_logprobs.clear()
 
     def cut_back(self, session: VerifierSession, committed_len: int) -> None:
-        """Forgets output tokens from `committed_len` on, and their KV."""
+        """Drops output tokens from `committed_len` on, and their KV."""
         if committed_len >= session.committed_len:
             return
         del session.token_ids[session.prompt_len + committed_len :]
         if session.table is not None:
             keep = min(session.num_computed, len(session.token_ids) - 1)
             session.num_computed = self.blocks.truncate(session.table, keep)
+            if self.states is not None and session.state is not None:
+                position = self.states.rewind(session.state, session.num_computed)
+                if position < session.num_computed:
+                    self.release(session)  # computed again, from a cached prefix if there is one
         if committed_len <= len(session.spec.committed_token_ids):
-            # The first reply was lost: it goes out again with all that belongs to it.
+            # The first reply was lost: it is sent again with everything that only the first reply carries.
             session.has_replied = False
             if session.spec.sampling_params.num_prompt_logprobs is not None:
                 self.release(session)

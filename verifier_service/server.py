@@ -1,4 +1,4 @@
-"""The gRPC door of the verifier: parse, call the engine, format. One stream is one session."""
+"""The verifier's gRPC server: parse, call the engine, format. One stream is one session."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
+from outrider.shared import wire
+from outrider.shared.errors import InvalidRequest, Unavailable
+from outrider.shared.messages import Commit, VerifierInfo
+from outrider.shared.rpc_session import SessionHandlers, session_stream
+from outrider.shared.tracing import Attributes
 from outrider.v1 import verifier_pb2 as pb
 from outrider.v1 import verifier_pb2_grpc as pb_grpc
-from shared import wire
-from shared.errors import InvalidRequest, Unavailable
-from shared.messages import Commit, VerifierInfo
-from shared.rpc_session import SessionHandlers, session_stream
-from shared.tracing import Attributes
-from verifier_service.engine import VerifierEngine
-from verifier_service.session import OnReply
+from outrider.verifier_service.engine import VerifierEngine
+from outrider.verifier_service.session import OnReply
 
 if TYPE_CHECKING:
-    from shared.tracing.otlp import Tracer
+    from outrider.shared.tracing.otlp import Tracer
 
 
 class VerifierServicer(pb_grpc.VerifierServicer):
@@ -38,7 +38,7 @@ class VerifierServicer(pb_grpc.VerifierServicer):
         handlers = self._handlers
         if self._tracer is not None:
             handlers = self._tracer.session("verify", handlers, context, _span_attributes)
-        # gRPC looks whether the method itself is an async generator, so it cannot just return one.
+        # gRPC checks whether the method itself is an async generator, so it cannot just return one.
         async for reply in session_stream(request_iterator, context, handlers):
             yield reply
 
@@ -51,10 +51,10 @@ class VerifierServicer(pb_grpc.VerifierServicer):
         spec = wire.spec_from_wire(request.open)
         own = self._describe().numerics
         if spec.numerics not in (None, own):
-            raise Unavailable(f"the session needs numerics {spec.numerics or 'untold'}, this verifier has {own}")
+            raise Unavailable(f"the session needs numerics {spec.numerics or 'unreported'}, this verifier has {own}")
         grammar = None
         if spec.sampling_params.grammar is not None:
-            # Compiling can take seconds; the other sessions' streams go on meanwhile.
+            # Compiling can take seconds and must not block the event loop.
             grammar = await asyncio.to_thread(self._engine.compile_grammar, spec)
         return self._engine.open(spec, on_reply, grammar)
 
@@ -65,7 +65,7 @@ class VerifierServicer(pb_grpc.VerifierServicer):
         elif kind == "step":
             self._engine.submit(handle, wire.verify_step_from_wire(request.step))
         else:
-            raise InvalidRequest("a session takes one `open`, then only `step` and `steer`", param="request")
+            raise InvalidRequest("after `open`, a session accepts only `step` and `steer`", param="request")
 
 
 def _span_attributes(commit: Commit) -> Attributes:

@@ -1,4 +1,4 @@
-"""One session at the verifier: its tokens, how far its KV cache reaches, and the step it waits for."""
+"""One session at the verifier: its tokens, its computed KV, and the step in progress."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from engine.block_manager import BlockTable
-from engine.sampling import LogitsProcessor
-from shared.errors import CommitRefused, InvalidRequest
-from shared.messages import Commit, LocalDrafts, Proposal, SessionSpec, SteerRun, TokenLogprob, VerifyStep
+from outrider.engine.attention.block_manager import BlockTable
+from outrider.engine.recurrent.table import SessionState
+from outrider.engine.sampling.laws import LogitsProcessor
+from outrider.shared.errors import CommitRefused, InvalidRequest
+from outrider.shared.messages import Commit, LocalDrafts, Proposal, SessionSpec, SteerRun, TokenLogprob, VerifyStep
 
 # Called on the engine's thread with each commit, or with the error that ends the session.
 OnReply = Callable[[Commit | Exception], None]
@@ -18,8 +19,9 @@ OnReply = Callable[[Commit | Exception], None]
 
 @dataclass(frozen=True)
 class LocalDraft:
-    """What was asked of the verifier's own drafting, and what came (None: no idea). `seconds`, and `depth`, the most
-    tokens that one session asked for, are of all sessions that were drafted for together.
+    """The result of local drafting for one session. proposal: None if the method found none.
+
+    seconds: of the whole drafted batch. depth: the most draft tokens that a session of that batch asked for.
     """
 
     asked: LocalDrafts
@@ -30,34 +32,35 @@ class LocalDraft:
 
 @dataclass
 class VerifierSession:
-    """`token_ids` are prompt and committed output; KV of positions [0, num_computed) is in the cache."""
+    """token_ids: prompt and committed output. KV of positions [0, num_computed) is in the cache."""
 
     spec: SessionSpec
     processor: LogitsProcessor
-    stop_ids: frozenset[int]
     on_reply: OnReply
     opened_at: float
     token_ids: list[int]
-    # Acceptance rule of chains with laws: a key of round.CHAIN_RULES.
+    # Acceptance rule for chains with laws: a key of round.CHAIN_RULES.
     chain_rule: str = "block"
     table: BlockTable | None = None
+    # Of a model with recurrent layers; at position num_computed between forwards. None: not open, or no such model.
+    state: SessionState | None = None
     num_computed: int = 0
     num_cached_tokens: int = 0
     step: VerifyStep | None = None
     step_arrived_at: float = 0.0
-    # Tokens that the free run in progress may still commit; 0 when there is none.
+    # Tokens that the free run in progress may still commit; 0: no free run.
     free_run_left: int = 0
-    # The verifier's own draft for the next round; None: it has not been asked for.
+    # The local draft for the next round; None: not drafted yet.
     local_draft: LocalDraft | None = None
-    # Positions whose hidden states the step in progress has been sent already.
+    # Positions whose hidden states have been sent for the step in progress.
     hidden_sent_len: int = 0
-    # When it was sent a commit that it has not answered yet, and how long its answers take.
+    # When it was sent a commit that no step has followed yet; and its mean time from a commit to its next step.
     replied_at: float | None = None
     return_s: float | None = None
     has_replied: bool = False
-    # What it was told last that drafts add to a forward.
-    told_draft_rows_us: tuple[int, ...] = ()
-    # When its newest commit was made.
+    # The draft prices it was last sent (Timings.draft_rows_us).
+    sent_draft_rows_us: tuple[int, ...] = ()
+    # When its newest commit was made; None: no commit yet.
     committed_at: float | None = None
     finished: bool = False
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -76,11 +79,11 @@ class VerifierSession:
 
     @property
     def num_pending(self) -> int:
-        """Committed tokens whose KV is still to be computed; at least one when logits are wanted."""
+        """Committed tokens whose KV is not computed; at least one when logits are wanted."""
         return len(self.token_ids) - self.num_computed
 
     def steer(self, steer: SteerRun) -> None:
-        """Changes the free run in progress, if there is one of that epoch."""
+        """Changes the free run in progress; ignored without one, or of another epoch."""
         if self.step is None or self.free_run_left <= 0 or steer.epoch != self.spec.epoch:
             return
         self.step = dataclasses.replace(self.step, local_drafts=steer.local_drafts)
@@ -89,20 +92,20 @@ class VerifierSession:
 
     @property
     def num_wanted_rows(self) -> int:
-        """Rows that the step in progress asks for, were there no limit."""
+        """Rows that the step in progress needs, limits aside."""
         if self.step is None or self.step.local_drafts is None or self.proposal is not None:
             return self.num_pending + (len(self.proposal.token_ids) if self.proposal is not None else 0)
         return self.num_pending + self.step.local_drafts.num_draft_tokens
 
     @property
     def proposal(self) -> Proposal | None:
-        """What the next round is to score: the step's, or in a free run the verifier's own."""
+        """The proposal to verify in the next round: the step's, or in a free run the local draft."""
         sent = self.step.proposal if self.step is not None else None
         return sent if sent is not None or self.local_draft is None else self.local_draft.proposal
 
     def draft_room(self, max_model_len: int) -> int:
-        """The most draft tokens that the next round can use: with one more token the output, the context or the run
-        ends. It looks at lengths, never at tokens.
+        """The most draft tokens that the next round can use: one more token follows them before the output, the context
+        or the run ends. Depends on lengths only, never on tokens.
         """
         params = self.spec.sampling_params
         room = min(params.max_tokens - self.committed_len - 1, max_model_len - len(self.token_ids) - 1)
@@ -112,7 +115,7 @@ class VerifierSession:
         return min(room, most - 1) if most else room
 
     def begin(self, step: VerifyStep) -> None:
-        """Takes up a step. Raises CommitRefused on another epoch, InvalidRequest when tokens before it are missing."""
+        """Raises CommitRefused for another epoch; InvalidRequest after the end, or if tokens before it are missing."""
         if step.epoch != self.spec.epoch:
             raise CommitRefused(f"step of epoch {step.epoch} at a session of epoch {self.spec.epoch}", param="epoch")
         if step.base_len > self.committed_len:
@@ -129,10 +132,10 @@ class VerifierSession:
 
 
 def reconcile(proposal: Proposal, base_len: int, output_token_ids: list[int]) -> Proposal | None:
-    """The part of a proposal that still stands at `base_len`, by absolute index; None when it contradicts the commit.
+    """The part of a proposal from `base_len` on, by absolute index; None if it contradicts the committed output.
 
-    A late chain whose first tokens are what was committed since is used from there on. That is no selection by a
-    token's own value: the remaining tokens were drawn given exactly the prefix that is now committed.
+    A late chain whose first tokens equal what was committed since is used from there on. This selects no token by its
+    own value: the remaining tokens were drawn given exactly the prefix that is now committed.
     """
     offset = base_len - proposal.base_len
     if offset == 0:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
 
 from benchmarks.gpu_report.report import Finding, Part, Run, judged
 from benchmarks.gpu_report.timing import copy_bandwidth, graph_us
-from kernels.paged_attention.triton import paged_attention
+from outrider.kernels.paged_attention.arguments import BatchTables, Scoring
+from outrider.kernels.paged_attention.triton import paged_attention
 
 MOST_TIMES_FLOOR = 1.25
 _NUM_SESSIONS, _LENGTH, _BLOCK_SIZE = 32, 4096, 16
@@ -33,14 +33,14 @@ def attention_call(num_rows: int) -> tuple[Callable[[], object], int]:
     def filled(size: int, value: int) -> torch.Tensor:
         return torch.full((size,), value, dtype=torch.int32, device="cuda")
 
-    tables_of_call: dict[str, Any] = {
-        "block_tables": tables,
-        "context_lens": filled(_NUM_SESSIONS, _LENGTH - num_rows),
-        "query_starts": torch.arange(0, total + 1, num_rows, dtype=torch.int32, device="cuda"),
-        "tree_starts": filled(_NUM_SESSIONS, num_rows),
-        "parents": filled(total, 0),
-    }
-    call = functools.partial(paged_attention, query, keys, values, **tables_of_call, scaling=_DIM**-0.5)
+    tables_of_call = BatchTables(
+        block_tables=tables,
+        context_lens=filled(_NUM_SESSIONS, _LENGTH - num_rows),
+        query_starts=torch.arange(0, total + 1, num_rows, dtype=torch.int32, device="cuda"),
+        tree_starts=filled(_NUM_SESSIONS, num_rows),
+        parents=filled(total, 0),
+    )
+    call = functools.partial(paged_attention, query, keys, values, tables_of_call, Scoring(_DIM**-0.5))
     return call, keys.nbytes + values.nbytes
 
 

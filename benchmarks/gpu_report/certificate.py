@@ -8,9 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.gpu_report.report import Finding, Part, Run, judged
-from engine.certificate import certify
-from engine.model import LoadedModel, load_model
-from engine.runner import ModelRunner
+from outrider.engine.certificate import certify
+from outrider.engine.model.load import load_model
+from outrider.engine.model.loaded import LoadedModel
+from outrider.engine.run.runner import ModelRunner
 
 TARGET = Path(__file__).parents[2] / "models" / "demo-target"
 _NUM_BLOCKS = 64

@@ -15,18 +15,18 @@ import torch
 
 from benchmarks.gpu_report import correctness_sampling
 from benchmarks.gpu_report.report import Finding, Part, Run, judged
-from kernels.gated_activation import reference as activation_reference
-from kernels.gated_activation.triton import gated_activation
-from kernels.kv_write import reference as write_reference
-from kernels.kv_write.triton import kv_move, kv_write
-from kernels.linear import reference as linear_reference
-from kernels.linear.triton import linear
-from kernels.paged_attention import reference as attention_reference
-from kernels.paged_attention.triton import paged_attention
-from kernels.rms_norm.triton import rms_norm
-from kernels.rotary import reference as rotary_reference
-from kernels.rotary.triton import rotate_
-from tests.kernels.paged_cases import Shape, lay_out, random_session
+from outrider.kernels.gated_activation import reference as activation_reference
+from outrider.kernels.gated_activation.triton import gated_activation
+from outrider.kernels.kv_write import reference as write_reference
+from outrider.kernels.kv_write.triton import kv_move, kv_write
+from outrider.kernels.linear import reference as linear_reference
+from outrider.kernels.linear.triton import linear
+from outrider.kernels.paged_attention import reference as attention_reference
+from outrider.kernels.paged_attention.triton import paged_attention
+from outrider.kernels.rms_norm.triton import rms_norm
+from outrider.kernels.rotary import reference as rotary_reference
+from outrider.kernels.rotary.triton import rotate_
+from tests.kernels.paged_cases import Shape, lay_out, random_session, run_kernel
 
 DTYPES = (torch.bfloat16, torch.float32)
 _EPS = 1e-5
@@ -90,8 +90,8 @@ def _attention(run: Run) -> Iterable[Case]:
         }
         wide = arguments | {"query": arguments["query"].double()}
         for options in ({}, {"sliding_window": 17}, {"softcap": 5.0}):
-            exact = attention_reference.paged_attention(**wide, **options)
-            found = paged_attention(**arguments, **options)
+            exact = run_kernel(attention_reference.paged_attention, wide, options)
+            found = run_kernel(paged_attention, arguments, options)
             # In bf16 the weights of the positions are rounded too, to 8 bits, before they meet the values.
             yield found, exact, 2.0**-8 if dtype == torch.bfloat16 else 0.0, 1e-2 if dtype == torch.bfloat16 else 1e-5
 

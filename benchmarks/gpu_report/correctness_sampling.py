@@ -11,14 +11,14 @@ from collections.abc import Iterable
 import torch
 
 from benchmarks.gpu_report.report import Finding, Part, Run, judged
-from kernels.coupled_sample import reference as sample_reference
-from kernels.coupled_sample.triton import coupled_sample
-from kernels.rejection_sample import reference as rejection_reference
-from kernels.rejection_sample.drafts import ChainDrafts
-from kernels.rejection_sample.triton import rejection_sample
-from kernels.sampling_support.transforms import Transforms
-from kernels.tree_accept import reference as accept_reference
-from kernels.tree_accept.triton import tree_accept
+from outrider.kernels.coupled_sample import reference as sample_reference
+from outrider.kernels.coupled_sample.triton import coupled_sample
+from outrider.kernels.rejection_sample import reference as rejection_reference
+from outrider.kernels.rejection_sample.drafts import ChainDrafts
+from outrider.kernels.rejection_sample.triton import rejection_sample
+from outrider.kernels.sampling_support.transforms import Transforms
+from outrider.kernels.tree_accept import reference as accept_reference
+from outrider.kernels.tree_accept.triton import tree_accept
 
 # (temperature, top_k, top_p, min_p)
 LAWS = (

@@ -20,16 +20,16 @@ import torch
 from benchmarks.gpu_report.llamas import LLAMA_1B, load_made, random_llama, streamed_bytes
 from benchmarks.gpu_report.report import Finding, Part, Run, judged, noted
 from benchmarks.gpu_report.timing import copy_bandwidth, wall_us
-from drafter_service.growth.laws import sparse_law
-from engine.batch import SessionRows, build_batch
-from engine.chains import ChainDraws, ChainStart, DrawnToken, ModelForward
-from engine.coupling import coupled_sample, index_key
-from engine.device_chains import DeviceChains
-from engine.model import LoadedModel
-from engine.runner import ModelRunner
-from engine.sampling import LogitsProcessor, Row
-from shared.messages import LAW_TOTAL
-from shared.sampling_params import SamplingParams
+from outrider.drafting.growth.laws import sparse_law
+from outrider.engine.model.loaded import LoadedModel
+from outrider.engine.run.batch import SessionRows, build_batch
+from outrider.engine.run.runner import ModelRunner
+from outrider.engine.sampling.chains import ChainDraws, ChainStart, DrawnToken, ModelForward
+from outrider.engine.sampling.coupling import coupled_sample, index_key
+from outrider.engine.sampling.device_chains import DeviceChains
+from outrider.engine.sampling.laws import LogitsProcessor, Row
+from outrider.shared.messages import LAW_TOTAL
+from outrider.shared.sampling_params import SamplingParams
 
 CONTEXT_LEN, NUM_TOKENS, BLOCK_SIZE = 1000, 5, 16
 SESSION_COUNTS = (1, 8)

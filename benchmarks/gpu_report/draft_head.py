@@ -19,19 +19,20 @@ from transformers import LlamaConfig
 from benchmarks.gpu_report.llamas import LLAMA_8B
 from benchmarks.gpu_report.report import Finding, Part, Run, judged, noted
 from benchmarks.gpu_report.timing import wall_us
-from drafter_service.heads.decoder import DecoderConfig
-from drafter_service.heads.eagle3 import Eagle3Config, Eagle3Head, default_feature_layers
-from drafter_service.methods.eagle import EagleNet
-from drafter_service.methods.growing import GrowingMethod
-from drafter_service.methods.head_forward import HeadForward
-from drafter_service.methods.paged_head import PagedHead
-from drafter_service.methods.target_vocabulary import TargetVocabulary
-from drafter_service.session import DraftSession
-from engine.attention import ATTENTION_NAME, resolve_attention_ops
-from engine.device_chains import DeviceChains
-from engine.grammar import GrammarCompiler
-from shared.messages import DraftMethodInfo, DraftStep, HiddenStates, Proposal, SessionSpec
-from shared.sampling_params import SamplingParams, SpeculationMode
+from outrider.drafting.heads.decoder import DecoderConfig
+from outrider.drafting.heads.eagle3 import Eagle3Config, Eagle3Head, default_feature_layers
+from outrider.drafting.methods.eagle import EagleNet
+from outrider.drafting.methods.growing import GrowingMethod
+from outrider.drafting.methods.head_forward import HeadForward
+from outrider.drafting.methods.paged_head import PagedHead
+from outrider.drafting.methods.target_vocabulary import TargetVocabulary
+from outrider.drafting.session import DraftSession
+from outrider.engine.attention.layer import ATTENTION_NAME
+from outrider.engine.attention.ops import resolve_attention_ops
+from outrider.engine.sampling.device_chains import DeviceChains
+from outrider.engine.sampling.grammar import GrammarCompiler
+from outrider.shared.messages import DraftMethodInfo, DraftStep, HiddenStates, Proposal, SessionSpec
+from outrider.shared.sampling_params import SamplingParams, SpeculationMode
 
 CONTEXT_LEN, NUM_TOKENS, BLOCK_SIZE = 1000, 5, 16
 SESSION_COUNTS = (1, 8)

@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.gpu_report.report import Finding, Part, Run, judged, noted
 from benchmarks.gpu_report.timing import copy_bandwidth, graph_us, num_copies
-from kernels.linear.triton import linear
+from outrider.kernels.linear.triton import linear
 
 MOST_TIMES_CUBLAS = 1.1
 WEIGHTS = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096))

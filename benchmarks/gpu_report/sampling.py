@@ -12,8 +12,8 @@ import torch
 from benchmarks.gpu_report.correctness_sampling import random_keys, random_logits
 from benchmarks.gpu_report.report import Finding, Part, Run, judged
 from benchmarks.gpu_report.timing import graph_us, num_copies, wall_us
-from kernels.coupled_sample.triton import coupled_sample
-from kernels.sampling_support.transforms import Transforms
+from outrider.kernels.coupled_sample.triton import coupled_sample
+from outrider.kernels.sampling_support.transforms import Transforms
 
 MOST_US = 200.0
 _NUM_ROWS, _VOCAB_SIZE = 256, 128256

@@ -25,21 +25,22 @@ from benchmarks.gpu_report.llamas import EXPANDED, expanded, load_made
 from benchmarks.gpu_report.report import Finding, Part, Run, judged, noted
 from benchmarks.gpu_report.step import free_memory
 from benchmarks.prompts import code_prompts
-from drafter_service.methods.draft_model import DraftModelNet, draft_model_method
-from drafter_service.methods.interface import DraftMethod
-from drafter_service.methods.ngram import NgramMethod
-from engine.block_manager import BlockManager
-from engine.certificate import certify
-from engine.model import LoadedModel, load_model
-from engine.runner import ModelRunner
-from shared.messages import SessionSpec
-from shared.sampling_params import SamplingParams
+from outrider.drafting.methods.draft_model import DraftModelNet, draft_model_method
+from outrider.drafting.methods.interface import DraftMethod
+from outrider.drafting.methods.ngram import NgramMethod
+from outrider.engine.attention.block_manager import BlockManager
+from outrider.engine.certificate import certify
+from outrider.engine.model.load import load_model
+from outrider.engine.model.loaded import LoadedModel
+from outrider.engine.run.runner import ModelRunner
+from outrider.shared.messages import SessionSpec
+from outrider.shared.sampling_params import SamplingParams
+from outrider.training.demo.expand import Shape
+from outrider.verifier_service.engine import EngineLimits, VerifierEngine
+from outrider.verifier_service.metrics import VerifierMetrics
+from outrider.verifier_service.timing.step_costs import StepCosts
 from tests.grid.driver import Driver, Session
 from tests.grid.pools import BLOCK_SIZE, Pool
-from training.expand import Shape
-from verifier_service.engine import EngineLimits, VerifierEngine
-from verifier_service.metrics import VerifierMetrics
-from verifier_service.step_costs import StepCosts
 
 _MODELS = Path(__file__).parents[2] / "models"
 TARGET, DRAFT = _MODELS / "demo-target", _MODELS / "demo-draft"

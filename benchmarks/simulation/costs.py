@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shared.errors import ConfigError
+from outrider.shared.errors import ConfigError
 
 DEFAULT_PATH = Path(__file__).parents[1] / "results" / "costs.json"
 Table = tuple[tuple[int, float], ...]

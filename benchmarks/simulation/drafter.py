@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from benchmarks.simulation.costs import Costs
 from benchmarks.simulation.events import Events, Machine
 from benchmarks.simulation.verifier import LIMITS, SimulatedSession, seconds_by_rows
-from drafter_service.engine import _LONGEST_PATIENCE_S, _PATIENCE_SHARE
-from drafter_service.methods.draft_model import CATCH_UP_ROWS
+from outrider.drafter_service.engine import _LONGEST_PATIENCE_S, _PATIENCE_SHARE
+from outrider.drafting.methods.draft_model import CATCH_UP_ROWS
 
 
 class SimulatedDrafter:

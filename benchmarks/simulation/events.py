@@ -1,7 +1,7 @@
 """Simulated time: what happens when, and machines on which work takes time.
 
 A heap of our own, not simpy: its processes are generators that wait for resources, and a forward that waits for
-whoever is about to come back (verifier_service/pace.py) is no resource; nothing else of it would be used.
+whoever is about to come back (verifier_service/timing/gathering.py) is no resource; nothing else of it would be used.
 """
 
 from __future__ import annotations

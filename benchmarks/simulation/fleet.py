@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from benchmarks.records import quantiles
+from benchmarks.simulation.auto_policy import GatewayAuto
 from benchmarks.simulation.costs import Costs
 from benchmarks.simulation.drafter import SimulatedDrafter
 from benchmarks.simulation.events import Events, Machine, OwnMachine, SharedMachine
-from benchmarks.simulation.session import DRAFT_METHOD, Link, Request, Session, Tally
+from benchmarks.simulation.session import Link, Request, Session, Tally
 from benchmarks.simulation.verifier import SimulatedVerifier
-from gateway.adaptive_draft import AdaptiveDraft, AutoDrafting
-from gateway.draft_policy import DraftPolicy, FixedDraftLength
-from gateway.placement import LOAD_FACTOR, LOAD_MARGIN
-from shared.errors import ConfigError
+from outrider.gateway.draft_length.draft_policy import DraftPolicy, FixedDraftLength
+from outrider.gateway.fleet.placement import LOAD_FACTOR, LOAD_MARGIN
+from outrider.shared.errors import ConfigError
 
 MemberT = TypeVar("MemberT")
 # Coefficient of variation of the times between bursty arrivals (gamma distributed); Poisson has 1.
@@ -132,7 +132,7 @@ class Fleet:
         ]
         self._verifiers, self._drafters = LeastLoaded(self._members), LeastLoaded(self._drafter_members)
         num_gateways = -(-scenario.num_verifiers // scenario.verifiers_per_gateway)
-        self._gateways = [AutoDrafting() for _ in range(num_gateways)]
+        self._gateways = [GatewayAuto() for _ in range(num_gateways)]
         self._num_requests = 0
         self.tally = Tally()
 
@@ -206,7 +206,7 @@ class Fleet:
         ).start()  # fmt: skip
 
     def _place(self) -> SimulatedVerifier:
-        """gateway/placement.py with prompts of which no two begin alike."""
+        """gateway/fleet/placement.py with prompts of which no two begin alike."""
         affine, least = self._rng.choice(self._members), self._verifiers.least()
         limit = LOAD_FACTOR * self._verifiers.load(least) + LOAD_MARGIN
         return affine if self._verifiers.load(affine) <= limit else least
@@ -226,7 +226,7 @@ class Fleet:
             return None
         if scenario.fixed_length:
             return FixedDraftLength(scenario.fixed_length)
-        return AdaptiveDraft(self._gateways[gateway], scenario.max_draft_tokens, lambda: {DRAFT_METHOD: 0})
+        return self._gateways[gateway].session(scenario.max_draft_tokens)
 
     def _acquire(self) -> SimulatedDrafter | None:
         if not self._drafter_members:

@@ -15,10 +15,10 @@ from typing import NamedTuple, Self
 
 import grpc.aio
 
-from gateway.remote import RemoteDrafter, RemoteVerifier
-from shared import rpc
-from shared.messages import Commit, DraftStep, Proposal, SessionSpec, VerifyStep
-from shared.sampling_params import SamplingParams, SpeculationMode
+from outrider.gateway.fleet.remote import RemoteDrafter, RemoteVerifier
+from outrider.shared import rpc
+from outrider.shared.messages import Commit, DraftStep, Proposal, SessionSpec, VerifyStep
+from outrider.shared.sampling_params import SamplingParams, SpeculationMode
 
 _PROMPT_LEN = 100
 _MAX_TOKENS = 2000

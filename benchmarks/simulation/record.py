@@ -41,7 +41,7 @@ from benchmarks.simulation.stack import (
     measured_stack,
     plain,
 )
-from verifier_service.step_costs import StepCosts
+from outrider.verifier_service.timing.step_costs import StepCosts
 
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
 # Rows of forwards of one session: points of the table.

@@ -1,4 +1,5 @@
-"""One request in simulated time: the gateway's side of it, gateway/decode_loop.py and gateway/drafting.py as events.
+"""One request in simulated time: the gateway's side of it, gateway/request/decode_loop.py and
+gateway/proposals/drafting.py as events.
 
 The draft policy is the real one, and is told what it would be told. Not simulated: hidden states, trees, lost services.
 """
@@ -9,16 +10,18 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from benchmarks.simulation.auto_policy import RemoteDraft, remote_outcome
 from benchmarks.simulation.costs import Costs
 from benchmarks.simulation.drafter import SimulatedDrafter
 from benchmarks.simulation.events import Events
-from benchmarks.simulation.verifier import RoundTimes, SimulatedVerifier
-from gateway.config import GatewayConfig
-from gateway.draft_policy import DraftPolicy, RoundOutcome
-from gateway.drafting import ALONE_RUN, LONGEST_ALONE_RUN
+from benchmarks.simulation.rounds import RoundTimes, SessionRound
+from benchmarks.simulation.verifier import SimulatedVerifier
+from benchmarks.simulation.worlds.text import Text
+from outrider.gateway.config import GatewayConfig
+from outrider.gateway.draft_length.draft_policy import DraftPolicy
+from outrider.gateway.proposals.drafter_connection import CATCH_UP_TOKENS
+from outrider.gateway.proposals.remote_source import ALONE_RUN, LONGEST_ALONE_RUN
 
-# The one that its costs were recorded of.
-DRAFT_METHOD = "draft_model"
 _DRAFT_TIMEOUT_S = GatewayConfig().draft_timeout_ms * 1e-3
 
 
@@ -37,11 +40,14 @@ class Link:
 
 @dataclass(frozen=True)
 class Request:
-    """accepted: what was recorded of one request, round by round; the simulation draws from it."""
+    """accepted: what was recorded of one request, round by round; the simulation draws from it, or, where there is a
+    text, reads what is accepted from `text_start` on."""
 
     num_tokens: int
     num_prompt_rows: int
-    accepted: tuple[int, ...]
+    accepted: tuple[int, ...] = ()
+    text: Text | None = None
+    text_start: int = 0
 
 
 @dataclass
@@ -88,6 +94,8 @@ class Session:
     free_run_left: int = 0
     num_asked: int = 0
     asked_at: float = 0.0
+    # What rounds.Drafted has; decided by the policy at the gateway.
+    num_wanted: int = 0
     _num_committed: int = 0
     _drafter: SimulatedDrafter | None = None
     # When the last message to the drafter arrives there: later ones do not overtake it.
@@ -100,6 +108,7 @@ class Session:
     _draft_wait_s: float = 0.0
     _draft_s: float = 0.0
     _drafter_total_s: float = 0.0
+    _is_catch_up: bool = False
     _verify_started_at: float = 0.0
     _first_token_at: float = 0.0
 
@@ -115,6 +124,7 @@ class Session:
     def _round(self) -> None:
         self._draft_wait_s = self._draft_s = self._drafter_total_s = 0.0
         self.num_asked = self.num_draft_tokens = 0
+        self._is_catch_up = False
         if self.policy is None:
             self._verify(self.request.num_tokens)
             return
@@ -153,6 +163,7 @@ class Session:
         self.num_asked = num_wanted
         self._asked_at = self.events.now
         self._ask += 1
+        self._is_catch_up = self.num_behind > CATCH_UP_TOKENS
         if self._drafter is not None:
             self._tell(self._drafter.submit)
         self.events.after(_DRAFT_TIMEOUT_S, self._timeout, self._ask)
@@ -185,41 +196,29 @@ class Session:
         self._verify_started_at = self.events.now
         self.events.after(0.5 * self.costs.verifier_trip_s, self.verifier.submit, self)
 
-    def _observe(self, num_tokens: int, num_draft_tokens: int, times: RoundTimes, more: bool) -> None:
+    def _observe(self, member: SessionRound) -> None:
         """A commit is at the gateway."""
         now, tally = self.events.now, self.tally
+        num_tokens, num_proposed = member.num_committed, member.num_proposed
         tally.num_tokens += num_tokens
         tally.num_rounds += 1
-        if num_draft_tokens:
+        if num_proposed:
             tally.num_drafted_rounds += 1
-            tally.num_draft_tokens += num_draft_tokens
+            tally.num_draft_tokens += num_proposed
             tally.num_accepted += num_tokens - 1
         # A draft's tokens are in the drafter's cache, but for the last one.
-        self.num_behind += num_tokens if not num_draft_tokens else 1 + (num_tokens > num_draft_tokens)
+        self.num_behind += num_tokens if not num_proposed else 1 + (num_tokens > num_proposed)
         round_s = now - self._verify_started_at + self._draft_wait_s
         self._verify_started_at = now
         if not self._first_token_at:
             self._first_token_at = now + 0.5 * self.costs.request_s
             tally.first_token_s.append(self._first_token_at - self.opened_at)
         if self.policy is not None:
-            self.policy.observe(
-                RoundOutcome(
-                    num_asked=self.num_asked,
-                    num_draft_tokens=num_draft_tokens,
-                    num_accepted=num_tokens - 1 if num_draft_tokens else 0,
-                    batch_sessions=times.batch_sessions,
-                    draft_rows_s=tuple(1e-6 * rows_us for rows_us in times.draft_rows_us),
-                    tokens_per_s=times.tokens_per_s,
-                    draft_s=self._draft_s,
-                    overhead_s=max(0.0, round_s - times.total_s - self._drafter_total_s),
-                    method=DRAFT_METHOD if self.num_asked else "",
-                    round_tokens=times.last_round.num_tokens,
-                    round_s=times.last_round.seconds,
-                    open_sessions=times.open_sessions,
-                )
-            )
+            overhead_s = max(0.0, round_s - member.total_s - self._drafter_total_s)
+            asked = RemoteDraft(member.num_asked, self._draft_s, overhead_s, self._is_catch_up)
+            self.policy.observe(remote_outcome(member, asked))
             self._draft_wait_s = self._draft_s = self._drafter_total_s = 0.0
-        if not more:
+        if not member.more:
             if self._num_committed >= self.request.num_tokens:
                 self._end()
             else:
@@ -236,12 +235,19 @@ class Session:
     # ---- what the services call ----
 
     @property
+    def max_tokens(self) -> int:
+        return self.request.num_tokens
+
+    @property
     def num_wanted_rows(self) -> int:
         return self.num_pending + self.num_draft_tokens
 
     def accept(self) -> int:
         num_accepted = 0
-        if self.num_draft_tokens:
+        if self.num_draft_tokens and self.request.text is not None:
+            position = self.request.text_start + self._num_committed
+            num_accepted = self.request.text.accepted(position, self.num_draft_tokens, self.events.now)
+        elif self.num_draft_tokens:
             num_accepted = min(self.num_draft_tokens, self.rng.choice(self.request.accepted))
         self._num_committed += num_accepted + 1
         return num_accepted + 1
@@ -249,10 +255,11 @@ class Session:
     def is_finished(self) -> bool:
         return self._num_committed >= self.request.num_tokens
 
-    def committed(self, num_tokens: int, times: RoundTimes, *, more: bool) -> None:
-        num_draft_tokens, self.num_draft_tokens = self.num_draft_tokens, 0
-        delay_s = 0.5 * self.costs.verifier_trip_s
-        self.events.after(delay_s, self._observe, num_tokens, num_draft_tokens, times, more)
+    def committed(self, num_tokens: int, times: RoundTimes, total_s: float, *, more: bool) -> None:
+        num_proposed, self.num_draft_tokens = self.num_draft_tokens, 0
+        base_len = self._num_committed - num_tokens
+        member = SessionRound(self, times, base_len, self.num_asked, num_proposed, num_tokens, total_s, more)
+        self.events.after(0.5 * self.costs.verifier_trip_s, self._observe, member)
 
     def proposed(self, draft_s: float, total_s: float) -> None:
         delay_s = 0.5 * self.costs.drafter_trip_s + self.link.one_way_s(self.rng)

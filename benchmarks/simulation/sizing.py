@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from benchmarks.simulation.costs import Costs
 from benchmarks.simulation.fleet import Arrivals, Outcome, Scenario, simulate
 from benchmarks.simulation.session import Link
-from verifier_service.step_costs import StepCosts
+from outrider.verifier_service.timing.step_costs import StepCosts
 
 RTTS_MS = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 NUM_VERIFIERS = 16

@@ -1,6 +1,6 @@
 """A verifier in simulated time: its engine's and its scheduler's rules, without tensors.
 
-Pace and StepCosts are the real ones. Not simulated: KV memory (no preemption) and limits on sessions. Not here: the
+BatchGathering and StepCosts are the real ones. Not simulated: KV memory (no preemption), session limits. Not here: the
 drafter (drafter.py) and the sessions (session.py), of which this says what services know.
 """
 
@@ -9,33 +9,22 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from benchmarks.simulation.costs import Costs, Table
 from benchmarks.simulation.events import Events, Machine
-from verifier_service.config import VerifierConfig
-from verifier_service.pace import LastRound, Pace
-from verifier_service.scheduler import Work
-from verifier_service.session import VerifierSession
-from verifier_service.step_costs import StepCosts
+from benchmarks.simulation.rounds import RoundTimes
+from outrider.verifier_service.config import VerifierConfig
+from outrider.verifier_service.scheduler import Work
+from outrider.verifier_service.session import VerifierSession
+from outrider.verifier_service.timing.gathering import BatchGathering, LastRound
+from outrider.verifier_service.timing.step_costs import StepCosts
 
 LIMITS = VerifierConfig()
 
 
-@dataclass(slots=True)
-class RoundTimes:
-    """Of one commit: what messages.Timings says, in seconds."""
-
-    total_s: float
-    batch_sessions: int
-    draft_rows_us: tuple[int, ...]
-    tokens_per_s: float
-    last_round: LastRound
-    open_sessions: int
-
-
 class SimulatedSession(Protocol):
-    """What the services know of a session; `step` .. `return_s` carry the names that Pace reads."""
+    """What the services know of a session; `step` .. `return_s` carry the names that BatchGathering reads."""
 
     opened_at: float
     step: object | None
@@ -60,9 +49,21 @@ class SimulatedSession(Protocol):
 
     def is_finished(self) -> bool: ...
 
-    def committed(self, num_tokens: int, times: RoundTimes, *, more: bool) -> None: ...
+    def committed(self, num_tokens: int, times: RoundTimes, total_s: float, *, more: bool) -> None:
+        """total_s: since its step arrived, or its round before was over."""
+        ...
 
     def proposed(self, draft_s: float, total_s: float) -> None: ...
+
+
+class OwnDrafts(Protocol):
+    """Contract: the verifier's own drafting, before each forward; `end_round` comes when all of it is committed."""
+
+    def draft(self, sessions: Iterable[Any]) -> tuple[float, int]:
+        """Sets drafts of sessions; returns seconds (0: nothing is drafted), and the longest draft."""
+        ...
+
+    def end_round(self, last_round: LastRound, num_open: int) -> None: ...
 
 
 @dataclass(slots=True)
@@ -88,7 +89,12 @@ class SimulatedVerifier:
         self._costs = costs
         self._one_machine = one_machine
         self._forward_s = seconds_by_rows(costs.verifier_step)
-        self._pace = Pace(StepCosts(costs.verifier_step), clock=lambda: events.now)
+        self.step_costs = StepCosts(costs.verifier_step)
+        self._gathering = BatchGathering(self.step_costs, clock=lambda: events.now)
+        # None: it does not draft locally.
+        self.own_drafts: OwnDrafts | None = None
+        self._drafted = (0.0, 0)
+        self._step_began = 0.0
         self.sessions: dict[SimulatedSession, None] = {}
         self._is_busy = False
         self._wake = 0
@@ -102,14 +108,14 @@ class SimulatedVerifier:
     def submit(self, session: SimulatedSession) -> None:
         now = self._events.now
         session.step, session.step_arrived_at = True, now
-        self._pace.asked(cast(VerifierSession, session), now)
+        self._gathering.asked(cast(VerifierSession, session), now)
         if not self._is_busy:
             self._consider()
 
     def _consider(self) -> None:
         """What the engine's thread does when it has run its commands: waits for more, or works."""
         self._wake += 1
-        patience_s = self._pace.patience_s(cast(Iterable[VerifierSession], self.sessions))
+        patience_s = self._gathering.patience_s(cast(Iterable[VerifierSession], self.sessions))
         if patience_s > 0.0:
             self._events.after(patience_s, self._wake_up, self._wake)
         else:
@@ -120,6 +126,17 @@ class SimulatedVerifier:
             self._start()
 
     def _start(self) -> None:
+        self._step_began = self._events.now
+        if self.own_drafts is not None:
+            self._drafted = self.own_drafts.draft(self.sessions)
+            if self._drafted[0] > 0.0:
+                self._is_busy = True
+                self.busy_s += self._drafted[0]
+                self._machine.run(self._drafted[0], self._forward)
+                return
+        self._forward()
+
+    def _forward(self) -> None:
         self._plan = self._place()
         if not self._plan:
             return
@@ -134,7 +151,9 @@ class SimulatedVerifier:
 
     def _place(self) -> list[_Work]:
         """The scheduler's order and budget: the oldest, then those that decode, then prefills in chunks."""
-        waiting = [session for session in self.sessions if session.step is not None]
+        # Who asks while drafts are made waits for the next forward.
+        began = self._step_began
+        waiting = [s for s in self.sessions if s.step is not None and s.step_arrived_at <= began]
         if len(waiting) > 1:
             oldest = min(waiting, key=lambda session: session.opened_at)
             waiting.sort(key=lambda session: (session is not oldest, session.num_pending > 1, session.step_arrived_at))
@@ -158,47 +177,55 @@ class SimulatedVerifier:
         self._machine.run(gap_s, lambda ended=self._events.now: self._settle(ended))  # type: ignore[misc]
 
     def _settle(self, ended: float) -> None:
-        now, rates = self._events.now, self._pace.rates
-        num_open = len(self.sessions)
-        draft_rows_us, tokens_per_s = rates.draft_rows_us(num_open), rates.tokens_per_s(num_open)
+        rates, num_open = self._gathering.rates, len(self.sessions)
+        times = RoundTimes(
+            batch_sessions=len(self._plan),
+            draft_rows_us=rates.draft_rows_us(num_open),
+            tokens_per_s=rates.tokens_per_s(num_open),
+            last_round=self._gathering.last_round,
+            open_sessions=num_open,
+            draft_s=self._drafted[0],
+            draft_depth=self._drafted[1],
+            forward_s=ended - self._started,
+            num_rows=sum(work.num_rows for work in self._plan),
+        )
         num_tokens = 0
         for work in self._plan:
-            session = work.session
-            if not work.num_logits_rows:
-                session.num_pending -= work.num_chain_rows
-                continue
-            session.num_pending = 1
-            num_committed = session.accept()
-            num_tokens += num_committed
-            session.free_run_left -= num_committed
-            is_finished = session.is_finished()
-            more = session.free_run_left > 0 and not is_finished
-            times = RoundTimes(
-                now - session.step_arrived_at,
-                len(self._plan),
-                draft_rows_us,
-                tokens_per_s,
-                self._pace.last_round,
-                len(self.sessions),
-            )
-            if more:
-                session.step_arrived_at = ended
+            if work.num_logits_rows:
+                num_tokens += self._commit(work, times, ended)
             else:
-                session.step = None
-                if is_finished:
-                    del self.sessions[session]
-                else:
-                    self._pace.replied(cast(VerifierSession, session), now)
-            if self._one_machine:
-                has_draft = work.num_rows > work.num_chain_rows
-                host_s = self._costs.host_round_s + (self._costs.host_draft_s if has_draft else 0.0)
-                self._machine.run(host_s, _nothing)
-            session.committed(num_committed, times, more=more)
+                work.session.num_pending -= work.num_chain_rows
         plan = cast(Sequence[Work], self._plan)
-        self._pace.observe(plan, num_tokens, self._started, ended, num_open=num_open)
+        self._gathering.observe(plan, num_tokens, self._started, ended, num_open=num_open)
+        if self.own_drafts is not None:
+            self.own_drafts.end_round(self._gathering.last_round, num_open)
         self._is_busy = False
         if any(session.step is not None for session in self.sessions):
             self._consider()
+
+    def _commit(self, work: _Work, times: RoundTimes, ended: float) -> int:
+        """Of one session; returns its tokens."""
+        now, session = self._events.now, work.session
+        session.num_pending = 1
+        num_committed = session.accept()
+        session.free_run_left -= num_committed
+        is_finished = session.is_finished()
+        more = session.free_run_left > 0 and not is_finished
+        total_s = now - session.step_arrived_at
+        if more:
+            session.step_arrived_at = ended
+        else:
+            session.step = None
+            if is_finished:
+                del self.sessions[session]
+            else:
+                self._gathering.replied(cast(VerifierSession, session), now)
+        if self._one_machine:
+            has_draft = work.num_rows > work.num_chain_rows
+            host_s = self._costs.host_round_s + (self._costs.host_draft_s if has_draft else 0.0)
+            self._machine.run(host_s, _nothing)
+        session.committed(num_committed, times, total_s, more=more)
+        return num_committed
 
 
 def _nothing() -> None:

@@ -1,4 +1,4 @@
-"""How many draft tokens a server accepted: from its answers, or else from what its /metrics grew by."""
+"""Accepted draft tokens of a benchmark: from the server's answers, or else from the growth of its /metrics."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import httpx
 
-from client.metrics_text import sums
+from outrider.client.metrics_text import sums
 
 _PREFIXES = ("outrider:", "vllm:")
 _NAMES = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
@@ -28,12 +28,12 @@ class Acceptance:
 
     @property
     def rate(self) -> float:
-        """Accepted share of the draft tokens; 0 without any."""
+        """Accepted share of the draft tokens; 0 without drafts."""
         return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
 
     @property
     def length(self) -> float:
-        """Tokens per drafted round: the accepted ones and the target's own."""
+        """Mean tokens per drafted round: the accepted ones plus the target's own."""
         return 1 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else 1.0
 
 
@@ -43,7 +43,7 @@ def total(parts: Iterable[Acceptance]) -> Acceptance:
 
 
 async def counted_by_server(client: httpx.AsyncClient) -> Acceptance | None:
-    """All that the server has counted since its start; None when it does not tell (vLLM does, under its own names)."""
+    """The server's counters since its start; None if it has none (vLLM has them under its own names)."""
     try:
         reply = await client.get("/metrics")
     except httpx.TransportError:

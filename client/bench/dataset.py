@@ -1,6 +1,6 @@
-"""What the requests of a benchmark ask: random words of a wanted length, or the lines of a file.
+"""A benchmark's prompts: random words of a given length, or the lines of a file.
 
-No tokenizer is needed: how many tokens a word makes is asked of the server (`WordLength.fit`).
+No tokenizer is needed: the server's usage counts show how many tokens a word takes (`WordLength.fit`).
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shared.errors import ConfigError
+from outrider.shared.errors import ConfigError
 
-# Common ones: most vocabularies have a token for each.
+# Common words: most vocabularies have one token for each.
 _WORDS = """
 time year people way day man thing woman life child world school state family student group country problem hand part
 place case week company system program question work number night point home water room mother area money story fact
@@ -23,14 +23,14 @@ month lot right study book eye job word business issue side kind head house serv
 
 @dataclass(frozen=True)
 class BenchPrompt:
-    """`messages` for a chat; for a completion its text is `text`. 0 max_tokens: the benchmark's own."""
+    """A chat's `messages`, or a completion's `text`. max_tokens 0: the benchmark's default."""
 
     text: str
     messages: tuple[dict[str, Any], ...] = ()
     max_tokens: int = 0
 
     def fields(self, is_chat: bool) -> dict[str, Any]:
-        """Of the request's body."""
+        """The prompt's fields of the request body."""
         if is_chat:
             return {"messages": list(self.messages) or [{"role": "user", "content": self.text}]}
         return {"prompt": self.text}
@@ -38,14 +38,14 @@ class BenchPrompt:
 
 @dataclass(frozen=True)
 class WordLength:
-    """Tokens of a prompt of n words: n * tokens_per_word + extra_tokens (a chat template, a BOS)."""
+    """Token count of an n-word prompt: n * tokens_per_word + extra_tokens (chat template, BOS)."""
 
     tokens_per_word: float = 1.0
     extra_tokens: float = 0.0
 
     @classmethod
     def fit(cls, fewer: tuple[int, int], more: tuple[int, int]) -> WordLength:
-        """From two prompts, as (words, tokens)."""
+        """Fits two prompts, given as (words, tokens)."""
         tokens_per_word = max(0.1, (more[1] - fewer[1]) / (more[0] - fewer[0]))
         return cls(tokens_per_word, max(0.0, fewer[1] - fewer[0] * tokens_per_word))
 
@@ -58,15 +58,15 @@ def random_prompt(rng: random.Random, num_words: int) -> BenchPrompt:
 
 
 def read_prompts(path: Path, is_chat: bool) -> list[BenchPrompt]:
-    """JSON lines with "prompt" or, for a chat, "messages"; "max_tokens" (vLLM: "output_tokens") if given. Raises
-    ConfigError that names the line."""
+    """Reads JSON lines with "prompt" or, for a chat, "messages", and optionally "max_tokens" (vLLM: "output_tokens").
+    Raises ConfigError that names the line."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--dataset-path {path}: {error}") from None
     prompts = [_prompt(line, f"{path}:{number}", is_chat) for number, line in enumerate(lines, 1) if line.strip()]
     if not prompts:
-        raise ConfigError(f"--dataset-path {path}: there is no prompt in it")
+        raise ConfigError(f"--dataset-path {path}: the file has no prompt")
     return prompts
 
 

@@ -1,7 +1,7 @@
-"""The figures of a benchmark, under the names of vLLM's result files.
+"""A benchmark's figures, under the names of vLLM's result files.
 
-TTFT: from sending a request to its first text. TPOT: (last text - first text) / (output tokens - 1), one value per
-request of two tokens or more. ITL: between two updates of a stream. E2EL: from sending to the last text.
+TTFT: from sending a request to its first text. TPOT: (last text - first text) / (output tokens - 1), for requests of at
+least two tokens. ITL: between two updates of a stream. E2EL: from sending to the last text.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from statistics import fmean, pstdev
 from typing import Any
 
-from client.bench.request import RequestResult
-from client.bench.run import BenchRun
+from outrider.client.bench.request import RequestResult
+from outrider.client.bench.run import BenchRun
 
 METRICS = {
     "ttft": "Time to First Token",
@@ -24,7 +24,7 @@ METRICS = {
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Linear between the two nearest ranks, as numpy's default; 0 of no values."""
+    """Linear interpolation between the nearest ranks, as numpy's default; 0 without values."""
     if not values:
         return 0.0
     ordered = sorted(values)
@@ -35,7 +35,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def figures(run: BenchRun, percentiles: Sequence[float]) -> dict[str, Any]:
-    """Times ending in _ms; throughputs per second over `duration`."""
+    """Times end in _ms; throughputs are per second over `duration`."""
     done = [result for result in run.results if not result.error]
     num_input = sum(result.num_prompt_tokens or 0 for result in done)
     num_output = sum(result.num_output_tokens for result in done)
@@ -44,7 +44,7 @@ def figures(run: BenchRun, percentiles: Sequence[float]) -> dict[str, Any]:
         "duration": run.seconds,
         "completed": len(done),
         "failed": len(run.results) - len(done),
-        # Requests whose tokens were counted as updates, and whose prompts count for nothing: no usage was sent.
+        # Requests without usage in the answer: updates count as output tokens, prompt tokens are unknown.
         "without_usage": sum(result.num_prompt_tokens is None for result in done),
         "total_input_tokens": num_input,
         "total_output_tokens": num_output,

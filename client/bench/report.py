@@ -1,18 +1,18 @@
-"""The figures of a benchmark as the table that vLLM's `bench serve` prints."""
+"""A benchmark's figures as the table of vLLM's `bench serve`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from client.bench.figures import METRICS
+from outrider.client.bench.figures import METRICS
 
 _WIDTH = 50
 _MAX_ERRORS = 3
 
 
 def report_lines(found: dict[str, Any], metrics: Sequence[str], percentiles: Sequence[float]) -> Iterator[str]:
-    """`found`: what `figures` returned, with max_concurrency and request_rate."""
+    """`found`: the result of `figures`, with max_concurrency and request_rate."""
     yield " Serving Benchmark Result ".center(_WIDTH, "=")
     yield from _counts(found)
     for metric in metrics:
@@ -29,13 +29,13 @@ def report_lines(found: dict[str, Any], metrics: Sequence[str], percentiles: Seq
     yield "=" * _WIDTH
     if found["without_usage"]:
         yield (
-            f"The server sent no usage with {found['without_usage']} answers: their output tokens are counted as "
-            "updates, their input tokens not at all."
+            f"The server sent no usage with {found['without_usage']} answers: their updates count as output tokens, "
+            "their input tokens are left out."
         )
 
 
 def error_lines(found: dict[str, Any]) -> Iterator[str]:
-    """The most frequent messages."""
+    """The most frequent error messages."""
     errors = found["errors"]
     for error in errors[:_MAX_ERRORS]:
         yield f"{error['count']} x {error['message']}"

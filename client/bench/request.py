@@ -1,4 +1,4 @@
-"""One timed request: when its first token came, how long lay between its updates, how many tokens it brought."""
+"""One timed request: time to first token, gaps between updates, number of tokens."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 import httpx
 
-from client.bench.acceptance import Acceptance
-from client.rest import clear_transport, parse_event, refusal
-from shared.errors import OutriderError
+from outrider.client.bench.acceptance import Acceptance
+from outrider.client.rest import clear_transport, parse_event, refusal
+from outrider.shared.errors import OutriderError
 
 
 @dataclass
 class RequestResult:
-    """Times in seconds. `gaps_s`: between two updates with text; a drafting server's update may bring several tokens.
+    """Times in seconds. gaps_s: between updates with text; an update may bring several tokens.
 
-    num_prompt_tokens None: the server sends no usage, and num_output_tokens counts updates. `error`: it failed.
+    num_prompt_tokens None: the server sends no usage, and num_output_tokens counts updates. error: why it failed.
     """
 
     num_prompt_tokens: int | None = None
@@ -30,7 +30,7 @@ class RequestResult:
 
 
 async def timed_request(client: httpx.AsyncClient, endpoint: str, body: dict[str, Any]) -> RequestResult:
-    """Never raises for what the server or the network does: `error` says it."""
+    """Never raises for server or network failures: `error` reports them."""
     result = RequestResult()
     try:
         with clear_transport(str(client.base_url)):

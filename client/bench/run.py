@@ -1,6 +1,6 @@
-"""Sends the requests of a benchmark, open loop: they start when their time has come, however many are running.
+"""Sends a benchmark's requests in an open loop: each starts at its arrival time, however many are running.
 
-Not here: one request (request.py), what the figures mean (figures.py), the screen (cli_bench.py).
+Not here: one request (request.py), the figures (figures.py), the screen (cli/bench.py).
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from typing import Any
 
 import httpx
 
-from client.bench.acceptance import Acceptance, counted_by_server, total
-from client.bench.dataset import BenchPrompt, WordLength, random_prompt, read_prompts
-from client.bench.request import RequestResult, timed_request
-from client.rest import TIMEOUT, headers, server_root
-from shared.errors import OutriderError
+from outrider.client.bench.acceptance import Acceptance, counted_by_server, total
+from outrider.client.bench.dataset import BenchPrompt, WordLength, random_prompt, read_prompts
+from outrider.client.bench.request import RequestResult, timed_request
+from outrider.client.rest import TIMEOUT, headers, server_root
+from outrider.shared.errors import OutriderError
 
 CHAT_ENDPOINT = "/v1/chat/completions"
-# Words of the two prompts that show how many tokens the server makes of a word.
+# words; lengths of the two prompts that WordLength is fitted to
 _FIT_WORDS = (16, 64)
 
 
 @dataclass(frozen=True)
 class BenchSettings:
-    """request_rate: per second, Poisson; infinite: all at once. max_concurrency 0: no bound. Empty method and 0
-    num_speculative_tokens: nothing of Outrider's own is sent."""
+    """request_rate: Poisson arrivals per second; inf: all at once. max_concurrency 0: unlimited. Empty method and
+    num_speculative_tokens 0: no Outrider fields are sent."""
 
     base_url: str
     model: str
@@ -72,7 +72,7 @@ class BenchSettings:
 
 @dataclass(frozen=True)
 class BenchRun:
-    """acceptance None: the server does not tell."""
+    """acceptance None: the server does not report it."""
 
     results: tuple[RequestResult, ...]
     seconds: float
@@ -80,8 +80,9 @@ class BenchRun:
 
 
 async def run_bench(settings: BenchSettings, on_done: Callable[[RequestResult], None]) -> BenchRun:
-    """Warms up first, uncounted. Raises OutriderError when not even that works, ConfigError for a wrong file."""
-    # Not httpx's bound of 100 connections: requests would wait here and be timed as if the server were slow.
+    """Runs the benchmark after one unmeasured request. Raises OutriderError when that one fails, ConfigError for a bad
+    dataset."""
+    # httpx's default of 100 connections would queue requests here, and their wait would count as the server's.
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx.AsyncClient(
         base_url=server_root(settings.base_url), headers=headers(settings.api_key), limits=limits, timeout=TIMEOUT
@@ -92,14 +93,14 @@ async def run_bench(settings: BenchSettings, on_done: Callable[[RequestResult], 
         started = time.perf_counter()
         results = await _send_all(client, settings, prompts, on_done)
         seconds = time.perf_counter() - started
-        told = [result.acceptance for result in results if result.acceptance]
-        after = None if told or before is None else await counted_by_server(client)
+        reported = [result.acceptance for result in results if result.acceptance]
+        after = None if reported or before is None else await counted_by_server(client)
         counted = after - before if after and before else None
-        return BenchRun(tuple(results), seconds, total(told) if told else counted)
+        return BenchRun(tuple(results), seconds, total(reported) if reported else counted)
 
 
 def arrival_times(num_requests: int, rate: float, rng: random.Random) -> list[float]:
-    """Seconds from the start at which requests arrive: a Poisson process, or all at once."""
+    """Arrival times in seconds from the start: a Poisson process, or all 0."""
     if rate == float("inf"):
         return [0.0] * num_requests
     times, now = [], 0.0
@@ -110,7 +111,7 @@ def arrival_times(num_requests: int, rate: float, rng: random.Random) -> list[fl
 
 
 async def _prompts(client: httpx.AsyncClient, settings: BenchSettings) -> list[BenchPrompt]:
-    """num_prompts of them; a shorter file is gone through again."""
+    """num_prompts prompts; a shorter file is repeated."""
     if settings.dataset_path is not None:
         rows = read_prompts(settings.dataset_path, settings.is_chat)
         return [rows[index % len(rows)] for index in range(settings.num_prompts)]
@@ -120,7 +121,7 @@ async def _prompts(client: httpx.AsyncClient, settings: BenchSettings) -> list[B
 
 
 async def _word_length(client: httpx.AsyncClient, settings: BenchSettings, rng: random.Random) -> WordLength:
-    """As the server counts; one token per word where it does not say."""
+    """Fitted to the server's usage counts; one token per word where it sends none."""
     found = []
     for num_words in _FIT_WORDS:
         body = {**settings.body(random_prompt(rng, num_words)), "max_tokens": 1}
@@ -134,7 +135,7 @@ async def _word_length(client: httpx.AsyncClient, settings: BenchSettings, rng: 
 async def _warm_up(client: httpx.AsyncClient, settings: BenchSettings, prompt: BenchPrompt) -> None:
     result = await timed_request(client, settings.endpoint, settings.body(prompt))
     if result.error:
-        raise OutriderError(f"the first request, a trial, failed: {result.error}")
+        raise OutriderError(f"the warm-up request failed: {result.error}")
 
 
 async def _send_all(

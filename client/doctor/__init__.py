@@ -1,1 +1,1 @@
-"""What `outrider doctor` looks at. One check never stops another; none changes anything."""
+"""The checks of `outrider doctor`. A failed check never stops another one; none changes anything."""

@@ -10,7 +10,7 @@ Level = Literal["ok", "warn", "fail"]
 
 @dataclass(frozen=True)
 class Check:
-    """advice: what to do; empty where all is well. warn: it runs, but slower or with less safety."""
+    """advice: what to do; empty where all is well. warn: it runs, but slower or less safely."""
 
     name: str
     level: Level

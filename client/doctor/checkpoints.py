@@ -1,27 +1,33 @@
-"""The files of target and drafts: are they whole, and do their tokenizers agree. What they hold is for the programs."""
+"""Checks target and draft files: complete, same tokenizer. Not here: what they contain (programs.py)."""
 
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from client.doctor.check import Check
+from outrider.client.doctor.check import Check
+from outrider.shared.checkpoint.file_names import linked_parts, older_tokenizer, weight_files
+from outrider.shared.errors import ConfigError
 
 _HEADER_LEN_BYTES = 8
-_LONGEST_HEADER_BYTES = 100_000_000  # safetensors' own bound
+_LONGEST_HEADER_BYTES = 100_000_000  # safetensors' own limit
 
 
 class Damaged(Exception):
-    """A file is missing, cut short or not what its name says."""
+    """A file is missing, truncated or not in its format."""
 
 
 def check_checkpoints(target: str, drafts: Sequence[str]) -> Iterator[Check]:
     for folder, option in [(target, "--model"), *((draft, "--draft-model") for draft in drafts)]:
         yield _files(Path(folder), option)
+    if older := older_tokenizer(Path(target)):
+        yield Check("tokenizer", "ok", f"{' and '.join(older)}, converted to tokenizer.json at start")
+        return
     if not (Path(target) / "tokenizer.json").is_file():
-        yield Check("tokenizer", "fail", f"{target} holds no tokenizer.json", "convert the tokenizer to that form")
+        yield Check("tokenizer", "fail", f"{target} has no tokenizer.json", "add the tokenizer's files")
         return
     for draft in drafts:
         if (Path(draft) / "tokenizer.json").is_file():
@@ -39,36 +45,49 @@ def _files(folder: Path, option: str) -> Check:
     return Check(name, "ok", f"{architectures}, {num_bytes / 2**20:.0f} MiB of weights")
 
 
+def weights_of(folder: Path) -> list[Path]:
+    """Raises ConfigError: the folder has none."""
+    return linked_parts(folder) or weight_files(folder)
+
+
 def _weights(folder: Path) -> int:
-    """Bytes of all shards. Raises Damaged."""
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        weight_map = _read_object(index).get("weight_map")
-        names = sorted(set(weight_map.values())) if isinstance(weight_map, dict) else []
-    else:
-        names = sorted(path.name for path in folder.glob("*.safetensors"))
-    if not names:
-        raise Damaged(f"{folder} holds no *.safetensors; other forms are not read")
-    return sum(_shard(folder / name) for name in names)
+    """Bytes of all files. Raises Damaged."""
+    try:
+        files = weights_of(folder)
+    except ConfigError as error:
+        raise Damaged(f"{folder}: {error.message}") from None
+    return sum(_shard(file) if file.suffix == ".safetensors" else _other(file) for file in files)
+
+
+def _other(path: Path) -> int:
+    """Size in bytes. Raises Damaged when a .bin file is neither archive nor pickle, as after an aborted download."""
+    try:
+        with path.open("rb") as file:
+            is_pickle = file.read(1) == b"\x80"
+        if path.suffix == ".bin" and not is_pickle and not zipfile.is_zipfile(path):
+            raise Damaged(f"{path} is truncated, or not a file of PyTorch's")
+        return path.stat().st_size
+    except OSError as error:
+        raise Damaged(f"{path}: {error.strerror}") from None
 
 
 def _shard(path: Path) -> int:
-    """Bytes of the file. Raises Damaged where they are fewer than its header says: a download that was cut off."""
+    """Size in bytes. Raises Damaged when the file is shorter than its header says, as after an aborted download."""
     try:
         num_bytes = path.stat().st_size
         with path.open("rb") as file:
             header_len = int.from_bytes(file.read(_HEADER_LEN_BYTES), "little")
             if header_len > _LONGEST_HEADER_BYTES:
-                raise Damaged(f"{path} is no safetensors file")
+                raise Damaged(f"{path} is not a safetensors file")
             header = json.loads(file.read(header_len))
         ends = [entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"]
     except OSError as error:
         raise Damaged(f"{path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise Damaged(f"{path} is no safetensors file") from None
+        raise Damaged(f"{path} is not a safetensors file") from None
     wanted = _HEADER_LEN_BYTES + header_len + max(ends, default=0)
     if num_bytes < wanted:
-        raise Damaged(f"{path} is cut short: {num_bytes} of {wanted} bytes")
+        raise Damaged(f"{path} is truncated: {num_bytes} of {wanted} bytes")
     return num_bytes
 
 
@@ -80,8 +99,8 @@ def _tokenizers(target: Path, draft: Path) -> Check:
         return Check(name, "fail", str(error), "download the checkpoint again")
     if same:
         return Check(name, "ok", "the target's")
-    advice = "nothing has to be done; a draft model with the target's tokenizer is faster and accepted more often"
-    return Check(name, "warn", "another vocabulary than the target's: drafts are translated", advice)
+    advice = "nothing to do; a draft model with the target's tokenizer is faster and accepted more often"
+    return Check(name, "warn", "vocabulary differs from the target's: drafts are translated", advice)
 
 
 def _vocabulary(folder: Path) -> tuple[Any, list[tuple[int, str]]]:
@@ -100,5 +119,5 @@ def _read_object(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise Damaged(f"{path} is not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise Damaged(f"{path} holds no JSON object")
+        raise Damaged(f"{path} is not a JSON object")
     return value

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import shutil
-import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from client.doctor.check import Check, Level
+from outrider.client.doctor.check import Check, Level
+from outrider.client.doctor.checkpoints import weights_of
+from outrider.shared.errors import ConfigError
+from outrider.shared.listening import held_port
+from outrider.shared.machine.memory import available_memory_bytes
 
 _MIB = 2**20
 _FEW_DISK_MIB = 1024
 _TOO_FEW_DISK_MIB = 100
-# Resident memory of an idle verifier, drafter and gateway without weights and KV cache, torch 2.13 on CPU.
+# MiB; resident memory of idle verifier, drafter and gateway without weights and KV cache; measured with torch 2.13, CPU
 _PROGRAMS_MIB = 1500
 
 
@@ -20,17 +23,17 @@ def check_port(host: str, port: int, option: str, in_use_by_us: bool) -> Check:
     name = f"port {port}"
     if in_use_by_us:
         return Check(name, "ok", "the running stack's")
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            return Check(name, "fail", f"{host}:{port}: {error.strerror}", f"end what listens there, or give {option}")
+    try:
+        with held_port(host, port, option.removeprefix("--")):
+            pass
+    except ConfigError as error:
+        found, _, advice = error.message.partition("; ")
+        return Check(name, "fail", found, advice or "correct --host")
     return Check(name, "ok", f"free on {host}")
 
 
 def check_disk(run_dir: Path) -> Check:
-    """Where logs and the state of Redis go."""
+    """Free space for logs and Redis' files."""
     folder = run_dir.resolve()
     while not folder.exists():
         folder = folder.parent
@@ -43,14 +46,15 @@ def check_disk(run_dir: Path) -> Check:
 
 
 def check_memory(folders: Sequence[str], kv_cache_mb: int, is_running: bool) -> Iterator[Check]:
-    """Whether weights, KV cache and programs fit into what is free now. On a GPU its own memory counts, not this."""
-    available_mib = available_memory_mib()
-    if available_mib is None:
+    """Whether weights, KV cache and programs fit into the available memory. GPU memory is not checked."""
+    available_bytes = available_memory_bytes()
+    if available_bytes is None:
         return
+    available_mib = available_bytes // _MIB
     if is_running:
-        yield Check("memory", "ok", f"{available_mib} MiB available beside the running stack")
+        yield Check("memory", "ok", f"{available_mib} MiB available with the stack running")
         return
-    weights_mib = sum(file.stat().st_size for folder in folders for file in Path(folder).glob("*.safetensors")) // _MIB
+    weights_mib = sum(_weights_bytes(Path(folder)) for folder in folders) // _MIB
     needed_mib = weights_mib + kv_cache_mb + _PROGRAMS_MIB
     found = (
         f"{available_mib} MiB available, about {needed_mib} needed: weights {weights_mib}, "
@@ -59,17 +63,12 @@ def check_memory(folders: Sequence[str], kv_cache_mb: int, is_running: bool) -> 
     if needed_mib <= available_mib:
         yield Check("memory", "ok", found)
     else:
-        yield Check("memory", "fail", found, "end other programs, take a smaller model or a smaller --kv-cache-mb")
+        yield Check("memory", "fail", found, "stop other programs, use a smaller model or a smaller --kv-cache-mb")
 
 
-def available_memory_mib() -> int | None:
-    """Of the machine, or of the control group that this process is in if that has less; None where nobody says."""
-    meminfo = Path("/proc/meminfo")
-    if not meminfo.is_file():
-        return None
-    entries = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-    available_mib = int(entries["MemAvailable"].split()[0]) // 1024
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.is_file() and used.is_file() and limit.read_text().strip().isdigit():
-        available_mib = min(available_mib, (int(limit.read_text()) - int(used.read_text())) // _MIB)
-    return available_mib
+def _weights_bytes(folder: Path) -> int:
+    """0: there are none, which another check reports."""
+    try:
+        return sum(file.stat().st_size for file in weights_of(folder))
+    except (ConfigError, OSError):
+        return 0

@@ -1,4 +1,4 @@
-"""Python and the installed packages, against the bounds that the installed distribution names."""
+"""Checks Python and the installed packages against the version bounds of the installed distribution."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from importlib import metadata
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from client.doctor.check import Check
+from outrider.client.doctor.check import Check
 
-# Without these nothing is served; what other extras name is checked where it is installed.
+# Extras needed to serve; packages of other extras are checked where installed.
 _NEEDED_EXTRAS = frozenset({"", "gateway", "engine"})
 _DISTRIBUTION = "outrider"
 
@@ -20,7 +20,7 @@ def check_packages() -> Iterator[Check]:
     try:
         distribution = metadata.distribution(_DISTRIBUTION)
     except metadata.PackageNotFoundError:
-        advice = "pip install 'outrider[server]'; the client alone needs no doctor"
+        advice = "pip install 'outrider[server]'; the doctor is not for the client alone"
         yield Check("packages", "fail", f"{_DISTRIBUTION} itself is not installed", advice)
         return
     yield _python(distribution.metadata["Requires-Python"] or "")
@@ -28,7 +28,7 @@ def check_packages() -> Iterator[Check]:
     problems = list(_problems([Requirement(text) for text in distribution.requires or []], extras))
     yield from problems
     if not problems:
-        found = f"outrider {distribution.version}, torch {metadata.version('torch')} and the others within their bounds"
+        found = f"outrider {distribution.version}, torch {metadata.version('torch')} and the others within bounds"
         yield Check("packages", "ok", found)
 
 
@@ -36,26 +36,26 @@ def _python(bounds: str) -> Check:
     found = platform.python_version()
     if SpecifierSet(bounds).contains(found, prereleases=True):
         return Check("python", "ok", found)
-    return Check("python", "fail", f"{found}, not {bounds}", "make the environment anew with a Python in these bounds")
+    return Check("python", "fail", f"{found}, not {bounds}", "recreate the environment with a Python in this range")
 
 
 def _problems(requirements: list[Requirement], extras: list[str]) -> Iterator[Check]:
     """One per package."""
-    told: set[str] = {_DISTRIBUTION}
+    reported: set[str] = {_DISTRIBUTION}
     for requirement in requirements:
         marker = requirement.marker
         wanted_by = [extra for extra in extras if marker is None or marker.evaluate({"extra": extra})]
-        if requirement.name in told or not wanted_by:
+        if requirement.name in reported or not wanted_by:
             continue
         is_needed = not _NEEDED_EXTRAS.isdisjoint(wanted_by)
         check = _package(requirement, is_needed)
         if check is not None:
-            told.add(requirement.name)
+            reported.add(requirement.name)
             yield check
 
 
 def _package(requirement: Requirement, is_needed: bool) -> Check | None:
-    """None where it is as it should be, or not there and not needed."""
+    """None where it is fine, or neither installed nor needed."""
     name = f"package {requirement.name}"
     try:
         found = metadata.version(requirement.name)

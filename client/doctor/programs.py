@@ -1,56 +1,50 @@
-"""What only programs with torch can say: they run as processes of their own, for the client never loads it."""
+"""Checks that need torch: they run in child processes, since the client never loads it."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from client.doctor.check import Check, Level
+from outrider.client.doctor.check import Check, Level
 
 _TIMEOUT_S = 600
 
 
 class ProgramFailed(Exception):
-    """A program gave no JSON; the message is the last line that it wrote."""
+    """A program printed no JSON; the message is its last line."""
 
 
-def check_engine(drafts: Sequence[str], device: str) -> Iterator[Check]:
-    """CPU or GPU, triton, and whether the draft checkpoints are of a known kind."""
-    try:
-        found = _json_of("drafter_service.probe", *drafts)
-    except ProgramFailed as error:
-        yield Check("engine", "fail", str(error), "pip install 'outrider[server]'")
-        return
+def probe(drafts: Sequence[str]) -> dict[str, Any]:
+    """What torch sees of this machine, and the draft checkpoints' kinds. Raises ProgramFailed."""
+    return _json_of("outrider.drafting.probe", *drafts)
+
+
+def check_engine(found: Mapping[str, Any], device: str) -> Iterator[Check]:
+    """CPU or GPU, and triton. found: from `probe`."""
     yield _cpu(found)
     yield _gpu(found, device)
-    for checkpoint in found["checkpoints"]:
-        name = f"draft {checkpoint['path']}"
-        if "kind" in checkpoint:
-            yield Check(name, "ok", f"recognised as {checkpoint['kind']}")
-        else:
-            yield Check(name, "fail", checkpoint["problem"], "give another --draft-model")
 
 
 def check_certificate(model: str, device: str, dtype: str) -> Check:
-    """Loads the target and proves that a row's bits are its own."""
+    """Loads the target and proves row invariance: a row's bits do not depend on its batch."""
     name = "exact mode"
     try:
-        certificate = _json_of("engine.certify", model, "--device", device, "--dtype", dtype, "--json")
+        certificate = _json_of("outrider.engine.certify", model, "--device", device, "--dtype", dtype, "--json")
     except ProgramFailed as error:
-        return Check(name, "fail", str(error), "give another --model; docs/models.md says what is served")
+        return Check(name, "fail", str(error), "give another --model; docs/models.md lists what is served")
     if certificate["holds"]:
         num_checks = len(certificate["checks"])
         return Check(
-            name, "ok", f"row invariance holds to the bit ({num_checks} checks, {certificate['seconds']:.1f} s)"
+            name, "ok", f"row invariance holds bit for bit ({num_checks} checks, {certificate['seconds']:.1f} s)"
         )
-    found = f"rows are not invariant, {certificate['failing_operation']} differs first"
-    return Check(name, "fail", found, "try --dtype float32; else ask for rejection mode, exact mode is refused here")
+    found = f"rows are not invariant; {certificate['failing_operation']} is the first to differ"
+    return Check(name, "fail", found, "try --dtype float32, or use rejection mode: exact mode is refused here")
 
 
-def _cpu(found: dict[str, Any]) -> Check:
+def _cpu(found: Mapping[str, Any]) -> Check:
     name, cores = "cpu", f"{found['num_cores']} cores, {found['cpu_capability']}"
     if found["has_avx512_bf16"]:
         return Check(name, "ok", f"{cores} with AVX512-BF16: the fastest kernels")
@@ -60,7 +54,7 @@ def _cpu(found: dict[str, Any]) -> Check:
     return Check(name, "warn", f"{cores}: oneDNN has no bfloat16 on this CPU", advice)
 
 
-def _gpu(found: dict[str, Any], device: str) -> Check:
+def _gpu(found: Mapping[str, Any], device: str) -> Check:
     triton = found["triton"].get("version")
     level: Level = "warn"
     if found["gpus"]:

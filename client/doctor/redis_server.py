@@ -1,4 +1,4 @@
-"""Redis: is it there, does it keep what it is given, does its clock go like ours."""
+"""Checks Redis: is it reachable, does it persist its data, does its clock agree with ours."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from typing import Any
 
 import redis
 
-from client.doctor.check import Check
-from client.stack import free_port
+from outrider.client.doctor.check import Check
+from outrider.client.stack.processes import free_port
 
 _TESTED_MAJOR = 7
 _TIMEOUT_S = 3.0
 _CLOCK_PERIOD_S = 0.5
-# Sessions expire by Redis' clock and requests by ours: neither is finer than a second.
+# seconds; offset between Redis' clock (session expiry) and ours (request deadlines), neither finer than this
 _MAX_OFFSET_S = 1.0
 _MAX_DRIFT_S = 0.05
 
 
 def check_redis(url: str) -> Iterator[Check]:
-    """With an empty url, that a Redis of our own could be started: one is, for a moment."""
+    """With an empty url: whether a Redis can be started here, by starting one briefly."""
     if url:
         yield from _check_at(url, is_lasting=True)
         return
@@ -39,7 +39,7 @@ def check_redis(url: str) -> Iterator[Check]:
         with _redis_of_our_own(server) as own_url:
             yield from _check_at(own_url, is_lasting=False)
     except OSError as error:
-        yield Check("redis", "fail", str(error), "mend redis-server, or name a running one with --redis-url")
+        yield Check("redis", "fail", str(error), "repair redis-server, or give a running one with --redis-url")
 
 
 @contextmanager
@@ -80,14 +80,14 @@ def _check_at(url: str, *, is_lasting: bool) -> Iterator[Check]:
                 yield _eviction(info)
             yield _clock(client)
     except (redis.RedisError, ValueError, OSError) as error:
-        yield Check("redis", "fail", f"{url.rpartition('@')[2]}: {error}", "start it, or mend --redis-url")
+        yield Check("redis", "fail", f"{url.rpartition('@')[2]}: {error}", "start it, or correct --redis-url")
 
 
 def _version(info: dict[str, Any], is_lasting: bool) -> Check:
     version = str(info["redis_version"])
     found = f"{version}, answers" if is_lasting else f"{version}, `outrider up` starts its own"
     if info.get("cluster_enabled"):
-        return Check("redis", "fail", f"{version} as a cluster", "name a single Redis: a cluster is not supported")
+        return Check("redis", "fail", f"{version} as a cluster", "use a single Redis: clusters are not supported")
     if int(version.split(".")[0]) < _TESTED_MAJOR:
         return Check("redis", "warn", found, f"tested with Redis {_TESTED_MAJOR} and newer only")
     return Check("redis", "ok", found)
@@ -97,7 +97,7 @@ def _persistence(info: dict[str, Any]) -> Check:
     if info.get("aof_enabled"):
         return Check("redis keeps", "ok", "append-only file is on")
     advice = (
-        "redis-cli config set appendonly yes; without it a restart loses the log, which gateways put back if they live"
+        "redis-cli config set appendonly yes; without it a restart loses the log, which only live gateways can restore"
     )
     return Check("redis keeps", "warn", "append-only file is off", advice)
 
@@ -106,13 +106,13 @@ def _eviction(info: dict[str, Any]) -> Check:
     policy, limit = info.get("maxmemory_policy", "noeviction"), int(info.get("maxmemory", 0))
     if not limit or policy == "noeviction":
         return Check("redis memory", "ok", f"{limit // 2**20 or 'no'} MiB limit, {policy}")
-    advice = "redis-cli config set maxmemory-policy noeviction; a full Redis must refuse, not drop a log"
+    advice = "redis-cli config set maxmemory-policy noeviction; a full Redis must refuse writes, not drop logs"
     return Check("redis memory", "fail", f"evicts ({policy}) beyond {limit // 2**20} MiB", advice)
 
 
 @dataclass(frozen=True)
 class _ClockSample:
-    """All in seconds, at one moment; uncertain_s: half the round trip."""
+    """All in seconds, at one moment. uncertain_s: half the round-trip time."""
 
     redis_s: float
     wall_s: float
@@ -128,7 +128,7 @@ def _clock_sample(client: redis.Redis) -> _ClockSample:
 
 
 def _clock(client: redis.Redis) -> Check:
-    """Offset: Redis' time less ours. Drift: by how much it went faster than our monotonic clock, over a moment."""
+    """Offset: Redis' time minus ours. Drift: how far its clock gains on our monotonic one within _CLOCK_PERIOD_S."""
     earlier = _clock_sample(client)
     time.sleep(_CLOCK_PERIOD_S)
     later = _clock_sample(client)
@@ -141,5 +141,5 @@ def _clock(client: redis.Redis) -> Check:
     if abs(offset_s) > _MAX_OFFSET_S + uncertain_s:
         return Check("clock", "warn", found, "synchronise both clocks (chrony, ntpd)")
     if abs(drift_s) > _MAX_DRIFT_S + uncertain_s:
-        return Check("clock", "warn", found, "one of the clocks jumps or runs wrong: time limits are not kept")
+        return Check("clock", "warn", found, "a clock jumps or drifts: time limits will be wrong")
     return Check("clock", "ok", found)

@@ -2,7 +2,7 @@
 # Build from the repository's root:  docker build -f deploy/docker/verifier.Dockerfile -t outrider-verifier .
 # PIP_EXTRA_ARGS goes to the install of TORCH alone, for the build of torch that you want, as
 #   --build-arg PIP_EXTRA_ARGS="--index-url <index of wheels for CPU or for your CUDA>"
-ARG PYTHON_IMAGE=python:3.11-slim
+ARG PYTHON_IMAGE=python:3.11.14-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS packages
 ARG TORCH=torch==2.13.0
@@ -10,25 +10,27 @@ ARG PIP_EXTRA_ARGS=""
 # Two environments: what the image runs, which has not even pip, and the tools that make it.
 RUN python3 -m venv --without-pip /opt/venv && python3 -m venv /opt/tools
 ENV PIP="/opt/tools/bin/pip --python /opt/venv/bin/python --disable-pip-version-check"
+WORKDIR /src
+# Every pip below installs these versions; pip older than 25.3 reads the first for builds too.
+COPY deploy/constraints.txt deploy/
+ENV PIP_CONSTRAINT=/src/deploy/constraints.txt PIP_BUILD_CONSTRAINT=/src/deploy/constraints.txt
 # torch first and pinned, in a layer of its own: the biggest part, and the one that changes least.
 RUN --mount=type=cache,target=/root/.cache/pip $PIP install $PIP_EXTRA_ARGS "$TORCH"
-WORKDIR /src
 # pyproject.toml alone installs the dependencies and an empty package: a layer that no change of the source touches.
 COPY pyproject.toml ./
 RUN --mount=type=cache,target=/root/.cache/pip $PIP install '.[engine,tracing]' && $PIP uninstall --yes outrider
 
 FROM packages AS build
-# The generator of the version that runs: newer generated code would refuse an older runtime.
-RUN --mount=type=cache,target=/root/.cache/pip /opt/tools/bin/pip install --disable-pip-version-check \
-    "grpcio-tools==$(/opt/venv/bin/python -c 'import grpc; print(grpc.__version__)')"
+RUN --mount=type=cache,target=/root/.cache/pip /opt/tools/bin/pip install --disable-pip-version-check grpcio-tools
 COPY protos protos
 RUN /opt/tools/bin/python -m grpc_tools.protoc -I protos --python_out=. --grpc_python_out=. protos/outrider/v1/*.proto
 COPY README.md LICENSE ./
-COPY shared shared
-COPY kernels kernels
-COPY engine engine
-COPY drafter_service drafter_service
-COPY verifier_service verifier_service
+COPY outrider/__init__.py outrider/
+COPY shared outrider/shared
+COPY kernels outrider/kernels
+COPY engine outrider/engine
+COPY drafting outrider/drafting
+COPY verifier_service outrider/verifier_service
 # The `outrider` command belongs to the client, which is not in here.
 RUN /opt/tools/bin/pip install --disable-pip-version-check --no-deps --target /opt/app . && rm -r /opt/app/bin
 # Where kernels that are compiled at the first start are kept, if a volume is mounted there.
@@ -50,5 +52,5 @@ USER 10001:10001
 EXPOSE 7001 9101
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=5s --timeout=10s --start-period=600s --retries=3 \
-    CMD ["/opt/venv/bin/python", "-m", "shared.healthcheck", "127.0.0.1:7001"]
-ENTRYPOINT ["/opt/venv/bin/python", "-m", "verifier_service"]
+    CMD ["/opt/venv/bin/python", "-m", "outrider.shared.healthcheck", "127.0.0.1:7001"]
+ENTRYPOINT ["/opt/venv/bin/python", "-m", "outrider.verifier_service"]

@@ -8,10 +8,10 @@ from typing import Any
 import typer
 import typer.main
 
-from client.cli import app as outrider_app
 from docs.generate.markdown import cell, code, table
-from engine.certify import main as certify
-from training.cli import app as train_app
+from outrider.client.cli.app import app as outrider_app
+from outrider.engine.certify import main as certify
+from outrider.training.commands.app import app as train_app
 
 _INTRODUCTION = """# The command `outrider`
 

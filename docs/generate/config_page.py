@@ -6,10 +6,10 @@ import dataclasses
 from typing import Any, get_type_hints
 
 from docs.generate.markdown import cell, code, table
-from drafter_service.config import DrafterConfig
-from gateway.config import GatewayConfig
-from shared.config import ENV_PREFIX
-from verifier_service.config import VerifierConfig
+from outrider.drafter_service.config import DrafterConfig
+from outrider.gateway.config import GatewayConfig
+from outrider.shared.config import ENV_PREFIX
+from outrider.verifier_service.config import VerifierConfig
 
 SERVICES: tuple[tuple[str, type[Any]], ...] = (
     ("gateway", GatewayConfig),
@@ -50,7 +50,8 @@ def _service(module: str, config: type[Any]) -> str:
                 cell(field.metadata["help"]) + _limits(field.metadata, _KINDS[name]),
             ]
         )
-    return f"\n## {module}\n\n`python -m {module} --help`\n\n" + table(("setting", "default", "what it does"), rows)
+    heading = f"\n## {module}\n\n`python -m outrider.{module} --help`\n\n"
+    return heading + table(("setting", "default", "what it does"), rows)
 
 
 def _default(value: object) -> str:

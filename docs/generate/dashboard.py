@@ -26,8 +26,8 @@ import typer
 
 from benchmarks.load import Shape, run_load
 from benchmarks.prompts import code_prompts
-from client.stack import Stack, free_port
-from client.stack_commands import StackSettings, StackState
+from outrider.client.stack.commands import StackSettings, StackState
+from outrider.client.stack.processes import Stack, free_port
 
 _DASHBOARD = Path(__file__).parents[2] / "deploy/grafana/dashboards/outrider.json"
 _RATE_INTERVAL = "8s"

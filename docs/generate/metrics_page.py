@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from prometheus_client import CollectorRegistry
 
 from docs.generate.markdown import cell, code, table
-from drafter_service.metrics import DrafterMetrics
-from gateway.metrics import GatewayMetrics
-from verifier_service.metrics import VerifierMetrics
+from outrider.drafter_service.metrics import DrafterMetrics
+from outrider.gateway.metrics import GatewayMetrics
+from outrider.verifier_service.metrics import VerifierMetrics
 
 _INTRODUCTION = """# Metrics
 

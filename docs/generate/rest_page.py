@@ -7,9 +7,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from docs.generate.markdown import cell, code, table
-from gateway.app import create_app
-from gateway.service import GatewayService
-from shared.version import outrider_version
+from outrider.gateway.servers.app import create_app
+from outrider.gateway.servers.service import GatewayService
+from outrider.shared.version import outrider_version
 
 _INTRODUCTION = """# REST
 

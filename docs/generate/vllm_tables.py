@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from client.serve_plan import plan_serving
 from docs.generate.cli_page import command_tree
 from docs.generate.config_page import SERVICES
 from docs.generate.markdown import cell, code, table
@@ -27,12 +26,14 @@ from docs.generate.vllm_names import (
     SERVE_OPTIONS,
     SPECULATIVE_CONFIG,
 )
-from gateway.openai_schema import ChatCompletionRequest, CompletionRequest, parse_body
-from offline import LLM
-from offline.arguments import check_other_arguments
-from offline.speculation import plan_speculation
-from shared.errors import OutriderError
-from shared.speculative_config import parse_speculative_config
+from outrider.client.cli.vllm_options import INSTEAD
+from outrider.client.stack.serve_plan import plan_serving
+from outrider.gateway.openai.schema import ChatCompletionRequest, CompletionRequest, parse_body
+from outrider.offline import LLM
+from outrider.offline.arguments import check_other_arguments
+from outrider.offline.speculation import plan_speculation
+from outrider.shared.errors import OutriderError
+from outrider.shared.speculative_config import parse_speculative_config
 
 
 def speculative_config_table() -> str:
@@ -44,7 +45,7 @@ def speculative_config_table() -> str:
         parse_speculative_config(json.dumps({key: value}))
 
     def offline(key: str, value: Any) -> None:
-        plan_speculation({key: value})
+        plan_speculation({key: value}, "")
 
     header = ("key", "`outrider serve`", "`outrider up` and the gateway", "offline `LLM`")
     rows = (
@@ -99,11 +100,18 @@ def serve_options_table() -> str:
     served = {"MODEL", *(option for parameter in command_tree()["serve"].params for option in parameter.opts)}
     rows = []
     for theirs, (service, ours, note) in SERVE_OPTIONS.items():
-        if service and ours.removeprefix("--").replace("-", "_") not in dict(SERVICES)[service].__dataclass_fields__:
+        if ours.removeprefix("--").replace("-", "_") not in dict(SERVICES)[service].__dataclass_fields__:
             raise ValueError(f"{service} has no setting {ours}; mend {__file__}")
-        where = f"{service.removesuffix('_service')} {code(ours)}" if service else "absent"
-        rows.append([code(theirs), "yes" if theirs in served else "", where, note])
+        taken = "yes" if theirs in served else "refused" if theirs in INSTEAD else ""
+        rows.append([code(theirs), taken, f"{service.removesuffix('_service')} {code(ours)}", note])
     return table(("`vllm serve`", "`outrider serve`", "of the services", ""), rows)
+
+
+def refused_options_table() -> str:
+    options: dict[str, list[str]] = {}
+    for option, sentence in INSTEAD.items():
+        options.setdefault(sentence, []).append(code(option))
+    return table(("`vllm serve`", "instead"), ([", ".join(names), cell(text)] for text, names in options.items()))
 
 
 def llm_arguments_table() -> str:
@@ -144,5 +152,6 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "vllm-metrics": metrics_table,
     "vllm-endpoints": endpoints_table,
     "vllm-serve-options": serve_options_table,
+    "vllm-refused-options": refused_options_table,
     "vllm-llm-arguments": llm_arguments_table,
 }

@@ -1,7 +1,7 @@
-"""Do the ranks together compute what the whole model does? Asked at load of the model itself, before it is served.
+"""Checks at load that the ranks together compute what the whole model does.
 
-Not here: cutting (sharding), and that rows do not depend on the batch (certificate). A plan may be wrong for a model,
-and a module may count heads from its config: neither need fail, both would give other tokens.
+A wrong plan for a model, or a module that takes head counts from its config, would not fail but give other tokens.
+Not here: cutting (sharding), row invariance (certificate).
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from typing import Any
 
 import torch
 
-from engine.attention import AttentionOps, PagedContext, resolve_attention_ops
-from engine.batch import SessionRows, build_batch
-from engine.errors import ModelRefused
-from engine.paged_kv import LayerShape, PagedKVCache
+from outrider.engine.attention.layer import PagedContext
+from outrider.engine.attention.ops import AttentionOps, LayerShape, resolve_attention_ops
+from outrider.engine.attention.paged_kv import PagedKVCache
+from outrider.engine.errors import ModelRefused
+from outrider.engine.run.batch import SessionRows, build_batch
 
 _NUM_ROWS = 8
-# Of the largest logit. Measured on two ranks (the demo target, tiny llama and mixtral): sums in another order move
-# logits by 1e-6 in fp32 and by 1 % in bf16; one layer's heads in each other's place by 55 % and more.
+# relative to the largest logit; two ranks: another order of sums 1e-6 in fp32, 1 % in bf16; swapped heads 55 % and more
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1}
 
 
 @torch.inference_mode()
 def sample_logits(model: Any, shapes: list[LayerShape], ops: AttentionOps | None = None) -> torch.Tensor:
-    """Logits [_NUM_ROWS, V] of a fixed short sequence, on the CPU, in the model's dtype; ops None: plain kernels."""
+    """Logits [_NUM_ROWS, V] of a fixed short sequence, on the CPU, in the model's dtype; ops None: the reference."""
     parameter = next(model.parameters())
     dtype, device = parameter.dtype, parameter.device
     ops = ops or resolve_attention_ops("reference", device)
@@ -43,11 +43,11 @@ def sample_logits(model: Any, shapes: list[LayerShape], ops: AttentionOps | None
 
 
 def require_agreement(path: str, whole: torch.Tensor, together: torch.Tensor) -> None:
-    """Raises ModelRefused where the ranks' logits are not the whole model's up to rounding."""
-    # Of the middle row: in bf16 a router's near tie may send single rows to another expert.
+    """Raises ModelRefused unless the ranks' logits are the whole model's up to rounding."""
+    # The median row: in bf16 a router's near tie may send single rows to another expert.
     of_rows = (whole.float() - together.float()).abs().amax(dim=1)
     difference = float(of_rows.median() / whole.float().abs().max())
-    if not difference <= _TOLERANCE[whole.dtype]:  # NaN is no agreement
+    if not difference <= _TOLERANCE[whole.dtype]:  # also catches NaN
         raise ModelRefused(
             path,
             f"cut by transformers' tensor-parallel plan, its logits are off by {difference:.1e} of the largest",

@@ -1,9 +1,8 @@
-"""What the ranks of a tensor-parallel model exchange inside a forward: every rank's tensor, in the order of ranks.
+"""Collectives of a tensor-parallel model's ranks inside a forward.
 
+One primitive, an all-gather of bytes. Sums are taken on each rank, in fp32 and in the order of ranks: an all-reduce
+chooses its order of additions by message size, so a row's bits would depend on the number of rows.
 Not here: which modules exchange (sharding) and which forward comes next (protocol).
-One primitive carries everything, an all-gather of bytes. Sums are then taken on each rank, in fp32 and in the order
-of ranks: an all-reduce picks its algorithm, and with it the order of additions, by the size of the message, so that a
-row's bits would depend on how many rows are in the batch.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-# A rank that computes the same layer is never this late; one that is has stopped.
+# for one exchange; a later rank has stopped
 _EXCHANGE_TIMEOUT = timedelta(seconds=60)
-# Importing torch and reading weights takes ranks different times, minutes on a machine that is busy or cold.
-_MEETING_TIMEOUT = timedelta(hours=1)
+# for importing torch and reading weights, which may differ by minutes between ranks
+_BARRIER_TIMEOUT = timedelta(hours=1)
 
 
 class Collectives:
-    """This process's place among the ranks. Joining blocks until all ranks have joined."""
+    """This process's membership in the group of ranks. Joining blocks until all ranks have joined."""
 
     def __init__(self, store: Store, rank: int, size: int, device: str) -> None:
         """store: shared by the ranks; device "cpu" (gloo), "cuda" (NCCL, rank r on GPU r) or "auto"."""
@@ -41,7 +40,7 @@ class Collectives:
 
     def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """Every rank's tensor, all of one shape and dtype, in the order of ranks."""
-        # As bytes: gloo knows few dtypes.
+        # As bytes: gloo supports few dtypes.
         sent = tensor.contiguous().view(torch.uint8)
         received = [torch.empty_like(sent) for _ in range(self.size)]
         dist.all_gather(received, sent)
@@ -56,9 +55,9 @@ class Collectives:
         return total.to(tensor.dtype)
 
     def meet(self, place: str) -> None:
-        """Returns when every rank has come to `place`, however late; a place is met at once in a life."""
+        """Barrier: returns when every rank has called it with this name; each name can be used once."""
         self._store.set(f"{place}/{self.rank}", "here")
-        self._store.wait([f"{place}/{rank}" for rank in range(self.size)], _MEETING_TIMEOUT)
+        self._store.wait([f"{place}/{rank}" for rank in range(self.size)], _BARRIER_TIMEOUT)
 
     def leave(self) -> None:
         dist.destroy_process_group()
@@ -69,7 +68,7 @@ class Collectives:
 
 
 class SummedOutput(torch.nn.Module):
-    """A linear, or experts, whose inner features are spread over ranks: the sum of the ranks' outputs."""
+    """A linear, or experts, with inner features split over ranks: the sum of the ranks' outputs."""
 
     def __init__(self, inner: torch.nn.Module, collectives: Collectives) -> None:
         super().__init__()
@@ -81,7 +80,7 @@ class SummedOutput(torch.nn.Module):
 
 
 class GatheredOutput(torch.nn.Module):
-    """A linear whose outputs are spread over ranks: all of them, side by side in the order of ranks."""
+    """A linear with outputs split over ranks: all of them, concatenated in the order of ranks."""
 
     def __init__(self, inner: torch.nn.Module, collectives: Collectives) -> None:
         super().__init__()
@@ -93,7 +92,7 @@ class GatheredOutput(torch.nn.Module):
 
 
 def _stay_on_this_machine() -> None:
-    """Ranks are children of one process; their sockets have no authentication and need no other interface."""
+    """Loopback only: the ranks' sockets have no authentication."""
     if sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")

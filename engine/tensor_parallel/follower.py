@@ -1,6 +1,6 @@
-"""A rank other than 0: loads its share, then runs the forwards that rank 0 announces, until told to stop.
+"""A rank other than 0: loads its share, then runs the forwards that rank 0 announces, until stopped.
 
-Not here: starting it and noticing its death (leader). It ends with its parent, whatever happens to that.
+It ends with its parent process. Not here: starting it and noticing its death (leader).
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ from multiprocessing import connection, parent_process
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from engine.model import LoadedModel, load_model
-from engine.paged_kv import PagedKVCache
-from engine.runner import ModelRunner
-from engine.tensor_parallel.collectives import Collectives
-from engine.tensor_parallel.protocol import DropCache, Forward, LoadSpec, MakeCache, Message, Move, Stop
-from shared.errors import OutriderError
+from outrider.engine.attention.paged_kv import PagedKVCache
+from outrider.engine.model.load import load_model
+from outrider.engine.model.loaded import LoadedModel
+from outrider.engine.run.runner import ModelRunner
+from outrider.engine.tensor_parallel.collectives import Collectives
+from outrider.engine.tensor_parallel.protocol import DropCache, Forward, LoadSpec, MakeCache, Message, Move, Stop
+from outrider.shared.errors import OutriderError
 
-# What one rank refuses all refuse: rank 0 has this long to say so itself before it learns of a dead rank.
+# seconds; all ranks refuse the same model, and rank 0 reports its own refusal first
 _REFUSAL_GRACE_S = 5.0
 
 
 def follow(pipe: connection.Connection, spec: LoadSpec, rank: int, size: int, store_port: int) -> None:
-    """The whole life of the process. Raises what ends it, which makes its exit code non-zero."""
-    # A signal to the whole process group is rank 0's to answer: it drains, then says stop.
+    """Main function of the process. An exception makes its exit code non-zero."""
+    # Rank 0 handles signals to the process group: it drains, then sends Stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
@@ -37,7 +38,7 @@ def follow(pipe: connection.Connection, spec: LoadSpec, rank: int, size: int, st
         loaded = load_model(**asdict(spec), collectives=collectives)
     except OutriderError:
         if pipe.poll(_REFUSAL_GRACE_S):
-            return  # rank 0 says stop
+            return  # rank 0 has sent Stop
         raise
     _run(pipe, loaded)
     collectives.leave()

@@ -1,4 +1,4 @@
-"""Rank 0: starts the other ranks as its children, announces every forward to them, ends the process if one is lost.
+"""Rank 0: starts the other ranks as child processes, announces every forward, ends the process if a rank is lost.
 
     loaded = load_sharded(LoadSpec("models/target", ...), size=2)
     runner = ModelRunner(loaded, loaded.make_cache(num_blocks=256))     # as on one process
@@ -26,20 +26,22 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from engine.batch import ForwardBatch
-from engine.errors import BackendUnavailable, EngineError
-from engine.model import LoadedModel, load_model
-from engine.paged_kv import PagedKVCache
-from engine.tensor_parallel.collectives import Collectives
-from engine.tensor_parallel.follower import follow
-from engine.tensor_parallel.protocol import DropCache, Forward, LoadSpec, MakeCache, Message, Move, Stop
+from outrider.engine.attention.paged_kv import PagedKVCache
+from outrider.engine.errors import BackendUnavailable, EngineError
+from outrider.engine.model.load import load_model
+from outrider.engine.model.loaded import LoadedModel
+from outrider.engine.run.batch import ForwardBatch
+from outrider.engine.tensor_parallel.collectives import Collectives
+from outrider.engine.tensor_parallel.follower import follow
+from outrider.engine.tensor_parallel.protocol import DropCache, Forward, LoadSpec, MakeCache, Message, Move, Stop
 
 log = logging.getLogger(__name__)
-_STOP_TIMEOUT_S = 5.0
+_DEATH_NOTICE_S = 1.0  # seconds; from a broken pipe or collective until the kernel reports the rank's end
+_STOP_TIMEOUT_S = 5.0  # seconds; for a rank to end before it is killed
 
 
 def end_process(cause: str) -> None:
-    """Ends this process now: the engine's thread may wait in a collective for a rank that is gone."""
+    """End this process now: the engine's thread may be waiting in a collective for a lost rank."""
     log.critical("%s; ending the service", cause)
     logging.shutdown()
     sys.stderr.flush()
@@ -47,10 +49,10 @@ def end_process(cause: str) -> None:
 
 
 class Leader:
-    """The ranks as rank 0 holds them. Announcements must come from one thread at a time, like forwards."""
+    """Rank 0's handle on the other ranks. Announcements must come from one thread at a time, like forwards."""
 
     def __init__(self, spec: LoadSpec, size: int, on_failure: Callable[[str], None]) -> None:
-        """Starts ranks 1 to size - 1. on_failure, called on any thread, must not come back to serving."""
+        """Start ranks 1 to size - 1. on_failure: called on any thread; serving must not continue after it."""
         if dist.is_initialized():
             raise EngineError("this process holds a rank already: one tensor-parallel model per process")
         if spec.device != "cpu" and 0 < torch.cuda.device_count() < size:
@@ -82,11 +84,11 @@ class Leader:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Of ranks 1 and up."""
+        """Process ids of ranks 1 and up."""
         return tuple(process.pid for process in self._processes)
 
     def close(self) -> None:
-        """Stops the other ranks and waits until they have ended; harmless when called again."""
+        """Stop the other ranks and wait until they have ended; may be called again."""
         if self._closing.is_set():
             return
         self._closing.set()
@@ -95,7 +97,7 @@ class Leader:
             try:
                 pipe.send(Stop())
             except OSError:
-                continue  # it is gone already
+                continue  # it has ended already
         for process in self._processes:
             process.join(_STOP_TIMEOUT_S)
             if process.is_alive():
@@ -105,24 +107,24 @@ class Leader:
             self.collectives.leave()
 
     def make_cache(self, *args: Any, **kwargs: Any) -> MirroredKVCache:
-        """As PagedKVCache, and the same on every other rank, for as long as ours lives."""
+        """A PagedKVCache, and one on every other rank, which live as long as ours."""
         cache_id = next(self._cache_ids)
         cache = MirroredKVCache(self, cache_id, *args, **kwargs)
         self.announce(MakeCache(cache_id, cache.num_blocks, cache.block_size))
-        # Only noted here: the collector may run while another announcement is half sent.
+        # Only queued: the garbage collector may run while another announcement is half sent.
         weakref.finalize(cache, self._dropped.append, cache_id)
         return cache
 
     @contextmanager
     def in_step(self, cache: PagedKVCache, batch: ForwardBatch) -> Iterator[None]:
-        """The other ranks run this forward too. If ours fails, the ranks are out of step for good."""
+        """The other ranks run this forward too. If ours fails, the ranks cannot be synchronised again."""
         if not isinstance(cache, MirroredKVCache):
             raise TypeError("a tensor-parallel model runs on caches of its own make_cache")
         self.announce(Forward.of(cache.cache_id, batch))
         try:
             yield
         except Exception as error:
-            self._on_failure(f"rank 0 failed within a tensor-parallel forward: {error}")
+            self._fail(f"rank 0 failed within a tensor-parallel forward: {error}")
             raise
 
     def announce(self, message: Message) -> None:
@@ -135,21 +137,30 @@ class Leader:
             try:
                 pipe.send(message)
             except OSError as error:
-                self._on_failure(f"tensor-parallel rank {rank} does not listen any more: {error}")
+                self._fail(f"tensor-parallel rank {rank} no longer listens: {error}")
                 raise
 
+    def _fail(self, symptom: str) -> None:
+        """Report a failed step. A dead rank is its usual cause, and is what the reader must learn."""
+        self._on_failure(self._death(_DEATH_NOTICE_S) or symptom)
+
     def _watch(self) -> None:
-        ended = connection.wait([process.sentinel for process in self._processes])
-        if self._closing.is_set():
-            return
+        death = self._death(timeout_s=None)
+        if death and not self._closing.is_set():
+            self._on_failure(death)
+
+    def _death(self, timeout_s: float | None) -> str | None:
+        """Which rank has died, waiting for at most timeout_s (None: for as long as all live)."""
+        ended = connection.wait([process.sentinel for process in self._processes], timeout_s)
         for rank, process in enumerate(self._processes, start=1):
             if process.sentinel in ended:
                 process.join()
-                self._on_failure(f"tensor-parallel rank {rank} has died (exit code {process.exitcode})")
+                return f"tensor-parallel rank {rank} has died (exit code {process.exitcode})"
+        return None
 
 
 class MirroredKVCache(PagedKVCache):
-    """Rank 0's share of a cache that every rank has a share of."""
+    """Rank 0's share of a cache that is split over the ranks."""
 
     def __init__(self, leader: Leader, cache_id: int, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -169,9 +180,9 @@ def load_sharded(
     on_progress: Callable[[str], None] | None = None,
     on_failure: Callable[[str], None] = end_process,
 ) -> LoadedModel:
-    """The model on `size` ranks, this process being rank 0; loaded.close() ends the others.
+    """The model on `size` ranks, of which this process is rank 0; loaded.close() ends the others.
 
-    spec.num_threads counts for all ranks together. Raises what load_model raises.
+    spec.num_threads: of all ranks together. Raises as load_model.
     """
     if size == 1:
         return load_model(**dataclasses.asdict(spec), on_progress=on_progress)

@@ -1,6 +1,6 @@
-"""transformers' tensor-parallel plan of a model, as far as it is understood here: a style for each module that is cut.
+"""Reads transformers' tensor-parallel plan of a model: a style for each module to cut. Unknown styles are refused.
 
-Not here: cutting (sharding, experts). Anything that is not understood is refused, never guessed.
+Not here: cutting (sharding, experts).
 """
 
 from __future__ import annotations
@@ -9,21 +9,21 @@ import re
 
 import torch
 
-from engine.errors import ModelRefused
+from outrider.engine.errors import ModelRefused
 
 COLWISE, ROWWISE, EXPERTS = "colwise", "rowwise", "moe_tp_experts"
 FIX = "serve it without tensor parallelism (tensor_parallel_size=1)"
 HEAD = "lm_head"
-# What the plan gathers again inside a layer, and the embedding: all of it on every rank is the same law.
+# Replicated here: the embedding, and what the plan gathers again inside a layer.
 _KEPT_WHOLE = frozenset(
     {"embedding_rowwise", "replicated_with_grad_allreduce", "colwise_gather_output", "rowwise_split_input"}
 )
-# Parameters of a mixture of experts, which experts.cut_experts cuts together.
+# Parameters of a mixture of experts that experts.cut_experts cuts together.
 _EXPERT_STYLES = {"gate_up_proj": "packed_colwise", "down_proj": ROWWISE}
 
 
 def read_plan(path: str, model: torch.nn.Module) -> dict[str, str]:
-    """Name -> COLWISE, ROWWISE or EXPERTS of every module that is to be cut, HEAD left out. Raises ModelRefused."""
+    """Name -> COLWISE, ROWWISE or EXPERTS of every module to cut, without HEAD. Raises ModelRefused."""
     plan: dict[str, str] = getattr(model, "_tp_plan", None) or {}
     if not plan:
         raise ModelRefused(path, f"{type(model).__name__} has no tensor-parallel plan", FIX)

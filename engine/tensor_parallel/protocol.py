@@ -1,23 +1,23 @@
-"""What rank 0 tells the other ranks between forwards, over one pipe to each.
+"""Messages from rank 0 to the other ranks between forwards, over one pipe to each.
 
-Not here: what ranks exchange inside a forward (collectives). A pipe and not a broadcast: an idle rank may wait for
-days without a timeout, and learns at once that rank 0 is gone. Only rank 0 taps hidden states, samples and decides.
+A pipe, not a broadcast: an idle rank waits without a timeout and notices at once if rank 0 ends. Only rank 0 taps
+hidden states, samples and decides. Not here: exchanges inside a forward (collectives).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.batch import ForwardBatch
+from outrider.engine.run.batch import ForwardBatch
 
 
 @dataclass(frozen=True)
 class LoadSpec:
-    """What every rank hands to load_model, to the same effect."""
+    """load_model's arguments, equal on every rank."""
 
     path: str
     dtype: str
@@ -46,8 +46,8 @@ class Forward:
 
     @classmethod
     def of(cls, cache_id: int, batch: ForwardBatch) -> Forward:
-        # numpy, not tensors: those would travel as shared memory, which is dear for a few numbers.
-        return cls(cache_id, tuple(getattr(batch, field.name).cpu().numpy() for field in fields(ForwardBatch)))
+        # numpy, not tensors: these would be sent through shared memory, expensive for a few numbers.
+        return cls(cache_id, tuple(tensor.cpu().numpy() for tensor in batch.tensors()))
 
     def batch(self, device: torch.device) -> ForwardBatch:
         return ForwardBatch(*(torch.from_numpy(array).to(device) for array in self.arrays))
@@ -62,7 +62,7 @@ class Move:
 
 @dataclass(frozen=True)
 class Stop:
-    """The end, in good order."""
+    """Orderly end."""
 
 
 Message = MakeCache | DropCache | Forward | Move | Stop

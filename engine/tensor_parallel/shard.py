@@ -1,21 +1,20 @@
-"""One rank's share of a model while it is being loaded: cut, then connected, then checked against the whole.
+"""One rank's share of a model during loading: cut, connected, then checked against the whole model.
 
-Not here: the steps themselves (sharding, agreement). load_model calls them, on every rank in the same order.
+load_model calls the steps on every rank in the same order. Not here: the steps themselves (sharding, agreement).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from engine.attention import AttentionOps
-from engine.paged_kv import LayerShape
-from engine.tensor_parallel import agreement, sharding
-from engine.tensor_parallel.collectives import Collectives
+from outrider.engine.attention.ops import AttentionOps, LayerShape
+from outrider.engine.tensor_parallel import agreement, sharding
+from outrider.engine.tensor_parallel.collectives import Collectives
 
 
 class Shard:
     def __init__(self, path: str, model: Any, layer_shapes: list[LayerShape], collectives: Collectives) -> None:
-        """Cuts a whole model, in place; until `connect` a rank computes alone. Raises ModelRefused."""
+        """Cut a whole model in place; until `connect` a rank computes alone. Raises ModelRefused."""
         self._path = path
         self._model = model
         self._collectives = collectives
@@ -24,10 +23,10 @@ class Shard:
         collectives.meet("weights read")
 
     def connect(self) -> None:
-        """From here on every forward is one of all ranks."""
+        """From now on a forward involves all ranks."""
         sharding.connect(self._model, self._cut, self._collectives)
 
     def require_agreement(self, layer_shapes: list[LayerShape], ops: AttentionOps) -> None:
-        """layer_shapes: of this rank's share. Raises ModelRefused where the ranks do not compute the whole model."""
+        """layer_shapes: of this rank's share. Raises ModelRefused if the ranks do not compute the whole model."""
         together = agreement.sample_logits(self._model, layer_shapes, ops)
         agreement.require_agreement(self._path, self._whole_logits, together)

@@ -1,9 +1,8 @@
-"""Cutting a loaded model into one rank's share, by the plan that transformers ships with the architecture.
+"""Cuts a loaded model to one rank's share, by transformers' tensor-parallel plan of the architecture.
 
-Not here: reading the plan (plan), exchanging (collectives), checking that the shares compute what the whole did
-(agreement). "colwise" keeps a range of a linear's outputs, "rowwise" a range of its inputs, and rowwise outputs are
-summed over ranks (Megatron-LM, Shoeybi et al. 2019, section 3). Attention is cut between groups of heads that share a
-KV head, so the KV cache is cut with it; shares may differ by one group.
+"colwise" keeps a range of a linear's outputs, "rowwise" a range of its inputs; rowwise outputs are summed over ranks
+(Megatron-LM, Shoeybi et al. 2019, section 3). Attention and KV cache are cut by KV head; shares may differ by one head.
+Not here: reading the plan (plan), exchanges (collectives), checking the result (agreement).
 """
 
 from __future__ import annotations
@@ -13,37 +12,37 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.errors import ModelRefused
-from engine.lean_attention import LeanAttention
-from engine.lean_mlp import LeanGatedMLP
-from engine.paged_kv import LayerShape
-from engine.tensor_parallel.collectives import Collectives, GatheredOutput, SummedOutput
-from engine.tensor_parallel.experts import cut_experts, num_inner_features
-from engine.tensor_parallel.plan import COLWISE, EXPERTS, FIX, HEAD, ROWWISE, read_plan
+from outrider.engine.attention.ops import LayerShape
+from outrider.engine.errors import ModelRefused
+from outrider.engine.model.lean.lean_attention import LeanAttention
+from outrider.engine.model.lean.lean_mlp import LeanGatedMLP
+from outrider.engine.tensor_parallel.collectives import Collectives, GatheredOutput, SummedOutput
+from outrider.engine.tensor_parallel.experts import cut_experts, num_inner_features
+from outrider.engine.tensor_parallel.plan import COLWISE, EXPERTS, FIX, HEAD, ROWWISE, read_plan
 
-# Widths are cut at multiples of this where they can be: whole vectors and tiles for the kernels.
-_WIDEST_UNIT = 64
+# features; widths are cut at multiples of it if possible, for whole vectors and tiles
+_MAX_UNIT = 64
 
 
 @dataclass(frozen=True)
 class Cut:
-    """Names of modules whose outputs are to be summed, and of those to be put side by side."""
+    """Names of modules whose outputs are summed over ranks, and of those concatenated."""
 
     summed: tuple[str, ...]
     gathered: tuple[str, ...]
 
 
 def share(num_units: int, rank: int, size: int) -> tuple[int, int]:
-    """The half-open range of units of a rank; the first ranks take what is over, so rank 0's share is the largest."""
+    """The half-open range of a rank's units; the first ranks take the remainder, so rank 0's share is the largest."""
     each, over = divmod(num_units, size)
     start = rank * each + min(rank, over)
     return start, start + each + (rank < over)
 
 
 def cut_model(path: str, model: torch.nn.Module, layer_shapes: Sequence[LayerShape], rank: int, size: int) -> Cut:
-    """Keeps one rank's share of the weights, in place; the linears stay plain ones, and nothing is exchanged yet.
+    """Keep one rank's share of the weights, in place; the linears stay plain ones, without exchanges.
 
-    layer_shapes: of the whole model. Raises ModelRefused where there is no plan or a part of it is not understood.
+    layer_shapes: of the whole model. Raises ModelRefused if there is no plan, or an unsupported one.
     """
     plan = read_plan(path, model)
     attentions = {shape.module_name: shape.num_kv_heads for shape in layer_shapes}
@@ -68,7 +67,7 @@ def cut_model(path: str, model: torch.nn.Module, layer_shapes: Sequence[LayerSha
 
 
 def connect(model: torch.nn.Module, cut: Cut, collectives: Collectives) -> None:
-    """Puts the exchanges in, after make_lean: a lean stand-in has the linear that is summed under its own name."""
+    """Insert the exchanges, after make_lean: lean modules have the summed linear under another name."""
     for name in cut.gathered:
         parent, child = _parent(model, name)
         setattr(parent, child, GatheredOutput(parent.get_submodule(child), collectives))
@@ -87,14 +86,14 @@ def _parent(model: torch.nn.Module, name: str) -> tuple[torch.nn.Module, str]:
 
 
 def _num_units(path: str, name: str, num_features: int, attentions: dict[str, int], size: int) -> int:
-    """Into how many equal parts, none of which may be cut again, features fall: KV heads, or vectors of an MLP."""
+    """Number of equal, indivisible parts of the features: KV heads, or vectors of an MLP."""
     num_kv_heads = next((heads for module, heads in attentions.items() if name.startswith(module + ".")), None)
     if num_kv_heads is not None:
         if num_kv_heads < size or num_features % num_kv_heads:
             cause = f"{name} has {num_features} features of {num_kv_heads} KV heads, which {size} ranks cannot share"
             raise ModelRefused(path, cause, f"use tensor_parallel_size={num_kv_heads} or less")
         return num_kv_heads
-    unit = min(_WIDEST_UNIT, num_features & -num_features)  # the largest power of two that divides them
+    unit = min(_MAX_UNIT, num_features & -num_features)  # the largest power of two that divides them
     while unit > 1 and num_features // unit < size:
         unit //= 2
     if num_features // unit < size:
@@ -103,7 +102,7 @@ def _num_units(path: str, name: str, num_features: int, attentions: dict[str, in
 
 
 def _cut_head(model: torch.nn.Module, rank: int, size: int) -> bool:
-    """The head too, where its parts are all alike: only such can be put side by side."""
+    """Cut the head too if its parts are of equal size, as gathering requires; returns whether it was."""
     head = model._modules.get(HEAD)
     if type(head) is not torch.nn.Linear or head.out_features % size:
         return False
@@ -120,7 +119,7 @@ def _keep_outputs(linear: torch.nn.Module, start: int, end: int) -> None:
 
 
 def _keep_inputs(linear: torch.nn.Module, start: int, end: int, *, with_bias: bool) -> None:
-    """The bias goes into the sum once: with rank 0's share."""
+    """The bias is part of rank 0's share only: it must enter the sum once."""
     weight, _bias = _tensors(linear)
     linear.weight = _frozen(weight[:, start:end])
     linear.in_features = end - start  # type: ignore[assignment]

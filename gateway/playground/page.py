@@ -1,9 +1,9 @@
-"""The playground: a page at / that shows what speculation does, from files that are built and shipped with the gateway.
+"""The playground: a page at / that shows speculation at work, built ahead and shipped with the gateway.
 
-`add_playground(app)` adds its routes. The page holds no secret and asks for no key; the requests that it makes are
-those of any other client, and do. Nothing on it is loaded from anywhere else, which its content security policy holds.
+`add_playground(app)` adds its routes. The page needs no API key; its requests do, like any client's. It loads nothing
+from other hosts, which its content security policy enforces.
 
-Not here: the page itself (playground/ in the repository; `make playground` builds it into static/).
+Not here: the page's source (web/; `make playground` builds it into static/).
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ _SECURITY = {
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
 }
-# The build puts a hash of the content into these files' names.
+# These files' names contain a hash of their content.
 _HASHED = {".js", ".css", ".woff2"}
-_FOR_EVER = "public, max-age=31536000, immutable"
-_ASK_AGAIN = "no-cache"
+_IMMUTABLE = "public, max-age=31536000, immutable"
+_REVALIDATE = "no-cache"
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class _File:
 
 
 def add_playground(app: FastAPI) -> None:
-    """GET / and the files under /playground/. At / a client that does not ask for HTML is told where the API is."""
+    """GET / and the files under /playground/. At /, clients that do not accept HTML get a JSON pointer to the API."""
     files = _load(STATIC)
     page = files.pop(_PAGE)
     about = _about(app)
@@ -81,7 +81,7 @@ def _about(app: FastAPI) -> dict[str, str]:
 
 
 def _load(folder: Path) -> dict[str, _File]:
-    """All of them, about a hundred kilobytes; files of other kinds are the build's own."""
+    """All files of a known type, about 100 KB; the rest belongs to the build."""
     return {path.name: _file(path) for path in sorted(folder.iterdir()) if path.suffix in _TYPES}
 
 
@@ -90,7 +90,7 @@ def _file(path: Path) -> _File:
     headers = {
         **_SECURITY,
         "content-type": _TYPES[path.suffix],
-        "cache-control": _FOR_EVER if path.suffix in _HASHED else _ASK_AGAIN,
+        "cache-control": _IMMUTABLE if path.suffix in _HASHED else _REVALIDATE,
         "etag": f'"{hashlib.sha256(content).hexdigest()[:16]}"',
     }
     if path.name == _PAGE:

@@ -1,1 +1,1 @@
-"""The token that wins a row's race of exponential variables (exact mode's sampler)."""
+"""Exact mode's sampler: the token that wins a row's race of exponential variables."""

@@ -1,7 +1,6 @@
 """The shared noise words of exact mode, as torch tensors on any device.
 
-Not the definition: that is engine/coupling.py, whose words these equal bit for bit. The key of an output index comes
-from `engine.coupling.index_key`, on the host.
+Defined in engine/sampling/coupling.py, with equal bits; keys come from its `index_key`, on the host.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ _MASK32 = 0xFFFFFFFF
 def noise_words(token_ids: torch.Tensor, key_words: torch.Tensor) -> torch.Tensor:
     """int64 [R, N], each in [0, 2^32): the hash of every id under every key.
 
-    `token_ids` is integer [N]; `key_words` int32 [R, 2], the low and the high word of a key, wrapped into int32.
+    `token_ids`: integer [N]; `key_words`: int32 [R, 2], low and high word of each key, wrapped into int32.
     """
     keys = key_words.to(torch.int64) & _MASK32
-    # Products wrap modulo 2^64, which leaves their low 32 bits right.
+    # Products wrap modulo 2^64; their low 32 bits are exact.
     words = (token_ids.to(torch.int64)[None, :] * 0x9E3779B1 + keys[:, :1]) & _MASK32
     return _fmix32(_fmix32(words) ^ keys[:, 1:])
 

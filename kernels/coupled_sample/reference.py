@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from kernels.coupled_sample.noise import exponentials
-from kernels.sampling_support.reference import log_weights
-from kernels.sampling_support.transforms import Transforms
+from outrider.kernels.coupled_sample.noise import exponentials
+from outrider.kernels.sampling_support.reference import log_weights
+from outrider.kernels.sampling_support.transforms import Transforms
 
 
 def race_values(logits: torch.Tensor, transforms: Transforms, key_words: torch.Tensor) -> torch.Tensor:
-    """float64 [R, V]: the logarithm of when each token arrives; the smallest wins, +inf never comes."""
+    """float64 [R, V]: each token's log arrival time; the smallest wins, +inf is outside the support."""
     token_ids = torch.arange(logits.shape[1], device=logits.device)
     return torch.log(exponentials(token_ids, key_words)) - log_weights(logits, transforms)
 

@@ -1,17 +1,16 @@
-"""Exact mode's sampler on a GPU: per row the token that wins the race of exponential variables.
+"""Exact mode's sampler on a GPU: per row, the token that wins the race of exponential variables.
 
-Temperature, top-k, top-p, min-p, then argmin over the tokens that are left of log(E) - logit / temperature, with E from
-the shared noise (engine/coupling.py); ties go to the smallest id. Temperature 0 is argmax. The race is float32: it may
-differ from a float64 one where the two best values are within rounding; the drafts of one deployment and the target
-run the same kernel or are checked against its result, so nothing rests on that.
+Temperature, top-k, top-p, min-p, then the argmin over the remaining tokens of log(E) - logit / temperature, with E from
+the shared noise (engine/sampling/coupling.py); ties go to the smallest id. Temperature 0 is argmax. The race is float32
+and may differ from a float64 one where the two best values agree within rounding: no result depends on that, since
+drafts are checked against this kernel's result.
 
-Three launches: the borders of the rows that truncate (kernels/sampling_support), the race of every (row, chunk of the
-vocabulary), the best chunk of every row. Chunks are of one size, and a minimum is exact, so a row's token depends on
-that row alone; 8 rows of 131,072 logits are 256 programs. Fewest bytes without truncation: the logits once, 134 MB for
-256 float32 rows: 40 us at 3.35 TB/s, 28 us at 4.8; bfloat16 half. The race takes 84 instructions a
-logit, 95 us on 132 multiprocessors at 1.75 GHz: that, not memory, bounds it.
+Three launches: the borders of truncated rows (kernels/sampling_support), the race of each (row, vocabulary chunk), the
+best chunk of each row. Chunks have one size and a minimum is exact, so a row's token depends on that row alone.
+256 float32 rows of 131,072 logits: 134 MB once, 40 us at 3.35 TB/s, 28 us at 4.8 TB/s. The race, at 84 instructions per
+logit, takes 95 us (132 multiprocessors, 1.75 GHz) and is the bound.
 
-Not here: penalties, bias, grammars, logprobs. Those edit or read the logits before.
+Not here: penalties, bias, grammars, logprobs.
 """
 
 from __future__ import annotations
@@ -20,23 +19,22 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.sampling_support.transforms import Transforms, check_logits, check_vector
-from kernels.sampling_support.triton import RowLaws, row_laws
-from kernels.sampling_support.triton_noise import log_exponentials, noise_words
-from kernels.sampling_support.triton_race import best_of_chunks, chunk_share, chunk_winner, winners_share
-from kernels.sampling_support.triton_tiles import LARGEST, in_support, key_shift, keys_of, load_tile
+from outrider.kernels.sampling_support.transforms import Transforms, check_logits, check_vector
+from outrider.kernels.sampling_support.triton import RowLaws, row_laws
+from outrider.kernels.sampling_support.triton_noise import log_exponentials, noise_words
+from outrider.kernels.sampling_support.triton_race import best_of_chunks, chunk_share, chunk_winner, winners_share
+from outrider.kernels.sampling_support.triton_tiles import LARGEST, in_support, key_shift, keys_of, load_tile
 
-# 8 warps of 16 logits a lane: 16 KiB a program in float32, and several programs on a multiprocessor.
+# logits per program, 16 KiB in float32; 8 warps of 16 logits per lane
 _CHUNK = 4096
 _NUM_WARPS = 8
 
 
 def coupled_sample(logits: torch.Tensor, transforms: Transforms, key_words: torch.Tensor) -> torch.Tensor:
-    """int64 [R]: the sampled token of every row.
+    """int64 [R]: the sampled token of each row; -1 for a row without a finite logit, which the host has to refuse.
 
-    `logits` is [R, V], float32, bfloat16 or float16, rows contiguous; `key_words` int32 [R, 2] holds the low and the
-    high word of `engine.coupling.index_key`, wrapped into int32. NaN counts as -inf. A row without a finite logit has
-    no token: -1, which the host has to refuse. Raises KernelArgumentError.
+    `logits`: [R, V], float32, bfloat16 or float16, rows contiguous; NaN counts as -inf. `key_words`: int32 [R, 2], low
+    and high word of `engine.sampling.coupling.index_key`, wrapped into int32. Raises KernelArgumentError.
     """
     return _sample(logits, transforms, key_words, None)
 
@@ -44,9 +42,9 @@ def coupled_sample(logits: torch.Tensor, transforms: Transforms, key_words: torc
 def coupled_sample_with_shares(
     logits: torch.Tensor, transforms: Transforms, key_words: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`coupled_sample`, and float32 [R] how sure a drafter can be of each token: its share of sum(1 / arrival).
+    """`coupled_sample`, and float32 [R]: the drafter's confidence in each token, its share of sum(1 / arrival).
 
-    That is the softmax of engine.coupling.perturbed_log_weights at the winner; 0 for a row without a token.
+    Equals the softmax of engine.sampling.coupling.perturbed_log_weights at the winner; 0 for a row without a token.
     """
     shares = torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device)
     return _sample(logits, transforms, key_words, shares), shares
@@ -77,7 +75,7 @@ def _race(
     values = torch.empty(num_rows, num_chunks, dtype=torch.float32, device=logits.device)
     ids = torch.empty(num_rows, num_chunks, dtype=torch.int32, device=logits.device)
     with_shares = shares is not None
-    # Pointers that no kernel follows where no shares are asked for.
+    # Placeholders, not dereferenced without shares.
     sums = torch.empty_like(values) if with_shares else values
     shares = values if shares is None else shares
     _race_kernel[(num_rows * num_chunks,)](
@@ -138,7 +136,7 @@ def _race_kernel(  # type: ignore[no-untyped-def]
     arrivals = -logits
     if scale > 0.0:
         arrivals = log_exponentials(noise_words(ids, low_word, high_word)) - logits * scale
-    # A token of the support arrives some time, however small its weight.
+    # A token of the support has a finite arrival, however small its weight.
     arrivals = tl.minimum(arrivals, LARGEST)
     keys = keys_of(logits, KEY_SHIFT)
     kept = in_support(keys, ids, tl.load(border_keys_ptr + row), tl.load(border_ids_ptr + row))

@@ -1,1 +1,1 @@
-"""Row lookups, sums and conversions of a forward, where a compiled program needs them."""
+"""Row gathers, sums and conversions of a forward, for recorded programs."""

@@ -1,6 +1,6 @@
-"""What a forward does between its larger kernels, on the CPU: rows looked up and joined, residuals added, widening.
+"""Row gathers, concatenation, residual sums and bf16 -> fp32, as kernels of a recorded program (kernels/cpu/program).
 
-torch computes the same bits; these are here to be part of a recorded program (`cpu_program`). Needs numba.
+torch computes the same bits. Needs numba.
 """
 
 from __future__ import annotations
@@ -13,9 +13,20 @@ from typing import Any, NamedTuple
 import torch
 from numba import carray, njit
 
-from kernels import cpu_team, simd
-from kernels.record import record_types
-from kernels.simd import LANES, copy_bytes, load_i64, store_i64, vadd, vload, vload_bf16, vstore, vstore_bf16
+from outrider.kernels.cpu import simd
+from outrider.kernels.cpu import team as cpu_team
+from outrider.kernels.cpu.record import record_types
+from outrider.kernels.cpu.simd import (
+    LANES,
+    copy_bytes,
+    load_i64,
+    store_i64,
+    vadd,
+    vload,
+    vload_bf16,
+    vstore,
+    vstore_bf16,
+)
 
 
 class _GatherFields(NamedTuple):
@@ -134,7 +145,7 @@ def _entry(make_entry: Callable[[int], Callable[[Any, int, int], None]]) -> int:
 
 
 def takes_rows(table: torch.Tensor, indices: torch.Tensor) -> bool:
-    """Whether gather takes them."""
+    """Whether gather accepts them."""
     return table.is_contiguous() and indices.is_contiguous() and indices.dtype == torch.int64 and table.dim() > 0
 
 
@@ -152,27 +163,27 @@ def gather(table: torch.Tensor, indices: torch.Tensor, out: torch.Tensor) -> Non
 
 
 def takes_sum(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether add takes them."""
+    """Whether add accepts them."""
     alike = left.dtype == right.dtype and left.shape == right.shape
     fits = left.dtype in (torch.bfloat16, torch.float32) and left.numel() % LANES == 0
     return alike and fits and left.is_contiguous() and right.is_contiguous()
 
 
 def add(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
-    """out = left + right, rounded once; contiguous, of one shape and dtype, a multiple of 16 elements."""
+    """out = left + right, rounded once; contiguous, one shape and dtype, a multiple of 16 elements."""
     is_bf16 = left.dtype == torch.bfloat16
     call = _AddRecord(left.data_ptr(), right.data_ptr(), out.data_ptr(), left.numel(), is_bf16)
     cpu_team.run(cpu_team.Work(_entry(_make_add), call, (out,), (left, right)))
 
 
 def takes_join(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether join takes them."""
+    """Whether join accepts them."""
     alike = left.dtype == right.dtype and left.dim() > 1 and left.shape[:-1] == right.shape[:-1]
     return alike and left.is_contiguous() and right.is_contiguous()
 
 
 def join(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
-    """out[..., :L] = left [..., L] and out[..., L:] = right [..., R]; contiguous, of one dtype."""
+    """out[..., :L] = left [..., L], out[..., L:] = right [..., R]; contiguous, one dtype."""
     left_bytes, right_bytes = (part.shape[-1] * part.element_size() for part in (left, right))
     num_rows = left.numel() // max(1, left.shape[-1])
     call = _JoinRecord(left.data_ptr(), right.data_ptr(), out.data_ptr(), num_rows, left_bytes, right_bytes)
@@ -180,11 +191,11 @@ def join(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
 
 
 def takes_widening(source: torch.Tensor) -> bool:
-    """Whether widen takes it."""
+    """Whether widen accepts it."""
     return source.dtype == torch.bfloat16 and source.is_contiguous() and source.numel() % LANES == 0
 
 
 def widen(source: torch.Tensor, out: torch.Tensor) -> None:
-    """out fp32 = source bf16, exactly; contiguous, a multiple of 16 elements."""
+    """out fp32 = source bf16, exact; contiguous, a multiple of 16 elements."""
     call = _WidenRecord(source.data_ptr(), out.data_ptr(), source.numel())
     cpu_team.run(cpu_team.Work(_entry(_make_widen), call, (out,), (source,)))

@@ -1,6 +1,6 @@
-"""act(gate) * up on the CPU in one pass, whatever the strides of gate and up.
+"""act(gate) * up on the CPU in one pass, for any row strides.
 
-Every element goes through the same 16-lane code, so its bits depend on its gate and its up alone. Needs numba.
+All elements go through the same 16-lane code: their bits depend on their own gate and up alone. Needs numba.
 """
 
 from __future__ import annotations
@@ -10,31 +10,28 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from llvmlite import ir
 from numba import carray, njit
 
-from kernels import cpu_team, record, simd
-from kernels.gated_activation.arguments import require_fit
-from kernels.gated_activation.reference import ACTIVATIONS
-from kernels.simd import (
+from outrider.kernels.cpu import record, simd
+from outrider.kernels.cpu import team as cpu_team
+from outrider.kernels.cpu.simd import (
     LANES,
-    Builder,
-    Value,
-    Vec16,
-    operation,
     vadd,
     vload,
     vload_bf16,
     vmul,
     vround_bf16,
+    vsigmoid,
     vsplat,
     vstore,
     vstore_bf16,
 )
+from outrider.kernels.gated_activation.arguments import require_fit
+from outrider.kernels.gated_activation.reference import ACTIVATIONS
 
 _SILU = ACTIVATIONS.index("silu")
 _ROWS_PER_UNIT = 4
-# 100 us of work on one thread.
+# elements, 100 us on one thread; smaller calls run on one thread
 _MIN_PARALLEL_ELEMENTS = 130_000
 
 
@@ -53,25 +50,13 @@ class _Fields(NamedTuple):
 _Record, _Call = record.record_types(_Fields)
 
 
-@operation(Vec16(), Vec16())
-def _sigmoid(builder: Builder, x: Value) -> Value:
-    """1 / (1 + exp(-x)), by way of exp(-|x|), which cannot overflow."""
-    lanes = ir.VectorType(ir.IntType(32), LANES)
-    sign = simd.ints(-0x80000000)
-    negative_magnitude = builder.bitcast(builder.or_(builder.bitcast(x, lanes), sign), x.type)
-    small = simd.exp(builder, negative_magnitude)
-    one = simd.floats(1.0)
-    positive = builder.fcmp_ordered(">=", x, simd.floats(0.0))
-    return builder.fdiv(builder.select(positive, one, small), builder.fadd(one, small))
-
-
 @njit
 def _activate(x, activation):  # type: ignore[no-untyped-def]
     if activation == _SILU:
-        return vmul(x, _sigmoid(x))
-    # (1 + tanh y) / 2 is sigmoid(2 y), and that form keeps its digits where tanh is near -1.
+        return vmul(x, vsigmoid(x))
+    # (1 + tanh y) / 2 = sigmoid(2 y), which is accurate where tanh is near -1.
     cubic = vmul(vmul(vmul(x, x), x), vsplat(0.044715))
-    return vmul(x, _sigmoid(vmul(vadd(x, cubic), vsplat(2 * 0.7978845608028654))))
+    return vmul(x, vsigmoid(vmul(vadd(x, cubic), vsplat(2 * 0.7978845608028654))))
 
 
 @njit
@@ -105,12 +90,12 @@ def _entry() -> int:
 
 
 def supports(width: int, dtype: torch.dtype) -> bool:
-    """Whether gated_activation takes rows of this width and dtype."""
+    """Whether gated_activation accepts rows of this width and dtype."""
     return width % LANES == 0 and dtype in (torch.bfloat16, torch.float32)
 
 
 def gated_activation(gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
-    """Arguments as in `reference`; I is a multiple of 16 and neighbouring elements of a row are neighbours in memory.
+    """As `reference.gated_activation`; I is a multiple of 16, gate and up contiguous in the last dimension.
 
     Raises KernelArgumentError.
     """

@@ -1,4 +1,4 @@
-"""act(gate) * up in plain torch, rounded as transformers' MLPs round it: the oracle."""
+"""act(gate) * up in plain torch, rounded as in transformers' MLPs: the oracle."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""act(gate) * up on an NVIDIA GPU in one pass, whatever the row strides of gate and up (triton).
+"""act(gate) * up on an NVIDIA GPU in one pass, for any row strides (triton).
 
-Element by element: its bits depend on its gate and its up alone.
+An element's bits depend on its own gate and up alone.
 
-Fewest bytes at 64 rows of 14336 bf16: 5.5 MB, 1.6 us at 3.35 TB/s (H100), 1.1 us at 4.8 TB/s (H200).
+Minimum traffic at 64 rows of 14336 bf16: 5.5 MB, 1.6 us at 3.35 TB/s (H100), 1.1 us at 4.8 TB/s (H200).
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.errors import KernelArgumentError
-from kernels.gated_activation.arguments import require_fit
-from kernels.gated_activation.reference import ACTIVATIONS
-from kernels.triton_numbers import round_to
+from outrider.kernels.errors import KernelArgumentError
+from outrider.kernels.gated_activation.arguments import require_fit
+from outrider.kernels.gated_activation.reference import ACTIVATIONS
+from outrider.kernels.triton_numbers import round_to
 
-# 8 elements of bf16 a thread are one load of 16 bytes; one row of 14336 is 14 programs.
+# elements per program; 8 bf16 per thread are one 16-byte load; a row of 14336 is 14 programs
 _BLOCK = 1024
 _NUM_WARPS = 4
 
 
 @triton.jit
 def _sigmoid(x):  # type: ignore[no-untyped-def]
-    """1 / (1 + exp(-x)), by way of exp(-|x|), which cannot overflow."""
+    """1 / (1 + exp(-x)), computed from exp(-|x|), which cannot overflow."""
     small = tl.exp(-tl.abs(x))
     return tl.where(x >= 0, 1.0, small) / (1.0 + small)
 
@@ -39,7 +39,7 @@ def _gated_activation(  # type: ignore[no-untyped-def]
     factor = tl.load(up + row * up_stride + columns, mask=inside, other=0.0).to(tl.float32)
     exponent = x
     if not IS_SILU:
-        # (1 + tanh y) / 2 is sigmoid(2 y), and that form keeps its digits where tanh is near -1.
+        # (1 + tanh y) / 2 = sigmoid(2 y), which is accurate where tanh is near -1.
         exponent = (x + x * x * x * 0.044715) * (2 * 0.7978845608028654)
     active = x * _sigmoid(exponent)
     active = round_to(active, out.dtype.element_ty).to(tl.float32)
@@ -47,24 +47,24 @@ def _gated_activation(  # type: ignore[no-untyped-def]
 
 
 def supports(width: int, dtype: torch.dtype) -> bool:
-    """Whether gated_activation takes rows of this width and dtype."""
+    """Whether gated_activation accepts rows of this width and dtype."""
     return width > 0 and dtype in (torch.bfloat16, torch.float32)
 
 
 def gated_activation(gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
-    """Arguments as in `reference`; neighbouring elements of a row are neighbours in memory.
+    """As `reference.gated_activation`; gate and up are contiguous in the last dimension.
 
     Raises KernelArgumentError.
     """
     require_fit(gate, up, is_supported=supports(gate.shape[-1], gate.dtype))
     if activation not in ACTIVATIONS:
-        raise KernelArgumentError(f"activation {activation!r} is none of {ACTIVATIONS}")
+        raise KernelArgumentError(f"activation {activation!r}: choose one of {ACTIVATIONS}")
     num_rows, width = gate.shape
     out = gate.new_empty((num_rows, width))
     if num_rows > 0:
         _gated_activation[(num_rows, triton.cdiv(width, _BLOCK))](
             gate, up, out, gate.stride(0), up.stride(0), width, IS_SILU=activation == "silu", BLOCK=_BLOCK,
-            # Without fusion the arithmetic of an element is one list of operations, however the code is vectorised.
+            # Without fusion an element's operations are the same however the code is vectorised.
             num_warps=_NUM_WARPS, enable_fp_fusion=False,
         )  # fmt: skip
     return out

@@ -1,6 +1,5 @@
-"""Writing keys and values into a paged cache, in plain torch, on any device.
+"""Writing keys and values into a paged cache, in plain torch, on any device: the oracle, and the fallback.
 
-Not a fast path: it is the oracle of the tests and runs where no faster kernel does.
 A slot is `block_id * block_size + offset`; a cache is [num_blocks, num_kv_heads, block_size, head_dim].
 """
 
@@ -16,7 +15,7 @@ def kv_write(
     value_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
 ) -> None:
-    """Write key [T, Hkv, D] and value [T, Hkv, Dv] to the slots slot_mapping (int64 [T], all different)."""
+    """Write key [T, Hkv, D] and value [T, Hkv, Dv] to the slots slot_mapping (int64 [T], distinct)."""
     _scatter(key_cache, slot_mapping, key)
     _scatter(value_cache, slot_mapping, value)
 
@@ -27,7 +26,7 @@ def kv_move(
     source_slots: torch.Tensor,
     target_slots: torch.Tensor,
 ) -> None:
-    """Copy slots source_slots to target_slots (int64 [N]); all is read before anything is written."""
+    """Copy slots source_slots to target_slots (int64 [N]); reads all before it writes any."""
     for cache in (key_cache, value_cache):
         block_ids, offsets = _split(source_slots, cache.shape[2])
         _scatter(cache, target_slots, cache[block_ids, :, offsets])

@@ -1,10 +1,10 @@
-"""Writing keys and values into a paged cache on an NVIDIA GPU: one launch for both, pure copies of bytes.
+"""Writing keys and values into a paged cache on an NVIDIA GPU: one launch for both.
 
-Slots outside the cache, -1 above all, are padding: nothing is written there, and nothing read in a move. Grids
-follow from shapes alone and nothing is read back from the device: safe under CUDA graphs.
+Slots outside the cache (usually -1) are padding: neither written nor, in a move, read. Grids follow from shapes alone
+and nothing is read back from the device: safe under CUDA graphs.
 
-Fewest bytes, at 256 rows, Hkv 8, D 128, bf16: 1 MB read and 1 MB written, 0.6 us at 3.35 TB/s (H100), 0.4 us at
-4.8 TB/s (H200): below the cost of the launch, which is why there is only one.
+Minimum traffic at 256 rows, Hkv 8, D 128, bf16: 1 MB read, 1 MB written: 0.6 us at 3.35 TB/s (H100), 0.4 us at 4.8 TB/s
+(H200), less than a launch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.errors import KernelArgumentError
+from outrider.kernels.errors import KernelArgumentError
 
 
 @triton.jit
@@ -21,16 +21,16 @@ def _copy_heads(  # type: ignore[no-untyped-def]
     rows, cache, row_head_stride, cache_head_stride, num_heads,
     DIM: tl.constexpr, PADDED_HEADS: tl.constexpr, PADDED_DIM: tl.constexpr, INTO_CACHE: tl.constexpr,
 ):  # fmt: skip
-    """All heads of one row; rows and cache point at the row and at its slot."""
+    """All heads of one row; rows and cache point to the row and to its slot."""
     head = tl.arange(0, PADDED_HEADS)[:, None].to(tl.int64)
     dim = tl.arange(0, PADDED_DIM)[None, :]
     is_used = (head < num_heads) & (dim < DIM)
-    loose = rows + head * row_head_stride + dim
+    uncached = rows + head * row_head_stride + dim
     cached = cache + head * cache_head_stride + dim
     if INTO_CACHE:
-        tl.store(cached, tl.load(loose, mask=is_used), mask=is_used)
+        tl.store(cached, tl.load(uncached, mask=is_used), mask=is_used)
     else:
-        tl.store(loose, tl.load(cached, mask=is_used), mask=is_used)
+        tl.store(uncached, tl.load(cached, mask=is_used), mask=is_used)
 
 
 @triton.jit(do_not_specialize=["num_slots"])
@@ -41,7 +41,7 @@ def _copy_slots(  # type: ignore[no-untyped-def]
     BLOCK_SIZE: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, PADDED_HEADS: tl.constexpr,
     PADDED_KEY_DIM: tl.constexpr, PADDED_VALUE_DIM: tl.constexpr, INTO_CACHE: tl.constexpr,
 ):  # fmt: skip
-    """Grid (T,): key and value of one row, into the cache or out of it."""
+    """Grid (T,): key and value of one row, into or out of the cache."""
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
     if (slot < 0) | (slot >= num_slots):
@@ -64,9 +64,9 @@ def kv_write(
     value_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
 ) -> None:
-    """Write key [T, Hkv, D] and value [T, Hkv, Dv] to the slots slot_mapping (int64 [T], all different).
+    """Write key [T, Hkv, D] and value [T, Hkv, Dv] to the slots slot_mapping (int64 [T], distinct; -1: padding).
 
-    A row whose slot is -1 is padding and goes nowhere. Raises KernelArgumentError.
+    Raises KernelArgumentError.
     """
     _launch(key, value, key_cache, value_cache, slot_mapping, into_cache=True)
 
@@ -77,9 +77,9 @@ def kv_move(
     source_slots: torch.Tensor,
     target_slots: torch.Tensor,
 ) -> None:
-    """Copy slots source_slots to target_slots (int64 [N]); all is read before anything is written.
+    """Copy slots source_slots to target_slots (int64 [N]; padding: -1 in both); reads all before it writes any.
 
-    Padding has -1 on both sides. Raises KernelArgumentError.
+    Raises KernelArgumentError.
     """
     if source_slots.shape != target_slots.shape:
         raise KernelArgumentError("source_slots and target_slots must have the same length")
@@ -124,4 +124,4 @@ def _check(rows: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> None
     if rows.dtype != cache.dtype:
         raise KernelArgumentError(f"rows ({rows.dtype}) and cache ({cache.dtype}) must agree")
     if rows.stride(-1) != 1 or cache.stride(-1) != 1:
-        raise KernelArgumentError("the elements of a head must be neighbours")
+        raise KernelArgumentError("rows and cache must be contiguous in their last dimension")

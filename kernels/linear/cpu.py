@@ -1,13 +1,11 @@
-"""A linear layer on CPU whose rows have the same bits whatever their number and place: prepacked oneDNN.
+"""A row-invariant linear layer on the CPU: prepacked oneDNN.
 
-Not here: which modules of a model get it (engine/row_invariant_modules). Not for bf16 on CPUs with AMX, where oneDNN
-gives a row other bits among other numbers of rows (from 320 x 864 on, and single rows of 17 x 33): bf16 weights of all
-shapes go to cpu_panels there.
-Measured on an AMD EPYC with AVX512-BF16, torch 2.13, K from 7 to 11008, N from 7 to 32001, bf16 and fp32: the
-bits of a row agree for every row count from 2 to 1024 and every place. A call with one row differs at large K
-(from about 1500 on; random data shows it in bf16 only from 2816 on, cancelling data at once), so a single row
-is run as four where it would. Against F.linear, out of cache: 1.5-3 x faster at 1-16 rows in bf16, 2-4 x in
-fp32, and about equal at 256.
+Not here: which modules of a model get it (engine/model/row_invariant_modules). Not for bf16 with AMX, where oneDNN is
+not row-invariant (320 x 864, single rows of 17 x 33): there bf16 weights go to cpu_panels.
+
+Row-invariant for 2 to 1024 rows (AMD EPYC with AVX512-BF16, torch 2.13, K 7 to 11008, N 7 to 32001, bf16 and fp32). A
+single row differs at large K (from about 1500) and is then run as four. Speed against F.linear out of cache, 1-16 rows:
+1.5-3 x in bf16, 2-4 x in fp32; about equal at 256.
 """
 
 from __future__ import annotations
@@ -17,15 +15,11 @@ from functools import lru_cache
 import torch
 from torch.nn.functional import pad
 
-# oneDNN makes a program for every row count of every shape of weights and keeps it, 0.6 MB each: under requests of all
-# lengths a verifier of the demo model grew from 475 to 920 MB in five minutes, now to 520. So only these row counts are
-# asked for: all up to 16, then every fourth up to 64, every 16th up to 128; more rows are run in tiles of 128. CPU
-# time of a call where every call has another row count, all seen before: 0.20 ms instead of 0.74 from 17 to 64 rows,
-# 1.0 instead of 1.7 from 129 to 299; of 256 or 512 rows alone, within 10 % of one call's.
+# rows; largest call, more are split. oneDNN keeps 0.4-0.6 MB of code per weight shape and row count (log: 9fffff3), so
+# row counts are padded: all up to 16, multiples of 4 up to 64, of 16 up to 128
 TILE_ROWS = 128
 _PADDED_ROWS = 4
-# From this many weights on the call waits for memory, and four rows cost less than two or one (bf16 1024 x 1024:
-# 1 row 70 us, 2 rows 74, 4 rows 68, 6 rows 69; fp32 1024 x 2816: 307, 347, 267, 273).
+# weights; from here on memory-bound, and four rows cost less than one or two (bf16 1024 x 1024: 68 us, 70, 74)
 _MEMORY_BOUND_WEIGHTS = 500_000
 
 
@@ -48,7 +42,7 @@ def linear(
 ) -> torch.Tensor:
     """x [..., K], packed from pack(weight [N, K]), bias [N] or None; returns [..., N].
 
-    Fewer than min_rows rows are padded to four; 1 is allowed where fewest_rows() says so.
+    Fewer than min_rows rows are padded to four; min_rows: from fewest_rows().
     """
     num_rows = x.numel() // x.shape[-1]
     if min_rows <= num_rows == _padded_count(num_rows) <= TILE_ROWS:
@@ -68,7 +62,7 @@ def linear(
 
 
 def _padded_count(num_rows: int) -> int:
-    """The least row count from num_rows on that is asked of oneDNN."""
+    """The smallest row count >= num_rows that oneDNN is called with."""
     if num_rows <= 16:
         return num_rows
     step = 4 if num_rows <= 64 else 16
@@ -80,7 +74,7 @@ def _onednn(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) ->
 
 
 def fewest_rows(num_outputs: int, num_inputs: int, dtype: torch.dtype) -> int:
-    """The least row count that linear() may hand to oneDNN unpadded for weights of this shape: 1 or 4."""
+    """The smallest row count, 1 or 4, that linear() may pass to oneDNN unpadded for weights of this shape."""
     if num_outputs * num_inputs >= _MEMORY_BOUND_WEIGHTS:
         return _PADDED_ROWS
     differs = _single_row_differs(num_outputs, num_inputs, dtype, torch.get_num_threads())
@@ -89,8 +83,8 @@ def fewest_rows(num_outputs: int, num_inputs: int, dtype: torch.dtype) -> int:
 
 @lru_cache(maxsize=256)
 def _single_row_differs(num_outputs: int, num_inputs: int, dtype: torch.dtype, num_threads: int) -> bool:
-    # Weights and inputs cancel exactly, so what is left is rounding noise of the summation order alone: any
-    # other order shows in nearly every output, also after rounding to bf16.
+    # Weights and inputs cancel exactly and leave the rounding noise of the summation order: another order shows in
+    # nearly every output, even after rounding to bf16.
     generator = torch.Generator().manual_seed(num_outputs * 1_000_003 + num_inputs)
     half = num_inputs // 2
     weight = torch.randn(num_outputs, num_inputs, generator=generator).to(dtype)

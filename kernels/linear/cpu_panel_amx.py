@@ -1,17 +1,16 @@
-"""The compiled half of linears over panels on CPUs with AMX: 16 rows, 32 inputs and 16 columns in one instruction.
+"""Linears over panels with AMX, compiled: 16 rows x 32 inputs x 16 columns per instruction.
 
-`tdpbf16ps` adds to each float of a tile of sums [16 rows, 16 columns] the products of 16 pairs of inputs: those of the
-even and those of the odd elements each in a chain of fused multiply-adds that begins at zero, then the two chains'
-sum. A tile of weights is 16 lines of one vector of a panel (cpu_panel_coding): decoded chunks lie as they must.
-A row of a tile is computed from that row alone, and the order of a row's additions is the same whatever the number of
-rows: an only row goes through a tile too.
+`tdpbf16ps` adds to a tile of fp32 sums [16 rows, 16 columns] the products of 16 input pairs: the even and the odd
+elements each in a chain of fused multiply-adds from zero, then the chains' sum. The order is the same for any number of
+rows (a single row goes through a tile too), but not that of `vdpbf16ps` (cpu_panel_tiles): a verifier with AMX has
+numerics of its own. A tile of weights is 16 lines of one vector of a panel (cpu_panel_coding).
 
-Measured on two cores of an Intel Xeon (AMX, 2.6 GHz), 16 matrices of 4096 x 1024 out of cache, in us: 272 from 1 to 16
-rows, 346 at 32, 498 at 64, 844 at 128; oneDNN with AMX in the same run 345 to 391, 417, 489, 702; with `vdpbf16ps` 533
-to 1019, 1632, 2853.
-
-The order is another than that of `vdpbf16ps` (cpu_panel_tiles), so a verifier with AMX has numerics of its own. The
-caller has made sure that the machine has the instructions and lets us use them. Needs numba.
+us per matrix (2 cores of an Intel Xeon, 2.6 GHz, 16 matrices of 4096 x 1024 out of cache):
+    rows          1-16       32    64    128
+    this          272        346   498   844
+    oneDNN, AMX   345-391    417   489   702
+    `vdpbf16ps`   533-1019   1632  2853
+The caller checks that AMX may be used. Needs numba.
 """
 
 from __future__ import annotations
@@ -21,33 +20,33 @@ from typing import Any
 from llvmlite import ir
 from numba import carray, njit, types
 
-from kernels.linear.cpu_panel_coding import (
+from outrider.kernels.cpu.simd import VECTOR_BYTES, Builder, Value, emit_prefetch, operation, store
+from outrider.kernels.linear.cpu_panel_coding import (
     CHUNK_LINES,
     CODED_LINE_BYTES,
     LINE_BYTES,
+    PANEL_COLUMNS,
     TABLE_BYTES,
     apply_patches,
     line_of_patch,
     make_decode_lines,
 )
-from kernels.linear.cpu_panel_tiles import CHUNK_BYTES, ROW_BYTES, TILE_ROWS, Call, finish, patches_of_chunk
-from kernels.simd import VECTOR_BYTES, Builder, Value, ask_for, operation, store
+from outrider.kernels.linear.cpu_panel_tiles import CHUNK_BYTES, ROW_BYTES, TILE_ROWS, Call, finish, patches_of_chunk
 
-# What one instruction takes: so many inputs, of so many rows at most. Weights must have whole numbers of them.
+# inputs per instruction; the weight's number of inputs must be a multiple
 TILE_INPUTS = 32
 _TILE_LINES = TILE_INPUTS // 2
 _TILE_ROWS = 16
 _TILE_LINES_BYTES = _TILE_LINES * LINE_BYTES
-# Tile registers: a panel's four vectors of sums, the inputs, and weights that take turns.
+# Tile registers: four vectors of sums, the inputs, and three for weights in rotation.
 _SUMS, _INPUTS, _WEIGHTS = range(4), 4, (5, 6, 7)
 _PALETTE_BYTES = 64
-# A decoded chunk, the sums of some rows, and the palette.
+# bytes per thread: a decoded chunk, the sums of a tile of rows, the palette
 SCRATCH_BYTES = CHUNK_BYTES + TILE_ROWS * ROW_BYTES + _PALETTE_BYTES
-# Memory is asked so far ahead; up to 24,576 it is within 5 %.
+# bytes; prefetch distance; up to 24,576 within 5 %
 _AHEAD_BYTES = 3072
-# Cache lines asked for in each of a chunk's first eight steps of 16 lines and 16 rows, which otherwise leave memory
-# idle: the next chunk. 32 rows 15.7 -> 20.5 GB/s on two cores.
-_LINES_ASKED = 24
+# cache lines of the next chunk, prefetched in each multiply of a chunk's first 32 rows: 15.7 -> 20.5 GB/s at 32 rows
+_PREFETCHED_LINES = 24
 _I8, _I16, _I64 = ir.IntType(8), ir.IntType(16), ir.IntType(64)
 _i, _void = types.int64, types.void
 
@@ -67,7 +66,7 @@ def _register(number: int) -> ir.Constant:
 
 @operation(_void, _i, _i)
 def _shape_tiles(builder: Builder, num_rows: Value, palette: Value) -> None:
-    """Tiles of inputs and of sums have num_rows rows, and all are zero. palette: address of 64 bytes to write to."""
+    """Configure tiles (inputs and sums: num_rows rows) and zero them. palette: address of 64 writable bytes."""
     for byte in range(0, _PALETTE_BYTES, 8):
         store(builder, ir.Constant(_I64, 1 if byte == 0 else 0), builder.add(palette, ir.Constant(_I64, byte)), 8)
     for register in range(8):
@@ -80,7 +79,7 @@ def _shape_tiles(builder: Builder, num_rows: Value, palette: Value) -> None:
 
 @operation(_void)
 def _release_tiles(builder: Builder) -> None:
-    """Threads that hold tiles have eight kilobytes more to save whenever they change."""
+    """Without tiles in use, a context switch saves 8 KB less."""
     _call(builder, "tilerelease")
 
 
@@ -106,16 +105,16 @@ def _store_sums(builder: Builder, sums: Value) -> None:
     _move_sums(builder, "tilestored64", sums)
 
 
-def _make_add_products(num_asked: int) -> Any:
-    """num_asked: cache lines that memory is asked for meanwhile, from `ahead` on."""
+def _make_add_products(num_prefetched: int) -> Any:
+    """num_prefetched: cache lines prefetched meanwhile, from `ahead` on."""
 
     @operation(_void, _i, _i, _i, _i)
     def add_products(builder: Builder, x: Value, x_stride: Value, lines: Value, ahead: Value) -> None:
-        """Adds to the sums the products of 16 decoded lines."""
+        """Add the products of 16 decoded lines to the sums."""
         _call(builder, "tileloadd64", _register(_INPUTS), _pointer(builder, x), x_stride)
         for vector in _SUMS:
-            for line in range(vector, num_asked, len(_SUMS)):
-                ask_for(builder, builder.add(ahead, ir.Constant(_I64, VECTOR_BYTES * line)))
+            for line in range(vector, num_prefetched, len(_SUMS)):
+                emit_prefetch(builder, builder.add(ahead, ir.Constant(_I64, VECTOR_BYTES * line)))
             weights = _register(_WEIGHTS[vector % len(_WEIGHTS)])
             place = builder.add(lines, ir.Constant(_I64, VECTOR_BYTES * vector))
             _call(builder, "tileloadd64", weights, _pointer(builder, place), ir.Constant(_I64, LINE_BYTES))
@@ -125,7 +124,7 @@ def _make_add_products(num_asked: int) -> Any:
 
 
 _add_products = _make_add_products(0)
-_add_products_and_ask = _make_add_products(_LINES_ASKED)
+_add_products_and_prefetch = _make_add_products(_PREFETCHED_LINES)
 
 
 _decode_lines = make_decode_lines(_AHEAD_BYTES)
@@ -133,8 +132,9 @@ _decode_lines = make_decode_lines(_AHEAD_BYTES)
 
 @njit
 def _decode(call, panel, first, num_lines, patch, lines):  # type: ignore[no-untyped-def]
-    """Decode num_lines of the panel, all in one chunk, from line `first` on, to `lines`. patch: address of their first
-    patch, or of the next there is. Returns that of the first after theirs."""
+    """Decode num_lines of the panel from line `first` on, all in one chunk, to `lines`.
+
+    patch: address of the first patch at or after `first`; returns that of the first patch after these lines."""
     coded = call.panels + panel * call.panel_stride + first * CODED_LINE_BYTES
     _decode_lines(coded, call.tables + panel * TABLE_BYTES, num_lines, lines)
     chunk, first_of_chunk = first // CHUNK_LINES, first % CHUNK_LINES
@@ -148,7 +148,7 @@ def _decode(call, panel, first, num_lines, patch, lines):  # type: ignore[no-unt
 
 @njit
 def _multiply_few(call, panel, x, num_rows, scratch, sums, palette):  # type: ignore[no-untyped-def]
-    """The panel's sums of a tile of rows: 16 lines are decoded while those before them are multiplied."""
+    """The panel's sums of up to 16 rows; 16 lines are decoded while the previous 16 are multiplied."""
     num_lines = call.num_inputs // 2
     _shape_tiles(num_rows, palette)
     if call.tables == 0:
@@ -169,7 +169,7 @@ def _multiply_few(call, panel, x, num_rows, scratch, sums, palette):  # type: ig
 
 @njit
 def _multiply_many(call, panel, x, num_rows, scratch, sums, palette):  # type: ignore[no-untyped-def]
-    """The panel's sums of more rows: each chunk is decoded once for all of them."""
+    """The panel's sums of more rows; each chunk is decoded once for all."""
     num_lines = call.num_inputs // 2
     patch = 0 if call.tables == 0 else patches_of_chunk(call, panel, 0)[0]
     rows_of_last = num_rows % _TILE_ROWS or _TILE_ROWS
@@ -194,8 +194,8 @@ def _multiply_many(call, panel, x, num_rows, scratch, sums, palette):  # type: i
             inputs = x + row * call.x_stride + 4 * first
             for line in range(0, count, _TILE_LINES):
                 if row < 2 * _TILE_ROWS:
-                    _add_products_and_ask(inputs + 4 * line, call.x_stride, lines + line * LINE_BYTES, ahead)
-                    ahead += _LINES_ASKED * VECTOR_BYTES
+                    _add_products_and_prefetch(inputs + 4 * line, call.x_stride, lines + line * LINE_BYTES, ahead)
+                    ahead += _PREFETCHED_LINES * VECTOR_BYTES
                 else:
                     _add_products(inputs + 4 * line, call.x_stride, lines + line * LINE_BYTES, 0)
             _store_sums(place)
@@ -218,4 +218,5 @@ def run_panel(address, panel, thread):  # type: ignore[no-untyped-def]
         else:
             _multiply_many(call, panel, x, num_rows, scratch, sums, palette)
         _release_tiles()
-        finish(call, panel, first_row, num_rows, sums)
+        first = panel * PANEL_COLUMNS
+        finish(call, first, min(first + PANEL_COLUMNS, call.num_outputs), first_row, num_rows, sums)

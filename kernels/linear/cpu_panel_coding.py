@@ -1,15 +1,14 @@
-"""The compiled half of packing: panels of bf16 weights in 12 bits per weight, of which every bit comes back.
+"""Packing, compiled: panels of bf16 weights, losslessly in 12 bits per weight.
 
-A step of few rows waits for its weights to come from memory. Of a bf16 number the lower byte (the exponent's last bit
-and the fraction) hardly repeats, but the upper byte (the sign and the rest of the exponent) of nearly all weights of a
-panel has one of 16 values. So a panel is stored as lower bytes, half bytes that name an upper byte in the panel's table
-of 16, and a list of the upper bytes that the table lacks (patches: 0.01 % of the weights of trained models). That the
-exponents of trained weights take few values: DFloat11, arXiv 2504.11651, which codes them by Huffman trees for GPUs.
+Few rows are bound by reading weights. The upper byte of a bf16 (sign, exponent without its last bit) takes one of 16
+values for nearly all weights of a panel; the lower byte hardly compresses. So a panel is stored as lower bytes, 4-bit
+indices into the panel's table of 16 upper bytes, and patches for the upper bytes missing there (0.01 % of trained
+weights). DFloat11 (arXiv 2504.11651) uses the same property with Huffman codes on GPUs.
 
-A plain panel holds 64 columns, line by line. A line is two neighbouring inputs of all columns, as four vectors:
-vector v has the pairs of columns 16 v to 16 v + 15. A coded line is 128 lower bytes, in the order that `vpunpcklbw` and
-`vpunpckhbw` undo (two vectors side by side, eight bytes of each in turn), then 64 bytes with the half bytes of the
-first two vectors in their lower and of the last two in their upper halves.
+Plain panel: 64 columns, stored as lines. A line is two adjacent inputs of all columns, as four vectors; vector v has
+the pairs of columns 16 v to 16 v + 15. Coded line: 128 lower bytes in the order that `vpunpcklbw` and `vpunpckhbw`
+undo (two vectors interleaved by eight bytes), then 64 bytes of indices: low nibbles for vectors 0 and 1, high for 2
+and 3.
 
 Needs numba.
 """
@@ -24,17 +23,17 @@ from llvmlite import ir
 from numba import carray, njit, types
 from numba.core import cgutils
 
-from kernels.record import record_types
-from kernels.simd import VECTOR_BYTES, Builder, Value, ask_for, load, offset, operation, store
+from outrider.kernels.cpu.record import record_types
+from outrider.kernels.cpu.simd import VECTOR_BYTES, Builder, Value, emit_prefetch, load, offset, operation, store
 
 PANEL_COLUMNS = 64
 LINE_BYTES = PANEL_COLUMNS * 4
 CODED_LINE_BYTES = PANEL_COLUMNS * 3
-# Decoded together, and patches are listed by chunk. Twice as many leave the first cache: 7 % slower at 16 rows.
+# lines; decoded at once and sharing a patch list. 128 overflow L1: 7 % slower at 16 rows
 CHUNK_LINES = 64
 TABLE_BYTES = 16
 _NOT_IN_TABLE = 255
-_NUMBERS = 2 * PANEL_COLUMNS  # of a line
+_NUMBERS = 2 * PANEL_COLUMNS  # weights of a line
 
 _I8, _I16, _I32, _I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 _VI8, _VI16, _VI32 = ir.VectorType(_I8, 64), ir.VectorType(_I16, 32), ir.VectorType(_I32, 64)
@@ -42,7 +41,7 @@ _i, _void = types.int64, types.void
 
 
 class EncodeFields(NamedTuple):
-    """Addresses. Called twice: to choose tables and count patches, then to write."""
+    """Addresses. Two calls: choose tables and count patches, then write."""
 
     plain: int  # uint16 [num_panels, num_lines, 128]
     num_panels: int
@@ -50,7 +49,7 @@ class EncodeFields(NamedTuple):
     tables: int  # uint8 [num_panels, 16]
     num_patches: int  # int32 [num_panels, chunks of a panel]
     patch_starts: int  # int32 [num_panels, chunks of a panel]; 0: choose and count only
-    patches: int  # uint32: place in the decoded chunk, in bytes, and the upper byte << 16
+    patches: int  # uint32: byte offset in the decoded chunk | upper byte << 16
     coded: int  # uint8 [num_panels, num_lines, 192]
 
 
@@ -58,7 +57,7 @@ EncodeRecord, _Encode = record_types(EncodeFields)
 
 
 @operation(types.voidptr, _i)
-def _pointer(builder: Builder, address: Value) -> Value:
+def pointer(builder: Builder, address: Value) -> Value:
     return builder.inttoptr(address, ir.PointerType(_I8))
 
 
@@ -75,7 +74,7 @@ def _store_u8(builder: Builder, address: Value, byte: Value) -> None:
 
 @njit
 def _choose_table(plain, table):  # type: ignore[no-untyped-def]
-    """The 16 upper bytes that most numbers of the panel have; the smaller ones first where as many have them."""
+    """The panel's 16 most frequent upper bytes; ties: the smaller byte first."""
     counts = np.zeros(256, np.int64)
     for number in plain.flat:
         counts[number >> 8] += 1
@@ -94,7 +93,7 @@ def _names_in(table):  # type: ignore[no-untyped-def]
 
 @njit
 def _encode_line(plain, line_of_chunk, names, coded, patches):  # type: ignore[no-untyped-def]
-    """Write a line and its patches; returns how many these are."""
+    """Write a line and its patches; returns the number of patches."""
     num_patches = 0
     coded[:] = 0
     for place in range(_NUMBERS):
@@ -114,10 +113,10 @@ def _encode_line(plain, line_of_chunk, names, coded, patches):  # type: ignore[n
 @njit
 def _encode_panel(call, panel):  # type: ignore[no-untyped-def]
     shape = (call.num_panels, call.num_lines, _NUMBERS)
-    plain = carray(_pointer(call.plain), shape, np.uint16)[panel]
-    table = carray(_pointer(call.tables), (call.num_panels, TABLE_BYTES), np.uint8)[panel]
+    plain = carray(pointer(call.plain), shape, np.uint16)[panel]
+    table = carray(pointer(call.tables), (call.num_panels, TABLE_BYTES), np.uint8)[panel]
     chunks_of_panel = (call.num_lines + CHUNK_LINES - 1) // CHUNK_LINES
-    num_patches = carray(_pointer(call.num_patches), (call.num_panels, chunks_of_panel), np.int32)[panel]
+    num_patches = carray(pointer(call.num_patches), (call.num_panels, chunks_of_panel), np.int32)[panel]
     if call.patch_starts == 0:
         _choose_table(plain, table)
         num_patches[:] = 0
@@ -127,10 +126,10 @@ def _encode_panel(call, panel):  # type: ignore[no-untyped-def]
                 num_patches[line // CHUNK_LINES] += names[number >> 8] == _NOT_IN_TABLE
         return
     names = _names_in(table)
-    coded = carray(_pointer(call.coded), (call.num_panels, call.num_lines, CODED_LINE_BYTES), np.uint8)[panel]
-    starts = carray(_pointer(call.patch_starts), (call.num_panels, chunks_of_panel), np.int32)[panel]
+    coded = carray(pointer(call.coded), (call.num_panels, call.num_lines, CODED_LINE_BYTES), np.uint8)[panel]
+    starts = carray(pointer(call.patch_starts), (call.num_panels, chunks_of_panel), np.int32)[panel]
     for chunk in range(chunks_of_panel):
-        patches = carray(_pointer(call.patches + 4 * starts[chunk]), (num_patches[chunk],), np.uint32)
+        patches = carray(pointer(call.patches + 4 * starts[chunk]), (num_patches[chunk],), np.uint32)
         written = 0
         for line in range(chunk * CHUNK_LINES, min((chunk + 1) * CHUNK_LINES, call.num_lines)):
             written += _encode_line(plain[line], line % CHUNK_LINES, names, coded[line], patches[written:])
@@ -143,7 +142,7 @@ def encode_panel(address, panel):  # type: ignore[no-untyped-def]
 
 
 class Decoder:
-    """Code that decodes lines of a panel, but for their patches."""
+    """Emits code that decodes lines of a panel, without patches."""
 
     def __init__(self, builder: Builder, table: Value) -> None:
         """table: address of the panel's table."""
@@ -165,26 +164,26 @@ class Decoder:
             upper = builder.call(self._look_up, [self._uppers, builder.and_(names, ir.Constant(_VI8, [15] * 64))])
             lower = load(builder, offset(builder, line, 64, half), _VI8, 1)
             for side in range(2):
-                yield builder.shuffle_vector(lower, upper, ir.Constant(_VI32, _in_turn(side)))
+                yield builder.shuffle_vector(lower, upper, ir.Constant(_VI32, interleaved(side)))
 
 
-def _in_turn(side: int) -> list[int]:
-    """Bytes of two vectors in turn: the first (side 0) or last eight of each 16."""
+def interleaved(side: int) -> list[int]:
+    """Lanes that interleave two vectors: the first (side 0) or last eight bytes of each 16."""
     return [16 * group + 8 * side + byte + 64 * of for group in range(4) for byte in range(8) for of in range(2)]
 
 
 def make_decode_lines(ahead_bytes: int = 0) -> Any:
-    """ahead_bytes: memory is asked for what lies so far behind each coded line; 0: it is not."""
+    """ahead_bytes: prefetch distance from each coded line; 0: no prefetch."""
 
     @operation(_void, _i, _i, _i, _i)
     def decode_lines(builder: Builder, coded: Value, table: Value, num_lines: Value, lines: Value) -> None:
-        """Lines but for their patches, to `lines`."""
+        """Decode lines, without patches, to `lines`."""
         decoder = Decoder(builder, table)
         zero, one = ir.Constant(_I64, 0), ir.Constant(_I64, 1)
         with cgutils.for_range_slice(builder, zero, num_lines, one, _I64) as (j, _count):
             line, target = offset(builder, coded, CODED_LINE_BYTES, j), offset(builder, lines, LINE_BYTES, j)
             for byte in range(0, CODED_LINE_BYTES, VECTOR_BYTES) if ahead_bytes else ():
-                ask_for(builder, builder.add(line, ir.Constant(_I64, ahead_bytes + byte)))
+                emit_prefetch(builder, builder.add(line, ir.Constant(_I64, ahead_bytes + byte)))
             for place, vector in enumerate(decoder.vectors(line)):
                 store(builder, vector, offset(builder, target, VECTOR_BYTES, place), 1)
 
@@ -196,19 +195,19 @@ _decode_lines = make_decode_lines()
 
 @njit
 def line_of_patch(patch):  # type: ignore[no-untyped-def]
-    """Which line of its chunk the patch at an address belongs to."""
+    """Line of the chunk that the patch at an address belongs to."""
     return (load_u32(patch) & 0xFFFF) // LINE_BYTES
 
 
 @njit
 def decode(chunk, first, end, table, patch, end_patch, lines):  # type: ignore[no-untyped-def]
-    """Lines first to end of a coded chunk, with their patches, to where they belong in the plain chunk at `lines`."""
+    """Decode lines [first, end) of a coded chunk, patches applied, into the plain chunk at `lines`."""
     _decode_lines(chunk + first * CODED_LINE_BYTES, table, end - first, lines + first * LINE_BYTES)
     apply_patches(patch, end_patch, lines)
 
 
 @njit
 def apply_patches(patch, end_patch, lines):  # type: ignore[no-untyped-def]
-    """The upper bytes that a table lacks, to where they belong in the plain chunk at `lines`."""
+    """Write the upper bytes missing in the table into the plain chunk at `lines`."""
     for place in range(patch, end_patch, 4):
         _store_u8(lines + (load_u32(place) & 0xFFFF), load_u32(place) >> 16)

@@ -1,9 +1,8 @@
-"""The compiled half of linears over panels: bf16 rows against panels of 64 weight columns, coded or plain.
+"""Linears over panels, compiled: bf16 rows against panels of 64 weight columns, coded or plain.
 
-A pass over a matrix is one stream of memory. The AVX512-BF16 instruction `vdpbf16ps` adds, in each lane, the product of
-the odd and then that of the even element of a pair to a float. The caller has made sure that the machine has it. Where
-few rows wait for memory, lines are decoded in registers on their way to it; for more rows a chunk is decoded once,
-into working memory that stays in the first cache. The order of a row's additions is the same in all cases. Needs numba.
+`vdpbf16ps` (AVX512-BF16, checked by the caller) adds to each float lane the product of a pair's odd elements, then of
+its even ones. Few rows: coded lines are decoded in registers. More rows: a chunk is decoded once into scratch memory in
+L1. The order of a row's additions is the same in all cases. Needs numba.
 """
 
 from __future__ import annotations
@@ -14,23 +13,13 @@ from llvmlite import ir
 from numba import carray, njit, types
 from numba.core import cgutils
 
-from kernels.linear.cpu_panel_coding import (
-    CHUNK_LINES,
-    CODED_LINE_BYTES,
-    LINE_BYTES,
-    PANEL_COLUMNS,
-    TABLE_BYTES,
-    Decoder,
-    decode,
-    line_of_patch,
-)
-from kernels.record import record_types
-from kernels.simd import (
+from outrider.kernels.cpu.record import record_types
+from outrider.kernels.cpu.simd import (
     LANES,
     VECTOR_BYTES,
     Builder,
     Value,
-    ask_for,
+    emit_prefetch,
     floats,
     load,
     load_i32,
@@ -46,15 +35,25 @@ from kernels.simd import (
     vstore_bf16,
     vstore_bf16_first,
 )
+from outrider.kernels.linear.cpu_panel_coding import (
+    CHUNK_LINES,
+    CODED_LINE_BYTES,
+    LINE_BYTES,
+    PANEL_COLUMNS,
+    TABLE_BYTES,
+    Decoder,
+    decode,
+    line_of_patch,
+)
 
 _VECTORS = PANEL_COLUMNS // LANES
-ROW_BYTES = PANEL_COLUMNS * 4  # one row's sums of a panel
+ROW_BYTES = PANEL_COLUMNS * 4  # fp32 sums of one row and panel
 CHUNK_BYTES = CHUNK_LINES * LINE_BYTES
 _CODED_CHUNK_BYTES = CHUNK_LINES * CODED_LINE_BYTES
-# More rows are done in turns.
+# rows; more are computed in several passes over the panel
 TILE_ROWS = 128
 SCRATCH_BYTES = CHUNK_BYTES + 2 * TILE_ROWS * ROW_BYTES
-# Memory is asked so far ahead; nearer or farther, or not at all, was 4-8 % slower at one row and 40 % at eight.
+# bytes; prefetch distance. Other distances, or none, are 4-8 % slower at one row, 40 % at eight
 _AHEAD_BYTES = 3072
 _F32, _I32, _I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 _VF32, _VI32 = ir.VectorType(_F32, LANES), ir.VectorType(_I32, LANES)
@@ -62,7 +61,7 @@ _i = types.int64
 
 
 class _BFloat(ir.Type):  # type: ignore[misc]
-    """LLVM's bfloat, which llvmlite has no class for."""
+    """LLVM's bfloat, missing in llvmlite."""
 
     def _to_string(self) -> str:
         return "bfloat"
@@ -74,21 +73,20 @@ class _BFloat(ir.Type):  # type: ignore[misc]
         return hash(_BFloat)
 
 
-_VBF16 = ir.VectorType(_BFloat(), 2 * LANES)
+VBF16 = ir.VectorType(_BFloat(), 2 * LANES)
 
 
-def _dot_pairs(builder: Builder, total: Value, left: Value, right: Value) -> Value:
+def dot_pairs(builder: Builder, total: Value, left: Value, right: Value) -> Value:
     """total + left[odd] * right[odd], + left[even] * right[even], each addition rounded."""
-    function_type = ir.FunctionType(_VF32, [_VF32, _VBF16, _VBF16])
+    function_type = ir.FunctionType(_VF32, [_VF32, VBF16, VBF16])
     function = builder.module.declare_intrinsic("llvm.x86.avx512bf16.dpbf16ps.512", fnty=function_type)
-    return builder.call(function, [total, builder.bitcast(left, _VBF16), builder.bitcast(right, _VBF16)])
+    return builder.call(function, [total, builder.bitcast(left, VBF16), builder.bitcast(right, VBF16)])
 
 
 def _make_add(num_rows: int, *, coded: bool) -> Any:
-    """sums[r, :] = (sums[r, :] if goes_on else 0) + the products of some lines' pairs, one after another.
+    """sums[r, :] = (sums[r, :] if goes_on else 0) + the products of num_lines lines' pairs, in order.
 
-    coded: the lines are coded by `table` and have no patches. Meanwhile the memory at `ahead` is asked for, as many
-    bytes as coded lines have.
+    coded: the lines are coded by `table` and have no patches. Prefetches num_lines coded lines at `ahead`.
     """
 
     @operation(types.void, _i, _i, _i, _i, _i, _i, _i, _i)
@@ -114,13 +112,15 @@ def _make_add(num_rows: int, *, coded: bool) -> Any:
         decoder = Decoder(builder, table) if coded else None
         with cgutils.for_range_slice(builder, ir.Constant(_I64, 0), num_lines, ir.Constant(_I64, 1), _I64) as (j, _n):
             for byte in range(0, CODED_LINE_BYTES, VECTOR_BYTES):
-                ask_for(builder, builder.add(offset(builder, ahead, CODED_LINE_BYTES, j), ir.Constant(_I64, byte)))
+                emit_prefetch(
+                    builder, builder.add(offset(builder, ahead, CODED_LINE_BYTES, j), ir.Constant(_I64, byte))
+                )
             line = offset(builder, lines, CODED_LINE_BYTES if coded else LINE_BYTES, j)
             columns = list(decoder.vectors(line) if decoder else _plain_vectors(builder, line))
             for r in range(num_rows):
                 pair = splat(builder, load(builder, offset(builder, rows[r], 4, j), _I32, 2))
                 for v in range(_VECTORS):
-                    builder.store(_dot_pairs(builder, builder.load(totals[r, v]), pair, columns[v]), totals[r, v])
+                    builder.store(dot_pairs(builder, builder.load(totals[r, v]), pair, columns[v]), totals[r, v])
         for cell in cells:
             store(builder, builder.load(totals[cell]), places[cell], 4)
 
@@ -131,11 +131,10 @@ def _plain_vectors(builder: Builder, line: Value) -> list[Value]:
     return [load(builder, offset(builder, line, VECTOR_BYTES, v), _VI32, 2) for v in range(_VECTORS)]
 
 
-# Six rows of sums, a line of weights and one pair fill 29 of the 32 registers.
-_MOST_ROWS = 6
-# Up to so many rows are decoded in registers, once for each group. Once for all costs 8 % more at 12 rows and as much
-# at 16.
-_MOST_ROWS_DECODED_ON_THE_WAY = 12
+# rows of one pass; sums, a line of weights and one pair fill 29 of 32 registers
+_MAX_GROUP_ROWS = 6
+# rows; up to here lines are decoded in registers, per group. Decoding a chunk instead: 8 % slower at 12, equal at 16
+_MAX_ROWS_DECODED_IN_REGISTERS = 12
 _plain_1, _plain_2, _plain_3, _plain_4, _plain_5, _plain_6 = (_make_add(rows, coded=False) for rows in range(1, 7))
 _coded_1, _coded_2, _coded_3, _coded_4, _coded_5, _coded_6 = (_make_add(rows, coded=True) for rows in range(1, 7))
 
@@ -149,15 +148,15 @@ class CallFields(NamedTuple):
     panel_stride: int
     tables: int  # uint8 [num_panels, 16]; 0: the panels are plain
     patches: int  # uint32, see cpu_panel_coding
-    patch_ends: int  # int32 [num_panels, chunks of a panel]; another one before them is 0
+    patch_ends: int  # int32 [num_panels, chunks of a panel], preceded by a 0
     bias: int  # bf16 [num_outputs]; 0: none
     out: int  # bf16 [rows, num_outputs]
     out_stride: int
     num_rows: int
     num_outputs: int
     num_inputs: int  # even
-    block_inputs: int  # inputs summed up before their sum joins that of the inputs before them; all, or whole chunks
-    scratch: int  # SCRATCH_BYTES per thread: a plain chunk, sums and totals of a tile of rows
+    block_inputs: int  # inputs per partial sum: all, or whole chunks
+    scratch: int  # SCRATCH_BYTES per thread: a plain chunk, partial sums and totals of a tile of rows
 
 
 CallRecord, Call = record_types(CallFields)
@@ -198,8 +197,8 @@ def _add_coded(num_rows, x, x_stride, lines, num_lines, table, sums, goes_on):  
 
 @njit
 def _add_lines(call, x, num_rows, lines, num_lines, table, ahead, sums, goes_on):  # type: ignore[no-untyped-def]
-    """The products of some lines for all rows, in groups as even as possible; table: 0 where the lines are plain."""
-    num_groups = (num_rows + _MOST_ROWS - 1) // _MOST_ROWS
+    """Add the products of some lines, for all rows in even groups; table: 0 if the lines are plain."""
+    num_groups = (num_rows + _MAX_GROUP_ROWS - 1) // _MAX_GROUP_ROWS
     row = 0
     for group in range(num_groups):
         end = (group + 1) * num_rows // num_groups
@@ -221,7 +220,7 @@ def patches_of_chunk(call, panel, chunk):  # type: ignore[no-untyped-def]
 
 @njit
 def _add_chunk(call, panel, chunk, num_lines, x, num_rows, scratch, goes_on):  # type: ignore[no-untyped-def]
-    """The products of one chunk for all rows."""
+    """Add the products of one chunk, for all rows."""
     sums = scratch + CHUNK_BYTES
     lines = call.panels + panel * call.panel_stride
     if call.tables == 0:
@@ -231,13 +230,13 @@ def _add_chunk(call, panel, chunk, num_lines, x, num_rows, scratch, goes_on):  #
     lines += chunk * _CODED_CHUNK_BYTES
     table = call.tables + panel * TABLE_BYTES
     patch, end_patch = patches_of_chunk(call, panel, chunk)
-    if num_rows > _MOST_ROWS_DECODED_ON_THE_WAY:
+    if num_rows > _MAX_ROWS_DECODED_IN_REGISTERS:
         decode(lines, 0, num_lines, table, patch, end_patch, scratch)
         _add_lines(call, x, num_rows, scratch, num_lines, 0, lines + _CODED_CHUNK_BYTES, sums, goes_on)
         return
     line = 0
     while line < num_lines:
-        # Up to the next line that has a patch, and then that line by itself.
+        # The lines before the next patched one, then that line alone.
         end = line_of_patch(patch) if patch < end_patch else num_lines
         if line < end:
             place = lines + line * CODED_LINE_BYTES
@@ -255,7 +254,7 @@ def _add_chunk(call, panel, chunk, num_lines, x, num_rows, scratch, goes_on):  #
 
 @njit
 def _multiply(call, panel, x, num_rows, scratch):  # type: ignore[no-untyped-def]
-    """The panel's sums of a tile of rows; returns where they lie."""
+    """The panel's sums of a tile of rows; returns their address."""
     sums = scratch + CHUNK_BYTES
     totals = sums + TILE_ROWS * ROW_BYTES
     lines_of_panel, lines_of_block = call.num_inputs // 2, call.block_inputs // 2
@@ -277,14 +276,13 @@ def _join(num_rows, sums, totals, adds):  # type: ignore[no-untyped-def]
 
 
 @njit
-def finish(call, panel, first_row, num_rows, sums):  # type: ignore[no-untyped-def]
-    """Add the bias, round, and write what of the panel's columns exists."""
-    first = panel * PANEL_COLUMNS
+def finish(call, first, end, first_row, num_rows, sums):  # type: ignore[no-untyped-def]
+    """Add the bias, round, and write a panel's sums as the outputs [first, end)."""
     for row in range(num_rows):
-        for column in range(first, min(first + PANEL_COLUMNS, call.num_outputs), LANES):
+        for column in range(first, end, LANES):
             total = vload(sums + row * ROW_BYTES + 4 * (column - first))
             out = call.out + (first_row + row) * call.out_stride + 2 * column
-            num_left = call.num_outputs - column
+            num_left = end - column
             if num_left >= LANES:
                 if call.bias != 0:
                     total = vadd(total, vload_bf16(call.bias + 2 * column))
@@ -303,4 +301,5 @@ def run_panel(address, panel, thread):  # type: ignore[no-untyped-def]
     for first_row in range(0, call.num_rows, TILE_ROWS):
         num_rows = min(TILE_ROWS, call.num_rows - first_row)
         sums = _multiply(call, panel, call.x + first_row * call.x_stride, num_rows, scratch)
-        finish(call, panel, first_row, num_rows, sums)
+        first = panel * PANEL_COLUMNS
+        finish(call, first, min(first + PANEL_COLUMNS, call.num_outputs), first_row, num_rows, sums)

@@ -1,15 +1,12 @@
-"""A linear layer for bf16 on CPUs with AVX512-BF16: weights in panels of 12 bits each, and every row has the same bits
-whatever the number of rows and its place among them.
+"""Row-invariant bf16 linears for CPUs with AVX512-BF16: weights in panels, 12 bits each where they are large.
 
-A row's products are added up in one order only. With AMX that of its instruction (cpu_panel_amx); else blocks of
-inputs, each one pair after another, then the blocks' sums. That needs no prepacked copy by a library whose order is
-unknown; the latter happens to be the order of oneDNN's bf16 matmul of several rows without AMX, as far as was tried
-(tests/kernels/test_panels.py), so that machines of either kind of kernel agree.
+Order of a row's sums: with AMX, that of its instruction (cpu_panel_amx); else blocks of inputs, pair by pair, then the
+blocks' sums. Without AMX this equals oneDNN's order for several rows, as far as tried (tests/kernels/test_panels.py).
 
-Measured without AMX on two cores of an AMD EPYC, 16 matrices of 4096 x 1024 out of cache, against oneDNN in the same
-run: 0.54 of its time at 1 row, 0.60 at 4, 0.65 at 6, 0.78 at 12, 0.85 at 24, 1.0 from 48 on; plain panels 0.67, 0.73,
-0.74.
-
+Time relative to oneDNN in the same run (2 cores of an AMD EPYC without AMX, 16 matrices of 4096 x 1024 out of cache):
+    rows     1     4     6     12    24    48 and more
+    12 bits  0.54  0.60  0.65  0.78  0.85  1.0
+    plain    0.67  0.73  0.74
 Needs numba.
 """
 
@@ -26,26 +23,26 @@ import torch
 from llvmlite import binding
 from torch.nn.functional import pad
 
-from kernels import cpu_team, record, simd
-from kernels.errors import KernelArgumentError
-from kernels.linear import cpu_panel_amx as amx
-from kernels.linear import cpu_panel_coding as coding
-from kernels.linear import cpu_panel_tiles as tiles
+from outrider.kernels.cpu import record, simd
+from outrider.kernels.cpu import team as cpu_team
+from outrider.kernels.errors import KernelArgumentError
+from outrider.kernels.linear import cpu_panel_amx as amx
+from outrider.kernels.linear import cpu_panel_coding as coding
+from outrider.kernels.linear import cpu_panel_tiles as tiles
 
-# Below this number of weights a second thread costs more than it brings.
+# weights; smaller matrices run on one thread
 _MIN_PARALLEL_WEIGHTS = 400_000
-# Smaller ones tend to stay in the cache, where decoding is all cost: 1024 x 1024 there takes 40 us plain and 43 coded
-# at 1 row, 51 and 64 at 6.
+# weights; smaller matrices stay plain: in cache, decoding only costs (1024 x 1024: 40 -> 43 us at 1 row, 51 -> 64 at 6)
 MIN_CODED_WEIGHTS = 1_000_000
-# Where more of the weights need patches, they are kept as they are: trained ones need 1 in 10,000.
-_MOST_PATCHES = 1 / 64
-# x86-64 Linux: asm/unistd_64.h, asm/prctl.h, and the number of the tiles' state.
+# patches per weight; matrices above it stay plain. Trained weights need about 1 in 10,000
+_MAX_PATCH_RATIO = 1 / 64
+# x86-64 Linux: asm/unistd_64.h, asm/prctl.h, and the state component of tile data
 _ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
 
 
 @dataclass(frozen=True)
 class Panels:
-    """A weight as `pack` laid it out, see cpu_panel_coding."""
+    """A packed weight; layout in cpu_panel_coding."""
 
     num_outputs: int
     num_inputs: int
@@ -53,7 +50,7 @@ class Panels:
     tables: torch.Tensor | None = None  # uint8 [num_panels, 16]; None: plain
     patches: torch.Tensor | None = None  # uint32, of all panels
     patch_ends: torch.Tensor | None = None  # int32 [1 + num_panels * chunks of a panel], the first one 0
-    amx: bool = False  # whether they are multiplied by AMX, whose order of summation is another
+    amx: bool = False  # multiplied by AMX, which sums in another order
 
     @property
     def nbytes(self) -> int:
@@ -69,23 +66,21 @@ def _has_instruction() -> bool:
 
 @functools.cache
 def has_amx() -> bool:
-    """Whether this machine has AMX for bf16 and the kernel lets this process use it."""
+    """Whether the CPU has AMX for bf16 and Linux grants it to this process."""
     features = binding.get_host_cpu_features()
     if sys.platform != "linux" or not (features.get("amx-tile") and features.get("amx-bf16")):
         return False
-    # Tiles are state that Linux saves only for processes that have asked for it; threads to come inherit it.
+    # Tile state has to be requested per process; later threads inherit the permission.
     return int(ctypes.CDLL(None).syscall(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA)) == 0
 
 
 def supports(dtype: torch.dtype) -> bool:
-    """Whether weights of this dtype can be packed, on this machine."""
+    """Whether weights of this dtype can be packed on this machine."""
     return dtype == torch.bfloat16 and _has_instruction()
 
 
 def pack(weight: torch.Tensor, *, coded: bool | None = None, use_amx: bool | None = None) -> Panels:
-    """A copy of weight bf16 [N, K] in panels; coded: None for "where it is large enough and pays"; use_amx: None for
-    "where it can be".
-    """
+    """A copy of weight bf16 [N, K] in panels. coded: None decides by size and patches; use_amx: None: if available."""
     num_outputs, num_inputs = weight.shape
     num_panels = -(-num_outputs // coding.PANEL_COLUMNS)
     plain = weight.new_zeros((num_panels, -(-num_inputs // 2), coding.PANEL_COLUMNS, 2))
@@ -97,20 +92,20 @@ def pack(weight: torch.Tensor, *, coded: bool | None = None, use_amx: bool | Non
         plain[-1, :, : num_outputs - whole] = _lines(pairs[whole:])[0]
     if use_amx is None:
         use_amx = num_inputs % amx.TILE_INPUTS == 0 and has_amx()
-    as_it_is = Panels(num_outputs, num_inputs, plain, amx=use_amx)
+    uncoded = Panels(num_outputs, num_inputs, plain, amx=use_amx)
     if coded is None:
         coded = weight.numel() >= MIN_CODED_WEIGHTS
-    return (_code(as_it_is) if coded else None) or as_it_is
+    return (_code(uncoded) if coded else None) or uncoded
 
 
 def _lines(weight: torch.Tensor) -> torch.Tensor:
-    """[panels, lines, columns, 2] of whole panels, or of one that has fewer columns."""
+    """[panels, lines, columns, 2] of whole panels, or of one narrower panel."""
     columns = min(coding.PANEL_COLUMNS, weight.shape[0])
     return weight.reshape(-1, columns, weight.shape[1] // 2, 2).transpose(1, 2)
 
 
 def _code(plain: Panels) -> Panels | None:
-    """The panels, coded; None where too many weights need patches."""
+    """The panels in 12 bits; None if too many weights need patches."""
     num_panels, num_lines = plain.panels.shape[:2]
     chunks_of_panel = -(-num_lines // coding.CHUNK_LINES)
     tables = torch.zeros((num_panels, coding.TABLE_BYTES), dtype=torch.uint8)
@@ -122,7 +117,7 @@ def _code(plain: Panels) -> Panels | None:
     work = cpu_team.Work(_entry(_make_encode), call, (), (), num_panels, torch.get_num_threads())
     cpu_team.run(work)
     total = int(num_patches.sum(dtype=torch.int64))
-    if total > _MOST_PATCHES * plain.num_outputs * plain.num_inputs:
+    if total > _MAX_PATCH_RATIO * plain.num_outputs * plain.num_inputs:
         return None
     ends = torch.zeros(1 + num_patches.numel(), dtype=torch.int32)
     ends[1:] = num_patches.cumsum(0)
@@ -163,14 +158,14 @@ def linear(x: torch.Tensor, packed: Panels, bias: torch.Tensor | None = None) ->
 
 
 def _coding_of(packed: Panels) -> tuple[int, int, int]:
-    """Addresses of tables, patches and the ends of the patches of each chunk; zeros for plain panels."""
+    """Addresses of tables, patches and patch ends; zeros for plain panels."""
     if packed.tables is None or packed.patches is None or packed.patch_ends is None:
         return 0, 0, 0
     return packed.tables.data_ptr(), packed.patches.data_ptr(), packed.patch_ends[1:].data_ptr()
 
 
 def block_of(num_inputs: int) -> int:
-    """So many inputs are summed up before their sum joins that of the inputs before them."""
+    """Inputs per partial sum; partial sums are added in order (without AMX)."""
     if num_inputs <= 512:
         return num_inputs
     return 512 if num_inputs <= 1024 else 1024

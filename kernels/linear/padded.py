@@ -1,7 +1,6 @@
-"""A row-invariant linear layer on top of stock F.linear: rows padded to a multiple of eight.
+"""F.linear with rows padded to a multiple of eight: the fallback where oneDNN cannot prepack.
 
-The fallback where oneDNN cannot prepack (no AVX512/AMX bf16, no oneDNN build). Unlike kernels/linear/cpu it
-rests on how the BLAS at hand treats multiples of eight, so the start-up certificate has the last word.
+Row-invariant only if the BLAS treats multiples of eight alike: the start-up certificate decides.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""A linear layer on an NVIDIA GPU whose rows have the same bits whatever their number and place (triton).
+"""A row-invariant linear layer on an NVIDIA GPU (triton).
 
-The weight's rows are the tall side of the matrix multiply-add and the input rows its narrow one, so a program needs
-no more than 16 rows to be whole, and up to 64 rows stream the weight from memory once. Each output is one fp32 sum
-over the inputs in ascending order; nothing of a row depends on the rows beside it. No split over the inputs: narrow
-weights get narrower tiles instead (triton_tiles), which costs no second pass.
+The weight's rows are the M side of the matrix multiply-add, the input rows the N side: 16 rows fill a program, and up
+to 64 read the weight once. Each output is one fp32 sum over the inputs in ascending order. No split-K: narrow weights
+get narrower tiles instead (triton_tiles).
 
-Fewest bytes of 4096 x 4096 bf16 at 1 row: 33.6 MB, 10.0 us at 3.35 TB/s (H100), 7.0 us at 4.8 TB/s (H200); of
-28672 x 4096: 235 MB, 70 us and 49 us. Not here: which modules of a model get it.
+Minimum traffic at 1 row, bf16: 4096 x 4096 33.6 MB, 10.0 us at 3.35 TB/s (H100), 7.0 us at 4.8 TB/s (H200);
+28672 x 4096 235 MB, 70 and 49 us. Not here: which modules of a model get it.
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.errors import KernelArgumentError
-from kernels.linear.triton_tiles import Tile, row_block, tile_config
-from kernels.triton_numbers import dot_in_fp32, round_to, runs_on
+from outrider.kernels.errors import KernelArgumentError
+from outrider.kernels.linear.triton_tiles import Tile, row_block, tile_config
+from outrider.kernels.triton_numbers import dot_in_fp32, round_to, runs_on
 
-# Neighbouring programs share inputs and weights in the L2 cache: so many blocks of outputs go together.
+# blocks of outputs scheduled together, to share inputs and weights in L2
 _GROUP = 8
 
 
-# A row count must not be compiled in: a count of 1 or of a multiple of 16 would be a kernel of its own.
+# Not specialised on num_rows: 1 and multiples of 16 would each compile another kernel.
 @triton.jit(do_not_specialize=["num_rows"])
 def _linear(  # type: ignore[no-untyped-def]
     x, weight, bias, out, num_rows, num_outputs, x_stride, weight_stride,
@@ -76,7 +75,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     All share a dtype (bf16 or fp32). Raises KernelArgumentError.
     """
     if weight.ndim != 2:
-        raise KernelArgumentError(f"weight {tuple(weight.shape)} is no matrix")
+        raise KernelArgumentError(f"weight {tuple(weight.shape)} is not a matrix")
     num_rows = x.numel() // max(1, x.shape[-1])
     tile = tile_config(weight.shape[0], weight.shape[1], weight.dtype, num_rows)
     return linear_tiled(x, weight, bias, tile, row_block(num_rows))
@@ -85,7 +84,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 def linear_tiled(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tile: Tile, block_rows: int
 ) -> torch.Tensor:
-    """As linear, in tiles of the caller's choice: for tests and timings."""
+    """As linear, with given tiles; for tests and timings."""
     num_outputs, num_inputs = weight.shape
     if x.dtype != weight.dtype or x.shape[-1] != num_inputs or not supports(weight):
         raise KernelArgumentError(f"x {tuple(x.shape)} ({x.dtype}), weight {tuple(weight.shape)} ({weight.dtype})")
@@ -101,7 +100,7 @@ def linear_tiled(
     _linear[(triton.cdiv(num_rows, block_rows) * triton.cdiv(num_outputs, tile.block_outputs),)](
         rows, weight, weight if bias is None else bias, out,
         num_rows, num_outputs,
-        # Of a single row torch may say anything, and triton compiles for the value 1 and for multiples of 16.
+        # The stride of a single row is arbitrary, and triton specialises on 1 and multiples of 16.
         rows.stride(0) if num_rows > 1 else num_inputs, weight.stride(0),
         NUM_INPUTS=num_inputs, HAS_BIAS=bias is not None,
         GROUP=_GROUP, BLOCK_ROWS=block_rows, BLOCK_OUTPUTS=tile.block_outputs, BLOCK_INPUTS=tile.block_inputs,

@@ -1,10 +1,10 @@
-"""Attention over a paged cache on the CPU: the fast one, and row-invariant to the bit.
+"""Attention over a paged cache on the CPU, bitwise row-invariant.
 
-This half checks the arguments, cuts the work into items and hands them to the threads; `cpu_items` and
-`cpu_tiles` are compiled. A row's output bits depend on its query, on the keys and values it sees in logical
-order and on its logical position, and on nothing else: see `cpu_tiles`.
+Checks the arguments, divides the work into items and runs them on threads; `cpu_items` and `cpu_tiles` are compiled. A
+row's output bits depend only on its query, on the keys and values it sees in logical order, and on its logical position
+(see `cpu_tiles`).
 
-Needs numba. The first call in a process loads what was compiled before, or compiles: 6 s on a free core.
+Needs numba. The first call in a process loads the compiled code, or compiles it (6 s on a free core).
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from typing import Any
 
 import torch
 
-from kernels import cpu_team, panel, simd
-from kernels.errors import KernelArgumentError
-from kernels.paged_attention import cpu_call, cpu_items, cpu_tiles
-from kernels.paged_attention.cpu_call import ERRORS, CallFields
-from kernels.paged_attention.cpu_items import run_item
-from kernels.paged_attention.cpu_tiles import TILE
-from kernels.record import record_types
+from outrider.kernels.cpu import panel, simd
+from outrider.kernels.cpu import team as cpu_team
+from outrider.kernels.cpu.record import record_types
+from outrider.kernels.errors import KernelArgumentError
+from outrider.kernels.paged_attention import cpu_call, cpu_items, cpu_tiles
+from outrider.kernels.paged_attention.arguments import BatchTables, Scoring
+from outrider.kernels.paged_attention.cpu_call import ERRORS, CallFields
+from outrider.kernels.paged_attention.cpu_items import run_item
+from outrider.kernels.paged_attention.cpu_tiles import TILE
 
-# Rows of queries times heads of a group that share each tile they load.
+# query rows x heads of a group; work item, shares each loaded tile
 MAX_PACKED_ROWS = 64
-# Below this number of score elements a second thread costs more than it brings.
+# scores; smaller calls run on one thread
 MIN_PARALLEL_SCORES = 4096
-_TABLES = ("block_tables", "context_lens", "query_starts", "tree_starts", "parents")
 
 
 def _make_entry(digest: int) -> Callable[[Any, int, int], None]:
@@ -49,28 +50,20 @@ def paged_attention(
     query: torch.Tensor,
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
+    tables: BatchTables,
+    scoring: Scoring,
     *,
-    block_tables: torch.Tensor,
-    context_lens: torch.Tensor,
-    query_starts: torch.Tensor,
-    tree_starts: torch.Tensor,
-    parents: torch.Tensor,
-    scaling: float,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
     num_threads: int | None = None,
     team: cpu_team.ThreadTeam | None = None,
     plans: dict[Any, Any] | None = None,
 ) -> torch.Tensor:
-    """Attend query [T, Hq, D] to its cached context; returns [T, Hq, Dv] in the dtype of query.
+    """See `arguments.PagedAttention`; query and caches are bf16 or fp32, computed in fp32; D and Dv >= 16.
 
-    Arguments as in `reference`; query and the caches are bf16 or fp32, computed in fp32, D and Dv >= 16.
-    num_threads: by default as many as torch uses. plans: a dict, empty at first, that the caller hands to all calls
-    with these very tables, as those of a forward's layers are: what was checked and laid out is then not done again.
+    num_threads: default torch's. plans: a dict, initially empty, that the caller passes to all calls with these same
+    tables (the layers of a forward): checks and layout are then done once.
     Raises KernelArgumentError.
     """
-    tables = (block_tables, context_lens, query_starts, tree_starts, parents)
+    scaling, sliding_window, softcap, sinks = scoring
     threads = torch.get_num_threads() if num_threads is None else num_threads
     key = (
         query.shape, query.stride(), query.dtype, key_cache.shape, key_cache.stride(), key_cache.dtype,
@@ -78,13 +71,13 @@ def paged_attention(
     )  # fmt: skip
     plan: _Plan | None = None if plans is None else plans.get(key)
     if plan is None:
-        plan = _make_plan((query, key_cache, value_cache), tables, (scaling, sliding_window, softcap), threads)
+        plan = _make_plan((query, key_cache, value_cache), tables, scoring, threads)
         if plans is not None:
             plans[key] = plan
     out = query.new_empty((*query.shape[:2], value_cache.shape[3]))
     if plan.num_items == 0:
         return out
-    # Held in variables: the compiled code sees only addresses.
+    # Kept alive in variables: the compiled code sees only addresses.
     error = ctypes.c_int64()
     sink_logits = None if sinks is None else _check_sinks(sinks, query)
     call = _Record.from_buffer_copy(plan.template)
@@ -105,7 +98,7 @@ _Record, _ = record_types(CallFields)
 
 @dataclass(frozen=True)
 class _Plan:
-    """A checked call without its addresses; keeps alive what the template points to."""
+    """A checked call without tensor addresses; keeps alive what the template points to."""
 
     template: Any
     num_items: int
@@ -115,44 +108,43 @@ class _Plan:
 
 def _make_plan(
     tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    tables: tuple[torch.Tensor, ...],
-    constants: tuple[float, int | None, float | None],
+    tables: BatchTables,
+    scoring: Scoring,
     num_threads: int,
 ) -> _Plan:
     query, key_cache, value_cache = tensors
-    scaling, sliding_window, softcap = constants
     _check_tables(tables, query.shape[0])
     fields = _tensor_fields(query, key_cache, value_cache)
-    max_len = tables[0].shape[1] * key_cache.shape[2]
+    max_len = tables.block_tables.shape[1] * key_cache.shape[2]
     item_starts, num_scores = _cut_items(tables, query.shape[0], max_len, fields)
     num_items = item_starts[-1]
-    tables = tuple(table.contiguous() for table in (*tables, torch.tensor(item_starts)))
-    names = (*_TABLES, "item_starts")
-    places = _lay_out_scratch(fields["rows_per_item"] * fields["group"], key_cache.shape[3], value_cache.shape[3])
-    # A recorded call is made again with longer contexts.
+    kept = tuple(table.contiguous() for table in (*tables, torch.tensor(item_starts)))
+    names = (*BatchTables._fields, "item_starts")
+    offsets = _lay_out_scratch(fields["rows_per_item"] * fields["group"], key_cache.shape[3], value_cache.shape[3])
+    # A recorded call is replayed with longer contexts.
     is_small = num_scores * query.shape[1] < MIN_PARALLEL_SCORES and not cpu_team.is_recording()
     threads = 1 if is_small else max(1, min(num_threads, num_items))
     template = _Record(
         **fields,
-        **places,
-        **{name: table.data_ptr() for name, table in zip(names, tables, strict=True)},
-        block_table_stride=4 * tables[0].shape[1],
-        sliding_window=int(_positive_or_zero("sliding_window", sliding_window)),
-        scaling=scaling,
-        softcap=_positive_or_zero("softcap", softcap),
+        **offsets,
+        **{name: table.data_ptr() for name, table in zip(names, kept, strict=True)},
+        block_table_stride=4 * tables.block_tables.shape[1],
+        sliding_window=int(_positive_or_zero("sliding_window", scoring.sliding_window)),
+        scaling=scoring.scaling,
+        softcap=_positive_or_zero("softcap", scoring.softcap),
     )
-    return _Plan(template, num_items, threads, tables)
+    return _Plan(template, num_items, threads, kept)
 
 
 def _tensor_fields(query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor) -> dict[str, int]:
-    """Check query and caches; return what the compiled code has to know of them."""
+    """Check query and caches; return their fields of the call record."""
     for name, tensor, num_dims in (("query", query, 3), ("key_cache", key_cache, 4), ("value_cache", value_cache, 4)):
         if tensor.dim() != num_dims or tensor.device.type != "cpu":
             raise KernelArgumentError(f"{name} must be a {num_dims}-dimensional tensor on the CPU")
         if tensor.dtype not in (torch.bfloat16, torch.float32):
             raise KernelArgumentError(f"{name} is {tensor.dtype}; the CPU kernel takes bfloat16 and float32")
         if tensor.shape[-1] < simd.LANES or tensor.stride(-1) != 1:
-            raise KernelArgumentError(f"{name} must have at least {simd.LANES} neighbouring elements a head")
+            raise KernelArgumentError(f"{name} must have at least {simd.LANES} contiguous elements per head")
     if key_cache.shape[:3] != value_cache.shape[:3] or key_cache.dtype != value_cache.dtype:
         raise KernelArgumentError("key_cache and value_cache must agree in blocks, heads, block size and dtype")
     num_blocks, num_kv_heads, block_size, head_dim = key_cache.shape
@@ -180,32 +172,30 @@ def _tensor_fields(query: torch.Tensor, key_cache: torch.Tensor, value_cache: to
     return fields
 
 
-def _check_tables(tables: tuple[torch.Tensor, ...], num_rows: int) -> None:
-    num_sessions = tables[1].shape[0]
+def _check_tables(tables: BatchTables, num_rows: int) -> None:
+    num_sessions = tables.context_lens.shape[0]
     lengths = (num_sessions, num_sessions, num_sessions + 1, num_sessions, num_rows)
-    for name, table, length in zip(_TABLES, tables, lengths, strict=True):
+    for name, table, length in zip(BatchTables._fields, tables, lengths, strict=True):
         if table.dtype != torch.int32 or table.device.type != "cpu" or table.shape[0] != length:
-            raise KernelArgumentError(f"{name} must be int32 on the CPU with {length} entries")
+            raise KernelArgumentError(f"{name} must be int32 on the CPU with {length} rows")
 
 
 def _check_sinks(sinks: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
     if sinks.shape != (query.shape[1],) or sinks.device.type != "cpu":
-        raise KernelArgumentError(f"sinks must hold one logit for each of the {query.shape[1]} query heads")
+        raise KernelArgumentError(f"sinks must have {query.shape[1]} entries on the CPU, one per query head")
     return sinks.detach().to(torch.float32).contiguous()
 
 
 def _positive_or_zero(name: str, value: float | None) -> float:
-    """The value, or 0, which the compiled code takes for none."""
+    """The value, or 0 for None."""
     if value is not None and value <= 0:
         raise KernelArgumentError(f"{name}={value} must be positive, or None")
     return value or 0
 
 
-def _cut_items(
-    tables: tuple[torch.Tensor, ...], num_rows: int, max_len: int, fields: dict[str, int]
-) -> tuple[list[int], int]:
-    """Check the sessions' ranges; return their item ranges [S+1] and the number of scores of one head."""
-    # Lists: for the few entries there are, numpy would take longer than a small context takes to attend.
+def _cut_items(tables: BatchTables, num_rows: int, max_len: int, fields: dict[str, int]) -> tuple[list[int], int]:
+    """Check the sessions' ranges; return their item ranges [S+1] and the number of scores per head."""
+    # Lists: faster than numpy for the few entries.
     contexts, starts, trees = (table.tolist() for table in tables[1:4])
     rows_per_item, num_kv_heads = fields["rows_per_item"], fields["num_kv_heads"]
     if starts[0] != 0 or starts[-1] != num_rows:
@@ -214,9 +204,9 @@ def _cut_items(
     for context, start, stop, tree in zip(contexts, starts[:-1], starts[1:], trees, strict=True):
         rows = stop - start
         if rows < 0 or context < 0 or tree < 0:
-            raise KernelArgumentError("query_starts must ascend; context_lens and tree_starts are not negative")
+            raise KernelArgumentError("query_starts must ascend; context_lens and tree_starts must not be negative")
         if context + rows > max_len:
-            raise KernelArgumentError(f"{context} + {rows} positions do not fit a row of block_tables")
+            raise KernelArgumentError(f"{context} + {rows} positions do not fit into a row of block_tables")
         item_starts.append(item_starts[-1] - rows // -rows_per_item * num_kv_heads)
         num_scores += rows * (context + rows)
     return item_starts, num_scores
@@ -224,7 +214,7 @@ def _cut_items(
 
 @functools.cache
 def _lay_out_scratch(rows: int, head_dim: int, value_dim: int) -> dict[str, int]:
-    """Places of the arrays of one thread: the queries first, then those named here; and the bytes of all."""
+    """Byte offsets of one thread's scratch arrays (the queries are at 0), and the bytes of all."""
     padded_value_dim = -(-value_dim // simd.LANES) * simd.LANES
     sizes = {
         "at_keys": head_dim * TILE * 4,
@@ -236,9 +226,9 @@ def _lay_out_scratch(rows: int, head_dim: int, value_dim: int) -> dict[str, int]
         "at_slots": 2 * TILE * 8,
         "at_maxima": rows * 4,
     }
-    places: dict[str, int] = {}
+    offsets: dict[str, int] = {}
     end = rows * head_dim * 4
     for name, size in sizes.items():
-        places[name] = end = -(-end // 64) * 64
+        offsets[name] = end = -(-end // 64) * 64
         end += size
-    return places | {"scratch_stride": -(-end // 4096) * 4096}
+    return offsets | {"scratch_stride": -(-end // 4096) * 4096}

@@ -1,4 +1,4 @@
-"""What the compiled half of CPU attention is told about a call: one record of numbers and addresses."""
+"""The call record of CPU attention: numbers and addresses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class CallFields(NamedTuple):
     query: int
     query_row_stride: int
     query_head_stride: int
-    query_is_bf16: int  # and so is the output
+    query_is_bf16: int  # the output too
     out: int  # [T, Hq, Dv], contiguous
     key_cache: int
     key_block_stride: int
@@ -27,7 +27,7 @@ class CallFields(NamedTuple):
     num_blocks: int
     block_size: int
     num_kv_heads: int
-    group: int  # query heads of a key/value head
+    group: int  # query heads per key/value head
     head_dim: int
     value_dim: int
     block_tables: int
@@ -41,14 +41,14 @@ class CallFields(NamedTuple):
     sliding_window: int  # 0: none
     sinks: int  # fp32 [Hq]; 0: none
     error: int  # address of an int64
-    scratch: int  # working memory of the first thread
-    scratch_stride: int  # to that of the next
-    # Places in a thread's working memory, all floats but the last two; its queries are at 0.
+    scratch: int  # scratch memory of the first thread
+    scratch_stride: int  # bytes to the next thread's
+    # Byte offsets in a thread's scratch memory, fp32 unless noted; its queries are at 0.
     at_keys: int  # [head_dim, TILE]
     at_values: int  # [TILE, value_dim padded]
     at_scores: int  # [rows, TILE]: scores, then weights
     at_sums: int  # [rows, value_dim padded]: weighted values so far
-    at_norms: int  # [rows, LANES]: weights so far, lane by lane
+    at_norms: int  # [rows, LANES]: sums of weights so far, per lane
     at_maxima: int  # [rows]
     at_ranges: int  # int64 [rows, 2]: half-open range of logical positions
     at_slots: int  # int64 [2, TILE]: addresses of the tile's keys and values
@@ -63,5 +63,5 @@ Call = np.dtype([(name, _DTYPES[kind]) for name, kind in get_type_hints(CallFiel
 ERROR_BLOCK, ERROR_PARENT = 1, 2
 ERRORS = {
     ERROR_BLOCK: "block_tables names a block outside the cache",
-    ERROR_PARENT: "a row of a tree stands below itself or a later row",
+    ERROR_PARENT: "the parent of a tree row is not an earlier row",
 }

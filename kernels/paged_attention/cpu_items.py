@@ -1,28 +1,15 @@
-"""Work items of CPU attention: the rows of a query tile, with all query heads of one key/value head.
+"""Work items of CPU attention, compiled: the rows of a query tile with all query heads of one key/value head.
 
-The other compiled half of `cpu`: which tiles an item visits and what stands in them; `cpu_tiles` does the
-arithmetic. Rows of a chain and the part of the cache before a tree share each tile they load. From the tile on
-in which the tree begins, each tree row gets tiles of its own with its ancestors gathered in logical order, so
-that it computes exactly what the same tokens compute as a chain.
+Selects the tiles that an item visits and their contents; `cpu_tiles` does the arithmetic. Chain rows share each loaded
+tile; tree rows do so up to the tile in which the tree begins. From there on each tree row gets its own tiles, with its
+ancestors gathered in logical order: it computes exactly what the same tokens compute as a chain.
 """
 
 from __future__ import annotations
 
 from numba import carray, njit
 
-from kernels.paged_attention.cpu_call import ERROR_PARENT, Call
-from kernels.paged_attention.cpu_tiles import (
-    NO_SCORE,
-    TILE,
-    _attend_tile,
-    _block_addresses,
-    _fill_slot,
-    _fill_slots,
-    _load,
-    _load_tile,
-    _padded_bytes,
-)
-from kernels.simd import (
+from outrider.kernels.cpu.simd import (
     LANES,
     VECTOR_BYTES,
     hmax,
@@ -40,11 +27,23 @@ from kernels.simd import (
     vstore,
     vstore_bf16,
 )
+from outrider.kernels.paged_attention.cpu_call import ERROR_PARENT, Call
+from outrider.kernels.paged_attention.cpu_tiles import (
+    NO_SCORE,
+    TILE,
+    _attend_tile,
+    _block_addresses,
+    _fill_slot,
+    _fill_slots,
+    _load,
+    _load_tile,
+    _padded_bytes,
+)
 
 
 @njit
 def _load_rows(call, scratch, kv_head, row_begin, row_end):  # type: ignore[no-untyped-def]
-    """Bring the queries of global rows [row_begin, row_end) in, scaled, and start their running softmax."""
+    """Load the queries of global rows [row_begin, row_end), scaled; initialise their running softmax."""
     element = 2 if call.query_is_bf16 else 4
     scale = vsplat(call.scaling)
     sums_stride = _padded_bytes(call.value_dim)
@@ -62,7 +61,7 @@ def _load_rows(call, scratch, kv_head, row_begin, row_end):  # type: ignore[no-u
         vstore(norms, vsplat(0.0))
         maximum = NO_SCORE
         if call.sinks != 0:
-            # A sink is a first logit whose value vector is zero.
+            # A sink is an initial logit whose value vector is zero.
             sink = load_f32(call.sinks + 4 * head)
             maximum = max(sink, NO_SCORE)
             store_f32(norms, hmax(vexp(vsplat(sink - maximum))))
@@ -71,7 +70,7 @@ def _load_rows(call, scratch, kv_head, row_begin, row_end):  # type: ignore[no-u
 
 @njit
 def _store_rows(call, scratch, kv_head, row_begin, row_end):  # type: ignore[no-untyped-def]
-    """Divide the sums by the norms and put them out."""
+    """Write sums / norms to the output."""
     element = 2 if call.query_is_bf16 else 4
     sums_stride = _padded_bytes(call.value_dim)
     for packed in range((row_end - row_begin) * call.group):
@@ -106,7 +105,7 @@ def _depth(call, parents, row, tree_start):  # type: ignore[no-untyped-def]
 
 @njit
 def _set_range(call, scratch, packed_begin, logical_position, end):  # type: ignore[no-untyped-def]
-    """Let the packed rows of one query row see logical positions up to end, as far as the window reaches."""
+    """Set the visible range of one query row's packed rows: up to end, limited by the window; returns its start."""
     first = 0
     if call.sliding_window > 0:
         first = max(logical_position + 1 - call.sliding_window, 0)
@@ -118,7 +117,7 @@ def _set_range(call, scratch, packed_begin, logical_position, end):  # type: ign
 
 @njit
 def _attend_tree_row(call, scratch, session, kv_head, row, packed, context_len):  # type: ignore[no-untyped-def]
-    """The tiles of a tree row (relative index) from the one on in which the tree begins."""
+    """The tiles of a tree row (relative index), from the one in which the tree begins."""
     parents = call.parents + 4 * load_i32(call.query_starts + 4 * session)
     tree_start = load_i32(call.tree_starts + 4 * session)
     tree_position = context_len + tree_start
@@ -141,7 +140,7 @@ def _attend_tree_row(call, scratch, session, kv_head, row, packed, context_len):
 
 @njit
 def _attend_item(call, scratch, session, kv_head, row_begin, row_end):  # type: ignore[no-untyped-def]
-    """All of the attention of relative rows [row_begin, row_end) of a session to one key/value head."""
+    """Attention of relative rows [row_begin, row_end) of a session over one key/value head."""
     first_row = load_i32(call.query_starts + 4 * session)
     context_len = load_i32(call.context_lens + 4 * session)
     tree_start = load_i32(call.tree_starts + 4 * session)
@@ -161,7 +160,7 @@ def _attend_item(call, scratch, session, kv_head, row_begin, row_end):  # type: 
     while tile_begin < shared_end:
         _load_tile(call, scratch, tile_end - tile_begin)
         next_end = min(tile_end + TILE, shared_end)
-        # Listing the next tile now lets its keys and values arrive while this one is worked on.
+        # Listing the next tile now prefetches it while this one is computed.
         _fill_slots(call, scratch, session, kv_head, tile_end, next_end)
         _attend_tile(call, scratch, 0, (row_end - row_begin) * call.group, tile_begin)
         tile_begin, tile_end = tile_begin + TILE, next_end
@@ -173,7 +172,7 @@ def _attend_item(call, scratch, session, kv_head, row_begin, row_end):  # type: 
 
 @njit
 def run_item(address, item, thread):  # type: ignore[no-untyped-def]
-    """A unit of work. address: of a `Call` record."""
+    """Execute one unit (item). address: of a `Call` record."""
     call = carray(address, 1, Call)[0]
     scratch = call.scratch + thread * call.scratch_stride
     session = 0

@@ -1,21 +1,24 @@
-"""Attention of one tile of rows of one session and key/value head: the compiled half of `cpu`.
+"""Attention of an item's rows over one tile of keys and values, compiled.
 
-Row invariance rests on three things. The key/value loop of a row runs over tiles of TILE logical positions that
-start at multiples of TILE, whatever the query tile. All arithmetic is that of `simd` and `panel`, where an
-element is one fixed chain of IEEE operations. And no element outside a row's visible range takes part in it, not
-even with weight zero. What rows share is only the loading of a tile.
+Row invariance rests on three rules. A row's key/value loop runs over tiles of TILE logical positions that start at
+multiples of TILE, whatever the query tile. All arithmetic is `simd` and `panel`: each element is a fixed chain of IEEE
+operations. No element outside a row's visible range takes part, not even with weight zero. Rows share only the loading
+of a tile.
 
-Addresses are int64, all strides are in bytes. Packed row r of an item is query row row_begin + r // group,
-query head kv_head * group + r % group.
+Strides are in bytes. Packed row r is query row row_begin + r // group, query head kv_head * group + r % group.
 """
 
 from __future__ import annotations
 
 from numba import njit
 
-from kernels.paged_attention.cpu_call import ERROR_BLOCK
-from kernels.panel import make_panel, transposing_load_bf16, transposing_load_bf16_pairs, transposing_load_f32
-from kernels.simd import (
+from outrider.kernels.cpu.panel import (
+    make_panel,
+    transposing_load_bf16,
+    transposing_load_bf16_pairs,
+    transposing_load_f32,
+)
+from outrider.kernels.cpu.simd import (
     LANES,
     VECTOR_BYTES,
     hmax,
@@ -38,12 +41,12 @@ from kernels.simd import (
     vsub,
     vtanh,
 )
+from outrider.kernels.paged_attention.cpu_call import ERROR_BLOCK
 
-TILE = 64
+TILE = 64  # logical positions
 TILE_BYTES = 4 * TILE
-ROW_BLOCK = 4
-# Instead of -inf before the first score: differences of two of them stay numbers.
-NO_SCORE = -1e30
+ROW_BLOCK = 4  # packed rows of a panel
+NO_SCORE = -1e30  # initial maximum; finite, so that differences are not NaN
 
 _scores_block = make_panel(ROW_BLOCK, TILE // LANES, accumulate=False)
 _scores_row = make_panel(1, TILE // LANES, accumulate=False)
@@ -79,14 +82,14 @@ def _block_addresses(call, session, kv_head, index):  # type: ignore[no-untyped-
 
 @njit
 def _fill_slot(call, scratch, place, key, value):  # type: ignore[no-untyped-def]
-    """Enter one key and value in the list of what the next tile consists of."""
+    """List one key and value as part of the next tile."""
     store_i64(scratch + call.at_slots + 8 * place, key)
     store_i64(scratch + call.at_slots + 8 * (TILE + place), value)
 
 
 @njit
 def _fill_slots(call, scratch, session, kv_head, tile_begin, tile_end):  # type: ignore[no-untyped-def]
-    """List what stands at cache indices [tile_begin, tile_end), and start to bring it near."""
+    """List the keys and values at cache indices [tile_begin, tile_end), and prefetch them."""
     element = 2 if call.cache_is_bf16 else 4
     key_bytes, value_bytes = call.head_dim * element, call.value_dim * element
     index = tile_begin
@@ -95,8 +98,8 @@ def _fill_slots(call, scratch, session, kv_head, tile_begin, tile_end):  # type:
         block_end = min(index - index % call.block_size + call.block_size, tile_end)
         while index < block_end:
             _fill_slot(call, scratch, index - tile_begin, key, value)
-            # Blocks lie scattered. 16 sessions of 1,000 tokens and 16 heads of 64 (64 MB), one thread: 8.9 ms
-            # with this, 10.5 ms without; one session, which stays in the cache: 0.31 and 0.29 ms.
+            # Blocks are scattered. 16 sessions of 1,000 tokens, 16 heads of 64 (64 MB), one thread: 10.5 -> 8.9 ms;
+            # one session, in cache: 0.29 -> 0.31 ms.
             for line in range(0, key_bytes, 64):
                 prefetch(key + line)
             for line in range(0, value_bytes, 64):
@@ -106,23 +109,22 @@ def _fill_slots(call, scratch, session, kv_head, tile_begin, tile_end):  # type:
 
 @njit
 def _load_tile(call, scratch, num_places):  # type: ignore[no-untyped-def]
-    """Bring the listed keys, transposed to [head_dim, TILE], and values [TILE, value_dim] in as floats."""
-    # Read once: after each store the compiler would have to read the fields of `call` again.
+    """Load the listed keys, transposed to [head_dim, TILE], and values [TILE, value_dim] as fp32."""
+    # Read once: the compiler would reload the fields of `call` after each store.
     is_bf16, head_dim, value_dim = call.cache_is_bf16 != 0, call.head_dim, call.value_dim
     slots, keys, values = scratch + call.at_slots, scratch + call.at_keys, scratch + call.at_values
-    # The remaining places are loaded, masked and never used: any address that can be read will do.
+    # Padding is loaded and masked: any readable address will do.
     for place in range(num_places, (num_places + LANES - 1) // LANES * LANES):
         store_i64(slots + 8 * place, load_i64(slots))
     paired = 0
     if is_bf16:
-        # Half the shuffles. 12 layers of 16 sessions x 8 rows x 1,000 tokens x 16 heads of 64, 2 threads: 95 ms,
-        # 103 ms without.
+        # Half the shuffles: 12 layers of 16 sessions x 8 rows x 1,000 tokens x 16 heads of 64, 2 threads: 103 -> 95 ms.
         paired = head_dim - head_dim % (2 * LANES)
     for place in range(0, num_places, LANES):
         for d in range(0, paired, 2 * LANES):
             transposing_load_bf16_pairs(slots + 8 * place, 2 * d, keys + d * TILE_BYTES + 4 * place, TILE_BYTES)
         for column in range(paired, head_dim, LANES):
-            # The last vector of a head size that is no multiple of 16 overlaps the one before it.
+            # If the head size is no multiple of 16, the last vector overlaps the previous one.
             d = min(column, head_dim - LANES)
             target = keys + d * TILE_BYTES + 4 * place
             if is_bf16:
@@ -143,7 +145,7 @@ def _load_tile(call, scratch, num_places):  # type: ignore[no-untyped-def]
 
 @njit
 def _softmax_row(call, scratch, row, first, last):  # type: ignore[no-untyped-def]
-    """Turn a row's scores at places [first, last) into weights; keep its maximum, norm and sums in step."""
+    """Online softmax step: scores of places [first, last) to weights; update the row's maximum, norm and sums."""
     scores = scratch + call.at_scores + row * TILE_BYTES
     maximum = load_f32(scratch + call.at_maxima + 4 * row)
     if call.softcap > 0.0 or first > 0 or last < TILE:
@@ -178,7 +180,7 @@ def _softmax_row(call, scratch, row, first, last):  # type: ignore[no-untyped-de
 
 @njit
 def _add_values(call, scratch, row, is_block, first, last):  # type: ignore[no-untyped-def]
-    """sums[row] += weights[row, first:last] @ values[first:last], for one row or a block of ROW_BLOCK rows."""
+    """sums[row] += weights[row, first:last] @ values[first:last], for one row or ROW_BLOCK rows."""
     if first >= last:
         return
     stride = _padded_bytes(call.value_dim)
@@ -202,7 +204,7 @@ def _add_values(call, scratch, row, is_block, first, last):  # type: ignore[no-u
 
 @njit
 def _range_in_tile(call, scratch, row, tile_begin):  # type: ignore[no-untyped-def]
-    """Half-open range of the tile's places that a packed row sees; (0, 0) where it sees none."""
+    """Half-open range of the tile's places that a packed row sees; (0, 0) if none."""
     ranges = scratch + call.at_ranges + 16 * row
     first = max(load_i64(ranges) - tile_begin, 0)
     last = min(load_i64(ranges + 8) - tile_begin, TILE)
@@ -213,7 +215,7 @@ def _range_in_tile(call, scratch, row, tile_begin):  # type: ignore[no-untyped-d
 
 @njit
 def _attend_tile(call, scratch, row_begin, row_end, tile_begin):  # type: ignore[no-untyped-def]
-    """Let packed rows [row_begin, row_end) attend the tile that has been loaded."""
+    """Attention of packed rows [row_begin, row_end) over the loaded tile."""
     query_stride = 4 * call.head_dim
     row = row_begin
     while row < row_end:
@@ -236,8 +238,8 @@ def _attend_tile(call, scratch, row_begin, row_end, tile_begin):  # type: ignore
                 first, last = _range_in_tile(call, scratch, r, tile_begin)
                 _add_values(call, scratch, r, False, first, last)
         else:
-            # What all rows of the block see goes through the block panel, the rest before and after it row by
-            # row: each row still adds its values in ascending order, and none that it does not see.
+            # The common range goes through the block panel, the rest before and after it row by row: each row still
+            # adds exactly its visible values, in ascending order.
             for r in range(row, row + height):
                 first, _last = _range_in_tile(call, scratch, r, tile_begin)
                 _add_values(call, scratch, r, False, first, common_first)

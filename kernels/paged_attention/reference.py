@@ -1,7 +1,6 @@
-"""Attention over a paged cache, one query row at a time, in fp64 and plain torch, on any device.
+"""Attention over a paged cache, row by row, in fp64 and plain torch, on any device: the oracle, not for serving.
 
-Not a fast path: it is the oracle of the tests and the plainest statement of what the kernels compute.
-Its bits are not those of the kernels (they compute in fp32, in tiles); it agrees within rounding.
+The kernels compute in fp32 and in tiles; they agree with this within rounding.
 """
 
 from __future__ import annotations
@@ -10,7 +9,8 @@ from itertools import pairwise
 
 import torch
 
-from kernels.errors import KernelArgumentError
+from outrider.kernels.errors import KernelArgumentError
+from outrider.kernels.paged_attention.arguments import BatchTables, Scoring
 
 
 def visible_cache_indices(
@@ -18,16 +18,16 @@ def visible_cache_indices(
 ) -> list[int]:
     """Cache indices that a row of one session sees, in logical order, itself last.
 
-    row and parents are relative to the session's first row. A tree row (row >= tree_start) sees everything
-    before the tree, then its ancestors in the tree, then itself; the i-th of them stands at logical position
-    i, whatever its cache index. A sliding window keeps the last `sliding_window` logical positions.
+    row, parents: relative to the session's first row. A tree row (row >= tree_start) sees everything before the tree,
+    its ancestors in the tree, and itself; the i-th of these has logical position i, whatever its cache index. A
+    sliding window keeps the last `sliding_window` logical positions.
     """
     path: list[int] = []
     node = row
     while node >= tree_start:
         path.append(context_len + node)
         if parents[node] >= node:
-            raise KernelArgumentError(f"row {node} of a tree stands below row {parents[node]}")
+            raise KernelArgumentError(f"tree row {node}: its parent {parents[node]} is not an earlier row")
         node = parents[node]
     num_shared = context_len + (tree_start if path else row + 1)
     indices = list(range(num_shared)) + path[::-1]
@@ -38,31 +38,20 @@ def paged_attention(
     query: torch.Tensor,
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
-    *,
-    block_tables: torch.Tensor,
-    context_lens: torch.Tensor,
-    query_starts: torch.Tensor,
-    tree_starts: torch.Tensor,
-    parents: torch.Tensor,
-    scaling: float,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
+    tables: BatchTables,
+    scoring: Scoring,
 ) -> torch.Tensor:
-    """Attend query [T, Hq, D] to its cached context; returns [T, Hq, Dv] in the dtype of query.
-
-    key_cache [num_blocks, Hkv, block_size, D] and value_cache [..., Dv] already hold the rows of this call:
-    row i of session s at cache index context_lens[s] + i, i.e. in block block_tables[s, index // block_size].
-    block_tables int32 [S, B]; context_lens and tree_starts int32 [S]; query_starts int32 [S+1]; parents int32
-    [T]; sinks [Hq]: one more logit per head in the softmax denominator (as in gpt-oss).
-    """
+    """See `arguments.PagedAttention`."""
+    block_tables, context_lens, query_starts, tree_starts, parents = tables
     num_kv_heads, block_size = key_cache.shape[1], key_cache.shape[2]
     out = query.new_zeros((query.shape[0], query.shape[1], value_cache.shape[3]))
     starts, contexts, trees = query_starts.tolist(), context_lens.tolist(), tree_starts.tolist()
     for session, (first, last) in enumerate(pairwise(starts)):
         session_parents = parents[first:last].tolist()
         for row in range(last - first):
-            visible = visible_cache_indices(row, contexts[session], trees[session], session_parents, sliding_window)
+            visible = visible_cache_indices(
+                row, contexts[session], trees[session], session_parents, scoring.sliding_window
+            )
             indices = torch.tensor(visible, device=query.device)
             block_ids = block_tables[session, indices // block_size].long()
             offsets = indices % block_size
@@ -70,27 +59,18 @@ def paged_attention(
                 query[first + row].double().view(num_kv_heads, -1, query.shape[2]),
                 key_cache[block_ids, :, offsets].double(),
                 value_cache[block_ids, :, offsets].double(),
-                scaling,
-                softcap,
-                sinks,
+                scoring,
             ).to(query.dtype)
     return out
 
 
-def _attend_row(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    scaling: float,
-    softcap: float | None,
-    sinks: torch.Tensor | None,
-) -> torch.Tensor:
+def _attend_row(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scoring: Scoring) -> torch.Tensor:
     """query [Hkv, group, D], keys [L, Hkv, D], values [L, Hkv, Dv]; returns [Hkv * group, Dv], all fp64."""
-    scores = torch.einsum("hgd,lhd->hgl", query, keys) * scaling
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    if sinks is not None:
-        sink_scores = sinks.double().view(scores.shape[0], scores.shape[1], 1)
+    scores = torch.einsum("hgd,lhd->hgl", query, keys) * scoring.scaling
+    if scoring.softcap is not None:
+        scores = scoring.softcap * torch.tanh(scores / scoring.softcap)
+    if scoring.sinks is not None:
+        sink_scores = scoring.sinks.double().view(scores.shape[0], scores.shape[1], 1)
         probs = torch.softmax(torch.cat([scores, sink_scores], dim=-1), dim=-1)[..., :-1]
     else:
         probs = torch.softmax(scores, dim=-1)

@@ -1,17 +1,16 @@
-"""Attention over a paged cache on an NVIDIA GPU: reads the cache once per tile of rows, row-invariant to the bit.
+"""Attention over a paged cache on an NVIDIA GPU: reads the cache once per tile of rows, bitwise row-invariant.
 
-This half checks what the host knows, sizes the buffers and launches; `triton_splits` and `triton_combine` are the
-kernels. A row's output bits depend on its query, on the keys and values it sees in logical order and on its
-logical position: not on its tile, batch, tree, block layout, or the width of block_tables. For that the kernels
-must be launched without contraction of multiply-adds (enable_fp_fusion=False), which the compiler may choose
-otherwise in each variant. One limit: an inf or NaN among the values of a later row of a chain spoils earlier rows
-of the same tile (0 * inf); unused slots may hold anything.
+Checks shapes, allocates buffers and launches; the kernels are `triton_splits` and `triton_combine`. A row's output bits
+depend on its query, on the keys and values it sees in logical order, and on its logical position; not on its tile,
+batch, tree, block layout or the width of block_tables. Required for that: enable_fp_fusion=False, since the compiler
+may contract multiply-adds differently in each variant. Limit: an inf or NaN among the values of a later chain row
+spoils earlier rows of the same tile (0 * inf); unused slots may hold anything.
 
-Nothing is read back from the device, and grids and buffers follow from shapes alone: safe under CUDA graphs.
+Nothing is read back from the device; grids and buffers follow from shapes alone: safe under CUDA graphs.
 
-Fewest bytes, at 32 sessions of 4096 positions, Hkv 8, D 128, bf16: 537 MB of keys and values, 160 us at 3.35 TB/s
-(H100), 112 us at 4.8 TB/s (H200). The parts of splits add 0.8 % written and as much read at one row a session,
-6 % at eight (Hq 32).
+Minimum traffic at 32 sessions of 4096 positions, Hkv 8, D 128, bf16: 537 MB of keys and values, 160 us at 3.35 TB/s
+(H100), 112 us at 4.8 TB/s (H200). Split states add 0.8 % of writes and reads at one row per session, 6 % at eight
+(Hq 32).
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.errors import KernelArgumentError
-from kernels.paged_attention.triton_combine import combine_splits
-from kernels.paged_attention.triton_splits import attend_splits
+from outrider.kernels.errors import KernelArgumentError
+from outrider.kernels.paged_attention.arguments import BatchTables, Scoring
+from outrider.kernels.paged_attention.triton_combine import combine_splits
+from outrider.kernels.paged_attention.triton_splits import attend_splits
 
-# Positions of a split. Part of what the bits are: not to be chosen by load.
+# positions per split; determines the bits, so it must not depend on load
 SPLIT = 512
-# Programs that share the splits of a tile: beyond that many they take several each, so that a wide table of
-# short contexts does not cost a launch of mostly idle programs.
+# programs per tile; with more splits each takes several: wide tables of short contexts launch few idle programs
 MAX_SPLIT_PROGRAMS = 32
-# Above this the parts are not stored: each tile is one program then, as in a large prefill.
+# bytes of split states; above it (large prefills) each tile is one program and stores none
 MAX_PART_BYTES = 256 << 20
 _LOG2E = math.log2(math.e)
 _DTYPES = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
@@ -40,21 +39,21 @@ _DTYPES = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
 @dataclass(frozen=True)
 class TileConfig:
-    """What the bits of a row may depend on besides its inputs: a function of head shapes and dtype alone."""
+    """Tile shape. A row's bits may depend on it: a function of head shapes and dtype alone."""
 
-    rows: int  # of a session, in a tile
-    block_m: int  # rows times heads of a group, padded
+    rows: int  # rows of a session per tile
+    block_m: int  # rows x heads of a group, padded
     block_n: int  # positions
     num_warps: int
     num_stages: int
 
 
 def tile_config(group: int, head_dim: int, value_dim: int, dtype: torch.dtype) -> TileConfig:
-    """Tiles for a group of query heads; decode and verify run the same.
+    """The tile for a group of query heads; the same for decode and verify.
 
-    bf16: room for 8 rows up to a group of 8. A block of keys and values is 32 KB (D 128); with 5 stages two more are
-    under way in each of the two programs that fit on an SM, 128 KB, where the latency of HBM wants some 40.
-    fp32 computes without tensor cores, unrolled: small tiles keep that code short.
+    bf16: 8 rows up to a group of 8. A block of keys and values is 32 KB (D 128); with 5 stages two more are in flight
+    in each of the two programs per SM: 128 KB, where HBM latency needs some 40.
+    fp32: no tensor cores, unrolled code; hence small tiles.
     """
     padded = triton.next_power_of_2(max(head_dim, value_dim))
     if dtype == torch.bfloat16:
@@ -68,25 +67,17 @@ def paged_attention(
     query: torch.Tensor,
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
-    *,
-    block_tables: torch.Tensor,
-    context_lens: torch.Tensor,
-    query_starts: torch.Tensor,
-    tree_starts: torch.Tensor,
-    parents: torch.Tensor,
-    scaling: float,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
+    tables: BatchTables,
+    scoring: Scoring,
 ) -> torch.Tensor:
-    """Attend query [T, Hq, D] to its cached context; returns [T, Hq, Dv] in the dtype of query.
+    """See `arguments.PagedAttention`; query and caches are bf16 or fp32.
 
-    Arguments as in `reference`; query and the caches are bf16 or fp32. Rows from query_starts[-1] on are padding:
-    they are not computed and their output is unspecified. Raises KernelArgumentError for what shapes and dtypes
-    tell; the contents of the tables are not checked.
+    Rows from query_starts[-1] on are padding: not computed, their output unspecified. Raises KernelArgumentError for
+    wrong shapes and dtypes; the contents of the tables are not checked.
     """
-    tables = (block_tables, context_lens, query_starts, tree_starts, parents)
-    _check(query, key_cache, value_cache, tables, sliding_window, softcap, sinks)
+    _check(query, key_cache, value_cache, tables, scoring)
+    block_tables, context_lens, query_starts, tree_starts, _parents = tables
+    scaling, sliding_window, softcap, sinks = scoring
     num_rows, num_heads, head_dim = query.shape
     _, num_kv_heads, block_size, value_dim = value_cache.shape
     num_sessions = context_lens.shape[0]
@@ -126,7 +117,7 @@ def paged_attention(
 
 
 def _score_factors(scaling: float, softcap: float | None) -> tuple[float, float]:
-    """What scores are multiplied by before and after the softcap's tanh, which the kernel makes of exp2(2x log2(e))."""
+    """Factors of the scores before and after the softcap's tanh, which the kernel computes by exp2(2x log2(e))."""
     if softcap is None:
         return scaling * _LOG2E, 1.0
     return 2 * scaling / softcap * _LOG2E, softcap * _LOG2E
@@ -136,28 +127,26 @@ def _check(
     query: torch.Tensor,
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
-    tables: tuple[torch.Tensor, ...],
-    sliding_window: int | None,
-    softcap: float | None,
-    sinks: torch.Tensor | None,
+    tables: BatchTables,
+    scoring: Scoring,
 ) -> None:
     for name, tensor, num_dims in (("query", query, 3), ("key_cache", key_cache, 4), ("value_cache", value_cache, 4)):
         if tensor.dim() != num_dims or tensor.dtype not in _DTYPES or tensor.stride(-1) != 1:
             raise KernelArgumentError(
-                f"{name} must be bfloat16 or float32, {num_dims}-dimensional, a head's elements neighbours"
+                f"{name} must be bfloat16 or float32, {num_dims}-dimensional and contiguous in its last dimension"
             )
     if key_cache.shape[:3] != value_cache.shape[:3] or key_cache.dtype != value_cache.dtype:
         raise KernelArgumentError("key_cache and value_cache must agree in blocks, heads, block size and dtype")
     if query.shape[2] != key_cache.shape[3] or query.shape[1] % key_cache.shape[1]:
         raise KernelArgumentError(f"query {tuple(query.shape)} does not fit key_cache {tuple(key_cache.shape)}")
-    num_sessions = tables[1].shape[0]
+    num_sessions = tables.context_lens.shape[0]
     lengths = (num_sessions, num_sessions, num_sessions + 1, num_sessions, query.shape[0])
-    names = ("block_tables", "context_lens", "query_starts", "tree_starts", "parents")
-    for name, table, length in zip(names, tables, lengths, strict=True):
+    for name, table, length in zip(BatchTables._fields, tables, lengths, strict=True):
         if table.dtype != torch.int32 or table.shape[0] != length or table.stride(-1) != 1:
-            raise KernelArgumentError(f"{name} must be int32 with {length} neighbouring entries")
-    for name, number in (("sliding_window", sliding_window), ("softcap", softcap)):
+            raise KernelArgumentError(f"{name} must be int32 with {length} rows, contiguous in its last dimension")
+    for name, number in (("sliding_window", scoring.sliding_window), ("softcap", scoring.softcap)):
         if number is not None and number <= 0:
             raise KernelArgumentError(f"{name}={number} must be positive, or None")
+    sinks = scoring.sinks
     if sinks is not None and (sinks.shape != (query.shape[1],) or sinks.stride(0) != 1):
-        raise KernelArgumentError(f"sinks must hold one logit for each of the {query.shape[1]} query heads")
+        raise KernelArgumentError(f"sinks must have {query.shape[1]} contiguous entries, one per query head")

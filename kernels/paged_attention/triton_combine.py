@@ -1,6 +1,6 @@
-"""Second kernel of GPU attention: a row's splits folded in ascending order, sinks added, the output rounded once.
+"""Second kernel of GPU attention: merges a row's splits in ascending order, adds sinks, rounds the output once.
 
-Runs the same `_fold` as the fused path of `triton_splits`, with no multiply-add contracted: the bits are the same.
+Same `_fold` as the fused path of `triton_splits`, without contracted multiply-adds: the bits are the same.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.paged_attention.triton_softmax import _bound, _count_starts, _finish, _fold
-from kernels.triton_numbers import round_to
+from outrider.kernels.paged_attention.triton_softmax import _bound, _count_starts, _finish, _fold
+from outrider.kernels.triton_numbers import round_to
 
 
 @triton.jit(do_not_specialize=["num_sessions", "num_splits"])
@@ -19,7 +19,7 @@ def combine_splits(  # type: ignore[no-untyped-def]
     SPLIT: tl.constexpr, UNROLL: tl.constexpr, VALUE_DIM: tl.constexpr, PADDED_VALUE_DIM: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
-    """Grid (T, Hq): a program for each row and query head."""
+    """Grid (T, Hq): one program per row and query head."""
     index = tl.program_id(0)
     session = _count_starts(query_starts, num_sessions + 1, index, 1, 0) - 1
     if session >= num_sessions:
@@ -28,7 +28,7 @@ def combine_splits(  # type: ignore[no-untyped-def]
     context = tl.load(context_lens + session)
     first = 0
     if HAS_WINDOW:
-        # At least: a tree row stands at tree_start or later.
+        # A lower bound: a tree row's logical position is at least that of tree_start.
         logical = context + tl.minimum(row, tl.load(tree_starts + session))
         first = tl.maximum(logical + 1 - sliding_window, 0) // SPLIT
     end = (context + row) // SPLIT + 1
@@ -41,7 +41,7 @@ def combine_splits(  # type: ignore[no-untyped-def]
     norm = tl.zeros([1], tl.float32)
     sums = tl.zeros([1, PADDED_VALUE_DIM], tl.float32)
     for base in range(_bound(first), _bound(end), UNROLL):
-        # Unrolled for the loads to be under way together.
+        # Unrolled, so that the loads overlap.
         for offset in tl.static_range(UNROLL):
             split = base + offset
             place = out_row * num_splits + split

@@ -1,8 +1,8 @@
-"""The arithmetic of a row in GPU attention: one block of positions, the fold of two parts, the end.
+"""The arithmetic of a row in GPU attention: online softmax over a block, merging two states, normalisation.
 
-Not here: which positions a row sees and where they stand (`triton_splits`). All in base 2: scores carry log2(e).
-A state is (maximum, norm, sums): the largest score, the sum of exp2(score - maximum), and that of the values so
-weighted. A part in which the row sees nothing is (-inf, 0, 0), and leaves any state that meets it as it was.
+Not here: which positions a row sees and where they lie (`triton_splits`). Base 2: scores carry log2(e). A state is
+(maximum, norm, sums): the largest score, the sum of exp2(score - maximum), and the values weighted by it. The empty
+state is (-inf, 0, 0); merging it changes nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.triton_numbers import INTERPRETED, dot_in_fp32, round_to
+from outrider.kernels.triton_numbers import INTERPRETED, dot_in_fp32, round_to
 
 
 @triton.jit
@@ -41,7 +41,7 @@ def _decay(maximum, new_maximum):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _fold(maximum, norm, sums, part_maximum, part_norm, part_sums):  # type: ignore[no-untyped-def]
-    """The state after another part, for rows [M] and sums [M, Dv]. Splits are folded in ascending order."""
+    """Merge another split's state, for rows [M] and sums [M, Dv]. Splits are merged in ascending order."""
     new_maximum = tl.maximum(maximum, part_maximum)
     decay, _ = _decay(maximum, new_maximum)
     weight, _ = _decay(part_maximum, new_maximum)
@@ -52,7 +52,7 @@ def _fold(maximum, norm, sums, part_maximum, part_norm, part_sums):  # type: ign
 
 @triton.jit
 def _finish(maximum, norm, sums, sinks, head, is_row, HAS_SINKS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The output [M, Dv] of rows in a state; head [M]. Folding nothing in makes +0 of -0, so this always does."""
+    """The output [M, Dv] of a state; head [M]. + 0.0: merging an empty state turns -0 into +0, so always do it."""
     sums = sums + 0.0
     if HAS_SINKS:
         sink = tl.load(sinks + head, mask=is_row, other=0.0).to(tl.float32) * 1.4426950408889634
@@ -65,7 +65,7 @@ def _finish(maximum, norm, sums, sinks, head, is_row, HAS_SINKS: tl.constexpr): 
 
 @triton.jit
 def _bound(number):  # type: ignore[no-untyped-def]
-    """number as the bound of a loop. The interpreter keeps it in an array, which numpy 2.4 takes for no number."""
+    """A loop bound. The interpreter holds it in an array, which numpy 2.4 does not accept as a number."""
     if INTERPRETED:
         return (number + tl.zeros([1], tl.int32)).handle.data.item()
     else:
@@ -74,9 +74,9 @@ def _bound(number):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _count_starts(query_starts, num_entries, limit, ROWS: tl.constexpr, STEP: tl.constexpr):  # type: ignore[no-untyped-def]
-    """How many s < num_entries have query_starts[s] // ROWS + STEP * s <= limit, which ascends with s.
+    """Number of s < num_entries with query_starts[s] // ROWS + STEP * s <= limit; the left side ascends with s.
 
-    One wide load for 128 sessions: a binary search would wait for memory once a level, in every program.
+    One wide load per 128 sessions; a binary search would wait for memory at each level.
     """
     count = 0
     for base in range(0, _bound(num_entries), 128):

@@ -1,14 +1,12 @@
 """First and main kernel of GPU attention: tiles of rows over splits of the cache.
 
-A program takes a tile (up to ROWS rows of one session, times the GROUP query heads of one KV head) and one
-split of SPLIT positions after another. A split's blocks of BLOCK_N positions come in ascending order, and both
-are cut by logical position from 0, so each row meets the same blocks in whatever tile it stands. A block
-that a row does not see leaves its state as it was, to the bit.
+A program takes a tile (up to ROWS rows of one session x the GROUP query heads of one KV head) and iterates over splits
+of SPLIT positions, and in each over blocks of BLOCK_N positions in ascending order. Both are cut by logical position
+from 0, so a row meets the same blocks in any tile. A block that a row does not see leaves its state bitwise unchanged.
 
-Rows of a chain, and of a tree as far as the blocks wholly before the tree go, share each block they load. From
-the block on in which the tree begins, each tree row gets blocks of its own with its ancestors gathered in
-logical order: it then computes what the same tokens compute as a chain. (Masked in cache order instead, as is
-usual, the ancestors would fall into other places of other blocks, and a chain's bits would not come out.)
+Chain rows share each loaded block; tree rows do so up to the block in which the tree begins. From there on each tree
+row gets its own blocks, with its ancestors gathered in logical order: it computes what the same tokens compute as a
+chain. (A mask in cache order would put the ancestors into other blocks and change the bits.)
 """
 
 from __future__ import annotations
@@ -16,8 +14,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.paged_attention.triton_softmax import _attend_block, _bound, _count_starts, _finish, _fold
-from kernels.triton_numbers import round_to
+from outrider.kernels.paged_attention.triton_softmax import _attend_block, _bound, _count_starts, _finish, _fold
+from outrider.kernels.triton_numbers import round_to
 
 
 @triton.jit
@@ -25,7 +23,7 @@ def _load_block(  # type: ignore[no-untyped-def]
     cache, index, is_loaded, table, block_stride, slot_stride,
     BLOCK_SIZE: tl.constexpr, DIM: tl.constexpr, PADDED_DIM: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """Cache indices index [N] of one head as [N, PADDED_DIM], zero where nothing is loaded."""
+    """Rows of one head at cache indices index [N], as [N, PADDED_DIM]; zero where is_loaded is false."""
     block_ids = tl.load(table + index // BLOCK_SIZE, mask=is_loaded, other=0).to(tl.int64)
     dim = tl.arange(0, PADDED_DIM)
     pointers = cache + (block_ids * block_stride + (index % BLOCK_SIZE) * slot_stride)[:, None] + dim[None, :]
@@ -37,7 +35,7 @@ def _load_block(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _tree_depths(row, is_row, tree_start, parents):  # type: ignore[no-untyped-def]
-    """How many ancestors each row [M] has in the tree; -1 for rows before it. The bound on parents ends any walk."""
+    """Number of ancestors in the tree of each row [M]; -1 for rows before it. min(parent, node - 1) ends any walk."""
     node = tl.where(is_row, row, -1)
     depth = tl.full(row.shape, -1, tl.int32)
     while tl.max(node, 0) >= tree_start:
@@ -50,7 +48,7 @@ def _tree_depths(row, is_row, tree_start, parents):  # type: ignore[no-untyped-d
 
 @triton.jit
 def _tree_indices(position, row, last, context, tree_start, parents):  # type: ignore[no-untyped-def]
-    """Cache indices of logical positions [N] as a tree row at logical position last sees them."""
+    """Cache indices of logical positions [N], as seen by a tree row at logical position `last`."""
     index = position
     node = row
     place = last
@@ -61,7 +59,7 @@ def _tree_indices(position, row, last, context, tree_start, parents):  # type: i
     return index
 
 
-# Not specialized: what changes from batch to batch shall not compile again.
+# Not specialised: these change from batch to batch and must not trigger compilation.
 @triton.jit(do_not_specialize=["num_sessions", "num_splits", "table_stride"])
 def attend_splits(  # type: ignore[no-untyped-def]
     query, key_cache, value_cache, out, part_sums, part_states, sinks,
@@ -74,14 +72,14 @@ def attend_splits(  # type: ignore[no-untyped-def]
     VALUE_DIM: tl.constexpr, PADDED_VALUE_DIM: tl.constexpr, COMPUTE: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, IS_FUSED: tl.constexpr,
 ):  # fmt: skip
-    """Grid (T // ROWS + S tiles, Hkv, programs that share a tile's splits).
+    """Grid (T // ROWS + S tiles, Hkv, programs per tile).
 
-    IS_FUSED: one program folds all splits of its tile and writes the output; otherwise each split's state goes
-    to part_sums [T, Hq, num_splits, Dv] and part_states [T, Hq, num_splits, 2], for `triton_combine`.
+    IS_FUSED: one program folds all splits of its tile and writes the output. Otherwise each split's state goes to
+    part_sums [T, Hq, num_splits, Dv] and part_states [T, Hq, num_splits, 2], for `triton_combine`.
     """
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
-    # Session s has its first tile at query_starts[s] // ROWS + s: enough room for its rows, and the tiles ascend.
+    # The first tile of session s is query_starts[s] // ROWS + s: room for all its rows, ascending in s.
     session = _count_starts(query_starts, num_sessions, tile, ROWS, 1) - 1
     start = tl.load(query_starts + session)
     num_rows = tl.load(query_starts + session + 1) - start
@@ -108,7 +106,7 @@ def attend_splits(  # type: ignore[no-untyped-def]
         other=0.0,
     ).to(COMPUTE)
 
-    # What the rows see of the blocks they share, as half-open ranges of logical positions.
+    # Visible ranges of logical positions (half-open) within the shared blocks.
     tree_base = context + tree_start
     shared_end = tree_base // BLOCK_N * BLOCK_N
     depth = _tree_depths(row, is_row, tree_start, parents)
@@ -118,7 +116,7 @@ def attend_splits(  # type: ignore[no-untyped-def]
     if HAS_WINDOW:
         logical = tl.where(row >= tree_start, tree_base + depth, context + row)
         seen_begin = tl.maximum(logical + 1 - sliding_window, 0)
-        # As `triton_combine` knows it, without depths.
+        # The bound that `triton_combine` uses, which does not know depths.
         lowest = tl.maximum(context + tl.minimum(first_row, tree_start) + 1 - sliding_window, 0)
     tile_begin = tl.min(tl.where(is_row, seen_begin, 2147483647), 0)
     tile_end = tl.max(seen_end, 0)

@@ -1,1 +1,1 @@
-"""Rejection mode for chains, a batch of sessions at once."""
+"""Rejection sampling of drafted chains, batched over sessions."""

@@ -1,16 +1,16 @@
-"""rejection_sample in plain float64 torch, one session after another: the oracle of the kernel, not for serving.
+"""rejection_sample in plain float64 torch, session by session: the oracle, not for serving.
 
-A transcription of verifier_service/acceptance/{standard,block}.py with the randomness given from outside.
+Follows verifier_service/acceptance/{standard,block}.py, with given randomness.
 """
 
 from __future__ import annotations
 
 import torch
 
-from kernels.coupled_sample.noise import exponentials
-from kernels.rejection_sample.drafts import ChainDrafts
-from kernels.sampling_support.reference import log_weights
-from kernels.sampling_support.transforms import Transforms
+from outrider.kernels.coupled_sample.noise import exponentials
+from outrider.kernels.rejection_sample.drafts import ChainDrafts
+from outrider.kernels.sampling_support.reference import log_weights
+from outrider.kernels.sampling_support.transforms import Transforms
 
 
 def rejection_sample(

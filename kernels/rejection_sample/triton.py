@@ -1,18 +1,17 @@
-"""Rejection mode for chains on a GPU: how much of every session's draft is accepted, and the token after it.
+"""Rejection sampling of chains on a GPU: the number of accepted tokens of each session, and the token after them.
 
-The rules are those of verifier_service/acceptance: `standard` and `block`, and `point_mass` for chains as `standard`
-with a one-token law (same law of the output, one uniform a token instead of one draw). All randomness comes from the
-host: uniforms for the decisions, and a key per session for the last token, which is the winner of an exponential race
-with that key. The key has to come from the session's generator, never from its coupled stream.
+Rules of verifier_service/acceptance: `standard`, `block`, and `point_mass` as `standard` with a one-token law (same
+output law, one uniform per token instead of one draw). The host supplies all randomness: uniforms for the decisions,
+and a key per session for the last token's exponential race. That key must come from the session's generator, never
+from its coupled stream.
 
-A draft law has K tokens, so no dense one is needed: sum of (P * target - draft)+ over the vocabulary is
-P * (1 - target mass on K) plus the K terms. Launches: the rows' laws with their masses (kernels/sampling_support, two
-passes over all rows, more where they truncate), one program per session that decides, then the race over the ONE row of
-each session that its last token is drawn from, in chunks of the vocabulary as in kernels/coupled_sample. Fewest bytes
-for 256 rows of 131,072 float32 logits in 64 sessions: 2 x 134 + 34 MB, 90 us at 3.35 TB/s, 63 us at 4.8.
+Draft laws are sparse, K tokens: the sum of (P * target - draft)+ over the vocabulary is P * (1 - target mass on K) plus
+K terms. Launches: the rows' laws with masses (kernels/sampling_support: two passes, more where truncated); one program
+per session that decides; the race over the one row per session from which the last token is drawn. Minimum traffic for
+256 rows of 131,072 float32 logits in 64 sessions: 2 x 134 + 34 MB, 90 us at 3.35 TB/s, 63 us at 4.8 TB/s.
 
-Not here: trees. With point masses, sample every row (coupled_sample with keys from the session's generator) and walk
-(tree_accept); recursive rejection on trees with laws (acceptance/tree.py) stays on the host.
+Not here: trees. With point masses: coupled_sample with keys from the session's generator, then tree_accept; with laws:
+acceptance/tree.py, on the host.
 """
 
 from __future__ import annotations
@@ -23,25 +22,21 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.rejection_sample.drafts import ChainDrafts
-from kernels.rejection_sample.triton_residual import CHUNK, combine_kernel, residual_race_kernel
-from kernels.sampling_support.transforms import Transforms, check_logits, check_vector
-from kernels.sampling_support.triton import RowLaws, row_laws
-from kernels.sampling_support.triton_tiles import key_shift, probabilities
+from outrider.kernels.rejection_sample.drafts import ChainDrafts
+from outrider.kernels.rejection_sample.triton_residual import CHUNK, combine_kernel, residual_race_kernel
+from outrider.kernels.sampling_support.transforms import Transforms, check_logits, check_vector
+from outrider.kernels.sampling_support.triton import RowLaws, row_laws
+from outrider.kernels.sampling_support.triton_tiles import key_shift, probabilities
 
 
 @dataclass(frozen=True)
 class Decisions:
-    """Per session: accepted tokens (int32), the row to draw the next token from (int32, -1 for a session without rows),
-    and P_tau of the residual (P_tau * target - draft)+ (float64, -1 to draw from the target itself).
+    """How far each session's draft is accepted, and from what its next token is drawn."""
 
-    Per row, for the tests: `hold_probs` float64 [N], the h_i of block or the chance of acceptance of standard. Rows
-    after the last decision are unset.
-    """
-
-    num_accepted: torch.Tensor
-    final_rows: torch.Tensor
-    factors: torch.Tensor
+    num_accepted: torch.Tensor  # int32 [S]
+    final_rows: torch.Tensor  # int32 [S]; row that the next token is drawn from; -1: a session without rows
+    factors: torch.Tensor  # float64 [S]; P_tau of the residual (P_tau * target - draft)+; -1: draw from the target
+    # For tests: float64 [N], h_i of block or the acceptance probability of standard; unset after the last decision.
     hold_probs: torch.Tensor
 
 
@@ -50,9 +45,9 @@ def rejection_sample(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """num_accepted int32 [S] and final token int64 [S]; -1 for a session without rows or without a finite logit.
 
-    `logits` [N, V] and `transforms` have a row per root and draft token. `uniforms` float64 [N] in [0, 1): a session
-    uses its first for its first decision, and so on (block needs one more than there are tokens). `key_words` int32
-    [S, 2] are 64 fresh random bits per session. Raises KernelArgumentError.
+    `logits` [N, V] and `transforms`: one row per root and draft token. `uniforms`: float64 [N] in [0, 1), one per
+    decision in order (block needs one more than there are tokens). `key_words`: int32 [S, 2], 64 fresh random bits per
+    session. Raises KernelArgumentError.
     """
     check_vector("key_words", key_words, torch.int32, (drafts.num_sessions, 2))
     laws = row_laws(logits, transforms, with_mass=True)
@@ -61,7 +56,7 @@ def rejection_sample(
 
 
 def decide(logits: torch.Tensor, laws: RowLaws, drafts: ChainDrafts, uniforms: torch.Tensor) -> Decisions:
-    """How far every session's draft holds. Raises KernelArgumentError."""
+    """How far each session's draft is accepted. Raises KernelArgumentError."""
     check_logits(logits)
     num_rows, vocab_size = logits.shape
     drafts.check(num_rows)
@@ -102,10 +97,10 @@ def decide(logits: torch.Tensor, laws: RowLaws, drafts: ChainDrafts, uniforms: t
 def draw(
     logits: torch.Tensor, laws: RowLaws, drafts: ChainDrafts, decisions: Decisions, key_words: torch.Tensor
 ) -> torch.Tensor:
-    """int64 [S]: the token after every session's accepted ones."""
+    """int64 [S]: the token after each session's accepted ones."""
     vocab_size = logits.shape[1]
     num_sessions, num_chunks = drafts.num_sessions, triton.cdiv(vocab_size, CHUNK)
-    # First the residual's winners, then the target's, which count where the residual has no mass.
+    # First the residual's winners, then the target's, used where the residual has no mass.
     values = torch.empty(2, num_sessions, num_chunks, dtype=torch.float32, device=logits.device)
     ids = torch.empty(2, num_sessions, num_chunks, dtype=torch.int32, device=logits.device)
     final_tokens = torch.empty(num_sessions, dtype=torch.int64, device=logits.device)
@@ -174,7 +169,7 @@ def _decide_kernel(  # type: ignore[no-untyped-def]
     lanes = tl.arange(0, BLOCK_LAW)
     place = tl.full([], 0, tl.int32)
     tau = tl.full([], 0, tl.int32)
-    # P_i of block; standard forgets the past: its P is 1.
+    # P_i of block; always 1 in standard.
     joint = tl.full([], 1.0, tl.float64)
     factor = tl.full([], -1.0, tl.float64)
     goes_on = num_tokens >= 0
@@ -198,7 +193,7 @@ def _decide_kernel(  # type: ignore[no-untyped-def]
         if is_block:
             excess = tl.sum(tl.maximum(joint * target_probs - draft_probs, 0.0), axis=0)
             excess += joint * tl.maximum(1.0 - tl.sum(target_probs, axis=0), 0.0)
-            # In this order: (excess + 1) - joint would round excess away.
+            # Not (excess + 1) - joint, which would round excess away.
             weight = excess + (1.0 - joint)
             hold_prob = tl.where(weight > 0.0, excess / tl.where(weight > 0.0, weight, 1.0), 1.0)
             holds = (weight <= 0.0) | (uniform < hold_prob)

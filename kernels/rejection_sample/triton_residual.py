@@ -1,7 +1,7 @@
-"""The race for the last token of every session: over the residual of its row, and over its target where none is left.
+"""The race for each session's last token: over its row's residual, and over its target where no residual is left.
 
-A chunk of the vocabulary per program. Outside of the draft law's K tokens the residual is the target times a constant,
-so only those of the K that lie in the chunk are treated one by one.
+One program per vocabulary chunk. Outside the draft law's K tokens the residual is the target times a constant; only the
+K tokens inside the chunk are computed one by one.
 """
 
 from __future__ import annotations
@@ -9,11 +9,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.sampling_support.triton_noise import log_exponentials, noise_words
-from kernels.sampling_support.triton_race import best_of_chunks, chunk_winner
-from kernels.sampling_support.triton_tiles import LARGEST, in_support, keys_of, load_tile, log_weights_of, probabilities
+from outrider.kernels.sampling_support.triton_noise import log_exponentials, noise_words
+from outrider.kernels.sampling_support.triton_race import best_of_chunks, chunk_winner
+from outrider.kernels.sampling_support.triton_tiles import (
+    LARGEST,
+    in_support,
+    keys_of,
+    load_tile,
+    log_weights_of,
+    probabilities,
+)
 
-CHUNK = 4096
+CHUNK = 4096  # logits per program
 
 
 @triton.jit
@@ -46,7 +53,7 @@ def residual_race_kernel(  # type: ignore[no-untyped-def]
     ids = first_id + tl.arange(0, BLOCK)
     final_row = tl.load(final_rows_ptr + session)
     factor = tl.load(factors_ptr + session)
-    # A session without rows reads row 0 and gets no winner.
+    # A session without rows reads row 0 and has no winner.
     row = tl.maximum(final_row, 0).to(tl.int64)
     row_ptr = logits_ptr + row * row_stride
     top = tl.load(largest_ptr + row)

@@ -1,1 +1,1 @@
-"""RMS normalisation of rows, as transformers computes it in one of its three orders of rounding."""
+"""RMS normalisation of rows, in one of transformers' three orders of rounding."""

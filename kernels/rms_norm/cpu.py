@@ -1,6 +1,6 @@
 """RMS normalisation of rows on the CPU: one call instead of six torch operations.
 
-A row's bits depend on that row alone: 16 running sums in ascending order, then the lanes. Needs numba.
+A row's sum: 16 running sums in ascending order, then the lanes, whatever the other rows. Needs numba.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from numba import carray, njit
 
-from kernels import cpu_team, record, simd
-from kernels.errors import KernelArgumentError
-from kernels.simd import (
+from outrider.kernels.cpu import record, simd
+from outrider.kernels.cpu import team as cpu_team
+from outrider.kernels.cpu.simd import (
     LANES,
     hsum,
     vadd,
@@ -28,6 +28,7 @@ from kernels.simd import (
     vstore,
     vstore_bf16,
 )
+from outrider.kernels.errors import KernelArgumentError
 
 
 class _Fields(NamedTuple):
@@ -92,7 +93,7 @@ def _entry() -> int:
 
 
 def supports(weight: torch.Tensor) -> bool:
-    """Whether rms_norm takes this weight."""
+    """Whether rms_norm accepts this weight."""
     fits = weight.ndim == 1 and weight.shape[0] % LANES == 0 and weight.is_contiguous()
     return fits and weight.dtype in (torch.bfloat16, torch.float32) and weight.device.type == "cpu"
 
@@ -100,7 +101,7 @@ def supports(weight: torch.Tensor) -> bool:
 def rms_norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, *, one_plus_weight: bool, rounds_first: bool
 ) -> torch.Tensor:
-    """Arguments as in `reference`; W is a multiple of 16, and x and weight share a dtype (bf16 or fp32).
+    """As `reference.rms_norm`; W is a multiple of 16, x and weight have one dtype (bf16 or fp32).
 
     Raises KernelArgumentError.
     """

@@ -11,7 +11,7 @@ def rms_norm(
     """x [..., W], weight [W]; returns [..., W] in the dtype of x.
 
     one_plus_weight: the factor is 1 + weight (gemma). rounds_first: the normalised row is rounded to the dtype before
-    it meets the weight (llama), else after (olmo2, gemma).
+    the multiplication by the weight (llama), else after it (olmo2, gemma).
     """
     wide = x.float()
     normalised = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)

@@ -1,10 +1,10 @@
 """RMS normalisation of rows on an NVIDIA GPU: one program per row (triton).
 
-A row's bits depend on that row alone: the width decides block and warps, and with them the tree of the sum. Rows of
-heads in a strided [T, H, W] view are read where they lie.
+A row's bits depend on that row alone: block and warps, and so the summation tree, follow from the width. A strided
+[T, H, W] view is read in place.
 
-Fewest bytes at 64 rows of 4096 bf16: 1.06 MB, 0.3 us at 3.35 TB/s (H100), 0.2 us at 4.8 TB/s (H200); so a launch is
-what it costs.
+Minimum traffic at 64 rows of 4096 bf16: 1.06 MB, 0.3 us at 3.35 TB/s (H100), 0.2 us at 4.8 TB/s (H200), less than a
+launch.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.errors import KernelArgumentError
-from kernels.triton_numbers import round_to, runs_on
+from outrider.kernels.errors import KernelArgumentError
+from outrider.kernels.triton_numbers import round_to, runs_on
 
-_ALIGNMENT = 16  # elements and bytes: what triton compiles differently for
-_MAX_WIDTH = 32768
+_ALIGNMENT = 16  # elements and bytes; triton specialises on it
+_MAX_WIDTH = 32768  # elements
 
 
 @triton.jit
@@ -40,7 +40,7 @@ def _rms_norm(  # type: ignore[no-untyped-def]
 
 
 def supports(weight: torch.Tensor) -> bool:
-    """Whether rms_norm takes this weight."""
+    """Whether rms_norm accepts this weight."""
     fits = weight.ndim == 1 and weight.shape[0] % _ALIGNMENT == 0 and 0 < weight.shape[0] <= _MAX_WIDTH
     is_plain = weight.is_contiguous() and weight.dtype in (torch.bfloat16, torch.float32)
     return fits and is_plain and runs_on(weight.device.type)
@@ -49,7 +49,7 @@ def supports(weight: torch.Tensor) -> bool:
 def rms_norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, *, one_plus_weight: bool, rounds_first: bool
 ) -> torch.Tensor:
-    """Arguments as in `reference`; W is a multiple of 16, and x and weight share a dtype (bf16 or fp32).
+    """As `reference.rms_norm`; W is a multiple of 16, x and weight have one dtype (bf16 or fp32).
 
     A strided x [T, H, W] or [T, W] is read in place. Raises KernelArgumentError.
     """
@@ -64,16 +64,16 @@ def rms_norm(
     _rms_norm[(x.numel() // width,)](
         heads, weight, out, _stride(heads, 0), _stride(heads, 1), heads.shape[1], eps,
         WIDTH=width, BLOCK=block, ONE_PLUS_WEIGHT=one_plus_weight, ROUNDS_FIRST=rounds_first,
-        # 16 elements a thread: all of a row is on its way at once. No fused multiply-add: torch rounds each step.
+        # 16 elements per thread: the whole row is in flight. No fused multiply-add: torch rounds each step.
         num_warps=min(16, max(1, block // 512)), enable_fp_fusion=False,
     )  # fmt: skip
     return out
 
 
 def _as_heads(x: torch.Tensor) -> torch.Tensor:
-    """x as [T, H, W] whose rows all begin at multiples of 16 bytes.
+    """x as [T, H, W] with rows at multiples of 16 bytes.
 
-    Alignment is part of what triton compiles for, and the order of the sum may hang on it: so it is always the same.
+    Triton specialises on alignment, which may change the order of the sum: so it is always the same.
     """
     heads = x if x.ndim == 3 and not x.is_contiguous() else x.reshape(-1, 1, x.shape[-1])
     strides = _stride(heads, 0), _stride(heads, 1)
@@ -82,5 +82,5 @@ def _as_heads(x: torch.Tensor) -> torch.Tensor:
 
 
 def _stride(heads: torch.Tensor, dim: int) -> int:
-    """The stride of a dimension; of a single row torch may say anything, and it must not decide the compilation."""
+    """The stride of a dimension; a single row's is arbitrary and must not choose the specialisation."""
     return heads.stride(dim) if heads.shape[dim] > 1 else heads.shape[2]

@@ -1,14 +1,14 @@
-"""What every rotary kernel refuses."""
+"""Argument checks of the rotary kernels."""
 
 from __future__ import annotations
 
 import torch
 
-from kernels.errors import KernelArgumentError
+from outrider.kernels.errors import KernelArgumentError
 
 
 def require_fit(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, is_supported: bool) -> None:
-    """heads [T, H, D], cos and sin [T, R]; is_supported: what the kernel says of R. Raises KernelArgumentError."""
+    """heads [T, H, D], cos and sin [T, R]; is_supported: the kernel's answer for R. Raises KernelArgumentError."""
     num_rows, _, head_dim = heads.shape
     num_rotated = cos.shape[-1]
     if cos.shape != (num_rows, num_rotated) or cos.shape != sin.shape or num_rotated > head_dim:

@@ -1,7 +1,6 @@
-"""Rotary position embedding on the CPU, in place and without temporaries: one call instead of ten torch operations.
+"""Rotary position embedding on the CPU: one call instead of ten torch operations.
 
-Two multiplications and an addition per element, each rounded to the dtype, are what torch computes too: the bits
-are the same. Needs numba.
+Each element is two products and a sum, each rounded to the dtype: torch's bits. Needs numba.
 """
 
 from __future__ import annotations
@@ -13,9 +12,21 @@ from typing import Any, NamedTuple
 import torch
 from numba import carray, njit
 
-from kernels import cpu_team, record, simd
-from kernels.rotary.arguments import require_fit
-from kernels.simd import LANES, copy_bytes, vadd, vload, vload_bf16, vmul, vround_bf16, vstore, vstore_bf16, vsub
+from outrider.kernels.cpu import record, simd
+from outrider.kernels.cpu import team as cpu_team
+from outrider.kernels.cpu.simd import (
+    LANES,
+    copy_bytes,
+    vadd,
+    vload,
+    vload_bf16,
+    vmul,
+    vround_bf16,
+    vstore,
+    vstore_bf16,
+    vsub,
+)
+from outrider.kernels.rotary.arguments import require_fit
 
 
 class _Fields(NamedTuple):
@@ -59,17 +70,17 @@ def _rotate_rows(address):  # type: ignore[no-untyped-def]
     num_kept = call.head_dim - call.num_rotated
     for row in range(call.num_rows):
         for head in range(call.num_heads):
-            place = call.heads + row * call.row_stride + head * call.head_stride
+            source = call.heads + row * call.row_stride + head * call.head_stride
             out = call.out + (row * call.num_heads + head) * call.head_dim * size
             for column in range(0, half, LANES):
-                first, turned = place + column * size, out + column * size
+                first, target = source + column * size, out + column * size
                 angle = (row * call.num_rotated + column) * size
                 if call.is_bf16:
-                    _rotate_bf16(first, turned, call.cos + angle, call.sin + angle, half * size)
+                    _rotate_bf16(first, target, call.cos + angle, call.sin + angle, half * size)
                 else:
-                    _rotate_f32(first, turned, call.cos + angle, call.sin + angle, half * size)
+                    _rotate_f32(first, target, call.cos + angle, call.sin + angle, half * size)
             if num_kept > 0:
-                copy_bytes(out + call.num_rotated * size, place + call.num_rotated * size, num_kept * size)
+                copy_bytes(out + call.num_rotated * size, source + call.num_rotated * size, num_kept * size)
 
 
 def _make_entry(digest: int) -> Callable[[Any, int, int], None]:
@@ -86,12 +97,12 @@ def _entry() -> int:
 
 
 def supports(num_rotated: int, dtype: torch.dtype) -> bool:
-    """Whether rotate takes cos and sin of this width and dtype."""
+    """Whether rotate accepts cos and sin of this width and dtype."""
     return num_rotated % (2 * LANES) == 0 and dtype in (torch.bfloat16, torch.float32)
 
 
 def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """As `reference.rotate`; R is a multiple of 32 and the elements of a head are neighbours.
+    """As `reference.rotate`; R is a multiple of 32, heads contiguous in the last dimension.
 
     Raises KernelArgumentError.
     """

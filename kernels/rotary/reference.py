@@ -1,6 +1,6 @@
-"""Rotary position embedding in plain torch, rounded as transformers rounds it (Su et al. 2021, sec. 3.4.2): the oracle.
+"""Rotary position embedding in plain torch, rounded as in transformers (Su et al. 2021, sec. 3.4.2): the oracle.
 
-Here the halves of a head are rotated against each other, as in llama, not neighbouring elements.
+The halves of a head are rotated against each other (llama), not adjacent elements.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import torch
 
 
 def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """heads [T, H, D], cos and sin [T, R], R <= D even; returns [T, H, D], elements from R on as they were."""
+    """heads [T, H, D], cos and sin [T, R], R <= D even; returns [T, H, D], elements from R on unchanged."""
     num_rotated = cos.shape[-1]
     turned, kept = heads[..., :num_rotated], heads[..., num_rotated:]
     first, second = turned.chunk(2, dim=-1)

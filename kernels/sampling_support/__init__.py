@@ -1,1 +1,1 @@
-"""What the sampling kernels share: a row's law after temperature, top-k, top-p and min-p."""
+"""Shared by the sampling kernels: a row's law after temperature, top-k, top-p and min-p."""

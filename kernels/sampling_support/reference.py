@@ -1,25 +1,24 @@
-"""A row's law after temperature, top-k, top-p and min-p: plain float64 with a sort. The oracle, not for serving.
+"""A row's law after temperature, top-k, top-p and min-p, in plain float64 with a sort: the oracle, not for serving.
 
-A transcription of engine/sampling.py (`_truncate`) to per-row parameters. A NaN logit counts as -inf, +inf as the
-largest float.
+engine/sampling/laws.py (`_truncate`) with per-row parameters. NaN counts as -inf, +inf as the largest float.
 """
 
 from __future__ import annotations
 
 import torch
 
-from kernels.sampling_support.transforms import Transforms
+from outrider.kernels.sampling_support.transforms import Transforms
 
 
 def log_weights(logits: torch.Tensor, transforms: Transforms) -> torch.Tensor:
-    """float64 [R, V], unnormalized, -inf outside the support. `logits` is [R, V] of any float dtype."""
+    """float64 [R, V], unnormalised, -inf outside the support. `logits`: [R, V] of any float dtype."""
     values = sanitized(logits)
     per_row = zip(*(field.tolist() for field in transforms), strict=True)
     return torch.stack([_row(row, *numbers) for row, numbers in zip(values, per_row, strict=True)])
 
 
 def sanitized(logits: torch.Tensor) -> torch.Tensor:
-    """float64: NaN is -inf, and nothing is above the largest float32."""
+    """float64: NaN becomes -inf, values are at most the largest float32."""
     largest = torch.finfo(torch.float32).max
     return torch.nan_to_num(logits.to(torch.float64), nan=-torch.inf, posinf=largest, neginf=-torch.inf)
 
@@ -28,7 +27,7 @@ def _row(row: torch.Tensor, temperature: float, top_k: float, top_p: float, min_
     truncated = torch.full_like(row, -torch.inf)
     if not torch.isfinite(row).any():
         return truncated
-    # Logits are ordered before they are divided, so a float32 order decides, like in the kernel.
+    # Ordered before the division: the float32 order decides, as in the kernel.
     order = torch.sort(row, descending=True, stable=True).indices
     if temperature == 0.0:
         truncated[order[0]] = 0.0

@@ -1,4 +1,4 @@
-"""The sampling fields of a batch of rows, as the kernels and their references take them."""
+"""The sampling parameters of a batch of rows, as the kernels and their references take them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from kernels.errors import KernelArgumentError
+from outrider.kernels.errors import KernelArgumentError
 
 
 class Transforms(NamedTuple):
@@ -21,13 +21,13 @@ class Transforms(NamedTuple):
 
     @classmethod
     def of_rows(cls, rows: Sequence[tuple[float, int, float, float]], device: torch.device) -> Transforms:
-        """From (temperature, top-k, top-p, min-p) of every row."""
+        """From each row's (temperature, top-k, top-p, min-p)."""
         dtypes = (torch.float32, torch.int32, torch.float32, torch.float32)
         columns = zip(*rows, strict=True)
         return cls(*(torch.tensor(c, dtype=dtype, device=device) for c, dtype in zip(columns, dtypes, strict=True)))
 
     def check(self, num_rows: int) -> None:
-        """Raises KernelArgumentError unless every field holds one number of its dtype per row."""
+        """Raises KernelArgumentError unless each field has one number of its dtype per row."""
         expected = {
             "temperatures": torch.float32,
             "top_ks": torch.int32,
@@ -51,4 +51,4 @@ def check_logits(logits: torch.Tensor) -> None:
     if logits.dim() != 2 or logits.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise KernelArgumentError(f"logits must be float [rows, vocab], not {logits.dtype} {list(logits.shape)}")
     if logits.shape[1] == 0 or logits.stride(1) != 1:
-        raise KernelArgumentError("logits must have at least one column, and rows that are contiguous")
+        raise KernelArgumentError("logits must have at least one column and contiguous rows")

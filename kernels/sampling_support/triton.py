@@ -1,15 +1,15 @@
-"""The law of every row of logits after temperature, top-k, top-p and min-p, said in four numbers per row.
+"""The law of each row of logits after temperature, top-k, top-p and min-p, as four numbers per row.
 
-A truncated law is the head of the row's order (larger logits first, ties by smaller id), so a border says it all: the
-key of the last kept logit and the largest kept id among the logits that equal it. No sort, no softmax in memory.
+A truncated law is a prefix of the row's order (larger logits first, ties by smaller id), given by its border: the key
+of the last kept logit and the largest kept id among logits equal to it. No sort, no softmax in memory.
 
-One program per row. A row without truncation costs nothing, unless its mass is asked for (two passes). Else: the
-largest logit, a survey of how many logits stand within 1.5, 4, 8 and 14 temperatures of it, and a copy of the most of
-them that fit into a scratch row, which one multiprocessor holds in its L1 cache; the border is searched there. That is
-three passes over memory, and one more where a border cuts through equal logits (common in bfloat16). Where the border
-lies outside of the copy (a nearly flat law) the search passes over the row itself: 11 times in float32, 6 in bfloat16.
-Smallest traffic for 256 rows of 131,072 logits: 134 MB per pass in float32, 40 us at 3.35 TB/s (28 us at 4.8), bfloat16
-half.
+One program per row. Passes over memory:
+* untruncated row: none, or two if its mass is wanted;
+* truncated row: three: the largest logit; counts within 1.5, 4, 8 and 14 temperatures of it; a copy of the widest of
+  these ranges that fits the scratch row (L1). The border is searched in the copy;
+* one more if the border cuts through equal logits (common in bfloat16);
+* nearly flat law, border outside the copy: the search reads the row itself, 11 times in float32, 6 in bfloat16.
+256 rows of 131,072 float32 logits: 134 MB per pass, 40 us at 3.35 TB/s, 28 us at 4.8 TB/s; bfloat16 half.
 
 Not here: drawing from the law (kernels/coupled_sample, kernels/rejection_sample).
 """
@@ -22,23 +22,29 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.sampling_support.transforms import Transforms, check_logits
-from kernels.sampling_support.triton_search import border_id, border_key, gather_above, largest, measure, survey
-from kernels.sampling_support.triton_tiles import LOWEST_KEY, key_shift, keys_of, log_weights_of, value_of
+from outrider.kernels.sampling_support.transforms import Transforms, check_logits
+from outrider.kernels.sampling_support.triton_search import (
+    border_id,
+    border_key,
+    gather_above,
+    largest,
+    measure,
+    survey,
+)
+from outrider.kernels.sampling_support.triton_tiles import LOWEST_KEY, key_shift, keys_of, log_weights_of, value_of
 
-# 16 warps of 16 logits a lane: 32 KiB of float32 on their way to a multiprocessor. The head of a row is shorter.
-_ROW_BLOCK = 8192
-_SEARCH_BLOCK = 4096
+_ROW_BLOCK = 8192  # logits per tile, 32 KiB in float32; 16 warps of 16 logits per lane
+_SEARCH_BLOCK = 4096  # logits per tile of the copy
 _NUM_WARPS = 16
-SCRATCH_LEN = 8192
+SCRATCH_LEN = 8192  # logits of the copy
 
 
 class RowLaws(NamedTuple):
-    """Per row: the largest logit (float32), the border's key and id (int32), the mass of the support (float64).
+    """Per row: largest logit (float32), border key and id (int32), mass of the support (float64).
 
-    Token j is kept if its key is above the border's, or equal with j <= border_id; its probability is then
-    exp((logit - largest) / temperature) / mass. Without `with_mass`, only truncated rows have their largest and mass.
-    `scales` is 1 / temperature, 0 for argmax.
+    Token j is kept if its key is above the border's, or equal with j <= border_id; its probability is
+    exp((logit - largest) / temperature) / mass. Without `with_mass`, largest and mass are set for truncated rows only.
+    `scales`: 1 / temperature, 0 for argmax.
     """
 
     largest: torch.Tensor
@@ -51,9 +57,9 @@ class RowLaws(NamedTuple):
 def row_laws(
     logits: torch.Tensor, transforms: Transforms, *, with_mass: bool, scratch_len: int = SCRATCH_LEN
 ) -> RowLaws:
-    """`logits` [R, V]. `with_mass` is what rejection needs; it makes argmax a law with one token in its support.
+    """`logits` [R, V]. `with_mass`: for rejection; argmax becomes a law with one token in its support.
 
-    `scratch_len` moves the speed alone, but for the last bit of a mass. Raises KernelArgumentError.
+    `scratch_len` affects speed, and at most the last bit of a mass. Raises KernelArgumentError.
     """
     check_logits(logits)
     num_rows, vocab_size = logits.shape
@@ -112,14 +118,14 @@ def _row_law_kernel(  # type: ignore[no-untyped-def]
     temperature = tl.load(temperatures_ptr + row)
     greedy = temperature == 0.0
     scale = tl.where(greedy, 0.0, 1.0 / tl.where(greedy, 1.0, temperature))
-    # The largest logit is in every truncated law, so where only argmax is wanted there is nothing to truncate.
+    # Every truncated law holds the largest logit: argmax alone needs no truncation.
     top_k = tl.where(greedy, 1 if WITH_MASS else 0, tl.load(top_ks_ptr + row))
     top_p = tl.where(greedy, 1.0, tl.load(top_ps_ptr + row))
     min_p = tl.where(greedy, 0.0, tl.load(min_ps_ptr + row))
     needed = (top_k > 0) | (top_p < 1.0) | (min_p > 0.0)
     if WITH_MASS:
         needed = needed | (temperature >= 0.0)
-    # Above the key of -inf: every finite logit.
+    # The key of -inf: keeps every finite logit.
     key = tl.full([], LOWEST_KEY >> KEY_SHIFT, tl.int32)
     last_id = tl.full([], -1, tl.int32)
     top = tl.full([], -float("inf"), tl.float32)
@@ -182,7 +188,7 @@ def _border(  # type: ignore[no-untyped-def]
     )
     high = keys_of(top, KEY_SHIFT).to(tl.int64)
     key = low
-    # How many of the logits at the border stay.
+    # Number of kept logits at the border key.
     num_kept = tl.full([], 0.0, tl.float64)
     if top_k > 0:
         key = border_key(source_ptr, count, low, high, top_k.to(tl.float64), top, scale, False, KEY_SHIFT, SEARCH_BLOCK)
@@ -190,7 +196,7 @@ def _border(  # type: ignore[no-untyped-def]
         num_kept = tl.minimum(top_k.to(tl.float64) - above, at)
         mass = mass_above + num_kept * _weight(key, top, scale, KEY_SHIFT)
     if top_p < 1.0:
-        # At least the largest logit stays, whatever top_p.
+        # The largest logit stays, whatever top_p.
         limit = tl.maximum(top_p.to(tl.float64) * mass, 1e-30)
         k_key = key
         low = tl.maximum(low, key - 1)
@@ -229,9 +235,9 @@ def _source(  # type: ignore[no-untyped-def]
     BLOCK: tl.constexpr,
     SEARCH_BLOCK: tl.constexpr,
 ):
-    """Where to search: the logits that hold the border (the row, or a copy of its head), their number, the int64 key
-    that all of them are above, and the float64 mass of the whole row."""
-    # From 1.5, for rows as flat as random ones, to 14, where nothing of weight is left below.
+    """The logits to search (the row, or a copy of its head), their number, an int64 key below all of them, and the
+    float64 mass of the whole row."""
+    # 1.5: for rows as flat as random ones; 14: below it hardly any weight is left.
     key1 = keys_of(top - 1.5 * temperature, KEY_SHIFT) - 1
     key2 = keys_of(top - 4.0 * temperature, KEY_SHIFT) - 1
     key3 = keys_of(top - 8.0 * temperature, KEY_SHIFT) - 1
@@ -263,7 +269,7 @@ def _source(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _weight(key, top, scale, KEY_SHIFT: tl.constexpr):  # type: ignore[no-untyped-def]
-    """float64: the weight of a logit with this int64 key."""
+    """float64: the weight of a logit at this int64 key."""
     value = value_of(key.to(tl.int32), KEY_SHIFT)
     return tl.where(value > -float("inf"), tl.exp(log_weights_of(value, top, scale)), 0.0).to(tl.float64)
 

@@ -1,6 +1,6 @@
-"""Device functions: the noise of a token, the same words as engine/coupling.py.
+"""Device functions: a token's noise, equal to engine/sampling/coupling.py.
 
-`key_words` are the two words of `engine.coupling.index_key`, as tl.uint32 scalars.
+low_word, high_word: from its `index_key`, as tl.uint32 scalars.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ def noise_words(token_ids, low_word, high_word):  # type: ignore[no-untyped-def]
 def log_exponentials(words):  # type: ignore[no-untyped-def]
     """float32: log(-log(1 - u)) with u = (word + 1/2) / 2^32. Finite for every word.
 
-    The library's logarithm takes about 60 instructions an element here, twice; this one a third of that.
+    Own logarithm: a third of the library's 60 instructions per element, twice.
     """
-    # Above 2^32 - 128 a float32 would round to 1, whose exponential is infinite.
+    # Words above 2^32 - 128 would round to 1, whose exponential is infinite.
     uniforms = tl.minimum((words.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.99999994)
     rest = 1.0 - uniforms
     exponent, fraction = _split(rest)
-    # For a small u, 1 - u is rounded and u is not; it is the small exponentials that win.
+    # Small exponentials win, so u itself is used where it is small: 1 - u is rounded.
     exponentials = -_log_of(exponent, tl.where(exponent == 0, -uniforms, fraction))
     exponent, fraction = _split(exponentials)
     return _log_of(exponent, fraction)
@@ -43,7 +43,7 @@ def log_exponentials(words):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _split(values):  # type: ignore[no-untyped-def]
-    """int32 e and float32 f in [-1/3, 1/3) with value = 2^e * (1 + f), of a positive normal float32."""
+    """int32 e and float32 f in [-1/3, 1/3) with value = 2^e * (1 + f); value: a positive normal float32."""
     bits = values.to(tl.int32, bitcast=True)
     exponent = (bits - 0x3F2AAAAB) >> 23
     return exponent, (bits - (exponent << 23)).to(tl.float32, bitcast=True) - 1.0
@@ -51,7 +51,7 @@ def _split(values):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _log_of(exponent, fraction):  # type: ignore[no-untyped-def]
-    """float32: log(2^e * (1 + f)); the polynomial is within 4e-8 of log(1 + f), relatively (a minimax fit)."""
+    """float32: log(2^e * (1 + f)); minimax polynomial, relative error of log(1 + f) 4e-8."""
     tail = -0.1537272185087204 + fraction * 0.14374218881130219
     tail = 0.13920900225639343 + fraction * tail
     tail = -0.1641935408115387 + fraction * tail

@@ -1,10 +1,9 @@
-"""Device functions: passes of one program over one array of logits, and the search for a border in it.
+"""Device functions: passes of one program over an array of logits, and the search for a border in it.
 
-A border is the smallest key whose predecessors weigh less than a limit: with weight 1 and limit top_k it is that of
-top-k, with softmax weights and limit top_p * mass that of top-p. Sums run in one fixed order per array: per lane over
-the tiles in float32 (exact for counts), then over the lanes in float64. Every rounding is monotone, so of two nested
-sets the larger never weighs less, and the search cannot be led astray. Loops are `while`: their bounds are device
-scalars, which triton's interpreter takes nowhere else.
+A border is the smallest key above which less than a limit weighs: top-k has weights 1 and limit top_k, top-p softmax
+weights and limit top_p * mass. Sums have a fixed order: per lane over the tiles in float32 (exact for counts), then
+over the lanes in float64. Rounding is monotone, so a set never weighs less than its subsets, and the search is
+consistent. Loops are `while`: only there does triton's interpreter accept device scalars as bounds.
 """
 
 from __future__ import annotations
@@ -12,18 +11,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.sampling_support.triton_tiles import keys_of, load_tile, log_weights_of
+from outrider.kernels.sampling_support.triton_tiles import keys_of, load_tile, log_weights_of
 
 
 @triton.jit
 def _fours(values, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """[BLOCK / 4]: sums of four neighbours, which one lane holds: a quarter of the registers for what adds up."""
+    """[BLOCK / 4]: sums of four adjacent values of one lane; quarters the registers of accumulators."""
     return tl.sum(tl.reshape(values, [BLOCK // 4, 4]), axis=1)
 
 
 @triton.jit
 def largest(row_ptr, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """float32: the largest value, -inf for none."""
+    """float32: the largest value, -inf if none."""
     best = tl.full([BLOCK], -float("inf"), tl.float32)
     start = tl.full([], 0, tl.int32)
     while start < count:
@@ -34,7 +33,7 @@ def largest(row_ptr, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def
 
 @triton.jit
 def measure(row_ptr, count, key, top, scale, KEY_SHIFT: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """float64 scalars: the number of values above `key`, the number at it, and the mass above it."""
+    """float64 scalars: the number of values above `key`, at `key`, and the mass above it."""
     above = tl.zeros([BLOCK // 4], tl.float32)
     at = tl.zeros([BLOCK // 4], tl.float32)
     mass = tl.zeros([BLOCK // 4], tl.float32)
@@ -51,7 +50,7 @@ def measure(row_ptr, count, key, top, scale, KEY_SHIFT: tl.constexpr, BLOCK: tl.
 
 @triton.jit
 def survey(row_ptr, count, key1, key2, key3, key4, top, scale, KEY_SHIFT: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The numbers of values above four keys, and the mass of all, in one pass; float64 scalars."""
+    """float64 scalars, in one pass: the numbers of values above four keys, and the mass of all."""
     above1 = tl.zeros([BLOCK // 4], tl.float32)
     above2 = tl.zeros([BLOCK // 4], tl.float32)
     above3 = tl.zeros([BLOCK // 4], tl.float32)
@@ -78,7 +77,7 @@ def survey(row_ptr, count, key1, key2, key3, key4, top, scale, KEY_SHIFT: tl.con
 
 @triton.jit
 def gather_above(row_ptr, count, key, target_ptr, KEY_SHIFT: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Write the values above `key` to target_ptr, in the order of their ids."""
+    """Write the values above `key` to target_ptr, in order of id."""
     filled = tl.full([], 0, tl.int32)
     start = tl.full([], 0, tl.int32)
     while start < count:
@@ -88,7 +87,7 @@ def gather_above(row_ptr, count, key, target_ptr, KEY_SHIFT: tl.constexpr, BLOCK
         tl.store(target_ptr + places, values.to(target_ptr.dtype.element_ty), mask=chosen)
         filled += tl.sum(chosen.to(tl.int32), axis=0)
         start += BLOCK
-    # The program reads them back: what one thread wrote another thread reads.
+    # Other threads of the program read these values.
     tl.debug_barrier()
 
 
@@ -105,8 +104,9 @@ def border_key(  # type: ignore[no-untyped-def]
     KEY_SHIFT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """int64: the smallest key in (low, high] above which less than `limit` weighs. The int64 bounds are given such that
-    less than `limit` weighs above `high`. A pass cuts the range by eight."""
+    """int64: the smallest key in (low, high] above which less than `limit` weighs, true of `high` (int64 bounds).
+
+    Each pass cuts the range to an eighth."""
     while high - low > 1:
         span = high - low
         k1 = low + span // 8
@@ -119,7 +119,7 @@ def border_key(  # type: ignore[no-untyped-def]
         s1, s2, s3, s4, s5, s6, s7 = _weights_above(
             row_ptr, count, k1, k2, k3, k4, k5, k6, k7, top, scale, BY_MASS, KEY_SHIFT, BLOCK
         )
-        # In a narrow range the first keys are `low` itself, which is known to be too low.
+        # In a narrow range the first keys equal `low`, known to be too low.
         low = tl.where((s1 >= limit) & (k1 > low), k1, low)
         low = tl.where((s2 >= limit) & (k2 > low), k2, low)
         low = tl.where((s3 >= limit) & (k3 > low), k3, low)
@@ -154,7 +154,7 @@ def _weights_above(  # type: ignore[no-untyped-def]
     KEY_SHIFT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Seven float64 scalars: what weighs above each key."""
+    """Seven float64 scalars: the weight above each key."""
     a1 = tl.zeros([BLOCK // 4], tl.float32)
     a2 = tl.zeros([BLOCK // 4], tl.float32)
     a3 = tl.zeros([BLOCK // 4], tl.float32)
@@ -190,7 +190,7 @@ def _weights_above(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def border_id(row_ptr, count, key, num_kept, KEY_SHIFT: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """int32: the id of the num_kept-th value that is exactly at `key`."""
+    """int32: the id of the num_kept-th value at `key`."""
     found = tl.full([], 0x7FFFFFFF, tl.int32)
     passed = tl.full([], 0, tl.int32)
     start = tl.full([], 0, tl.int32)

@@ -1,7 +1,6 @@
-"""Device functions: a tile of a row of logits, its order and whether a token is in the row's law.
+"""Device functions: a tile of logits, their order as int32 keys, and membership in the row's law.
 
-The order of logits is that of an int32 key, so that the search for a border is a search in integers. KEY_SHIFT drops
-the bits that a narrower dtype never sets: 16 for bfloat16, 13 for float16, 0 for float32.
+KEY_SHIFT drops the bits that a narrower dtype never sets: 16 for bfloat16, 13 for float16, 0 for float32.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-# The key of -inf in float32; shifted like every key.
+# key of -inf in float32, before KEY_SHIFT
 LOWEST_KEY = tl.constexpr(-2139095041)
 LARGEST = tl.constexpr(3.4028234663852886e38)
 
@@ -21,7 +20,7 @@ def key_shift(dtype: torch.dtype) -> int:
 
 @triton.jit
 def load_tile(row_ptr, ids, count):  # type: ignore[no-untyped-def]
-    """float32; NaN and what lies past the end is -inf, +inf the largest float, so that differences are numbers."""
+    """float32; NaN and values past the end are -inf, +inf the largest float: differences are never NaN."""
     values = tl.load(row_ptr + ids, mask=ids < count, other=-float("inf")).to(tl.float32)
     values = tl.where(values != values, -float("inf"), values)
     return tl.minimum(values, LARGEST)
@@ -29,7 +28,7 @@ def load_tile(row_ptr, ids, count):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def keys_of(values, KEY_SHIFT: tl.constexpr):  # type: ignore[no-untyped-def]
-    """int32, in the order of the values; -0.0 and 0.0 are one."""
+    """int32, ordered as the values; -0.0 equals 0.0."""
     bits = values.to(tl.int32, bitcast=True)
     bits = tl.where(bits == -2147483648, 0, bits)
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits) >> KEY_SHIFT
@@ -37,22 +36,21 @@ def keys_of(values, KEY_SHIFT: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def value_of(key, KEY_SHIFT: tl.constexpr):  # type: ignore[no-untyped-def]
-    """float32: what `keys_of` makes this int32 key from. A value between two of a narrow dtype goes down to the lower
-    key; this gives that key's own value back."""
-    # The shifted-out bits of a negative key are ones: they come back as zeros of the float.
+    """float32: the value of the row's own dtype that has this int32 key (values between two have the lower one's)."""
+    # The shifted-out bits of a negative key are ones, zeros in the float.
     bits = (key << KEY_SHIFT) | tl.where(key < 0, (1 << KEY_SHIFT) - 1, 0)
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def log_weights_of(values, top, scale):  # type: ignore[no-untyped-def]
-    """float32: (value - top) * scale, a large negative number for -inf, which times a scale of 0 would be no number."""
+    """float32: (value - top) * scale; -inf is replaced by -1e30, since -inf * 0 is NaN."""
     return tl.maximum(values - top, -1e30) * scale
 
 
 @triton.jit
 def in_support(keys, ids, border_key, border_id):  # type: ignore[no-untyped-def]
-    """Above the border, or on it with an id up to `border_id`."""
+    """Above the border, or at it with an id up to `border_id`."""
     return (keys > border_key) | ((keys == border_key) & (ids <= border_id))
 
 

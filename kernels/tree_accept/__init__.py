@@ -1,1 +1,1 @@
-"""The draft path that the target's own tokens walk down."""
+"""The path of a draft tree that the target's sampled tokens confirm."""

@@ -1,4 +1,4 @@
-"""tree_accept in plain Python: the oracle of the kernel, a transcription of verifier_service/acceptance/coupled.py."""
+"""tree_accept in plain Python: the oracle; follows verifier_service/acceptance/coupled.py."""
 
 from __future__ import annotations
 

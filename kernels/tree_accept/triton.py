@@ -1,8 +1,8 @@
-"""Walk down each session's draft for as long as it foresaw what the target samples; a chain is a tree.
+"""Walks down each session's draft tree while the drafted tokens equal the target's samples; a chain is a tree.
 
-Exact mode (acceptance/coupled.py) with the tokens of coupled_sample, and rejection mode with point masses
-(acceptance/point_mass.py) with tokens sampled by keys from the session's own generator. One program per session, all
-of its nodes in one tile; a few KiB in all, so a launch is all it costs.
+Used by exact mode (acceptance/coupled.py) with the tokens of coupled_sample, and by rejection mode with point masses
+(acceptance/point_mass.py) with tokens sampled by keys from the session's generator. One program per session, all its
+nodes in one tile.
 
 Not here: trees with draft laws (acceptance/tree.py, on the host), chains with draft laws (kernels/rejection_sample).
 """
@@ -13,8 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.errors import KernelArgumentError
-from kernels.sampling_support.transforms import check_vector
+from outrider.kernels.errors import KernelArgumentError
+from outrider.kernels.sampling_support.transforms import check_vector
 
 
 def tree_accept(
@@ -24,14 +24,14 @@ def tree_accept(
     draft_tokens: torch.Tensor,
     max_nodes: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Accepted nodes int32 [S, max_nodes] (root side first, -1 after the last), their number int32 [S], and the token
-    after them int64 [S]; a session without rows gets 0 nodes and -1.
+    """Accepted nodes int32 [S, max_nodes] (from the root, then -1), their number int32 [S], and the token after them
+    int64 [S]; a session without rows: 0 nodes and -1.
 
-    Session s owns the rows [row_starts[s], row_starts[s + 1]) (int32 [S + 1]): its root, then its nodes 0, 1, ....
-    Per row: `sampled_tokens` int64 [N], what the target samples after it; `draft_tokens` int64 [N], the node's own
-    token, and `parents` int32 [N], a smaller node or -1 for the root (both not read in root rows). `max_nodes` is at
-    least the largest tree's size: the host knows it, and nodes beyond it are never accepted. Of equal siblings the
-    first is taken. Raises KernelArgumentError.
+    row_starts int32 [S + 1]: session s owns the rows [row_starts[s], row_starts[s + 1]): its root, then nodes 0, 1, ...
+    sampled_tokens int64 [N]: the target's token after each row. draft_tokens int64 [N]: the node's token. parents
+    int32 [N]: a smaller node, or -1 for the root. (The last two are not read in root rows.) max_nodes: at least the
+    largest tree's size; later nodes are never accepted. Of equal siblings the first is taken. Raises
+    KernelArgumentError.
     """
     num_sessions, num_rows = row_starts.shape[0] - 1, sampled_tokens.shape[0]
     check_vector("row_starts", row_starts, torch.int32, (num_sessions + 1,))
@@ -86,7 +86,7 @@ def _tree_accept_kernel(  # type: ignore[no-untyped-def]
     walks = num_rows > 0
     while walks:
         token = tl.load(sampled_tokens_ptr + root_row + 1 + node)
-        # A child comes after its parent, so that the walk ends whatever the parents say.
+        # Only later nodes are children, so the walk ends for any `parents`.
         fits = known & (parents == node) & (nodes > node) & (draft_tokens == token)
         node = tl.min(tl.where(fits, nodes, BLOCK_NODES), axis=0)
         walks = node < BLOCK_NODES

@@ -1,9 +1,8 @@
-"""Spans to an OpenTelemetry collector over OTLP/gRPC; the one file that imports OpenTelemetry.
+"""Sends spans to an OpenTelemetry collector over OTLP/gRPC; the only file that imports OpenTelemetry.
 
-Spans wait in a bounded queue for a thread that sends them in batches. A collector that is slow or away costs the spans
-that do not fit, never a request. OpenTelemetry's own variables are obeyed where no setting of ours says otherwise:
-OTEL_TRACES_SAMPLER (a request that comes with a trace is recorded if that trace is), OTEL_EXPORTER_OTLP_HEADERS,
-OTEL_EXPORTER_OTLP_CERTIFICATE, OTEL_RESOURCE_ATTRIBUTES.
+A thread sends spans in batches from a bounded queue. A slow or absent collector loses spans, never a request.
+OpenTelemetry's own variables apply where we have no setting: OTEL_TRACES_SAMPLER (a request that comes with a trace
+follows that trace's decision), OTEL_EXPORTER_OTLP_HEADERS, OTEL_EXPORTER_OTLP_CERTIFICATE, OTEL_RESOURCE_ATTRIBUTES.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from shared.rpc_session import SessionHandlers
-from shared.tracing import Attributes, Carrier, carrier_of
-from shared.version import outrider_version
+from outrider.shared.rpc_session import SessionHandlers
+from outrider.shared.tracing import Attributes, Carrier, carrier_of
+from outrider.shared.version import outrider_version
 
-# A span per round: seconds of a busy service fit, at about 1 KB each.
+# spans, one per round, about 1 KB each; holds seconds of a busy service
 _MAX_QUEUED_SPANS = 8192
 _MAX_BATCH_SPANS = 512
 _BATCH_DELAY_MS = 1000.0
-# How long a stopping process waits for the collector to take what is queued.
+# seconds; a stopping process waits this long for the collector to take the queue
 _LAST_EXPORT_S = 2.0
 
 RequestT = TypeVar("RequestT")
@@ -39,7 +38,7 @@ ReplyT = TypeVar("ReplyT")
 
 
 class Tracer:
-    """Of one service. Methods may be called from any thread and never wait for the collector."""
+    """One service's tracer. Methods may be called from any thread and never wait for the collector."""
 
     def __init__(self, endpoint: str, service: str) -> None:
         self._exporter = OTLPSpanExporter(endpoint, insecure=endpoint.startswith("http://"))
@@ -57,7 +56,7 @@ class Tracer:
         self._propagator = TraceContextTextMapPropagator()
 
     def start_request(self, name: str, carrier: Carrier, attributes: Attributes) -> Span:
-        """Of the caller's trace if it comes with one; else it begins its own."""
+        """Part of the caller's trace if it has one, else the root of a new trace."""
         parent = self._propagator.extract(dict(carrier), context=Context())
         return self._tracer.start_span(name, parent, SpanKind.SERVER, attributes)
 
@@ -68,12 +67,12 @@ class Tracer:
         return tuple(carried.items())
 
     def add_child(self, name: str, parent: Span, started_ns: int, attributes: Attributes) -> None:
-        """A span that ends now. Times are Unix time in nanoseconds."""
+        """A span that ends now. started_ns: Unix time in nanoseconds."""
         context = set_span_in_context(parent, Context())
         self._tracer.start_span(name, context, attributes=attributes, start_time=started_ns).end()
 
     def fail(self, span: Span, error: BaseException) -> None:
-        """By the error's type alone: what it says may quote the request."""
+        """Records only the error's type: its message may quote the request."""
         span.set_status(Status(StatusCode.ERROR, type(error).__name__))
 
     def session(
@@ -83,8 +82,8 @@ class Tracer:
         context: Any,
         attributes_of: Callable[[ResultT], Attributes],
     ) -> SessionHandlers[RequestT, ResultT, ReplyT]:
-        """The same handlers, but each result also makes a span, as long as its timings say, in the trace that the
-        stream's metadata name; without any there is nothing to be part of.
+        """The same handlers, but each result also makes a span, as long as its timings say, in the trace of the
+        stream's metadata; without one, no spans.
 
         context: the call's. The first request has `open.session_id`, results have `timings` (shared.messages.Timings).
         """
@@ -108,10 +107,10 @@ class Tracer:
         return dataclasses.replace(handlers, open=open, format=format)
 
     def close(self) -> None:
-        """Sends what is queued, for a bounded time; the rest is lost."""
+        """Sends the queue within a bounded time; the rest is lost."""
         last_export = threading.Thread(target=self._provider.force_flush, name="last-spans", daemon=True)
         last_export.start()
         last_export.join(_LAST_EXPORT_S)
-        if last_export.is_alive():  # ends the export in progress, so that the provider has nothing to wait for
+        if last_export.is_alive():  # aborts the running export, so that the provider need not wait
             self._exporter.shutdown()
         self._provider.shutdown()

@@ -3,8 +3,8 @@
 A message that does not make sense raises InvalidRequest; whoever reads the stream ends that session, no other.
 """
 
-from shared.wire.common import hidden_from_wire, hidden_to_wire
-from shared.wire.drafter import (
+from outrider.shared.wire.common import hidden_from_wire, hidden_to_wire
+from outrider.shared.wire.drafter import (
     draft_step_from_wire,
     draft_step_to_wire,
     drafter_info_from_wire,
@@ -12,10 +12,10 @@ from shared.wire.drafter import (
     proposal_reply_from_wire,
     proposal_reply_to_wire,
 )
-from shared.wire.params import mode_from_wire, params_from_wire, params_to_wire
-from shared.wire.proposals import proposal_from_wire, proposal_to_wire
-from shared.wire.sessions import open_drafter, open_verifier, spec_from_wire
-from shared.wire.verifier import (
+from outrider.shared.wire.params import mode_from_wire, params_from_wire, params_to_wire
+from outrider.shared.wire.proposals import proposal_from_wire, proposal_to_wire
+from outrider.shared.wire.sessions import open_drafter, open_verifier, spec_from_wire
+from outrider.shared.wire.verifier import (
     commit_from_wire,
     commit_to_wire,
     steer_from_wire,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from outrider.shared import messages as m
+from outrider.shared.errors import InvalidRequest
 from outrider.v1 import common_pb2 as common
-from shared import messages as m
-from shared.errors import InvalidRequest
 
 
 def hidden_to_wire(hidden: m.HiddenStates) -> common.HiddenStates:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from outrider.v1 import drafter_pb2 as drafter
-from shared import messages as m
-from shared.errors import InvalidRequest
-from shared.wire.common import (
+from outrider.shared import messages as m
+from outrider.shared.errors import InvalidRequest
+from outrider.shared.wire.common import (
     hidden_from_wire,
     hidden_to_wire,
     method_from_wire,
@@ -13,7 +12,8 @@ from shared.wire.common import (
     timings_from_wire,
     timings_to_wire,
 )
-from shared.wire.proposals import proposal_from_wire, proposal_to_wire
+from outrider.shared.wire.proposals import proposal_from_wire, proposal_to_wire
+from outrider.v1 import drafter_pb2 as drafter
 
 
 def draft_step_to_wire(step: m.DraftStep) -> drafter.DrafterRequest:

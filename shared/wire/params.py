@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from outrider.shared.errors import InvalidRequest
+from outrider.shared.sampling_params import Grammar, GrammarKind, SamplingParams, SpeculationMode, ThinkingBudget
 from outrider.v1 import common_pb2 as common
-from shared.errors import InvalidRequest
-from shared.sampling_params import Grammar, GrammarKind, SamplingParams, SpeculationMode
 
 MODE_TO_WIRE = {
     SpeculationMode.EXACT: common.SPECULATION_MODE_EXACT,
@@ -49,6 +49,8 @@ def params_to_wire(params: SamplingParams) -> common.SamplingParams:
     if params.grammar is not None:
         message.grammar.kind = _GRAMMAR_TO_WIRE[params.grammar.kind]
         message.grammar.text = params.grammar.text
+    if params.thinking_budget is not None:
+        message.thinking_budget.CopyFrom(_budget_to_wire(params.thinking_budget))
     return message
 
 
@@ -73,6 +75,27 @@ def params_from_wire(message: common.SamplingParams) -> SamplingParams:
         num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else None,
         num_prompt_logprobs=message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else None,
         grammar=_grammar_from_wire(message.grammar) if message.HasField("grammar") else None,
+        thinking_budget=(_budget_from_wire(message.thinking_budget) if message.HasField("thinking_budget") else None),
+    )
+
+
+def _budget_to_wire(budget: ThinkingBudget) -> common.ThinkingBudget:
+    return common.ThinkingBudget(
+        max_tokens=budget.max_tokens,
+        end_token_id=budget.end_token_id,
+        begin_token_ids=budget.begin_token_ids,
+        call_token_ids=budget.call_token_ids,
+        starts_open=budget.starts_open,
+    )
+
+
+def _budget_from_wire(message: common.ThinkingBudget) -> ThinkingBudget:
+    return ThinkingBudget(
+        max_tokens=message.max_tokens,
+        end_token_id=message.end_token_id,
+        begin_token_ids=tuple(message.begin_token_ids),
+        call_token_ids=tuple(message.call_token_ids),
+        starts_open=message.starts_open,
     )
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from outrider.shared import messages as m
+from outrider.shared.errors import InvalidRequest
 from outrider.v1 import common_pb2 as common
-from shared import messages as m
-from shared.errors import InvalidRequest
 
 
 def proposal_to_wire(proposal: m.Proposal) -> common.Proposal:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from outrider.shared import messages as m
+from outrider.shared.errors import InvalidRequest
+from outrider.shared.wire.params import MODE_FROM_WIRE, MODE_TO_WIRE, params_from_wire, params_to_wire
 from outrider.v1 import drafter_pb2 as drafter
 from outrider.v1 import verifier_pb2 as verifier
-from shared import messages as m
-from shared.errors import InvalidRequest
-from shared.wire.params import MODE_FROM_WIRE, MODE_TO_WIRE, params_from_wire, params_to_wire
 
 
 def open_verifier(spec: m.SessionSpec) -> verifier.VerifierRequest:

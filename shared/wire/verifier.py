@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider.v1 import common_pb2 as common
-from outrider.v1 import verifier_pb2 as verifier
-from shared import messages as m
-from shared.errors import InvalidRequest
-from shared.wire.common import (
+from outrider.shared import messages as m
+from outrider.shared.errors import InvalidRequest
+from outrider.shared.wire.common import (
     hidden_from_wire,
     hidden_to_wire,
     method_from_wire,
@@ -16,7 +14,9 @@ from shared.wire.common import (
     timings_from_wire,
     timings_to_wire,
 )
-from shared.wire.proposals import proposal_from_wire, proposal_to_wire
+from outrider.shared.wire.proposals import proposal_from_wire, proposal_to_wire
+from outrider.v1 import common_pb2 as common
+from outrider.v1 import verifier_pb2 as verifier
 
 
 def verify_step_to_wire(step: m.VerifyStep) -> verifier.VerifierRequest:

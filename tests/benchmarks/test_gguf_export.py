@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
-from benchmarks.gguf_export import export_gguf
-from shared.errors import ConfigError
-from training.expand import Shape, expand
-from training.export import export_model
+from benchmarks.gguf.export import export_gguf
+from outrider.shared.errors import ConfigError
+from outrider.training.demo.expand import Shape, expand
+from outrider.training.export import export_model
 
 MODELS = Path(__file__).parents[2] / "models"
 # The first word of what each of llama.cpp's names for a Llama's tensors is called by transformers.

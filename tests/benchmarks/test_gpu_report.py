@@ -29,8 +29,10 @@ from benchmarks.gpu_report import (
 )
 from benchmarks.gpu_report.__main__ import main
 from benchmarks.gpu_report.report import Budget, Finding, Part, Run, is_sound, last_line, noted, run_parts, show
-from shared.sampling_params import SpeculationMode
-from training.expand import Shape, max_logit_difference
+from outrider.shared.sampling_params import SpeculationMode
+from outrider.training.demo.expand import Shape, max_logit_difference
+
+pytestmark = pytest.mark.storm
 
 ROOT = Path(__file__).parents[2]
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

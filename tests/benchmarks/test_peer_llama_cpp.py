@@ -10,7 +10,7 @@ from rich.console import Console
 
 from benchmarks import serving
 from benchmarks.peer_llama_cpp import LlamaCppPeer, PeerError
-from shared.errors import ConfigError
+from outrider.shared.errors import ConfigError
 
 DRAFT = str(Path(__file__).parents[2] / "models" / "demo-draft")
 
@@ -26,7 +26,10 @@ def test_without_a_llama_server_its_row_says_so(
 
 def test_a_llama_server_that_ends_is_reported_with_what_it_said() -> None:
     binary = Path(shutil.which("ls") or "/bin/ls")  # it refuses the options
-    with pytest.raises(PeerError, match=r"did not start; it said: .*--model"), LlamaCppPeer(binary, DRAFT, DRAFT):
+    with (
+        pytest.raises(PeerError, match=r"did not start; its log ends with: .*--model"),
+        LlamaCppPeer(binary, DRAFT, DRAFT),
+    ):
         pass
 
 

@@ -16,7 +16,9 @@ from benchmarks.simulation.fleet import Arrivals, Scenario, simulate
 from benchmarks.simulation.probes import Forward
 from benchmarks.simulation.record import medians_near, per_session_s_of, record
 from benchmarks.simulation.stack import METHOD, MeasuredStack, measured_stack, plain
-from verifier_service.step_costs import StepCosts
+from outrider.verifier_service.timing.step_costs import StepCosts
+
+pytestmark = pytest.mark.storm
 
 MODELS = Path(__file__).parents[2] / "models"
 OFF = Cell(0, 0, "off", 0, 48.0, 96, 90, 1.0, 0.02, 0.0, 0.0, 0.0, 0.02, 0.03)

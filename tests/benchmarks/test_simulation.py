@@ -16,7 +16,7 @@ from benchmarks import simulate as command
 from benchmarks.simulation.costs import Domain, load_costs, save_costs
 from benchmarks.simulation.fleet import Arrivals, Fleet, LeastLoaded, Scenario, simulate
 from benchmarks.simulation.session import Link
-from shared.errors import ConfigError
+from outrider.shared.errors import ConfigError
 from tests.benchmarks.simulated_costs import MIXED, RISING, make_costs
 
 ONE = Scenario(1, 1, "off", 1.0, Arrivals.STREAMS, num_tokens=2000, seconds=200.0, cached_prompts=True)
@@ -56,7 +56,7 @@ def test_sessions_that_decode_together_share_a_forward() -> None:
 
 
 def test_sessions_that_draft_are_waited_for() -> None:
-    """Pace waits for those that are about to come back: one batch of 4, not two of 2 that take turns."""
+    """BatchGathering waits for those that are about to come back: one batch of 4, not two of 2 that take turns."""
     outcome = simulate(dataclasses.replace(ONE, method="fixed:4", load=4.0), make_costs(trip_s=0.001))
     tokens = 1 + sum(min(4, accepted) for accepted in MIXED) / len(MIXED)
     together = 4 * tokens / (0.02 + 4 * 0.001 + 0.002)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import pytest
 
 from benchmarks.simulation.events import Events, OwnMachine, SharedMachine
-from verifier_service.pace import Pace
-from verifier_service.step_costs import StepCosts
+from outrider.verifier_service.timing.gathering import BatchGathering
+from outrider.verifier_service.timing.step_costs import StepCosts
 
 
 def test_things_happen_in_order_of_time_then_of_asking() -> None:
@@ -59,9 +59,9 @@ def test_pace_reads_the_time_it_is_given() -> None:
     events.run()
     here, away = _Session(object(), None, None), _Session(None, 6.999, 0.002)
     for clock, is_waited_for in ((lambda: events.now, True), (time.perf_counter, False)):
-        pace = Pace(StepCosts([(1, 0.02), (64, 0.05)]), clock)
-        pace.observe([], 1, 6.9, 6.98)
-        assert (0.0 < pace.patience_s([here, away]) < 0.003) == is_waited_for  # type: ignore[list-item]
+        gathering = BatchGathering(StepCosts([(1, 0.02), (64, 0.05)]), clock)
+        gathering.observe([], 1, 6.9, 6.98)
+        assert (0.0 < gathering.patience_s([here, away]) < 0.003) == is_waited_for  # type: ignore[list-item]
 
 
 @dataclass

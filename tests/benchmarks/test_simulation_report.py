@@ -14,6 +14,8 @@ from benchmarks.simulation.fleet import Arrivals, Scenario, simulate
 from benchmarks.simulation.session import Link
 from tests.benchmarks.simulated_costs import make_costs
 
+pytestmark = pytest.mark.storm
+
 PAGE = Path(__file__).parents[2] / "docs" / "scaling.md"
 COSTS = make_costs(draft_step=((1, 0.001), (64, 0.003)), draft_fixed_s=0.001, trip_s=0.001)
 

@@ -19,12 +19,36 @@ _AT_FAULT = (400, 401, 413)
 
 
 @dataclass
-class Received:
-    """What one request has brought so far."""
+class Choice:
+    """One choice's answer so far. logprobs: each list of the legacy format, joined over the events."""
 
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
     finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    logprobs: dict[str, list[Any]] = field(default_factory=dict)
+    # Name and arguments of each tool call. Its id belongs to the request, so two requests' ids differ.
+    calls: list[list[str]] = field(default_factory=list)
+
+    def add(self, choice: dict[str, Any]) -> None:
+        self.token_ids += choice.get("token_ids") or ()
+        delta = choice.get("delta") or {}
+        self.text += choice.get("text") or delta.get("content") or ""
+        for entry in delta.get("tool_calls") or ():
+            if entry["index"] == len(self.calls):
+                self.calls.append([entry["function"]["name"], ""])
+            self.calls[entry["index"]][1] += entry["function"]["arguments"]
+        self.finish_reason = choice.get("finish_reason") or self.finish_reason
+        self.stop_reason = choice.get("stop_reason") or self.stop_reason
+        for name, values in (choice.get("logprobs") or {}).items():
+            self.logprobs.setdefault(name, []).extend(values)
+
+
+@dataclass
+class Received:
+    """What one request has brought so far."""
+
+    choices: dict[int, Choice] = field(default_factory=dict)
     last_event_id: str = ""
     num_reconnects: int = 0
     # Between two events, lost connections and the search for another gateway included; the first from the request on.
@@ -65,16 +89,17 @@ class _Broken(Exception):
 async def _attempt(
     http: httpx.AsyncClient, url: str, request_id: str, body: dict[str, Any], received: Received
 ) -> None:
+    path, prefix = ("/v1/chat/completions", "chatcmpl") if "messages" in body else ("/v1/completions", "cmpl")
     if received.num_reconnects:
         headers = {"Last-Event-ID": received.last_event_id} if received.last_event_id else {}
-        async with http.stream("GET", f"{url}/v1/streams/cmpl-{request_id}", headers=headers) as answer:
+        async with http.stream("GET", f"{url}/v1/streams/{prefix}-{request_id}", headers=headers) as answer:
             if answer.status_code == 200:
                 await _read(answer, received)
                 raise _Broken("the stream ended early")
             await answer.aread()
             if answer.status_code != 404 or received.last_event_id:
                 raise _Broken(f"{answer.status_code} {answer.text[:160]}")
-    async with http.stream("POST", f"{url}/v1/completions", json={**body, "request_id": request_id}) as answer:
+    async with http.stream("POST", f"{url}{path}", json={**body, "request_id": request_id}) as answer:
         if answer.status_code == 200:
             await _read(answer, received)
             raise _Broken("the stream ended early")
@@ -100,7 +125,5 @@ async def _read(answer: httpx.Response, received: Received) -> None:
             received.stalls_s.append(now - received.last_event_s)
             received.last_event_s = now
             for choice in content["choices"]:
-                received.token_ids += choice.get("token_ids") or ()
-                received.text += choice.get("text") or ""
-                received.finish_reason = choice.get("finish_reason") or received.finish_reason
+                received.choices.setdefault(choice["index"], Choice()).add(choice)
             received.last_event_id = event_id

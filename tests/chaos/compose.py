@@ -14,7 +14,7 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
-from client.stack import free_port
+from outrider.client.stack.processes import free_port
 from tests.chaos.faults import Fault
 
 _ROOT = Path(__file__).parents[2]

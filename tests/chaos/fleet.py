@@ -14,9 +14,9 @@ from typing import Self
 
 import grpc.aio
 
+from outrider.shared import rpc, wire
+from outrider.shared.messages import DrafterInfo, VerifierInfo
 from outrider.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
-from shared import rpc, wire
-from shared.messages import DrafterInfo, VerifierInfo
 from tests.chaos.proxy import Proxy
 from tests.ports import server_port
 from tests.redis_server import RedisServer
@@ -181,19 +181,43 @@ class Fleet:
             kind: ",".join(self._address(part) for part in self.of_kind(kind)) for kind in ("verifier", "drafter")
         }
         return [
-            *("gateway", "--model", str(MODELS / "demo-target"), "--grpc-port", "-1", "--redis-url", self.redis.url),
+            *(
+                "outrider.gateway",
+                "--model",
+                str(MODELS / "demo-target"),
+                "--grpc-port",
+                "-1",
+                "--redis-url",
+                self.redis.url,
+            ),
             *("--verifiers", addresses["verifier"], "--drafters", addresses["drafter"]),
-            *("--failover-s", FAILOVER_S, "--redis-patience-s", "60"),
+            *("--failover-s", FAILOVER_S, "--redis-patience-s", "60", "--tool-call-parser", "hermes"),
         ]
 
 
 def _verifier_command() -> list[str]:
-    return ["verifier_service", "--model", str(MODELS / "demo-target"), "--num-threads", "1", "--kv-cache-mb", "64"]
+    return [
+        "outrider.verifier_service",
+        "--model",
+        str(MODELS / "demo-target"),
+        "--num-threads",
+        "1",
+        "--kv-cache-mb",
+        "64",
+    ]
 
 
 def _drafter_command() -> list[str]:
     draft = str(MODELS / "demo-draft")
-    return ["drafter_service", "--draft-model", draft, "--methods", "draft_model,ngram", "--num-threads", "1"]
+    return [
+        "outrider.drafter_service",
+        "--draft-model",
+        draft,
+        "--methods",
+        "draft_model,ngram,suffix",
+        "--num-threads",
+        "1",
+    ]
 
 
 _SERVICE_COMMANDS: dict[str, Callable[[], list[str]]] = {"verifier": _verifier_command, "drafter": _drafter_command}

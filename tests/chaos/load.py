@@ -6,6 +6,7 @@ Not here: the trouble (storm.py, faults.py, scaling.py).
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import statistics
 from collections import Counter
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.chaos.client import Received, Refused, fetch
+from tests.chaos.client import Choice, Received, Refused, fetch
 
 PROMPTS = (
     "def add(a, b):\n    return a + b\n\n\ndef sub(",
@@ -21,12 +22,46 @@ PROMPTS = (
     "for name in names:\n    print(name)\nfor name in",
     "class Queue:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):",
 )
+_SCHEMA = {
+    "type": "object",
+    "properties": {"names": {"type": "array", "items": {"type": "string", "maxLength": 9}, "minItems": 6}},
+    "required": ["names"],
+}
+_NOTE = {
+    "type": "object",
+    "properties": {"text": {"type": "string", "pattern": "^[a-z ]{60,90}$"}},
+    "required": ["text"],
+    "additionalProperties": False,
+}
+_STYLE = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
+# A call behind free text, which the prompt alone would not make the demo model write.
+_TEXT_AND_CALL = (
+    'start: /[a-z ,.]{20,40}/ "\\n<tool_call>\\n{\\"name\\": \\"note\\", \\"arguments\\": " args "}\\n</tool_call>"\n'
+    f"args: %json {json.dumps({**_NOTE, **_STYLE})}"
+)
+_TOOLS = {
+    "tools": [{"type": "function", "function": {"name": name, "parameters": _NOTE}} for name in ("note", "write")],
+    "parallel_tool_calls": False,
+}
 PARAMS: tuple[dict[str, Any], ...] = (
     {"temperature": 0},
     {"temperature": 0.8, "seed": 5},
     {"temperature": 1.1, "seed": 6, "top_p": 0.9, "frequency_penalty": 0.3},
 )
-METHODS = ("draft_model", "ngram", "auto", "off")
+# With what a failover must carry over besides tokens: a grammar's position, the other choices, log-probabilities, the
+# text that may begin a stop string, the tool call whose arguments are half sent.
+CASES: tuple[dict[str, Any], ...] = (
+    *PARAMS,
+    {"temperature": 0.8, "seed": 7, "structured_outputs": {"regex": "([a-f]{3}-[0-9]{2}[,;] ?){4,40}"}},
+    {"temperature": 0.9, "seed": 8, "structured_outputs": {"json": _SCHEMA}, "logprobs": 1},
+    {"temperature": 0.9, "seed": 9, "n": 2},
+    {"temperature": 0, "logprobs": 2},
+    {"temperature": 0.8, "seed": 10, "stop": ["\n\n", "self."]},
+    {"temperature": 0.9, "seed": 11, "n": 2, "logprobs": 1, "stop": [")\n"], "include_stop_str_in_output": True},
+    {"temperature": 0, **_TOOLS, "tool_choice": "required"},
+    {"temperature": 0.8, "seed": 12, **_TOOLS, "structured_outputs": {"grammar": _TEXT_AND_CALL}},
+)
+METHODS = ("draft_model", "ngram", "suffix", "auto", "off")
 _DEADLINE_S = 600.0
 
 
@@ -58,9 +93,11 @@ class Load:
 
 
 def request_body(index: int, load: Load, method: str) -> dict[str, Any]:
+    prompt, case = PROMPTS[index % len(PROMPTS)], CASES[index // len(PROMPTS) % len(CASES)]
+    asked = {"messages": [{"role": "user", "content": prompt}]} if "tools" in case else {"prompt": prompt}
     return {
-        "prompt": PROMPTS[index % len(PROMPTS)],
-        **PARAMS[index // len(PROMPTS) % len(PARAMS)],
+        **asked,
+        **case,
         "max_tokens": load.num_tokens,
         "ignore_eos": True,
         "stream": True,
@@ -70,7 +107,7 @@ def request_body(index: int, load: Load, method: str) -> dict[str, Any]:
 
 
 async def fetch_references(urls: Sequence[str], load: Load) -> list[Received]:
-    count = len(PROMPTS) * len(PARAMS)
+    count = len(PROMPTS) * len(CASES)
     rng = random.Random(0)
     return await asyncio.gather(
         *(
@@ -99,14 +136,19 @@ async def compared_request(
         return
     report.num_reconnects += received.num_reconnects
     report.stalls_s.append(max(received.stalls_s, default=0.0))
-    if (received.token_ids, received.text, received.finish_reason) != (
-        expected.token_ids,
-        expected.text,
-        expected.finish_reason,
-    ):
-        pairs = zip(expected.token_ids, received.token_ids, strict=False)
-        place = next((index for index, (wanted, found) in enumerate(pairs) if wanted != found), -1)
-        report.mismatches.append(
-            f"request {index}: {len(received.token_ids)} of {len(expected.token_ids)} tokens, first difference at "
-            f"{place}, finish {received.finish_reason}; {received.problems[-2:]}"
-        )
+    for choice, wanted in expected.choices.items():
+        found = received.choices.get(choice, Choice())
+        if found != wanted:
+            report.mismatches.append(
+                f"request {index}, choice {choice}: {_difference(wanted, found)}; {received.problems[-2:]}"
+            )
+
+
+def _difference(wanted: Choice, found: Choice) -> str:
+    pairs = zip(wanted.token_ids, found.token_ids, strict=False)
+    place = next((index for index, (one, other) in enumerate(pairs) if one != other), -1)
+    fields = [name for name in vars(wanted) if getattr(wanted, name) != getattr(found, name)]
+    return (
+        f"{', '.join(fields)}: {len(found.token_ids)} of {len(wanted.token_ids)} tokens, first difference at {place}, "
+        f"finish {found.finish_reason}"
+    )

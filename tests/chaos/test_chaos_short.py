@@ -1,4 +1,4 @@
-"""A short storm with every run of the tests; `python -m tests.chaos` is the long one."""
+"""A short storm; `python -m tests.chaos` is the long one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.chaos.fleet import Fleet
 from tests.chaos.load import Load
 from tests.chaos.run import run_chaos
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.storm, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

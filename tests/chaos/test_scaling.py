@@ -10,7 +10,7 @@ from tests.chaos.fleet import Fleet
 from tests.chaos.load import Load
 from tests.chaos.scaling import run_scaling
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.storm, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

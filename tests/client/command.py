@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from client.stack_commands import StackState
+from outrider.client.stack.commands import StackState
+from outrider.client.stack.own_redis import redis_url_of
 from tests.ports import server_port
 
 ROOT = Path(__file__).parents[2]
@@ -52,8 +53,18 @@ os.execv(sys.argv[1], sys.argv[1:])
 def another_gateway(stack: StackState, *arguments: str, model: Path) -> Iterator[tuple[str, str]]:
     """URL and gRPC address of one more gateway to the fleet of `stack`."""
     grpc_port = server_port()
-    command = [sys.executable, "-m", "gateway", "--model", str(model), "--port", "0", "--grpc-port", str(grpc_port)]
-    command += ["--verifiers", stack.verifiers[0], "--drafters", stack.drafters[0], "--redis-url", stack.redis_url]
+    command = [
+        sys.executable,
+        "-m",
+        "outrider.gateway",
+        "--model",
+        str(model),
+        "--port",
+        "0",
+        "--grpc-port",
+        str(grpc_port),
+    ]
+    command += ["--verifiers", stack.verifiers[0], "--drafters", stack.drafters[0], "--redis-url", redis_url_of(stack)]
     with subprocess.Popen(
         [*command, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:

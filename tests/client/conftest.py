@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from command import ROOT
 
-from client.stack import Stack
-from client.stack_commands import StackSettings, StackState
+from outrider.client.stack.commands import StackSettings, StackState
+from outrider.client.stack.processes import Stack
 from tests.ports import server_port
 
 MODELS = ROOT / "models"

@@ -62,7 +62,7 @@ class Gateway(pb_grpc.GatewayServicer):
     def Generate(self, request: pb.GenerateRequest, context: grpc.ServicerContext) -> Iterator[pb.GenerateReply]:
         self.calls.append("generate")
         if request.request_id in self._log.begun:
-            context.abort(grpc.StatusCode.ABORTED, "a request with this request_id has been sent before")
+            context.abort(grpc.StatusCode.ABORTED, "a request with this request_id already exists")
         if not self._forgets:
             self._log.begun.add(request.request_id)
         yield from self.replies(0, context)

@@ -10,10 +10,9 @@ import grpc
 import pytest
 from scripted_gateway import NUM_TOKENS, Gateway, Log, nobodys_address, serving
 
-from client import AsyncOutriderClient, Completion, OutriderClient, SamplingParams, StructuredOutputsParams
-from client.api_params import generate_message
-from outrider.v1 import gateway_pb2 as pb
-from shared.errors import (
+from outrider.client import AsyncOutriderClient, Completion, OutriderClient, SamplingParams, StructuredOutputsParams
+from outrider.client.api.params import generate_message
+from outrider.shared.errors import (
     DeadlineExceeded,
     InternalError,
     InvalidRequest,
@@ -22,6 +21,7 @@ from shared.errors import (
     Unauthenticated,
     Unavailable,
 )
+from outrider.v1 import gateway_pb2 as pb
 
 # Longer than a busy machine keeps a gateway that does not stall from its next words.
 STALL_S = 3.0

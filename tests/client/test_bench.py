@@ -19,16 +19,18 @@ import numpy as np
 import pytest
 from command import OUTRIDER, ROOT, TIMEOUT_S, Terminal, another_gateway, outrider
 
-from client.bench.acceptance import Acceptance
-from client.bench.dataset import BenchPrompt, WordLength, read_prompts
-from client.bench.figures import figures, percentile
-from client.bench.report import error_lines, report_lines
-from client.bench.request import RequestResult
-from client.bench.run import CHAT_ENDPOINT, BenchRun, BenchSettings, arrival_times
-from client.stack_commands import StackState
-from shared.api_keys import key_line, new_key
-from shared.errors import ConfigError
+from outrider.client.bench.acceptance import Acceptance
+from outrider.client.bench.dataset import BenchPrompt, WordLength, read_prompts
+from outrider.client.bench.figures import figures, percentile
+from outrider.client.bench.report import error_lines, report_lines
+from outrider.client.bench.request import RequestResult
+from outrider.client.bench.run import CHAT_ENDPOINT, BenchRun, BenchSettings, arrival_times
+from outrider.client.stack.commands import StackState
+from outrider.shared.api_keys import key_line, new_key
+from outrider.shared.errors import ConfigError
 from tests.ports import nobodys_port, server_port
+
+pytestmark = pytest.mark.storm
 
 # The fields of OpenAI's own API that a benchmark needs: any server knows them.
 OPENAI_FIELDS = {"model", "prompt", "messages", "max_tokens", "temperature", "stream", "stream_options"}
@@ -89,7 +91,7 @@ def test_no_server() -> None:
     url = f"http://127.0.0.1:{nobodys_port()}"
     done = outrider("bench", "--base-url", url, "--model", "m")
     assert done.returncode == 1
-    assert done.stderr.startswith(f"outrider: the first request, a trial, failed: {url}: ")
+    assert done.stderr.startswith(f"outrider: the warm-up request failed: {url}: ")
     assert len(done.stderr.splitlines()) == 1
 
 

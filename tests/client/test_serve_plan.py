@@ -8,13 +8,13 @@ from dataclasses import fields
 import pytest
 from typer.testing import CliRunner
 
-from client.cli import app
-from client.serve_plan import ServePlan, plan_serving
-from drafter_service.config import DrafterConfig
-from shared.config import load_config
-from shared.errors import ConfigError
-from shared.speculative_config import parse_speculative_config
-from verifier_service.config import VerifierConfig
+from outrider.client.cli.app import app
+from outrider.client.stack.serve_plan import ServePlan, plan_serving
+from outrider.drafter_service.config import DrafterConfig
+from outrider.shared.config import load_config
+from outrider.shared.errors import ConfigError
+from outrider.shared.speculative_config import parse_speculative_config
+from outrider.verifier_service.config import VerifierConfig
 
 
 def test_without_a_config_nothing_is_drafted() -> None:
@@ -60,6 +60,7 @@ def test_the_drafters_keys_are_all_there() -> None:
         ("{", "is not JSON"),
         ("[]", "must be a JSON object"),
         ('{"method": "ngram", "quantization": "awq"}', "quantization is not supported"),
+        ('{"method": "glm4_moe_mtp", "model": "models/demo-target"}', "method mtp drafts from the target's own files"),
     ],
 )
 def test_what_cannot_be_served(config: str, told: str) -> None:

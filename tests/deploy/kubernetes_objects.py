@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shared.config import load_config
+from outrider.shared.config import load_config
 from tests.deploy.kustomize import Document, containers_of
 from tests.deploy.test_compose import CONFIGS, ROOT, image_environment
 

@@ -1,6 +1,6 @@
 """docker-compose.yml, the Dockerfiles and prometheus.yml against the code: settings, ports, folders, hardening.
 
-Nothing is started here; whether the images build and the stack runs is seen with `docker compose up --build --wait`.
+Nothing is started here: test_images.py does that.
 """
 
 from __future__ import annotations
@@ -17,15 +17,19 @@ from typing import Any
 import pytest
 import yaml
 
-from drafter_service.config import DrafterConfig
-from gateway.config import GatewayConfig
-from shared.config import ENV_PREFIX, load_config
-from shared.service import is_enabled_at
-from verifier_service.config import VerifierConfig
+from outrider.drafter_service.config import DrafterConfig
+from outrider.gateway.config import GatewayConfig
+from outrider.shared.config import ENV_PREFIX, load_config
+from outrider.shared.service import is_enabled_at
+from outrider.verifier_service.config import VerifierConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS: dict[str, type[Any]] = {"gateway": GatewayConfig, "drafter": DrafterConfig, "verifier": VerifierConfig}
-MODULES = {"gateway": "gateway", "drafter": "drafter_service", "verifier": "verifier_service"}
+MODULES = {
+    "gateway": "outrider.gateway",
+    "drafter": "outrider.drafter_service",
+    "verifier": "outrider.verifier_service",
+}
 # Of the profile cpu, which .env makes the default; gpu has ON_GPU in place of the verifier.
 ALL_SERVICES = {*CONFIGS, "redis", "prometheus", "grafana"}
 ON_GPU = "verifier-gpu"
@@ -103,7 +107,7 @@ def test_the_profiles() -> None:
 def test_the_verifier_on_a_gpu_is_the_other_one_but_for_its_device(compose: dict[str, Any]) -> None:
     cpu, gpu = compose["services"]["verifier"], compose["services"][ON_GPU]
     assert {key for key in cpu.keys() | gpu.keys() if cpu.get(key) != gpu.get(key)} == {
-        *("profiles", "image", "build", "environment", "networks", "deploy")
+        *("profiles", "image", "build", "environment", "networks", "deploy", "mem_limit")
     }
     config = load_config(
         VerifierConfig, [], image_environment("verifier") | gpu["environment"], prog=ON_GPU, description=""
@@ -212,7 +216,20 @@ def test_ports_are_published_on_loopback_unless_asked_otherwise(name: str, compo
 @pytest.mark.parametrize("name", sorted({"redis", "prometheus", "grafana"}))
 def test_images_from_elsewhere_are_pinned(name: str, compose: dict[str, Any]) -> None:
     _, _, tag = compose["services"][name]["image"].partition(":")
-    assert re.search(r"\d", tag)
+    assert re.match(r"v?\d+\.\d+\.\d+", tag)
+
+
+@pytest.mark.parametrize("name", sorted({*ALL_SERVICES, ON_GPU}))
+def test_memory_and_processes_are_bounded(name: str, compose: dict[str, Any]) -> None:
+    service = compose["services"][name]
+    assert service["pids_limit"] <= 2048
+    assert re.fullmatch(r"\d+g", service["mem_limit"])
+
+
+def test_redis_has_memory_to_rewrite_its_log(compose: dict[str, Any]) -> None:
+    redis = compose["services"]["redis"]
+    maxmemory = redis["command"][redis["command"].index("--maxmemory") + 1]
+    assert int(redis["mem_limit"].removesuffix("g")) >= 2 * int(maxmemory.removesuffix("gb"))
 
 
 @pytest.mark.parametrize("name", sorted(CONFIGS))
@@ -283,7 +300,7 @@ def test_dockerfile(name: str, compose: dict[str, Any]) -> None:
     assert "\nSTOPSIGNAL SIGTERM\n" in final_stage
     assert f'ENTRYPOINT ["/opt/venv/bin/python", "-m", "{MODULES[name]}"]' in final_stage
     grpc_port = config.grpc_port if name == "gateway" else config.port
-    assert f'"-m", "shared.healthcheck", "127.0.0.1:{grpc_port}"' in final_stage
+    assert f'"-m", "outrider.shared.healthcheck", "127.0.0.1:{grpc_port}"' in final_stage
     assert "http://" not in final_stage  # the check asks over TLS where the service speaks TLS
     assert config.host == "0.0.0.0"
 
@@ -296,7 +313,7 @@ def test_copied_folders_exist_and_reach_the_build(name: str) -> None:
         for line in re.findall(r"^COPY (?!--from)(.*)$", dockerfile(name), re.MULTILINE)
         for source in line.split()[:-1]
     ]
-    assert MODULES[name] in sources
+    assert MODULES[name].removeprefix("outrider.") in sources
     for source in sources:
         path = ROOT / source
         assert path.exists()

@@ -11,9 +11,9 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
-from drafter_service.metrics import DrafterMetrics
-from gateway.metrics import GatewayMetrics
-from verifier_service.metrics import VerifierMetrics
+from outrider.drafter_service.metrics import DrafterMetrics
+from outrider.gateway.metrics import GatewayMetrics
+from outrider.verifier_service.metrics import VerifierMetrics
 
 GRAFANA = Path(__file__).resolve().parents[2] / "deploy/grafana"
 METRIC = re.compile(r'(outrider:[a-z0-9_]+)\{job="(\w+)"')

@@ -14,8 +14,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from gateway.app import create_app
-from gateway.service import GatewayService
+from outrider.gateway.servers.app import create_app
+from outrider.gateway.servers.service import GatewayService
 from tests.deploy.kubernetes_objects import (
     KUBERNETES,
     OVERLAYS,

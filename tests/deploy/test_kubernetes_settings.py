@@ -13,7 +13,7 @@ import pytest
 import redis
 import yaml
 
-from shared.service import is_enabled_at
+from outrider.shared.service import is_enabled_at
 from tests.deploy.kubernetes_objects import (
     KUBERNETES,
     SERVICES,
@@ -27,6 +27,8 @@ from tests.deploy.kubernetes_objects import (
 from tests.deploy.kustomize import Document, build, containers_of, pod_of, read_documents
 from tests.deploy.test_compose import MODULES, ROOT
 from tests.ports import server_port
+
+pytestmark = pytest.mark.storm
 
 COMPONENT = "app.kubernetes.io/component"
 

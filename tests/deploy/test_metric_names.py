@@ -9,13 +9,15 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from client.stack import Stack
-from client.stack_commands import StackSettings
+from outrider.client.stack.commands import StackSettings
+from outrider.client.stack.processes import Stack
 from tests.deploy.kubernetes_objects import KUBERNETES
 from tests.deploy.kustomize import read_documents
 from tests.deploy.test_compose import ROOT
 from tests.deploy.test_dashboard import METRIC, targets
 from tests.ports import server_port
+
+pytestmark = pytest.mark.storm
 
 DEMO_TARGET = str(ROOT / "models/demo-target")
 # Its series are made by the first request that fails.

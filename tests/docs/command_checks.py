@@ -124,7 +124,7 @@ def _python(words: list[str]) -> None:
     spec = find_spec(module)
     if spec is None or spec.origin is None:
         raise NoSuchCommand(f"python -m {module}: no such module")
-    config = dict(SERVICES).get(module)
+    config = dict(SERVICES).get(module.removeprefix("outrider."))
     origin = Path(spec.origin)
     sources = origin.parent.glob("*.py") if origin.name == "__init__.py" else [origin]
     text = "\n".join(path.read_text() for path in sources)

@@ -18,6 +18,8 @@ from docs.generate.cli_page import cli_page
 from tests.docs.blocks import NO_COMMANDS, ROOT, Block, blocks, inline_code, page_blocks, pages
 from tests.docs.command_checks import NoSuchCommand, check_text, is_command, known_flags
 
+pytestmark = pytest.mark.storm
+
 # A first completion on a busy machine.
 TIMEOUT_S = 280
 BLOCKS = blocks()
@@ -63,7 +65,11 @@ def test_a_block_without_a_note_is_found() -> None:
     "command",
     [
         *("make fly", "make up MODLE=x", "outrider fly", "outrider up --modle x", "python -m no_such_module"),
-        *("python -m gateway --prot 1", "docker compose up --scale drafters=3", "kubectl apply -k deploy/none"),
+        *(
+            "python -m outrider.gateway --prot 1",
+            "docker compose up --scale drafters=3",
+            "kubectl apply -k deploy/none",
+        ),
         *("pip install 'outrider[none]'", "curl http://127.0.0.1:8000/v1/none", "rm -rf x"),
     ],
 )

@@ -95,7 +95,8 @@ def test_generated_pages_have_what_they_are_made_from(site: Path) -> None:
     }.items():
         text = (site / f"reference/{page}.html").read_text(encoding="utf-8")
         assert all(word in text for word in words), page
-    assert "use a bfloat16 or float32 checkpoint" in (site / "coming-from-vllm.html").read_text(encoding="utf-8")
+    coming_from_vllm = (site / "coming-from-vllm.html").read_text(encoding="utf-8")
+    assert "leave it out: the checkpoint says how its weights are quantised" in coming_from_vllm
 
 
 def test_llms_txt_lists_every_page(site: Path) -> None:

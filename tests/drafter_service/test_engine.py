@@ -7,18 +7,21 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
 
-from drafter_service.engine import LONG_REPORT, DrafterEngine
-from drafter_service.methods.ngram import NgramMethod
-from drafter_service.metrics import DrafterMetrics
-from drafter_service.session import DraftSession
-from shared.errors import CommitRefused, InvalidRequest, Overloaded
-from shared.messages import DraftMethodInfo, DraftStep, Proposal, ProposalReply, SessionSpec
-from shared.sampling_params import SamplingParams, SpeculationMode
+from outrider.drafter_service.engine import LONG_REPORT, DrafterEngine
+from outrider.drafter_service.metrics import DrafterMetrics
+from outrider.drafting.methods.ngram import NgramMethod
+from outrider.drafting.session import DraftSession
+from outrider.engine.sampling.grammar import GrammarCompiler
+from outrider.shared.errors import CommitRefused, InvalidRequest, Overloaded
+from outrider.shared.messages import DraftMethodInfo, DraftStep, Proposal, ProposalReply, SessionSpec
+from outrider.shared.sampling_params import Grammar, GrammarKind, SamplingParams, SpeculationMode
 
+TARGET = Path(__file__).parents[2] / "models/demo-target"
 PROMPT = (1, 2, 3, 1, 2)
 SPEC = SessionSpec("s", 3, PROMPT, (), SamplingParams(), SpeculationMode.EXACT, 0, method="ngram")
 BOMB = 66
@@ -32,10 +35,12 @@ class Pieces(NgramMethod):
         self.info = DraftMethodInfo(name="pieces", vocab_size=100)
         self.pieces_left: dict[int, int] = {}
         self.closed: list[str] = []
+        self.opened: list[DraftSession] = []
 
     def open(self, session: DraftSession) -> None:
         super().open(session)
         self.pieces_left[id(session)] = 3
+        self.opened.append(session)
 
     def advance(self, session: DraftSession) -> bool:
         if BOMB in session.token_ids:
@@ -118,6 +123,19 @@ def test_long_prompts_and_long_reports_are_caught_up_with_first(engine: DrafterE
     report = tuple(range(10, 11 + LONG_REPORT))
     assert client.ask(0, report) == ()
     assert set(pieces.pieces_left.values()) == {0}
+
+
+def test_grammars_are_compiled_by_who_opens_a_session_not_by_the_engine(engine: DrafterEngine, pieces: Pieces) -> None:
+    pieces.grammars = GrammarCompiler(str(TARGET), 4096, [0])
+    grammar = Grammar(GrammarKind.REGEX, "a+")
+    spec = replace(SPEC, method="pieces", sampling_params=SamplingParams(grammar=grammar))
+    compiled = engine.compile_grammar(spec)
+    assert compiled is not None
+    client = Client(engine, spec)
+    client.handle = engine.open(spec, client.replies.put, compiled)
+    client.ask(0)
+    assert pieces.opened[-1].grammar is compiled
+    assert engine.compile_grammar(replace(spec, method="ngram")) is None, "n-grams do not look at it"
 
 
 def test_many_sessions_from_many_threads(engine: DrafterEngine) -> None:

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 import pytest
 from prometheus_client import CollectorRegistry
 
-from drafter_service.engine import DrafterEngine
-from drafter_service.methods.ngram import NgramMethod
-from drafter_service.metrics import DrafterMetrics
-from drafter_service.session import DraftSession
-from shared.messages import DraftStep, Proposal, ProposalReply, SessionSpec
-from shared.sampling_params import SamplingParams, SpeculationMode
+from outrider.drafter_service.engine import DrafterEngine
+from outrider.drafter_service.metrics import DrafterMetrics
+from outrider.drafting.methods.ngram import NgramMethod
+from outrider.drafting.session import DraftSession
+from outrider.shared.messages import DraftStep, Proposal, ProposalReply, SessionSpec
+from outrider.shared.sampling_params import SamplingParams, SpeculationMode
 
 SPEC = SessionSpec("s", 3, (1, 2, 3, 1, 2), (), SamplingParams(), SpeculationMode.EXACT, 0, method="slow")
 PROPOSE_S = 0.02
@@ -134,8 +134,8 @@ def test_those_of_the_last_batch_come_together_again(
     """Asks that lie less apart than the engine's patience: 2 ms are less than a busy machine makes of any pause."""
     clients = [Client(engine, str(number)).open() for number in range(3)]
     draft_together(method, clients)
-    monkeypatch.setattr("drafter_service.engine._PATIENCE_SHARE", LONG_S / PROPOSE_S)
-    monkeypatch.setattr("drafter_service.engine._LONGEST_PATIENCE_S", LONG_S)
+    monkeypatch.setattr("outrider.drafter_service.engine._PATIENCE_SHARE", LONG_S / PROPOSE_S)
+    monkeypatch.setattr("outrider.drafter_service.engine._LONGEST_PATIENCE_S", LONG_S)
     for _ in range(10):
         replies = ask_in_turn(clients, 0.0003)
         assert {reply.timings.batch_sessions for reply in replies} == {3}

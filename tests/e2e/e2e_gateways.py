@@ -19,8 +19,8 @@ from typing import Any
 import httpx
 from e2e_stack import DEMO_DRAFT, DEMO_TARGET, METHODS, PATIENT, wait_until
 
-from client.stack import Stack
-from client.stack_commands import StackSettings, StackState
+from outrider.client.stack.commands import StackSettings, StackState
+from outrider.client.stack.processes import Stack
 from tests.e2e.e2e_pace import FEW_AHEAD, PAUSE_S, paced
 from tests.ports import server_port
 from tests.redis_server import RedisServer
@@ -75,7 +75,7 @@ class Fleet:
         with log_path.open("wb") as log_file:
             process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "gateway", "--model", str(DEMO_TARGET), "--port", "0"),
+                    *(sys.executable, "-m", "outrider.gateway", "--model", str(DEMO_TARGET), "--port", "0"),
                     *("--grpc-port", grpc_port, "--redis-url", self._paced_url, *FEW_AHEAD),
                     *("--verifiers", ",".join(self.state.verifiers), "--drafters", ",".join(self.state.drafters)),
                     *(part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", value)),
@@ -225,7 +225,9 @@ async def read_events(
             lines: list[str] = []
             async for line in reply.aiter_lines():
                 if line:
-                    lines.append(line)
+                    lines += [line] if not line.startswith(":") else []  # comments are no events
+                    continue
+                if not lines:
                     continue
                 _take("\n".join(lines), told)
                 lines.clear()

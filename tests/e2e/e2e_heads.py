@@ -21,11 +21,11 @@ from e2e_gateways import Fleet, Gateway
 from e2e_stack import DEMO_TARGET, MODELS, wait_until
 from prometheus_client.parser import text_string_to_metric_families
 
-from client.stack import Stack
-from client.stack_commands import StackSettings
-from drafter_service.checkpoints.target_weights import load_target_weights
+from outrider.client.stack.commands import StackSettings
+from outrider.client.stack.processes import Stack
+from outrider.drafting.checkpoints.target_weights import load_target_weights
 from outrider.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
-from tests.drafter_service.other_vocabularies import renamed_demo_draft
+from tests.drafting.other_vocabularies import renamed_demo_draft
 from tests.grid.heads import HEADS, save_random_head
 from tests.ports import server_port
 from tests.redis_server import RedisServer
@@ -144,7 +144,15 @@ def _second_verifier(address: str, run_dir: Path) -> Iterator[subprocess.Popen[b
     """Started before the stack, so that both load at the same time."""
     with (run_dir / "verifier-2.log").open("wb") as log_file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "verifier_service", "--model", str(DEMO_TARGET), "--port", address.split(":")[1]],
+            [
+                sys.executable,
+                "-m",
+                "outrider.verifier_service",
+                "--model",
+                str(DEMO_TARGET),
+                "--port",
+                address.split(":")[1],
+            ],
             stdout=log_file,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,

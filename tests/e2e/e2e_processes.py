@@ -12,9 +12,9 @@ from typing import Any
 import grpc.aio
 from e2e_stack import DEMO_TARGET, wait_until
 
+from outrider.shared import wire
+from outrider.shared.messages import DrafterInfo, VerifierInfo
 from outrider.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
-from shared import wire
-from shared.messages import DrafterInfo, VerifierInfo
 from tests.ports import server_port
 
 # Loading takes 8 s on two idle cores and a minute on busy ones.
@@ -55,7 +55,7 @@ class ServiceProcess:
 
 def verifier_process(run_dir: Path, dtype: str) -> ServiceProcess:
     arguments = ("--model", str(DEMO_TARGET), "--dtype", dtype, "--num-threads", "1")
-    return ServiceProcess("verifier_service", run_dir, *arguments)
+    return ServiceProcess("outrider.verifier_service", run_dir, *arguments)
 
 
 def start_all(processes: Sequence[ServiceProcess]) -> None:

@@ -14,11 +14,11 @@ import grpc
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from client.stack import Stack
-from client.stack_commands import StackSettings, StackState, drafter_command, verifier_command
+from outrider.client.stack.commands import StackSettings, StackState, drafter_command, verifier_command
+from outrider.client.stack.processes import Stack
+from outrider.shared import wire
+from outrider.shared.messages import DrafterInfo, VerifierInfo
 from outrider.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
-from shared import wire
-from shared.messages import DrafterInfo, VerifierInfo
 from tests.e2e.e2e_pace import FEW_AHEAD, paced
 from tests.ports import server_port
 from tests.redis_server import RedisServer
@@ -145,6 +145,7 @@ def run_stack(
     gateway_args: tuple[str, ...] = PATIENT,
     is_paced: bool = False,
     num_drafters: int = 1,
+    model: Path = DEMO_TARGET,
 ) -> Iterator[RunningStack]:
     """is_paced: for tests that disturb streams (e2e_pace.py). num_drafters 0: the verifier drafts by itself."""
     with ExitStack() as around:
@@ -155,7 +156,7 @@ def run_stack(
             redis_url = around.enter_context(paced(around.enter_context(RedisServer(redis_dir)).port))
             gateway_args += FEW_AHEAD
         settings = StackSettings(
-            model=str(DEMO_TARGET),
+            model=str(model),
             draft_model=str(draft_model),
             methods=METHODS,
             port=0,

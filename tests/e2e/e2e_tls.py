@@ -51,7 +51,7 @@ class TlsStack:
         grpc_port = server_port()
         port = self.start(
             name,
-            *("gateway", "--model", str(MODELS / "demo-target"), "--redis-url", self.redis_url, "--port", "0"),
+            *("outrider.gateway", "--model", str(MODELS / "demo-target"), "--redis-url", self.redis_url, "--port", "0"),
             *("--grpc-port", str(grpc_port), "--verifiers", f"localhost:{self.verifier_port}"),
             *("--drafters", f"localhost:{self.drafter_port}", *arguments),
         )
@@ -77,9 +77,11 @@ def run_tls_fleet(folder: Path) -> Iterator[TlsStack]:
         member = stack.fleet.issue("member", dns_names=("localhost",))
         mutual = server_flags(member, stack.fleet)
         try:
-            verifier = ("verifier_service", "--model", str(MODELS / "demo-target"), "--port", "0")
+            verifier = ("outrider.verifier_service", "--model", str(MODELS / "demo-target"), "--port", "0")
             stack.verifier_port = stack.start("verifier", *verifier, "--no-reflection", *mutual)
-            stack.drafter_port = stack.start("drafter", "drafter_service", "--methods", "ngram", "--port", "0", *mutual)
+            stack.drafter_port = stack.start(
+                "drafter", "outrider.drafter_service", "--methods", "ngram", "--port", "0", *mutual
+            )
             yield stack
         finally:
             for process in reversed(stack.processes):

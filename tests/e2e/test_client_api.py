@@ -12,7 +12,7 @@ import httpx
 import pytest
 from e2e_stack import RunningStack
 
-from client import (
+from outrider.client import (
     AsyncOutriderClient,
     BatchFailed,
     Completion,
@@ -21,7 +21,7 @@ from client import (
     Speculation,
     StructuredOutputsParams,
 )
-from shared.errors import DeadlineExceeded, InvalidRequest, UnknownModel
+from outrider.shared.errors import DeadlineExceeded, InvalidRequest, UnknownModel
 
 PROMPT = "import os\n\n\ndef read_lines(path):\n"
 MESSAGES = [{"role": "system", "content": "You write Python."}, {"role": "user", "content": "Read a file."}]
@@ -155,7 +155,7 @@ async def test_one_bad_prompt_of_a_batch(
     prompts[2] = [1, NO_TOKEN]
     params = [SamplingParams(temperature=0, max_tokens=4 + number, ignore_eos=True) for number in range(6)]
     told: list[tuple[int, int]] = []
-    with pytest.raises(BatchFailed, match="1 of 6 prompts failed, the first of them prompt 2") as blocking:
+    with pytest.raises(BatchFailed, match="1 of 6 prompts failed, first prompt 2") as blocking:
         client.batch(prompts, params, max_concurrency=max_concurrency, progress=lambda *done: told.append(done))
     assert told == [(number, 6) for number in range(1, 7)]
     with pytest.raises(BatchFailed) as awaited:

@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator
 import pytest
 from e2e_gateways import Fleet, Gateway
 
-from client import AsyncOutriderClient, Completion, SamplingParams, Speculation
-from client.cli_stack import DEMO_PROMPT
-from client.generate import CompletionRequest, StreamedToken, StreamEnd, stream_completion
+from outrider.client import AsyncOutriderClient, Completion, SamplingParams, Speculation
+from outrider.client.cli.demo import DEMO_PROMPT
+from outrider.client.generate import CompletionRequest, StreamedToken, StreamEnd, stream_completion
+
+pytestmark = pytest.mark.storm
 
 NUM_TOKENS = 320
 CUT_AFTER = 30

@@ -1,6 +1,6 @@
 """Both wheels are built; the client's is installed into an empty environment and asks a running stack.
 
-The server's wheel takes minutes to install: packaging/try_wheel.sh does that.
+The server's wheel takes minutes to install: deploy/packaging/try_wheel.sh does that.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from pathlib import Path
 import pytest
 from e2e_stack import RunningStack
 
+from outrider.shared.version import outrider_version
 from outrider.v1 import gateway_pb2_grpc
-from shared.version import outrider_version
+
+pytestmark = pytest.mark.storm
 
 ROOT = Path(__file__).parents[2]
 HEAVY = {"torch", "transformers", "numba", "fastapi", "uvicorn", "numpy"}
@@ -27,7 +29,9 @@ HEAVY = {"torch", "transformers", "numba", "fastapi", "uvicorn", "numpy"}
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Distribution -> its wheel."""
     folder = tmp_path_factory.mktemp("wheels")
-    subprocess.run([sys.executable, str(ROOT / "packaging/build_wheels.py"), str(folder)], check=True, timeout=200)
+    subprocess.run(
+        [sys.executable, str(ROOT / "deploy/packaging/build_wheels.py"), str(folder)], check=True, timeout=200
+    )
     return {path.name.split("-")[0].replace("_", "-"): path for path in folder.glob("*.whl")}
 
 
@@ -38,7 +42,7 @@ def environment(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactor
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=200)
     python = str(folder / "bin/python")
     pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-compile"]
-    pip += ["--disable-pip-version-check"]
+    pip += ["--disable-pip-version-check", "-c", str(ROOT / "deploy/constraints.txt")]
     subprocess.run([*pip, str(wheels["outrider-client"])], check=True, timeout=280)
     return folder / "bin"
 
@@ -67,30 +71,23 @@ def test_one_version_and_no_heavy_needs(wheels: dict[str, Path]) -> None:
 
 
 def test_contents(wheels: dict[str, Path]) -> None:
-    tops = {}
+    parts = {}
     for name, wheel in wheels.items():
         with zipfile.ZipFile(wheel) as archive:
             names = archive.namelist()
-        assert {"outrider/v1/gateway_pb2.py", "client/py.typed"} <= set(names)
+        assert {"outrider/v1/gateway_pb2.py", "outrider/py.typed"} <= set(names)
         assert not [entry for entry in names if entry.endswith(".pyc") or "node_modules" in entry]
-        tops[name] = {entry.split("/")[0] for entry in names if ".dist-info" not in entry}
-    assert tops["outrider-client"] == {"client", "shared", "outrider"}
-    assert tops["outrider"] > {
-        "client",
-        "shared",
-        "outrider",
-        "gateway",
-        "verifier_service",
-        "drafter_service",
-        "engine",
-    }
-    assert not {"tests", "benchmarks", "models", "packaging"} & tops["outrider"]
+        assert {entry.split("/")[0] for entry in names if ".dist-info" not in entry} == {"outrider"}
+        parts[name] = {entry.split("/")[1] for entry in names if ".dist-info" not in entry}
+    assert parts["outrider-client"] == {"__init__.py", "py.typed", "client", "shared", "v1"}
+    assert parts["outrider"] > parts["outrider-client"] | {"gateway", "verifier_service", "drafter_service", "engine"}
+    assert not {"tests", "benchmarks", "models", "packaging"} & parts["outrider"]
 
 
 def test_the_client_asks_a_stack(environment: Path, stack: RunningStack, tmp_path: Path) -> None:
     address = stack.state.grpc_address
     code = (
-        "import sys; from client import OutriderClient, SamplingParams\n"
+        "import sys; from outrider import OutriderClient, SamplingParams\n"
         f"with OutriderClient({address!r}) as client:\n"
         "    print(len(client.generate('import os', SamplingParams(max_tokens=4, ignore_eos=True)).tokens))\n"
         f"print(sorted({HEAVY!r} & sys.modules.keys()))"
@@ -104,14 +101,10 @@ def test_the_client_asks_a_stack(environment: Path, stack: RunningStack, tmp_pat
     assert "tokens/s" in command.stdout
 
 
-@pytest.mark.parametrize("model", [ROOT / "models/demo-target", "models/demo-target"])
-def test_the_client_alone_says_how_to_serve(environment: Path, model: str | Path, tmp_path: Path) -> None:
-    up = run([str(environment / "outrider"), "up", "--model", str(model), "--draft-model", ""], tmp_path)
+def test_the_client_alone_says_how_to_serve(environment: Path, tmp_path: Path) -> None:
+    model = str(ROOT / "models/demo-target")
+    up = run([str(environment / "outrider"), "up", "--model", model, "--draft-model", ""], tmp_path)
     assert up.returncode == 2
     said = " ".join(up.stderr.split())
-    if isinstance(model, Path):
-        assert "cannot serve" in said
-        assert "pip install 'outrider[server]'" in said
-    else:
-        assert "--model: models/demo-target is not a checkpoint folder" in said
-        assert "the demo models are in the source repository" in said
+    assert "cannot serve" in said
+    assert "pip install 'outrider[server]'" in said

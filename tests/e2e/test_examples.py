@@ -1,4 +1,4 @@
-"""The files in examples/, each as its reader would run it, against a running stack."""
+"""The files in docs/examples/, each as its reader would run it, against a running stack."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from google.protobuf import json_format
 from outrider.v1 import gateway_pb2
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = ROOT / "examples"
+EXAMPLES = ROOT / "docs" / "examples"
 REST, GRPC = "REST", "gRPC"
 DOORS = {
     "client_async.py": GRPC,
@@ -95,7 +95,7 @@ def test_grpcurl(stack: RunningStack, import_os: str) -> None:
     asked = json_format.Parse(body, gateway_pb2.GenerateRequest())
     assert (asked.prompt, asked.sampling_params.max_tokens) == ("import os", 32)
     if shutil.which("grpcurl") is None:
-        pytest.skip("grpcurl is not here; the message in examples/grpcurl.sh was checked")
+        pytest.skip("grpcurl is not here; the message in docs/examples/grpcurl.sh was checked")
     texts = re.findall(r'^  "text": ("(?:[^"\\]|\\.)*")', output_of(stack, "grpcurl.sh"), re.MULTILINE)
     assert "".join(json.loads(text) for text in texts) == import_os
 

@@ -19,6 +19,8 @@ import pytest
 from e2e_rest import Answer, complete, speculation
 from e2e_stack import RunningStack
 
+pytestmark = pytest.mark.storm
+
 NUM_TOKENS = 400
 # The signal is sent once this many tokens were read; the rest must come after it.
 KILL_AFTER = 40

@@ -19,12 +19,14 @@ import httpx
 import pytest
 from e2e_stack import DEMO_DRAFT, DEMO_TARGET, RunningStack, run_stack, wait_until
 
-from client import AsyncOutriderClient, SamplingParams
-from client.generate import Access, CompletionRequest, stream_completion
-from gateway.tokenizer import Tokenizer
+from outrider.client import AsyncOutriderClient, SamplingParams
+from outrider.client.generate import Access, CompletionRequest, stream_completion
+from outrider.gateway.request.tokenizer import Tokenizer
+from outrider.shared.api_keys import key_line, new_key
+from outrider.shared.errors import Unauthenticated
 from outrider.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
-from shared.api_keys import key_line, new_key
-from shared.errors import Unauthenticated
+
+pytestmark = pytest.mark.storm
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 # Words that nothing in this repository says; whatever a request says, some of them are in it.
@@ -96,7 +98,17 @@ def test_the_client_and_its_command_bring_the_key(guarded: Guarded) -> None:
     assert len(tokens) == end.completion_tokens == 4
     with pytest.raises(Unauthenticated):
         list(stream_completion(address, request, Access("wrong")))
-    command = [sys.executable, "-m", "client.cli", "complete", "import", "--max-tokens", "4", "--address", address]
+    command = [
+        sys.executable,
+        "-m",
+        "outrider.client.cli.main",
+        "complete",
+        "import",
+        "--max-tokens",
+        "4",
+        "--address",
+        address,
+    ]
     environ = {**os.environ, "OUTRIDER_API_KEY": guarded.key}
     found = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=120, check=False)
     assert found.returncode == 0, found.stderr
@@ -130,7 +142,7 @@ async def test_the_file_is_read_again_on_sighup(guarded: Guarded) -> None:
     # A broken file keeps the keys and is told; the next good one counts.
     guarded.key_file.write_text("bob")
     guarded.stack.signal("gateway", signal.SIGHUP)
-    refused = "the API keys stay as they were"
+    refused = "the API keys are unchanged"
     wait_until(lambda: refused in guarded.log(), LOG_TIMEOUT_S, "the gateway has refused the file")
     assert [await status_of(guarded, key) for key in (guarded.key, other)] == [200, 200]
     guarded.key_file.write_text(before)

@@ -18,7 +18,7 @@ from e2e_rest import Answer, complete, complete_all, speculation
 
 from tests.grid.heads import HEADS
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.storm, pytest.mark.timeout(600)]
 PROMPT = "import sys\n\n\nclass Reader:\n    def __init__(self, path):\n        self.path = path\n\n    def read("
 SETTINGS: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0}, "seeded": {"temperature": 0.8, "seed": 41}}
 NUM_TOKENS = 48

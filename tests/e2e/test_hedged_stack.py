@@ -15,10 +15,11 @@ from e2e_processes import START_TIMEOUT_S, ServiceProcess, drafter_info, start_a
 from e2e_rest import complete, speculation
 from e2e_stack import wait_until
 
-from client.stack_commands import StackState
-from gateway.drafting import ALONE_RUN
+from outrider.client.stack.commands import StackState
+from outrider.gateway.proposals.remote_source import ALONE_RUN
 from tests.redis_server import RedisServer
 
+pytestmark = pytest.mark.storm
 STOP_AFTER = 40
 # A busy machine's stream is ahead of its reader, by less than what lies between the two.
 NUM_TOKENS, NUM_LAST_TOKENS = 240, 24
@@ -43,7 +44,7 @@ class Drafted:
 def drafted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drafted]:
     run_dir = tmp_path_factory.mktemp("drafted")
     verifier = verifier_process(run_dir, "bfloat16")
-    drafters = [ServiceProcess("drafter_service", run_dir, "--methods", "ngram") for _ in range(2)]
+    drafters = [ServiceProcess("outrider.drafter_service", run_dir, "--methods", "ngram") for _ in range(2)]
     with RedisServer(run_dir) as redis:
         state = StackState(verifiers=[verifier.address], drafters=[drafter.address for drafter in drafters])
         fleet = Fleet(state, redis, run_dir)

@@ -13,6 +13,8 @@ from e2e_stack import DEMO_DRAFT, RunningStack, run_stack
 from test_failover import BODY, NUM_TOKENS, Seen, interrupted
 from test_speculation import OFF, PROMPTS, SETTINGS, check_figures
 
+pytestmark = pytest.mark.storm
+
 DRAFTED = [(method, length) for method in ("ngram", "draft_model") for length in (1, 5)]
 
 

@@ -18,6 +18,8 @@ from e2e_rest import complete, complete_all, speculation
 from e2e_stack import DEMO_TARGET
 from transformers import AutoModelForCausalLM, GenerationConfig
 
+pytestmark = pytest.mark.storm
+
 NUM_TOKENS = 128
 NEAR_TIE = 1e-4
 

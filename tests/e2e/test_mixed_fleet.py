@@ -14,15 +14,16 @@ from e2e_gateways import Fleet, Gateway, Told, read_events
 from e2e_processes import START_TIMEOUT_S, ServiceProcess, start_all, verifier_info, verifier_process
 from e2e_rest import complete, speculation
 
-from client.stack_commands import StackState
-from gateway.placement import place
-from gateway.pool import Member
-from gateway.remote import RemoteVerifier
-from shared.errors import VerifierLost
-from shared.messages import SessionSpec, VerifierInfo, VerifyStep
-from shared.sampling_params import SamplingParams, SpeculationMode
+from outrider.client.stack.commands import StackState
+from outrider.gateway.fleet.placement import place
+from outrider.gateway.fleet.pool import Member
+from outrider.gateway.fleet.remote import RemoteVerifier
+from outrider.shared.errors import VerifierLost
+from outrider.shared.messages import SessionSpec, VerifierInfo, VerifyStep
+from outrider.shared.sampling_params import SamplingParams, SpeculationMode
 from tests.redis_server import RedisServer
 
+pytestmark = pytest.mark.storm
 COMPLETIONS = "/v1/completions"
 NUM_TOKENS = 400
 KILL_AFTER = 20
@@ -100,7 +101,7 @@ async def test_verifiers_tell_their_kind_and_refuse_sessions_of_another(mixed: M
         for numerics in (None, kinds[0]):
             assert await verify_once(numerics) == [1]
         for numerics in (kinds[1], ""):
-            with pytest.raises(VerifierLost, match=rf"UNAVAILABLE .*{numerics or 'untold'}.*{kinds[0]}"):
+            with pytest.raises(VerifierLost, match=rf"UNAVAILABLE .*{numerics or 'unreported'}.*{kinds[0]}"):
                 await verify_once(numerics)
 
 

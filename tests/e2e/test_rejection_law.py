@@ -20,6 +20,8 @@ from tokenizers import Tokenizer
 
 from tests.verifier_service.acceptance.toy import SMALLEST_P_VALUE, chi_square_p_value
 
+pytestmark = pytest.mark.storm
+
 TOP_K = 4
 GAMMA = 3
 # The first token comes without a draft, three are drafted, the last one is the bonus: a whole block is decided.

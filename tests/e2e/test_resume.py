@@ -15,8 +15,10 @@ import redis.asyncio as aioredis
 from e2e_gateways import HTTP_TIMEOUT_S, Fleet, Gateway, Told, read_events
 from e2e_rest import speculation
 
+from outrider.shared.api_keys import key_digest, key_line
 from outrider.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
-from shared.api_keys import key_digest, key_line
+
+pytestmark = pytest.mark.storm
 
 NUM_TOKENS = 320
 # The gateway is killed, or the client hangs up, once so many tokens were read; the rest comes from another gateway.
@@ -263,7 +265,7 @@ async def test_who_resumes_a_running_stream_takes_it_over(
         first = await read_events(client, "POST", COMPLETIONS, body=BODY, until=take_over)
     assert first.error is not None
     assert (first.error["code"], first.error["type"]) == (409, "conflict_error")
-    assert "another connection goes on with this request" in first.error["message"]
+    assert "another connection has taken over this request" in first.error["message"]
     rest = await resumed[0]
     assert rest.done
     [(text, token_ids, _)] = in_parts(undisturbed)
@@ -309,7 +311,7 @@ async def test_a_request_id_is_used_once(http: httpx.AsyncClient) -> None:
     again = await read_events(http, "POST", COMPLETIONS, body=body)
     assert again.status == 409
     assert again.error is not None
-    assert "sent before" in again.error["message"]
+    assert "already exists" in again.error["message"]
 
 
 async def test_another_keys_request_cannot_be_told_from_one_that_never_was(fleet: Fleet, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from e2e_rest import Answer, complete, speculation
 
-from gateway.openai_schema import CompletionRequest
+from outrider.gateway.openai.schema import CompletionRequest
 
 PROMPT = "def add(a, b):\n    return a + b\n\n\ndef add(a, b):\n    return a + b\n\n\ndef add("
 OFF = speculation("off")
@@ -63,7 +63,7 @@ ELSEWHERE = {"n", "stop", "stop_token_ids", "include_stop_str_in_output", "ignor
 NOT_SAMPLING = {
     *("model", "prompt", "echo", "stream", "stream_options", "request_id", "skip_special_tokens", "add_special_tokens"),
     *("truncate_prompt_tokens", "truncation_side", "return_token_ids", "prompt_logprobs", "cache_salt", "speculation"),
-    "max_completion_tokens",
+    *("max_completion_tokens", "best_of"),
 }
 
 

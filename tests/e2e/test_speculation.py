@@ -10,7 +10,8 @@ import pytest
 from e2e_rest import Answer, complete, complete_all, speculation
 from e2e_stack import RunningStack
 
-from shared.commit_log import CommitLog
+from outrider.client.stack.own_redis import redis_url_of
+from outrider.shared.log.commit_log import CommitLog
 
 NUM_TOKENS = 128
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -45,7 +46,7 @@ PROMPTS = (
 )
 
 
-def _body(prompt: str, *parts: Mapping[str, Any]) -> dict[str, Any]:
+def request_body(prompt: str, *parts: Mapping[str, Any]) -> dict[str, Any]:
     body: dict[str, Any] = {
         "prompt": prompt,
         "max_tokens": NUM_TOKENS,
@@ -70,9 +71,9 @@ def check_figures(answer: Answer, length: int) -> None:
     assert len(histogram) <= length + 1
     assert answer.origins.count("accepted") == accepted
     assert figures["draft_acceptance_rate"] == (accepted / drafted if drafted else 0)
-    assert figures["mean_acceptance_length"] == (1 + accepted / steps if steps else 0)
     # A round with a draft ends in one token more, but for the one that reached max_tokens on an accepted token.
     ends = answer.origins.count("corrected") + answer.origins.count("bonus")
+    assert figures["mean_acceptance_length"] == ((accepted + ends) / steps if steps else 0)
     assert steps - 1 <= ends <= steps
     assert len(answer.origins) == len(answer.token_ids)
 
@@ -83,12 +84,12 @@ def _same(answer: Answer, reference: Answer) -> bool:
 
 @pytest.mark.parametrize("setting", SETTINGS)
 async def test_alone(http: httpx.AsyncClient, setting: str) -> None:
-    reference = await complete(http, _body(PROMPTS[0], SETTINGS[setting], OFF))
+    reference = await complete(http, request_body(PROMPTS[0], SETTINGS[setting], OFF))
     assert len(reference.token_ids) == NUM_TOKENS
     assert set(reference.origins) == {"target"}
     check_figures(reference, 0)
     for method, length in DRAFTED:
-        answer = await complete(http, _body(PROMPTS[0], SETTINGS[setting], speculation(method, length)))
+        answer = await complete(http, request_body(PROMPTS[0], SETTINGS[setting], speculation(method, length)))
         assert _same(answer, reference), (method, length)
         assert answer.speculation["num_spec_steps"] > 0
         check_figures(answer, length)
@@ -97,9 +98,9 @@ async def test_alone(http: httpx.AsyncClient, setting: str) -> None:
 @pytest.mark.parametrize("setting", SETTINGS)
 async def test_eight_at_once(http: httpx.AsyncClient, setting: str) -> None:
     """Eight requests of three prompts, each drafted in another way: all as when alone without drafts."""
-    references = [await complete(http, _body(prompt, SETTINGS[setting], OFF)) for prompt in PROMPTS]
+    references = [await complete(http, request_body(prompt, SETTINGS[setting], OFF)) for prompt in PROMPTS]
     ways = [*(speculation(method, length) for method, length in DRAFTED), speculation("auto"), OFF]
-    bodies = [_body(PROMPTS[place % 3], SETTINGS[setting], way) for place, way in enumerate(ways)]
+    bodies = [request_body(PROMPTS[place % 3], SETTINGS[setting], way) for place, way in enumerate(ways)]
     answers = await complete_all(http, bodies)
     differing = [ways[place] for place, answer in enumerate(answers) if not _same(answer, references[place % 3])]
     assert differing == []
@@ -107,7 +108,7 @@ async def test_eight_at_once(http: httpx.AsyncClient, setting: str) -> None:
 
 async def test_choices_of_one_request_are_the_same_with_drafts(http: httpx.AsyncClient) -> None:
     async def texts(way: Mapping[str, Any]) -> list[str]:
-        body = _body(PROMPTS[1], {"n": 3, "temperature": 1, "seed": 8}, way)
+        body = request_body(PROMPTS[1], {"n": 3, "temperature": 1, "seed": 8}, way)
         reply = await http.post("/v1/completions", json=body)
         return [choice["text"] for choice in reply.json()["choices"]]
 
@@ -118,21 +119,21 @@ async def test_choices_of_one_request_are_the_same_with_drafts(http: httpx.Async
 
 @pytest.mark.parametrize("method", ["ngram", "draft_model"])
 async def test_logprobs_and_stop_are_the_same_with_drafts(http: httpx.AsyncClient, method: str) -> None:
-    full = await complete(http, _body(PROMPTS[0], {"temperature": 0, "logprobs": 3}, OFF))
-    drafted = await complete(http, _body(PROMPTS[0], {"temperature": 0, "logprobs": 3}, speculation(method, 5)))
+    full = await complete(http, request_body(PROMPTS[0], {"temperature": 0, "logprobs": 3}, OFF))
+    drafted = await complete(http, request_body(PROMPTS[0], {"temperature": 0, "logprobs": 3}, speculation(method, 5)))
     assert drafted.logprobs == full.logprobs
     stop = full.text[len(full.text) // 2 :][:4]
     fields = {"temperature": 0, "stop": stop}
-    plain = await complete(http, _body(PROMPTS[0], fields, OFF))
+    plain = await complete(http, request_body(PROMPTS[0], fields, OFF))
     assert plain.text == full.text[: full.text.index(stop)]
-    answer = await complete(http, _body(PROMPTS[0], fields, speculation(method, 5)))
+    answer = await complete(http, request_body(PROMPTS[0], fields, speculation(method, 5)))
     assert _same(answer, plain)
     assert answer.finish_reason == "stop"
     check_figures(answer, 5)
 
 
 async def test_a_stream_carries_the_figures_with_its_usage(http: httpx.AsyncClient) -> None:
-    body = _body(PROMPTS[0], {"temperature": 0, "stream": True}, speculation("ngram", 3))
+    body = request_body(PROMPTS[0], {"temperature": 0, "stream": True}, speculation("ngram", 3))
     whole = await complete(http, {**body, "stream": False})
     lines = (await http.post("/v1/completions", json={**body, "stream_options": {"include_usage": True}})).text
     events = [line.removeprefix("data: ") for line in lines.splitlines() if line.startswith("data: ")]
@@ -145,18 +146,7 @@ async def test_a_stream_carries_the_figures_with_its_usage(http: httpx.AsyncClie
     assert figures["num_spec_tokens"] == whole.speculation["num_spec_tokens"] == 3
 
 
-async def test_the_server_sets_the_default_method(float32_stack: RunningStack, float32_http: httpx.AsyncClient) -> None:
-    """The float32 stack was started with --speculative-config: n-grams, four tokens."""
-    before = _counters(float32_stack, "ngram")
-    answer = await complete(float32_http, _body(PROMPTS[0], {"temperature": 0}))
-    check_figures(answer, 4)
-    assert answer.speculation["num_spec_steps"] > 0
-    moved = [after - earlier for after, earlier in zip(_counters(float32_stack, "ngram"), before, strict=True)]
-    assert moved[0] == answer.speculation["num_spec_steps"]
-    assert (await complete(float32_http, _body(PROMPTS[0], OFF))).speculation["num_spec_steps"] == 0
-
-
-def _counters(stack: RunningStack, method: str) -> list[float]:
+def counters(stack: RunningStack, method: str) -> list[float]:
     names = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
     return [stack.metric(f"outrider:spec_decode_{name}_total", method=method) for name in names]
 
@@ -166,14 +156,14 @@ async def test_prometheus_counts_what_the_answer_says(
     stack: RunningStack, http: httpx.AsyncClient, method: str
 ) -> None:
     other = "draft_model" if method == "ngram" else "ngram"
-    before, before_other = _counters(stack, method), _counters(stack, other)
+    before, before_other = counters(stack, method), counters(stack, other)
     tokens_before = stack.metric("outrider:generation_tokens_total")
-    answer = await complete(http, _body(PROMPTS[0], {"temperature": 0}, speculation(method, 3)))
+    answer = await complete(http, request_body(PROMPTS[0], {"temperature": 0}, speculation(method, 3)))
     figures = answer.speculation
-    moved = [after - earlier for after, earlier in zip(_counters(stack, method), before, strict=True)]
+    moved = [after - earlier for after, earlier in zip(counters(stack, method), before, strict=True)]
     assert moved == [figures["num_spec_steps"], figures["num_draft_tokens"], figures["num_accepted_draft_tokens"]]
     assert moved[0] > 0
-    assert _counters(stack, other) == before_other
+    assert counters(stack, other) == before_other
     assert stack.metric("outrider:generation_tokens_total") - tokens_before == NUM_TOKENS
 
 
@@ -181,8 +171,8 @@ async def test_prometheus_counts_what_the_answer_says(
 async def test_the_commit_log_has_the_tokens_of_the_answer(
     stack: RunningStack, http: httpx.AsyncClient, method: str
 ) -> None:
-    answer = await complete(http, _body(PROMPTS[1], {"temperature": 1, "seed": 4}, speculation(method)))
-    log = CommitLog.connect(stack.state.redis_url, ttl_s=60)
+    answer = await complete(http, request_body(PROMPTS[1], {"temperature": 1, "seed": 4}, speculation(method)))
+    log = CommitLog.connect(redis_url_of(stack.state), ttl_s=60)
     try:
         await log.start()
         request = await log.find(answer.request_id)

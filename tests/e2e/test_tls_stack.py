@@ -19,12 +19,14 @@ from e2e_stack import wait_until
 from e2e_tls import TlsStack, fleet_flags, run_tls_fleet, server_flags
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from client import AsyncOutriderClient, SamplingParams
-from client.generate import Access, CompletionRequest, stream_completion
+from outrider.client import AsyncOutriderClient, SamplingParams
+from outrider.client.generate import Access, CompletionRequest, stream_completion
+from outrider.shared import rpc
+from outrider.shared.errors import Unavailable
+from outrider.shared.tls import TlsConfig, channel_credentials, client_context
 from outrider.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
-from shared import rpc
-from shared.errors import Unavailable
-from shared.tls import TlsConfig, channel_credentials, client_context
+
+pytestmark = pytest.mark.storm
 
 BODY = {
     "prompt": "import",
@@ -112,7 +114,7 @@ def test_the_containers_health_check(gateway: Gateway) -> None:
     targets = (f"127.0.0.1:{gateway.grpc_port}", f"127.0.0.1:{gateway.port}/ready")
     for environ, code in ((gateway.environ, 0), ({}, 1)):
         done = subprocess.run(
-            [sys.executable, "-m", "shared.healthcheck", *targets],
+            [sys.executable, "-m", "outrider.shared.healthcheck", *targets],
             env={**os.environ, **environ},
             capture_output=True,
             text=True,
@@ -172,7 +174,17 @@ def test_the_client_and_its_command_show_a_certificate(gateway: Gateway) -> None
     with pytest.raises(Unavailable):
         list(stream_completion(address, request))
     files = {"cert": gateway.client.cert_file, "key": gateway.client.key_file, "ca": gateway.client.ca_file}
-    command = [sys.executable, "-m", "client.cli", "complete", "import", "--max-tokens", "4", "--address", address]
+    command = [
+        sys.executable,
+        "-m",
+        "outrider.client.cli.main",
+        "complete",
+        "import",
+        "--max-tokens",
+        "4",
+        "--address",
+        address,
+    ]
     command += [part for name, path in files.items() for part in (f"--tls-{name}-file", path)]
     found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert found.returncode == 0, found.stderr

@@ -19,10 +19,13 @@ from e2e_gateways import Fleet, Told, read_events
 from e2e_rest import Answer, complete, speculation
 from e2e_stack import DEMO_DRAFT, RunningStack, run_stack
 
+from outrider.client.stack.own_redis import redis_url_of
 from outrider.v1 import gateway_pb2 as pb
 from outrider.v1 import gateway_pb2_grpc as pb_grpc
 from tests.ports import nobodys_port
 from tests.redis_server import RedisServer
+
+pytestmark = pytest.mark.storm
 
 NUM_TOKENS = 40
 PROMPT = "def quixotic_zebra(argument):\n"
@@ -236,7 +239,7 @@ async def test_a_dead_collector_hurts_nobody(
     traced: RunningStack, http: httpx.AsyncClient, dead_collector: str, tmp_path: Path
 ) -> None:
     expected = await complete(http, BODY)
-    redis = cast(RedisServer, SimpleNamespace(url=traced.state.redis_url))  # all that a gateway needs to know of it
+    redis = cast(RedisServer, SimpleNamespace(url=redis_url_of(traced.state)))  # all that a gateway needs to know of it
     fleet = Fleet(traced.state, redis, tmp_path)
     try:
         gateway = fleet.gateway(otlp_traces_endpoint=dead_collector, drain_s="5")

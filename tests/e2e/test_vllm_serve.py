@@ -1,10 +1,13 @@
 """vLLM's online example of speculative decoding: `vllm serve` as `outrider serve`, its client as it is written.
 
-https://docs.vllm.ai/en/latest/features/speculative_decoding/draft_model/, with the paths and the ports changed.
+The Hub is a small server here that has the demo models under the ids that the example names.
+
+https://docs.vllm.ai/en/latest/features/speculative_decoding/draft_model/, with the ports changed.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import signal
@@ -17,8 +20,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.hub_server import Hub, running_hub
 from tests.ports import server_port
 
+pytestmark = pytest.mark.storm
 ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 240.0
 SERVE = """
@@ -64,22 +69,30 @@ if stream:
 else:
     print(completion)
 """
-MODELS = {"Qwen/Qwen3-4B-Thinking-2507": "models/demo-target", "Qwen/Qwen3-0.6B": "models/demo-draft"}
+MODELS = {
+    "Qwen/Qwen3-4B-Thinking-2507": ROOT / "models/demo-target",
+    "Qwen/Qwen3-0.6B": ROOT / "models/demo-draft",
+}
 
 
 @pytest.fixture(scope="module")
-def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+def hub() -> Iterator[Hub]:
+    repos = {name: {file.name: file.read_bytes() for file in folder.iterdir()} for name, folder in MODELS.items()}
+    with running_hub(Hub(repos)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def port(hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """Of a server that was started with vLLM's line. It must come up, and Ctrl-C must end it well."""
     port, grpc_port, run_dir = server_port(), server_port(), tmp_path_factory.mktemp("serve")
-    line = SERVE.replace("--port 8000", f"--port {port}")
-    for theirs, ours in MODELS.items():
-        line = line.replace(theirs, str(ROOT / ours))
-    command = shlex.split(line.replace("\\\n", " "))
+    command = shlex.split(SERVE.replace("--port 8000", f"--port {port}").replace("\\\n", " "))
     assert command[:2] == ["vllm", "serve"]
-    command = [sys.executable, "-m", "client.cli", *command[1:], "--grpc-port", str(grpc_port)]
+    command = [sys.executable, "-m", "outrider.client.cli.main", *command[1:], "--grpc-port", str(grpc_port)]
+    environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(run_dir / "hub")}
     with (run_dir / "serve.log").open("wb") as log_file:
         process = subprocess.Popen(
-            [*command, "--run-dir", str(run_dir)], cwd=ROOT, stdout=log_file, stderr=subprocess.STDOUT
+            [*command, "--run-dir", str(run_dir)], stdout=log_file, stderr=subprocess.STDOUT, env=environment
         )
     deadline = time.monotonic() + START_TIMEOUT_S
     while not (run_dir / "stack.json").is_file():
@@ -93,7 +106,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
         code = process.wait(120)
         log = (run_dir / "serve.log").read_text()
     assert code == 0, log
-    assert "--seed: a request's own seed decides" in " ".join(log.split())
+    assert "--seed: set the seed per request" in " ".join(log.split())
 
 
 def test_its_client_gets_a_completion(port: int) -> None:
@@ -105,4 +118,5 @@ def test_its_client_gets_a_completion(port: int) -> None:
     assert re.search(r"completion_tokens=([1-9]|1[0-6])\b", done.stdout)
     # The settings of --speculative-config; how much of it was in time is another matter on a busy machine.
     assert "'num_spec_tokens': 5" in done.stdout
-    assert httpx.get(f"http://localhost:{port}/v1/models", timeout=20).json()["data"][0]["max_model_len"] == 2048
+    [model] = httpx.get(f"http://localhost:{port}/v1/models", timeout=20).json()["data"]
+    assert (model["id"], model["max_model_len"]) == ("Qwen/Qwen3-4B-Thinking-2507", 2048)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.batch import SessionRows, build_batch
-from engine.runner import ModelRunner
+from outrider.engine.run.batch import SessionRows, build_batch
+from outrider.engine.run.runner import ModelRunner
 
 
 @dataclass

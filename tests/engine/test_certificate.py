@@ -11,9 +11,10 @@ import torch
 from lean_models import LEAN_MODELS
 from tiny_models import SERVED, save_tiny_model
 
-from engine.certificate import certify
-from engine.model import LoadedModel, load_model
-from engine.runner import ModelRunner
+from outrider.engine.certificate import certify
+from outrider.engine.model.load import load_model
+from outrider.engine.model.loaded import LoadedModel
+from outrider.engine.run.runner import ModelRunner
 
 
 @pytest.fixture(scope="module")

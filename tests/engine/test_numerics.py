@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-import engine.coupling
-from engine.model import LoadedModel, load_model
-from engine.numerics import measure_numerics
+from outrider.engine.model.load import load_model
+from outrider.engine.model.loaded import LoadedModel
+from outrider.engine.numerics import measure_numerics
+from outrider.engine.sampling import coupling
+from outrider.kernels.paged_attention.arguments import BatchTables, Scoring
 
 DEMO_TARGET = Path(__file__).parents[2] / "models" / "demo-target"
 
@@ -51,9 +53,16 @@ def test_attention_that_differs_from_some_position_on_is_seen(demo: LoadedModel,
     """By one bit of one number a row; far positions are reached without computing what stands before them."""
     sound = demo.attention_ops.paged_attention
 
-    def other(query: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        attended = sound(query, *args, **kwargs)
-        if int(kwargs["context_lens"][0]) + query.shape[0] > from_position:
+    def other(
+        query: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        tables: BatchTables,
+        scoring: Scoring,
+        **options: Any,
+    ) -> torch.Tensor:
+        attended = sound(query, key_cache, value_cache, tables, scoring, **options)
+        if int(tables.context_lens[0]) + query.shape[0] > from_position:
             attended[-1, ..., 0] = torch.nextafter(attended[-1, ..., 0], torch.tensor(torch.inf))
         return attended
 
@@ -62,12 +71,12 @@ def test_attention_that_differs_from_some_position_on_is_seen(demo: LoadedModel,
 
 def test_a_logarithm_of_the_noise_is_seen(demo: LoadedModel, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """numpy's logarithms depend on the instruction set, and the sampled token on them."""
-    sound = engine.coupling.exponentials
+    sound = coupling.exponentials
 
     def other(*args: Any) -> Any:
         noise = sound(*args)
         noise[0] = np.nextafter(noise[0], np.inf)
         return noise
 
-    monkeypatch.setattr(engine.coupling, "exponentials", other)
+    monkeypatch.setattr(coupling, "exponentials", other)
     assert measure_numerics(demo) != kind

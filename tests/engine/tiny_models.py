@@ -133,6 +133,208 @@ SERVED: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere": ("CohereConfig", {**_LLAMA_LIKE, "use_qk_norm": True}),
     "granitemoe": ("GraniteMoeConfig", {**_LLAMA_LIKE, **_MOE}),
     "phimoe": ("PhimoeConfig", {**_LLAMA_LIKE, **_MOE}),
+    # Complex rotary embeddings, latent attention.
+    "deepseek_v2": (
+        "DeepseekV2Config",
+        {
+            **_LLAMA_LIKE,
+            "num_key_value_heads": 4,
+            "q_lora_rank": 24,
+            "kv_lora_rank": 16,
+            "qk_nope_head_dim": 12,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 20,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "n_shared_experts": 1,
+            "n_group": 1,
+            "topk_group": 1,
+            "moe_intermediate_size": 36,
+        },
+    ),
+    # Queries are scaled by their position, from position 8 on.
+    "ministral3": (
+        "Ministral3Config",
+        {
+            **_LLAMA_LIKE,
+            "head_dim": 20,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 16.0,
+                "original_max_position_embeddings": 8,
+                "llama_4_scaling_beta": 0.5,
+            },
+        },
+    ),
+    # Norms of queries and keys without weights.
+    "nanochat": ("NanoChatConfig", _LLAMA_LIKE),
+    # Sigmoids that are functions: of a router, a shared expert's gate, attention's output.
+    "minimax_m2": ("MiniMaxM2Config", {**_LLAMA_LIKE, **_MOE, "head_dim": 20}),
+    "qwen2_moe": (
+        "Qwen2MoeConfig",
+        {
+            **_LLAMA_LIKE,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 36,
+            "shared_expert_intermediate_size": 36,
+        },
+    ),
+    "afmoe": (
+        "AfmoeConfig",
+        {
+            **_LLAMA_LIKE,
+            "head_dim": 20,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "num_shared_experts": 1,
+            "num_dense_layers": 1,
+            "moe_intermediate_size": 36,
+            "sliding_window": 7,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+}
+
+# Recurrent layers before, between and after attention; their forwards need states (tests/engine/recurrent).
+_HYBRID = {
+    **_LLAMA_LIKE,
+    "head_dim": 20,
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 20,
+    "linear_conv_kernel_dim": 4,
+}
+_HYBRID_MOE = {
+    **_HYBRID,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 36,
+    "shared_expert_intermediate_size": 36,
+}
+_MAMBA2 = {
+    **_LLAMA_LIKE,
+    "hidden_size": 72,
+    "num_hidden_layers": 4,
+    "mamba_expand": 2,
+    "mamba_n_heads": 6,
+    "mamba_d_head": 24,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 20,
+}
+HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_5": ("Qwen3_5TextConfig", _HYBRID),
+    "qwen3_next": ("Qwen3NextConfig", _HYBRID_MOE),
+    "qwen3_5_moe": ("Qwen3_5MoeTextConfig", _HYBRID_MOE),
+    "bamba": ("BambaConfig", {**_MAMBA2, "attn_layer_indices": [1]}),
+    "granitemoehybrid": (
+        "GraniteMoeHybridConfig",
+        {
+            **_MAMBA2,
+            **_MOE,
+            "intermediate_size": 36,
+            "shared_intermediate_size": 52,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.5,
+            "logits_scaling": 2.0,
+        },
+    ),
+    "nemotron_h": (
+        "NemotronHConfig",
+        {
+            **_LLAMA_LIKE,
+            "head_dim": 20,
+            "layers_block_type": ["linear_attention", "full_attention", "mlp", "linear_attention", "moe"],
+            "mamba_num_heads": 6,
+            "mamba_head_dim": 24,
+            "n_groups": 2,
+            "ssm_state_size": 20,
+            # transformers raises smaller time steps to it, in prompts alone; its initial ones are at the default.
+            "time_step_min": 1e-6,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 36,
+            "moe_shared_expert_intermediate_size": 52,
+        },
+    ),
+    "falcon_h1": (
+        "FalconH1Config",
+        {
+            **_MAMBA2,
+            "num_hidden_layers": 2,
+            "mamba_d_ssm": 144,
+            "mamba_rms_norm": True,
+            "ssm_in_multiplier": 0.7,
+            "ssm_multipliers": [0.9, 1.1, 0.8, 1.2, 0.6],
+        },
+    ),
+    # No norm before the output projection.
+    "falcon_h1_gate": (
+        "FalconH1Config",
+        {**_MAMBA2, "num_hidden_layers": 2, "mamba_d_ssm": 144, "mamba_rms_norm": False, "ssm_out_multiplier": 0.7},
+    ),
+    "lfm2": (
+        "Lfm2Config",
+        {
+            **_LLAMA_LIKE,
+            "num_hidden_layers": 4,
+            "block_auto_adjust_ff_dim": False,
+            "layer_types": ["conv", "full_attention", "conv", "conv"],
+        },
+    ),
+    "lfm2_moe": (
+        "Lfm2MoeConfig",
+        {
+            **_LLAMA_LIKE,
+            "num_hidden_layers": 4,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "num_dense_layers": 1,
+            "moe_intermediate_size": 36,
+            "layer_types": ["conv", "full_attention", "conv", "conv"],
+        },
+    ),
+    # Its layers do not pass their arguments on.
+    "jamba": (
+        "JambaConfig",
+        {
+            **_LLAMA_LIKE,
+            "num_hidden_layers": 4,
+            "attn_layer_period": 4,
+            "attn_layer_offset": 1,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "expert_layer_period": 2,
+            "expert_layer_offset": 1,
+            "mamba_d_state": 12,
+            "mamba_dt_rank": 10,
+        },
+    ),
+    "olmo_hybrid": ("OlmoHybridConfig", {**_HYBRID, "linear_allow_neg_eigval": True}),
+    "kimi_linear": (
+        "KimiLinearConfig",
+        {
+            **_LLAMA_LIKE,
+            **_MOE,
+            "num_hidden_layers": 4,
+            "num_key_value_heads": 4,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+            "kv_lora_rank": 16,
+            "qk_nope_head_dim": 12,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 20,
+            "linear_head_dim": 20,
+            "linear_num_heads": 3,
+            "moe_intermediate_size": 36,
+        },
+    ),
 }
 
 # None of these routes its attention through transformers' interface.

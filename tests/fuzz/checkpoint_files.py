@@ -1,6 +1,6 @@
 """Checkpoint folders with changed configs, changed tensors, broken bytes: a head is loaded, or CheckpointRefused.
 
-Not here: what a changed checkpoint is (tests/drafter_service/checkpoints/test_fuzz.py, whose strategies these are).
+Not here: what a changed checkpoint is (tests/drafting/checkpoints/test_fuzz.py, whose strategies these are).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from drafter_service.checkpoints.errors import CheckpointRefused
-from drafter_service.checkpoints.recognise import KINDS, recognise
-from drafter_service.checkpoints.target_weights import TargetWeights, load_target_weights
-from tests.drafter_service.checkpoints import plain_writer as plain
-from tests.drafter_service.checkpoints.test_fuzz import STARTS, changed
+from outrider.drafting.checkpoints.errors import CheckpointRefused
+from outrider.drafting.checkpoints.recognise import KINDS, recognise
+from outrider.drafting.checkpoints.target_weights import TargetWeights, load_target_weights
+from tests.drafting.checkpoints import plain_writer as plain
+from tests.drafting.checkpoints.test_fuzz import STARTS, changed
 from tests.fuzz.campaign import Target
 from tests.fuzz.strange_bytes import corrupted
 from tests.fuzz.tally import Finding

@@ -12,23 +12,23 @@ from typing import Any
 from google.protobuf.message import DecodeError, Message
 from hypothesis import strategies as st
 
-from engine.grammar import GrammarCompiler
-from gateway.commit_entry import commit_of
-from gateway.event_cursor import parse_event_id
-from gateway.http_limits import parse_json
-from gateway.openai_convert import Served, prepare_chat, prepare_completion
-from gateway.openai_schema import ChatCompletionRequest, CompletionRequest, parse_body
-from gateway.service import RequestLimits, ServedModel
-from gateway.session_record import SessionRecord
-from gateway.tokenizer import Tokenizer
+from outrider.engine.sampling.grammar import GrammarCompiler
+from outrider.gateway.openai.convert import prepare_chat, prepare_completion
+from outrider.gateway.openai.schema import ChatCompletionRequest, CompletionRequest, parse_body
+from outrider.gateway.request.commit_entry import commit_of
+from outrider.gateway.request.event_cursor import parse_event_id
+from outrider.gateway.request.record import SessionRecord
+from outrider.gateway.request.served import RequestLimits, Served, ServedModel
+from outrider.gateway.request.tokenizer import Tokenizer
+from outrider.gateway.servers.http_limits import parse_json
+from outrider.shared import wire
+from outrider.shared.errors import InternalError, InvalidRequest, Unavailable
+from outrider.shared.log.commit_log import LogEntry
+from outrider.shared.sampling_params import Grammar, GrammarKind
 from outrider.v1 import common_pb2 as common
 from outrider.v1 import drafter_pb2 as drafter
 from outrider.v1 import log_pb2 as log
 from outrider.v1 import verifier_pb2 as verifier
-from shared import wire
-from shared.commit_log import LogEntry
-from shared.errors import InternalError, InvalidRequest, Unavailable
-from shared.sampling_params import Grammar, GrammarKind
 from tests.fuzz.campaign import Target
 from tests.fuzz.rest_door import GOOD_BODIES, changed_body
 from tests.fuzz.strange_bytes import corrupted

@@ -1,7 +1,7 @@
 """Every operation of /openapi.json through schemathesis, and bodies that are no JSON or JSON that nobody meant.
 
 An answer is well when it comes, is no 5xx but one on purpose (503: overloaded, 504: the request's own time limit), and,
-from 400 on, is an error in OpenAI's shape. A connection that breaks is a finding.
+from 400 on, is an error in OpenAI's shape, or Anthropic's. A connection that breaks is a finding.
 """
 
 from __future__ import annotations
@@ -73,6 +73,17 @@ GOOD_BODIES: dict[str, dict[str, Any]] = {
         "n": 2,
         "tools": None,
     },
+    "/v1/messages": {
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}],
+        "max_tokens": 4,
+        "system": "b",
+        "stream": True,
+        "stop_sequences": ["x"],
+        "tools": [],
+        "tool_choice": {"type": "auto"},
+        "thinking": {"type": "adaptive"},
+    },
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "a"}], "tools": None},
     "/tokenize": {"prompt": "import os", "add_special_tokens": True, "return_token_strs": True},
     "/detokenize": {"tokens": [40, 41, 42], "skip_special_tokens": False},
 }
@@ -136,8 +147,9 @@ def _outcome(status: int, content_type: str, content: bytes) -> str:
         raise Finding(f"{status} {content[:300]!r}")
     if status >= 400:
         # HEAD has no body, and what is no HTTP never reaches the application.
-        error = json.loads(content)["error"] if content_type.startswith("application/json") else {}
-        if content and error.keys() != {"message", "type", "param", "code"}:
+        answer = json.loads(content) if content_type.startswith("application/json") else {"error": {}}
+        fields = {"message", "type"} if answer.get("type") == "error" else {"message", "type", "param", "code"}
+        if content and answer["error"].keys() != fields:
             raise Finding(f"{status} in another shape: {content[:300]!r}")
     elif content.startswith(b"data: ") or b"\ndata: " in content:
         return _stream_outcome(content)
@@ -153,6 +165,11 @@ def _stream_outcome(content: bytes) -> str:
             if code >= 500 and code not in _ON_PURPOSE:
                 raise Finding(f"an event with {code}: {event[:300]!r}")
             return f"200, then {code}"
-    if events[-1] != b"[DONE]":
+        if event.startswith(b'{"type":"error"'):
+            kind = json.loads(event)["error"]["type"]
+            if kind == "api_error":
+                raise Finding(f"an event with {kind}: {event[:300]!r}")
+            return f"200, then {kind}"
+    if events[-1] not in (b"[DONE]", b'{"type":"message_stop"}'):
         raise Finding(f"a stream that just ends: {content[-300:]!r}")
     return "200"

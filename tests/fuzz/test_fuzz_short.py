@@ -1,4 +1,4 @@
-"""A little of every target with every run of the tests; `python -m tests.fuzz` is the long one."""
+"""A little of every target; `python -m tests.fuzz` is the long one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.fuzz.__main__ import fuzz
 from tests.fuzz.tally import Tally
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.storm, pytest.mark.timeout(600)]
 
 
 def test_no_input_does_what_no_input_may_do(tmp_path: Path) -> None:

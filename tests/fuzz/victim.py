@@ -17,8 +17,8 @@ from typing import Any
 import grpc
 import httpx
 
-from client.stack import Stack
-from client.stack_commands import StackSettings, StackState
+from outrider.client.stack.commands import StackSettings, StackState
+from outrider.client.stack.processes import Stack
 from outrider.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 from tests.fuzz.tally import Finding
 from tests.ports import server_port

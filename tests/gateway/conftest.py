@@ -8,8 +8,8 @@ import httpx
 import pytest
 from gateway_script import DEMO_TARGET, ScriptedService
 
-from gateway.app import create_app
-from gateway.tokenizer import Tokenizer
+from outrider.gateway.request.tokenizer import Tokenizer
+from outrider.gateway.servers.app import create_app
 
 
 @pytest.fixture(scope="session")

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import uvicorn
 
-from gateway.admission import Admission
-from gateway.app import create_app
-from gateway.config import GatewayConfig
-from gateway.doors import grpc_door, http_config, load_tls
-from gateway.grpc_server import SERVICE_NAMES, add_gateway_servicer
-from gateway.service import GatewayService
-from shared import rpc
-from shared.api_keys import key_line
-from shared.service import is_enabled_at
+from outrider.gateway.config import GatewayConfig
+from outrider.gateway.servers.admission import Admission
+from outrider.gateway.servers.app import create_app
+from outrider.gateway.servers.endpoints import grpc_options, http_config, load_tls
+from outrider.gateway.servers.grpc_server import SERVICE_NAMES, add_gateway_servicer
+from outrider.gateway.servers.service import GatewayService
+from outrider.shared import rpc
+from outrider.shared.api_keys import key_line
+from outrider.shared.service import is_enabled_at
 
 ALICE, BOB = "or-alice-alice-alice", "or-bob-bob-bob"
 
@@ -53,7 +53,7 @@ async def open_doors(service: GatewayService, config: GatewayConfig) -> AsyncIte
         config.grpc_port,
         lambda server: add_gateway_servicer(server, service),
         SERVICE_NAMES,
-        grpc_door(config, admission, tls.server),
+        grpc_options(config, admission, tls.server),
     )
     await grpc_server.serving()
     async with asyncio.timeout(60):

@@ -8,22 +8,32 @@ from a log; who may resume what, and the log itself, are tested in test_request_
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gateway.detokenizer import IncrementalDetokenizer
-from gateway.fleet_view import FleetView, fleet_view
-from gateway.openai_convert import Prepared
-from gateway.request_start import Wanted
-from gateway.requests import ChoiceStart, GenerationUpdate, Round, SpeculationSummary, ValidRequest
-from gateway.service import ReadyState, RequestLimits, ServedModel, SpecMetricsLevel
-from gateway.session_record import AnswerKind
-from gateway.tokenizer import Tokenizer
-from shared.commit_log import LogEntry
-from shared.errors import UnknownSession
-from shared.messages import FinishReason, TokenLogprob, TokenOrigin
-from shared.sampling_params import SpeculationMode
+from outrider.gateway.fleet.view import FleetView, fleet_view
+from outrider.gateway.openai.usage import SpecMetricsLevel
+from outrider.gateway.request.detokenizer import IncrementalDetokenizer
+from outrider.gateway.request.served import RequestLimits, ServedModel
+from outrider.gateway.request.tokenizer import Tokenizer
+from outrider.gateway.request.types import (
+    AnswerKind,
+    ChoiceStart,
+    GenerationUpdate,
+    Prepared,
+    Round,
+    SpeculationSummary,
+    ValidRequest,
+    Wanted,
+)
+from outrider.gateway.responses.store import ResponseStore
+from outrider.gateway.servers.service import ReadyState
+from outrider.shared.errors import UnknownSession
+from outrider.shared.log.commit_log import LogEntry
+from outrider.shared.messages import FinishReason, TokenLogprob, TokenOrigin
+from outrider.shared.sampling_params import SpeculationMode
 
 DEMO_TARGET = Path(__file__).parents[2] / "models" / "demo-target"
 ORIGINS = (TokenOrigin.ACCEPTED, TokenOrigin.ACCEPTED, TokenOrigin.CORRECTED, TokenOrigin.TARGET, TokenOrigin.BONUS)
@@ -63,6 +73,7 @@ class ScriptedService:
     model: ServedModel = field(
         default_factory=lambda: ServedModel("demo", 512, 4096, ("ngram", "draft_model"), created=1_700_000_000)
     )
+    responses: ResponseStore | None = None
     num_open: int = 0
     num_opened: int = 0
     requests: list[ValidRequest] = field(default_factory=list)
@@ -103,7 +114,7 @@ class ScriptedService:
                         raise self.script.error
                     await asyncio.sleep(self.script.delay_s)
                     if step < len(row):
-                        yield row[step]
+                        yield replace(row[step], committed_at_s=time.monotonic())
             if self.script.endless:
                 await asyncio.Event().wait()
             if self.script.ends_early:
@@ -129,6 +140,7 @@ class ScriptedService:
             request.stop,
             request.include_stop_str_in_output,
             params.min_tokens,
+            request.marker_tokens,
         )
         updates: list[GenerationUpdate] = []
         for base_len in range(0, len(token_ids), self.script.commit_len):
@@ -152,7 +164,7 @@ class ScriptedService:
                     num_cached_tokens=2 + 100 * choice if base_len == 0 else 0,
                     finish_reason=(FinishReason.STOP if piece.stop_reason else finish) if ended else None,
                     stop_reason=piece.stop_reason,
-                    speculation=SpeculationSummary(5, 4, 20, 6, (1, 1, 1, 1), (0, 1, 2, 3), (5, 5, 5, 5))
+                    speculation=SpeculationSummary(5, 4, 20, 6, (1, 1, 1, 1), (0, 1, 2, 3), (5, 5, 5, 5), 10)
                     if ended and request.speculation.method != "off"
                     else None,
                 )

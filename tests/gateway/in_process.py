@@ -1,4 +1,4 @@
-"""Both sides of gateway.interfaces in this process, as plainly as the contracts allow, and a loop around them.
+"""Both sides of gateway.request.interfaces in this process, as plainly as the contracts allow, and a loop around them.
 
 The verifier knows the text that it will say and takes of a proposal what agrees with it. The drafter keeps what it is
 told in the drafter service's own DraftSession, which refuses gaps; how it answers is up to each test.
@@ -16,20 +16,20 @@ from typing import Any
 import numpy as np
 from prometheus_client import CollectorRegistry
 
-from drafter_service.session import DraftSession
-from gateway.commit_sink import CommitSink, SpeculationTally
-from gateway.decode_loop import decode
-from gateway.detokenizer import IncrementalDetokenizer
-from gateway.draft_policy import DraftPolicy, LateAnswer, RoundOutcome
-from gateway.drafter_line import Lease
-from gateway.drafting import Drafting
-from gateway.local_line import NO_LOCAL_METHODS, LocalMethods
-from gateway.metrics import GatewayMetrics
-from gateway.requests import ChoiceStart, GenerationUpdate
-from gateway.run_ahead import AheadTrials
-from gateway.tokenizer import Tokenizer
-from shared.commit_log import LogEntry
-from shared.messages import (
+from outrider.drafting.session import DraftSession
+from outrider.gateway.draft_length.draft_policy import DraftPolicy, LateAnswer, RoundOutcome
+from outrider.gateway.metrics import GatewayMetrics
+from outrider.gateway.proposals.drafter_connection import Lease
+from outrider.gateway.proposals.drafting import Drafting
+from outrider.gateway.proposals.local_source import NO_LOCAL_METHODS, LocalMethods
+from outrider.gateway.proposals.run_ahead import AheadTrials
+from outrider.gateway.request.commit_sink import CommitSink, SpeculationTally
+from outrider.gateway.request.decode_loop import decode
+from outrider.gateway.request.detokenizer import IncrementalDetokenizer
+from outrider.gateway.request.tokenizer import Tokenizer
+from outrider.gateway.request.types import ChoiceStart, GenerationUpdate
+from outrider.shared.log.commit_log import LogEntry
+from outrider.shared.messages import (
     Commit,
     DraftMethodInfo,
     DraftStep,
@@ -43,8 +43,8 @@ from shared.messages import (
     TokenOrigin,
     VerifyStep,
 )
-from shared.sampling_params import SamplingParams, SpeculationMode
-from verifier_service.session import reconcile
+from outrider.shared.sampling_params import SamplingParams, SpeculationMode
+from outrider.verifier_service.session import reconcile
 
 PROMPT = tuple(range(5, 18))
 LENGTH = 60
@@ -67,8 +67,8 @@ def hidden_rows(layers: tuple[int, ...], first_index: int, end: int) -> HiddenSt
 
 @dataclass
 class PlainVerifier:
-    """gateway.interfaces.Verifier. `max_hidden_rows` per commit; rows before `hidden_from` are lost. Asked for drafts
-    of its own it guesses right, but before the first token.
+    """gateway.request.interfaces.Verifier. `max_hidden_rows` per commit; rows before `hidden_from` are lost. Asked
+    for drafts of its own it guesses right, but before the first token.
     """
 
     spec: SessionSpec
@@ -156,7 +156,7 @@ async def behave_well(_drafter: PlainDrafter, _step: DraftStep) -> ProposalReply
 
 @dataclass
 class PlainDrafter:
-    """gateway.interfaces.Drafter; guesses right unless it is told otherwise."""
+    """gateway.request.interfaces.Drafter; guesses right unless it is told otherwise."""
 
     behave: Behave = behave_well
     open_error: Exception | None = None
@@ -231,7 +231,7 @@ class NoLog:
 
 @dataclass
 class Choice:
-    """One choice as gateway.generation runs it: the real loop, drafting and sink between the two plain sides.
+    """One choice as gateway.request.generation runs it: the real loop, drafting and sink between the two plain sides.
 
     `offers`: the drafter given at each acquire, None for nobody, the last one again when all have been given.
     """

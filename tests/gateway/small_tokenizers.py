@@ -5,7 +5,7 @@ from __future__ import annotations
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from gateway.tokenizer import Tokenizer
+from outrider.gateway.request.tokenizer import Tokenizer
 
 _WORDS = ("▁Hello", "▁world", "▁the", "▁a", "lo", "▁", "H", "e", "l", "o", "w", "r", "d", "t", "h", "a", ".", "é", "漢")
 

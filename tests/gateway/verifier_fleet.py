@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import grpc.aio
 
-from gateway.pool import Member, Pool
-from shared.messages import VerifierInfo
+from outrider.gateway.fleet.pool import Member, Pool
+from outrider.shared.messages import VerifierInfo
 
 
 def verifier_info(num_sessions: int = 0, numerics: str = "", *, certificate_holds: bool = True) -> VerifierInfo:

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from drafter_service.methods.interface import DraftMethod
-from drafter_service.session import DraftSession
-from shared.messages import DraftMethodInfo, Proposal
+from outrider.drafting.methods.interface import DraftMethod
+from outrider.drafting.session import DraftSession
+from outrider.engine.sampling.grammar import GrammarCompiler
+from outrider.shared.messages import DraftMethodInfo, Proposal
 
 # Random tokens beside each token of the chain, and the chance that one more of them repeats it.
 _MAX_SIBLINGS = 2
@@ -21,6 +22,7 @@ class NoiseMethod:
 
     def __init__(self, vocab_size: int, seed: int) -> None:
         self.info = DraftMethodInfo(name="noise")
+        self.grammars: GrammarCompiler | None = None
         self._vocab_size = vocab_size
         self._rng = np.random.default_rng(seed)
 
@@ -49,6 +51,7 @@ class OracleMethod:
 
     def __init__(self, answers: Mapping[str, Sequence[int]]) -> None:
         self.info = DraftMethodInfo(name="oracle")
+        self.grammars: GrammarCompiler | None = None
         self._answers = answers
 
     def open(self, session: DraftSession) -> None:
@@ -74,6 +77,7 @@ class TreeMethod:
 
     def __init__(self, method: DraftMethod, vocab_size: int, seed: int) -> None:
         self.info = method.info
+        self.grammars = method.grammars
         self._method = method
         self._vocab_size = vocab_size
         self._rng = np.random.default_rng(seed)

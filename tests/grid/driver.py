@@ -10,12 +10,12 @@ import queue
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from drafter_service.methods.interface import DraftMethod
-from drafter_service.session import DraftSession
-from gateway.hidden_flow import HiddenFlow
+from outrider.drafting.methods.interface import DraftMethod
+from outrider.drafting.session import DraftSession
+from outrider.gateway.proposals.hidden_flow import HiddenFlow
+from outrider.shared import wire
+from outrider.shared.messages import Commit, DraftStep, LocalDrafts, Proposal, SessionSpec, VerifyStep
 from outrider.v1 import verifier_pb2
-from shared import wire
-from shared.messages import Commit, DraftStep, LocalDrafts, Proposal, SessionSpec, VerifyStep
 from tests.grid.pools import Pool
 
 # What a session decodes alone in one step where it has to be idle now and then (the gateway's ALONE_RUN).

@@ -10,12 +10,12 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from drafter_service.methods.interface import DraftMethod
-from drafter_service.methods.ngram import NgramMethod
-from drafter_service.methods.suffix import SuffixMethod, SuffixSettings
-from shared.messages import SessionSpec
-from shared.sampling_params import SamplingParams
-from shared.stream_key import stream_key
+from outrider.drafting.methods.interface import DraftMethod
+from outrider.drafting.methods.ngram import NgramMethod
+from outrider.drafting.methods.suffix import SuffixMethod, SuffixSettings
+from outrider.shared.messages import SessionSpec
+from outrider.shared.sampling_params import SamplingParams
+from outrider.shared.stream_key import stream_key
 from tests.grid.cells import Cell, groups
 from tests.grid.drafts import NoiseMethod, OracleMethod, TreeMethod
 from tests.grid.driver import SHORT_RUN, Driver, Session

@@ -7,17 +7,17 @@ from typing import Any
 
 import torch
 
-from drafter_service.checkpoints import export
-from drafter_service.checkpoints.target_weights import TargetWeights
-from drafter_service.config import DrafterConfig
-from drafter_service.heads.decoder import DecoderConfig
-from drafter_service.heads.eagle import EagleConfig, EagleHead
-from drafter_service.heads.eagle3 import Eagle3Config, Eagle3Head
-from drafter_service.heads.medusa import MedusaConfig, MedusaHeads
-from drafter_service.heads.mlp_speculator import MlpSpeculator, MlpSpeculatorConfig
-from drafter_service.methods.heads import build_head_method
-from drafter_service.methods.interface import DraftMethod
-from engine.model import LoadedModel
+from outrider.drafter_service.config import DrafterConfig
+from outrider.drafting.checkpoints import export
+from outrider.drafting.checkpoints.target_weights import TargetWeights
+from outrider.drafting.heads.decoder import DecoderConfig
+from outrider.drafting.heads.eagle import EagleConfig, EagleHead
+from outrider.drafting.heads.eagle3 import Eagle3Config, Eagle3Head
+from outrider.drafting.heads.medusa import MedusaConfig, MedusaHeads
+from outrider.drafting.heads.mlp_speculator import MlpSpeculator, MlpSpeculatorConfig
+from outrider.drafting.methods.heads import build_head_method
+from outrider.drafting.methods.interface import DraftMethod
+from outrider.engine.model.loaded import LoadedModel
 
 HEADS = ("medusa", "mlp_speculator", "eagle", "eagle3")
 _DEMO = Path(__file__).parents[2] / "models"

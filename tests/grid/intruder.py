@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from shared.messages import SessionSpec
-from shared.sampling_params import SamplingParams, SpeculationMode
+from outrider.shared.messages import SessionSpec
+from outrider.shared.sampling_params import SamplingParams, SpeculationMode
 from tests.grid.driver import Driver, Session
 from tests.grid.pools import BLOCK_SIZE, SOLO_BLOCKS, Pool
 

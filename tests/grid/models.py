@@ -1,4 +1,4 @@
-"""The grid's models: the demo pair in both dtypes, and random checkpoints of two other architectures.
+"""The grid's models: the demo pair in both dtypes, random checkpoints of two other architectures, and a packed one.
 
 The random ones have the demo's vocabulary and tokenizer (grammars need one). Their drafts are the same weights plus
 noise: near enough to be accepted now and then.
@@ -13,6 +13,9 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
+
+from tests.engine.model.quantised.packed_writers import CASES, write_model
 
 _DEMO = Path(__file__).parents[2] / "models"
 TOKENIZER_FOLDER = _DEMO / "demo-target"
@@ -51,7 +54,21 @@ def _demo(dtype: str) -> GridModel:
     return GridModel(_DEMO / "demo-target", _DEMO / "demo-draft", dtype)
 
 
-MODEL_NAMES = ("demo-bfloat16", "demo-float32", "gemma2-bfloat16", "mixtral-float32")
+_MISTRAL = {**_COMMON, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
+# A target with recurrent layers; its draft is the random Mistral, which agrees with it by chance alone.
+_QWEN35 = {
+    **_COMMON,
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 20,
+}
+HYBRID_NAME = "qwen35-float32"
+# Whose target is packed; the draft has its weights plus noise, plain.
+_PACKED = {"gptq": "gptq-4-v2-act-order"}
+MODEL_NAMES = ("demo-bfloat16", "demo-float32", "gemma2-bfloat16", "mixtral-float32", "gptq-bfloat16")
 
 
 def grid_model(name: str, folder: Path) -> GridModel:
@@ -59,12 +76,30 @@ def grid_model(name: str, folder: Path) -> GridModel:
     if name.startswith("demo-"):
         return _demo(name.removeprefix("demo-"))
     family, dtype = name.split("-")
-    config = transformers.Gemma2Config(**_GEMMA2) if family == "gemma2" else transformers.MixtralConfig(**_MIXTRAL)
     target, draft = folder / family, folder / f"{family}-draft"
-    if not draft.exists():
-        _save(config, target, 0.0)
-        _save(config, draft, _DRAFT_NOISE)
+    if draft.exists():
+        return GridModel(target, draft, dtype)
+    if family in _PACKED:
+        _save(transformers.MistralConfig(**_MISTRAL), folder / "plain", 0.0)
+        write_model(folder / "plain", CASES[_PACKED[family]], target, draft)
+        _add_noise(draft / "model.safetensors")
+        return GridModel(target, draft, dtype)
+    if name == HYBRID_NAME:
+        _save(transformers.Qwen3_5TextConfig(**_QWEN35), target, 0.0)
+        _save(transformers.MistralConfig(**_MISTRAL), draft, 0.0)
+        return GridModel(target, draft, dtype)
+    config = transformers.Gemma2Config(**_GEMMA2) if family == "gemma2" else transformers.MixtralConfig(**_MIXTRAL)
+    _save(config, target, 0.0)
+    _save(config, draft, _DRAFT_NOISE)
     return GridModel(target, draft, dtype)
+
+
+def _add_noise(file: Path) -> None:
+    generator = torch.Generator().manual_seed(8)
+    tensors = load_file(file)
+    for tensor in tensors.values():
+        tensor += _DRAFT_NOISE * tensor.std(correction=0) * torch.randn(tensor.shape, generator=generator)
+    save_file(tensors, file, {"format": "pt"})
 
 
 @torch.no_grad()

@@ -6,6 +6,7 @@ of garbage, so that a read of what was never written shows.
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,24 +16,27 @@ from typing import Any
 import torch
 from prometheus_client import CollectorRegistry
 
-from drafter_service.methods.draft_model import DraftModelNet, draft_model_method
-from drafter_service.methods.growing import GrowingMethod
-from drafter_service.methods.interface import DraftMethod
-from engine.block_manager import BlockManager
-from engine.certificate import Certificate
-from engine.model import LoadedModel, load_model
-from engine.runner import ModelRunner
+from outrider.drafting.methods.draft_model import DraftModelNet, draft_model_method
+from outrider.drafting.methods.growing import GrowingMethod
+from outrider.drafting.methods.interface import DraftMethod
+from outrider.engine.attention.block_manager import BlockManager
+from outrider.engine.certificate import Certificate
+from outrider.engine.model.load import load_model
+from outrider.engine.model.loaded import LoadedModel
+from outrider.engine.run.runner import ModelRunner
+from outrider.verifier_service.engine import EngineLimits, VerifierEngine
+from outrider.verifier_service.metrics import VerifierMetrics
+from outrider.verifier_service.timing.step_costs import StepCosts
 from tests.grid.heads import head_method
 from tests.grid.models import GridModel
-from verifier_service.engine import EngineLimits, VerifierEngine
-from verifier_service.metrics import VerifierMetrics
-from verifier_service.step_costs import StepCosts
 
 BLOCK_SIZE = 16
 # A session of the grid ends at 23 blocks (67 + 256 positions and drafts); ROOMY holds fifteen of them.
 ROOMY_BLOCKS = 360
 # One, and little more.
 SOLO_BLOCKS = 28
+# Of recurrent states: two for each session of a crowd.
+_NUM_SLOTS = 40
 CHUNKS = {"whole": 4096, "chunk16": 16}
 _GARBAGE = 3.0
 _MAX_BATCHED_TOKENS = 4096
@@ -104,4 +108,8 @@ def _runner(loaded: LoadedModel, num_blocks: int) -> tuple[ModelRunner, BlockMan
     for layer in cache.layers:
         for tensor in layer:
             tensor.copy_(_GARBAGE * torch.randn(tensor.shape, generator=generator))
-    return ModelRunner(loaded, cache), BlockManager(num_blocks, BLOCK_SIZE)
+    states = loaded.make_states(_NUM_SLOTS)
+    for layer_states in states.layers if states is not None else ():
+        for tensor in (layer_states.window, layer_states.state, layer_states.log):
+            tensor.fill_(math.nan)
+    return ModelRunner(loaded, cache, states), BlockManager(num_blocks, BLOCK_SIZE)

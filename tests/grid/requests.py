@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from shared.sampling_params import Grammar, GrammarKind, SamplingParams
+from outrider.shared.sampling_params import Grammar, GrammarKind, SamplingParams
 
 NUM_TOKENS = 256
 # Tokens of the text that each prompt begins with; the rest of it is what the model itself goes on with.

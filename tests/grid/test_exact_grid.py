@@ -1,10 +1,11 @@
 """Every pair of axis values, for every model: one SHA-256 per request, whoever drafts and however it is computed.
 
-The whole product takes hours: `python -m tests.grid --full`.
+That is a storm; one crowd on one model is not. The whole product takes hours: `python -m tests.grid --full`.
 """
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import tempfile
 from collections.abc import Callable, Iterator
@@ -14,15 +15,15 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from engine.coupling import coupled_sample
-from shared.messages import Proposal
-from tests.grid.cells import DRAFTERS, Cell, all_cells, covering_sample, pairs_of
+from outrider.engine.sampling.coupling import coupled_sample
+from outrider.shared.messages import Proposal
+from outrider.verifier_service.acceptance import coupled
+from outrider.verifier_service.acceptance.outcome import Acceptance, LawAt
+from outrider.verifier_service.engine import VerifierEngine
+from tests.grid.cells import DRAFTERS, PARAMETERS, SHAPES, Cell, all_cells, covering_sample, pairs_of
 from tests.grid.grid import Grid, Outcome, Report, first_difference
 from tests.grid.models import MODEL_NAMES, TOKENIZER_FOLDER, grid_model
 from tests.grid.requests import NUM_TOKENS, PARAMS
-from verifier_service.acceptance import coupled
-from verifier_service.acceptance.outcome import Acceptance, LawAt
-from verifier_service.engine import VerifierEngine
 
 # Two processes of one thread each: one process with two threads leaves half of a two-core machine idle.
 _NUM_PROCESSES = 2
@@ -48,7 +49,7 @@ def reports() -> dict[str, Report]:
         return {name: future.result() for name, future in running.items()}
 
 
-@pytest.fixture(params=MODEL_NAMES)
+@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.storm) for name in MODEL_NAMES])
 def report(request: pytest.FixtureRequest, reports: dict[str, Report]) -> Report:
     return reports[request.param]
 
@@ -97,7 +98,7 @@ def _by_cell(report: Report) -> list[tuple[Cell, Outcome]]:
     return [(outcome.cell, outcome) for outcome in report.outcomes]
 
 
-# ---- what the grid must catch ----
+# ---- one crowd ----
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +106,16 @@ def small_grid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Grid]:
     grid = Grid(grid_model("mixtral-float32", tmp_path_factory.mktemp("models")))
     yield grid
     grid.close()
+
+
+def test_every_drafter_at_once_and_no_output_changes(small_grid: Grid) -> None:
+    axes = zip(DRAFTERS, itertools.cycle(SHAPES), itertools.cycle(PARAMETERS), itertools.cycle(("hit", "evicted")))
+    report = small_grid.run([Cell(drafter, 3, *axis, "eight", "chunk16", cache) for drafter, *axis, cache in axes])
+    assert not report.mismatches, "\n".join(str(outcome) for outcome in report.mismatches)
+    assert {outcome.cell.drafter for outcome in report.outcomes if outcome.num_draft_tokens} == set(DRAFTERS)
+
+
+# ---- what the grid must catch ----
 
 
 def _oracle(parameters: str, shape: str) -> Cell:

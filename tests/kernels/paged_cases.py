@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from outrider.kernels.paged_attention.arguments import BatchTables, Scoring
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ def chain(whole: Session, first: int, last: int) -> Session:
 
 
 def lay_out(sessions: list[Session], shape: Shape, block_size: int = 16, seed: int = 0) -> dict[str, Any]:
-    """Arguments of paged_attention; unused slots and blocks are NaN, unused table entries name no block."""
+    """Arguments of `run_kernel`; unused slots and blocks are NaN, unused table entries name no block."""
     generator = torch.Generator().manual_seed(seed)
     needed = [math.ceil(session.keys.shape[0] / block_size) for session in sessions]
     num_blocks = sum(needed) + 3
@@ -105,3 +108,16 @@ def lay_out(sessions: list[Session], shape: Shape, block_size: int = 16, seed: i
         "parents": torch.tensor([p for session in sessions for p in session.parents], dtype=torch.int32),
         "scaling": shape.head_dim**-0.5,
     }
+
+
+def run_kernel(
+    kernel: Callable[..., torch.Tensor],
+    arguments: Mapping[str, Any],
+    scoring: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> torch.Tensor:
+    """A paged attention kernel on `lay_out`'s arguments; scoring: further fields of Scoring."""
+    fields = dict(arguments) | dict(scoring or {})
+    tensors = [fields.pop(name) for name in ("query", "key_cache", "value_cache")]
+    tables = BatchTables(*(fields.pop(name) for name in BatchTables._fields))
+    return kernel(*tensors, tables, Scoring(**fields), **options)

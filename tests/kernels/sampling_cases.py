@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.sampling_support.transforms import Transforms
+from outrider.kernels.sampling_support.transforms import Transforms
 from tests.kernels.triton_device import device
 
 # (temperature, top_k, top_p, min_p); each is exact in float32.

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from paged_cases import Session, Shape, chain, lay_out, random_session
+from paged_cases import Session, Shape, chain, lay_out, random_session, run_kernel
 
-from kernels.paged_attention import cpu
+from outrider.kernels.paged_attention import cpu
 
 LENGTH = 150
 CASES: dict[str, tuple[Shape, dict[str, Any]]] = {
@@ -39,7 +39,7 @@ def attend(sessions: list[Session], shape: Shape, options: dict[str, Any], **lay
     # Freed memory is what the kernel's output is made of: a row that is not written must not look right.
     poison = torch.full((*arguments["query"].shape[:2], shape.value_dim), torch.nan, dtype=shape.dtype)
     del poison
-    out = cpu.paged_attention(**arguments, **options)
+    out = run_kernel(cpu.paged_attention, arguments, options)
     return list(out.split([session.num_rows for session in sessions]))
 
 
@@ -122,13 +122,13 @@ def test_unseen_rows_cannot_spoil_a_row(poison: float) -> None:
     keys[62], values[62], queries[66] = poison, poison, poison
     spoilt = dataclasses.replace(clean, keys=keys, values=values, queries=queries)
     arguments = lay_out([chain(spoilt, 55, 70)], shape)
-    rows = cpu.paged_attention(**arguments)
+    rows = run_kernel(cpu.paged_attention, arguments)
     assert torch.equal(bits(rows[:7]), expected[:7])
     assert rows[7:].isnan().all(dim=-1).any()
     # In a tree: the spoilt row is a sibling of the others, not their ancestor.
     tree = dataclasses.replace(chain(spoilt, 55, 70), tree_start=1, parents=(-1,) + (0,) * 14)
     clean_tree = dataclasses.replace(chain(clean, 55, 70), tree_start=1, parents=(-1,) + (0,) * 14)
-    spoilt_rows = cpu.paged_attention(**lay_out([tree], shape))
+    spoilt_rows = run_kernel(cpu.paged_attention, lay_out([tree], shape))
     clean_rows = bits(attend([clean_tree], shape, {})[0])
     untouched = [row for row in range(15) if row not in (7, 11)]
     assert torch.equal(bits(spoilt_rows[untouched]), clean_rows[untouched])

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from engine import coupling
-from engine.sampling import LogitsProcessor
-from kernels.coupled_sample import reference
-from kernels.coupled_sample.triton import coupled_sample, coupled_sample_with_shares
-from kernels.errors import KernelArgumentError
-from kernels.sampling_support.transforms import Transforms
-from shared.sampling_params import SamplingParams
+from outrider.engine.sampling import coupling
+from outrider.engine.sampling.laws import LogitsProcessor
+from outrider.kernels.coupled_sample import reference
+from outrider.kernels.coupled_sample.triton import coupled_sample, coupled_sample_with_shares
+from outrider.kernels.errors import KernelArgumentError
+from outrider.kernels.sampling_support.transforms import Transforms
+from outrider.shared.sampling_params import SamplingParams
 from tests.kernels.sampling_cases import FIELDS, random_keys, random_logits, rows, transforms
 
 # Of the race's two best values, what float32 may turn round: the rounding of logit / temperature and of log(E).

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from kernels import cpu_team
-from kernels.cpu_program.arena import Arena, ArenaFull
-from kernels.cpu_program.recorder import NotRecordable, Recorder
-from kernels.errors import KernelArgumentError
-from kernels.gated_activation.cpu import gated_activation
-from kernels.rms_norm.cpu import rms_norm
+from outrider.kernels.cpu import team as cpu_team
+from outrider.kernels.cpu.program.arena import Arena, ArenaFull
+from outrider.kernels.cpu.program.recorder import NotRecordable, Recorder
+from outrider.kernels.errors import KernelArgumentError
+from outrider.kernels.gated_activation.cpu import gated_activation
+from outrider.kernels.rms_norm.cpu import rms_norm
 
 WIDTH = 1024
 ROWS = 160  # so many that the gate runs on a team

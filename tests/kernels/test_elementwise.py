@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.elementwise import cpu
-from kernels.errors import KernelArgumentError
+from outrider.kernels.elementwise import cpu
+from outrider.kernels.errors import KernelArgumentError
 
 STRANGE = [0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1e-40, 3e38, -3e38, 1.0, 1.0039062, 1.0117188, -2.5]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.errors import KernelArgumentError
-from kernels.gated_activation import cpu, reference
+from outrider.kernels.errors import KernelArgumentError
+from outrider.kernels.gated_activation import cpu, reference
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -45,7 +45,7 @@ def test_what_does_not_fit_is_refused() -> None:
     for gate, up in ((torch.ones(2, 20), torch.ones(2, 20)), (torch.ones(2, 16), torch.ones(2, 16).bfloat16())):
         with pytest.raises(KernelArgumentError):
             cpu.gated_activation(gate, up, "silu")
-    with pytest.raises(KernelArgumentError, match="neighbours"):
+    with pytest.raises(KernelArgumentError, match="contiguous"):
         cpu.gated_activation(torch.ones(16, 16).t(), torch.ones(16, 16), "silu")
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.errors import KernelArgumentError
-from kernels.gated_activation import reference, triton
+from outrider.kernels.errors import KernelArgumentError
+from outrider.kernels.gated_activation import reference, triton
 from tests.kernels.triton_device import device
 
 
@@ -54,7 +54,7 @@ def test_what_does_not_fit_is_refused() -> None:
     for gate, up in ((ones, ones[:2]), (ones, ones.bfloat16()), (ones[0], ones[0])):
         with pytest.raises(KernelArgumentError):
             triton.gated_activation(gate, up, "silu")
-    with pytest.raises(KernelArgumentError, match="neighbours"):
+    with pytest.raises(KernelArgumentError, match="contiguous"):
         triton.gated_activation(ones.t(), ones, "silu")
     with pytest.raises(KernelArgumentError, match="relu"):
         triton.gated_activation(ones, ones, "relu")

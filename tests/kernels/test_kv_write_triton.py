@@ -8,9 +8,9 @@ import pytest
 import torch
 from triton_device import device
 
-from kernels.errors import KernelArgumentError
-from kernels.kv_write import reference
-from kernels.kv_write import triton as on_gpu
+from outrider.kernels.errors import KernelArgumentError
+from outrider.kernels.kv_write import reference
+from outrider.kernels.kv_write import triton as on_gpu
 
 NUM_BLOCKS, NUM_HEADS, BLOCK_SIZE = 6, 3, 5
 
@@ -95,7 +95,7 @@ def test_nothing_to_do() -> None:
         (torch.zeros(2, NUM_HEADS, 16), torch.tensor([0, 1], dtype=torch.int32), "int64"),
         (torch.zeros(2, NUM_HEADS, 16), torch.tensor([0]), "do not fit"),
         (torch.zeros(2, NUM_HEADS, 16).bfloat16(), torch.tensor([0, 1]), "must agree"),
-        (torch.zeros(2, 16, NUM_HEADS).transpose(1, 2), torch.tensor([0, 1]), "neighbours"),
+        (torch.zeros(2, 16, NUM_HEADS).transpose(1, 2), torch.tensor([0, 1]), "contiguous"),
     ],
 )
 def test_refuses(key: torch.Tensor, slots: torch.Tensor, message: str) -> None:

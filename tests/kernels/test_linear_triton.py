@@ -10,8 +10,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.errors import KernelArgumentError
-from kernels.linear import reference, triton, triton_tiles
+from outrider.kernels.errors import KernelArgumentError
+from outrider.kernels.linear import reference, triton, triton_tiles
 from tests.kernels.triton_device import device
 
 ON_GPU = device().type == "cuda"

@@ -8,9 +8,9 @@ import torch
 import triton
 import triton.language as tl
 
-from engine import coupling
-from kernels.coupled_sample import noise
-from kernels.sampling_support.triton_noise import log_exponentials, noise_words
+from outrider.engine.sampling import coupling
+from outrider.kernels.coupled_sample import noise
+from outrider.kernels.sampling_support.triton_noise import log_exponentials, noise_words
 from tests.kernels.triton_device import device
 
 KEYS = [0, 1, 2**32 - 1, 2**63 + 12345, 2**64 - 1, 0x0123456789ABCDEF]

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from paged_cases import Session, Shape, lay_out, random_session
+from paged_cases import Session, Shape, lay_out, random_session, run_kernel
 
-from kernels import cpu_team
-from kernels.errors import KernelArgumentError
-from kernels.paged_attention import cpu, reference
+from outrider.kernels.cpu import team as cpu_team
+from outrider.kernels.errors import KernelArgumentError
+from outrider.kernels.paged_attention import cpu, reference
 
 SHAPES = {
     "group1": Shape(num_heads=2, num_kv_heads=2),
@@ -44,8 +44,8 @@ def ragged_sessions(shape: Shape) -> list[Session]:
 
 
 def assert_matches_reference(arguments: dict[str, Any], **options: Any) -> None:
-    out = cpu.paged_attention(**arguments, **options)
-    expected = reference.paged_attention(**(arguments | {"query": arguments["query"].double()}), **options)
+    out = run_kernel(cpu.paged_attention, arguments, options)
+    expected = run_kernel(reference.paged_attention, arguments | {"query": arguments["query"].double()}, options)
     assert out.dtype == arguments["query"].dtype
     rounding = 2.0**-8 if out.dtype == torch.bfloat16 else 0.0
     torch.testing.assert_close(out.double(), expected, rtol=rounding, atol=1e-5)
@@ -81,14 +81,14 @@ def test_agrees_with_torch_attention() -> None:
         attn_mask=mask,
         enable_gqa=True,
     )
-    out = cpu.paged_attention(**lay_out([session], shape))
+    out = run_kernel(cpu.paged_attention, lay_out([session], shape))
     torch.testing.assert_close(out, expected.transpose(0, 1), rtol=0, atol=2e-6)
 
 
 def test_no_rows_at_all() -> None:
     shape = Shape()
-    assert cpu.paged_attention(**lay_out([], shape)).shape == (0, 4, 64)
-    assert cpu.paged_attention(**lay_out([random_session(shape, 9, 0, 1)], shape)).shape == (0, 4, 64)
+    assert run_kernel(cpu.paged_attention, lay_out([], shape)).shape == (0, 4, 64)
+    assert run_kernel(cpu.paged_attention, lay_out([random_session(shape, 9, 0, 1)], shape)).shape == (0, 4, 64)
 
 
 def test_large_scores_do_not_overflow() -> None:
@@ -126,19 +126,19 @@ def test_fp32_queries_on_a_bf16_cache() -> None:
 def test_threads_change_no_bit(team: cpu_team.ThreadTeam, num_threads: int) -> None:
     shape = Shape()
     arguments = lay_out(ragged_sessions(shape), shape)
-    alone = cpu.paged_attention(**arguments, num_threads=1)
-    assert torch.equal(cpu.paged_attention(**arguments, num_threads=num_threads, team=team), alone)
+    alone = run_kernel(cpu.paged_attention, arguments, num_threads=1)
+    assert torch.equal(run_kernel(cpu.paged_attention, arguments, num_threads=num_threads, team=team), alone)
 
 
 def test_concurrent_callers() -> None:
     shape = Shape()
     cases = [lay_out([random_session(shape, 300 + 50 * i, 4, i)], shape) for i in range(4)]
-    expected = [cpu.paged_attention(**case) for case in cases]
+    expected = [run_kernel(cpu.paged_attention, case) for case in cases]
     wrong: list[int] = []
 
     def call(index: int) -> None:
         for _ in range(20):
-            if not torch.equal(cpu.paged_attention(**cases[index]), expected[index]):
+            if not torch.equal(run_kernel(cpu.paged_attention, cases[index]), expected[index]):
                 wrong.append(index)
 
     callers = [threading.Thread(target=call, args=(index,)) for index in range(len(cases))]
@@ -155,15 +155,15 @@ def test_concurrent_callers() -> None:
         ({"query": torch.zeros(8, 4, 64, dtype=torch.float16)}, "float16"),
         ({"query": torch.zeros(8, 3, 64)}, "does not fit"),
         ({"query": torch.zeros(8, 4, 32)}, "does not fit"),
-        ({"query": torch.zeros(8, 64, 4).transpose(1, 2)}, "neighbouring"),
+        ({"query": torch.zeros(8, 64, 4).transpose(1, 2)}, "contiguous"),
         ({"value_cache": torch.zeros(1, 2, 16, 64)}, "must agree"),
         ({"block_tables": torch.full((1, 5), 99, dtype=torch.int32)}, "outside the cache"),
         ({"block_tables": torch.full((1, 5), -1, dtype=torch.int32)}, "outside the cache"),
         ({"block_tables": torch.zeros((1, 1), dtype=torch.int32)}, "do not fit"),
         ({"context_lens": torch.tensor([10])}, "int32"),
-        ({"context_lens": torch.tensor([-1], dtype=torch.int32)}, "not negative"),
+        ({"context_lens": torch.tensor([-1], dtype=torch.int32)}, "not be negative"),
         ({"query_starts": torch.tensor([0, 7], dtype=torch.int32)}, "ascend"),
-        ({"parents": torch.tensor([0, 0, 0, 5, 3, 4, 5, 6], dtype=torch.int32)}, "below itself"),
+        ({"parents": torch.tensor([0, 0, 0, 5, 3, 4, 5, 6], dtype=torch.int32)}, "not an earlier row"),
         ({"sliding_window": 0}, "sliding_window"),
         ({"softcap": -1.0}, "softcap"),
         ({"sinks": torch.zeros(3)}, "sinks"),
@@ -173,4 +173,4 @@ def test_refuses(change: dict[str, Any], message: str) -> None:
     shape = Shape()
     arguments = lay_out([random_session(shape, 60, 8, 1, tree_start=2)], shape)
     with pytest.raises(KernelArgumentError, match=message):
-        cpu.paged_attention(**(arguments | change))
+        run_kernel(cpu.paged_attention, arguments | change)

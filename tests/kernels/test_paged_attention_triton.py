@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from paged_cases import Session, Shape, chain, lay_out, random_session
+from paged_cases import Session, Shape, chain, lay_out, random_session, run_kernel
 from triton_device import device
 
-from kernels.errors import KernelArgumentError
-from kernels.paged_attention import reference
-from kernels.paged_attention import triton as on_gpu
+from outrider.kernels.errors import KernelArgumentError
+from outrider.kernels.paged_attention import reference
+from outrider.kernels.paged_attention import triton as on_gpu
 
 ON_GPU = device().type == "cuda"
 BF16 = torch.bfloat16
@@ -58,7 +58,7 @@ def attend(sessions: list[Session], shape: Shape, options: dict[str, Any], **lay
     # Freed memory is what the kernel's output is made of: a row that is not written must not look right.
     poison = torch.full((*arguments["query"].shape[:2], shape.value_dim), torch.nan, dtype=shape.dtype, device=device())
     del poison
-    out = on_gpu.paged_attention(**arguments, **place(options))
+    out = run_kernel(on_gpu.paged_attention, arguments, place(options))
     return list(out.split([session.num_rows for session in sessions]))
 
 
@@ -69,8 +69,8 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 def assert_matches_reference(arguments: dict[str, Any], **options: Any) -> None:
     arguments, options = place(arguments), place(options)
-    out = on_gpu.paged_attention(**arguments, **options)
-    expected = reference.paged_attention(**(arguments | {"query": arguments["query"].double()}), **options)
+    out = run_kernel(on_gpu.paged_attention, arguments, options)
+    expected = run_kernel(reference.paged_attention, arguments | {"query": arguments["query"].double()}, options)
     assert out.dtype == arguments["query"].dtype
     # In bf16 the weights are rounded too, to 8 bits, before they meet the values.
     is_bf16 = out.dtype == BF16
@@ -111,9 +111,9 @@ def test_padding_and_nothing_at_all() -> None:
         "query": torch.cat([arguments["query"], torch.full((9, 2, 64), torch.nan)]),
         "parents": torch.cat([arguments["parents"], torch.full((9,), 7, dtype=torch.int32)]),
     }
-    assert torch.equal(bits(on_gpu.paged_attention(**place(padded))[:3]), bits(expected))
-    assert on_gpu.paged_attention(**place(lay_out([], shape))).shape == (0, 2, 64)
-    assert on_gpu.paged_attention(**place(lay_out([empty], shape))).shape == (0, 2, 64)
+    assert torch.equal(bits(run_kernel(on_gpu.paged_attention, place(padded))[:3]), bits(expected))
+    assert run_kernel(on_gpu.paged_attention, place(lay_out([], shape))).shape == (0, 2, 64)
+    assert run_kernel(on_gpu.paged_attention, place(lay_out([empty], shape))).shape == (0, 2, 64)
 
 
 LAWS: dict[str, tuple[Shape, dict[str, Any]]] = {
@@ -187,15 +187,15 @@ def test_splits_and_wide_tables_change_no_bit(options: dict[str, Any], monkeypat
     sessions = [random_session(shape, 1070, 3, 1, tree_start=1), random_session(shape, 30, 2, 2)]
     arguments = lay_out(sessions, shape)
     assert_matches_reference(arguments, **options)
-    in_splits = on_gpu.paged_attention(**place(arguments), **place(options))
-    short = on_gpu.paged_attention(**place(lay_out(sessions[1:], shape)), **place(options))
+    in_splits = run_kernel(on_gpu.paged_attention, place(arguments), place(options))
+    short = run_kernel(on_gpu.paged_attention, place(lay_out(sessions[1:], shape)), place(options))
     assert torch.equal(bits(in_splits[3:]), bits(short)), "one split, written at once"
     monkeypatch.setattr(on_gpu, "MAX_SPLIT_PROGRAMS", 2)
     wide = torch.nn.functional.pad(arguments["block_tables"], (0, 70), value=-1)
-    out = on_gpu.paged_attention(**place(arguments | {"block_tables": wide}), **place(options))
+    out = run_kernel(on_gpu.paged_attention, place(arguments | {"block_tables": wide}), place(options))
     assert torch.equal(bits(out), bits(in_splits))
     monkeypatch.setattr(on_gpu, "MAX_PART_BYTES", 0)
-    out = on_gpu.paged_attention(**place(arguments), **place(options))
+    out = run_kernel(on_gpu.paged_attention, place(arguments), place(options))
     assert torch.equal(bits(out), bits(in_splits))
 
 
@@ -204,7 +204,7 @@ def test_splits_and_wide_tables_change_no_bit(options: dict[str, Any], monkeypat
     [
         ({"query": torch.zeros(8, 2, 64, dtype=torch.float16)}, "bfloat16 or float32"),
         ({"query": torch.zeros(8, 2, 32)}, "does not fit"),
-        ({"query": torch.zeros(8, 64, 2).transpose(1, 2)}, "neighbours"),
+        ({"query": torch.zeros(8, 64, 2).transpose(1, 2)}, "contiguous"),
         ({"value_cache": torch.zeros(1, 1, 16, 64)}, "must agree"),
         ({"context_lens": torch.tensor([10])}, "int32"),
         ({"sliding_window": 0}, "sliding_window"),
@@ -216,4 +216,4 @@ def test_refuses(change: dict[str, Any], message: str) -> None:
     shape = SHAPES["fp32-group2"]
     arguments = lay_out([random_session(shape, 60, 8, 1, tree_start=2)], shape)
     with pytest.raises(KernelArgumentError, match=message):
-        on_gpu.paged_attention(**place(arguments | change))
+        run_kernel(on_gpu.paged_attention, place(arguments | change))

@@ -11,10 +11,10 @@ import pytest
 import torch
 from llvmlite import binding
 
-from kernels.errors import KernelArgumentError
-from kernels.linear import cpu, cpu_panels, reference
-from kernels.linear.cpu_panel_tiles import TILE_ROWS
-from kernels.linear.cpu_panels import Panels
+from outrider.kernels.errors import KernelArgumentError
+from outrider.kernels.linear import cpu, cpu_panels, reference
+from outrider.kernels.linear.cpu_panel_tiles import TILE_ROWS
+from outrider.kernels.linear.cpu_panels import Panels
 
 SHAPES = [
     (16, 2),

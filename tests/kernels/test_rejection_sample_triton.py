@@ -10,15 +10,15 @@ import pytest
 import torch
 from scipy import stats
 
-from kernels.rejection_sample import reference
-from kernels.rejection_sample.drafts import ChainDrafts
-from kernels.rejection_sample.triton import Decisions, decide, draw, rejection_sample
-from kernels.sampling_support.reference import log_weights
-from kernels.sampling_support.triton import row_laws
-from shared.messages import LAW_TOTAL, Proposal, SparseLaw
+from outrider.kernels.rejection_sample import reference
+from outrider.kernels.rejection_sample.drafts import ChainDrafts
+from outrider.kernels.rejection_sample.triton import Decisions, decide, draw, rejection_sample
+from outrider.kernels.sampling_support.reference import log_weights
+from outrider.kernels.sampling_support.triton import row_laws
+from outrider.shared.messages import LAW_TOTAL, Proposal, SparseLaw
+from outrider.verifier_service.acceptance import block, standard
 from tests.kernels.sampling_cases import FIELDS, random_keys, random_logits, transforms
 from tests.kernels.triton_device import device
-from verifier_service.acceptance import block, standard
 
 RULES = {0: standard.accept, 1: block.accept}
 Law = dict[int, int]

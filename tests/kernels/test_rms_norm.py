@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.errors import KernelArgumentError
-from kernels.rms_norm import cpu, reference
+from outrider.kernels.errors import KernelArgumentError
+from outrider.kernels.rms_norm import cpu, reference
 
 VARIANTS = [(False, True), (False, False), (True, False)]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.errors import KernelArgumentError
-from kernels.rotary import cpu, reference
+from outrider.kernels.errors import KernelArgumentError
+from outrider.kernels.rotary import cpu, reference
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.errors import KernelArgumentError
-from kernels.rotary import reference, triton
+from outrider.kernels.errors import KernelArgumentError
+from outrider.kernels.rotary import reference, triton
 from tests.kernels.triton_device import device
 
 

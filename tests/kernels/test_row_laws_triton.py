@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from engine.sampling import LogitsProcessor
-from kernels.errors import KernelArgumentError
-from kernels.sampling_support import reference
-from kernels.sampling_support.transforms import Transforms
-from kernels.sampling_support.triton import RowLaws, row_laws
-from shared.sampling_params import SamplingParams
+from outrider.engine.sampling.laws import LogitsProcessor
+from outrider.kernels.errors import KernelArgumentError
+from outrider.kernels.sampling_support import reference
+from outrider.kernels.sampling_support.transforms import Transforms
+from outrider.kernels.sampling_support.triton import RowLaws, row_laws
+from outrider.shared.sampling_params import SamplingParams
 from tests.kernels.sampling_cases import FIELDS, random_logits, rows, transforms
 
 

@@ -14,12 +14,13 @@ import torch
 from llvmlite import binding
 from numba import carray, njit
 
-from kernels import cpu_team, simd
-from kernels.cpu_program import stepping
-from kernels.cpu_program.program import Program, Step, joined, last_conflicts, step_of
-from kernels.cpu_team import Work
-from kernels.record import record_types
-from kernels.simd import load_i64, next_ticket, store_i64
+from outrider.kernels.cpu import simd
+from outrider.kernels.cpu import team as cpu_team
+from outrider.kernels.cpu.program import stepping
+from outrider.kernels.cpu.program.program import Program, Step, joined, last_conflicts, step_of
+from outrider.kernels.cpu.record import record_types
+from outrider.kernels.cpu.simd import load_i64, next_ticket, store_i64
+from outrider.kernels.cpu.team import Work
 
 LATE_UNIT = 3
 NUM_UNITS = 8
@@ -45,7 +46,7 @@ _Record, _Call = record_types(_Fields)
 def _double(address, unit):  # type: ignore[no-untyped-def]
     call = carray(address, 1, _Call)[0]
     if unit == LATE_UNIT and next_ticket(call.visits) == 0 and call.gate != 0:
-        while stepping._look(call.gate) == 0:
+        while stepping._load(call.gate) == 0:
             pass
     store_i64(call.target + 8 * unit, 2 * load_i64(call.source + 8 * unit))
     if call.opens != 0:

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.errors import KernelArgumentError
-from kernels.tree_accept import reference
-from kernels.tree_accept.triton import tree_accept
-from shared.messages import Proposal
+from outrider.kernels.errors import KernelArgumentError
+from outrider.kernels.tree_accept import reference
+from outrider.kernels.tree_accept.triton import tree_accept
+from outrider.shared.messages import Proposal
+from outrider.verifier_service.acceptance import coupled
 from tests.kernels.triton_device import device
-from verifier_service.acceptance import coupled
 
 VOCAB = 2
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from offline import LLM
-from offline.speculation import plan_speculation
-from shared.errors import ConfigError
+from outrider.offline import LLM
+from outrider.offline.speculation import plan_speculation
+from outrider.shared.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "models"
@@ -21,15 +21,20 @@ TARGET = MODELS / "demo-target"
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"quantization": "awq"}, "quantization='awq' is not supported: use a bfloat16 or float32 checkpoint"),
+        ({"quantization": "awq"}, "quantization='awq' is not supported: leave it out: the checkpoint says"),
         ({"trust_remote_code": True}, "trust_remote_code=True is not supported"),
         ({"pipeline_parallel_size": 2}, "use tensor_parallel_size"),
         ({"speculative_model": "models/demo-draft"}, "use speculative_config={'model': ...}"),
-        ({"tensor_paralel_size": 2}, "there is no argument 'tensor_paralel_size'"),
-        ({"dtype": "float16"}, "dtype: 'float16' is none of auto, bfloat16, float32"),
-        ({"max_num_seqs": 0}, "max_num_seqs: 0 is under the smallest value, 1"),
-        ({"device": "tpu"}, "device: 'tpu' is none of cpu, cuda"),
-        ({"model": ROOT / "docs"}, "holds no tokenizer.json"),
+        ({"tensor_paralel_size": 2}, "unknown argument 'tensor_paralel_size'"),
+        ({"dtype": "int4"}, "dtype: 'int4' is not one of auto, half, float16, bfloat16, float, float32"),
+        ({"revision": "main"}, "LLM: revision: "),
+        ({"tokenizer_revision": "main"}, "the tokenizer is the model's, of the same revision"),
+        ({"download_dir": "/models"}, "set that variable"),
+        ({"generation_config": "nowhere"}, "LLM: generation_config: nowhere has no generation_config.json"),
+        ({"override_generation_config": {"top_p": 2}}, "LLM: override_generation_config: top_p must be between"),
+        ({"max_num_seqs": 0}, "max_num_seqs: 0 is below the minimum, 1"),
+        ({"device": "tpu"}, "device: 'tpu' is not one of cpu, cuda"),
+        ({"model": ROOT / "docs"}, "has no tokenizer.json"),
     ],
 )
 def test_a_wrong_argument_is_refused_by_name(arguments: dict[str, Any], says: str) -> None:
@@ -40,7 +45,7 @@ def test_a_wrong_argument_is_refused_by_name(arguments: dict[str, Any], says: st
 
 def test_an_argument_that_only_tunes_vllm_may_stay() -> None:
     with (
-        pytest.warns(UserWarning, match="gpu_memory_utilization is ignored here: the KV cache takes kv_cache_mb"),
+        pytest.warns(UserWarning, match="gpu_memory_utilization is ignored here: use kv_cache_mb"),
         pytest.raises(ConfigError),
     ):
         LLM(TARGET, gpu_memory_utilization=0.8, trust_remote_code=False, device="tpu")
@@ -51,13 +56,14 @@ def test_an_argument_that_only_tunes_vllm_may_stay() -> None:
     [
         ({"method": "eagle"}, "method 'eagle' needs a model"),
         ({"method": "eagle", "model": MODELS / "demo-draft"}, "is a checkpoint of kind draft_model, not of method"),
+        ({"method": "mtp", "model": MODELS / "demo-draft"}, "method mtp drafts from the target's own files"),
         ({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens must be a whole number from 1"),
         ({"method": "ngram", "quantization": "fp8"}, "quantization is not supported; known are model, method"),
     ],
 )
 def test_a_wrong_key_of_speculative_config_is_refused_by_name(given: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        plan_speculation(given)
+        plan_speculation(given, str(TARGET))
     assert refused.value.message.startswith("speculative_config: ")
     assert says in refused.value.message
 
@@ -69,19 +75,21 @@ def test_a_wrong_key_of_speculative_config_is_refused_by_name(given: dict[str, A
         ({"method": "off", "model": MODELS / "demo-draft"}, "off", ()),
         ({}, "auto", ("suffix", "ngram")),
         ({"method": "suffix"}, "suffix", ("suffix",)),
+        ({"method": "deepseek_mtp"}, "mtp", ("mtp",)),
         ({"model": MODELS / "demo-draft"}, "auto", ("draft_model",)),
         ({"model": MODELS / "demo-eagle3"}, "auto", ("eagle3",)),
         ({"model": MODELS / "demo-medusa", "method": "medusa"}, "medusa", ("medusa",)),
     ],
 )
 def test_methods_by_name_and_by_checkpoint(given: dict[str, Any] | None, method: str, served: tuple[str, ...]) -> None:
-    plan = plan_speculation(given)
+    plan = plan_speculation(given, str(TARGET))
     assert (plan.config.method, plan.methods) == (method, served)
 
 
 def test_keys_go_to_the_service_that_they_belong_to() -> None:
     plan = plan_speculation(
-        {"method": "ngram", "num-speculative-tokens": 3, "prompt_lookup_max": 4, "rejection_sample_method": "standard"}
+        {"method": "ngram", "num-speculative-tokens": 3, "prompt_lookup_max": 4, "rejection_sample_method": "standard"},
+        str(TARGET),
     )
     assert plan.config.num_speculative_tokens == 3
     assert plan.drafter == {"prompt_lookup_max": 4}
@@ -90,7 +98,7 @@ def test_keys_go_to_the_service_that_they_belong_to() -> None:
 
 def test_importing_it_loads_no_torch() -> None:
     code = (
-        "import sys\nfrom offline import LLM, SamplingParams\n"
+        "import sys\nfrom outrider import LLM, SamplingParams\n"
         "loaded = {'torch', 'transformers', 'numba', 'triton'} & set(sys.modules)\nassert not loaded, loaded"
     )
     outcome = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=280)

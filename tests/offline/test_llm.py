@@ -16,13 +16,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from offline import LLM, GenerationFailed, RequestOutput, SamplingParams, StructuredOutputsParams
-from offline.engines import Engines, start_engines
-from shared import sampling_params as engine_params
-from shared.errors import ConfigError, InvalidRequest
-from shared.stream_key import stream_key
+from outrider.offline import LLM, GenerationFailed, RequestOutput, SamplingParams, StructuredOutputsParams
+from outrider.offline.engines import Engines, start_engines
+from outrider.shared import sampling_params as engine_params
+from outrider.shared.errors import ConfigError, InvalidRequest
+from outrider.shared.stream_key import stream_key
+from outrider.verifier_service.config import VerifierConfig
 from tests.verifier_service.engine_client import generate, make_spec, tokens_of
-from verifier_service.config import VerifierConfig
 
 MODELS = Path(__file__).parents[2] / "models"
 TARGET = MODELS / "demo-target"
@@ -213,7 +213,7 @@ def test_a_failed_request_costs_nobody_elses_output(llm: LLM) -> None:
     error = failed.value
     assert sorted(error.failures) == [1, 5]
     assert all(isinstance(failure, InvalidRequest) for failure in error.failures.values())
-    assert error.message.startswith("2 of 6 requests failed, the first of them prompt 1 (request ")
+    assert error.message.startswith("2 of 6 requests failed, first prompt 1 (request ")
     assert [output is None for output in error.outputs] == [False, True, False, False, False, True]
     assert ids_of([output for output in error.outputs if output]) == ids_of(llm.generate(PROMPTS, GREEDY))
 
@@ -247,8 +247,19 @@ def test_no_max_tokens_fills_the_context_and_the_seed_repeats_a_program() -> Non
     assert all(len(output.prompt_token_ids) + len(output.outputs[0].token_ids) == 60 for output in first)
     assert ids_of(first) == ids_of(second)
     assert ids_of(first)[0] != ids_of(first)[1]
-    with pytest.raises(ConfigError, match="has been closed"):
+    with pytest.raises(ConfigError, match="is closed"):
         short.generate("x")
+
+
+def test_without_sampling_params_those_of_the_checkpoint_hold(tmp_path: Path) -> None:
+    for file in TARGET.iterdir():
+        if file.name != "generation_config.json":
+            (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0, "max_new_tokens": 9, "eos_token_id": [0, 4]}')
+    with LLM(tmp_path, dtype="float32", num_threads=1, kv_cache_mb=64) as llm:
+        greedy = SamplingParams(temperature=0, max_tokens=9)
+        assert llm.get_default_sampling_params() == greedy
+        assert ids_of(llm.generate(PROMPTS)) == ids_of(llm.generate(PROMPTS, greedy))
 
 
 def test_progress_is_told_on_stderr_when_asked_for(llm: LLM, capfd: pytest.CaptureFixture[str]) -> None:

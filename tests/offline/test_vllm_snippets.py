@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.storm
+
 MODELS = Path(__file__).parents[2] / "models"
 # Every example begins and ends alike.
 HEAD = """
@@ -85,10 +87,13 @@ PATHS = {
 }
 
 
-@pytest.mark.parametrize("name", SNIPPETS)
+# EAGLE's example starts four ranks.
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.storm if name == "eagle" else ()) for name in SNIPPETS]
+)
 def test_the_example_runs_as_it_is_written(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As the main module of a script, without a guard: a rank that ran it once more would fail."""
-    code = HEAD.replace("from vllm import", "from offline import") + SNIPPETS[name] + TAIL
+    code = HEAD.replace("from vllm import", "from outrider import") + SNIPPETS[name] + TAIL
     for theirs, ours in PATHS.items():
         code = code.replace(f'"{theirs}"', repr(str(MODELS / ours)))
     script = tmp_path / "example.py"

@@ -46,7 +46,7 @@ class Viewer:
         await page.goto(url)
         screen = Screen(page)
         if wait:
-            await page.get_by_text("tokens of context").wait_for()
+            await page.get_by_text("context of").wait_for()
             await page.locator(".fleet .node.gateway").wait_for()
             # The effect that names the model chooses the method too; what a test chooses must come after it.
             await expect(page).to_have_title(re.compile(" · "))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from browsing import PHONE, Screen, Viewer
 from playwright.async_api import expect
 
 from tests.e2e.e2e_stack import RunningStack
+
+pytestmark = pytest.mark.storm
 
 _FOCUSED = "(one => one.getAttribute('aria-label') || one.id || one.getAttribute('role') || '')(document.activeElement)"
 _IS_DRAWN = """isLight => {
@@ -54,6 +57,23 @@ async def test_everything_works_from_a_keyboard(screen: Screen) -> None:
     assert outline == "solid"  # where the focus is can be seen
 
 
+async def test_ctrl_enter_sends_from_anywhere(screen: Screen) -> None:
+    await screen.page.get_by_label("Temperature").press("Control+Enter")
+    await screen.until_done()
+    await screen.page.evaluate("document.activeElement.blur()")
+    async with screen.page.expect_request("**/v1/completions"):
+        await screen.page.keyboard.press("Control+Enter")
+    await screen.until_done()
+
+
+async def test_what_this_is_and_where_its_documentation_is(screen: Screen) -> None:
+    about = screen.page.locator("header .about")
+    await expect(about).to_contain_text("Outrider serves language models with speculative decoding")
+    link = await about.get_by_role("link").get_attribute("href")
+    assert link is not None
+    assert (await screen.page.request.get(f"{screen.page.url}{link}")).ok
+
+
 async def test_the_switch_and_the_tabs_from_a_keyboard(screen: Screen) -> None:
     keyboard, page = screen.page.keyboard, screen.page
     await tab_to(screen, "switch")
@@ -96,6 +116,6 @@ async def test_light_and_dark(viewer: Viewer, stack: RunningStack) -> None:
         await until_drawn_in(screen, other)
         await screen.check_accessible()
         await screen.page.reload()
-        await screen.page.get_by_text("tokens of context").wait_for()
+        await screen.page.get_by_text("context of").wait_for()
         await until_drawn_in(screen, other)
         await expect(screen.page.get_by_label("Theme")).to_have_value(other)

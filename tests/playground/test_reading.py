@@ -13,6 +13,8 @@ from playwright.async_api import expect
 
 from tests.e2e.e2e_stack import RunningStack
 
+pytestmark = pytest.mark.storm
+
 METHOD = {"Method": "draft_model", "Draft_length": "4"}
 
 
@@ -27,7 +29,7 @@ async def ask(stack: RunningStack, body: dict[str, Any]) -> dict[str, Any]:
 
 
 async def test_tokens_are_told_apart_as_they_stream(screen: Screen, stack: RunningStack) -> None:
-    await screen.settings(**METHOD, Most_tokens="600")
+    await screen.settings(**METHOD, Max_tokens="600")
     body = await screen.requested()
     await until(screen, 20)
     assert await screen.panel().get_attribute("aria-busy") == "true"  # they come while it runs
@@ -74,7 +76,7 @@ async def test_a_token_tells_its_round(screen: Screen, stack: RunningStack) -> N
 
 async def test_rounds_and_figures(screen: Screen) -> None:
     """The charts say what the legend counts: every token is of one round, and a round has one that was not drafted."""
-    await screen.settings(**METHOD, Most_tokens="80")
+    await screen.settings(**METHOD, Max_tokens="80")
     await screen.run()
     await screen.until_done()
     summary = await screen.page.locator(".rounds svg").get_attribute("aria-label") or ""
@@ -82,7 +84,7 @@ async def test_rounds_and_figures(screen: Screen) -> None:
     tokens = await screen.tokens()
     assert accepted == sum(token.origin == "accepted" for token in tokens)
     assert num_rounds <= len(tokens) <= 80
-    assert len(tokens) == 80 or "the model has ended" in await screen.panel().locator(".state").inner_text()
+    assert len(tokens) == 80 or "the model ended its answer" in await screen.panel().locator(".state").inner_text()
     figures = [await figure.inner_text() for figure in await screen.page.locator(".charts figcaption b").all()]
     assert float(figures[0]) == pytest.approx(1 + accepted / num_drafted, abs=0.006)
     assert float(figures[1]) == pytest.approx(drafted / num_drafted, abs=0.006)
@@ -97,8 +99,11 @@ async def test_side_by_side(screen: Screen, stack: RunningStack, sampling: dict[
     for title in ("Speculation on", "Speculation off"):
         await screen.until_done(title)
     verdict = screen.page.locator(".verdict")
-    await expect(verdict).to_contain_text("The same bytes.")
+    await expect(verdict).to_contain_text("Identical.")
     assert await verdict.locator("svg.sign").is_visible()
+    await expect(screen.page.locator(".speeds")).to_have_text(
+        re.compile(r"^Speculation made .*: \d+ tokens per second with it, \d+ without\.$")
+    )
     expected = (await ask(stack, body))["choices"][0]["text"]
     assert await screen.text("Speculation on") == await screen.text("Speculation off") == expected
     assert {token.origin for token in await screen.tokens("Speculation off")} == {"target"}
@@ -113,13 +118,15 @@ async def test_without_a_seed_two_draws_may_differ_and_the_page_says_so(screen: 
     for title in ("Speculation on", "Speculation off"):
         await screen.until_done(title)
     assert await screen.text("Speculation on") != await screen.text("Speculation off")
-    await expect(screen.page.locator(".verdict")).to_contain_text("Two draws of one law.")
+    await expect(screen.page.locator(".verdict")).to_contain_text("Two samples of one distribution.")
 
 
 async def test_a_chat(screen: Screen) -> None:
     page = screen.page
     await page.get_by_text("Chat", exact=True).click()
-    await screen.settings(System_message="Answer in code.", Most_tokens="24")
+    await page.get_by_role("button", name="gravity").click()
+    await expect(page.get_by_label("Message", exact=True)).to_have_value("What is gravity?")
+    await screen.settings(System_message="Answer in code.", Max_tokens="24")
     for message in ("Write a stack.", "Now a queue."):
         await page.get_by_label("Message", exact=True).fill(message)
         async with page.expect_request("**/v1/chat/completions") as sent:
@@ -134,7 +141,7 @@ async def test_a_chat(screen: Screen) -> None:
     assert await page.locator(".turn.assistant .said").text_content() == asked
     assert await screen.num_tokens() > 0
     await page.get_by_role("button", name="New chat").click()
-    await expect(page.get_by_text("Nothing asked yet")).to_be_visible()
+    await expect(page.get_by_text("No request yet")).to_be_visible()
 
 
 async def test_the_form_says_what_is_asked(screen: Screen) -> None:
@@ -143,7 +150,7 @@ async def test_the_form_says_what_is_asked(screen: Screen) -> None:
         Method="ngram",
         Draft_length="3",
         Mode="rejection",
-        Most_tokens="8",
+        Max_tokens="8",
         Temperature="0.9",
         Seed="5",
         Top_p="0.8",
@@ -153,7 +160,7 @@ async def test_the_form_says_what_is_asked(screen: Screen) -> None:
         Frequency="0.2",
         Repetition="1.1",
     )
-    await screen.page.get_by_label("Stop, one a line").fill("never said\n\nnor this")
+    await screen.page.get_by_label("Stop strings, one per line").fill("never said\n\nnor this")
     await screen.page.get_by_label("Draft a tree of tokens").check()
     body = await screen.requested()
     assert body["speculation"] == {
@@ -175,6 +182,6 @@ async def test_pictures(viewer: Viewer, stack: RunningStack) -> None:
     await screen.check_accessible()
     await screen.page.get_by_role("switch", name="Compare").check()
     await screen.run()
-    await expect(screen.page.locator(".verdict")).to_contain_text("The same bytes.")
+    await expect(screen.page.locator(".verdict")).to_contain_text("Identical.")
     await screen.check_accessible()
     await screen.picture("compare")

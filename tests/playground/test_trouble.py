@@ -10,12 +10,14 @@ import pytest
 from browsing import Screen, Viewer, until
 from playwright.async_api import expect
 
-from gateway.config import GatewayConfig
-from gateway.tokenizer import Tokenizer
-from shared.errors import VerifierLost
+from outrider.gateway.config import GatewayConfig
+from outrider.gateway.request.tokenizer import Tokenizer
+from outrider.shared.errors import VerifierLost
 from tests.e2e.e2e_stack import RunningStack
 from tests.gateway.doors import ALICE, key_file, open_doors
 from tests.gateway.gateway_script import DEMO_TARGET, Script, ScriptedService
+
+pytestmark = pytest.mark.storm
 
 # A drafter loads its model: 8 s on two idle cores and a minute on busy ones.
 LOADING_MS = 150_000.0
@@ -44,7 +46,7 @@ async def served(viewer: Viewer, service: ScriptedService, config: GatewayConfig
 async def test_a_drafter_dies_in_mid_stream(screen: Screen, stack: RunningStack) -> None:
     """It is shown as gone, in the text and in the fleet, while the text goes on; then it is back."""
     page = screen.page
-    await screen.settings(Method="draft_model", Draft_length="2", Temperature="0", Most_tokens="1900")
+    await screen.settings(Method="draft_model", Draft_length="2", Temperature="0", Max_tokens="1900")
     await screen.page.get_by_role("switch", name="Compare").check()
     await screen.run()
     panel = "Speculation on"
@@ -76,11 +78,11 @@ async def test_a_refusal_is_said_in_words(screen: Screen) -> None:
     await screen.settings(Temperature="-1")
     await screen.run()
     alert = screen.page.get_by_role("alert")
-    await expect(alert).to_contain_text("Refused with 400.")
+    await expect(alert).to_contain_text("The request was refused.")
     await expect(alert).to_contain_text("temperature must be between 0 and 100, got -1.0")
     await expect(screen.page.get_by_label("Temperature")).to_have_attribute("aria-invalid", "true")
     await screen.check_accessible()
-    await screen.settings(Temperature="0", Most_tokens="4")
+    await screen.settings(Temperature="0", Max_tokens="4")
     await screen.run()
     await screen.until_done()
     assert await alert.count() == 0
@@ -91,8 +93,26 @@ async def test_an_error_in_mid_stream_keeps_what_was_said(viewer: Viewer, servic
     async with served(viewer, service) as url:
         screen = await viewer.open(url)
         await screen.run()
+        await expect(screen.page.get_by_role("alert")).to_contain_text("The service is not available at the moment.")
         await expect(screen.page.get_by_role("alert")).to_contain_text("the verifier was lost")
         assert await screen.num_tokens() == 3 * service.script.commit_len
+        await screen.check_accessible()
+
+
+async def test_an_answer_that_failed_goes_on_from_its_last_event(viewer: Viewer, service: ScriptedService) -> None:
+    service.script.error, service.script.error_at = VerifierLost("the verifier was lost"), 3
+    async with served(viewer, service) as url:
+        screen = await viewer.open(url)
+        await screen.run()
+        goes_on = screen.page.get_by_role("button", name="Continue after token 9")
+        await goes_on.wait_for()
+        service.script.error = None
+        async with screen.page.expect_request("**/v1/streams/*") as resumed:
+            await goes_on.click()
+        await screen.until_done()
+        assert (await resumed.value).headers["last-event-id"].endswith(":9")
+        assert await screen.text() == service.script.text
+        assert await screen.page.get_by_role("alert").count() == 0
 
 
 async def test_a_broken_stream_is_taken_up_again(viewer: Viewer, service: ScriptedService) -> None:
@@ -114,21 +134,36 @@ async def test_a_broken_stream_is_taken_up_again(viewer: Viewer, service: Script
         assert await screen.text() == service.script.text
 
 
+async def test_speed_is_the_servers_however_late_the_events_come(viewer: Viewer, service: ScriptedService) -> None:
+    """All at once, as through a proxy that buffers, or to a tab that was busy."""
+    async with served(viewer, service) as url:
+        screen = await viewer.open(url)
+
+        async def at_once(route: object) -> None:
+            await route.fulfill(response=await route.fetch())  # type: ignore[attr-defined]
+
+        await screen.page.route("**/v1/completions", at_once)
+        await screen.run()
+        await screen.until_done()
+        shown = await screen.panel().locator(".figures b").nth(1).inner_text()
+        assert 0 < int(shown) <= service.script.commit_len / service.script.delay_s
+
+
 async def test_a_key_is_asked_for_and_kept_in_the_tab(viewer: Viewer, service: ScriptedService, tmp_path: Path) -> None:
     config = GatewayConfig(port=0, grpc_port=0, api_keys_file=key_file(tmp_path))
     async with served(viewer, service, config) as url:
         screen = await viewer.open(url, wait=False)
         page = screen.page
-        await expect(page.locator(".serving")).to_contain_text("an API key is needed")
+        await expect(page.locator(".serving")).to_contain_text("an API key is required")
         field = page.get_by_label("API key", exact=True)
         await expect(field).to_be_visible()
         await screen.check_accessible()
         await field.fill("wrong")
         await field.press("Enter")
-        await expect(page.locator(".serving")).not_to_contain_text("is needed")
+        await expect(page.locator(".serving")).not_to_contain_text("is required")
         await field.fill(ALICE)
         await field.press("Enter")
-        await page.get_by_text("tokens of context").wait_for()
+        await page.get_by_text("context of").wait_for()
         await screen.run()
         await screen.until_done()
         assert service.requests[-1].owner == "alice"

@@ -6,8 +6,8 @@ import hashlib
 
 import pytest
 
-from shared.api_keys import key_digest, key_line, new_key, parse_key_file
-from shared.errors import ConfigError
+from outrider.shared.api_keys import key_digest, key_line, new_key, parse_key_file
+from outrider.shared.errors import ConfigError
 
 HASH = "ab" * 32
 OTHER_HASH = "cd" * 32
@@ -35,8 +35,8 @@ def test_an_owner_may_have_two_keys() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "keys holds no key"),
-        ("# only this\n", "keys holds no key"),
+        ("", "keys has no key"),
+        ("# only this\n", "keys has no key"),
         ("alice", "keys line 1: must be name:sha256-hex"),
         (f"\na:{HASH}:1:2:3", "keys line 2: must be name:sha256-hex"),
         (f"a b:{HASH}", "keys line 1: a name has 1 to 64 letters"),
@@ -71,5 +71,5 @@ def test_the_line_holds_the_hash_and_not_the_key() -> None:
     [entry] = parse_key_file(line, "keys")
     assert entry.digest == key_digest(key) == hashlib.sha256(key.encode()).digest()
     assert (entry.name, entry.max_concurrent, entry.tokens_per_minute) == ("alice", 2, 1000)
-    with pytest.raises(ConfigError, match="cannot name a key"):
+    with pytest.raises(ConfigError, match="is not a valid key name"):
         key_line("al:ice", key)

@@ -10,7 +10,7 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2
 
-from shared import rpc
+from outrider.shared import rpc
 
 # A field of wire type 7, which does not exist.
 GARBAGE = b"\xff\xff\xff\xff\xff\x0f\x07"

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from drafter_service.config import DrafterConfig
-from shared.config import load_config, setting
-from shared.errors import ConfigError
-from verifier_service.config import VerifierConfig
+from outrider.drafter_service.config import DrafterConfig
+from outrider.shared.config import load_config, setting
+from outrider.shared.errors import ConfigError
+from outrider.verifier_service.config import VerifierConfig
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,9 @@ def test_true_words(text: str) -> None:
         ([], {"OUTRIDER_DTYPE": "int4"}, ["OUTRIDER_DTYPE", "int4", "auto", "bfloat16"]),
         ([], {"OUTRIDER_NUM_ROWS": "many"}, ["OUTRIDER_NUM_ROWS", "many", "whole number"]),
         (["--num-rows", "1.5"], {}, ["--num-rows", "1.5", "whole number"]),
-        (["--num-rows", "0"], {}, ["--num-rows", "0", "smallest", "1"]),
-        (["--num-rows", "65"], {}, ["--num-rows", "65", "largest", "64"]),
-        (["--share", "1.01"], {}, ["--share", "1.01", "largest"]),
+        (["--num-rows", "0"], {}, ["--num-rows", "0", "minimum", "1"]),
+        (["--num-rows", "65"], {}, ["--num-rows", "65", "maximum", "64"]),
+        (["--share", "1.01"], {}, ["--share", "1.01", "maximum"]),
         (["--share", "half"], {}, ["--share", "half", "a number"]),
         (["--caching", "maybe"], {}, ["--caching", "maybe", "true or false"]),
         (["--reflection", "maybe"], {}, ["--reflection", "maybe", "auto, true or false"]),

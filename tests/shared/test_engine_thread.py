@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from shared.engine_thread import EngineThread
+from outrider.shared.engine_thread import EngineThread
 
 LONG_S = 30.0
 

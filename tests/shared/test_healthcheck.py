@@ -10,8 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from shared import rpc
-from shared.healthcheck import EXIT_NOT_WELL, EXIT_USAGE, EXIT_WELL
+from outrider.shared import rpc
+from outrider.shared.healthcheck import EXIT_NOT_WELL, EXIT_USAGE, EXIT_WELL
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -45,7 +45,7 @@ async def grpc_server() -> AsyncIterator[rpc.Server]:
 async def run(*targets: str) -> tuple[int, str]:
     """(exit code, output) of the command."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "shared.healthcheck", *targets),
+        *(sys.executable, "-m", "outrider.shared.healthcheck", *targets),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )

@@ -1,20 +1,20 @@
-"""Numbers of sessions that are about as many are one load."""
+"""Numbers of sessions that are close to each other are one load."""
 
 from __future__ import annotations
 
 import pytest
 
-from shared.loads import load_of
+from outrider.shared.draft_policy.loads import load_of
 
 
 @pytest.mark.parametrize("per_doubling", [2, 4])
-def test_each_doubling_has_so_many_loads(per_doubling: int) -> None:
+def test_each_doubling_has_that_number_of_loads(per_doubling: int) -> None:
     assert [load_of(2**power, per_doubling) for power in range(6)] == [power * per_doubling for power in range(6)]
     loads = [load_of(num_sessions, per_doubling) for num_sessions in range(1, 200)]
     assert loads == sorted(loads)
 
 
-def test_about_as_many_sessions_are_one_load() -> None:
+def test_close_numbers_of_sessions_are_one_load() -> None:
     assert load_of(30) == load_of(32) == load_of(34)
     assert load_of(24) < load_of(32)
     assert [load_of(num_sessions) for num_sessions in (1, 2, 3, 4)] == [0, 4, 6, 8]

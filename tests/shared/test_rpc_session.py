@@ -15,14 +15,15 @@ import grpc.aio
 import pytest
 from prometheus_client import CollectorRegistry
 
-from drafter_service.engine import DrafterEngine
-from drafter_service.methods.ngram import NgramMethod
-from drafter_service.metrics import DrafterMetrics
-from drafter_service.server import DrafterServicer
+from outrider.drafter_service.engine import DrafterEngine
+from outrider.drafter_service.metrics import DrafterMetrics
+from outrider.drafter_service.server import DrafterServicer
+from outrider.drafting.methods.ngram import NgramMethod
+from outrider.shared import rpc, wire
+from outrider.shared.errors import ConfigError
+from outrider.shared.messages import DrafterInfo, DraftStep, SessionSpec
+from outrider.shared.sampling_params import SamplingParams, SpeculationMode
 from outrider.v1 import drafter_pb2, drafter_pb2_grpc
-from shared import rpc, wire
-from shared.messages import DrafterInfo, DraftStep, SessionSpec
-from shared.sampling_params import SamplingParams, SpeculationMode
 
 PROMPT = (5, 6, 7, 5, 6)
 NUM_SESSIONS = 4
@@ -206,5 +207,5 @@ async def test_get_info(door: Door) -> None:
 
 
 async def test_two_servers_on_one_port_fail_loudly(door: Door) -> None:
-    with pytest.raises(RuntimeError):
+    with pytest.raises(ConfigError, match=f"--port: cannot listen on 127.0.0.1:{door.server.port}: "):
         await rpc.start_server("127.0.0.1", door.server.port, lambda _server: None, ())

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from shared.errors import InvalidRequest
-from shared.sampling_params import SamplingParams, SpeculationMode
+from outrider.shared.errors import InvalidRequest
+from outrider.shared.sampling_params import SamplingParams, SpeculationMode
 
 
 @pytest.mark.parametrize(
@@ -26,10 +26,19 @@ def test_a_seed_or_temperature_zero_means_exact(params: SamplingParams, mode: Sp
 
 
 @pytest.mark.parametrize(
+    ("temperature", "greedy"), [(0.0, True), (5e-324, True), (9e-5, True), (1e-4, False), (0.5, False)]
+)
+def test_a_tiny_temperature_is_greedy(temperature: float, greedy: bool) -> None:
+    params = SamplingParams(temperature=temperature)
+    params.validate()
+    assert params.greedy is greedy
+    assert (params.default_mode is SpeculationMode.EXACT) is greedy
+
+
+@pytest.mark.parametrize(
     ("field", "value"),
     [
         ("temperature", -0.1),
-        ("temperature", 1e-5),
         ("temperature", 100.1),
         ("temperature", math.nan),
         ("temperature", math.inf),
@@ -67,7 +76,7 @@ def test_values_out_of_range_are_refused_and_named(field: str, value: Any) -> No
     ("field", "value"),
     [
         ("temperature", 0.0),
-        ("temperature", 1e-4),
+        ("temperature", 5e-324),
         ("temperature", 100.0),
         ("top_p", 1e-9),
         ("top_k", 2**31 - 1),

@@ -1,19 +1,23 @@
-"""The metrics port: names stay as they are, whatever the scraper asks for; connections are bounded."""
+"""The metrics port keeps names as they are, whatever the scraper asks for, and bounds connections; the log's form."""
 
 from __future__ import annotations
 
+import json
 import socket
+import subprocess
+import sys
 import threading
 import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
+from datetime import datetime, timedelta
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from shared.errors import ConfigError
-from shared.telemetry import serve_metrics
+from outrider.shared.errors import ConfigError
+from outrider.shared.telemetry import serve_metrics
 from tests.ports import server_port
 
 _PROMETHEUS_2 = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
@@ -50,7 +54,7 @@ def test_a_taken_port_names_the_setting() -> None:
 @pytest.fixture
 def metrics_port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     # Long enough for a look at them while all are held, on a busy machine too.
-    monkeypatch.setattr("shared.telemetry._SCRAPE_TIMEOUT_S", 5.0)
+    monkeypatch.setattr("outrider.shared.telemetry._SCRAPE_TIMEOUT_S", 5.0)
     port = server_port()
     stop = serve_metrics(CollectorRegistry(), "127.0.0.1", port)
     yield port
@@ -84,3 +88,34 @@ def test_connections_that_never_finish_are_cut_and_bounded(metrics_port: int, sa
         time.sleep(0.1)
     for connection in held:
         connection.close()
+
+
+_LOGS = """
+import sys
+from outrider.shared.telemetry import setup_logging
+log = setup_logging("gateway", "info", sys.argv[1])
+log.debug("not asked for")
+log.info("on %s:%d", "[::1]", 8000)
+try:
+    raise ValueError("two\\nlines")
+except ValueError:
+    log.exception('a "quoted" failure')
+"""
+
+
+def logged(log_format: str) -> list[str]:
+    command = [sys.executable, "-c", _LOGS, log_format]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stderr.splitlines()
+
+
+def test_the_log_as_json_has_one_object_a_line() -> None:
+    started, failed = [json.loads(line) for line in logged("json")]
+    when = datetime.fromisoformat(started.pop("time"))
+    assert when.utcoffset() == timedelta(0)
+    assert started == {"level": "INFO", "service": "gateway", "logger": "gateway", "message": "on [::1]:8000"}
+    assert (failed["level"], failed["message"]) == ("ERROR", 'a "quoted" failure')
+    assert failed["exception"].endswith("ValueError: two\nlines")
+
+
+def test_the_log_is_text_unless_asked_otherwise() -> None:
+    assert logged("text")[0].endswith(" gateway INFO gateway: on [::1]:8000")

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from shared import rpc
-from shared.errors import ConfigError
-from shared.healthcheck import EXIT_NOT_WELL, EXIT_USAGE, EXIT_WELL
-from shared.tls import TlsConfig, client_tls, server_tls
+from outrider.shared import rpc
+from outrider.shared.errors import ConfigError
+from outrider.shared.healthcheck import EXIT_NOT_WELL, EXIT_USAGE, EXIT_WELL
+from outrider.shared.tls import TlsConfig, client_tls, server_tls
 from tests.certificates import Authority, Issued
 
 NAME = "verifier"
@@ -51,7 +51,7 @@ def gateway(authority: Authority) -> Issued:
 @asynccontextmanager
 async def serving(tls: TlsConfig | None) -> AsyncIterator[str]:
     """Address of a server that says SERVING."""
-    server = await rpc.start_server("127.0.0.1", 0, lambda _: None, (), rpc.Door(tls=tls))
+    server = await rpc.start_server("127.0.0.1", 0, lambda _: None, (), rpc.ServerOptions(tls=tls))
     await server.serving()
     try:
         yield f"127.0.0.1:{server.port}"
@@ -97,12 +97,12 @@ def test_broken_files_name_the_setting(folder: Path, authority: Authority, verif
     garbage.write_text("-----BEGIN CERTIFICATE-----\nno\n-----END CERTIFICATE-----\n")
     encrypted = authority.issue("secret", dns_names=("secret",), password=b"pass")
     cases = [
-        (("/no/such.pem", verifier.key_file, ""), "--tls-cert-file: there is no file /no/such.pem"),
-        ((verifier.cert_file, "/no/such.pem", ""), "--tls-key-file: there is no file /no/such.pem"),
-        ((verifier.cert_file, verifier.key_file, "/no/such.pem"), "--tls-ca-file: there is no file /no/such.pem"),
+        (("/no/such.pem", verifier.key_file, ""), "--tls-cert-file: /no/such.pem does not exist"),
+        ((verifier.cert_file, "/no/such.pem", ""), "--tls-key-file: /no/such.pem does not exist"),
+        ((verifier.cert_file, verifier.key_file, "/no/such.pem"), "--tls-ca-file: /no/such.pem does not exist"),
         ((verifier.cert_file, gateway.key_file, ""), "do not load as a pair"),
         ((str(garbage), verifier.key_file, ""), "do not load as a pair"),
-        ((verifier.cert_file, verifier.key_file, str(garbage)), "holds no PEM certificate"),
+        ((verifier.cert_file, verifier.key_file, str(garbage)), "has no PEM certificate"),
         ((encrypted.cert_file, encrypted.key_file, ""), "is encrypted"),
     ]
     for files, message in cases:
@@ -110,10 +110,10 @@ def test_broken_files_name_the_setting(folder: Path, authority: Authority, verif
             server_tls(*files)
 
 
-@pytest.mark.parametrize("service", ["gateway", "verifier_service", "drafter_service"])
+@pytest.mark.parametrize("service", ["outrider.gateway", "outrider.verifier_service", "outrider.drafter_service"])
 def test_a_service_ends_with_2_and_one_line(service: str, verifier: Issued) -> None:
     command = [sys.executable, "-m", service, "--tls-cert-file", verifier.cert_file]
-    command += ["--model", "models/demo-target"] if service != "drafter_service" else []
+    command += ["--model", "models/demo-target"] if service != "outrider.drafter_service" else []
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 2
     [line] = done.stderr.splitlines()
@@ -181,7 +181,7 @@ def probe(address: str, **environ: str) -> tuple[int, str]:
     """(exit code, output) of the command in a service's environment."""
     names = {f"OUTRIDER_TLS_{name.upper()}_FILE": value for name, value in environ.items()}
     done = subprocess.run(
-        [sys.executable, "-m", "shared.healthcheck", address],
+        [sys.executable, "-m", "outrider.shared.healthcheck", address],
         env={**os.environ, **names},
         capture_output=True,
         text=True,

@@ -11,24 +11,30 @@ import time
 
 import pytest
 
-from shared.errors import ConfigError
-from shared.tracing import carrier_of, tracing
+from outrider.shared.errors import ConfigError
+from outrider.shared.tracing import carrier_of
+from outrider.shared.tracing.setup import tracing
 from tests.ports import nobodys_port
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-OF_TRACING = ("opentelemetry.sdk.trace", "opentelemetry.exporter", "opentelemetry.proto", "shared.tracing.otlp")
+OF_TRACING = (
+    "opentelemetry.sdk.trace",
+    "opentelemetry.exporter",
+    "opentelemetry.proto",
+    "outrider.shared.tracing.otlp",
+)
 
 
 def run_python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=280, check=False)
 
 
-@pytest.mark.parametrize("service", ["gateway", "verifier_service", "drafter_service"])
+@pytest.mark.parametrize("service", ["outrider.gateway", "outrider.verifier_service", "outrider.drafter_service"])
 def test_nothing_of_it_is_loaded_when_it_is_off(service: str) -> None:
     """FastAPI and redis-py look for OpenTelemetry's API and metrics themselves; spans and exporters are ours alone."""
     code = (
         f"import sys, {service}.__main__\n"
-        "from shared.tracing import tracing\n"
+        "from outrider.shared.tracing.setup import tracing\n"
         "with tracing('', 'test') as tracer: assert tracer is None\n"
         f"loaded = [name for name in sys.modules if name.startswith({OF_TRACING!r})]\n"
         "assert not loaded, loaded"
@@ -40,7 +46,7 @@ def test_nothing_of_it_is_loaded_when_it_is_off(service: str) -> None:
 def test_missing_packages_are_named() -> None:
     code = (
         "import sys\nsys.modules['opentelemetry.sdk'] = None\n"
-        "from shared.tracing import tracing\n"
+        "from outrider.shared.tracing.setup import tracing\n"
         "with tracing('http://127.0.0.1:4317', 'test'): pass"
     )
     assert "ConfigError: --otlp-traces-endpoint: opentelemetry.sdk" in run_python(code).stderr

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from drafter_service.config import DrafterConfig
-from shared.errors import ConfigError
-from shared.speculative_config import SpeculativeConfig, parse_speculative_config
-from shared.vllm_keys import FLAGS_ELSEWHERE, KNOWN, OF_DRAFTER, OF_GATEWAY, OF_VERIFIER, given_keys
-from verifier_service.config import VerifierConfig
+from outrider.drafter_service.config import DrafterConfig
+from outrider.shared.errors import ConfigError
+from outrider.shared.speculative_config import SpeculativeConfig, parse_speculative_config
+from outrider.shared.vllm_keys import FLAGS_ELSEWHERE, KNOWN, OF_DRAFTER, OF_GATEWAY, OF_VERIFIER, given_keys
+from outrider.verifier_service.config import VerifierConfig
 
 
 @pytest.mark.parametrize(

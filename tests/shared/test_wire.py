@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outrider.shared import messages as m
+from outrider.shared import wire
+from outrider.shared.errors import InvalidRequest
+from outrider.shared.sampling_params import Grammar, GrammarKind, SamplingParams, SpeculationMode, ThinkingBudget
 from outrider.v1 import common_pb2, drafter_pb2, verifier_pb2
-from shared import messages as m
-from shared import wire
-from shared.errors import InvalidRequest
-from shared.sampling_params import Grammar, GrammarKind, SamplingParams, SpeculationMode
 
 token_ids = st.integers(0, 2**31 - 1)
 token_tuples = st.lists(token_ids, max_size=6).map(tuple)
@@ -77,6 +77,8 @@ sampling_params = st.builds(
     grammar=st.none()
     | st.builds(Grammar, st.sampled_from([GrammarKind.REGEX, GrammarKind.LARK, GrammarKind.JSON_OBJECT]), names)
     | st.sampled_from([Grammar(GrammarKind.JSON_SCHEMA, "{}"), Grammar(GrammarKind.CHOICE, '["a", "é"]')]),
+    thinking_budget=st.none()
+    | st.builds(ThinkingBudget, st.integers(0, 9), token_ids, token_tuples, token_tuples, st.booleans()),
 )
 specs = st.builds(
     m.SessionSpec,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from outrider.shared import wire
+from outrider.shared.errors import InvalidRequest
 from outrider.v1 import common_pb2, verifier_pb2
-from shared import wire
-from shared.errors import InvalidRequest
 
 Kind = common_pb2.Grammar
 

@@ -17,14 +17,14 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from shared import rpc
+from outrider.shared import rpc
 
 METHOD = "/test/Wait"
 CHANNEL_NOTICES_WITHIN_S = 25.0
 SERVER_NOTICES_WITHIN_S = 50.0
 SERVER = """
 import asyncio
-from shared import rpc
+from outrider.shared import rpc
 async def main():
     server = await rpc.start_server("127.0.0.1", 0, lambda _: None, ())
     await server.serving()
@@ -34,7 +34,7 @@ asyncio.run(main())
 """
 CLIENT = """
 import asyncio, sys
-from shared import rpc
+from outrider.shared import rpc
 async def main():
     async with rpc.open_channel(sys.argv[1]) as channel:
         async for _ in channel.unary_stream("/test/Wait")(b""):

@@ -28,10 +28,18 @@ class SoakFleet(Fleet):
     def _service_command(self, kind: str) -> list[str]:
         target = str(MODELS / "demo-target")
         if kind == "verifier":
-            return ["verifier_service", "--model", target, "--kv-cache-mb", "32"]
+            return ["outrider.verifier_service", "--model", target, "--kv-cache-mb", "32"]
         drafts = ",".join(str(MODELS / name) for name in ("demo-draft", "demo-eagle3"))
         return [
-            *("drafter_service", "--target-model", target, "--draft-model", drafts, "--methods", ",".join(METHODS)),
+            *(
+                "outrider.drafter_service",
+                "--target-model",
+                target,
+                "--draft-model",
+                drafts,
+                "--methods",
+                ",".join(METHODS),
+            ),
             *("--num-threads", "1", "--kv-cache-mb", "16", "--suffix-decoding-max-cached-nodes", "20000"),
         ]
 

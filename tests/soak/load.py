@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import httpx
 
-from shared.errors import OutriderError
+from outrider.shared.errors import OutriderError
 from tests.soak.requests import KINDS, TIMED, Asker, Kind, Wrong
 from tests.soak.verdict import Answer
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from client.generate import CompletionRequest, StreamedToken, stream_completion
+from outrider.client.generate import CompletionRequest, StreamedToken, stream_completion
 from tests.chaos.load import PARAMS, PROMPTS
 from tests.soak.fleet import METHODS
 

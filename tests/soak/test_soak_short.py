@@ -1,4 +1,4 @@
-"""A little of the soak with every run of the tests; `make soak` is the long one.
+"""A little of the soak; `make soak` is the long one.
 
 In so little time allocators still find their size, labels of what happens seldom still come, and p99 is a handful of
 answers: memory and metric series have coarser limits, latency none. What is left: wrong answers, sessions, KV blocks
@@ -17,7 +17,7 @@ from tests.soak.requests import KINDS
 from tests.soak.run import Plan, run_soak
 from tests.soak.verdict import Limits
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.storm, pytest.mark.timeout(600)]
 
 
 async def test_nothing_is_held_and_nothing_grows(tmp_path: Path) -> None:

@@ -11,14 +11,14 @@ import torch
 from tiny import VOCAB_SIZE, write_target
 from transformers import LlamaForCausalLM
 
-from training.agreement import load_for_measuring, measure, score
-from training.frozen_target import FrozenTarget
-from training.head_data import load_windows
-from training.head_samples import HELD_OUT_FILES, write_corpus_rows, write_held_out
-from training.heads.options import METHODS, HeadOptions
-from training.heads.registry import build_objective
-from training.make_heads import HEADS, plan
-from training.tokenize_rows import RowEncoder
+from outrider.training.data.head_data import load_windows
+from outrider.training.data.tokenize_rows import RowEncoder
+from outrider.training.demo.agreement import load_for_measuring, measure, score
+from outrider.training.demo.head_samples import HELD_OUT_FILES, write_corpus_rows, write_held_out
+from outrider.training.demo.make_heads import HEADS, plan
+from outrider.training.frozen_target import FrozenTarget
+from outrider.training.heads.options import METHODS, HeadOptions
+from outrider.training.heads.registry import build_objective
 
 HEAD = HeadOptions(num_heads=2, inner_dim=16, ttt_steps=2, draft_vocab_size=30)
 

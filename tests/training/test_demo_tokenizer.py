@@ -11,10 +11,16 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from training import tokenizer as command
-from training.chat_documents import chat_text
-from training.errors import CorpusError
-from training.tokenizer import CHAT_TEMPLATE, SPECIAL_TOKENS, VOCAB_SIZE, tokenizer_config, train_tokenizer
+from outrider.training.data.chat_documents import chat_text
+from outrider.training.demo import tokenizer as command
+from outrider.training.demo.tokenizer import (
+    CHAT_TEMPLATE,
+    SPECIAL_TOKENS,
+    VOCAB_SIZE,
+    tokenizer_config,
+    train_tokenizer,
+)
+from outrider.training.errors import CorpusError
 
 MODELS = Path(__file__).parents[2] / "models"
 TOKENIZER = Tokenizer.from_file(str(MODELS / "demo-target" / "tokenizer.json"))

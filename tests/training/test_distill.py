@@ -7,10 +7,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from training.distill import DistillConfig, distill, init_from_target
-from training.evaluate import acceptance, accepted_tokens
-from training.lm_data import BlockSampler
-from training.sampling_data import continue_rows, prompt_rows, sample_continuations
+from outrider.training.demo.distill import DistillConfig, distill, init_from_target
+from outrider.training.demo.evaluate import acceptance, accepted_tokens
+from outrider.training.demo.lm_data import BlockSampler
+from outrider.training.demo.sampling_data import continue_rows, prompt_rows, sample_continuations
 
 CONFIG = DistillConfig(total_steps=120, warmup_steps=2, decay_from=80, row_len=24, rows_per_step=8, own_rows=6)
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from training.errors import ExpansionError
-from training.expand import Shape, expand, main, max_logit_difference
-from training.export import export_model
+from outrider.training.demo.expand import Shape, expand, main, max_logit_difference
+from outrider.training.errors import ExpansionError
+from outrider.training.export import export_model
 
 
 def random_llama(num_heads: int = 4, num_kv_heads: int = 2, tied: bool = True) -> LlamaForCausalLM:

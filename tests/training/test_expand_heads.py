@@ -10,16 +10,16 @@ import torch
 from tiny import VOCAB_SIZE, write_target
 from transformers import LlamaForCausalLM
 
-from training.agreement import load_for_measuring, score
-from training.errors import ExpansionError
-from training.expand import Shape, expand
-from training.expand_heads import expand_head
-from training.export import write_model
-from training.frozen_target import FrozenTarget
-from training.head_data import load_windows
-from training.heads.options import HeadOptions
-from training.heads.registry import build_objective
-from training.tokenize_rows import RowEncoder
+from outrider.training.data.head_data import load_windows
+from outrider.training.data.tokenize_rows import RowEncoder
+from outrider.training.demo.agreement import load_for_measuring, score
+from outrider.training.demo.expand import Shape, expand
+from outrider.training.demo.expand_heads import expand_head
+from outrider.training.errors import ExpansionError
+from outrider.training.export import write_model
+from outrider.training.frozen_target import FrozenTarget
+from outrider.training.heads.options import HeadOptions
+from outrider.training.heads.registry import build_objective
 
 OPTIONS = HeadOptions(num_heads=3, inner_dim=24, ttt_steps=2, draft_vocab_size=30, norm_before_residual=False)
 
@@ -61,9 +61,9 @@ def test_guesses_stay_what_they_were(targets: tuple[Path, Path], tmp_path: Path,
 
 def test_refuses_what_is_no_head(targets: tuple[Path, Path], tmp_path: Path) -> None:
     small_dir, large_dir = targets
-    with pytest.raises(ExpansionError, match="reads tokens alone"):
+    with pytest.raises(ExpansionError, match="reads only tokens"):
         expand_head(small_dir, small_dir, large_dir, tmp_path / "out")
     objective = build_objective("medusa", OPTIONS, FrozenTarget(small_dir), np.arange(VOCAB_SIZE), seed=3)
     objective.export(tmp_path / "head", torch.float32, "small")
-    with pytest.raises(ExpansionError, match="no expansion"):
+    with pytest.raises(ExpansionError, match="not an expansion"):
         expand_head(tmp_path / "head", large_dir, small_dir, tmp_path / "out")

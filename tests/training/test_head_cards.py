@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from training.errors import CorpusError
-from training.head_cards import WHAT, card_text
-from training.make_heads import HEADS, data_files
+from outrider.training.demo.head_cards import WHAT, card_text
+from outrider.training.demo.make_heads import HEADS, data_files
+from outrider.training.errors import CorpusError
 
 
 def test_a_card_holds_the_figures(tmp_path: Path) -> None:

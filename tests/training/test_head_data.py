@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from training.errors import DataError, SettingError
-from training.head_data import BatchSource, load_windows
-from training.tokenize_rows import RowEncoder
+from outrider.training.data.head_data import BatchSource, load_windows
+from outrider.training.data.tokenize_rows import RowEncoder
+from outrider.training.errors import DataError, SettingError
 
 DEMO_TARGET = Path(__file__).parents[2] / "models" / "demo-target"
 VOCAB_SIZE = 50
@@ -90,7 +90,7 @@ def test_text_goes_through_the_targets_tokenizer(tmp_path: Path) -> None:
     ("name", "content", "words"),
     [
         ("absent.jsonl", None, "does not exist"),
-        ("d.csv", b"1,2", "unknown kind of file"),
+        ("d.csv", b"1,2", "unknown file type"),
         ("d.npy", b"not numpy", "not a .npy file"),
         ("d.jsonl", b'{"token_ids": [1, 2\n', "line 1 is not JSON"),
         ("d.jsonl", b'{"prompt": [1], "token_ids": [2, 3, 99]}\n', r"token id 99 is outside .* \[0, 50\)"),
@@ -109,7 +109,7 @@ def test_data_that_cannot_be_used(tmp_path: Path, name: str, content: bytes | No
 
 
 def test_rows_that_the_tokenizer_cannot_help(tmp_path: Path) -> None:
-    for row, words in (({"prompt": "x"}, "must hold a text"), ({"conversations": [{"from": "human"}]}, "does not end")):
+    for row, words in (({"prompt": "x"}, "must have a text"), ({"conversations": [{"from": "human"}]}, "does not end")):
         with pytest.raises(DataError, match=f"line 1: .*{words}"):
             load_windows([write_jsonl(tmp_path / "d.jsonl", [row])], RowEncoder(DEMO_TARGET), 4096, 8)
     with pytest.raises(SettingError, match="no tokenizer"):

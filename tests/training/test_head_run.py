@@ -18,20 +18,20 @@ from safetensors.torch import load_file
 from tiny import VOCAB_SIZE, write_rows, write_target
 from typer.testing import CliRunner
 
-from drafter_service.checkpoints.recognise import recognise
-from training.cli import app
-from training.errors import CheckpointError, DataError, DivergenceError, SettingError
-from training.export_run import export_run
-from training.frozen_target import FrozenTarget
-from training.head_data import BatchSource, load_windows
-from training.head_trainer import HeadTrainer, OptimizationConfig, make_accelerator
-from training.heads.interface import Batch
-from training.heads.options import METHODS, HeadOptions
-from training.heads.registry import build_objective
-from training.progress import Progress
-from training.run_state import checkpoints, latest_checkpoint, load_checkpoint, save_checkpoint
-from training.tokenize_rows import RowEncoder
-from training.train import RunConfig, run
+from outrider.drafting.checkpoints.recognise import recognise
+from outrider.training.commands.app import app
+from outrider.training.data.head_data import BatchSource, load_windows
+from outrider.training.data.tokenize_rows import RowEncoder
+from outrider.training.errors import CheckpointError, DataError, DivergenceError, SettingError
+from outrider.training.export_run import export_run
+from outrider.training.frozen_target import FrozenTarget
+from outrider.training.head_trainer import HeadTrainer, OptimizationConfig, make_accelerator
+from outrider.training.heads.interface import Batch
+from outrider.training.heads.options import METHODS, HeadOptions
+from outrider.training.heads.registry import build_objective
+from outrider.training.progress import Progress
+from outrider.training.run_state import checkpoints, latest_checkpoint, load_checkpoint, save_checkpoint
+from outrider.training.train import RunConfig, run
 
 MUON = OptimizationConfig(steps=4, batch_size=4, optimizer="muon")
 HEAD = HeadOptions(num_heads=2, inner_dim=16, ttt_steps=2, draft_vocab_size=30)
@@ -48,7 +48,7 @@ def work_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def command(work_dir: Path, output: Path, *more: str) -> list[str]:
     return [
-        *(sys.executable, "-m", "training", "train", "--method", "eagle", "--threads", "1"),
+        *(sys.executable, "-m", "outrider.training", "train", "--method", "eagle", "--threads", "1"),
         *("--target", str(work_dir / "target"), "--data", str(work_dir / "data.npy"), "--output", str(output)),
         *("--eval-data", str(work_dir / "held-out.npy"), "--eval-every", "20", "--log-every", "5"),
         *("--steps", "60", "--batch-size", "4", "--accumulation", "2", "--seq-len", "24", "--warmup-steps", "5"),
@@ -66,8 +66,8 @@ def run_to_end(work_dir: Path, output: Path, *more: str) -> None:
 _WAITS_FOR_THE_SIGNAL = """
 import signal, sys
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # before there are other threads
-from training import run_record
-from training.cli import app
+from outrider.training import run_record
+from outrider.training.commands.app import app
 step, save, waited = int(sys.argv.pop(1)), run_record.save_checkpoint, []
 def save_and_wait(run_dir, at, state):
     path = save(run_dir, at, state)
@@ -113,11 +113,12 @@ def same_tree(left: Any, right: Any) -> bool:
 
 # Two starts of Python and torch: 15 s on two idle cores, five times as long on busy ones.
 @pytest.mark.timeout(900)
+@pytest.mark.storm
 def test_killed_interrupted_and_resumed(work_dir: Path) -> None:
     undisturbed, output = work_dir / "undisturbed", work_dir / "disturbed"
     run_to_end(work_dir, undisturbed)
     assert stop_at(work_dir, output, 14, signal.SIGKILL).returncode == -signal.SIGKILL
-    with pytest.raises(CheckpointError, match="holds a run already: --resume goes on with it"):
+    with pytest.raises(CheckpointError, match="already has a run: continue it with --resume"):
         run(config_of(work_dir, output), quiet())
     # What a kill leaves behind: a folder that is not a checkpoint yet, log lines of steps after it, and a torn one.
     partial = output / ".checkpoint-00000021.partial"
@@ -128,7 +129,7 @@ def test_killed_interrupted_and_resumed(work_dir: Path) -> None:
     stopped = stop_at(work_dir, output, 28, signal.SIGINT, "--resume")
     assert stopped.returncode == 130
     step = load_checkpoint(latest_checkpoint(output))["step"]
-    assert f"stopped at step {step} of 60; --resume goes on from there" in stopped.stderr
+    assert f"stopped at step {step} of 60; continue with --resume" in stopped.stderr
     assert not (output / "model").exists()
     run_to_end(work_dir, output, "--resume")
     states = [load_checkpoint(latest_checkpoint(folder)) for folder in (undisturbed, output)]
@@ -140,6 +141,7 @@ def test_killed_interrupted_and_resumed(work_dir: Path) -> None:
     assert [row for row in rows_of(output) if "eval" in row] == [row for row in rows_of(undisturbed) if "eval" in row]
 
 
+@pytest.mark.storm
 def test_two_processes_train_what_one_does(work_dir: Path) -> None:
     """Rows are shared out and gradients averaged: up to the order of sums the losses and weights are the same."""
     fast = ("--steps", "6", "--precision", "fp32", "--log-every", "1", "--feature-noise", "0")
@@ -147,7 +149,16 @@ def test_two_processes_train_what_one_does(work_dir: Path) -> None:
     # Not in this process: accelerate keeps to the precision that it was first asked for.
     subprocess.run(command(work_dir, outputs[0], *fast), check=True, capture_output=True, timeout=240)
     # --standalone: at a port of its own, where the default is one port for all of a machine.
-    launch = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "training")
+    launch = (
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "outrider.training",
+    )
     shared = [*launch, *command(work_dir, outputs[1], *fast, "--json")[3:]]
     done = subprocess.run(shared, check=False, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
@@ -235,6 +246,25 @@ def test_what_is_exported_is_recognised(work_dir: Path, tmp_path: Path, method: 
         )
 
 
+def test_an_eagle_head_has_no_bias_that_vllm_would_not_read(work_dir: Path, tmp_path: Path) -> None:
+    """Unless it is asked for; what version 0.1 trained has one, and its checkpoints do not say so."""
+    config = config_of(work_dir, tmp_path / "run", "eagle")
+    run(config, quiet())
+    assert "fc.bias" not in load_file(config.output / "model" / "model.safetensors")
+    older = replace(config, output=tmp_path / "older", head=replace(HEAD, fc_bias=True))
+    run(older, quiet())
+    path = latest_checkpoint(older.output)
+    state = load_checkpoint(path)
+    settings = json.loads(state["settings"])
+    del settings["head"]["fc_bias"]
+    save_checkpoint(older.output, state["step"], state | {"settings": json.dumps(settings)})
+    export_run(older.output, older.target, tmp_path / "out", torch.bfloat16, "name")
+    assert "fc.bias" in load_file(tmp_path / "out" / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"head\.fc_bias=True, this run has False"):
+        run(replace(config, output=older.output, resume=True), quiet())
+    run(replace(older, resume=True), quiet())
+
+
 def test_a_draft_model_is_a_whole_checkpoint(work_dir: Path, tmp_path: Path) -> None:
     config = config_of(work_dir, tmp_path / "run", "draft_model", head=replace(HEAD, num_attention_heads=2))
     model_dir = run(config, quiet())
@@ -281,7 +311,7 @@ def test_another_target_is_refused(work_dir: Path, tmp_path: Path) -> None:
 
 
 def test_checkpoints_that_cannot_be_used(work_dir: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+    with pytest.raises(CheckpointError, match="has no checkpoint"):
         export_run(tmp_path, work_dir / "target", tmp_path / "out", torch.bfloat16, "name")
     folder = save_checkpoint(tmp_path, 3, {"step": 3})
     with pytest.raises(CheckpointError, match="is not a checkpoint of"):
@@ -330,17 +360,15 @@ def test_settings_that_cannot_be(
 
 
 def test_a_missing_package_is_named() -> None:
-    code = "import sys; sys.modules['accelerate'] = None\nfrom training.cli import app\n"
+    code = "import sys; sys.modules['accelerate'] = None\nfrom outrider.training.commands.app import app\n"
     code += "app(['train', '--method', 'eagle', '--target', 't', '--data', 'd', '--output', 'o'])"
     outcome = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=280, check=False)
     assert outcome.returncode == 2
-    assert "this needs the package accelerate: pip install 'outrider[engine,train]'" in outcome.stderr.replace(
-        "\n", " "
-    )
+    assert "this needs package accelerate: pip install 'outrider[engine,train]'" in outcome.stderr.replace("\n", " ")
 
 
 def test_the_client_hands_over() -> None:
-    handed = [sys.executable, "-m", "client.cli", "train", "--help"]
+    handed = [sys.executable, "-m", "outrider.client.cli.main", "train", "--help"]
     outcome = subprocess.run(handed, capture_output=True, text=True, timeout=280, check=True)
     assert "Usage: outrider train" in outcome.stdout
     for name in ("prepare-data", "train", "export", "evaluate"):

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from training.errors import DataError
-from training.jsonl_file import JsonlFile
+from outrider.training.data.jsonl_file import JsonlFile
+from outrider.training.errors import DataError
 
 ROWS = [{"id": index, "text": "é\n" * index} for index in range(4)]
 
@@ -59,7 +59,8 @@ def test_a_bad_line_inside_is_not_repaired(tmp_path: Path, line: bytes) -> None:
 def test_one_writer_at_a_time(tmp_path: Path) -> None:
     path = tmp_path / "shared.jsonl"
     with JsonlFile(path):
-        code = f"from pathlib import Path; from training.jsonl_file import JsonlFile; JsonlFile(Path({str(path)!r}))"
+        code = "from pathlib import Path; from outrider.training.data.jsonl_file import JsonlFile; "
+        code += f"JsonlFile(Path({str(path)!r}))"
         other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=280, check=False)
     assert other.returncode == 1
     assert "is being written by another process" in other.stderr

@@ -12,11 +12,11 @@ import pytest
 from rich.console import Console
 from scripted_server import completion, scripted_server
 
-from training.completion_client import FatalServerError
-from training.errors import SettingError
-from training.prepare_data import PrepareConfig, PrepareResult, prepare
-from training.progress import Progress
-from training.prompts import Prompt
+from outrider.training.data.completion_client import FatalServerError
+from outrider.training.data.prepare_data import PrepareConfig, PrepareResult, prepare
+from outrider.training.data.prompts import Prompt
+from outrider.training.errors import SettingError
+from outrider.training.progress import Progress
 
 PROMPTS = [Prompt(text=f"prompt {index}") for index in range(6)]
 

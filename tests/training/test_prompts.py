@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from training.domains import domain_prompts
-from training.errors import PromptError
-from training.prompts import Prompt, corpus_prompts, read_prompts
+from outrider.training.data.domains import domain_prompts
+from outrider.training.data.prompts import Prompt, corpus_prompts, read_prompts
+from outrider.training.errors import PromptError
 
 
 def test_every_form_of_jsonl_line(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_a_wrong_line_is_named(tmp_path: Path, line: str, words: str) -> None:
 def test_files_without_prompts(tmp_path: Path) -> None:
     empty = tmp_path / "empty.txt"
     empty.write_text("\n\n")
-    with pytest.raises(PromptError, match="holds no prompts"):
+    with pytest.raises(PromptError, match="has no prompts"):
         read_prompts(empty)
     with pytest.raises(PromptError, match="cannot be read"):
         read_prompts(tmp_path / "absent.txt")

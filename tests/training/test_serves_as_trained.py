@@ -15,13 +15,15 @@ import httpx
 import pytest
 import torch
 
-from client.stack import Stack
-from client.stack_commands import StackSettings
+from outrider.client.stack.commands import StackSettings
+from outrider.client.stack.processes import Stack
+from outrider.training.demo.agreement import load_for_measuring
+from outrider.training.frozen_target import FrozenTarget
+from outrider.training.heads.interface import Objective
+from outrider.training.heads.unroll import unroll
 from tests.ports import server_port
-from training.agreement import load_for_measuring
-from training.frozen_target import FrozenTarget
-from training.heads.interface import Objective
-from training.heads.unroll import unroll
+
+pytestmark = pytest.mark.storm
 
 MODELS = Path(__file__).parents[2] / "models"
 METHODS = ("eagle3", "eagle", "medusa", "mlp_speculator")
@@ -62,9 +64,9 @@ def greedy_text(url: str, method: str) -> tuple[list[dict[str, Any]], Counter[in
     """The answers' choices, and how many steps had how many drafts accepted."""
     choices, steps = [], Counter[int]()
     for prompt in PROMPTS:
-        speculation = {"method": method, "num_speculative_tokens": DRAFT_LEN, "token_tree": False}
+        drafts = {"num_speculative_tokens": DRAFT_LEN, "token_tree": False} if method != "off" else {}
         body = {"prompt": prompt, "max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True}
-        whole = {**body, "return_token_ids": True, "speculation": speculation}
+        whole = {**body, "return_token_ids": True, "speculation": {"method": method, **drafts}}
         reply = httpx.post(f"{url}/completions", json=whole, timeout=120).raise_for_status().json()
         choices.append(reply["choices"][0])
         steps.update(dict(enumerate(reply["metrics"]["speculative_decoding"]["acceptance_histogram"])))
@@ -137,3 +139,12 @@ def test_every_step_accepts_what_was_foretold(url: str, target: FrozenTarget, me
     told = f"foretold {sorted(foretold.items())}, served {sorted(served.items())}"
     assert sum(abs(foretold[count] - served[count]) for count in range(DRAFT_LEN + 1)) <= 0.2 * num_steps, told
     assert mean_count(served) == pytest.approx(mean_count(foretold), rel=0.06), told
+
+
+def test_texts_are_those_without_drafts(url: str) -> None:
+    def token_ids(method: str) -> list[list[int]]:
+        return [choice["token_ids"] for choice in greedy_text(url, method)[0]]
+
+    plain = token_ids("off")
+    for method in HEADS:
+        assert token_ids(method) == plain, method

@@ -18,11 +18,12 @@ import httpx
 import pytest
 from tokenizers import Tokenizer
 
-from client.stack import Stack
-from client.stack_commands import StackSettings
+from outrider.client.stack.commands import StackSettings
+from outrider.client.stack.processes import Stack
+from outrider.training.evaluate_heads import Cell
 from tests.ports import server_port
-from training.evaluate_heads import Cell
 
+pytestmark = pytest.mark.storm
 TARGET = Path(__file__).parents[2] / "models" / "demo-target"
 
 
@@ -51,7 +52,7 @@ def corpus(tmp_path: Path) -> Path:
 
 
 def command(name: str, url: str, *more: str) -> list[str]:
-    return [sys.executable, "-m", "training", name, "--base-url", url, *more]
+    return [sys.executable, "-m", "outrider.training", name, "--base-url", url, *more]
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
@@ -71,15 +72,15 @@ def test_prepared_data_is_what_was_generated_and_survives_ctrl_c(url: str, corpu
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert "the same command goes on from here" in stderr
+    assert "repeat the command to continue from here" in stderr
     num_before = len(rows_of(out))
     assert num_before >= 5
     again = subprocess.run(prepare, capture_output=True, text=True, timeout=240, check=True)
-    assert f"{125 - num_before} written, {num_before} were there, 0 refused" in again.stdout.replace("\n", " ")
+    assert f"{125 - num_before} written, {num_before} already present, 0 refused" in again.stdout.replace("\n", " ")
     told = subprocess.run([*prepare, "--json"], capture_output=True, text=True, timeout=240, check=True)
     counts = {"num_written": 0, "num_skipped": 125, "num_refused": 0, "problems": []}
     assert json.loads(told.stdout) == {"output": str(out), **counts}
-    assert "125 of 125 are there already" in " ".join(told.stderr.split())
+    assert "125 of 125 are already present" in " ".join(told.stderr.split())
     rows = rows_of(out)
     # Five documents, each greedy once and 24 times at temperature 1.
     assert len({row["id"] for row in rows}) == len(rows) == 125
@@ -134,7 +135,7 @@ def test_a_method_that_is_not_served_is_refused_in_the_gateways_words(url: str, 
     refused = command("evaluate", url, "--corpus", str(corpus), "--method", "medusa", "--domain", "code")
     outcome = subprocess.run(refused, capture_output=True, text=True, timeout=280, check=False)
     assert outcome.returncode == 1
-    assert "is none of auto, off" in outcome.stderr
+    assert "'medusa' is not one of auto, off" in outcome.stderr
 
 
 def test_figures_of_a_cell() -> None:
@@ -144,3 +145,18 @@ def test_figures_of_a_cell() -> None:
     assert cell.acceptance_by_position == (0.6, 0.3, 0.2)
     nothing = Cell("m", 3, False, 0.0, "code", 1, 20, 0, 0, 0, ())
     assert (nothing.mean_acceptance_length, nothing.acceptance_by_position) == (0.0, ())
+
+
+def test_the_model_writes_the_prompts_too(url: str, tmp_path: Path) -> None:
+    """It goes on behind its user header as it does there, and its answers are to what it wrote."""
+    out = tmp_path / "data.jsonl"
+    prepare = command("prepare-data", url, "--sample-prompts", "--num-prompts", "6", "--output", str(out))
+    subprocess.run([*prepare, "--temperature", "0", "--max-tokens", "8"], capture_output=True, timeout=240, check=True)
+    turns, rows = rows_of(out.with_suffix(".turns.jsonl")), rows_of(out)
+    assert len(turns) == 6
+    body = {"prompt": "<|user|>\n", "max_tokens": 128, "temperature": 0.9, "seed": turns[0]["seed"]}
+    direct = httpx.post(f"{url}/completions", json=body, timeout=120).json()
+    assert direct["choices"][0]["text"] == turns[0]["completion"]
+    written = {turn["completion"].strip() for turn in turns if turn["finish_reason"] == "stop"} - {""}
+    assert written
+    assert {row["messages"][0]["content"] for row in rows} == written

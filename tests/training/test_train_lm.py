@@ -9,10 +9,10 @@ import torch
 from rich.console import Console
 from transformers import LlamaForCausalLM
 
-from training.errors import CheckpointError, CorpusError
-from training.export import export_model, llama_config
-from training.optim import Schedule
-from training.train_lm import TrainConfig, Trainer, run_training
+from outrider.training.demo.optim import Schedule
+from outrider.training.demo.train_lm import TrainConfig, Trainer, run_training
+from outrider.training.errors import CheckpointError, CorpusError
+from outrider.training.export import export_model, llama_config
 
 CONFIG = TrainConfig(
     total_steps=8,
@@ -79,7 +79,7 @@ def test_foreign_checkpoint_is_refused(work_dir: Path) -> None:
 
 
 def test_missing_corpus_names_the_command(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match=r"training\.tokenizer"):
+    with pytest.raises(CorpusError, match=r"training\.demo\.tokenizer"):
         new_trainer(CONFIG, tmp_path)
 
 

@@ -7,10 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from training.chat_documents import chat_documents, request_for
-from training.corpus import CorpusConfig, build_documents, is_heldout, read_documents, source_files, write_corpus
-from training.errors import CorpusError
-from training.lm_data import BlockSampler
+from outrider.training.data.chat_documents import chat_documents, request_for
+from outrider.training.demo.corpus import (
+    CorpusConfig,
+    build_documents,
+    is_heldout,
+    read_documents,
+    source_files,
+    write_corpus,
+)
+from outrider.training.demo.lm_data import BlockSampler
+from outrider.training.errors import CorpusError
 
 MODULE = '''"""Module {i}."""
 

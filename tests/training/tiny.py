@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from training.export import copy_files, write_model
-from training.frozen_target import FrozenTarget
-from training.heads.interface import Batch, TargetView
+from outrider.training.export import copy_files, write_model
+from outrider.training.frozen_target import FrozenTarget
+from outrider.training.heads.interface import Batch, TargetView
 
 VOCAB_SIZE = 48
 NUM_LAYERS = 6

@@ -8,19 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.certificate import Certificate, certify
-from engine.model import LoadedModel, load_model
-from engine.runner import ModelRunner
+from outrider.engine.certificate import Certificate, certify
+from outrider.engine.model.load import load_model
+from outrider.engine.model.loaded import LoadedModel
+from outrider.engine.run.runner import ModelRunner
+from outrider.verifier_service.engine import VerifierEngine
 from tests.verifier_service.engine_client import (
-    PARAMS,
-    EngineShape,
-    generate,
-    make_spec,
-    prompt_of,
+    plain_decoding,
     running_engine,
     save_llama,
 )
-from verifier_service.engine import VerifierEngine
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -49,16 +46,7 @@ def certificate(loaded: LoadedModel) -> Certificate:
 
 @pytest.fixture(scope="session")
 def truth(loaded: LoadedModel, certificate: Certificate) -> Callable[[str, int], list]:
-    """Commits of plain decoding, one token a forward, alone, without any cache: what everything must equal."""
-    known: dict[tuple[str, int], list] = {}
-
-    def plain(name: str, prompt_seed: int) -> list:
-        if (name, prompt_seed) not in known:
-            with running_engine(loaded, certificate, EngineShape(prefix_caching=False)) as engine:
-                known[name, prompt_seed] = generate(engine, make_spec(prompt_of(prompt_seed), PARAMS[name]))
-        return known[name, prompt_seed]
-
-    return plain
+    return plain_decoding(loaded, certificate)
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 import transformers
 
-from drafter_service.methods.interface import DraftMethod
-from drafter_service.methods.ngram import NgramMethod
-from drafter_service.methods.suffix import SuffixMethod, SuffixSettings
+from outrider.drafting.methods.interface import DraftMethod
+from outrider.drafting.methods.ngram import NgramMethod
+from outrider.drafting.methods.suffix import SuffixMethod, SuffixSettings
 from tests.engine.tiny_models import save_tiny_model
 from tests.grid.models import GridModel
 from tests.grid.pools import Pools

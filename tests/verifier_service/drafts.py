@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from shared.messages import Proposal
-from tests.verifier_service.engine_client import VOCAB_SIZE, Draft
+from outrider.shared.messages import Commit, Proposal
+from outrider.verifier_service.engine import VerifierEngine
+from tests.verifier_service.engine_client import (
+    PARAMS,
+    PROMPT,
+    VOCAB_SIZE,
+    Draft,
+    finish_of,
+    generate,
+    logprobs_of,
+    make_spec,
+    tokens_of,
+)
 
 
 def random_draft(seed: int, longest: int = 6) -> Draft:
@@ -87,3 +98,16 @@ def drafts_for(right: tuple[int, ...]) -> dict[str, Draft]:
         "late": late_draft(right, 3),
         "tree": tree_draft(right, 4),
     }
+
+
+def generated_alike(engine: VerifierEngine, truth: Callable, kind: str, name: str) -> list[Commit]:
+    """The commits with drafts of this kind: asserted to say what plain decoding says."""
+    expected = truth(name, 0)
+    right = tokens_of(expected)
+    commits = generate(engine, make_spec(PROMPT, PARAMS[name]), drafts_for(right)[kind])
+    assert tokens_of(commits) == right
+    assert finish_of(commits) == finish_of(expected)
+    assert logprobs_of(commits) == logprobs_of(expected)
+    accepted = sum(commit.num_accepted_tokens for commit in commits)
+    assert (accepted > len(right) // 4) == (kind != "random")
+    return commits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,13 +12,14 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from drafter_service.methods.interface import DraftMethod
-from engine.block_manager import BlockManager
-from engine.certificate import Certificate
-from engine.model import LoadedModel
-from engine.runner import ModelRunner
-from engine.sampling import LogitsProcessor
-from shared.messages import (
+from outrider.drafting.methods.interface import DraftMethod
+from outrider.engine.attention.block_manager import BlockManager
+from outrider.engine.certificate import Certificate
+from outrider.engine.model.loaded import LoadedModel
+from outrider.engine.recurrent.states import RecurrentStates
+from outrider.engine.run.runner import ModelRunner
+from outrider.engine.sampling.laws import LogitsProcessor
+from outrider.shared.messages import (
     Commit,
     FinishReason,
     HiddenStatesRequest,
@@ -27,12 +29,12 @@ from shared.messages import (
     TokenLogprob,
     VerifyStep,
 )
-from shared.sampling_params import SamplingParams, SpeculationMode
+from outrider.shared.sampling_params import SamplingParams, SpeculationMode
+from outrider.verifier_service.engine import EngineLimits, VerifierEngine
+from outrider.verifier_service.metrics import VerifierMetrics
+from outrider.verifier_service.session import VerifierSession
+from outrider.verifier_service.timing.step_costs import StepCosts
 from tests.engine.tiny_models import save_tiny_model
-from verifier_service.engine import EngineLimits, VerifierEngine
-from verifier_service.metrics import VerifierMetrics
-from verifier_service.session import VerifierSession
-from verifier_service.step_costs import StepCosts
 
 REPLY_TIMEOUT_S = 60.0
 VOCAB_SIZE = 61
@@ -58,6 +60,29 @@ def save_llama(directory: Path, seed: int = 0, num_layers: int = 2, max_len: int
     return save_tiny_model("LlamaConfig", config, directory, seed)
 
 
+def save_hybrid(directory: Path) -> Path:
+    """A Qwen3.5 of the same vocabulary: recurrent layers before and after attention."""
+    config = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 3,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 12,
+        "max_position_embeddings": 256,
+        "bos_token_id": 1,
+        "eos_token_id": EOS_ID,
+        "pad_token_id": 0,
+    }
+    return save_tiny_model("Qwen3_5TextConfig", config, directory)
+
+
 @dataclass
 class EngineShape:
     num_blocks: int = 200
@@ -66,6 +91,8 @@ class EngineShape:
     max_num_batched_tokens: int = 256
     prefill_chunk_size: int = 128
     prefix_caching: bool = True
+    num_slots: int = 40  # of recurrent states
+    num_log_rows: int = 12
     rejection_sample_method: str = "standard"
 
 
@@ -76,10 +103,11 @@ def running_engine(
     shape: EngineShape | None = None,
     local_methods: Mapping[str, DraftMethod] | None = None,
 ) -> Iterator[VerifierEngine]:
-    """Started, and at the end proved to have leaked nothing."""
+    """Started, and at the end proved to have leaked nothing. Slots of recurrent states that hold nothing are NaN."""
     shape = shape or EngineShape()
+    states = loaded.make_states(shape.num_slots, shape.num_log_rows)
     engine = VerifierEngine(
-        ModelRunner(loaded, loaded.make_cache(shape.num_blocks, shape.block_size)),
+        ModelRunner(loaded, loaded.make_cache(shape.num_blocks, shape.block_size), states),
         BlockManager(shape.num_blocks, shape.block_size, prefix_caching=shape.prefix_caching),
         EngineLimits(
             shape.max_num_seqs,
@@ -93,14 +121,33 @@ def running_engine(
         StepCosts([(1, 0.001), (64, 0.01)]),
         local_methods,
     )
+    if engine.states is not None and states is not None:
+        engine.states._free = _PoisonedSlots(states, engine.states._free)
     engine.start()
     try:
         yield engine
         engine.check_integrity()
         if engine.num_sessions == 0:
             assert engine.blocks.num_free_blocks == shape.num_blocks
+            assert engine.states is None or engine.states.num_free_slots == shape.num_slots
     finally:
         engine.stop()
+
+
+class _PoisonedSlots(list[int]):
+    """Free slots, filled with NaN."""
+
+    def __init__(self, states: RecurrentStates, slots: Sequence[int]) -> None:
+        super().__init__()
+        self._states = states
+        for slot in slots:
+            self.append(slot)
+
+    def append(self, slot: int) -> None:
+        for layer in self._states.layers:
+            for tensor in (layer.window, layer.state, layer.log):
+                tensor[slot] = math.nan
+        super().append(slot)
 
 
 @dataclass
@@ -201,6 +248,20 @@ def generate(
     return commits
 
 
+def plain_decoding(loaded: LoadedModel, certificate: Certificate) -> Callable[[str, int], list[Commit]]:
+    """(name in PARAMS, seed of the prompt) -> the commits of plain decoding, one token a forward, alone, without any
+    cache: what everything must equal."""
+    known: dict[tuple[str, int], list[Commit]] = {}
+
+    def plain(name: str, prompt_seed: int) -> list[Commit]:
+        if (name, prompt_seed) not in known:
+            with running_engine(loaded, certificate, EngineShape(prefix_caching=False)) as engine:
+                known[name, prompt_seed] = generate(engine, make_spec(prompt_of(prompt_seed), PARAMS[name]))
+        return known[name, prompt_seed]
+
+    return plain
+
+
 def tokens_of(commits: Sequence[Commit]) -> tuple[int, ...]:
     return tuple(token for commit in commits for token in commit.token_ids)
 
@@ -248,7 +309,6 @@ def make_session(*, waits: bool = False, num_computed: int = 1) -> VerifierSessi
     session = VerifierSession(
         spec=make_spec([1, 2], params),
         processor=LogitsProcessor(params, [1, 2], ()),
-        stop_ids=frozenset(),
         on_reply=lambda _reply: None,
         opened_at=0.0,
         token_ids=[1, 2],

@@ -8,17 +8,19 @@ import numpy as np
 import pytest
 import torch
 
-from engine.block_manager import BlockTable
-from shared.messages import LAW_TOTAL, Proposal, SparseLaw
-from shared.sampling_params import SamplingParams, SpeculationMode
+from outrider.engine.attention.block_manager import BlockTable
+from outrider.shared.messages import LAW_TOTAL, Proposal, SparseLaw
+from outrider.shared.sampling_params import SamplingParams, SpeculationMode
+from outrider.verifier_service.device_sampling import device_outputs
+from outrider.verifier_service.round import Round, decide
+from outrider.verifier_service.row_outputs import RowOutputs, host_outputs
+from outrider.verifier_service.scheduler import Work
+from outrider.verifier_service.session import VerifierSession
 from tests.kernels.triton_device import device
 from tests.verifier_service.acceptance.toy import SMALLEST_P_VALUE, chi_square_p_value
 from tests.verifier_service.test_round import TIMES, VOCAB_SIZE, make_session
-from verifier_service.device_sampling import device_outputs
-from verifier_service.round import Round, decide
-from verifier_service.row_outputs import RowOutputs, host_outputs
-from verifier_service.scheduler import Work
-from verifier_service.session import VerifierSession
+
+pytestmark = pytest.mark.storm
 
 EXACT, REJECTION = SpeculationMode.EXACT, SpeculationMode.REJECTION
 PLAIN = SamplingParams(temperature=0.8, max_tokens=50)
@@ -113,6 +115,6 @@ def test_a_row_of_nothing_is_an_error_of_its_session() -> None:
     logits = _logits(plan, 1)
     logits[0] = -torch.inf
     outputs = device_outputs(plan, logits.to(device()))
-    with pytest.raises(ArithmeticError, match="no number"):
+    with pytest.raises(ArithmeticError, match="no finite logit"):
         _rounds(plan[:1], outputs[:1])
     assert _rounds(plan[1:], outputs[1:])

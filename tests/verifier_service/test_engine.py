@@ -10,10 +10,11 @@ import pytest
 import torch
 import transformers
 
-from engine.certificate import Certificate
-from engine.model import LoadedModel
-from shared.sampling_params import SamplingParams
-from tests.verifier_service.drafts import drafts_for, faulty_draft, tree_draft
+from outrider.engine.certificate import Certificate
+from outrider.engine.model.loaded import LoadedModel
+from outrider.shared.sampling_params import SamplingParams
+from outrider.verifier_service.engine import VerifierEngine
+from tests.verifier_service.drafts import drafts_for, faulty_draft, generated_alike, tree_draft
 from tests.verifier_service.engine_client import (
     NUM_TOKENS,
     PARAMS,
@@ -28,7 +29,6 @@ from tests.verifier_service.engine_client import (
     running_engine,
     tokens_of,
 )
-from verifier_service.engine import VerifierEngine
 
 
 @pytest.mark.parametrize("name", sorted(PARAMS))
@@ -36,14 +36,7 @@ from verifier_service.engine import VerifierEngine
 def test_any_draft_gives_the_same_tokens_and_logprobs(
     engine: VerifierEngine, truth: Callable, name: str, kind: str
 ) -> None:
-    expected = truth(name, 0)
-    right = tokens_of(expected)
-    commits = generate(engine, make_spec(PROMPT, PARAMS[name]), drafts_for(right)[kind])
-    assert tokens_of(commits) == right
-    assert finish_of(commits) == finish_of(expected)
-    assert logprobs_of(commits) == logprobs_of(expected)
-    accepted = sum(commit.num_accepted_tokens for commit in commits)
-    assert (accepted > len(right) // 4) == (kind != "random")
+    generated_alike(engine, truth, kind, name)
 
 
 @pytest.mark.parametrize("name", sorted(PARAMS))

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from engine.certificate import Certificate
-from engine.model import LoadedModel
-from shared.errors import CommitRefused, ExactModeRefused, InvalidRequest, Overloaded
-from shared.messages import LAW_TOTAL, FinishReason, Proposal, SparseLaw
-from shared.sampling_params import SamplingParams, SpeculationMode
+from outrider.engine.certificate import Certificate
+from outrider.engine.model.loaded import LoadedModel
+from outrider.shared.errors import CommitRefused, ExactModeRefused, InvalidRequest, Overloaded
+from outrider.shared.messages import LAW_TOTAL, FinishReason, Proposal, SparseLaw
+from outrider.shared.sampling_params import SamplingParams, SpeculationMode
+from outrider.verifier_service.engine import VerifierEngine
 from tests.verifier_service.drafts import faulty_draft, oracle_draft, random_draft, tree_draft
 from tests.verifier_service.engine_client import (
     EOS_ID,
@@ -28,7 +29,6 @@ from tests.verifier_service.engine_client import (
     running_engine,
     tokens_of,
 )
-from verifier_service.engine import VerifierEngine
 
 
 @pytest.mark.parametrize("mode", SpeculationMode)
@@ -80,15 +80,15 @@ def test_old_epochs_and_gaps_are_refused_and_the_peer_goes_on(engine: VerifierEn
 
 
 def test_a_session_that_cannot_go_on_ends_alone(engine: VerifierEngine, truth: Callable) -> None:
-    """No token is allowed and nothing may end the output: that session fails, the one in its batch does not."""
-    hopeless = SamplingParams(temperature=1.0, seed=1, allowed_token_ids=(4,), bad_words=((4,),), ignore_eos=True)
+    """It comes with tokens that nothing may follow: that session fails, the one in its batch does not."""
+    hopeless = SamplingParams(temperature=1.0, seed=1, allowed_token_ids=(4,), bad_words=((4, 4),), ignore_eos=True)
     right = tokens_of(truth("greedy", 0))
     with (
-        Session(engine, make_spec(PROMPT, hopeless)) as broken,
+        Session(engine, make_spec(PROMPT, hopeless, committed=(4,))) as broken,
         Session(engine, make_spec(PROMPT, PARAMS["greedy"])) as peer,
     ):
         for length in range(5):
-            broken.submit(0)
+            broken.submit(1)
             peer.submit(length)
             with pytest.raises(InvalidRequest):
                 broken.collect()

@@ -10,11 +10,13 @@ import pytest
 import torch
 import transformers
 
-from engine.certificate import Certificate
-from engine.hidden_store import HiddenStateStore
-from engine.model import LoadedModel
-from shared.errors import InvalidRequest
-from shared.messages import Commit, HiddenStates, HiddenStatesRequest
+from outrider.engine.attention.hidden_store import HiddenStateStore
+from outrider.engine.certificate import Certificate
+from outrider.engine.model.loaded import LoadedModel
+from outrider.shared.errors import InvalidRequest
+from outrider.shared.messages import Commit, HiddenStates, HiddenStatesRequest
+from outrider.verifier_service import hidden_states as sender
+from outrider.verifier_service.engine import VerifierEngine
 from tests.verifier_service.drafts import drafts_for
 from tests.verifier_service.engine_client import (
     PARAMS,
@@ -26,8 +28,6 @@ from tests.verifier_service.engine_client import (
     running_engine,
     tokens_of,
 )
-from verifier_service import hidden_states as sender
-from verifier_service.engine import VerifierEngine
 
 LAYERS = (1, 2)
 NUM_STEPS = 12
@@ -149,7 +149,7 @@ def test_a_long_piece_comes_in_parts(engine: VerifierEngine, truth, expected, mo
 def test_a_layer_that_is_not_there_is_refused(engine: VerifierEngine) -> None:
     with (
         Session(engine, make_spec(PROMPT, PARAMS["greedy"])) as session,
-        pytest.raises(InvalidRequest, match="layer 3 is asked for, this model has 0 to 2"),
+        pytest.raises(InvalidRequest, match="layer 3 requested, this model has 0 to 2"),
     ):
         session.step(0, hidden=HiddenStatesRequest((3,), 0))
 

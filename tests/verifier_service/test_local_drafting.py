@@ -14,12 +14,14 @@ import pytest
 import torch
 import transformers
 
-from drafter_service.methods.interface import DraftMethod
-from drafter_service.session import DraftSession
-from engine.certificate import Certificate
-from engine.model import LoadedModel
-from shared.messages import DraftMethodInfo, LocalDrafts, Proposal, SessionSpec
-from shared.sampling_params import SamplingParams, SpeculationMode
+from outrider.drafting.methods.interface import DraftMethod
+from outrider.drafting.session import DraftSession
+from outrider.engine.certificate import Certificate
+from outrider.engine.model.loaded import LoadedModel
+from outrider.engine.sampling.grammar import GrammarCompiler
+from outrider.shared.messages import DraftMethodInfo, LocalDrafts, Proposal, SessionSpec
+from outrider.shared.sampling_params import SamplingParams, SpeculationMode
+from outrider.verifier_service.engine import VerifierEngine
 from tests.grid.driver import Driver, Session
 from tests.grid.heads import HEADS
 from tests.grid.models import GridModel
@@ -44,7 +46,6 @@ from tests.verifier_service.engine_client import (
     tokens_of,
 )
 from tests.verifier_service.engine_client import Session as EngineSession
-from verifier_service.engine import VerifierEngine
 
 NUM_SESSIONS = 1_280
 AT_ONCE = 64
@@ -178,6 +179,7 @@ class Spy:
 
     def __init__(self, guess: Callable[[DraftSession], Sequence[int]], layers: tuple[int, ...] = ()) -> None:
         self.info = DraftMethodInfo(name="spy", hidden_layers=layers, takes_hidden_history=bool(layers), hidden_size=64)
+        self.grammars: GrammarCompiler | None = None
         self.batches: list[int] = []
         self.rows: dict[int, torch.Tensor] = {}
         self.num_open = 0

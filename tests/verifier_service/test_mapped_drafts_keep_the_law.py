@@ -14,12 +14,12 @@ import pytest
 import tokenizers
 import transformers
 
-from drafter_service.config import DrafterConfig
-from drafter_service.growth import draft as growth
-from drafter_service.methods.interface import DraftMethod
-from drafter_service.methods.registry import build_methods
-from drafter_service.vocabulary_map import map_vocabulary
-from tests.drafter_service.other_vocabularies import save_model, train_byte_level, train_unigram
+from outrider.drafter_service.config import DrafterConfig
+from outrider.drafting.growth import draft as growth
+from outrider.drafting.methods.interface import DraftMethod
+from outrider.drafting.methods.registry import build_methods
+from outrider.drafting.vocabulary.mapping import map_vocabulary
+from tests.drafting.other_vocabularies import save_model, train_byte_level, train_unigram
 from tests.grid.models import GridModel
 from tests.grid.pools import Pools
 from tests.verifier_service.acceptance.toy import SMALLEST_P_VALUE, chi_square_p_value

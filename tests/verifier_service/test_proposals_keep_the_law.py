@@ -12,10 +12,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from drafter_service.growth import draft as growth
-from drafter_service.methods.interface import DraftMethod
-from shared.messages import SessionSpec
-from shared.sampling_params import SamplingParams, SpeculationMode
+from outrider.drafting.growth import draft as growth
+from outrider.drafting.methods.interface import DraftMethod
+from outrider.shared.messages import SessionSpec
+from outrider.shared.sampling_params import SamplingParams, SpeculationMode
 from tests.grid.driver import Driver, Session
 from tests.grid.heads import HEADS
 from tests.grid.models import GridModel
@@ -28,6 +28,8 @@ from tests.verifier_service.drafting_pair import (
     law_of_two_tokens,
     save_pair,
 )
+
+pytestmark = pytest.mark.storm
 
 # Room for a whole block; two tokens are looked at.
 PARAMS = SamplingParams(temperature=1.0, max_tokens=4, ignore_eos=True)

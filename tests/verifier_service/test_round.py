@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.block_manager import BlockTable
-from engine.coupling import coupled_sample
-from engine.sampling import LogitsProcessor, token_logprob
-from shared.messages import LAW_TOTAL, FinishReason, Proposal, SparseLaw, TokenOrigin
-from shared.sampling_params import SamplingParams, SpeculationMode
+from outrider.engine.attention.block_manager import BlockTable
+from outrider.engine.sampling.coupling import coupled_sample
+from outrider.engine.sampling.laws import LogitsProcessor, token_logprob
+from outrider.shared.messages import LAW_TOTAL, FinishReason, Proposal, SparseLaw, TokenOrigin
+from outrider.shared.sampling_params import SamplingParams, SpeculationMode
+from outrider.verifier_service.round import ForwardTimes, Round, acceptance_rng, decide
+from outrider.verifier_service.row_outputs import RowOutputs
+from outrider.verifier_service.scheduler import Work
+from outrider.verifier_service.session import VerifierSession
 from tests.verifier_service.acceptance.toy import SMALLEST_P_VALUE, chi_square_p_value
 from tests.verifier_service.engine_client import make_spec
-from verifier_service.round import ForwardTimes, Round, acceptance_rng, decide
-from verifier_service.row_outputs import RowOutputs
-from verifier_service.scheduler import Work
-from verifier_service.session import VerifierSession
 
 VOCAB_SIZE = 8
 TIMES = ForwardTimes(1.0, 2.0)
@@ -37,14 +37,12 @@ def make_session(
     *,
     output: tuple[int, ...] = (),
     stream_key: int = 5,
-    stop_ids: tuple[int, ...] = (),
+    eos_token_ids: tuple[int, ...] = (),
     **fields: Any,
 ) -> VerifierSession:
-    stops = frozenset({*params.stop_token_ids, *stop_ids})
     return VerifierSession(
         spec=make_spec((1, 2), params, mode, stream_key=stream_key),
-        processor=LogitsProcessor(params, (1, 2), tuple(stops)),
-        stop_ids=stops,
+        processor=LogitsProcessor(params, (1, 2), eos_token_ids),
         on_reply=lambda _reply: None,
         opened_at=0.0,
         token_ids=[1, 2, *output],
@@ -105,7 +103,7 @@ def test_a_tree_keeps_the_path_that_was_accepted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("params", "stop_ids", "tokens", "num_accepted", "finish"),
+    ("params", "eos_token_ids", "tokens", "num_accepted", "finish"),
     [
         (GREEDY, (4,), (4,), 1, (FinishReason.STOP, None)),
         (replace(GREEDY, stop_token_ids=(5,)), (), (4, 5), 2, (FinishReason.STOP, 5)),
@@ -118,12 +116,12 @@ def test_a_tree_keeps_the_path_that_was_accepted() -> None:
 )
 def test_stops_inside_an_accepted_draft_cut_tokens_counts_origins_and_logprobs(
     params: SamplingParams,
-    stop_ids: tuple[int, ...],
+    eos_token_ids: tuple[int, ...],
     tokens: tuple[int, ...],
     num_accepted: int,
     finish: tuple[FinishReason, int | None],
 ) -> None:
-    session = make_session(replace(params, num_logprobs=1), stop_ids=stop_ids, free_run_left=9)
+    session = make_session(replace(params, num_logprobs=1), eos_token_ids=eos_token_ids, free_run_left=9)
     found = run(session, rows_for(4, 5, 6, 7), chain(4, 5, 6))
     commit = found.commit
     assert commit.token_ids == tokens

@@ -6,13 +6,13 @@ import random
 
 import pytest
 
-from engine.block_manager import BlockManager
-from engine.sampling import LogitsProcessor
-from shared.messages import Proposal, VerifyStep
-from shared.sampling_params import SamplingParams
+from outrider.engine.attention.block_manager import BlockManager
+from outrider.engine.sampling.laws import LogitsProcessor
+from outrider.shared.messages import Proposal, VerifyStep
+from outrider.shared.sampling_params import SamplingParams
+from outrider.verifier_service.scheduler import MIN_PROMPT_ROWS, Scheduler, Work
+from outrider.verifier_service.session import VerifierSession
 from tests.verifier_service.engine_client import make_spec
-from verifier_service.scheduler import LEAST_PROMPT_ROWS, Scheduler, Work
-from verifier_service.session import VerifierSession
 
 BLOCK_SIZE = 4
 
@@ -29,7 +29,6 @@ def make_session(
     return VerifierSession(
         spec=make_spec(prompt, params, cache_salt=salt),
         processor=LogitsProcessor(params, prompt, ()),
-        stop_ids=frozenset(),
         on_reply=lambda _reply: None,
         opened_at=opened_at,
         token_ids=list(prompt),
@@ -110,7 +109,7 @@ def test_prompts_go_on_however_little_is_left_for_them() -> None:
     ask(prefilling, at=1.0)
     ask(decoding, 7, 7, 7, at=2.0)
     plan = scheduler.plan([decoding, prefilling])
-    assert [(work.session, work.num_rows) for work in plan] == [(decoding, 4), (prefilling, LEAST_PROMPT_ROWS)]
+    assert [(work.session, work.num_rows) for work in plan] == [(decoding, 4), (prefilling, MIN_PROMPT_ROWS)]
 
 
 def test_a_draft_waits_for_the_end_of_the_prefill() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shared.draft_prices import PRICED_DRAFTS
-from verifier_service.served_rates import Served, ServedRates
-from verifier_service.step_costs import StepCosts
+from outrider.shared.draft_policy.draft_prices import PRICED_DRAFTS
+from outrider.verifier_service.served_rates import Served, ServedRates
+from outrider.verifier_service.timing.step_costs import StepCosts
 
 # A forward of up to 16 rows takes 10 ms, of up to 32 15 ms.
 STAIRS = ((1, 0.010), (16, 0.010), (17, 0.015), (32, 0.015), (33, 0.020))

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.sampling import LogitsProcessor
-from shared.errors import CommitRefused, InvalidRequest
-from shared.messages import LAW_TOTAL, Proposal, SparseLaw, VerifyStep
-from shared.sampling_params import SamplingParams
+from outrider.engine.sampling.laws import LogitsProcessor
+from outrider.shared.errors import CommitRefused, InvalidRequest
+from outrider.shared.messages import LAW_TOTAL, Proposal, SparseLaw, VerifyStep
+from outrider.shared.sampling_params import SamplingParams
+from outrider.verifier_service.session import VerifierSession, reconcile
 from tests.verifier_service.engine_client import make_spec
-from verifier_service.session import VerifierSession, reconcile
 
 
 def make_session(prompt: tuple[int, ...] = (1, 2), output: tuple[int, ...] = ()) -> VerifierSession:
@@ -21,7 +21,6 @@ def make_session(prompt: tuple[int, ...] = (1, 2), output: tuple[int, ...] = ())
     return VerifierSession(
         spec=make_spec(prompt, params, epoch=4),
         processor=LogitsProcessor(params, prompt, ()),
-        stop_ids=frozenset(),
         on_reply=lambda _reply: None,
         opened_at=0.0,
         token_ids=[*prompt, *output],

@@ -18,15 +18,17 @@ import grpc.aio
 import numpy as np
 import pytest
 
-from engine.certificate import Certificate
-from engine.model import LoadedModel
-from gateway.remote import RemoteVerifier
+from outrider.engine.certificate import Certificate
+from outrider.engine.model.loaded import LoadedModel
+from outrider.gateway.fleet.remote import RemoteVerifier
+from outrider.shared import wire
+from outrider.shared.errors import VerifierLost
+from outrider.shared.messages import Commit, HiddenStates, HiddenStatesRequest, SessionSpec, VerifierInfo, VerifyStep
 from outrider.v1 import verifier_pb2, verifier_pb2_grpc
-from shared import wire
-from shared.errors import VerifierLost
-from shared.messages import Commit, HiddenStates, HiddenStatesRequest, SessionSpec, VerifierInfo, VerifyStep
 from tests.verifier_service.drafts import faulty_draft, oracle_draft, random_draft, tree_draft
 from tests.verifier_service.engine_client import PARAMS, Draft, Session, make_spec, prompt_of, running_engine, tokens_of
+
+pytestmark = pytest.mark.storm
 
 START_TIMEOUT_S = 240.0
 END_TIMEOUT_S = 60.0
@@ -58,7 +60,7 @@ def _wait(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
 @contextmanager
 def running_service(checkpoint: Path, directory: Path) -> Iterator[Service]:
     log_path = directory / "verifier.log"
-    command = ["verifier_service", "--model", str(checkpoint), "--dtype", "float32", "--port", "0"]
+    command = ["outrider.verifier_service", "--model", str(checkpoint), "--dtype", "float32", "--port", "0"]
     command += ["--tensor-parallel-size", "2", "--kv-cache-mb", "4", "--block-size", "4"]
     with log_path.open("wb") as log_file:
         process = subprocess.Popen([sys.executable, "-m", *command], stdout=log_file, stderr=subprocess.STDOUT)

@@ -1,1 +1,1 @@
-"""What each kind of draft head is trained on: one method, one file. The heads themselves are drafter_service's."""
+"""Training objectives of the draft heads, one per file. Not here: the heads themselves (drafting.heads)."""

@@ -1,6 +1,6 @@
-"""The draft model's objective: KL divergence from the target's law plus a little cross-entropy (training.distill).
+"""The draft model's objective: KL divergence from the target's distribution, plus a little cross-entropy.
 
-A draft model stands on tokens alone: at position t it guesses token t+1, so its one depth is the target's logits at t.
+A draft model reads only tokens: at position t it predicts token t+1, so its one depth is the target's logits at t.
 """
 
 from __future__ import annotations
@@ -8,18 +8,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from training.distill import DistillConfig, init_from_target
-from training.errors import SettingError
-from training.export import TOKENIZER_FILES, copy_files, write_model
-from training.frozen_target import FrozenTarget, require_checkpoint
-from training.heads.interface import Batch, DraftScores, Objective, TargetView
-from training.heads.options import HeadOptions
-from training.heads.scoring import DepthLosses, counted_at, shifted_rows
+from outrider.training.demo.distill import DistillConfig, init_from_target
+from outrider.training.errors import SettingError
+from outrider.training.export import TOKENIZER_FILES, copy_files, write_model
+from outrider.training.frozen_target import FrozenTarget, require_checkpoint
+from outrider.training.heads.interface import Batch, DraftScores, Objective, TargetView
+from outrider.training.heads.options import HeadOptions
+from outrider.training.heads.read_out import read_out_logits
+from outrider.training.heads.scoring import DepthLosses, counted_at, shifted_rows
 
-# A tokenizer in any of its forms, and the stop ids.
+# Tokenizer files in all forms, and the stop ids.
 COPIED_FILES = (
     *TOKENIZER_FILES,
     "tokenizer.model",
@@ -41,14 +41,19 @@ class DraftModelObjective(Objective):
 
     def forward(self, batch: Batch, target: TargetView, noise: torch.Generator) -> tuple[torch.Tensor, DraftScores]:
         counted = counted_at(batch.counts, 1, batch.token_ids.shape[1] - 1)
-        draft_logits = shifted_rows(self.head(input_ids=batch.token_ids, use_cache=False).logits, 0, counted)
-        target_logits = shifted_rows(target.logits, 0, counted)
-        losses = DepthLosses(self.training)
-        losses.add(draft_logits, target_logits, 1.0)
-        labels = shifted_rows(batch.token_ids, 1, counted)
-        hard = F.cross_entropy(draft_logits.float(), labels, reduction="sum") / max(1, len(labels))
+        hidden = self.head.base_model(input_ids=batch.token_ids, use_cache=False).last_hidden_state
+        losses = DepthLosses(self, target)
         # The soft cross-entropy is the KL divergence plus the target's entropy, which has no gradient.
-        return losses.total() + CROSS_ENTROPY_WEIGHT * hard, losses.scores()
+        losses.add(
+            shifted_rows(hidden, 0, counted),
+            lambda rows: read_out_logits(self.head, rows),
+            counted,
+            0,
+            weight=1.0,
+            labels=shifted_rows(batch.token_ids, 1, counted),
+            label_weight=CROSS_ENTROPY_WEIGHT,
+        )
+        return losses.result()
 
     def export(self, out: Path, dtype: torch.dtype, target_name: str) -> None:
         write_model(self.head, out, dtype)
@@ -56,7 +61,7 @@ class DraftModelObjective(Objective):
 
 
 def build_draft_model(options: HeadOptions, target: FrozenTarget) -> DraftModelObjective:
-    """A new Llama of `options`' shape with tied embeddings begun from the target's, or the model in `options.init`."""
+    """A new Llama of `options`' shape with tied embeddings initialised from the target's, or `options.init`."""
     if options.init is not None:
         require_checkpoint("--init", options.init)
         try:

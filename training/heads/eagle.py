@@ -1,9 +1,9 @@
 """EAGLE-1's objective (Li et al. 2024, arXiv 2401.15077, section 4.2): regress the target's next feature (smooth L1,
-weight 1) and match the law that the target's own head reads from it (soft cross-entropy, weight 0.1).
+weight 1) and match the distribution that the target's output head gives for it (soft cross-entropy, weight 0.1).
 
-Features are disturbed by uniform noise of +-0.1, the paper's figure; its code scales that by 512 / length, which
-is not done here. With `ttt_steps` above 1 the head is also trained on its own features (HASS, Zhang et al. 2024,
-arXiv 2408.15766), which EAGLE-1 is not.
+Features get uniform noise of +-0.1, the paper's value; its code also scales that by 512 / length, which is not done
+here. With `ttt_steps` above 1 the head is also trained on its own features, as in HASS (Zhang et al. 2024, arXiv
+2408.15766) but not in EAGLE-1.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from drafter_service.checkpoints.export import export_eagle
-from drafter_service.heads.eagle import EagleConfig, EagleHead
-from training.frozen_target import FrozenTarget
-from training.heads.interface import Batch, DraftScores, Objective, TargetView
-from training.heads.options import HeadOptions
-from training.heads.scoring import DEPTH_DECAY, DepthLosses, counted_at, shifted_rows
-from training.heads.ttt_attention import TTT_ATTENTION, register_ttt_attention
-from training.heads.unroll import EVAL_DEPTHS, decoder_config, unroll
+from outrider.drafting.checkpoints.export import export_eagle
+from outrider.drafting.heads.eagle import EagleConfig, EagleHead
+from outrider.training.frozen_target import FrozenTarget
+from outrider.training.heads.interface import Batch, DraftScores, Objective, TargetView
+from outrider.training.heads.options import HeadOptions
+from outrider.training.heads.scoring import DEPTH_DECAY, DepthLosses, counted_at, shifted_rows
+from outrider.training.heads.ttt_attention import TTT_ATTENTION, register_ttt_attention
+from outrider.training.heads.unroll import EVAL_DEPTHS, decoder_config, unroll
 
 FEATURE_WEIGHT = 1.0
 
 
 class EagleObjective(Objective):
-    """Trains `ttt_steps` steps; in eval mode it looks EVAL_DEPTHS deep."""
+    """Trains `ttt_steps` steps; eval mode runs EVAL_DEPTHS."""
 
     head: EagleHead
 
@@ -40,7 +40,7 @@ class EagleObjective(Objective):
         if self.training and self._options.feature_noise > 0:
             uniform = torch.rand(features.shape, generator=noise) * 2 - 1
             features = features + (self._options.feature_noise * uniform).to(features.device, features.dtype)
-        losses, num_positions = DepthLosses(self.training), batch.token_ids.shape[1] - 2
+        losses, num_positions = DepthLosses(self, target), batch.token_ids.shape[1] - 2
         num_steps = (self._options.ttt_steps or 1) if self.training else EVAL_DEPTHS
         for depth, predicted in enumerate(unroll(self.head, batch.token_ids, features, num_steps)):
             counted, weight = counted_at(batch.counts, 2 + depth, num_positions), DEPTH_DECAY**depth
@@ -48,19 +48,19 @@ class EagleObjective(Objective):
             wanted = shifted_rows(target.features, 1 + depth, counted)
             distance = F.smooth_l1_loss(rows.float(), wanted.float(), reduction="none").mean(-1)
             losses.add_term(weight * FEATURE_WEIGHT * distance.sum() / max(1, len(distance)))
-            law = shifted_rows(target.logits, 1 + depth, counted)
-            losses.add(self.head.logits(rows), law, weight * self._options.law_weight)
-        return losses.total(), losses.scores()
+            losses.add(rows, self.head.logits, counted, 1 + depth, weight * self._options.law_weight)
+        return losses.result()
 
     def export(self, out: Path, dtype: torch.dtype, target_name: str) -> None:
         export_eagle(self.head, out, with_embedding=self._options.save_embedding, dtype=dtype)
 
 
 def build_eagle(options: HeadOptions, target: FrozenTarget) -> EagleObjective:
-    """A new head; the target's embedding and output head are used and stay as they are."""
+    """A new head; the target's embedding and output head are used frozen."""
     register_ttt_attention()
-    config = EagleConfig(decoder=decoder_config(options, target), num_target_layers=target.num_layers)
-    # float32: the residual stream takes the embedding's dtype. The output head stays as the target has it.
+    decoder = decoder_config(options, target)
+    config = EagleConfig(decoder, num_target_layers=target.num_layers, fc_bias=options.fc_bias)
+    # float32: the residual stream has the embedding's dtype. The output head is the target's, unchanged.
     embedding = target.embedding.float()
     head = EagleHead(config, embedding=embedding, lm_head=target.lm_head, attn_implementation=TTT_ATTENTION)
     return EagleObjective(head, options)

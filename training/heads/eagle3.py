@@ -1,8 +1,8 @@
 """EAGLE-3's objective (Li et al. 2025, arXiv 2503.01840, section 3): training-time test.
 
-Step 0 reads features fused from three hidden layers of the target, step k the head's own output of step k-1; every step
-is matched to the target's law by soft cross-entropy, step k counting 0.8^k. No feature is regressed. The draft
-vocabulary may be the most frequent tokens of the data only.
+Step 0 reads features fused from three hidden layers of the target, step k the head's own output of step k-1. Every step
+is matched to the target's distribution by soft cross-entropy with weight 0.8^k. No feature is regressed. The draft
+vocabulary may be restricted to the data's most frequent tokens.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from drafter_service.checkpoints.export import export_eagle3
-from drafter_service.heads.eagle3 import Eagle3Config, Eagle3Head, default_feature_layers
-from training.errors import SettingError
-from training.frozen_target import FrozenTarget
-from training.heads.interface import Batch, DraftScores, Objective, TargetView
-from training.heads.options import HeadOptions
-from training.heads.scoring import DEPTH_DECAY, DepthLosses, counted_at, shifted_rows
-from training.heads.ttt_attention import TTT_ATTENTION, register_ttt_attention
-from training.heads.unroll import EVAL_DEPTHS, decoder_config, unroll
+from outrider.drafting.checkpoints.export import export_eagle3
+from outrider.drafting.heads.eagle3 import Eagle3Config, Eagle3Head, default_feature_layers
+from outrider.training.errors import SettingError
+from outrider.training.frozen_target import FrozenTarget
+from outrider.training.heads.interface import Batch, DraftScores, Objective, TargetView
+from outrider.training.heads.options import HeadOptions
+from outrider.training.heads.scoring import DEPTH_DECAY, DepthLosses, counted_at
+from outrider.training.heads.ttt_attention import TTT_ATTENTION, register_ttt_attention
+from outrider.training.heads.unroll import EVAL_DEPTHS, decoder_config, unroll
 
 DEFAULT_TTT_STEPS = 5
 
 
 class Eagle3Objective(Objective):
-    """Trains `ttt_steps` steps; in eval mode it looks at least EVAL_DEPTHS deep."""
+    """Trains `ttt_steps` steps; eval mode runs at least EVAL_DEPTHS."""
 
     head: Eagle3Head
 
@@ -45,13 +45,12 @@ class Eagle3Objective(Objective):
 
     def forward(self, batch: Batch, target: TargetView, noise: torch.Generator) -> tuple[torch.Tensor, DraftScores]:
         features = self.head.fuse(target.features)
-        losses, num_positions = DepthLosses(self.training, self.head.target_ids), batch.token_ids.shape[1] - 2
+        losses, num_positions = DepthLosses(self, target, self.head.target_ids), batch.token_ids.shape[1] - 2
         num_steps = self.ttt_steps if self.training else max(self.ttt_steps, EVAL_DEPTHS)
         for depth, predicted in enumerate(unroll(self.head, batch.token_ids, features, num_steps)):
             counted = counted_at(batch.counts, 2 + depth, num_positions)
-            wanted = shifted_rows(target.logits, 1 + depth, counted)
-            losses.add(self.head.logits(predicted[counted]), wanted, DEPTH_DECAY**depth)
-        return losses.total(), losses.scores()
+            losses.add(predicted[counted], self.head.logits, counted, 1 + depth, DEPTH_DECAY**depth)
+        return losses.result()
 
     def export(self, out: Path, dtype: torch.dtype, target_name: str) -> None:
         export_eagle3(
@@ -66,9 +65,10 @@ class Eagle3Objective(Objective):
 
 
 def build_eagle3(options: HeadOptions, target: FrozenTarget, token_counts: npt.NDArray[np.int64]) -> Eagle3Objective:
-    """A new head; its output head begins as the target's rows, by `token_counts` int64[vocab] where few are wanted.
+    """A new head; its output head is initialised with the target's rows, of the most frequent tokens by `token_counts`
+    int64[vocab] if reduced.
 
-    Raises SettingError when the draft vocabulary or the feature layers do not fit the target.
+    Raises SettingError when the draft vocabulary or the feature layers do not match the target.
     """
     register_ttt_attention()
     if options.draft_vocab_size > target.vocab_size:
@@ -87,7 +87,7 @@ def build_eagle3(options: HeadOptions, target: FrozenTarget, token_counts: npt.N
     )
     head = Eagle3Head(
         config,
-        embedding=target.embedding.float(),  # the residual stream takes its dtype
+        embedding=target.embedding.float(),  # the residual stream has its dtype
         lm_head=target.lm_head.float()[draft_ids],
         d2t=draft_ids - torch.arange(len(draft_ids)) if is_reduced else None,
         attn_implementation=TTT_ATTENTION,
@@ -98,6 +98,6 @@ def build_eagle3(options: HeadOptions, target: FrozenTarget, token_counts: npt.N
 
 
 def most_frequent(token_counts: npt.NDArray[np.int64], num_tokens: int) -> torch.Tensor:
-    """int64[num_tokens], ascending: the ids of the largest counts; of equals the smallest ids."""
+    """int64[num_tokens], ascending: the ids of the largest counts; ties go to the smaller id."""
     order = np.argsort(-token_counts, kind="stable")[:num_tokens]
     return torch.from_numpy(np.sort(order))

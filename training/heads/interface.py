@@ -1,25 +1,29 @@
-"""What stands between the training loop and a method: a batch of tokens and the frozen target's view of it go in, one
-loss and acceptance estimates come out.
+"""The interface between training loop and method: a batch of tokens and the frozen target's view of it go in, a loss
+and acceptance estimates come out.
 
-Indices, everywhere in this package: a row is x[0:T]. The target's logits at t are its law of x[t+1]. A head that
-stands on the hidden state of position t knows x[0:t+2] (the target has sampled x[t+1] from that state), so its draft of
-depth d (from 0) is a guess at x[t+2+d], and what it should say is the target's logits at t+1+d.
+Indices in this package: a row is x[0:T]. The target's logits at t predict x[t+1]. A head that reads the hidden state of
+position t knows x[0:t+2] (the target has sampled x[t+1] from that state), so its draft token of depth d (from 0)
+predicts x[t+2+d], and its label is the target's logits at t+1+d.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import nn
 
+# hidden states [N, H] -> logits [N, vocab]
+ReadOut = Callable[[torch.Tensor], torch.Tensor]
+
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows to train on: `token_ids` int64[B, T]; `counts` bool[B, T], true at tokens that are to be drafted well.
+    """Rows to train on: `token_ids` int64[B, T]; `counts` bool[B, T], true at tokens that count as labels.
 
-    False where the row is padding or (unless wished) the prompt's.
+    False for padding and (unless requested) for prompts.
     """
 
     token_ids: torch.Tensor
@@ -28,18 +32,24 @@ class Batch:
 
 @dataclass(frozen=True)
 class TargetView:
-    """The frozen target over a batch: `features` [B, T, num_layers*H] in the order asked for, `logits` [B, T, V]."""
+    """The frozen target on a batch: `features` [B, T, num_layers*H] in the requested order, and logits on demand.
+
+    `read_out` turns rows of `final` [B, T, H], the final norm's output, into logits: all at once they may need more
+    memory than the rest of a step.
+    """
 
     features: torch.Tensor
-    logits: torch.Tensor
+    final: torch.Tensor
+    read_out: ReadOut
+    vocab_size: int
 
 
 @dataclass(frozen=True)
 class DraftScores:
-    """Sums over the counted positions, per depth, each float32[D], no gradient.
+    """Sums over the counted positions, per depth, each float32[D], without gradient.
 
-    `agreement`: the two argmaxes are one token (what greedy acceptance counts); `overlap`: sum over tokens of
-    min(target, draft), one minus total variation (what rejection sampling accepts at temperature 1).
+    agreement: both argmaxes are the same token (greedy acceptance). overlap: sum over tokens of min(target, draft), one
+    minus total variation (acceptance of rejection sampling at temperature 1).
     """
 
     agreement: torch.Tensor
@@ -63,19 +73,21 @@ class DraftScores:
 
 
 class Objective(nn.Module):
-    """A head and its loss. Its parameters are the head's; the target's tensors are not among them."""
+    """A head and its loss. Its parameters are the head's, without the target's tensors."""
 
     head: nn.Module
-    # Target hidden layers that `forward` wants, HF numbering: num_layers is the final norm's output.
+    # Target hidden layers that `forward` needs, in HF numbering: num_layers is the final norm's output.
     feature_layers: tuple[int, ...] = ()
+    # How a draft's distribution is matched to the target's: a name in LOSSES (scoring.py).
+    loss: str = "cross_entropy"
 
     def forward(self, batch: Batch, target: TargetView, noise: torch.Generator) -> tuple[torch.Tensor, DraftScores]:
         """(loss, a scalar in nats per counted position, weighted over depths; estimates).
 
-        All randomness comes from `noise`. In eval mode the draft is what it would be in service: no noise.
+        All randomness comes from `noise`. Eval mode drafts as in service, without noise.
         """
         raise NotImplementedError
 
     def export(self, out: Path, dtype: torch.dtype, target_name: str) -> None:
-        """Write the head to the folder `out` in its public layout, which may name the target."""
+        """Writes the head to the folder `out` in its public layout, which may name the target."""
         raise NotImplementedError

@@ -1,8 +1,9 @@
-"""Medusa's objective (Cai et al. 2024, arXiv 2401.10774, section 2.2.1): head i, from the hidden state of position t,
-guesses token t+i+2 (i from 0), and counts 0.8^i.
+"""Medusa's objective (Cai et al. 2024, arXiv 2401.10774, section 2.2.1): head i predicts token t+i+2 (i from 0) from
+the hidden state of position t, with weight 0.8^i.
 
-By default the label is the target's law at that place instead of the one token that stands there (self-distillation,
-section 2.3.2 of the paper): an unbiased view of the same marginal law with less noise.
+By default the label is the target's distribution at that position, not its one token (self-distillation, section
+2.3.2):
+unbiased for the same marginal distribution, with less noise.
 """
 
 from __future__ import annotations
@@ -11,16 +12,16 @@ from pathlib import Path
 
 import torch
 
-from drafter_service.checkpoints.export import export_medusa
-from drafter_service.heads.medusa import MedusaConfig, MedusaHeads
-from training.frozen_target import FrozenTarget
-from training.heads.interface import Batch, DraftScores, Objective, TargetView
-from training.heads.options import HeadOptions
-from training.heads.scoring import DEPTH_DECAY, DepthLosses, counted_at, shifted_rows
+from outrider.drafting.checkpoints.export import export_medusa
+from outrider.drafting.heads.medusa import MedusaConfig, MedusaHeads
+from outrider.training.frozen_target import FrozenTarget
+from outrider.training.heads.interface import Batch, DraftScores, Objective, TargetView
+from outrider.training.heads.options import HeadOptions
+from outrider.training.heads.scoring import DEPTH_DECAY, DepthLosses, counted_at, shifted_rows
 
 
 class MedusaObjective(Objective):
-    """Positions that lead to a counted token at any depth go through all heads at once."""
+    """Runs each head on the positions that lead to a counted token at its depth."""
 
     head: MedusaHeads
 
@@ -32,26 +33,26 @@ class MedusaObjective(Objective):
             raise ValueError("hard labels need the full vocabulary")
 
     def forward(self, batch: Batch, target: TargetView, noise: torch.Generator) -> tuple[torch.Tensor, DraftScores]:
-        num_positions = batch.token_ids.shape[1] - 2
-        depths = [counted_at(batch.counts, 2 + depth, num_positions) for depth in range(self.head.config.num_heads)]
-        needed = torch.stack(depths).any(0)
-        logits = self.head(shifted_rows(target.features, 0, needed))
-        losses = DepthLosses(self.training, self.head.token_map)
-        for depth, counted in enumerate(depths):
+        losses = DepthLosses(self, target, self.head.token_map)
+        for depth, block in enumerate(self.head.blocks):
+            counted = counted_at(batch.counts, 2 + depth, batch.token_ids.shape[1] - 2)
             losses.add(
-                logits[counted[needed], depth],
-                shifted_rows(target.logits, 1 + depth, counted),
-                DEPTH_DECAY**depth,
+                block(shifted_rows(target.features, 0, counted)),
+                self.head.output_head(depth),
+                counted,
+                1 + depth,
+                weight=DEPTH_DECAY**depth if self.distil else 0.0,
                 labels=None if self.distil else shifted_rows(batch.token_ids, 2 + depth, counted),
+                label_weight=DEPTH_DECAY**depth,
             )
-        return losses.total(), losses.scores()
+        return losses.result()
 
     def export(self, out: Path, dtype: torch.dtype, target_name: str) -> None:
         export_medusa(self.head, out, target=target_name, dtype=dtype)
 
 
 def build_medusa(options: HeadOptions, target: FrozenTarget) -> MedusaObjective:
-    """New heads: residual blocks that begin as the identity, over the target's output head or copies of it."""
+    """New heads: residual blocks initialised as the identity, over the target's output head or copies of it."""
     config = MedusaConfig(
         hidden_size=target.hidden_size,
         vocab_size=target.vocab_size,

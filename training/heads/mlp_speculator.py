@@ -1,8 +1,7 @@
 """The MLP speculator's objective (Wertheimer et al. 2024, arXiv 2404.19124): teacher forcing.
 
-From the hidden state of position t, step i reads token t+1+i as it stands in the text and guesses token t+2+i.
-
-As in the reference every step counts the same; by default the label is the target's law, not one token.
+From the hidden state of position t, step i reads token t+1+i of the text and predicts token t+2+i. All steps have equal
+weight, as in the reference; by default the label is the target's distribution, not one token.
 """
 
 from __future__ import annotations
@@ -11,16 +10,16 @@ from pathlib import Path
 
 import torch
 
-from drafter_service.checkpoints.export import export_mlp_speculator
-from drafter_service.heads.mlp_speculator import MlpSpeculator, MlpSpeculatorConfig
-from training.frozen_target import FrozenTarget
-from training.heads.interface import Batch, DraftScores, Objective, TargetView
-from training.heads.options import HeadOptions
-from training.heads.scoring import DepthLosses, counted_at, shifted_rows
+from outrider.drafting.checkpoints.export import export_mlp_speculator
+from outrider.drafting.heads.mlp_speculator import MlpSpeculator, MlpSpeculatorConfig
+from outrider.training.frozen_target import FrozenTarget
+from outrider.training.heads.interface import Batch, DraftScores, Objective, TargetView
+from outrider.training.heads.options import HeadOptions
+from outrider.training.heads.scoring import DepthLosses, counted_at, shifted_rows
 
 
 class MlpSpeculatorObjective(Objective):
-    """All positions that lead to a counted token at any step go through all steps."""
+    """Runs all steps on every position that leads to a counted token at any step."""
 
     head: MlpSpeculator
 
@@ -35,25 +34,28 @@ class MlpSpeculatorObjective(Objective):
         needed = torch.stack(depths).any(0)
         batch_index, position = needed.nonzero(as_tuple=True)
         state = self.head.start(target.features[batch_index, position])
-        losses = DepthLosses(self.training)
+        losses = DepthLosses(self, target)
         for depth, counted in enumerate(depths):
             # Past the row's end any token will do: no counted position reads it.
             tokens = batch.token_ids[batch_index, (position + 1 + depth).clamp(max=num_tokens - 1)]
-            state, logits = self.head.step(state, tokens, depth)
+            state = self.head.advance(state, tokens, depth)
             losses.add(
-                logits[counted[needed]],
-                shifted_rows(target.logits, 1 + depth, counted),
-                1.0,
+                state[counted[needed]],
+                self.head.output_head(depth),
+                counted,
+                1 + depth,
+                weight=1.0 if self.distil else 0.0,
                 labels=None if self.distil else shifted_rows(batch.token_ids, 2 + depth, counted),
+                label_weight=1.0,
             )
-        return losses.total(), losses.scores()
+        return losses.result()
 
     def export(self, out: Path, dtype: torch.dtype, target_name: str) -> None:
         export_mlp_speculator(self.head, out, dtype=dtype)
 
 
 def build_mlp_speculator(options: HeadOptions, target: FrozenTarget) -> MlpSpeculatorObjective:
-    """A new speculator; embeddings and output heads begin as the leading principal components of the target's."""
+    """A new speculator; embeddings and output heads start as the leading principal components of the target's."""
     config = MlpSpeculatorConfig(
         vocab_size=target.vocab_size,
         emb_dim=target.hidden_size,
@@ -71,7 +73,7 @@ def build_mlp_speculator(options: HeadOptions, target: FrozenTarget) -> MlpSpecu
 
 
 def principal_components(source: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """`source` [V, H] projected on its leading components, to the width and the scale of `like` [V, width]."""
+    """`source` [V, H] projected on its leading components, to the width and scale of `like` [V, width]."""
     rows, width = source.float(), like.shape[1]
     _, _, components = torch.linalg.svd(rows - rows.mean(dim=0), full_matrices=False)
     if width > len(components):

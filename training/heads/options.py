@@ -1,6 +1,6 @@
-"""The shape of a new head and the settings of its objective; zeros mean the method's or the target's own value.
+"""The shape of a new head and the settings of its objective; 0 means the method's or the target's own value.
 
-One dataclass for all methods: which method reads which field stands beside it. It has no command of its own.
+One dataclass for all methods; comments name the methods that read a field.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.errors import SettingError
+from outrider.training.errors import SettingError
+from outrider.training.heads.scoring import LOSSES
 
 METHODS = ("medusa", "mlp_speculator", "eagle", "eagle3", "draft_model")
 
@@ -24,21 +25,25 @@ class HeadOptions:
     num_attention_heads: int = 0  # eagle, eagle3, draft_model
     share_lm_head: bool = True  # medusa: all heads read out through the target's head
     tie_weights: bool = True  # mlp_speculator: all steps share one embedding and one output head
-    distil: bool = True  # medusa, mlp_speculator: labels are the target's law, not one token
+    loss: str = "cross_entropy"  # all: how the target's distribution is matched
+    distil: bool = True  # medusa, mlp_speculator: labels are the target's distribution, not one token
     ttt_steps: int = 0  # eagle, eagle3: steps of training-time test; 0: 1 and 5
-    law_weight: float = 0.1  # eagle: of the soft cross-entropy; regression of the feature counts 1
+    law_weight: float = 0.1  # eagle: weight of the soft cross-entropy; feature regression has 1
     feature_noise: float = 0.1  # eagle: half the width of the uniform noise on the features
-    draft_vocab_size: int = 0  # eagle3: the so many most frequent tokens of the data
+    fc_bias: bool = False  # eagle: a bias in the first linear, as in SafeAILab's code; vLLM's module has none
+    draft_vocab_size: int = 0  # eagle3: number of most frequent tokens in the data
     feature_layers: tuple[int, ...] = ()  # eagle3: target hidden layers, HF numbering
     norm_before_residual: bool = True  # eagle3
-    norm_output: bool = False  # eagle3: its norm is part of the feature that goes back in
-    save_embedding: bool = True  # eagle, eagle3: a copy of the target's embedding goes in the checkpoint
+    norm_output: bool = False  # eagle3: its norm is part of the feature fed back
+    save_embedding: bool = True  # eagle, eagle3: the checkpoint includes the target's embedding
     init: Path | None = None  # draft_model: start from this checkpoint
 
     def check(self, method: str) -> None:
-        """Raises SettingError naming the option."""
+        """Raises SettingError that names the option."""
         if method not in METHODS:
             raise SettingError(f"--method {method!r}: must be one of {', '.join(METHODS)}")
+        if self.loss not in LOSSES:
+            raise SettingError(f"--loss {self.loss!r}: must be one of {', '.join(LOSSES)}")
         if self.num_heads < 1:
             raise SettingError(f"--num-heads must be at least 1, not {self.num_heads}")
         sizes = ("num_layers", "inner_dim", "intermediate_size", "num_attention_heads", "ttt_steps", "draft_vocab_size")

@@ -1,7 +1,7 @@
-"""How far a draft's law is from the target's at counted positions: the loss to train on, and what will be accepted.
+"""How far a draft's distribution is from the target's at counted positions: the loss, and the expected acceptance.
 
-Not here: which positions and which weights (the methods). Soft targets: the target's whole law at a position costs
-nothing more once its logits are there, and says more than the one token that was drawn from it.
+Labels are soft: once its logits exist, the target's whole distribution costs nothing more and tells more than the one
+token sampled from it. Not here: which positions and which weights (the methods).
 """
 
 from __future__ import annotations
@@ -9,89 +9,126 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from training.heads.interface import DraftScores
+from outrider.training.heads.interface import DraftScores, Objective, ReadOut, TargetView
+from outrider.training.heads.sliced_loss import Depth, SlicedLoss, TargetLaws
 
-# Depths count less the deeper they are: they are reached only when all before were accepted (Medusa, EAGLE-3).
+# factor per depth; deeper positions are reached only when all before were accepted (Medusa, EAGLE-3)
 DEPTH_DECAY = 0.8
-# Estimates over all positions took 15% of an EAGLE-3 step (vocabulary 4,096, 2,048 tokens, CPU); this many are enough
-# for a progress line. Held-out figures count every position.
+# positions; enough for a progress line, all of them took 15% of an EAGLE-3 step (vocabulary 4,096, CPU). Held-out
+# figures use every position.
 NUM_SCORED = 256
+# probability; keeps the logarithm of an acceptance finite; far below float32's resolution of a sum near 1
+_LEAST_ACCEPTANCE = 1e-20
 
 
-def soft_cross_entropy(
-    draft_logits: torch.Tensor, target_logits: torch.Tensor, target_ids: torch.Tensor | None = None
-) -> torch.Tensor:
-    """float32[N]: -sum over j of target(j) log draft(j), for logits [N, draft vocab] and [N, vocab].
+def soft_cross_entropy(draft_logits: torch.Tensor, target_probs: torch.Tensor) -> torch.Tensor:
+    """float32[N]: -sum over j of target(j) log draft(j), over the draft's tokens; both [N, draft vocab].
 
-    With a reduced draft vocabulary (`target_ids` int64[draft vocab]) the target's law is left as it is, not
-    renormalized: a position counts by the mass that the draft could ever match.
+    With a reduced draft vocabulary the target's distribution is not renormalized: a position counts by the probability
+    mass that the draft can match.
     """
-    target_probs = torch.softmax(target_logits.float(), dim=-1)
-    if target_ids is not None:
-        target_probs = target_probs[:, target_ids]
     return -(target_probs * torch.log_softmax(draft_logits.float(), dim=-1)).sum(-1)
+
+
+def negative_log_acceptance(draft_logits: torch.Tensor, target_probs: torch.Tensor) -> torch.Tensor:
+    """float32[N]: -log of sum over j of min(target(j), draft(j)), for [N, draft vocab] each.
+
+    The sum is the acceptance of rejection sampling at temperature 1 (LK losses, arXiv 2602.23881). Its logarithm keeps
+    the gradient from vanishing where little is accepted.
+    """
+    draft_probs = torch.softmax(draft_logits.float(), dim=-1)
+    return -torch.minimum(draft_probs, target_probs).sum(-1).clamp(min=_LEAST_ACCEPTANCE).log()
+
+
+LOSSES = {"cross_entropy": soft_cross_entropy, "acceptance": negative_log_acceptance}
 
 
 @torch.no_grad()
 def acceptance_sums(
-    draft_logits: torch.Tensor, target_logits: torch.Tensor, target_ids: torch.Tensor | None = None
+    draft_logits: torch.Tensor, laws: TargetLaws, target_ids: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(argmaxes that agree, summed overlap), each float32[], over logits [N, draft vocab] and [N, vocab]."""
-    draft_probs = torch.softmax(draft_logits.float(), dim=-1)
-    target_probs = torch.softmax(target_logits.float(), dim=-1)
-    picked = draft_probs.argmax(-1)
+    """(argmaxes that agree, summed overlap), each float32[], for draft logits [N, draft vocab]."""
+    picked = draft_logits.argmax(-1)
     if target_ids is not None:
         picked = target_ids[picked]
-        reachable = target_probs[:, target_ids]
-    else:
-        reachable = target_probs
-    agreement = (picked == target_probs.argmax(-1)).sum().float()
-    return agreement, torch.minimum(draft_probs, reachable).sum()
+    agreement = (picked == laws.logits.argmax(-1)).sum().float()
+    return agreement, torch.minimum(torch.softmax(draft_logits.float(), dim=-1), laws.probs).sum()
 
 
 class DepthLosses:
-    """Adds up one method's losses over depths: `add` once per depth, then `total` and `scores`.
+    """Sums one method's losses over depths: `add` once per depth, then `result`.
 
-    `is_training`: estimates are taken on at most NUM_SCORED positions per depth, evenly spread.
+    In training, estimates use at most NUM_SCORED positions per depth, evenly spread.
+    target_ids int64[draft vocab]: the target id of each draft id, if the draft vocabulary is reduced.
     """
 
-    def __init__(self, is_training: bool, target_ids: torch.Tensor | None = None) -> None:
-        self._is_training, self._target_ids = is_training, target_ids
-        self._losses: list[torch.Tensor] = []
-        self._scores: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+    def __init__(self, objective: Objective, target: TargetView, target_ids: torch.Tensor | None = None) -> None:
+        self._objective, self._target, self._target_ids = objective, target, target_ids
+        self._loss_of = LOSSES[objective.loss]
+        self._depths: list[Depth] = []
+        self._weights: list[tuple[float, float]] = []
+        self._labels: list[torch.Tensor | None] = []
+        self._terms: list[torch.Tensor] = []
 
     def add(
         self,
-        draft_logits: torch.Tensor,
-        target_logits: torch.Tensor,
+        rows: torch.Tensor,
+        read_out: ReadOut,
+        where: torch.Tensor,
+        offset: int,
         weight: float,
         labels: torch.Tensor | None = None,
+        label_weight: float = 0.0,
     ) -> None:
-        """One depth at its counted positions: logits [N, draft vocab] and [N, vocab]; N may be 0.
+        """One depth: rows [N, H], one for each true (b, t) of `where` bool[B, M]; N may be 0.
 
-        With `labels` int64[N] the loss is the cross-entropy of these tokens (draft ids) instead of the target's law.
+        The target's distribution at t + offset is matched with `weight`, the tokens `labels` int64[N] (draft ids) by
+        cross-entropy with `label_weight`; each is a mean over the rows.
         """
-        if labels is None:
-            losses = soft_cross_entropy(draft_logits, target_logits, self._target_ids)
-        else:
-            losses = F.cross_entropy(draft_logits.float(), labels, reduction="none")
-        self._losses.append(weight * losses.sum() / max(1, len(losses)))
-        stride = -(-len(losses) // NUM_SCORED) if self._is_training and len(losses) else 1
-        scored = draft_logits.detach()[::stride]
-        agreement, overlap = acceptance_sums(scored, target_logits[::stride], self._target_ids)
-        self._scores.append((agreement, overlap, torch.tensor(float(len(scored)), device=agreement.device)))
+        batch_index, position = where.nonzero(as_tuple=True)
+        places = batch_index * self._target.final.shape[1] + position + offset
+        self._depths.append(Depth(rows, places, read_out))
+        self._weights.append((weight, label_weight))
+        self._labels.append(labels)
 
     def add_term(self, term: torch.Tensor) -> None:
-        """A further scalar of the loss."""
-        self._losses.append(term)
+        """Adds a further scalar to the loss."""
+        self._terms.append(term)
 
-    def total(self) -> torch.Tensor:
-        """Scalar: the weighted sum over depths of the mean over positions."""
-        return torch.stack(self._losses).sum()
+    def result(self) -> tuple[torch.Tensor, DraftScores]:
+        """(scalar: the weighted sum over depths of the mean over positions; the estimates)."""
+        device = self._target.final.device
+        # agreement, overlap and number of positions, per depth
+        scores = torch.zeros(3, len(self._depths), device=device)
 
-    def scores(self) -> DraftScores:
-        agreement, overlap, counts = (torch.stack(column) for column in zip(*self._scores, strict=True))
-        return DraftScores(agreement, overlap, counts)
+        def term(number: int, part: slice, draft_logits: torch.Tensor, laws: TargetLaws) -> torch.Tensor:
+            scores[:, number] += self._scores(number, part, draft_logits.detach(), laws)
+            return self._loss(number, part, draft_logits, laws)
+
+        trained = [parameter for parameter in self._objective.parameters() if parameter.requires_grad]
+        total = SlicedLoss(self._depths, trained, self._target, self._target_ids, term).total()
+        return torch.stack([total, *self._terms]).sum(), DraftScores(*scores)
+
+    def _loss(self, number: int, part: slice, draft_logits: torch.Tensor, laws: TargetLaws) -> torch.Tensor:
+        (weight, label_weight), labels = self._weights[number], self._labels[number]
+        num_rows = max(1, len(self._depths[number].rows))
+        loss = draft_logits.new_zeros((), dtype=torch.float32)
+        if weight:
+            loss = loss + weight * self._loss_of(draft_logits, laws.probs).sum() / num_rows
+        if labels is not None:
+            hard = F.cross_entropy(draft_logits.float(), labels[part], reduction="sum")
+            loss = loss + label_weight * hard / num_rows
+        return loss
+
+    def _scores(self, number: int, part: slice, draft_logits: torch.Tensor, laws: TargetLaws) -> torch.Tensor:
+        num_rows = len(self._depths[number].rows)
+        stride = max(1, -(-num_rows // NUM_SCORED)) if self._objective.training else 1
+        scored = slice(-part.start % stride, None, stride)
+        draft_logits = draft_logits[scored]
+        agreement, overlap = acceptance_sums(
+            draft_logits, TargetLaws(laws.logits[scored], laws.probs[scored]), self._target_ids
+        )
+        return torch.stack([agreement, overlap, torch.tensor(float(len(draft_logits)), device=agreement.device)])
 
 
 def counted_at(counts: torch.Tensor, depth_offset: int, num_positions: int) -> torch.Tensor:

@@ -1,10 +1,10 @@
-"""Attention for training-time test: at step k every position attends to the true-feature prefix up to its origin and
-to its own k drafts, as it will in service.
+"""Attention for training-time test: at step k each position attends to the true-feature prefix up to its origin and to
+its own k drafts, as in service.
 
-Rows are indexed by origin: position t at step k stands for absolute position t+k, its query and key carry RoPE at t+k.
-Keys of step 0 are seen causally, keys of steps 1..k only along the diagonal (their own origin). EAGLE-3 (Li et al.
-2025, arXiv 2503.01840, figure 6) and HASS (Zhang et al. 2024) draw this mask; written as diagonals it costs one dot
-product per position and step instead of a (k+1)T square. Goes through transformers' attention interface:
+Rows are indexed by origin: position t at step k is absolute position t+k, and its query and key have RoPE at t+k. Keys
+of step 0 are visible causally, keys of steps 1..k only on the diagonal (their own origin): the mask of EAGLE-3 (Li et
+al. 2025, arXiv 2503.01840, figure 6) and HASS (Zhang et al. 2024). As diagonals it costs one dot product per position
+and step instead of a (k+1)T square. Uses transformers' attention interface:
 
     head = Eagle3Head(..., attn_implementation=TTT_ATTENTION)
     head(tokens, features, positions, ttt=TttCache())     the same cache for all steps of one batch
@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface
 
-# transformers gives names with "flash", "sdpa" or "flex_attention" in them special meanings.
+# transformers treats names with "flash", "sdpa" or "flex_attention" specially.
 TTT_ATTENTION = "outrider_ttt"
 
 
@@ -43,11 +43,11 @@ def ttt_attention(
 ) -> tuple[torch.Tensor, None]:
     """query [B, Hq, T, D], key and value [B, Hkv, T, ...] of one step; returns ([B, T, Hq, Dv], None).
 
-    `attention_mask` must be None: the mask is the method's.
+    attention_mask must be None: this function defines the mask.
     """
     if attention_mask is not None:
-        raise ValueError("training-time test has a mask of its own; give attention_mask=None")
-    # RoPE leaves query and key in the residual stream's dtype; under autocast the value is narrower.
+        raise ValueError("training-time test has its own mask; give attention_mask=None")
+    # RoPE returns query and key in the residual stream's dtype; under autocast the value is narrower.
     query, key = query.to(value.dtype), key.to(value.dtype)
     steps = ttt.layers.setdefault(int(module.layer_idx), [])  # type: ignore[arg-type]
     steps.append((key, value))
@@ -73,5 +73,5 @@ def _attend(query: torch.Tensor, steps: list[tuple[torch.Tensor, torch.Tensor]],
 
 
 def register_ttt_attention() -> None:
-    """Make TTT_ATTENTION known to transformers; may be called again."""
+    """Registers TTT_ATTENTION with transformers; may be called again."""
     AttentionInterface.register(TTT_ATTENTION, ttt_attention)

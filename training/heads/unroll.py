@@ -1,7 +1,7 @@
-"""Runs an EAGLE head over its own outputs, as it will run in service: step k reads the features of step k-1.
+"""Runs an EAGLE head over its own outputs, as in service: step k reads the features of step k-1.
 
-Tokens are the text's own at every step (they are what acceptance is conditioned on), features only at step 0. Not here:
-losses (eagle, eagle3) and the attention that makes this one pass per step (ttt_attention).
+Tokens are the text's own at every step (acceptance is conditioned on them), features only at step 0. Not here: losses
+(eagle.py, eagle3.py) and the attention that needs one pass per step (ttt_attention.py).
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ from collections.abc import Iterator
 import torch
 import torch.nn.functional as F
 
-from drafter_service.heads.decoder import DecoderConfig
-from drafter_service.heads.eagle import EagleHead
-from drafter_service.heads.eagle3 import Eagle3Head
-from training.errors import SettingError
-from training.frozen_target import FrozenTarget
-from training.heads.options import HeadOptions
-from training.heads.ttt_attention import TttCache
+from outrider.drafting.heads.decoder import DecoderConfig
+from outrider.drafting.heads.eagle import EagleHead
+from outrider.drafting.heads.eagle3 import Eagle3Head
+from outrider.training.errors import SettingError
+from outrider.training.frozen_target import FrozenTarget
+from outrider.training.heads.options import HeadOptions
+from outrider.training.heads.ttt_attention import TttCache
 
-# What acceptance is estimated for when a head is not being trained.
+# steps; depths of the acceptance estimates in eval mode
 EVAL_DEPTHS = 5
 
 
 def unroll(
     head: EagleHead | Eagle3Head, token_ids: torch.Tensor, features: torch.Tensor, num_steps: int
 ) -> Iterator[torch.Tensor]:
-    """Yield the head's output [B, T-2, H] of each step, for rows int64[B, T] and fused features [B, >= T-2, H].
+    """Yields the head's output [B, T-2, H] of each step, for rows int64[B, T] and fused features [B, >= T-2, H].
 
-    The head must have been built with TTT_ATTENTION. Row t of step k is the feature of absolute position t+k+1, from
-    which token t+k+2 is read. Where a step reads past the row's end it reads id 0; nothing counted depends on it.
+    The head must have been built with TTT_ATTENTION. Row t of step k is the feature of absolute position t+k+1, which
+    predicts token t+k+2. Steps that read past the row's end read id 0; nothing counted depends on it.
     """
     num_positions = token_ids.shape[1] - 2
     positions = torch.arange(num_positions, device=token_ids.device).expand(len(token_ids), -1)
@@ -41,9 +41,9 @@ def unroll(
 
 
 def decoder_config(options: HeadOptions, target: FrozenTarget) -> DecoderConfig:
-    """The head's decoder: the target's widths, heads of the target's size, the target's RoPE.
+    """The head's decoder: the target's widths, head size and RoPE.
 
-    Raises SettingError when the number of attention heads cannot be.
+    Raises SettingError for an impossible number of attention heads.
     """
     config = target.config
     num_heads = options.num_attention_heads or int(config.num_attention_heads)

@@ -1,15 +1,15 @@
-"""Exact mode: emit what the target samples with the shared noise, for as long as the draft foresaw it.
+"""Exact mode: emit what the target samples with the shared noise, as far as the draft predicted it.
 
 Every emitted token is coupled_sample(target law; key, index), a fixed function of the prefix, so the output does not
-depend on the draft at all. Chains and trees alike; the proposal needs no law. Temperature 0 is the special case of a
-law with one token in its support.
+depend on the draft. For chains and trees; the proposal needs no law. Temperature 0 is the special case of a law with
+one token in its support.
 """
 
 from __future__ import annotations
 
-from engine.coupling import coupled_sample
-from shared.messages import Proposal
-from verifier_service.acceptance.outcome import ROOT, Acceptance, LawAt, children_of
+from outrider.engine.sampling.coupling import coupled_sample
+from outrider.shared.messages import Proposal
+from outrider.verifier_service.acceptance.outcome import ROOT, Acceptance, LawAt, children_of
 
 
 def accept(law_at: LawAt, proposal: Proposal, *, stream_key: int) -> Acceptance:

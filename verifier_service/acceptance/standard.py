@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.sampling import draw, probabilities
-from shared.messages import LAW_TOTAL, Proposal, SparseLaw
-from verifier_service.acceptance.outcome import ROOT, Acceptance, LawAt
+from outrider.engine.sampling.laws import draw, probabilities
+from outrider.shared.messages import LAW_TOTAL, Proposal, SparseLaw
+from outrider.verifier_service.acceptance.outcome import ROOT, Acceptance, LawAt
 
 
 def accept(law_at: LawAt, proposal: Proposal, *, rng: np.random.Generator) -> Acceptance:
@@ -21,14 +21,14 @@ def accept(law_at: LawAt, proposal: Proposal, *, rng: np.random.Generator) -> Ac
         draft_probs = dense_law(law, len(target_probs))
         if rng.random() * draft_probs[token] >= target_probs[token]:
             residual = np.maximum(target_probs - draft_probs, 0.0)
-            # No mass is left only when both laws are equal, up to rounding: then the target itself is the residual.
+            # Without residual mass both laws are equal, up to rounding: the residual is the target itself.
             return Acceptance(tuple(range(child)), draw(residual if residual.any() else target_probs, rng))
         node = child
     return Acceptance(tuple(range(len(proposal.token_ids))), draw(probabilities(law_at(node)), rng))
 
 
 def dense_law(law: SparseLaw, vocab_size: int) -> NDArray[np.float64]:
-    """float64 [V] from the integer counts of the wire: exactly what the drafter sampled from."""
+    """float64 [V] from the wire's integer counts: exactly the law that the drafter sampled from."""
     probs = np.zeros(vocab_size)
     probs[list(law.token_ids)] = np.asarray(law.counts, dtype=np.float64) / LAW_TOTAL
     return probs

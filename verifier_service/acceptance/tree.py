@@ -1,23 +1,23 @@
 """Rejection mode for trees with laws: recursive rejection without replacement (Jeon et al. 2024, RRS).
 
-At a node with target law and draft law, the children were drawn from the draft law one after another without
-replacement. Each is tried in turn: if u * draft_probs[x] < target_probs[x] go down to it; else BOTH laws change, with
-the current draft law: target <- norm(max(target - draft, 0)), draft[x] <- 0, draft <- norm(draft). When no child is
-left the next token comes from what the target law has become.
+A node has a target law and a draft law; its children were drawn from the draft law, in order, without replacement.
+Each child x is tried in turn. If u * draft_probs[x] < target_probs[x], go down to it. Else both laws change, by the
+current draft law: target <- norm(max(target - draft, 0)), draft[x] <- 0, draft <- norm(draft). If no child is accepted,
+the next token is drawn from the target law as it then is.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from engine.sampling import draw, probabilities
-from shared.messages import Proposal
-from verifier_service.acceptance.outcome import ROOT, Acceptance, LawAt, children_of
-from verifier_service.acceptance.standard import dense_law
+from outrider.engine.sampling.laws import draw, probabilities
+from outrider.shared.messages import Proposal
+from outrider.verifier_service.acceptance.outcome import ROOT, Acceptance, LawAt, children_of
+from outrider.verifier_service.acceptance.standard import dense_law
 
 
 def accept(law_at: LawAt, proposal: Proposal, *, rng: np.random.Generator) -> Acceptance:
-    """`proposal.laws[child]` is the law at the child's parent; siblings stand in the order they were drawn in."""
+    """proposal.laws[child]: the draft law at the child's parent. Siblings are in the order in which they were drawn."""
     children = children_of(proposal)
     node = ROOT
     accepted: list[int] = []
@@ -32,7 +32,7 @@ def accept(law_at: LawAt, proposal: Proposal, *, rng: np.random.Generator) -> Ac
                 chosen = child
                 break
             residual = np.maximum(target_probs - draft_probs, 0.0)
-            # Equal laws, up to rounding, leave no residual; a token of them is never refused but by rounding.
+            # Equal laws leave no residual; they reject a token by rounding only.
             target_probs = residual / residual.sum() if residual.any() else target_probs
             draft_probs[token] = 0.0
             if not draft_probs.any():

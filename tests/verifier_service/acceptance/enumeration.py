@@ -14,10 +14,10 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from shared.messages import Proposal, SparseLaw
+from outrider.shared.messages import Proposal, SparseLaw
+from outrider.verifier_service.acceptance.outcome import Acceptance, LawAt
+from outrider.verifier_service.acceptance.standard import dense_law
 from tests.verifier_service.acceptance.toy import Prefix, Toy, make_toy, path_to, through_wire
-from verifier_service.acceptance.outcome import Acceptance, LawAt
-from verifier_service.acceptance.standard import dense_law
 
 Rule = Callable[..., Acceptance]
 Law = dict[Prefix, float]

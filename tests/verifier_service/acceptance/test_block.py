@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from engine.sampling import draw, probabilities
-from shared.messages import Proposal
+from outrider.engine.sampling.laws import draw, probabilities
+from outrider.shared.messages import Proposal
+from outrider.verifier_service.acceptance import block, standard
+from outrider.verifier_service.acceptance.outcome import Acceptance, LawAt
+from outrider.verifier_service.acceptance.standard import dense_law
 from tests.verifier_service.acceptance.enumeration import (
     Rule,
     chains,
@@ -20,9 +23,6 @@ from tests.verifier_service.acceptance.enumeration import (
     target_law,
 )
 from tests.verifier_service.acceptance.toy import Toy, make_toy
-from verifier_service.acceptance import block, standard
-from verifier_service.acceptance.outcome import Acceptance, LawAt
-from verifier_service.acceptance.standard import dense_law
 
 GAMMA = 3
 KINDS = ("near", "far", "reversed", "disjoint", "certain", "holes", "equal")

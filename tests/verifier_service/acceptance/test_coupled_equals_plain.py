@@ -6,10 +6,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.coupling import coupled_sample
-from shared.messages import Proposal
+from outrider.engine.sampling.coupling import coupled_sample
+from outrider.shared.messages import Proposal
+from outrider.verifier_service.acceptance import coupled
 from tests.verifier_service.acceptance.toy import Prefix, path_to, through_wire
-from verifier_service.acceptance import coupled
 
 VOCAB_SIZE = 5
 LENGTH = 12

@@ -13,8 +13,10 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from engine.coupling import coupled_sample
-from shared.messages import LAW_SIZE, LAW_TOTAL, Proposal, SparseLaw
+from outrider.engine.sampling.coupling import coupled_sample
+from outrider.shared.messages import LAW_SIZE, LAW_TOTAL, Proposal, SparseLaw
+from outrider.verifier_service.acceptance import block, coupled, point_mass, standard
+from outrider.verifier_service.acceptance.outcome import Acceptance, LawAt
 from tests.verifier_service.acceptance.toy import (
     NUM_DRAFT_TOKENS,
     SMALLEST_P_VALUE,
@@ -27,8 +29,6 @@ from tests.verifier_service.acceptance.toy import (
     path_to,
     through_wire,
 )
-from verifier_service.acceptance import block, coupled, point_mass, standard
-from verifier_service.acceptance.outcome import Acceptance, LawAt
 
 # Draws per kind of draft law: 200,000 for the standard rule in all.
 STANDARD_DRAWS = {
@@ -169,7 +169,7 @@ class TestDrawsOfTheDrafter:
 
     @pytest.mark.parametrize("vocab_size", [3, 16, 100])
     def test_sparse_laws_sum_to_the_total_and_keep_the_likeliest(self, vocab_size: int) -> None:
-        from drafter_service.growth.laws import sparse_law
+        from outrider.drafting.growth.laws import sparse_law
 
         rng = np.random.default_rng(16)
         for _ in range(200):
@@ -185,7 +185,7 @@ class TestDrawsOfTheDrafter:
             np.testing.assert_allclose(np.array(law.counts) / LAW_TOTAL, shares, atol=(LAW_SIZE + 1) / LAW_TOTAL)
 
     def test_draws_follow_the_counts(self) -> None:
-        from drafter_service.growth.laws import draw_distinct
+        from outrider.drafting.growth.laws import draw_distinct
 
         law = SparseLaw((7, 2, 9, 4), (40_000, 20_000, 5_000, 536))
         rng = np.random.default_rng(17)
@@ -195,7 +195,7 @@ class TestDrawsOfTheDrafter:
         assert chi_square_p_value(drawn, probs) > SMALLEST_P_VALUE
 
     def test_both_ends_of_the_counts_are_drawn(self) -> None:
-        from drafter_service.growth.laws import draw_distinct
+        from outrider.drafting.growth.laws import draw_distinct
 
         class Fixed:
             def __init__(self, value: int) -> None:

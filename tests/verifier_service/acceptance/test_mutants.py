@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from engine.coupling import coupled_sample
-from shared.errors import InvalidRequest
-from shared.messages import LAW_TOTAL, Proposal, SparseLaw
+from outrider.engine.sampling.coupling import coupled_sample
+from outrider.shared.errors import InvalidRequest
+from outrider.shared.messages import LAW_TOTAL, Proposal, SparseLaw
 from tests.verifier_service.acceptance.toy import (
     NUM_DRAFT_TOKENS,
     SMALLEST_P_VALUE,

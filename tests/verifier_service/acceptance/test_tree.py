@@ -11,8 +11,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine.sampling import draw, probabilities
-from shared.messages import Proposal
+from outrider.engine.sampling.laws import draw, probabilities
+from outrider.shared.messages import Proposal
+from outrider.verifier_service.acceptance import standard, tree
+from outrider.verifier_service.acceptance.outcome import ROOT, Acceptance, LawAt, children_of
+from outrider.verifier_service.acceptance.standard import dense_law
 from tests.verifier_service.acceptance.enumeration import (
     Enumerated,
     Rule,
@@ -24,9 +27,6 @@ from tests.verifier_service.acceptance.enumeration import (
     trees,
 )
 from tests.verifier_service.acceptance.toy import Toy, make_toy
-from verifier_service.acceptance import standard, tree
-from verifier_service.acceptance.outcome import ROOT, Acceptance, LawAt, children_of
-from verifier_service.acceptance.standard import dense_law
 
 KINDS = ("near", "far", "reversed", "disjoint", "certain", "holes", "equal")
 EXACT = 1e-9

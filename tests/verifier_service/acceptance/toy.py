@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from drafter_service.growth.laws import sparse_law
+from outrider.drafting.growth.laws import sparse_law
+from outrider.shared import wire
+from outrider.shared.messages import LAW_TOTAL, Proposal, SparseLaw
 from outrider.v1 import common_pb2
-from shared import wire
-from shared.messages import LAW_TOTAL, Proposal, SparseLaw
 
 NUM_DRAFT_TOKENS = 3  # gamma
 # Seeds are fixed, so a test always passes or always fails; a correct rule has one chance in 10,000 per seed.

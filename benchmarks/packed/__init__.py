@@ -1,0 +1,1 @@
+"""Quantised weights packed in memory, against the same weights dequantised."""

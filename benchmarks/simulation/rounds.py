@@ -1,0 +1,91 @@
+"""What a verifier in simulated time tells of a round: to the gateway, and to whoever decides the draft length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from outrider.verifier_service.timing.gathering import LastRound
+
+
+@dataclass(slots=True)
+class RoundTimes:
+    """Of a round: what messages.Timings says to all of its sessions, in seconds.
+
+    draft_s, draft_depth: what the verifier's own drafting took for all its sessions together, and the most tokens that
+    one of them asked for; 0: it did not draft.
+    """
+
+    batch_sessions: int
+    draft_rows_us: tuple[int, ...]
+    tokens_per_s: float
+    last_round: LastRound
+    open_sessions: int
+    draft_s: float = 0.0
+    draft_depth: int = 0
+    # Of the forward: seconds, and rows of all sessions.
+    forward_s: float = 0.0
+    num_rows: int = 0
+
+
+class Drafted(Protocol):
+    """A session of a verifier that drafts locally."""
+
+    @property
+    def max_tokens(self) -> int: ...
+
+    # Draft tokens that its next rounds are to have; 0: none.
+    num_wanted: int
+    # Rows that the verifier still has to compute, and tokens that its method has not read.
+    num_pending: int
+    num_behind: int
+
+
+@dataclass(slots=True)
+class SessionRound:
+    """One session's part in a round.
+
+    base_len: output before it. num_asked: draft tokens that it asked for, cut at the end of its output; num_proposed:
+    those that came. total_s: since its step arrived, or its round before was over. more: its run goes on.
+    """
+
+    session: Drafted
+    times: RoundTimes
+    base_len: int
+    num_asked: int
+    num_proposed: int
+    num_committed: int
+    total_s: float
+    more: bool
+
+
+class DraftLengths(Protocol):
+    """Contract: decides how many tokens the sessions of one verifier draft.
+
+    `opened`: a request's session, before its prefill. `decide` comes before each round's drafts, with the sessions that
+    are about to be in it, and sets `num_wanted` where it shall be another. `observe` comes after each round:
+    last_round is its tokens and seconds, num_open the sessions of the verifier.
+    """
+
+    def opened(self, session: Drafted) -> None: ...
+
+    def decide(self, sessions: Iterable[Drafted]) -> None: ...
+
+    def observe(self, members: Sequence[SessionRound], last_round: LastRound, num_open: int) -> None: ...
+
+
+class FixedLengths:
+    """Always the same; 0: no drafts."""
+
+    def __init__(self, num_draft_tokens: int) -> None:
+        self._num_draft_tokens = num_draft_tokens
+
+    def opened(self, session: Drafted) -> None:
+        session.num_wanted = self._num_draft_tokens
+
+    def decide(self, sessions: Iterable[Drafted]) -> None:
+        """Nothing changes."""
+
+    def observe(self, members: Sequence[SessionRound], last_round: LastRound, num_open: int) -> None:
+        """Nothing is learned."""

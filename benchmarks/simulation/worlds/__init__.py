@@ -1,0 +1,1 @@
+"""Worlds of the held-out benchmark: texts, cells, random worlds, and running them."""

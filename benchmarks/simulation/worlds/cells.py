@@ -1,0 +1,174 @@
+"""The cells of benchmarks/held_out.py: worlds that no figure of the draft policy was tuned on.
+
+Costs are those of benchmarks/results/costs.json, reshaped; what is accepted comes from text models (text.py). A new
+group is a function that yields cells, and an entry in _GROUPS.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from benchmarks.simulation.costs import Costs, Table
+from benchmarks.simulation.local_drafts import DraftPrices
+from benchmarks.simulation.session import Link
+from benchmarks.simulation.worlds.text import NEVER, Acceptance
+from benchmarks.simulation.worlds.world import Server, World, run_world
+from outrider.verifier_service.timing.step_costs import StepCosts, staircase
+
+MODEL = Acceptance(easy=(0.9,), hard=(0.45,), easy_run=16.0, hard_run=8.0)
+HEAD = Acceptance(easy=(0.85, 0.8, 0.75, 0.7, 0.65), hard=(0.5, 0.4, 0.3, 0.25, 0.2), easy_run=12.0, hard_run=8.0)
+NGRAM = Acceptance(easy=(0.9,), hard=(0.25,), easy_run=10.0, hard_run=14.0, proposed=0.5)
+SAMPLED = Acceptance(easy=(0.65, 0.6), hard=(0.3, 0.25), easy_run=12.0, hard_run=12.0)
+# seconds of a proposal; next to nothing; suffix lookups take about 0.03 ms for a session
+LOOKUP = DraftPrices(((1, 0.00003), (64, 0.0005)), 0.00003, one_forward=True, reads=False)
+SHAPES = ("staircase", "flat-then-steep", "cheap-rows", "costly-rows")
+_PROMPT_ROWS = 64
+_NUM_TOKENS = 64
+# streams; plain decoding's capacity for arrivals is that of as many
+_CAPACITY_STREAMS = 16
+# seconds; warm-up and measurement of the capacity
+_CAPACITY_WARM_UP_S, _CAPACITY_S = 3.0, 12.0
+# rounds of plain decoding before the measurement, by sessions: _SESSION_ROUNDS / sessions within these
+_FEWEST_ROUNDS, _MOST_ROUNDS = 500, 2000
+_SESSION_ROUNDS = 8000
+# ratio; measured rounds to those before
+MEASURED = 2.0
+
+
+@dataclass(frozen=True)
+class Cell:
+    group: str
+    name: str
+    world: World
+
+
+def cells(costs: Costs, scale: float = 1.0) -> list[Cell]:
+    """scale: of simulated time."""
+    return [cell for group in _GROUPS for cell in group(costs, scale)]
+
+
+def model_prices(costs: Costs, factor: float = 1.0) -> DraftPrices:
+    """Of a draft model that takes `factor` times as long as the measured one."""
+    step = tuple((rows, factor * seconds) for rows, seconds in costs.draft_step)
+    return DraftPrices(step, factor * costs.draft_fixed_s)
+
+
+def reshaped(costs: Costs, shape: str, factor: float = 1.0) -> Costs:
+    """With another table of forwards; factor: of all its seconds."""
+    table = costs.verifier_step
+    one_s = table[0][1]
+    if shape == "staircase":
+        table = tuple(staircase(table))
+    elif shape == "flat-then-steep":
+        steps = ((1, 1.0), (16, 1.0), (32, 2.2), (64, 5.0), (256, 22.0))
+        table = tuple((rows, one_s * times) for rows, times in steps)
+    elif shape == "cheap-rows":
+        table = steeper(table, 0.25)
+    elif shape == "costly-rows":
+        table = steeper(table, 4.0)
+    return dataclasses.replace(costs, verifier_step=tuple((rows, factor * seconds) for rows, seconds in table))
+
+
+def steeper(table: Table, factor: float) -> Table:
+    """What rows beyond the first add, times the factor."""
+    one_s = table[0][1]
+    return tuple((rows, one_s + factor * (seconds - one_s)) for rows, seconds in table)
+
+
+def plain_round_s(costs: Costs, num_sessions: float) -> float:
+    """Of plain decoding, all sessions in one forward."""
+    forward_s = StepCosts(costs.verifier_step).seconds(num_sessions) + (num_sessions - 1) * costs.verifier_session_s
+    return forward_s + costs.step_gap_s + num_sessions * costs.step_gap_per_session_s
+
+
+def warm_up_rounds(num_sessions: float, session_rounds: float, fewest: float, most: float) -> float:
+    return min(most, max(fewest, session_rounds / num_sessions))
+
+
+def _world(servers: tuple[Server, ...], kinds: tuple[Acceptance, ...], scale: float, num_sessions: float = 0) -> World:
+    """num_sessions: about as many as are open; 0: the servers' streams."""
+    num_sessions = num_sessions or max(server.load for server in servers)
+    round_s = max(plain_round_s(server.costs, num_sessions) for server in servers)
+    rounds = scale * warm_up_rounds(num_sessions, _SESSION_ROUNDS, _FEWEST_ROUNDS, _MOST_ROUNDS)
+    return World(servers, kinds, _NUM_TOKENS, _PROMPT_ROWS, rounds * round_s, MEASURED * rounds * round_s)
+
+
+def _streams(costs: Costs, prices: DraftPrices, kind: Acceptance, num_streams: int, scale: float) -> World:
+    return _world((Server(costs, prices, num_streams),), (kind,), scale)
+
+
+def _sessions(costs: Costs, scale: float) -> Iterator[Cell]:
+    prices = model_prices(costs)
+    for num_streams in (1, 2, 4, 8, 16, 32):
+        for name, of_method, kind in (("model", prices, MODEL), ("ngram", LOOKUP, NGRAM), ("wrong", prices, NEVER)):
+            yield Cell("sessions", f"{name}-{num_streams}", _streams(costs, of_method, kind, num_streams, scale))
+
+
+def _answers(costs: Costs, scale: float) -> Iterator[Cell]:
+    for num_tokens in (16, 64, 400):
+        for name, prices, kind in (("model", model_prices(costs), MODEL), ("ngram", LOOKUP, NGRAM)):
+            world = dataclasses.replace(_streams(costs, prices, kind, 8, scale), num_tokens=num_tokens)
+            yield Cell("answers", f"{name}-{num_tokens}-tokens", world)
+
+
+def capacity(costs: Costs) -> float:
+    """Tokens a second of plain decoding."""
+    world = _streams(costs, LOOKUP, NEVER, _CAPACITY_STREAMS, 1.0)
+    world = dataclasses.replace(world, warm_up_s=_CAPACITY_WARM_UP_S, seconds=_CAPACITY_S)
+    return run_world(world, 0)[0].tokens_per_s
+
+
+def _arrivals(costs: Costs, scale: float) -> Iterator[Cell]:
+    tokens_per_s = capacity(costs)
+    for share in (0.3, 0.7, 0.95):
+        for name, prices, kind in (("model", model_prices(costs), MODEL), ("ngram", LOOKUP, NGRAM)):
+            rate = share * tokens_per_s / _NUM_TOKENS
+            world = _world((Server(costs, prices, rate, is_rate=True),), (kind,), scale, num_sessions=8)
+            yield Cell("arrivals", f"{name}-{share:g}", world)
+
+
+def _shapes(costs: Costs, scale: float) -> Iterator[Cell]:
+    for shape in SHAPES:
+        for num_streams in (4, 16):
+            world = _streams(reshaped(costs, shape), model_prices(costs), MODEL, num_streams, scale)
+            yield Cell("shapes", f"{shape}-{num_streams}", world)
+
+
+def _verifiers(costs: Costs, scale: float) -> Iterator[Cell]:
+    """Two behind one gateway: of unequal load; of two machines, one three times slower, with cheap rows where the other
+    one has costly rows; and with requests of two kinds, for one of which drafts are never right, or less often.
+    """
+    prices, slow_prices = model_prices(costs), model_prices(costs, 3.0)
+    fast, slow = reshaped(costs, "costly-rows"), reshaped(costs, "cheap-rows", factor=3.0)
+    for name, kind in (("model", MODEL), ("head", HEAD)):
+        loads = tuple(Server(costs, prices, num_streams) for num_streams in (1, 5))
+        yield Cell("verifiers", f"{name}-1+5", _world(loads, (kind,), scale))
+        machines = (Server(fast, prices, 4), Server(slow, slow_prices, 4))
+        yield Cell("verifiers", f"{name}-two-machines", _world(machines, (kind,), scale))
+    for name, other in (("wrong", NEVER), ("sampled", SAMPLED)):
+        requests = tuple(Server(costs, prices, 4, kinds=(kind,)) for kind in (other, MODEL))
+        yield Cell("verifiers", f"{name}+model", _world(requests, (MODEL,), scale))
+
+
+def _changes(costs: Costs, scale: float) -> Iterator[Cell]:
+    for num_streams in (4, 16):
+        for name, kind, later in (("bad", MODEL, NEVER), ("good", NEVER, MODEL)):
+            world = _streams(costs, model_prices(costs), kind, num_streams, scale)
+            yield Cell("changes", f"turns-{name}-{num_streams}", dataclasses.replace(world, later=(later,)))
+
+
+def _mixed(costs: Costs, scale: float) -> Iterator[Cell]:
+    for num_streams in (4, 16):
+        servers = (Server(costs, model_prices(costs), num_streams),)
+        yield Cell("mixed", f"greedy+sampled-{num_streams}", _world(servers, (MODEL, SAMPLED), scale))
+
+
+def _remote(costs: Costs, scale: float) -> Iterator[Cell]:
+    for num_streams in (1, 4):
+        world = _streams(costs, model_prices(costs), MODEL, num_streams, scale)
+        yield Cell("remote", f"5ms-{num_streams}", dataclasses.replace(world, link=Link(0.005, 0.5)))
+
+
+_GROUPS = (_sessions, _answers, _arrivals, _shapes, _verifiers, _changes, _mixed, _remote)

@@ -1,0 +1,1 @@
+"""The `outrider` command: one command or family of commands is one file."""

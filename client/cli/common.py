@@ -1,0 +1,97 @@
+"""What the `outrider` commands share: consoles, exit codes, and common options.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage or setting, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from outrider.client.fleet import read_fleet
+from outrider.client.rest import rest_client
+from outrider.client.stack.commands import StackState
+from outrider.client.stack.processes import read_state
+from outrider.shared.errors import ConfigError, InvalidRequest, OutriderError
+from outrider.shared.tls import TlsConfig
+
+console = Console(highlight=False)
+errors = Console(stderr=True, highlight=False)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
+RunDir = Annotated[Path, typer.Option(help="Folder for logs and state.", envvar="OUTRIDER_RUN_DIR")]
+DEFAULT_RUN_DIR = Path(".run")
+# As for the `openai` command and OpenAI's clients.
+BASE_URL_VARIABLE = "OPENAI_BASE_URL"
+ApiKey = Annotated[str, typer.Option(envvar="OUTRIDER_API_KEY", help="API key, if the gateway requires one.")]
+Address = Annotated[
+    str, typer.Option(help="Gateway's gRPC address; empty: that of $OPENAI_BASE_URL, else the running stack's.")
+]
+Url = Annotated[str, typer.Option(help="Gateway's REST address; empty: $OPENAI_BASE_URL, else the running stack's.")]
+TlsCaFile = Annotated[str, typer.Option(help="Use TLS and verify the gateway against this CA certificate.")]
+TlsCertFile = Annotated[str, typer.Option(help="Client certificate, with --tls-key-file.")]
+TlsKeyFile = Annotated[str, typer.Option(help="Private key of the client certificate.")]
+Method = Annotated[str, typer.Option(help="auto, off or one of the server's draft methods: draft_model, ngram, ...")]
+NumSpeculativeTokens = Annotated[int, typer.Option(min=0, help="Draft tokens per round; 0: the server's default.")]
+
+
+class clear_errors:
+    """Turns our errors into one line and an exit code."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, KeyboardInterrupt):
+            raise typer.Exit(130) from None
+        if isinstance(error, OutriderError):
+            errors.print(f"outrider: {error.message}", style="red", markup=False, soft_wrap=True)
+            raise typer.Exit(2 if isinstance(error, ConfigError | InvalidRequest) else 1) from None
+
+
+def say(message: str) -> None:
+    console.print(f"[dim]==> {message}[/dim]")
+
+
+def say_aside(message: str) -> None:
+    """`say` on standard error, where standard output is for the result."""
+    errors.print(f"[dim]==> {message}[/dim]")
+
+
+def print_json(value: dict[str, Any]) -> None:
+    console.print_json(json.dumps(value))
+
+
+def grpc_target(address: str, api_key: str, tls: TlsConfig | None, run_dir: Path) -> tuple[str, str]:
+    """gRPC address and API key. The address: `address`, else that of the gateway at $OPENAI_BASE_URL, which tells its
+    port, else that of the stack started from run_dir. Raises OutriderError.
+    """
+    url = os.environ.get(BASE_URL_VARIABLE, "")
+    if address or not url:
+        return address or running_stack(run_dir, f"--address or {BASE_URL_VARIABLE}").grpc_address, api_key
+    api_key = openai_api_key(api_key)
+    with rest_client(url, api_key, tls) as client:
+        # A gateway of an earlier version does not say.
+        port = read_fleet(client)["gateway"].get("grpc_port", -1)
+        host = client.base_url.netloc.decode().rpartition("@")[2].removesuffix(f":{client.base_url.port}")
+    if port < 0:
+        raise ConfigError(f"{BASE_URL_VARIABLE}: {url} tells no gRPC port, which this command needs; give --address")
+    return f"{host}:{port}", api_key
+
+
+def openai_api_key(api_key: str) -> str:
+    """For the server at $OPENAI_BASE_URL only: the key of one server is not sent to another."""
+    return api_key or os.environ.get("OPENAI_API_KEY", "")
+
+
+def running_stack(run_dir: Path, option: str) -> StackState:
+    """The stack started from this folder. Raises ConfigError that names the option to give instead."""
+    state = read_state(run_dir)
+    if state is None:
+        raise ConfigError(f"no stack is running here; start one with `outrider up` or give {option}")
+    return state

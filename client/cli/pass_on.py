@@ -1,0 +1,26 @@
+"""Commands that run another program of the distribution: the client itself never loads torch."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import NoReturn
+
+import typer
+
+ALL_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+
+def certify(context: typer.Context) -> None:
+    """Prove on a model that exact mode holds on this machine; `outrider certify --help` lists the options."""
+    _become("outrider.engine.certify", context.args)
+
+
+def train(context: typer.Context) -> None:
+    """Train draft heads: prepare-data, train, export, evaluate; `outrider train --help` lists the options."""
+    _become("outrider.training", context.args)
+
+
+def _become(module: str, arguments: list[str]) -> NoReturn:
+    """Replaces this process by the other program: it gets Ctrl-C, and its exit code is ours."""
+    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])

@@ -1,0 +1,191 @@
+"""`outrider serve MODEL`: `outrider up` with the options of `vllm serve`; the others of vLLM are refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from outrider.client.cli.common import DEFAULT_RUN_DIR, RunDir, clear_errors, say
+from outrider.client.cli.stack import GrpcPort, Host, Port, RedisUrl, run_in_foreground
+from outrider.client.cli.vllm_options import INSTEAD, spelling
+from outrider.client.stack.commands import StackSettings
+from outrider.client.stack.serve_plan import ServeOptions, plan_serving, service_args
+from outrider.shared.api_keys import key_line
+from outrider.shared.checkpoint.hub import with_revision
+from outrider.shared.errors import ConfigError
+
+_SPEC_HELP = """vLLM's JSON, e.g. '{"model": "DRAFT_FOLDER", "num_speculative_tokens": 5}'; empty: no speculation."""
+SpecConfig = Annotated[str, typer.Option("--speculative-config", "-sc", help=_SPEC_HELP)]
+ModelArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL", help="The target: folder, .gguf file or Hub id (ORG/NAME, ORG/NAME@REVISION, ORG/NAME:Q4_K_M)."
+    ),
+]
+ModelOption = Annotated[str, typer.Option("--model", help="The same as MODEL.")]
+Revision = Annotated[str, typer.Option(help="Branch, tag or commit of a Hub id; the same as MODEL@REVISION.")]
+ServedName = Annotated[str, typer.Option(help="Model name in requests; empty: the folder's name.")]
+MaxModelLen = Annotated[int, typer.Option(min=0, help="Longest prompt plus output; 0: the model's.")]
+Ranks = Annotated[int, typer.Option("--tensor-parallel-size", "-tp", min=1, help="Processes that share the target.")]
+Dtype = Annotated[str, typer.Option(help="auto, bfloat16, float16 or half, float32 or float.")]
+EnforceEager = Annotated[bool, typer.Option("--enforce-eager", help="No CUDA graphs, no recorded forwards.")]
+MaxNumSeqs = Annotated[int, typer.Option(min=0, help="Concurrent sessions; 0: the verifier's default.")]
+MaxBatchedTokens = Annotated[int, typer.Option(min=0, help="Rows per forward pass; 0: the verifier's default.")]
+BlockSize = Annotated[int, typer.Option(min=0, max=256, help="Positions per KV block; 0: the verifier's default.")]
+PrefixCaching = Annotated[bool, typer.Option(help="Keep KV blocks of finished requests for equal prefixes.")]
+KvCacheMb = Annotated[int, typer.Option("--kv-cache-mb", min=1, help="Memory for the KV cache, in MiB per rank.")]
+KvCacheBytes = Annotated[int, typer.Option("--kv-cache-memory-bytes", min=0, help="The same in bytes.")]
+ApiKeys = Annotated[
+    list[str] | None,
+    typer.Option("--api-key", envvar="VLLM_API_KEY", help="Key that requests must bring; may be given several times."),
+]
+ChatTemplate = Annotated[str, typer.Option(help="File of the chat template, or the template itself.")]
+_DEFAULTS_HELP = "Folder whose generation_config.json has the sampling defaults; auto: MODEL's; vllm: none."
+GenerationConfig = Annotated[str, typer.Option(envvar="OUTRIDER_GENERATION_CONFIG", help=_DEFAULTS_HELP)]
+_OVERRIDE_HELP = """Sampling defaults as JSON, e.g. '{"top_k": 20}'."""
+GenerationOverride = Annotated[str, typer.Option(envvar="OUTRIDER_OVERRIDE_GENERATION_CONFIG", help=_OVERRIDE_HELP)]
+SpecMetrics = Annotated[str, typer.Option(help="none, summary or detailed.")]
+NoDocs = Annotated[bool, typer.Option("--disable-fastapi-docs", help="No /docs and no /openapi.json.")]
+TracesEndpoint = Annotated[str, typer.Option(help="OpenTelemetry collector, http://host:port.")]
+ToolCallParser = Annotated[str, typer.Option(help="How the model writes tool calls; auto: by its chat template.")]
+ReasoningParser = Annotated[str, typer.Option(help="How the model marks its reasoning; auto: by its chat template.")]
+AutoToolChoice = Annotated[bool, typer.Option("--enable-auto-tool-choice", help="Ignored: always on.")]
+Seed = Annotated[int, typer.Option(help="Ignored: set the seed per request.")]
+GpuShare = Annotated[float | None, typer.Option("--gpu-memory-utilization", help="Ignored: use --kv-cache-mb.")]
+
+
+class ServeCommand(TyperCommand):
+    """Takes vLLM's spelling with underscores, and says what to do instead of an option that is not taken."""
+
+    # Any: typer's class is click's or its own copy of it, by version.
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        with clear_errors():
+            for option in map(spelling, args):
+                if option in INSTEAD:
+                    raise ConfigError(f"{option} of vLLM is not taken here: {INSTEAD[option]}")
+        return super().parse_args(ctx, [_with_hyphens(word) for word in args])
+
+
+def _with_hyphens(word: str) -> str:
+    name, equals, value = word.partition("=")
+    return f"{name.replace('_', '-')}{equals}{value}" if word.startswith("--") else word
+
+
+def serve(
+    model: ModelArgument = "",
+    model_option: ModelOption = "",
+    revision: Revision = "",
+    served_model_name: ServedName = "",
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    grpc_port: GrpcPort = 8001,
+    api_key: ApiKeys = None,
+    speculative_config: SpecConfig = "",
+    max_model_len: MaxModelLen = 0,
+    tensor_parallel_size: Ranks = 1,
+    dtype: Dtype = "auto",
+    enforce_eager: EnforceEager = False,
+    max_num_seqs: MaxNumSeqs = 0,
+    max_num_batched_tokens: MaxBatchedTokens = 0,
+    block_size: BlockSize = 0,
+    enable_prefix_caching: PrefixCaching = True,
+    kv_cache_mb: KvCacheMb = 512,
+    kv_cache_memory_bytes: KvCacheBytes = 0,
+    chat_template: ChatTemplate = "",
+    generation_config: GenerationConfig = "auto",
+    override_generation_config: GenerationOverride = "",
+    per_request_spec_decode_metrics: SpecMetrics = "",
+    disable_fastapi_docs: NoDocs = False,
+    otlp_traces_endpoint: TracesEndpoint = "",
+    seed: Seed = 0,
+    gpu_memory_utilization: GpuShare = None,
+    tool_call_parser: ToolCallParser = "auto",
+    reasoning_parser: ReasoningParser = "auto",
+    enable_auto_tool_choice: AutoToolChoice = False,
+    redis_url: RedisUrl = "",
+    run_dir: RunDir = DEFAULT_RUN_DIR,
+) -> None:
+    """Serve MODEL with vLLM's options until Ctrl-C. An option of vLLM that is not taken says what to do instead.
+
+    Example: outrider serve models/demo-target --port 8000 -tp 1 --speculative-config
+    '{"model": "models/demo-draft", "num_speculative_tokens": 5, "method": "draft_model"}'
+    """
+    with clear_errors():
+        name = _one_model(model, model_option)
+        target = with_revision(name, revision, "--revision")
+        plan = plan_serving(speculative_config)
+        ignored = [*plan.ignored, *(["--seed: set the seed per request"] if seed else [])]
+        if gpu_memory_utilization is not None:
+            ignored.append("--gpu-memory-utilization: use --kv-cache-mb")
+        if enable_auto_tool_choice:
+            ignored.append("--enable-auto-tool-choice: always on")
+        for line in ignored:
+            say(f"ignored, {line}")
+        options = ServeOptions(
+            served_model_name=served_model_name or (name if revision else ""),
+            max_model_len=max_model_len,
+            tensor_parallel_size=tensor_parallel_size,
+            enforce_eager=enforce_eager,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            block_size=block_size,
+            enable_prefix_caching=enable_prefix_caching,
+            kv_cache_mb=max(1, kv_cache_memory_bytes // 2**20) if kv_cache_memory_bytes else kv_cache_mb,
+            chat_template=chat_template,
+            tool_call_parser=tool_call_parser,
+            reasoning_parser=reasoning_parser,
+            per_request_spec_decode_metrics=per_request_spec_decode_metrics,
+            api_docs=False if disable_fastapi_docs else None,
+            otlp_traces_endpoint=otlp_traces_endpoint,
+        )
+        verifier_args, gateway_args = service_args(options)
+        settings = StackSettings(
+            model=target,
+            draft_model=plan.draft_model,
+            host=host,
+            port=port,
+            grpc_port=grpc_port,
+            redis_url=redis_url,
+            num_drafters=0,
+            dtype=_dtype(dtype),
+            speculative_config=plan.gateway_config,
+            generation_config=generation_config,
+            override_generation_config=override_generation_config,
+            verifier_args=(*verifier_args, *plan.verifier_args),
+            drafter_args=plan.drafter_args,
+            gateway_args=(*gateway_args, *_key_file(api_key or [], run_dir)),
+        )
+        run_in_foreground(settings, run_dir)
+
+
+def _one_model(argument: str, option: str) -> str:
+    if argument and option and argument != option:
+        raise ConfigError(f"--model: {option} is given, and MODEL is {argument}; give one of them", param="model")
+    if not (argument or option):
+        raise ConfigError("MODEL: give the target: a checkpoint folder, a .gguf file or a Hub id", param="model")
+    return argument or option
+
+
+def _dtype(name: str) -> str:
+    """The verifier's name of vLLM's. Raises ConfigError."""
+    ours = {"float": "float32", "half": "float16"}.get(name, name)
+    if ours not in ("auto", "bfloat16", "float16", "float32"):
+        raise ConfigError(
+            f"--dtype: {name!r} is not one of auto, bfloat16, float16 or half, float32 or float", param="dtype"
+        )
+    return ours
+
+
+def _key_file(keys: list[str], run_dir: Path) -> tuple[str, ...]:
+    """The gateway's option for a file of the keys' hashes that only this user may read; none without keys."""
+    if not keys:
+        return ()
+    run_dir.mkdir(parents=True, exist_ok=True)
+    path = run_dir / "api-keys"
+    path.touch(mode=0o600)
+    path.chmod(0o600)
+    path.write_text("".join(f"{key_line(f'key-{number}', key)}\n" for number, key in enumerate(keys, start=1)))
+    return ("--api-keys-file", str(path))

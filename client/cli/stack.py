@@ -1,0 +1,181 @@
+"""`outrider up` and `down`: the stack on this machine."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Literal, NoReturn
+
+import typer
+
+from outrider.client.cli.common import (
+    DEFAULT_RUN_DIR,
+    Json,
+    RunDir,
+    clear_errors,
+    console,
+    errors,
+    print_json,
+    say,
+    say_aside,
+)
+from outrider.client.stack.commands import StackSettings, StackState
+from outrider.client.stack.installation import check_server_installed
+from outrider.client.stack.local_models import with_folders
+from outrider.client.stack.processes import Progress, Stack, read_state, stop_running
+from outrider.client.stack.supervisor import supervise
+
+Model = Annotated[str, typer.Option(help="Folder of the target's HF checkpoint, or a .gguf file.")]
+DraftModel = Annotated[
+    str,
+    typer.Option(
+        help="Folders (or .gguf files) of draft models and trained heads, comma-separated; empty: the target's MTP "
+        "layer, if it has one, and n-grams."
+    ),
+]
+Port = Annotated[int, typer.Option(help="REST port.", envvar="OUTRIDER_PORT")]
+GrpcPort = Annotated[int, typer.Option(help="gRPC port for clients.", envvar="OUTRIDER_GRPC_PORT")]
+Host = Annotated[str, typer.Option(help="Address that the HTTP and gRPC servers listen on.")]
+RedisUrl = Annotated[str, typer.Option(help="Redis to use; empty: start one.", envvar="OUTRIDER_REDIS_URL")]
+Dtype = Annotated[Literal["auto", "bfloat16", "float16", "float32"], typer.Option(help="Of weights and KV cache.")]
+Drafters = Annotated[
+    int,
+    typer.Option(
+        min=0, max=64, help="Drafter processes; 0: the verifier drafts in its own process, fastest on one machine."
+    ),
+]
+_SPEC_HELP = """vLLM's JSON, e.g. '{"method": "ngram", "num_speculative_tokens": 4}'."""
+SpecConfig = Annotated[str, typer.Option("--speculative-config", "-sc", help=_SPEC_HELP)]
+
+
+def up(
+    model: Model = "models/demo-target",
+    draft_model: DraftModel = "models/demo-draft",
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    grpc_port: GrpcPort = 8001,
+    redis_url: RedisUrl = "",
+    dtype: Dtype = "auto",
+    drafters: Drafters = 0,
+    speculative_config: SpecConfig = "",
+    run_dir: RunDir = DEFAULT_RUN_DIR,
+    detach: Annotated[bool, typer.Option(help="Return when the stack is ready.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Start Redis, a verifier, the gateway and, optionally drafters on this machine.
+
+    A process that dies is started again on its port.
+
+    Examples:
+
+      outrider up
+
+      outrider up --model ~/checkpoints/llama --draft-model "" --port 9000
+
+      outrider up --drafters 2
+
+      outrider up --detach && outrider chat "Hello." && outrider down
+    """
+    with clear_errors():
+        settings = StackSettings(
+            model=model,
+            draft_model=draft_model,
+            host=host,
+            port=port,
+            grpc_port=grpc_port,
+            redis_url=redis_url,
+            num_drafters=drafters,
+            dtype=dtype,
+            speculative_config=speculative_config,
+        )
+        stack = started(settings, run_dir, say_aside if as_json else say)
+        if detach:
+            _leave_running(stack, as_json=as_json)
+        else:
+            run_until_interrupt(stack, run_dir, as_json=as_json)
+
+
+def down(run_dir: RunDir = DEFAULT_RUN_DIR, as_json: Json = False) -> None:
+    """Stop the stack that `outrider up` started from this folder.
+
+    Example: outrider down
+    """
+    with clear_errors():
+        stopped = stop_running(run_dir, say_aside if as_json else say)
+        if as_json:
+            print_json({"stopped": stopped})
+        elif not stopped:
+            console.print("no stack is running")
+
+
+def run_in_foreground(settings: StackSettings, run_dir: Path) -> None:
+    """Runs until Ctrl-C or SIGTERM. Raises OutriderError."""
+    run_until_interrupt(started(settings, run_dir, say), run_dir)
+
+
+def started(settings: StackSettings, run_dir: Path, progress: Progress) -> Stack:
+    """A stack that serves. Raises OutriderError; SIGTERM is a Ctrl-C from here on."""
+    signal.signal(signal.SIGTERM, _raise_interrupt)  # the children have their own process sessions
+    check_server_installed()
+    if read_state(run_dir) is None:  # else `start` says that a stack is running
+        from outrider.client.doctor.start import check_before_start  # the client's wheel has no Redis package
+
+        settings = with_folders(settings, progress)
+        progress("checking settings, ports and checkpoints")
+        check_before_start(settings, run_dir)
+    stack = Stack(settings, run_dir, progress)
+    stack.start()
+    return stack
+
+
+def _show(state: StackState, *, as_json: bool) -> None:
+    if as_json:
+        print_json(asdict(state))
+    else:
+        show_running(state)
+
+
+def show_running(state: StackState) -> None:
+    lines = (
+        f"REST   {state.url}/v1  (OpenAI API; also /ready, /metrics)",
+        f"gRPC   {state.grpc_address}  (outrider.v1.Gateway)",
+        f"fleet  {len(state.verifiers)} verifier, {_drafters(state)}, {state.redis_url}",
+    )
+    for line in lines:
+        console.print(line, soft_wrap=True)
+    if state.num_restarts:
+        died = ", ".join(f"{name} {number}" for name, number in state.num_restarts.items())
+        console.print(f"restarts  {died}", soft_wrap=True)
+
+
+def _drafters(state: StackState) -> str:
+    return f"{len(state.drafters)} drafter" if state.drafters else "which also drafts"
+
+
+def _leave_running(stack: Stack, *, as_json: bool) -> None:
+    try:
+        stack.leave_supervised()
+    except BaseException:
+        stack.stop()
+        raise
+    _show(stack.state, as_json=as_json)
+
+
+def run_until_interrupt(stack: Stack, run_dir: Path, *, as_json: bool = False) -> None:
+    """Shows the addresses, keeps the stack running, stops it; Ctrl-C may come before the addresses are shown."""
+    try:
+        _show(stack.state, as_json=as_json)
+        say_aside("Ctrl-C stops the stack")
+        supervise(run_dir, stack.state, say_aside, threading.Event())
+    except KeyboardInterrupt:
+        errors.print()
+        stack.stop()
+    except BaseException:
+        stack.stop()
+        raise
+
+
+def _raise_interrupt(signum: int, frame: object) -> NoReturn:
+    raise KeyboardInterrupt

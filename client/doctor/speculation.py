@@ -1,0 +1,53 @@
+"""Checks that draft checkpoints and --speculative-config fit each other. Not here: whether a draft fits the target."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from outrider.client.doctor.check import Check
+from outrider.client.stack.commands import StackSettings, methods_without_draft
+from outrider.shared.checkpoint.mtp_layers import count_mtp_layers
+from outrider.shared.draft_policy.draft_methods import AUTO, FROM_CHECKPOINT, FROM_TARGET, OFF, WITHOUT_CHECKPOINT
+from outrider.shared.errors import ConfigError
+from outrider.shared.speculative_config import parse_speculative_config
+
+
+def check_speculation(settings: StackSettings, checkpoints: Sequence[Mapping[str, Any]]) -> Iterator[Check]:
+    """checkpoints: what drafting.probe says of each draft, `path` and `kind` or `problem`."""
+    kinds: dict[str, str] = {}
+    for checkpoint in checkpoints:
+        path, kind = checkpoint["path"], checkpoint.get("kind")
+        name = f"draft {path}"
+        if kind is None:
+            yield Check(name, "fail", checkpoint["problem"], "give another --draft-model")
+        elif kind in kinds:
+            yield Check(name, "fail", f"{kinds[kind]} and {path} are both {kind}", "give one --draft-model of a kind")
+        else:
+            kinds[kind] = path
+            yield Check(name, "ok", f"recognised as {kind}")
+    yield _method(settings, list(kinds))
+
+
+def _method(settings: StackSettings, kinds: Sequence[str]) -> Check:
+    try:
+        method = parse_speculative_config(settings.speculative_config).method
+    except ConfigError as error:
+        return Check("method", "fail", error.message, "correct --speculative-config")
+    if method in FROM_TARGET:
+        try:
+            count_mtp_layers(Path(settings.model))
+        except ConfigError as error:
+            return Check("method", "fail", f"{settings.model}: {error.message}", "choose another method")
+    without_draft = WITHOUT_CHECKPOINT if settings.draft_model else methods_without_draft(settings)
+    served = settings.methods or (*kinds, *without_draft)
+    if method in (AUTO, OFF, *served):
+        return Check("method", "ok", f"{method}, of {', '.join(served)}")
+    found = f"--speculative-config: nothing here drafts with {method}; there are {', '.join(served)}"
+    advice = "choose one of them"
+    if method in FROM_CHECKPOINT:
+        advice += f', or give a checkpoint of {method} (--draft-model, "model" in --speculative-config of `serve`)'
+    if method in FROM_TARGET:
+        advice = 'it drafts from the target\'s own files: give no other draft (--draft-model "")'
+    return Check("method", "fail", found, advice)

@@ -1,0 +1,53 @@
+"""What is checked before `outrider up`, `serve` and `demo` start a process: all that needs no weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from outrider.client.doctor.check import Check
+from outrider.client.doctor.checkpoints import check_checkpoints
+from outrider.client.doctor.machine import check_disk, check_port
+from outrider.client.doctor.programs import ProgramFailed, probe
+from outrider.client.doctor.redis_server import check_redis
+from outrider.client.doctor.speculation import check_speculation
+from outrider.client.stack.commands import StackSettings
+from outrider.shared.checkpoint.sampling_defaults import load_sampling_defaults
+from outrider.shared.errors import ConfigError
+from outrider.shared.speculative_config import parse_speculative_config
+
+
+def check_before_start(settings: StackSettings, run_dir: Path) -> None:
+    """Raises ConfigError with a line for each check that fails."""
+    parse_speculative_config(settings.speculative_config)
+    if settings.generation_config:
+        load_sampling_defaults(settings.model, settings.generation_config, settings.override_generation_config)
+    _refuse(_quick_checks(settings, run_dir))
+    _refuse(_draft_checks(settings))
+
+
+def _refuse(checks: Iterator[Check]) -> None:
+    failed = [check for check in checks if check.level == "fail"]
+    if failed:
+        raise ConfigError("\n".join(f"{check.name}: {check.found}; {check.advice}" for check in failed))
+
+
+def _quick_checks(settings: StackSettings, run_dir: Path) -> Iterator[Check]:
+    if settings.redis_url:
+        yield from check_redis(settings.redis_url)
+    if settings.port and settings.port == settings.grpc_port:
+        yield Check("ports", "fail", f"--grpc-port {settings.grpc_port} is --port already", "give another --grpc-port")
+    yield check_port(settings.host, settings.port, "--port", False)
+    yield check_port(settings.host, settings.grpc_port, "--grpc-port", False)
+    yield check_disk(run_dir)
+    yield from check_checkpoints(settings.model, settings.draft_folders)
+
+
+def _draft_checks(settings: StackSettings) -> Iterator[Check]:
+    """Where there are checkpoints to recognise, a child process imports torch, which takes seconds."""
+    try:
+        recognised = probe(settings.draft_folders)["checkpoints"] if settings.draft_folders else []
+    except ProgramFailed as error:
+        yield Check("engine", "fail", str(error), "pip install 'outrider[server]'")
+        return
+    yield from check_speculation(settings, recognised)

@@ -1,0 +1,73 @@
+"""Folders of the models that a stack is given by name, before anything is started.
+
+A Hub id is downloaded (shared/checkpoint/hub.py). GGUF files, and checkpoints with an older tokenizer, get a folder,
+made by a process that has torch. Not here: what is in that folder (engine/model).
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from outrider.client.stack.commands import StackSettings
+from outrider.client.stack.processes import Progress
+from outrider.shared.checkpoint.file_names import older_tokenizer
+from outrider.shared.checkpoint.hub import hub_id, is_here, local_checkpoint
+from outrider.shared.checkpoint.quantization import require_readable
+from outrider.shared.errors import ConfigError
+
+_GGUF_ENDING = ".gguf"
+_DEMO_MODELS = "models/demo-"  # names that `outrider demo` and the defaults of `up` have
+
+
+def with_folders(settings: StackSettings, progress: Progress) -> StackSettings:
+    """The same settings with folders for names. Raises ConfigError that names the option."""
+    folder = checkpoint_folder(settings.model, "--model", progress)
+    drafts = [checkpoint_folder(name, "--draft-model", progress) for name in settings.draft_folders]
+    verifier_args = settings.verifier_args
+    served_name = hub_id(settings.model)
+    if served_name and "--served-model-name" not in verifier_args:
+        verifier_args = ("--served-model-name", served_name, *verifier_args)
+    return replace(settings, model=folder, draft_model=",".join(drafts), verifier_args=verifier_args)
+
+
+def checkpoint_folder(name: str, option: str, progress: Progress) -> str:
+    """Raises ConfigError: it is not to be had, or not to be read."""
+    if not is_here(name):
+        if name.startswith(_DEMO_MODELS):
+            raise ConfigError(
+                f"{option}: there is no folder {name} here; "
+                "the demo models are in the source repository, not in the wheel"
+            )
+        progress(f"looking for {name} on the Hugging Face Hub")
+    path = local_checkpoint(name, option)
+    if path.endswith(_GGUF_ENDING) and Path(path).is_file():
+        progress(f"reading {path}")
+        path = _made_folder(path, option)
+    elif older := older_tokenizer(Path(path)):
+        progress(f"converting {' and '.join(older)} of {path} to tokenizer.json")
+        path = _made_folder(path, option)
+    if not (Path(path) / "config.json").is_file():
+        raise ConfigError(
+            f"{option}: {path} is not a checkpoint folder (no config.json). Give the folder of an HF checkpoint, "
+            f"a {_GGUF_ENDING} file or a Hub id"
+        )
+    try:
+        require_readable(Path(path))
+    except ConfigError as error:
+        raise ConfigError(f"{option}: {path}: {error.message}") from error
+    return path
+
+
+def _made_folder(path: str, option: str) -> str:
+    command = [sys.executable, "-m", "outrider.engine.model", path]
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if done.returncode != 0:
+        raise ConfigError(f"{option}: {_last_line(done.stderr) or f'{path} cannot be read'}")
+    return _last_line(done.stdout)  # tokenizers prints remarks of its own before
+
+
+def _last_line(text: str) -> str:
+    return text.strip().rpartition("\n")[2]

@@ -1,0 +1,94 @@
+"""Splits vLLM's options and its `--speculative-config` into options of gateway, verifier and drafter.
+
+Not here: valid values, which each service checks when it starts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from outrider.shared.draft_policy.draft_methods import FROM_TARGET
+from outrider.shared.errors import ConfigError
+from outrider.shared.speculative_config import json_object, parse_speculative_config
+from outrider.shared.vllm_keys import IGNORED, OF_DRAFTER, OF_GATEWAY, OF_VERIFIER, given_keys
+
+
+@dataclass(frozen=True)
+class ServePlan:
+    """gateway_config: the gateway's --speculative-config. ignored: the keys without effect, with reasons."""
+
+    draft_model: str
+    gateway_config: str
+    drafter_args: tuple[str, ...] = ()
+    verifier_args: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """Options of `vllm serve` by the services' names; "", 0, "auto" and None: the service's default."""
+
+    served_model_name: str = ""
+    max_model_len: int = 0
+    tensor_parallel_size: int = 1
+    enforce_eager: bool = False
+    max_num_seqs: int = 0
+    max_num_batched_tokens: int = 0
+    block_size: int = 0
+    enable_prefix_caching: bool = True
+    kv_cache_mb: int = 512
+    chat_template: str = ""
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
+    per_request_spec_decode_metrics: str = ""
+    api_docs: bool | None = None
+    otlp_traces_endpoint: str = ""
+
+
+_VERIFIER_OPTIONS = (
+    *("served_model_name", "max_model_len", "tensor_parallel_size", "enforce_eager", "max_num_seqs"),
+    *("max_num_batched_tokens", "block_size", "enable_prefix_caching", "kv_cache_mb", "otlp_traces_endpoint"),
+)
+_GATEWAY_OPTIONS = (
+    *("served_model_name", "chat_template", "tool_call_parser", "reasoning_parser", "per_request_spec_decode_metrics"),
+    *("api_docs", "otlp_traces_endpoint"),
+)
+
+
+def service_args(options: ServeOptions) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Arguments of the verifier and of the gateway; those at the default are left out."""
+    default = ServeOptions()
+    given = {
+        field.name: value
+        for field in fields(options)
+        if (value := getattr(options, field.name)) != getattr(default, field.name)
+    }
+    return _flags(given, _VERIFIER_OPTIONS), _flags(given, _GATEWAY_OPTIONS)
+
+
+def plan_serving(speculative_config: str) -> ServePlan:
+    """Empty: no speculation, as in vLLM. Raises ConfigError that names the key."""
+    if not speculative_config:
+        return ServePlan("", '{"method": "off"}')
+    given = given_keys(json_object(speculative_config), "--speculative-config")
+    gateway_config = json.dumps({key: given[key] for key in OF_GATEWAY if key in given})
+    method = parse_speculative_config(gateway_config).method
+    if method in FROM_TARGET and given.get("model"):
+        raise ConfigError(
+            f"--speculative-config: method {method} drafts from the target's own files; leave out model", param="model"
+        )
+    return ServePlan(
+        draft_model=str(given.get("model", "")),
+        gateway_config=gateway_config,
+        drafter_args=_flags(given, OF_DRAFTER),
+        verifier_args=_flags(given, OF_VERIFIER),
+        ignored=tuple(f"{key} of --speculative-config: {IGNORED[key]}" for key in given if key in IGNORED),
+    )
+
+
+def _flags(given: Mapping[str, Any], keys: tuple[str, ...]) -> tuple[str, ...]:
+    named = {f"--{key.replace('_', '-')}": given[key] for key in keys if key in given}
+    return tuple(part for flag, value in named.items() for part in (flag, str(value)))

@@ -1,0 +1,108 @@
+"""Builds both wheels into a folder: `outrider` (everything) and `outrider-client` (client, no torch, no services).
+
+    python deploy/packaging/build_wheels.py dist        # after `make protos`: the generated code goes into the wheels
+
+Both come from the one pyproject.toml: one version, and the client's dependencies are a part of the server's. Each is
+built from a copy, with what its users need: the generated code refuses runtimes older than its generator, so the
+wheels ask for the versions that it names. Not here: installing them (try_wheel.sh, tests/e2e/test_client_wheel.py).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+# What of `outrider` is in the client's wheel, and what only services need of the base dependencies.
+CLIENT_PARTS = ("__init__.py", "py.typed", "client", "shared", "v1")
+NOT_FOR_CLIENTS = {"uvloop"}
+CLIENT_DESCRIPTION = "Python client and command line of Outrider: lossless speculative decoding for LLM serving"
+_IGNORED = shutil.ignore_patterns("__pycache__", "*.py[co]", "*.nb[ci]", "node_modules", "web")
+_GRPC = re.compile(r"^GRPC_GENERATED_VERSION = '([\d.]+)'$", re.MULTILINE)
+_PROTOBUF = re.compile(r"^# Protobuf Python Version: ([\d.]+)$", re.MULTILINE)
+
+
+def distribution(dependency: str) -> str:
+    """The name in a requirement such as `grpcio>=1.80,<2; python_version > '3'`."""
+    return re.split(r"[^A-Za-z0-9_.-]", dependency, maxsplit=1)[0].lower()
+
+
+def generated_with() -> dict[str, str]:
+    """Distribution -> the oldest version that the generated code runs with. Raises SystemExit without that code."""
+    folder = ROOT / "outrider/v1"
+    if not (folder / "gateway_pb2_grpc.py").is_file():
+        raise SystemExit("the gRPC code is not there: run `make protos` first")
+    grpc = _GRPC.search((folder / "gateway_pb2_grpc.py").read_text())
+    protobuf = _PROTOBUF.search((folder / "gateway_pb2.py").read_text())
+    if grpc is None or protobuf is None:
+        raise SystemExit("the generated code does not say which versions made it")
+    return {"grpcio": grpc[1], "protobuf": protobuf[1]}
+
+
+def with_floor(dependency: str, floors: Mapping[str, str]) -> str:
+    """The requirement with its lower bound raised to the floor of its name, if it has one."""
+    floor = floors.get(distribution(dependency))
+    return dependency if floor is None else re.sub(r">=[\d.]+", f">={floor}", dependency, count=1)
+
+
+def server_project(project: Mapping[str, Any]) -> dict[str, Any]:
+    extras = {name: needs for name, needs in project["optional-dependencies"].items() if name not in ("dev", "docs")}
+    return {**project, "optional-dependencies": extras}
+
+
+def client_project(project: Mapping[str, Any]) -> dict[str, Any]:
+    needs = [entry for entry in project["dependencies"] if distribution(entry) not in NOT_FOR_CLIENTS]
+    kept = {name: value for name, value in project.items() if name != "optional-dependencies"}
+    return {**kept, "name": "outrider-client", "description": CLIENT_DESCRIPTION, "dependencies": needs}
+
+
+def toml_tables(project: Mapping[str, Any]) -> str:
+    """A pyproject.toml of text, lists and tables of them: in TOML they are written as in JSON."""
+    tables = {name: value for name, value in project.items() if isinstance(value, dict)}
+    lines = ["[project]", *(f"{name} = {json.dumps(project[name])}" for name in project.keys() - tables.keys())]
+    for name, table in tables.items():
+        lines += [f"[project.{name}]", *(f"{key} = {json.dumps(value)}" for key, value in table.items())]
+    lines += ["[build-system]", 'requires = ["setuptools>=77"]', 'build-backend = "setuptools.build_meta"']
+    lines += ["[tool.setuptools]", 'packages.find.include = ["outrider*"]']
+    lines += ["[tool.setuptools.package-data]", '"*" = ["**/*"]']
+    return "\n".join(lines) + "\n"
+
+
+def build(project: dict[str, Any], parts: Iterable[str], floors: Mapping[str, str], target: Path) -> None:
+    """parts: files and folders of `outrider/`; the links among them are followed."""
+    project["dependencies"] = [with_floor(entry, floors) for entry in project["dependencies"]]
+    with tempfile.TemporaryDirectory(prefix="outrider-wheel-") as folder:
+        stage = Path(folder)
+        (stage / "outrider").mkdir()
+        for name in parts:
+            source, copy = ROOT / "outrider" / name, stage / "outrider" / name
+            if source.is_dir():
+                shutil.copytree(source, copy, ignore=_IGNORED)
+            else:
+                shutil.copy(source, copy)
+        for name in ("README.md", "LICENSE"):
+            shutil.copy(ROOT / name, stage)
+        (stage / "pyproject.toml").write_text(toml_tables(project))
+        # Without isolation nothing is downloaded.
+        command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+        subprocess.run([*command, "--wheel-dir", str(target), str(stage)], check=True)
+
+
+def main(target: Path) -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    floors = generated_with()
+    everything = [entry.name for entry in (ROOT / "outrider").iterdir() if entry.name != "__pycache__"]
+    build(server_project(settings["project"]), everything, floors, target)
+    build(client_project(settings["project"]), CLIENT_PARTS, floors, target)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "dist").resolve())

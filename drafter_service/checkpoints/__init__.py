@@ -1,7 +1,0 @@
-"""Checkpoints of draft heads: what kind a folder holds, loading it against a target, and writing one.
-
-Not here: the heads themselves (drafter_service.heads) and whole models (engine.model).
-
-    target = load_target_weights("models/target")
-    head = load_eagle3("models/eagle3", target, torch.bfloat16)
-"""

@@ -1,0 +1,1 @@
+"""Draft methods, for drafters and for verifiers that draft in their own process."""

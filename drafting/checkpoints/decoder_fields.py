@@ -1,0 +1,98 @@
+"""The decoder layers of an EAGLE checkpoint, from a Llama-like config and its tensors' names.
+
+Biases and per-head norms are detected from the tensors: Qwen checkpoints have them without saying so in the config.
+Not here: what is specific to EAGLE-1 (eagle.py) or EAGLE-3 (eagle3.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from outrider.drafting.checkpoints.config_fields import ConfigFields
+from outrider.drafting.checkpoints.errors import CheckpointRefused, refusing
+from outrider.drafting.checkpoints.target_weights import TargetWeights
+from outrider.drafting.checkpoints.tensor_table import TensorTable
+from outrider.drafting.heads.decoder import ROPE_TYPES, DecoderConfig
+
+# Numbers required by each RoPE type.
+_ROPE_NUMBERS = {
+    "default": (),
+    "linear": ("factor",),
+    "yarn": ("factor", "original_max_position_embeddings"),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
+_OPTIONAL_ROPE_NUMBERS = ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim")
+MAX_HEAD_DIM = 4096
+
+
+def read_decoder(config: ConfigFields, table: TensorTable, target: TargetWeights, first_layer: str) -> DecoderConfig:
+    """first_layer: the first layer's name in the file, "layers.0" or "midlayer". Raises CheckpointRefused."""
+    folder = table.folder
+    hidden_size = config.integer("hidden_size")
+    num_heads = config.integer("num_attention_heads")
+    vocab_size = config.integer("vocab_size")
+    config.require_equal("vocab_size", vocab_size, target.vocab_size, f"the target {target.path}")
+    if hidden_size % num_heads and config.get("head_dim") is None:
+        raise CheckpointRefused(config.file, f"hidden_size {hidden_size} is not a multiple of its {num_heads} heads")
+    num_layers = config.integer("num_hidden_layers", 1, maximum=max(1, len(table.tensors)))
+    require_full_attention(config)
+    for key in ("logit_scale", "logits_scaling"):
+        if config.number(key, 1.0) != 1.0:
+            raise CheckpointRefused(config.file, f"{key} is {config.get(key)}, only 1 is supported")
+    with refusing(folder, "reading its layers"):
+        decoder = DecoderConfig(
+            hidden_size=hidden_size,
+            intermediate_size=config.integer("intermediate_size"),
+            num_attention_heads=num_heads,
+            num_key_value_heads=config.integer("num_key_value_heads", num_heads),
+            head_dim=config.integer("head_dim", max(1, hidden_size // num_heads), maximum=MAX_HEAD_DIM),
+            vocab_size=vocab_size,
+            num_hidden_layers=num_layers,
+            model_type="qwen3" if f"{first_layer}.self_attn.q_norm.weight" in table else "llama",
+            hidden_act=config.text("hidden_act", "silu"),
+            rms_norm_eps=config.number("rms_norm_eps", 1e-6),
+            max_position_embeddings=config.integer("max_position_embeddings", 2048, maximum=2**31),
+            rope_parameters=read_rope(config),
+            qkv_bias=f"{first_layer}.self_attn.q_proj.bias" in table or config.flag("attention_bias"),
+            o_bias=f"{first_layer}.self_attn.o_proj.bias" in table,
+            mlp_bias=f"{first_layer}.mlp.gate_proj.bias" in table or config.flag("mlp_bias"),
+        )
+    return decoder
+
+
+def read_rope(config: ConfigFields) -> Mapping[str, Any]:
+    """rope_parameters of transformers 5, or the equivalent of older rope_theta and rope_scaling.
+
+    Raises CheckpointRefused for an unsupported type, naming the supported ones, or for a missing number.
+    """
+    fields = config.mapping("rope_parameters") or config.mapping("rope_scaling") or ConfigFields(config.file, {})
+    rope_type = fields.text("rope_type", fields.text("type", "default"))
+    if rope_type not in ROPE_TYPES:
+        cause = f"its RoPE type is {rope_type!r}, supported are {', '.join(ROPE_TYPES)}"
+        raise CheckpointRefused(config.file, cause)
+    theta = fields.number("rope_theta", config.number("rope_theta", 10000.0))
+    found: dict[str, Any] = {"rope_type": rope_type, "rope_theta": theta}
+    for key in _ROPE_NUMBERS[rope_type]:
+        if key == "original_max_position_embeddings":
+            found[key] = fields.integer(key, config.integer("max_position_embeddings", 2048, maximum=2**31))
+        else:
+            found[key] = fields.number(key)
+    if rope_type == "yarn":
+        found |= {key: fields.number(key) for key in _OPTIONAL_ROPE_NUMBERS if fields.get(key) is not None}
+    if rope_type == "llama3" and found["high_freq_factor"] <= found["low_freq_factor"]:
+        factors = f"low_freq_factor {found['low_freq_factor']}, high_freq_factor {found['high_freq_factor']}"
+        raise CheckpointRefused(config.file, f"its RoPE has {factors}: the high one must be larger")
+    return found
+
+
+def require_full_attention(config: ConfigFields) -> None:
+    """Raises CheckpointRefused for sliding-window layers."""
+    layer_types = config.get("layer_types")
+    if not isinstance(layer_types, list) or config.get("use_sliding_window") is False:
+        return
+    others = sorted({str(entry)[:40] for entry in layer_types if entry != "full_attention"})
+    if others:
+        raise CheckpointRefused(
+            config.file, f"layer_types has {', '.join(others[:4])}, only full_attention is supported"
+        )

@@ -1,0 +1,62 @@
+"""EAGLE-1 and EAGLE-2 checkpoints (yuhuili/EAGLE-*), which share one format.
+
+A plain Llama config; `fc`, `layers.*`, and usually the target's embedding. No norm before the first or after the last
+layer, and no output head. Not here: EAGLE-3 (eagle3.py), the head itself (drafting.heads.eagle).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from outrider.drafting.checkpoints.config_fields import read_config
+from outrider.drafting.checkpoints.decoder_fields import read_decoder
+from outrider.drafting.checkpoints.fill_module import build_on_meta, fill, is_target_embedding
+from outrider.drafting.checkpoints.recognise import require_not_quantised
+from outrider.drafting.checkpoints.target_weights import TargetWeights
+from outrider.drafting.checkpoints.tensor_table import TensorTable
+from outrider.drafting.heads.eagle import EagleConfig, EagleHead
+from outrider.engine.attention.layer import ATTENTION_NAME
+
+
+def load_eagle(
+    path: str | Path, target: TargetWeights, dtype: torch.dtype, *, attn_implementation: str = ATTENTION_NAME
+) -> EagleHead:
+    """The head in eval mode. An embedding equal to the target's is shared with it.
+
+    The caller must have registered attn_implementation (engine.attention.layer.register_attention).
+    Raises CheckpointRefused for any mismatch.
+    """
+    folder = Path(path)
+    config = read_config(folder)
+    require_not_quantised(folder, config)
+    table = TensorTable.read(folder)
+    inner = config.mapping("model") if config.get("model_type") == "eagle" else None  # vLLM wraps the Llama config
+    decoder = read_decoder(inner or config, table, target, "layers.0")
+    config.require_equal("hidden_size", decoder.hidden_size, target.hidden_size, f"the target {target.path}")
+    target.require_same_tokenizer(folder)
+    has_lm_head = "lm_head.weight" in table
+    if not has_lm_head:
+        target.require_plain_lm_head(folder)
+    ignored = {name for name in table.tensors if name.endswith("rotary_emb.inv_freq")}
+    shares_embedding = is_target_embedding(table, target, dtype)
+    if shares_embedding:
+        ignored.add("embed_tokens.weight")
+    head_config = EagleConfig(
+        decoder,
+        num_target_layers=target.num_layers,
+        fc_bias="fc.bias" in table,
+        has_embedding=not shares_embedding,
+        has_lm_head=has_lm_head,
+    )
+    head = build_on_meta(
+        table,
+        lambda: EagleHead(
+            head_config,
+            embedding=target.embedding.to(dtype) if shares_embedding else None,
+            lm_head=None if has_lm_head else target.lm_head.to(dtype),
+            attn_implementation=attn_implementation,
+        ),
+    )
+    return fill(head, table, dtype, ignored=ignored)

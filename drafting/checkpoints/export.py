@@ -1,0 +1,187 @@
+"""Writes heads in the layouts of other servers; reloading gives the same head, bit for bit.
+
+Medusa and MLP speculator: vLLM's; EAGLE-1: SafeAILab's; EAGLE-3: the speculators format, which vLLM detects.
+Not here: training them, and whole models (training.export).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from outrider.drafting.checkpoints.mlp_speculator import PREFIX
+from outrider.drafting.heads.decoder import DecoderConfig
+from outrider.drafting.heads.eagle import EagleHead
+from outrider.drafting.heads.eagle3 import Eagle3Head
+from outrider.drafting.heads.errors import HeadConfigError
+from outrider.drafting.heads.medusa import MedusaHeads
+from outrider.drafting.heads.mlp_speculator import MlpSpeculator
+from outrider.engine.model.row_invariant_modules import RowInvariantLinear
+
+SPECULATORS_VERSION = "0.9.0"
+
+
+def export_medusa(heads: MedusaHeads, directory: Path, *, target: str, dtype: torch.dtype | None = None) -> None:
+    """vLLM's Medusa layout. A shared output head is written as lm_head.weight too: vLLM does not use the target's.
+
+    target: name or path of the heads' target. dtype: of the written floats; None: unchanged.
+    """
+    config = heads.config
+    tensors = dict(heads.state_dict())
+    if heads.lm_head is not None:
+        tensors["lm_head.weight"] = heads.lm_head.weight
+    content = {
+        "model_type": "medusa",
+        "architectures": ["MedusaModel"],
+        "base_model_name_or_path": target,
+        "hidden_size": config.hidden_size,
+        "vocab_size": config.vocab_size,
+        "num_heads": config.num_heads,
+        "num_hidden_layers": config.num_layers,
+        "max_paths": 64,
+        "topk": 10,
+        "truncated_vocab_size": config.head_vocab_size,
+        "original_lm_head": config.shares_lm_head,
+        "medusa_fc_bias": config.has_bias,
+    }
+    _write(heads, directory, content, tensors, dtype)
+
+
+def export_mlp_speculator(head: MlpSpeculator, directory: Path, *, dtype: torch.dtype | None = None) -> None:
+    """IBM's layout."""
+    config = head.config
+    content = {
+        "architectures": ["MLPSpeculatorPreTrainedModel"],
+        "model_type": "mlp_speculator",
+        "vocab_size": config.vocab_size,
+        "emb_dim": config.emb_dim,
+        "inner_dim": config.inner_dim,
+        "n_predict": config.n_predict,
+        "n_candidates": config.n_candidates,
+        "top_k_tokens_per_head": list(config.top_k_tokens_per_head),
+        "tie_weights": config.tie_weights,
+        "scale_input": config.scale_input,
+    }
+    _write(head, directory, content, {PREFIX + name: found for name, found in head.state_dict().items()}, dtype)
+
+
+def export_eagle(
+    head: EagleHead, directory: Path, *, with_embedding: bool = True, dtype: torch.dtype | None = None
+) -> None:
+    """SafeAILab's EAGLE-1 layout. with_embedding=False omits an embedding that is the target's own."""
+    tensors = dict(head.state_dict())
+    if with_embedding:
+        tensors["embed_tokens.weight"] = head.embed_tokens.weight
+    decoder = head.config.decoder
+    architecture = "Qwen3ForCausalLM" if decoder.model_type == "qwen3" else "LlamaForCausalLM"
+    content = _decoder_content(decoder) | {"architectures": [architecture], "bias": head.config.fc_bias}
+    _write(head, directory, content, tensors, dtype)
+
+
+def export_eagle3(
+    head: Eagle3Head,
+    directory: Path,
+    *,
+    target: str,
+    target_architecture: str,
+    num_speculative_tokens: int = 3,
+    with_embedding: bool = True,
+    dtype: torch.dtype | None = None,
+) -> None:
+    """The speculators format. target: name or path of the model; target_architecture: e.g. "LlamaForCausalLM".
+
+    with_embedding=False omits an embedding that is the target's own.
+    """
+    config, decoder = head.config, head.config.decoder
+    tensors = dict(head.state_dict()) | {"lm_head.weight": head.lm_head.weight}
+    if with_embedding:
+        tensors["embed_tokens.weight"] = head.embed_tokens.weight
+    if head.target_ids is not None:
+        knows = torch.zeros(decoder.vocab_size, dtype=torch.bool)
+        knows[head.target_ids.cpu()] = True
+        tensors["t2d"] = knows
+    proposal = {
+        "proposal_type": "greedy",
+        "speculative_tokens": num_speculative_tokens,
+        "verifier_accept_k": 1,
+        "accept_tolerance": 0.0,
+    }
+    content = {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "speculators_version": SPECULATORS_VERSION,
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [proposal],
+            "verifier": {"name_or_path": target, "architectures": [target_architecture]},
+        },
+        "transformer_layer_config": _decoder_content(decoder),
+        "draft_vocab_size": config.draft_vocab_size,
+        "target_hidden_size": config.target_hidden_size,
+        "norm_before_residual": config.norm_before_residual,
+        "norm_before_fc": config.norm_before_fc,
+        "fc_norm": config.fc_norm,
+        "norm_output": config.norm_output,
+        "eagle_aux_hidden_state_layer_ids": list(config.feature_layers) if config.has_fc else None,
+        "eagle_config": {"use_aux_hidden_state": config.has_fc},
+        "embed_requires_grad": False,
+        "tie_word_embeddings": False,
+    }
+    _write(head, directory, content, tensors, dtype)
+
+
+def _decoder_content(decoder: DecoderConfig) -> dict[str, Any]:
+    """RoPE is written in both styles: transformers 5 reads rope_parameters, older readers the other two keys."""
+    rope = dict(decoder.rope_parameters)
+    scaling = {key: found for key, found in rope.items() if key != "rope_theta"}
+    return {
+        "model_type": decoder.model_type,
+        "hidden_size": decoder.hidden_size,
+        "intermediate_size": decoder.intermediate_size,
+        "num_attention_heads": decoder.num_attention_heads,
+        "num_key_value_heads": decoder.num_key_value_heads,
+        "head_dim": decoder.head_dim,
+        "num_hidden_layers": decoder.num_hidden_layers,
+        "vocab_size": decoder.vocab_size,
+        "hidden_act": decoder.hidden_act,
+        "rms_norm_eps": decoder.rms_norm_eps,
+        "max_position_embeddings": decoder.max_position_embeddings,
+        "rope_parameters": rope,
+        "rope_theta": rope.get("rope_theta"),
+        "rope_scaling": None if rope["rope_type"] == "default" else scaling,
+        "attention_bias": decoder.qkv_bias,
+        "mlp_bias": decoder.mlp_bias,
+        "tie_word_embeddings": False,
+    }
+
+
+def _write(
+    head: torch.nn.Module,
+    directory: Path,
+    content: dict[str, Any],
+    tensors: Mapping[str, torch.Tensor],
+    dtype: torch.dtype | None,
+) -> None:
+    """model.safetensors, then config.json, each renamed into place once complete. Raises HeadConfigError."""
+    if any(isinstance(module, RowInvariantLinear) for module in head.modules()):
+        raise HeadConfigError("a head whose linears were made row-invariant has no plain weights to write")
+    directory.mkdir(parents=True, exist_ok=True)
+    stored: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        is_float = tensor.is_floating_point()
+        plain = tensor.detach().cpu().to(dtype if is_float and dtype is not None else tensor.dtype)
+        stored[name] = plain.contiguous().clone()  # safetensors refuses tensors that share memory
+    partial = directory / "model.safetensors.partial"
+    save_file(stored, str(partial), metadata={"format": "pt"})
+    partial.chmod(0o644)  # save_file makes it private to this user, but containers run as another
+    partial.rename(directory / "model.safetensors")
+    content["dtype"] = str(next(found.dtype for found in stored.values() if found.is_floating_point()))[6:]
+    partial = directory / "config.json.partial"
+    partial.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    partial.rename(directory / "config.json")

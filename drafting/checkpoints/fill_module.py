@@ -1,0 +1,86 @@
+"""Fills a head, built on the meta device, with a checkpoint's tensors; refuses every mismatch.
+
+Not here: the names in the file (the loaders) and the head's config.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import TypeVar
+
+import torch
+
+from outrider.drafting.checkpoints.errors import CheckpointRefused, refusing
+from outrider.drafting.checkpoints.target_weights import TargetWeights
+from outrider.drafting.checkpoints.tensor_table import TensorTable
+
+Head = TypeVar("Head", bound=torch.nn.Module)
+
+
+def build_on_meta(table: TensorTable, build: Callable[[], Head]) -> Head:
+    """The head with its own tensors on the meta device: shapes are known, nothing is allocated."""
+    with refusing(table.folder, "building the head"), torch.device("meta"):
+        head = build()
+    return head
+
+
+def fill(
+    head: Head,
+    table: TensorTable,
+    dtype: torch.dtype,
+    *,
+    sources: Mapping[str, str] | None = None,
+    given: Mapping[str, torch.Tensor] | None = None,
+    ignored: Collection[str] = (),
+) -> Head:
+    """Loads every tensor of the head's state dict; sets eval mode.
+
+    sources: name in the head -> name in the file, where they differ. given: already loaded tensors by name in the head.
+    ignored: unused names in the file. Floats become `dtype`.
+    Raises CheckpointRefused for a missing or unexpected tensor, a wrong shape or type, or non-finite numbers.
+    """
+    sources, given = sources or {}, given or {}
+    wanted = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items() if name not in given}
+    for name, shape in wanted.items():
+        source = sources.get(name, name)
+        if source not in table:
+            cause = f"tensor {source} {list(shape)} is missing; there are {table.summary()}"
+            raise CheckpointRefused(table.folder, cause)
+        if table.shape(source) != shape:
+            cause = f"tensor {source} has shape {list(table.shape(source))}, the config says {list(shape)}"
+            raise CheckpointRefused(table.folder, cause)
+    known = {sources.get(name, name) for name in wanted} | {sources.get(name, name) for name in given} | set(ignored)
+    for name in sorted(table.tensors.keys() - known):
+        cause = f"tensor {name} {list(table.shape(name))} is unexpected: by its config, the head has none"
+        raise CheckpointRefused(table.folder, cause)
+    tensors = {name: table.floats(sources.get(name, name), dtype) for name in wanted}
+    with refusing(table.folder, "filling the head"):
+        head.load_state_dict(tensors | dict(given), assign=True)
+    return head.eval()
+
+
+def require_ids(table: TensorTable, name: str, token_ids: torch.Tensor, vocab_size: int) -> None:
+    """Raises CheckpointRefused unless a reduced vocabulary's target ids are distinct and within the target's."""
+    outside = (token_ids < 0) | (token_ids >= vocab_size)
+    if bool(outside.any()):
+        draft_id = int(outside.nonzero()[0])
+        target_id = int(token_ids[draft_id])
+        cause = f"tensor {name} maps draft id {draft_id} to target id {target_id}, the target has {vocab_size}"
+        raise CheckpointRefused(table.folder, f"{cause} tokens")
+    ascending = token_ids.sort().values
+    repeated = ascending[1:][ascending[1:] == ascending[:-1]]
+    if repeated.numel():
+        raise CheckpointRefused(table.folder, f"tensor {name} maps two draft ids to target id {int(repeated[0])}")
+
+
+def is_target_embedding(table: TensorTable, target: TargetWeights, dtype: torch.dtype) -> bool:
+    """Whether the head uses the target's embedding: it has none, or one with the same numbers.
+
+    Most public checkpoints contain a copy; with 128k tokens, sharing saves a gigabyte.
+    """
+    name = "embed_tokens.weight"
+    if name not in table:
+        return True
+    if table.shape(name) != tuple(target.embedding.shape):
+        return False
+    return bool(torch.equal(table.floats(name, dtype), target.embedding.to(dtype)))

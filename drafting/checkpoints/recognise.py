@@ -1,0 +1,115 @@
+"""Detects the kind of draft checkpoint in a folder, from config.json and tensor names.
+
+Not here: loading it (one file per kind; a plain model: engine.model.load).
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from outrider.drafting.checkpoints.config_fields import ConfigFields, read_config
+from outrider.drafting.checkpoints.errors import CheckpointRefused
+from outrider.drafting.checkpoints.target_weights import EMBEDDING_SUFFIXES
+from outrider.drafting.checkpoints.tensor_table import TensorTable
+from outrider.shared.checkpoint.file_names import linked_parts
+
+KINDS = ("draft_model", "medusa", "eagle", "eagle3", "mlp_speculator")
+# Algorithms that checkpoints name but that are not supported.
+_FOREIGN = ("peagle", "dflash2", "dflash", "dspark", "xpress", "domino", "mtp")
+
+
+def recognise(path: str | Path) -> str:
+    """One of KINDS. Raises CheckpointRefused: damaged, of an unsupported algorithm, or unknown."""
+    folder = Path(path)
+    config = read_config(folder)
+    foreign = foreign_algorithm(config)
+    if foreign is not None:
+        raise _not_served(folder, foreign)
+    if linked_parts(folder):
+        return "draft_model"
+    table = TensorTable.read(folder)
+    if "mask_hidden" in table:
+        raise _not_served(folder, "peagle")
+    if config.get("speculators_model_type") == "eagle3":
+        return "eagle3"
+    for kind, matches in _RULES:
+        if matches(config, table):
+            if kind != "draft_model":  # which the engine reads
+                require_not_quantised(folder, config)
+            return kind
+    architectures = ", ".join(config.architectures()) or "none"
+    found = f"architectures {architectures}, model_type {config.get('model_type')!r}, tensors {table.summary()}"
+    raise CheckpointRefused(folder, f"not a known kind of draft checkpoint: {found}. Known: {', '.join(KINDS)}")
+
+
+def foreign_algorithm(config: ConfigFields) -> str | None:
+    """The unsupported algorithm that config.json names, if any."""
+    named = config.get("speculators_model_type")
+    if named is not None and named != "eagle3":
+        return str(named)[:40]
+    eagle_config = config.get("eagle_config")
+    if isinstance(eagle_config, dict) and eagle_config.get("parallel_draft_step") not in (None, 0, 1):
+        return "peagle (eagle_config.parallel_draft_step above 1)"
+    names = [*config.architectures(), str(config.get("model_type"))]
+    names.extend(key.removesuffix("_config") for key in config.values if key.endswith("_config"))
+    for algorithm in _FOREIGN:
+        if any(re.search(rf"(?<![a-z0-9]){algorithm}(?![a-z0-9])", _words(name)) for name in names):
+            return algorithm
+    return None
+
+
+def require_not_quantised(folder: Path, config: ConfigFields) -> None:
+    """Raises CheckpointRefused for a head of quantised weights."""
+    if config.get("quantization_config") is not None or (folder / "hf_quant_config.json").exists():
+        raise CheckpointRefused(folder, "its weights are quantised", "use the bfloat16 or float32 checkpoint")
+
+
+def _words(name: str) -> str:
+    """A class name in lower-case words: DFlashDraftModel -> dflash draft model; DFlash has no word boundary."""
+    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z][a-z])", " ", name.replace("DF", "Df").replace("DS", "Ds"))
+    return name.replace("_", " ").replace("-", " ").lower()
+
+
+def _not_served(folder: Path, algorithm: str) -> CheckpointRefused:
+    cause = f"it is a draft of algorithm {algorithm}, which is not supported. Supported: {', '.join(KINDS)}"
+    return CheckpointRefused(folder, cause)
+
+
+def _has(table: TensorTable, pattern: str) -> bool:
+    return any(re.match(pattern, name) for name in table.tensors)
+
+
+def _is_mlp_speculator(config: ConfigFields, table: TensorTable) -> bool:
+    return config.get("model_type") == "mlp_speculator" or _has(table, r"speculator\.(emb|proj|ln|head)\.\d+\.")
+
+
+def _is_medusa(config: ConfigFields, table: TensorTable) -> bool:
+    says_so = config.get("model_type") == "medusa" or config.get("medusa_num_heads") is not None
+    return says_so or _has(table, r"medusa_heads\.\d+\.|(medusa_heads\.)?blocks\.\d+\.layers\.\d+\.|\d+\.\d+\.linear\.")
+
+
+def _is_eagle3(config: ConfigFields, table: TensorTable) -> bool:
+    says_so = any("eagle3" in name.lower() for name in config.architectures())
+    return says_so or _has(table, r"midlayer\.|layers\.0\.hidden_norm\.")
+
+
+def _is_eagle(config: ConfigFields, table: TensorTable) -> bool:
+    return "fc.weight" in table and _has(table, r"layers\.0\.self_attn\.")
+
+
+def _is_draft_model(config: ConfigFields, table: TensorTable) -> bool:
+    has_embedding = any(name.endswith(EMBEDDING_SUFFIXES) for name in table.tensors)
+    architectures = config.architectures()
+    is_causal = any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in architectures)
+    # Without an architecture the model's own loader decides by model_type.
+    return has_embedding and (is_causal or not architectures) and "fc.weight" not in table
+
+
+_RULES = (
+    ("mlp_speculator", _is_mlp_speculator),
+    ("medusa", _is_medusa),
+    ("eagle3", _is_eagle3),
+    ("eagle", _is_eagle),
+    ("draft_model", _is_draft_model),
+)

@@ -1,0 +1,153 @@
+"""Draft methods over trained heads: the checkpoint, the target's weights that it uses, and its net.
+
+Not here: the formats (drafting/checkpoints), the heads (drafting/heads) and the nets (in this folder).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outrider.drafting.checkpoints.eagle import load_eagle
+from outrider.drafting.checkpoints.eagle3 import load_eagle3
+from outrider.drafting.checkpoints.medusa import load_medusa
+from outrider.drafting.checkpoints.mlp_speculator import load_mlp_speculator
+from outrider.drafting.checkpoints.mtp import load_mtp
+from outrider.drafting.checkpoints.target_weights import TargetWeights, load_target_weights
+from outrider.drafting.methods.eagle import EagleNet
+from outrider.drafting.methods.growing import GrowingMethod
+from outrider.drafting.methods.head_forward import HeadForward
+from outrider.drafting.methods.interface import DraftMethod
+from outrider.drafting.methods.medusa import MedusaNet
+from outrider.drafting.methods.mlp_speculator import MlpSpeculatorNet
+from outrider.drafting.methods.paged_head import PagedHead
+from outrider.drafting.methods.target_vocabulary import TargetVocabulary
+from outrider.drafting.settings import MethodSettings
+from outrider.engine.attention.ops import AttentionOps, resolve_attention_ops
+from outrider.engine.model.end_of_text import read_eos_token_ids
+from outrider.engine.model.guards import read_config, resolve_dtype
+from outrider.engine.model.loaded import LoadedModel
+from outrider.engine.model.row_invariance import make_row_invariant
+from outrider.engine.sampling.grammar import GrammarCompiler
+from outrider.shared.messages import DraftMethodInfo
+
+# tokens; beyond this depth EAGLE heads and MTP layers continue only from their own errors
+MAX_EAGLE_DEPTH = 12
+
+
+@dataclass(frozen=True)
+class _Built:
+    """A net, the target layers it reads, and how many tokens ahead it predicts."""
+
+    net: EagleNet | MedusaNet | MlpSpeculatorNet
+    hidden_layers: tuple[int, ...]
+    takes_hidden_history: bool
+    max_depth: int
+    max_model_len: int = 0
+
+
+def build_head_method(kind: str, path: str, settings: MethodSettings, *, num_threads: int) -> DraftMethod:
+    """Raises CheckpointRefused (a ConfigError) when head and target do not match."""
+    torch.set_num_threads(num_threads)
+    target_config = read_config(settings.target_model)
+    dtype = resolve_dtype(settings.target_model, target_config, settings.dtype)
+    target = load_target_weights(settings.target_model, dtype)
+    return _method(kind, path, _BUILDERS[kind](path, target, dtype, settings), settings, target_config)
+
+
+def build_mtp_method(settings: MethodSettings, *, num_threads: int, loaded: LoadedModel | None) -> DraftMethod:
+    """loaded: the target, if it is in this process: the head then uses its embedding and output head.
+
+    Raises CheckpointRefused when the target's folder has no MTP layer that can be read.
+    """
+    torch.set_num_threads(num_threads)
+    target_config = read_config(settings.target_model)
+    dtype = resolve_dtype(settings.target_model, target_config, settings.dtype)
+    # Of a tensor-parallel target this process has a share alone.
+    target = loaded.model if loaded is not None and loaded.leader is None else None
+    head = load_mtp(
+        settings.target_model,
+        dtype,
+        embedding=target.get_input_embeddings() if target is not None else None,
+        lm_head=target.get_output_embeddings() if target is not None else None,
+    )
+    built = _feature_net(head, int(head.config.decoder.vocab_size), dtype, settings)
+    return _method("mtp", settings.target_model, built, settings, target_config)
+
+
+def _method(kind: str, path: str, built: _Built, settings: MethodSettings, target_config: Any) -> DraftMethod:
+    target = target_config.get_text_config()
+    info = DraftMethodInfo(
+        name=kind,
+        model=Path(path).name,
+        hidden_layers=built.hidden_layers,
+        max_num_draft_tokens=built.max_depth,
+        proposes_trees=True,
+        max_model_len=built.max_model_len,
+        vocab_size=target.vocab_size,
+        takes_hidden_history=built.takes_hidden_history,
+        hidden_size=target.hidden_size,
+    )
+    eos_token_ids = read_eos_token_ids(settings.target_model, target_config)
+    grammars = GrammarCompiler(settings.target_model, target.vocab_size, eos_token_ids)
+    draw_chains = built.net.draw_chains if _draws_on_device(settings) else None
+    return GrowingMethod(built.net, info, eos_token_ids=eos_token_ids, grammars=grammars, draw_chains=draw_chains)
+
+
+def _medusa(path: str, target: TargetWeights, dtype: torch.dtype, settings: MethodSettings) -> _Built:
+    heads = load_medusa(path, target, dtype).to(settings.device)
+    vocabulary = TargetVocabulary(target.vocab_size, heads.token_map)
+    num_heads = heads.config.num_heads
+    make_row_invariant(heads, _ops(settings).row_backend)
+    return _Built(MedusaNet(heads, vocabulary, dtype, settings.device), (target.num_layers,), False, num_heads)
+
+
+def _mlp_speculator(path: str, target: TargetWeights, dtype: torch.dtype, settings: MethodSettings) -> _Built:
+    speculator = load_mlp_speculator(path, target, dtype).to(settings.device)
+    vocabulary = TargetVocabulary(target.vocab_size, None)
+    n_predict = speculator.config.n_predict
+    make_row_invariant(speculator, _ops(settings).row_backend)
+    net = MlpSpeculatorNet(speculator, vocabulary, dtype, settings.device)
+    return _Built(net, (target.num_layers,), False, n_predict)
+
+
+def _eagle(path: str, target: TargetWeights, dtype: torch.dtype, settings: MethodSettings) -> _Built:
+    return _feature_net(load_eagle(path, target, dtype), target.vocab_size, dtype, settings)
+
+
+def _eagle3(path: str, target: TargetWeights, dtype: torch.dtype, settings: MethodSettings) -> _Built:
+    return _feature_net(load_eagle3(path, target, dtype), target.vocab_size, dtype, settings)
+
+
+def _feature_net(head: Any, vocab_size: int, dtype: torch.dtype, settings: MethodSettings) -> _Built:
+    vocabulary = TargetVocabulary(vocab_size, head.target_ids)
+    paged = PagedHead(
+        head,
+        _ops(settings),
+        dtype,
+        kv_cache_bytes=settings.kv_cache_mb * 2**20,
+        block_size=settings.block_size,
+        device=settings.device,
+        graphs=not settings.enforce_eager,
+    )
+    chains = None
+    if _draws_on_device(settings):
+        from outrider.engine.sampling.device_chains import DeviceChains  # needs triton, installed on GPU machines
+
+        chains = DeviceChains(HeadForward(paged, vocabulary, graphs=not settings.enforce_eager))
+    net = EagleNet(paged, vocabulary, prefill_chunk_size=settings.prefill_chunk_size, chains=chains)
+    return _Built(net, net.hidden_layers, True, MAX_EAGLE_DEPTH)
+
+
+def _draws_on_device(settings: MethodSettings) -> bool:
+    return _ops(settings).row_backend == "triton"
+
+
+def _ops(settings: MethodSettings) -> AttentionOps:
+    return resolve_attention_ops(settings.attention_backend, torch.device(settings.device))
+
+
+_BUILDERS = {"medusa": _medusa, "mlp_speculator": _mlp_speculator, "eagle": _eagle, "eagle3": _eagle3}

@@ -1,0 +1,122 @@
+"""An EAGLE head or MTP layer with its own paged cache: rows in, next features out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+from outrider.engine.attention.block_manager import BlockManager
+from outrider.engine.attention.layer import ATTENTION_NAME, AttentionProbe, PagedContext, register_attention
+from outrider.engine.attention.ops import AttentionOps, LayerShape
+from outrider.engine.attention.paged_kv import PagedKVCache, bytes_per_block
+from outrider.engine.model.lean.make_lean import Probe, make_lean
+from outrider.engine.model.row_invariance import make_row_invariant
+from outrider.engine.run.batch import ForwardBatch, SessionRows, build_batch
+from outrider.engine.run.cpu_graphs import RecordedForwards
+
+
+class FeatureHead(Protocol):
+    """The interface of EagleHead, Eagle3Head and MtpHead; shapes as in drafting.heads.
+
+    Its `config.decoder` has hidden_size, vocab_size and max_position_embeddings.
+    """
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]: ...
+
+    def fuse(self, hidden_states: torch.Tensor) -> torch.Tensor: ...
+
+    def __call__(
+        self, token_ids: torch.Tensor, features: torch.Tensor, position_ids: torch.Tensor, *, paged: PagedContext
+    ) -> torch.Tensor: ...
+
+    def logits(self, features: torch.Tensor) -> torch.Tensor: ...
+
+
+class PagedHead:
+    """Row i of a session pairs the feature of position i with token i + 1. Not thread-safe."""
+
+    def __init__(
+        self,
+        head: FeatureHead,
+        ops: AttentionOps,
+        dtype: torch.dtype,
+        *,
+        kv_cache_bytes: int,
+        block_size: int,
+        device: torch.device | str = "cpu",
+        graphs: bool = False,
+    ) -> None:
+        """The head must have been built with attn_implementation=ATTENTION_NAME; it is moved to the device, and its
+        modules are replaced by leaner ones. graphs: on the CPU, small batches run as recorded forwards.
+        """
+        register_attention()
+        self.head = head
+        self.dtype = dtype
+        self.device = torch.device(device)
+        self._ops = ops
+        module: Any = head
+        decoder = module.config.decoder
+        module.to(self.device)
+        no_features = torch.zeros(decoder.hidden_size, dtype=dtype, device=self.device)
+
+        def run(token_ids: torch.Tensor, position_ids: torch.Tensor, paged: PagedContext) -> object:
+            return head(token_ids, no_features.expand(*token_ids.shape, -1), position_ids, paged=paged)
+
+        shapes = _layer_shapes(module, ops, run)
+        num_blocks = max(1, kv_cache_bytes // bytes_per_block(shapes, block_size, dtype))
+        self._cache = PagedKVCache(
+            shapes, num_blocks=num_blocks, block_size=block_size, dtype=dtype, device=self.device, ops=ops
+        )
+        self.blocks = BlockManager(num_blocks, block_size)
+        lean = make_lean(module, shapes, ops, max_positions=decoder.max_position_embeddings, probe=run)
+        has_experts = make_row_invariant(module, ops.row_backend).num_routers > 0
+        self._recorded: RecordedForwards | None = None
+        if graphs and lean.is_whole and not has_experts and self.device.type == "cpu" and ops.backend == "cpu":
+            self._recorded = RecordedForwards(
+                self._net_forward,
+                module,
+                shapes,
+                vocab_size=decoder.vocab_size,
+                table_width=min(num_blocks, -(-decoder.max_position_embeddings // block_size)),
+                carried_like=no_features,
+            )
+
+    @torch.inference_mode()
+    def forward(self, rows: Sequence[SessionRows], features: torch.Tensor) -> torch.Tensor:
+        """features [T, H] of all rows in order -> next features [T, H]; writes keys and values."""
+        batch = build_batch(rows, self.blocks.block_size, self.device)
+        if self._recorded is None:
+            return self.compute(batch, features)
+        # For any requested logits: a recorded forward returns a row's features here.
+        every_row = torch.arange(len(features), device=self.device)
+        found = self._recorded.run(dataclasses.replace(batch, logits_rows=every_row), features)
+        return self.compute(batch, features) if found is None else found[0]
+
+    @torch.inference_mode()
+    def compute(self, batch: ForwardBatch, features: torch.Tensor) -> torch.Tensor:
+        """`forward` for a batch already on the device."""
+        paged = PagedContext(self._ops, batch, self._cache)
+        return self.head(batch.token_ids[None], features[None], batch.position_ids[None], paged=paged)[0]
+
+    def _net_forward(
+        self, batch: ForwardBatch, features: torch.Tensor | None
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        if features is None:
+            raise ValueError("a head needs features")
+        return self.compute(batch, features), {}
+
+
+@torch.inference_mode()
+def _layer_shapes(module: torch.nn.Module, ops: AttentionOps, run: Probe) -> list[LayerShape]:
+    """From the attention calls of a forward of one row, whose attention function only records."""
+    probe = AttentionProbe({id(part): name for name, part in module.named_modules()})
+    row = torch.zeros((1, 1), dtype=torch.int64, device=next(module.parameters()).device)
+    run(row, row, PagedContext(ops, probe=probe))
+    return [probe.layers[index] for index in sorted(probe.layers)]
+
+
+__all__ = ["ATTENTION_NAME", "FeatureHead", "PagedHead"]

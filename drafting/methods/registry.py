@@ -1,0 +1,199 @@
+"""Builds draft methods by name. A method's module and its dependencies are imported only if it is served."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from outrider.drafting.methods.interface import DraftMethod
+from outrider.drafting.settings import MethodSettings
+from outrider.shared.checkpoint.mtp_layers import count_mtp_layers, has_mtp_layers
+from outrider.shared.errors import ConfigError
+
+if TYPE_CHECKING:
+    from outrider.engine.model.loaded import LoadedModel
+
+Report = Callable[[str], None]
+_HEADS = ("eagle3", "eagle", "mlp_speculator", "medusa")
+
+
+def build_methods(
+    settings: MethodSettings, report: Report, loaded: LoadedModel | None = None
+) -> dict[str, DraftMethod]:
+    """The methods of `plan_methods`. loaded: the target, if it is in this process.
+
+    Raises ConfigError as `plan_methods`, and for an unusable checkpoint.
+    """
+    methods: dict[str, DraftMethod] = {}
+    for name, path in plan_methods(settings.draft_model, settings.methods, settings.target_model).items():
+        if name in _FROM_TARGET:
+            methods[name] = _FROM_TARGET[name](settings, report, loaded)
+        elif path is None:
+            methods[name] = _WITHOUT_CHECKPOINT[name](settings)
+        else:
+            methods[name] = _FROM_CHECKPOINT[name](settings, path, report)
+    return methods
+
+
+def plan_methods(
+    draft_model: tuple[str, ...], methods: tuple[str, ...], target_model: str, *, prefix: str = "--"
+) -> dict[str, str | None]:
+    """Method -> its checkpoint, without reading weights. prefix: of the settings' flags.
+
+    Empty methods: those of the checkpoints, or without one those of the target's own files, and those that need none.
+    Raises ConfigError for an unknown, repeated or missing method, two checkpoints of a kind, an unrecognised one, a
+    head without its target, and a target without what the method needs of it.
+    """
+    checkpoints = _recognise_all(draft_model, prefix)
+    own = tuple(_FROM_TARGET) if not checkpoints and target_model and has_mtp_layers(Path(target_model)) else ()
+    plan: dict[str, str | None] = {}
+    for name in methods or (*own, *checkpoints, *_WITHOUT_CHECKPOINT):
+        if name in plan:
+            raise ConfigError(f"{prefix}methods: {name!r} is given twice", param="methods")
+        if name not in (*_FROM_TARGET, *_FROM_CHECKPOINT, *_WITHOUT_CHECKPOINT):
+            choices = ", ".join((*_FROM_TARGET, *_FROM_CHECKPOINT, *_WITHOUT_CHECKPOINT))
+            raise ConfigError(f"{prefix}methods: {name!r} is not one of {choices}", param="methods")
+        if name in _FROM_CHECKPOINT and name not in checkpoints:
+            given = ", ".join(f"{path} ({kind})" for kind, path in checkpoints.items()) or "none"
+            raise ConfigError(
+                f"{prefix}draft-model: method {name} needs a checkpoint of its kind; given: {given}",
+                param="draft_model",
+            )
+        if name in (*_HEADS, *_FROM_TARGET) and not target_model:
+            raise ConfigError(
+                f"--target-model: {name} uses the target's embedding or output head; give the target's folder",
+                param="target_model",
+            )
+        if name in _FROM_TARGET:
+            _require_mtp_layers(target_model, prefix)
+        plan[name] = checkpoints.get(name)
+    return plan
+
+
+def _require_mtp_layers(target_model: str, prefix: str) -> None:
+    try:
+        count_mtp_layers(Path(target_model))
+    except ConfigError as error:
+        raise ConfigError(f"{prefix}methods: {target_model}: {error.message}", param="methods") from error
+
+
+def _recognise_all(paths: tuple[str, ...], prefix: str) -> dict[str, str]:
+    """Method -> checkpoint, in the order given."""
+    if not paths:
+        return {}
+    from outrider.drafting.checkpoints.errors import CheckpointRefused
+    from outrider.drafting.checkpoints.recognise import recognise
+
+    found: dict[str, str] = {}
+    for path in paths:
+        try:
+            kind = recognise(path)
+        except CheckpointRefused as error:
+            raise ConfigError(f"{prefix}draft-model: {error.message}", param="draft_model") from error
+        if kind in found:
+            raise ConfigError(f"{prefix}draft-model: {found[kind]} and {path} are both {kind}", param="draft_model")
+        found[kind] = path
+    return found
+
+
+def _num_threads(settings: MethodSettings) -> int:
+    return settings.num_threads or len(os.sched_getaffinity(0))
+
+
+def _build_ngram(settings: MethodSettings) -> DraftMethod:
+    from outrider.drafting.methods.ngram import NgramMethod
+
+    return NgramMethod(prompt_lookup_min=settings.prompt_lookup_min, prompt_lookup_max=settings.prompt_lookup_max)
+
+
+def _build_suffix(settings: MethodSettings) -> DraftMethod:
+    from outrider.drafting.methods.suffix import SuffixMethod, SuffixSettings
+
+    return SuffixMethod(
+        SuffixSettings(
+            max_tree_depth=settings.suffix_decoding_max_tree_depth,
+            max_cached_requests=settings.suffix_decoding_max_cached_requests,
+            max_cached_nodes=settings.suffix_decoding_max_cached_nodes,
+            max_spec_factor=settings.suffix_decoding_max_spec_factor,
+            min_token_prob=settings.suffix_decoding_min_token_prob,
+        )
+    )
+
+
+def _build_draft_model(settings: MethodSettings, path: str, report: Report) -> DraftMethod:
+    from outrider.drafting.methods.draft_model import DraftModelNet, draft_model_method
+    from outrider.drafting.vocabulary.mapping import map_vocabulary
+    from outrider.engine.attention.block_manager import BlockManager
+    from outrider.engine.model.load import load_model
+    from outrider.engine.run.runner import ModelRunner
+
+    # Before the weights are read, so that an unusable vocabulary is refused at once.
+    vocabulary = map_vocabulary(path, settings.target_model) if settings.target_model else None
+    if vocabulary is not None:
+        report(f"{path} shares {vocabulary.num_shared} tokens with the target's vocabulary")
+    _require_no_recurrent_layers(path)
+    loaded = load_model(
+        path,
+        dtype=settings.dtype,
+        device=settings.device,
+        attention_backend=settings.attention_backend,
+        num_threads=_num_threads(settings),
+        on_progress=report,
+    )
+    num_blocks = max(1, settings.kv_cache_mb * 2**20 // loaded.bytes_per_block(settings.block_size))
+    cache = loaded.make_cache(num_blocks, settings.block_size)
+    runner = ModelRunner(loaded, cache, graphs=not settings.enforce_eager)
+    chains = None
+    if loaded.attention_ops.row_backend == "triton":
+        from outrider.engine.sampling.chains import ModelForward
+        from outrider.engine.sampling.device_chains import DeviceChains  # needs triton, installed on GPU machines
+
+        chains = DeviceChains(ModelForward(runner))
+    net = DraftModelNet(
+        runner,
+        BlockManager(num_blocks, settings.block_size),
+        prefill_chunk_size=settings.prefill_chunk_size,
+        vocabulary=vocabulary,
+        chains=chains,
+    )
+    return draft_model_method(net, Path(path).name)
+
+
+def _require_no_recurrent_layers(path: str) -> None:
+    """A draft model's states would have to be wound back with its drafts; only the verifier keeps any."""
+    from outrider.engine.errors import ModelRefused
+    from outrider.engine.model.guards import is_hybrid, read_config
+
+    if is_hybrid(read_config(path)):
+        raise ModelRefused(path, "a model with recurrent layers cannot draft", "draft with a model of attention alone")
+
+
+def _head_builder(kind: str) -> Callable[[MethodSettings, str, Report], DraftMethod]:
+    def build(settings: MethodSettings, path: str, report: Report) -> DraftMethod:
+        from outrider.drafting.methods.heads import build_head_method
+
+        report(f"reading {kind} {path}")
+        return build_head_method(kind, path, settings, num_threads=_num_threads(settings))
+
+    return build
+
+
+def _build_mtp(settings: MethodSettings, report: Report, loaded: LoadedModel | None) -> DraftMethod:
+    from outrider.drafting.methods.heads import build_mtp_method
+
+    report(f"reading the MTP layer of {settings.target_model}")
+    return build_mtp_method(settings, num_threads=_num_threads(settings), loaded=loaded)
+
+
+# From the target's own files.
+_FROM_TARGET: dict[str, Callable[[MethodSettings, Report, LoadedModel | None], DraftMethod]] = {"mtp": _build_mtp}
+_WITHOUT_CHECKPOINT: dict[str, Callable[[MethodSettings], DraftMethod]] = {
+    "ngram": _build_ngram,
+    "suffix": _build_suffix,
+}
+_FROM_CHECKPOINT: dict[str, Callable[[MethodSettings, str, Report], DraftMethod]] = {
+    "draft_model": _build_draft_model,
+    **{kind: _head_builder(kind) for kind in _HEADS},
+}

@@ -1,0 +1,1 @@
+"""Suffix decoding: proposes what followed the same text before."""

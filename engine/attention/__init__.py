@@ -1,0 +1,1 @@
+"""Our attention behind transformers' interface, and the paged KV cache."""

@@ -1,0 +1,65 @@
+"""Hidden states of cached positions, stored by KV cache slot, for drafters such as EAGLE.
+
+Sessions that start on a cached prefix and restarted drafters find the rows of positions computed earlier. A layer is
+stored from its first request on, in `num_slots * width` elements.
+Not here: who is sent which rows (verifier_service), and how they leave the model (runner).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+
+class HiddenStateStore:
+    """Layers as transformers numbers them (see `ModelRunner.forward`); slots as in `PagedKVCache`."""
+
+    def __init__(self, *, num_slots: int, width: int, dtype: torch.dtype, device: torch.device | str) -> None:
+        self.width = width
+        self.dtype = dtype
+        self._num_slots = num_slots
+        self._device = device
+        self._rows: dict[int, torch.Tensor] = {}
+        # Slots written since the layer is stored; earlier contents do not count.
+        self._written: dict[int, np.ndarray[tuple[int], np.dtype[np.bool_]]] = {}
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return tuple(self._rows)
+
+    def keep(self, layers: Sequence[int]) -> None:
+        """Start storing layers; already stored ones are unchanged."""
+        for layer in layers:
+            if layer not in self._rows:
+                self._rows[layer] = torch.zeros((self._num_slots, self.width), dtype=self.dtype, device=self._device)
+                self._written[layer] = np.zeros(self._num_slots, dtype=np.bool_)
+
+    def write(self, hidden: Mapping[int, torch.Tensor], slots: torch.Tensor) -> None:
+        """hidden[layer] [T, width] for every stored layer, slots int64 [T]."""
+        indices = slots.cpu().numpy()
+        for layer, rows in self._rows.items():
+            rows[slots] = hidden[layer]
+            self._written[layer][indices] = True
+
+    def move(self, source_slots: torch.Tensor, target_slots: torch.Tensor) -> None:
+        """Copy slots (int64 [N] each); reads all sources before it writes any target."""
+        sources, targets = source_slots.cpu().numpy(), target_slots.cpu().numpy()
+        for layer, rows in self._rows.items():
+            rows[target_slots] = rows[source_slots]
+            self._written[layer][targets] = self._written[layer][sources]
+
+    def num_missing(self, layers: Sequence[int], slots: Sequence[int]) -> int:
+        """Length of the shortest prefix of slots after which every slot is stored in every layer."""
+        indices = np.asarray(slots, dtype=np.int64)
+        is_stored = np.ones(len(indices), dtype=np.bool_)
+        for layer in layers:
+            is_stored &= self._written[layer][indices]
+        missing = np.flatnonzero(~is_stored)
+        return int(missing[-1]) + 1 if len(missing) else 0
+
+    def read(self, layers: Sequence[int], slots: Sequence[int]) -> torch.Tensor:
+        """[len(slots), len(layers) * width], a copy; layers are concatenated."""
+        indices = torch.tensor(slots, dtype=torch.int64, device=self._device)
+        return torch.cat([self._rows[layer][indices] for layer in layers], dim=1)

@@ -1,0 +1,169 @@
+"""Paged attention behind transformers' attention interface.
+
+A model loaded with `attn_implementation=ATTENTION_NAME` calls `paged_attention_hook` once per layer; keyword arguments
+of the model, such as `paged=PagedContext(...)`, reach it.
+Not here: the kernels (kernels/paged_attention, kernels/kv_write) and the model code (transformers).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import AttentionInterface
+
+from outrider.engine.attention.ops import AttentionOps, LayerShape
+from outrider.engine.attention.paged_kv import PagedKVCache
+from outrider.engine.errors import EngineError
+from outrider.engine.recurrent.states import RecurrentShape, RecurrentStates
+from outrider.engine.run.batch import ForwardBatch
+from outrider.kernels.paged_attention.arguments import Scoring
+from outrider.kernels.recurrent.rows import LayerStates, RecurrentRows
+
+# transformers interprets names with "flash", "sdpa", "flex_attention", "paged|" or "org/name".
+ATTENTION_NAME = "outrider_paged"
+
+# Arguments of attention functions that do not change what ours computes.
+_HARMLESS_ARGUMENTS = frozenset(
+    {
+        "cache_position",
+        "dropout",
+        "head_mask",
+        "is_causal",
+        "layer_type",
+        "logits_to_keep",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "position_embeddings",
+        "position_ids",
+        "return_dict",
+        "use_cache",
+    }
+)
+
+
+class UnsupportedAttention(EngineError):
+    """A model needs an attention function that the paged kernels do not compute."""
+
+
+@dataclass
+class AttentionProbe:
+    """Replaces the cache in the probe forward: records each layer's hook call, and each recurrent mixer's."""
+
+    module_names: dict[int, str]  # id(module) -> name
+    layers: dict[int, LayerShape] = field(default_factory=dict)
+    num_calls: int = 0
+    mixers: list[RecurrentShape] = field(default_factory=list)
+
+    def record(
+        self,
+        module: torch.nn.Module,
+        tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        attention_mask: torch.Tensor | None,
+        sliding_window: int | None,
+        other_arguments: dict[str, Any],
+    ) -> torch.Tensor:
+        """Check and record one hook call; returns zeros of the output's shape [1, T, Hq, Dv]."""
+        query, key, value = tensors
+        name = self.module_names.get(id(module), type(module).__name__)
+        unknown = sorted(
+            argument
+            for argument, given in other_arguments.items()
+            if given is not None and argument not in _HARMLESS_ARGUMENTS
+        )
+        if unknown:
+            raise UnsupportedAttention(f"{name} passes {', '.join(unknown)} to its attention function")
+        if attention_mask is not None:
+            raise UnsupportedAttention(f"{name} passes a mask or bias of its own to its attention function")
+        if getattr(module, "is_causal", True) is False:
+            raise UnsupportedAttention(f"{name} is not causal")
+        layer_idx = getattr(module, "layer_idx", None)
+        if not isinstance(layer_idx, int):
+            raise UnsupportedAttention(f"{name} has no layer_idx")
+        if query.ndim != 4 or query.shape[0] != 1 or key.shape[2] != query.shape[2]:
+            raise UnsupportedAttention(f"{name} attends with query {list(query.shape)}, key {list(key.shape)}")
+        self.num_calls += 1
+        self.layers[layer_idx] = LayerShape(
+            name, query.shape[1], key.shape[1], key.shape[3], value.shape[3], sliding_window
+        )
+        return query.new_zeros((1, query.shape[2], query.shape[1], value.shape[3]))
+
+    def record_mixer(self, shape: RecurrentShape) -> None:
+        """One call of a recurrent mixer."""
+        self.mixers.append(shape)
+
+
+@dataclass(frozen=True)
+class PagedContext:
+    """What a forward passes to every layer's hook. The probe forward has a probe, and neither batch nor cache."""
+
+    ops: AttentionOps
+    batch: ForwardBatch | None = None
+    cache: PagedKVCache | None = None
+    probe: AttentionProbe | None = None
+    plans: dict[Any, Any] = field(default_factory=dict)  # kept by the attention kernel between layers
+    states: RecurrentStates | None = None  # of a model with recurrent layers
+
+    def layer_states(self, state_idx: int) -> tuple[LayerStates, RecurrentRows]:
+        """What a recurrent mixer's kernel takes. Raises EngineError if the forward has no states."""
+        if self.states is None or self.batch is None or self.batch.recurrent is None:
+            raise EngineError("a forward of a model with recurrent layers needs its sessions' states")
+        return self.states.layers[state_idx], self.batch.recurrent
+
+
+def paged_attention_hook(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float,
+    paged: PagedContext,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **other_arguments: Any,
+) -> tuple[torch.Tensor, None]:
+    """query [1, Hq, T, D], key and value [1, Hkv, T, D], rotated; returns ([1, T, Hq, Dv], None).
+
+    `scaling` and `paged` have no default: a model that does not forward its keyword arguments must fail.
+    """
+    if paged.probe is not None:
+        shape = (query, key, value)
+        return paged.probe.record(module, shape, attention_mask, sliding_window, other_arguments), None
+    attended = attend(
+        paged,
+        int(module.layer_idx),  # type: ignore[arg-type]
+        (query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)),
+        Scoring(scaling, sliding_window, softcap, s_aux),
+    )
+    return attended[None], None
+
+
+def attend(
+    paged: PagedContext,
+    layer_idx: int,
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    scoring: Scoring,
+) -> torch.Tensor:
+    """Write key [T, Hkv, D] and value [T, Hkv, Dv], then attend query [T, Hq, D]; returns [T, Hq, Dv]."""
+    batch, cache = paged.batch, paged.cache
+    if batch is None or cache is None:
+        raise EngineError("a paged forward needs a batch and a cache")
+    query, key, value = tensors
+    key_cache, value_cache = cache.layers[layer_idx]
+    paged.ops.kv_write(key, value, key_cache, value_cache, batch.slot_mapping)
+    attention: Callable[..., torch.Tensor] = paged.ops.paged_attention
+    plans = {"plans": paged.plans} if paged.ops.takes_plans else {}
+    return attention(query, key_cache, value_cache, batch.attention_tables, scoring, **plans)
+
+
+def register_attention() -> None:
+    """Register ATTENTION_NAME with transformers. Safe to call again.
+
+    No mask is registered, so transformers makes none: the kernel handles causality, windows and trees."""
+    AttentionInterface.register(ATTENTION_NAME, paged_attention_hook)

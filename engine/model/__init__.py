@@ -1,0 +1,1 @@
+"""Loading checkpoints as row-invariant models."""

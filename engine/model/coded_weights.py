@@ -1,0 +1,166 @@
+"""Quantised weights of a model that is being loaded: they stay in the file until they are packed.
+
+transformers gets a tensor of one number for each (`stand_in`). `place` then puts a CodedLinear where a linear is, which
+`pack` replaces, and decodes an embedding's rows from packed codes, which a tied head shares. Not here: reading
+(weight_reader), the order of replacements (lean, row_invariance).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from outrider.engine.errors import ModelRefused
+from outrider.engine.model.row_invariant_modules import RowInvariantLinear
+from outrider.engine.model.weight_reader import WeightReader
+from outrider.kernels.linear import cpu_code_panels
+from outrider.kernels.linear.codes import Codes
+from outrider.kernels.linear.cpu_code_panels import CodePanels
+
+
+def packs_codes(dtype: torch.dtype, device: torch.device, row_backend: str) -> bool:
+    """Whether this machine has kernels for codes and rows of this dtype."""
+    return row_backend == "cpu" and device.type == "cpu" and cpu_code_panels.supports(dtype)
+
+
+class Waiting:
+    """A weight that stays in the file until it is packed."""
+
+    def __init__(self, path: str, name: str, shape: torch.Size, reader: WeightReader) -> None:
+        """shape: as the model has it, [N, K]."""
+        self._path, self._name, self._shape, self._reader = path, name, shape, reader
+
+    def stand_in(self, dtype: torch.dtype) -> torch.Tensor:
+        """Zeros of its shape in the memory of one."""
+        return torch.zeros((), dtype=dtype).expand(self._shape)
+
+    def codes(self) -> Codes:
+        """Raises ModelRefused."""
+        if self._reader.codes is None:
+            raise TypeError(f"{self._name} has no codes")
+        found = self._reader.codes()
+        if found.shape != tuple(self._shape):  # transformers saw the stand-in alone
+            shapes = f"{self._name} has shape {list(found.shape)}, not {list(self._shape)}"
+            raise ModelRefused(self._path, f"its weights do not fit its config: {shapes}")
+        return found
+
+
+class CodedLinear(torch.nn.Module):
+    """Stands for an nn.Linear until it is packed. Its output is zeros: probes look at shapes and constants alone."""
+
+    def __init__(self, linear: torch.nn.Linear, weight: Waiting, panels: CodePanels | None = None) -> None:
+        """panels: the weight where it is packed already."""
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.bias = linear.bias
+        self.panels = panels
+        self.codes = weight.codes
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.new_zeros((*x.shape[:-1], self.out_features))
+
+    def plain(self, dtype: torch.dtype) -> torch.nn.Linear:
+        """The linear that it stands for, dequantised. Raises ModelRefused."""
+        linear = torch.nn.Linear(self.in_features, self.out_features, bias=False, dtype=dtype)
+        linear.weight = torch.nn.Parameter(self.codes().dequantised().to(dtype), requires_grad=False)
+        if self.bias is not None:
+            linear.bias = torch.nn.Parameter(self.bias.detach().to(dtype), requires_grad=False)
+        return linear
+
+
+class RowInvariantCodes(RowInvariantLinear):
+    """A linear on packed codes."""
+
+    def __init__(self, panels: CodePanels, bias: torch.Tensor | None) -> None:
+        torch.nn.Module.__init__(self)
+        self.out_features, self.in_features = panels.num_outputs, panels.num_inputs
+        self.panels = panels
+        self._linear = lambda x: cpu_code_panels.linear(x, panels, bias)
+
+
+class CodedRows(torch.Tensor):
+    """The weight [N, K] of an embedding: F.embedding decodes rows of packed codes. Anything else sees a stand-in."""
+
+    panels: CodePanels
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.nn.functional.embedding and isinstance(args[1], CodedRows):
+            return cpu_code_panels.rows(args[0], args[1].panels)
+        with torch._C.DisableTorchFunctionSubclass():  # results are plain tensors
+            return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def wrap(cls, weight: torch.Tensor, panels: CodePanels) -> CodedRows:
+        """weight: the stand-in."""
+        wrapped = weight.detach().as_subclass(cls)
+        wrapped.panels = panels
+        return wrapped
+
+
+def waiting(path: str, skeleton: torch.nn.Module, readers: Mapping[str, WeightReader]) -> dict[str, Waiting]:
+    """By name, the weights with codes that can wait: those of plain linears and embeddings.
+
+    skeleton: the model on the meta device. Parameters that transformers merges or renames are not among them.
+    """
+    found = {}
+    for name, module in skeleton.named_modules():
+        reader = readers.get(f"{name}.weight")
+        if reader is not None and reader.codes is not None and _takes(module):
+            shape = module.get_parameter("weight").shape
+            found[f"{name}.weight"] = Waiting(path, f"{name}.weight", shape, reader)
+    return found
+
+
+def _takes(module: torch.nn.Module) -> bool:
+    is_linear = isinstance(module, torch.nn.Linear) and type(module).forward is torch.nn.Linear.forward
+    return is_linear or isinstance(module, torch.nn.Embedding)
+
+
+def place(path: str, model: torch.nn.Module, weights: Mapping[str, Waiting]) -> None:
+    """Put a CodedLinear where the stand-in is a linear's, CodedRows where it is an embedding's. Raises ModelRefused."""
+    waiting_for = {id(model.get_parameter(name)): weight for name, weight in weights.items()}
+    modules = [(name, module) for name, module in model.named_modules() if _takes(module)]
+    shared: dict[int, CodePanels] = {}
+    for _, module in modules:
+        key = id(module.weight)
+        if isinstance(module, torch.nn.Embedding) and key in waiting_for:
+            shared[key] = cpu_code_panels.pack([waiting_for[key].codes()])
+            rows = CodedRows.wrap(module.weight, shared[key])
+            del module.weight
+            module.weight = rows
+    for name, module in modules:
+        key = id(module.weight)
+        if isinstance(module, torch.nn.Linear) and key in waiting_for:
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, CodedLinear(module, waiting_for[key], shared.get(key)))
+    left = [name for name, parameter in model.named_parameters() if id(parameter) in waiting_for]
+    if left:
+        raise ModelRefused(path, f"its weight {left[0]} is quantised, and read by a module that cannot read codes")
+
+
+def pack(linears: Sequence[CodedLinear]) -> RowInvariantLinear:
+    """One linear with their concatenated outputs: on their codes if they can be packed together, else dequantised.
+
+    Raises ModelRefused.
+    """
+    biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
+    bias = torch.cat(biases) if biases else None
+    shared = linears[0].panels if len(linears) == 1 else None
+    if shared is not None:
+        return RowInvariantCodes(shared, bias)
+    codes = [linear.codes() for linear in linears]
+    if cpu_code_panels.takes_together(codes):
+        return RowInvariantCodes(cpu_code_panels.pack(codes), bias)
+    return RowInvariantLinear(torch.cat([part.dequantised().bfloat16() for part in codes]), bias)
+
+
+def code_kinds(model: torch.nn.Module) -> list[str]:
+    """Names of the kinds of codes that the model's linears multiply, sorted; none: no weight is packed."""
+    return sorted(
+        {kind for part in model.modules() if isinstance(part, RowInvariantCodes) for kind in part.panels.kinds}
+    )

@@ -1,0 +1,163 @@
+"""The config of each architecture that is read from GGUF, from the file's own metadata and tensors.
+
+Every value of the architecture's is read, or the file is refused: what is left out silently gives wrong logits. The
+rules are those of llama.cpp (conversion, src/llama-model.cpp). One function per architecture.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from outrider.engine.errors import ModelRefused
+from outrider.engine.model.gguf.file import GgufFile
+
+# Llama 3.1 to 3.3: (low_freq_factor, high_freq_factor, original_max_position_embeddings); the file has the result only.
+_LLAMA3 = (1.0, 4.0, 8192)
+# Gemma 3: every sixth layer attends to all positions; base of the frequencies of the others; layers of the 27B.
+_GEMMA3_PATTERN = 6
+_GEMMA3_LOCAL_BASE = 10000.0
+_GEMMA3_27B_LAYERS = 62
+_EXACT_TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+# Texts of control tokens that end a turn, in files that name one end only (llama.cpp, src/llama-vocab.cpp).
+_ENDS = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>")
+_CONTROL = 3
+
+
+def model_config(file: GgufFile) -> dict[str, Any]:
+    """What config.json says. Raises ModelRefused for architectures and settings that are not read."""
+    rules = _ARCHITECTURES.get(file.architecture)
+    if rules is None:
+        known = ", ".join(sorted(_ARCHITECTURES))
+        raise ModelRefused(file.path, f"its architecture is {file.architecture!r}; of GGUF files, {known} are read")
+    config = _common(file) | rules(file)
+    file.require_all_read()
+    return config | _types(file)
+
+
+def eos_token_ids(file: GgufFile) -> list[int]:
+    """Every token that ends a text or a turn."""
+    found = {file.general(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")} - {None}
+    tokens, kinds = file.general("tokenizer.ggml.tokens", []), file.general("tokenizer.ggml.token_type", [])
+    found |= {index for index, kind in enumerate(kinds) if kind == _CONTROL and tokens[index] in _ENDS}
+    return sorted(found)
+
+
+def _common(file: GgufFile) -> dict[str, Any]:
+    hidden_size, num_heads = file.own("embedding_length"), file.own("attention.head_count")
+    head_dim = file.own("attention.key_length", hidden_size // num_heads)
+    file.require("attention.value_length", head_dim)
+    file.require("rope.dimension_count", head_dim)
+    file.require("expert_count", 0)
+    vocab_size = int(file.tensors["token_embd.weight"].shape[1]) if "token_embd.weight" in file.tensors else 0
+    file.own("vocab_size", vocab_size)  # the embedding may be padded beyond it
+    return {
+        "hidden_size": hidden_size,
+        "intermediate_size": file.own("feed_forward_length"),
+        "num_hidden_layers": file.own("block_count"),
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": file.own("attention.head_count_kv", num_heads),
+        "head_dim": head_dim,
+        "rms_norm_eps": file.own("attention.layer_norm_rms_epsilon"),
+        "max_position_embeddings": file.own("context_length"),
+        "vocab_size": vocab_size,
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "rope_parameters": _rope(file),
+        "bos_token_id": file.general("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": file.general("tokenizer.ggml.eos_token_id"),
+        "pad_token_id": file.general("tokenizer.ggml.padding_token_id"),
+    }
+
+
+def _rope(file: GgufFile) -> dict[str, Any]:
+    base = file.own("rope.freq_base", 10000.0)
+    kind, factor = file.own("rope.scaling.type", "none"), file.own("rope.scaling.factor", 1.0)
+    file.own("rope.scaling.finetuned", False)
+    original = file.own("rope.scaling.original_context_length", 0)
+    if "rope_freqs.weight" in file.tensors:
+        if kind != "none":
+            raise ModelRefused(file.path, f"it has rope_freqs and rope.scaling.type {kind!r}")
+        return {"rope_theta": base} | _llama3(file, base)
+    if kind == "none":
+        return {"rope_theta": base, "rope_type": "default"}
+    if kind == "linear":
+        return {"rope_theta": base, "rope_type": "linear", "factor": factor}
+    if kind == "yarn" and original:
+        scaling = {"factor": factor, "original_max_position_embeddings": original}
+        return {"rope_theta": base, "rope_type": "yarn", **scaling}
+    raise ModelRefused(file.path, f"its rope.scaling.type is {kind!r}, which is not read")
+
+
+def _llama3(file: GgufFile, base: float) -> dict[str, Any]:
+    """The file has each frequency's divisor. Raises ModelRefused unless Llama 3's rule gives the same."""
+    found = np.asarray(file.tensors["rope_freqs.weight"].data, np.float64)
+    low, high, original = _LLAMA3
+    factor = float(found.max())
+    wavelengths = 2 * math.pi * base ** (np.arange(len(found)) / len(found))
+    smooth = ((original / wavelengths - low) / (high - low)).clip(0, 1)
+    if not np.allclose(found, 1 / ((1 - smooth) / factor + smooth), rtol=1e-4):
+        raise ModelRefused(file.path, "its rope_freqs are not those of Llama 3's rule, the only one that is read")
+    names = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    return {"rope_type": "llama3", "factor": factor, **dict(zip(names, _LLAMA3, strict=True))}
+
+
+def _llama(file: GgufFile) -> dict[str, Any]:
+    return {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+        "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
+    }
+
+
+def _qwen2(file: GgufFile) -> dict[str, Any]:
+    return {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "use_sliding_window": False}
+
+
+def _qwen3(file: GgufFile) -> dict[str, Any]:
+    return {
+        "model_type": "qwen3",
+        "architectures": ["Qwen3ForCausalLM"],
+        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+        "use_sliding_window": False,
+    }
+
+
+def _gemma3(file: GgufFile) -> dict[str, Any]:
+    common_rope, num_layers = _rope(file), file.own("block_count")
+    hidden_size, num_heads = file.own("embedding_length"), file.own("attention.head_count")
+    head_dim = file.own("attention.key_length")
+    kinds = ("sliding_attention", "full_attention")
+    local_base = file.own("rope.freq_base_swa", _GEMMA3_LOCAL_BASE)
+    file.require("attention.sliding_window_pattern", _GEMMA3_PATTERN)
+    return {
+        "model_type": "gemma3_text",
+        "architectures": ["Gemma3ForCausalLM"],
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": file.own("attention.sliding_window"),
+        "layer_types": [kinds[(layer + 1) % _GEMMA3_PATTERN == 0] for layer in range(num_layers)],
+        "query_pre_attn_scalar": hidden_size // num_heads if num_layers == _GEMMA3_27B_LAYERS else head_dim,
+        "rope_parameters": {
+            "full_attention": common_rope,
+            "sliding_attention": {"rope_theta": local_base, "rope_type": "default"},
+        },
+    }
+
+
+def _types(file: GgufFile) -> dict[str, Any]:
+    """The dtype of matrices that are stored whole; else the types, as of any quantised checkpoint."""
+    types = {tensor.tensor_type.name for tensor in file.tensors.values() if len(tensor.shape) > 1}
+    if len(types) == 1 and types <= _EXACT_TYPES.keys():
+        return {"dtype": _EXACT_TYPES[types.pop()]}
+    return {"dtype": "bfloat16", "quantization_config": {"quant_method": "gguf", "types": sorted(types)}}
+
+
+_ARCHITECTURES: dict[str, Callable[[GgufFile], dict[str, Any]]] = {
+    "llama": _llama,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+    "gemma3": _gemma3,
+}

@@ -1,0 +1,107 @@
+"""A GGUF file, or its parts, mapped: metadata that keeps count of what was read, and tensors by name.
+
+Not here: what the metadata means (config), which parameter a tensor is (tensors).
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from outrider.engine.errors import ModelRefused
+
+# elements; longer arrays of the metadata are the vocabulary's
+_LONGEST_ARRAY = 4096
+_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
+
+
+def parts_of(file: Path) -> list[Path]:
+    """The file itself, or all parts of the model whose first part it is. Raises ModelRefused: one is missing."""
+    match = _PART.search(file.name)
+    if match is None:
+        return [file]
+    stem, count = file.name[: match.start()], int(match[2])
+    parts = [file.with_name(f"{stem}-{number:05d}-of-{count:05d}.gguf") for number in range(1, count + 1)]
+    missing = [part.name for part in parts if not part.is_file()]
+    if missing:
+        raise ModelRefused(str(file), f"{', '.join(missing)} of its {count} parts is missing", "download all parts")
+    return parts
+
+
+@functools.cache
+def _reader_without_long_arrays() -> Any:
+    """gguf-py makes Python objects of every token: 500 MB and many seconds for 150,000."""
+    from gguf import GGUFReader, GGUFValueType
+
+    class Reader(GGUFReader):
+        def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+            if raw_type != GGUFValueType.ARRAY or self.byte_order == "S":
+                return super()._get_field_parts(orig_offs, raw_type)
+            data: Any = self.data
+            of_type, count = struct.unpack_from("<IQ", data, orig_offs)
+            if count <= _LONGEST_ARRAY:
+                return super()._get_field_parts(orig_offs, raw_type)
+            end = orig_offs + struct.calcsize("<IQ")
+            if of_type == GGUFValueType.STRING:
+                for _ in range(count):
+                    end += 8 + struct.unpack_from("<Q", data, end)[0]
+            else:
+                end += count * np.dtype(self.gguf_scalar_to_np[GGUFValueType(of_type)]).itemsize
+            return end - orig_offs, [], [], [GGUFValueType.ARRAY]
+
+    return Reader
+
+
+class GgufFile:
+    """A model's files. `tensors`: name -> gguf.ReaderTensor."""
+
+    def __init__(self, path: str, files: list[Path], *, has_vocabulary: bool = True) -> None:
+        """has_vocabulary=False: long arrays of the metadata are left out. Raises ModelRefused: not GGUF, damaged or not
+        whole."""
+        from gguf import GGUFReader
+
+        reader_class = GGUFReader if has_vocabulary else _reader_without_long_arrays()
+        self.path = path
+        self.tensors: dict[str, Any] = {}
+        self._read: set[str] = set()
+        try:
+            readers = [reader_class(file) for file in files]
+            for tensor in (tensor for reader in readers for tensor in reader.tensors):
+                self.tensors[tensor.name] = tensor
+        except (OSError, ValueError, KeyError, IndexError, struct.error) as error:
+            raise ModelRefused(path, f"it cannot be read as GGUF: {error}", "download it again") from error
+        self._fields = readers[0].fields
+        self.architecture = str(self.general("general.architecture"))
+        count = self.general("split.tensors.count", len(self.tensors))
+        if count != len(self.tensors):
+            raise ModelRefused(path, f"it has {len(self.tensors)} tensors, not {count}", "download all parts")
+
+    def general(self, key: str, default: Any = None) -> Any:
+        """A value by its whole name; None: it is not there."""
+        return self._fields[key].contents() if key in self._fields else default
+
+    def own(self, key: str, default: Any = None) -> Any:
+        """A value of the architecture's, e.g. "block_count". Raises ModelRefused: it is not there, nor a default."""
+        self._read.add(key)
+        found = self.general(f"{self.architecture}.{key}", default)
+        if found is None:
+            raise ModelRefused(self.path, f"its metadata has no {self.architecture}.{key}")
+        return found
+
+    def require(self, key: str, *meant: Any) -> None:
+        """Raises ModelRefused when the value is there and is none of these."""
+        found = self.own(key, meant[0])
+        if found not in meant:
+            raise ModelRefused(self.path, f"its {self.architecture}.{key} is {found!r}, which is not read")
+
+    def require_all_read(self) -> None:
+        """Raises ModelRefused for a value that says something of the architecture and that nobody has read."""
+        prefix = f"{self.architecture}."
+        own = {key.removeprefix(prefix) for key in self._fields if key.startswith(prefix)}
+        if own - self._read:
+            raise ModelRefused(self.path, f"its metadata has {prefix}{min(own - self._read)}, which is not read")

@@ -1,0 +1,306 @@
+"""Which checkpoints the engine refuses: those that would load and be silently wrong.
+
+Each rule was seen to give wrong logits, or follows from transformers' code; docs/architectures.md lists what they
+refuse. Not here: loading (load).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from outrider.engine.attention.layer import AttentionProbe, PagedContext, UnsupportedAttention
+from outrider.engine.attention.ops import AttentionOps, LayerShape
+from outrider.engine.errors import ModelRefused
+from outrider.engine.model.weight_files import stored_tensors
+from outrider.engine.recurrent.states import RecurrentShape
+from outrider.shared.checkpoint.file_names import linked_parts, weight_files
+from outrider.shared.checkpoint.quantization import read_quantization, require_readable
+from outrider.shared.errors import ConfigError
+
+# vLLM's names -> what the model computes in. No kernel computes in float16.
+_SERVED_DTYPES = {
+    "float32": torch.float32,
+    "float": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float32,
+    "half": torch.float32,
+}
+_PROBE_NUM_TOKENS = 3
+# Kinds of layers, as in config.json.
+_ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
+_WITHOUT_ATTENTION = frozenset({"linear_attention", "conv", "mlp", "moe"})
+# Their recurrent modules are replaced by ours (recurrent/adapt). transformers' flag says nothing about them.
+_LINEAR = frozenset({"linear_attention"})
+_OTHER_LAYERS = {
+    **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), _LINEAR),
+    **dict.fromkeys(("bamba", "granitemoehybrid", "olmo_hybrid", "kimi_linear", "jamba"), _LINEAR),
+    "nemotron_h": _LINEAR | {"mlp", "moe"},  # an MLP is a layer of its own
+    "falcon_h1": frozenset({"hybrid"}),  # attention and a recurrent module side by side
+    **dict.fromkeys(("lfm2", "lfm2_moe"), frozenset({"conv"})),
+}
+_SERVE_ANOTHER_ARCHITECTURE = "serve one of the architectures that docs/architectures.md lists as served"
+_SERVE_UNQUANTISED = "serve the bfloat16 or float32 checkpoint that it was made from"
+# Endings of what goes with packed weights, in every format that is known.
+_PACKED_NAME = re.compile(
+    r"(scales?|scale_inv|scale_2|global_scale|absmax|quant_map|SCB|zero_point|zeros|qweight|packed|g_idx|blocks)$"
+)
+
+
+def read_config(path: str) -> Any:
+    """The checkpoint's config; refuses checkpoints with their own code or with quantised weights that are not read."""
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelRefused(
+            path,
+            f"its config cannot be read: {error}",
+            "give a directory (or hub id) with the config.json of an architecture built into transformers",
+        ) from error
+    _require_readable_weights(path)
+    return config
+
+
+def _require_readable_weights(path: str) -> None:
+    """Refuse quantised weights that are not read: transformers would load them as something else, or not at all."""
+    try:
+        require_readable(Path(path))
+    except ConfigError as error:
+        raise ModelRefused(path, error.message, _SERVE_UNQUANTISED) from error
+
+
+def require_weight_files(path: str) -> None:
+    """Refuse a folder without weights, before anything is read."""
+    if linked_parts(Path(path)):
+        return
+    try:
+        weight_files(Path(path))
+    except ConfigError as error:
+        raise ModelRefused(path, error.message) from error
+
+
+def resolve_dtype(path: str, config: Any, requested: str) -> torch.dtype:
+    """What the model computes in; "auto" goes by what its weights are: a quantised checkpoint's are dequantised to
+    bfloat16, unless its other weights are float32. float16 is computed in float32, which loses nothing of it."""
+    if requested != "auto":
+        if requested not in _SERVED_DTYPES:
+            choices = ", ".join(("auto", *_SERVED_DTYPES))
+            raise ModelRefused(path, f"dtype={requested!r} is not served", f"choose one of {choices}")
+        return _SERVED_DTYPES[requested]
+    if read_quantization(Path(path)) is not None:
+        return torch.float32 if str(getattr(config, "dtype", None)) == "torch.float32" else torch.bfloat16
+    name = _stored_dtype(path, config)
+    if name is None:
+        raise ModelRefused(path, "neither its config nor its weights give a dtype", "set dtype")
+    if name not in _SERVED_DTYPES:
+        cause = f"its weights are {name}, which the kernels do not compute in"
+        raise ModelRefused(path, cause, 'set dtype="bfloat16" or dtype="float32"')
+    return _SERVED_DTYPES[name]
+
+
+def rounds_to_float16(requested: str) -> bool:
+    """Whether this dtype rounds weights to float16, before they are computed with in float32."""
+    return requested in ("float16", "half")
+
+
+def describe_rounding(path: str, config: Any, requested: str) -> str | None:
+    """What becomes of quantised or float16 weights, for the log; None for all others."""
+    quantization = read_quantization(Path(path))
+    if quantization is not None:
+        name = str(resolve_dtype(path, config, requested)).removeprefix("torch.")
+        return f"its weights are quantised ({quantization.method}): computed in {name}"
+    if _stored_dtype(path, config) != "float16":
+        return None
+    if resolve_dtype(path, config, requested) == torch.bfloat16:
+        return "its weights are float16: rounded from 11 significant bits to bfloat16's 8; dtype=float16 keeps them"
+    return (
+        "its weights are float16: kept to the bit, computed in float32, in twice the memory; "
+        "dtype=bfloat16 takes half of that and rounds them from 11 significant bits to 8"
+    )
+
+
+def _stored_dtype(path: str, config: Any) -> str | None:
+    stored = getattr(config, "dtype", None)
+    if stored is None:
+        stored = next((tensor.read().dtype for tensor in stored_tensors(Path(path)).values()), None)
+    return None if stored is None else str(stored).removeprefix("torch.")
+
+
+def require_supported_architecture(path: str, config: Any) -> None:
+    """Guard 1: the model class must route its attention through transformers' interface.
+
+    bloom and codegen accept any attention name, never call it and return wrong logits (off by about 4).
+    """
+    mapping = AutoModelForCausalLM._model_mapping
+    if type(config) not in mapping:
+        raise ModelRefused(path, f"model type {config.model_type!r} is not a causal language model")
+    model_class = mapping[type(config)]
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelRefused(path, f"{model_class.__name__} is an encoder-decoder model")
+    if not model_class._supports_attention_backend and not is_hybrid(config):
+        raise ModelRefused(
+            path,
+            f"{model_class.__name__} does not route its attention through transformers' attention interface",
+            _SERVE_ANOTHER_ARCHITECTURE,
+        )
+
+
+def resolve_max_model_len(path: str, config: Any, requested: int | None) -> int:
+    """The longest sequence (prompt + output) that this checkpoint may serve, in tokens.
+
+    Guard 5: with longrope and dynamic RoPE the frequencies of all rows of a forward depend on its longest position (a
+    short request's logits moved by 2.5 next to a long one). longrope has one regime up to its original length and is
+    served up to there; dynamic is refused.
+    """
+    text_config = config.get_text_config()
+    longest = _first_int(text_config, ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx"))
+    limit, cause = longest, "its max_position_embeddings"
+    for rope in _rope_parameters(text_config):
+        rope_type = str(rope.get("rope_type", rope.get("type", "default")))
+        if "dynamic" in rope_type:
+            raise ModelRefused(
+                path,
+                f"rope_type {rope_type!r} picks its frequencies from the longest position of the whole batch",
+                'set a static rope_type ("linear", "yarn", "llama3") in config.json, or serve another model',
+            )
+        if rope_type == "longrope":
+            original = rope.get("original_max_position_embeddings") or getattr(
+                text_config, "original_max_position_embeddings", None
+            )
+            if original is None:
+                raise ModelRefused(path, "longrope without original_max_position_embeddings")
+            if limit is None or int(original) < limit:
+                limit, cause = int(original), "the original length of its longrope (beyond it the batch decides)"
+    if limit is None and requested is None:
+        raise ModelRefused(path, "its config does not give a maximum context length", "set max_model_len")
+    if requested is not None and limit is not None and requested > limit:
+        raise ModelRefused(path, f"max_model_len={requested} is above {cause}, {limit}", f"use at most {limit}")
+    resolved = requested if requested is not None else limit
+    if resolved is None or resolved < 2:
+        raise ModelRefused(path, f"max_model_len={resolved} leaves no room for a prompt and a token")
+    return resolved
+
+
+def _first_int(config: Any, names: tuple[str, ...]) -> int | None:
+    for name in names:
+        found = getattr(config, name, None)
+        if isinstance(found, int) and found > 0:
+            return found
+    return None
+
+
+def _rope_parameters(text_config: Any) -> list[dict[str, Any]]:
+    """All RoPE settings of a model: one dict, or one per layer type (gemma3)."""
+    found: list[dict[str, Any]] = []
+    for name in ("rope_parameters", "rope_scaling"):
+        parameters = getattr(text_config, name, None)
+        if isinstance(parameters, dict):
+            nested = [entry for entry in parameters.values() if isinstance(entry, dict)]
+            found.extend(nested or [parameters])
+    return found
+
+
+def require_windows(path: str, config: Any, layer_shapes: list[LayerShape], max_model_len: int) -> None:
+    """The hook must get every sliding window; some models (phimoe) put theirs only into the mask, which is not used.
+    A window of at least max_model_len does not matter."""
+    text_config = config.get_text_config()
+    layer_types = getattr(text_config, "layer_types", None)
+    unknown = sorted(set(layer_types or ()) - _ATTENTION_LAYERS - _OTHER_LAYERS.get(config.model_type, frozenset()))
+    if unknown:
+        raise ModelRefused(path, f"it has layers of type {', '.join(unknown)}", _SERVE_ANOTHER_ARCHITECTURE)
+    window = getattr(text_config, "sliding_window", None)
+    if not isinstance(window, int) or window >= max_model_len:
+        return
+    attention_types = [kind for kind in layer_types or () if kind not in _WITHOUT_ATTENTION]
+    for index, shape in enumerate(layer_shapes):
+        slides = layer_types is None or attention_types[index] == "sliding_attention"
+        if slides and shape.sliding_window != window:
+            passed = f"passes its attention function a window of {shape.sliding_window}"
+            cause = f"{shape.module_name} {passed}, its config says {window}"
+            raise ModelRefused(path, cause, f"set max_model_len={window} or less")
+
+
+def is_hybrid(config: Any) -> bool:
+    """Whether some of its layers are recurrent."""
+    return config.model_type in _OTHER_LAYERS
+
+
+def attention_layers(config: Any) -> list[int]:
+    """Numbers of the layers that must attend; the others are recurrent."""
+    text_config = config.get_text_config()
+    layers = range(int(text_config.num_hidden_layers))
+    if not is_hybrid(config):
+        return list(layers)
+    return [layer for layer in layers if text_config.layer_types[layer] not in _WITHOUT_ATTENTION]
+
+
+def require_all_weights(path: str, loading_info: dict[str, Any]) -> None:
+    """Refuse missing weights, which transformers fills with random numbers, and scales that nothing reads.
+
+    transformers only warns of both.
+    """
+    for kind in ("missing_keys", "mismatched_keys", "error_msgs"):
+        names = loading_info.get(kind)
+        if names:
+            shown = json.dumps(sorted(str(name) for name in names)[:5])
+            raise ModelRefused(path, f"its weights do not fit its config: {kind} {shown}")
+    scales = sorted(name for name in loading_info.get("unexpected_keys") or () if _PACKED_NAME.search(name))
+    if scales:
+        cause = f"it has tensors of quantised weights that its config does not explain: {json.dumps(scales[:5])}"
+        raise ModelRefused(path, cause, _SERVE_UNQUANTISED)
+
+
+@torch.inference_mode()
+def probe_layers(
+    path: str,
+    model: torch.nn.Module,
+    ops: AttentionOps,
+    attention_layers: Sequence[int],
+    recurrent_shapes: Sequence[RecurrentShape] = (),
+) -> list[LayerShape]:
+    """Run a three-token forward whose hook only records; returns the LayerShape of every layer that attends.
+
+    Guards 1, 2 and 7: each of attention_layers, a layer_idx, must call the hook exactly once and pass `scaling` and
+    `paged` (stablelm does not); each recurrent mixer must be called once. Head counts come from tensor shapes, not from
+    attribute names.
+    """
+    probe = AttentionProbe({id(module): name for name, module in model.named_modules()})
+    device = next(model.parameters()).device
+    token_ids = torch.zeros((1, _PROBE_NUM_TOKENS), dtype=torch.long, device=device)
+    positions = torch.arange(_PROBE_NUM_TOKENS, device=device)
+    try:
+        output = model(
+            token_ids,
+            position_ids=positions[None],
+            use_cache=False,
+            logits_to_keep=positions[-1:],
+            paged=PagedContext(ops, probe=probe),
+        )
+    except (UnsupportedAttention, TypeError, ValueError, LookupError, AttributeError, RuntimeError) as error:
+        cause = f"{type(model).__name__} does not work with a paged attention function: {error}"
+        raise ModelRefused(path, cause, _SERVE_ANOTHER_ARCHITECTURE) from error
+    if probe.num_calls != len(attention_layers) or sorted(probe.layers) != list(attention_layers):
+        cause = f"{type(model).__name__} called the attention function {probe.num_calls} times"
+        raise ModelRefused(path, f"{cause} in a forward of {len(attention_layers)} layers", _SERVE_ANOTHER_ARCHITECTURE)
+    if probe.mixers != list(recurrent_shapes):
+        cause = f"{type(model).__name__} called {len(probe.mixers)} recurrent layers"
+        raise ModelRefused(path, f"{cause} in a forward of {len(recurrent_shapes)}", _SERVE_ANOTHER_ARCHITECTURE)
+    if output.logits.shape[1] != 1:
+        raise ModelRefused(path, f"{type(model).__name__} ignores logits_to_keep", _SERVE_ANOTHER_ARCHITECTURE)
+    return [probe.layers[layer] for layer in attention_layers]
+
+
+def number_attention_layers(model: torch.nn.Module, layer_shapes: Sequence[LayerShape]) -> None:
+    """Give the attention modules the layer_idx 0 to m - 1: their places in the KV cache, which has no recurrent layers.
+
+    Nothing else reads it without a cache of transformers'.
+    """
+    for index, shape in enumerate(layer_shapes):
+        module: Any = model.get_submodule(shape.module_name)
+        module.layer_idx = index

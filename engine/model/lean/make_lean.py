@@ -1,0 +1,228 @@
+"""Replaces a model's norms, MLPs, attention modules and rotary embeddings by lean ones: fewer, larger operations.
+
+No model code is copied and no architecture is known by name. A module is replaced only if its replacement computes the
+same on random data in fp32, with perturbed norms and biases (lean_check); everything else stays transformers', and is
+reported. A check that raises, whatever it raises, leaves its module as it is. Runs before make_row_invariant, which
+handles the rest; the certificate checks both.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import torch
+
+from outrider.engine.attention.layer import AttentionProbe, PagedContext
+from outrider.engine.attention.ops import AttentionOps, LayerShape
+from outrider.engine.model.lean import lean_attention, lean_check
+from outrider.engine.model.lean.lean_check import ModuleCall
+from outrider.engine.model.lean.lean_mlp import build as build_mlp
+from outrider.engine.model.lean.lean_mlp import find_activation
+from outrider.engine.model.lean.lean_norm import lean_norm
+from outrider.engine.model.lean.lean_rotary import is_rotary, lean_rotary
+from outrider.engine.model.row_kernels import RowKernels, resolve_row_kernels
+
+logger = logging.getLogger(__name__)
+
+Replacement = TypeVar("Replacement", bound=torch.nn.Module)
+
+
+@dataclass(frozen=True)
+class LeanReport:
+    """Numbers of replaced modules, and those of the same kinds that stayed (class name -> number)."""
+
+    num_norms: int
+    num_mlps: int
+    num_attentions: int
+    num_rotary_embeddings: int
+    left_out: dict[str, int]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no module of transformers' is left between the linears."""
+        return self.num_attentions > 0 and not self.left_out
+
+    def describe(self) -> str:
+        """One sentence for logs."""
+        stayed = ", ".join(f"{count} {name}" for name, count in sorted(self.left_out.items())) or "nothing"
+        return (
+            f"lean: {self.num_attentions} attention modules, {self.num_mlps} MLPs, {self.num_norms} norms, "
+            f"{self.num_rotary_embeddings} rotary embeddings; not replaced: {stayed}"
+        )
+
+
+class Probe(Protocol):
+    def __call__(self, token_ids: torch.Tensor, position_ids: torch.Tensor, paged: PagedContext) -> object:
+        """One forward of the model over token_ids, position_ids int64 [1, T]."""
+        ...
+
+
+@torch.inference_mode()
+def make_lean(
+    model: Any, shapes: list[LayerShape], ops: AttentionOps, *, max_positions: int, probe: Probe | None = None
+) -> LeanReport:
+    """Replace modules in place. shapes: each layer's, from the probe forward. probe: None calls the model as a causal
+    language model.
+    """
+    parameter = next(model.parameters())
+    is_elsewhere = ops.row_backend == "cpu" and parameter.device.type != "cpu"
+    if parameter.dtype not in (torch.bfloat16, torch.float32) or is_elsewhere:
+        return LeanReport(0, 0, 0, 0, {})
+    kernels = resolve_row_kernels(ops.row_backend)
+    left_out: Counter[str] = Counter()
+    num_norms = _replace_norms(model, kernels, left_out)
+    calls = _record_calls(model, shapes, ops, max_positions, probe or _causal_lm_probe(model))
+    num_attentions = _replace_attentions(model, shapes, calls, kernels, left_out)
+    num_mlps = _replace_mlps(model, kernels, left_out)
+    num_rotaries = _replace_rotaries(model, calls, max_positions, parameter.dtype, left_out)
+    return LeanReport(num_norms, num_mlps, num_attentions, num_rotaries, dict(left_out))
+
+
+def _attempt(
+    left_out: Counter[str], find: Callable[..., Replacement | None], module: torch.nn.Module, *args: Any
+) -> Replacement | None:
+    """find(module, *args); None also if it raises. A module without a replacement is counted in left_out."""
+    kind = type(module).__name__
+    replacement = None
+    try:
+        replacement = find(module, *args)
+    except Exception as error:  # an optimisation must not stop a load
+        if not left_out[kind]:
+            logger.warning("lean: %s is not replaced, since checking its replacement raised %r", kind, error)
+    if replacement is None:
+        left_out[kind] += 1
+    return replacement
+
+
+def _put(model: torch.nn.Module, name: str, replacement: torch.nn.Module) -> None:
+    parent_name, _, child_name = name.rpartition(".")
+    parent = model.get_submodule(parent_name)
+    lean_check.carry_over(parent._modules[child_name], replacement)  # type: ignore[arg-type]
+    setattr(parent, child_name, replacement)
+
+
+def _replace_norms(model: torch.nn.Module, kernels: RowKernels, left_out: Counter[str]) -> int:
+    count = 0
+    for name, module in list(model.named_modules()):
+        if not type(module).__name__.endswith("Norm"):
+            continue
+        replacement = _attempt(left_out, lean_norm, module, kernels)
+        if replacement is not None:
+            _put(model, name, replacement)
+            count += 1
+    return count
+
+
+def _causal_lm_probe(model: Any) -> Probe:
+    def run(token_ids: torch.Tensor, position_ids: torch.Tensor, paged: PagedContext) -> object:
+        last_row = torch.tensor([token_ids.shape[1] - 1], device=token_ids.device)
+        return model(token_ids, position_ids=position_ids, use_cache=False, logits_to_keep=last_row, paged=paged)
+
+    return run
+
+
+def _record_calls(
+    model: Any, shapes: list[LayerShape], ops: AttentionOps, max_positions: int, probe: Probe
+) -> dict[str, list[ModuleCall]]:
+    """How each attention and rotary module is called in a forward whose attention function only records.
+
+    At the last positions that are served: a scale that depends on the position (ministral3) is 1 at the first ones.
+    """
+    calls: dict[str, list[ModuleCall]] = {}
+    rotaries = [name for name, module in model.named_modules() if is_rotary(module, max_positions)]
+    handles = [
+        model.get_submodule(name).register_forward_pre_hook(
+            lambda _module, args, kwargs, name=name: calls.setdefault(name, []).append(ModuleCall(args, kwargs)),
+            with_kwargs=True,
+        )
+        for name in {*rotaries, *(shape.module_name for shape in shapes)}
+    ]
+    device = next(model.parameters()).device
+    positions = torch.arange(max(0, max_positions - lean_check.NUM_ROWS), max_positions, device=device)[None]
+    try:
+        probe(torch.zeros_like(positions), positions, PagedContext(ops, probe=AttentionProbe({})))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return calls
+
+
+def _replace_attentions(
+    model: Any,
+    shapes: list[LayerShape],
+    calls: dict[str, list[ModuleCall]],
+    kernels: RowKernels,
+    left_out: Counter[str],
+) -> int:
+    known: dict[Any, bool | None] = {}  # signature -> whether the replacement rotates; None: there is none
+
+    def find(module: torch.nn.Module, shape: LayerShape) -> lean_attention.LeanAttention | None:
+        call = calls[shape.module_name][-1]
+        key = (lean_check.signature(module), shape.num_query_heads, shape.num_kv_heads, shape.sliding_window)
+        is_new = key not in known
+        if is_new:
+            known[key] = None  # until every check has passed
+            rotates = lean_attention.finds_rotation(module, call, shapes, shape, kernels)
+        else:
+            rotates = known[key]
+        if rotates is None:
+            return None
+        replacement = lean_attention.build_in_place_of(
+            module, call, shapes, shape, kernels, rotates=rotates, checks=is_new
+        )
+        if replacement is not None:
+            known[key] = rotates
+        return replacement
+
+    count = 0
+    for shape in shapes:
+        module = model.get_submodule(shape.module_name)
+        replacement = _attempt(left_out, find, module, shape)
+        if replacement is not None:
+            _put(model, shape.module_name, replacement)
+            count += 1
+    return count
+
+
+def _replace_mlps(model: torch.nn.Module, kernels: RowKernels, left_out: Counter[str]) -> int:
+    known: dict[Any, str | None] = {}
+
+    def find(module: torch.nn.Module) -> torch.nn.Module | None:
+        key = lean_check.signature(module)
+        if key not in known:
+            known[key] = None  # stays if the check raises
+            known[key] = find_activation(module, kernels)
+        activation = known[key]
+        return None if activation is None else build_mlp(module, activation, kernels)
+
+    count = 0
+    for name, module in list(model.named_modules()):
+        if not type(module).__name__.endswith("MLP"):
+            continue
+        replacement = _attempt(left_out, find, module)
+        if replacement is not None:
+            _put(model, name, replacement)
+            count += 1
+    return count
+
+
+def _replace_rotaries(
+    model: torch.nn.Module,
+    calls: dict[str, list[ModuleCall]],
+    max_positions: int,
+    dtype: torch.dtype,
+    left_out: Counter[str],
+) -> int:
+    count = 0
+    for name, module in list(model.named_modules()):
+        if not is_rotary(module, max_positions):
+            continue
+        replacement = _attempt(left_out, lean_rotary, module, calls.get(name, []), max_positions, dtype)
+        if replacement is not None:
+            _put(model, name, replacement)
+            count += 1
+    return count

@@ -1,0 +1,49 @@
+"""Folders that are made of a checkpoint's files once, and kept in the user's cache.
+
+Not here: what is in them (gguf/folder, tokenizer_folder).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+
+def made_folder(kind: str, version: int, name: str, sources: Sequence[Path], make: Callable[[Path], None]) -> str:
+    """outrider/KIND/.../NAME in the cache, filled by `make`; another one for each state of the sources.
+
+    version: of what is written; another one makes the folders anew. Raises what `make` raises.
+    """
+    folder = _user_cache() / kind / _key(version, sources) / name
+    if not folder.is_dir():
+        _make(folder, make)
+    return str(folder)
+
+
+def _make(folder: Path, make: Callable[[Path], None]) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # Whole or not at all: others may be making the same one.
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        made = Path(scratch) / "made"
+        made.mkdir()
+        make(made)
+        try:
+            made.rename(folder)
+        except OSError:
+            if not folder.is_dir():
+                raise
+
+
+def _user_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "outrider"
+
+
+def _key(version: int, sources: Sequence[Path]) -> str:
+    digest = hashlib.blake2b(str(version).encode(), digest_size=12)
+    for source in sources:
+        state = source.stat()
+        digest.update(f"{source}\0{state.st_size}\0{state.st_mtime_ns}\0".encode())
+    return digest.hexdigest()

@@ -1,0 +1,1 @@
+"""Packed weights, dequantised while they are read: one format = one file."""

@@ -1,0 +1,91 @@
+"""A packed weight: the stored tensors that make it up, found by the endings of their names.
+
+Not here: what the tensors mean (one file per format), which format a checkpoint has (formats).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from outrider.engine.errors import ModelRefused
+from outrider.engine.model.weight_files import StoredTensor
+from outrider.kernels.linear.codes import Codes
+
+
+@dataclass(frozen=True)
+class PackedWeight:
+    """name: of the weight that it unpacks to, as the checkpoint would name it; parts: ending -> stored tensor."""
+
+    path: str
+    name: str
+    parts: Mapping[str, StoredTensor]
+
+    @property
+    def module(self) -> str:
+        return self.name.removesuffix(".weight")
+
+    def __contains__(self, part: str) -> bool:
+        return part in self.parts
+
+    def read(self, part: str) -> torch.Tensor:
+        if part not in self.parts:
+            there = ", ".join(sorted(self.parts))
+            raise self.refused(f"{part} is missing beside {there}")
+        return self.parts[part].read()
+
+    def stored_type(self, part: str) -> str:
+        """ "": there is no such part."""
+        return self.parts[part].stored_type if part in self.parts else ""
+
+    def refused(self, cause: str) -> ModelRefused:
+        return ModelRefused(self.path, f"packed weight {self.name}: {cause}", "download the checkpoint again")
+
+    def require_shape(self, what: str, found: Iterable[int], wanted: Iterable[int]) -> None:
+        """Raises ModelRefused unless a part has the shape that the others and the config give it."""
+        if tuple(found) != tuple(wanted):
+            raise self.refused(f"{what} has shape {list(found)}, not {list(wanted)}")
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a family of checkpoints packs a weight.
+
+    parts: endings of the names of its tensors, with their separator. ignored: scales of activations and of the KV
+    cache, which are not quantised here. dequantise(weight, settings) -> the weight in float32, or in bfloat16 where
+    that is exact; settings: the config's quantization object. target: the ending of the weight's own name. codes: the
+    weight [N, K] as codes; None: the format has none.
+    """
+
+    parts: tuple[str, ...]
+    dequantise: Callable[[PackedWeight, Mapping[str, Any]], torch.Tensor]
+    ignored: tuple[str, ...] = ()
+    target: str = ".weight"
+    codes: Callable[[PackedWeight, Mapping[str, Any]], Codes] | None = None
+
+    @classmethod
+    def of_codes(
+        cls,
+        parts: tuple[str, ...],
+        codes: Callable[[PackedWeight, Mapping[str, Any]], Codes],
+        ignored: tuple[str, ...] = (),
+    ) -> Format:
+        """One whose every weight has codes."""
+        return cls(parts, lambda weight, settings: codes(weight, settings).dequantised(), ignored, codes=codes)
+
+
+def packed_weights(path: str, form: Format, stored: Mapping[str, StoredTensor]) -> dict[str, PackedWeight]:
+    """Weight's name -> packed weight. A float `.weight` alone is not packed; one with scales beside it is."""
+    groups: dict[str, dict[str, StoredTensor]] = {}
+    for name, tensor in stored.items():
+        for part in form.parts:
+            if name.endswith(part):
+                groups.setdefault(name.removesuffix(part) + form.target, {})[part] = tensor
+    return {
+        name: PackedWeight(path, name, parts)
+        for name, parts in groups.items()
+        if set(parts) != {form.target} or not parts[form.target].is_float
+    }

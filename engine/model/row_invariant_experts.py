@@ -1,0 +1,111 @@
+"""Row-invariant mixtures of experts, behind transformers' experts interface.
+
+In transformers' own functions a token's bits depend on how many tokens of the batch chose the same expert. Here each
+expert's linears are row-invariant, and a token's outputs are summed in the order of its top-k, in fp32.
+Not here: routers (row_invariant_modules.RowInvariantWeight).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers.integrations.moe import ExpertsInterface
+
+from outrider.engine.errors import RowInvarianceError
+from outrider.engine.model.row_invariant_modules import LinearFunction, row_invariant_linear
+
+EXPERTS_NAME = "outrider_experts"
+_PACKED = "outrider_packed_experts"
+_MAX_TILE_ELEMENTS = 16_384  # elements; torch splits larger elementwise ranges over threads
+
+
+@dataclass(frozen=True)
+class PackedExpert:
+    up: LinearFunction  # hidden -> intermediate (gate and up concatenated if the model gates)
+    down: LinearFunction  # intermediate -> hidden
+
+
+def register_experts() -> None:
+    """Make EXPERTS_NAME known to transformers. Safe to call again."""
+    ExpertsInterface.register(EXPERTS_NAME, experts_forward)
+
+
+def is_experts(module: torch.nn.Module) -> bool:
+    """Whether transformers dispatches this module through its experts interface."""
+    return all(hasattr(module, name) for name in ("has_gate", "has_bias", "is_transposed", "down_proj"))
+
+
+def pack_experts(experts: Any, backend: str = "cpu") -> int:
+    """Pack all experts' weights and free the plain ones; returns the number of packed matrices."""
+    if getattr(experts, "_is_expert_parallel", False):
+        raise RowInvarianceError("expert parallelism is not supported")
+    up_name = "gate_up_proj" if experts.has_gate else "up_proj"
+    up_weights, up_biases = _split_experts(experts, up_name)
+    down_weights, down_biases = _split_experts(experts, "down_proj")
+    packed = [
+        PackedExpert(
+            row_invariant_linear(up_weight, up_bias, backend), row_invariant_linear(down_weight, down_bias, backend)
+        )
+        for up_weight, up_bias, down_weight, down_bias in zip(
+            up_weights, up_biases, down_weights, down_biases, strict=True
+        )
+    ]
+    setattr(experts, _PACKED, packed)
+    for name in (up_name, "down_proj"):
+        delattr(experts, name)
+    return 2 * len(packed)
+
+
+def _split_experts(experts: Any, name: str) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
+    """Weights [N, K] and biases [N] (or None) of each expert."""
+    stacked = getattr(experts, name).detach()
+    weights = [weight.t() if experts.is_transposed else weight for weight in stacked]
+    if not experts.has_bias:
+        return weights, [None] * len(weights)
+    return weights, list(getattr(experts, f"{name}_bias").detach())
+
+
+def experts_forward(
+    experts: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+) -> torch.Tensor:
+    """hidden_states [T, H], top_k_index int64 [T, k], top_k_weights [T, k]; returns [T, H]."""
+    packed: list[PackedExpert] | None = getattr(experts, _PACKED, None)
+    if packed is None:  # the probe forward before packing, or a model loaded with row_invariant=False
+        from transformers.integrations.moe import batched_mm_experts_forward
+
+        return batched_mm_experts_forward(experts, hidden_states, top_k_index, top_k_weights)  # type: ignore[no-any-return]
+    outputs = hidden_states.new_empty((*top_k_index.shape, hidden_states.shape[-1]))
+    for expert_id in torch.unique(top_k_index).tolist():
+        token_rows, ranks = torch.where(top_k_index == expert_id)
+        expert = packed[expert_id]
+        with torch._C.DisableTorchFunction():  # for row_invariant_functions there is nothing left to do
+            gated = _apply_gate(experts, expert.up(hidden_states[token_rows]))
+        down = expert.down(gated)
+        if experts.has_post_expert_norm:
+            down = experts.post_expert_norm(down)
+        outputs[token_rows, ranks] = (down * top_k_weights[token_rows, ranks, None]).to(outputs.dtype)
+    # Sequential additions, not sum(): the order must not depend on the shape.
+    total = outputs[:, 0].float()
+    for rank in range(1, outputs.shape[1]):
+        total = total + outputs[:, rank].float()
+    return total.to(hidden_states.dtype)
+
+
+def _apply_gate(experts: Any, up: torch.Tensor) -> torch.Tensor:
+    """The model's own gating, in tiles of rows that fill whole vectors, since gpt-oss calls torch.sigmoid itself
+    (see row_invariant_modules.RowInvariantActivation)."""
+    if not experts.has_gate:
+        return experts.act_fn(up)  # type: ignore[no-any-return]
+    width = up.shape[1] // 2
+    unit = 64 // math.gcd(64, width)
+    tile = unit * max(1, _MAX_TILE_ELEMENTS // (unit * width))
+    if up.shape[0] > tile:
+        return torch.cat([_apply_gate(experts, rows) for rows in torch.split(up, tile)])
+    missing = -up.shape[0] % unit
+    if missing == 0:
+        return experts._apply_gate(up)  # type: ignore[no-any-return]
+    filled = torch.cat([up, up.new_zeros((missing, up.shape[1]))])
+    return experts._apply_gate(filled)[: up.shape[0]]  # type: ignore[no-any-return]

@@ -1,0 +1,64 @@
+"""Elementwise functions without scalar tails: what a model's forward calls as functions, not as modules.
+
+`torch.sigmoid(gate)` of a shared expert, a router's `F.sigmoid`, `F.silu`: no module stands for them that could be
+replaced. Not here: activation modules, and why tails differ (row_invariant_modules.RowInvariantActivation).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from outrider.engine.model.row_invariant_modules import apply_in_whole_vectors
+
+# Those whose bits differed between a row alone and the same row among others (torch 2.13, AVX512; widths 1 to 100). Not
+# exp, expm1, log, log1p, tanh, erf, sqrt, softmax, logsigmoid, hardswish, glu; rsqrt in bf16 only, which no norm uses.
+_FUNCTIONS = frozenset(
+    {
+        *(torch.sigmoid, torch.Tensor.sigmoid, torch.special.expit),
+        *(torch.exp2, torch.Tensor.exp2, torch.special.exp2),
+        *(functional.silu, functional.mish, functional.elu, functional.selu, functional.celu),
+        *(torch.selu, torch.celu),
+        *(functional.gelu, functional.softplus),
+    }
+)
+_IN_PLACE = frozenset(
+    {
+        *(torch.sigmoid_, torch.Tensor.sigmoid_, torch.exp2_, torch.Tensor.exp2_),
+        *(torch.selu_, torch.celu_, functional.elu_),
+    }
+)
+
+
+class WholeVectorFunctions(TorchFunctionMode):
+    """While it is entered, elementwise functions run in whole vectors; num_calls counts them."""
+
+    num_calls = 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        options = dict(kwargs or {})
+        in_place = func in _IN_PLACE or (func in _FUNCTIONS and options.get("inplace", False))
+        if not in_place and func not in _FUNCTIONS:
+            return func(*args, **options)
+        self.num_calls += 1
+        x, *rest = args if args else (options.pop("input"),)
+        result = apply_in_whole_vectors(lambda flat: func(flat, *rest, **options), x)
+        return x.copy_(result) if in_place else result
+
+
+def run_in_whole_vectors(model: torch.nn.Module) -> None:
+    """Enter a WholeVectorFunctions in every forward of the model. Costs about 1.4 us per torch call of the forward."""
+    forward = model.forward
+
+    @functools.wraps(forward)
+    def in_whole_vectors(*args: Any, **kwargs: Any) -> Any:
+        with WholeVectorFunctions():
+            return forward(*args, **kwargs)
+
+    model.forward = in_whole_vectors

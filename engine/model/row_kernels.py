@@ -1,0 +1,67 @@
+"""The kernels for a model's norms, gates, rotations and linears, by attention backend.
+
+Not here: the kernels (kernels/*), where they are used (lean, row_invariance), attention's own (engine/attention).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from outrider.engine.errors import BackendUnavailable
+
+
+class RmsNorm(Protocol):
+    """kernels/rms_norm."""
+
+    def __call__(
+        self, x: torch.Tensor, weight: torch.Tensor, eps: float, *, one_plus_weight: bool, rounds_first: bool
+    ) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True)
+class RowKernels:
+    """One backend's kernels; `backend` also selects the linears (row_invariant_modules.row_invariant_linear).
+
+    Functions, not modules: lean_check deep-copies the modules that hold them.
+    """
+
+    backend: str  # "cpu" or "triton"
+    rms_norm: RmsNorm
+    takes_norm: Callable[[torch.Tensor], bool]  # weight
+    gated_activation: Callable[[torch.Tensor, torch.Tensor, str], torch.Tensor]  # gate, up, name
+    takes_activation: Callable[[int, torch.dtype], bool]  # width
+    # heads, cos, sin; returns the rotated heads, may also rotate its argument in place.
+    rotate: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+    takes_rotation: Callable[[int, torch.dtype], bool]  # number of rotated elements
+
+
+def resolve_row_kernels(backend: str) -> RowKernels:
+    """The kernels of AttentionOps.row_backend. Raises BackendUnavailable."""
+    # Imported here: numba and triton import slowly, and a machine may lack one of them.
+    if backend == "cpu":
+        from outrider.kernels.gated_activation import cpu as cpu_activation
+        from outrider.kernels.rms_norm import cpu as cpu_norm
+        from outrider.kernels.rotary import cpu as cpu_rotary
+
+        return RowKernels(
+            backend,
+            *(cpu_norm.rms_norm, cpu_norm.supports),
+            *(cpu_activation.gated_activation, cpu_activation.supports),
+            *(cpu_rotary.rotate, cpu_rotary.supports),
+        )
+    if backend == "triton":
+        from outrider.kernels.gated_activation import triton as triton_activation
+        from outrider.kernels.rms_norm import triton as triton_norm
+        from outrider.kernels.rotary import triton as triton_rotary
+
+        return RowKernels(
+            backend,
+            *(triton_norm.rms_norm, triton_norm.supports),
+            *(triton_activation.gated_activation, triton_activation.supports),
+            *(triton_rotary.rotate_, triton_rotary.supports),
+        )
+    raise BackendUnavailable(f"row kernels {backend!r}: choose one of cpu, triton")

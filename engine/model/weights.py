@@ -1,0 +1,167 @@
+"""Builds transformers' model and fills it from the checkpoint's files, tensor by tensor.
+
+transformers renames tensors and merges experts; it never sees a quantised tensor. Not here: what the files hold
+(weight_files), reading packed weights (quantised), what the model is made into (load).
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.pytorch_utils import Conv1D
+from transformers.utils import logging as transformers_logging
+
+from outrider.engine.attention.layer import ATTENTION_NAME, register_attention
+from outrider.engine.errors import ModelRefused
+from outrider.engine.model import coded_weights
+from outrider.engine.model import guards as model_guards
+from outrider.engine.model.gguf.file import GgufFile
+from outrider.engine.model.gguf.tensors import gguf_readers
+from outrider.engine.model.quantised.formats import unpacking
+from outrider.engine.model.row_invariant_experts import EXPERTS_NAME, register_experts
+from outrider.engine.model.weight_files import StoredTensor, stored_tensors
+from outrider.engine.model.weight_reader import WeightReader
+from outrider.shared.checkpoint.file_names import linked_parts
+from outrider.shared.checkpoint.quantization import read_quantization
+
+logger = logging.getLogger(__name__)
+
+
+class LazyTensor:
+    """What transformers takes for a safetensors slice: `[...]` reads. It reads those alone that the model has.
+
+    transformers reports an error while reading as one of its own; `refusals` keeps the cause.
+    """
+
+    def __init__(self, read: Callable[[], torch.Tensor], refusals: list[ModelRefused]) -> None:
+        self._read = read
+        self._refusals = refusals
+
+    def __getitem__(self, _index: object) -> torch.Tensor:
+        try:
+            return self._read()
+        except ModelRefused as refusal:
+            self._refusals.append(refusal)
+            raise
+
+
+def read_weights(
+    path: str,
+    config: Any,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    keeps_codes: bool = False,
+    for_engine: bool = True,
+) -> Any:
+    """The model in eval mode. keeps_codes: quantised weights wait as coded_weights.
+
+    for_engine: with the engine's attention and experts; False: with transformers' own. Raises ModelRefused.
+    """
+    refusals: list[ModelRefused] = []
+    readers = _readers(path)
+    waiting = _waiting(path, config, readers) if keeps_codes else {}
+    reads = readers | {name: partial(weight.stand_in, dtype) for name, weight in waiting.items()}
+    tensors = {name: LazyTensor(read, refusals) for name, read in reads.items()}
+    model = build_model(path, config, tensors, refusals, dtype, for_engine=for_engine)
+    if read_quantization(Path(path)) is not None and any(isinstance(part, Conv1D) for part in model.modules()):
+        # A square one would be taken for its own transpose.
+        raise ModelRefused(path, "its weights are quantised, and its linears are transformers' Conv1D, transposed")
+    coded_weights.place(path, model, waiting)
+    if waiting:
+        logger.info("%d quantised weights stay packed in memory", len(waiting))
+    return model.to(device).eval().requires_grad_(False)
+
+
+def build_model(
+    path: str,
+    config: Any,
+    tensors: Mapping[str, LazyTensor],
+    refusals: list[ModelRefused],
+    dtype: torch.dtype,
+    *,
+    for_engine: bool = True,
+) -> Any:
+    """transformers' causal language model of the config, on the CPU, filled with tensors of the checkpoint by name.
+
+    refusals: that of the lazy tensors; for_engine: as read_weights. Raises ModelRefused, also for a weight that no
+    tensor fills.
+    """
+    options: dict[str, Any] = {"dtype": dtype, "output_loading_info": True}
+    if for_engine:
+        register_attention()
+        register_experts()
+        options |= {"attn_implementation": ATTENTION_NAME, "experts_implementation": EXPERTS_NAME}
+    # Its report of a checkpoint goes where our records go, not to standard error by a handler of its own.
+    transformers_logging.disable_default_handler()
+    transformers_logging.enable_propagation()
+    show_bar = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()  # the caller shows progress
+    try:
+        model_class = AutoModelForCausalLM._model_mapping[type(config)]
+        model, loading_info = model_class.from_pretrained(
+            None, config=_without_quantization(config), state_dict=dict(tensors), **options
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        if refusals:
+            raise refusals[0] from error
+        raise ModelRefused(path, f"transformers cannot load it: {error}") from error
+    finally:
+        if show_bar:
+            transformers_logging.enable_progress_bar()
+    model_guards.require_all_weights(path, loading_info)
+    return model
+
+
+def lazy_tensors(path: str, refusals: list[ModelRefused]) -> dict[str, LazyTensor]:
+    """Every weight of the checkpoint by its name there; quantised ones are dequantised when they are read."""
+    return {name: LazyTensor(read, refusals) for name, read in _readers(path).items()}
+
+
+def _readers(path: str) -> dict[str, WeightReader]:
+    parts = linked_parts(Path(path))
+    if parts:
+        return gguf_readers(GgufFile(path, parts, has_vocabulary=False))
+    stored = stored_tensors(Path(path))
+    readers: dict[str, WeightReader] = {}
+    quantization = read_quantization(Path(path))
+    if quantization is not None:
+        readers, stored = unpacking(path, quantization, stored)
+    return readers | {name: WeightReader(_plain(path, tensor)) for name, tensor in stored.items()}
+
+
+def _waiting(path: str, config: Any, readers: dict[str, WeightReader]) -> dict[str, coded_weights.Waiting]:
+    if all(reader.codes is None for reader in readers.values()):
+        return {}
+    try:
+        with torch.device("meta"):
+            skeleton = AutoModelForCausalLM._model_mapping[type(config)](_without_quantization(config))
+    except (KeyError, ValueError, RuntimeError):
+        return {}  # build_model fails alike, and says why
+    return coded_weights.waiting(path, skeleton, readers)
+
+
+def _plain(path: str, stored: StoredTensor) -> Callable[[], torch.Tensor]:
+    def read() -> torch.Tensor:
+        if not stored.is_float:
+            cause = f"tensor {stored.name} is stored as {stored.stored_type} without a scale that says what it means"
+            raise ModelRefused(path, cause, "serve the bfloat16 or float32 checkpoint that it was made from")
+        return stored.read()
+
+    return read
+
+
+def _without_quantization(config: Any) -> Any:
+    """transformers would build linears of its own for it."""
+    config = copy.deepcopy(config)
+    for part in (config, config.get_text_config()):
+        if hasattr(part, "quantization_config"):
+            del part.quantization_config
+    return config

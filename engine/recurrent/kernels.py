@@ -1,0 +1,48 @@
+"""The kernels of recurrent layers, by attention backend.
+
+Not here: the kernels (kernels/recurrent), the modules that call them (mixers).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outrider.engine.errors import BackendUnavailable
+from outrider.kernels.recurrent.gated_delta.arguments import GatedDelta
+from outrider.kernels.recurrent.gated_norm.arguments import GatedNorm
+from outrider.kernels.recurrent.mamba1.arguments import Mamba1
+from outrider.kernels.recurrent.mamba2.arguments import Mamba2
+from outrider.kernels.recurrent.short_conv.arguments import ShortConv
+
+
+@dataclass(frozen=True)
+class RecurrentKernels:
+    """Functions, not modules: they are deep-copied with the mixers that hold them."""
+
+    gated_delta: GatedDelta
+    mamba1: Mamba1
+    mamba2: Mamba2
+    short_conv: ShortConv
+    gated_norm: GatedNorm
+
+
+def resolve_recurrent_kernels(backend: str) -> RecurrentKernels:
+    """The kernels of AttentionOps.backend. Raises BackendUnavailable for triton: they run on the CPU alone."""
+    if backend == "triton":
+        raise BackendUnavailable(
+            "attention_backend='triton': recurrent layers have kernels for the CPU only; use device='cpu'"
+        )
+    # Imported here: numba imports slowly.
+    if backend == "cpu":
+        from outrider.kernels.recurrent.gated_delta.cpu import gated_delta
+        from outrider.kernels.recurrent.gated_norm.cpu import gated_norm
+        from outrider.kernels.recurrent.mamba1.cpu import mamba1
+        from outrider.kernels.recurrent.mamba2.cpu import mamba2
+        from outrider.kernels.recurrent.short_conv.cpu import short_conv
+    else:
+        from outrider.kernels.recurrent.gated_delta.reference import gated_delta
+        from outrider.kernels.recurrent.gated_norm.reference import gated_norm
+        from outrider.kernels.recurrent.mamba1.reference import mamba1
+        from outrider.kernels.recurrent.mamba2.reference import mamba2
+        from outrider.kernels.recurrent.short_conv.reference import short_conv
+    return RecurrentKernels(gated_delta, mamba1, mamba2, short_conv, gated_norm)

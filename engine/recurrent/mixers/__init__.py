@@ -1,0 +1,1 @@
+"""Mixers in place of transformers' recurrent modules: one family, one file."""

@@ -1,0 +1,60 @@
+"""What all recurrent mixers have in common: they are called in place of transformers' modules, with `paged`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from outrider.engine.attention.layer import PagedContext
+from outrider.engine.errors import EngineError
+from outrider.engine.recurrent.states import RecurrentShape
+from outrider.kernels.recurrent.rows import LayerStates, RecurrentRows
+
+
+class RecurrentMixer(torch.nn.Module):
+    """One recurrent layer's mixer; its linears are the original's, or made of them."""
+
+    def __init__(self, shape: RecurrentShape, state_idx: int, hidden_size: int) -> None:
+        super().__init__()
+        self.shape = shape
+        self.state_idx = state_idx
+        self.hidden_size = hidden_size
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        cache_params: None = None,
+        attention_mask: None = None,
+        past_key_values: None = None,
+        *,
+        paged: PagedContext,
+        **_other: Any,
+    ) -> torch.Tensor:
+        """hidden_states [1, T, H] -> [1, T, H]."""
+        if not (cache_params is attention_mask is past_key_values is None):
+            raise EngineError(f"{self.shape.module_name} has its states from `paged`, and takes no mask")
+        if paged.probe is not None:
+            paged.probe.record_mixer(self.shape)
+            return torch.zeros_like(hidden_states)
+        states, rows = paged.layer_states(self.state_idx)
+        return self.mix(hidden_states[0], states, rows)[None]
+
+    def attach(self, layer: torch.nn.Module) -> None:
+        """Called once with the module whose child the mixer has become."""
+
+    def mix(self, hidden_states: torch.Tensor, states: LayerStates, rows: RecurrentRows) -> torch.Tensor:
+        """hidden_states [T, H] -> [T, H]."""
+        raise NotImplementedError
+
+
+def require_silu(original: Any) -> None:
+    """Raises ValueError for another activation after the convolution: the kernels know no other."""
+    if original.activation not in ("silu", "swish"):
+        raise ValueError(f"activation {original.activation}")
+
+
+def convolution(conv1d: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Weight [C, K] and bias [C] of a depthwise nn.Conv1d."""
+    bias = conv1d.bias
+    return conv1d.weight.detach()[:, 0].contiguous(), None if bias is None else bias.detach()

@@ -1,0 +1,1 @@
+"""One forward over a ragged batch, captured or recorded where that pays."""

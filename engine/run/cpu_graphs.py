@@ -1,0 +1,223 @@
+"""Forwards of up to 192 rows on the CPU, recorded once per size and replayed without Python between the kernels.
+
+The counterpart of cuda_graphs, with the same padding (row_buckets); see kernels/cpu/README.md. A size is recorded at
+its third forward, which takes as long as a few forwards. A recording is used only if it repeats the bits of a plain
+forward; a runner's first one also on other data. Models with modules that are not lean are not recorded: what these
+read from data in Python is not seen.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import itertools
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from outrider.engine.attention.ops import LayerShape
+from outrider.engine.model.loaded import LoadedModel
+from outrider.engine.model.row_invariant_modules import RowInvariantLinear
+from outrider.engine.run.batch import ForwardBatch
+from outrider.engine.run.row_buckets import Bucket, empty_batch, fill, padded_num_rows
+
+log = logging.getLogger(__name__)
+
+# rows; the last two: 32 sessions with 4 and 5 drafts each (2 cores of a Xeon: 55.5 -> 51.8 ms)
+ROW_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 56, 64, 80, 96, 128, 160, 192)
+# forwards of a size, the recorded one included
+MEETINGS_BEFORE_RECORDING = 3
+# rows without wanted logits (prompts); with more, padding costs more than recording saves (log: ed0bc33)
+_MAX_UNWANTED_ROWS = 32
+# weights; smaller models run on one thread: 1.7 M weights 0.07 -> 0.08 ms on idle cores, 4 to 7 -> 0.12 on busy ones
+_MIN_PARALLEL_WEIGHTS = 4_000_000
+# bytes of address space; only what the widest forward uses is committed
+_ARENA_BYTES = 1 << 28
+
+Tensors = tuple[torch.Tensor, dict[int, torch.Tensor]]  # logits (or another output), tapped hidden states
+# Arguments: a batch, and its rows' further input [T, carried_width] or None.
+Forward = Callable[[ForwardBatch, torch.Tensor | None], Tensors]
+_Key = tuple[int, tuple[int, ...]]  # rows of the bucket, tapped layers
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    run: Callable[[], None]
+    batch: ForwardBatch  # the recording's inputs
+    carried: torch.Tensor | None
+    outputs: Tensors  # written by it
+
+
+class RecordedForwards:
+    """`run` returns what `forward` would, or None if the batch has to run unrecorded."""
+
+    def __init__(
+        self,
+        forward: Forward,
+        module: torch.nn.Module,
+        layer_shapes: Sequence[LayerShape],
+        *,
+        vocab_size: int,
+        table_width: int,
+        carried_like: torch.Tensor | None = None,
+    ) -> None:
+        """module: what `forward` runs. table_width: largest number of blocks of a session. carried_like: one row of the
+        forward's further input; None: it has none.
+        """
+        from outrider.kernels.cpu.program.arena import Arena  # numba imports slowly
+
+        self._forward = forward
+        self._table_width = table_width
+        self._most_rows_per_session = _most_rows_per_session(layer_shapes)
+        self._vocab_size = vocab_size
+        self._carried_like = carried_like
+        self._max_threads = 1 if _num_weights(module) < _MIN_PARALLEL_WEIGHTS else torch.get_num_threads()
+        self._arena = Arena(_ARENA_BYTES)
+        self._meetings: Counter[_Key] = Counter()
+        self._recorded: dict[_Key, _Recorded] = {}
+        self._is_refused = False
+        self._too_many_rows = ROW_BUCKETS[-1] + 1
+
+    def run(
+        self,
+        batch: ForwardBatch,
+        carried: torch.Tensor | None = None,
+        tap_layers: tuple[int, ...] = (),
+        on_start: Callable[[], None] | None = None,
+    ) -> Tensors | None:
+        """tap_layers: the layers that the forward taps now, part of the recording's key. on_start: called before the
+        kernels run, if they do."""
+        num_rows = self._bucket(batch)
+        if num_rows is None:
+            return None
+        key = (num_rows, tap_layers)
+        recorded = self._recorded.get(key)
+        if recorded is None:
+            self._meetings[key] += 1
+            if self._meetings[key] < MEETINGS_BEFORE_RECORDING:
+                return None
+            recorded = self._record(num_rows, batch, carried)
+            if recorded is None:
+                return None
+            self._recorded[key] = recorded
+        return self._repeat(recorded, batch, carried, on_start)
+
+    def _bucket(self, batch: ForwardBatch) -> int | None:
+        """The number of rows that the batch is padded to; None if it has to run unrecorded."""
+        num_given, num_wanted = batch.token_ids.shape[0], batch.logits_rows.shape[0]
+        if num_given - num_wanted > _MAX_UNWANTED_ROWS or num_wanted == 0:
+            return None
+        num_rows = padded_num_rows(num_given, ROW_BUCKETS)
+        if self._is_refused or num_rows is None or num_rows >= self._too_many_rows:
+            return None
+        if batch.block_tables.shape[1] > self._table_width:
+            return None
+        return num_rows if int(batch.query_starts.diff().max()) <= self._most_rows_per_session else None
+
+    def _record(self, num_rows: int, batch: ForwardBatch, carried: torch.Tensor | None) -> _Recorded | None:
+        from outrider.kernels.cpu.program.arena import ArenaFull
+        from outrider.kernels.cpu.program.recorder import Recorder
+        from outrider.kernels.cpu.team import recording
+
+        static = empty_batch(Bucket(num_rows, self._table_width))
+        # The largest number of sessions, of one row each: attention's work is divided for all of them.
+        static.query_starts.copy_(torch.arange(num_rows + 1))
+        static.tree_starts.fill_(1)
+        given = None if self._carried_like is None else self._carried_like.new_zeros(num_rows, len(self._carried_like))
+        recorder = Recorder(self._arena, self._max_threads)
+        try:
+            with recording(recorder), recorder:
+                logits, hidden = self._forward(static, given)
+        except ArenaFull:
+            self._too_many_rows = num_rows
+            log.info(
+                "forwards of %d rows or more are not recorded: they need more than %d MiB", num_rows, _ARENA_BYTES >> 20
+            )
+            return None
+        except Exception as error:  # a forward that cannot be recorded still runs unrecorded
+            self._refuse(f"{type(error).__name__}: {error}")
+            return None
+        outputs = self._arena.borrowed(logits), {layer: self._arena.borrowed(rows) for layer, rows in hidden.items()}
+        recorded = _Recorded(recorder.recorded(), static, given, outputs)
+        # Other data once per runner: what a model does between kernels is the same for all sizes. The batch itself
+        # comes last, so that the cache holds its keys and values.
+        other = dataclasses.replace(batch, token_ids=(batch.token_ids + 1) % self._vocab_size)
+        for tried in (batch,) if self._recorded else (other, batch):
+            expected = self._forward(tried, carried)
+            if not _are_equal(self._repeat(recorded, tried, carried), expected):
+                self._refuse("a recording did not repeat the forward's bits")
+                return None
+        return recorded
+
+    def _repeat(
+        self,
+        recorded: _Recorded,
+        batch: ForwardBatch,
+        carried: torch.Tensor | None,
+        on_start: Callable[[], None] | None = None,
+    ) -> Tensors:
+        fill(recorded.batch, batch)
+        if recorded.carried is not None and carried is not None:
+            recorded.carried[: carried.shape[0]] = carried
+        if on_start is not None:
+            on_start()
+        recorded.run()
+        num_rows = batch.token_ids.shape[0]
+        logits, hidden = recorded.outputs
+        hidden = {layer: _copy(rows[:num_rows]) for layer, rows in hidden.items()}
+        return _copy_rows(logits[:num_rows], batch.logits_rows), hidden
+
+    def _refuse(self, reason: str) -> None:
+        self._is_refused = True
+        self._recorded.clear()
+        log.info("forwards of few rows are not recorded: %s", reason)
+
+
+def is_recordable(loaded: LoadedModel) -> bool:
+    """Whether all modules are lean, without experts, in one process, on the CPU with its compiled kernels."""
+    on_cpu = loaded.device.type == "cpu" and loaded.attention_ops.backend == "cpu"
+    has_experts = loaded.row_invariance is not None and loaded.row_invariance.num_routers > 0
+    is_lean = loaded.lean is not None and loaded.lean.is_whole
+    return on_cpu and loaded.leader is None and is_lean and not has_experts
+
+
+def _most_rows_per_session(layer_shapes: Sequence[LayerShape]) -> int:
+    """Rows of a session that form one work item of attention; a recording fixes the number of items."""
+    from outrider.kernels.paged_attention.cpu import MAX_PACKED_ROWS
+
+    widest_group = max(shape.num_query_heads // shape.num_kv_heads for shape in layer_shapes)
+    return max(1, MAX_PACKED_ROWS // widest_group)
+
+
+def _num_weights(module: torch.nn.Module) -> int:
+    linears = (part for part in module.modules() if isinstance(part, RowInvariantLinear))
+    return sum(linear.in_features * linear.out_features for linear in linears)
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """On this thread alone: torch's clone wakes the thread team (16 rows of logits, busy machine: 3 ms)."""
+    tensor = tensor.contiguous()
+    copy = torch.empty_like(tensor)
+    ctypes.memmove(copy.data_ptr(), tensor.data_ptr(), tensor.nbytes)
+    return copy
+
+
+def _copy_rows(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """tensor[rows] for ascending rows: consecutive rows are copied at once, on this thread alone."""
+    if len(rows) == len(tensor):
+        return _copy(tensor)
+    tensor = tensor.contiguous()
+    copy = tensor.new_empty(len(rows), *tensor.shape[1:])
+    cuts = [0, *(torch.nonzero(rows.diff() > 1).flatten() + 1).tolist(), len(rows)]
+    for start, end in itertools.pairwise(cuts):
+        ctypes.memmove(copy[start:].data_ptr(), tensor[int(rows[start])].data_ptr(), copy[start:end].nbytes)
+    return copy
+
+
+def _are_equal(ours: Tensors, theirs: Tensors) -> bool:
+    (logits, hidden), (their_logits, their_hidden) = ours, theirs
+    same = hidden.keys() == their_hidden.keys() and torch.equal(logits, their_logits)
+    return same and all(torch.equal(hidden[layer], their_hidden[layer]) for layer in hidden)

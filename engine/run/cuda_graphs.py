@@ -1,0 +1,106 @@
+"""Forwards of up to 128 rows as CUDA graphs: one launch instead of ten per layer.
+
+A graph is captured at the first batch of its bucket (row_buckets), which takes as long as a few forwards. All graphs
+share one memory pool: use or copy a result before the next forward.
+Not here: when graphs are used at all (runner).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from outrider.engine.run.batch import ForwardBatch
+from outrider.engine.run.row_buckets import Bucket, bucket_of, empty_batch, fill
+
+# forwards before a capture, on a side stream; they compile kernels and allocate libraries' workspaces
+_WARM_UPS = 2
+
+# A forward on device tensors: logits [R, V] and the tapped hidden states [T, H] per layer.
+DeviceForward = Callable[[ForwardBatch], tuple[torch.Tensor, dict[int, torch.Tensor]]]
+
+
+@dataclass(frozen=True)
+class _Captured:
+    graph: Any  # torch.cuda.CUDAGraph
+    host: ForwardBatch  # pinned
+    device: ForwardBatch
+    logits: torch.Tensor
+    hidden: dict[int, torch.Tensor]
+
+
+class GraphedForwards:
+    """`run` returns what `forward` would, for a batch in host memory; None if it fits no bucket."""
+
+    def __init__(self, forward: DeviceForward, device: torch.device) -> None:
+        self._forward = forward
+        self._device = device
+        self._pool: Any = None
+        self._captured: dict[tuple[Bucket, tuple[int, ...]], _Captured] = {}
+
+    def run(
+        self, batch: ForwardBatch, tap_layers: tuple[int, ...], on_start: Callable[[], None]
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]] | None:
+        """tap_layers: the layers that the forward taps now, part of the capture's key. on_start: called after the graph
+        was launched."""
+        bucket = bucket_of(batch)
+        if bucket is None:
+            return None
+        key = (bucket, tap_layers)
+        captured = self._captured.get(key)
+        if captured is None:
+            captured = self._captured[key] = self._capture(bucket)
+        else:
+            # The last replay's copies may still be reading the pinned buffers.
+            torch.cuda.current_stream(self._device).synchronize()
+        fill(captured.host, batch)
+        _copy(captured.host, captured.device)
+        captured.graph.replay()
+        on_start()
+        num_rows = batch.token_ids.shape[0]
+        return captured.logits[:num_rows], {layer: rows[:num_rows] for layer, rows in captured.hidden.items()}
+
+    def _capture(self, bucket: Bucket) -> _Captured:
+        host = _mapped(empty_batch(bucket), torch.Tensor.pin_memory)
+        device = empty_batch(bucket, self._device)
+        results: list[tuple[torch.Tensor, dict[int, torch.Tensor]]] = []
+
+        def forward() -> None:
+            results[:] = [self._forward(device)]
+
+        graph = captured_graph(forward, self._device, self._pool)
+        self._pool = graph.pool()
+        return _Captured(graph, host, device, *results[0])
+
+
+def captured_graph(compute: Callable[[], None], device: torch.device, pool: Any = None) -> Any:
+    """torch.cuda.CUDAGraph of what `compute` launches, after some warm-up runs; pool: of another graph."""
+    stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        for _ in range(_WARM_UPS):
+            compute()
+    torch.cuda.current_stream(device).wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool, stream=stream):
+        compute()
+    return graph
+
+
+def _mapped(batch: ForwardBatch, function: Callable[[torch.Tensor], torch.Tensor]) -> ForwardBatch:
+    return ForwardBatch(*map(function, batch.tensors()))
+
+
+def _copy(source: ForwardBatch, target: ForwardBatch) -> None:
+    for ours, theirs in zip(target.tensors(), source.tensors(), strict=True):
+        ours.copy_(theirs, non_blocking=True)
+
+
+def to_device(batch: ForwardBatch, device: torch.device) -> ForwardBatch:
+    """The batch in the device's memory; itself if it is there."""
+    if batch.token_ids.device.type == device.type:
+        return batch
+    return _mapped(batch, lambda tensor: tensor.to(device, non_blocking=True))

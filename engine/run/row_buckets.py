@@ -1,0 +1,73 @@
+"""Batches padded to a few sizes, so that one captured forward serves many: pure functions of host tensors.
+
+Padding rows belong to no session: no slot is written for them, attention skips them, and their results are dropped.
+Not here: capture and replay (cuda_graphs, cpu_graphs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from outrider.engine.run.batch import ForwardBatch
+
+ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
+NO_SLOT = -1
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """num_rows rows, sessions and logits rows each; block tables of table_width blocks."""
+
+    num_rows: int
+    table_width: int
+
+
+def bucket_of(batch: ForwardBatch) -> Bucket | None:
+    """The smallest bucket that holds a batch; None if it has more rows, or rows without wanted logits (prefills, which
+    keep the GPU busy without a graph)."""
+    num_rows = batch.token_ids.shape[0]
+    rows = padded_num_rows(num_rows, ROW_BUCKETS) if batch.logits_rows.shape[0] == num_rows else None
+    width = batch.block_tables.shape[1]
+    return None if rows is None else Bucket(rows, 1 << (width - 1).bit_length())
+
+
+def padded_num_rows(num_rows: int, sizes: Sequence[int]) -> int | None:
+    """The smallest of the ascending sizes that is >= num_rows; None if there is none, or no rows."""
+    return next((size for size in sizes if size >= num_rows > 0), None)
+
+
+def empty_batch(bucket: Bucket, device: torch.device | str = "cpu") -> ForwardBatch:
+    """A batch of padding only, with the bucket's shapes."""
+    rows = bucket.num_rows
+
+    def full(size: int | tuple[int, ...], value: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.full(size if isinstance(size, tuple) else (size,), value, dtype=dtype, device=device)
+
+    return ForwardBatch(
+        token_ids=full(rows, 0, torch.int64),
+        position_ids=full(rows, 0, torch.int64),
+        slot_mapping=full(rows, NO_SLOT, torch.int64),
+        query_starts=full(rows + 1, 0, torch.int32),
+        context_lens=full(rows, 0, torch.int32),
+        block_tables=full((rows, bucket.table_width), 0, torch.int32),
+        tree_starts=full(rows, 0, torch.int32),
+        parents=full(rows, 0, torch.int32),
+        logits_rows=torch.arange(rows, dtype=torch.int64, device=device),
+    )
+
+
+def fill(padded: ForwardBatch, batch: ForwardBatch) -> None:
+    """Overwrite `padded` (host tensors of a bucket that holds the batch) with the batch, then padding."""
+    num_rows, num_sessions = batch.token_ids.shape[0], batch.context_lens.shape[0]
+    for name in ("token_ids", "position_ids", "parents"):
+        getattr(padded, name)[:num_rows] = getattr(batch, name)
+    padded.slot_mapping.fill_(NO_SLOT)
+    padded.slot_mapping[:num_rows] = batch.slot_mapping
+    padded.query_starts.fill_(num_rows)
+    padded.query_starts[: num_sessions + 1] = batch.query_starts
+    for name in ("context_lens", "tree_starts"):
+        getattr(padded, name)[:num_sessions] = getattr(batch, name)
+    padded.block_tables[:num_sessions, : batch.block_tables.shape[1]] = batch.block_tables

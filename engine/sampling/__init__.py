@@ -1,0 +1,1 @@
+"""From logits to tokens: probability laws, shared noise, grammars."""

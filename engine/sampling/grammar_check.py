@@ -1,0 +1,122 @@
+"""Whether a grammar can be compiled within limits, tried in a process of its own before the service compiles it.
+
+`{"type": "integer", "multipleOf": 1000003}` takes llguidance 8 s and 200 MB, and nothing stops it: a service that
+compiled it itself would be at its mercy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from llguidance import LLParserLimits
+
+from outrider.shared.errors import InvalidRequest, OutriderError, Overloaded, Unavailable
+
+# seconds of CPU; one grammar's compilation; schemas of 200 fields and choices of 1,000 texts take 0.005
+_CPU_S = 1.0
+# seconds; the same by the clock, on a machine that is busy with other things
+_CLOCK_S = 10.0
+# bytes; what one grammar may take beside the tokenizer; the same schemas take 2 MB
+_MEMORY_BYTES = 64 * 2**20
+# grammars; may wait for the process, at _CPU_S each
+_MAX_WAITING = 8
+# the scheduler's units; forwards go first
+_NICENESS = 10
+# llguidance's units of work; a quarter of its defaults for one row's mask, its defaults for the rest
+PARSER_LIMITS = LLParserLimits(step_lexer_fuel=50_000, step_max_items=12_500, max_lexer_states=62_500)
+_LIMITED = ("step_lexer_fuel", "step_max_items", "max_lexer_states")
+_CHILD = Path(__file__).with_name("grammar_child.py")
+
+
+class GrammarCheck:
+    """One per tokenizer. The process starts with the first grammar, and again after one that killed it."""
+
+    def __init__(self, tokenizer: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        self._arguments = json.dumps(
+            {
+                "tokenizer": str(tokenizer),
+                "vocab_size": vocab_size,
+                "eos_token_ids": list(eos_token_ids),
+                "parser_limits": {name: getattr(PARSER_LIMITS, name) for name in _LIMITED},
+                "niceness": _NICENESS,
+                "cpu_s": _CPU_S,
+                "clock_s": _CLOCK_S,
+                "memory_bytes": _MEMORY_BYTES,
+            }
+        )
+        self._room = threading.BoundedSemaphore(_MAX_WAITING)
+        self._lock = threading.Lock()
+        self._child: subprocess.Popen[bytes] | None = None
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """One grammar at a time, whoever compiles it. Raises Overloaded when too many wait already."""
+        if not self._room.acquire(blocking=False):
+            raise Overloaded(f"{_MAX_WAITING} grammars wait to be compiled; try again later")
+        try:
+            with self._lock:
+                yield
+        finally:
+            self._room.release()
+
+    def check(self, source: str) -> None:
+        """To be called within a turn; waits for the process, so not for an event loop. Raises InvalidRequest with the
+        reason or the limit, Overloaded on a machine that is too busy, Unavailable when the process does not stay alive.
+        """
+        for _ in range(2):
+            child = self._child or self._start()
+            with contextlib.suppress(OSError):  # it had ended before
+                child.stdin.write(json.dumps(source).encode() + b"\n")  # type: ignore[union-attr]
+                child.stdin.flush()  # type: ignore[union-attr]
+            answer = child.stdout.readline()  # type: ignore[union-attr]
+            if answer.endswith(b"\n"):
+                if (error := json.loads(answer)) is not None:
+                    raise InvalidRequest(f"grammar: {reason(error)}", param="grammar")
+                return
+            self._child = None
+            self._end_child()
+            if child.returncode not in (-signal.SIGKILL, -signal.SIGTERM):  # from outside: no word on this grammar
+                raise _limit(child.returncode)
+        raise Unavailable("the process that compiles grammars is killed again and again; see the system's log")
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        # A session of its own: Ctrl-C in a terminal is for the service, whose end closes the process's input.
+        self._child = subprocess.Popen(
+            [sys.executable, "-P", str(_CHILD), self._arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        self._end_child = weakref.finalize(self, _end, self._child)  # at this process's end at the latest
+        return self._child
+
+
+def reason(error: str) -> str:
+    """llguidance's message without the parser's state and the grammar, which follow it."""
+    return error.split("<state>")[0].rstrip()
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """The process ends at the end of its input, or at a limit."""
+    with contextlib.suppress(OSError), child:  # input that it no longer reads
+        pass
+
+
+def _limit(status: int) -> OutriderError:
+    if status == -signal.SIGALRM:
+        return Overloaded(f"compiling the grammar took more than {_CLOCK_S:g} s on a busy machine; try again later")
+    over = f"{_CPU_S:g} s" if status == -signal.SIGPROF else f"{_MEMORY_BYTES // 2**20} MiB"
+    return InvalidRequest(
+        f"grammar (response_format, structured_outputs): compiling it takes more than {over}, the limit; "
+        "make it simpler",
+        param="grammar",
+    )

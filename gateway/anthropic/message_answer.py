@@ -1,0 +1,202 @@
+"""Turns updates of the generation into Anthropic's answer: its events, and the whole message, which they add up to.
+
+Not here: the content blocks (content_blocks.py), HTTP (servers/app.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any, NotRequired
+
+from typing_extensions import TypedDict
+
+from outrider.gateway.anthropic.content_blocks import ContentBlocks, StreamEvent, TokenTexts
+from outrider.gateway.anthropic.errors import messages_error
+from outrider.gateway.openai.response_types import ErrorAnswer
+from outrider.gateway.openai.responses import to_json
+from outrider.gateway.openai.usage import Account, SpecMetricsLevel
+from outrider.gateway.request.event_cursor import NOTHING_SEEN, EventCursor, EventNumbers
+from outrider.gateway.request.types import GenerationUpdate, Prepared
+from outrider.shared.messages import FinishReason
+
+
+class OutputTokensDetails(TypedDict):
+    thinking_tokens: int
+
+
+class MessageUsage(TypedDict):
+    """input_tokens: of the prompt, without those that the verifier's cache held."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+    output_tokens_details: NotRequired[OutputTokensDetails]
+
+
+class Message(TypedDict):
+    id: str
+    type: str
+    role: str
+    model: str
+    content: list[dict[str, Any]]
+    stop_reason: str | None
+    stop_sequence: str | None
+    usage: MessageUsage
+
+
+class CountTokensAnswer(TypedDict):
+    input_tokens: int
+
+
+class MessageEvents:
+    """The events of each update, and after the last one those of `end`."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        self._options = prepared.options
+        self._account = Account(prepared, SpecMetricsLevel.NONE)
+        self._texts = TokenTexts()
+        self._blocks = ContentBlocks(prepared.options)
+        self._last: GenerationUpdate | None = None
+        self.num_tokens = 0
+
+    def of(self, update: GenerationUpdate) -> Iterable[StreamEvent]:
+        """`num_tokens` is how many tokens the events so far come from."""
+        is_first = self._last is None
+        self._last = update
+        self._account.add(0, update)
+        if is_first:
+            yield {"type": "message_start", "message": self._start()}
+            yield {"type": "ping"}
+        end = update.base_len + len(update.token_ids)
+        for text in self._texts.add(update):
+            self.num_tokens = min(self.num_tokens + 1, end)
+            yield from self._blocks.push(text)
+        if update.finish_reason is not None:
+            self.num_tokens = end
+            yield from self._blocks.finish()
+
+    def end(self) -> Iterable[StreamEvent]:
+        """Raises InternalError when the output has not finished."""
+        self._account.check_finished()
+        reason, sequence = self._stop()
+        yield {
+            "type": "message_delta",
+            "delta": {"stop_reason": reason, "stop_sequence": sequence},
+            "usage": self._usage(),
+        }
+        yield {"type": "message_stop"}
+
+    def _start(self) -> Message:
+        usage = self._usage()
+        usage["output_tokens"] = 0  # as if nothing had come yet, whatever the first commit holds
+        usage.pop("output_tokens_details", None)
+        return {
+            "id": self._options.answer_id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._options.model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": usage,
+        }
+
+    def _stop(self) -> tuple[str, str | None]:
+        last = self._last
+        if last is not None and isinstance(last.stop_reason, str):
+            return "stop_sequence", last.stop_reason
+        if last is None or last.finish_reason is not FinishReason.STOP:  # cut, by a grammar's dead end too
+            return "max_tokens", None
+        return "tool_use" if self._blocks.has_calls else "end_turn", None
+
+    def _usage(self) -> MessageUsage:
+        usage = self._account.usage()
+        num_cached = usage["prompt_tokens_details"]["cached_tokens"]
+        shown: MessageUsage = {
+            "input_tokens": usage["prompt_tokens"] - num_cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": num_cached,
+            "output_tokens": usage["completion_tokens"],
+        }
+        if "completion_tokens_details" in usage:
+            shown["output_tokens_details"] = {"thinking_tokens": usage["completion_tokens_details"]["reasoning_tokens"]}
+        return shown
+
+
+class MessageStream:
+    """The bytes of each update's events. After the last update, call `end()`; after an error, `failed()`.
+
+    Events are numbered. Those that the client has `seen` are made again, as they are always the same, and not sent.
+    """
+
+    def __init__(self, prepared: Prepared, seen: EventCursor = NOTHING_SEEN) -> None:
+        self._events = MessageEvents(prepared)
+        self._numbers = EventNumbers(prepared.options.answer_id, seen)
+
+    def events(self, _prompt_index: int, update: GenerationUpdate) -> bytes:
+        return self._bytes(self._events.of(update))
+
+    def end(self) -> bytes:
+        return self._bytes(self._events.end())
+
+    def failed(self, error: ErrorAnswer) -> bytes:
+        detail = error["error"]
+        return f"event: error\ndata: {to_json(messages_error(detail['code'], detail['message']))}\n\n".encode()
+
+    def _bytes(self, events: Iterable[StreamEvent]) -> bytes:
+        return "".join(map(self._numbered, events)).encode()
+
+    def _numbered(self, event: StreamEvent) -> str:
+        event_id = self._numbers.next_id(self._events.num_tokens, finished=event["type"] == "message_stop")
+        return "" if event_id is None else f"id: {event_id}\nevent: {event['type']}\ndata: {to_json(event)}\n\n"
+
+
+class WholeMessage:
+    """Collects all updates, then returns the whole body."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        self._events = MessageEvents(prepared)
+        self._so_far: list[StreamEvent] = []
+
+    def add(self, _prompt_index: int, update: GenerationUpdate) -> None:
+        self._so_far.extend(self._events.of(update))
+
+    def body(self) -> Message:
+        """Raises InternalError when the output has not finished."""
+        *events, ending, _ = [*self._so_far, *self._events.end()]
+        message: Message = events[0]["message"]
+        message["content"] = _content(events)
+        message["stop_reason"] = ending["delta"]["stop_reason"]
+        message["stop_sequence"] = ending["delta"]["stop_sequence"]
+        message["usage"] = ending["usage"]
+        return message
+
+
+def _content(events: Iterable[StreamEvent]) -> list[dict[str, Any]]:
+    blocks: list[dict[str, Any]] = []
+    texts: list[list[str]] = []
+    for event in events:
+        if event["type"] == "content_block_start":
+            blocks.append(event["content_block"])
+            texts.append([])
+        elif event["type"] == "content_block_delta":
+            _, text = event["delta"].values()
+            texts[-1].append(text)
+    for block, parts in zip(blocks, texts, strict=True):
+        joined = "".join(parts)
+        if block["type"] == "tool_use":
+            block["input"] = _input(joined)
+        else:
+            block[block["type"]] = joined
+    return blocks
+
+
+def _input(text: str) -> dict[str, Any]:
+    """Arguments that max_tokens has cut, or that are no object otherwise, cannot be shown: Anthropic's are objects."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,1 @@
+"""Which verifiers and drafters exist, and which of them a session gets."""

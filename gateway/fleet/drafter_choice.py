@@ -1,0 +1,98 @@
+"""Which drafter a session gets: the least loaded one that serves a wanted method and fits the target.
+
+Not here: the number of draft tokens (draft_length) and the session's connection to it (drafter_connection).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from outrider.gateway.fleet.pool import Member, Pool
+from outrider.gateway.fleet.remote import RemoteDrafter
+from outrider.gateway.proposals.drafter_connection import Lease
+from outrider.gateway.request.types import METHOD_AUTO
+from outrider.shared.draft_policy.draft_methods import DRAFT_METHODS
+from outrider.shared.messages import DrafterInfo, DraftMethodInfo, VerifierInfo
+from outrider.shared.tracing import Carrier
+
+# Order in which `auto` first tries methods: by typical acceptance. From then on it measures them (adaptive_draft).
+AUTO_ORDER = DRAFT_METHODS
+
+
+def acquire_drafter(
+    wanted: str,
+    drafters: Pool[DrafterInfo],
+    target: VerifierInfo | None,
+    metadata: Carrier = (),
+    *,
+    excluding: str = "",
+) -> Lease | None:
+    """A session slot at a drafter for the method `wanted` (or "auto"); None if no drafter has one.
+
+    metadata: for the stream that will be opened. excluding: an address to leave out.
+    """
+    methods = AUTO_ORDER if wanted == METHOD_AUTO else (wanted,)
+    members = [member for member in drafters.healthy() if member.address != excluding]
+    for name in methods:
+        for member in members:
+            method = _fitting_method(member.info, name, target)
+            if method is not None:
+                member.num_sessions += 1
+                drafter = RemoteDrafter(member.channel, member.address, metadata)
+                return Lease(drafter, method, _releaser(member), member.address)
+    return None
+
+
+def offered_methods(drafters: Pool[DrafterInfo], target: VerifierInfo | None, *, token_tree: bool) -> dict[str, int]:
+    """Methods available now, at drafters with a free session slot or in the verifier, in AUTO_ORDER, each with its
+    smallest `draft_limit`.
+    """
+    infos = [member.info for member in drafters.healthy()]
+    local = target.local_methods if target is not None else ()
+    offered = {}
+    for name in AUTO_ORDER:
+        methods = [method for info in infos if (method := _fitting_method(info, name, target)) is not None]
+        methods += [method for method in local if method.name == name]
+        if methods:
+            limits = [draft_limit(method, token_tree=token_tree) for method in methods]
+            offered[name] = min((limit for limit in limits if limit), default=0)
+    return offered
+
+
+def is_served(name: str, verifiers: Pool[VerifierInfo], drafters: Pool[DrafterInfo]) -> bool:
+    """Whether a healthy drafter or verifier has the method, busy or not."""
+    targets = [member.info for member in verifiers.healthy() if member.info is not None]
+    remote = [method for member in drafters.healthy() if member.info is not None for method in member.info.methods]
+    return any(
+        any(method.name == name for method in target.local_methods)
+        or any(method.name == name and fits(method, target) for method in remote)
+        for target in targets
+    )
+
+
+def draft_limit(method: DraftMethodInfo, *, token_tree: bool) -> int:
+    """The most tokens that the method drafts; 0: no known limit. In trees only the depth is limited, not the tokens."""
+    return 0 if token_tree and method.proposes_trees else method.max_num_draft_tokens
+
+
+def _fitting_method(info: DrafterInfo | None, name: str, target: VerifierInfo | None) -> DraftMethodInfo | None:
+    if info is None or info.num_sessions >= info.max_sessions:
+        return None
+    method = next((method for method in info.methods if method.name == name), None)
+    if method is None or target is None:
+        return method
+    return method if fits(method, target) else None
+
+
+def fits(method: DraftMethodInfo, target: VerifierInfo) -> bool:
+    """Whether token ids are the same, and the target has the hidden states that the method needs."""
+    return method.fits(
+        vocab_size=target.vocab_size, hidden_size=target.hidden_size, num_hidden_layers=target.num_hidden_layers
+    )
+
+
+def _releaser(member: Member[DrafterInfo]) -> Callable[[], None]:
+    def release() -> None:
+        member.num_sessions -= 1
+
+    return release

@@ -1,0 +1,123 @@
+"""The fleet for GET /fleet: its members, their health and their load.
+
+Not here: health checks (pool.py) and access (http_admission.py: same as for requests).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from typing_extensions import TypedDict
+
+from outrider.gateway.fleet.pool import Member
+from outrider.shared.messages import DrafterInfo, DraftMethodInfo, VerifierInfo
+
+
+class MethodView(TypedDict):
+    name: str
+    model: str
+
+
+class VerifierView(TypedDict):
+    """A verifier's last report; empty or 0 except for the address until first reached. `methods`: those it drafts with
+    in its own process.
+    """
+
+    address: str
+    healthy: bool
+    model: str
+    device: str
+    dtype: str
+    num_sessions: int
+    max_sessions: int
+    num_waiting: int
+    num_blocks: int
+    num_free_blocks: int
+    methods: list[MethodView]
+
+
+class DrafterView(TypedDict):
+    """As VerifierView."""
+
+    address: str
+    healthy: bool
+    num_sessions: int
+    max_sessions: int
+    methods: list[MethodView]
+
+
+class GatewayView(TypedDict):
+    """num_running: sessions that this gateway is decoding, over HTTP and gRPC. grpc_port: -1 without a gRPC server."""
+
+    num_running: int
+    grpc_port: int
+
+
+class FleetView(TypedDict):
+    """model: the name used in requests, null while no verifier has been reached. warning: what does not
+    work as configured, empty if all does.
+    """
+
+    version: str
+    model: str | None
+    verifiers: list[VerifierView]
+    drafters: list[DrafterView]
+    gateway: GatewayView
+    warning: str
+
+
+def fleet_view(
+    version: str,
+    model: str | None,
+    verifiers: Sequence[Member[VerifierInfo]],
+    drafters: Sequence[Member[DrafterInfo]],
+    warning: str = "",
+    grpc_port: int = -1,
+) -> FleetView:
+    return {
+        "version": version,
+        "model": model,
+        "verifiers": [_verifier(member) for member in verifiers],
+        "drafters": [_drafter(member) for member in drafters],
+        "gateway": {"num_running": sum(member.num_sessions for member in verifiers), "grpc_port": grpc_port},
+        "warning": warning,
+    }
+
+
+def _verifier(member: Member[VerifierInfo]) -> VerifierView:
+    info = member.info
+    return {
+        "address": member.address,
+        "healthy": member.healthy,
+        "model": info.model if info else "",
+        "device": info.device if info else "",
+        "dtype": info.dtype if info else "",
+        "num_sessions": _num_sessions(member),
+        "max_sessions": info.max_sessions if info else 0,
+        "num_waiting": info.num_waiting if info else 0,
+        "num_blocks": info.num_blocks if info else 0,
+        "num_free_blocks": info.num_free_blocks if info else 0,
+        "methods": _methods(info.local_methods if info else ()),
+    }
+
+
+def _drafter(member: Member[DrafterInfo]) -> DrafterView:
+    info = member.info
+    return {
+        "address": member.address,
+        "healthy": member.healthy,
+        "num_sessions": _num_sessions(member),
+        "max_sessions": info.max_sessions if info else 0,
+        "methods": _methods(info.methods if info else ()),
+    }
+
+
+def _methods(methods: Sequence[DraftMethodInfo]) -> list[MethodView]:
+    return [{"name": method.name, "model": method.model} for method in methods]
+
+
+def _num_sessions(member: Member[VerifierInfo] | Member[DrafterInfo]) -> int:
+    """This gateway's own, counted now, or all gateways', at the last poll; 0 for a lost member."""
+    if not member.healthy or member.info is None:
+        return 0
+    return max(member.num_sessions, member.info.num_sessions)

@@ -1,0 +1,1 @@
+"""The OpenAI API: request bodies to validated requests, and updates to answers."""

@@ -1,0 +1,227 @@
+"""A chat's tools and reasoning: what the template is told, how the answer is read, and what a grammar must force.
+
+Not here: the shape of the fields (tool_calls/fields.py), messages (tool_calls/messages.py), and the rows of model
+families (tool_calls/formats.py).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import Any
+
+from outrider.gateway.openai.checks import check_grammar
+from outrider.gateway.openai.schema import ChatCompletionRequest, ChatFields
+from outrider.gateway.request.served import Served
+from outrider.gateway.request.tokenizer import Tokenizer
+from outrider.gateway.request.types import Prepared
+from outrider.gateway.tool_calls.call_grammar import CallGrammar, CallRule
+from outrider.gateway.tool_calls.fields import ToolChoice, is_strict, parameters_of
+from outrider.gateway.tool_calls.formats import NONE, CallFormat, OutputFormat, output_format
+from outrider.gateway.tool_calls.lark import Lark, expression_of
+from outrider.gateway.tool_calls.messages import template_messages, template_variables
+from outrider.gateway.tool_calls.plan import OutputPlan
+from outrider.gateway.tool_calls.reasoning import (
+    ReasoningState,
+    behind_reasoning,
+    can_bound,
+    reasoning_state,
+    thinking_budget,
+    with_reasoning,
+)
+from outrider.gateway.tool_calls.schemas import properties_of
+from outrider.gateway.tool_calls.symbols import marker_tokens
+from outrider.shared.errors import InvalidRequest
+from outrider.shared.sampling_params import Grammar, GrammarKind, ThinkingBudget
+
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+# What the template of Llama 3 says of a message with two calls.
+_ONE_CALL_A_TURN = "single tool-calls at once"
+
+
+def chat_prompt(body: ChatFields, tokenizer: Tokenizer) -> str:
+    """The prompt's text. Raises InvalidRequest."""
+    if body.add_generation_prompt and body.continue_final_message:
+        raise InvalidRequest(
+            "continue_final_message and add_generation_prompt cannot both be true", param="continue_final_message"
+        )
+    effort = body.reasoning_effort
+    if effort is not None and effort not in _EFFORTS:
+        raise InvalidRequest(f"reasoning_effort must be one of {', '.join(_EFFORTS)}", param="reasoning_effort")
+    return tokenizer.apply_chat_template(
+        template_messages(body.messages, tokenizer.chat_template_source or ""),
+        body.add_generation_prompt,
+        body.continue_final_message,
+        template_variables(effort, body.chat_template_kwargs),
+        body.tools,
+    )
+
+
+@dataclass(frozen=True)
+class ChatPlan:
+    """How one request's output is read, and what it must call. state: where the output begins. max_thinking_tokens:
+    None means no limit.
+    """
+
+    output: OutputFormat
+    state: ReasoningState
+    options: OutputPlan
+    choice: ToolChoice
+    rules: tuple[CallRule, ...] = ()
+    max_thinking_tokens: int | None = None
+
+    @classmethod
+    def of(cls, body: ChatCompletionRequest, served: Served, prompt: str) -> ChatPlan:
+        """Raises InvalidRequest."""
+        model = served.model
+        choice = _choice(body)
+        reads_calls = bool(body.tools) and choice.mode != "none"
+        if reads_calls and model.tool_call_parser == NONE:
+            raise _no_parser(served.tokenizer)
+        output = output_format(model.reasoning_parser, model.tool_call_parser if reads_calls else NONE)
+        state = ReasoningState.CLOSED
+        if output.reasoning is not None:
+            content = body.messages[-1]["content"] if body.continue_final_message else None
+            state = reasoning_state(output.reasoning, prompt, content)
+        template = served.tokenizer.chat_template_source or ""
+        properties = {tool["function"]["name"]: properties_of(parameters_of(tool)) for tool in body.tools}
+        options = OutputPlan(
+            reasoning_parser=model.reasoning_parser,
+            tool_call_parser=model.tool_call_parser if reads_calls else NONE,
+            starts_in_reasoning=state is ReasoningState.OPEN,
+            marker_tokens=marker_tokens(output.markers(), served.tokenizer.control_tokens),
+            properties=json.dumps(properties) if reads_calls else "{}",
+            parallel=body.parallel_tool_calls and choice.mode != "named" and _ONE_CALL_A_TURN not in template,
+            is_named=choice.mode == "named",
+            include_reasoning=body.include_reasoning,
+            reasoning_field=model.reasoning_field,
+        )
+        rules = _rules(body, choice) if reads_calls else ()
+        return cls(output, state, options, choice, rules, _max_thinking_tokens(body, output, served.tokenizer))
+
+    def applied_to(self, prepared: Prepared, served: Served) -> Prepared:
+        """The request with its output read as planned, and its grammar behind the reasoning. Raises InvalidRequest."""
+        [request] = prepared.requests
+        params = replace(
+            request.sampling_params,
+            grammar=self._grammar(request.sampling_params.grammar, served),
+            thinking_budget=self._budget(served.tokenizer),
+        )
+        params.validate(served.model.vocab_size)
+        if self.output == OutputFormat():
+            return prepared
+        return replace(
+            prepared,
+            requests=(
+                replace(
+                    request,
+                    sampling_params=params,
+                    marker_tokens=self.options.marker_tokens,
+                ),
+            ),
+            options=replace(prepared.options, output=self.options),
+        )
+
+    def _budget(self, tokenizer: Tokenizer) -> ThinkingBudget | None:
+        if self.max_thinking_tokens is None:
+            return None
+        return thinking_budget(self.max_thinking_tokens, self.output, self.state, tokenizer)
+
+    def _grammar(self, asked: Grammar | None, served: Served) -> Grammar | None:
+        """asked: of response_format or structured_outputs, for the answer's text."""
+        reasoning, tokens = self.output.reasoning, served.tokenizer.control_tokens
+        must_call = self.choice.mode in ("required", "named")
+        if must_call and asked is not None:
+            raise InvalidRequest(
+                f"tool_choice demands a call, so there is no text for a format; use tool_choice auto, got "
+                f"{self.choice.mode}",
+                param="tool_choice",
+            )
+        if self.output.calls is None or not (must_call or asked is not None or self._is_strict()):
+            if asked is None or reasoning is None:
+                return asked
+            return behind_reasoning(asked, reasoning, self.state, tokens)
+        check_grammar(json.dumps([rule.parameters for rule in self.rules]), served.model, served.limits, "tools")
+        lark = Lark(tokens)
+        calls = CallGrammar(lark, self.output.calls, self.rules, parallel=self.options.parallel)
+        answer = self._answer(lark, calls, asked, self.output.calls)
+        return Grammar(GrammarKind.LARK, lark.source(answer))
+
+    def _answer(self, lark: Lark, calls: CallGrammar, asked: Grammar | None, row: CallFormat) -> str:
+        reasoning = self.output.reasoning
+        if reasoning is not None and reasoning.answer_begin:  # the calls stand in place of it
+            reasoning = replace(reasoning, answer_begin="")
+        if self.choice.mode in ("required", "named"):
+            answer = lark.rule(calls.forced())
+        elif asked is not None:
+            text = lark.rule(expression_of(asked))
+            begin = self.output.reasoning.answer_begin if self.output.reasoning is not None else ""
+            answer = lark.rule(f"{calls.forced()} | {lark.marker(begin)} {text}")
+        else:
+            answer = lark.rule(calls.optional())
+        return with_reasoning(lark, reasoning, self.state, answer)
+
+    def _is_strict(self) -> bool:
+        """Whether calls of the model's own accord must follow a grammar."""
+        return self.choice.names is not None or any(rule.is_strict for rule in self.rules)
+
+
+def _choice(body: ChatCompletionRequest) -> ToolChoice:
+    choice = body.tool_choice or ToolChoice("auto" if body.tools else "none")
+    if not body.tools:
+        if choice.mode in ("required", "named") or choice.names is not None:
+            raise InvalidRequest("tool_choice needs tools", param="tool_choice")
+        return ToolChoice("none")
+    names = {tool["function"]["name"] for tool in body.tools}
+    for name in choice.names or ():
+        if name not in names:
+            raise InvalidRequest(f"tool_choice names {name[:80]!r}, which is not among tools", param="tool_choice")
+    return choice
+
+
+def _max_thinking_tokens(body: ChatCompletionRequest, output: OutputFormat, tokenizer: Tokenizer) -> int | None:
+    """As vLLM, -1 is no limit."""
+    name, asked = "thinking_token_budget", body.thinking_token_budget
+    if asked is None or asked == -1:
+        return None
+    if asked < 0:
+        raise InvalidRequest(f"{name} must be at least 0, or -1 for no limit, got {asked}", param=name)
+    if output.reasoning is None:
+        raise InvalidRequest(
+            f"{name}: the served model is not known to reason; start the gateway with --reasoning-parser", param=name
+        )
+    if not can_bound(output.reasoning, tokenizer.control_tokens):
+        raise InvalidRequest(
+            f"{name}: {output.reasoning.end!r}, which ends the served model's reasoning, is no token of its own; leave "
+            "the field out",
+            param=name,
+        )
+    return asked
+
+
+def _rules(body: ChatCompletionRequest, choice: ToolChoice) -> tuple[CallRule, ...]:
+    """The tools that may be called. Where nothing demands a schema, a call's arguments are any object."""
+    must_call = choice.mode in ("required", "named")
+    loose: dict[str, Any] = {"type": "object"}
+    return tuple(
+        CallRule(
+            tool["function"]["name"],
+            parameters_of(tool) if must_call or is_strict(tool) else loose,
+            is_strict(tool),
+        )
+        for tool in body.tools
+        if choice.names is None or tool["function"]["name"] in choice.names
+    )
+
+
+def _no_parser(tokenizer: Tokenizer) -> InvalidRequest:
+    if "tools" in (tokenizer.chat_template_source or ""):
+        return InvalidRequest(
+            "tools: how the served model writes calls is not known; start the gateway with --tool-call-parser",
+            param="tools",
+        )
+    return InvalidRequest(
+        "tools: the served model's chat template takes no tools; to read and force calls all the same, start the "
+        "gateway with --tool-call-parser",
+        param="tools",
+    )

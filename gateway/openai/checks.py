@@ -1,0 +1,144 @@
+"""The checks that the HTTP and gRPC servers share. Each raises InvalidRequest or UnknownModel with the field's name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outrider.gateway.fleet.drafter_choice import AUTO_ORDER
+from outrider.gateway.request.served import RequestLimits, ServedModel
+from outrider.gateway.request.tokenizer import Tokenizer
+from outrider.gateway.request.types import METHOD_AUTO, METHOD_OFF, SpeculationRequest
+from outrider.shared.errors import InvalidRequest, UnknownModel
+from outrider.shared.sampling_params import SpeculationMode
+
+
+def check_model(name: str | None, model: ServedModel) -> None:
+    """None means the served model."""
+    if name is not None and name != model.name:
+        raise UnknownModel(f"model {name[:200]!r} is not served; the served model is {model.name!r}", param="model")
+
+
+def check_token_ids(token_ids: Sequence[int], model: ServedModel, param: str) -> None:
+    for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
+        if not 0 <= token_id < model.vocab_size:
+            raise InvalidRequest(
+                f"{param}: token id {token_id} is outside the vocabulary [0, {model.vocab_size})", param=param
+            )
+
+
+def check_prompt(token_ids: Sequence[int], model: ServedModel, param: str) -> None:
+    """At least one token, all in the vocabulary, and room for one more in the context."""
+    if not token_ids:
+        raise InvalidRequest(f"{param} is empty: it has no tokens", param=param)
+    check_token_ids(token_ids, model, param)
+    if len(token_ids) + 1 > model.max_model_len:
+        raise InvalidRequest(
+            f"{param} has {len(token_ids)} tokens; with one output token that exceeds the model's context of "
+            f"{model.max_model_len} tokens",
+            param=param,
+        )
+
+
+def check_prompt_chars(text: str, tokenizer: Tokenizer, model: ServedModel, param: str) -> None:
+    """Refuses a text that is too long for any tokenization; tokenizing megabytes would take seconds."""
+    most_chars = tokenizer.most_chars_per_token
+    if most_chars is not None and len(text) > most_chars * model.max_model_len:
+        raise InvalidRequest(
+            f"{param} has {len(text)} characters; no token has more than {most_chars}, so that exceeds the "
+            f"model's context of {model.max_model_len} tokens",
+            param=param,
+        )
+
+
+def truncate_prompt(
+    token_ids: list[int], limit: int | None, side: str, num_output_tokens: int, model: ServedModel
+) -> list[int]:
+    """Keeps `limit` tokens, for side "left" the last ones; -1 keeps what the context allows beyond the output."""
+    if side not in ("left", "right"):
+        raise InvalidRequest('truncation_side must be "left" or "right"', param="truncation_side")
+    if limit is None:
+        return token_ids
+    if limit == -1:
+        limit = max(1, model.max_model_len - num_output_tokens)
+    if not 1 <= limit <= model.max_model_len:
+        raise InvalidRequest(
+            f"truncate_prompt_tokens must be -1 or between 1 and {model.max_model_len}, got {limit}",
+            param="truncate_prompt_tokens",
+        )
+    return token_ids[-limit:] if side == "left" else token_ids[:limit]
+
+
+def output_budget(requested: int | None, default: int | None, prompt_len: int, model: ServedModel, param: str) -> int:
+    """max_tokens: the requested value if it fits, else the default limited to the context, else all of the context.
+
+    None of them exceeds the server's limit (--override-generation-config).
+    """
+    room = model.max_model_len - prompt_len
+    limit = model.sampling_defaults.max_tokens_limit
+    if requested is None:
+        return min(bound for bound in (default, limit, room) if bound is not None)
+    if requested < 1:
+        raise InvalidRequest(f"{param} must be at least 1, got {requested}", param=param)
+    if requested > room:
+        raise InvalidRequest(
+            f"{param} is {requested}, but the prompt's {prompt_len} tokens leave room for {room} in the model's "
+            f"context of {model.max_model_len} tokens",
+            param=param,
+        )
+    return requested if limit is None else min(requested, limit)
+
+
+def check_stop(stop: Sequence[str], limits: RequestLimits, param: str = "stop") -> None:
+    if len(stop) > limits.max_stop_strings:
+        raise InvalidRequest(f"{param} has {len(stop)} strings, the maximum is {limits.max_stop_strings}", param=param)
+    for text in stop:
+        if not text:
+            raise InvalidRequest(f"{param} must not contain an empty string", param=param)
+        if len(text) > limits.max_stop_chars:
+            raise InvalidRequest(
+                f"{param} has a string of {len(text)} characters, the maximum is {limits.max_stop_chars}", param=param
+            )
+
+
+def check_grammar(text: str, model: ServedModel, limits: RequestLimits, param: str) -> None:
+    """Checks size and support; the engine checks whether the grammar is valid."""
+    if not model.supports_grammars:
+        raise InvalidRequest(f"{param} is not supported by the served model", param=param)
+    if len(text) > limits.max_grammar_chars:
+        raise InvalidRequest(
+            f"{param} has {len(text)} characters, the maximum is {limits.max_grammar_chars}", param=param
+        )
+
+
+def check_speculation(
+    method: str | None,
+    num_speculative_tokens: int | None,
+    mode: str | None,
+    model: ServedModel,
+    token_tree: bool | None = None,
+) -> SpeculationRequest:
+    """None means the server's default."""
+    # Until a drafter is seen its methods are unknown; a request is then decoded without drafts.
+    choices = (METHOD_AUTO, METHOD_OFF, *(model.draft_methods or AUTO_ORDER))
+    if method is not None and method not in choices:
+        raise InvalidRequest(
+            f"speculation.method {method[:80]!r} is not one of {', '.join(choices)}", param="speculation.method"
+        )
+    most = model.max_speculative_tokens
+    if num_speculative_tokens is not None and not 1 <= num_speculative_tokens <= most:
+        raise InvalidRequest(
+            f"speculation.num_speculative_tokens must be between 1 and {most}, got {num_speculative_tokens}; "
+            'method "off" turns speculation off',
+            param="speculation.num_speculative_tokens",
+        )
+    modes = {entry.value: entry for entry in SpeculationMode}
+    if mode is not None and mode not in modes:
+        raise InvalidRequest(
+            f"speculation.mode {mode[:80]!r} is not one of {', '.join(modes)}", param="speculation.mode"
+        )
+    return SpeculationRequest(
+        method=method or METHOD_AUTO,
+        num_speculative_tokens=num_speculative_tokens or 0,
+        mode=modes[mode] if mode is not None else None,
+        token_tree=token_tree,
+    )

@@ -1,0 +1,263 @@
+"""Parsed bodies to ValidRequests: every check that needs the model, the tokenizer or the limits.
+
+Not here: the shape of the bodies (openai_schema.py) and the ranges of sampling parameters (shared/sampling_params.py).
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import replace
+
+from outrider.gateway.openai.chat_plan import ChatPlan, chat_prompt
+from outrider.gateway.openai.checks import (
+    check_model,
+    check_prompt,
+    check_prompt_chars,
+    check_speculation,
+    check_stop,
+    output_budget,
+    truncate_prompt,
+)
+from outrider.gateway.openai.grammar_fields import grammar_of
+from outrider.gateway.openai.schema import (
+    ChatCompletionRequest,
+    ChatFields,
+    CompletionRequest,
+    GenerationFields,
+    Speculation,
+)
+from outrider.gateway.request.served import RequestLimits, Served, ServedModel
+from outrider.gateway.request.tokenizer import Tokenizer
+from outrider.gateway.request.types import AnswerOptions, Prepared, SpeculationRequest, ValidRequest
+from outrider.shared.errors import InvalidRequest
+from outrider.shared.sampling_params import MAX_LOGPROBS, SamplingParams
+
+# tokens; OpenAI's default for /v1/completions; a chat may fill the context, or has its model's sampling default
+DEFAULT_COMPLETION_TOKENS = 16
+REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_MAX_SALT_CHARS = 256
+_MAX_BAD_WORDS = 1024
+# tokens and biases; a request's lists times its outputs, each of which sends them to a verifier: 1 us an entry
+_MAX_REPEATED = 131_072
+
+
+def prepare_completion(body: CompletionRequest, served: Served) -> Prepared:
+    """Raises InvalidRequest or UnknownModel."""
+    check_model(body.model, served.model)
+    options = _options(body, served, "cmpl-", chat=False)
+    num_logprobs = _num_logprobs("logprobs", body.logprobs)
+    if body.max_tokens == 0 and not body.echo:
+        raise InvalidRequest("max_tokens must be at least 1, or 0 together with echo", param="max_tokens")
+    drop_output = body.max_tokens == 0
+    options = replace(options, num_logprobs=num_logprobs, drop_output=drop_output)
+    if body.echo and num_logprobs is not None:
+        body = body.model_copy(update={"prompt_logprobs": body.prompt_logprobs or num_logprobs})
+    if drop_output:
+        body = body.model_copy(update={"max_tokens": 1})
+    # Before the texts are tokenized, which is what takes long.
+    _check_counts(body.n, len(body.prompt), served.limits)
+    if body.truncate_prompt_tokens is None:
+        for prompt in body.prompt:
+            if isinstance(prompt, str):
+                check_prompt_chars(prompt, served.tokenizer, served.model, "prompt")
+    prompts = [
+        served.tokenizer.encode(prompt, body.add_special_tokens) if isinstance(prompt, str) else list(prompt)
+        for prompt in body.prompt
+    ]
+    prepared = _prepare(body, prompts, "prompt", num_logprobs, options, served)
+    if not body.echo:
+        return prepared
+    texts = tuple(
+        prompt
+        if isinstance(prompt, str) and len(request.prompt_token_ids) == len(token_ids)
+        # token ids, or a prompt that was truncated
+        else served.tokenizer.decode(request.prompt_token_ids, body.skip_special_tokens)
+        for prompt, token_ids, request in zip(body.prompt, prompts, prepared.requests, strict=True)
+    )
+    return replace(prepared, options=replace(options, echo_texts=texts))
+
+
+def prepare_chat(body: ChatCompletionRequest, served: Served, id_prefix: str = "chatcmpl-") -> Prepared:
+    """id_prefix: how the answer's id begins. Raises InvalidRequest or UnknownModel."""
+    check_model(body.model, served.model)
+    if body.top_logprobs is not None and not body.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
+    num_logprobs = _num_logprobs("top_logprobs", body.top_logprobs or 0) if body.logprobs else None
+    options = replace(_options(body, served, id_prefix, chat=True), num_logprobs=num_logprobs)
+    text = chat_prompt(body, served.tokenizer)
+    plan = ChatPlan.of(body, served, text)
+    most_in = served.model if body.truncate_prompt_tokens is None else None
+    prompt = _encoded(text, body, served.tokenizer, most_in)
+    return plan.applied_to(_prepare(body, [prompt], "messages", num_logprobs, options, served), served)
+
+
+def chat_token_ids(body: ChatFields, tokenizer: Tokenizer, most_in: ServedModel | None = None) -> list[int]:
+    """`most_in`: refuses what cannot fit that model's context before it is tokenized."""
+    return _encoded(chat_prompt(body, tokenizer), body, tokenizer, most_in)
+
+
+def _encoded(text: str, body: ChatFields, tokenizer: Tokenizer, most_in: ServedModel | None) -> list[int]:
+    if most_in is not None:
+        check_prompt_chars(text, tokenizer, most_in, "messages")
+    return tokenizer.encode(text, body.add_special_tokens)
+
+
+def _options(body: GenerationFields, served: Served, id_prefix: str, *, chat: bool) -> AnswerOptions:
+    if body.stream_options is not None and body.stream_options.model_fields_set and not body.stream:
+        raise InvalidRequest("stream_options needs stream to be true", param="stream_options")
+    if body.stream and body.prompt_logprobs is not None:
+        raise InvalidRequest("prompt_logprobs cannot be streamed", param="prompt_logprobs")
+    request_id = body.request_id
+    if request_id is not None and not REQUEST_ID.fullmatch(request_id):
+        raise InvalidRequest("request_id must be 1 to 128 visible ASCII characters", param="request_id")
+    stream = body.stream_options
+    return AnswerOptions(
+        answer_id=f"{id_prefix}{request_id or uuid.uuid4().hex}",
+        created=int(time.time()),
+        model=served.model.name,
+        chat=chat,
+        stream=body.stream,
+        include_usage=stream is not None and stream.include_usage,
+        continuous_usage=stream is not None and stream.include_usage and stream.continuous_usage_stats,
+        prompt_logprobs=body.prompt_logprobs is not None,
+        return_token_ids=body.return_token_ids,
+        annotate=body.speculation is not None and body.speculation.annotate,
+    )
+
+
+def _num_logprobs(name: str, value: int | None) -> int | None:
+    if value is not None and not 0 <= value <= MAX_LOGPROBS:
+        raise InvalidRequest(f"{name} must be between 0 and {MAX_LOGPROBS}, got {value}", param=name)
+    return value
+
+
+def _prepare(
+    body: GenerationFields,
+    prompts: list[list[int]],
+    prompt_name: str,
+    num_logprobs: int | None,
+    options: AnswerOptions,
+    served: Served,
+) -> Prepared:
+    model, limits = served.model, served.limits
+    _check_counts(body.n, len(prompts), limits)
+    check_stop(body.stop, limits)
+    speculation = _speculation(body.speculation, model)
+    params = _sampling_params(body, num_logprobs, served)
+    _check_repeated(params, body.n * len(prompts))
+    salt = body.cache_salt or ""
+    if body.cache_salt is not None and not 1 <= len(salt) <= _MAX_SALT_CHARS:
+        raise InvalidRequest(f"cache_salt must have 1 to {_MAX_SALT_CHARS} characters", param="cache_salt")
+    requests = []
+    for place, prompt in enumerate(prompts):
+        prompt = truncate_prompt(
+            prompt, body.truncate_prompt_tokens, body.truncation_side, _asked_tokens(body) or 1, model
+        )
+        check_prompt(prompt, model, prompt_name)
+        own_params = replace(params, max_tokens=_max_tokens(body, len(prompt), options.chat, model))
+        own_params.validate(model.vocab_size)
+        suffix = f"-{place}" if len(prompts) > 1 else ""
+        requests.append(
+            ValidRequest(
+                request_id=options.answer_id + suffix,
+                prompt_token_ids=tuple(prompt),
+                sampling_params=own_params,
+                n=body.n,
+                stop=body.stop,
+                include_stop_str_in_output=body.include_stop_str_in_output,
+                skip_special_tokens=body.skip_special_tokens,
+                speculation=speculation,
+                cache_salt=salt,
+            )
+        )
+    return Prepared(tuple(requests), options)
+
+
+def _check_repeated(params: SamplingParams, num_outputs: int) -> None:
+    lists = {"bad_words": sum(map(len, params.bad_words)), "logit_bias": len(params.logit_bias)}
+    for name, size in lists.items():
+        if size * num_outputs > _MAX_REPEATED:
+            raise InvalidRequest(
+                f"{name} has {size} entries for each of {num_outputs} outputs, the most is {_MAX_REPEATED} in all; "
+                "ask for fewer outputs at once",
+                param=name,
+            )
+
+
+def _check_counts(n: int, num_prompts: int, limits: RequestLimits) -> None:
+    if not 1 <= n <= limits.max_n:
+        raise InvalidRequest(f"n must be between 1 and {limits.max_n}, got {n}", param="n")
+    if n * num_prompts > limits.max_sequences:
+        raise InvalidRequest(
+            f"n is {n} for {num_prompts} prompts: {n * num_prompts} outputs, and one request may ask for "
+            f"{limits.max_sequences}",
+            param="n",
+        )
+
+
+def _asked_tokens(body: GenerationFields) -> int | None:
+    return body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+
+
+def _max_tokens(body: GenerationFields, prompt_len: int, chat: bool, model: ServedModel) -> int:
+    name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    default = model.sampling_defaults.max_tokens if chat else DEFAULT_COMPLETION_TOKENS
+    return output_budget(_asked_tokens(body), default, prompt_len, model, name)
+
+
+def _speculation(asked: Speculation | None, model: ServedModel) -> SpeculationRequest:
+    if asked is None:
+        return SpeculationRequest()
+    return check_speculation(asked.method, asked.num_speculative_tokens, asked.mode, model, asked.token_tree)
+
+
+def _sampling_params(body: GenerationFields, num_logprobs: int | None, served: Served) -> SamplingParams:
+    """All but max_tokens, which depends on the prompt."""
+    if body.allowed_token_ids == ():
+        raise InvalidRequest("allowed_token_ids must not be empty", param="allowed_token_ids")
+    if body.top_k is not None and body.top_k < -1:
+        raise InvalidRequest(f"top_k must be -1 (off) or at least 0, got {body.top_k}", param="top_k")
+    defaults = served.model.sampling_defaults
+    return SamplingParams(
+        temperature=defaults.temperature if body.temperature is None else body.temperature,
+        top_p=defaults.top_p if body.top_p is None else body.top_p,
+        top_k=defaults.top_k if body.top_k is None else max(body.top_k, 0),
+        min_p=defaults.min_p if body.min_p is None else body.min_p,
+        seed=_seed(body.seed),
+        min_tokens=body.min_tokens,
+        stop_token_ids=tuple(dict.fromkeys(body.stop_token_ids)),
+        ignore_eos=body.ignore_eos,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        repetition_penalty=(
+            defaults.repetition_penalty if body.repetition_penalty is None else body.repetition_penalty
+        ),
+        logit_bias=tuple(sorted((body.logit_bias or {}).items())),
+        bad_words=_bad_words(body.bad_words, served.tokenizer),
+        allowed_token_ids=tuple(sorted(set(body.allowed_token_ids or ()))),
+        num_logprobs=num_logprobs,
+        num_prompt_logprobs=body.prompt_logprobs,
+        grammar=grammar_of(body.response_format, body.structured_outputs, served.model, served.limits),
+    )
+
+
+def _seed(seed: int | None) -> int | None:
+    """-1 is vLLM's "no seed"; the API allows other negative seeds, and modulo 2^64 keeps them apart."""
+    return None if seed is None or seed == -1 else seed % 2**64
+
+
+def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """Each word as it is written at the start of a text and after a space, which are different tokens."""
+    if len(words) > _MAX_BAD_WORDS:
+        raise InvalidRequest(f"bad_words has {len(words)} entries, the most is {_MAX_BAD_WORDS}", param="bad_words")
+    sequences: dict[tuple[int, ...], None] = {}
+    for word in words:
+        bare = word.lstrip()
+        if not bare:
+            raise InvalidRequest("bad_words must not hold an empty string", param="bad_words")
+        for text in (bare, " " + bare):
+            sequences[tuple(tokenizer.encode(text, add_special_tokens=False))] = None
+    return tuple(sequences)

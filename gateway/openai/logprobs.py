@@ -1,0 +1,128 @@
+"""Log-probabilities in the three formats of the OpenAI API and vLLM: completions, chat, prompt."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from outrider.gateway.openai.response_types import (
+    ChatLogprobs,
+    ChatTokenLogprob,
+    CompletionLogprobs,
+    PromptLogprobs,
+    PromptTokenLogprob,
+    TopLogprob,
+)
+from outrider.gateway.request.detokenizer import make_text_decoder
+from outrider.gateway.request.tokenizer import Tokenizer
+from outrider.shared.messages import TokenLogprob
+
+# JSON has no -inf; vLLM shows masked tokens with this value.
+_LOWEST = -9999.0
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, _LOWEST) if math.isfinite(logprob) else _LOWEST
+
+
+def completion_logprobs(
+    tokenizer: Tokenizer,
+    token_ids: Sequence[int],
+    token_texts: Sequence[str],
+    entries: Sequence[TokenLogprob | None],
+    num_top: int,
+    text_offset: int,
+) -> CompletionLogprobs:
+    """The legacy format. text_offset: where the first token's text begins. None: a token without a distribution."""
+    shown: CompletionLogprobs = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    for token_id, text, entry in zip(token_ids, token_texts, entries, strict=True):
+        token = tokenizer.token_text(token_id)
+        shown["tokens"].append(token)
+        shown["text_offset"].append(text_offset)
+        text_offset += len(text)
+        if entry is None:
+            shown["token_logprobs"].append(None)
+            shown["top_logprobs"].append(None)
+            continue
+        pairs = list(zip(entry.top_token_ids, entry.top_logprobs, strict=True))[:num_top]
+        top = {tokenizer.token_text(other): _finite(logprob) for other, logprob in pairs}
+        top.setdefault(token, _finite(entry.logprob))  # always includes the chosen token, as vLLM does
+        shown["token_logprobs"].append(_finite(entry.logprob))
+        shown["top_logprobs"].append(top)
+    return shown
+
+
+def join_completion_logprobs(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionLogprobs:
+    return {
+        "tokens": first["tokens"] + second["tokens"],
+        "token_logprobs": first["token_logprobs"] + second["token_logprobs"],
+        "top_logprobs": first["top_logprobs"] + second["top_logprobs"],
+        "text_offset": first["text_offset"] + second["text_offset"],
+    }
+
+
+def echo_logprobs(
+    tokenizer: Tokenizer, prompt_token_ids: Sequence[int], echo_text: str, entries: Sequence[TokenLogprob], num_top: int
+) -> CompletionLogprobs:
+    """The prompt in the legacy format; its first token has no log-probability."""
+    texts = _echoed_texts(tokenizer, prompt_token_ids, echo_text)
+    laws = _after_first(prompt_token_ids, entries)
+    return completion_logprobs(tokenizer, prompt_token_ids, texts, laws, num_top, 0)
+
+
+def _echoed_texts(tokenizer: Tokenizer, prompt_token_ids: Sequence[int], echo_text: str) -> list[str]:
+    """Per token, the part of the echoed text that it completes: none for a special token that is not in the text,
+    as when the tokenizer put it in front."""
+    decoder = make_text_decoder(tokenizer, (), skip_special_tokens=False)
+    texts: list[str] = []
+    end = 0
+    for token_id in prompt_token_ids:
+        text = decoder.push(token_id)
+        if token_id in tokenizer.special_ids and not echo_text.startswith(text, end):
+            text = ""
+        texts.append(text)
+        end += len(text)
+    return texts
+
+
+def _after_first(prompt_token_ids: Sequence[int], entries: Sequence[TokenLogprob]) -> list[TokenLogprob | None]:
+    if len(entries) != len(prompt_token_ids):
+        return [None] * len(prompt_token_ids)
+    return [None, *entries[1:]]
+
+
+def chat_logprobs(
+    tokenizer: Tokenizer, token_ids: Sequence[int], entries: Sequence[TokenLogprob], num_top: int
+) -> ChatLogprobs:
+    content: list[ChatTokenLogprob] = []
+    for token_id, entry in zip(token_ids, entries, strict=True):
+        pairs = list(zip(entry.top_token_ids, entry.top_logprobs, strict=True))[:num_top]
+        chosen = _token_logprob(tokenizer, token_id, entry.logprob)
+        content.append({**chosen, "top_logprobs": [_token_logprob(tokenizer, *pair) for pair in pairs]})
+    return {"content": content}
+
+
+def _token_logprob(tokenizer: Tokenizer, token_id: int, logprob: float) -> TopLogprob:
+    data = tokenizer.token_bytes(token_id)
+    return {"token": data.decode("utf-8", "replace"), "logprob": _finite(logprob), "bytes": list(data)}
+
+
+def prompt_logprobs(
+    tokenizer: Tokenizer, prompt_token_ids: Sequence[int], entries: Sequence[TokenLogprob]
+) -> PromptLogprobs:
+    """vLLM's format: null for the first token, then per token {id: {logprob, rank, decoded_token}}."""
+    shown: PromptLogprobs = []
+    for token_id, entry in zip(prompt_token_ids, _after_first(prompt_token_ids, entries), strict=True):
+        if entry is None:
+            shown.append(None)
+            continue
+        row = {str(token_id): _prompt_token(tokenizer, token_id, entry.logprob, entry.rank)}
+        tops = zip(entry.top_token_ids, entry.top_logprobs, strict=True)
+        for rank, (other, logprob) in enumerate(tops, start=1):
+            row.setdefault(str(other), _prompt_token(tokenizer, other, logprob, rank))
+        shown.append(row)
+    return shown
+
+
+def _prompt_token(tokenizer: Tokenizer, token_id: int, logprob: float, rank: int) -> PromptTokenLogprob:
+    return {"logprob": _finite(logprob), "rank": rank, "decoded_token": tokenizer.token_text(token_id)}

@@ -1,0 +1,342 @@
+"""The bodies of /v1/completions, /v1/chat/completions, /tokenize and /detokenize, as OpenAI and vLLM define them.
+
+null means "not given". A known but unsupported field is refused by name if its value has an effect.
+Fields that cannot change the output are accepted; unknown fields are ignored. Not here: checks that need the model
+(convert.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Self, TypeVar
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
+
+from outrider.gateway.openai.fields import (
+    Bool,
+    Int,
+    JsonObject,
+    LogitBias,
+    Number,
+    Prompts,
+    String,
+    StringOrStrings,
+    Strings,
+    TokenIds,
+    json_kind,
+)
+from outrider.gateway.tool_calls.fields import ToolChoiceField, ToolList
+from outrider.shared.errors import InvalidRequest
+
+log = logging.getLogger(__name__)
+
+# These cannot change the visible output.
+_IGNORABLE = frozenset(
+    {
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "session_id",
+        "prediction",
+        "spaces_between_special_tokens",
+        "stream_interval",
+        "return_mm_kwargs",
+    }
+)
+# Unsupported fields of OpenAI or vLLM, with the values that have no effect.
+UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
+    "use_beam_search": (False,),
+    "length_penalty": (1, 1.0),
+    "logprob_token_ids": ([],),
+    "priority": (0,),
+    "return_tokens_as_token_ids": (False,),
+    "return_token_offsets": (False,),
+    "kv_transfer_params": (),
+    "ec_transfer_params": (),
+    "routed_experts_prompt_start": (0,),
+    "vllm_xargs": ({},),
+    "repetition_detection": (),
+    "watermarking": (False,),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+}
+_UNSUPPORTED_IN_COMPLETIONS: Mapping[str, tuple[Any, ...]] = {
+    **UNSUPPORTED,
+    "suffix": ("",),
+    "thinking_token_budget": (-1,),
+    "prompt_embeds": (),
+}
+_UNSUPPORTED_IN_CHAT: Mapping[str, tuple[Any, ...]] = {
+    **UNSUPPORTED,
+    "echo": (False,),
+    "return_prompt_text": (False,),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "verbosity": ("medium",),
+    "modalities": (["text"],),
+    "audio": (),
+    "web_search_options": (),
+    "documents": ([],),
+    "chat_template": (),
+    "mm_processor_kwargs": ({},),
+    "media_io_kwargs": ({},),
+}
+
+
+def _same_json(left: object, right: object) -> bool:
+    return left == right and isinstance(left, bool) == isinstance(right, bool)
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True, protected_namespaces=())
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    # What to send in place of an unsupported field.
+    instead: ClassVar[Mapping[str, str]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _prepare(cls, value: object) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise ValueError(f"must be an object, got {json_kind(value)}")
+        given = {name: entry for name, entry in value.items() if entry is not None}
+        for name in cls.unsupported.keys() & given.keys():
+            if not any(_same_json(given[name], harmless) for harmless in cls.unsupported[name]):
+                advice = f"; use {cls.instead[name]}" if name in cls.instead else ""
+                raise InvalidRequest(f"{name} is not supported{advice}", param=name)
+        if log.isEnabledFor(logging.DEBUG):
+            unknown = given.keys() - cls.model_fields.keys() - cls.unsupported.keys() - _IGNORABLE
+            if unknown:
+                shown = [name[:64] for name in sorted(unknown)[:20]]  # names may be many and long
+                log.debug("%s: ignored fields %s", cls.__name__, shown)
+        return given
+
+
+class StreamOptions(Body):
+    include_usage: Bool = False
+    continuous_usage_stats: Bool = Field(False, description="with include_usage: in every event")
+
+
+class Speculation(Body):
+    """Outrider's own: draft method, draft length, guarantee, and whether the answer has the origin of each token."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    method: String | None = Field(None, description='"auto", "off" or a draft method that the server offers')
+    num_speculative_tokens: Int | None = Field(None, description="maximum draft tokens per round")
+    mode: String | None = Field(None, description='"exact" or "rejection"')
+    token_tree: Bool | None = Field(None, description="draft tokens as a tree; num_speculative_tokens caps its nodes")
+    annotate: Bool = Field(False, description="choices include the origin of each token")
+
+
+class ResponseFormat(Body):
+    type: String
+    json_schema: JsonObject | None = None
+
+
+class StructuredOutputs(Body):
+    """Exactly one of the first five, under vLLM's names; the others are options of JSON."""
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"structural_tag": ()}
+
+    json_: Annotated[Any, WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "string"}]})] = Field(
+        None, alias="json"
+    )
+    regex: String | None = None
+    choice: Strings | None = None
+    grammar: String | None = Field(None, description="in Lark's notation or in GBNF")
+    json_object: Bool = False
+    disable_any_whitespace: Bool = False
+    disable_additional_properties: Bool = False
+    whitespace_pattern: String | None = Field(None, description="a regular expression")
+
+
+class GenerationFields(Body):
+    """The fields of both generating endpoints."""
+
+    model: String | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
+    top_k: Int | None = Field(None, description="-1 and 0 keep everything")
+    min_p: Number | None = None
+    seed: Int | None = Field(None, description="-1 is no seed, as in vLLM; other negative seeds are taken modulo 2^64")
+    n: Int = 1
+    max_tokens: Int | None = None
+    max_completion_tokens: Int | None = None
+    min_tokens: Int = 0
+    frequency_penalty: Number = 0.0
+    presence_penalty: Number = 0.0
+    repetition_penalty: Number | None = None
+    logit_bias: LogitBias | None = None
+    stop: StringOrStrings = ()
+    stop_token_ids: TokenIds = ()
+    include_stop_str_in_output: Bool = False
+    ignore_eos: Bool = False
+    skip_special_tokens: Bool = True
+    bad_words: Strings = ()
+    allowed_token_ids: TokenIds | None = None
+    prompt_logprobs: Int | None = None
+    truncate_prompt_tokens: Int | None = Field(None, description="-1: as many as the context allows")
+    truncation_side: String = "left"
+    stream: Bool = False
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    request_id: String | None = Field(None, description="part of the answer's id, by which a stream is resumed")
+    cache_salt: String | None = None
+    return_token_ids: Bool = False
+    speculation: Speculation | None = None
+
+
+class CompletionRequest(GenerationFields):
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = _UNSUPPORTED_IN_COMPLETIONS
+
+    best_of: Int | None = Field(None, description="n, if given")
+    prompt: Prompts
+    echo: Bool = False
+    logprobs: Int | None = None
+    add_special_tokens: Bool = True
+
+    @model_validator(mode="after")
+    def _check_best_of(self) -> Self:
+        if self.best_of is not None and self.best_of != self.n:
+            raise InvalidRequest(
+                f"best_of is {self.best_of}, only the same as n is supported: {self.n}", param="best_of"
+            )
+        return self
+
+
+def _part_text(part: object, where: str) -> str:
+    if not isinstance(part, dict):
+        raise ValueError(f"{where} must be an object, got {json_kind(part)}")
+    kind = part.get("type", "text")
+    if kind != "text":
+        raise ValueError(f"{where} has type {str(kind)[:40]!r}; only text is supported")
+    text = part.get("text")
+    if not isinstance(text, str):
+        raise ValueError(f"{where} must have a text, got {json_kind(text)}")
+    return text
+
+
+def _message(message: object, where: str) -> dict[str, Any]:
+    """Text parts are joined by newlines, as vLLM does for text-only templates."""
+    if not isinstance(message, dict):
+        raise ValueError(f"{where} must be an object, got {json_kind(message)}")
+    given = {name: value for name, value in message.items() if value is not None}
+    role = given.get("role")
+    if not isinstance(role, str) or not role:
+        raise ValueError(f"{where} must have a role")
+    content = given.get("content", "")
+    if isinstance(content, list):
+        parts = [_part_text(part, f"{where} part {index}") for index, part in enumerate(content)]
+        content = "\n".join(parts)
+    if not isinstance(content, str):
+        raise ValueError(f"{where} must have text as content, got {json_kind(content)}")
+    return {**given, "role": role, "content": content}
+
+
+def _messages(value: object) -> tuple[dict[str, Any], ...]:
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"must be a list, got {json_kind(value)}")
+    if not value:
+        raise ValueError("must not be empty")
+    return tuple(_message(message, f"entry {place}") for place, message in enumerate(value))
+
+
+_MESSAGE_SCHEMA = {
+    "type": "object",
+    "required": ["role"],
+    "properties": {
+        "role": {"type": "string"},
+        "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]},
+        "name": {"type": "string"},
+    },
+}
+Messages = Annotated[
+    tuple[dict[str, Any], ...],
+    PlainValidator(_messages),
+    WithJsonSchema({"type": "array", "minItems": 1, "items": _MESSAGE_SCHEMA}),
+]
+
+
+class ChatFields(Body):
+    messages: Messages
+    add_generation_prompt: Bool = True
+    continue_final_message: Bool = False
+    chat_template_kwargs: JsonObject | None = None
+    reasoning_effort: String | None = Field(None, description="none, minimal, low, medium, high, xhigh or max")
+    tools: ToolList = ()
+    add_special_tokens: Bool = False
+
+
+class ChatCompletionRequest(GenerationFields, ChatFields):
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = _UNSUPPORTED_IN_CHAT
+    instead: ClassVar[Mapping[str, str]] = {"functions": "tools", "function_call": "tool_choice"}
+
+    logprobs: Bool = False
+    top_logprobs: Int | None = None
+    tool_choice: ToolChoiceField | None = None
+    parallel_tool_calls: Bool = True
+    include_reasoning: Bool = True
+    thinking_token_budget: Int | None = Field(
+        None, description="tokens of reasoning, markers not counted; -1: no limit"
+    )
+
+
+class TokenizeRequest(Body):
+    model: String | None = None
+    prompt: String
+    add_special_tokens: Bool = True
+    return_token_strs: Bool = False
+
+
+class TokenizeChatRequest(ChatFields):
+    model: String | None = None
+    return_token_strs: Bool = False
+
+
+class DetokenizeRequest(Body):
+    model: String | None = None
+    tokens: TokenIds
+    skip_special_tokens: Bool = False
+
+
+BodyT = TypeVar("BodyT", bound=Body)
+
+
+def parse_body(kind: type[BodyT], body: object) -> BodyT:
+    """Raises InvalidRequest: one sentence about the first problem; `param` names the field."""
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        raise _one_sentence(error) from None
+
+
+def _one_sentence(error: ValidationError) -> InvalidRequest:
+    first = error.errors(include_url=False, include_input=False)[0]
+    param = ".".join(str(part) for part in first["loc"])
+    name = param or "the body"
+    if first["type"] == "missing":
+        message = f"{name} is required"
+    elif first["type"] == "extra_forbidden":
+        message = f"{name} is not a known field"
+    elif first["type"] == "value_error":
+        message = f"{name} {first['ctx']['error']}"
+    else:
+        message = f"{name}: {first['msg']}"
+    return InvalidRequest(message, param=param or None)

@@ -1,0 +1,121 @@
+"""A request's usage, summed over its choices: tokens and speculation figures."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from itertools import zip_longest
+
+from outrider.gateway.openai.response_types import Metrics, SpeculationMetrics, Usage
+from outrider.gateway.request.types import GenerationUpdate, Prepared, SpeculationSummary
+from outrider.gateway.tool_calls.formats import NONE
+from outrider.gateway.tool_calls.plan import ReasoningTokens
+from outrider.shared.errors import InternalError
+
+
+class SpecMetricsLevel(enum.Enum):
+    """How much an answer reports about its own speculation (vLLM's --per-request-spec-decode-metrics)."""
+
+    NONE = "none"
+    SUMMARY = "summary"
+    DETAILED = "detailed"
+
+
+class Account:
+    """Pass every update to `add`; the other methods only read."""
+
+    def __init__(self, prepared: Prepared, level: SpecMetricsLevel) -> None:
+        self._requests = prepared.requests
+        self._drop_output = prepared.options.drop_output
+        self._level = level
+        self._num_tokens: dict[int, int] = {}
+        self._num_cached = [0] * len(prepared.requests)
+        self._finished: set[int] = set()
+        plan = prepared.options.output
+        self._reasoning = ReasoningTokens(plan) if plan is not None and plan.reasoning_parser != NONE else None
+        self._speculation: list[SpeculationSummary] = []
+
+    def choice(self, prompt_index: int, update: GenerationUpdate) -> int:
+        """The choice's index in the answer."""
+        return prompt_index * self._requests[prompt_index].n + update.choice_index
+
+    def add(self, prompt_index: int, update: GenerationUpdate) -> None:
+        choice = self.choice(prompt_index, update)
+        self._num_tokens[choice] = self._num_tokens.get(choice, 0) + len(update.token_ids)
+        if self._reasoning is not None:
+            self._reasoning.add(choice, update.token_texts)
+        if update.choice_index == 0:  # later choices reuse the first one's prompt
+            self._num_cached[prompt_index] = max(self._num_cached[prompt_index], update.num_cached_tokens)
+        if update.finish_reason is not None:
+            self._finished.add(choice)
+        if update.speculation is not None:
+            self._speculation.append(update.speculation)
+
+    def check_finished(self) -> None:
+        """Raises InternalError when a choice has not finished, so that no partial answer passes as a whole one."""
+        wanted = sum(request.n for request in self._requests)
+        if len(self._finished) != wanted:
+            raise InternalError(f"the output ended early: {len(self._finished)} of {wanted} choices finished")
+
+    def usage(self) -> Usage:
+        prompt_tokens = sum(len(request.prompt_token_ids) for request in self._requests)
+        completion_tokens = 0 if self._drop_output else sum(self._num_tokens.values())
+        usage: Usage = {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(self._num_cached)},
+        }
+        if self._reasoning is not None:
+            usage["completion_tokens_details"] = {"reasoning_tokens": self._reasoning.count}
+        return usage
+
+    def choice_usage(self, prompt_index: int, choice: int) -> Usage:
+        """One choice's usage so far, for streams that report it in every event."""
+        prompt_tokens = len(self._requests[prompt_index].prompt_token_ids)
+        completion_tokens = 0 if self._drop_output else self._num_tokens.get(choice, 0)
+        return {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+        }
+
+    def metrics(self) -> Metrics | None:
+        """None when turned off, or when nothing was speculated."""
+        if self._level is SpecMetricsLevel.NONE or not self._speculation:
+            return None
+        total = add_summaries(self._speculation)
+        shown = speculation_metrics(total)
+        # Steps of several choices cannot be told apart in one list.
+        if self._level is SpecMetricsLevel.DETAILED and len(self._speculation) == 1:
+            shown["per_step_accepted"] = list(total.per_step_accepted)
+            shown["per_step_drafted"] = list(total.per_step_drafted)
+        return {"speculative_decoding": shown}
+
+
+def add_summaries(summaries: Sequence[SpeculationSummary]) -> SpeculationSummary:
+    """Sums the counts; num_spec_tokens is the maximum."""
+    histograms = [summary.acceptance_histogram for summary in summaries]
+    return SpeculationSummary(
+        num_spec_tokens=max(summary.num_spec_tokens for summary in summaries),
+        num_spec_steps=sum(summary.num_spec_steps for summary in summaries),
+        num_draft_tokens=sum(summary.num_draft_tokens for summary in summaries),
+        num_accepted_draft_tokens=sum(summary.num_accepted_draft_tokens for summary in summaries),
+        acceptance_histogram=tuple(sum(column) for column in zip_longest(*histograms, fillvalue=0)),
+        per_step_accepted=tuple(step for summary in summaries for step in summary.per_step_accepted),
+        per_step_drafted=tuple(step for summary in summaries for step in summary.per_step_drafted),
+        num_emitted_tokens=sum(summary.num_emitted_tokens for summary in summaries),
+    )
+
+
+def speculation_metrics(summary: SpeculationSummary) -> SpeculationMetrics:
+    """Under vLLM's names."""
+    return {
+        "mean_acceptance_length": summary.mean_acceptance_length,
+        "draft_acceptance_rate": summary.draft_acceptance_rate,
+        "acceptance_histogram": list(summary.acceptance_histogram),
+        "num_spec_steps": summary.num_spec_steps,
+        "num_accepted_draft_tokens": summary.num_accepted_draft_tokens,
+        "num_draft_tokens": summary.num_draft_tokens,
+        "num_spec_tokens": summary.num_spec_tokens,
+    }

@@ -1,0 +1,111 @@
+// The parts of the gateway's JSON that the page reads.
+
+import type { Delta } from "./parts";
+
+export type Origin = "target" | "accepted" | "corrected" | "bonus";
+
+export interface Round {
+  index: number;
+  base_len: number;
+  num_tokens: number;
+  num_draft_tokens: number;
+  num_accepted_tokens: number;
+  method: string;
+  drafter: string;
+}
+
+export interface Annotation {
+  origins: Origin[];
+  token_texts: string[];
+  rounds: Round[];
+}
+
+interface CompletionLogprobs {
+  token_logprobs: (number | null)[];
+  top_logprobs: (Record<string, number> | null)[];
+}
+
+interface ChatLogprobs {
+  content: { logprob: number; top_logprobs: { token: string; logprob: number }[] }[];
+}
+
+export interface Choice {
+  text?: string;
+  delta?: Delta;
+  finish_reason: string | null;
+  outrider?: Annotation;
+  logprobs: CompletionLogprobs | ChatLogprobs | null;
+}
+
+export interface Chunk {
+  choices: Choice[];
+}
+
+export interface ErrorDetail {
+  message: string;
+  type: string;
+  param: string | null;
+  code: number;
+}
+
+export interface Model {
+  id: string;
+  max_model_len: number;
+  draft_methods: string[];
+}
+
+export interface Verifier {
+  address: string;
+  healthy: boolean;
+  model: string;
+  device: string;
+  dtype: string;
+  num_sessions: number;
+  max_sessions: number;
+  num_waiting: number;
+  num_blocks: number;
+  num_free_blocks: number;
+  /** The methods it drafts with in its own process. */
+  methods: Method[];
+}
+
+export interface Method {
+  name: string;
+  model: string;
+}
+
+export interface Drafter {
+  address: string;
+  healthy: boolean;
+  num_sessions: number;
+  max_sessions: number;
+  methods: Method[];
+}
+
+export interface Fleet {
+  version: string;
+  model: string | null;
+  verifiers: Verifier[];
+  drafters: Drafter[];
+  gateway: { num_running: number };
+}
+
+/** A token's log-probability under the target, and the likeliest tokens, from either of OpenAI's two formats. */
+export interface Law {
+  logprob: number | null;
+  top: [string, number][];
+}
+
+export function lawsOf(logprobs: Choice["logprobs"]): Law[] {
+  if (logprobs === null) return [];
+  if ("content" in logprobs) {
+    return logprobs.content.map((entry) => ({
+      logprob: entry.logprob,
+      top: entry.top_logprobs.map((other): [string, number] => [other.token, other.logprob]),
+    }));
+  }
+  return logprobs.token_logprobs.map((logprob, index) => ({
+    logprob,
+    top: Object.entries(logprobs.top_logprobs[index] ?? {}).sort((one, other) => other[1] - one[1]),
+  }));
+}

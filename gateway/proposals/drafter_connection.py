@@ -1,0 +1,213 @@
+"""A session's connection to its drafter: the prefix it has been sent and the answer still outstanding.
+
+Tokens are sent by absolute index and overwrite those sent before, so a guess may be sent. Not here: which drafter
+(fleet/drafter_choice), and how many draft tokens (draft_length).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from outrider.gateway.draft_length.draft_policy import LateAnswer
+from outrider.gateway.metrics import GatewayMetrics
+from outrider.gateway.proposals.hidden_flow import HiddenFlow
+from outrider.gateway.proposals.pending_proposal import PendingProposal
+from outrider.gateway.request.interfaces import Drafter
+from outrider.gateway.request.types import SessionTrace
+from outrider.shared.messages import DraftMethodInfo, DraftStep, Proposal, ProposalReply, SessionSpec
+
+# tokens; a drafter that has more to read before it drafts takes longer than usual; 3a7fdf4
+CATCH_UP_TOKENS = 24
+
+
+class Lease:
+    """A session slot at a drafter; `release` frees it. address: "" offline."""
+
+    def __init__(
+        self, drafter: Drafter, method: DraftMethodInfo, release: Callable[[], None], address: str = ""
+    ) -> None:
+        self.drafter = drafter
+        self.method = method
+        self.release = release
+        self.address = address
+
+
+@dataclass(frozen=True)
+class ConnectionOptions:
+    """token_tree: whether to ask for trees. timeout_s: longest time for an answer."""
+
+    token_tree: bool
+    timeout_s: float
+    metrics: GatewayMetrics
+    trace: SessionTrace | None = None
+
+
+class DrafterConnection:
+    """committed: the session's growing output.
+
+    `open` comes first. All methods but `close` raise OutriderError when the drafter is lost; then only `close` may be
+    called.
+    """
+
+    def __init__(self, lease: Lease, spec: SessionSpec, committed: Sequence[int], options: ConnectionOptions) -> None:
+        self.lease = lease
+        self.hidden = HiddenFlow(lease.method, len(spec.prompt_token_ids))
+        # Consecutive answers beyond timeout_s.
+        self.num_timeouts = 0
+        self._committed = committed
+        self._spec = dataclasses.replace(spec, method=lease.method.name, committed_token_ids=tuple(committed))
+        self._options = options
+        # Whether the drafter had to read the prompt, or more than CATCH_UP_TOKENS, for the last request.
+        self.is_catch_up = False
+        self._sent_len = len(committed)
+        # Tokens sent without a request since the last one; inf before the first one: the prompt is unread.
+        self._num_unread = math.inf
+        self._late: PendingProposal | None = None
+        self._ahead: PendingProposal | None = None
+
+    @property
+    def is_late(self) -> bool:
+        """Whether a late answer is outstanding."""
+        return self._late is not None
+
+    async def open(self) -> None:
+        """Raises TimeoutError too."""
+        async with asyncio.timeout(self._options.timeout_s):
+            await self.lease.drafter.open(self._spec)
+
+    async def has_hidden_states(self, committed_len: int) -> bool:
+        """Whether the drafter can be asked. If not, sends the rows received so far, as a long prompt comes in parts.
+
+        Raises TimeoutError too.
+        """
+        if self.hidden.has_all(committed_len):
+            return True
+        async with asyncio.timeout(self._options.timeout_s):
+            await self.lease.drafter.advance(self._step(committed_len, 0))
+        self._num_unread += committed_len - self._sent_len
+        self._sent_len = committed_len
+        return False
+
+    async def ask(
+        self, committed_len: int, num_draft_tokens: int, patience_s: float, *, one_more: bool
+    ) -> ProposalReply | None:
+        """The answer; None if it does not come within patience_s. one_more: asks for a guess of the bonus token too."""
+        pending, self._ahead = self._ahead, None
+        if pending is not None:
+            holds = pending.holds(self._committed)
+            self._options.metrics.observe_ahead(used=holds)
+            if not holds:
+                await pending.give_up()
+                pending = None
+        if pending is None:
+            pending = PendingProposal.ask(self.lease.drafter, self._step(committed_len, num_draft_tokens + one_more))
+        self.is_catch_up = self._num_unread + committed_len - self._sent_len > CATCH_UP_TOKENS
+        self._sent_len, self._num_unread = committed_len, 0
+        if not await pending.answer_within(min(patience_s, self._options.timeout_s)):
+            self._late = pending
+            self._watch(pending)
+            return None
+        self.num_timeouts = 0
+        return await self._reply_to(pending)
+
+    def can_ask_ahead(self, num_draft_tokens: int) -> bool:
+        """Whether the request ahead fits the drafter's limits and needs no hidden states."""
+        method = self.lease.method
+        length = len(self._spec.prompt_token_ids) + len(self._committed) + 2 * (num_draft_tokens + 1)
+        fits = length < (method.max_model_len or math.inf)
+        return fits and num_draft_tokens < (method.max_num_draft_tokens or math.inf) and not method.hidden_layers
+
+    def ask_ahead(self, assumed: tuple[int, ...], base_len: int, num_draft_tokens: int) -> None:
+        """Requests the proposal after `assumed`, uncommitted tokens from output index base_len on."""
+        step = dataclasses.replace(
+            self._step(base_len, num_draft_tokens + 1), base_len=base_len, committed_token_ids=assumed
+        )
+        self._ahead = PendingProposal.ask(self.lease.drafter, step, assumed)
+
+    async def late_answer(self) -> LateAnswer | None:
+        """How good the late answer would have been; None if it has not come or cannot be evaluated."""
+        late = self._late
+        if late is None:
+            return None
+        if not late.task.done():
+            self._watch(late)
+            return None
+        self._late = None
+        return _evaluate(self._committed, late, await self._reply_to(late), is_catch_up=self.is_catch_up)
+
+    async def close(self) -> None:
+        """Frees the session slot first, so that cancelling this cannot leak it."""
+        unanswered = [pending for pending in (self._late, self._ahead) if pending is not None]
+        self._late = self._ahead = None
+        self.lease.release()
+        for pending in unanswered:
+            pending.task.cancel()
+        await asyncio.shield(_end(self.lease.drafter, unanswered))
+
+    def _step(self, committed_len: int, num_draft_tokens: int) -> DraftStep:
+        """Reports the tokens committed and the hidden states received since the last step."""
+        return DraftStep(
+            epoch=self._spec.epoch,
+            base_len=self._sent_len,
+            committed_token_ids=tuple(self._committed[self._sent_len : committed_len]),
+            num_draft_tokens=num_draft_tokens,
+            hidden_states=self.hidden.hand_over(),
+            max_tree_nodes=num_draft_tokens if self._options.token_tree else 0,
+        )
+
+    def _watch(self, late: PendingProposal) -> None:
+        """Counts an answer beyond timeout_s, once."""
+        if late.is_overdue or late.took_s < self._options.timeout_s:
+            return
+        late.is_overdue = True
+        self.num_timeouts += 1
+        self._options.metrics.draft_timeouts.inc()
+        if self._options.trace is not None:
+            self._options.trace.add_event("draft_timeout")
+
+    async def _reply_to(self, pending: PendingProposal) -> ProposalReply:
+        reply = await pending.task
+        self.hidden.rewind(reply.missing_hidden_from)
+        return reply
+
+
+def guess_after(proposal: Proposal, num_draft_tokens: int) -> tuple[Proposal, tuple[int, ...]]:
+    """The proposal cut to num_draft_tokens; and those tokens with the guess of the bonus token, if a chain has it."""
+    if proposal.parents or len(proposal.token_ids) <= num_draft_tokens:
+        return proposal, ()
+    cut = dataclasses.replace(
+        proposal,
+        token_ids=proposal.token_ids[:num_draft_tokens],
+        laws=proposal.laws[:num_draft_tokens],
+        confidence=proposal.confidence[:num_draft_tokens],
+    )
+    return cut, proposal.token_ids[: num_draft_tokens + 1]
+
+
+def _evaluate(
+    committed: Sequence[int], late: PendingProposal, reply: ProposalReply, *, is_catch_up: bool
+) -> LateAnswer | None:
+    """Compares a late draft with the committed output; None for a tree, or if too little is committed."""
+    proposal, timings = reply.proposal, reply.timings
+    known = tuple(committed[proposal.base_len : proposal.base_len + len(proposal.token_ids)])
+    num_accepted = next((index for index, token in enumerate(known) if token != proposal.token_ids[index]), len(known))
+    if proposal.parents or num_accepted == len(known) < len(proposal.token_ids):
+        return None
+    return LateAnswer(
+        method=proposal.method,
+        num_asked=late.step.num_draft_tokens,
+        num_draft_tokens=len(proposal.token_ids),
+        num_accepted=num_accepted,
+        draft_s=timings.forward_us * 1e-6,
+        overhead_s=max(0.0, late.took_s - timings.total_us * 1e-6),
+        is_catch_up=is_catch_up,
+    )
+
+
+async def _end(drafter: Drafter, unanswered: Sequence[PendingProposal]) -> None:
+    await asyncio.gather(*(pending.task for pending in unanswered), return_exceptions=True)
+    await drafter.close()

@@ -1,0 +1,178 @@
+"""Drafts from a drafter service: ask, wait a bounded time, go on without.
+
+A drafter may be slow, wrong or gone; none of that is an error of the request. When it is lost the session decodes
+without drafts at once, and looks for another drafter after each run. A drafter with an outstanding answer is not asked
+again before that answer has come: one that hangs costs one timeout, not one per round. Not here: which drafter
+(fleet/drafter_choice).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+
+from outrider.gateway.draft_length.draft_policy import LateAnswer
+from outrider.gateway.metrics import DraftCame
+from outrider.gateway.proposals.ask import Answer, Ask
+from outrider.gateway.proposals.drafter_connection import ConnectionOptions, DrafterConnection, Lease, guess_after
+from outrider.gateway.proposals.run_ahead import AheadTrials
+from outrider.shared.errors import OutriderError
+from outrider.shared.messages import Commit, HiddenStatesRequest, Proposal, ProposalReply, SessionSpec
+
+# tokens; what a session decodes without drafts between two attempts to find a drafter
+ALONE_RUN = 16
+# tokens; bounds the same where a drafter keeps timing out, which doubles it each time
+LONGEST_ALONE_RUN = 256
+
+
+class RemoteSource:
+    """A DraftSource that asks one drafter at a time.
+
+    committed: the session's growing output; what the drafter has not been sent yet goes with the next ask.
+    acquire(method): a lease on a drafter that serves the method; None: no drafter has room.
+    trials: what is known of asking ahead; None: it is not done.
+    """
+
+    def __init__(
+        self,
+        spec: SessionSpec,
+        committed: Sequence[int],
+        acquire: Callable[[str], Lease | None],
+        options: ConnectionOptions,
+        trials: AheadTrials | None,
+    ) -> None:
+        self._spec = spec
+        self._committed = committed
+        self._acquire = acquire
+        self._options = options
+        self._trials = trials
+        self._connection: DrafterConnection | None = None
+        self._wanted_method = ""  # for which the drafter was found
+        self._looks_ahead = False  # whether this round's ask may be followed by one for the next round
+        self._open_sessions = 1  # at the verifier, as of its last commit
+        # What a round without the late answer has missed: nothing, where nobody meant to wait for it.
+        self._missed = DraftCame.NO
+
+    async def late(self) -> tuple[bool, LateAnswer | None]:
+        """Whether an answer is still outstanding, and the late one that has come since, which is too old to be used."""
+        if self._connection is None or not self._connection.is_late:
+            return False, None
+        try:
+            answer = await self._connection.late_answer()
+        except OutriderError:
+            await self._lose()
+            return False, None
+        return self._connection.is_late, answer
+
+    def answer_while_late(self, ask: Ask) -> Answer:
+        """The drafter is not asked: its last answer is outstanding."""
+        return Answer(ask, came=self._missed, max_new_tokens=self._alone_run())
+
+    async def answer(self, ask: Ask) -> Answer:
+        if ask.num_draft_tokens == 0:
+            return Answer(ask, max_new_tokens=ask.free_run)
+        started = time.perf_counter()
+        nothing = Answer(ask, came=DraftCame.NO)
+        if self._connection is not None and ask.method != self._wanted_method:
+            await self.close()
+        if self._connection is None and not await self._open(ask.method):
+            return dataclasses.replace(nothing, max_new_tokens=self._alone_run())
+        if ask.committed_len == 0 or self._connection is None:
+            return dataclasses.replace(nothing, max_new_tokens=1)  # the prefill's token comes without a draft
+        answer = await self._ask(self._connection, ask)
+        if answer.came is DraftCame.NOT_WANTED or (self._connection is not None and self._connection.is_late):
+            return answer  # a timeout is no cost of the round that follows it
+        return dataclasses.replace(answer, wait_s=time.perf_counter() - started)
+
+    def drafted(self, answer: Answer, commit: Commit) -> Answer:
+        return answer.for_commit(commit)
+
+    def observe(self, answer: Answer, commit: Commit, round_s: float | None) -> None:
+        """One commit, whoever drafted for it. round_s: None for a prefill."""
+        if self._connection is not None:
+            self._connection.hidden.take(commit.hidden_states)
+        is_of_one_kind = answer.looks_ahead == answer.may_be_ahead
+        if self._trials is not None and round_s is not None and answer.proposal is not None and is_of_one_kind:
+            self._trials.observe(answer.method, self._open_sessions, round_s, ahead=answer.looks_ahead)
+        self._open_sessions = commit.timings.open_sessions or self._open_sessions
+
+    def hidden_states_request(self, committed_len: int) -> HiddenStatesRequest | None:
+        """The rows that the drafter needs next."""
+        return self._connection.hidden.request(committed_len) if self._connection is not None else None
+
+    async def close(self) -> None:
+        """Leave the drafter, if there is one."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
+
+    async def _open(self, wanted_method: str) -> bool:
+        self._wanted_method = wanted_method
+        lease = self._acquire(wanted_method)
+        if lease is None:
+            return False
+        # From here on `close` releases the lease, whatever ends this.
+        self._connection = DrafterConnection(lease, self._spec, self._committed, self._options)
+        try:
+            await self._connection.open()
+            return True
+        except (OutriderError, TimeoutError):
+            await self.close()
+            return False
+
+    async def _ask(self, connection: DrafterConnection, ask: Ask) -> Answer:
+        method = connection.lease.method.name
+        lost = Answer(ask, came=DraftCame.NO, method=method)
+        try:
+            if not await connection.has_hidden_states(ask.committed_len):
+                return Answer(ask, max_new_tokens=1)  # a round without a draft brings them
+            may_be_ahead, self._looks_ahead = self._looks_ahead, self._may_look_ahead(connection, ask)
+            self._missed = DraftCame.NO if ask.patience_s > 0.0 else DraftCame.NOT_WANTED
+            reply = await connection.ask(
+                ask.committed_len, ask.num_draft_tokens, ask.patience_s, one_more=self._looks_ahead
+            )
+        except (OutriderError, TimeoutError):
+            await self._lose()
+            return dataclasses.replace(lost, max_new_tokens=self._alone_run())
+        if reply is None:
+            return dataclasses.replace(lost, came=self._missed, method="", max_new_tokens=self._alone_run())
+        answer = self._answer_of(connection, ask, reply)
+        return dataclasses.replace(answer, may_be_ahead=may_be_ahead, looks_ahead=self._looks_ahead)
+
+    def _answer_of(self, connection: DrafterConnection, ask: Ask, reply: ProposalReply) -> Answer:
+        proposal = self._ask_ahead(connection, ask, reply.proposal) if reply.proposal.token_ids else None
+        return Answer(
+            ask,
+            came=DraftCame.YES if proposal is not None else DraftCame.EMPTY,
+            proposal=proposal,
+            method=connection.lease.method.name,
+            drafter=connection.lease.address,
+            timings=reply.timings,
+            is_catch_up=connection.is_catch_up,
+            max_new_tokens=0 if proposal is not None else 1,
+        )
+
+    def _alone_run(self) -> int:
+        """Tokens until it is worth asking again."""
+        num_timeouts = self._connection.num_timeouts if self._connection is not None else 0
+        return min(ALONE_RUN << max(0, num_timeouts - 1), LONGEST_ALONE_RUN)
+
+    def _may_look_ahead(self, connection: DrafterConnection, ask: Ask) -> bool:
+        """Whether the next proposal may be asked for before this one is verified, and it is thought to pay."""
+        if self._trials is None or not connection.can_ask_ahead(ask.num_draft_tokens):
+            return False
+        return self._trials.allows(connection.lease.method.name, self._open_sessions)
+
+    def _ask_ahead(self, connection: DrafterConnection, ask: Ask, proposal: Proposal) -> Proposal:
+        """Cut off the guess of the bonus token, and ask for what would follow it."""
+        proposal, assumed = guess_after(proposal, ask.num_draft_tokens)
+        if assumed and self._looks_ahead:
+            connection.ask_ahead(assumed, proposal.base_len, ask.num_draft_tokens)
+        return proposal
+
+    async def _lose(self) -> None:
+        self._options.metrics.drafters_lost.inc()
+        if self._options.trace is not None:
+            self._options.trace.add_event("drafter_lost")
+        await self.close()

@@ -1,0 +1,1 @@
+"""One request: its types, its start or resumption, its record, and the decode loop."""

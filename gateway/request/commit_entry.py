@@ -1,0 +1,81 @@
+"""Converts commits to log entries and back: all that is needed to replay a stream.
+
+Not here: the log itself (shared/log/commit_log.py), and which part of a commit is stored (commit_sink.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from google.protobuf.message import DecodeError
+
+from outrider.shared.errors import InternalError
+from outrider.shared.log.commit_log import LogEntry
+from outrider.shared.messages import Commit, FinishReason, TokenLogprob, TokenOrigin
+from outrider.v1 import common_pb2 as common
+from outrider.v1 import log_pb2 as pb
+
+
+def entry_of(commit: Commit, stop_string: str | None) -> LogEntry:
+    """stop_string: the one that ended the output."""
+    extras = pb.CommitExtras(
+        origins=bytes(commit.origins),
+        logprobs=map(_logprob_to_wire, commit.logprobs),
+        prompt_logprobs=map(_logprob_to_wire, commit.prompt_logprobs),
+        num_draft_tokens=commit.num_draft_tokens,
+        num_accepted_tokens=commit.num_accepted_tokens,
+        num_cached_tokens=commit.num_cached_tokens,
+        stop_token_id=commit.stop_token_id,
+        stop_string=stop_string,
+        drafter=commit.drafter,
+        draft_method=commit.draft_method,
+    )
+    return LogEntry(
+        base_len=commit.base_len,
+        token_ids=commit.token_ids,
+        finish_reason=int(commit.finish_reason or 0),
+        epoch=commit.epoch,
+        extras=extras.SerializeToString(),
+    )
+
+
+def commit_of(entry: LogEntry) -> tuple[Commit, str | None]:
+    """The commit, and the stop string that ended the output. Raises InternalError when the entry is broken."""
+    try:
+        extras = pb.CommitExtras.FromString(entry.extras)
+        origins = tuple(map(TokenOrigin, extras.origins))
+        finish_reason = FinishReason(entry.finish_reason) if entry.finish_reason else None
+    except (DecodeError, ValueError) as error:
+        raise InternalError(f"the log of a request is broken: {error}") from None
+    commit = Commit(
+        epoch=entry.epoch,
+        base_len=entry.base_len,
+        token_ids=entry.token_ids,
+        origins=origins,
+        logprobs=_logprobs_from_wire(extras.logprobs),
+        num_draft_tokens=extras.num_draft_tokens,
+        num_accepted_tokens=extras.num_accepted_tokens,
+        finish_reason=finish_reason,
+        stop_token_id=extras.stop_token_id if extras.HasField("stop_token_id") else None,
+        num_cached_tokens=extras.num_cached_tokens,
+        prompt_logprobs=_logprobs_from_wire(extras.prompt_logprobs),
+        drafter=extras.drafter,
+        draft_method=extras.draft_method,
+    )
+    return commit, extras.stop_string if extras.HasField("stop_string") else None
+
+
+def _logprob_to_wire(entry: TokenLogprob) -> common.TokenLogprob:
+    return common.TokenLogprob(
+        logprob=entry.logprob,
+        rank=entry.rank,
+        top_token_ids=entry.top_token_ids,
+        top_logprobs=entry.top_logprobs,
+    )
+
+
+def _logprobs_from_wire(entries: Iterable[common.TokenLogprob]) -> tuple[TokenLogprob, ...]:
+    return tuple(
+        TokenLogprob(entry.logprob, entry.rank, tuple(entry.top_token_ids), tuple(entry.top_logprobs))
+        for entry in entries
+    )

@@ -1,0 +1,219 @@
+"""Processes a commit: cuts it at a stop string, appends it to the log, and then emits it.
+
+A separate task appends and emits in order, so the next round starts while Redis writes. The queue between them is
+bounded: a slow reader pauses only its own session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+
+from outrider.gateway.request.commit_entry import commit_of, entry_of
+from outrider.gateway.request.detokenizer import IncrementalDetokenizer, Piece
+from outrider.gateway.request.types import ChoiceStart, GenerationUpdate, Round, SpeculationSummary
+from outrider.shared.log.commit_log import LogEntry
+from outrider.shared.messages import Commit, FinishReason
+
+# The log entry, None if already logged, and the updates to emit once it is.
+_Pending = tuple[LogEntry | None, list[GenerationUpdate]]
+
+
+class SpeculationTally:
+    """Counts one choice's rounds; only emitted tokens count."""
+
+    def __init__(self, num_spec_tokens: int) -> None:
+        self._num_spec_tokens = num_spec_tokens
+        self._drafted: list[int] = []
+        self._accepted: list[int] = []
+        self._num_emitted = 0
+
+    def add(self, commit: Commit) -> None:
+        if commit.num_draft_tokens:
+            self._drafted.append(commit.num_draft_tokens)
+            self._accepted.append(commit.num_accepted_tokens)
+            self._num_emitted += len(commit.token_ids)
+
+    def summary(self) -> SpeculationSummary:
+        histogram = [0] * (max(self._drafted, default=0) + 1)
+        for accepted in self._accepted:
+            histogram[accepted] += 1
+        return SpeculationSummary(
+            num_spec_tokens=self._num_spec_tokens,
+            num_spec_steps=len(self._drafted),
+            num_draft_tokens=sum(self._drafted),
+            num_accepted_draft_tokens=sum(self._accepted),
+            acceptance_histogram=tuple(histogram),
+            per_step_accepted=tuple(self._accepted),
+            per_step_drafted=tuple(self._drafted),
+            num_emitted_tokens=self._num_emitted,
+        )
+
+
+class CommitSink:
+    """One choice's output. The decode loop calls `put`; the answer to the client reads `updates`."""
+
+    def __init__(
+        self,
+        start: ChoiceStart,
+        *,
+        detokenizer: IncrementalDetokenizer,
+        tally: SpeculationTally,
+        updates: asyncio.Queue[GenerationUpdate | Exception],
+        max_queued_commits: int,
+    ) -> None:
+        self._start = start
+        self._detokenizer = detokenizer
+        self._tally = tally
+        self._updates = updates
+        self._pending: asyncio.Queue[_Pending] = asyncio.Queue(maxsize=max_queued_commits)
+        self._failure: BaseException | None = None
+        self._num_rounds = 0
+        self.committed_token_ids: list[int] = []
+        self._writer = asyncio.create_task(self._write_forever(), name=f"commit-sink-{start.choice_index}")
+
+    async def replay(self) -> bool:
+        """Processes what the log already has, so that all state is as if it had been decoded here. Returns whether the
+        output has ended.
+        """
+        finished = False
+        for entry in self._start.logged:
+            commit, stop_string = commit_of(entry)
+            _, updates = self._take(commit, is_stopped_by_string=stop_string is not None)
+            await self._pending.put((None, [dataclasses.replace(update, replayed=True) for update in updates]))
+            finished = commit.finish_reason is not None
+        return finished
+
+    async def put(self, commit: Commit) -> Commit:
+        """Returns the part of the commit that belongs to the output. Raises an earlier append's error."""
+        if self._failure is not None:
+            raise self._failure
+        if commit.base_len > 0 and (commit.num_cached_tokens or commit.prompt_logprobs):
+            # Sent once, with the first tokens; a verifier that takes over has other figures.
+            commit = dataclasses.replace(commit, num_cached_tokens=0, prompt_logprobs=())
+        kept, updates = self._take(commit, is_stopped_by_string=False)
+        stop_reason = updates[-1].stop_reason
+        entry = entry_of(kept, stop_reason if isinstance(stop_reason, str) else None)
+        await self._pending.put((entry, updates))
+        return kept
+
+    async def drain(self) -> None:
+        """Waits until everything is logged and emitted. Raises an append's error."""
+        await self._pending.join()
+        if self._failure is not None:
+            raise self._failure
+
+    async def close(self) -> None:
+        self._writer.cancel()
+        await asyncio.gather(self._writer, return_exceptions=True)
+
+    def _take(self, commit: Commit, *, is_stopped_by_string: bool) -> tuple[Commit, list[GenerationUpdate]]:
+        """The part of the commit in the output, and its updates: two if a resumed client's part ends within."""
+        # A verifier ends a session with STOP only on a stop or end-of-sequence token, the last of the commit.
+        by_token = commit.finish_reason is FinishReason.STOP and not is_stopped_by_string
+        pieces: list[Piece] = []
+        for part in _split(commit, self._start.seen_len):
+            has_last_token = part.end == commit.end and bool(part.token_ids)
+            pieces.append(self._detokenizer.process(part.token_ids, ends_with_stop_token=by_token and has_last_token))
+            if pieces[-1].stop_reason is not None:
+                break
+        stop_string = pieces[-1].stop_reason
+        kept = commit if stop_string is None else _cut(commit, sum(piece.num_tokens_kept for piece in pieces))
+        self._tally.add(kept)
+        self.committed_token_ids.extend(kept.token_ids)
+        this_round = _round(self._num_rounds, kept)
+        self._num_rounds += 1
+        parts = _split(kept, self._start.seen_len)
+        if len(parts) > len(pieces):  # the stop string ends where the client's part does, but the end itself is new
+            pieces.append(Piece(0, "", (), stop_string))
+        paired = zip(parts, pieces, strict=True)
+        return kept, [self._update(part, piece, stop_string, this_round) for part, piece in paired]
+
+    def _update(self, part: Commit, piece: Piece, stop_string: str | None, this_round: Round) -> GenerationUpdate:
+        finished = part.finish_reason is not None
+        text = piece.text
+        if finished and stop_string is None:
+            text += self._detokenizer.finish()
+        return GenerationUpdate(
+            choice_index=self._start.choice_index,
+            base_len=part.base_len,
+            token_ids=part.token_ids,
+            text=text,
+            token_texts=piece.token_texts,
+            origins=part.origins,
+            logprobs=part.logprobs,
+            prompt_logprobs=part.prompt_logprobs,
+            rounds=(this_round,),
+            num_cached_tokens=part.num_cached_tokens,
+            finish_reason=part.finish_reason,
+            stop_reason=stop_string if finished and stop_string is not None else part.stop_token_id,
+            speculation=self._tally.summary() if finished else None,
+            committed_at_s=time.monotonic(),
+        )
+
+    async def _write_forever(self) -> None:
+        while True:
+            entry, updates = await self._pending.get()
+            try:
+                if self._failure is None:
+                    if entry is not None:
+                        await self._start.log.append(entry)
+                    for update in updates:
+                        await self._updates.put(update)
+            except Exception as error:  # raised by the loop's next `put`
+                self._failure = error
+            finally:
+                self._pending.task_done()
+
+
+def _round(index: int, commit: Commit) -> Round:
+    return Round(
+        index=index,
+        base_len=commit.base_len,
+        num_tokens=len(commit.token_ids),
+        num_draft_tokens=commit.num_draft_tokens,
+        num_accepted_tokens=commit.num_accepted_tokens,
+        method=commit.draft_method,
+        drafter=commit.drafter,
+    )
+
+
+def _cut(commit: Commit, count: int) -> Commit:
+    """The commit up to the token that completed a stop string; later draft tokens do not count as accepted."""
+    return dataclasses.replace(
+        commit,
+        token_ids=commit.token_ids[:count],
+        origins=commit.origins[:count],
+        logprobs=commit.logprobs[:count],
+        num_accepted_tokens=min(commit.num_accepted_tokens, count),
+        finish_reason=FinishReason.STOP,
+        stop_token_id=None,
+        more=False,
+    )
+
+
+def _split(commit: Commit, at: int) -> list[Commit]:
+    """Splits at output index `at`, if tokens come before it and something, possibly only the end, after it."""
+    count = at - commit.base_len
+    last_count = len(commit.token_ids) - (commit.finish_reason is None)
+    if not 0 < count <= last_count:
+        return [commit]
+    first = dataclasses.replace(
+        commit,
+        token_ids=commit.token_ids[:count],
+        origins=commit.origins[:count],
+        logprobs=commit.logprobs[:count],
+        finish_reason=None,
+        stop_token_id=None,
+    )
+    second = dataclasses.replace(
+        commit,
+        base_len=at,
+        token_ids=commit.token_ids[count:],
+        origins=commit.origins[count:],
+        logprobs=commit.logprobs[count:],
+        num_cached_tokens=0,
+        prompt_logprobs=(),
+    )
+    return [first, second]

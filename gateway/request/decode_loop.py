@@ -1,0 +1,43 @@
+"""One request's life after its prompt: propose -> verify -> commit -> emit.
+
+The loop knows interfaces only: in production both ends are gRPC streams, in tests and offline they run in-process.
+It never waits for a drafter longer than `drafting` allows, and it emits nothing that is not in the commit log.
+"""
+
+from __future__ import annotations
+
+import time
+
+from outrider.gateway.proposals.drafting import Drafting
+from outrider.gateway.request.commit_sink import CommitSink
+from outrider.gateway.request.interfaces import Verifier
+from outrider.shared.messages import SessionSpec, VerifyStep
+
+
+async def decode(spec: SessionSpec, verifier: Verifier, drafting: Drafting, sink: CommitSink) -> None:
+    """Runs the session to its end, or raises: VerifierLost (another verifier can go on from `sink`), CommitRefused
+    (another gateway has taken over), or the error that the verifier ended the session with.
+    """
+    committed_len = len(spec.committed_token_ids)
+    while True:
+        answer = await drafting.propose(committed_len)
+        step = VerifyStep(
+            epoch=spec.epoch,
+            base_len=committed_len,
+            proposal=answer.proposal,
+            max_new_tokens=answer.max_new_tokens,
+            hidden_states=drafting.hidden_states_request(committed_len),
+            local_drafts=answer.local_drafts,
+        )
+        started = time.perf_counter()
+        async for commit in verifier.verify(step):
+            verify_s = time.perf_counter() - started
+            kept = await sink.put(drafting.signed(answer, commit))
+            drafting.observe(answer, kept, verify_s)
+            if commit.more and (steer := drafting.steering(kept.end)) is not None:
+                await verifier.steer(steer)
+            started = time.perf_counter()
+            committed_len = kept.end
+            if kept.finish_reason is not None:
+                await sink.drain()
+                return

@@ -1,0 +1,98 @@
+"""How much of an answer a client has seen, as a server-sent event's id: `<request id>:<cursor>`.
+
+A cursor has one part per choice, separated by dots: the number of output tokens in its events so far, with an `f` once
+its last event is among them, or `-` before its first event. Choices after the last part have had no event. `$` at the
+end: the usage of the whole answer has been sent too, and only the end mark is left.
+
+    cmpl-4f1c:17       one choice, 17 tokens        cmpl-4f1c:9f.-.12     three, the first has ended
+
+An answer of /v1/responses or /v1/messages has several events per token, so its part also has the last event's number,
+behind an `e`:
+
+    resp_4f1c:17e40    one choice, 17 tokens in the events 0 to 40
+
+Tokens whose text is held back (a possible stop string) count with the event that brings the text. Not here: which
+events there are (openai/answer_stream.py, responses/response_stream.py, anthropic/message_answer.py).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from outrider.shared.errors import InvalidRequest
+
+LAST_EVENT_ID = "Last-Event-ID"
+_PART = r"(?:-|[0-9]{1,10}(?:e[0-9]{1,10})?f?)"
+_CURSOR = re.compile(rf"({_PART}(?:\.{_PART})*)(\$?)")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Of one choice: output tokens [0, num_tokens) and, if `finished`, its last event. event: the last one's number,
+    where events are numbered.
+    """
+
+    num_tokens: int = 0
+    finished: bool = False
+    event: int | None = None
+
+    def __str__(self) -> str:
+        event = "" if self.event is None else f"e{self.event}"
+        return f"{self.num_tokens}{event}{'f' if self.finished else ''}"
+
+
+@dataclass(frozen=True)
+class EventCursor:
+    """choices: in the answer's order, None before the first event. ended: the usage has been seen."""
+
+    choices: tuple[Seen | None, ...] = ()
+    ended: bool = False
+
+    def of(self, choice: int) -> Seen | None:
+        return self.choices[choice] if choice < len(self.choices) else None
+
+    def by_choice(self) -> dict[int, Seen]:
+        return {choice: seen for choice, seen in enumerate(self.choices) if seen is not None}
+
+    def __str__(self) -> str:
+        parts = ".".join("-" if seen is None else str(seen) for seen in self.choices)
+        return f"{parts}$" if self.ended else parts
+
+
+NOTHING_SEEN = EventCursor()
+
+
+class EventNumbers:
+    """Numbers the events of an answer with one choice, from 0. Events that the client has `seen` are numbered too."""
+
+    def __init__(self, answer_id: str, seen: EventCursor) -> None:
+        first = seen.of(0)
+        self._answer_id = answer_id
+        self._last_seen = -1 if first is None or first.event is None else first.event
+        self.count = 0
+
+    def next_id(self, num_tokens: int, *, finished: bool) -> str | None:
+        """The next event's id; None: the client has it. num_tokens: that the events up to it come from."""
+        number = self.count
+        self.count += 1
+        if number <= self._last_seen:
+            return None
+        return f"{self._answer_id}:{Seen(num_tokens, finished, number)}"
+
+
+def parse_event_id(text: str) -> tuple[str, EventCursor]:
+    """The request's id and the cursor. Raises InvalidRequest."""
+    request_id, _, cursor = text.strip().rpartition(":")
+    match = _CURSOR.fullmatch(cursor)
+    if not request_id or match is None:
+        raise InvalidRequest(f"{LAST_EVENT_ID} is not the id of an event of this server", param=LAST_EVENT_ID)
+    choices = tuple(_seen(part) for part in match[1].split("."))
+    return request_id, EventCursor(choices, ended=bool(match[2]))
+
+
+def _seen(part: str) -> Seen | None:
+    if part == "-":
+        return None
+    num_tokens, _, event = part.removesuffix("f").partition("e")
+    return Seen(int(num_tokens), finished=part.endswith("f"), event=int(event) if event else None)

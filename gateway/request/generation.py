@@ -1,0 +1,281 @@
+"""Runs validated requests: picks a verifier and a drafter per choice, decodes, moves the session when one is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import math
+import time
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass
+
+from outrider.gateway.config import GatewayConfig
+from outrider.gateway.draft_length.adaptive_draft import AdaptiveDraft, AutoDrafting
+from outrider.gateway.draft_length.by_verifier import ByVerifier
+from outrider.gateway.draft_length.draft_policy import DraftPolicy, FixedDraftLength
+from outrider.gateway.fleet.drafter_choice import acquire_drafter, offered_methods
+from outrider.gateway.fleet.placement import acquire_verifier
+from outrider.gateway.fleet.pool import Pool
+from outrider.gateway.fleet.remote import RemoteVerifier
+from outrider.gateway.fleet.verifier_kinds import VerifierKinds, kind_of
+from outrider.gateway.metrics import GatewayMetrics
+from outrider.gateway.proposals.drafter_connection import Lease
+from outrider.gateway.proposals.drafting import Drafting
+from outrider.gateway.proposals.hedging import AnswerTimes, HedgedDrafter
+from outrider.gateway.proposals.local_source import LocalMethods
+from outrider.gateway.proposals.run_ahead import AheadTrials
+from outrider.gateway.request.commit_sink import CommitSink, SpeculationTally
+from outrider.gateway.request.decode_loop import decode
+from outrider.gateway.request.detokenizer import IncrementalDetokenizer
+from outrider.gateway.request.grammar_turns import GrammarTurns
+from outrider.gateway.request.tokenizer import Tokenizer
+from outrider.gateway.request.types import METHOD_AUTO, METHOD_OFF, ChoiceStart, GenerationUpdate, ValidRequest
+from outrider.shared.errors import Overloaded, VerifierLost
+from outrider.shared.messages import DrafterInfo, SessionSpec, VerifierInfo
+from outrider.shared.sampling_params import SpeculationMode
+from outrider.shared.speculative_config import SpeculativeConfig
+
+# A session that kills verifier after verifier before its next token must not go round for ever.
+MAX_FRUITLESS_FAILOVERS = 4
+OVERLOADED_WAIT_S = 0.05
+# Choices of one request that run at a time; the rest of a large n waits its turn instead of filling the verifier.
+MAX_PARALLEL_CHOICES = 32
+
+
+@dataclass
+class Generation:
+    """Everything a choice needs from the gateway around it."""
+
+    config: GatewayConfig
+    speculative: SpeculativeConfig
+    tokenizer: Tokenizer
+    verifiers: Pool[VerifierInfo]
+    drafters: Pool[DrafterInfo]
+    metrics: GatewayMetrics
+    # Load, guard and trials are of one verifier: its machine, its batch.
+    auto: ByVerifier[AutoDrafting] = dataclasses.field(init=False)
+    ahead_trials: ByVerifier[AheadTrials] = dataclasses.field(init=False)
+    answer_times: dict[str, AnswerTimes] = dataclasses.field(default_factory=dict)
+    kinds: VerifierKinds = dataclasses.field(init=False)
+    grammar_turns: GrammarTurns = dataclasses.field(default_factory=GrammarTurns)
+
+    def __post_init__(self) -> None:
+        slo_itl_s = self.config.slo_itl_ms * 1e-3 or math.inf
+        self.auto = ByVerifier(lambda: AutoDrafting(slo_itl_s=slo_itl_s), self._verifier_addresses)
+        self.ahead_trials = ByVerifier(AheadTrials, self._verifier_addresses)
+        self.kinds = VerifierKinds(self.verifiers, self.config.numerics)
+
+    async def generate(self, request: ValidRequest) -> AsyncGenerator[GenerationUpdate, None]:
+        """Updates of the choices in `request.starts` as they come; closing the generator frees every session."""
+        updates: asyncio.Queue[GenerationUpdate | Exception] = asyncio.Queue(self.config.max_queued_commits)
+        started = time.perf_counter()
+        last: dict[int, float] = {}
+        room = asyncio.Semaphore(MAX_PARALLEL_CHOICES)
+        turn = await self.grammar_turns.take(request.owner, request.sampling_params.grammar)
+        tasks = [asyncio.create_task(self._run_choice(request, start, updates, room)) for start in request.starts]
+        num_finished = 0
+        try:
+            while num_finished < len(tasks):
+                update = await updates.get()
+                if isinstance(update, Exception):
+                    raise update
+                turn.end(decoded=True)
+                if not update.replayed:
+                    now = time.perf_counter()
+                    since_last = now - last[update.choice_index] if update.choice_index in last else None
+                    last[update.choice_index] = now
+                    self.metrics.observe_update(update, now - started, since_last)
+                if request.trace is not None:
+                    request.trace.observe(update)
+                num_finished += update.finish_reason is not None
+                yield update
+        finally:
+            for task in tasks:
+                task.cancel()
+            turn.end(decoded=False)
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run_choice(
+        self,
+        request: ValidRequest,
+        start: ChoiceStart,
+        updates: asyncio.Queue[GenerationUpdate | Exception],
+        room: asyncio.Semaphore,
+    ) -> None:
+        async with room:
+            await self._decode_choice(request, start, updates)
+
+    async def _decode_choice(
+        self, request: ValidRequest, start: ChoiceStart, updates: asyncio.Queue[GenerationUpdate | Exception]
+    ) -> None:
+        sink = CommitSink(
+            start,
+            detokenizer=self._detokenizer(request),
+            tally=SpeculationTally(self._num_speculative_tokens(request)),
+            updates=updates,
+            max_queued_commits=self.config.max_queued_commits,
+        )
+        self.metrics.running.inc()
+        try:
+            if await sink.replay():
+                await sink.drain()
+            else:
+                self.metrics.observe_start(len(request.prompt_token_ids))
+                await self._decode_with_failover(request, self._spec(request, start, sink), sink)
+        except Exception as error:
+            self.metrics.observe_failure(error)
+            if request.trace is not None:
+                request.trace.fail(error)
+            with contextlib.suppress(Exception):  # what is in the log is still emitted; the first error is told
+                await sink.drain()
+            await updates.put(error)
+        finally:
+            self.metrics.running.dec()
+            await sink.close()
+
+    async def _decode_with_failover(self, request: ValidRequest, spec: SessionSpec, sink: CommitSink) -> None:
+        """A lost verifier costs time, not tokens: the next epoch goes on after what was committed."""
+        hedge = self.config.hedge_drafters and spec.mode is SpeculationMode.EXACT
+        acquire = functools.partial(self._lease_drafter, request, hedge=hedge)
+        num_fruitless = 0
+        overloaded_until = time.monotonic() + self.config.failover_s
+        lost: VerifierLost | None = None
+        full: set[str] = set()
+        while True:
+            member = await acquire_verifier(
+                self.verifiers,
+                request,
+                numerics=spec.numerics,
+                full=full,
+                lost=lost,
+                patience_s=self.config.failover_s,
+            )
+            if spec.mode is SpeculationMode.EXACT:
+                spec = dataclasses.replace(spec, numerics=kind_of(member))
+            verifier = RemoteVerifier(member.channel, member.address, request.metadata)
+            drafting = Drafting(
+                spec,
+                sink.committed_token_ids,
+                acquire,
+                self._policy(request, member.address),
+                token_tree=self._wants_tree(request),
+                timeout_s=self.config.draft_timeout_ms * 1e-3,
+                metrics=self.metrics,
+                local=LocalMethods.of(member.address, member.info),
+                trace=request.trace.session(spec) if request.trace is not None else None,
+                trials=self.ahead_trials.of(member.address) if self.config.draft_ahead else None,
+            )
+            try:
+                await verifier.open(spec)
+                await decode(spec, verifier, drafting, sink)
+                return
+            except Overloaded:
+                if time.monotonic() >= overloaded_until:
+                    raise
+                # Sessions that have just ended may still stand there: a short wait, not an error. Others come first.
+                full = set() if member.address in full else full | {member.address}
+                spec = dataclasses.replace(spec, committed_token_ids=tuple(sink.committed_token_ids))
+                await asyncio.sleep(OVERLOADED_WAIT_S)
+            except VerifierLost as error:
+                lost = error
+                self.verifiers.mark_lost(member)
+                self.metrics.failovers.inc()
+                num_committed = len(sink.committed_token_ids)
+                if request.trace is not None:
+                    request.trace.lost_verifier(spec, member.address, num_committed)
+                num_fruitless = num_fruitless + 1 if num_committed == len(spec.committed_token_ids) else 0
+                if num_fruitless >= MAX_FRUITLESS_FAILOVERS:
+                    raise
+                spec = dataclasses.replace(
+                    spec, epoch=spec.epoch + 1, committed_token_ids=tuple(sink.committed_token_ids)
+                )
+            finally:
+                member.num_sessions -= 1
+                await verifier.close()
+                await drafting.close()
+
+    def _numerics(self, start: ChoiceStart) -> str | None:
+        """The kind of verifier that a choice needs; None: any."""
+        if start.mode is not SpeculationMode.EXACT:
+            return None
+        # An older gateway has begun it, and did not say.
+        return self.kinds.for_new_request() if start.numerics is None else start.numerics
+
+    def _spec(self, request: ValidRequest, start: ChoiceStart, sink: CommitSink) -> SessionSpec:
+        return SessionSpec(
+            session_id=f"{request.request_id}-{start.choice_index}",
+            epoch=start.epoch,
+            prompt_token_ids=request.prompt_token_ids,
+            committed_token_ids=tuple(sink.committed_token_ids),
+            sampling_params=request.sampling_params,
+            mode=start.mode,
+            stream_key=start.stream_key,
+            cache_salt=request.cache_salt,
+            numerics=self._numerics(start),
+        )
+
+    def _detokenizer(self, request: ValidRequest) -> IncrementalDetokenizer:
+        return IncrementalDetokenizer(
+            self.tokenizer,
+            request.prompt_token_ids,
+            skip_special_tokens=request.skip_special_tokens,
+            stop=request.stop,
+            include_stop_str_in_output=request.include_stop_str_in_output,
+            min_tokens=request.sampling_params.min_tokens,
+            marker_tokens=request.marker_tokens,
+        )
+
+    # ---- speculation ----
+
+    def _num_speculative_tokens(self, request: ValidRequest) -> int:
+        if self._method(request) == METHOD_OFF:
+            return 0
+        return request.speculation.num_speculative_tokens or self.speculative.num_speculative_tokens
+
+    def _method(self, request: ValidRequest) -> str:
+        method = request.speculation.method
+        return self.speculative.method if method == METHOD_AUTO else method
+
+    def _verifier_addresses(self) -> list[str]:
+        return [member.address for member in self.verifiers.members]
+
+    def _policy(self, request: ValidRequest, verifier: str) -> DraftPolicy | None:
+        """A method by name drafts as many tokens as asked for; `auto` drafts as many as pay at that verifier."""
+        method, length = self._method(request), self._num_speculative_tokens(request)
+        if method == METHOD_OFF:
+            return None
+        if method != METHOD_AUTO:
+            return FixedDraftLength(length, method)
+        return AdaptiveDraft(
+            self.auto.of(verifier),
+            length,
+            functools.partial(self._offered_methods, token_tree=self._wants_tree(request)),
+        )
+
+    def _wants_tree(self, request: ValidRequest) -> bool:
+        asked = request.speculation.token_tree
+        return self.speculative.token_tree if asked is None else asked
+
+    def _offered_methods(self, *, token_tree: bool) -> Mapping[str, int]:
+        return offered_methods(self.drafters, self._target(), token_tree=token_tree)
+
+    def _target(self) -> VerifierInfo | None:
+        return next((member.info for member in self.verifiers.healthy()), None)
+
+    def _lease_drafter(self, request: ValidRequest, wanted: str, *, hedge: bool) -> Lease | None:
+        """For the method wanted; where the request leaves it open, any other before none."""
+        target = self._target()
+
+        def acquire(wanted: str, excluding: str = "") -> Lease | None:
+            return acquire_drafter(wanted, self.drafters, target, request.metadata, excluding=excluding)
+
+        lease = acquire(wanted)
+        if lease is None and self._method(request) == METHOD_AUTO:
+            lease = acquire(METHOD_AUTO)
+        if lease is None or not hedge or lease.method.hidden_layers:
+            return lease
+        method = lease.method.name
+        times = self.answer_times.setdefault(method, AnswerTimes())
+        return HedgedDrafter(lease, lambda excluding: acquire(method, excluding), times, self.metrics).lease

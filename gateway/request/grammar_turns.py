@@ -1,0 +1,61 @@
+"""How many new grammars one caller may have compiled at a time, so that his do not keep those of others waiting.
+
+New is what has not been decoded by here: a service asks with the same few schemas again and again, and does not wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+
+from outrider.shared.sampling_params import Grammar
+
+# grammars; one owner's that verifiers may be compiling; their queues hold 8 (engine/sampling/grammar_check.py)
+_MAX_NEW = 2
+# grammars; known to have been decoded by, forgotten in the order of use
+_MAX_KNOWN = 1024
+
+
+class GrammarTurns:
+    """One per gateway. Owners are the names of API keys; without keys all callers are one."""
+
+    def __init__(self) -> None:
+        self._room: dict[str, asyncio.Semaphore] = {}
+        self._known: OrderedDict[bytes, None] = OrderedDict()
+
+    async def take(self, owner: str, grammar: Grammar | None) -> Turn:
+        """Waits for room, unless there is no grammar or a known one."""
+        if grammar is None or (digest := _digest(grammar)) in self._known:
+            return Turn(self, None, b"")
+        room = self._room.setdefault(owner, asyncio.Semaphore(_MAX_NEW))
+        await room.acquire()
+        return Turn(self, room, digest)
+
+    def learn(self, digest: bytes) -> None:
+        self._known[digest] = None
+        self._known.move_to_end(digest)
+        if len(self._known) > _MAX_KNOWN:
+            self._known.popitem(last=False)
+
+
+class Turn:
+    """Held until the first tokens, or the end, of the request."""
+
+    def __init__(self, turns: GrammarTurns, room: asyncio.Semaphore | None, digest: bytes) -> None:
+        self._turns = turns
+        self._room = room
+        self._digest = digest
+
+    def end(self, *, decoded: bool) -> None:
+        """decoded: tokens have come, so the grammar is known from now on. Further calls do nothing."""
+        if self._room is None:
+            return
+        if decoded:
+            self._turns.learn(self._digest)
+        self._room.release()
+        self._room = None
+
+
+def _digest(grammar: Grammar) -> bytes:
+    return hashlib.sha256(f"{grammar.kind.value} {grammar.text}".encode()).digest()

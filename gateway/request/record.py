@@ -1,0 +1,253 @@
+"""What any gateway needs to go on with a request, as it is kept in Redis: written once, before the first token.
+
+Not here: the tokens themselves (commit_entry.py, shared/log/commit_log.py), and who reads it (request_start.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from dataclasses import dataclass
+
+from google.protobuf.message import DecodeError
+
+from outrider.gateway.request.types import AnswerKind, AnswerOptions, Prepared, SpeculationRequest, ValidRequest
+from outrider.gateway.responses.plan import ResponsePlan
+from outrider.gateway.tool_calls.plan import OutputPlan
+from outrider.shared.errors import InternalError, Unavailable
+from outrider.shared.sampling_params import SpeculationMode
+from outrider.shared.stream_key import stream_key
+from outrider.shared.wire import mode_from_wire, params_from_wire, params_to_wire
+from outrider.shared.wire.params import MODE_TO_WIRE
+from outrider.v1 import common_pb2 as common
+from outrider.v1 import gateway_pb2 as gateway
+from outrider.v1 import log_pb2 as pb
+
+# Grows with every change that an older gateway would misread. It covers CommitExtras too.
+RECORD_VERSION = 3
+# For requests that need no more: an older gateway can go on with them.
+_PARSED_RECORD_VERSION = 2
+_PLAIN_RECORD_VERSION = 1
+
+
+@dataclass(frozen=True)
+class SessionRecord:
+    """modes: per prompt. stream_keys: per prompt, per choice. All that is random about a request is in here.
+
+    numerics: the kind of verifier that its exact prompts are decoded by; None: an older gateway did not settle it.
+    """
+
+    kind: AnswerKind
+    prepared: Prepared
+    modes: tuple[SpeculationMode, ...]
+    stream_keys: tuple[tuple[int, ...], ...]
+    nonce: bytes = b""
+    numerics: str | None = None
+
+    @property
+    def request_id(self) -> str:
+        return self.prepared.options.answer_id
+
+    @property
+    def owner(self) -> str:
+        return self.prepared.requests[0].owner
+
+    @property
+    def num_choices(self) -> int:
+        return sum(map(len, self.stream_keys))
+
+    def place(self, choice: int) -> tuple[int, int]:
+        """Index of the prompt, and of the choice within it, of a choice of the answer (prompts first)."""
+        return divmod(choice, self.prepared.requests[0].n)
+
+    def encode(self) -> bytes:
+        return pb.SessionRecord(
+            version=_version(self.prepared.options),
+            kind=self.kind.value,
+            owner=self.owner,
+            nonce=self.nonce,
+            options=_options_to_wire(self.prepared.options),
+            numerics=self.numerics,
+            prompts=[
+                _prompt_to_wire(request, mode, keys)
+                for request, mode, keys in zip(self.prepared.requests, self.modes, self.stream_keys, strict=True)
+            ],
+        ).SerializeToString()
+
+    @classmethod
+    def decode(cls, data: bytes) -> SessionRecord:
+        """Raises Unavailable when another version of the gateway has written it, InternalError when it is broken."""
+        try:
+            message = pb.SessionRecord.FromString(data)
+        except DecodeError as error:
+            raise InternalError(f"the record of a request is broken: {error}") from None
+        if not _PLAIN_RECORD_VERSION <= message.version <= RECORD_VERSION:
+            raise Unavailable(
+                f"this request was begun by another version of the gateway (its record has version {message.version}, "
+                f"this gateway reads {RECORD_VERSION}); resume it at a gateway of that version"
+            )
+        if not message.prompts or not message.prompts[0].stream_keys:
+            raise InternalError("the record of a request is broken: it has no prompt or no choice")
+        options = _options_from_wire(message.options)
+        markers = options.output.marker_tokens if options.output is not None else ()
+        requests = tuple(_prompt_from_wire(prompt, message.owner, markers) for prompt in message.prompts)
+        return cls(
+            kind=_known_kind(message),
+            prepared=Prepared(requests, options),
+            modes=tuple(_known_mode(prompt) for prompt in message.prompts),
+            stream_keys=tuple(tuple(prompt.stream_keys) for prompt in message.prompts),
+            nonce=message.nonce,
+            numerics=message.numerics if message.HasField("numerics") else None,
+        )
+
+
+def _version(options: AnswerOptions) -> int:
+    if options.response is not None or options.message:
+        return RECORD_VERSION
+    return _PLAIN_RECORD_VERSION if options.output is None else _PARSED_RECORD_VERSION
+
+
+def new_record(kind: AnswerKind, prepared: Prepared, numerics: str | None = None) -> SessionRecord:
+    """Settles what is still open about a request: its mode, its noise where it has no seed, its kind of verifier."""
+    return SessionRecord(
+        kind=kind,
+        prepared=prepared,
+        modes=tuple(_mode(request) for request in prepared.requests),
+        stream_keys=tuple(
+            tuple(_stream_key(request, choice) for choice in range(request.n)) for request in prepared.requests
+        ),
+        nonce=secrets.token_bytes(8),
+        numerics=numerics,
+    )
+
+
+def _mode(request: ValidRequest) -> SpeculationMode:
+    return request.speculation.mode or request.sampling_params.default_mode
+
+
+def _known_kind(message: pb.SessionRecord) -> AnswerKind:
+    try:
+        return AnswerKind(message.kind)
+    except ValueError:
+        raise InternalError(f"the record of a request is broken: kind {message.kind}") from None
+
+
+def _known_mode(message: pb.RecordedPrompt) -> SpeculationMode:
+    mode = mode_from_wire(message.mode)
+    if mode is None:
+        raise InternalError(f"the record of a request is broken: mode {message.mode}")
+    return mode
+
+
+def _stream_key(request: ValidRequest, choice: int) -> int:
+    params = request.sampling_params
+    # Exact mode by name without a seed: the noise is fresh, but the output still does not depend on the draft.
+    seed = params.seed if params.seed is not None else (0 if params.greedy else secrets.randbits(64))
+    return stream_key(seed, request.prompt_token_ids, choice)
+
+
+def _options_to_wire(options: AnswerOptions) -> pb.AnswerOptions:
+    return pb.AnswerOptions(
+        answer_id=options.answer_id,
+        created=options.created,
+        model=options.model,
+        chat=options.chat,
+        stream=options.stream,
+        include_usage=options.include_usage,
+        continuous_usage=options.continuous_usage,
+        echo=options.echo_texts is not None,
+        echo_texts=options.echo_texts or (),
+        num_logprobs=options.num_logprobs,
+        prompt_logprobs=options.prompt_logprobs,
+        return_token_ids=options.return_token_ids,
+        annotate=options.annotate,
+        drop_output=options.drop_output,
+        output=_plan_to_wire(options.output) if options.output is not None else None,
+        response=pb.ResponsePlan(**dataclasses.asdict(options.response)) if options.response is not None else None,
+        message=options.message,
+    )
+
+
+def _plan_to_wire(plan: OutputPlan) -> pb.OutputPlan:
+    return pb.OutputPlan(**dataclasses.asdict(plan))
+
+
+def _plan_from_wire(message: pb.OutputPlan) -> OutputPlan:
+    return OutputPlan(
+        reasoning_parser=message.reasoning_parser,
+        tool_call_parser=message.tool_call_parser,
+        starts_in_reasoning=message.starts_in_reasoning,
+        marker_tokens=tuple(message.marker_tokens),
+        properties=message.properties,
+        parallel=message.parallel,
+        is_named=message.is_named,
+        include_reasoning=message.include_reasoning,
+        reasoning_field=message.reasoning_field,
+    )
+
+
+def _response_from_wire(message: pb.ResponsePlan) -> ResponsePlan:
+    return ResponsePlan(message.fields, message.input_items)
+
+
+def _options_from_wire(message: pb.AnswerOptions) -> AnswerOptions:
+    return AnswerOptions(
+        answer_id=message.answer_id,
+        created=message.created,
+        model=message.model,
+        chat=message.chat,
+        stream=message.stream,
+        include_usage=message.include_usage,
+        continuous_usage=message.continuous_usage,
+        echo_texts=tuple(message.echo_texts) if message.echo else None,
+        num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else None,
+        prompt_logprobs=message.prompt_logprobs,
+        return_token_ids=message.return_token_ids,
+        annotate=message.annotate,
+        drop_output=message.drop_output,
+        output=_plan_from_wire(message.output) if message.HasField("output") else None,
+        response=_response_from_wire(message.response) if message.HasField("response") else None,
+        message=message.message,
+    )
+
+
+def _prompt_to_wire(request: ValidRequest, mode: SpeculationMode, stream_keys: tuple[int, ...]) -> pb.RecordedPrompt:
+    asked = request.speculation
+    return pb.RecordedPrompt(
+        request_id=request.request_id,
+        prompt_token_ids=request.prompt_token_ids,
+        sampling_params=params_to_wire(request.sampling_params),
+        stop=request.stop,
+        include_stop_str_in_output=request.include_stop_str_in_output,
+        skip_special_tokens=request.skip_special_tokens,
+        speculation=gateway.Speculation(
+            method=asked.method,
+            num_speculative_tokens=asked.num_speculative_tokens,
+            mode=MODE_TO_WIRE[asked.mode] if asked.mode is not None else common.SPECULATION_MODE_UNSPECIFIED,
+            token_tree=asked.token_tree,
+        ),
+        cache_salt=request.cache_salt,
+        mode=MODE_TO_WIRE[mode],
+        stream_keys=stream_keys,
+    )
+
+
+def _prompt_from_wire(message: pb.RecordedPrompt, owner: str, marker_tokens: tuple[str, ...]) -> ValidRequest:
+    return ValidRequest(
+        request_id=message.request_id,
+        prompt_token_ids=tuple(message.prompt_token_ids),
+        sampling_params=params_from_wire(message.sampling_params),
+        n=len(message.stream_keys),
+        stop=tuple(message.stop),
+        include_stop_str_in_output=message.include_stop_str_in_output,
+        skip_special_tokens=message.skip_special_tokens,
+        speculation=SpeculationRequest(
+            method=message.speculation.method,
+            num_speculative_tokens=message.speculation.num_speculative_tokens,
+            mode=mode_from_wire(message.speculation.mode),
+            token_tree=message.speculation.token_tree if message.speculation.HasField("token_tree") else None,
+        ),
+        cache_salt=message.cache_salt,
+        marker_tokens=marker_tokens,
+        owner=owner,
+    )

@@ -1,0 +1,261 @@
+"""A request after validation, how it is answered, and what comes back for it: the types that travel in the gateway.
+
+Not here: what a request is checked against (served), and how it is validated (openai/convert, servers/grpc_server).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from outrider.gateway.request.event_cursor import Seen
+from outrider.gateway.responses.plan import ResponsePlan
+from outrider.gateway.tool_calls.plan import OutputPlan
+from outrider.shared.draft_policy import draft_methods
+from outrider.shared.log.commit_log import LogEntry
+from outrider.shared.messages import Commit, FinishReason, SessionSpec, Timings, TokenLogprob, TokenOrigin
+from outrider.shared.sampling_params import SamplingParams, SpeculationMode
+from outrider.shared.tracing import Carrier
+from outrider.v1 import log_pb2 as pb
+
+METHOD_AUTO = draft_methods.AUTO
+METHOD_OFF = draft_methods.OFF
+
+
+@dataclass(frozen=True)
+class SpeculationRequest:
+    """`method` is "auto", "off" or a draft method; 0 and None mean the server's default."""
+
+    method: str = METHOD_AUTO
+    num_speculative_tokens: int = 0
+    mode: SpeculationMode | None = None
+    token_tree: bool | None = None
+
+
+class EntryLog(Protocol):
+    """Where commits go before anybody sees them (shared.log.commit_log.ChoiceLog, or memory for offline use).
+
+    Raises CommitRefused (this gateway may not write any more) or Unavailable.
+    """
+
+    async def append(self, entry: LogEntry) -> None: ...
+
+
+class SessionTrace(Protocol):
+    """The trace of one session at one verifier (request/tracing).
+
+    Contract: `add_round` follows each commit; verify_s and draft_s are how long the gateway waited for each.
+    """
+
+    def add_round(self, commit: Commit, method: str, verify_s: float, draft_s: float, draft: Timings) -> None: ...
+
+    def add_event(self, name: str) -> None: ...
+
+
+class RequestTrace(Protocol):
+    """The trace of one request, as those see it who run the request (request/tracing).
+
+    Contract: no method waits or raises. `metadata` goes with every stream that is opened for the request.
+    `lost_verifier`: the session's next epoch goes on at another verifier, after `num_committed` tokens. Who answers the
+    request ends its trace (Prepared.end_trace).
+    """
+
+    @property
+    def metadata(self) -> Carrier: ...
+
+    def observe(self, update: GenerationUpdate) -> None: ...
+
+    def lost_verifier(self, spec: SessionSpec, address: str, num_committed: int) -> None: ...
+
+    def fail(self, error: BaseException) -> None: ...
+
+    def session(self, spec: SessionSpec) -> SessionTrace: ...
+
+
+@dataclass(frozen=True)
+class ChoiceStart:
+    """Where one choice begins at this gateway: at its beginning, or after what has been logged by another one.
+
+    epoch: the first that this gateway may use. logged: what is there already. seen_len: the client has the tokens
+    before this output index, so that no update may reach across it. numerics: the kind of verifier that an exact choice
+    was begun for; None: not settled yet.
+    """
+
+    choice_index: int
+    mode: SpeculationMode
+    stream_key: int
+    log: EntryLog
+    epoch: int = 0
+    logged: tuple[LogEntry, ...] = ()
+    seen_len: int = 0
+    numerics: str | None = None
+
+
+@dataclass(frozen=True)
+class ValidRequest:
+    """One prompt, `n` choices. Everything in it has been checked against the model that is served.
+
+    marker_tokens: special tokens that the text shows as symbols, for a parser (tool_calls/symbols.py).
+    owner: name of the API key that it came with. starts: the choices that run at this gateway; the service fills them
+    in (GatewayService.begin, resume), and trace, where requests are traced.
+    """
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling_params: SamplingParams
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    speculation: SpeculationRequest = field(default_factory=SpeculationRequest)
+    cache_salt: str = ""
+    marker_tokens: tuple[str, ...] = ()
+    owner: str = ""
+    starts: tuple[ChoiceStart, ...] = field(default=(), compare=False, repr=False)
+    trace: RequestTrace | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def metadata(self) -> Carrier:
+        """What goes with every stream that is opened for the request."""
+        return self.trace.metadata if self.trace is not None else ()
+
+
+@dataclass(frozen=True)
+class AnswerOptions:
+    """How the answer is shaped; nothing in it changes what is generated.
+
+    echo_texts: per prompt the text to put in front, None without echo. num_logprobs: None without. drop_output: the
+    prompt alone was asked for (echo with max_tokens 0). output: how a chat's reasoning and tool calls are told apart
+    from its text; None: it is all text. response: for /v1/responses, what its answer says of the request. message: the
+    answer is one of /v1/messages.
+    """
+
+    answer_id: str
+    created: int
+    model: str
+    chat: bool
+    stream: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    echo_texts: tuple[str, ...] | None = None
+    num_logprobs: int | None = None
+    prompt_logprobs: bool = False
+    return_token_ids: bool = False
+    annotate: bool = False
+    drop_output: bool = False
+    output: OutputPlan | None = None
+    response: ResponsePlan | None = None
+    message: bool = False
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """One ValidRequest per prompt; choice indices run over prompts first: prompt * n + choice.
+
+    carrier: the trace that the caller is in. end_trace: called when the answer has ended; None: it is not traced.
+    """
+
+    requests: tuple[ValidRequest, ...]
+    options: AnswerOptions
+    carrier: Carrier = field(default=(), compare=False)
+    end_trace: Callable[[], None] | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def in_background(self) -> bool:
+        return self.options.response is not None and self.options.response.is_background
+
+    def owned_by(self, owner: str) -> Prepared:
+        return replace(self, requests=tuple(replace(request, owner=owner) for request in self.requests))
+
+
+class AnswerKind(enum.Enum):
+    """The door and the form that the answer has."""
+
+    COMPLETION = pb.ANSWER_KIND_COMPLETION
+    CHAT = pb.ANSWER_KIND_CHAT
+    GRPC = pb.ANSWER_KIND_GRPC
+    RESPONSE = pb.ANSWER_KIND_RESPONSE
+    MESSAGE = pb.ANSWER_KIND_MESSAGE
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a client asks to go on with. seen: per choice, what it has. kind: None is any; choice: None is all.
+
+    carrier: the trace that the client is in now.
+    """
+
+    request_id: str
+    owner: str
+    seen: Mapping[int, Seen]
+    kind: AnswerKind | None = None
+    choice: int | None = None
+    carrier: Carrier = ()
+
+
+@dataclass(frozen=True)
+class SpeculationSummary:
+    """Figures of one finished choice, under vLLM's names; only emitted tokens count."""
+
+    num_spec_tokens: int
+    num_spec_steps: int
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
+    acceptance_histogram: tuple[int, ...]
+    per_step_accepted: tuple[int, ...]
+    per_step_drafted: tuple[int, ...]
+    # Of the rounds with a draft, bonus and corrected tokens included.
+    num_emitted_tokens: int
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Emitted tokens per round with a draft: vLLM's definition, but for a last round that ends on a draft token."""
+        return self.num_emitted_tokens / self.num_spec_steps if self.num_spec_steps else 0.0
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        return self.num_accepted_draft_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round of a choice, which put `num_tokens` tokens from output index `base_len` on into the output.
+
+    drafter: its address, "" offline. drafter and method are "" in a round without a draft.
+    """
+
+    index: int
+    base_len: int
+    num_tokens: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    method: str = ""
+    drafter: str = ""
+
+
+@dataclass(frozen=True)
+class GenerationUpdate:
+    """What one commit adds to one choice. The last update of a choice carries `finish_reason`."""
+
+    choice_index: int
+    base_len: int
+    token_ids: tuple[int, ...]
+    text: str
+    # Per token: the text that this token completed; joined they are `text` but for what a stop string removed.
+    token_texts: tuple[str, ...]
+    origins: tuple[TokenOrigin, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    # The one that made these tokens; of several updates merged, all.
+    rounds: tuple[Round, ...] = ()
+    num_cached_tokens: int = 0
+    finish_reason: FinishReason | None = None
+    # The stop string, or the stop token id, that ended the output.
+    stop_reason: str | int | None = None
+    speculation: SpeculationSummary | None = None
+    # From the log of an earlier connection, not computed for this one.
+    replayed: bool = False
+    # time.monotonic() when the commit reached the gateway.
+    committed_at_s: float = field(default=0.0, compare=False)

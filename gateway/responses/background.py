@@ -1,0 +1,132 @@
+"""A response in the background: generated to its end, whether its client reads, hangs up or was answered before.
+
+It is the ordinary answer of its request on a connection that may be gone. A sign of life in Redis says that a gateway
+works on it; where that is missing, the next gateway that is asked for the response goes on with it, from the log. What
+is put first is the end: an answer, a failure with its reason, or a cancellation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+
+from starlette.responses import JSONResponse, Response
+from starlette.types import Message, Receive, Scope, Send
+
+from outrider.gateway.request.event_cursor import EventCursor
+from outrider.gateway.request.types import Prepared
+from outrider.gateway.responses.response_stream import WholeResponse
+from outrider.gateway.responses.response_types import ResponseBody
+from outrider.gateway.responses.store import BEAT_S, ResponseStore
+from outrider.gateway.responses.stored import document_of, keep
+from outrider.gateway.servers.generation_response import GenerationResponse, Indexed, Load
+from outrider.gateway.servers.http_limits import as_outrider_error
+from outrider.gateway.servers.service import GatewayService
+from outrider.shared.errors import CommitRefused, InternalError, Unavailable
+
+
+class BackgroundResponse(GenerationResponse):
+    """answer: of a client that has asked for the response as it is so far. Without it, a new one's is `queued`, or the
+    stream.
+    """
+
+    def __init__(
+        self,
+        service: GatewayService,
+        prepared: Prepared,
+        load: Load,
+        *,
+        seen: EventCursor | None = None,
+        answer: Response | None = None,
+    ) -> None:
+        super().__init__(service, prepared, load, seen=seen)
+        if service.responses is None or prepared.options.response is None:
+            raise InternalError("a response in the background needs a store")
+        self._store: ResponseStore = service.responses
+        self._plan = prepared.options.response
+        self._answer = answer
+        self._names = prepared.requests[0].owner, prepared.options.answer_id
+
+    async def begin(self) -> None:
+        """A new one: from now on it can be found. Raises CommitRefused or Unavailable."""
+        await self._store.begin(*self._names, document_of(self._so_far("in_progress"), self._plan))
+        if not self._prepared.options.stream:
+            self._answer = JSONResponse(self._so_far("queued"))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._answer is not None:
+            await self._answer(scope, receive, send)
+        connection = _Connection(None if self._answer is not None else send)
+        await super().__call__(scope, _nothing_more, connection)
+
+    def _updates(self) -> aclosing[AsyncGenerator[Indexed, None]]:
+        return aclosing(self._to_the_end())
+
+    async def _to_the_end(self) -> AsyncGenerator[Indexed, None]:
+        ended = asyncio.create_task(self._until_ended())
+        try:
+            async with super()._updates() as updates:
+                while True:
+                    step = asyncio.ensure_future(anext(updates))
+                    try:
+                        await asyncio.wait({step, ended}, return_when=asyncio.FIRST_COMPLETED)
+                    finally:
+                        if not step.done():
+                            step.cancel()
+                            await asyncio.gather(step, return_exceptions=True)
+                    if step.cancelled():
+                        raise CommitRefused("the response has been cancelled, deleted or finished elsewhere")
+                    try:
+                        update = step.result()
+                    except StopAsyncIteration:
+                        return
+                    yield update
+        except asyncio.CancelledError:
+            await self._store.let_go(*self._names)
+            raise
+        except CommitRefused:
+            raise  # somebody else has it
+        except Exception as error:
+            body = self._so_far("failed")
+            body["error"] = {"code": "server_error", "message": as_outrider_error(error).message}
+            with suppress(Unavailable):  # without Redis, nobody can say that it has failed: it is gone on with later
+                await keep(self._store, self._prepared, body)
+            raise
+        finally:
+            ended.cancel()
+            await asyncio.gather(ended, return_exceptions=True)
+
+    async def _until_ended(self) -> None:
+        """Gives signs of life until the response has an end that this gateway has not put."""
+        while True:
+            with suppress(Unavailable):
+                if await self._store.has_ended(*self._names):
+                    return
+                await self._store.beat(*self._names)
+            await asyncio.sleep(BEAT_S)
+
+    def _so_far(self, status: str) -> ResponseBody:
+        service = self._service
+        return WholeResponse(self._prepared, service.tokenizer, service.spec_metrics, service.version).so_far(status)
+
+
+class _Connection:
+    """An ASGI `send` to a client that may be gone, or is None."""
+
+    def __init__(self, send: Send | None) -> None:
+        self._send = send
+
+    async def __call__(self, message: Message) -> None:
+        if self._send is None:
+            return
+        try:
+            await self._send(message)
+        except OSError:
+            self._send = None
+
+
+async def _nothing_more() -> Message:
+    """An ASGI `receive` that never says that the client has gone."""
+    await asyncio.Event().wait()
+    raise InternalError("nobody sets this event")

@@ -1,0 +1,149 @@
+"""The items of a response's input: their shape, checked and explained, and the chat messages that they are.
+
+They raise ValueError, as pydantic wants it. Not here: the items of an output (output_items.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from pydantic import PlainValidator, WithJsonSchema
+
+from outrider.gateway.openai.fields import json_kind
+from outrider.gateway.responses.tools import flat_name
+
+_ROLES = ("user", "assistant", "system", "developer")
+# Types of content parts, and which of their fields is the text.
+_TEXT_FIELDS = {
+    "input_text": "text",
+    "output_text": "text",
+    "text": "text",
+    "reasoning_text": "text",
+    "summary_text": "text",
+    "refusal": "refusal",
+}
+_INSTEAD = {"item_reference": "; send the item itself"}
+
+Item = dict[str, Any]
+
+
+def _input(value: object) -> tuple[Item, ...]:
+    """A text is one message of the user."""
+    if isinstance(value, str):
+        return (_message({"role": "user", "content": value}, "it"),)
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"must be a string or a list of items, got {json_kind(value)}")
+    if not value:
+        raise ValueError("must not be empty")
+    return parse_items(value)
+
+
+def parse_items(items: Sequence[object]) -> tuple[Item, ...]:
+    """What is needed of each, in one form; an id is kept. Raises ValueError."""
+    return tuple(_item(item, f"entry {place}") for place, item in enumerate(items))
+
+
+def _item(value: object, where: str) -> Item:
+    if not isinstance(value, dict):
+        raise ValueError(f"{where} must be an object, got {json_kind(value)}")
+    item = {name: entry for name, entry in value.items() if entry is not None}
+    head = {"id": item["id"]} if isinstance(item.get("id"), str) else {}
+    return {**head, **_content(item, where), "status": "completed"}
+
+
+def _content(item: Item, where: str) -> Item:
+    match item.get("type", "message"):
+        case "message":
+            return _message(item, where)
+        case "function_call":
+            names: tuple[str, ...] = ("call_id", "name", "arguments")
+            if "namespace" in item:
+                names = (*names, "namespace")
+            return {"type": "function_call", **{name: _string(item, name, where) for name in names}}
+        case "function_call_output":
+            output = _text(item.get("output"), f"{where}: output")
+            return {"type": "function_call_output", "call_id": _string(item, "call_id", where), "output": output}
+        case "reasoning":
+            parts = item.get("content") or item.get("summary") or []
+            content = [{"type": "reasoning_text", "text": _text(parts, f"{where}: content")}]
+            return {"type": "reasoning", "summary": [], "content": content}
+        case other:
+            advice = _INSTEAD.get(str(other), "; only message, function_call, function_call_output and reasoning are")
+            raise ValueError(f"{where} has type {str(other)[:40]!r}, which is not supported{advice}")
+
+
+def _message(item: Item, where: str) -> Item:
+    role = _string(item, "role", where)
+    if role not in _ROLES:
+        raise ValueError(f"{where}: role must be one of {', '.join(_ROLES)}")
+    kind = "output_text" if role == "assistant" else "input_text"
+    part = {"type": kind, "text": _text(item.get("content"), f"{where}: content")}
+    return {"type": "message", "role": role, "content": [part]}
+
+
+def _string(item: Item, name: str, where: str) -> str:
+    value = item.get(name)
+    if not isinstance(value, str):
+        raise ValueError(f"{where} must have a {name}, got {json_kind(value)}")
+    return value
+
+
+def _text(value: object, where: str) -> str:
+    """Parts are joined by newlines, as in a chat."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"{where} must be a string or a list of parts, got {json_kind(value)}")
+    return "\n".join(_part(part, f"{where} part {place}") for place, part in enumerate(value))
+
+
+def _part(part: object, where: str) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(part, dict) or kind not in _TEXT_FIELDS:
+        raise ValueError(f"{where} has type {str(kind)[:40]!r}; only text is supported")
+    return _string(part, _TEXT_FIELDS[kind], where)
+
+
+InputItems = Annotated[
+    tuple[Item, ...],
+    PlainValidator(_input),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}),
+]
+
+
+def chat_messages(instructions: str | None, items: Sequence[Item]) -> list[dict[str, Any]]:
+    """The reasoning, text and calls of one turn are one message of the assistant."""
+    messages: list[dict[str, Any]] = []
+    if instructions is not None:
+        messages.append({"role": "system", "content": instructions})
+    for item in items:
+        match item["type"]:
+            case "function_call_output":
+                messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]})
+            case "message" if item["role"] != "assistant":
+                messages.append({"role": item["role"], "content": item["content"][0]["text"]})
+            case _:
+                _add_to_turn(messages, item)
+    return messages
+
+
+def _add_to_turn(messages: list[dict[str, Any]], item: Item) -> None:
+    """To the last message if it is the assistant's and the item can follow what it has, else to a new one."""
+    last = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
+    if item["type"] == "reasoning":
+        if not item["content"][0]["text"]:  # encrypted, elsewhere
+            return
+        if last is None or last["content"] or "tool_calls" in last:
+            messages.append(last := {"role": "assistant", "content": ""})
+        last["reasoning"] = last.get("reasoning", "") + item["content"][0]["text"]
+    elif item["type"] == "message":
+        if last is None or (last["content"] and "tool_calls" not in last):
+            messages.append(last := {"role": "assistant", "content": ""})
+        last["content"] += item["content"][0]["text"]
+    else:
+        if last is None:
+            messages.append(last := {"role": "assistant", "content": ""})
+        function = {"name": flat_name(item["name"], item.get("namespace")), "arguments": item["arguments"]}
+        call = {"id": item["call_id"], "type": "function", "function": function}
+        last.setdefault("tool_calls", []).append(call)

@@ -1,0 +1,114 @@
+"""Responses in Redis, so that any gateway can return one, or go on with it as the beginning of another.
+
+A finished one is one value under its owner and id, which expires; the first that is put stays. A deleted one leaves an
+empty value for the rest of its life: who resumes the stream of its request must not store it again.
+
+One in the background has two more while it runs: what it is until then, and a sign of life of the gateway that works
+on it. Not here: what is in them (stored.py).
+"""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+from outrider.shared.errors import CommitRefused, GatewayFull, QuotaExceeded, UnknownSession
+from outrider.shared.log.log_budget import LogBudget
+from outrider.shared.log.patient_redis import PatientRedis
+
+# seconds; a sign of life's own life, after which another gateway goes on with the response
+_LEASE_S = 15
+# seconds; between two of them, and at most from a cancellation to the end of the work
+BEAT_S = 2.0
+
+
+class ResponseStore:
+    """owner: the name of an API key; "" where none is required. Every method but `reserve` raises Unavailable."""
+
+    def __init__(self, redis: PatientRedis, *, ttl_s: int, budget: LogBudget, key_prefix: str = "outrider") -> None:
+        self._redis = redis
+        self._ttl_s = ttl_s
+        self._budget = budget
+        self._key_prefix = key_prefix
+
+    def reserve(self, owner: str, num_bytes: int) -> None:
+        """Room for a response that begins. Raises PayloadTooLarge, QuotaExceeded or GatewayFull."""
+        try:
+            self._budget.hold(owner, num_bytes, self._ttl_s)
+        except (QuotaExceeded, GatewayFull) as error:
+            message = f"stored responses: {error.message}, or send store: false"
+            raise type(error)(message, retry_after_s=error.retry_after_s or 1.0) from None
+
+    async def put(self, owner: str, response_id: str, document: bytes, num_reserved: int) -> None:
+        """Unless it is there. Its bytes beyond those reserved are counted in any case."""
+        key = self._key("response", owner, response_id)
+        if await self._redis.call(lambda: ("SET", key, document, "NX", "EX", self._ttl_s)):
+            self._budget.count(owner, max(0, len(document) - num_reserved), self._ttl_s)
+
+    async def get(self, owner: str, response_id: str) -> bytes:
+        """Finished or running. Raises UnknownSession: never stored, expired, deleted or somebody else's, which all look
+        the same.
+        """
+        document = await self._get("response", owner, response_id)
+        if document is None:
+            # Between the two looks it may have finished.
+            running = await self._get("running", owner, response_id)
+            document = running or await self._get("response", owner, response_id)
+        return _known(document, response_id)
+
+    async def delete(self, owner: str, response_id: str) -> None:
+        """Raises UnknownSession."""
+        key = self._key("response", owner, response_id)
+        document = await self._redis.call(lambda: ("SET", key, b"", "XX", "KEEPTTL", "GET"))
+        if document is None and await self._get("running", owner, response_id):
+            document = await self._redis.call(lambda: ("SET", key, b"", "EX", self._ttl_s)) and b"running"
+        await self.forget_running(owner, response_id)
+        _known(document, response_id)
+
+    # ---- in the background ----
+
+    async def begin(self, owner: str, response_id: str, document: bytes) -> None:
+        """Raises CommitRefused when there is one of this id."""
+        key = self._key("running", owner, response_id)
+        if not await self._redis.call(lambda: ("SET", key, document, "NX", "EX", self._ttl_s)):
+            raise CommitRefused("a response with this request_id is running already; choose another id")
+        await self.beat(owner, response_id)
+
+    async def has_ended(self, owner: str, response_id: str) -> bool:
+        """Whether it is finished, cancelled or deleted."""
+        key = self._key("response", owner, response_id)
+        return bool(await self._redis.call(lambda: ("EXISTS", key)))
+
+    async def beat(self, owner: str, response_id: str) -> None:
+        """Says that this gateway works on it."""
+        key = self._key("lease", owner, response_id)
+        await self._redis.call(lambda: ("SET", key, b"1", "EX", _LEASE_S))
+
+    async def take_over(self, owner: str, response_id: str) -> bool:
+        """Whether nobody worked on it, and so this gateway does now."""
+        key = self._key("lease", owner, response_id)
+        return bool(await self._redis.call(lambda: ("SET", key, b"1", "NX", "EX", _LEASE_S)))
+
+    async def let_go(self, owner: str, response_id: str) -> None:
+        """Another gateway may go on at once."""
+        key = self._key("lease", owner, response_id)
+        await self._redis.call(lambda: ("DEL", key))
+
+    async def forget_running(self, owner: str, response_id: str) -> None:
+        key = self._key("running", owner, response_id)
+        await self._redis.call(lambda: ("DEL", key))
+        await self.let_go(owner, response_id)
+
+    async def _get(self, kind: str, owner: str, response_id: str) -> bytes | None:
+        key = self._key(kind, owner, response_id)
+        document: bytes | None = await self._redis.call(lambda: ("GET", key))
+        return document
+
+    def _key(self, kind: str, owner: str, response_id: str) -> str:
+        # Quoted, an owner has no colon: no id can reach into another owner's.
+        return f"{self._key_prefix}:{kind}:{quote(owner, safe='')}:{response_id}"
+
+
+def _known(document: bytes | None, response_id: str) -> bytes:
+    if not document:
+        raise UnknownSession(f"no response {response_id[:200]!r} is stored here; it may have expired")
+    return document

@@ -1,0 +1,117 @@
+"""What is stored of a response, and what the routes on a stored one answer."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from outrider.gateway.openai.responses import to_json
+from outrider.gateway.request.types import Prepared
+from outrider.gateway.responses.input_items import Item, parse_items
+from outrider.gateway.responses.plan import ResponsePlan
+from outrider.gateway.responses.response_types import ItemList, ResponseBody
+from outrider.gateway.responses.store import ResponseStore
+from outrider.shared.errors import InvalidRequest
+
+# items of one page; OpenAI's
+_DEFAULT_PAGE, _MAX_PAGE = 20, 100
+# hexadecimal digits of an item's id
+_ID_DIGITS = 24
+_ID_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+
+
+def num_reserved(prepared: Prepared) -> int:
+    """Bytes of a response that are known before it begins; 0 where it is not to be stored."""
+    plan = prepared.options.response
+    return len(plan.fields) + len(plan.input_items) if plan is not None and plan.input_items else 0
+
+
+async def keep(store: ResponseStore | None, prepared: Prepared, body: ResponseBody) -> None:
+    """Stores a finished response if its request says so. Raises Unavailable."""
+    plan = prepared.options.response
+    if store is None or plan is None or not plan.input_items:
+        return
+    owner, response_id = prepared.requests[0].owner, prepared.options.answer_id
+    await store.put(owner, response_id, document_of(body, plan), num_reserved(prepared))
+    if plan.is_background:
+        await store.forget_running(owner, response_id)
+
+
+def document_of(body: ResponseBody, plan: ResponsePlan) -> bytes:
+    return f'{{"response":{to_json(body)},"input":{plan.input_items}}}'.encode()
+
+
+def is_running(document: bytes) -> bool:
+    return stored_response(document)["status"] == "in_progress"
+
+
+async def cancel(store: ResponseStore, owner: str, response_id: str) -> ResponseBody:
+    """What it is then: one that has ended stays as it is. Raises InvalidRequest, UnknownSession or Unavailable."""
+    document = await store.get(owner, response_id)
+    body = stored_response(document)
+    if not body["background"]:
+        raise InvalidRequest(
+            "only responses with background: true can be cancelled; another ends with its connection",
+            param="response_id",
+        )
+    return await end(store, owner, document, {"status": "cancelled"}) if is_running(document) else body
+
+
+async def end(store: ResponseStore, owner: str, document: bytes, changes: Mapping[str, Any]) -> ResponseBody:
+    """Ends a running response, unless it has ended meanwhile; what it is then. Raises UnknownSession or Unavailable."""
+    stored = json.loads(document)
+    stored["response"].update(changes)
+    response_id = stored["response"]["id"]
+    await store.put(owner, response_id, to_json(stored).encode(), len(document))
+    await store.forget_running(owner, response_id)
+    return stored_response(await store.get(owner, response_id))
+
+
+def stored_response(document: bytes) -> ResponseBody:
+    body: ResponseBody = json.loads(document)["response"]
+    return body
+
+
+def stored_items(document: bytes) -> tuple[Item, ...]:
+    """The conversation up to the end of the response, as input items."""
+    stored = json.loads(document)
+    return (*stored["input"], *parse_items(stored["response"]["output"]))
+
+
+def with_ids(items: Sequence[Item], answer_id: str) -> list[Item]:
+    """Items that have none get one that depends on the request alone."""
+    return [
+        item if "id" in item else {"id": _item_id(item, f"{answer_id} {place}"), **item}
+        for place, item in enumerate(items)
+    ]
+
+
+def _item_id(item: Item, key: str) -> str:
+    return f"{_ID_PREFIXES[item['type']]}_{hashlib.sha256(f'{key} input'.encode()).hexdigest()[:_ID_DIGITS]}"
+
+
+def input_page(document: bytes, query: Mapping[str, str]) -> ItemList:
+    """The input's items, the last first unless order says asc. Raises InvalidRequest."""
+    items: list[dict[str, Any]] = json.loads(document)["input"]
+    order, limit = query.get("order", "desc"), query.get("limit", str(_DEFAULT_PAGE))
+    if order not in ("asc", "desc"):
+        raise InvalidRequest("order must be asc or desc", param="order")
+    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= _MAX_PAGE):
+        raise InvalidRequest(f"limit must be between 1 and {_MAX_PAGE}", param="limit")
+    if order == "desc":
+        items.reverse()
+    if "after" in query:
+        ids = [item["id"] for item in items]
+        if query["after"] not in ids:
+            raise InvalidRequest("after must be the id of an item of this input", param="after")
+        items = items[ids.index(query["after"]) + 1 :]
+    page = items[: int(limit)]
+    return {
+        "object": "list",
+        "data": page,
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+        "has_more": len(page) < len(items),
+    }

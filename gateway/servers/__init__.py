@@ -1,0 +1,1 @@
+"""The HTTP and gRPC servers: admission, limits, authentication, quotas."""

@@ -1,0 +1,117 @@
+"""How many bytes of long bodies, and of the answers to them, are in memory at a time, and how many are worked on.
+
+Parsing and tokenizing a body takes 100 to 230 times its bytes for a moment: twelve of 4 MiB took 2.6 GB.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable
+from typing import TypeVar
+
+from outrider.shared.errors import GatewayFull, QuotaExceeded
+from outrider.shared.machine.memory import give_back_freed_memory
+
+# bytes; bodies up to this are worked on inline, one after the other, about 1 ms each, and are not counted
+INLINE_BYTES = 32 * 1024
+# bytes; longer bodies and their answers, of all callers; two of the longest bodies with their answers
+_MAX_BYTES = 128 * 2**20
+# ratio; bytes of an answer to /tokenize, with the tokens' texts, per byte of its body; 11 for ideograms of which each
+# byte is a token, where ids have four digits
+ANSWER_RATIO = 14
+# share; of these, one API key's
+_OWNER_SHARE = 0.5
+# bodies; that are parsed and tokenized on threads at a time, and how many of those may be large
+_MAX_WORKED_ON, _MAX_LARGE = 2, 1
+# bytes; a body over this is large: it takes 0.1 to 0.9 GB and seconds
+_LARGE_BYTES = 2**20
+# seconds; told to who is refused, about what a body of 4 MiB takes
+_RETRY_S = 2.0
+
+T = TypeVar("T")
+
+
+class BodyBudget:
+    """One per gateway, for both of its servers."""
+
+    def __init__(self, max_bytes: int = _MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._held: defaultdict[str, int] = defaultdict(int)
+        self._turns = asyncio.Semaphore(_MAX_WORKED_ON)
+        self._large = asyncio.Semaphore(_MAX_LARGE)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(self._held.values())
+
+    async def on_thread(self, work: Callable[[], T], num_bytes: int) -> T:
+        """Runs `work` on a body of so many bytes on a thread once it is its turn; large ones leave others a thread."""
+        if num_bytes <= _LARGE_BYTES:
+            return await self._in_turn(work)
+        async with self._large:
+            return await self._in_turn(lambda: _with_memory_given_back(work))
+
+    async def _in_turn(self, work: Callable[[], T]) -> T:
+        """A caller that gives up gives his turn back when the thread, which cannot be stopped, is done."""
+        await self._turns.acquire()
+        task = asyncio.ensure_future(asyncio.to_thread(work))
+        task.add_done_callback(self._done)
+        return await asyncio.shield(task)
+
+    def _done(self, task: asyncio.Task[T]) -> None:
+        self._turns.release()
+        if not task.cancelled():
+            task.exception()  # retrieved, or asyncio warns where nobody waits any more
+
+    def check(self, owner: str, num_bytes: int) -> None:
+        """Whether so many more have room. Raises QuotaExceeded or GatewayFull."""
+        if num_bytes and owner and self._held[owner] + num_bytes > self._max_bytes * _OWNER_SHARE:
+            raise QuotaExceeded(
+                "this API key has too many long requests under way; try again when one has been read",
+                retry_after_s=_RETRY_S,
+            )
+        if num_bytes and self.num_bytes + num_bytes > self._max_bytes:
+            raise GatewayFull(
+                "the gateway has too many long requests under way; try again later", retry_after_s=_RETRY_S
+            )
+
+    def count(self, owner: str, num_bytes: int) -> None:
+        """Adds to what the owner holds; takes off it where negative."""
+        self._held[owner] += num_bytes
+
+
+def _with_memory_given_back(work: Callable[[], T]) -> T:
+    try:
+        return work()
+    finally:
+        give_back_freed_memory()
+
+
+class Held:
+    """What one request holds of the budget: nothing for its first INLINE_BYTES."""
+
+    def __init__(self, budget: BodyBudget, owner: str = "") -> None:
+        self.budget = budget
+        self._owner = owner
+        self._num_bytes = 0
+        self._num_counted = 0
+
+    def add_body(self, num_bytes: int) -> None:
+        """More of the body. Raises QuotaExceeded or GatewayFull."""
+        self.budget.check(self._owner, self._counted(num_bytes) - self._num_counted)
+        self.add_answer(num_bytes)
+
+    def add_answer(self, num_bytes: int) -> None:
+        """What has been worked out is sent in any case."""
+        counted = self._counted(num_bytes)
+        self.budget.count(self._owner, counted - self._num_counted)
+        self._num_bytes, self._num_counted = self._num_bytes + num_bytes, counted
+
+    def _counted(self, num_bytes: int) -> int:
+        return max(0, self._num_bytes + num_bytes - INLINE_BYTES)
+
+    def close(self) -> None:
+        """Gives all of it back; harmless when repeated, and more can be added."""
+        self.budget.count(self._owner, -self._num_counted)
+        self._num_bytes = self._num_counted = 0

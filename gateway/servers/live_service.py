@@ -1,0 +1,219 @@
+"""The running gateway as the HTTP and gRPC servers use it (gateway.servers.service.GatewayService)."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from outrider.gateway.config import GatewayConfig
+from outrider.gateway.fleet.drafter_choice import is_served
+from outrider.gateway.fleet.view import FleetView, fleet_view
+from outrider.gateway.openai.usage import SpecMetricsLevel
+from outrider.gateway.request.generation import Generation
+from outrider.gateway.request.served import RequestLimits, ServedModel
+from outrider.gateway.request.start import begin, resume
+from outrider.gateway.request.tokenizer import Tokenizer
+from outrider.gateway.request.tracing import traced
+from outrider.gateway.request.types import (
+    METHOD_AUTO,
+    METHOD_OFF,
+    AnswerKind,
+    GenerationUpdate,
+    Prepared,
+    ValidRequest,
+    Wanted,
+)
+from outrider.gateway.responses.store import ResponseStore
+from outrider.gateway.responses.stored import num_reserved
+from outrider.gateway.servers.service import ReadyState
+from outrider.gateway.tool_calls.recognise import recognise_reasoning_parser, recognise_tool_call_parser
+from outrider.shared.checkpoint.sampling_defaults import load_sampling_defaults
+from outrider.shared.errors import Unavailable
+from outrider.shared.log.commit_log import CommitLog
+from outrider.shared.log.log_budget import LogBudget
+from outrider.shared.log.patient_redis import RedisState
+from outrider.shared.messages import VerifierInfo
+from outrider.shared.version import outrider_version
+
+if TYPE_CHECKING:
+    from outrider.shared.tracing.otlp import Tracer
+
+log = logging.getLogger(__name__)
+
+
+# seconds; told to clients while Redis takes no writes, a few of the gateway's own checks
+_LOG_RETRY_S = 5.0
+
+
+class LiveService:
+    def __init__(
+        self, config: GatewayConfig, generation: Generation, commit_log: CommitLog, tracer: Tracer | None = None
+    ) -> None:
+        self._config = config
+        self._generation = generation
+        self._commit_log = commit_log
+        self._tracer = tracer
+        self._created = int(time.time())
+        self._redis = RedisState(answers=True)
+        self._draining = False
+        self._logged_warning = ""
+        # The last verifier's info, kept while all are away, so that requests can wait for one.
+        self._target: VerifierInfo | None = None
+        self._methods: set[str] = set()
+        self.tokenizer: Tokenizer = generation.tokenizer
+        self._reasoning_parser, self._tool_call_parser = _parsers(config, self.tokenizer)
+        self._sampling_defaults = load_sampling_defaults(
+            config.model, config.generation_config, config.override_generation_config
+        )
+        self.limits = RequestLimits(max_n=config.max_n, max_body_bytes=int(config.max_body_mb * 2**20))
+        self.spec_metrics = SpecMetricsLevel(config.per_request_spec_decode_metrics)
+        self.responses = _response_store(config, commit_log)
+        self.version = outrider_version()
+        # The one it is bound to, once there is a gRPC server.
+        self.grpc_port = -1
+
+    @property
+    def model(self) -> ServedModel:
+        target = self._known_target()
+        if target is None:
+            raise Unavailable("no verifier has been reached yet; try again later")
+        return ServedModel(
+            name=self._config.served_model_name or target.model,
+            max_model_len=target.max_model_len,
+            vocab_size=target.vocab_size,
+            draft_methods=tuple(sorted(self._known_methods())),
+            created=self._created,
+            reasoning_parser=self._reasoning_parser,
+            tool_call_parser=self._tool_call_parser,
+            reasoning_field=self._config.reasoning_field,
+            sampling_defaults=self._sampling_defaults,
+        )
+
+    def begin(self, kind: AnswerKind, prepared: Prepared) -> Prepared:
+        self._check_log()
+        if self.responses is not None and (num_bytes := num_reserved(prepared)):
+            self.responses.reserve(prepared.requests[0].owner, num_bytes)
+        return self._traced(begin(self._commit_log, kind, prepared, self._generation.kinds.for_new_request()))
+
+    async def resume(self, wanted: Wanted) -> Prepared:
+        self._check_log()
+        self._generation.metrics.resumed.inc()
+        resumed = await resume(self._commit_log, wanted, self.model.name)
+        return self._traced(replace(resumed, carrier=wanted.carrier))
+
+    def generate(self, request: ValidRequest) -> AsyncGenerator[GenerationUpdate, None]:
+        self._check_open()
+        return self._generation.generate(request)
+
+    def _traced(self, prepared: Prepared) -> Prepared:
+        return prepared if self._tracer is None else traced(self._tracer, prepared)
+
+    def _check_open(self) -> None:
+        if self._draining:
+            raise Unavailable("the gateway is shutting down")
+
+    def _check_log(self) -> None:
+        """A Redis that is away is waited for; one that is full or read-only would be waited for in vain."""
+        self._check_open()
+        if self._redis.refusal:
+            raise Unavailable(
+                f"the commit log takes no writes ({self._redis.refusal}); try again later", retry_after_s=_LOG_RETRY_S
+            )
+
+    def ready(self) -> ReadyState:
+        """Also ready without a drafter: then decoding runs without speculation."""
+        if self._draining:
+            return ReadyState(False, "the gateway is shutting down")
+        if not self._redis.answers:
+            return ReadyState(False, "Redis does not answer")
+        if self._redis.refusal:
+            return ReadyState(False, f"Redis takes no writes: {self._redis.refusal}")
+        if not self._generation.verifiers.healthy():
+            return ReadyState(False, "no verifier is serving")
+        return ReadyState(True, warning=self._warning())
+
+    def render_metrics(self) -> bytes:
+        metrics = self._generation.metrics
+        metrics.members.labels("verifier").set(len(self._generation.verifiers.healthy()))
+        metrics.members.labels("drafter").set(len(self._generation.drafters.healthy()))
+        metrics.verifier_kinds.set(len(self._generation.kinds.present()))
+        metrics.log_restores.set(self._commit_log.num_restores)
+        return metrics.render()
+
+    def fleet(self) -> FleetView:
+        target = self._known_target()
+        model = None if target is None else self._config.served_model_name or target.model
+        return fleet_view(
+            self.version,
+            model,
+            self._generation.verifiers.members,
+            self._generation.drafters.members,
+            self._warning(),
+            self.grpc_port,
+        )
+
+    def drain(self) -> None:
+        """Refuses new requests from now on; /ready reports it."""
+        self._draining = True
+
+    async def check_redis(self) -> None:
+        self._redis = await self._commit_log.check()
+
+    def log_warning(self) -> None:
+        """Logs the warning when it comes up and when it is over. To be called now and then."""
+        now = self._warning()
+        if now and now != self._logged_warning:
+            log.warning(now)
+        elif self._logged_warning and not now:
+            log.info("over: %s", self._logged_warning)
+        self._logged_warning = now
+
+    def _warning(self) -> str:
+        """Empty where all is as configured, and before a verifier has been reached."""
+        method, generation = self._generation.speculative.method, self._generation
+        if method in (METHOD_AUTO, METHOD_OFF) or not generation.verifiers.healthy():
+            return ""
+        if is_served(method, generation.verifiers, generation.drafters):
+            return ""
+        return (
+            f"--speculative-config: no drafter or verifier serves method {method} now; requests that name no other are "
+            "decoded without drafts"
+        )
+
+    def _known_methods(self) -> set[str]:
+        """Every method ever offered: a request that names one is served without drafts while its drafters are away."""
+        verifiers, drafters = self._generation.verifiers.healthy(), self._generation.drafters.healthy()
+        offered = [member.info.methods for member in drafters if member.info is not None]
+        offered += [member.info.local_methods for member in verifiers if member.info is not None]
+        self._methods.update(method.name for methods in offered for method in methods)
+        return self._methods
+
+    def _known_target(self) -> VerifierInfo | None:
+        for member in self._generation.verifiers.healthy():
+            self._target = member.info
+            break
+        return self._target
+
+
+def _response_store(config: GatewayConfig, commit_log: CommitLog) -> ResponseStore | None:
+    """In the log's Redis, with room of its own."""
+    if not config.stored_response_ttl_s:
+        return None
+    total_bytes = int(config.max_stored_mb * 2**20)
+    budget = LogBudget(max_record_bytes=total_bytes, total_bytes=total_bytes)
+    return ResponseStore(commit_log.redis, ttl_s=config.stored_response_ttl_s, budget=budget)
+
+
+def _parsers(config: GatewayConfig, tokenizer: Tokenizer) -> tuple[str, str]:
+    """The rows of tool_calls/formats.py that outputs are read by: those set, else those of the chat template."""
+    template = tokenizer.chat_template_source
+    reasoning, calls = config.reasoning_parser, config.tool_call_parser
+    if reasoning == "auto":
+        reasoning = recognise_reasoning_parser(template)
+    if calls == "auto":
+        calls = recognise_tool_call_parser(template, tokenizer.control_tokens)
+    log.info("reasoning parser: %s, tool call parser: %s", reasoning, calls)
+    return reasoning, calls

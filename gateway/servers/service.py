@@ -1,0 +1,68 @@
+"""What the two doors (REST, gRPC) need from the gateway behind them, and nothing more."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Protocol
+
+from outrider.gateway.fleet.view import FleetView
+from outrider.gateway.openai.usage import SpecMetricsLevel
+from outrider.gateway.request.served import RequestLimits, ServedModel
+from outrider.gateway.request.tokenizer import Tokenizer
+from outrider.gateway.request.types import AnswerKind, GenerationUpdate, Prepared, ValidRequest, Wanted
+from outrider.gateway.responses.store import ResponseStore
+
+
+@dataclass(frozen=True)
+class ReadyState:
+    """reason: why not. warning: what does not work as configured although it is ready."""
+
+    ready: bool
+    reason: str = ""
+    warning: str = ""
+
+
+class GatewayService(Protocol):
+    """Contract: attributes are cheap and may change between calls; they raise Unavailable while they are unknown.
+    `responses` is None where none are stored.
+
+    A request is begun, or resumed, as a whole, which fills in the `starts` of its prompts; then each prompt that has
+    some is generated. `resume` takes the request away from whoever was being sent it, and raises UnknownSession when
+    there is none of this id and owner. Owners are the doors' to check.
+
+    `generate` yields the updates of the choices in `starts`, interleaved as they come, what was logged before first;
+    the last one of each choice carries `finish_reason`. Closing the generator (`aclose`, or a cancelled `anext`) ends
+    the sessions and frees all they hold. Errors are OutriderErrors; one raised before the first update becomes an HTTP
+    or gRPC status.
+    """
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def model(self) -> ServedModel: ...
+
+    @property
+    def limits(self) -> RequestLimits: ...
+
+    @property
+    def responses(self) -> ResponseStore | None: ...
+
+    @property
+    def spec_metrics(self) -> SpecMetricsLevel: ...
+
+    @property
+    def version(self) -> str: ...
+
+    def begin(self, kind: AnswerKind, prepared: Prepared) -> Prepared: ...
+
+    async def resume(self, wanted: Wanted) -> Prepared: ...
+
+    def generate(self, request: ValidRequest) -> AsyncGenerator[GenerationUpdate, None]: ...
+
+    def ready(self) -> ReadyState: ...
+
+    def render_metrics(self) -> bytes: ...
+
+    def fleet(self) -> FleetView: ...

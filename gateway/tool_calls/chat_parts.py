@@ -1,0 +1,84 @@
+"""One choice of a chat as OpenAI's message, or as its deltas: content, reasoning and tool calls.
+
+Not here: what stands around it (openai/responses.py, openai/answer_stream.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from outrider.gateway.tool_calls.events import Call, CallBegins, Event, fold
+from outrider.gateway.tool_calls.plan import OutputPlan
+
+# hexadecimal digits of a call's id; OpenAI's have 24 characters behind "call_"
+_ID_DIGITS = 24
+# Mistral's templates refuse ids of any other length.
+MISTRAL_ID_CHARS = 9
+
+
+def call_id(plan: OutputPlan, key: str, call: Call | CallBegins) -> str:
+    """The model's own, or one that depends on the request alone: whoever goes on with it says the same. key: names the
+    choice, the same at every gateway.
+    """
+    if call.model_id:
+        return call.model_id
+    digest = hashlib.sha256(f"{key} {call.index}".encode()).hexdigest()
+    return digest[:MISTRAL_ID_CHARS] if plan.tool_call_parser.startswith("mistral") else f"call_{digest[:_ID_DIGITS]}"
+
+
+class ChatParts:
+    """Feed it the choice's text in order, the last with `finished`."""
+
+    def __init__(self, plan: OutputPlan, answer_id: str, created: int, choice_index: int) -> None:
+        self._plan = plan
+        self._parser = plan.parser()
+        self._key = f"{answer_id} {created} {choice_index}"
+        self.has_calls = False
+
+    def _events(self, text: str, *, finished: bool) -> list[Event]:
+        events = self._parser.push(text)
+        if finished:
+            events += self._parser.finish()
+        self.has_calls = self.has_calls or any(isinstance(event, CallBegins) for event in events)
+        return events
+
+    def delta(self, text: str, *, finished: bool) -> dict[str, Any]:
+        """What this text adds; at most one entry per call. A call's id, type and name come once."""
+        events = self._events(text, finished=finished)
+        folded = fold(events)
+        begun = {event.index for event in events if isinstance(event, CallBegins)}
+        delta: dict[str, Any] = {}
+        if folded.reasoning and self._plan.include_reasoning:
+            delta[self._plan.reasoning_field] = folded.reasoning
+        if folded.content:
+            delta["content"] = folded.content
+        if folded.calls:
+            delta["tool_calls"] = [
+                {"index": call.index, **self._whole_call(call)}
+                if call.index in begun
+                else {"index": call.index, "function": {"arguments": call.arguments}}
+                for call in folded.calls
+            ]
+        return delta
+
+    def message(self, text: str) -> dict[str, Any]:
+        """The whole choice; its content is null where there are only calls or reasoning."""
+        folded = fold(self._events(text, finished=True))
+        message: dict[str, Any] = {"role": "assistant", "content": folded.content}
+        if folded.reasoning and self._plan.include_reasoning:
+            message[self._plan.reasoning_field] = folded.reasoning
+        if folded.calls:
+            message["tool_calls"] = [self._whole_call(call) for call in folded.calls]
+        if not folded.content and (folded.calls or folded.reasoning):
+            message["content"] = None
+        return message
+
+    def _whole_call(self, call: Call) -> dict[str, Any]:
+        function = {"name": call.name, "arguments": call.arguments}
+        return {"id": call_id(self._plan, self._key, call), "type": "function", "function": function}
+
+    def finish_reason(self, reason: str | None, stop_reason: str | int | None) -> str | None:
+        """ "tool_calls" if the model ended by itself after a call, unless the request named the tool (as OpenAI)."""
+        ended = reason == "stop" and not isinstance(stop_reason, str)
+        return "tool_calls" if ended and self.has_calls and not self._plan.is_named else reason

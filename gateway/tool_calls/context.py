@@ -1,0 +1,64 @@
+"""What the readers of all forms of a call share. A reader is a coroutine that returns whether there was a call.
+
+Until a name is known nothing has been reported, and the caller gives the text back; after it, what does not fit the
+form ends the call. Arguments in JSON are passed on as the model wrote them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from outrider.gateway.tool_calls.formats import CallFormat
+from outrider.gateway.tool_calls.reader import Reader, Step
+from outrider.gateway.tool_calls.symbols import is_symbol
+
+# characters; from a call's begin marker to its name, of which broken output can make as many as it has markers
+MAX_HELD_CHARS = 1024
+_NAME_MARKS = frozenset("_-.:/")
+
+
+class CallWriter(Protocol):
+    """`begin` is called once per call, before its arguments; it says whether the call is taken."""
+
+    def begin(self, name: str, model_id: str = "") -> bool: ...
+
+    def arguments(self, text: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class BodyContext:
+    """ends: markers that end a JSON value outside of strings. properties: per tool, the schema of each argument."""
+
+    reader: Reader
+    row: CallFormat
+    writer: CallWriter
+    ends: tuple[str, ...]
+    properties: Mapping[str, Mapping[str, Any]]
+
+    def held_too_long(self) -> bool:
+        return self.reader.since_mark() > MAX_HELD_CHARS
+
+
+def any_follows(reader: Reader, markers: Iterable[str]) -> Step[bool]:
+    for marker in markers:
+        if (yield from reader.follows(marker)):
+            return True
+    return False
+
+
+def name_of(reader: Reader) -> Step[str]:
+    name = ""
+    while (character := (yield from reader.peek())) and (
+        not is_symbol(character) and (character.isalnum() or character in _NAME_MARKS)
+    ):
+        name += yield from reader.take()
+        if len(name) > MAX_HELD_CHARS:
+            return ""
+    return name
+
+
+def escaped(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]

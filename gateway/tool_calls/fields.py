@@ -1,0 +1,120 @@
+"""The request's fields about tools: their shape, checked and explained. They raise ValueError, as pydantic wants it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import PlainValidator, WithJsonSchema
+
+# count; OpenAI's limit
+MAX_TOOLS = 128
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_MODES = ("none", "auto", "required")
+
+
+@dataclass(frozen=True)
+class ToolChoice:
+    """mode: "none", "auto", "required" or "named" (which has one name). names: the tools allowed; None: all."""
+
+    mode: str
+    names: tuple[str, ...] | None = None
+
+
+def _tools(value: object) -> tuple[dict[str, Any], ...]:
+    if not isinstance(value, list | tuple):
+        raise ValueError("must be a list")
+    if len(value) > MAX_TOOLS:
+        raise ValueError(f"has {len(value)} entries, the maximum is {MAX_TOOLS}")
+    tools = tuple(_tool(entry, f"entry {place}") for place, entry in enumerate(value))
+    names = [tool["function"]["name"] for tool in tools]
+    doubled = sorted({name for name in names if names.count(name) > 1})
+    if doubled:
+        raise ValueError(f"has more than one function of the name {doubled[0]!r}")
+    return tools
+
+
+def _tool(value: object, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{where} must be an object")
+    kind = value.get("type", "function")
+    if kind != "function":
+        raise ValueError(f"{where} has type {str(kind)[:40]!r}; only function is supported")
+    function = value.get("function")
+    if not isinstance(function, dict):
+        raise ValueError(f"{where} must have a function")
+    given = {key: entry for key, entry in function.items() if entry is not None}
+    name = given.get("name")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ValueError(f"{where}: function.name must be 1 to 64 letters, digits, underscores or hyphens")
+    if not isinstance(given.get("description", ""), str):
+        raise ValueError(f"{where}: function.description must be a string")
+    if not isinstance(given.get("parameters", {}), dict):
+        raise ValueError(f"{where}: function.parameters must be an object")
+    if not isinstance(given.get("strict", False), bool):
+        raise ValueError(f"{where}: function.strict must be true or false")
+    return {"type": "function", "function": given}
+
+
+def _tool_choice(value: object) -> ToolChoice:
+    if isinstance(value, ToolChoice):
+        return value
+    if isinstance(value, str) and value in _MODES:
+        return ToolChoice(value)
+    if isinstance(value, dict) and value.get("type") == "function":
+        return ToolChoice("named", (_function_name(value),))
+    if isinstance(value, dict) and value.get("type") == "allowed_tools":
+        allowed = value.get("allowed_tools")
+        if isinstance(allowed, dict) and allowed.get("mode") in ("auto", "required"):
+            entries = allowed.get("tools")
+            if isinstance(entries, list) and entries:
+                return ToolChoice(allowed["mode"], tuple(_function_name(entry) for entry in entries))
+        raise ValueError('.allowed_tools must have the mode "auto" or "required" and a list of tools')
+    raise ValueError(
+        f'must be one of {", ".join(_MODES)}, {{"type": "function", "function": {{"name": ...}}}} or allowed_tools'
+    )
+
+
+def _function_name(value: object) -> str:
+    function = value.get("function") if isinstance(value, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str):
+        raise ValueError("must name a function: function.name")
+    return name
+
+
+_FUNCTION_SCHEMA = {
+    "type": "object",
+    "required": ["name"],
+    "properties": {
+        "name": {"type": "string"},
+        "description": {"type": "string"},
+        "parameters": {"type": "object"},
+        "strict": {"type": "boolean"},
+    },
+}
+_TOOL_SCHEMA = {
+    "type": "object",
+    "required": ["function"],
+    "properties": {"type": {"type": "string", "enum": ["function"]}, "function": _FUNCTION_SCHEMA},
+}
+ToolList = Annotated[
+    tuple[dict[str, Any], ...], PlainValidator(_tools), WithJsonSchema({"type": "array", "items": _TOOL_SCHEMA})
+]
+ToolChoiceField = Annotated[
+    ToolChoice,
+    PlainValidator(_tool_choice),
+    WithJsonSchema({"anyOf": [{"type": "string", "enum": list(_MODES)}, {"type": "object"}]}),
+]
+
+
+def parameters_of(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool without parameters takes none."""
+    parameters: dict[str, Any] = tool["function"].get("parameters") or {"type": "object", "properties": {}}
+    return parameters
+
+
+def is_strict(tool: Mapping[str, Any]) -> bool:
+    return bool(tool["function"].get("strict"))

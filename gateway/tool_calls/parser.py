@@ -1,0 +1,215 @@
+"""Reads a model's output: reasoning, text and tool calls as events, in the order in which they were written.
+
+The events are a function of the characters alone: the reader is a coroutine that takes them one by one (reader.py).
+Text in front of a marker or after it keeps all but the whitespace beside the marker. What begins like a call and is
+none is text, its marker included. Not here: the markers (formats.py) and what is inside a call (*_calls.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from outrider.gateway.tool_calls import gemma_calls, harmony, json_calls, pythonic_calls, tagged_calls
+from outrider.gateway.tool_calls.context import BodyContext, any_follows
+from outrider.gateway.tool_calls.events import CallArguments, CallBegins, ContentText, Event, ReasoningText
+from outrider.gateway.tool_calls.formats import Body, CallFormat, OutputFormat
+from outrider.gateway.tool_calls.reader import Reader, Step
+from outrider.gateway.tool_calls.symbols import Symbols, is_symbol
+
+_DONE = object()
+_SPACES = " \t\n\r\f\v"
+_BODIES: Mapping[Body, Callable[[BodyContext], Step[bool]]] = {
+    Body.OBJECT: json_calls.json_object,
+    Body.ARRAY: json_calls.json_array,
+    Body.NAMED: json_calls.named,
+    Body.TAGGED: tagged_calls.tagged,
+    Body.PYTHONIC: pythonic_calls.calls,
+    Body.GEMMA: gemma_calls.call,
+}
+# With which character a call begins that stands without its marker.
+_BARE_BEGIN = {Body.OBJECT: "{", Body.PYTHONIC: "["}
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What the parser knows of a request's tools. properties: per name, the schema of each argument.
+
+    parallel: false drops all calls but the first.
+    """
+
+    properties: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    parallel: bool = True
+
+
+class OutputParser:
+    """One choice's output: `push` its text as it comes, then `finish` once. Each returns the new events."""
+
+    def __init__(
+        self, output: OutputFormat, symbols: Symbols, tools: Tools | None = None, *, starts_in_reasoning: bool = False
+    ) -> None:
+        """symbols: how marker tokens stand in the text. starts_in_reasoning: the prompt has opened it."""
+        self._symbols = symbols
+        self._tools = tools or Tools()
+        self._reader = Reader()
+        self._events: list[Event] = []
+        self._num_calls = 0
+        self.in_reasoning = starts_in_reasoning
+        spelled = output.spelled(symbols.spell)
+        self._reasoning_row, self._row = spelled.reasoning, spelled.calls
+        self._is_bare = False
+        self._coroutine = self._output()
+        self._is_done = False
+
+    def push(self, text: str) -> list[Event]:
+        self._reader.feed(text)
+        return self._step()
+
+    def finish(self) -> list[Event]:
+        self._reader.end()
+        return self._step()
+
+    def _step(self) -> list[Event]:
+        if not self._is_done:
+            self._is_done = next(self._coroutine, _DONE) is _DONE
+        events, self._events = self._events, []
+        return events
+
+    # ---- what the coroutines report ----
+
+    def text(self, text: str) -> None:
+        if text:
+            kind = ReasoningText if self.in_reasoning else ContentText
+            self._events.append(kind(self._symbols.show(text)))
+
+    def begin(self, name: str, model_id: str = "") -> bool:
+        """From here on nothing is given back. A call without its marker must name one of the tools."""
+        if self._is_bare and name not in self._tools.properties:
+            return False
+        self._reader.forget()
+        self._num_calls += 1
+        if self._is_kept():
+            self._events.append(CallBegins(self._num_calls - 1, self._symbols.show(name), model_id))
+        return True
+
+    def arguments(self, text: str) -> None:
+        if text and self._is_kept():
+            self._events.append(CallArguments(self._num_calls - 1, self._symbols.show(text)))
+
+    def _is_kept(self) -> bool:
+        return self._tools.parallel or self._num_calls == 1
+
+    # ---- the coroutines ----
+
+    def _output(self) -> Step[None]:
+        if self._row is not None and self._row.body is Body.HARMONY:
+            yield from harmony.messages(self._reader, self._row, self)
+            return
+        if self.in_reasoning:
+            if self._reasoning_row is not None:
+                yield from self._reader.match(self._reasoning_row.begin)  # some models repeat it
+            yield from self._reasoning()
+        yield from self._content()
+
+    def _reasoning(self) -> Step[None]:
+        """Up to its end marker, or to a call's begin where that is a special token."""
+        row, reader = self._reasoning_row, self._reader
+        if row is None:
+            return
+        self.in_reasoning = True
+        call_markers = () if self._row is None else (self._row.begin, *self._row.around())
+        ends = [marker for marker in call_markers if is_symbol(marker[0])]
+        stops = {row.end[0], *(marker[0] for marker in ends), *_SPACES}
+        yield from reader.skip_space()
+        space = ""
+        while True:
+            space += yield from reader.skip_space()
+            if (yield from reader.match(row.end)):
+                self.in_reasoning = False  # before the whitespace, which is none of it
+                yield from reader.skip_space()
+                return
+            if (yield from any_follows(reader, ends)):
+                break
+            more = (yield from reader.run(stops)) or (yield from reader.take())
+            if not more:
+                self.text(space)
+                break
+            self.text(space + more)
+            space = ""
+        self.in_reasoning = False
+
+    def _content(self) -> Step[None]:
+        reader, space, stops = self._reader, "", self._stops()
+        is_at_start = True
+        while True:
+            space += yield from reader.skip_space()
+            given_back = yield from self._markup(is_at_start=is_at_start)
+            if given_back == "":
+                yield from reader.skip_space()
+                space = ""
+                continue
+            more = given_back or (yield from reader.run(stops)) or (yield from reader.take())
+            if not more:
+                self.text(space)
+                return
+            self.text(space + more)
+            space, is_at_start = "", False
+
+    def _stops(self) -> set[str]:
+        markers = [] if self._row is None else [self._row.begin, *self._row.around()]
+        if self._reasoning_row is not None:
+            markers.append(self._reasoning_row.begin)
+        return {*_SPACES, *(marker[0] for marker in markers)}
+
+    def _markup(self, *, is_at_start: bool) -> Step[str | None]:
+        """Takes what is no text, if some follows, and returns the part of it that turned out to be text ("": none).
+        None: text follows.
+        """
+        reader, row, reasoning = self._reader, self._row, self._reasoning_row
+        # Written out, the begin of reasoning is one at the start alone: a text may well name it.
+        may_reason = reasoning is not None and (is_at_start or is_symbol(reasoning.begin[0]))
+        if reasoning is not None and may_reason and (yield from reader.match(reasoning.begin)):
+            yield from self._reasoning()
+            return ""
+        if row is None:
+            return None
+        for marker in row.around():
+            if (yield from reader.match(marker)):
+                return ""
+        if (yield from reader.match(row.begin)):
+            return "" if (yield from self._call()) else row.begin
+        if is_at_start and row.bare and (yield from reader.follows(_BARE_BEGIN[row.body])):
+            self._is_bare = True
+            found = yield from self._call()
+            self._is_bare = False
+            return "" if found else None
+        return None
+
+    def _call(self) -> Step[bool]:
+        """What follows a begin marker, and its end. If it is no call, nothing is taken."""
+        reader, row = self._reader, self._row
+        if row is None or not (yield from self._body(row)):
+            return False
+        yield from reader.skip_space()
+        while row.body is Body.OBJECT and (yield from reader.match("}")):  # one too many
+            yield from reader.skip_space()
+        if row.end:
+            yield from reader.match(row.end)
+        while row.bare and (yield from reader.match(";")):
+            yield from reader.skip_space()
+            if not (yield from self._body(row)):
+                self.text(";")
+                break
+        return True
+
+    def _body(self, row: CallFormat) -> Step[bool]:
+        reader = self._reader
+        ends = tuple(marker for marker in (row.end, row.begin, *row.around()) if marker)
+        context = BodyContext(reader, row, self, ends, self._tools.properties)
+        reader.mark()
+        yield from reader.skip_space()
+        if (yield from _BODIES[row.body](context)):
+            return True
+        reader.rewind()
+        return False

@@ -1,0 +1,1 @@
+"""The CPU runtime: see README.md."""

@@ -1,0 +1,216 @@
+"""Runs a compiled function on several threads, and caches compiled functions on disk.
+
+Threads: torch's OpenMP team (`GOMP_parallel`, exported by libgomp, libiomp5 and libomp), or Python threads where torch
+was built without OpenMP. Not numba's `prange`: its pool competes for cores with torch's spinning threads, and its
+"workqueue" layer aborts the process if two Python threads call it at once.
+
+Work is divided into units (`units`), so a slow thread costs little. Needs numba: only `cpu*.py` files import this.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import inspect
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numba import cfunc, types
+
+from outrider.kernels.cpu import simd, units
+from outrider.kernels.errors import KernelArgumentError
+
+_OPENMP_LIBRARY = re.compile(r"/\S*/lib(?:gomp|iomp5|omp)[-.\w]*\.so[.\d]*$", re.MULTILINE)
+_call_at = functools.cache(ctypes.CFUNCTYPE(None, ctypes.c_void_p))
+_unit_at = functools.cache(ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64))
+ThreadTeam = Callable[[int, int, int], None]
+
+
+def compile_unit(make_entry: Callable[[int], Callable[[Any, int, int], None]], sources: tuple[ModuleType, ...]) -> int:
+    """Compile make_entry(digest) into a function that executes one unit (`units`); returns its address.
+
+    Cached next to the package, else in the user's cache folder or NUMBA_CACHE_DIR; if none is writable, each process
+    compiles. numba notices changes of the defining file only, but compares closure variables: so make_entry must close
+    over the digest of `sources`, and over nothing else that differs between processes.
+    """
+    return _compile(types.void(types.voidptr, types.int64, types.int64), make_entry, sources)
+
+
+def compile_entry(make_entry: Callable[[int], Callable[[Any], None]], sources: tuple[ModuleType, ...]) -> int:
+    """As compile_unit, for a function `void (void *)` that each thread of a team calls once."""
+    return _compile(types.void(types.voidptr), make_entry, sources)
+
+
+def _compile(signature: Any, make_entry: Callable[[int], Any], sources: tuple[ModuleType, ...]) -> int:
+    texts = "".join(inspect.getsource(source) for source in sources)
+    entry = make_entry(int.from_bytes(hashlib.sha256(texts.encode()).digest()[:6]))
+    try:
+        compiled = cfunc(signature, cache=True)(entry)
+    except RuntimeError:
+        compiled = cfunc(signature)(entry)
+    # The machine code lives as long as this object.
+    _compiled.append(compiled)
+    return int(compiled.address)
+
+
+_compiled: list[Any] = []
+
+
+@functools.cache
+def openmp_library() -> Any | None:
+    """The loaded OpenMP library that exports `GOMP_parallel`, torch's own first; None if there is none."""
+    try:
+        mapped = Path("/proc/self/maps").read_text()
+    except OSError:
+        return None
+    for path in sorted(set(_OPENMP_LIBRARY.findall(mapped)), key=lambda path: "torch" not in path):
+        library = ctypes.CDLL(path)
+        parallel = getattr(library, "GOMP_parallel", None)
+        if parallel is not None:
+            parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+            parallel.restype = None
+            return library
+    return None
+
+
+def run_on_openmp(function: int, argument: int, num_threads: int) -> None:
+    """Call function(argument) on num_threads threads of torch's OpenMP team, this thread one of them."""
+    library = openmp_library()
+    if library is None:
+        raise RuntimeError("this process has loaded no OpenMP library")
+    library.GOMP_parallel(function, argument, num_threads, 0)
+
+
+def run_on_python_threads(function: int, argument: int, num_threads: int) -> None:
+    """Call function(argument) on num_threads threads, this thread one of them."""
+    helpers = [threading.Thread(target=run_here, args=(function, argument)) for _ in range(num_threads - 1)]
+    for helper in helpers:
+        helper.start()
+    run_here(function, argument)
+    for helper in helpers:
+        helper.join()
+
+
+def run_here(function: int, argument: int) -> None:
+    """Call function(argument) on this thread, with the GIL released."""
+    _call_at(function)(argument)
+
+
+@functools.cache
+def default_team() -> ThreadTeam:
+    """OpenMP if loaded, else Python threads."""
+    return run_on_python_threads if openmp_library() is None else run_on_openmp
+
+
+@dataclass(frozen=True)
+class Work:
+    """One call of a compiled function, with all that a replay needs.
+
+    A unit must not read what the call writes: it may be executed twice, the second time while later calls run.
+    """
+
+    function: int
+    record: Any  # its argument, a ctypes object; its addresses are valid while `keeps` lives
+    writes: tuple[torch.Tensor, ...]
+    reads: tuple[torch.Tensor, ...]  # without what nobody writes: weights, tables
+    num_units: int = 1
+    num_threads: int = 1  # threads worth waking for this call alone
+    error: Any = None  # ctypes int64, initially zero
+    errors: Mapping[int, str] | None = None  # messages of non-zero `error` values
+    keeps: object = None
+
+
+class Recorder(Protocol):
+    """Receives every call made on a thread that is `recording`."""
+
+    def work(self, work: Work) -> None:
+        """Called after the call was made."""
+
+    def scratch(self, bytes_per_thread: int, num_threads: int) -> int:
+        """Address of scratch memory for at least num_threads threads, aligned to 64 bytes, still valid at a replay."""
+
+
+def run(work: Work, team: ThreadTeam | None = None) -> None:
+    """Make the call. Raises KernelArgumentError if the function sets its error."""
+    argument = ctypes.addressof(work.record)
+    if work.num_units == 1:
+        _unit_at(work.function)(argument, 0, 0)
+    else:
+        counters = (ctypes.c_int64 * 2)()
+        first = ctypes.addressof(counters)
+        shared = units.CallRecord(work.function, argument, work.num_units, first, first + 8)
+        if work.num_threads == 1:
+            run_here(_share_units(), ctypes.addressof(shared))
+        else:
+            (team or default_team())(_share_units(), ctypes.addressof(shared), work.num_threads)
+    raise_error(work)
+    if _thread.recorder is not None:
+        _thread.recorder.work(work)
+
+
+def raise_error(work: Work) -> None:
+    """Raises KernelArgumentError if the function has set its error."""
+    if work.errors and (code := work.error.value):
+        raise KernelArgumentError(work.errors[code])
+
+
+def _make_share(digest: int) -> Callable[[Any], None]:
+    def entry(address):  # type: ignore[no-untyped-def]
+        if digest >= 0:
+            units.share_units(address)
+
+    return entry
+
+
+@functools.cache
+def _share_units() -> int:
+    return compile_entry(_make_share, (simd, units))
+
+
+@contextmanager
+def recording(recorder: Recorder) -> Iterator[None]:
+    """Reports all calls that this thread makes meanwhile to the recorder."""
+    _thread.recorder = recorder
+    try:
+        yield
+    finally:
+        _thread.recorder = None
+
+
+def is_recording() -> bool:
+    """Whether this thread's calls may be replayed on other data of the same shapes."""
+    return _thread.recorder is not None
+
+
+def scratch(bytes_per_thread: int, num_threads: int) -> int:
+    """Address of contiguous scratch memory per thread, aligned to 64 bytes. Valid until this thread's next call."""
+    if _thread.recorder is None:
+        return _thread.scratch(bytes_per_thread * num_threads)
+    return _thread.recorder.scratch(bytes_per_thread, num_threads)
+
+
+class _Thread(threading.local):
+    """Scratch memory, kept between calls; one per calling thread, so calls may run concurrently."""
+
+    def __init__(self) -> None:
+        self.recorder: Recorder | None = None
+        self._memory = np.empty(0, np.float32)
+        self._address = 0
+
+    def scratch(self, num_bytes: int) -> int:
+        if self._memory.nbytes < num_bytes + 64:
+            self._memory = np.empty((num_bytes + 64) // 4, np.float32)
+            self._address = -(-int(self._memory.ctypes.data) // 64) * 64
+        return self._address
+
+
+_thread = _Thread()

@@ -1,0 +1,90 @@
+"""A quantised weight as its file has it: small exact numbers; scales, zero points and minimums by groups of inputs.
+
+Not here: file formats (engine/model), and the arithmetic of linears on codes (coded_reference, cpu_code_panels).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+
+# inputs; longest chain of the law (coded_reference), so that a decoded group fits L1 (64 lines of 256 bytes)
+MAX_GROUP_INPUTS = 128
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """How the law reads a weight's inputs. A group of the file may be several of the law's, with one scale.
+
+    order: int64 [K], the inputs group by group; None: as they are. group_inputs: of one chain, even; the last may be
+    shorter.
+    """
+
+    order: torch.Tensor | None
+    group_inputs: int
+
+
+def without_zeros(zeros: torch.Tensor) -> torch.Tensor | None:
+    """The zero points; None: all are 0."""
+    return zeros if bool(zeros.any()) else None
+
+
+@dataclass(frozen=True)
+class Codes:
+    """The weight [N, K] is (numbers - zeros) * scales + minimums, of the group of each input.
+
+    numbers: int8 or float8_e4m3fn [N, K], each exact in bfloat16. scales: float [N, G]. groups: int64 [K], 0 to G - 1.
+    zeros: whole numbers [N, G]. minimums: float [N, G].
+    """
+
+    numbers: torch.Tensor
+    scales: torch.Tensor
+    groups: torch.Tensor
+    zeros: torch.Tensor | None = None
+    minimums: torch.Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, K)"""
+        return self.numbers.shape[0], self.numbers.shape[1]
+
+    def rows(self, index: torch.Tensor) -> Codes:
+        """The outputs that index int64 [n] names, in its order."""
+        zeros, minimums = (None if part is None else part[index] for part in (self.zeros, self.minimums))
+        numbers = self.numbers.view(torch.uint8)[index].view(self.numbers.dtype)
+        return replace(self, numbers=numbers, scales=self.scales[index], zeros=zeros, minimums=minimums)
+
+    def dequantised(self) -> torch.Tensor:
+        """float32 [N, K]."""
+        values = self.numbers.float()
+        if self.zeros is not None:
+            values -= self.zeros.float()[:, self.groups]
+        values *= self.scales.float()[:, self.groups]
+        if self.minimums is not None:
+            values += self.minimums.float()[:, self.groups]
+        return values
+
+    def folded_minimums(self) -> torch.Tensor | None:
+        """float32 [N, G]: minimums - zeros * scales, so that a weight is number * scale + this; None: all are 0."""
+        if self.zeros is None:
+            return None if self.minimums is None else self.minimums.float()
+        folded = -(self.zeros.float() * self.scales.float())
+        return folded if self.minimums is None else folded + self.minimums.float()
+
+    @cached_property
+    def grouping(self) -> Grouping | None:
+        """None: the law does not hold, since groups differ in size (but for the last) or have no even part."""
+        num_inputs, num_groups = len(self.groups), self.scales.shape[1]
+        size = int(torch.bincount(self.groups).max())
+        order = torch.argsort(self.groups, stable=True)
+        if not torch.equal(self.groups[order], torch.arange(num_inputs) // size):
+            return None
+        as_they_are = torch.equal(order, torch.arange(num_inputs))
+        if num_groups == 1:
+            part: int | None = min(MAX_GROUP_INPUTS, num_inputs + num_inputs % 2)
+        else:
+            evens = range(min(MAX_GROUP_INPUTS, size) // 2 * 2, 1, -2)
+            part = next((even for even in evens if size % even == 0), None)
+        return None if part is None else Grouping(None if as_they_are else order, part)

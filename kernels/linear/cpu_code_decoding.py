@@ -1,0 +1,116 @@
+"""Panels of codes, compiled: how a line of each kind is stored, and the code that makes bf16 pairs of it in registers.
+
+A line is two adjacent inputs of the panel's 64 columns: 128 codes, in LLVM four vectors of 32 bf16; vector v has the
+pairs of columns 16 v to 16 v + 15.
+
+    kind   bytes  content
+    i4     64     indices into the panel's 16 values; low nibbles for vectors 0 and 1, high for 2 and 3, in the order
+                  that `vpunpcklbw` and `vpunpckhbw` undo (two vectors interleaved by eight bytes)
+    i8     128    int8, in the order of the vectors
+    e4m3   128    float8_e4m3fn, likewise
+    bf16   256    the decoded line
+
+Needs numba.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from llvmlite import ir
+
+from outrider.kernels.cpu.simd import LANES, VECTOR_BYTES, Builder, Value, load, offset
+from outrider.kernels.linear.cpu_panel_coding import PANEL_COLUMNS, TABLE_BYTES, interleaved
+from outrider.kernels.linear.cpu_panel_tiles import VBF16
+
+I4, I8, E4M3, BF16 = range(4)
+NAMES = ("i4", "i8", "e4m3", "bf16")
+LINE_BYTES = (64, 128, 128, 256)
+_VECTORS = PANEL_COLUMNS // LANES
+_F32, _I8, _I16, _I32 = ir.FloatType(), ir.IntType(8), ir.IntType(16), ir.IntType(32)
+_VF32, _VI32, _CODES = ir.VectorType(_F32, LANES), ir.VectorType(_I32, LANES), ir.VectorType(_I8, LANES)
+_BYTES, _WORDS, _PLACES = ir.VectorType(_I8, 64), ir.VectorType(_I16, 32), ir.VectorType(_I32, 64)
+
+
+def table_bytes(values: list[float]) -> torch.Tensor:
+    """uint8 [32]: the lower bytes of 16 bf16 values, then the upper ones."""
+    return torch.tensor(values).bfloat16().view(torch.uint8).reshape(TABLE_BYTES, 2).T.contiguous().flatten()
+
+
+class LineDecoder:
+    """Emits code that decodes lines of one kind."""
+
+    def __init__(self, builder: Builder, kind: int, table: Value) -> None:
+        """table: address of the panel's table_bytes; read for i4 alone."""
+        self._builder = builder
+        self._kind = kind
+        if kind == I4:
+            self._tables = [self._table(offset(builder, table, TABLE_BYTES, place)) for place in range(2)]
+            look_up = ir.FunctionType(_BYTES, [_BYTES, _BYTES])
+            self._look_up = builder.module.declare_intrinsic("llvm.x86.avx512.pshuf.b.512", fnty=look_up)
+        elif kind != BF16:
+            join = ir.FunctionType(VBF16, [_VF32, _VF32])
+            self._join = builder.module.declare_intrinsic("llvm.x86.avx512bf16.cvtne2ps2bf16.512", fnty=join)
+
+    def vectors(self, line: Value) -> Iterator[Value]:
+        """The four vectors of the line at an address."""
+        if self._kind == I4:
+            yield from self._from_nibbles(line)
+            return
+        for vector in range(_VECTORS):
+            if self._kind == BF16:
+                yield load(self._builder, offset(self._builder, line, VECTOR_BYTES, vector), VBF16, 2)
+            else:
+                lower, upper = (self._floats(offset(self._builder, line, LANES, 2 * vector + i)) for i in range(2))
+                yield self._builder.call(self._join, [upper, lower])
+
+    def _table(self, address: Value) -> Value:
+        """The 16 bytes at an address, in each of the four lanes of `vpshufb`."""
+        values = load(self._builder, address, ir.VectorType(_I8, TABLE_BYTES), 1)
+        places = ir.Constant(_PLACES, [place % TABLE_BYTES for place in range(64)])
+        return self._builder.shuffle_vector(values, values, places)
+
+    def _from_nibbles(self, line: Value) -> Iterator[Value]:
+        builder = self._builder
+        both = load(builder, line, _BYTES, 1)
+        for half in range(2):
+            if half == 1:
+                both = builder.bitcast(
+                    builder.lshr(builder.bitcast(both, _WORDS), ir.Constant(_WORDS, [4] * 32)), _BYTES
+                )
+            names = builder.and_(both, ir.Constant(_BYTES, [15] * 64))
+            lower, upper = (builder.call(self._look_up, [table, names]) for table in self._tables)
+            for side in range(2):
+                pairs = builder.shuffle_vector(lower, upper, ir.Constant(_PLACES, interleaved(side)))
+                yield builder.bitcast(pairs, VBF16)
+
+    def _floats(self, address: Value) -> Value:
+        """16 codes as floats, exactly."""
+        builder = self._builder
+        codes = load(builder, address, _CODES, 1)
+        if self._kind == I8:
+            return builder.sitofp(builder.sext(codes, _VI32), _VF32)
+        # Exponent and mantissa in float32's places, with e4m3's bias 7 instead of 127.
+        wide = builder.zext(codes, _VI32)
+        size = builder.shl(builder.and_(wide, _all(0x7F)), _all(20))
+        sign = builder.shl(builder.and_(wide, _all(0x80)), _all(24))
+        biased = builder.bitcast(builder.or_(size, sign), _VF32)
+        return builder.fmul(biased, ir.Constant(_VF32, [2.0**120] * LANES))
+
+
+def _all(number: int) -> ir.Constant:
+    return ir.Constant(_VI32, [number] * LANES)
+
+
+def lines_of_numbers(numbers: torch.Tensor) -> torch.Tensor:
+    """uint8 [panels * 64, 2 * lines] -> uint8 [panels, lines, 128], in the order of the vectors."""
+    pairs = numbers.reshape(-1, PANEL_COLUMNS, numbers.shape[1] // 2, 2)
+    return pairs.transpose(1, 2).reshape(len(pairs), -1, 2 * PANEL_COLUMNS)
+
+
+def lines_of_nibbles(indices: torch.Tensor) -> torch.Tensor:
+    """uint8 [panels, lines, 128] of indices, in the order of the vectors -> uint8 [panels, lines, 64]."""
+    parts = indices.reshape(*indices.shape[:2], 2, 2, 4, 8)  # half, side, group of eight, byte
+    in_turn = parts.transpose(3, 4).reshape(*indices.shape[:2], 2, 64)
+    return in_turn[:, :, 0] | in_turn[:, :, 1] << 4

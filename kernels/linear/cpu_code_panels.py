@@ -1,0 +1,285 @@
+"""Row-invariant linears on quantised weights, for CPUs with AVX512-BF16: codes stay packed, and no weight is rounded.
+
+The law is coded_reference's. A weight whose codes have at most 16 values takes 4 bits each, any other 8 bits, and
+scales 16 bits where float16 holds them exactly. AMX is not used: it sums in another order.
+Needs numba.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+
+from outrider.kernels.cpu import record, simd
+from outrider.kernels.cpu import team as cpu_team
+from outrider.kernels.errors import KernelArgumentError
+from outrider.kernels.linear import cpu_code_decoding as decoding
+from outrider.kernels.linear import cpu_code_rows as code_rows
+from outrider.kernels.linear import cpu_code_tiles as tiles
+from outrider.kernels.linear import cpu_panel_coding as coding
+from outrider.kernels.linear import cpu_panel_tiles, cpu_panels
+from outrider.kernels.linear.codes import Codes, Grouping
+
+# weights; smaller matrices run on one thread, as cpu_panels
+_MIN_PARALLEL_WEIGHTS = 400_000
+# numbers; packed at once, where packing takes several times their memory
+_SLAB_NUMBERS = 4_000_000
+_ERRORS = {1: "an id names no row of the weight"}
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One weight in panels; layouts in cpu_code_decoding and cpu_code_tiles."""
+
+    kind: int
+    num_outputs: int
+    group_lines: int
+    lines: torch.Tensor  # uint8 [panels, lines, bytes]
+    table: torch.Tensor | None  # i4: uint8 [32]
+    scales: torch.Tensor  # float16 or float32 [panels, groups, 64]
+    minimums: torch.Tensor | None  # of the scales' type
+
+
+@dataclass(frozen=True)
+class CodePanels:
+    """Weights packed as one; `panels` has the addresses of the parts."""
+
+    num_outputs: int
+    num_inputs: int
+    parts: tuple[_Part, ...]
+    panels: torch.Tensor  # int64 [panels, fields of cpu_code_tiles.PanelFields]
+    order: torch.Tensor | None  # int64 [K]
+    sum_inputs: int  # inputs of a group of the parts with minimums; 0: none has any
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory."""
+        held = [self.panels, self.order]
+        for part in self.parts:
+            held += [part.lines, part.table, part.scales, part.minimums]
+        return sum(tensor.nbytes for tensor in held if tensor is not None)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Names of the parts' kinds, sorted."""
+        return tuple(sorted({decoding.NAMES[part.kind] for part in self.parts}))
+
+
+def supports(dtype: torch.dtype) -> bool:
+    """Whether codes can be multiplied with rows of this dtype on this machine."""
+    return cpu_panels.supports(dtype)
+
+
+def takes(codes: Codes) -> bool:
+    """Whether the law holds for these codes."""
+    return codes.numbers.dtype in (torch.int8, torch.float8_e4m3fn) and codes.grouping is not None
+
+
+def takes_together(parts: Sequence[Codes]) -> bool:
+    """Whether weights can be packed as one: all are taken, and read their inputs in one order."""
+    if not all(map(takes, parts)) or len({part.shape[1] for part in parts}) > 1:
+        return False
+    orders = [_grouping(part).order for part in parts]
+    in_one_order = all(
+        order is orders[0] or (order is not None and orders[0] is not None and torch.equal(order, orders[0]))
+        for order in orders
+    )
+    return in_one_order and len({_grouping(part).group_inputs for part in parts if _has_minimums(part)}) < 2
+
+
+def _has_minimums(codes: Codes) -> bool:
+    return codes.zeros is not None or codes.minimums is not None
+
+
+def _grouping(codes: Codes) -> Grouping:
+    """Raises KernelArgumentError."""
+    if codes.grouping is None:
+        raise KernelArgumentError("the law does not hold for groups of these sizes")
+    return codes.grouping
+
+
+def pack(codes: Sequence[Codes]) -> CodePanels:
+    """The weights one below the other. Raises KernelArgumentError: they cannot be packed together."""
+    if not takes_together(codes):
+        raise KernelArgumentError("these codes cannot be packed as one weight")
+    parts = tuple(map(_pack, codes))
+    sum_inputs = max(2 * part.group_lines if part.minimums is not None else 0 for part in parts)
+    records, first_output = [], 0
+    for part in parts:
+        records += _records(part, first_output)
+        first_output += part.num_outputs
+    panels = torch.tensor(records, dtype=torch.int64)
+    return CodePanels(first_output, codes[0].shape[1], parts, panels, _grouping(codes[0]).order, sum_inputs)
+
+
+def _pack(codes: Codes) -> _Part:
+    grouping = _grouping(codes)
+    size, numbers = grouping.group_inputs, codes.numbers.view(torch.uint8)
+    groups = codes.groups
+    if grouping.order is not None:
+        numbers, groups = numbers[:, grouping.order], groups[grouping.order]
+    scales, minimums = _factors(codes.scales.float(), groups[::size]), codes.folded_minimums()
+    if minimums is not None:
+        minimums = _factors(minimums, groups[::size])
+    if _fits_float16(scales) and (minimums is None or _fits_float16(minimums)):
+        scales, minimums = scales.half(), None if minimums is None else minimums.half()
+    padding = (0, numbers.shape[1] % 2, 0, -len(numbers) % coding.PANEL_COLUMNS)
+    kind, table, lines = _lines(pad(numbers, padding), codes.numbers.dtype)
+    return _Part(kind, codes.shape[0], size // 2, lines, table, scales, minimums)
+
+
+def _lines(numbers: torch.Tensor, dtype: torch.dtype) -> tuple[int, torch.Tensor | None, torch.Tensor]:
+    """(kind, table, lines) of numbers, as bytes, of whole panels."""
+    lines = decoding.lines_of_numbers(numbers)
+    if dtype == torch.float8_e4m3fn:
+        return decoding.E4M3, None, lines
+    slabs = torch.tensor_split(lines, -(-lines.numel() // _SLAB_NUMBERS))
+    counts = torch.stack([torch.bincount(slab.flatten(), minlength=256) for slab in slabs])
+    found = counts.sum(0).nonzero().flatten().tolist()
+    if len(found) > coding.TABLE_BYTES:
+        return decoding.I8, None, lines
+    values = [float(byte - 256 if byte > 127 else byte) for byte in found]
+    index_of = torch.zeros(256, dtype=torch.uint8)
+    index_of[found] = torch.arange(len(found), dtype=torch.uint8)
+    table = decoding.table_bytes(values + [0.0] * (coding.TABLE_BYTES - len(found)))
+    return decoding.I4, table, torch.cat([decoding.lines_of_nibbles(index_of[slab.int()]) for slab in slabs])
+
+
+def _factors(of_groups: torch.Tensor, group_of: torch.Tensor) -> torch.Tensor:
+    """float32 [N, G] -> [panels, groups of the law, 64]."""
+    padded = pad(of_groups[:, group_of], (0, 0, 0, -len(of_groups) % coding.PANEL_COLUMNS))
+    return padded.view(-1, coding.PANEL_COLUMNS, len(group_of)).transpose(1, 2).contiguous()
+
+
+def _fits_float16(values: torch.Tensor) -> bool:
+    return torch.equal(values.half().float(), values)
+
+
+def _records(part: _Part, first_output: int) -> list[tuple[int, ...]]:
+    scale_bytes = part.scales.element_size()
+
+    def place(tensor: torch.Tensor | None, panel: int) -> int:
+        return 0 if tensor is None else tensor.data_ptr() + panel * tensor[0].nbytes
+
+    return [
+        tiles.PanelFields(
+            kind=part.kind,
+            lines=place(part.lines, panel),
+            table=0 if part.table is None else part.table.data_ptr(),
+            scales=place(part.scales, panel),
+            minimums=place(part.minimums, panel),
+            scale_bytes=scale_bytes,
+            group_lines=part.group_lines,
+            first_output=first_output + panel * coding.PANEL_COLUMNS,
+            end_output=first_output + min((panel + 1) * coding.PANEL_COLUMNS, part.num_outputs),
+        )
+        for panel in range(len(part.lines))
+    ]
+
+
+def linear(x: torch.Tensor, packed: CodePanels, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x bf16 [..., K], bias bf16 [N], contiguous, or None; returns bf16 [..., N].
+
+    Raises KernelArgumentError for another width or dtype.
+    """
+    num_outputs, num_inputs = packed.num_outputs, packed.num_inputs
+    if x.dtype != torch.bfloat16 or x.shape[-1] != num_inputs:
+        expected = f"bfloat16 [..., {num_inputs}]"
+        raise KernelArgumentError(f"x is {str(x.dtype).removeprefix('torch.')} {list(x.shape)}, expected {expected}")
+    out = x.new_empty((*x.shape[:-1], num_outputs))
+    num_rows = x.numel() // num_inputs
+    if out.numel() == 0:
+        return out
+    x, x_sums = _prepared(x.contiguous(), packed, num_rows)
+    threads = 1 if num_outputs * num_inputs < _MIN_PARALLEL_WEIGHTS else torch.get_num_threads()
+    num_lines = -(-num_inputs // 2)
+    call = tiles.CallRecord(
+        x.data_ptr(), 4 * num_lines, *_address_and_stride(x_sums), packed.panels.data_ptr(), len(packed.panels),
+        0 if bias is None else bias.data_ptr(), out.data_ptr(), 2 * num_outputs, num_rows, num_lines,
+        cpu_team.scratch(tiles.SCRATCH_BYTES, threads),
+    )  # fmt: skip
+    reads = (x,) if x_sums is None else (x, x_sums)
+    cpu_team.run(cpu_team.Work(_entry(_make_run), call, (out,), reads, len(packed.panels), threads))
+    return out
+
+
+def _prepared(x: torch.Tensor, packed: CodePanels, num_rows: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """x with an even number of inputs in the codes' order, and the sums of its groups where minimums need them."""
+    num_inputs = packed.num_inputs
+    ordered = x_sums = None
+    if packed.order is not None or num_inputs % 2:
+        ordered = x.new_empty((num_rows, num_inputs + num_inputs % 2))
+    if packed.sum_inputs:
+        x_sums = x.new_empty((num_rows, -(-num_inputs // packed.sum_inputs)), dtype=torch.float32)
+    writes = tuple(tensor for tensor in (ordered, x_sums) if tensor is not None)
+    if not writes:
+        return x, None
+    call = code_rows.InputRecord(
+        x.data_ptr(), 2 * num_inputs, num_rows, num_inputs, 0 if packed.order is None else packed.order.data_ptr(),
+        *_address_and_stride(ordered), *_address_and_stride(x_sums), packed.sum_inputs,
+    )  # fmt: skip
+    cpu_team.run(cpu_team.Work(_entry(_make_prepare), call, writes, (x,)))
+    return x if ordered is None else ordered, x_sums
+
+
+def _address_and_stride(rows: torch.Tensor | None) -> tuple[int, int]:
+    return (0, 0) if rows is None else (rows.data_ptr(), rows.stride(0) * rows.element_size())
+
+
+def rows(ids: torch.Tensor, packed: CodePanels) -> torch.Tensor:
+    """Dequantised weights of the outputs that ids int64 [...] names, bf16 [..., K]: an embedding that shares them.
+
+    Raises KernelArgumentError for packed weights of several parts, or an id outside.
+    """
+    if len(packed.parts) > 1 or ids.dtype != torch.int64:
+        raise KernelArgumentError("rows of one weight are read by int64 ids")
+    out = torch.empty((*ids.shape, packed.num_inputs), dtype=torch.bfloat16)
+    ids = ids.contiguous()
+    if not ids.numel():
+        return out
+    error = ctypes.c_int64()
+    num_floats = packed.num_inputs + -packed.num_inputs % simd.LANES
+    call = code_rows.RowRecord(
+        packed.panels.data_ptr(), len(packed.panels), ids.data_ptr(), out.data_ptr(), packed.num_inputs,
+        0 if packed.order is None else packed.order.data_ptr(), packed.num_outputs, ctypes.addressof(error),
+        cpu_team.scratch(4 * num_floats, 1),
+    )  # fmt: skip
+    entry = _entry(_make_decode_row)
+    cpu_team.run(cpu_team.Work(entry, call, (out,), (ids,), ids.numel(), 1, error=error, errors=_ERRORS))
+    return out
+
+
+def _make_run(digest: int) -> Callable[[Any, int, int], None]:
+    def entry(address, unit, thread):  # type: ignore[no-untyped-def]
+        if digest >= 0:
+            tiles.run_panel(address, unit, thread)
+
+    return entry
+
+
+def _make_prepare(digest: int) -> Callable[[Any, int, int], None]:
+    def entry(address, unit, thread):  # type: ignore[no-untyped-def]
+        if digest >= 0:
+            code_rows.prepare_rows(address, unit, thread)
+
+    return entry
+
+
+def _make_decode_row(digest: int) -> Callable[[Any, int, int], None]:
+    def entry(address, unit, thread):  # type: ignore[no-untyped-def]
+        if digest >= 0:
+            code_rows.decode_row(address, unit, thread)
+
+    return entry
+
+
+@functools.cache
+def _entry(make_entry: Callable[[int], Callable[[Any, int, int], None]]) -> int:
+    sources = (record, simd, coding, cpu_panel_tiles, decoding, tiles, code_rows)
+    return cpu_team.compile_unit(make_entry, sources)

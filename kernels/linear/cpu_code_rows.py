@@ -1,0 +1,173 @@
+"""Rows before and behind panels of codes, compiled: inputs put in the codes' order and summed, outputs decoded.
+
+Needs numba.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from llvmlite import ir
+from numba import carray, njit, types
+
+from outrider.kernels.cpu.record import record_types
+from outrider.kernels.cpu.simd import (
+    LANES,
+    Builder,
+    Value,
+    hsum,
+    load,
+    load_f32,
+    load_i64,
+    operation,
+    store_f32,
+    store_i64,
+    vadd,
+    vload,
+    vload_bf16,
+    vload_bf16_first,
+    vsplat,
+    vstore_bf16,
+    vstore_bf16_first,
+)
+from outrider.kernels.linear.cpu_code_decoding import I4, I8
+from outrider.kernels.linear.cpu_code_tiles import Panel
+from outrider.kernels.linear.cpu_panel_coding import PANEL_COLUMNS, pointer
+
+_i = types.int64
+
+
+class InputFields(NamedTuple):
+    """Addresses, and strides in bytes."""
+
+    x: int  # bf16 [rows, num_inputs]
+    x_stride: int
+    num_rows: int
+    num_inputs: int
+    order: int  # int64 [num_inputs]; 0: as they are
+    ordered: int  # bf16 [rows, num_inputs rounded up to even]; 0: not wanted
+    ordered_stride: int
+    x_sums: int  # fp32 [rows, groups]; 0: not wanted
+    x_sums_stride: int
+    group_inputs: int
+
+
+class RowFields(NamedTuple):
+    """Addresses."""
+
+    panels: int  # cpu_code_tiles.PanelFields of one weight
+    num_panels: int
+    ids: int  # int64 [rows]
+    out: int  # bf16 [rows, num_inputs]
+    num_inputs: int
+    order: int  # int64 [num_inputs]; 0: as they are
+    num_outputs: int
+    error: int  # address of an int64, set to 1 on a bad id
+    scratch: int  # fp32 [num_inputs, rounded up to whole vectors] per thread
+
+
+InputRecord, Inputs = record_types(InputFields)
+RowRecord, Rows = record_types(RowFields)
+
+
+@operation(types.float32, _i)
+def _load_f16(builder: Builder, address: Value) -> Value:
+    """The float16 at an address, widened."""
+    return builder.fpext(load(builder, address, ir.HalfType(), 2), ir.FloatType())
+
+
+@operation(types.float32, types.uint32)
+def _float_of(builder: Builder, bits: Value) -> Value:
+    """The float with these bits."""
+    return builder.bitcast(bits, ir.FloatType())
+
+
+@njit
+def prepare_rows(address, _unit, _thread):  # type: ignore[no-untyped-def]
+    """A unit of work: all rows."""
+    call = carray(address, 1, Inputs)[0]
+    for row in range(call.num_rows):
+        x = call.x + row * call.x_stride
+        if call.ordered != 0:
+            ordered = call.ordered + row * call.ordered_stride
+            _put_in_order(call, x, ordered)
+            x = ordered
+        if call.x_sums != 0:
+            for first in range(0, call.num_inputs, call.group_inputs):
+                end = min(first + call.group_inputs, call.num_inputs)
+                place = call.x_sums + row * call.x_sums_stride + 4 * (first // call.group_inputs)
+                store_f32(place, _sum(x + 2 * first, end - first))
+
+
+@njit
+def _put_in_order(call, x, ordered):  # type: ignore[no-untyped-def]
+    num_inputs = call.num_inputs
+    source = carray(pointer(x), (num_inputs,), np.uint16)
+    target = carray(pointer(ordered), (num_inputs + num_inputs % 2,), np.uint16)
+    if num_inputs % 2:
+        target[num_inputs] = 0
+    for place in range(num_inputs):
+        target[place] = source[place if call.order == 0 else load_i64(call.order + 8 * place)]
+
+
+@njit
+def _sum(x, count):  # type: ignore[no-untyped-def]
+    """Sixteen chains, then a tree of halves."""
+    lanes = vsplat(types.float32(0.0))
+    for place in range(0, count, LANES):
+        left = count - place
+        lanes = vadd(lanes, vload_bf16(x + 2 * place) if left >= LANES else vload_bf16_first(x + 2 * place, left))
+    return hsum(lanes)
+
+
+@njit
+def decode_row(address, unit, thread):  # type: ignore[no-untyped-def]
+    """A unit of work: one output's weights, as an embedding reads them."""
+    call = carray(address, 1, Rows)[0]
+    output = load_i64(call.ids + 8 * unit)
+    if output < 0 or output >= call.num_outputs:
+        store_i64(call.error, 1)
+        return
+    panel = carray(pointer(call.panels), (call.num_panels,), Panel)[output // PANEL_COLUMNS]
+    column, num_inputs = output % PANEL_COLUMNS, call.num_inputs
+    values = call.scratch + thread * 4 * (num_inputs + -num_inputs % LANES)
+    for place in range(num_inputs):
+        line, odd = place // 2, place % 2
+        at = line // panel.group_lines * PANEL_COLUMNS + column
+        weight = _code(panel, line, 2 * column + odd) * _factor(panel.scales, panel.scale_bytes, at)
+        if panel.minimums != 0:
+            weight += _factor(panel.minimums, panel.scale_bytes, at)
+        store_f32(values + 4 * (place if call.order == 0 else load_i64(call.order + 8 * place)), weight)
+    out = call.out + 2 * unit * num_inputs
+    for place in range(0, num_inputs, LANES):
+        left = num_inputs - place
+        if left >= LANES:
+            vstore_bf16(out + 2 * place, vload(values + 4 * place))
+        else:
+            vstore_bf16_first(out + 2 * place, vload(values + 4 * place), left)
+
+
+@njit
+def _factor(address, num_bytes, at):  # type: ignore[no-untyped-def]
+    return _load_f16(address + 2 * at) if num_bytes == 2 else load_f32(address + 4 * at)
+
+
+@njit
+def _code(panel, line, number):  # type: ignore[no-untyped-def]
+    """Number 0 to 127 of a line, in the order of its vectors."""
+    if panel.kind == I4:
+        vector, place = number // 32, number % 32
+        byte = _byte(panel.lines + 64 * line + 16 * (place // 8) + 8 * (vector % 2) + place % 8)
+        index = byte >> (4 * (vector // 2)) & 15
+        return _float_of(types.uint32(_byte(panel.table + index) << 16 | _byte(panel.table + 16 + index) << 24))
+    byte = _byte(panel.lines + 128 * line + number)
+    if panel.kind == I8:
+        return types.float32(byte - 256 if byte > 127 else byte)
+    return _float_of(types.uint32((byte & 0x7F) << 20 | (byte & 0x80) << 24)) * types.float32(2.0**120)
+
+
+@operation(_i, _i)
+def _byte(builder: Builder, address: Value) -> Value:
+    """The byte at an address."""
+    return builder.zext(load(builder, address, ir.IntType(8), 1), ir.IntType(64))

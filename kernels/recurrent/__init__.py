@@ -1,0 +1,1 @@
+"""Recurrent layers: one folder per recurrence, and the values that all of them share (rows)."""

@@ -1,0 +1,138 @@
+"""The gated norm on the CPU, in one call.
+
+A group's sum: 16 running sums in ascending order, then the lanes, whatever the other groups and rows. Needs numba.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numba import carray, njit
+
+from outrider.kernels.cpu import record, simd
+from outrider.kernels.cpu import team as cpu_team
+from outrider.kernels.cpu.simd import LANES, hsum, vadd, vmul, vsigmoid, vsplat
+from outrider.kernels.errors import KernelArgumentError
+from outrider.kernels.recurrent import cpu_vectors
+from outrider.kernels.recurrent.cpu_vectors import load16, round16, store16
+from outrider.kernels.recurrent.gated_norm.arguments import ACTIVATIONS, GatedNormLayer
+
+_SILU = ACTIVATIONS.index("silu")
+_GROUPS_PER_UNIT = 32
+# elements, 100 us on one thread (gated_activation, which computes as much for each); smaller calls run on one thread
+_MIN_PARALLEL_ELEMENTS = 130_000
+
+
+class _Fields(NamedTuple):
+    x: int
+    x_stride: int
+    gate: int
+    gate_stride: int
+    weight: int
+    out: int
+    num_groups: int  # of all rows
+    groups_per_row: int
+    weight_groups: int
+    group_size: int
+    is_bf16: int
+    gates_first: int
+    rounds_first: int
+    activation: int
+    eps: float
+
+
+_Record, _Call = record.record_types(_Fields)
+
+
+@njit
+def _active(gate, activation):  # type: ignore[no-untyped-def]
+    if activation == _SILU:
+        return vmul(gate, vsigmoid(gate))
+    return vsigmoid(gate)
+
+
+@njit
+def _do_group(call, group):  # type: ignore[no-untyped-def]
+    size = 2 if call.is_bf16 else 4
+    row, place = group // call.groups_per_row, group % call.groups_per_row
+    x = call.x + row * call.x_stride + place * call.group_size * size
+    gate = call.gate + row * call.gate_stride + place * call.group_size * size
+    weight = call.weight + place % call.weight_groups * call.group_size * size
+    out = call.out + group * call.group_size * size
+    total = vsplat(np.float32(0))
+    for column in range(0, call.group_size, LANES):
+        at, count = column * size, call.group_size - column
+        value = load16(x + at, count, call.is_bf16)
+        if call.gates_first:
+            value = vmul(value, _active(load16(gate + at, count, call.is_bf16), call.activation))
+        total = vadd(total, vmul(value, value))
+    mean = hsum(total) / np.float32(call.group_size)
+    scale = vsplat(np.float32(1) / np.float32(math.sqrt(mean + np.float32(call.eps))))
+    for column in range(0, call.group_size, LANES):
+        at, count = column * size, call.group_size - column
+        value, active = load16(x + at, count, call.is_bf16), load16(gate + at, count, call.is_bf16)
+        active = _active(active, call.activation)
+        if call.gates_first:
+            value = vmul(value, active)
+        value = vmul(value, scale)
+        if call.rounds_first:
+            value = round16(value, call.is_bf16)
+        value = vmul(value, load16(weight + at, count, call.is_bf16))
+        if call.rounds_first:
+            value = round16(value, call.is_bf16)
+        if not call.gates_first:
+            value = vmul(value, active)
+        store16(out + at, value, count, call.is_bf16)
+
+
+@njit
+def _do_unit(address, unit):  # type: ignore[no-untyped-def]
+    call = carray(address, 1, _Call)[0]
+    first = unit * _GROUPS_PER_UNIT
+    for group in range(first, min(first + _GROUPS_PER_UNIT, call.num_groups)):
+        _do_group(call, group)
+
+
+def _make_entry(digest: int) -> Callable[[Any, int, int], None]:
+    def entry(address, unit, _thread):  # type: ignore[no-untyped-def]
+        if digest >= 0:
+            _do_unit(address, unit)
+
+    return entry
+
+
+@functools.cache
+def _entry() -> int:
+    return cpu_team.compile_unit(_make_entry, (simd, cpu_vectors))
+
+
+def gated_norm(x: torch.Tensor, gate: torch.Tensor, layer: GatedNormLayer) -> torch.Tensor:
+    """See `arguments.GatedNorm`; the dtype is fp32 or bf16. Raises KernelArgumentError."""
+    num_rows, width = x.shape
+    fits = (
+        x.shape == gate.shape
+        and width % layer.group_size == 0
+        and layer.weight.shape in ((width,), (layer.group_size,))
+    )
+    if not fits or x.dtype not in (torch.bfloat16, torch.float32) or {gate.dtype, layer.weight.dtype} != {x.dtype}:
+        given = f"x {tuple(x.shape)} ({x.dtype}), gate {tuple(gate.shape)} ({gate.dtype})"
+        raise KernelArgumentError(f"{given} do not fit weight {tuple(layer.weight.shape)} ({layer.weight.dtype})")
+    if x.stride(1) != 1 or gate.stride(1) != 1 or not layer.weight.is_contiguous():
+        raise KernelArgumentError("x, gate and weight must be contiguous in their last dimension")
+    out = x.new_empty(x.shape)
+    size, groups_per_row = x.element_size(), width // layer.group_size
+    call = _Record(
+        x.data_ptr(), x.stride(0) * size, gate.data_ptr(), gate.stride(0) * size, layer.weight.data_ptr(),
+        out.data_ptr(), num_rows * groups_per_row, groups_per_row, layer.weight.shape[0] // layer.group_size,
+        layer.group_size, x.dtype == torch.bfloat16, layer.gates_first, layer.rounds_first,
+        ACTIVATIONS.index(layer.activation), layer.eps,
+    )  # fmt: skip
+    threads = torch.get_num_threads() if x.numel() >= _MIN_PARALLEL_ELEMENTS else 1
+    num_units = -(-num_rows * groups_per_row // _GROUPS_PER_UNIT)
+    cpu_team.run(cpu_team.Work(_entry(), call, (out,), (x, gate), num_units, threads))
+    return out

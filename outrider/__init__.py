@@ -1,0 +1,36 @@
+"""Outrider's one import name. The folders beside this file are links to those of the repository's root.
+
+    from outrider import LLM, SamplingParams                     # offline: needs the extra `engine`
+    from outrider import OutriderClient, AsyncOutriderClient     # a client of a running gateway: needs no torch
+
+Names are loaded when they are first asked for, so the client's wheel, which has no engine, can have this file too.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from outrider.client import AsyncOutriderClient, OutriderClient
+    from outrider.offline import LLM
+    from outrider.shared.request_params import SamplingParams
+
+__all__ = ["LLM", "AsyncOutriderClient", "OutriderClient", "SamplingParams"]
+
+_HOMES = {
+    "LLM": "outrider.offline",
+    "SamplingParams": "outrider.shared.request_params",
+    "AsyncOutriderClient": "outrider.client",
+    "OutriderClient": "outrider.client",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted((*globals(), *_HOMES))

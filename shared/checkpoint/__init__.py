@@ -1,0 +1,1 @@
+"""What a checkpoint folder says about itself; nothing here loads torch."""

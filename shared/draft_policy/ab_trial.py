@@ -1,0 +1,113 @@
+"""An A/B trial: two arms take turns until one of them is found to take less time.
+
+For choices that no cost model foresees: an arm's time depends on the machine, its load and the other processes on it.
+A result expires after a number of rounds, and at once when the round time has changed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+# share of the first arm's time; smallest gain for which the second arm is taken; 8ba6c6e: smaller ones are noise
+_LEAST_GAIN = 0.02
+# standard errors; difference of the means that ends a trial early; 555f641: above 2, as every round tests it
+_PLAIN_ERRORS = 3.0
+# share of trial_rounds; earliest end of a trial; 555f641: fewer rounds are mostly noise
+_EARLIEST = 1 / 3
+# multiples of trial_rounds until a result expires, doubling while it repeats; 2a9685d: trials are a ninth of all rounds
+_FRESH_TRIALS = 16
+_LONGEST_FRESH_TRIALS = 512
+# ratio; change of the recent round time at which a result expires at once; 22928a7
+_CHANGE = 1.3
+# weight of the newest round in the recent round time, a mean of about 30; 22928a7
+_RECENT_WEIGHT = 0.03
+# ratio to the mean; bounds what one round counts; chosen: a hiccup must not decide
+_OUTLIER = 3.0
+
+
+@dataclass
+class _Rounds:
+    """Rounds of one arm. num_reports: calls of `observe`, each of one or more rounds."""
+
+    seconds: float = 0.0
+    squares: float = 0.0
+    count: int = 0
+    num_reports: int = 0
+
+    @property
+    def mean_s(self) -> float:
+        return self.seconds / self.count
+
+    @property
+    def squared_error(self) -> float:
+        """Of the mean. Rounds reported together count as one sample."""
+        return max(0.0, self.squares / self.count - self.mean_s**2) / self.num_reports
+
+    def add(self, round_s: float, count: int) -> None:
+        round_s = min(round_s, _OUTLIER * self.mean_s) if self.count else round_s
+        self.seconds += count * round_s
+        self.squares += count * round_s**2
+        self.count += count
+        self.num_reports += 1
+
+
+@dataclass
+class ABTrial:
+    """`takes_second`: whether the next round should use the second arm. `observe`: what a round took.
+
+    turn_rounds: rounds of one turn. settle_rounds: at the start of a turn, not counted, as the other arm still has a
+    part in them. trial_rounds: counted rounds of each arm in a trial.
+    Turns go first, second, second, first: a trend over the turns, as in texts of requests that began together, favours
+    neither arm (56f2224).
+    """
+
+    turn_rounds: int = 16
+    trial_rounds: int = 64
+    settle_rounds: int = 0
+    # share; smallest gain for which the second arm is taken
+    least_gain: float = _LEAST_GAIN
+    _is_second_better: bool = False
+    # Rounds until the result expires (0: a trial is running), and its validity in trials' rounds.
+    _fresh_left: int = 0
+    _fresh_trials: int = _FRESH_TRIALS
+    _num_seen: int = 0
+    _rounds: dict[bool, _Rounds] = field(default_factory=lambda: {False: _Rounds(), True: _Rounds()})
+    # Seconds of a round of the chosen arm: at the result, and recently.
+    _chosen_s: float = 0.0
+    _recent_s: float = 0.0
+
+    @property
+    def takes_second(self) -> bool:
+        if self._fresh_left > 0:
+            return self._is_second_better
+        return (self._num_seen // self.turn_rounds) % 4 in (1, 2)
+
+    def observe(self, round_s: float, *, second: bool, count: int = 1) -> None:
+        """`count` rounds of `round_s` seconds each, of the second arm or the first."""
+        if self._fresh_left > 0:
+            self._fresh_left = max(0, self._fresh_left - count)
+            self._recent_s += _RECENT_WEIGHT * (min(round_s, _OUTLIER * self._recent_s) - self._recent_s)
+            if not 1.0 / _CHANGE < self._recent_s / self._chosen_s < _CHANGE:
+                self._fresh_left, self._fresh_trials = 0, _FRESH_TRIALS
+            return
+        if self._num_seen % self.turn_rounds >= self.settle_rounds:
+            self._rounds[second].add(round_s, count)
+        self._num_seen += count
+        least = min(rounds.count for rounds in self._rounds.values())
+        if least >= self.trial_rounds or (least >= _EARLIEST * self.trial_rounds and self._is_plain()):
+            self._settle()
+
+    def _is_plain(self) -> bool:
+        first, second = self._rounds[False], self._rounds[True]
+        error = math.sqrt(first.squared_error + second.squared_error)
+        return abs(first.mean_s - second.mean_s) > _PLAIN_ERRORS * error + self.least_gain * first.mean_s
+
+    def _settle(self) -> None:
+        first, second = self._rounds[False], self._rounds[True]
+        is_better = second.mean_s < (1.0 - self.least_gain) * first.mean_s
+        same = is_better == self._is_second_better
+        self._fresh_trials = min(2 * self._fresh_trials, _LONGEST_FRESH_TRIALS) if same else _FRESH_TRIALS
+        self._is_second_better, self._fresh_left = is_better, self._fresh_trials * self.trial_rounds
+        self._chosen_s = self._recent_s = self._rounds[is_better].mean_s
+        self._rounds, self._num_seen = {False: _Rounds(), True: _Rounds()}, 0

@@ -1,0 +1,42 @@
+"""The names of draft methods: ours, and those of vLLM that mean one of ours or are refused.
+
+Not here: what a method needs and does (drafting/methods/registry.py), and which the fleet serves (gateway/fleet).
+"""
+
+from __future__ import annotations
+
+from outrider.shared.errors import ConfigError
+
+AUTO = "auto"
+OFF = "off"
+WITHOUT_CHECKPOINT = ("suffix", "ngram")
+# From the files of the target itself.
+FROM_TARGET = ("mtp",)
+FROM_CHECKPOINT = ("eagle3", "eagle", "draft_model", "mlp_speculator", "medusa")
+# In the order in which `auto` tries them: the one that is right most often first.
+DRAFT_METHODS = (*FROM_TARGET, *FROM_CHECKPOINT, *WITHOUT_CHECKPOINT)
+# vLLM's name -> ours for the same proposals: its GPU n-gram lookup differs in where it is computed.
+_SAME = {"ngram_gpu": "ngram"}
+# vLLM's older names of `mtp`, one for each family of models, end in this.
+_OLD_MTP_ENDING = "_mtp"
+# vLLM's methods that are not served -> what to use instead.
+_ELSEWHERE = {
+    "dflash": "its checkpoints are not read; use eagle3 or draft_model",
+    "dspark": "its checkpoints are not read; use eagle3 or draft_model",
+    "extract_hidden_states": "it drafts nothing; `outrider train` computes the hidden states that it trains on",
+    "custom_class": "no code is loaded by its name; use one of the methods here",
+}
+
+
+def known_method(name: str, setting: str) -> str:
+    """Our name of the method. setting: for the message. Raises ConfigError that lists the names, or says what to use
+    instead of a method of vLLM's.
+    """
+    name = "mtp" if name.endswith(_OLD_MTP_ENDING) else _SAME.get(name, name)
+    if name in (AUTO, OFF, *DRAFT_METHODS):
+        return name
+    foreign = _ELSEWHERE.get(name)
+    if foreign is not None:
+        raise ConfigError(f"{setting}: method {name} is not served: {foreign}", param="method")
+    choices = ", ".join((AUTO, OFF, *DRAFT_METHODS))
+    raise ConfigError(f"{setting}: method {name[:80]!r} is not one of {choices}", param="method")

@@ -1,0 +1,1 @@
+"""What the machine that this process runs on has."""

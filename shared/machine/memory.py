@@ -1,0 +1,26 @@
+"""How much memory this machine has left, and giving back what this process no longer uses."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+
+def available_memory_bytes() -> int | None:
+    """Of the machine, or of this process's control group if that has less; None if unknown."""
+    meminfo = Path("/proc/meminfo")
+    if not meminfo.is_file():
+        return None
+    entries = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+    available = int(entries["MemAvailable"].split()[0]) * 1024
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.is_file() and used.is_file() and limit.read_text().strip().isdigit():
+        available = min(available, int(limit.read_text()) - int(used.read_text()))
+    return available
+
+
+def give_back_freed_memory() -> None:
+    """glibc keeps what each thread has freed for its next request; other C libraries have no such call."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

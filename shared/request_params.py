@@ -1,0 +1,119 @@
+"""What a request asks for, under vLLM's names: one class for the Python client and for offline use.
+
+Not here: the services' own validated value (sampling_params.py), the gRPC message (client/api/params.py) and the
+body of the OpenAI API (offline/prompts.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from outrider.shared.errors import InvalidRequest
+
+
+@dataclass(kw_only=True)
+class StructuredOutputsParams:
+    """Exactly one of the first five. json: a schema, as an object or as text; grammar: in Lark's notation or GBNF.
+
+    The others are options of `json` and `json_object`; the client, whose gRPC API has the schema alone, refuses them.
+    """
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speculation:
+    """How the request is drafted; what is empty, 0 or None is the server's default. mode: "exact" or "rejection"."""
+
+    method: str = ""
+    num_speculative_tokens: int = 0
+    mode: str = ""
+    token_tree: bool | None = None
+
+
+@dataclass(kw_only=True)
+class SamplingParams:
+    """How one prompt is continued, under vLLM's names and with its defaults. Ranges are checked when it is used.
+
+        params = SamplingParams(temperature=0.8, top_p=0.95, max_tokens=64, stop=["\\n\\n"])
+        params.seed = 7
+
+    None, where a field takes it, is "not given".
+
+    * top_k: 0 or -1 keeps everything.
+    * stop: texts that end the output and are left out of it.
+    * max_tokens: None, or more than the context has room for, is all of that room (LLM only).
+    * logprobs: 0 is the chosen token's alone, k also those of the k likeliest.
+    * bad_words: what must not come, as text (LLM) or as token id sequences (client).
+    * speculation, or extra_args={"speculation": {...}}: how the request is drafted. No other extra argument is known.
+    * cache_salt: prompts share cached prefixes only with prompts of the same salt.
+
+    The client refuses the fields that the gRPC API does not have, with InvalidRequest that names the field: n,
+    prompt_logprobs, include_stop_str_in_output, skip_special_tokens, spaces_between_special_tokens and
+    truncate_prompt_tokens.
+    """
+
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: str | Sequence[str] | None = None
+    stop_token_ids: Sequence[int] | None = None
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = None
+    structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None
+    logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] | Sequence[Sequence[int]] | None = None
+    extra_args: Mapping[str, Any] | None = field(default_factory=dict)
+    speculation: Speculation | Mapping[str, Any] = Speculation()
+    cache_salt: str = ""
+
+
+def speculation_fields(params: SamplingParams) -> dict[str, Any]:
+    """What is given of `speculation`, there or in extra_args, by name.
+
+    Raises InvalidRequest when it is given in both, and for an extra argument that is not known.
+    """
+    extra_args = params.extra_args or {}
+    unknown = extra_args.keys() - {"speculation"}
+    if unknown:
+        raise InvalidRequest(f"extra_args: {sorted(unknown)[0]!r} is not known, only speculation is")
+    by_field, by_extra = _given(params.speculation), _given(extra_args.get("speculation"))
+    if by_field and by_extra:
+        raise InvalidRequest("give speculation or extra_args['speculation'], not both", param="speculation")
+    return by_field or by_extra
+
+
+def _given(speculation: object) -> dict[str, Any]:
+    if speculation is None:
+        return {}
+    if isinstance(speculation, Speculation):
+        defaults = vars(Speculation())
+        return {name: value for name, value in vars(speculation).items() if value != defaults[name]}
+    if isinstance(speculation, Mapping):
+        return {name: value for name, value in speculation.items() if value is not None}
+    raise InvalidRequest(
+        f"speculation must be a Speculation or a mapping, got {type(speculation).__name__}", param="speculation"
+    )

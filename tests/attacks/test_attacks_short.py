@@ -1,0 +1,26 @@
+"""No attack refuses or changes a neighbour's stream, or takes the gateway's memory.
+
+Not here: how much slower the neighbours are, which other tests on the machine would decide; `python -m tests.attacks`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.attacks.attacks import ATTACKS
+from tests.attacks.run import run_attacks
+from tests.attacks.stack import running_stack
+
+pytestmark = [pytest.mark.storm, pytest.mark.timeout(900)]
+# bytes; of the gateway, at any time; less than what Compose gives it (docker-compose.yml, GATEWAY_MEMORY)
+MAX_GATEWAY_BYTES = 1500 * 2**20
+
+
+async def test_neighbours_are_served_as_if_alone(tmp_path: Path) -> None:
+    with running_stack(tmp_path) as state:
+        outcomes = await run_attacks(state.url, state.pids["gateway"], print)
+    assert [outcome.name for outcome in outcomes] == list(ATTACKS)
+    assert [outcome for outcome in outcomes if outcome.has_hurt] == []
+    assert max(outcome.gateway_peak_bytes for outcome in outcomes) < MAX_GATEWAY_BYTES

@@ -1,0 +1,186 @@
+"""What dies of a stack is started again: a real Redis here; the whole stack, through `outrider`, among the storms."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+import redis
+from command import OUTRIDER, ROOT, TIMEOUT_S, outrider
+
+from outrider.client.stack.commands import StackSettings, StackState, gateway_command
+from outrider.client.stack.own_redis import redis_url_of
+from outrider.client.stack.processes import Stack, dead_processes, read_state, stop_running
+from outrider.client.stack.supervisor import _Backoff, supervise
+from tests.ports import server_port
+
+BODY = {
+    "model": "demo-target",
+    "prompt": "class Queue:\n",
+    "max_tokens": 400,
+    "temperature": 0.9,
+    "seed": 7,
+    "ignore_eos": True,
+}
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def answers(url: str) -> bool:
+    try:
+        with redis.Redis.from_url(url) as client:
+            return bool(client.ping())
+    except redis.ConnectionError:
+        return False
+
+
+@contextmanager
+def supervised(stack: Stack, run_dir: Path) -> Iterator[None]:
+    stop = threading.Event()
+    thread = threading.Thread(target=supervise, args=(run_dir, stack.state, lambda _message: None, stop))
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_a_killed_process_is_back_on_its_port(tmp_path: Path) -> None:
+    stack = Stack(StackSettings(model="", draft_model=""), tmp_path, lambda _message: None)
+    try:
+        stack.state.redis_url = stack._start_redis()
+        url = redis_url_of(stack.state)
+        with supervised(stack, tmp_path):
+            for number in (1, 2):
+                killed = stack.state.pids["redis"]
+                os.kill(killed, signal.SIGKILL)
+                until(lambda number=number: stack.state.num_restarts.get("redis") == number, "started again")  # type: ignore[misc]
+                until(lambda: answers(url), "answers on its port")
+                assert stack.state.pids["redis"] != killed
+        stored = read_state(tmp_path)
+        assert stored == stack.state
+        assert stored.pids["supervisor"] == os.getpid()
+        assert dead_processes(stored) == []
+    finally:
+        stack.stop()
+    assert not answers(url)
+
+
+def test_a_process_that_dies_at_every_start_is_started_less_and_less_often() -> None:
+    backoff = _Backoff()
+    now, delays = 1000.0, []
+    for _ in range(9):
+        backoff.died(now)
+        delays.append(backoff.delay_s)
+        assert backoff.due_at == now + backoff.delay_s
+        now = backoff.started_at = backoff.due_at
+    assert delays == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
+    backoff.died(now + 61)  # it has run for a minute meanwhile
+    assert backoff.delay_s == 0.5
+
+
+def test_a_gateway_waits_as_long_as_its_verifier_takes_to_load() -> None:
+    command = gateway_command(StackSettings("m", "", gateway_args=("--x", "y")), StackState(verifier_start_s=100.0))
+    assert command[command.index("--failover-s") + 1] == "230"
+    assert command[-2:] == ["--x", "y"]  # what is asked for comes last, and so counts
+
+
+# ---- whole stacks -----------------------------------------------------------------------------------------------
+
+
+def state_of(run_dir: Path) -> StackState:
+    state = read_state(run_dir)
+    assert state is not None
+    return state
+
+
+def status(run_dir: Path) -> int:
+    return outrider("status", "--run-dir", str(run_dir)).returncode
+
+
+def up(run_dir: Path) -> list[str]:
+    return [
+        *("up", "--drafters", "1", "--run-dir", str(run_dir)),
+        *("--port", str(server_port()), "--grpc-port", str(server_port())),
+    ]
+
+
+def text_of(url: str) -> str:
+    answer = httpx.post(f"{url}/v1/completions", json=BODY, timeout=TIMEOUT_S)
+    text: str = answer.raise_for_status().json()["choices"][0]["text"]
+    return text
+
+
+def stream_over_a_death(state: StackState) -> tuple[str, list[str]]:
+    """Text and comments of a stream whose only verifier is killed once it has begun."""
+    text, comments = "", []
+    killed = False
+    with httpx.stream("POST", f"{state.url}/v1/completions", json={**BODY, "stream": True}, timeout=TIMEOUT_S) as reply:
+        for line in reply.iter_lines():
+            if line.startswith(":"):
+                comments.append(line)
+            elif line.startswith("data: {"):
+                text += json.loads(line.removeprefix("data: "))["choices"][0]["text"]
+                if not killed:
+                    os.kill(state.pids["verifier"], signal.SIGKILL)
+                    killed = True
+    return text, comments
+
+
+@pytest.mark.storm
+@pytest.mark.timeout(3 * TIMEOUT_S)
+def test_every_kind_of_child_comes_back_detached(tmp_path: Path) -> None:
+    done = outrider(*up(tmp_path), "--detach")
+    assert done.returncode == 0, done.stderr
+    try:
+        first = state_of(tmp_path)
+        text = text_of(first.url)
+        for name in ("redis", "verifier", "drafter-0", "gateway"):
+            os.kill(state_of(tmp_path).pids[name], signal.SIGKILL)
+            until(lambda name=name: state_of(tmp_path).num_restarts.get(name) == 1, f"{name} is started")  # type: ignore[misc]
+            until(lambda: status(tmp_path) == 0, f"{name} serves")
+            assert text_of(first.url) == text
+        last = state_of(tmp_path)
+        assert (last.url, last.verifiers, last.drafters) == (first.url, first.verifiers, first.drafters)
+        assert (
+            "restarts  redis 1, verifier 1, drafter-0 1, gateway 1"
+            in outrider("status", "--run-dir", str(tmp_path)).stdout
+        )
+    finally:
+        assert outrider("down", "--run-dir", str(tmp_path)).returncode == 0
+    assert len(dead_processes(last)) == len(last.pids) == 5
+
+
+@pytest.mark.storm
+@pytest.mark.timeout(3 * TIMEOUT_S)
+def test_a_stream_goes_on_when_its_only_verifier_is_back(tmp_path: Path) -> None:
+    """In the foreground, which `outrider down` ends too."""
+    with subprocess.Popen([OUTRIDER, *up(tmp_path)], cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            until(lambda: (state := read_state(tmp_path)) is not None and "supervisor" in state.pids, "up")
+            state = state_of(tmp_path)
+            undisturbed = text_of(state.url)
+            text, comments = stream_over_a_death(state)
+            assert text == undisturbed
+            assert set(comments) == {": waiting for a verifier"}
+        finally:
+            stop_running(tmp_path, lambda _message: None)
+        assert process.stderr is not None
+        assert "verifier died; starting it again in 0.5 s" in process.stderr.read()
+        assert process.wait() == 0
+    assert read_state(tmp_path) is None

@@ -1,0 +1,85 @@
+"""EAGLE-1/2 folders: what is loaded computes the published equations on the tensors of the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from outrider.drafting.checkpoints.eagle import load_eagle
+from outrider.drafting.checkpoints.recognise import recognise
+from outrider.drafting.checkpoints.target_weights import TargetWeights
+from tests.drafting.checkpoints import plain_writer as plain
+from tests.drafting.heads import plain_math
+
+TOKENS = [3, 36, 0, 5, 5, 9]
+FEATURES = plain.numbers(len(TOKENS), plain.HIDDEN, seed=902)
+POSITIONS = [11, 12, 13, 14, 15, 16]
+
+# name -> (changes of the config, arguments of the tensors, changes of the shape)
+VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "as published": ({}, {}, {}),
+    "without a bias": ({"bias": False}, {"fc_bias": False}, {}),
+    "qkv biases (qwen2)": ({"model_type": "qwen2"}, {"qkv_bias": True}, {}),
+    "three layers": ({"num_hidden_layers": 3}, {"num_layers": 3}, {"num_layers": 3}),
+    "another RoPE base": ({"rope_theta": 500000.0}, {}, {"theta": 500000.0}),
+    "wrapped by vLLM": ({"wrapped": True}, {}, {}),
+    "in pytorch_model.bin, as on the Hub": ({"file": "pytorch_model.bin"}, {}, {}),
+}
+
+
+def shape(**changes: Any) -> plain_math.Shape:
+    return plain_math.Shape(plain.HEADS, plain.KV_HEADS, plain.HEAD_DIM, **changes)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_variant_computes_the_published_head(variant: str, target: TargetWeights, tmp_path: Path) -> None:
+    changes, arguments, shape_changes = VARIANTS[variant]
+    tensors = plain.eagle1_tensors(**arguments)
+    config = plain.eagle1_config(**changes)
+    file = config.pop("file", "model.safetensors")
+    if config.pop("wrapped", False):
+        config = {"model_type": "eagle", "model": config, "architectures": ["EagleLlamaForCausalLM"]}
+    folder = plain.write(tmp_path, config, tensors, file)
+    assert recognise(folder) == "eagle"
+    head = load_eagle(folder, target, torch.float32, attn_implementation="eager")
+    assert head.feature_layers == (plain.NUM_TARGET_LAYERS,)
+    with torch.no_grad():
+        fused = head.fuse(FEATURES[None])
+        features = head(torch.tensor([TOKENS]), fused, torch.tensor([POSITIONS]))
+        logits = head.logits(features[0])
+    theirs = plain_math.doubled(plain.target_tensors())
+    wanted = plain_math.eagle1(
+        plain_math.doubled(tensors),
+        theirs["model.embed_tokens.weight"],
+        TOKENS,
+        FEATURES.double(),
+        POSITIONS,
+        plain_math.causal(len(TOKENS)),
+        shape(**shape_changes),
+    )
+    torch.testing.assert_close(features[0].double(), wanted, atol=1e-5, rtol=0)
+    torch.testing.assert_close(logits.double(), wanted @ theirs["lm_head.weight"].T, atol=1e-5, rtol=0)
+
+
+def test_a_copy_of_the_targets_embedding_is_not_held_twice(target: TargetWeights, tmp_path: Path) -> None:
+    tensors = plain.eagle1_tensors() | {"embed_tokens.weight": plain.target_tensors()["model.embed_tokens.weight"]}
+    head = load_eagle(plain.write(tmp_path, plain.eagle1_config(), tensors), target, torch.float32)
+    assert head.embed_tokens.weight.data_ptr() == target.embedding.data_ptr()
+    assert "embed_tokens.weight" not in head.state_dict()
+
+
+def test_an_embedding_and_an_output_head_of_its_own_are_used(target: TargetWeights, tmp_path: Path) -> None:
+    own = plain.numbers(plain.VOCAB, plain.HIDDEN, seed=5)
+    tensors = plain.eagle1_tensors() | {"embed_tokens.weight": own, "lm_head.weight": own + 1}
+    head = load_eagle(plain.write(tmp_path, plain.eagle1_config(), tensors), target, torch.float32)
+    assert torch.equal(head.state_dict()["embed_tokens.weight"], own)
+    assert torch.equal(head.embed_tokens(torch.tensor(4)), own[4])
+    torch.testing.assert_close(head.logits(FEATURES), FEATURES @ (own + 1).T)
+
+
+def test_the_buffers_of_old_transformers_are_no_mismatch(target: TargetWeights, tmp_path: Path) -> None:
+    tensors = plain.eagle1_tensors() | {"layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
+    load_eagle(plain.write(tmp_path, plain.eagle1_config(), tensors), target, torch.float32)

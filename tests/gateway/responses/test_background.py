@@ -1,0 +1,203 @@
+"""Responses in the background, over real HTTP and in a real Redis, whoever reads them, hangs up or dies.
+
+The other gateway is a second service with the same log and the same Redis.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from doors import ALICE, BOB, Doors, key_file, open_doors
+from gateway_script import Script, ScriptedService
+from responses_client import events_of
+
+from outrider.gateway.config import GatewayConfig
+from outrider.gateway.request.types import GenerationUpdate, ValidRequest
+from outrider.gateway.responses.store import ResponseStore
+from outrider.shared.errors import VerifierLost
+
+TEXT = "One two three four five six."
+
+
+@dataclass
+class GatedService(ScriptedService):
+    """Its model pauses after the first update until `gate` is set."""
+
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def generate(self, request: ValidRequest) -> AsyncGenerator[GenerationUpdate, None]:
+        async with aclosing(super().generate(request)) as updates:
+            async for update in updates:
+                yield update
+                await self.gate.wait()
+
+
+@pytest.fixture
+def gated(service: ScriptedService, store: ResponseStore) -> GatedService:
+    return GatedService(service.tokenizer, Script(TEXT), model=service.model, responses=store)
+
+
+@asynccontextmanager
+async def gateway(service: ScriptedService, **config: Any) -> AsyncIterator[tuple[Doors, openai.AsyncOpenAI]]:
+    async with (
+        open_doors(service, GatewayConfig(port=0, grpc_port=0, model="demo", drain_s=1.0, **config)) as doors,
+        openai.AsyncOpenAI(base_url=f"{doors.url}/v1", api_key=ALICE, max_retries=0) as client,
+    ):
+        yield doors, client
+
+
+async def finished(client: openai.AsyncOpenAI, response_id: str) -> Any:
+    async with asyncio.timeout(60):
+        while True:
+            response = await client.responses.retrieve(response_id)
+            if response.status not in ("queued", "in_progress"):
+                return response
+            await asyncio.sleep(0.01)
+
+
+async def idle(service: ScriptedService) -> None:
+    async with asyncio.timeout(60):
+        while service.num_open:  # noqa: ASYNC110 - the service has a count, no event
+            await asyncio.sleep(0.01)
+
+
+async def test_it_answers_at_once_and_is_there_in_the_end(gated: GatedService) -> None:
+    async with gateway(gated) as (_, client):
+        begun = await client.responses.create(input="A?", background=True, metadata={"a": "b"})
+        assert (begun.status, begun.background, begun.output) == ("queued", True, [])
+        running = await client.responses.retrieve(begun.id)
+        assert (running.status, running.metadata) == ("in_progress", {"a": "b"})
+        assert (await client.responses.input_items.list(begun.id)).data
+        with pytest.raises(openai.BadRequestError, match="is still in progress"):
+            await client.responses.create(input="B?", previous_response_id=begun.id)
+        gated.gate.set()
+        done = await finished(client, begun.id)
+        assert (done.status, done.output_text, done.created_at) == ("completed", TEXT, begun.created_at)
+        assert (await client.responses.create(input="B?", previous_response_id=begun.id)).output_text == TEXT
+
+
+async def test_a_stream_goes_on_unread_and_from_any_event(gated: GatedService) -> None:
+    async with gateway(gated) as (doors, client):
+        body = {"input": "A?", "background": True, "stream": True}
+        async with httpx.AsyncClient(base_url=doors.url) as http:
+            async with http.stream("POST", "/v1/responses", json=body) as answer:
+                response_id = answer.headers["x-request-id"]
+                first = await anext(answer.aiter_text())
+            assert "response.created" in first
+            gated.gate.set()
+            done = await finished(client, response_id)
+            assert done.output_text == TEXT, "nobody has read it"
+            whole = events_of(await http.get(f"/v1/responses/{response_id}?stream=true"))
+        assert whole[-1]["response"] == {**whole[-1]["response"], "status": "completed", "id": response_id}
+        assert [event["sequence_number"] for event in whole] == list(range(len(whole)))
+        for after in range(len(whole)):
+            stream = await client.responses.retrieve(response_id, stream=True, starting_after=after)
+            rest = [event.to_dict() async for event in stream]
+            assert [event["sequence_number"] for event in rest] == list(range(after + 1, len(whole)))
+
+
+async def test_a_reader_that_comes_back_while_it_runs_reads_the_rest(gated: GatedService) -> None:
+    async with gateway(gated) as (_, client):
+        begun = await client.responses.create(input="A?", background=True)
+        stream = await client.responses.retrieve(begun.id, stream=True)
+        assert (await anext(aiter(stream))).type == "response.created"
+        gated.gate.set()
+        events = [event async for event in stream]
+        assert events[-1].type == "response.completed"
+        assert (await finished(client, begun.id)).output_text == TEXT
+
+
+async def test_a_cancelled_one_stops_and_stays_cancelled(gated: GatedService) -> None:
+    async with gateway(gated) as (doors, client):
+        begun = await client.responses.create(input="A?", background=True)
+        for _ in range(2):
+            assert (await client.responses.cancel(begun.id)).status == "cancelled"
+        await idle(gated)
+        assert (await client.responses.retrieve(begun.id)).status == "cancelled"
+        async with httpx.AsyncClient(base_url=doors.url) as http:
+            refused = await http.get(f"/v1/responses/{begun.id}?stream=true")
+        assert refused.status_code == 409
+        assert "is cancelled: its stream does not go on" in refused.json()["error"]["message"]
+        gated.gate.set()
+        done = await client.responses.create(input="A?")
+        with pytest.raises(openai.BadRequestError, match="only responses with background: true can be cancelled"):
+            await client.responses.cancel(done.id)
+        late = await client.responses.create(input="A?", background=True)
+        await finished(client, late.id)
+        assert (await client.responses.cancel(late.id)).status == "completed"
+
+
+async def test_a_deleted_one_stops(gated: GatedService) -> None:
+    async with gateway(gated) as (_, client):
+        begun = await client.responses.create(input="A?", background=True)
+        await client.responses.delete(begun.id)
+        await idle(gated)
+        for call in (client.responses.retrieve, client.responses.cancel, client.responses.delete):
+            with pytest.raises(openai.NotFoundError):
+                await call(begun.id)
+
+
+async def test_an_error_is_its_end_with_the_reason(gated: GatedService) -> None:
+    gated.script = Script(TEXT, error=VerifierLost("the verifier was lost"), error_at=1)
+    gated.gate.set()
+    async with gateway(gated) as (_, client):
+        begun = await client.responses.create(input="A?", background=True)
+        done = await finished(client, begun.id)
+        assert (done.status, done.error and done.error.message) == ("failed", "the verifier was lost")
+
+
+async def test_another_gateway_goes_on_when_the_first_shows_no_sign_of_life(gated: GatedService) -> None:
+    other = replace(gated, gate=asyncio.Event())
+    other.gate.set()
+    async with gateway(gated) as (_, client), gateway(other) as (_, elsewhere):
+        begun = await client.responses.create(input="A?", background=True)
+        assert (await elsewhere.responses.retrieve(begun.id)).status == "in_progress"
+        assert other.wanted == [], "its gateway works on it"
+    # The first gateway has ended, and let go of it.
+    async with gateway(other) as (_, elsewhere):
+        assert (await finished(elsewhere, begun.id)).output_text == TEXT
+        assert len(other.wanted) == 1
+
+
+async def test_one_whose_log_is_gone_too_has_failed(gated: GatedService, store: ResponseStore) -> None:
+    async with gateway(gated) as (_, client):
+        begun = await client.responses.create(input="A?", background=True)
+    gated.begun.clear()
+    async with gateway(gated) as (_, client):
+        done = await finished(client, begun.id)
+        assert done.status == "failed"
+        assert done.error is not None
+        assert "its gateway was lost, and its log too" in done.error.message
+
+
+async def test_it_counts_as_running_and_is_its_owners_alone(gated: GatedService, tmp_path: Path) -> None:
+    async with gateway(gated, api_keys_file=key_file(tmp_path), max_concurrent_requests=1) as (_, client):
+        begun = await client.responses.create(input="A?", background=True)
+        with pytest.raises(openai.InternalServerError, match="at its limit of 1 requests"):
+            await client.responses.create(input="B?", background=True)
+        bob = client.with_options(api_key=BOB)
+        for call in (bob.responses.retrieve, bob.responses.delete):
+            with pytest.raises(openai.NotFoundError):
+                await call(begun.id)
+        gated.gate.set()
+        assert (await finished(client, begun.id)).output_text == TEXT
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [({"store": False}, "background"), ({"request_id": "r"}, "request_id")],
+)
+async def test_what_makes_no_sense_is_refused(gated: GatedService, body: dict[str, Any], param: str) -> None:
+    async with gateway(gated) as (doors, _), httpx.AsyncClient(base_url=doors.url) as http:
+        refused = await http.post("/v1/responses", json={"input": "A?", "background": True, **body})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+        after = await http.get("/v1/responses/resp_x?stream=true&starting_after=-1")
+        assert (after.status_code, after.json()["error"]["param"]) == (400, "starting_after")

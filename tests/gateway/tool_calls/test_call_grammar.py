@@ -1,0 +1,145 @@
+"""What a grammar of calls lets a model write, the parser reads as calls whose arguments fit their schemas."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import jsonschema
+import pytest
+from tool_forms import DEEPSEEK, HARMONY, HERMES, KIMI
+from tool_tokenizers import accepts, backend_of, random_walk, tokenizer_of
+
+from outrider.gateway.tool_calls.call_grammar import CallGrammar, CallRule
+from outrider.gateway.tool_calls.events import Folded, fold
+from outrider.gateway.tool_calls.formats import CALLS, output_format
+from outrider.gateway.tool_calls.lark import Lark
+from outrider.gateway.tool_calls.parser import OutputParser, Tools
+from outrider.gateway.tool_calls.schemas import properties_of
+from outrider.gateway.tool_calls.symbols import Symbols, marker_tokens
+from outrider.shared.sampling_params import Grammar, GrammarKind
+
+BOOK: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "title": {"type": "string", "description": "any"},
+        "pages": {"type": "integer"},
+        "kind": {"enum": ["novel", "poem"]},
+        "place": {"$ref": "#/$defs/place"},
+        "lent": {"type": "boolean"},
+    },
+    "required": ["title", "place"],
+    "$defs": {"place": {"type": "object", "properties": {"shelf": {"type": "integer"}}, "required": ["shelf"]}},
+}
+CLOCK: dict[str, Any] = {"type": "object", "properties": {}}
+RULES = (CallRule("add_book", BOOK), CallRule("clock", CLOCK))
+SCHEMAS = {rule.name: rule.parameters for rule in RULES}
+SPECIAL: dict[str, tuple[str, ...]] = {
+    "hermes": HERMES,
+    "longcat": ("<longcat_tool_call>", "</longcat_tool_call>"),
+    "internlm": ("<|action_start|>", "<|plugin|>", "<|action_end|>"),
+    "llama3_json": ("<|python_tag|>",),
+    "granite": ("<|tool_call|>",),
+    "phi4_mini_json": (),
+    "jamba": ("<tool_calls>", "</tool_calls>"),
+    "cohere_command3": ("<|START_ACTION|>", "<|END_ACTION|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+    "mistral_json": ("[TOOL_CALLS]",),
+    "mistral": ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
+    "deepseek_v3": DEEPSEEK,
+    "deepseek_v31": DEEPSEEK,
+    "deepseek_v32": ("｜DSML｜",),
+    "kimi_k2": KIMI,
+    "qwen3_coder": ("<tool_call>", "</tool_call>"),
+    "seed_oss": ("<seed:tool_call>", "</seed:tool_call>"),
+    "minimax_m2": ("<minimax:tool_call>", "</minimax:tool_call>"),
+    "glm45": HERMES,
+    "llama4_pythonic": ("<|python_start|>", "<|python_end|>"),
+    "lfm2": ("<|tool_call_start|>", "<|tool_call_end|>"),
+    "olmo3": (),
+    "gemma4": ("<|tool_call>", "<tool_call|>", '<|"|>'),
+    "functiongemma": ("<start_function_call>", "<end_function_call>", "<escape>"),
+    "openai": HARMONY,
+}
+
+
+def grammar_of(name: str, *, optional: bool = False, parallel: bool = True) -> Grammar:
+    lark = Lark(tokenizer_of(SPECIAL[name]).control_tokens)
+    calls = CallGrammar(lark, CALLS[name], RULES, parallel=parallel)
+    return Grammar(GrammarKind.LARK, lark.source(lark.rule(calls.optional() if optional else calls.forced())))
+
+
+def parsed(name: str, token_ids: list[int]) -> Folded:
+    """Token by token, as a choice's detokenizer shows them."""
+    tokenizer, output = tokenizer_of(SPECIAL[name]), output_format("none", name)
+    symbols = Symbols(marker_tokens(output.markers(), SPECIAL[name]))
+    parser = OutputParser(output, symbols, Tools({rule.name: properties_of(rule.parameters) for rule in RULES}))
+    shown = symbols.by_id(tokenizer.control_tokens)
+    raw = b"".join(
+        shown[token].encode("utf-8", "surrogatepass") if token in shown else tokenizer.token_bytes(token)
+        for token in token_ids
+    )
+    return fold(parser.push(raw.decode("utf-8", "surrogatepass")) + parser.finish())
+
+
+def check_calls(folded: Folded) -> None:
+    for call in folded.calls:
+        jsonschema.validate(json.loads(call.arguments), SCHEMAS[call.name])
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+def test_forced_calls_are_calls_and_fit_their_schemas(name: str) -> None:
+    grammar, source, num_ended = grammar_of(name), random.Random(name), 0
+    for _ in range(4):
+        path = random_walk(grammar, SPECIAL[name], source, 400)
+        if path is None:
+            continue
+        num_ended += 1
+        folded = parsed(name, path)
+        assert folded.calls, backend_of(SPECIAL[name]).decode(path, skip_special_tokens=False)
+        assert folded.content == ""
+        assert folded.reasoning == ""
+        check_calls(folded)
+    assert num_ended
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+def test_calls_of_the_models_own_accord_fit_too_and_text_is_free(name: str) -> None:
+    grammar, source = grammar_of(name, optional=True), random.Random(name)
+    for _ in range(3):
+        path = random_walk(grammar, SPECIAL[name], source, 250)
+        if path is not None:
+            check_calls(parsed(name, path))
+    text = "Hello there, no tools."
+    assert accepts(grammar, SPECIAL[name], f"<|channel|>final<|message|>{text}" if name == "openai" else text)
+
+
+def test_text_may_have_the_markers_that_its_family_writes_around_it() -> None:
+    grammar, special = grammar_of("cohere_command3", optional=True), SPECIAL["cohere_command3"]
+    assert accepts(grammar, special, "<|START_RESPONSE|>Hello.<|END_RESPONSE|>")
+    assert not accepts(grammar, special, "<|START_RESPONSE|>Hello.")
+
+
+def test_one_call_at_most() -> None:
+    one = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
+    for optional in (False, True):
+        single = grammar_of("hermes", optional=optional, parallel=False)
+        assert accepts(single, HERMES, one)
+        assert not accepts(single, HERMES, f"{one}\n{one}")
+        assert accepts(grammar_of("hermes", optional=optional), HERMES, f"{one}\n{one}")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        '{"title": "x"}',
+        '{"title": "x", "place": {"shelf": 1}, "colour": "red"}',
+        '{"title": "x", "place": {"shelf": "1"}}',
+        '{"title":  "x", "place": {"shelf": 1}}',
+    ],
+    ids=["missing", "made up", "wrong type", "free whitespace"],
+)
+def test_what_does_not_fit_the_schema_cannot_be_written(arguments: str) -> None:
+    form = '<tool_call>\n{{"name": "add_book", "arguments": {}}}\n</tool_call>'
+    assert accepts(grammar_of("hermes"), HERMES, form.format('{"title": "x", "place": {"shelf": 1}}'))
+    assert not accepts(grammar_of("hermes"), HERMES, form.format(arguments))

@@ -1,0 +1,201 @@
+"""Linears on packed codes: the law to the bit for every row count, and no further from the exact product than it says.
+
+Oracles: the law step by step (coded_reference), and the product in float64 with the weights that the codes stand for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from outrider.kernels.errors import KernelArgumentError
+from outrider.kernels.linear import coded_reference, cpu_code_panels
+from outrider.kernels.linear.codes import Codes
+from tests.kernels.test_panels import needs_instruction
+
+_ROW_COUNTS = (*range(1, 21), 128, 129)
+_IQ4 = torch.tensor([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=torch.int8)
+
+
+def make_codes(
+    numbers: torch.Tensor,
+    group: int,
+    *,
+    scale_type: torch.dtype = torch.float16,
+    minimums: bool = False,
+    zeros: bool = False,
+    scattered: bool = False,
+) -> Codes:
+    """Random scales, minimums and zeros for numbers [N, K] in groups of `group` inputs."""
+    generator = torch.Generator().manual_seed(3)
+    num_outputs, num_inputs = numbers.shape
+    shape = (num_outputs, -(-num_inputs // group))
+    groups = torch.arange(num_inputs) // group
+    return Codes(
+        numbers,
+        (torch.rand(shape, generator=generator) * 0.02 + 0.001).to(scale_type),
+        groups[torch.randperm(num_inputs, generator=generator)] if scattered else groups,
+        torch.randint(0, 16, shape, generator=generator) if zeros else None,
+        (torch.rand(shape, generator=generator) * 0.1).to(scale_type) if minimums else None,
+    )
+
+
+def integers(num_outputs: int, num_inputs: int, low: int, high: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(num_inputs)
+    return torch.randint(low, high, (num_outputs, num_inputs), generator=generator).to(torch.int8)
+
+
+def e4m3(num_outputs: int, num_inputs: int) -> torch.Tensor:
+    """Every code but NaN, subnormal ones too."""
+    codes = integers(num_outputs, num_inputs, -128, 128).view(torch.uint8)
+    codes = torch.where(codes & 0x7F == 0x7F, torch.tensor(0x38, dtype=torch.uint8), codes)
+    return codes.view(torch.float8_e4m3fn)
+
+
+# name -> (codes, kind)
+CASES: dict[str, tuple[Codes, str]] = {
+    "q8_0": (make_codes(integers(130, 96, -128, 128), 32), "i8"),
+    "q4_1": (make_codes(integers(70, 96, 0, 16), 32, minimums=True), "i4"),
+    "iq4": (make_codes(_IQ4[integers(64, 64, 0, 16).int()], 32), "i4"),
+    "gptq-act-order": (make_codes(integers(70, 256, 0, 16), 128, zeros=True, scattered=True), "i4"),
+    "one-group": (make_codes(integers(65, 320, -128, 128), 320, scale_type=torch.float32), "i8"),
+    "one-odd-group": (make_codes(integers(65, 77, -128, 128), 77), "i8"),
+    "long-groups": (make_codes(integers(64, 700, -8, 8), 512), "i4"),
+    "odd-inputs": (make_codes(integers(65, 33, 0, 16), 16, minimums=True, zeros=True, scattered=True), "i4"),
+    "q5_k": (make_codes(integers(64, 256, 0, 32), 32, minimums=True, scale_type=torch.float32), "i8"),
+    "fp8-block": (make_codes(e4m3(129, 320), 128, scale_type=torch.float32), "e4m3"),
+}
+
+
+@pytest.fixture(params=[1, 2], autouse=True)
+def _num_threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+def rows_and_bias(codes: Codes) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(max(_ROW_COUNTS), codes.shape[1], generator=generator).bfloat16()
+    return x, torch.randn(codes.shape[0], generator=generator).bfloat16()
+
+
+@needs_instruction
+@pytest.mark.parametrize("name", CASES)
+def test_every_row_has_the_bits_of_the_law_in_any_company(name: str) -> None:
+    codes, kind = CASES[name]
+    packed = cpu_code_panels.pack([codes])
+    assert packed.kinds == (kind,)
+    x, bias = rows_and_bias(codes)
+    expected = coded_reference.linear(x, codes, bias)
+    for num_rows in _ROW_COUNTS:
+        assert torch.equal(cpu_code_panels.linear(x[-num_rows:], packed, bias), expected[-num_rows:]), num_rows
+    assert torch.equal(cpu_code_panels.linear(x[:2], packed), coded_reference.linear(x[:2], codes))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_law_is_as_near_to_the_exact_product_as_it_promises(name: str) -> None:
+    codes, _ = CASES[name]
+    x, bias = rows_and_bias(codes)
+    x = x[:20]
+    weight = codes.dequantised().double()
+    exact = x.double() @ weight.T + bias.double()
+    # What is added: products, and where there are minimums, sums of x times them.
+    minimums = codes.folded_minimums()
+    sizes = codes.numbers.float().double().abs() * codes.scales.double()[:, codes.groups]
+    if minimums is not None:
+        sizes += minimums.double().abs()[:, codes.groups]
+    bound = 2**-8 * exact.abs() + codes.shape[1] * 2**-24 * (x.double().abs() @ sizes.T + bias.double().abs())
+    assert bool(((coded_reference.linear(x, codes, bias).double() - exact).abs() <= bound).all())
+
+
+def with_other(part: torch.Tensor | None) -> torch.Tensor:
+    assert part is not None
+    changed = part.clone()
+    changed[0, 0] += 1
+    return changed
+
+
+@pytest.mark.parametrize("what", ["numbers", "scales", "zeros", "minimums", "groups"])
+def test_the_reference_sees_one_wrong_part(what: str) -> None:
+    codes, _ = CASES["odd-inputs"]
+    if what == "groups":
+        wrong = replace(codes, groups=codes.groups.roll(1))
+    else:
+        wrong = replace(codes, **{what: with_other(getattr(codes, what))})
+    x, _ = rows_and_bias(codes)
+    assert not torch.equal(coded_reference.linear(x[:4], wrong), coded_reference.linear(x[:4], codes))
+
+
+@needs_instruction
+def test_weights_of_several_kinds_are_one_linear() -> None:
+    parts = [
+        make_codes(integers(70, 96, -8, 8), 32),
+        make_codes(integers(64, 96, -128, 128), 32, scale_type=torch.float32),
+        make_codes(integers(3, 96, 0, 16), 16, minimums=True),
+        make_codes(integers(65, 96, -100, 100), 96),
+    ]
+    packed = cpu_code_panels.pack(parts)
+    assert packed.kinds == ("i4", "i8")
+    x, _ = rows_and_bias(parts[0])
+    bias = torch.randn(70 + 64 + 3 + 65, generator=torch.Generator().manual_seed(1)).bfloat16()
+    expected = torch.cat([coded_reference.linear(x[:13], part) for part in parts], 1)
+    assert torch.equal(cpu_code_panels.linear(x[:13], packed), expected)
+    with_bias = torch.cat(
+        [
+            coded_reference.linear(x[:13], part, own)
+            for part, own in zip(parts, bias.split([70, 64, 3, 65]), strict=True)  # type: ignore[no-untyped-call]
+        ],
+        1,
+    )
+    assert torch.equal(cpu_code_panels.linear(x[:13], packed, bias), with_bias)
+
+
+@needs_instruction
+@pytest.mark.parametrize("name", CASES)
+def test_rows_are_the_dequantised_weights(name: str) -> None:
+    codes, _ = CASES[name]
+    packed = cpu_code_panels.pack([codes])
+    ids = torch.tensor([[codes.shape[0] - 1, 0, 17], [17, 5, 1]])
+    assert torch.equal(cpu_code_panels.rows(ids, packed), codes.dequantised().bfloat16()[ids])
+
+
+@needs_instruction
+@pytest.mark.parametrize("wrong", [-1, 130])
+def test_an_id_outside_is_refused(wrong: int) -> None:
+    packed = cpu_code_panels.pack([CASES["q8_0"][0]])
+    with pytest.raises(KernelArgumentError, match="an id names no row"):
+        cpu_code_panels.rows(torch.tensor([0, wrong]), packed)
+
+
+def test_codes_that_no_law_is_for_are_not_taken() -> None:
+    even = make_codes(integers(64, 64, -8, 8), 32)
+    uneven = replace(even, groups=torch.tensor([0] * 30 + [1] * 34))
+    odd = make_codes(integers(64, 63, -8, 8), 21)
+    assert cpu_code_panels.takes(even)
+    assert not cpu_code_panels.takes(uneven)
+    assert not cpu_code_panels.takes(odd)
+    assert not cpu_code_panels.takes_together([even, odd])
+    scattered = make_codes(integers(64, 64, -8, 8), 32, scattered=True)
+    assert not cpu_code_panels.takes_together([even, scattered])
+    with pytest.raises(KernelArgumentError, match="cannot be packed"):
+        cpu_code_panels.pack([even, scattered])
+
+
+@needs_instruction
+def test_rows_of_another_width_are_refused() -> None:
+    packed = cpu_code_panels.pack([CASES["q8_0"][0]])
+    with pytest.raises(KernelArgumentError, match=r"x is bfloat16 \[2, 95\], expected bfloat16 \[..., 96\]"):
+        cpu_code_panels.linear(torch.zeros(2, 95, dtype=torch.bfloat16), packed)
+
+
+@needs_instruction
+def test_memory_is_that_of_the_codes() -> None:
+    four_bits = cpu_code_panels.pack([make_codes(integers(128, 1024, -8, 8), 32)])
+    assert four_bits.nbytes / (128 * 1024) < 0.5 + 2 / 32 + 0.01
+    eight_bits = cpu_code_panels.pack([make_codes(integers(128, 1024, -128, 128), 128, scale_type=torch.float32)])
+    assert eight_bits.nbytes / (128 * 1024) < 1 + 4 / 128 + 0.01

@@ -1,0 +1,44 @@
+"""LLM with method mtp: a drafter that reads the target's own files, and hidden states in messages; no token changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.offline import LLM, SamplingParams
+from outrider.shared.errors import ConfigError
+from tests.drafting.mtp_targets import save_mtp_target
+
+DEMO = Path(__file__).parents[2] / "models" / "demo-target"
+PROMPTS = ["def fibonacci(n):", "import os\nimport sys\n", "for i in"]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+SEEDED = replace(GREEDY, temperature=0.9, top_p=0.95, seed=7)
+TREES = replace(SEEDED, extra_args={"speculation": {"token_tree": True}})
+
+
+def tokens(folder: Path, requests: list[SamplingParams], speculative_config: dict[str, Any] | None) -> list[Any]:
+    """Of all prompts for each request, and the drafted tokens of all."""
+    arguments: dict[str, Any] = {"dtype": "float32", "num_threads": 1, "kv_cache_mb": 16}
+    with LLM(folder, speculative_config=speculative_config, **arguments) as llm:
+        outputs = [llm.generate(PROMPTS, params, use_tqdm=False) for params in requests]
+    figures = [output.metrics.speculative_decoding for each in outputs for output in each]
+    num_drafted = sum(shown["num_draft_tokens"] for shown in figures if shown is not None)
+    return [[output.outputs[0].token_ids for output in each] for each in outputs] + [num_drafted]
+
+
+def test_the_tokens_are_those_without_drafts(tmp_path: Path) -> None:
+    target = save_mtp_target("glm4_moe", tmp_path / "target", tokenizer=DEMO, vocab_size=4096)
+    greedy, seeded, none = tokens(target.folder, [GREEDY, SEEDED], None)
+    config = {"method": "glm4_moe_mtp", "num_speculative_tokens": 3}
+    assert none == 0
+    *found, num_drafted = tokens(target.folder, [GREEDY, SEEDED, TREES], config)
+    assert found == [greedy, seeded, seeded]
+    assert num_drafted > 3 * len(PROMPTS) * 24
+
+
+def test_a_target_without_mtp_layers_is_refused() -> None:
+    with pytest.raises(ConfigError, match="method mtp needs a target with MTP layers"):
+        LLM(DEMO, speculative_config={"method": "mtp", "num_speculative_tokens": 3}, num_threads=1)

@@ -1,0 +1,70 @@
+"""Which settings are refused by name before anything is started."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.shared.checkpoint.quantization import require_readable
+from outrider.shared.errors import ConfigError
+
+_GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+_W4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}
+_GROUPS = {"group_0": {"targets": ["Linear"], "weights": _W4}}
+_COMPRESSED = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": _GROUPS}
+
+
+def write(folder: Path, settings: dict[str, Any]) -> Path:
+    (folder / "config.json").write_text(json.dumps({"quantization_config": settings}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        _GPTQ,
+        _GPTQ | {"checkpoint_format": "gptq_v2", "desc_act": True, "dynamic": {"-:.*gate": {}, "+:.*up": {"bits": 8}}},
+        {"quant_method": "awq", "bits": 4, "version": "GEMM"},
+        {"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": "e4m3"},
+        {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+        {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+        {"quant_method": "mxfp4"},
+        _COMPRESSED,
+    ],
+)
+def test_these_are_read(tmp_path: Path, settings: dict[str, Any]) -> None:
+    found = require_readable(write(tmp_path, settings))
+    assert found is not None
+    assert found.settings == settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        (_GPTQ | {"bits": 3}, "bits 3"),
+        (_GPTQ | {"dynamic": {"+:.*up": {"bits": 2}}}, "bits 2"),
+        (_GPTQ | {"is_marlin_format": True}, "marlin"),
+        (_GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format 'marlin'"),
+        (_GPTQ | {"pack_dtype": "int16"}, "pack_dtype 'int16'"),
+        (_GPTQ | {"dynamic": ["+:.*up"]}, "settings of other types"),
+        (_COMPRESSED | {"config_groups": {"g": {"weights": {"strategy": ["group"]}}}}, "settings of other types"),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv_fast"}, "version 'gemv_fast'"),
+        ({"quant_method": "awq", "bits": 8}, "bits 8"),
+        ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt 'e5m2'"),
+        ({"quant_method": "fp8", "expert_dtype": "fp4"}, "expert_dtype 'fp4'"),
+        ({"quant_method": "fp8", "weight_block_size": 128}, "weight_block_size 128"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "quant_algo 'W4A8_AWQ'"),
+        ({"quant_method": "bitsandbytes"}, "neither load_in_4bit nor load_in_8bit"),
+        (_COMPRESSED | {"format": "marlin-24"}, "format 'marlin-24'"),
+        (_COMPRESSED | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse-24-bitmask"),
+        (_COMPRESSED | {"transform_config": {"config_groups": {"R1": {}}}}, "transform_config"),
+        (_COMPRESSED | {"config_groups": {"W4A16": ["Linear"]}}, "config_groups"),
+        (_COMPRESSED | {"config_groups": {"g": {"weights": {"strategy": "token"}}}}, "strategy 'token'"),
+    ],
+)
+def test_these_are_refused_by_name(tmp_path: Path, settings: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{settings['quant_method']}, config.json\).*{named}.*not read"):
+        require_readable(write(tmp_path, settings))

@@ -1,0 +1,1 @@
+"""Makes and evaluates the demo family in models/."""

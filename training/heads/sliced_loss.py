@@ -1,0 +1,138 @@
+"""A loss over [positions, vocabulary] that holds such arrays for one slice of positions at a time.
+
+Each slice computes the target's distributions once for all depths; then, one depth after the other, draft logits, loss
+and gradient. What remains are the gradients of the rows before the output head and of the head's parameters. They are
+taken in the forward pass, as in Liger-Kernel's fused linear cross-entropy, so no logits are computed twice.
+Not here: the formulas (scoring.py), which positions count (the methods).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from outrider.training.heads.interface import ReadOut, TargetView
+
+# bytes; arrays of [positions, vocabulary] held at once; a choice: 113 positions at a vocabulary of 262,144, enough for
+# dense matrix products, and a single slice for the demo heads
+SLICE_BYTES = 1 << 30
+# bytes per position and token of the vocabulary; peak of one depth of one slice; counted: nine float32 arrays (target
+# logits and probabilities, the depth's share of both, draft logits, their logarithms for either label, two gradients)
+_BYTES_PER_LOGIT = 9 * 4
+
+
+@dataclass(frozen=True)
+class Depth:
+    """One draft position: `read_out` turns rows [N, H] into draft logits [N, draft vocab].
+
+    places int64[N], ascending: the index of each label's distribution among the target's B*T positions.
+    """
+
+    rows: torch.Tensor
+    places: torch.Tensor
+    read_out: ReadOut
+
+
+@dataclass(frozen=True)
+class TargetLaws:
+    """The target at S positions: logits [S, vocab], float32 probabilities of the draft's tokens [S, draft vocab]."""
+
+    logits: torch.Tensor
+    probs: torch.Tensor
+
+    def at(self, rows: torch.Tensor) -> TargetLaws:
+        """The laws at distinct `rows` int64[N], ascending; without a copy if these are all."""
+        return self if len(rows) == len(self.logits) else TargetLaws(self.logits[rows], self.probs[rows])
+
+
+# (number of the depth, which of its rows, their draft logits, the target's laws there) -> summed loss, float32[]
+Term = Callable[[int, slice, torch.Tensor, TargetLaws], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class SlicedLoss:
+    """The sum of `term` over the rows of all depths.
+
+    parameters: every trainable one that a read-out may use. target_ids int64[draft vocab], if that is reduced.
+    """
+
+    depths: Sequence[Depth]
+    parameters: Sequence[torch.Tensor]
+    target: TargetView
+    target_ids: torch.Tensor | None
+    term: Term
+
+    def total(self) -> torch.Tensor:
+        """float32[]; can be differentiated once, with respect to rows and parameters."""
+        if not torch.is_grad_enabled():
+            return self.walk(None)
+        rows = [depth.rows for depth in self.depths]
+        total: torch.Tensor = _Total.apply(self, *rows, *self.parameters)  # type: ignore[no-untyped-call]
+        return total
+
+    def walk(self, gradients: _Gradients | None) -> torch.Tensor:
+        """The sum, slice by slice; adds the gradients to `gradients`, if given."""
+        places = torch.unique(torch.cat([depth.places for depth in self.depths]))
+        size = max(1, SLICE_BYTES // (_BYTES_PER_LOGIT * self.target.vocab_size))
+        starts = places[::size].contiguous()
+        bounds = [[*torch.searchsorted(depth.places, starts).tolist(), len(depth.places)] for depth in self.depths]
+        total = torch.zeros((), device=places.device)
+        for index, start in enumerate(range(0, len(places), size)):
+            here = places[start : start + size]
+            laws = self._laws(here)
+            for number, depth in enumerate(self.depths):
+                part = slice(bounds[number][index], bounds[number][index + 1])
+                if part.start == part.stop:
+                    continue
+                rows = depth.rows[part].detach().requires_grad_(gradients is not None)
+                laws_there = laws.at(torch.searchsorted(here, depth.places[part]))
+                with torch.set_grad_enabled(gradients is not None):
+                    loss = self.term(number, part, depth.read_out(rows), laws_there)
+                if gradients is not None:
+                    gradients.add(number, part, rows, loss)
+                total += loss.detach()
+        return total
+
+    @torch.no_grad()
+    def _laws(self, places: torch.Tensor) -> TargetLaws:
+        logits = self.target.read_out(self.target.final.flatten(0, 1)[places])
+        probs = torch.softmax(logits.float(), dim=-1)
+        return TargetLaws(logits, probs if self.target_ids is None else probs[:, self.target_ids])
+
+
+class _Gradients:
+    """Summed over slices: of each depth's rows, and of each parameter (None: the loss does not depend on it)."""
+
+    def __init__(self, depths: Sequence[Depth], parameters: Sequence[torch.Tensor]) -> None:
+        self._parameters = parameters
+        self.of_rows = [torch.zeros_like(depth.rows) for depth in depths]
+        self.of_parameters: list[torch.Tensor | None] = [None] * len(parameters)
+
+    def add(self, number: int, part: slice, rows: torch.Tensor, loss: torch.Tensor) -> None:
+        """Adds the gradient of `loss`, which is of `rows`, the rows `part` of depth `number`; frees its graph."""
+        with torch.autocast(rows.device.type, enabled=False):  # backward passes run outside, each step in its own dtype
+            of_rows, *others = torch.autograd.grad(loss, [rows, *self._parameters], allow_unused=True)
+        self.of_rows[number][part] = of_rows
+        for index, gradient in enumerate(others):
+            if gradient is not None:
+                before = self.of_parameters[index]
+                self.of_parameters[index] = gradient if before is None else before.add_(gradient)
+
+
+class _Total(torch.autograd.Function):
+    """SlicedLoss.walk as one node of the graph. Its inputs are the rows of all depths, then the parameters."""
+
+    @staticmethod
+    def forward(ctx: Any, work: SlicedLoss, *_inputs: torch.Tensor) -> torch.Tensor:
+        gradients = _Gradients(work.depths, work.parameters)
+        total = work.walk(gradients)
+        ctx.gradients = [*gradients.of_rows, *gradients.of_parameters]
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *outer: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        gradients, ctx.gradients = ctx.gradients, None  # scaled in place: they may be as large as the head
+        return None, *(None if gradient is None else gradient.mul_(outer[0]) for gradient in gradients)

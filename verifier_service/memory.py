@@ -1,0 +1,49 @@
+"""How --kv-cache-mb is divided between KV blocks and the slots of recurrent states. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outrider.shared.errors import ConfigError
+
+# a session in a forward reads one and writes another
+_SLOTS_PER_SESSION = 2
+# the same, and the prefix cache's at the end of its prompt
+_SLOTS_WITH_SNAPSHOT = 3
+# share of the budget; most that slots take: the rest is for KV, which every position needs
+_SLOTS_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    num_blocks: int
+    num_slots: int  # 0: the model has no recurrent layers
+
+
+def plan_memory(budget_bytes: int, bytes_per_block: int, bytes_per_slot: int, max_num_seqs: int) -> MemoryPlan:
+    """Slots take what max_num_seqs sessions need, at most half of the budget; blocks take the rest.
+
+    bytes_per_slot: 0 for a model without recurrent layers. Raises ConfigError if not a single session can run.
+    """
+    if bytes_per_slot == 0:
+        return MemoryPlan(max(1, budget_bytes // bytes_per_block), 0)
+    affordable = int(budget_bytes * _SLOTS_SHARE) // bytes_per_slot
+    num_slots = min(_SLOTS_WITH_SNAPSHOT * max_num_seqs, max(_SLOTS_PER_SESSION, affordable))
+    num_blocks = (budget_bytes - num_slots * bytes_per_slot) // bytes_per_block
+    if num_blocks < 1:
+        least_mb = -(-(_SLOTS_PER_SESSION * bytes_per_slot + bytes_per_block) // 2**20)
+        cause = f"one session needs {_SLOTS_PER_SESSION} recurrent states and a KV block, {least_mb} MiB"
+        raise ConfigError(f"--kv-cache-mb {budget_bytes // 2**20}: {cause}; give it more", param="kv_cache_mb")
+    return MemoryPlan(num_blocks, num_slots)
+
+
+def describe_slots(plan: MemoryPlan, bytes_per_slot: int, max_num_seqs: int) -> str:
+    """One sentence for the log."""
+    held = f"{plan.num_slots} recurrent states of {bytes_per_slot / 2**20:.1f} MiB, two for each session in a forward"
+    if plan.num_slots >= _SLOTS_PER_SESSION * max_num_seqs:
+        return held
+    enough_mb = -int(-_SLOTS_PER_SESSION * max_num_seqs * bytes_per_slot / _SLOTS_SHARE // 2**20)
+    return (
+        f"{held}: too few for --max-num-seqs {max_num_seqs}, so that sessions are preempted and computed again; "
+        f"--kv-cache-mb {enough_mb} is enough"
+    )

@@ -1,0 +1,156 @@
+"""Batch gathering: how long a forward waits for sessions that are about to send their next step.
+
+A drafting session sends its next step a few milliseconds after its commit. A forward that starts without it reads the
+weights for fewer sessions, and that session needs another forward. So a forward waits while that raises the sessions
+served per second, waiting time included: long while few sessions are ready and rows are cheap, hardly at all when the
+batch is full. The sum leaves things out, so an A/B trial compares it with waiting for all sessions (docs/log.md:
+2a9685d).
+
+Also here: what each forward shows of the verifier's rate (ServedRates, LastRound).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from outrider.shared.draft_policy.ab_trial import ABTrial
+from outrider.shared.draft_policy.loads import load_of
+from outrider.verifier_service.scheduler import Work
+from outrider.verifier_service.served_rates import Served, ServedRates
+from outrider.verifier_service.session import VerifierSession
+from outrider.verifier_service.timing.context_costs import NO_CONTEXTS, Contexts
+from outrider.verifier_service.timing.step_costs import StepCosts
+
+# ratio and s; a session is late beyond its usual return time times the first plus the second; b7efff9
+_SLACK, _SLACK_S = 1.3, 0.0005
+# weight of the newest return time in a session's mean, about 5 rounds; b7efff9
+_RETURN_WEIGHT = 0.2
+# forwards; a longer time from one forward's end to the next was idleness, not a round; b7efff9
+_MAX_ROUND_FORWARDS = 4.0
+# share of a forward; a round whose prompts took more says nothing of the rate, as their time is an estimate; fde2b68
+_MAX_PROMPT_SHARE = 0.5
+# forwards; longest wait while gathering all sessions; 2a9685d
+_MAX_GATHERING_FORWARDS = 2.0
+# rounds per session; ABTrial's turn_rounds, settle_rounds and trial_rounds; 2a9685d
+_TURN_ROUNDS, _SETTLE_ROUNDS, _TRIAL_ROUNDS = 8, 2, 24
+
+
+class LastRound(NamedTuple):
+    """Tokens that a forward committed, and seconds from the end of the forward before it to its own end."""
+
+    num_tokens: int
+    seconds: float
+
+
+NO_ROUND = LastRound(0, 0.0)
+
+
+class BatchGathering:
+    """Belongs to the engine's thread. Times: seconds of `clock`."""
+
+    def __init__(self, costs: StepCosts, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._costs = costs
+        self._clock = clock
+        self._last_ended = 0.0
+        # Of the newest forward; NO_ROUND after a prefill or a pause, which say nothing of the rate.
+        self.last_round = NO_ROUND
+        self.rates = ServedRates(costs)
+        # By load class: arms are the best wait by the cost model, and gathering all sessions. The next forward's trial
+        # and arm; None: no trial.
+        self._trials: dict[int, ABTrial] = {}
+        self._trial: ABTrial | None = None
+        self._gathers_all = False
+
+    def observe(
+        self,
+        plan: Sequence[Work],
+        num_tokens: int,
+        started: float,
+        ended: float,
+        contexts: Contexts = NO_CONTEXTS,
+        *,
+        num_open: int = 0,
+    ) -> None:
+        """Learns from a forward. num_tokens: committed by it. contexts: before it. num_open: open sessions.
+
+        The estimated time of prompts and their first tokens are subtracted. Leaving such rounds out would favour
+        drafting: its sessions end sooner, and so bring the next prompt sooner (fde2b68).
+        """
+        num_rows = sum(work.num_rows for work in plan)
+        self.last_round = NO_ROUND
+        prompts = [work for work in plan if work.num_chain_rows > 1]
+        num_decoding = len(plan) - len(prompts)
+        decode_rows = num_rows - sum(work.num_rows for work in prompts)
+        prompts_s = self._costs.seconds(num_rows) - self._costs.seconds(decode_rows) if prompts else 0.0
+        if num_decoding and prompts_s <= _MAX_PROMPT_SHARE * (ended - started):
+            # Without the condition one long prompt would outweigh hundreds of forwards in the cost model.
+            self._costs.observe(num_rows, ended - started, contexts, num_sessions=len(plan))
+            longest = _MAX_ROUND_FORWARDS * (ended - started)
+            seconds = (ended - self._last_ended if self._last_ended else ended - started) - prompts_s
+            num_tokens -= sum(work.num_logits_rows > 0 for work in prompts)
+            if self._last_ended and seconds < longest:
+                self.last_round = LastRound(num_tokens, seconds)
+                if self._trial is not None:
+                    self._trial.observe(seconds / num_decoding, second=self._gathers_all, count=num_decoding)
+            num_open = max(num_open, len(plan))
+            self.rates.observe(Served(num_open, num_decoding, decode_rows, num_tokens, min(seconds, longest)))
+        self._last_ended = ended
+
+    def replied(self, session: VerifierSession, now: float) -> None:
+        """The session has been sent its commit and will send a next step."""
+        session.replied_at = now
+
+    def asked(self, session: VerifierSession, now: float) -> None:
+        """The session's next step has arrived."""
+        if session.replied_at is not None:
+            took = now - session.replied_at
+            known = session.return_s
+            session.return_s = took if known is None else known + _RETURN_WEIGHT * (took - known)
+            session.replied_at = None
+
+    def patience_s(self, sessions: Iterable[VerifierSession]) -> float:
+        """Seconds that the next forward should wait for further steps; 0: it should start now."""
+        now = self._clock()
+        num_here, num_rows, num_away, waits_s, has_returns = 0, 0, 0, [], False
+        for session in sessions:
+            has_returns |= session.return_s is not None
+            if session.step is not None:
+                num_here += 1
+                num_rows += session.num_wanted_rows
+            elif session.replied_at is not None and session.return_s is not None:
+                num_away += 1
+                wait_s = session.replied_at + _SLACK * session.return_s + _SLACK_S - now
+                if wait_s > 0.0:
+                    waits_s.append(wait_s)
+        num_sessions = num_here + num_away
+        self._trial = self._trial_of(num_sessions) if has_returns and num_sessions > 1 else None
+        self._gathers_all = self._trial is not None and self._trial.takes_second
+        if not num_here:
+            return 0.0
+        longest_s = _MAX_GATHERING_FORWARDS * self._costs.seconds(num_rows)
+        if self._gathers_all:
+            return max((wait_s for wait_s in waits_s if wait_s < longest_s), default=0.0)
+        return self._best_wait_s(num_here, num_rows, sorted(waits_s))
+
+    def _trial_of(self, num_sessions: int) -> ABTrial:
+        load = load_of(num_sessions)
+        if load not in self._trials:
+            self._trials[load] = ABTrial(
+                _TURN_ROUNDS * num_sessions, _TRIAL_ROUNDS * num_sessions, _SETTLE_ROUNDS * num_sessions
+            )
+        return self._trials[load]
+
+    def _best_wait_s(self, num_here: int, num_rows: int, waits_s: Sequence[float]) -> float:
+        """The wait that serves most sessions per second. waits_s: until each session away is expected, ascending."""
+        rows_each = self.rates.rows_each
+        forward_s = self._costs.seconds(num_rows)
+        best_s, best_rate = 0.0, num_here / forward_s
+        for num_back, wait_s in enumerate(waits_s, 1):
+            if wait_s >= forward_s:
+                break  # a forward without them ends before they arrive
+            rate = (num_here + num_back) / (wait_s + self._costs.seconds(round(num_rows + num_back * rows_each)))
+            if rate > best_rate:
+                best_s, best_rate = wait_s, rate
+        return best_s
