@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import connection, get_context
+from multiprocessing.context import SpawnProcess
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ from outrider.engine.run.batch import ForwardBatch
 from outrider.engine.tensor_parallel.collectives import Collectives
 from outrider.engine.tensor_parallel.follower import follow
 from outrider.engine.tensor_parallel.protocol import DropCache, Forward, LoadSpec, MakeCache, Message, Move, Stop
+from outrider.engine.tensor_parallel.rank_processes import RankProcesses
 
 log = logging.getLogger(__name__)
 _DEATH_NOTICE_S = 1.0  # seconds; from a broken pipe or collective until the kernel reports the rank's end
@@ -63,7 +65,7 @@ class Leader:
         self._dropped: deque[int] = deque()
         self._closing = threading.Event()
         self._pipes: list[connection.Connection] = []
-        self._processes: list[Any] = []
+        processes: list[SpawnProcess] = []
         context = get_context("spawn")  # not fork: torch's and gRPC's threads do not survive it
         for rank in range(1, size):
             ours, theirs = context.Pipe()
@@ -73,7 +75,8 @@ class Leader:
             process.start()
             theirs.close()
             self._pipes.append(ours)
-            self._processes.append(process)
+            processes.append(process)
+        self._ranks = RankProcesses(processes)
         atexit.register(self.close)  # runs before multiprocessing's own, which would wait for ranks that wait for us
         threading.Thread(target=self._watch, name="rank-watch", daemon=True).start()
         try:
@@ -85,7 +88,7 @@ class Leader:
     @property
     def pids(self) -> tuple[int, ...]:
         """Process ids of ranks 1 and up."""
-        return tuple(process.pid for process in self._processes)
+        return self._ranks.pids
 
     def close(self) -> None:
         """Stop the other ranks and wait until they have ended; may be called again."""
@@ -98,11 +101,7 @@ class Leader:
                 pipe.send(Stop())
             except OSError:
                 continue  # it has ended already
-        for process in self._processes:
-            process.join(_STOP_TIMEOUT_S)
-            if process.is_alive():
-                process.kill()
-                process.join()
+        self._ranks.stop(_STOP_TIMEOUT_S)
         if dist.is_initialized():
             self.collectives.leave()
 
@@ -142,21 +141,12 @@ class Leader:
 
     def _fail(self, symptom: str) -> None:
         """Report a failed step. A dead rank is its usual cause, and is what the reader must learn."""
-        self._on_failure(self._death(_DEATH_NOTICE_S) or symptom)
+        self._on_failure(self._ranks.death(_DEATH_NOTICE_S) or symptom)
 
     def _watch(self) -> None:
-        death = self._death(timeout_s=None)
+        death = self._ranks.death(timeout_s=None)
         if death and not self._closing.is_set():
             self._on_failure(death)
-
-    def _death(self, timeout_s: float | None) -> str | None:
-        """Which rank has died, waiting for at most timeout_s (None: for as long as all live)."""
-        ended = connection.wait([process.sentinel for process in self._processes], timeout_s)
-        for rank, process in enumerate(self._processes, start=1):
-            if process.sentinel in ended:
-                process.join()
-                return f"tensor-parallel rank {rank} has died (exit code {process.exitcode})"
-        return None
 
 
 class MirroredKVCache(PagedKVCache):
