@@ -9,7 +9,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from outrider.kernels.cpu.simd import (
+from outrider.kernels.cpu.emitters import (
     LANES,
     VECTOR_BYTES,
     Builder,
@@ -19,12 +19,12 @@ from outrider.kernels.cpu.simd import (
     ints,
     load,
     offset,
-    operation,
     shuffle,
     splat,
     store,
     widen_bf16,
 )
+from outrider.kernels.cpu.simd import operation
 
 _F32, _I64 = ir.FloatType(), ir.IntType(64)
 _VF32, _VI16, _VI32 = (ir.VectorType(element, LANES) for element in (_F32, ir.IntType(16), ir.IntType(32)))

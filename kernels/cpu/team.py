@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from numba import cfunc, types
 
-from outrider.kernels.cpu import simd, units
+from outrider.kernels.cpu import emitters, simd, units
 from outrider.kernels.errors import KernelArgumentError
 
 _OPENMP_LIBRARY = re.compile(r"/\S*/lib(?:gomp|iomp5|omp)[-.\w]*\.so[.\d]*$", re.MULTILINE)
@@ -40,7 +40,7 @@ def compile_unit(make_entry: Callable[[int], Callable[[Any, int, int], None]], s
 
     Cached next to the package, else in the user's cache folder or NUMBA_CACHE_DIR; if none is writable, each process
     compiles. numba notices changes of the defining file only, but compares closure variables: so make_entry must close
-    over the digest of `sources`, and over nothing else that differs between processes.
+    over the digest of `sources` (and of `emitters` and `simd`), and over nothing else that differs between processes.
     """
     return _compile(types.void(types.voidptr, types.int64, types.int64), make_entry, sources)
 
@@ -51,7 +51,7 @@ def compile_entry(make_entry: Callable[[int], Callable[[Any], None]], sources: t
 
 
 def _compile(signature: Any, make_entry: Callable[[int], Any], sources: tuple[ModuleType, ...]) -> int:
-    texts = "".join(inspect.getsource(source) for source in sources)
+    texts = "".join(inspect.getsource(source) for source in (emitters, simd, *sources))
     entry = make_entry(int.from_bytes(hashlib.sha256(texts.encode()).digest()[:6]))
     try:
         compiled = cfunc(signature, cache=True)(entry)
@@ -173,7 +173,7 @@ def _make_share(digest: int) -> Callable[[Any], None]:
 
 @functools.cache
 def _share_units() -> int:
-    return compile_entry(_make_share, (simd, units))
+    return compile_entry(_make_share, (units,))
 
 
 @contextmanager

@@ -11,8 +11,9 @@ from typing import NamedTuple
 from llvmlite import ir
 from numba import carray, njit, types
 
+from outrider.kernels.cpu.emitters import Builder, Value
 from outrider.kernels.cpu.record import record_types
-from outrider.kernels.cpu.simd import Builder, Value, next_ticket, operation
+from outrider.kernels.cpu.simd import next_ticket, operation
 
 _I8, _I64 = ir.IntType(8), ir.IntType(64)
 _i = types.int64

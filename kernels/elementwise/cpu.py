@@ -13,20 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from numba import carray, njit
 
-from outrider.kernels.cpu import simd
 from outrider.kernels.cpu import team as cpu_team
+from outrider.kernels.cpu.emitters import LANES
 from outrider.kernels.cpu.record import record_types
-from outrider.kernels.cpu.simd import (
-    LANES,
-    copy_bytes,
-    load_i64,
-    store_i64,
-    vadd,
-    vload,
-    vload_bf16,
-    vstore,
-    vstore_bf16,
-)
+from outrider.kernels.cpu.simd import copy_bytes, load_i64, store_i64, vadd, vload, vload_bf16, vstore, vstore_bf16
 
 
 class _GatherFields(NamedTuple):
@@ -141,7 +131,7 @@ def _make_widen(digest: int) -> Callable[[Any, int, int], None]:
 
 @functools.cache
 def _entry(make_entry: Callable[[int], Callable[[Any, int, int], None]]) -> int:
-    return cpu_team.compile_unit(make_entry, (simd,))
+    return cpu_team.compile_unit(make_entry, ())
 
 
 def takes_rows(table: torch.Tensor, indices: torch.Tensor) -> bool:

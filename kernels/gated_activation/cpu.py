@@ -12,20 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from numba import carray, njit
 
-from outrider.kernels.cpu import record, simd
+from outrider.kernels.cpu import record
 from outrider.kernels.cpu import team as cpu_team
-from outrider.kernels.cpu.simd import (
-    LANES,
-    vadd,
-    vload,
-    vload_bf16,
-    vmul,
-    vround_bf16,
-    vsigmoid,
-    vsplat,
-    vstore,
-    vstore_bf16,
-)
+from outrider.kernels.cpu.emitters import LANES
+from outrider.kernels.cpu.simd import vadd, vload, vload_bf16, vmul, vround_bf16, vsigmoid, vsplat, vstore, vstore_bf16
 from outrider.kernels.gated_activation.arguments import require_fit
 from outrider.kernels.gated_activation.reference import ACTIVATIONS
 
@@ -86,7 +76,7 @@ def _make_entry(digest: int) -> Callable[[Any, int, int], None]:
 
 @functools.cache
 def _entry() -> int:
-    return cpu_team.compile_unit(_make_entry, (simd,))
+    return cpu_team.compile_unit(_make_entry, ())
 
 
 def supports(width: int, dtype: torch.dtype) -> bool:

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import torch
 from numba import carray, njit
 
-from outrider.kernels.cpu import simd
 from outrider.kernels.cpu import team as cpu_team
 from outrider.kernels.cpu.record import record_types
 from outrider.kernels.cpu.simd import copy_bytes, load_i64, store_i64
@@ -83,7 +82,7 @@ def _make_entry(digest: int) -> Callable[[Any, int, int], None]:
 
 @functools.cache
 def _entry() -> int:
-    return cpu_team.compile_unit(_make_entry, (simd,))
+    return cpu_team.compile_unit(_make_entry, ())
 
 
 def kv_write(

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 import torch
 from llvmlite import ir
 
-from outrider.kernels.cpu.simd import LANES, VECTOR_BYTES, Builder, Value, load, offset
+from outrider.kernels.cpu.emitters import LANES, VECTOR_BYTES, Builder, Value, load, offset
 from outrider.kernels.linear.cpu_panel_coding import PANEL_COLUMNS, TABLE_BYTES, interleaved
 from outrider.kernels.linear.cpu_panel_tiles import VBF16
 

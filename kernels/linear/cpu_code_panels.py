@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from outrider.kernels.cpu import record, simd
+from outrider.kernels.cpu import record
 from outrider.kernels.cpu import team as cpu_team
+from outrider.kernels.cpu.emitters import LANES
 from outrider.kernels.errors import KernelArgumentError
 from outrider.kernels.linear import cpu_code_decoding as decoding
 from outrider.kernels.linear import cpu_code_rows as code_rows
@@ -244,7 +245,7 @@ def rows(ids: torch.Tensor, packed: CodePanels) -> torch.Tensor:
     if not ids.numel():
         return out
     error = ctypes.c_int64()
-    num_floats = packed.num_inputs + -packed.num_inputs % simd.LANES
+    num_floats = packed.num_inputs + -packed.num_inputs % LANES
     call = code_rows.RowRecord(
         packed.panels.data_ptr(), len(packed.panels), ids.data_ptr(), out.data_ptr(), packed.num_inputs,
         0 if packed.order is None else packed.order.data_ptr(), packed.num_outputs, ctypes.addressof(error),
@@ -281,5 +282,5 @@ def _make_decode_row(digest: int) -> Callable[[Any, int, int], None]:
 
 @functools.cache
 def _entry(make_entry: Callable[[int], Callable[[Any, int, int], None]]) -> int:
-    sources = (record, simd, coding, cpu_panel_tiles, decoding, tiles, code_rows)
+    sources = (record, coding, cpu_panel_tiles, decoding, tiles, code_rows)
     return cpu_team.compile_unit(make_entry, sources)

@@ -11,13 +11,10 @@ import numpy as np
 from llvmlite import ir
 from numba import carray, njit, types
 
+from outrider.kernels.cpu.emitters import LANES, Builder, Value, load
 from outrider.kernels.cpu.record import record_types
 from outrider.kernels.cpu.simd import (
-    LANES,
-    Builder,
-    Value,
     hsum,
-    load,
     load_f32,
     load_i64,
     operation,

@@ -13,8 +13,7 @@ from llvmlite import ir
 from numba import carray, njit, types
 from numba.core import cgutils
 
-from outrider.kernels.cpu.record import record_types
-from outrider.kernels.cpu.simd import (
+from outrider.kernels.cpu.emitters import (
     LANES,
     VECTOR_BYTES,
     Builder,
@@ -24,12 +23,11 @@ from outrider.kernels.cpu.simd import (
     fma,
     load,
     offset,
-    operation,
     splat,
     store,
-    vsplat,
-    vstore,
 )
+from outrider.kernels.cpu.record import record_types
+from outrider.kernels.cpu.simd import operation, vsplat, vstore
 from outrider.kernels.linear.cpu_code_decoding import BF16, E4M3, I4, I8, LINE_BYTES, LineDecoder
 from outrider.kernels.linear.cpu_panel_coding import CHUNK_LINES, PANEL_COLUMNS, pointer
 from outrider.kernels.linear.cpu_panel_tiles import CHUNK_BYTES, ROW_BYTES, TILE_ROWS, dot_pairs, finish

@@ -20,7 +20,8 @@ from typing import Any
 from llvmlite import ir
 from numba import carray, njit, types
 
-from outrider.kernels.cpu.simd import VECTOR_BYTES, Builder, Value, emit_prefetch, operation, store
+from outrider.kernels.cpu.emitters import VECTOR_BYTES, Builder, Value, emit_prefetch, store
+from outrider.kernels.cpu.simd import operation
 from outrider.kernels.linear.cpu_panel_coding import (
     CHUNK_LINES,
     CODED_LINE_BYTES,

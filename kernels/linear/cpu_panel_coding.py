@@ -23,8 +23,9 @@ from llvmlite import ir
 from numba import carray, njit, types
 from numba.core import cgutils
 
+from outrider.kernels.cpu.emitters import VECTOR_BYTES, Builder, Value, emit_prefetch, load, offset, store
 from outrider.kernels.cpu.record import record_types
-from outrider.kernels.cpu.simd import VECTOR_BYTES, Builder, Value, emit_prefetch, load, offset, operation, store
+from outrider.kernels.cpu.simd import operation
 
 PANEL_COLUMNS = 64
 LINE_BYTES = PANEL_COLUMNS * 4

@@ -13,8 +13,7 @@ from llvmlite import ir
 from numba import carray, njit, types
 from numba.core import cgutils
 
-from outrider.kernels.cpu.record import record_types
-from outrider.kernels.cpu.simd import (
+from outrider.kernels.cpu.emitters import (
     LANES,
     VECTOR_BYTES,
     Builder,
@@ -22,11 +21,14 @@ from outrider.kernels.cpu.simd import (
     emit_prefetch,
     floats,
     load,
-    load_i32,
     offset,
-    operation,
     splat,
     store,
+)
+from outrider.kernels.cpu.record import record_types
+from outrider.kernels.cpu.simd import (
+    load_i32,
+    operation,
     vadd,
     vload,
     vload_bf16,

@@ -23,7 +23,7 @@ import torch
 from llvmlite import binding
 from torch.nn.functional import pad
 
-from outrider.kernels.cpu import record, simd
+from outrider.kernels.cpu import record
 from outrider.kernels.cpu import team as cpu_team
 from outrider.kernels.errors import KernelArgumentError
 from outrider.kernels.linear import cpu_panel_amx as amx
@@ -197,4 +197,4 @@ def _make_encode(digest: int) -> Callable[[Any, int, int], None]:
 
 @functools.cache
 def _entry(make_entry: Callable[[int], Callable[[Any, int, int], None]]) -> int:
-    return cpu_team.compile_unit(make_entry, (record, simd, coding, tiles, amx))
+    return cpu_team.compile_unit(make_entry, (record, coding, tiles, amx))

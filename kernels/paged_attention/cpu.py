@@ -17,8 +17,9 @@ from typing import Any
 
 import torch
 
-from outrider.kernels.cpu import panel, simd
+from outrider.kernels.cpu import panel
 from outrider.kernels.cpu import team as cpu_team
+from outrider.kernels.cpu.emitters import LANES, VECTOR_BYTES
 from outrider.kernels.cpu.record import record_types
 from outrider.kernels.errors import KernelArgumentError
 from outrider.kernels.paged_attention import cpu_call, cpu_items, cpu_tiles
@@ -43,7 +44,7 @@ def _make_entry(digest: int) -> Callable[[Any, int, int], None]:
 
 @functools.cache
 def _entry() -> int:
-    return cpu_team.compile_unit(_make_entry, (simd, panel, cpu_call, cpu_tiles, cpu_items))
+    return cpu_team.compile_unit(_make_entry, (panel, cpu_call, cpu_tiles, cpu_items))
 
 
 def paged_attention(
@@ -143,8 +144,8 @@ def _tensor_fields(query: torch.Tensor, key_cache: torch.Tensor, value_cache: to
             raise KernelArgumentError(f"{name} must be a {num_dims}-dimensional tensor on the CPU")
         if tensor.dtype not in (torch.bfloat16, torch.float32):
             raise KernelArgumentError(f"{name} is {tensor.dtype}; the CPU kernel takes bfloat16 and float32")
-        if tensor.shape[-1] < simd.LANES or tensor.stride(-1) != 1:
-            raise KernelArgumentError(f"{name} must have at least {simd.LANES} contiguous elements per head")
+        if tensor.shape[-1] < LANES or tensor.stride(-1) != 1:
+            raise KernelArgumentError(f"{name} must have at least {LANES} contiguous elements per head")
     if key_cache.shape[:3] != value_cache.shape[:3] or key_cache.dtype != value_cache.dtype:
         raise KernelArgumentError("key_cache and value_cache must agree in blocks, heads, block size and dtype")
     num_blocks, num_kv_heads, block_size, head_dim = key_cache.shape
@@ -215,13 +216,13 @@ def _cut_items(tables: BatchTables, num_rows: int, max_len: int, fields: dict[st
 @functools.cache
 def _lay_out_scratch(rows: int, head_dim: int, value_dim: int) -> dict[str, int]:
     """Byte offsets of one thread's scratch arrays (the queries are at 0), and the bytes of all."""
-    padded_value_dim = -(-value_dim // simd.LANES) * simd.LANES
+    padded_value_dim = -(-value_dim // LANES) * LANES
     sizes = {
         "at_keys": head_dim * TILE * 4,
         "at_values": TILE * padded_value_dim * 4,
         "at_scores": rows * TILE * 4,
         "at_sums": rows * padded_value_dim * 4,
-        "at_norms": rows * simd.VECTOR_BYTES,
+        "at_norms": rows * VECTOR_BYTES,
         "at_ranges": rows * 16,
         "at_slots": 2 * TILE * 8,
         "at_maxima": rows * 4,

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from numba import carray, njit
 
+from outrider.kernels.cpu.emitters import LANES, VECTOR_BYTES
 from outrider.kernels.cpu.simd import (
-    LANES,
-    VECTOR_BYTES,
     hmax,
     hsum,
     load_f32,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from numba import njit
 
+from outrider.kernels.cpu.emitters import LANES, VECTOR_BYTES
 from outrider.kernels.cpu.panel import (
     make_panel,
     transposing_load_bf16,
@@ -19,8 +20,6 @@ from outrider.kernels.cpu.panel import (
     transposing_load_f32,
 )
 from outrider.kernels.cpu.simd import (
-    LANES,
-    VECTOR_BYTES,
     hmax,
     load_f32,
     load_i32,

@@ -10,9 +10,8 @@ import math
 import numpy as np
 from numba import njit
 
+from outrider.kernels.cpu.emitters import LANES, VECTOR_BYTES
 from outrider.kernels.cpu.simd import (
-    LANES,
-    VECTOR_BYTES,
     hsum,
     load_f32,
     vadd,

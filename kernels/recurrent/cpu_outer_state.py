@@ -19,16 +19,10 @@ import numpy as np
 import torch
 from numba import carray, njit
 
-from outrider.kernels.cpu import record, simd
+from outrider.kernels.cpu import record
 from outrider.kernels.cpu import team as cpu_team
-from outrider.kernels.cpu.simd import (
-    LANES,
-    VECTOR_BYTES,
-    load_i32,
-    vload,
-    vsplat,
-    vstore,
-)
+from outrider.kernels.cpu.emitters import LANES, VECTOR_BYTES
+from outrider.kernels.cpu.simd import load_i32, vload, vsplat, vstore
 from outrider.kernels.errors import KernelArgumentError
 from outrider.kernels.recurrent import cpu_outer_row, cpu_vectors
 from outrider.kernels.recurrent.cpu_outer_row import TILE, TILE_BYTES, do_row
@@ -161,7 +155,7 @@ def _make_entry(digest: int) -> Callable[[Any, int, int], None]:
 
 @functools.cache
 def _entry() -> int:
-    return cpu_team.compile_unit(_make_entry, (simd, cpu_vectors, cpu_outer_row))
+    return cpu_team.compile_unit(_make_entry, (cpu_vectors, cpu_outer_row))
 
 
 def advance(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from numba import njit
 
+from outrider.kernels.cpu.emitters import LANES
 from outrider.kernels.cpu.simd import (
-    LANES,
     vload,
     vload_bf16,
     vload_bf16_first,

@@ -14,20 +14,10 @@ import numpy as np
 import torch
 from numba import carray, njit
 
-from outrider.kernels.cpu import record, simd
+from outrider.kernels.cpu import record
 from outrider.kernels.cpu import team as cpu_team
-from outrider.kernels.cpu.simd import (
-    LANES,
-    hsum,
-    vadd,
-    vload,
-    vload_bf16,
-    vmul,
-    vround_bf16,
-    vsplat,
-    vstore,
-    vstore_bf16,
-)
+from outrider.kernels.cpu.emitters import LANES
+from outrider.kernels.cpu.simd import hsum, vadd, vload, vload_bf16, vmul, vround_bf16, vsplat, vstore, vstore_bf16
 from outrider.kernels.errors import KernelArgumentError
 
 
@@ -89,7 +79,7 @@ def _make_entry(digest: int) -> Callable[[Any, int, int], None]:
 
 @functools.cache
 def _entry() -> int:
-    return cpu_team.compile_unit(_make_entry, (simd,))
+    return cpu_team.compile_unit(_make_entry, ())
 
 
 def supports(weight: torch.Tensor) -> bool:

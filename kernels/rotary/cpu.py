@@ -12,20 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from numba import carray, njit
 
-from outrider.kernels.cpu import record, simd
+from outrider.kernels.cpu import record
 from outrider.kernels.cpu import team as cpu_team
-from outrider.kernels.cpu.simd import (
-    LANES,
-    copy_bytes,
-    vadd,
-    vload,
-    vload_bf16,
-    vmul,
-    vround_bf16,
-    vstore,
-    vstore_bf16,
-    vsub,
-)
+from outrider.kernels.cpu.emitters import LANES
+from outrider.kernels.cpu.simd import copy_bytes, vadd, vload, vload_bf16, vmul, vround_bf16, vstore, vstore_bf16, vsub
 from outrider.kernels.rotary.arguments import require_fit
 
 
@@ -93,7 +83,7 @@ def _make_entry(digest: int) -> Callable[[Any, int, int], None]:
 
 @functools.cache
 def _entry() -> int:
-    return cpu_team.compile_unit(_make_entry, (simd,))
+    return cpu_team.compile_unit(_make_entry, ())
 
 
 def supports(num_rotated: int, dtype: torch.dtype) -> bool:

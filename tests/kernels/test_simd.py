@@ -10,9 +10,10 @@ import pytest
 import torch
 from numba import carray
 
-from outrider.kernels.cpu import record, simd
+from outrider.kernels.cpu import record
 from outrider.kernels.cpu import team as cpu_team
-from outrider.kernels.cpu.simd import LANES, vload, vsigmoid, vsoftplus, vstore
+from outrider.kernels.cpu.emitters import LANES
+from outrider.kernels.cpu.simd import vload, vsigmoid, vsoftplus, vstore
 
 
 class _Fields(NamedTuple):
@@ -38,7 +39,7 @@ def _make_entry(digest: int) -> Callable[[Any, int, int], None]:
     return entry
 
 
-_entry = functools.cache(lambda: cpu_team.compile_unit(_make_entry, (simd,)))
+_entry = functools.cache(lambda: cpu_team.compile_unit(_make_entry, ()))
 
 
 def applied(x: torch.Tensor, *, is_softplus: bool) -> torch.Tensor:

@@ -14,7 +14,6 @@ import torch
 from llvmlite import binding
 from numba import carray, njit
 
-from outrider.kernels.cpu import simd
 from outrider.kernels.cpu import team as cpu_team
 from outrider.kernels.cpu.program import stepping
 from outrider.kernels.cpu.program.program import Program, Step, joined, last_conflicts, step_of
@@ -63,7 +62,7 @@ def _make_double(digest: int) -> Callable[[Any, int, int], None]:
 
 @functools.cache
 def _entry() -> int:
-    return cpu_team.compile_unit(_make_double, (simd, stepping))
+    return cpu_team.compile_unit(_make_double, (stepping,))
 
 
 class Doubling:

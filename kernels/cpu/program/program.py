@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from outrider.kernels.cpu import simd, units
 from outrider.kernels.cpu import team as cpu_team
+from outrider.kernels.cpu import units
 from outrider.kernels.cpu.program import stepping
 from outrider.kernels.cpu.program.stepping import LINE_BYTES, CallRecord, ProgramRecord, StepRecord
 from outrider.kernels.cpu.team import Work
@@ -138,7 +138,7 @@ def _make_clear(digest: int) -> Callable[[Any], None]:
 
 @functools.cache
 def _entry(make_entry: Callable[[int], Callable[[Any], None]]) -> int:
-    return cpu_team.compile_entry(make_entry, (simd, units, stepping))
+    return cpu_team.compile_entry(make_entry, (units, stepping))
 
 
 @functools.cache

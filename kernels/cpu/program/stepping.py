@@ -18,8 +18,9 @@ from typing import NamedTuple
 from llvmlite import binding, ir
 from numba import carray, njit, types
 
+from outrider.kernels.cpu.emitters import Builder, Value
 from outrider.kernels.cpu.record import record_types
-from outrider.kernels.cpu.simd import Builder, Value, load_i64, next_ticket, operation, store_i64
+from outrider.kernels.cpu.simd import load_i64, next_ticket, operation, store_i64
 from outrider.kernels.cpu.units import do_unit
 
 LINE_BYTES = 64  # bytes; a cache line

@@ -14,9 +14,10 @@ import numpy as np
 import torch
 from numba import carray, njit
 
-from outrider.kernels.cpu import record, simd
+from outrider.kernels.cpu import record
 from outrider.kernels.cpu import team as cpu_team
-from outrider.kernels.cpu.simd import LANES, hsum, vadd, vmul, vsigmoid, vsplat
+from outrider.kernels.cpu.emitters import LANES
+from outrider.kernels.cpu.simd import hsum, vadd, vmul, vsigmoid, vsplat
 from outrider.kernels.errors import KernelArgumentError
 from outrider.kernels.recurrent import cpu_vectors
 from outrider.kernels.recurrent.cpu_vectors import load16, round16, store16
@@ -108,7 +109,7 @@ def _make_entry(digest: int) -> Callable[[Any, int, int], None]:
 
 @functools.cache
 def _entry() -> int:
-    return cpu_team.compile_unit(_make_entry, (simd, cpu_vectors))
+    return cpu_team.compile_unit(_make_entry, (cpu_vectors,))
 
 
 def gated_norm(x: torch.Tensor, gate: torch.Tensor, layer: GatedNormLayer) -> torch.Tensor:

@@ -14,19 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from numba import carray, njit
 
-from outrider.kernels.cpu import record, simd
+from outrider.kernels.cpu import record
 from outrider.kernels.cpu import team as cpu_team
-from outrider.kernels.cpu.simd import (
-    LANES,
-    load_i32,
-    load_i64,
-    store_i64,
-    vadd,
-    vload,
-    vmul,
-    vsigmoid,
-    vsplat,
-)
+from outrider.kernels.cpu.emitters import LANES
+from outrider.kernels.cpu.simd import load_i32, load_i64, store_i64, vadd, vload, vmul, vsigmoid, vsplat
 from outrider.kernels.errors import KernelArgumentError
 from outrider.kernels.recurrent import cpu_vectors
 from outrider.kernels.recurrent.cpu_vectors import load16, round16, store16
@@ -219,7 +210,7 @@ def _make_entry(digest: int) -> Callable[[Any, int, int], None]:
 
 @functools.cache
 def _entry() -> int:
-    return cpu_team.compile_unit(_make_entry, (simd, cpu_vectors))
+    return cpu_team.compile_unit(_make_entry, (cpu_vectors,))
 
 
 def short_conv(raw: torch.Tensor, layer: ShortConvLayer, states: LayerStates, rows: RecurrentRows) -> torch.Tensor:

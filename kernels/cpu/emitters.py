@@ -1,0 +1,172 @@
+"""Pieces of LLVM code on vectors of 16 floats, from which `simd.py` and the tiles make operations.
+
+An emitter takes a builder and values, and returns a value. Each lane is computed by IEEE operations in the order
+written, without fast-math. Needs llvmlite: only `cpu*.py` files import this.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from llvmlite import binding, ir
+
+LANES = 16
+VECTOR_BYTES = 4 * LANES
+F32, I16, I32, I64 = ir.FloatType(), ir.IntType(16), ir.IntType(32), ir.IntType(64)
+VF32, VI16, VI32 = (ir.VectorType(element, LANES) for element in (F32, I16, I32))
+
+Builder: TypeAlias = ir.IRBuilder
+Value: TypeAlias = ir.Value
+
+
+def splat(builder: Builder, scalar: Value) -> Value:
+    """The scalar in all lanes."""
+    vector_type = ir.VectorType(scalar.type, LANES)
+    one = builder.insert_element(ir.Constant(vector_type, ir.Undefined), scalar, ir.Constant(I32, 0))
+    return shuffle(builder, one, one, [0] * LANES)
+
+
+def shuffle(builder: Builder, left: Value, right: Value, lanes: Sequence[int]) -> Value:
+    """Lane i of the result is lane lanes[i] of (left, right) concatenated."""
+    return builder.shuffle_vector(left, right, ir.Constant(ir.VectorType(I32, LANES), list(lanes)))
+
+
+def load(builder: Builder, address: Value, element_or_vector: ir.Type, align: int) -> Value:
+    """Load from an int64 address."""
+    return builder.load(builder.inttoptr(address, ir.PointerType(element_or_vector)), align=align)
+
+
+def store(builder: Builder, value: Value, address: Value, align: int) -> None:
+    """Store to an int64 address."""
+    builder.store(value, builder.inttoptr(address, ir.PointerType(value.type)), align=align)
+
+
+def fma(builder: Builder, left: Value, right: Value, addend: Value) -> Value:
+    """left * right + addend, rounded once."""
+    function_type = ir.FunctionType(VF32, [VF32] * 3)
+    function = builder.module.declare_intrinsic("llvm.fma.v16f32", fnty=function_type)
+    return builder.call(function, [left, right, addend])
+
+
+def offset(builder: Builder, address: Value, byte_stride: Value | int, count: Value | int) -> Value:
+    """address + byte_stride * count."""
+    stride, times = (ir.Constant(I64, x) if isinstance(x, int) else x for x in (byte_stride, count))
+    return builder.add(address, builder.mul(stride, times))
+
+
+def floats(number: float) -> ir.Constant:
+    """The number, rounded to fp32, in all lanes."""
+    return ir.Constant(VF32, [number] * LANES)
+
+
+def ints(number: int) -> ir.Constant:
+    """The number in all 32-bit lanes."""
+    return ir.Constant(VI32, [number] * LANES)
+
+
+def larger(builder: Builder, left: Value, right: Value) -> Value:
+    """Element-wise maximum, of vectors or scalars; right if either is NaN."""
+    return builder.select(builder.fcmp_ordered(">", left, right), left, right)
+
+
+def widen_bf16(builder: Builder, halves: Value) -> Value:
+    """bf16 bits, one in each 16-bit lane, as floats: exact."""
+    return builder.bitcast(builder.shl(builder.zext(halves, VI32), ints(16)), VF32)
+
+
+def exp(builder: Builder, x: Value) -> Value:
+    """e^x for x <= 0, within 2 ulp; exactly 1 at 0, exactly 0 below -87.
+
+    Cody-Waite reduction by multiples of ln 2, then the degree-6 polynomial of Cephes `expf`. The rounding constant
+    leaves n in the low bits of `shifted`; shifted to the exponent, they multiply by 2^n.
+    """
+    floor = floats(-87.0)
+    clamped = larger(builder, x, floor)
+    magic = floats(1.5 * 2**23)
+    shifted = fma(builder, clamped, floats(1 / math.log(2)), magic)
+    n = builder.fsub(shifted, magic)
+    r = fma(builder, n, floats(-0.693359375), clamped)
+    r = fma(builder, n, floats(2.12194440e-4), r)
+    poly: Value = floats(1.9875691500e-4)
+    for coefficient in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
+        poly = fma(builder, poly, r, floats(coefficient))
+    poly = builder.fadd(fma(builder, poly, builder.fmul(r, r), r), floats(1.0))
+    exponent = builder.shl(builder.bitcast(shifted, VI32), ints(23))
+    scaled = builder.bitcast(builder.add(builder.bitcast(poly, VI32), exponent), VF32)
+    return builder.select(builder.fcmp_ordered("<", x, floor), floats(0.0), scaled)
+
+
+def sigmoid(builder: Builder, x: Value) -> Value:
+    """1 / (1 + exp(-x)), computed from exp(-|x|), which cannot overflow."""
+    small = exp(builder, _negative_magnitude(builder, x))
+    one = floats(1.0)
+    positive = builder.fcmp_ordered(">=", x, floats(0.0))
+    return builder.fdiv(builder.select(positive, one, small), builder.fadd(one, small))
+
+
+def softplus(builder: Builder, x: Value) -> Value:
+    """log(1 + e^x) as max(x, 0) + log1p(exp(-|x|)), within 3 ulp.
+
+    log1p(t) = 2 artanh(t / (2 + t)); the argument is at most 1/3, and the series' first left-out term below 1e-9.
+    """
+    small = exp(builder, _negative_magnitude(builder, x))
+    ratio = builder.fdiv(small, builder.fadd(small, floats(2.0)))
+    square = builder.fmul(ratio, ratio)
+    poly: Value = floats(1 / 17)
+    for divisor in range(15, 1, -2):
+        poly = fma(builder, poly, square, floats(1 / divisor))
+    tail = builder.fmul(poly, builder.fmul(square, ratio))
+    log1p = builder.fmul(builder.fadd(ratio, tail), floats(2.0))
+    # NaN is in the second operand: `larger` returns it.
+    return builder.fadd(larger(builder, floats(0.0), x), log1p)
+
+
+def _negative_magnitude(builder: Builder, x: Value) -> Value:
+    return builder.bitcast(builder.or_(builder.bitcast(x, VI32), ints(-0x80000000)), VF32)
+
+
+def round_bf16(builder: Builder, value: Value) -> Value:
+    """The bits of the nearest bf16 (ties to even) in the low half of each 32-bit lane; NaN stays NaN."""
+    bits = builder.bitcast(value, VI32)
+    upper = builder.lshr(bits, ints(16))
+    rounding = builder.add(builder.and_(upper, ints(1)), ints(0x7FFF))
+    rounded = builder.lshr(builder.add(bits, rounding), ints(16))
+    is_nan = builder.fcmp_unordered("uno", value, value)
+    return builder.select(is_nan, builder.or_(upper, ints(0x40)), rounded)
+
+
+def first_lanes(builder: Builder, count: Value) -> Value:
+    """A mask of the lanes below count."""
+    lanes = ir.Constant(ir.VectorType(I32, LANES), list(range(LANES)))
+    return builder.icmp_signed("<", lanes, splat(builder, builder.trunc(count, I32)))
+
+
+def fold(builder: Builder, value: Value, combine: Callable[[Builder, Value, Value], Value]) -> Value:
+    """All lanes combined, as a tree of halves in fixed order."""
+    for distance in (8, 4, 2, 1):
+        moved = shuffle(builder, value, value, [(lane + distance) % LANES for lane in range(LANES)])
+        value = combine(builder, value, moved)
+    return builder.extract_element(value, ir.Constant(I32, 0))
+
+
+def emit_prefetch(builder: Builder, address: Value) -> None:
+    """Prefetch the cache line at an address; invalid addresses are allowed.
+
+    Hint: non-temporal on AMD, so that 240 MB of weights do not evict the shared cache; L2 on Intel, which keeps few
+    non-temporal lines in flight (Xeon with AMX, coded weights: 6 GB/s per core, with the L2 hint 16).
+    """
+    byte = ir.PointerType(ir.IntType(8))
+    function_type = ir.FunctionType(ir.VoidType(), [byte, I32, I32, I32])
+    function = builder.module.declare_intrinsic("llvm.prefetch.p0", fnty=function_type)
+    read, locality, data = (ir.Constant(I32, x) for x in (0, _prefetch_locality(), 1))
+    builder.call(function, [builder.inttoptr(address, byte), read, locality, data])
+
+
+@functools.cache
+def _prefetch_locality() -> int:
+    """LLVM's scale: 0 non-temporal, 2 L2, 3 L1."""
+    is_amd = binding.get_host_cpu_features().get("sse4a", False)  # no Intel CPU has it
+    return 0 if is_amd else 2
