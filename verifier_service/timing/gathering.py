@@ -75,7 +75,8 @@ class BatchGathering:
     ) -> None:
         """Learns from a forward. num_tokens: committed by it. contexts: before it. num_open: open sessions.
 
-        The estimated time of prompts and their first tokens are subtracted. Leaving such rounds out would favour
+        Subtracted are the first tokens of prompts and the time that prompts would take in a forward without drafts. With
+        drafts they may cost more, as rows come in steps: drafting pays for that. Leaving such rounds out would favour
         drafting: its sessions end sooner, and so bring the next prompt sooner (fde2b68).
         """
         num_rows = sum(work.num_rows for work in plan)
@@ -83,7 +84,10 @@ class BatchGathering:
         prompts = [work for work in plan if work.num_chain_rows > 1]
         num_decoding = len(plan) - len(prompts)
         decode_rows = num_rows - sum(work.num_rows for work in prompts)
-        prompts_s = self._costs.seconds(num_rows) - self._costs.seconds(decode_rows) if prompts else 0.0
+        prompts_s = 0.0
+        if prompts:
+            undrafted_rows = num_decoding + num_rows - decode_rows
+            prompts_s = self._costs.seconds(undrafted_rows) - self._costs.seconds(num_decoding)
         if num_decoding and prompts_s <= _MAX_PROMPT_SHARE * (ended - started):
             # Without the condition one long prompt would outweigh hundreds of forwards in the cost model.
             self._costs.observe(num_rows, ended - started, contexts, num_sessions=len(plan))

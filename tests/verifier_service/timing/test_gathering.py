@@ -167,6 +167,19 @@ def test_prompts_beside_decoding_are_taken_off_the_round() -> None:
     assert gathering.rates.tokens_per_s(5) == pytest.approx(4 / 0.013, rel=0.02)
 
 
+def test_drafts_pay_for_what_prompts_cost_only_because_of_them() -> None:
+    """Two prompts take 10 ms without drafts, but 20 ms beside them, as the next step of the row costs is higher."""
+    table = [(1, 0.02), (32, 0.02), (33, 0.03), (64, 0.03), (65, 0.05), (128, 0.05)]
+    plain, drafting, prompts = [work()] * 31, [work(2)] * 31, [work(is_prefill=True)] * 2
+    counted = []
+    for plan, seconds in ((plain, 0.02), ([*plain, *prompts], 0.03), (drafting, 0.03), ([*drafting, *prompts], 0.05)):
+        gathering = BatchGathering(StepCosts(table))
+        for start in (50.0, 50.0 + seconds):
+            gathering.observe(plan, 31, start, start + seconds, num_open=33)
+        counted.append(gathering.last_round.seconds)
+    assert counted == pytest.approx([0.02, 0.02, 0.03, 0.04])
+
+
 def test_a_round_that_was_mostly_prompts_tells_nothing() -> None:
     gathering = BatchGathering(StepCosts([(1, 0.01), (101, 0.11)]))
     now = 50.0
