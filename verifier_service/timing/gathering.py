@@ -75,9 +75,9 @@ class BatchGathering:
     ) -> None:
         """Learns from a forward. num_tokens: committed by it. contexts: before it. num_open: open sessions.
 
-        Subtracted are the first tokens of prompts and the time that prompts would take in a forward without drafts. With
-        drafts they may cost more, as rows come in steps: drafting pays for that. Leaving such rounds out would favour
-        drafting: its sessions end sooner, and so bring the next prompt sooner (fde2b68).
+        Subtracted are the first tokens of prompts, and the time that prompts would take in a forward without drafts.
+        With drafts they may cost more, as rows come in steps: drafting pays for that. Leaving such rounds out would
+        favour drafting: its sessions end sooner, and so bring the next prompt sooner (fde2b68).
         """
         num_rows = sum(work.num_rows for work in plan)
         self.last_round = NO_ROUND
