@@ -20,9 +20,9 @@ from outrider.engine.model.loaded import LoadedModel
 from outrider.gateway.fleet.drafter_choice import fits
 from outrider.shared.errors import ConfigError
 from outrider.shared.messages import DraftMethodInfo, VerifierInfo
-from outrider.verifier_service.__main__ import build_engine, describe
 from outrider.verifier_service.config import VerifierConfig
 from outrider.verifier_service.engine import VerifierEngine
+from outrider.verifier_service.start import build_engine, describe
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,29 @@
 """Where no GPU is, triton interprets its kernels on the CPU. It reads the variable when it is imported: so, first.
 
 And hypothesis is not to judge how fast a machine is, which may be busy otherwise. And files that share a stack share
-an xdist worker.
+an xdist worker. And garbage is not looked for among the half a million objects that the files' imports make.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
 
-if not torch.cuda.is_available():
+gc.disable()  # until pytest_collection_finish
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+if not _has_gpu():
     os.environ["TRITON_INTERPRET"] = "1"
 
 settings.register_profile("unhurried", parent=settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -33,6 +42,11 @@ SHARED_STACKS = {
     "fleet": ("test_client_resumes", "test_resume"),
 }
 _STACK_OF = {file: stack for stack, files in SHARED_STACKS.items() for file in files}
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)

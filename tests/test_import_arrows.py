@@ -31,8 +31,8 @@ ALLOWED: dict[str, set[str]] = {
 # Generated code stays in these modules or folders. gateway and client may use it anywhere.
 MAY_USE_GENERATED = {
     "shared": ("wire",),
-    "drafter_service": ("server", "__main__"),
-    "verifier_service": ("server", "__main__"),
+    "drafter_service": ("server", "start"),
+    "verifier_service": ("server", "start"),
 }
 NO_TORCH = {"shared", "gateway", "client"}
 HEAVY = {"torch", "transformers", "numba", "triton"}

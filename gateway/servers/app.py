@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
@@ -67,7 +67,7 @@ from outrider.gateway.servers.http_limits import (
     status_error_response,
 )
 from outrider.gateway.servers.long_json import LongJson
-from outrider.gateway.servers.openapi import install_openapi, json_body
+from outrider.gateway.servers.openapi import RouteWithoutSchemas, install_openapi, json_body
 from outrider.gateway.servers.quotas import metered
 from outrider.gateway.servers.request_label import HEADER as REQUEST_LABEL_HEADER
 from outrider.gateway.servers.request_label import RequestLabel
@@ -105,10 +105,11 @@ def create_app(
         redirect_slashes=False,
     )
     endpoints = _Endpoints(service, BodyBudget() if admission is None else admission.bodies)
-    _add_routes(app, endpoints)
+    app.router.route_class = RouteWithoutSchemas
+    _add_routes(app.router, endpoints)
     if playground:
         add_playground(app)
-    install_openapi(app)
+    install_openapi(app, lambda router: _add_routes(router, endpoints))
     app.add_exception_handler(HTTPException, _routing_error)
     app.add_exception_handler(Exception, _unexpected_error)
     if admission is not None:
@@ -344,7 +345,7 @@ def _model_card(model: ServedModel) -> ModelCard:
     }
 
 
-def _add_routes(app: FastAPI, endpoints: _Endpoints) -> None:
+def _add_routes(app: APIRouter, endpoints: _Endpoints) -> None:
     completion, chat = json_body(CompletionRequest), json_body(ChatCompletionRequest)
     _post(app, "/v1/completions", endpoints.completions, Completion, completion, "Complete a prompt")
     _post(app, "/v1/chat/completions", endpoints.chat_completions, ChatCompletion, chat, "Answer a chat")
@@ -377,7 +378,7 @@ def _add_routes(app: FastAPI, endpoints: _Endpoints) -> None:
 
 
 def _post(
-    app: FastAPI,
+    app: APIRouter,
     path: str,
     endpoint: Endpoint,
     answer: Any,
@@ -401,7 +402,7 @@ def _post(
 
 
 def _get(
-    app: FastAPI, path: str, endpoint: Endpoint, answer: Any, summary: str, methods: Sequence[str] = ("GET",)
+    app: APIRouter, path: str, endpoint: Endpoint, answer: Any, summary: str, methods: Sequence[str] = ("GET",)
 ) -> None:
     responses: dict[int | str, dict[str, Any]] = {200: {"model": answer} if answer is not None else {}}
     for method in methods:

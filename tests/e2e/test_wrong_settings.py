@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from outrider.drafter_service.__main__ import serve as serve_drafter
+from outrider.drafter_service.start import serve as serve_drafter
 from outrider.gateway.__main__ import serve as serve_gateway
 from outrider.shared.errors import ConfigError
-from outrider.verifier_service.__main__ import serve as serve_verifier
+from outrider.verifier_service.start import serve as serve_verifier
 from tests.ports import nobodys_port
 
 ROOT = Path(__file__).parents[2]

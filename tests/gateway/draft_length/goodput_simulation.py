@@ -119,7 +119,8 @@ class LockStep:
         slowed = 1.0 + world.contention if any(asked) else 1.0
         ended = started + slowed * world.forward_s(sum(work.num_rows for work in plan))
         rates = self._gathering.rates
-        draft_rows_us, tokens_per_s = rates.draft_rows_us(len(plan)), rates.tokens_per_s(len(plan))
+        draft_rows_s = tuple(1e-6 * rows_us for rows_us in rates.draft_rows_us(len(plan)))
+        tokens_per_s = rates.tokens_per_s(len(plan))
         last_round = self._gathering.last_round
         num_tokens = len(plan) + sum(accepted)
         self._gathering.observe(plan, num_tokens, started, ended)
@@ -131,7 +132,7 @@ class LockStep:
                     num_draft_tokens=shown[session],
                     num_accepted=accepted[session],
                     batch_sessions=len(plan),
-                    draft_rows_s=tuple(1e-6 * rows_us for rows_us in draft_rows_us),
+                    draft_rows_s=draft_rows_s,
                     tokens_per_s=tokens_per_s,
                     draft_s=draft_s if asked[session] else 0.0,
                     overhead_s=overhead_s,

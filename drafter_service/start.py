@@ -1,0 +1,93 @@
+"""What a drafter is made of, and how it is served."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from dataclasses import replace
+from functools import partial
+
+from prometheus_client import CollectorRegistry
+
+from outrider.drafter_service.config import DrafterConfig
+from outrider.drafter_service.engine import DrafterEngine
+from outrider.drafter_service.metrics import DrafterMetrics
+from outrider.drafter_service.server import DrafterServicer
+from outrider.drafting.methods.interface import DraftMethod
+from outrider.drafting.methods.registry import build_methods
+from outrider.drafting.warm_up import warm_up
+from outrider.engine.model.local_model import local_model
+from outrider.engine.sampling.coupling import NOISE_VERSION
+from outrider.shared.config import load_config
+from outrider.shared.messages import DrafterInfo
+from outrider.shared.service import ServedApi, serve_until_signal
+from outrider.shared.telemetry import setup_logging
+from outrider.shared.tracing.setup import tracing
+from outrider.shared.version import outrider_version
+from outrider.v1 import drafter_pb2_grpc
+
+EPILOG = """examples:
+  python -m outrider.drafter_service --draft-model models/demo-draft
+  python -m outrider.drafter_service --draft-model models/demo-eagle3 --target-model models/demo-target
+  python -m outrider.drafter_service --methods ngram --prompt-lookup-max 4 --port 7012
+"""
+
+
+async def serve(argv: list[str]) -> None:
+    config = load_config(
+        DrafterConfig,
+        argv,
+        os.environ,
+        prog="python -m outrider.drafter_service",
+        description="The drafter service.",
+        epilog=EPILOG,
+    )
+    tls = config.tls()
+    config = with_folders(config)
+    log = setup_logging("drafter", config.log_level, config.log_format)
+    with tracing(config.otlp_traces_endpoint, "drafter") as tracer:
+        registry = CollectorRegistry()
+        with config.held_ports():
+            methods = load_methods(config, log)
+        metrics = DrafterMetrics(registry)
+        engine = DrafterEngine(methods, max_num_seqs=config.max_num_seqs, metrics=metrics)
+        metrics.watch(lambda: engine.num_sessions)
+        servicer = DrafterServicer(engine, lambda: describe(config, engine), tracer)
+        await serve_until_signal(
+            ServedApi(
+                "drafter", "outrider.v1.Drafter", partial(drafter_pb2_grpc.add_DrafterServicer_to_server, servicer)
+            ),
+            config,
+            tls,
+            registry,
+            start=engine.start,
+            stop=engine.stop,
+        )
+
+
+def with_folders(config: DrafterConfig) -> DrafterConfig:
+    """The same with folders for the models' names. Raises ConfigError that names the setting, or ModelRefused."""
+    drafts = tuple(local_model(name, "--draft-model") for name in config.draft_model)
+    return replace(config, draft_model=drafts, target_model=local_model(config.target_model, "--target-model"))
+
+
+def load_methods(config: DrafterConfig, log: logging.Logger) -> dict[str, DraftMethod]:
+    """Warm ones. Raises ConfigError."""
+    methods = build_methods(config, log.info)
+    for name, method in methods.items():
+        if method.info.model:
+            started = time.perf_counter()
+            warm_up(method)
+            log.info("%s is warm (%.1f s)", name, time.perf_counter() - started)
+    return methods
+
+
+def describe(config: DrafterConfig, engine: DrafterEngine) -> DrafterInfo:
+    return DrafterInfo(
+        version=outrider_version(),
+        methods=tuple(method.info for method in engine.methods.values()),
+        noise_version=NOISE_VERSION,
+        num_sessions=engine.num_sessions,
+        max_sessions=config.max_num_seqs,
+    )

@@ -1,0 +1,192 @@
+"""What a verifier is made of, and how it is served."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from outrider.drafting.methods.registry import plan_methods
+from outrider.engine.attention.block_manager import BlockManager
+from outrider.engine.certificate import certify
+from outrider.engine.errors import ModelRefused
+from outrider.engine.model.loaded import LoadedModel
+from outrider.engine.model.local_model import local_model
+from outrider.engine.numerics import measure_numerics
+from outrider.engine.run.runner import ModelRunner
+from outrider.engine.sampling.coupling import NOISE_VERSION, compiled_race
+from outrider.engine.tensor_parallel.leader import load_sharded
+from outrider.engine.tensor_parallel.protocol import LoadSpec
+from outrider.shared.checkpoint.hub import hub_id
+from outrider.shared.config import load_config
+from outrider.shared.errors import ConfigError
+from outrider.shared.messages import CertificateCheck, VerifierInfo
+from outrider.shared.service import ServedApi, serve_until_signal
+from outrider.shared.telemetry import setup_logging
+from outrider.shared.tracing.setup import tracing
+from outrider.shared.version import outrider_version
+from outrider.v1 import verifier_pb2_grpc
+from outrider.verifier_service.config import VerifierConfig
+from outrider.verifier_service.engine import EngineLimits, VerifierEngine
+from outrider.verifier_service.local_methods import build_local_methods
+from outrider.verifier_service.memory import describe_slots, plan_memory
+from outrider.verifier_service.metrics import VerifierMetrics
+from outrider.verifier_service.server import VerifierServicer
+from outrider.verifier_service.timing.step_costs import measure_step_costs
+
+EPILOG = """examples:
+  python -m outrider.verifier_service --model models/demo-target
+  python -m outrider.verifier_service --model ~/checkpoints/my-llama --dtype bfloat16 --kv-cache-mb 4096
+  python -m outrider.verifier_service --model models/demo-target --local-draft-model models/demo-draft
+"""
+
+
+def with_folders(config: VerifierConfig) -> VerifierConfig:
+    """The same with folders for the models' names. Raises ConfigError that names the setting, or ModelRefused."""
+    drafts = tuple(local_model(name, "--local-draft-model") for name in config.local_draft_model)
+    return replace(
+        config,
+        model=local_model(config.model, "--model"),
+        local_draft_model=drafts,
+        served_model_name=config.served_model_name or hub_id(config.model),
+    )
+
+
+def check_settings(config: VerifierConfig) -> None:
+    """What can be said without weights. Raises ConfigError that names the setting."""
+    if not config.model:
+        raise ConfigError("--model: name the target: a checkpoint folder, .gguf file or Hub id", param="model")
+    if config.local_draft_model or config.local_methods:
+        plan_methods(config.local_draft_model, config.local_methods, config.model, prefix="--local-")
+
+
+@contextmanager
+def naming_setting(config: VerifierConfig) -> Iterator[None]:
+    """Puts the setting before the refusal of a checkpoint. Raises ConfigError."""
+    try:
+        yield
+    except ModelRefused as error:
+        flag = "model" if error.path == config.model else "local-draft-model"
+        raise ConfigError(f"--{flag}: {error.message}", param=flag.replace("-", "_")) from error
+
+
+def build_engine(
+    config: VerifierConfig, registry: CollectorRegistry, log: logging.Logger
+) -> tuple[VerifierEngine, LoadedModel]:
+    """Loads the target, sizes the KV cache, certifies row invariance. Raises ConfigError or ModelRefused."""
+    spec = LoadSpec(
+        config.model,
+        config.dtype,
+        config.device,
+        config.attention_backend,
+        config.max_model_len or None,
+        config.num_threads or len(os.sched_getaffinity(0)),
+    )
+    loaded = load_sharded(spec, config.tensor_parallel_size, on_progress=log.info)
+    bytes_per_slot = loaded.bytes_per_slot()
+    plan = plan_memory(
+        config.kv_cache_mb * 2**20, loaded.bytes_per_block(config.block_size), bytes_per_slot, config.max_num_seqs
+    )
+    num_blocks = plan.num_blocks
+    cache = loaded.make_cache(num_blocks, config.block_size)
+    states = loaded.make_states(plan.num_slots)
+    runner = ModelRunner(loaded, cache, states, graphs=not config.enforce_eager)
+    certificate = certify(loaded, runner)
+    blocks = BlockManager(num_blocks, config.block_size, prefix_caching=config.enable_prefix_caching)
+    limits = EngineLimits(
+        config.max_num_seqs,
+        config.max_num_batched_tokens,
+        config.prefill_chunk_size,
+        loaded.max_model_len,
+        config.rejection_sample_method,
+        config.slo_itl_ms * 1e-3 or math.inf,
+    )
+    metrics = VerifierMetrics(registry)
+    metrics.observe_certificate(certificate.holds)
+    log.info(certificate.describe())
+    log.info("%d KV blocks of %d positions, context %d", num_blocks, config.block_size, loaded.max_model_len)
+    if states is not None:
+        log.info(describe_slots(plan, bytes_per_slot, config.max_num_seqs))
+    compiled_race()  # compiles now, so that no request waits for it
+    methods = build_local_methods(config, loaded, log)
+    tap_layers = sorted({layer for method in methods.values() for layer in method.info.hidden_layers})
+    step_costs = measure_step_costs(runner, num_blocks, config.block_size, tap_layers)
+    log.info(
+        "a forward of 1 row takes %.1f ms, of 16 rows %.1f ms", *(1e3 * step_costs.seconds(rows) for rows in (1, 16))
+    )
+    engine = VerifierEngine(runner, blocks, limits, certificate, metrics, step_costs, methods)
+    metrics.watch(lambda: engine.num_sessions, lambda: engine.num_waiting, blocks)
+    return engine, loaded
+
+
+def describe(config: VerifierConfig, engine: VerifierEngine, loaded: LoadedModel, numerics: str = "") -> VerifierInfo:
+    certificate = engine.certificate
+    return VerifierInfo(
+        model=config.served_model_name or Path(config.model).name,
+        version=outrider_version(),
+        vocab_size=loaded.vocab_size,
+        max_model_len=loaded.max_model_len,
+        eos_token_ids=loaded.eos_token_ids,
+        dtype=str(loaded.dtype).removeprefix("torch."),
+        device=str(loaded.device),
+        hidden_size=loaded.hidden_size,
+        num_hidden_layers=loaded.num_layers,
+        num_blocks=engine.blocks.num_blocks,
+        num_free_blocks=engine.blocks.num_free_blocks,
+        block_size=engine.blocks.block_size,
+        num_sessions=engine.num_sessions,
+        num_waiting=engine.num_waiting,
+        max_sessions=config.max_num_seqs,
+        noise_version=NOISE_VERSION,
+        certificate_holds=certificate.holds,
+        failing_operation=certificate.failing_operation or "",
+        certificate_checks=tuple(CertificateCheck(check.name, check.holds) for check in certificate.checks),
+        numerics=numerics,
+        local_methods=engine.local_methods,
+    )
+
+
+async def serve(argv: list[str]) -> None:
+    config = load_config(
+        VerifierConfig,
+        argv,
+        os.environ,
+        prog="python -m outrider.verifier_service",
+        description="The verifier service.",
+        epilog=EPILOG,
+    )
+    tls = config.tls()
+    config = with_folders(config)
+    check_settings(config)
+    log = setup_logging("verifier", config.log_level, config.log_format)
+    with tracing(config.otlp_traces_endpoint, "verifier") as tracer:
+        registry = CollectorRegistry()
+        with config.held_ports(), naming_setting(config):
+            engine, loaded = build_engine(config, registry, log)
+            numerics = measure_numerics(
+                loaded, tensor_parallel_size=config.tensor_parallel_size, graphs=not config.enforce_eager
+            )
+        log.info("numerics: %s", numerics)
+        servicer = VerifierServicer(engine, lambda: describe(config, engine, loaded, numerics), tracer)
+
+        def stop() -> None:
+            engine.stop()
+            loaded.close()
+
+        await serve_until_signal(
+            ServedApi(
+                "verifier", "outrider.v1.Verifier", partial(verifier_pb2_grpc.add_VerifierServicer_to_server, servicer)
+            ),
+            config,
+            tls,
+            registry,
+            start=engine.start,
+            stop=stop,
+        )
