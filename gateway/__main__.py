@@ -86,6 +86,8 @@ async def serve(argv: list[str]) -> None:
     )
     with tracing(config.otlp_traces_endpoint, "gateway") as tracer:
         service = LiveService(config, generation, commit_log, tracer)
+        if config.check_only:
+            return
         with held_port(config.host, config.port, "port"), held_port(config.host, config.grpc_port, "grpc-port"):
             await start_log(commit_log)
         await asyncio.gather(generation.verifiers.start(), generation.drafters.start())

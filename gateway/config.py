@@ -152,3 +152,6 @@ class GatewayConfig:
     otlp_traces_endpoint: str = setting("", OTLP_TRACES_ENDPOINT_HELP)
     log_level: str = setting("info", "Log level.", choices=("debug", "info", "warning", "error"))
     log_format: str = setting("text", LOG_FORMAT_HELP, choices=LOG_FORMATS)
+    check_only: bool = setting(
+        False, "Look at the settings and the files they name, start nothing, and exit with 0, or with 2 and the reason."
+    )

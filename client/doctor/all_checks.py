@@ -9,7 +9,7 @@ from outrider.client.doctor.check import Check
 from outrider.client.doctor.checkpoints import check_checkpoints
 from outrider.client.doctor.machine import check_disk, check_memory, check_port
 from outrider.client.doctor.packages import check_packages
-from outrider.client.doctor.programs import ProgramFailed, check_certificate, check_engine, probe
+from outrider.client.doctor.programs import ProgramFailed, check_certificate, check_engine, check_gateway, probe
 from outrider.client.doctor.redis_server import check_redis
 from outrider.client.doctor.speculation import check_speculation
 from outrider.client.stack.commands import StackSettings
@@ -30,6 +30,7 @@ def all_checks(
     yield check_disk(run_dir)
     yield from check_memory([settings.model, *drafts], kv_cache_mb, state is not None)
     yield from check_checkpoints(settings.model, drafts)
+    yield check_gateway(settings)
     try:
         probed = probe(drafts)
     except ProgramFailed as error:

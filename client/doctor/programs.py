@@ -1,14 +1,16 @@
-"""Checks that need torch: they run in child processes, since the client never loads it."""
+"""Checks that need torch or the gateway, which the client never loads: they run in child processes."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from outrider.client.doctor.check import Check, Level
+from outrider.client.stack.commands import StackSettings, StackState, gateway_command
 
 _TIMEOUT_S = 600
 
@@ -42,6 +44,21 @@ def check_certificate(model: str, device: str, dtype: str) -> Check:
         )
     found = f"rows are not invariant; {certificate['failing_operation']} is the first to differ"
     return Check(name, "fail", found, "try --dtype float32, or use rejection mode: exact mode is refused here")
+
+
+def check_gateway(settings: StackSettings) -> Check:
+    """Whether the gateway takes its options, its environment and the files that both name."""
+    environment = {
+        **os.environ,
+        "OUTRIDER_REDIS_URL": settings.redis_url or "redis://127.0.0.1",  # the stack's own has no address yet
+        "OUTRIDER_LOG_FORMAT": "text",
+    }
+    command = [*gateway_command(settings, StackState()), "--check-only", "true"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return Check("gateway", "ok", "takes its settings")
+    found = done.stderr.partition("ERROR gateway: ")[2] or _last_line(done)
+    return Check("gateway", "fail", found.strip(), "correct that setting")
 
 
 def _cpu(found: Mapping[str, Any]) -> Check:
@@ -86,5 +103,9 @@ def _json_of(module: str, *arguments: str) -> dict[str, Any]:
         value = None
     if isinstance(value, dict):
         return value
+    raise ProgramFailed(_last_line(done))
+
+
+def _last_line(done: subprocess.CompletedProcess[str]) -> str:
     said = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-    raise ProgramFailed(said[-1] if said else f"python -m {module} ended with exit code {done.returncode}")
+    return said[-1] if said else f"{' '.join(done.args[:3])} ended with exit code {done.returncode}"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from outrider.client.doctor.check import Check
 from outrider.client.doctor.checkpoints import check_checkpoints
 from outrider.client.doctor.machine import check_disk, check_port
-from outrider.client.doctor.programs import ProgramFailed, probe
+from outrider.client.doctor.programs import ProgramFailed, check_gateway, probe
 from outrider.client.doctor.redis_server import check_redis
 from outrider.client.doctor.speculation import check_speculation
 from outrider.client.stack.commands import StackSettings
@@ -23,7 +24,7 @@ def check_before_start(settings: StackSettings, run_dir: Path) -> None:
     if settings.generation_config:
         load_sampling_defaults(settings.model, settings.generation_config, settings.override_generation_config)
     _refuse(_quick_checks(settings, run_dir))
-    _refuse(_draft_checks(settings))
+    _refuse(_program_checks(settings))
 
 
 def _refuse(checks: Iterator[Check]) -> None:
@@ -41,6 +42,14 @@ def _quick_checks(settings: StackSettings, run_dir: Path) -> Iterator[Check]:
     yield check_port(settings.host, settings.grpc_port, "--grpc-port", False)
     yield check_disk(run_dir)
     yield from check_checkpoints(settings.model, settings.draft_folders)
+
+
+def _program_checks(settings: StackSettings) -> Iterator[Check]:
+    """Those that take seconds, side by side."""
+    with ThreadPoolExecutor(1) as pool:
+        gateway = pool.submit(check_gateway, settings)
+        yield from _draft_checks(settings)
+        yield gateway.result()
 
 
 def _draft_checks(settings: StackSettings) -> Iterator[Check]:

@@ -157,7 +157,8 @@ class Stack:
             for step in steps[num_shown:]:
                 self._progress(f"{name}: {step}")
             num_shown = len(steps)
-            self._check_alive(name)
+            for started in self._processes:  # another one's wrong setting need not wait for this one's weights
+                self._check_alive(started)
             time.sleep(0.05)
         raise StackError(f"{name} is not serving after {self._settings.start_timeout_s:.0f} s:\n{self.log_tail(name)}")
 

@@ -10,6 +10,8 @@ In the foreground the loop runs in `outrider up`, `serve` or `demo` itself; `up 
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import os
 import signal
 import sys
@@ -46,9 +48,12 @@ class _Backoff:
 
 
 def supervise(run_dir: Path, state: StackState, progress: Progress, stop: threading.Event) -> None:
-    """Returns once `stop` is set. Keeps `state`, and stack.json, at the processes that run."""
+    """Returns once `stop` is set. Keeps `state`, and stack.json, at the processes that run. A full disk, or no room for
+    another process, is waited for. Raises OSError where stack.json cannot be written at first.
+    """
     state.record(SUPERVISOR, os.getpid())
     write_state(run_dir, state)
+    written = copy.deepcopy(state)
     backoffs = {name: _Backoff() for name in state.commands}
     while not stop.wait(_LOOK_S):
         for name, backoff in backoffs.items():
@@ -58,11 +63,19 @@ def supervise(run_dir: Path, state: StackState, progress: Progress, stop: thread
                     backoff.died(now)
                     progress(f"{name} died; starting it again in {backoff.delay_s:g} s (see {run_dir / name}.log)")
             elif now >= backoff.due_at:
-                process = start_process(run_dir, state, name)
+                try:
+                    process = start_process(run_dir, state, name)
+                except OSError as error:
+                    backoff.died(now)
+                    progress(f"{name} cannot be started ({error}); trying again in {backoff.delay_s:g} s")
+                    continue
                 process.returncode = 0  # Popen would warn that nobody waits: has_ended does
                 state.num_restarts[name] = state.num_restarts.get(name, 0) + 1
-                write_state(run_dir, state)
                 backoff.started_at, backoff.due_at = now, None
+        if state != written:
+            with contextlib.suppress(OSError):  # at the next look
+                write_state(run_dir, state)
+                written = copy.deepcopy(state)
 
 
 def main() -> None:

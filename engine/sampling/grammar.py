@@ -193,6 +193,8 @@ def _as_lark(text: str) -> str:
         return text
     try:
         return gbnf_to_lark(text).removeprefix(_GBNF_HEADER)
+    except RecursionError:
+        raise InvalidRequest("grammar: as GBNF: it is nested too deeply", param="grammar") from None
     except Exception as error:  # the converter raises bare Exceptions
         raise InvalidRequest(f"grammar: as GBNF: {str(error)[:200]}", param="grammar") from None
 

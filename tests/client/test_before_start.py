@@ -38,6 +38,8 @@ def ports() -> tuple[str, ...]:
         (("serve", TARGET, "-sc", '{"method": "mtp"}'), "method mtp needs a target with MTP layers"),
         (("serve", TARGET, "--override-generation-config", '{"top_p": 2}'), "config: top_p must be between 0 and 1"),
         (("serve", TARGET, "--generation-config", HEAD), f"{HEAD} has no generation_config.json; give auto, vllm or"),
+        (("serve", TARGET, "--chat-template", "no.jinja"), "gateway: --chat-template: no.jinja: No such file"),
+        (("serve", TARGET, "--tool-call-parser", "foo"), "gateway: --tool-call-parser: 'foo' is not one of auto,"),
         (("demo", "--redis-url", "redis://127.0.0.1:{nobodys}/0"), "--redis-url"),
     ],
 )
@@ -61,6 +63,14 @@ def test_a_busy_port(tmp_path: Path, command: tuple[str, ...], option: str) -> N
     assert done.returncode == 2
     assert f"{option}: cannot listen on 127.0.0.1:{port}: Address already in use" in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_the_gateways_environment_is_looked_at_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_API_KEYS_FILE", "no-keys")
+    monkeypatch.setenv("OUTRIDER_LOG_FORMAT", "json")
+    settings = StackSettings(TARGET, "", port=server_port(), grpc_port=server_port())
+    with pytest.raises(ConfigError, match="^gateway: --api-keys-file no-keys cannot be read: No such file"):
+        check_before_start(settings, tmp_path)
 
 
 def test_every_failed_check_is_told(tmp_path: Path) -> None:

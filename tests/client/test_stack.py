@@ -52,6 +52,17 @@ def test_a_killed_redis_keeps_what_was_committed(tmp_path: Path) -> None:
         stack.stop()
 
 
+def test_a_process_that_died_is_told_while_another_one_still_loads(tmp_path: Path) -> None:
+    stack = Stack(StackSettings(model="", draft_model="", start_timeout_s=30.0), tmp_path, lambda _message: None)
+    try:
+        stack._spawn("verifier", [sys.executable, "-c", "import time; time.sleep(600)"])
+        stack._spawn("drafter-0", [sys.executable, "-c", "raise SystemExit(2)"])
+        with pytest.raises(ConfigError, match="^drafter-0 ended with exit code 2"):
+            stack._wait_serving("verifier")
+    finally:
+        stack.stop()
+
+
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:

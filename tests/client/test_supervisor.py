@@ -19,7 +19,7 @@ from command import OUTRIDER, ROOT, TIMEOUT_S, outrider
 
 from outrider.client.stack.commands import StackSettings, StackState, gateway_command
 from outrider.client.stack.own_redis import redis_url_of
-from outrider.client.stack.processes import Stack, dead_processes, read_state, stop_running
+from outrider.client.stack.processes import Progress, Stack, dead_processes, read_state, stop_running
 from outrider.client.stack.supervisor import _Backoff, supervise
 from tests.ports import server_port
 
@@ -49,9 +49,9 @@ def answers(url: str) -> bool:
 
 
 @contextmanager
-def supervised(stack: Stack, run_dir: Path) -> Iterator[None]:
+def supervised(stack: Stack, run_dir: Path, progress: Progress = lambda _message: None) -> Iterator[None]:
     stop = threading.Event()
-    thread = threading.Thread(target=supervise, args=(run_dir, stack.state, lambda _message: None, stop))
+    thread = threading.Thread(target=supervise, args=(run_dir, stack.state, progress, stop))
     thread.start()
     try:
         yield
@@ -79,6 +79,29 @@ def test_a_killed_process_is_back_on_its_port(tmp_path: Path) -> None:
     finally:
         stack.stop()
     assert not answers(url)
+
+
+def test_what_cannot_be_started_or_written_down_now_is_later(tmp_path: Path) -> None:
+    """As with a full disk: neither the log can be opened nor stack.json be replaced."""
+    stack = Stack(StackSettings(model="", draft_model=""), tmp_path, lambda _message: None)
+    said: list[str] = []
+    log, unfinished = tmp_path / "redis.log", tmp_path / "stack.new"
+    try:
+        stack.state.redis_url = stack._start_redis()
+        with supervised(stack, tmp_path, said.append):
+            until(lambda: (tmp_path / "stack.json").exists(), "supervised")
+            log.unlink()
+            log.mkdir()
+            unfinished.mkdir()
+            os.kill(stack.state.pids["redis"], signal.SIGKILL)
+            until(lambda: any("redis cannot be started" in message for message in said), "it is said")
+            log.rmdir()
+            until(lambda: answers(redis_url_of(stack.state)), "started")
+            unfinished.rmdir()
+            until(lambda: state_of(tmp_path).num_restarts == {"redis": 1}, "written down")
+            assert dead_processes(state_of(tmp_path)) == []
+    finally:
+        stack.stop()
 
 
 def test_a_process_that_dies_at_every_start_is_started_less_and_less_often() -> None:

@@ -83,9 +83,15 @@ def test_gbnf_is_the_language_of_the_same_lark_grammar(text: str) -> None:
     assert accepts(GBNF, text) == accepts(LARK, text) == text.endswith(("users_07", "col_1= 2"))
 
 
-@pytest.mark.parametrize("text", ["root ::= [", 'a ::= "b"', "root ::= b", "root ::= " + "(" * 5000])
-def test_broken_gbnf_is_refused(text: str) -> None:
-    with pytest.raises(InvalidRequest, match="as GBNF"):
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        *(("root ::= [", ""), ('a ::= "b"', "No 'root' rule"), ("root ::= b", "Rule 'b' not found")),
+        ("root ::= " + "(" * 5000, "it is nested too deeply"),
+    ],
+)
+def test_broken_gbnf_is_refused(text: str, said: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"as GBNF: {said}"):
         GrammarCompiler(str(TARGET), 4096, [0]).compile(Grammar(GrammarKind.LARK, text))
 
 
