@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -25,17 +26,28 @@ class ServerProcess:
     Entering raises ConfigError that names `option` if the command cannot be run, PeerError if it does not serve.
     """
 
-    def __init__(self, command: Sequence[str], port: int, log: Path, *, option: str, start_timeout_s: float) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        port: int,
+        log: Path,
+        *,
+        option: str,
+        start_timeout_s: float,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        """environ: beyond this process's own."""
         self.url = f"http://127.0.0.1:{port}"
         self._command = list(command)
         self._log = log
         self._option = option
         self._start_timeout_s = start_timeout_s
+        self._environ = {**os.environ, **(environ or {})}
 
     def __enter__(self) -> ServerProcess:
         with self._log.open("wb") as out:
             try:
-                self._process = subprocess.Popen(self._command, stdout=out, stderr=subprocess.STDOUT)
+                self._process = subprocess.Popen(self._command, stdout=out, stderr=subprocess.STDOUT, env=self._environ)
             except OSError as error:
                 raise ConfigError(f"{self._option} {self._command[0]}: {error.strerror}") from error
         try:

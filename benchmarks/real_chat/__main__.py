@@ -118,7 +118,7 @@ def _row(variant: Variant, load: Load, runs: Sequence[Run], plain: Sequence[Run]
     results = [result for run in runs for result in run.results]
     same = [result.text == other.text for result, other in zip(results, _results(plain), strict=True)]
     if variant.system == "outrider" and load.temperature == 0.0 and not all(same):
-        raise RuntimeError(f"{variant.name}: {same.count(False)} of {len(same)} answers differ from those without drafts")
+        raise RuntimeError(f"{variant.name}: {same.count(False)} of {len(same)} answers differ from the plain ones")
     accepted = total(run.acceptance for run in runs if run.acceptance)
     return {
         "system": variant.system,

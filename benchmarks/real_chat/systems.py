@@ -30,6 +30,8 @@ _XLLAMACPP_SERVER = Path(__file__).parents[1] / "peers" / "xllamacpp_server.py"
 # seconds; vLLM compiles the model at its first start
 _START_TIMEOUT_S = 600.0
 _VLLM_NGRAM = f'{{"method": "ngram", "num_speculative_tokens": {NUM_SPECULATIVE_TOKENS}, "prompt_lookup_max": 5}}'
+# GiB; twice what its requests fill, where its default is a share of the machine's memory
+_VLLM_ENVIRON = {"VLLM_CPU_KVCACHE_SPACE": "1"}
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 
 # Its own sampling defaults cut the law, and it would keep prompts between runs.
@@ -89,7 +91,9 @@ def vllm(python: Path, model: str, num_slots: int, folder: Path, until: ExitStac
             *("--max-model-len", str(_CONTEXT_LEN), "--max-num-seqs", str(num_slots), *speculation),
         ]
         log = folder / f"vllm-{name}.log"
-        server = ServerProcess(command, port, log, option="--vllm", start_timeout_s=_START_TIMEOUT_S)
+        server = ServerProcess(
+            command, port, log, option="--vllm", start_timeout_s=_START_TIMEOUT_S, environ=_VLLM_ENVIRON
+        )
         until.enter_context(server)
         variants.append(Variant("vllm", name, server.url, _model(server.url), takes_salt=True))
     return variants

@@ -39,7 +39,7 @@ def run_of(*texts: str) -> Sequence[Run]:
 
 def test_other_text_with_drafts_is_an_error_of_ours_and_a_figure_of_a_peer() -> None:
     plain, other = run_of("yes", "no"), run_of("yes", "maybe")
-    with pytest.raises(RuntimeError, match="ngram: 1 of 2 answers differ"):
+    with pytest.raises(RuntimeError, match="ngram: 1 of 2 answers differ from the plain ones"):
         real_chat._row(Variant("outrider", "ngram", "", "m"), Load(0.0, 1), other, plain)
     row = real_chat._row(Variant("llama.cpp", "ngram", "", "m"), Load(0.0, 1), other, plain)
     assert row["same_text_as_plain"] == "1/2"

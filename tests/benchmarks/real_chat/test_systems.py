@@ -17,8 +17,10 @@ from tests.engine.tiny_models import SERVED, save_tiny_model
 
 def test_a_peer_gets_the_files_own_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    config, arguments = SERVED["qwen2"]  # no rows of its matrices are in another order in the file
-    plain = save_tiny_model(config, {**arguments, "vocab_size": len(VOCABULARY)}, tmp_path / "plain")
+    config, arguments = SERVED["qwen2"]
+    arguments = {**arguments, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 32}
+    changes = {"vocab_size": len(VOCABULARY), "use_sliding_window": False, "layer_types": None}
+    plain = save_tiny_model(config, {**arguments, **changes}, tmp_path / "plain")
     file = write_gguf(plain, tmp_path / "model.gguf", "qwen2", "Q8_0")
     save_dequantised(str(file), tmp_path / "dequantised")
     found = AutoModelForCausalLM.from_pretrained(tmp_path / "dequantised", dtype="auto")
