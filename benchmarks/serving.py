@@ -27,10 +27,10 @@ from rich.progress import Progress
 from rich.table import Table
 
 from benchmarks.load import LoadResult, Shape, run_load
-from benchmarks.peer_llama_cpp import VARIANTS as LLAMA_CPP_VARIANTS
-from benchmarks.peer_llama_cpp import LlamaCppPeer
-from benchmarks.peer_transformers import VARIANTS as TRANSFORMERS_VARIANTS
-from benchmarks.peer_transformers import TransformersPeer
+from benchmarks.peers.llama_cpp import VARIANTS as LLAMA_CPP_VARIANTS
+from benchmarks.peers.llama_cpp import LlamaCppPeer
+from benchmarks.peers.transformers import VARIANTS as TRANSFORMERS_VARIANTS
+from benchmarks.peers.transformers import TransformersPeer
 from benchmarks.prompts import code_prompts
 from benchmarks.records import quantiles, save_rows
 from outrider.client.stack.commands import StackSettings

@@ -15,7 +15,7 @@ from outrider.shared.errors import OutriderError
 
 @dataclass
 class RequestResult:
-    """Times in seconds. gaps_s: between updates with text; an update may bring several tokens.
+    """Times in seconds. gaps_s: between updates with text; an update may bring several tokens. text: all of it.
 
     num_prompt_tokens None: the server sends no usage, and num_output_tokens counts updates. error: why it failed.
     """
@@ -24,6 +24,7 @@ class RequestResult:
     num_output_tokens: int = 0
     first_token_s: float = 0.0
     seconds: float = 0.0
+    text: str = ""
     gaps_s: list[float] = field(default_factory=list)
     acceptance: Acceptance | None = None
     error: str = ""
@@ -52,7 +53,8 @@ async def _stream(client: httpx.AsyncClient, endpoint: str, body: dict[str, Any]
             event = parse_event(line)
             if event is None:
                 continue
-            if _has_text(event):
+            if text := _text(event):
+                result.text += text
                 now = time.perf_counter()
                 if num_updates:
                     result.gaps_s.append(now - last)
@@ -66,12 +68,14 @@ async def _stream(client: httpx.AsyncClient, endpoint: str, body: dict[str, Any]
         result.num_output_tokens = num_updates
 
 
-def _has_text(event: dict[str, Any]) -> bool:
+def _text(event: dict[str, Any]) -> str:
+    """Of the first choice that has some, reasoning included."""
     for choice in event.get("choices") or []:
         said = choice.get("delta") or choice
-        if said.get("text") or said.get("content") or said.get("reasoning_content") or said.get("reasoning"):
-            return True
-    return False
+        for name in ("text", "content", "reasoning_content", "reasoning"):
+            if said.get(name):
+                return str(said[name])
+    return ""
 
 
 def _read_figures(event: dict[str, Any], result: RequestResult) -> None:

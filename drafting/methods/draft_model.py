@@ -208,8 +208,8 @@ class DraftModelNet:
         return [token_id for token_id in twins if token_id is not None]
 
     def _rows_of_target(self, logits: torch.Tensor) -> Sequence[Row]:
-        """logits [N, draft vocabulary] as N rows over the target's."""
-        return list(logits.float().cpu().numpy()) if self.vocabulary is None else self.vocabulary.rows(logits)
+        """logits [N, draft vocabulary] as N rows over the target's, which outlive the next forward."""
+        return list(logits.float().cpu().numpy().copy()) if self.vocabulary is None else self.vocabulary.rows(logits)
 
     def _cut_back(self, session: DraftSession, state: _State) -> None:
         """Truncates the cache to the committed tokens it agrees with; the last of them is always recomputed."""

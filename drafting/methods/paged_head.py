@@ -15,7 +15,7 @@ from outrider.engine.attention.paged_kv import PagedKVCache, bytes_per_block
 from outrider.engine.model.lean.make_lean import Probe, make_lean
 from outrider.engine.model.row_invariance import make_row_invariant
 from outrider.engine.run.batch import ForwardBatch, SessionRows, build_batch
-from outrider.engine.run.cpu_graphs import RecordedForwards
+from outrider.engine.run.cpu_graphs import RecordedForwards, copied
 
 
 class FeatureHead(Protocol):
@@ -94,7 +94,7 @@ class PagedHead:
         # For any requested logits: a recorded forward returns a row's features here.
         every_row = torch.arange(len(features), device=self.device)
         found = self._recorded.run(dataclasses.replace(batch, logits_rows=every_row), features)
-        return self.compute(batch, features) if found is None else found[0]
+        return self.compute(batch, features) if found is None else copied(found[0])
 
     @torch.inference_mode()
     def compute(self, batch: ForwardBatch, features: torch.Tensor) -> torch.Tensor:

@@ -88,8 +88,8 @@ class RecordedForwards:
         tap_layers: tuple[int, ...] = (),
         on_start: Callable[[], None] | None = None,
     ) -> Tensors | None:
-        """tap_layers: the layers that the forward taps now, part of the recording's key. on_start: called before the
-        kernels run, if they do."""
+        """The next run may overwrite the logits. tap_layers: the layers that the forward taps now, part of the
+        recording's key. on_start: called before the kernels run, if they do."""
         num_rows = self._bucket(batch)
         if num_rows is None:
             return None
@@ -167,8 +167,8 @@ class RecordedForwards:
         recorded.run()
         num_rows = batch.token_ids.shape[0]
         logits, hidden = recorded.outputs
-        hidden = {layer: _copy(rows[:num_rows]) for layer, rows in hidden.items()}
-        return _copy_rows(logits[:num_rows], batch.logits_rows), hidden
+        hidden = {layer: copied(rows[:num_rows]) for layer, rows in hidden.items()}
+        return _rows_of(logits[:num_rows], batch.logits_rows), hidden
 
     def _refuse(self, reason: str) -> None:
         self._is_refused = True
@@ -197,7 +197,7 @@ def _num_weights(module: torch.nn.Module) -> int:
     return sum(linear.in_features * linear.out_features for linear in linears)
 
 
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
+def copied(tensor: torch.Tensor) -> torch.Tensor:
     """On this thread alone: torch's clone wakes the thread team (16 rows of logits, busy machine: 3 ms)."""
     tensor = tensor.contiguous()
     copy = torch.empty_like(tensor)
@@ -205,10 +205,13 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
     return copy
 
 
-def _copy_rows(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """tensor[rows] for ascending rows: consecutive rows are copied at once, on this thread alone."""
+def _rows_of(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """tensor[rows] for ascending rows: the tensor itself for all of them, else consecutive rows are copied at once.
+
+    A copy of 24 rows of 49,152 logits, in fresh memory, took 4 % of the engine's thread.
+    """
     if len(rows) == len(tensor):
-        return _copy(tensor)
+        return tensor
     tensor = tensor.contiguous()
     copy = tensor.new_empty(len(rows), *tensor.shape[1:])
     cuts = [0, *(torch.nonzero(rows.diff() > 1).flatten() + 1).tolist(), len(rows)]

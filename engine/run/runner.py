@@ -29,7 +29,8 @@ def _nothing() -> None:
 class ForwardResult:
     """logits [R, V] for batch.logits_rows, float32 on the CPU; hidden[L] [T, H] in the model's dtype.
 
-    On a CUDA device both are on it, logits in the model's dtype, and the next forward may overwrite them.
+    The runner's next forward may overwrite the logits, and on a CUDA device hidden too. There both are on it, logits in
+    the model's dtype.
     """
 
     logits: torch.Tensor

@@ -27,8 +27,6 @@ from outrider.kernels.linear import cpu_panel_coding as coding
 from outrider.kernels.linear import cpu_panel_tiles, cpu_panels
 from outrider.kernels.linear.codes import Codes, Grouping
 
-# weights; smaller matrices run on one thread, as cpu_panels
-_MIN_PARALLEL_WEIGHTS = 400_000
 # numbers; packed at once, where packing takes several times their memory
 _SLAB_NUMBERS = 4_000_000
 _ERRORS = {1: "an id names no row of the weight"}
@@ -198,7 +196,7 @@ def linear(x: torch.Tensor, packed: CodePanels, bias: torch.Tensor | None = None
     if out.numel() == 0:
         return out
     x, x_sums = _prepared(x.contiguous(), packed, num_rows)
-    threads = 1 if num_outputs * num_inputs < _MIN_PARALLEL_WEIGHTS else torch.get_num_threads()
+    threads = cpu_panels.num_threads(num_outputs * num_inputs, num_rows)
     num_lines = -(-num_inputs // 2)
     call = tiles.CallRecord(
         x.data_ptr(), 4 * num_lines, *_address_and_stride(x_sums), packed.panels.data_ptr(), len(packed.panels),

@@ -39,6 +39,8 @@ _AHEAD_BYTES = 3072
 # rows of one pass, and rows up to which lines are decoded in registers, as of coded bf16 panels
 _MAX_GROUP_ROWS = 6
 _MAX_ROWS_DECODED_IN_REGISTERS = 12
+# rows of one pass over decoded lines; their sums and totals fit in 32 registers
+_MAX_ROWS_WITH_TOTALS_IN_REGISTERS = 3
 _F32, _I32, _I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 _VF32, _VF16 = ir.VectorType(_F32, LANES), ir.VectorType(ir.HalfType(), LANES)
 _i = types.int64
@@ -101,15 +103,13 @@ def _make_add(kind: int, num_rows: int) -> Any:
     ) -> None:
         decoder = LineDecoder(builder, kind, table)
         cells = [(r, v) for r in range(num_rows) for v in range(_VECTORS)]
-        sums = {cell: cgutils.alloca_once(builder, _VF32) for cell in cells}
+        sums, going_on = ({cell: cgutils.alloca_once(builder, _VF32) for cell in cells} for _ in range(2))
         factors = [cgutils.alloca_once(builder, _VF32) for _ in range(_VECTORS)]
         rows = [offset(builder, x, x_stride, r) for r in range(num_rows)]
         places = {(r, v): offset(builder, offset(builder, totals, ROW_BYTES, r), VECTOR_BYTES, v) for r, v in cells}
-
-        def go_on(r: int, v: int, right: Value) -> None:
-            total = load(builder, places[r, v], _VF32, 4)
-            store(builder, fma(builder, right, builder.load(factors[v]), total), places[r, v], 4)
-
+        stay = num_rows <= _MAX_ROWS_WITH_TOTALS_IN_REGISTERS
+        for cell in cells if stay else ():
+            builder.store(load(builder, places[cell], _VF32, 4), going_on[cell])
         last_group = builder.sub(builder.add(num_lines, group_lines), _ONE)
         num_groups = builder.sdiv(last_group, group_lines)
         with cgutils.for_range_slice(builder, _ZERO, num_groups, _ONE, _I64) as (group, _n):
@@ -129,14 +129,20 @@ def _make_add(kind: int, num_rows: int) -> Any:
                         builder.store(dot_pairs(builder, builder.load(sums[r, v]), pair, columns[v]), sums[r, v])
             _load_factors(builder, scales, scale_bytes, group, factors)
             for r, v in cells:
-                go_on(r, v, builder.load(sums[r, v]))
+                total = builder.load(going_on[r, v]) if stay else load(builder, places[r, v], _VF32, 4)
+                builder.store(fma(builder, builder.load(sums[r, v]), builder.load(factors[v]), total), going_on[r, v])
             with builder.if_then(builder.icmp_signed("!=", minimums, _ZERO)):
                 _load_factors(builder, minimums, scale_bytes, group, factors)
                 for r in range(num_rows):
                     row = offset(builder, x_sums, x_sums_stride, r)
                     sum_of_x = splat(builder, load(builder, offset(builder, row, 4, group), _F32, 4))
                     for v in range(_VECTORS):
-                        go_on(r, v, sum_of_x)
+                        total = fma(builder, sum_of_x, builder.load(factors[v]), builder.load(going_on[r, v]))
+                        builder.store(total, going_on[r, v])
+            for cell in () if stay else cells:
+                store(builder, builder.load(going_on[cell]), places[cell], 4)
+        for cell in cells if stay else ():
+            store(builder, builder.load(going_on[cell]), places[cell], 4)
 
     return add
 
@@ -219,7 +225,8 @@ def _add_chunk(call, panel, first, num_lines, x, x_sums, num_rows, scratch):  # 
         else:
             _decode_e4m3(lines, num_lines, panel.table, scratch)
         kind, lines = BF16, scratch
-    num_groups = (num_rows + _MAX_GROUP_ROWS - 1) // _MAX_GROUP_ROWS
+    group_rows = _MAX_ROWS_WITH_TOTALS_IN_REGISTERS if kind == BF16 else _MAX_GROUP_ROWS
+    num_groups = (num_rows + group_rows - 1) // group_rows
     row = 0
     for group in range(num_groups):
         end = (group + 1) * num_rows // num_groups

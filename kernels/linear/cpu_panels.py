@@ -30,8 +30,9 @@ from outrider.kernels.linear import cpu_panel_amx as amx
 from outrider.kernels.linear import cpu_panel_coding as coding
 from outrider.kernels.linear import cpu_panel_tiles as tiles
 
-# weights; smaller matrices run on one thread
+# weights, and weights x rows; calls below both run on one thread: 20 to 30 us, a few times what a second one costs
 _MIN_PARALLEL_WEIGHTS = 400_000
+_MIN_PARALLEL_PRODUCTS = 2_000_000
 # weights; smaller matrices stay plain: in cache, decoding only costs (1024 x 1024: 40 -> 43 us at 1 row, 51 -> 64 at 6)
 MIN_CODED_WEIGHTS = 1_000_000
 # patches per weight; matrices above it stay plain. Trained weights need about 1 in 10,000
@@ -128,6 +129,12 @@ def _code(plain: Panels) -> Panels | None:
     return Panels(plain.num_outputs, plain.num_inputs, coded, tables, patches, ends, plain.amx)
 
 
+def num_threads(num_weights: int, num_rows: int) -> int:
+    """Threads worth waking for one call."""
+    is_small = num_weights < _MIN_PARALLEL_WEIGHTS and num_weights * num_rows < _MIN_PARALLEL_PRODUCTS
+    return 1 if is_small else torch.get_num_threads()
+
+
 def linear(x: torch.Tensor, packed: Panels, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x bf16 [..., K], packed from pack(weight [N, K]), bias bf16 [N], contiguous, or None; returns bf16 [..., N].
 
@@ -144,7 +151,7 @@ def linear(x: torch.Tensor, packed: Panels, bias: torch.Tensor | None = None) ->
     if num_inputs % 2:
         x, num_inputs = pad(x, (0, 1)), num_inputs + 1
     x = x.contiguous()
-    threads = 1 if num_outputs * num_inputs < _MIN_PARALLEL_WEIGHTS else torch.get_num_threads()
+    threads = num_threads(num_outputs * num_inputs, num_rows)
     panels = packed.panels
     call = tiles.CallRecord(
         x.data_ptr(), 2 * num_inputs, panels.data_ptr(), panels[0].nbytes, *_coding_of(packed),

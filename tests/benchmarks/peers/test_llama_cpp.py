@@ -9,10 +9,11 @@ import pytest
 from rich.console import Console
 
 from benchmarks import serving
-from benchmarks.peer_llama_cpp import LlamaCppPeer, PeerError
+from benchmarks.peers.llama_cpp import LlamaCppPeer
+from benchmarks.peers.server_process import PeerError
 from outrider.shared.errors import ConfigError
 
-DRAFT = str(Path(__file__).parents[2] / "models" / "demo-draft")
+DRAFT = str(Path(__file__).parents[3] / "models" / "demo-draft")
 
 
 def test_without_a_llama_server_its_row_says_so(

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -21,54 +21,38 @@ import httpx
 from tokenizers import Tokenizer
 
 from benchmarks.gguf.export import export_gguf
-from benchmarks.peer_transformers import PeerRun
+from benchmarks.peers.server_process import PeerError, ServerProcess
+from benchmarks.peers.transformers import PeerRun
 from outrider.client.stack.processes import free_port
-from outrider.shared.errors import ConfigError, OutriderError
 
 # Without its type llama-server loads the draft model but decodes plainly.
 DRAFT_OPTIONS = ("--spec-type", "draft-simple", "--spec-draft-n-max", "5", "--spec-draft-model")
 VARIANTS = ("plain", "draft_model")
 CONTEXT_LEN = 2048
 START_TIMEOUT_S = 120.0
-STOP_TIMEOUT_S = 10.0
+REQUEST_TIMEOUT_S = 600.0
 
 
-class PeerError(OutriderError):
-    """llama-server did not start, or gave an unexpected answer."""
+def llama_server_command(
+    program: Sequence[str], model: Path, port: int, *, num_slots: int, context_len: int
+) -> list[str]:
+    """A thread per core. program: llama-server's command, without options. context_len: tokens per slot."""
+    num_threads = str(len(os.sched_getaffinity(0)))
+    return [
+        *(*program, "--model", str(model), "--host", "127.0.0.1", "--port", str(port)),
+        *("--threads", num_threads, "--threads-batch", num_threads),
+        *("--parallel", str(num_slots), "--ctx-size", str(num_slots * context_len)),
+    ]
 
 
-class LlamaServer:
-    """One llama-server process with one stream, running within the `with` block. Its output goes to `log`."""
+class LlamaServer(ServerProcess):
+    """One llama-server process with one stream."""
 
     def __init__(self, binary: Path, model: Path, draft: Path | None, log: Path) -> None:
-        num_threads = str(len(os.sched_getaffinity(0)))
         port = free_port()
-        self._log = log
-        self._command = [
-            *(str(binary), "--model", str(model), "--host", "127.0.0.1", "--port", str(port)),
-            *("--threads", num_threads, "--threads-batch", num_threads),
-            *("--parallel", "1", "--ctx-size", str(CONTEXT_LEN)),
-            *((*DRAFT_OPTIONS, str(draft)) if draft else ()),
-        ]
-        # One connection per request: llama-server closes idle ones, which httpx would notice only on the next use.
-        limits = httpx.Limits(max_keepalive_connections=0)
-        self._client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=600, limits=limits)
-
-    def __enter__(self) -> LlamaServer:
-        with self._log.open("wb") as out:
-            try:
-                self._process = subprocess.Popen(self._command, stdout=out, stderr=subprocess.STDOUT)
-            except OSError as error:
-                raise ConfigError(f"--llama-server {self._command[0]}: {error.strerror}") from error
-        try:
-            self._wait_until_ready()
-        except BaseException:
-            self._stop()
-            raise
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._stop()
+        command = llama_server_command([str(binary)], model, port, num_slots=1, context_len=CONTEXT_LEN)
+        command += (*DRAFT_OPTIONS, str(draft)) if draft else ()
+        super().__init__(command, port, log, option="--llama-server", start_timeout_s=START_TIMEOUT_S)
 
     def complete(self, prompt_ids: list[int], max_tokens: int) -> list[int]:
         """Greedy, streamed, never stopped early. Raises PeerError unless `max_tokens` tokens come.
@@ -86,45 +70,21 @@ class LlamaServer:
         try:
             token_ids = self._stream(request)
         except httpx.TransportError as error:
-            raise PeerError(f"llama-server disconnected; its log ends with: {self._last_words()}") from error
+            raise PeerError(f"llama-server disconnected; its log ends with: {self.last_words()}") from error
         if len(token_ids) != max_tokens:
             raise PeerError(f"llama-server streamed {len(token_ids)} of {max_tokens} tokens")
         return token_ids
 
     def _stream(self, request: dict[str, Any]) -> list[int]:
         token_ids: list[int] = []
-        with self._client.stream("POST", "/completion", json=request) as response:
+        # One connection per request: llama-server closes idle ones, which httpx would notice only on the next use.
+        with httpx.stream("POST", f"{self.url}/completion", json=request, timeout=REQUEST_TIMEOUT_S) as response:
             if response.status_code != 200:
                 raise PeerError(f"llama-server, HTTP {response.status_code}: {response.read().decode()}")
             for line in response.iter_lines():
                 if line.startswith("data: {"):
                     token_ids += json.loads(line[6:])["tokens"]
         return token_ids
-
-    def _wait_until_ready(self) -> None:
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while not self._is_ready():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                raise PeerError(f"{' '.join(self._command)} did not start; its log ends with: {self._last_words()}")
-            time.sleep(0.1)
-
-    def _is_ready(self) -> bool:
-        try:
-            return self._client.get("/health").status_code == 200
-        except httpx.TransportError:
-            return False
-
-    def _last_words(self) -> str:
-        return self._log.read_text(errors="replace")[-2000:]
-
-    def _stop(self) -> None:
-        self._client.close()
-        self._process.terminate()
-        try:
-            self._process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
 
 
 class LlamaCppPeer:

@@ -1,0 +1,1 @@
+"""Other systems that a benchmark measures in the same run."""

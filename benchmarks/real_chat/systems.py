@@ -1,0 +1,115 @@
+"""The systems that are measured: this one, llama.cpp and vLLM, each serving the same weights for as long as it runs.
+
+llama.cpp reads the GGUF file as it is. vLLM's CPU build reads no GGUF, so it gets the same weights dequantised.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+
+from benchmarks.peers.llama_cpp import llama_server_command
+from benchmarks.peers.server_process import ServerProcess
+from benchmarks.real_chat.traffic import Variant
+from outrider.client.rest import get_json, rest_client, served_model
+from outrider.client.stack.commands import StackSettings
+from outrider.client.stack.local_models import with_folders
+from outrider.client.stack.processes import Stack, free_port
+from outrider.engine.model.gguf.folder import model_folder
+from outrider.engine.model.guards import read_config
+from outrider.engine.model.weights import read_weights
+
+NUM_SPECULATIVE_TOKENS = 5
+# tokens; a question, its template and an answer
+_CONTEXT_LEN = 1024
+_XLLAMACPP_SERVER = Path(__file__).parents[1] / "peers" / "xllamacpp_server.py"
+# seconds; vLLM compiles the model at its first start
+_START_TIMEOUT_S = 600.0
+_VLLM_NGRAM = f'{{"method": "ngram", "num_speculative_tokens": {NUM_SPECULATIVE_TOKENS}, "prompt_lookup_max": 5}}'
+# GiB; twice what its requests fill, where its default is a share of the machine's memory
+_VLLM_ENVIRON = {"VLLM_CPU_KVCACHE_SPACE": "1"}
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+
+# Its own sampling defaults cut the law, and it would keep prompts between runs.
+_LLAMA_CPP_FIELDS = {"cache_prompt": False, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+
+Progress = Callable[[str], None]
+
+
+def outrider(model: str, head: str, folder: Path, until: ExitStack, progress: Progress) -> list[Variant]:
+    """Plain, each method and `auto`. head: a draft model or head; empty: none. Stopped when `until` is closed."""
+    settings = with_folders(
+        StackSettings(model=model, draft_model=head, port=free_port(), grpc_port=free_port(), num_drafters=0), progress
+    )
+    stack = Stack(settings, folder / "outrider", progress)
+    url = stack.start().url
+    until.callback(stack.stop)
+    with rest_client(url) as client:
+        card = get_json(client, "/v1/models")["data"][0]
+    variants = []
+    for method in ("off", *card["draft_methods"], "auto"):
+        speculation = {"method": method, "num_speculative_tokens": NUM_SPECULATIVE_TOKENS}
+        variants.append(Variant("outrider", method, url, card["id"], {"speculation": speculation}, takes_salt=True))
+    return variants
+
+
+def llama_cpp(
+    program: Sequence[str], option: str, gguf: Path, num_slots: int, folder: Path, until: ExitStack
+) -> list[Variant]:
+    """Plain, and its n-grams. program: of llama-server's options. option: the one that names the program."""
+    variants = []
+    for name, spec_type in (("off", "none"), ("ngram", "ngram-simple")):
+        port = free_port()
+        command = llama_server_command(program, gguf, port, num_slots=num_slots, context_len=_CONTEXT_LEN)
+        command += ["--spec-type", spec_type]
+        log = folder / f"llama-cpp-{name}.log"
+        server = ServerProcess(command, port, log, option=option, start_timeout_s=_START_TIMEOUT_S)
+        until.enter_context(server)
+        variants.append(Variant("llama.cpp", name, server.url, _model(server.url), _LLAMA_CPP_FIELDS))
+    return variants
+
+
+def llama_server_of_package(python: Path) -> list[str]:
+    """The program for `llama_cpp` where `python` has the package xllamacpp."""
+    return [str(python), str(_XLLAMACPP_SERVER)]
+
+
+def vllm(python: Path, model: str, num_slots: int, folder: Path, until: ExitStack) -> list[Variant]:
+    """Plain, and n-grams of the same length. python: that has vllm."""
+    weights = folder / "dequantised"
+    save_dequantised(model, weights)
+    variants = []
+    for name, speculation in (("off", ()), ("ngram", ("--speculative-config", _VLLM_NGRAM))):
+        port = free_port()
+        command = [
+            *(str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(weights)),
+            *("--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16"),
+            *("--max-model-len", str(_CONTEXT_LEN), "--max-num-seqs", str(num_slots), *speculation),
+        ]
+        log = folder / f"vllm-{name}.log"
+        server = ServerProcess(
+            command, port, log, option="--vllm", start_timeout_s=_START_TIMEOUT_S, environ=_VLLM_ENVIRON
+        )
+        until.enter_context(server)
+        variants.append(Variant("vllm", name, server.url, _model(server.url), takes_salt=True))
+    return variants
+
+
+def save_dequantised(model: str, folder: Path) -> None:
+    """A bf16 checkpoint of a GGUF file's weights, or of a quantised checkpoint's."""
+    source = model_folder(model)
+    config = read_config(source)
+    weights = read_weights(source, config, torch.bfloat16, torch.device("cpu"), for_engine=False)
+    weights.save_pretrained(folder)
+    for name in _TOKENIZER_FILES:
+        if (Path(source) / name).is_file():
+            shutil.copy(Path(source) / name, folder / name)
+
+
+def _model(url: str) -> str:
+    with rest_client(url) as client:
+        return served_model(client)

@@ -1,0 +1,57 @@
+"""Which questions a run asks, and one small run of the whole benchmark on a real stack without peers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from benchmarks.real_chat import __main__ as real_chat
+from benchmarks.real_chat.__main__ import Load
+from benchmarks.real_chat.questions import QUESTIONS
+from benchmarks.real_chat.traffic import Run, Variant
+from outrider.client.bench.request import RequestResult
+
+TARGET = Path(__file__).parents[3] / "models" / "demo-target"
+
+
+def test_rounds_ask_other_questions_and_enough_for_all_streams() -> None:
+    assert len(set(QUESTIONS)) == len(QUESTIONS) >= 32
+    for num_streams, count in ((1, 4), (4, 8), (16, 16), (32, 32)):
+        first, second = (Load(0.0, num_streams).questions(index) for index in range(2))
+        assert len(set(first)) == count
+        assert num_streams == 32 or not set(first) & set(second)
+
+
+def test_runs_do_not_share_a_salt_and_peers_get_no_fields_of_ours() -> None:
+    ours = Variant("outrider", "auto", "", "m", {"speculation": {"method": "auto"}}, takes_salt=True)
+    assert ours.body("why?", 8, 0.0, "a")["cache_salt"] == "a"
+    assert ours.body("why?", 8, 0.0, "a")["speculation"] == {"method": "auto"}
+    theirs = Variant("llama.cpp", "off", "", "m", {"cache_prompt": False}).body("why?", 8, 1.0, "a")
+    assert theirs["messages"] == [{"role": "user", "content": "why?"}]
+    assert not {"cache_salt", "speculation"} & theirs.keys()
+
+
+def run_of(*texts: str) -> Sequence[Run]:
+    return [Run(1.0, [RequestResult(num_output_tokens=2, text=text) for text in texts], None)]
+
+
+def test_other_text_with_drafts_is_an_error_of_ours_and_a_figure_of_a_peer() -> None:
+    plain, other = run_of("yes", "no"), run_of("yes", "maybe")
+    with pytest.raises(RuntimeError, match="ngram: 1 of 2 answers differ from the plain ones"):
+        real_chat._row(Variant("outrider", "ngram", "", "m"), Load(0.0, 1), other, plain)
+    row = real_chat._row(Variant("llama.cpp", "ngram", "", "m"), Load(0.0, 1), other, plain)
+    assert row["same_text_as_plain"] == "1/2"
+    assert real_chat._row(Variant("outrider", "ngram", "", "m"), Load(1.0, 1), other, plain)["tokens_per_s"] == 4.0
+
+
+@pytest.mark.storm
+def test_a_small_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = tmp_path / "chat.svg"
+    real_chat.main(str(TARGET), streams="1", temperature=[0.0], max_tokens=8, rounds=1, plot=picture, save=False)
+    printed = capsys.readouterr().out
+    rows = [line.split(" | ") for line in printed.splitlines() if line.startswith("| 0 | 1 | outrider")]
+    assert {row[3] for row in rows} == {"off", "suffix", "ngram", "auto"}
+    assert all(row[-1] == "4/4 |" for row in rows)
+    assert picture.is_file()

@@ -1,0 +1,49 @@
+"""The table's ratios, from rows written by hand, and what the picture holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from benchmarks.real_chat import report
+
+
+def row(system: str, variant: str, rate: float, *, temperature: float = 0.0, length: float | None = None) -> Any:
+    return {
+        "system": system,
+        "variant": variant,
+        "temperature": temperature,
+        "num_streams": 4,
+        "tokens_per_s": rate,
+        "ttft_s": {"p50": 0.0254},
+        "acceptance_length": length,
+        "same_text_as_plain": "7/8",
+    }
+
+
+ROWS = [
+    row("outrider", "off", 100.0),
+    row("outrider", "auto", 150.0, length=2.345),
+    row("llama.cpp", "off", 40.0),
+    row("llama.cpp", "ngram", 60.0),
+    row("outrider", "off", 10.0, temperature=1.0),
+]
+
+
+def test_ratios_are_to_the_own_plain_variant_and_to_the_fastest_peer_at_the_same_load() -> None:
+    lines = list(report.table(ROWS))
+    assert len(lines) == 2 + len(ROWS)
+    assert lines[3] == "| 0 | 4 | outrider | auto | 150.0 | 1.50 | 2.50 | 25 ms | 2.35 | 7/8 |"
+    assert lines[5] == "| 0 | 4 | llama.cpp | ngram | 60.0 | 1.50 |  | 25 ms |  | 7/8 |"
+    assert lines[6] == "| 1 | 4 | outrider | off | 10.0 | 1.00 |  | 25 ms |  | 7/8 |"
+
+
+def test_the_picture_names_every_variant_of_the_lowest_temperature(tmp_path: Path) -> None:
+    path = tmp_path / "chat.svg"
+    report.draw([*ROWS, row("vllm", "off", 30.0, temperature=1.0)], path)
+    text = path.read_text()
+    assert all(f">{name}<" in text for name in ("outrider, off", "outrider, auto", "llama.cpp, ngram", "tokens/s"))
+    assert "vllm" not in text
+    before = path.read_bytes()
+    report.draw(ROWS, path)
+    assert path.read_bytes() == before
