@@ -59,6 +59,7 @@ class OutputParser:
         spelled = output.spelled(symbols.spell)
         self._reasoning_row, self._row = spelled.reasoning, spelled.calls
         self._is_bare = False
+        self._has_markers = False
         self._coroutine = self._output()
         self._is_done = False
 
@@ -178,8 +179,10 @@ class OutputParser:
             if (yield from reader.match(marker)):
                 return ""
         if (yield from reader.match(row.begin)):
+            self._has_markers = True
             return "" if (yield from self._call()) else row.begin
-        if is_at_start and row.bare and (yield from reader.follows(_BARE_BEGIN[row.body])):
+        bare_begin = _BARE_BEGIN[row.body] if row.bare else "" if self._has_markers else row.unmarked
+        if is_at_start and bare_begin and (yield from reader.follows(bare_begin)):
             self._is_bare = True
             found = yield from self._call()
             self._is_bare = False

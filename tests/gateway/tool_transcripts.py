@@ -26,6 +26,8 @@ from tool_forms import (
     minimax,
 )
 
+OTHER_JSON = '{"name": "Bob", "arguments": {}}'
+
 
 @dataclass(frozen=True)
 class Transcript:
@@ -99,6 +101,35 @@ TRANSCRIPTS = (
         special=HERMES,
     ),
     Transcript(
+        "hermes without markers", "hermes", f"{as_object(ZURICH)}\n{as_object(SUM)}\n", (ZURICH, SUM), special=HERMES
+    ),
+    Transcript(
+        "hermes thinks, then calls without markers",
+        "hermes",
+        f"<think>\nSum?\n</think>\n\n{as_object(SUM)}</tool_call>",
+        (SUM,),
+        "",
+        "Sum?",
+        "qwen3",
+        HERMES,
+    ),
+    Transcript(
+        "hermes other JSON",
+        "hermes",
+        '{"name": "Bob", "arguments": {}}',
+        (),
+        '{"name": "Bob", "arguments": {}}',
+        special=HERMES,
+    ),
+    Transcript(
+        "hermes names a call in its text",
+        "hermes",
+        f"<tool_call>{as_object(EMPTY)}</tool_call>\n{as_object(SUM)}",
+        (EMPTY,),
+        as_object(SUM),
+        special=HERMES,
+    ),
+    Transcript(
         "mistral list, arguments in a string",
         "mistral_json",
         '[TOOL_CALLS][{"name": "add", "arguments": "{\\"numbers\\": [1]}"}]',
@@ -140,9 +171,7 @@ TRANSCRIPTS = (
         (ZURICH, EMPTY),
         special=("<|python_tag|>",),
     ),
-    Transcript(
-        "llama other JSON", "llama3_json", '{"name": "Bob", "parameters": {}}', (), '{"name": "Bob", "parameters": {}}'
-    ),
+    Transcript("llama other JSON", "llama3_json", OTHER_JSON, (), OTHER_JSON),
     Transcript(
         "granite",
         "granite",
