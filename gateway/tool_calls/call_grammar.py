@@ -66,7 +66,8 @@ class CallGrammar:
 
     def _unmarked(self, tool: CallRule) -> str:
         """Its beginning is one lexeme: the longest wins, and text may share all but its last character."""
-        begin = self._lark.rule(f"/[ \\n]{{0,2}}{regex_escaped(self._row.unmarked)}/")
+        spaces = _SPACE[1:-1]
+        begin = self._lark.rule(f"/{spaces}{regex_escaped(self._row.unmarked).replace(' ', spaces)}/")
         named = quoted(f'{tool.name}", "{self._row.arguments_key}": ')
         return f'{begin} {named} {self._json(tool.parameters)} "}}"'
 

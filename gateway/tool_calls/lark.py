@@ -62,10 +62,15 @@ class Lark:
 
 
 def text_without(beginning: str) -> str:
-    """A regex of any text but special tokens that does not begin so, whatever whitespace is before it."""
-    rest = ""
-    for character in reversed(beginning):
-        other = f"[^{_SPACE_CLASS if character == beginning[0] else ''}{character}](?s:.*)"
+    """A regex of any text but special tokens that does not begin so, where a space stands for any whitespace and
+    whitespace may be before it.
+    """
+    rest, after = "", reversed(f" {beginning}"[:-1])
+    for character, before in zip(reversed(beginning), after, strict=True):
+        if character == " ":
+            rest = f"[{_SPACE_CLASS}]*{rest}"
+            continue
+        other = f"[^{_SPACE_CLASS if before == ' ' else ''}{character}](?s:.*)"
         rest = f"({other}|{regex_escaped(character)}{rest})?" if rest else f"({other})?"
     return f"/[{_SPACE_CLASS}]*{rest}/"
 

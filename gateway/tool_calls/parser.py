@@ -181,13 +181,27 @@ class OutputParser:
         if (yield from reader.match(row.begin)):
             self._has_markers = True
             return "" if (yield from self._call()) else row.begin
-        bare_begin = _BARE_BEGIN[row.body] if row.bare else "" if self._has_markers else row.unmarked
-        if is_at_start and bare_begin and (yield from reader.follows(bare_begin)):
+        if is_at_start and (yield from self._bare_follows(row)):
             self._is_bare = True
             found = yield from self._call()
             self._is_bare = False
             return "" if found else None
         return None
+
+    def _bare_follows(self, row: CallFormat) -> Step[bool]:
+        """Whether the text goes on as a call without its marker begins."""
+        if row.bare:
+            return (yield from self._reader.follows(_BARE_BEGIN[row.body]))
+        if not row.unmarked or self._has_markers:
+            return False
+        self._reader.mark()
+        for piece in row.unmarked.split(" "):
+            yield from self._reader.skip_space()
+            found = yield from self._reader.match(piece)
+            if not found:
+                break
+        self._reader.rewind()
+        return found
 
     def _call(self) -> Step[bool]:
         """What follows a begin marker, and its end. If it is no call, nothing is taken."""

@@ -187,7 +187,7 @@ def test_anthropic(real_stack: RunningStack, tools: Tools, streamed: bool) -> No
                 "messages": messages,
                 "tools": ANTHROPIC_TOOLS,
                 "tool_choice": {"type": "auto" if turn else "any"},
-                "temperature": 0,
+                "extra_body": {"temperature": 0},
             }
             if streamed:
                 with client.messages.stream(**asked) as stream:

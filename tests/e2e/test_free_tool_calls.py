@@ -26,30 +26,13 @@ TOOLS = [
     tool("get_weather", "Weather of a city.", city=TEXT, unit={"type": "string", "enum": ["celsius", "fahrenheit"]}),
     tool("calculate", "Value of an arithmetic expression.", expression=TEXT),
 ]
-# The model is small: with one call before its eyes it writes the form that its template asks for.
-HISTORY = [
-    {"role": "user", "content": "What is 12 times 7?"},
-    {
-        "role": "assistant",
-        "content": None,
-        "tool_calls": [
-            {
-                "id": "call_1",
-                "type": "function",
-                "function": {"name": "calculate", "arguments": '{"expression": "12 * 7"}'},
-            }
-        ],
-    },
-    {"role": "tool", "tool_call_id": "call_1", "content": "84"},
-    {"role": "assistant", "content": "12 times 7 is 84."},
-]
 QUESTIONS = ("What is the weather in Paris, in celsius?", "What is 345 plus 678?", "Say hello in French.")
-LAWS: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0}, "seeded": {"temperature": 0.8, "seed": 3}}
+LAWS: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0}, "seeded": {"temperature": 0.8, "seed": 13}}
 
 
 def asked(question: str, law: str, method: str, **fields: Any) -> dict[str, Any]:
     return {
-        "messages": [*HISTORY, {"role": "user", "content": question}],
+        "messages": [{"role": "user", "content": question}],
         "tools": TOOLS,
         "max_tokens": 64,
         "return_token_ids": True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,7 +102,11 @@ TRANSCRIPTS = (
         special=HERMES,
     ),
     Transcript(
-        "hermes without markers", "hermes", f"{as_object(ZURICH)}\n{as_object(SUM)}\n", (ZURICH, SUM), special=HERMES
+        "hermes without markers",
+        "hermes",
+        f"{as_object(ZURICH)}\n{json.dumps({'name': ADD, 'arguments': SUM[1]}, indent=2)}\n",
+        (ZURICH, SUM),
+        special=HERMES,
     ),
     Transcript(
         "hermes thinks, then calls without markers",
