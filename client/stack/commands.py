@@ -20,7 +20,7 @@ _LEAST_FAILOVER_S = 30.0
 @dataclass(frozen=True)
 class StackSettings:
     """The options of `outrider up`. Empty redis_url: start a Redis. num_drafters 0: the verifier drafts in its own
-    process and gets drafter_args.
+    process and gets drafter_args. start_timeout_s: without any step reported by the service that is waited for.
     """
 
     model: str

@@ -154,13 +154,18 @@ class Stack:
                 self.state.commands[name] += ["--port", match[2]]  # the last one counts
                 return f"{match[1]}:{match[2]}"
             steps = _LOADING_STEP.findall(text)
+            if len(steps) > num_shown:  # a large model, or a busy machine
+                deadline = time.monotonic() + self._settings.start_timeout_s
             for step in steps[num_shown:]:
                 self._progress(f"{name}: {step}")
             num_shown = len(steps)
             for started in self._processes:  # another one's wrong setting need not wait for this one's weights
                 self._check_alive(started)
             time.sleep(0.05)
-        raise StackError(f"{name} is not serving after {self._settings.start_timeout_s:.0f} s:\n{self.log_tail(name)}")
+        raise StackError(
+            f"{name} is not serving, and has reported no step for {self._settings.start_timeout_s:.0f} s:\n"
+            f"{self.log_tail(name)}"
+        )
 
     def _check_alive(self, name: str) -> None:
         code = self._processes[name].poll()

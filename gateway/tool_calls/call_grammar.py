@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.gateway.tool_calls.formats import Body, CallFormat
-from outrider.gateway.tool_calls.lark import ANY_TEXT, Lark, json_value, quoted
+from outrider.gateway.tool_calls.lark import ANY_TEXT, Lark, json_value, quoted, regex_escaped, text_without
 from outrider.gateway.tool_calls.schemas import closed, is_only_string, lifted, properties_of
 
 # As json.dumps writes, which templates show to the model; free whitespace lets a model write it without end.
@@ -53,7 +53,23 @@ class CallGrammar:
         if self._row.bare:
             text = self._lark.rule("/([^{\\[ \\t\\r\\n](?s:.*))?/")
             return f"{calls} | {text} | {until} {calls}"
-        return f"{self._framed_text()} ({until} {calls}){'*' if self._parallel else '?'} {text}"
+        more = f"({until} {calls}){'*' if self._parallel else '?'} {text}"
+        return f"{self._framed_text()} {more}" if not self._row.unmarked else self._or_unmarked(calls, more)
+
+    def _or_unmarked(self, calls: str, more: str) -> str:
+        """Calls without markers, or text in which none is read."""
+        text = text_without(self._row.unmarked)
+        begun = f"{self._lark.text_until(self._trigger(), text)} {calls}"
+        one = self._lark.rule(" | ".join(self._unmarked(tool) for tool in self._tools))
+        unmarked = f"{one}+" if self._parallel else one
+        return f"{unmarked} | {self._lark.rule(text)} | {begun} {more if self._parallel else self._lark.rule(ANY_TEXT)}"
+
+    def _unmarked(self, tool: CallRule) -> str:
+        """Its beginning is one lexeme: the longest wins, and text may share all but its last character."""
+        spaces = _SPACE[1:-1]
+        begin = self._lark.rule(f"/{spaces}{regex_escaped(self._row.unmarked).replace(' ', spaces)}/")
+        named = quoted(f'{tool.name}", "{self._row.arguments_key}": ')
+        return f'{begin} {named} {self._json(tool.parameters)} "}}"'
 
     def _framed_text(self) -> str:
         """Text between the markers that some families put around an answer; optional."""

@@ -47,6 +47,8 @@ class Body(enum.Enum):
 class CallFormat:
     """begin: in front of each call, or of each list of calls. end: after it. section: around all calls, or around each
     (section_each). framing: other markers that are no text. bare: the whole output may be a call without its marker.
+    unmarked: how such an output begins where the template asks for the marker and small models leave it out; a space
+    stands for any whitespace.
 
     NAMED and TAGGED: head comes before the name, separator after it. TAGGED: key_begin, the key, one of key_ends (true:
     the value is a string, false: it is JSON, None: the tool's schema says), value_begin, the value, value_end.
@@ -59,6 +61,7 @@ class CallFormat:
     section_each: bool = False
     framing: tuple[str, ...] = ()
     bare: bool = False
+    unmarked: str = ""
     name_key: str = "name"
     arguments_key: str = "arguments"
     id_key: str = ""
@@ -117,7 +120,8 @@ _ARGUMENT_TAG = (("</arg_key>", None),)
 _DSML = "｜DSML｜"
 
 CALLS: dict[str, CallFormat] = {
-    "hermes": CallFormat(Body.OBJECT, "<tool_call>", "</tool_call>"),
+    # Qwen2.5-Coder 0.5B writes its calls without markers.
+    "hermes": CallFormat(Body.OBJECT, "<tool_call>", "</tool_call>", unmarked='{ "name" : "'),
     "longcat": CallFormat(Body.OBJECT, "<longcat_tool_call>", "</longcat_tool_call>"),
     "ernie45": CallFormat(Body.OBJECT, "<tool_call>", "</tool_call>", framing=("<response>", "</response>")),
     "internlm": CallFormat(Body.OBJECT, "<|action_start|><|plugin|>", "<|action_end|>", arguments_key="parameters"),

@@ -13,6 +13,8 @@ from outrider.shared.sampling_params import Grammar, GrammarKind
 
 # Any text but special tokens.
 ANY_TEXT = "/(?s:.*)/"
+# What Python's str.isspace is true of, in a class of a regex.
+_SPACE_CLASS = "\\s\\x1c-\\x1f"
 
 
 class Lark:
@@ -36,15 +38,15 @@ class Lark:
         """The text, its special tokens as tokens; "" for none."""
         return " ".join(f"<[{piece}]>" if isinstance(piece, int) else quoted(piece) for piece in self._pieces(text))
 
-    def text_until(self, marker: str) -> str:
-        """Any text and then the marker, which ends it wherever it stands first."""
+    def text_until(self, marker: str, text: str = ANY_TEXT) -> str:
+        """text: a regex. The marker behind it ends it wherever it stands first."""
         first, *rest = self._pieces(marker)
         if isinstance(first, int):
-            return f"{self.rule(ANY_TEXT)} {self.marker(marker)}"
+            return f"{self.rule(text)} {self.marker(marker)}"
         if not rest:
-            return self.rule(ANY_TEXT, f"[suffix={quoted(first)}]")
+            return self.rule(text, f"[suffix={quoted(first)}]")
         # The text in front of the token must be of one lexeme with what comes before it.
-        head = f"{ANY_TEXT[:-1]}{_regex_escaped(first)}/"
+        head = f"{text[:-1]}{regex_escaped(first)}/"
         return f"{self.rule(head)} {self.marker(marker.removeprefix(first))}"
 
     def _pieces(self, text: str) -> list[str | int]:
@@ -57,6 +59,20 @@ class Lark:
                     parts: list[str | int] = [before, self._token_ids[token], *self._pieces(after)]
                     pieces[place : place + 1] = [part for part in parts if part != ""]
         return pieces
+
+
+def text_without(beginning: str) -> str:
+    """A regex of any text but special tokens that does not begin so, where a space stands for any whitespace and
+    whitespace may be before it.
+    """
+    rest, after = "", reversed(f" {beginning}"[:-1])
+    for character, before in zip(reversed(beginning), after, strict=True):
+        if character == " ":
+            rest = f"[{_SPACE_CLASS}]*{rest}"
+            continue
+        other = f"[^{_SPACE_CLASS if before == ' ' else ''}{character}](?s:.*)"
+        rest = f"({other}|{regex_escaped(character)}{rest})?" if rest else f"({other})?"
+    return f"/[{_SPACE_CLASS}]*{rest}/"
 
 
 def quoted(text: str) -> str:
@@ -97,5 +113,5 @@ def _regex_literal(pattern: str) -> str:
     return written
 
 
-def _regex_escaped(text: str) -> str:
+def regex_escaped(text: str) -> str:
     return "".join(f"\\{character}" if character in "\\/.*+?()[]{}|^$" else character for character in text)

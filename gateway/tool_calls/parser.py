@@ -59,6 +59,7 @@ class OutputParser:
         spelled = output.spelled(symbols.spell)
         self._reasoning_row, self._row = spelled.reasoning, spelled.calls
         self._is_bare = False
+        self._has_markers = False
         self._coroutine = self._output()
         self._is_done = False
 
@@ -178,13 +179,29 @@ class OutputParser:
             if (yield from reader.match(marker)):
                 return ""
         if (yield from reader.match(row.begin)):
+            self._has_markers = True
             return "" if (yield from self._call()) else row.begin
-        if is_at_start and row.bare and (yield from reader.follows(_BARE_BEGIN[row.body])):
+        if is_at_start and (yield from self._bare_follows(row)):
             self._is_bare = True
             found = yield from self._call()
             self._is_bare = False
             return "" if found else None
         return None
+
+    def _bare_follows(self, row: CallFormat) -> Step[bool]:
+        """Whether the text goes on as a call without its marker begins."""
+        if row.bare:
+            return (yield from self._reader.follows(_BARE_BEGIN[row.body]))
+        if not row.unmarked or self._has_markers:
+            return False
+        self._reader.mark()
+        for piece in row.unmarked.split(" "):
+            yield from self._reader.skip_space()
+            found = yield from self._reader.match(piece)
+            if not found:
+                break
+        self._reader.rewind()
+        return found
 
     def _call(self) -> Step[bool]:
         """What follows a begin marker, and its end. If it is no call, nothing is taken."""

@@ -19,7 +19,7 @@ import redis
 from outrider.client.stack.commands import StackSettings, StackState
 from outrider.client.stack.own_redis import password_of, redis_url_of
 from outrider.client.stack.process_identity import _from_ps, process_identity
-from outrider.client.stack.processes import Stack, stop_running, write_state
+from outrider.client.stack.processes import Stack, StackError, stop_running, write_state
 from outrider.shared.errors import ConfigError
 
 
@@ -153,3 +153,32 @@ def test_the_gateway_is_told_of_redis_by_its_environment(tmp_path: Path) -> None
     stack = Stack(settings, tmp_path, lambda _message: None)
     stack.state.redis_url = settings.redis_url
     assert not any("secret" in part for part in stack._gateway_command())
+
+
+def test_a_start_may_take_long_while_it_reports_steps(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
+    """Each step comes just in time, and all of them take four times as long as one may."""
+    log_path = tmp_path / "verifier.log"
+    now = 0.0
+    lines = [*(f"INFO verifier: step {number}\n" for number in range(5)), "serving on 127.0.0.1:5\n"]
+
+    def write_next(_message: str) -> None:
+        nonlocal now
+        now += 80.0
+        with log_path.open("a") as log_file:
+            log_file.write(lines.pop(0))
+
+    write_next("")
+    stack = Stack(StackSettings(model="", draft_model="", start_timeout_s=100.0), tmp_path, write_next)
+    stack._processes["verifier"] = sleeper
+    stack.state.commands["verifier"] = []
+    with patch("outrider.client.stack.processes.time.monotonic", lambda: now):
+        assert stack._wait_serving("verifier") == "127.0.0.1:5"
+    assert now > 4 * 100.0
+
+
+def test_a_start_that_reports_no_further_step_fails(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
+    (tmp_path / "verifier.log").write_text("INFO verifier: reading weights\n")
+    stack = Stack(StackSettings(model="", draft_model="", start_timeout_s=0.2), tmp_path, lambda _message: None)
+    stack._processes["verifier"] = sleeper
+    with pytest.raises(StackError, match="has reported no step"):
+        stack._wait_serving("verifier")

