@@ -166,7 +166,13 @@ async def _run_servers(
     config: GatewayConfig, service: LiveService, admission: Admission, tls: GatewayTls, log: logging.Logger
 ) -> None:
     api_docs = is_enabled_at(config.host, config.api_docs)
-    app = create_app(service, admission=admission, api_docs=api_docs, playground=config.playground)
+    app = create_app(
+        service,
+        admission=admission,
+        api_docs=api_docs,
+        playground=config.playground,
+        shows_tokenizer=config.enable_tokenizer_info_endpoint,
+    )
     http = _Server(http_config(config, app, tls.server))
     grpc_server = None
     if config.grpc_port >= 0:

@@ -32,6 +32,13 @@ class GatewayConfig:
         "Field of messages and deltas that holds the reasoning.",
         choices=("reasoning", "reasoning_content"),
     )
+    return_tokens_as_token_ids: bool = setting(
+        False, "Log-probabilities name tokens as token_id:N, where a request does not say."
+    )
+    enable_force_include_usage: bool = setting(False, "Streams have the usage in every event, unasked.")
+    enable_tokenizer_info_endpoint: bool = setting(
+        False, "/tokenizer_info: the checkpoint's tokenizer_config.json and chat template."
+    )
     generation_config: str = setting(
         "auto",
         "Folder whose generation_config.json has the sampling defaults of HTTP requests that leave temperature, top_p, "

@@ -52,6 +52,15 @@ NoDocs = Annotated[bool, typer.Option("--disable-fastapi-docs", help="No /docs a
 TracesEndpoint = Annotated[str, typer.Option(help="OpenTelemetry collector, http://host:port.")]
 ToolCallParser = Annotated[str, typer.Option(help="How the model writes tool calls; auto: by its chat template.")]
 ReasoningParser = Annotated[str, typer.Option(help="How the model marks its reasoning; auto: by its chat template.")]
+TokensAsIds = Annotated[
+    bool, typer.Option("--return-tokens-as-token-ids", help="Log-probabilities name tokens as token_id:N.")
+]
+ForceUsage = Annotated[
+    bool, typer.Option("--enable-force-include-usage", help="Streams have the usage in every event, unasked.")
+]
+TokenizerInfo = Annotated[
+    bool, typer.Option("--enable-tokenizer-info-endpoint", help="/tokenizer_info, which shows the chat template.")
+]
 AutoToolChoice = Annotated[bool, typer.Option("--enable-auto-tool-choice", help="Ignored: always on.")]
 Seed = Annotated[int, typer.Option(help="Ignored: set the seed per request.")]
 GpuShare = Annotated[float | None, typer.Option("--gpu-memory-utilization", help="Ignored: use --kv-cache-mb.")]
@@ -105,6 +114,9 @@ def serve(
     tool_call_parser: ToolCallParser = "auto",
     reasoning_parser: ReasoningParser = "auto",
     enable_auto_tool_choice: AutoToolChoice = False,
+    return_tokens_as_token_ids: TokensAsIds = False,
+    enable_force_include_usage: ForceUsage = False,
+    enable_tokenizer_info_endpoint: TokenizerInfo = False,
     redis_url: RedisUrl = "",
     run_dir: RunDir = DEFAULT_RUN_DIR,
 ) -> None:
@@ -137,6 +149,9 @@ def serve(
             chat_template=chat_template,
             tool_call_parser=tool_call_parser,
             reasoning_parser=reasoning_parser,
+            return_tokens_as_token_ids=return_tokens_as_token_ids,
+            enable_force_include_usage=enable_force_include_usage,
+            enable_tokenizer_info_endpoint=enable_tokenizer_info_endpoint,
             per_request_spec_decode_metrics=per_request_spec_decode_metrics,
             api_docs=False if disable_fastapi_docs else None,
             otlp_traces_endpoint=otlp_traces_endpoint,

@@ -167,9 +167,8 @@ _BY_SENTENCE: Mapping[str, tuple[str, ...]] = {
         *("--enable-flash-late-interaction", "--cohere-is-reasoning-model", "--cohere-format"),
     ),
     _FIXED_FIELD: (
-        *("--response-role", "--return-tokens-as-token-ids", "--enable-prompt-tokens-details", "--fingerprint-mode"),
-        *("--fingerprint-value", "--enable-force-include-usage", "--enable-request-id-headers"),
-        *("--enable-tokenizer-info-endpoint", "--tokens-only", "--enable-offline-docs"),
+        *("--response-role", "--enable-prompt-tokens-details", "--fingerprint-mode", "--fingerprint-value"),
+        *("--enable-request-id-headers", "--tokens-only", "--enable-offline-docs"),
     ),
     "send chat_template_kwargs with each request": ("--default-chat-template-kwargs",),
     "message content is rendered as the template asks; leave the option out": ("--chat-template-content-format",),

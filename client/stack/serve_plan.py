@@ -44,6 +44,9 @@ class ServeOptions:
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
     per_request_spec_decode_metrics: str = ""
+    return_tokens_as_token_ids: bool = False
+    enable_force_include_usage: bool = False
+    enable_tokenizer_info_endpoint: bool = False
     api_docs: bool | None = None
     otlp_traces_endpoint: str = ""
 
@@ -54,7 +57,8 @@ _VERIFIER_OPTIONS = (
 )
 _GATEWAY_OPTIONS = (
     *("served_model_name", "chat_template", "tool_call_parser", "reasoning_parser", "per_request_spec_decode_metrics"),
-    *("api_docs", "otlp_traces_endpoint"),
+    *("return_tokens_as_token_ids", "enable_force_include_usage", "enable_tokenizer_info_endpoint", "api_docs"),
+    "otlp_traces_endpoint",
 )
 
 

@@ -155,6 +155,9 @@ SERVE_OPTIONS: Mapping[str, tuple[str, str, str]] = {
     "--override-generation-config": ("gateway", "--override-generation-config", ""),
     "--enable-auto-tool-choice": ("gateway", "--tool-call-parser", "always on"),
     "--tool-call-parser": ("gateway", "--tool-call-parser", "recognised from the chat template by default"),
+    "--return-tokens-as-token-ids": ("gateway", "--return-tokens-as-token-ids", ""),
+    "--enable-force-include-usage": ("gateway", "--enable-force-include-usage", ""),
+    "--enable-tokenizer-info-endpoint": ("gateway", "--enable-tokenizer-info-endpoint", ""),
     "--reasoning-parser": ("gateway", "--reasoning-parser", "recognised from the chat template by default"),
 }
 LLM_ARGUMENTS: Mapping[str, Any] = {

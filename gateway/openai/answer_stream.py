@@ -95,12 +95,12 @@ class AnswerStream:
         return answer
 
     def _opening(self, index: int, prompt_index: int, update: GenerationUpdate) -> dict[str, Any] | None:
-        """The first event of a choice: the role in a chat, the echoed prompt in a completion."""
+        """The first event of a choice: what is echoed, in a chat behind the role."""
         options = self._shape.options
         choice: Any = {"index": index, "logprobs": None, "finish_reason": None, "stop_reason": None}
         event: dict[str, Any] = {"choices": [choice]}
         if options.chat:
-            choice["delta"] = {"role": "assistant", "content": ""}
+            choice["delta"] = {"role": "assistant", "content": self._shape.echo_text(prompt_index)}
         else:
             choice["text"] = self._shape.echo_text(prompt_index)
             choice["logprobs"] = self._shape.echo(prompt_index, update.prompt_logprobs)

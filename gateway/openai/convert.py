@@ -21,6 +21,7 @@ from outrider.gateway.openai.checks import (
     output_budget,
     truncate_prompt,
 )
+from outrider.gateway.openai.fill_in_middle import with_suffix
 from outrider.gateway.openai.grammar_fields import grammar_of
 from outrider.gateway.openai.schema import (
     ChatCompletionRequest,
@@ -53,6 +54,7 @@ def prepare_completion(body: CompletionRequest, served: Served) -> Prepared:
         raise InvalidRequest("max_tokens must be at least 1, or 0 together with echo", param="max_tokens")
     drop_output = body.max_tokens == 0
     options = replace(options, num_logprobs=num_logprobs, drop_output=drop_output)
+    body = with_suffix(body, served.tokenizer)
     if body.echo and num_logprobs is not None:
         body = body.model_copy(update={"prompt_logprobs": body.prompt_logprobs or num_logprobs})
     if drop_output:
@@ -87,11 +89,19 @@ def prepare_chat(body: ChatCompletionRequest, served: Served, id_prefix: str = "
         raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
     num_logprobs = _num_logprobs("top_logprobs", body.top_logprobs or 0) if body.logprobs else None
     options = replace(_options(body, served, id_prefix, chat=True), num_logprobs=num_logprobs)
+    if body.echo:
+        options = replace(options, echo_texts=(_own_last_message(body),))
     text = chat_prompt(body, served.tokenizer)
     plan = ChatPlan.of(body, served, text)
     most_in = served.model if body.truncate_prompt_tokens is None else None
     prompt = _encoded(text, body, served.tokenizer, most_in)
     return plan.applied_to(_prepare(body, [prompt], "messages", num_logprobs, options, served), served)
+
+
+def _own_last_message(body: ChatCompletionRequest) -> str:
+    """What the answer goes on from; empty after a message of another role, as in vLLM."""
+    last = body.messages[-1]
+    return str(last["content"]) if last["role"] == "assistant" else ""
 
 
 def chat_token_ids(body: ChatFields, tokenizer: Tokenizer, most_in: ServedModel | None = None) -> list[int]:
@@ -113,17 +123,20 @@ def _options(body: GenerationFields, served: Served, id_prefix: str, *, chat: bo
     request_id = body.request_id
     if request_id is not None and not REQUEST_ID.fullmatch(request_id):
         raise InvalidRequest("request_id must be 1 to 128 visible ASCII characters", param="request_id")
-    stream = body.stream_options
+    stream, defaults = body.stream_options, served.model.answer_defaults
+    tokens_as_ids = body.return_tokens_as_token_ids
     return AnswerOptions(
         answer_id=f"{id_prefix}{request_id or uuid.uuid4().hex}",
         created=int(time.time()),
         model=served.model.name,
         chat=chat,
         stream=body.stream,
-        include_usage=stream is not None and stream.include_usage,
-        continuous_usage=stream is not None and stream.include_usage and stream.continuous_usage_stats,
+        include_usage=defaults.include_usage or (stream is not None and stream.include_usage),
+        continuous_usage=defaults.include_usage
+        or (stream is not None and stream.include_usage and stream.continuous_usage_stats),
         prompt_logprobs=body.prompt_logprobs is not None,
         return_token_ids=body.return_token_ids,
+        return_tokens_as_token_ids=defaults.return_tokens_as_token_ids if tokens_as_ids is None else tokens_as_ids,
         annotate=body.speculation is not None and body.speculation.annotate,
     )
 

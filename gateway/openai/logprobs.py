@@ -32,11 +32,16 @@ def completion_logprobs(
     entries: Sequence[TokenLogprob | None],
     num_top: int,
     text_offset: int,
+    *,
+    as_ids: bool = False,
 ) -> CompletionLogprobs:
-    """The legacy format. text_offset: where the first token's text begins. None: a token without a distribution."""
+    """The legacy format. text_offset: where the first token's text begins. None: a token without a distribution.
+
+    as_ids: tokens are named by their ids.
+    """
     shown: CompletionLogprobs = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for token_id, text, entry in zip(token_ids, token_texts, entries, strict=True):
-        token = tokenizer.token_text(token_id)
+        token = _name(tokenizer, token_id, as_ids)
         shown["tokens"].append(token)
         shown["text_offset"].append(text_offset)
         text_offset += len(text)
@@ -45,11 +50,16 @@ def completion_logprobs(
             shown["top_logprobs"].append(None)
             continue
         pairs = list(zip(entry.top_token_ids, entry.top_logprobs, strict=True))[:num_top]
-        top = {tokenizer.token_text(other): _finite(logprob) for other, logprob in pairs}
-        top.setdefault(token, _finite(entry.logprob))  # always includes the chosen token, as vLLM does
+        top = {token: _finite(entry.logprob)}  # always there and the first, as in vLLM
+        for other, logprob in pairs:
+            top.setdefault(_name(tokenizer, other, as_ids), _finite(logprob))
         shown["token_logprobs"].append(_finite(entry.logprob))
         shown["top_logprobs"].append(top)
     return shown
+
+
+def _name(tokenizer: Tokenizer, token_id: int, as_ids: bool) -> str:
+    return f"token_id:{token_id}" if as_ids else tokenizer.token_text(token_id)
 
 
 def join_completion_logprobs(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionLogprobs:
@@ -62,12 +72,18 @@ def join_completion_logprobs(first: CompletionLogprobs, second: CompletionLogpro
 
 
 def echo_logprobs(
-    tokenizer: Tokenizer, prompt_token_ids: Sequence[int], echo_text: str, entries: Sequence[TokenLogprob], num_top: int
+    tokenizer: Tokenizer,
+    prompt_token_ids: Sequence[int],
+    echo_text: str,
+    entries: Sequence[TokenLogprob],
+    num_top: int,
+    *,
+    as_ids: bool = False,
 ) -> CompletionLogprobs:
     """The prompt in the legacy format; its first token has no log-probability."""
     texts = _echoed_texts(tokenizer, prompt_token_ids, echo_text)
     laws = _after_first(prompt_token_ids, entries)
-    return completion_logprobs(tokenizer, prompt_token_ids, texts, laws, num_top, 0)
+    return completion_logprobs(tokenizer, prompt_token_ids, texts, laws, num_top, 0, as_ids=as_ids)
 
 
 def _echoed_texts(tokenizer: Tokenizer, prompt_token_ids: Sequence[int], echo_text: str) -> list[str]:
@@ -92,19 +108,25 @@ def _after_first(prompt_token_ids: Sequence[int], entries: Sequence[TokenLogprob
 
 
 def chat_logprobs(
-    tokenizer: Tokenizer, token_ids: Sequence[int], entries: Sequence[TokenLogprob], num_top: int
+    tokenizer: Tokenizer,
+    token_ids: Sequence[int],
+    entries: Sequence[TokenLogprob],
+    num_top: int,
+    *,
+    as_ids: bool = False,
 ) -> ChatLogprobs:
+    """as_ids: tokens are named by their ids; their bytes stay those of the text."""
     content: list[ChatTokenLogprob] = []
     for token_id, entry in zip(token_ids, entries, strict=True):
         pairs = list(zip(entry.top_token_ids, entry.top_logprobs, strict=True))[:num_top]
-        chosen = _token_logprob(tokenizer, token_id, entry.logprob)
-        content.append({**chosen, "top_logprobs": [_token_logprob(tokenizer, *pair) for pair in pairs]})
+        chosen = _token_logprob(tokenizer, token_id, entry.logprob, as_ids)
+        content.append({**chosen, "top_logprobs": [_token_logprob(tokenizer, *pair, as_ids) for pair in pairs]})
     return {"content": content}
 
 
-def _token_logprob(tokenizer: Tokenizer, token_id: int, logprob: float) -> TopLogprob:
+def _token_logprob(tokenizer: Tokenizer, token_id: int, logprob: float, as_ids: bool) -> TopLogprob:
     data = tokenizer.token_bytes(token_id)
-    return {"token": data.decode("utf-8", "replace"), "logprob": _finite(logprob), "bytes": list(data)}
+    return {"token": _name(tokenizer, token_id, as_ids), "logprob": _finite(logprob), "bytes": list(data)}
 
 
 def prompt_logprobs(

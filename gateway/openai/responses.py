@@ -95,7 +95,8 @@ class AnswerShape:
         if self.options.echo_texts is None or self.options.num_logprobs is None:
             return None
         prompt, text = self.prompt(prompt_index), self.echo_text(prompt_index)
-        return echo_logprobs(self.tokenizer, prompt, text, entries, self.options.num_logprobs)
+        as_ids = self.options.return_tokens_as_token_ids
+        return echo_logprobs(self.tokenizer, prompt, text, entries, self.options.num_logprobs, as_ids=as_ids)
 
     def completion_choice(self, index: int, update: GenerationUpdate, text_offset: int) -> CompletionChoice:
         options = self.options
@@ -116,6 +117,7 @@ class AnswerShape:
                 update.logprobs,
                 options.num_logprobs,
                 text_offset,
+                as_ids=options.return_tokens_as_token_ids,
             )
         if options.return_token_ids:
             choice["token_ids"] = [] if options.drop_output else list(update.token_ids)
@@ -150,7 +152,13 @@ class AnswerShape:
             "stop_reason": update.stop_reason,
         }
         if options.num_logprobs is not None and update.token_ids:
-            parts["logprobs"] = chat_logprobs(self.tokenizer, update.token_ids, update.logprobs, options.num_logprobs)
+            parts["logprobs"] = chat_logprobs(
+                self.tokenizer,
+                update.token_ids,
+                update.logprobs,
+                options.num_logprobs,
+                as_ids=options.return_tokens_as_token_ids,
+            )
         if options.return_token_ids:
             parts["token_ids"] = list(update.token_ids)
         if self.annotated:
@@ -236,6 +244,8 @@ class WholeAnswer:
         else:
             choice["message"] = output.message(update.text)
             choice["finish_reason"] = output.finish_reason(choice["finish_reason"], update.stop_reason)
+        if echo_text := self._shape.echo_text(0):
+            choice["message"]["content"] = echo_text + (choice["message"]["content"] or "")
         choice.setdefault("token_ids", None)
         answer: ChatChoice = choice
         return answer

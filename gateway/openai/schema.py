@@ -62,7 +62,6 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "length_penalty": (1, 1.0),
     "logprob_token_ids": ([],),
     "priority": (0,),
-    "return_tokens_as_token_ids": (False,),
     "return_token_offsets": (False,),
     "kv_transfer_params": (),
     "ec_transfer_params": (),
@@ -77,13 +76,11 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
 }
 _UNSUPPORTED_IN_COMPLETIONS: Mapping[str, tuple[Any, ...]] = {
     **UNSUPPORTED,
-    "suffix": ("",),
     "thinking_token_budget": (-1,),
     "prompt_embeds": (),
 }
 _UNSUPPORTED_IN_CHAT: Mapping[str, tuple[Any, ...]] = {
     **UNSUPPORTED,
-    "echo": (False,),
     "return_prompt_text": (False,),
     "functions": ([],),
     "function_call": ("none", "auto"),
@@ -200,6 +197,9 @@ class GenerationFields(Body):
     request_id: String | None = Field(None, description="part of the answer's id, by which a stream is resumed")
     cache_salt: String | None = None
     return_token_ids: Bool = False
+    return_tokens_as_token_ids: Bool | None = Field(
+        None, description="log-probabilities name tokens as `token_id:N`; the server's default if left out"
+    )
     speculation: Speculation | None = None
 
 
@@ -208,6 +208,9 @@ class CompletionRequest(GenerationFields):
 
     best_of: Int | None = Field(None, description="n, if given")
     prompt: Prompts
+    suffix: String | None = Field(
+        None, description="text behind the gap that the output fills; for models with tokens for it"
+    )
     echo: Bool = False
     logprobs: Int | None = None
     add_special_tokens: Bool = True
@@ -288,6 +291,7 @@ class ChatCompletionRequest(GenerationFields, ChatFields):
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = _UNSUPPORTED_IN_CHAT
     instead: ClassVar[Mapping[str, str]] = {"functions": "tools", "function_call": "tool_choice"}
 
+    echo: Bool = Field(False, description="the answer begins with the last message, if that is the assistant's")
     logprobs: Bool = False
     top_logprobs: Int | None = None
     tool_choice: ToolChoiceField | None = None

@@ -24,8 +24,9 @@ from outrider.v1 import gateway_pb2 as gateway
 from outrider.v1 import log_pb2 as pb
 
 # Grows with every change that an older gateway would misread. It covers CommitExtras too.
-RECORD_VERSION = 3
+RECORD_VERSION = 4
 # For requests that need no more: an older gateway can go on with them.
+_DOORS_RECORD_VERSION = 3
 _PARSED_RECORD_VERSION = 2
 _PLAIN_RECORD_VERSION = 1
 
@@ -102,8 +103,10 @@ class SessionRecord:
 
 
 def _version(options: AnswerOptions) -> int:
-    if options.response is not None or options.message:
+    if options.return_tokens_as_token_ids or (options.chat and options.echo_texts is not None):
         return RECORD_VERSION
+    if options.response is not None or options.message:
+        return _DOORS_RECORD_VERSION
     return _PLAIN_RECORD_VERSION if options.output is None else _PARSED_RECORD_VERSION
 
 
@@ -160,6 +163,7 @@ def _options_to_wire(options: AnswerOptions) -> pb.AnswerOptions:
         num_logprobs=options.num_logprobs,
         prompt_logprobs=options.prompt_logprobs,
         return_token_ids=options.return_token_ids,
+        return_tokens_as_token_ids=options.return_tokens_as_token_ids,
         annotate=options.annotate,
         drop_output=options.drop_output,
         output=_plan_to_wire(options.output) if options.output is not None else None,
@@ -203,6 +207,7 @@ def _options_from_wire(message: pb.AnswerOptions) -> AnswerOptions:
         num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else None,
         prompt_logprobs=message.prompt_logprobs,
         return_token_ids=message.return_token_ids,
+        return_tokens_as_token_ids=message.return_tokens_as_token_ids,
         annotate=message.annotate,
         drop_output=message.drop_output,
         output=_plan_from_wire(message.output) if message.HasField("output") else None,

@@ -9,6 +9,14 @@ from outrider.shared.checkpoint.sampling_defaults import SamplingDefaults
 
 
 @dataclass(frozen=True)
+class AnswerDefaults:
+    """What answers have although a request does not say so, by the fields' names in AnswerOptions."""
+
+    return_tokens_as_token_ids: bool = False
+    include_usage: bool = False
+
+
+@dataclass(frozen=True)
 class ServedModel:
     """The model that requests are checked against.
 
@@ -27,6 +35,7 @@ class ServedModel:
     tool_call_parser: str = "none"
     reasoning_field: str = "reasoning"
     sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+    answer_defaults: AnswerDefaults = field(default_factory=AnswerDefaults)
 
 
 @dataclass(frozen=True)

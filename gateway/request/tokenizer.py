@@ -27,13 +27,18 @@ class Tokenizer:
     """One checkpoint's tokenizer; thread-safe."""
 
     def __init__(
-        self, backend: tokenizers.Tokenizer, special_tokens: Mapping[str, str], chat_template: str | None
+        self,
+        backend: tokenizers.Tokenizer,
+        special_tokens: Mapping[str, str],
+        chat_template: str | None,
+        config: Mapping[str, Any] | None = None,
     ) -> None:
-        """special_tokens: maps names ("eos_token") to the token's text."""
+        """special_tokens: maps names ("eos_token") to the token's text. config: tokenizer_config.json."""
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
         self.special_tokens = dict(special_tokens)
+        self.config = dict(config or {})
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         # Tokens that no text can spell, for grammars either: llguidance takes these, and no others, for special.
@@ -65,7 +70,7 @@ class Tokenizer:
             raise ConfigError(f"{path} cannot be read: {error}") from error
         config = read_object(folder / "tokenizer_config.json")
         source = _chat_template_source(folder, config) if chat_template is None else chat_template
-        return cls(backend, _special_tokens(config), source)
+        return cls(backend, _special_tokens(config), source, config)
 
     @property
     def has_chat_template(self) -> bool:

@@ -126,8 +126,9 @@ class ValidRequest:
 class AnswerOptions:
     """How the answer is shaped; nothing in it changes what is generated.
 
-    echo_texts: per prompt the text to put in front, None without echo. num_logprobs: None without. drop_output: the
-    prompt alone was asked for (echo with max_tokens 0). output: how a chat's reasoning and tool calls are told apart
+    echo_texts: per prompt the text to put in front, None without echo. num_logprobs: None without.
+    return_tokens_as_token_ids: log-probabilities name tokens by their ids. drop_output: the prompt alone was asked for
+    (echo with max_tokens 0). output: how a chat's reasoning and tool calls are told apart
     from its text; None: it is all text. response: for /v1/responses, what its answer says of the request. message: the
     answer is one of /v1/messages.
     """
@@ -143,6 +144,7 @@ class AnswerOptions:
     num_logprobs: int | None = None
     prompt_logprobs: bool = False
     return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
     annotate: bool = False
     drop_output: bool = False
     output: OutputPlan | None = None

@@ -56,7 +56,8 @@ class WholeResponse:
         if num_top is None:
             return []
         token_ids, entries = update.token_ids[place : place + 1], update.logprobs[place : place + 1]
-        return chat_logprobs(self._tokenizer, token_ids, entries, num_top)["content"]
+        as_ids = self.options.return_tokens_as_token_ids
+        return chat_logprobs(self._tokenizer, token_ids, entries, num_top, as_ids=as_ids)["content"]
 
     def body(self) -> ResponseBody:
         """Raises InternalError when the output has not finished."""

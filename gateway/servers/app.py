@@ -23,8 +23,7 @@ from outrider.gateway.anthropic.errors import MessagesErrorAnswer
 from outrider.gateway.anthropic.message_answer import CountTokensAnswer, Message
 from outrider.gateway.anthropic.schema import CountTokensRequest, MessagesRequest
 from outrider.gateway.fleet.view import FleetView
-from outrider.gateway.openai.checks import check_model, check_token_ids
-from outrider.gateway.openai.convert import chat_token_ids, prepare_chat, prepare_completion
+from outrider.gateway.openai.convert import prepare_chat, prepare_completion
 from outrider.gateway.openai.response_types import (
     ChatCompletion,
     Completion,
@@ -45,6 +44,7 @@ from outrider.gateway.openai.schema import (
     TokenizeRequest,
     parse_body,
 )
+from outrider.gateway.openai.tokenization import detokenize, tokenize, tokenizer_info
 from outrider.gateway.playground.page import add_playground
 from outrider.gateway.request.event_cursor import LAST_EVENT_ID, NOTHING_SEEN, EventCursor, parse_event_id
 from outrider.gateway.request.served import Served, ServedModel
@@ -89,11 +89,12 @@ def create_app(
     admission: Admission | None = None,
     api_docs: bool = True,
     playground: bool = True,
+    shows_tokenizer: bool = False,
 ) -> FastAPI:
     """The application; serve it with uvicorn. CORS is off unless origins are given ("*" for all).
 
     Without `admission`, no key is required and nothing is limited. `api_docs`: /docs and /openapi.json;
-    `playground`: the page at /.
+    `playground`: the page at /; `shows_tokenizer`: /tokenizer_info.
     """
     app = FastAPI(
         title="Outrider",
@@ -106,10 +107,10 @@ def create_app(
     )
     endpoints = _Endpoints(service, BodyBudget() if admission is None else admission.bodies)
     app.router.route_class = RouteWithoutSchemas
-    _add_routes(app.router, endpoints)
+    _add_routes(app.router, endpoints, shows_tokenizer)
     if playground:
         add_playground(app)
-    install_openapi(app, lambda router: _add_routes(router, endpoints))
+    install_openapi(app, lambda router: _add_routes(router, endpoints, shows_tokenizer))
     app.add_exception_handler(HTTPException, _routing_error)
     app.add_exception_handler(Exception, _unexpected_error)
     if admission is not None:
@@ -261,11 +262,14 @@ class _Endpoints:
 
     async def tokenize(self, request: Request) -> Response:
         served = self._served()
-        return await self._answered(request, lambda body: _tokenize(body, served))
+        return await self._answered(request, lambda body: tokenize(body, served))
 
     async def detokenize(self, request: Request) -> Response:
         served = self._served()
-        return await self._answered(request, lambda body: _detokenize(body, served))
+        return await self._answered(request, lambda body: detokenize(body, served))
+
+    async def tokenizer_info(self, request: Request) -> Response:
+        return JSONResponse(tokenizer_info(self._service.tokenizer))
 
     async def models(self, request: Request) -> Response:
         answer: ModelList = {"object": "list", "data": [_model_card(self._service.model)]}
@@ -306,32 +310,6 @@ def _has_many_texts(body: object) -> bool:
     return any(isinstance(texts, list) and sum(isinstance(text, str) for text in texts) > _MAX_TEXTS for texts in lists)
 
 
-def _tokenize(body: object, served: Served) -> TokenizeAnswer:
-    if isinstance(body, dict) and "messages" in body:
-        chat = parse_body(TokenizeChatRequest, body)
-        check_model(chat.model, served.model)
-        token_ids, with_strings = chat_token_ids(chat, served.tokenizer), chat.return_token_strs
-    else:
-        text = parse_body(TokenizeRequest, body)
-        check_model(text.model, served.model)
-        token_ids = served.tokenizer.encode(text.prompt, text.add_special_tokens)
-        with_strings = text.return_token_strs
-    strings = [served.tokenizer.token_string(token_id) for token_id in token_ids] if with_strings else None
-    return {
-        "count": len(token_ids),
-        "max_model_len": served.model.max_model_len,
-        "tokens": token_ids,
-        "token_strs": strings,
-    }
-
-
-def _detokenize(body: object, served: Served) -> DetokenizeAnswer:
-    asked = parse_body(DetokenizeRequest, body)
-    check_model(asked.model, served.model)
-    check_token_ids(asked.tokens, served.model, "tokens")
-    return {"prompt": served.tokenizer.decode(asked.tokens, asked.skip_special_tokens)}
-
-
 def _model_card(model: ServedModel) -> ModelCard:
     return {
         "id": model.name,
@@ -345,7 +323,7 @@ def _model_card(model: ServedModel) -> ModelCard:
     }
 
 
-def _add_routes(app: APIRouter, endpoints: _Endpoints) -> None:
+def _add_routes(app: APIRouter, endpoints: _Endpoints, shows_tokenizer: bool) -> None:
     completion, chat = json_body(CompletionRequest), json_body(ChatCompletionRequest)
     _post(app, "/v1/completions", endpoints.completions, Completion, completion, "Complete a prompt")
     _post(app, "/v1/chat/completions", endpoints.chat_completions, ChatCompletion, chat, "Answer a chat")
@@ -363,6 +341,8 @@ def _add_routes(app: APIRouter, endpoints: _Endpoints) -> None:
     _get(app, "/v1/streams/{request_id:path}", endpoints.stream, None, "The rest of a stream, as server-sent events")
     tokenize = json_body(TokenizeRequest, TokenizeChatRequest)
     _post(app, "/tokenize", endpoints.tokenize, TokenizeAnswer, tokenize, "Text or messages to token ids")
+    if shows_tokenizer:
+        _get(app, "/tokenizer_info", endpoints.tokenizer_info, dict[str, Any], "The tokenizer's configuration")
     detokenize = json_body(DetokenizeRequest)
     _post(app, "/detokenize", endpoints.detokenize, DetokenizeAnswer, detokenize, "Token ids to text")
     _get(app, "/v1/models", endpoints.models, ModelList, "The served model")

@@ -13,7 +13,7 @@ from outrider.gateway.fleet.drafter_choice import is_served
 from outrider.gateway.fleet.view import FleetView, fleet_view
 from outrider.gateway.openai.usage import SpecMetricsLevel
 from outrider.gateway.request.generation import Generation
-from outrider.gateway.request.served import RequestLimits, ServedModel
+from outrider.gateway.request.served import AnswerDefaults, RequestLimits, ServedModel
 from outrider.gateway.request.start import begin, resume
 from outrider.gateway.request.tokenizer import Tokenizer
 from outrider.gateway.request.tracing import traced
@@ -90,6 +90,9 @@ class LiveService:
             tool_call_parser=self._tool_call_parser,
             reasoning_field=self._config.reasoning_field,
             sampling_defaults=self._sampling_defaults,
+            answer_defaults=AnswerDefaults(
+                self._config.return_tokens_as_token_ids, self._config.enable_force_include_usage
+            ),
         )
 
     def begin(self, kind: AnswerKind, prepared: Prepared) -> Prepared:

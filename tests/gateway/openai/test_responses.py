@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -20,6 +21,7 @@ from outrider.gateway.openai.logprobs import chat_logprobs, prompt_logprobs
 from outrider.gateway.openai.response_types import ChatCompletion, ChatCompletionChunk, Completion
 from outrider.gateway.openai.responses import to_json
 from outrider.gateway.openai.usage import SpecMetricsLevel
+from outrider.gateway.request.served import AnswerDefaults
 from outrider.gateway.request.tokenizer import Tokenizer
 from outrider.shared.messages import TokenLogprob
 
@@ -312,6 +314,80 @@ async def test_echo_with_logprobs(http: httpx.AsyncClient, stream: bool) -> None
     assert shown["token_logprobs"] == [None, -0.339, -0.308, -1.039, -0.371]
     assert shown["top_logprobs"][0] is None
     assert shown["text_offset"] == [0, 1, 3, 5, 8]
+
+
+@pytest.mark.parametrize("by_server", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_tokens_can_be_named_by_their_ids(
+    http: httpx.AsyncClient, service: ScriptedService, stream: bool, by_server: bool
+) -> None:
+    """Every token of the lists decodes to the answer; the first of the alternatives is the chosen one, as in vLLM."""
+    asked = {} if by_server else {"return_tokens_as_token_ids": True}
+    service.model = replace(service.model, answer_defaults=AnswerDefaults(return_tokens_as_token_ids=by_server))
+    body = {"prompt": "Hello 漢", "max_tokens": 14, "logprobs": 1, "echo": True, **asked}
+    parts = (await streamed(http, **body))[0] if stream else [await whole(http, **body)]
+    shown = [part["choices"][0]["logprobs"] for part in parts]
+    names = [name for one in shown for name in one["tokens"]]
+    tops = [top for one in shown for top in one["top_logprobs"]]
+    assert all(name.startswith("token_id:") for name in names)
+    text = service.tokenizer.decode([int(name.removeprefix("token_id:")) for name in names])
+    assert text == "Hello 漢Paris is the capital 漢字"
+    assert [next(iter(top)) for top in tops[1:]] == names[1:]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_chats_tokens_can_be_named_by_their_ids(
+    http: httpx.AsyncClient, tokenizer: Tokenizer, stream: bool
+) -> None:
+    body = {"messages": USER, "max_tokens": 12, "logprobs": True, "top_logprobs": 1, "return_tokens_as_token_ids": True}
+    parts = (await streamed(http, **body))[0][1:] if stream else [await whole(http, **body)]
+    content = [entry for part in parts for entry in part["choices"][0]["logprobs"]["content"]]
+    ids = [int(entry["token"].removeprefix("token_id:")) for entry in content]
+    assert tokenizer.decode(ids).startswith("Paris is the capital 漢")
+    assert [bytes(entry["bytes"]) for entry in content] == [tokenizer.token_bytes(token_id) for token_id in ids]
+    assert {entry["top_logprobs"][0]["token"] for entry in content} == {f"token_id:{tokenizer.encode('&')[0]}"}
+
+
+async def test_a_request_overrules_the_server(http: httpx.AsyncClient, service: ScriptedService) -> None:
+    service.model = replace(service.model, answer_defaults=AnswerDefaults(return_tokens_as_token_ids=True))
+    body = {"prompt": "x", "max_tokens": 1, "logprobs": 0, "return_tokens_as_token_ids": False}
+    assert (await whole(http, **body))["choices"][0]["logprobs"]["tokens"] == ["Par"]
+
+
+ASSISTANT = [*USER, {"role": "assistant", "content": "It is: "}]
+CONTINUED = {"continue_final_message": True, "add_generation_prompt": False}
+
+
+@pytest.mark.parametrize(
+    ("body", "echoed"),
+    [
+        ({"messages": ASSISTANT, **CONTINUED, "echo": True}, "It is: "),
+        ({"messages": ASSISTANT, **CONTINUED, "echo": False}, ""),
+        ({"messages": ASSISTANT, **CONTINUED}, ""),
+        ({"messages": USER, "echo": True}, ""),
+    ],
+)
+async def test_a_chat_can_begin_with_the_message_it_continues(
+    http: httpx.AsyncClient, body: dict[str, Any], echoed: str
+) -> None:
+    answer = await whole(http, **body, max_tokens=40, n=2)
+    events, _ = await streamed(http, **body, max_tokens=40, n=2)
+    for choice in answer["choices"]:
+        text = TEXT * (choice["index"] + 1)
+        assert choice["message"] == {"role": "assistant", "content": choice["message"]["content"]}
+        assert choice["message"]["content"] == joined(events, choice["index"])["text"]
+        assert choice["message"]["content"].startswith(echoed + text[:20])
+
+
+async def test_usage_can_be_in_every_event_unasked(http: httpx.AsyncClient, service: ScriptedService) -> None:
+    """As vLLM's --enable-force-include-usage."""
+    service.model = replace(service.model, answer_defaults=AnswerDefaults(include_usage=True))
+    for body in ({"prompt": "x"}, {"messages": USER}):
+        asked = {"max_tokens": 5, "stream_options": CONTINUOUS_USAGE}
+        events, _ = await streamed(http, **body, max_tokens=5)
+        expected, _ = await streamed(http, **body, **asked)
+        assert [event.get("usage") for event in events] == [event.get("usage") for event in expected]
+        assert events[-1]["choices"] == []
 
 
 @pytest.mark.parametrize("given", ["text", "token ids", "token ids with special tokens"])

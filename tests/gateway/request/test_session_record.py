@@ -73,6 +73,7 @@ OPTIONS = AnswerOptions(
     num_logprobs=0,
     prompt_logprobs=True,
     return_token_ids=True,
+    return_tokens_as_token_ids=True,
     annotate=True,
     drop_output=True,
     output=OUTPUT,
@@ -133,11 +134,18 @@ def test_choices_count_over_the_prompts() -> None:
 
 
 def test_an_older_gateway_can_go_on_with_a_request_that_has_nothing_new() -> None:
-    chat = dataclasses.replace(OPTIONS, response=None, message=False)
-    plain = new_record(AnswerKind.CHAT, Prepared((REQUEST,), dataclasses.replace(chat, output=None)))
-    parsed = new_record(AnswerKind.CHAT, Prepared((REQUEST,), chat))
-    versions = [log_pb2.SessionRecord.FromString(one.encode()).version for one in (plain, parsed, record())]
-    assert versions == [1, 2, RECORD_VERSION]
+    doors = dataclasses.replace(OPTIONS, echo_texts=None, return_tokens_as_token_ids=False)
+    parsed = dataclasses.replace(doors, response=None, message=False)
+    plain = dataclasses.replace(parsed, output=None)
+    with_ids = dataclasses.replace(plain, return_tokens_as_token_ids=True)
+    echo = dataclasses.replace(plain, echo_texts=("a",))
+    echoed_prompt = dataclasses.replace(echo, chat=False)
+    records = [
+        new_record(AnswerKind.CHAT, Prepared((REQUEST,), options))
+        for options in (plain, echoed_prompt, parsed, doors, with_ids, echo)
+    ]
+    versions = [log_pb2.SessionRecord.FromString(one.encode()).version for one in records]
+    assert versions == [1, 1, 2, 3, RECORD_VERSION, RECORD_VERSION]
 
 
 def test_another_version_is_refused_by_name() -> None:
