@@ -140,7 +140,8 @@ def run_stack(
     run_dir: Path,
     *,
     dtype: str,
-    draft_model: Path,
+    draft_model: Path | None,
+    methods: tuple[str, ...] = METHODS,
     speculative_config: str = "",
     gateway_args: tuple[str, ...] = PATIENT,
     is_paced: bool = False,
@@ -157,8 +158,8 @@ def run_stack(
             gateway_args += FEW_AHEAD
         settings = StackSettings(
             model=str(model),
-            draft_model=str(draft_model),
-            methods=METHODS,
+            draft_model=str(draft_model or ""),
+            methods=methods,
             port=0,
             grpc_port=server_port(),
             redis_url=redis_url,
