@@ -39,20 +39,19 @@ def mtp_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack
     """No methods and no drafts are named: the config alone makes the verifier read the MTP layer."""
     folder = tmp_path_factory.mktemp("mtp-stack")
     target = save_served_hybrid(folder / "hybrid")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OUTRIDER_FAILOVER_S", "240")  # loading another verifier takes minutes on a busy machine
-        with run_stack(
-            folder / "run",
-            dtype="float32",
-            draft_model=None,
-            methods=(),
-            speculative_config=CONFIG,
-            gateway_args=(*PATIENT, "--tool-call-parser", "hermes"),
-            is_paced=True,
-            num_drafters=0,
-            model=target,
-        ) as running:
-            yield running
+    with run_stack(
+        folder / "run",
+        dtype="float32",
+        draft_model=None,
+        methods=(),
+        speculative_config=CONFIG,
+        # Loading another verifier takes minutes on a busy machine.
+        gateway_args=(*PATIENT, "--tool-call-parser", "hermes", "--failover-s", "400"),
+        is_paced=True,
+        num_drafters=0,
+        model=target,
+    ) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
