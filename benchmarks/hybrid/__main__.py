@@ -8,12 +8,9 @@ draft's state: its verification is a forward and nothing else. Rows go to benchm
 
 from __future__ import annotations
 
-import copy
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,33 +19,15 @@ import typer
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from transformers import AutoModelForCausalLM
 
 from benchmarks.hybrid.model import save_random_hybrid
+from benchmarks.hybrid.sides import Ours, Step, Theirs
 from benchmarks.records import quantiles, save_rows
-from outrider.engine.model.load import load_model
-from outrider.engine.recurrent.rows import StateRows
-from outrider.engine.run.batch import SessionRows, build_batch
-from outrider.engine.run.runner import ModelRunner
 
 # characters; fits the table when the output goes to a file
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 DTYPES = ("bfloat16", "float32")
-BLOCK_SIZE = 16
 NUM_WARM_UPS = 3
-# rows of the log that a verification replays: the last committed token and two accepted draft tokens
-NUM_REPLAYED = 3
-# one call, from what was prepared by another, both untimed but for the call: returns the logits of its last row
-Call = Callable[[], torch.Tensor]
-
-
-@dataclass(frozen=True)
-class Step:
-    """num_rows new rows after context_len others."""
-
-    name: str
-    num_rows: int
-    context_len: int
 
 
 def main(
@@ -71,80 +50,16 @@ def main(
     with tempfile.TemporaryDirectory() as folder:
         path = save_random_hybrid(Path(folder), layers, hidden)
         for dtype in DTYPES:
-            ours, theirs = _Ours(str(path), dtype), _Theirs(str(path), dtype)
+            ours, theirs = Ours(str(path), dtype), Theirs(str(path), dtype)
             for step in steps:
                 row = {"dtype": dtype, "num_layers": layers, "hidden_size": hidden, "step": step.name}
-                rows.append(row | _measure(step, ours, theirs, f"{dtype}, {step.name}", repeats))
+                rows.append(row | measure(step, ours, theirs, f"{dtype}, {step.name}", repeats))
     console.print(_table(rows))
     if save:
         console.print(f"rows appended to {save_rows('hybrid', rows)}")
 
 
-def _token_ids(step: Step) -> list[int]:
-    return [5 + position * 31 % 1000 for position in range(step.context_len + step.num_rows)]
-
-
-class _Ours:
-    """Slot 0 of the states holds the context, slot 1 is written by every timed call."""
-
-    def __init__(self, path: str, dtype: str) -> None:
-        self._loaded = load_model(path, dtype=dtype)
-
-    def prepare(self, step: Step) -> Callable[[], Call]:
-        token_ids = _token_ids(step)
-        blocks = list(range(-(-len(token_ids) // BLOCK_SIZE)))
-        runner = ModelRunner(
-            self._loaded, self._loaded.make_cache(len(blocks), BLOCK_SIZE), self._loaded.make_states(2), graphs=True
-        )
-        num_replayed = NUM_REPLAYED if step.num_rows > 1 else 1
-        state = StateRows(None, (), 1, step.num_rows)
-        if step.context_len:
-            num_chain = step.context_len - num_replayed + 1
-            context = StateRows(None, (), 0, num_chain)
-            rows = SessionRows(token_ids[: step.context_len], 0, blocks, 0, state=context)
-            runner.forward(build_batch([rows], BLOCK_SIZE))
-            state = StateRows(0, range(num_replayed), 1, num_committed=1)
-        num_logits = step.num_rows if step.context_len else 1
-        rows = SessionRows(token_ids[step.context_len :], step.context_len, blocks, num_logits, state=state)
-        return lambda: lambda: runner.forward(build_batch([rows], BLOCK_SIZE)).logits[-1]
-
-
-class _Theirs:
-    def __init__(self, path: str, dtype: str) -> None:
-        self._model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=getattr(torch, dtype), attn_implementation="sdpa"
-        ).eval()
-
-    def prepare(self, step: Step) -> Callable[[], Call]:
-        token_ids = torch.tensor([_token_ids(step)])
-        positions = torch.arange(token_ids.shape[1])[None]
-        cache: Any = None
-        if step.context_len:
-            with torch.inference_mode():
-                cache = self._model(token_ids[:, : step.context_len], use_cache=True).past_key_values
-        num_logits = step.num_rows if step.context_len else 1
-
-        @torch.inference_mode()
-        def forward(cached: Any) -> torch.Tensor:
-            output = self._model(
-                token_ids[:, step.context_len :],
-                position_ids=positions[:, step.context_len :],
-                past_key_values=cached,
-                use_cache=True,
-                logits_to_keep=num_logits,
-            )
-            logits: torch.Tensor = output.logits[0, -1]
-            return logits
-
-        def prepared() -> Call:
-            # A call advances the recurrent states in place, and they cannot be cut back.
-            cached = copy.deepcopy(cache)
-            return lambda: forward(cached)
-
-        return prepared
-
-
-def _measure(step: Step, ours: _Ours, theirs: _Theirs, description: str, repeats: int) -> dict[str, Any]:
+def measure(step: Step, ours: Ours, theirs: Theirs, description: str, repeats: int) -> dict[str, Any]:
     sides = {"ours": ours.prepare(step), "transformers": theirs.prepare(step)}
     seconds: dict[str, list[float]] = {side: [] for side in sides}
     last: dict[str, torch.Tensor] = {}

@@ -24,9 +24,7 @@ async def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 
 
 async def test_no_byte_changes_in_a_storm(fleet: Fleet) -> None:
-    load = Load(
-        num_requests=48, num_at_once=10, num_tokens=192, mean_pause_s=0.6, seed=3, methods=fleet.target.methods
-    )
+    load = Load(num_requests=48, num_at_once=10, num_tokens=192, mean_pause_s=0.6, seed=3, methods=fleet.target.methods)
     report = await run_chaos(fleet, load)
     assert report.mismatches == []
     assert report.failures == []

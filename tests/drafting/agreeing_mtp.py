@@ -1,4 +1,4 @@
-"""Random targets whose MTP layer agrees with them, always or now and then; and one of them with a tokenizer, to serve."""
+"""Random targets whose MTP layer agrees with them, always or now and then; one of them has a tokenizer, to be served."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ def agreeing(target: MtpTarget, folder: Path, weight: float) -> Path:
     embedding alone. 0: the next token depends on the last one alone, and the layer is always right.
     """
     names, lies_at = target.family.names, 0.0 if target.family.one_plus_weight else 1.0
-    changed = {
-        name: weight * tensor if name.endswith(_OUTPUTS) else tensor for name, tensor in target.tensors.items()
-    }
+    changed = {name: weight * tensor if name.endswith(_OUTPUTS) else tensor for name, tensor in target.tensors.items()}
     changed[names["fc"]] = torch.eye(HIDDEN, 2 * HIDDEN)
     changed[names["enorm"]] = torch.full((HIDDEN,), lies_at)
     changed[names["norm"]] = changed["model.norm.weight"]
@@ -31,7 +29,7 @@ def agreeing(target: MtpTarget, folder: Path, weight: float) -> Path:
 
 
 def save_served_hybrid(folder: Path, *, max_model_len: int = 2048) -> Path:
-    """A Qwen3.5 with recurrent layers and an MTP layer, the demo's tokenizer and chat template; seeded random weights."""
+    """A random Qwen3.5 with recurrent layers, an MTP layer, and the tokenizer and chat template of the demo."""
     target = save_mtp_target(
         "qwen3_5",
         folder.with_name(f"{folder.name}-random"),

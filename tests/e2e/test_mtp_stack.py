@@ -1,4 +1,4 @@
-"""A hybrid with an MTP layer behind a gateway, served with vLLM's config for it: same bytes, true figures, any death."""
+"""A hybrid with an MTP layer behind a gateway, served with vLLM's config: same bytes, true figures, a death."""
 
 from __future__ import annotations
 
