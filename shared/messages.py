@@ -266,6 +266,9 @@ class VerifierInfo:
     numerics: str = ""
     # What it can draft with by itself.
     local_methods: tuple[DraftMethodInfo, ...] = ()
+    # States of recurrent layers; 0: the model has no such layers.
+    num_state_slots: int = 0
+    num_free_state_slots: int = 0
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,7 @@ def build_engine(
 
 
 def describe(config: VerifierConfig, engine: VerifierEngine, loaded: LoadedModel, numerics: str = "") -> VerifierInfo:
-    certificate = engine.certificate
+    certificate, states = engine.certificate, engine.states
     return VerifierInfo(
         model=config.served_model_name or Path(config.model).name,
         version=outrider_version(),
@@ -150,6 +150,8 @@ def describe(config: VerifierConfig, engine: VerifierEngine, loaded: LoadedModel
         certificate_checks=tuple(CertificateCheck(check.name, check.holds) for check in certificate.checks),
         numerics=numerics,
         local_methods=engine.local_methods,
+        num_state_slots=0 if states is None else states.num_slots,
+        num_free_state_slots=0 if states is None else states.num_free_slots,
     )
 
 

@@ -54,7 +54,7 @@ class StateTable:
 
     @property
     def num_free_slots(self) -> int:
-        """Those that sessions can have: free, or held by snapshots alone."""
+        """Those that sessions can have: free, or held by snapshots alone. From any thread."""
         return self.num_slots - len(set(self._held_by_sessions()))
 
     def has_snapshot(self, block_hash: bytes) -> bool:
@@ -127,7 +127,8 @@ class StateTable:
             raise IntegrityError(f"of slots with reference counts {counts} these are free: {sorted(self._free)}")
 
     def _held_by_sessions(self) -> list[int]:
-        pairs = ((state.slot, state.slot_out) for state in self._sessions.values())
+        sessions = list(self._sessions.values())  # at once: num_free_slots is read from other threads
+        pairs = ((state.slot, state.slot_out) for state in sessions)
         return [slot for pair in pairs for slot in pair if slot is not None]
 
     def _forget(self, state: SessionState) -> None:

@@ -170,6 +170,8 @@ def verifier_info_to_wire(info: m.VerifierInfo) -> verifier.VerifierInfo:
         ),
         numerics=info.numerics,
         local_methods=[method_to_wire(method) for method in info.local_methods],
+        num_state_slots=info.num_state_slots,
+        num_free_state_slots=info.num_free_state_slots,
     )
 
 
@@ -198,4 +200,6 @@ def verifier_info_from_wire(message: verifier.VerifierInfo) -> m.VerifierInfo:
         ),
         numerics=message.numerics,
         local_methods=tuple(method_from_wire(method) for method in message.local_methods),
+        num_state_slots=message.num_state_slots,
+        num_free_state_slots=message.num_free_state_slots,
     )

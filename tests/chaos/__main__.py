@@ -9,6 +9,7 @@ import asyncio
 import sys
 import tempfile
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,6 +28,7 @@ from tests.chaos.network_faults import network_faults
 from tests.chaos.process_faults import process_faults
 from tests.chaos.run import leftovers, run_chaos
 from tests.chaos.scaling import SCHEDULE, run_scaling
+from tests.chaos.targets import TARGETS, Target
 
 _console = Console(width=140)
 Advance = Callable[[int], None]
@@ -42,6 +44,7 @@ def main(
     verifiers: Annotated[int, typer.Option(min=2)] = 2,
     only: Annotated[str, typer.Option(help="With --each, --netns, --compose: kinds with this in their name.")] = "",
     seed: Annotated[int, typer.Option(help="Of the storm and of what is asked for.")] = 0,
+    target: Annotated[str, typer.Option(help="demo, or hybrid: recurrent layers and an MTP layer.")] = "demo",
     scale: Annotated[bool, typer.Option("--scale", help="Drafters 1, 3, 0, 2 under load, nothing else.")] = False,
     each: Annotated[bool, typer.Option("--each", help="One kind of trouble at a time, with what each costs.")] = False,
     netns: Annotated[bool, typer.Option("--netns", help="As --each: delay, loss and cuts of a real network.")] = False,
@@ -50,21 +53,24 @@ def main(
     """Example: python -m tests.chaos --requests 200 --pause 1"""
     if scale + each + netns + compose > 1:
         raise typer.BadParameter("--scale, --each, --netns and --compose are runs of their own")
-    load = Load(requests, at_once, tokens, pause, seed)
+    if target not in TARGETS or (compose and target != "demo"):
+        raise typer.BadParameter(f"--target {target!r} is none of {', '.join(TARGETS)}; --compose has the demo's alone")
     counts = {"num_gateways": gateways, "num_drafters": drafters, "num_verifiers": verifiers}
     try:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            run_dir = Path(folder)
+            served = TARGETS[target](Path(folder))
+            load = Load(requests, at_once, tokens, pause, seed, served.methods)
+            fleet = _Fleet(Path(folder), served, counts)
             if scale:
-                ok = _with_progress(lambda advance: _scale(run_dir, load, counts, advance))
+                ok = _with_progress(lambda advance: _scale(fleet, load, advance))
             elif each:
-                ok = _with_progress(lambda advance: _each(run_dir, load, counts, only, advance))
+                ok = _with_progress(lambda advance: _each(fleet, load, only, advance))
             elif netns:
-                ok = _with_progress(lambda advance: _netns(run_dir, load, counts, only, advance))
+                ok = _with_progress(lambda advance: _netns(fleet, load, only, advance))
             elif compose:
                 ok = _with_progress(lambda advance: _compose(load, only, advance))
             else:
-                ok = _with_progress(lambda advance: _storm(run_dir, load, counts, advance))
+                ok = _with_progress(lambda advance: _storm(fleet, load, advance))
     except (NetworkUnavailable, ComposeUnavailable) as missing:
         _console.print(str(missing), style="bold red", highlight=False, markup=False)
         sys.exit(2)
@@ -79,27 +85,39 @@ def _with_progress(run: Callable[[Advance], Coroutine[Any, Any, show.Told]]) -> 
     return told(_console)
 
 
-async def _storm(run_dir: Path, load: Load, counts: dict[str, int], advance: Advance) -> show.Told:
-    async with Fleet(run_dir, **counts) as fleet:
+@dataclass(frozen=True)
+class _Fleet:
+    """What a fleet is made of."""
+
+    run_dir: Path
+    target: Target
+    counts: dict[str, int]
+
+    def make(self, **counts: int) -> Fleet:
+        return Fleet(self.run_dir, target=self.target, **{**self.counts, **counts})
+
+
+async def _storm(parts: _Fleet, load: Load, advance: Advance) -> show.Told:
+    async with parts.make() as fleet:
         return show.storm(await run_chaos(fleet, load, advance))
 
 
-async def _scale(run_dir: Path, load: Load, counts: dict[str, int], advance: Advance) -> show.Told:
-    async with Fleet(run_dir, **{**counts, "num_drafters": max(SCHEDULE)}) as fleet:
+async def _scale(parts: _Fleet, load: Load, advance: Advance) -> show.Told:
+    async with parts.make(num_drafters=max(SCHEDULE)) as fleet:
         return show.scaling(*await run_scaling(fleet, load, progress=advance))
 
 
-async def _each(run_dir: Path, load: Load, counts: dict[str, int], only: str, advance: Advance) -> show.Told:
-    async with Fleet(run_dir, **counts) as fleet:
+async def _each(parts: _Fleet, load: Load, only: str, advance: Advance) -> show.Told:
+    async with parts.make() as fleet:
         found = await run_faults(fleet.urls, process_faults(fleet), load, only, advance)
         return show.faults(found, await leftovers(fleet))
 
 
-async def _netns(run_dir: Path, load: Load, counts: dict[str, int], only: str, advance: Advance) -> show.Told:
+async def _netns(parts: _Fleet, load: Load, only: str, advance: Advance) -> show.Told:
     with Network() as network:
         how = "tc netem" if network.has_netem else "a wire in user space: this kernel has no netem"
         _console.print(f"==> network namespaces; delay and loss by {how}", highlight=False)
-        async with NetnsFleet(run_dir, network, **counts) as fleet:
+        async with NetnsFleet(parts.run_dir, network, target=parts.target, **parts.counts) as fleet:
             found = await run_faults(fleet.urls, network_faults(fleet), load, only, advance)
             return show.faults(found, await leftovers(fleet))
 

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -18,10 +18,10 @@ from outrider.shared import rpc, wire
 from outrider.shared.messages import DrafterInfo, VerifierInfo
 from outrider.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 from tests.chaos.proxy import Proxy
+from tests.chaos.targets import Target, demo
 from tests.ports import server_port
 from tests.redis_server import RedisServer
 
-MODELS = Path(__file__).parents[2] / "models"
 START_TIMEOUT_S = 300.0
 # Long enough for another verifier to load on a machine where everything else loads as well.
 FAILOVER_S = "240"
@@ -82,7 +82,11 @@ class Part:
 class Fleet:
     """`async with` starts all of it and waits until every gateway is ready."""
 
-    def __init__(self, run_dir: Path, *, num_gateways: int, num_drafters: int, num_verifiers: int) -> None:
+    def __init__(
+        self, run_dir: Path, *, num_gateways: int, num_drafters: int, num_verifiers: int, target: Target | None = None
+    ) -> None:
+        """target: the demo's if None."""
+        self.target = target or demo(run_dir)
         self.redis = self._make_redis(run_dir)
         self.parts: dict[str, Part] = {}
         self.proxies: dict[str, Proxy] = {}
@@ -93,7 +97,7 @@ class Fleet:
         self.redis.start()
         for kind in ("verifier", "drafter"):
             for index in range(self._counts[kind]):
-                await self._expose(self._add(f"{kind}-{index}", self._service_command(kind)))
+                await self._expose(self._add(f"{kind}-{index}", self._service_command(kind, index)))
         for index in range(self._counts["gateway"]):
             self._add(f"gateway-{index}", self._gateway_command())
         try:
@@ -173,51 +177,19 @@ class Fleet:
         self.parts[name] = part
         return part
 
-    def _service_command(self, kind: str) -> list[str]:
-        return _SERVICE_COMMANDS[kind]()
+    def _service_command(self, kind: str, index: int) -> list[str]:
+        if kind == "drafter":
+            return ["outrider.drafter_service", "--num-threads", "1", *self.target.drafter_args]
+        arguments = self.target.verifier_args[index % len(self.target.verifier_args)]
+        return ["outrider.verifier_service", "--model", str(self.target.model), "--num-threads", "1", *arguments]
 
     def _gateway_command(self) -> list[str]:
         addresses = {
             kind: ",".join(self._address(part) for part in self.of_kind(kind)) for kind in ("verifier", "drafter")
         }
         return [
-            *(
-                "outrider.gateway",
-                "--model",
-                str(MODELS / "demo-target"),
-                "--grpc-port",
-                "-1",
-                "--redis-url",
-                self.redis.url,
-            ),
+            *("outrider.gateway", "--model", str(self.target.model), "--grpc-port", "-1"),
+            *("--redis-url", self.redis.url),
             *("--verifiers", addresses["verifier"], "--drafters", addresses["drafter"]),
             *("--failover-s", FAILOVER_S, "--redis-patience-s", "60", "--tool-call-parser", "hermes"),
         ]
-
-
-def _verifier_command() -> list[str]:
-    return [
-        "outrider.verifier_service",
-        "--model",
-        str(MODELS / "demo-target"),
-        "--num-threads",
-        "1",
-        "--kv-cache-mb",
-        "64",
-    ]
-
-
-def _drafter_command() -> list[str]:
-    draft = str(MODELS / "demo-draft")
-    return [
-        "outrider.drafter_service",
-        "--draft-model",
-        draft,
-        "--methods",
-        "draft_model,ngram,suffix",
-        "--num-threads",
-        "1",
-    ]
-
-
-_SERVICE_COMMANDS: dict[str, Callable[[], list[str]]] = {"verifier": _verifier_command, "drafter": _drafter_command}

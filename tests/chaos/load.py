@@ -90,6 +90,7 @@ class Load:
     num_tokens: int
     mean_pause_s: float
     seed: int
+    methods: tuple[str, ...] = METHODS
 
 
 def request_body(index: int, load: Load, method: str) -> dict[str, Any]:
@@ -122,7 +123,7 @@ async def compared_request(
 ) -> None:
     """One request in trouble; what is wrong with its answer goes into the report."""
     rng = random.Random(load.seed * 1_000_003 + index)
-    body = request_body(index, load, METHODS[rng.randrange(len(METHODS))])
+    body = request_body(index, load, load.methods[rng.randrange(len(load.methods))])
     if rng.random() < 0.5:
         body["speculation"]["token_tree"] = True
     expected = references[index % len(references)]

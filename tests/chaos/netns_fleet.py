@@ -15,6 +15,7 @@ import redis
 
 from tests.chaos.fleet import START_TIMEOUT_S, Fleet, Part
 from tests.chaos.network import Member, Network
+from tests.chaos.targets import Target
 from tests.redis_server import RedisServer
 
 _REDIS_PORT = 6379
@@ -24,11 +25,19 @@ class NetnsFleet(Fleet):
     """Made inside the client's namespace: whoever makes it lives there from then on."""
 
     def __init__(
-        self, run_dir: Path, network: Network, *, num_gateways: int, num_drafters: int, num_verifiers: int
+        self,
+        run_dir: Path,
+        network: Network,
+        *,
+        num_gateways: int,
+        num_drafters: int,
+        num_verifiers: int,
+        target: Target | None = None,
     ) -> None:
         self.network = network
         network.enter(network.attach("client"))
-        super().__init__(run_dir, num_gateways=num_gateways, num_drafters=num_drafters, num_verifiers=num_verifiers)
+        counts = {"num_gateways": num_gateways, "num_drafters": num_drafters, "num_verifiers": num_verifiers}
+        super().__init__(run_dir, target=target, **counts)
 
     def member(self, name: str) -> Member:
         return self.network.members[name]

@@ -42,7 +42,7 @@ async def run_chaos(fleet: Fleet, load: Load, progress: Callable[[int], None] = 
 
 
 async def leftovers(fleet: Fleet) -> list[str]:
-    """What is still held once everybody has gone: sessions, KV blocks, Redis keys that never expire."""
+    """What is still held once all are gone: sessions, KV blocks, recurrent states, Redis keys that never expire."""
     found: list[str] = []
     for _ in range(300):
         found = await _held(fleet)
@@ -56,9 +56,11 @@ async def _held(fleet: Fleet) -> list[str]:
     found: list[str] = []
     for part in fleet.of_kind("verifier"):
         verifier = await fleet.verifier_info(part)
-        if verifier.num_sessions or verifier.num_free_blocks != verifier.num_blocks:
-            used = verifier.num_blocks - verifier.num_free_blocks
-            found.append(f"{part.name}: {verifier.num_sessions} sessions, {used} KV blocks")
+        num_blocks = verifier.num_blocks - verifier.num_free_blocks
+        num_states = verifier.num_state_slots - verifier.num_free_state_slots
+        if verifier.num_sessions or num_blocks or num_states:
+            held = f"{verifier.num_sessions} sessions, {num_blocks} KV blocks, {num_states} recurrent states"
+            found.append(f"{part.name}: {held}")
     for part in [part for part in fleet.of_kind("drafter") if part.process is not None]:
         drafter = await fleet.drafter_info(part)
         if drafter.num_sessions:

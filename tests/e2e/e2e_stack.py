@@ -140,13 +140,13 @@ def run_stack(
     run_dir: Path,
     *,
     dtype: str,
-    draft_model: Path,
+    draft_model: Path | None,
+    methods: tuple[str, ...] = METHODS,
     speculative_config: str = "",
     gateway_args: tuple[str, ...] = PATIENT,
     is_paced: bool = False,
     num_drafters: int = 1,
     model: Path = DEMO_TARGET,
-    methods: tuple[str, ...] = METHODS,
     start_timeout_s: float = 300.0,
 ) -> Iterator[RunningStack]:
     """is_paced: for tests that disturb streams (e2e_pace.py). num_drafters 0: the verifier drafts by itself."""
@@ -159,7 +159,7 @@ def run_stack(
             gateway_args += FEW_AHEAD
         settings = StackSettings(
             model=str(model),
-            draft_model=str(draft_model),
+            draft_model=str(draft_model or ""),
             methods=methods,
             port=0,
             grpc_port=server_port(),

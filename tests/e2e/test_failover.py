@@ -72,11 +72,11 @@ async def read_stream(http: httpx.AsyncClient, body: dict[str, Any], seen: Seen)
             yield
 
 
-async def interrupted(http: httpx.AsyncClient, interrupt: Callable[[], None]) -> Seen:
+async def interrupted(http: httpx.AsyncClient, interrupt: Callable[[], None], body: dict[str, Any] = BODY) -> Seen:
     """The whole stream, with `interrupt()` called after KILL_AFTER tokens, once drafts are accepted."""
     seen = Seen()
     called = False
-    async with aclosing(read_stream(http, BODY, seen)) as events:
+    async with aclosing(read_stream(http, body, seen)) as events:
         async for _ in events:
             # A drafter that is held up at first is asked again after some tokens.
             if not called and len(seen.token_ids) >= KILL_AFTER and "accepted" in seen.origins:

@@ -56,9 +56,9 @@ class CallFleet(Fleet):
 
     paced_url = ""
 
-    def _service_command(self, kind: str) -> list[str]:
+    def _service_command(self, kind: str, index: int) -> list[str]:
         local = ["--local-methods", "ngram,suffix"] if kind == "verifier" else []
-        return [*super()._service_command(kind), *local]
+        return [*super()._service_command(kind, index), *local]
 
     def _gateway_command(self) -> list[str]:
         return [*super()._gateway_command(), *("--redis-url", self.paced_url), *FEW_AHEAD]

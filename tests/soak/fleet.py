@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.chaos.fleet import MODELS, Fleet, Part
+from tests.chaos.fleet import Fleet, Part
+from tests.chaos.targets import MODELS
 from tests.ports import server_port
 
 # Every method that the drafters serve: a draft model, a head that reads hidden states, and lookups.
@@ -25,7 +26,7 @@ class SoakFleet(Fleet):
     def _address(self, part: Part) -> str:
         return f"{part.host}:{part.port}"
 
-    def _service_command(self, kind: str) -> list[str]:
+    def _service_command(self, kind: str, index: int) -> list[str]:
         target = str(MODELS / "demo-target")
         if kind == "verifier":
             return ["outrider.verifier_service", "--model", target, "--kv-cache-mb", "32"]

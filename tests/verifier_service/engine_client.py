@@ -60,7 +60,7 @@ def save_llama(directory: Path, seed: int = 0, num_layers: int = 2, max_len: int
     return save_tiny_model("LlamaConfig", config, directory, seed)
 
 
-def save_hybrid(directory: Path) -> Path:
+def save_hybrid(directory: Path, max_len: int = 256) -> Path:
     """A Qwen3.5 of the same vocabulary: recurrent layers before and after attention."""
     config = {
         "vocab_size": VOCAB_SIZE,
@@ -75,7 +75,7 @@ def save_hybrid(directory: Path) -> Path:
         "linear_num_value_heads": 4,
         "linear_key_head_dim": 8,
         "linear_value_head_dim": 12,
-        "max_position_embeddings": 256,
+        "max_position_embeddings": max_len,
         "bos_token_id": 1,
         "eos_token_id": EOS_ID,
         "pad_token_id": 0,

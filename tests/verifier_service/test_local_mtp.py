@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import logging
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
 
 from outrider.drafting.methods.registry import build_methods
 from outrider.drafting.settings import MethodSettings
-from outrider.engine.certificate import Certificate, certify
-from outrider.engine.model.load import load_model
-from outrider.engine.model.loaded import LoadedModel
-from outrider.engine.run.runner import ModelRunner
 from outrider.shared.errors import ConfigError
-from outrider.shared.messages import Commit, LocalDrafts, SessionSpec, TokenOrigin
+from outrider.shared.messages import LocalDrafts, SessionSpec
 from outrider.shared.sampling_params import SamplingParams, SpeculationMode
-from outrider.verifier_service.config import VerifierConfig
-from outrider.verifier_service.engine import VerifierEngine
-from outrider.verifier_service.local_methods import build_local_methods
-from tests.drafting.mtp_targets import FAMILIES, HIDDEN, MtpTarget, save_mtp_target
-from tests.verifier_service.engine_client import EngineShape, Session, running_engine, save_llama, tokens_of
+from tests.drafting.agreeing_mtp import agreeing
+from tests.drafting.mtp_targets import FAMILIES, save_mtp_target
+from tests.verifier_service.engine_client import save_llama
+from tests.verifier_service.served_target import Served, decode, digest, served
 
 NUM_TOKENS = 32
 PARAMS = {
@@ -35,74 +24,17 @@ PARAMS = {
     "law": SamplingParams(temperature=0.8, max_tokens=NUM_TOKENS, ignore_eos=True),
 }
 LENGTHS = (1, 3, 5)
-log = logging.getLogger(__name__)
-
-
-@dataclass
-class Served:
-    """A target with its layer, loaded."""
-
-    loaded: LoadedModel
-    certificate: Certificate
-
-    @contextmanager
-    def engine(self, *, num_blocks: int = 400) -> Iterator[VerifierEngine]:
-        config = VerifierConfig(
-            model=self.loaded.path, local_methods=("mtp",), dtype="float32", num_threads=1, block_size=4
-        )
-        methods = build_local_methods(config, self.loaded, log)
-        with running_engine(self.loaded, self.certificate, EngineShape(num_blocks=num_blocks), methods) as engine:
-            yield engine
-
-
-def served(target: MtpTarget) -> Served:
-    loaded = load_model(str(target.folder), dtype="float32", num_threads=1)
-    certificate = certify(loaded, ModelRunner(loaded, loaded.make_cache(64), loaded.make_states(1)))
-    assert certificate.holds
-    return Served(loaded, certificate)
 
 
 @pytest.fixture(scope="module")
 def glm(tmp_path_factory: pytest.TempPathFactory) -> Served:
-    return served(save_mtp_target("glm4_moe", tmp_path_factory.mktemp("glm") / "target"))
+    return served(save_mtp_target("glm4_moe", tmp_path_factory.mktemp("glm") / "target").folder)
 
 
 def spec_of(key: int, kind: str, *, salt: str = "") -> SessionSpec:
     prompt = tuple(3 + (key * 7 + place * place) % 58 for place in range(5 + 9 * key))
     mode = SpeculationMode.REJECTION if kind == "law" else SpeculationMode.EXACT
     return SessionSpec(f"s{key}", 0, prompt, (), PARAMS[kind], mode, stream_key=key, cache_salt=salt or f"{key}{kind}")
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """accepted: of the emitted tokens, those that were drafted."""
-
-    token_ids: tuple[int, ...]
-    num_draft_tokens: int
-    num_accepted: int
-    num_cached_tokens: int
-
-
-def decode(engine: VerifierEngine, specs: Sequence[SessionSpec], local: LocalDrafts | None) -> list[Outcome]:
-    """All sessions at once, in free runs."""
-    with ExitStack() as stack:
-        sessions = [stack.enter_context(Session(engine, spec)) for spec in specs]
-        for session in sessions:
-            session.submit(0, max_new_tokens=NUM_TOKENS, local=local)
-        return [_outcome(session.collect()) for session in sessions]
-
-
-def _outcome(commits: list[Commit]) -> Outcome:
-    return Outcome(
-        tokens_of(commits),
-        sum(commit.num_draft_tokens for commit in commits),
-        sum(origin is TokenOrigin.ACCEPTED for commit in commits for origin in commit.origins),
-        commits[0].num_cached_tokens,
-    )
-
-
-def digest(outcomes: Sequence[Outcome]) -> str:
-    return hashlib.sha256(repr([outcome.token_ids for outcome in outcomes]).encode()).hexdigest()
 
 
 def check_grid(served: Served) -> None:
@@ -127,7 +59,7 @@ def test_no_byte_changes_with_mtp(glm: Served) -> None:
 @pytest.mark.storm
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family != "glm4_moe"])
 def test_no_byte_changes_with_mtp_in_any_family(family: str, tmp_path: Path) -> None:
-    check_grid(served(save_mtp_target(family, tmp_path / "target")))
+    check_grid(served(save_mtp_target(family, tmp_path / "target").folder))
 
 
 def test_a_cached_prefix_is_hit_and_drafted_from(glm: Served) -> None:
@@ -146,26 +78,10 @@ def test_a_cached_prefix_is_hit_and_drafted_from(glm: Served) -> None:
 # ---- a layer that is always right ----
 
 
-def predictable(folder: Path) -> Path:
-    """A target whose next token depends on the last one alone, and a layer that knows it: nothing is added to the
-    embedding anywhere, and the layer takes the embedding alone.
-    """
-    target = save_mtp_target("glm4_moe", folder / "random")
-    names = target.family.names
-    changed = {
-        name: torch.zeros_like(tensor) if name.endswith(("o_proj.weight", "down_proj.weight", "down_proj")) else tensor
-        for name, tensor in target.tensors.items()
-    }
-    changed[names["fc"]] = torch.eye(HIDDEN, 2 * HIDDEN)
-    changed[names["enorm"]] = torch.ones(HIDDEN)
-    changed[names["norm"]] = changed["model.norm.weight"]
-    return target.rewritten(folder / "predictable", changed)
-
-
-def test_a_layer_that_is_always_right_is_always_accepted(tmp_path: Path) -> None:
-    loaded = load_model(str(predictable(tmp_path)), dtype="float32", num_threads=1)
-    certificate = certify(loaded, ModelRunner(loaded, loaded.make_cache(64)))
-    with Served(loaded, certificate).engine() as engine:
+@pytest.mark.parametrize("family", ["glm4_moe", "qwen3_5"])
+def test_a_layer_that_is_always_right_is_always_accepted(family: str, tmp_path: Path) -> None:
+    target = save_mtp_target(family, tmp_path / "random")
+    with served(agreeing(target, tmp_path / "predictable", 0.0)).engine() as engine:
         for kind in ("greedy", "seeded", "law"):
             (plain,) = decode(engine, [spec_of(1, kind)], None)
             (found,) = decode(engine, [spec_of(1, kind, salt="drafted")], LocalDrafts("mtp", 3))

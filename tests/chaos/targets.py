@@ -1,0 +1,49 @@
+"""What a fleet serves and drafts with: the demo family, or a random hybrid with an MTP layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.chaos.load import METHODS
+from tests.drafting.agreeing_mtp import save_served_hybrid
+
+MODELS = Path(__file__).parents[2] / "models"
+
+
+@dataclass(frozen=True)
+class Target:
+    """methods: that requests ask for. verifier_args: of each verifier in turn."""
+
+    model: Path
+    methods: tuple[str, ...]
+    drafter_args: tuple[str, ...]
+    verifier_args: tuple[tuple[str, ...], ...]
+
+
+def demo(_folder: Path) -> Target:
+    return Target(
+        MODELS / "demo-target",
+        METHODS,
+        ("--draft-model", str(MODELS / "demo-draft"), "--methods", "draft_model,ngram,suffix"),
+        (("--kv-cache-mb", "64"),),
+    )
+
+
+def hybrid(folder: Path) -> Target:
+    """Recurrent layers and little memory, so that sessions are preempted. The first verifier makes MTP and n-gram
+    drafts itself; the second's are made by drafters, with hidden states in messages.
+    """
+    model = save_served_hybrid(folder / "hybrid")
+    memory = ("--kv-cache-mb", "1")
+    return Target(
+        model,
+        ("mtp", "ngram", "suffix", "auto", "off"),
+        ("--target-model", str(model), "--methods", "mtp,ngram,suffix"),
+        ((*memory, "--local-methods", "mtp,ngram"), memory),
+    )
+
+
+# name -> (folder for what must be written) -> the target
+TARGETS: dict[str, Callable[[Path], Target]] = {"demo": demo, "hybrid": hybrid}
