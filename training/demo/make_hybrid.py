@@ -1,4 +1,4 @@
-"""The steps that make `demo-hybrid`: the language model, its own text, its MTP layer, export, figures."""
+"""The steps that make `demo-hybrid`: the language model, its own text, its MTP layer, export, figures, card."""
 
 from __future__ import annotations
 
@@ -43,4 +43,5 @@ def hybrid_steps(work_dir: Path, models_dir: Path) -> list[Step]:
                 *("--out", str(models_dir / "hybrid-evaluation.json")),
             ),
         ),
+        Step("hybrid-card", "demo.hybrid_card", (*work, "--models-dir", str(models_dir))),
     ]
