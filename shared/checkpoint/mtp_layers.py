@@ -71,6 +71,27 @@ def has_mtp_layers(folder: Path) -> bool:
 
 def count_mtp_layers(folder: Path) -> int:
     """At least 1. Raises ConfigError, a sentence for the user: there is none that can be read."""
+    known, config = _family(folder)
+    return require_consistent(known, config, _tensor_names(folder))
+
+
+def stores_mtp_layer(folder: Path) -> bool:
+    """Whether a target of a family with MTP layers has one in its files; a copy may have been made without it.
+
+    Raises ConfigError: of this family none are read, config.json denies the layer, or the names are in pickles.
+    """
+    known, config = _family(folder)
+    names = _tensor_names(folder)
+    if names is None:
+        raise ConfigError("its tensors are not in *.safetensors, so MTP layers are not looked for")
+    num_layers = config.get("num_hidden_layers")
+    if not any(isinstance(num_layers, int) and known.layer_of(name, num_layers) is not None for name in names):
+        return False
+    return require_consistent(known, config, names) > 0
+
+
+def _family(folder: Path) -> tuple[MtpNames, dict[str, Any]]:
+    """How its MTP layers are named, and the text model's part of config.json. Raises ConfigError."""
     if linked_parts(folder):
         raise ConfigError("method mtp needs the target's MTP layers, and those of a .gguf file are not read")
     config = _text_config(read_object(folder / "config.json"))
@@ -82,8 +103,7 @@ def count_mtp_layers(folder: Path) -> int:
             f"method mtp needs a target with MTP layers, and none are read of model type {model_type}; "
             f"they are of {', '.join(MTP_NAMES)}"
         )
-    names = _tensor_names(folder)
-    return require_consistent(known, config, names)
+    return known, config
 
 
 def require_consistent(known: MtpNames, config: dict[str, Any], tensor_names: Collection[str] | None) -> int:

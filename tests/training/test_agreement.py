@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny import VOCAB_SIZE, write_target
+from tiny import HEAD_METHODS, VOCAB_SIZE, write_target
 from transformers import LlamaForCausalLM
 
 from outrider.training.data.head_data import load_windows
@@ -17,7 +17,7 @@ from outrider.training.demo.agreement import load_for_measuring, measure, score
 from outrider.training.demo.head_samples import HELD_OUT_FILES, write_corpus_rows, write_held_out
 from outrider.training.demo.make_heads import HEADS, plan
 from outrider.training.frozen_target import FrozenTarget
-from outrider.training.heads.options import METHODS, HeadOptions
+from outrider.training.heads.options import HeadOptions
 from outrider.training.heads.registry import build_objective
 
 HEAD = HeadOptions(num_heads=2, inner_dim=16, ttt_steps=2, draft_vocab_size=30)
@@ -49,7 +49,7 @@ def test_samples_are_the_targets_own(folders: tuple[Path, Path]) -> None:
     assert np.load(samples / "corpus.npy").shape == (3, 256)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", HEAD_METHODS)
 def test_figures_of_an_exported_head(folders: tuple[Path, Path], tmp_path: Path, method: str) -> None:
     target_dir, samples = folders
     target = FrozenTarget(target_dir)
@@ -91,7 +91,7 @@ def test_the_plan_names_what_earlier_steps_leave(tmp_path: Path) -> None:
         assert export[export.index("--run") + 1] == run_dir
         assert "--resume" in train
         left.add(Path(export[export.index("--output") + 1]).name)
-        assert head.method in METHODS
+        assert head.method in HEAD_METHODS
     measured = [
         value for option, value in zip(steps[-2].arguments, steps[-2].arguments[1:], strict=False) if option == "--head"
     ]

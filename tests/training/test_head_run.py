@@ -15,7 +15,7 @@ import pytest
 import torch
 from rich.console import Console
 from safetensors.torch import load_file
-from tiny import VOCAB_SIZE, write_rows, write_target
+from tiny import HEAD_METHODS, VOCAB_SIZE, write_rows, write_target
 from typer.testing import CliRunner
 
 from outrider.drafting.checkpoints.recognise import recognise
@@ -27,7 +27,7 @@ from outrider.training.export_run import export_run
 from outrider.training.frozen_target import FrozenTarget
 from outrider.training.head_trainer import HeadTrainer, OptimizationConfig, make_accelerator
 from outrider.training.heads.interface import Batch
-from outrider.training.heads.options import METHODS, HeadOptions
+from outrider.training.heads.options import HeadOptions
 from outrider.training.heads.registry import build_objective
 from outrider.training.progress import Progress
 from outrider.training.run_state import checkpoints, latest_checkpoint, load_checkpoint, save_checkpoint
@@ -198,7 +198,8 @@ def config_of(work_dir: Path, output: Path, method: str = "medusa", **changes: A
 
 @pytest.mark.parametrize(
     ("method", "optimizer"),
-    [(method, "adamw") for method in METHODS] + [(method, "muon") for method in METHODS if method != "mlp_speculator"],
+    [(method, "adamw") for method in HEAD_METHODS]
+    + [(method, "muon") for method in HEAD_METHODS if method != "mlp_speculator"],
 )
 def test_every_method_goes_on_to_the_bit(work_dir: Path, method: str, optimizer: str) -> None:
     """In one process: three steps, state, three more; a new trainer from that state takes the same three."""
@@ -228,7 +229,7 @@ def test_every_method_goes_on_to_the_bit(work_dir: Path, method: str, optimizer:
     assert asked == [*range(12), *range(6, 12)]
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name != "draft_model"])
+@pytest.mark.parametrize("method", [name for name in HEAD_METHODS if name != "draft_model"])
 def test_what_is_exported_is_recognised(work_dir: Path, tmp_path: Path, method: str) -> None:
     config = config_of(work_dir, tmp_path / "run", method)
     model_dir = run(config, quiet())

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny import NUM_LAYERS, VOCAB_SIZE, tiny_batch, write_target
+from tiny import HEAD_METHODS, NUM_LAYERS, VOCAB_SIZE, tiny_batch, write_target
 
 from outrider.drafting.heads.eagle import EagleHead
 from outrider.drafting.heads.eagle3 import Eagle3Head
@@ -24,7 +24,7 @@ from outrider.training.head_trainer import noise_generator
 from outrider.training.heads.eagle import FEATURE_WEIGHT
 from outrider.training.heads.eagle3 import most_frequent
 from outrider.training.heads.interface import Batch, Objective, TargetView
-from outrider.training.heads.options import METHODS, HeadOptions
+from outrider.training.heads.options import HeadOptions
 from outrider.training.heads.registry import build_objective
 from outrider.training.heads.unroll import EVAL_DEPTHS
 
@@ -185,7 +185,7 @@ def test_eagle_noise_is_a_function_of_its_generator(target: FrozenTarget) -> Non
 
 
 @pytest.mark.parametrize(
-    ("method", "loss"), [*((method, "cross_entropy") for method in METHODS), ("eagle3", "acceptance")]
+    ("method", "loss"), [*((method, "cross_entropy") for method in HEAD_METHODS), ("eagle3", "acceptance")]
 )
 def test_it_can_be_learnt_and_the_target_stays(target: FrozenTarget, method: str, loss: str) -> None:
     options = replace(OPTIONS, num_attention_heads=0, loss=loss)
@@ -208,7 +208,7 @@ def test_it_can_be_learnt_and_the_target_stays(target: FrozenTarget, method: str
 
 
 def test_batches_without_counted_tokens(target: FrozenTarget) -> None:
-    for method in METHODS:
+    for method in HEAD_METHODS:
         objective = build_objective(method, replace(OPTIONS, num_attention_heads=0), target, COUNTS, seed=2)
         batch, view = tiny_batch(target, NUM_ROWS, LENGTH, objective.feature_layers)
         nothing = Batch(batch.token_ids, torch.zeros_like(batch.counts))

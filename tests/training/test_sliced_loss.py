@@ -10,14 +10,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tiny import VOCAB_SIZE, tiny_batch, write_target
+from tiny import HEAD_METHODS, VOCAB_SIZE, tiny_batch, write_target
 from torch import nn
 
 from outrider.training.frozen_target import FrozenTarget
 from outrider.training.head_trainer import noise_generator
 from outrider.training.heads import sliced_loss
 from outrider.training.heads.interface import Objective, TargetView
-from outrider.training.heads.options import METHODS, HeadOptions
+from outrider.training.heads.options import HeadOptions
 from outrider.training.heads.registry import build_objective
 from outrider.training.heads.scoring import LOSSES, NUM_SCORED, DepthLosses
 
@@ -128,7 +128,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> FrozenTarget:
 @pytest.mark.parametrize(
     ("method", "changes"),
     [
-        *((method, {"loss": loss}) for method in METHODS for loss in LOSSES),
+        *((method, {"loss": loss}) for method in HEAD_METHODS for loss in LOSSES),
         ("medusa", {"distil": False, "share_lm_head": False}),
         ("mlp_speculator", {"distil": False, "tie_weights": False}),
     ],

@@ -11,7 +11,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from outrider.training.export import copy_files, write_model
 from outrider.training.frozen_target import FrozenTarget
 from outrider.training.heads.interface import Batch, TargetView
+from outrider.training.heads.options import METHODS
 
+# Methods that train for any target; for mtp, see test_mtp.py.
+HEAD_METHODS = tuple(method for method in METHODS if method != "mtp")
 VOCAB_SIZE = 48
 NUM_LAYERS = 6
 TOKENIZER_DIR = Path(__file__).parents[2] / "models" / "demo-target"

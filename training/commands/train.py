@@ -13,7 +13,7 @@ import typer
 from outrider.training.commands.errors import clear_errors
 from outrider.training.commands.output import Json, print_result, progress_console
 
-_METHODS = "medusa, mlp_speculator, eagle, eagle3 or draft_model"
+_METHODS = "medusa, mlp_speculator, eagle, eagle3, mtp or draft_model"
 Data = Annotated[list[Path], typer.Option(help="JSONL from prepare-data, or .txt, .npy, .bin; may be repeated.")]
 EvalData = Annotated[list[Path] | None, typer.Option(help="Held-out data; may be repeated.")]
 Target = Annotated[str, typer.Option(help="The target: folder, .gguf file or Hub id.")]
@@ -67,7 +67,7 @@ def train(
     distil: Annotated[
         bool, typer.Option(help="medusa, mlp_speculator: use the target's distribution as label.")
     ] = True,
-    ttt_steps: Annotated[int, typer.Option(help="eagle, eagle3: training-time-test steps; 0: 1 and 5.")] = 0,
+    ttt_steps: Annotated[int, typer.Option(help="eagle, eagle3, mtp: training-time-test steps; 0: 1, 5 and 3.")] = 0,
     law_weight: Annotated[float, typer.Option(help="eagle: weight of the soft cross-entropy (regression: 1).")] = 0.1,
     feature_noise: Annotated[float, typer.Option(help="eagle: half-width of the uniform feature noise.")] = 0.1,
     fc_bias: Annotated[bool, typer.Option(help="eagle: a bias in the first linear; vLLM does not read one.")] = False,
@@ -79,13 +79,15 @@ def train(
     init: Annotated[Path | None, typer.Option(help="draft_model: start from this checkpoint.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Train a draft head, or a draft model, against its frozen target.
+    """Train a draft head, the target's MTP layer, or a draft model against the frozen target.
 
     Examples:
 
       outrider train train --method eagle3 --target models/demo-target --data data.jsonl --output .run/eagle3
 
       outrider train train --method medusa --target ~/llama --data data.jsonl --output .run/medusa --resume
+
+      outrider train train --method mtp --target ~/qwen3.5 --data data.jsonl --output .run/mtp
     """
     with clear_errors():
         from accelerate import PartialState

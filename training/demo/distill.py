@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 import typer
 from rich.console import Console
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from outrider.training.demo.lm_data import BlockSampler, load_token_ids
 from outrider.training.demo.optim import HybridOptimizer, Schedule
@@ -45,7 +45,7 @@ class DistillConfig:
 
 
 @torch.no_grad()
-def init_from_target(draft: LlamaForCausalLM, target: LlamaForCausalLM) -> None:
+def init_from_target(draft: PreTrainedModel, target: PreTrainedModel) -> None:
     """Initialises the draft's embeddings with the principal components of the target's, at the draft's own scale."""
     embeddings = target.get_input_embeddings().weight.float()
     own = draft.get_input_embeddings().weight

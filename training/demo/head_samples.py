@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import typer
 from rich.console import Console
-from transformers import LlamaForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from outrider.training.demo.lm_data import BlockSampler, load_token_ids
 from outrider.training.demo.sampling_data import continue_rows, prompt_rows, sample_continuations
@@ -26,7 +26,7 @@ PROMPT_LEN, NUM_NEW_TOKENS = 64, 192
 ROW_LEN = 256
 
 
-def write_held_out(model: LlamaForCausalLM, work_dir: Path, out_dir: Path, num_prompts: int) -> None:
+def write_held_out(model: PreTrainedModel, work_dir: Path, out_dir: Path, num_prompts: int) -> None:
     """Continues held-out prompts of 64 tokens by 192, at temperatures 0 and 1, into one JSONL file each."""
     prompts = prompt_rows(load_token_ids(work_dir / "heldout.bin"), PROMPT_LEN, num_prompts, np.random.default_rng(9))
     for temperature, name in HELD_OUT_FILES.items():
@@ -67,7 +67,7 @@ def main(
     torch.set_num_threads(threads)
     console = Console(width=110)
     out_dir.mkdir(parents=True, exist_ok=True)
-    target = LlamaForCausalLM.from_pretrained(target_dir, dtype=torch.bfloat16).eval().to(device)
+    target = AutoModelForCausalLM.from_pretrained(target_dir, dtype=torch.bfloat16).eval().to(device)
     write_held_out(target, work_dir, out_dir, num_prompts)
     console.print(f"{2 * num_prompts} held-out rows written to {out_dir}")
     out = out_dir / "own.npy"

@@ -7,7 +7,6 @@ Run: `python -m outrider.training.demo.make_heads --help`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +15,7 @@ import typer
 from rich.console import Console
 
 from outrider.training.demo.head_samples import HELD_OUT_FILES
-from outrider.training.demo.make_models import Step, run_steps
+from outrider.training.demo.steps import Step, repeated, run_steps
 
 TARGET_NAME = "demo-target"
 
@@ -70,15 +69,15 @@ def plan(work_dir: Path, models_dir: Path) -> list[Step]:
         fixed = ("--method", head.method, "--target", str(target), "--target-name", TARGET_NAME)
         train = (
             *("train", *fixed, "--output", str(run_dir), "--resume", "--seq-len", "256"),
-            *_repeated("--data", data_files(work_dir)),
-            *_repeated("--eval-data", [samples / name for name in HELD_OUT_FILES.values()]),
+            *repeated("--data", data_files(work_dir)),
+            *repeated("--eval-data", [samples / name for name in HELD_OUT_FILES.values()]),
             *("--batch-size", "8", "--warmup-steps", "30", "--eval-every", "100", "--checkpoint-every", "25"),
             *head.options,
         )
         export = ("export", "--run", str(run_dir), "--target", str(target), "--target-name", TARGET_NAME)
         steps.append(Step(f"heads-{head.name}", "__main__", train))
         steps.append(Step(f"heads-{head.name}-export", "__main__", (*export, "--output", str(model_dir))))
-    names = _repeated("--head", ["demo-draft", *(f"demo-{head.name}" for head in HEADS)])
+    names = repeated("--head", ["demo-draft", *(f"demo-{head.name}" for head in HEADS)])
     figures = ("--models-dir", str(models_dir), "--samples-dir", str(samples), *names)
     cards = ("--work-dir", str(work_dir), "--models-dir", str(models_dir))
     return [*steps, Step("heads-agreement", "demo.agreement", figures), Step("heads-cards", "demo.head_cards", cards)]
@@ -88,10 +87,6 @@ def data_files(work_dir: Path) -> tuple[Path, ...]:
     """Training data of all heads: the target's own text, old and new, and some of the corpus."""
     samples = work_dir / "heads"
     return work_dir / "continuations.npy", samples / "own.npy", samples / "corpus.npy"
-
-
-def _repeated(option: str, values: Iterable[Path | str]) -> list[str]:
-    return [argument for value in values for argument in (option, str(value))]
 
 
 def main(

@@ -70,7 +70,8 @@ As for `demo-target`.
 """
 
 
-def _read(path: Path) -> Any:
+def read_made(path: Path) -> Any:
+    """The JSON that an earlier step wrote. Raises CorpusError."""
     if not path.exists():
         raise CorpusError(
             f"{path} is missing: run the earlier steps of `python -m outrider.training.demo.make_models` first"
@@ -80,10 +81,10 @@ def _read(path: Path) -> Any:
 
 def card_values(work_dir: Path, models_dir: Path) -> dict[str, Any]:
     """All values of the two templates, from the files of the earlier steps."""
-    figures, manifest = _read(models_dir / "evaluation.json"), _read(work_dir / "manifest.json")
-    history = _read(work_dir / "target-history.json")
+    figures, manifest = read_made(models_dir / "evaluation.json"), read_made(work_dir / "manifest.json")
+    history = read_made(work_dir / "target-history.json")
     minutes = {
-        f"{name}_minutes": _read(work_dir / f"{name}.done")["seconds"] / 60
+        f"{name}_minutes": read_made(work_dir / f"{name}.done")["seconds"] / 60
         for name in ("target", "continuations", "draft")
     }
     cold, warm = figures["temperature_0"], figures["temperature_1"]

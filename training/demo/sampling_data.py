@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-from transformers import DynamicCache, LlamaForCausalLM
+from transformers import DynamicCache, PreTrainedModel
 
 from outrider.training.demo.tokenizer import SPECIAL_TOKENS
 
@@ -30,7 +30,7 @@ def pick_tokens(logits: torch.Tensor, temperatures: torch.Tensor, generator: tor
 
 @torch.no_grad()
 def continue_rows(
-    model: LlamaForCausalLM,
+    model: PreTrainedModel,
     prompts: torch.Tensor,
     temperatures: torch.Tensor,
     num_new_tokens: int,
@@ -65,7 +65,7 @@ def prompt_rows(
 
 
 def sample_continuations(
-    model: LlamaForCausalLM,
+    model: PreTrainedModel,
     token_ids: npt.NDArray[np.uint16],
     out: Path,
     num_batches: int,

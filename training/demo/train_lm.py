@@ -1,4 +1,4 @@
-"""Trains the demo family's target: a small Llama on the corpus, on CPU, resumable bit for bit.
+"""Trains the demo family's targets, a small Llama and a small hybrid, on the corpus, on CPU, resumable bit for bit.
 
 Not a general trainer: one process, one device, bf16 autocast over fp32 weights. The checkpoint has weights, optimizer
 state, random state and the step; batches are a function of the step, so a killed and resumed run has the same loss
@@ -18,12 +18,13 @@ import torch
 import torch.nn.functional as F
 import typer
 from rich.console import Console
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from outrider.training.demo.distill import init_from_target
 from outrider.training.demo.lm_data import BlockSampler, load_token_ids
 from outrider.training.demo.optim import HybridOptimizer, Schedule
-from outrider.training.errors import CheckpointError
-from outrider.training.export import export_model, llama_config
+from outrider.training.errors import CheckpointError, SettingError
+from outrider.training.export import export_model, hybrid_config, llama_config
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,27 @@ class TrainConfig:
     seed: int = 1
 
 
-def lm_loss(model: LlamaForCausalLM, rows: torch.Tensor) -> torch.Tensor:
+# The hybrid learns from a fifth of the target's tokens, so in smaller steps.
+SHAPES: dict[str, tuple[PreTrainedConfig, TrainConfig]] = {
+    "target": (
+        llama_config(hidden_size=320, num_layers=6, num_heads=5, intermediate_size=832),
+        TrainConfig(),
+    ),
+    "hybrid": (
+        hybrid_config(),
+        TrainConfig(
+            total_steps=480,
+            warmup_steps=20,
+            decay_from=260,
+            long_from=460,
+            seq_len=256,
+            tokens_per_step=2048,
+        ),
+    ),
+}
+
+
+def lm_loss(model: PreTrainedModel, rows: torch.Tensor) -> torch.Tensor:
     """Mean cross-entropy in nats of predicting `rows[:, 1:]` from `rows[:, :-1]`; rows int64[batch, length]."""
     with torch.autocast("cpu", torch.bfloat16):
         logits = model(input_ids=rows[:, :-1], use_cache=False).logits
@@ -57,10 +78,10 @@ def lm_loss(model: LlamaForCausalLM, rows: torch.Tensor) -> torch.Tensor:
 class Trainer:
     """A run in progress. `steps()` advances it; `save` and `load` transfer all of its state to and from one file."""
 
-    def __init__(self, config: TrainConfig, model_config: LlamaConfig, work_dir: Path) -> None:
+    def __init__(self, config: TrainConfig, model_config: PreTrainedConfig, work_dir: Path) -> None:
         self.config, self.work_dir = config, work_dir
         torch.manual_seed(config.seed)
-        self.model = LlamaForCausalLM._from_config(model_config, attn_implementation="sdpa")
+        self.model = AutoModelForCausalLM.from_config(model_config, attn_implementation="sdpa")
         self.optimizer = HybridOptimizer(self.model, config.muon_lr, config.adamw_lr, config.weight_decay)
         train_ids = load_token_ids(work_dir / "train.bin")
         self.samplers = {
@@ -146,21 +167,25 @@ def run_training(trainer: Trainer, checkpoint: Path, console: Console) -> None:
             console.print(f"[bold]step {step}: held-out loss {heldout_loss:.4f}[/bold]")
         if step % config.checkpoint_every == 0 or step == config.total_steps:
             trainer.save(checkpoint)
-    checkpoint.with_name("target-history.json").write_text(json.dumps(trainer.history, indent=1) + "\n")
+    checkpoint.with_name(f"{checkpoint.stem}-history.json").write_text(json.dumps(trainer.history, indent=1) + "\n")
 
 
 def main(
+    shape: Annotated[str, typer.Option(help="target: the Llama; hybrid: Qwen3.5's layout")] = "target",
     work_dir: Annotated[Path, typer.Option(help="corpus, token ids and checkpoint")] = Path(".run/training"),
-    out: Annotated[Path, typer.Option(help="folder for the finished model")] = Path("models/demo-target"),
+    out: Annotated[Path | None, typer.Option(help="folder for the finished model [default: models/demo-SHAPE]")] = None,
     tokenizer_dir: Annotated[Path, typer.Option()] = Path(".run/training/tokenizer"),
+    embedding_from: Annotated[
+        Path | None, typer.Option(help="start from the principal components of this finished model's embeddings")
+    ] = None,
     resume: Annotated[bool, typer.Option(help="continue from the checkpoint in work_dir")] = False,
     export_only: Annotated[bool, typer.Option(help="only export the checkpoint")] = False,
-    total_steps: Annotated[int, typer.Option(help="optimizer steps of 4,096 tokens")] = TrainConfig.total_steps,
-    decay_from: Annotated[int, typer.Option(help="step at which the rate starts to fall")] = TrainConfig.decay_from,
-    long_from: Annotated[int, typer.Option(help="step at which sequences grow to 1,024")] = TrainConfig.long_from,
+    total_steps: Annotated[int, typer.Option(help="optimizer steps; 0: the shape's")] = 0,
+    decay_from: Annotated[int, typer.Option(help="step at which the rate starts to fall; 0: the shape's")] = 0,
+    long_from: Annotated[int, typer.Option(help="step at which sequences grow to 1,024; 0: the shape's")] = 0,
     threads: Annotated[int, typer.Option()] = 2,
 ) -> None:
-    """Train the target, continue training, or export the checkpoint.
+    """Train a target, continue training, or export the checkpoint.
 
     Examples:
 
@@ -168,18 +193,23 @@ def main(
 
       python -m outrider.training.demo.train_lm --resume --total-steps 1000 --decay-from 700 --long-from 850
 
-      python -m outrider.training.demo.train_lm --export-only
+      python -m outrider.training.demo.train_lm --shape hybrid --embedding-from models/demo-target
     """
+    if shape not in SHAPES:
+        raise SettingError(f"--shape {shape}: must be one of {', '.join(SHAPES)}")
     torch.set_num_threads(threads)
-    config = replace(TrainConfig(), total_steps=total_steps, decay_from=decay_from, long_from=long_from)
-    model_config = llama_config(hidden_size=320, num_layers=6, num_heads=5, intermediate_size=832)
+    model_config, config = SHAPES[shape]
+    given = {"total_steps": total_steps, "decay_from": decay_from, "long_from": long_from}
+    config = replace(config, **{name: steps for name, steps in given.items() if steps})
     trainer = Trainer(config, model_config, work_dir)
-    checkpoint = work_dir / "target.pt"
+    checkpoint = work_dir / f"{shape}.pt"
+    if embedding_from is not None:
+        init_from_target(trainer.model, AutoModelForCausalLM.from_pretrained(embedding_from, dtype=torch.float32))
     if resume or export_only:
         trainer.load(checkpoint)
     if not export_only:
         run_training(trainer, checkpoint, Console(width=110))
-    export_model(trainer.model, out, tokenizer_dir)
+    export_model(trainer.model, out or Path(f"models/demo-{shape}"), tokenizer_dir)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from pathlib import Path
 from outrider.training.errors import SettingError
 from outrider.training.heads.scoring import LOSSES
 
-METHODS = ("medusa", "mlp_speculator", "eagle", "eagle3", "draft_model")
+METHODS = ("medusa", "mlp_speculator", "eagle", "eagle3", "mtp", "draft_model")
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class HeadOptions:
     tie_weights: bool = True  # mlp_speculator: all steps share one embedding and one output head
     loss: str = "cross_entropy"  # all: how the target's distribution is matched
     distil: bool = True  # medusa, mlp_speculator: labels are the target's distribution, not one token
-    ttt_steps: int = 0  # eagle, eagle3: steps of training-time test; 0: 1 and 5
+    ttt_steps: int = 0  # eagle, eagle3, mtp: steps of training-time test; 0: 1, 5 and 3
     law_weight: float = 0.1  # eagle: weight of the soft cross-entropy; feature regression has 1
     feature_noise: float = 0.1  # eagle: half the width of the uniform noise on the features
     fc_bias: bool = False  # eagle: a bias in the first linear, as in SafeAILab's code; vLLM's module has none

@@ -38,6 +38,10 @@ def build_objective(
         from outrider.training.heads.eagle3 import build_eagle3
 
         objective = build_eagle3(options, target, token_counts)
+    elif method == "mtp":
+        from outrider.training.heads.mtp import build_mtp
+
+        objective = build_mtp(options, target)
     elif method == "draft_model":
         from outrider.training.heads.draft_model import build_draft_model
 

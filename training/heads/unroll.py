@@ -1,7 +1,7 @@
-"""Runs an EAGLE head over its own outputs, as in service: step k reads the features of step k-1.
+"""Runs an EAGLE head or MTP layer over its own outputs, as in service: step k reads the features of step k-1.
 
 Tokens are the text's own at every step (acceptance is conditioned on them), features only at step 0. Not here: losses
-(eagle.py, eagle3.py) and the attention that needs one pass per step (ttt_attention.py).
+(eagle.py, eagle3.py, mtp.py) and the attention that needs one pass per step (ttt_attention.py).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from outrider.drafting.heads.decoder import DecoderConfig
 from outrider.drafting.heads.eagle import EagleHead
 from outrider.drafting.heads.eagle3 import Eagle3Head
+from outrider.drafting.heads.mtp import MtpHead
 from outrider.training.errors import SettingError
 from outrider.training.frozen_target import FrozenTarget
 from outrider.training.heads.options import HeadOptions
@@ -24,7 +25,7 @@ EVAL_DEPTHS = 5
 
 
 def unroll(
-    head: EagleHead | Eagle3Head, token_ids: torch.Tensor, features: torch.Tensor, num_steps: int
+    head: EagleHead | Eagle3Head | MtpHead, token_ids: torch.Tensor, features: torch.Tensor, num_steps: int
 ) -> Iterator[torch.Tensor]:
     """Yields the head's output [B, T-2, H] of each step, for rows int64[B, T] and fused features [B, >= T-2, H].
 

@@ -13,8 +13,9 @@ import torch
 import transformers
 from transformers.modeling_layers import MtpModel
 
+from outrider.drafting.checkpoints import mtp_layout
 from outrider.drafting.checkpoints.errors import CheckpointRefused
-from outrider.drafting.checkpoints.mtp import _FAMILIES, load_mtp
+from outrider.drafting.checkpoints.mtp import load_mtp
 from outrider.drafting.heads.mtp import MtpHead
 from outrider.shared.checkpoint.mtp_layers import MTP_NAMES
 from tests.drafting.mtp_targets import FAMILIES, HIDDEN, MtpTarget, save_mtp_target, write
@@ -51,7 +52,7 @@ def run(head: MtpHead, token_ids: list[int], features: torch.Tensor) -> torch.Te
 
 
 def test_the_families_are_the_same_in_both_tables() -> None:
-    assert MTP_NAMES.keys() == _FAMILIES.keys() == {family.model_type for family in FAMILIES.values()}
+    assert MTP_NAMES.keys() == mtp_layout.FAMILIES.keys() == {family.model_type for family in FAMILIES.values()}
 
 
 def test_four_steps_compute_the_published_equations(target: MtpTarget) -> None:
