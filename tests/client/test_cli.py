@@ -25,6 +25,10 @@ from outrider.client.cli.demo import CHAT_MODEL, QUESTION
 from tests.ports import nobodys_port, server_port
 
 
+# A test starts up to sixteen commands and a stack: each has TIMEOUT_S.
+pytestmark = pytest.mark.timeout(900)
+
+
 def free_ports() -> tuple[str, str]:
     return str(server_port()), str(server_port())
 
