@@ -24,7 +24,6 @@ from outrider.client.cli.app import app
 from outrider.client.cli.demo import CHAT_MODEL, QUESTION
 from tests.ports import nobodys_port, server_port
 
-
 # A test starts up to sixteen commands and a stack: each has TIMEOUT_S.
 pytestmark = pytest.mark.timeout(900)
 
