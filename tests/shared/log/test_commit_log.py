@@ -423,7 +423,7 @@ async def test_a_redis_that_is_away_for_too_long_is_an_error_that_says_how_far_t
         try:
             with pytest.raises(Unavailable, match=r"has not answered for 3 s .*output tokens \[0, 3\) are committed"):
                 await append(choice, 4)
-            assert time.monotonic() - started < SHORT_PATIENCE_S + 6
+            assert time.monotonic() - started < SHORT_PATIENCE_S + 30
         finally:
             await asyncio.to_thread(server.start)
     assert await tokens(log) == [1, 2, 3]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from functools import cache
 from types import ModuleType
 
 import numpy as np
@@ -75,12 +76,14 @@ def point_mass_rule(toy: Toy, seed: int, *, is_tree: bool) -> RoundRule:
     """Deterministic drafts: the draft law's argmax, or a tree of its two likeliest tokens at two levels."""
     numpy_rng = np.random.default_rng(seed)
 
+    @cache
     def chain(prefix: Prefix) -> Proposal:
         tokens: list[int] = []
         for _ in range(NUM_DRAFT_TOKENS):
             tokens.append(int(np.argmax(toy.draft[(*prefix, *tokens)])))
         return Proposal(len(prefix), tuple(tokens), "toy")
 
+    @cache
     def binary_tree(prefix: Prefix) -> Proposal:
         tokens = [int(token) for token in np.argsort(-toy.draft[prefix])[:2]]
         parents = [-1, -1]
