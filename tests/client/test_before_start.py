@@ -69,7 +69,7 @@ def test_the_gateways_environment_is_looked_at_too(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("OUTRIDER_API_KEYS_FILE", "no-keys")
     monkeypatch.setenv("OUTRIDER_LOG_FORMAT", "json")
     settings = StackSettings(TARGET, "", port=server_port(), grpc_port=server_port())
-    with pytest.raises(ConfigError, match="^gateway: --api-keys-file no-keys cannot be read: No such file"):
+    with pytest.raises(ConfigError, match=r"^gateway: --api-keys-file no-keys cannot be read: No such file"):
         check_before_start(settings, tmp_path)
 
 

@@ -57,7 +57,7 @@ def test_a_process_that_died_is_told_while_another_one_still_loads(tmp_path: Pat
     try:
         stack._spawn("verifier", [sys.executable, "-c", "import time; time.sleep(600)"])
         stack._spawn("drafter-0", [sys.executable, "-c", "raise SystemExit(2)"])
-        with pytest.raises(ConfigError, match="^drafter-0 ended with exit code 2"):
+        with pytest.raises(ConfigError, match=r"^drafter-0 ended with exit code 2"):
             stack._wait_serving("verifier")
     finally:
         stack.stop()
