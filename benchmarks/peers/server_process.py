@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 import httpx
 
@@ -44,7 +45,7 @@ class ServerProcess:
         self._start_timeout_s = start_timeout_s
         self._environ = {**os.environ, **(environ or {})}
 
-    def __enter__(self) -> ServerProcess:
+    def __enter__(self) -> Self:
         with self._log.open("wb") as out:
             try:
                 self._process = subprocess.Popen(self._command, stdout=out, stderr=subprocess.STDOUT, env=self._environ)

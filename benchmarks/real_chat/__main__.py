@@ -94,7 +94,7 @@ def _measure(variants: Sequence[Variant], load: Load, max_tokens: int, rounds: i
     """One row per variant. The order alternates back and forth, so a machine that gets slower favours no variant."""
     runs: dict[Variant, list[Run]] = {variant: [] for variant in variants}
     for variant in variants:
-        _run(variant, load, load.questions(rounds), _WARM_UP_TOKENS, "warm-up")
+        _run(variant, load, load.questions(rounds), min(_WARM_UP_TOKENS, max_tokens), "warm-up")
     for round_index in range(rounds):
         for variant in variants[:: -1 if round_index % 2 else 1]:
             run = _run(variant, load, load.questions(round_index), max_tokens, str(round_index))

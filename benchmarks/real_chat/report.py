@@ -70,4 +70,4 @@ def _load(row: Row) -> tuple[float, int]:
 
 
 def _is_plain_of(row: Row, system: str) -> bool:
-    return row["system"] == system and row["variant"] == PLAIN
+    return (row["system"], row["variant"]) == (system, PLAIN)

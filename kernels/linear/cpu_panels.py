@@ -30,7 +30,7 @@ from outrider.kernels.linear import cpu_panel_amx as amx
 from outrider.kernels.linear import cpu_panel_coding as coding
 from outrider.kernels.linear import cpu_panel_tiles as tiles
 
-# weights, and weights x rows; calls below both run on one thread: 20 to 30 us, a few times what a second one costs
+# weights, and weights x rows; calls below both run on one thread: 30 us at most, a few times what waking another costs
 _MIN_PARALLEL_WEIGHTS = 400_000
 _MIN_PARALLEL_PRODUCTS = 2_000_000
 # weights; smaller matrices stay plain: in cache, decoding only costs (1024 x 1024: 40 -> 43 us at 1 row, 51 -> 64 at 6)

@@ -71,6 +71,26 @@ def test_a_prefill_goes_in_chunks_and_samples_at_its_end() -> None:
     assert seen == [(4, 0, False), (4, 0, False), (2, 1, True)]
 
 
+def test_prompts_that_wait_together_are_read_together() -> None:
+    scheduler = make_scheduler(num_blocks=100, budget=64, chunk=32)
+    sessions = [make_session(opened_at, length) for opened_at, length in enumerate((10, 20, 30, 15))]
+    for session in sessions:
+        ask(session)
+    plan = scheduler.plan(sessions)
+    assert [(work.session, work.num_rows, work.samples) for work in plan] == [
+        (sessions[0], 10, True),
+        (sessions[1], 20, True),
+        (sessions[2], 30, True),
+        (sessions[3], 4, False),  # as far as the row budget goes
+    ]
+    for work in plan:
+        settle(scheduler, work)
+    for session in sessions[:3]:
+        ask(session)
+    later = sorted((work.num_rows, work.samples) for work in scheduler.plan(sessions))
+    assert later == [(1, True)] * 3 + [(11, True)]
+
+
 def test_sessions_that_decode_come_before_prefills_and_the_budget_holds() -> None:
     scheduler = make_scheduler(budget=20, chunk=32)
     decoding, prefilling = make_session(0, 6), make_session(1, 30)

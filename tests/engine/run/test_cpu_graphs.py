@@ -108,6 +108,13 @@ def test_taps_are_recorded_with_the_forward(tmp_path: Path) -> None:
     assert not torch.equal(kept[-2].hidden[2], kept[-5].hidden[2]), "a result outlives the next forward"
 
 
+def test_logits_are_read_where_they_are_until_the_next_forward(tmp_path: Path) -> None:
+    pair = Pair(_load("lean_llama", tmp_path / "llama"))
+    generator = random.Random(8)
+    found = [pair.run(_random_sessions(generator, (4,))) for _ in range(5)]
+    assert found[-1].logits.data_ptr() == found[-2].logits.data_ptr()
+
+
 def test_the_rows_that_are_wanted_come_back(tmp_path: Path) -> None:
     """A prompt's end between sessions that draft, its middle before one: recorded with them."""
     pair = Pair(_load("lean_llama", tmp_path / "llama"))
