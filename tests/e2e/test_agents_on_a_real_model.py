@@ -1,6 +1,6 @@
 """openai, anthropic and agent frameworks, unchanged, against Qwen2.5-Coder 0.5B: two tools in a loop, formats, streams.
 
-Each loop's first call is forced, the rest is the model's own choice. So the tests ask for what the protocol promises:
+Each loop's first call, a single one, is forced, and the rest is the model's own choice. So the tests ask for what the protocol promises:
 the tool that was called gets arguments of its schema, its result is taken, and the loop ends. What the model did of its
 own accord is printed. A package that is not installed is left out, with the reason: `pip install openai-agents litellm
 langchain-openai llm` has them all.
@@ -106,6 +106,7 @@ def test_openai_chat(client: openai.OpenAI, tools: Tools, streamed: bool) -> Non
             "messages": messages,
             "tools": CHAT_TOOLS,
             "tool_choice": "auto" if turn else "required",
+            "parallel_tool_calls": False,
             "temperature": 0,
             "max_tokens": MAX_TOKENS,
         }
@@ -133,7 +134,12 @@ def test_openai_parses_formats_and_strict_tools(client: openai.OpenAI) -> None:
     print(answer.choices[0].message.parsed)
     assert isinstance(answer.choices[0].message.parsed, Place)
     forced = client.chat.completions.parse(
-        **asked, temperature=0, tools=[openai.pydantic_function_tool(Place)], tool_choice="required"
+        **asked,
+        temperature=0,
+        max_tokens=MAX_TOKENS,
+        tools=[openai.pydantic_function_tool(Place)],
+        tool_choice="required",
+        parallel_tool_calls=False,
     )
     (call, *_) = forced.choices[0].message.tool_calls or []
     assert isinstance(call.function.parsed_arguments, Place)
@@ -154,6 +160,7 @@ def test_openai_responses(client: openai.OpenAI, tools: Tools, streamed: bool) -
             "previous_response_id": previous,
             "tools": RESPONSES_TOOLS,
             "tool_choice": "auto" if turn else "required",
+            "parallel_tool_calls": False,
             "temperature": 0,
             "max_output_tokens": MAX_TOKENS,
         }
@@ -186,7 +193,7 @@ def test_anthropic(real_stack: RunningStack, tools: Tools, streamed: bool) -> No
                 "max_tokens": MAX_TOKENS,
                 "messages": messages,
                 "tools": ANTHROPIC_TOOLS,
-                "tool_choice": {"type": "auto" if turn else "any"},
+                "tool_choice": {"type": "auto" if turn else "any", "disable_parallel_tool_use": True},
                 "extra_body": {"temperature": 0},
             }
             if streamed:
@@ -221,7 +228,9 @@ async def test_openai_agents(url: str, tools: Tools, api: str, streamed: bool) -
             model=kind(QWEN_NAME, client),
             # Its tools are strict; the first turn is forced, the ones that follow are free.
             tools=[agents.function_tool(tools.get_weather), agents.function_tool(tools.multiply)],
-            model_settings=agents.ModelSettings(temperature=0, max_tokens=MAX_TOKENS, tool_choice="required"),
+            model_settings=agents.ModelSettings(
+                temperature=0, max_tokens=MAX_TOKENS, tool_choice="required", parallel_tool_calls=False
+            ),
         )
         try:
             if streamed:
@@ -249,6 +258,7 @@ async def test_litellm(url: str, tools: Tools, streamed: bool) -> None:
             messages=messages,
             tools=CHAT_TOOLS,
             tool_choice="auto" if turn else "required",
+            parallel_tool_calls=False,
             temperature=0,
             max_tokens=MAX_TOKENS,
             stream=streamed,
@@ -284,7 +294,7 @@ async def test_langchain_binds_tools(url: str, tools: Tools, responses: bool, st
     bound = [tool(tools.get_weather), tool(tools.multiply)]
     messages: list[Any] = [HumanMessage(QUESTION)]
     for turn in range(MAX_TURNS):
-        asking = model.bind_tools(bound, tool_choice="auto" if turn else "any")
+        asking = model.bind_tools(bound, tool_choice="auto" if turn else "any", parallel_tool_calls=False)
         if streamed:
             message: Any = None
             async for chunk in asking.astream(messages):
