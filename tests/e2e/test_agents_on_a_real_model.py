@@ -1,9 +1,9 @@
 """openai, anthropic and agent frameworks, unchanged, against Qwen2.5-Coder 0.5B: two tools in a loop, formats, streams.
 
-Each loop's first call, a single one, is forced, and the rest is the model's own choice. So the tests ask for what the protocol promises:
-the tool that was called gets arguments of its schema, its result is taken, and the loop ends. What the model did of its
-own accord is printed. A package that is not installed is left out, with the reason: `pip install openai-agents litellm
-langchain-openai llm` has them all.
+Each loop's first call, a single one, is forced, and the rest is the model's own choice. So the tests ask for what the
+protocol promises: the tool that was called gets arguments of its schema, its result is taken, and the loop ends. What
+the model did of its own accord is printed. A package that is not installed is left out, with the reason: `pip install
+openai-agents litellm langchain-openai llm` has them all.
 """
 
 from __future__ import annotations

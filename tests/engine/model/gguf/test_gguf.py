@@ -95,11 +95,8 @@ def test_the_end_of_a_text_ends_a_turn_too(tmp_path: Path, monkeypatch: pytest.M
     """As in Qwen's generation_config.json, and in llama.cpp: its files name the end of a turn alone."""
     monkeypatch.setattr("gguf_writer.VOCABULARY", ["<|endoftext|>", *VOCABULARY[1:]])
     _, file = written(tmp_path, "qwen2")
-    assert json.loads((Path(model_folder(str(file))) / "generation_config.json").read_text())["eos_token_id"] == [
-        0,
-        1,
-        2,
-    ]
+    config = json.loads((Path(model_folder(str(file))) / "generation_config.json").read_text())
+    assert config["eos_token_id"] == [0, 1, 2]
 
 
 def test_files_that_lie_in_a_checkpoints_folder_are_not_read(tmp_path: Path) -> None:
