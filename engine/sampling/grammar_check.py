@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -101,8 +102,10 @@ class GrammarCheck:
 
 
 def reason(error: str) -> str:
-    """llguidance's message without the parser's state and the grammar, which follow it."""
-    return error.split("<state>")[0].rstrip()
+    """llguidance's message without the parser's state and the lines of the grammar, which follow it: a schema of a
+    caller's is part of a grammar that the caller has never seen.
+    """
+    return re.split(r"<state>|\n *\d+ \| ", error, maxsplit=1)[0].rstrip()
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

@@ -62,8 +62,8 @@ def real_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStac
 
 
 @pytest.fixture(scope="session")
-def real_http(real_stack: RunningStack) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=real_stack.url, timeout=REAL_TIMEOUT_S) as client:
+async def real_http(real_stack: RunningStack) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=real_stack.url, timeout=REAL_TIMEOUT_S) as client:
         yield client
 
 

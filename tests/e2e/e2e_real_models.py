@@ -7,13 +7,11 @@ A test that needs a file is skipped, with the packages' names, where it cannot b
 from __future__ import annotations
 
 import importlib.util
-import json
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from e2e_stack import RunningStack, run_stack
@@ -72,8 +70,3 @@ def run_real_stack(run_dir: Path) -> Iterator[RunningStack]:
         start_timeout_s=START_TIMEOUT_S,
     ) as running:
         yield running
-
-
-def events_of(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """The data of a stream's events, without the last one's [DONE]."""
-    return (json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {"))

@@ -1,9 +1,9 @@
 """openai, anthropic and agent frameworks, unchanged, against Qwen2.5-Coder 0.5B: two tools in a loop, formats, streams.
 
-Each loop's first call is forced, the rest is the model's own choice. So the tests ask for what the protocol promises:
-the tool that was called gets arguments of its schema, its result is taken, and the loop ends. What the model did of its
-own accord is printed. A package that is not installed is left out, with the reason: `pip install openai-agents litellm
-langchain-openai llm` has them all.
+Each loop's first call, a single one, is forced, and the rest is the model's own choice. So the tests ask for what the
+protocol promises: the tool that was called gets arguments of its schema, its result is taken, and the loop ends. What
+the model did of its own accord is printed. A package that is not installed is left out, with the reason: `pip install
+openai-agents litellm langchain-openai llm` has them all.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from e2e_stack import RunningStack
 pytestmark = [pytest.mark.storm, pytest.mark.timeout(3600), pytest.mark.filterwarnings("ignore")]
 QUESTION = "What is the weather in Paris?"
 MAX_TOKENS = 96
-MAX_TURNS = 4
+MAX_TURNS = 3
 STREAMED = pytest.mark.parametrize("streamed", [False, True], ids=["whole", "stream"])
 
 
@@ -97,6 +97,19 @@ ANTHROPIC_TOOLS: list[Any] = [
 ]
 
 
+def streamed_choice(client: openai.OpenAI, asked: dict[str, Any]) -> Any:
+    kinds = set()
+    with client.chat.completions.stream(**asked) as stream:
+        try:
+            for event in stream:
+                kinds.add(event.type)
+            choice = stream.get_final_completion().choices[0]
+        except openai.LengthFinishReasonError as error:  # which the package raises where tools are parsed
+            return error.completion.choices[0]
+    assert ("tool_calls.function.arguments.done" in kinds) == bool(choice.message.tool_calls)
+    return choice
+
+
 @STREAMED
 def test_openai_chat(client: openai.OpenAI, tools: Tools, streamed: bool) -> None:
     messages: list[Any] = [{"role": "user", "content": QUESTION}]
@@ -106,14 +119,12 @@ def test_openai_chat(client: openai.OpenAI, tools: Tools, streamed: bool) -> Non
             "messages": messages,
             "tools": CHAT_TOOLS,
             "tool_choice": "auto" if turn else "required",
+            "parallel_tool_calls": False,
             "temperature": 0,
             "max_tokens": MAX_TOKENS,
         }
         if streamed:
-            with client.chat.completions.stream(**asked) as stream:
-                kinds = {event.type for event in stream}
-                choice: Any = stream.get_final_completion().choices[0]
-            assert ("tool_calls.function.arguments.done" in kinds) == bool(choice.message.tool_calls)
+            choice: Any = streamed_choice(client, asked)
         else:
             choice = client.chat.completions.create(**asked).choices[0]
         messages.append(choice.message.model_dump(exclude_none=True, exclude={"parsed"}))
@@ -133,7 +144,12 @@ def test_openai_parses_formats_and_strict_tools(client: openai.OpenAI) -> None:
     print(answer.choices[0].message.parsed)
     assert isinstance(answer.choices[0].message.parsed, Place)
     forced = client.chat.completions.parse(
-        **asked, temperature=0, tools=[openai.pydantic_function_tool(Place)], tool_choice="required"
+        **asked,
+        temperature=0,
+        max_tokens=MAX_TOKENS,
+        tools=[openai.pydantic_function_tool(Place)],
+        tool_choice="required",
+        parallel_tool_calls=False,
     )
     (call, *_) = forced.choices[0].message.tool_calls or []
     assert isinstance(call.function.parsed_arguments, Place)
@@ -154,6 +170,7 @@ def test_openai_responses(client: openai.OpenAI, tools: Tools, streamed: bool) -
             "previous_response_id": previous,
             "tools": RESPONSES_TOOLS,
             "tool_choice": "auto" if turn else "required",
+            "parallel_tool_calls": False,
             "temperature": 0,
             "max_output_tokens": MAX_TOKENS,
         }
@@ -161,7 +178,7 @@ def test_openai_responses(client: openai.OpenAI, tools: Tools, streamed: bool) -
             with client.responses.stream(**asked) as stream:
                 kinds = {event.type for event in stream}
                 response: Any = stream.get_final_response()
-            assert "response.completed" in kinds
+            assert kinds & {"response.completed", "response.incomplete"}
         else:
             response = client.responses.create(**asked)
         calls = [item for item in response.output if item.type == "function_call"]
@@ -186,7 +203,7 @@ def test_anthropic(real_stack: RunningStack, tools: Tools, streamed: bool) -> No
                 "max_tokens": MAX_TOKENS,
                 "messages": messages,
                 "tools": ANTHROPIC_TOOLS,
-                "tool_choice": {"type": "auto" if turn else "any"},
+                "tool_choice": {"type": "auto" if turn else "any", "disable_parallel_tool_use": True},
                 "extra_body": {"temperature": 0},
             }
             if streamed:
@@ -196,7 +213,7 @@ def test_anthropic(real_stack: RunningStack, tools: Tools, streamed: bool) -> No
                 message = client.messages.create(**asked)
             messages.append({"role": "assistant", "content": message.content})
             uses = [block for block in message.content if block.type == "tool_use"]
-            assert (message.stop_reason == "tool_use") == bool(uses)
+            assert message.stop_reason in (("tool_use", "max_tokens") if uses else ("end_turn", "max_tokens"))
             if not uses:
                 break
             results = [
@@ -221,7 +238,9 @@ async def test_openai_agents(url: str, tools: Tools, api: str, streamed: bool) -
             model=kind(QWEN_NAME, client),
             # Its tools are strict; the first turn is forced, the ones that follow are free.
             tools=[agents.function_tool(tools.get_weather), agents.function_tool(tools.multiply)],
-            model_settings=agents.ModelSettings(temperature=0, max_tokens=MAX_TOKENS, tool_choice="required"),
+            model_settings=agents.ModelSettings(
+                temperature=0, max_tokens=MAX_TOKENS, tool_choice="required", parallel_tool_calls=False
+            ),
         )
         try:
             if streamed:
@@ -249,6 +268,7 @@ async def test_litellm(url: str, tools: Tools, streamed: bool) -> None:
             messages=messages,
             tools=CHAT_TOOLS,
             tool_choice="auto" if turn else "required",
+            parallel_tool_calls=False,
             temperature=0,
             max_tokens=MAX_TOKENS,
             stream=streamed,
@@ -284,7 +304,7 @@ async def test_langchain_binds_tools(url: str, tools: Tools, responses: bool, st
     bound = [tool(tools.get_weather), tool(tools.multiply)]
     messages: list[Any] = [HumanMessage(QUESTION)]
     for turn in range(MAX_TURNS):
-        asking = model.bind_tools(bound, tool_choice="auto" if turn else "any")
+        asking = model.bind_tools(bound, tool_choice="auto" if turn else "any", parallel_tool_calls=False)
         if streamed:
             message: Any = None
             async for chunk in asking.astream(messages):

@@ -4,12 +4,14 @@ whole, and when the verifier dies in the middle of a call's arguments.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
 import pytest
-from e2e_real_models import METHODS, events_of
+from e2e_real_models import METHODS
 from e2e_stack import RunningStack
 
 pytestmark = [pytest.mark.storm, pytest.mark.timeout(3600)]
@@ -30,6 +32,9 @@ QUESTIONS = ("What is the weather in Paris, in celsius?", "What is 345 plus 678?
 LAWS: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0}, "seeded": {"temperature": 0.8, "seed": 13}}
 
 
+Plain = Callable[[str, str], Awaitable[dict[str, Any]]]
+
+
 def asked(question: str, law: str, method: str, **fields: Any) -> dict[str, Any]:
     return {
         "messages": [{"role": "user", "content": question}],
@@ -44,8 +49,8 @@ def asked(question: str, law: str, method: str, **fields: Any) -> dict[str, Any]
     }
 
 
-def whole_choice(http: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
-    reply = http.post(CHAT, json=body)
+async def whole_choice(http: httpx.AsyncClient, body: dict[str, Any]) -> dict[str, Any]:
+    reply = await http.post(CHAT, json=body)
     assert reply.status_code == 200, reply.text
     choice: dict[str, Any] = reply.json()["choices"][0]
     return choice
@@ -62,18 +67,20 @@ def meaning(choice: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def streamed_meaning(
-    http: httpx.Client, body: dict[str, Any], watch: Callable[[dict[str, Any]], None] = lambda _meaning: None
+async def streamed_meaning(
+    http: httpx.AsyncClient, body: dict[str, Any], watch: Callable[[dict[str, Any]], None] = lambda _meaning: None
 ) -> dict[str, Any]:
     """What the deltas come to; `watch` sees that after each event."""
     seen: dict[str, Any] = {"token_ids": [], "content": "", "calls": [], "finish_reason": None}
-    with http.stream("POST", CHAT, json={**body, "stream": True}) as reply:
+    async with http.stream("POST", CHAT, json={**body, "stream": True}) as reply:
         assert reply.status_code == 200
-        for event in events_of(reply.iter_lines()):
-            assert "error" not in event, event
-            for choice in event["choices"]:
-                _add(seen, choice)
-            watch(seen)
+        async for line in reply.aiter_lines():
+            if line.startswith("data: {"):
+                event = json.loads(line.removeprefix("data: "))
+                assert "error" not in event, event
+                for choice in event["choices"]:
+                    _add(seen, choice)
+                watch(seen)
     return seen
 
 
@@ -90,13 +97,13 @@ def _add(seen: dict[str, Any], choice: dict[str, Any]) -> None:
 
 
 @pytest.fixture(scope="module")
-def plain(real_http: httpx.Client) -> Callable[[str, str], dict[str, Any]]:
+def plain(real_http: httpx.AsyncClient) -> Plain:
     """The answer without speculation, asked for once."""
     known: dict[tuple[str, str], dict[str, Any]] = {}
 
-    def answer(question: str, law: str) -> dict[str, Any]:
+    async def answer(question: str, law: str) -> dict[str, Any]:
         if (question, law) not in known:
-            known[question, law] = meaning(whole_choice(real_http, asked(question, law, "off")))
+            known[question, law] = meaning(await whole_choice(real_http, asked(question, law, "off")))
         return known[question, law]
 
     return answer
@@ -104,41 +111,36 @@ def plain(real_http: httpx.Client) -> Callable[[str, str], dict[str, Any]]:
 
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("question", QUESTIONS)
-def test_an_answer_is_the_same_with_every_method_whole_and_streamed(
-    real_http: httpx.Client, plain: Callable[[str, str], dict[str, Any]], question: str, law: str
+async def test_an_answer_is_the_same_with_every_method_whole_and_streamed(
+    real_http: httpx.AsyncClient, plain: Plain, question: str, law: str
 ) -> None:
-    expected = plain(question, law)
+    expected = await plain(question, law)
     print(question, law, expected["calls"] or expected["content"])
     assert (expected["finish_reason"] == "tool_calls") == bool(expected["calls"])
-    for method in METHODS:
-        drafted = whole_choice(real_http, asked(question, law, method))
-        assert meaning(drafted) == expected, method
-        # so that its drafts differ from those of the whole answer
-        streamed = asked(question, law, method, cache_salt="streamed", speculation={"method": method})
-        assert streamed_meaning(real_http, streamed) == expected, method
-
-
-def test_it_calls_of_its_own_accord_and_drafts_are_accepted(
-    real_http: httpx.Client, plain: Callable[[str, str], dict[str, Any]]
-) -> None:
-    """Or the other tests here would show little."""
-    named = [call["name"] for question in QUESTIONS[:2] for call in plain(question, "greedy")["calls"]]
-    assert named == ["get_weather", "calculate"]
-    for method in METHODS:
-        if method != "auto":  # which may find that drafts do not pay
-            choice = whole_choice(real_http, asked(QUESTIONS[0], "greedy", method, cache_salt="accepted"))
+    drafted = await asyncio.gather(*(whole_choice(real_http, asked(question, law, method)) for method in METHODS))
+    streamed = await asyncio.gather(
+        *(streamed_meaning(real_http, asked(question, law, method, cache_salt=f"s {method}")) for method in METHODS)
+    )
+    for method, choice, seen in zip(METHODS, drafted, streamed, strict=True):
+        assert meaning(choice) == expected, method
+        assert seen == expected, method
+        if expected["calls"] and method in ("ngram", "suffix"):  # auto may find that drafts do not pay
             assert "accepted" in choice["outrider"]["origins"], method
             assert len(choice["outrider"]["rounds"]) < len(choice["token_ids"])
 
 
+async def test_it_calls_of_its_own_accord(plain: Plain) -> None:
+    """Or the other tests here would show little."""
+    for law in LAWS:
+        named = [call["name"] for question in QUESTIONS[:2] for call in (await plain(question, law))["calls"]]
+        assert named == ["get_weather", "calculate"], law
+
+
 @pytest.mark.parametrize("law", LAWS)
-def test_a_verifier_dies_in_the_middle_of_free_arguments(
-    real_stack: RunningStack,
-    real_http: httpx.Client,
-    plain: Callable[[str, str], dict[str, Any]],
-    law: str,
+async def test_a_verifier_dies_in_the_middle_of_free_arguments(
+    real_stack: RunningStack, real_http: httpx.AsyncClient, plain: Plain, law: str
 ) -> None:
-    expected = plain(QUESTIONS[0], law)
+    expected = await plain(QUESTIONS[0], law)
     assert expected["calls"], "nothing to kill in"
     num_before = real_stack.metric("outrider:verifier_failovers_total")
     is_killed = False
@@ -151,8 +153,7 @@ def test_a_verifier_dies_in_the_middle_of_free_arguments(
             real_stack.kill("verifier")
             real_stack.revive()
 
-    body = asked(QUESTIONS[0], law, "suffix", cache_salt="killed")
-    assert streamed_meaning(real_http, body, watch) == expected
+    assert await streamed_meaning(real_http, asked(QUESTIONS[0], law, "draft_model"), watch) == expected
     assert is_killed
     assert real_stack.metric("outrider:verifier_failovers_total") > num_before, "it died behind the call"
-    real_stack.wait_fleet(timeout_s=60)
+    await asyncio.to_thread(real_stack.wait_fleet, 60)

@@ -22,8 +22,8 @@ _GEMMA3_PATTERN = 6
 _GEMMA3_LOCAL_BASE = 10000.0
 _GEMMA3_27B_LAYERS = 62
 _EXACT_TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-# Texts of control tokens that end a turn, in files that name one end only (llama.cpp, src/llama-vocab.cpp).
-_ENDS = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>")
+# Texts of control tokens that end a turn or a text, in files that name one end only (llama.cpp, src/llama-vocab.cpp).
+_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|im_end|>", "<|endoftext|>", "<end_of_turn>")
 _CONTROL = 3
 
 

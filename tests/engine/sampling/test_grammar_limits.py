@@ -95,6 +95,12 @@ def test_broken_gbnf_is_refused(text: str, said: str) -> None:
         GrammarCompiler(str(TARGET), 4096, [0]).compile(Grammar(GrammarKind.LARK, text))
 
 
+def test_an_error_shows_no_line_of_a_grammar_that_was_made_of_tools() -> None:
+    text = 'start: "secret" call\ncall: %json {"type": "array", "uniqueItems": true}'
+    with pytest.raises(InvalidRequest, match=r'Unimplemented keys: \["uniqueItems"\]$'):
+        GrammarCompiler(str(TARGET), 4096, [0]).compile(Grammar(GrammarKind.LARK, text))
+
+
 def test_options_are_not_the_requests_to_set() -> None:
     text = 'start: "a"\n%llguidance {"no_forcing": false}'
     with pytest.raises(InvalidRequest, match="%llguidance is not allowed"):
