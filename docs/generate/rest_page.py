@@ -23,7 +23,7 @@ same document is at `/openapi.json` of a running gateway, and can be tried at `/
 def openapi_document() -> dict[str, Any]:
     # Routes and schemas need nothing of a service but its version.
     service = cast(GatewayService, SimpleNamespace(version=outrider_version()))
-    return create_app(service).openapi()
+    return create_app(service, shows_tokenizer=True).openapi()
 
 
 def rest_page() -> str:

@@ -48,7 +48,8 @@ REQUEST_FIELDS: Mapping[str, tuple[str, Any]] = {
     "bad_words": (BOTH, ["x"]),
     "allowed_token_ids": (BOTH, [5]),
     **dict.fromkeys(("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"), (BOTH, True)),
-    **dict.fromkeys(("add_special_tokens", "stream", "return_token_ids"), (BOTH, True)),
+    **dict.fromkeys(("add_special_tokens", "stream", "echo"), (BOTH, True)),
+    **dict.fromkeys(("return_token_ids", "return_tokens_as_token_ids"), (BOTH, True)),
     "stream_options": (BOTH, {"include_usage": True, "continuous_usage_stats": True}),
     "prompt_logprobs": (BOTH, 1),
     "truncate_prompt_tokens": (BOTH, 5),
@@ -57,7 +58,6 @@ REQUEST_FIELDS: Mapping[str, tuple[str, Any]] = {
     "structured_outputs": (BOTH, {"json_object": True}),
     "request_id": (BOTH, "x"),
     "cache_salt": (BOTH, "x"),
-    "echo": (COMPLETIONS, True),
     "logprobs": (COMPLETIONS, 2),
     "suffix": (COMPLETIONS, "x"),
     "best_of": (COMPLETIONS, 2),
@@ -73,7 +73,7 @@ REQUEST_FIELDS: Mapping[str, tuple[str, Any]] = {
     "documents": (CHAT, [{"title": "x"}]),
     "chat_template": (CHAT, "x"),
     **{name: (CHAT, {"x": 1}) for name in ("mm_processor_kwargs", "media_io_kwargs")},
-    **dict.fromkeys(("use_beam_search", "return_tokens_as_token_ids", "return_token_offsets"), (BOTH, True)),
+    **dict.fromkeys(("use_beam_search", "return_token_offsets"), (BOTH, True)),
     **dict.fromkeys(("length_penalty", "priority", "stream_interval"), (BOTH, 2)),
     **{name: (BOTH, {"x": 1}) for name in ("kv_transfer_params", "vllm_xargs", "repetition_detection")},
     "ec_transfer_params": (BOTH, {"x": 1}),
@@ -96,7 +96,7 @@ METRICS = (
     *("request_prompt_tokens", "request_generation_tokens", "request_params_n", "request_params_max_tokens"),
 )
 ENDPOINTS = (
-    *("/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize"),
+    *("/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize", "/tokenizer_info"),
     *("/health", "/ping", "/ready", "/readyz", "/version", "/load", "/metrics"),
     *(
         "/v1/responses",

@@ -105,10 +105,13 @@ class AnswerStream:
             choice["text"] = self._shape.echo_text(prompt_index)
             choice["logprobs"] = self._shape.echo(prompt_index, update.prompt_logprobs)
         if options.return_token_ids:
+            choice["token_ids"] = []
             holder = event if options.chat else choice
             holder["prompt_token_ids"] = list(self._shape.prompt(prompt_index))
         elif not options.chat and options.echo_texts is None:
             return None
+        if options.continuous_usage:
+            event["usage"] = self._shape.account.prompt_usage(prompt_index)
         return event
 
     def _event(self, fields: dict[str, Any], index: int, reached: Seen) -> str:

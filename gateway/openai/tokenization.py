@@ -53,6 +53,8 @@ def tokenizer_info(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
+    """A token is its text, or an object that has it as `content`."""
     if isinstance(value, dict):
-        return value["content"] if "content" in value else {name: _plain(entry) for name, entry in value.items()}
+        text = value.get("content")
+        return text if isinstance(text, str) else {name: _plain(entry) for name, entry in value.items()}
     return [_plain(entry) for entry in value] if isinstance(value, list) else value

@@ -72,8 +72,14 @@ class Account:
 
     def choice_usage(self, prompt_index: int, choice: int) -> Usage:
         """One choice's usage so far, for streams that report it in every event."""
+        return self._usage_of(prompt_index, 0 if self._drop_output else self._num_tokens.get(choice, 0))
+
+    def prompt_usage(self, prompt_index: int) -> Usage:
+        """Of an event before a choice's first token."""
+        return self._usage_of(prompt_index, 0)
+
+    def _usage_of(self, prompt_index: int, completion_tokens: int) -> Usage:
         prompt_tokens = len(self._requests[prompt_index].prompt_token_ids)
-        completion_tokens = 0 if self._drop_output else self._num_tokens.get(choice, 0)
         return {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": completion_tokens,

@@ -115,6 +115,7 @@ def test_what_is_taken_reaches_the_services(tmp_path: Path, started: list[StackS
     --max-num-seqs 8 --max_num_batched_tokens=128 --block-size 32 --no-enable-prefix-caching --max-model-len 256 -tp 2
     --kv-cache-memory-bytes 268435456 --generation-config vllm --disable-fastapi-docs
     --per-request-spec-decode-metrics none --otlp-traces-endpoint http://collector:4317 --api-key sesame --api-key more
+    --return-tokens-as-token-ids --enable-force-include-usage --enable-tokenizer-info-endpoint
     """
     texts = ["--chat-template", "{{ messages }}", "--override-generation-config", '{"top_p": 0.9}']
     done = CliRunner().invoke(app, [*line.split(), *texts, "--run-dir", str(tmp_path)])
@@ -139,7 +140,8 @@ def test_what_is_taken_reaches_the_services(tmp_path: Path, started: list[StackS
     assert (gateway.served_model_name, gateway.host, gateway.chat_template) == ("mine", "0.0.0.0", "{{ messages }}")
     assert (gateway.generation_config, gateway.override_generation_config) == ("vllm", '{"top_p": 0.9}')
     assert (gateway.api_docs, gateway.per_request_spec_decode_metrics) == (False, "none")
-    assert gateway.otlp_traces_endpoint == "http://collector:4317"
+    assert (gateway.return_tokens_as_token_ids, gateway.enable_force_include_usage) == (True, True)
+    assert (gateway.enable_tokenizer_info_endpoint, gateway.otlp_traces_endpoint) == (True, "http://collector:4317")
     key_file = Path(gateway.api_keys_file)
     assert stat.S_IMODE(key_file.stat().st_mode) == 0o600
     keys = parse_key_file(key_file.read_text(), "the file")

@@ -386,7 +386,7 @@ async def test_usage_can_be_in_every_event_unasked(http: httpx.AsyncClient, serv
         asked = {"max_tokens": 5, "stream_options": CONTINUOUS_USAGE}
         events, _ = await streamed(http, **body, max_tokens=5)
         expected, _ = await streamed(http, **body, **asked)
-        assert [event.get("usage") for event in events] == [event.get("usage") for event in expected]
+        assert [event["usage"] for event in events] == [event["usage"] for event in expected]
         assert events[-1]["choices"] == []
 
 

@@ -33,6 +33,7 @@ def folder(tmp_path: Path) -> Path:
     token_id = Tokenizer.load(DEMO_TARGET).control_tokens["<|end|>"]
     added = {str(token_id): {**AS_OBJECT, "special": True}}
     config |= {"pad_token": AS_OBJECT, "added_tokens_decoder": added, "model_max_length": 512, "vocab_file": "/x"}
+    config["response_schema"] = {"properties": {"content": {"type": "string"}}}
     path.write_text(json.dumps(config))
     return tmp_path
 
@@ -50,6 +51,7 @@ def test_as_transformers(folder: Path) -> None:
     [(token_id, text)] = info["added_tokens_decoder"].items()
     assert oracle.convert_ids_to_tokens(int(token_id)) == text
     assert "vocab_file" not in info
+    assert info["response_schema"] == {"properties": {"content": {"type": "string"}}}
 
 
 def test_a_template_that_is_set_is_shown(folder: Path) -> None:
