@@ -16,6 +16,7 @@ import transformers
 
 from outrider.engine.certificate import Certificate, certify
 from outrider.engine.model.load import load_model
+from outrider.engine.model.loaded import LoadedModel
 from outrider.engine.recurrent.states import RecurrentStates
 from outrider.engine.run.runner import ModelRunner
 from outrider.shared.messages import LocalDrafts, Proposal, SessionSpec, TokenOrigin
@@ -64,12 +65,12 @@ LONG_LENGTH = 4133
 
 
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     return load_model(str(save_hybrid(tmp_path_factory.mktemp("hybrid"), _MAX_LEN)), dtype="float32")
 
 
 @pytest.fixture(scope="module")
-def certificate(loaded) -> Certificate:  # type: ignore[no-untyped-def]
+def certificate(loaded: LoadedModel) -> Certificate:
     return certify(loaded, ModelRunner(loaded, loaded.make_cache(64, 4), loaded.make_states(1)))
 
 
@@ -93,7 +94,9 @@ def state_of(engine: VerifierEngine, states: RecurrentStates, session: Session) 
     return state.position, [tensor.clone() for tensor in tensors]
 
 
-def test_after_600_wrong_drafts_the_state_is_that_of_plain_decoding(loaded, certificate: Certificate) -> None:  # type: ignore[no-untyped-def]
+def test_after_600_wrong_drafts_the_state_is_that_of_plain_decoding(
+    loaded: LoadedModel, certificate: Certificate
+) -> None:
     """Compared to the bit after every round: a trace too small to change a token would change one later."""
     params = replace(PARAMS["greedy"], max_tokens=NUM_WRONG_ROUNDS + 9)  # so that no draft is cut
     spec = make_spec(PROMPT, params)
@@ -123,7 +126,7 @@ def test_after_600_wrong_drafts_the_state_is_that_of_plain_decoding(loaded, cert
 
 
 @pytest.mark.parametrize("shape", ["chain", "tree"])
-def test_acceptance_counts_emitted_tokens_alone(loaded, certificate: Certificate, shape: str) -> None:  # type: ignore[no-untyped-def]
+def test_acceptance_counts_emitted_tokens_alone(loaded: LoadedModel, certificate: Certificate, shape: str) -> None:
     """Right drafts that reach beyond a stop token, or beyond max_tokens, are accepted up to there."""
     with running_engine(loaded, certificate) as engine:
         right = tokens_of(generate(engine, make_spec(PROMPT, PARAMS["greedy"])))
