@@ -222,6 +222,7 @@ def test_a_cached_prefix_of_another_length(hybrid: Served, way: str) -> None:
             check_counts(found)
 
 
+@pytest.mark.storm
 def test_a_long_context(hybrid: Served) -> None:
     """Prompts of four thousand tokens in chunks of two sizes, beside each other; greedy as transformers decodes it."""
     prompt = text_prompt(hybrid, LONG_LENGTH)
