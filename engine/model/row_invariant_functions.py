@@ -34,7 +34,8 @@ _IN_PLACE = frozenset(
         *(torch.selu_, torch.celu_, functional.elu_),
     }
 )
-_OUR_PACKAGE = "outrider."
+# Packages whose modules call no such function. Not tensor_parallel: its modules hold whole experts of transformers'.
+_OUR_PACKAGES = ("outrider.engine.model.", "outrider.engine.recurrent.")
 
 
 class WholeVectorFunctions(TorchFunctionMode):
@@ -66,7 +67,7 @@ def run_in_whole_vectors(model: torch.nn.Module) -> None:
 
 def _outermost_of_ours(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
     for child in module.children():
-        if type(child).__module__.startswith(_OUR_PACKAGE):
+        if type(child).__module__.startswith(_OUR_PACKAGES):
             yield child
         else:
             yield from _outermost_of_ours(child)

@@ -1,4 +1,4 @@
-"""Random targets whose MTP layer agrees with them, always or now and then; one can be served, with a tokenizer."""
+"""Random targets whose MTP layer agrees with them, always or now and then; one of them with a tokenizer, to serve."""
 
 from __future__ import annotations
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tiny_models import SERVED, save_tiny_model
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from outrider.engine.model.load import load_model
 from outrider.engine.model.row_invariant_functions import WholeVectorFunctions
+from outrider.engine.model.row_invariant_modules import RowInvariantLinear
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 FUNCTIONS: dict[str, Function] = {
@@ -105,3 +108,25 @@ def test_only_models_that_call_such_functions_pay_for_it(name: str, runs: bool, 
     """gpt-oss calls torch.sigmoid in its experts, which are in whole vectors anyway."""
     loaded = load_model(str(save_tiny_model(*SERVED[name], tmp_path)))
     assert ("forward" in vars(loaded.model)) == runs
+
+
+class CountedCalls(TorchFunctionMode):
+    """num_calls: of torch's functions that a mode sees."""
+
+    num_calls = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.num_calls += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("name", "leaves"), [("llama", False), ("afmoe", True)])
+def test_modules_of_ours_leave_the_mode(name: str, leaves: bool, tmp_path: Path) -> None:
+    """They are row-invariant by themselves, and most calls of a forward are theirs."""
+    loaded = load_model(str(save_tiny_model(*SERVED[name], tmp_path)), dtype="float32")
+    linears = [module for module in loaded.model.modules() if isinstance(module, RowInvariantLinear)]
+    linear = linears[0] if name == "llama" else next(module for module in linears if "forward" in vars(module))
+    x = torch.ones(1, 3, linear.in_features)
+    with torch.inference_mode(), CountedCalls() as counted:
+        linear(x)
+    assert (counted.num_calls == 0) == leaves
