@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -57,16 +58,7 @@ def export_mtp(head: MtpHead, target: Path, out: Path, dtype: torch.dtype) -> No
     table = TensorTable.read(target)
     layout = MtpLayout(target, table)
     layer = _layer_tensors(head, layout, table, dtype)
-    weight_map = {}
-    for file in weight_files(target):
-        name = _TARGET_SHARD if file.name == _UNDIVIDED else file.name
-        for kept in _write_shard(file, out / name, layer):
-            weight_map[kept] = name
-    _save(layer, out / SHARD)
-    weight_map |= dict.fromkeys(layer, SHARD)
-    total = sum(tensor.nbytes for tensor in layer.values())
-    total += sum(_num_bytes(table, name) for name in weight_map.keys() - layer.keys())
-    _write_json(out / _INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+    _write_json(out / _INDEX, {"metadata": {}, "weight_map": _write_shards(target, layer, out)})
     for file in target.iterdir():
         if file.is_file() and file.name not in _NOT_COPIED and not file.name.endswith(_OTHER_WEIGHTS):
             shutil.copyfile(file, out / file.name)
@@ -98,25 +90,34 @@ def _layer_tensors(head: MtpHead, layout: MtpLayout, table: TensorTable, dtype: 
     stored_dtype = resolve_dtype(str(table.folder), layout.config, "auto")
     for ours, name in layout.end_names().items():
         if name not in table:
-            end = head.embed_tokens if ours == EMBEDDING else head.lm_head
+            end: Any = head.embed_tokens if ours == EMBEDDING else head.lm_head
             found[name] = end.weight.detach().cpu().to(stored_dtype)
     return found
 
 
-def _write_shard(file: Path, out: Path, replaced: Mapping[str, torch.Tensor]) -> list[str]:
-    """Links or writes one shard of the target without `replaced`; returns the names that it has. None: no file."""
-    with safe_open(file, framework="pt") as shard:
-        names = list(shard.keys())
-        kept = [name for name in names if name not in replaced]
-        out.unlink(missing_ok=True)  # it may be a link to the target's own file: never written into
-        if len(kept) == len(names):
-            _link(file, out)
-        elif kept:
-            _save({name: shard.get_tensor(name) for name in kept}, out)
-    return kept
+def _write_shards(target: Path, layer: Mapping[str, torch.Tensor], out: Path) -> dict[str, str]:
+    """The file of every tensor."""
+    own_shard, weight_map = dict(layer), {}
+    for file in weight_files(target):
+        with safe_open(file, framework="pt") as shard:
+            names = list(shard.keys())
+            kept = [name for name in names if name not in layer]
+            if file.name == SHARD:  # of an earlier export: what is left goes into the new one
+                own_shard |= {name: shard.get_tensor(name) for name in kept}
+                continue
+            name = _TARGET_SHARD if file.name == _UNDIVIDED else file.name
+            if len(kept) == len(names):
+                _link(file, out / name)
+            elif kept:
+                _save({name: shard.get_tensor(name) for name in kept}, out / name)
+        weight_map |= dict.fromkeys(kept, name)
+    _save(own_shard, out / SHARD)
+    weight_map |= dict.fromkeys(own_shard, SHARD)
+    return weight_map
 
 
 def _link(file: Path, out: Path) -> None:
+    out.unlink(missing_ok=True)
     try:
         os.link(file.resolve(), out)
     except OSError:  # another file system, or one without links
@@ -128,11 +129,6 @@ def _save(tensors: Mapping[str, torch.Tensor], out: Path) -> None:
     save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, partial, {"format": "pt"})
     partial.chmod(0o644)  # save_file makes it private to this user, but containers run as another
     partial.rename(out)
-
-
-def _num_bytes(table: TensorTable, name: str) -> int:
-    tensor = table.tensors[name].read()
-    return tensor.numel() * tensor.element_size()
 
 
 def _config_with_layer(target: Path, layout: MtpLayout) -> dict[str, object]:

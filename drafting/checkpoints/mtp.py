@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -78,7 +78,7 @@ def new_mtp(path: str | Path, *, embedding: nn.Module, lm_head: nn.Module) -> Mt
         return _head(layout, layout.new_model().float(), embedding, lm_head)
 
 
-def _head(layout: MtpLayout, model: nn.Module, embedding: nn.Module, lm_head: nn.Module) -> MtpHead:
+def _head(layout: MtpLayout, model: Any, embedding: nn.Module, lm_head: nn.Module) -> MtpHead:
     config, body = MtpConfig(layout.config, layout.num_layers), model.get_decoder()
     return MtpHead(config, body, embedding=embedding, lm_head=lm_head, has_norm=layout.has_norm)
 
@@ -105,7 +105,7 @@ def _require_exactly(table: TensorTable, sources: Sequence[_Source], layout: Mtp
 
 def _read(
     folder: Path, layout: MtpLayout, wanted: Mapping[str, _Source], dtype: torch.dtype
-) -> tuple[dict[str, torch.Tensor], nn.Module]:
+) -> tuple[dict[str, torch.Tensor], Any]:
     """(the head's tensors by name, the one-layer model)."""
     refusals: list[ModelRefused] = []
     stored = lazy_tensors(str(folder), refusals)

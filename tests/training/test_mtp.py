@@ -247,6 +247,20 @@ def test_only_shards_with_an_earlier_layer_are_written_again(targets: dict[str, 
     assert not (tmp_path / "out" / "README.md").exists()
 
 
+def test_what_was_written_is_a_target_to_tune(targets: dict[str, MtpTarget], tmp_path: Path) -> None:
+    """DeepSeek's layout, whose copies of embedding and output head stay in the layer's shard."""
+    target = targets["deepseek_v3"]
+    objective_of(without_layer(target, tmp_path / "bare")).export(tmp_path / "once", torch.float32, "a name")
+    tuned = objective_of(tmp_path / "once")
+    with torch.no_grad():
+        tuned.head.fc.weight.add_(1.0)
+    tuned.export(tmp_path / "twice", torch.float32, "a name")
+    once, twice = tensors_in(tmp_path / "once"), tensors_in(tmp_path / "twice")
+    name = target.family.names["fc"]
+    assert torch.equal(twice.pop(name), once.pop(name) + 1.0)
+    assert same_tensors(once, twice)
+
+
 def test_a_run_ends_in_a_target_with_its_layer_and_goes_on_where_it_stopped(
     targets: dict[str, MtpTarget], tmp_path: Path
 ) -> None:

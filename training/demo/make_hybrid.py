@@ -8,7 +8,7 @@ from outrider.training.demo.head_samples import HELD_OUT_FILES
 from outrider.training.demo.steps import Step, repeated
 
 # Of the MTP layer's training; what is not here is the command's default.
-MTP_OPTIONS = ("--steps", "300", "--lr", "4e-3", "--optimizer", "muon", "--ttt-steps", "3")
+MTP_OPTIONS = ("--steps", "260", "--lr", "4e-3", "--optimizer", "muon", "--ttt-steps", "3")
 
 
 def hybrid_steps(work_dir: Path, models_dir: Path) -> list[Step]:
@@ -17,13 +17,13 @@ def hybrid_steps(work_dir: Path, models_dir: Path) -> list[Step]:
     model, run = str(folder / "target"), str(folder / "mtp")
     work, samples = ("--work-dir", str(work_dir)), (folder / "own.npy", folder / "corpus.npy")
     shape = ("--shape", "hybrid", "--embedding-from", str(base), "--tokenizer-dir", str(base))
-    sizes = ("--num-batches", "16", "--num-corpus-rows", "512")
+    sizes = ("--num-batches", "6", "--num-corpus-rows", "512")
     resume = ("--resume",) if (work_dir / "hybrid.pt").exists() else ()
     train = (
         *("train", "--method", "mtp", "--target", model, "--output", run, "--resume", "--seq-len", "256"),
         *repeated("--data", samples),
         *repeated("--eval-data", [folder / name for name in HELD_OUT_FILES.values()]),
-        *("--batch-size", "8", "--warmup-steps", "20", "--eval-every", "100", "--checkpoint-every", "25"),
+        *("--batch-size", "4", "--warmup-steps", "15", "--eval-every", "260", "--checkpoint-every", "20"),
         *MTP_OPTIONS,
     )
     return [
