@@ -335,9 +335,12 @@ async def test_llm_on_the_command_line(url: str, tmp_path: Path, options: tuple[
     tools = "def multiply(x: int, y: int) -> int:\n    '''Product of two numbers.'''\n    return x * y\n"
     args = ("-m", "llm", "-m", "real", "-o", "temperature", "0", "-o", "max_tokens", str(MAX_TOKENS), *options)
     chain = ("--functions", tools, "-T", "llm_version", "--td", "--cl", str(MAX_TURNS), "Call multiply: 6 times 7?")
-    env = {**os.environ, "LLM_USER_PATH": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    # The package that brings SmolLM2's weights is a plugin of `llm`, which would load it with what it needs.
+    own = {"LLM_USER_PATH": str(tmp_path), "LLM_LOAD_PLUGINS": "", "PYTHONPATH": os.pathsep.join(sys.path)}
     pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(sys.executable, *args, *chain, env=env, stdout=pipe, stderr=pipe)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *args, *chain, env={**os.environ, **own}, stdout=pipe, stderr=pipe
+    )
     out, err = await process.communicate()
     print(out.decode(), err.decode())
     # `llm` has no way to force a call, and ends with an error where the chain's limit is reached.
