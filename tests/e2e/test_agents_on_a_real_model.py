@@ -176,9 +176,9 @@ def test_openai_responses(client: openai.OpenAI, tools: Tools, streamed: bool) -
         }
         if streamed:
             with client.responses.stream(**asked) as stream:
-                kinds = {event.type for event in stream}
-                response: Any = stream.get_final_response()
-            assert kinds & {"response.completed", "response.incomplete"}
+                *_, last = stream
+            assert last.type in ("response.completed", "response.incomplete")
+            response: Any = last.response
         else:
             response = client.responses.create(**asked)
         calls = [item for item in response.output if item.type == "function_call"]
@@ -343,5 +343,6 @@ async def test_llm_on_the_command_line(url: str, tmp_path: Path, options: tuple[
     )
     out, err = await process.communicate()
     print(out.decode(), err.decode())
-    # `llm` has no way to force a call, and ends with an error where the chain's limit is reached.
-    assert process.returncode == 0 or "Chain limit" in err.decode(), err.decode()
+    # `llm` has no way to force a call. Behind one it ends with an error where its chain is too long, or where MAX_TOKENS
+    # cuts another one's arguments.
+    assert process.returncode == 0 or "Tool call: multiply(" in err.decode(), err.decode()
