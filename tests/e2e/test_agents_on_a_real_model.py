@@ -343,6 +343,6 @@ async def test_llm_on_the_command_line(url: str, tmp_path: Path, options: tuple[
     )
     out, err = await process.communicate()
     print(out.decode(), err.decode())
-    # `llm` has no way to force a call. Behind one it ends with an error where its chain is too long, or where MAX_TOKENS
+    # `llm` has no way to force a call. Behind one it fails where its chain is too long, or where MAX_TOKENS
     # cuts another one's arguments.
     assert process.returncode == 0 or "Tool call: multiply(" in err.decode(), err.decode()
