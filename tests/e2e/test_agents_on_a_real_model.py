@@ -176,9 +176,9 @@ def test_openai_responses(client: openai.OpenAI, tools: Tools, streamed: bool) -
         }
         if streamed:
             with client.responses.stream(**asked) as stream:
-                kinds = {event.type for event in stream}
-                response: Any = stream.get_final_response()
-            assert kinds & {"response.completed", "response.incomplete"}
+                *_, last = stream
+            assert last.type in ("response.completed", "response.incomplete")
+            response: Any = last.response
         else:
             response = client.responses.create(**asked)
         calls = [item for item in response.output if item.type == "function_call"]
@@ -335,10 +335,14 @@ async def test_llm_on_the_command_line(url: str, tmp_path: Path, options: tuple[
     tools = "def multiply(x: int, y: int) -> int:\n    '''Product of two numbers.'''\n    return x * y\n"
     args = ("-m", "llm", "-m", "real", "-o", "temperature", "0", "-o", "max_tokens", str(MAX_TOKENS), *options)
     chain = ("--functions", tools, "-T", "llm_version", "--td", "--cl", str(MAX_TURNS), "Call multiply: 6 times 7?")
-    env = {**os.environ, "LLM_USER_PATH": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    # The package that brings SmolLM2's weights is a plugin of `llm`, which would load it with what it needs.
+    own = {"LLM_USER_PATH": str(tmp_path), "LLM_LOAD_PLUGINS": "", "PYTHONPATH": os.pathsep.join(sys.path)}
     pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(sys.executable, *args, *chain, env=env, stdout=pipe, stderr=pipe)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *args, *chain, env={**os.environ, **own}, stdout=pipe, stderr=pipe
+    )
     out, err = await process.communicate()
     print(out.decode(), err.decode())
-    # `llm` has no way to force a call, and ends with an error where the chain's limit is reached.
-    assert process.returncode == 0 or "Chain limit" in err.decode(), err.decode()
+    # `llm` has no way to force a call. Behind one it fails where its chain is too long, or where MAX_TOKENS
+    # cuts another one's arguments.
+    assert process.returncode == 0 or "Tool call: multiply(" in err.decode(), err.decode()

@@ -101,7 +101,7 @@ async def test_a_stream_says_that_it_waits_for_a_verifier(
         if delay_s == 0.0:
             undisturbed = [without_ids(chunk) for chunk in chunks]
     comments = [chunk for chunk in chunks if chunk.startswith(b":")]
-    assert set(comments) == (set() if serves else {b": waiting for a verifier\n\n"})
+    assert set(comments) == (set() if serves else {b": waiting for a verifier\n"})
     assert [without_ids(chunk) for chunk in chunks if chunk not in comments] == undisturbed
     assert not chunks[0].startswith(b":")  # until the first token the answer may be an error
 
@@ -181,6 +181,18 @@ async def test_openai_streams(client: openai.AsyncOpenAI) -> None:
     assert chunks[-1].usage.total_tokens == 7 + 38
     legacy = await client.completions.create(model="demo", prompt="x", stream=True, max_tokens=60)
     assert "".join([chunk.choices[0].text async for chunk in legacy]) == TEXT
+
+
+async def test_openai_reads_on_behind_a_wait_for_a_verifier(
+    client: openai.AsyncOpenAI, service: ScriptedService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package keeps the last event's id: an empty line behind it is another event to it, without data."""
+    monkeypatch.setattr(generation_response, "WAIT_COMMENT_S", 0.05)
+    fleet = {**service.fleet(), "verifiers": [{"address": "v:1", "healthy": False}]}
+    monkeypatch.setattr(service, "fleet", lambda: fleet, raising=False)
+    service.script = Script(text="Paris is", commit_len=1, delay_s=0.5)
+    stream = await client.completions.create(model="demo", prompt="x", stream=True, max_tokens=60)
+    assert "".join([chunk.choices[0].text async for chunk in stream]) == "Paris is"
 
 
 async def test_openai_sees_our_errors(client: openai.AsyncOpenAI, service: ScriptedService) -> None:
