@@ -13,7 +13,8 @@ class ServedModel:
     """The model that requests are checked against.
 
     reasoning_parser, tool_call_parser: rows of tool_calls/formats.py. reasoning_field: of messages and deltas.
-    draft_methods: names a request may ask for, besides "auto" and "off". created: Unix time shown by /v1/models.
+    draft_methods: names a request may ask for, besides "auto" and "off". has_unseen_members: some verifier or drafter
+    has not been reached since the start, and may serve other methods. created: Unix time shown by /v1/models.
     """
 
     name: str
@@ -27,6 +28,7 @@ class ServedModel:
     tool_call_parser: str = "none"
     reasoning_field: str = "reasoning"
     sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+    has_unseen_members: bool = False
 
 
 @dataclass(frozen=True)
