@@ -85,7 +85,7 @@ class LiveService:
             max_model_len=target.max_model_len,
             vocab_size=target.vocab_size,
             draft_methods=tuple(sorted(self._known_methods())),
-            has_unseen_members=self._has_unseen_members(),
+            has_unseen_members=self._generation.verifiers.has_unseen or self._generation.drafters.has_unseen,
             created=self._created,
             reasoning_parser=self._reasoning_parser,
             tool_call_parser=self._tool_call_parser,
@@ -191,10 +191,6 @@ class LiveService:
         offered += [member.info.local_methods for member in verifiers if member.info is not None]
         self._methods.update(method.name for methods in offered for method in methods)
         return self._methods
-
-    def _has_unseen_members(self) -> bool:
-        members = (*self._generation.verifiers.members, *self._generation.drafters.members)
-        return any(member.info is None for member in members)
 
     def _known_target(self) -> VerifierInfo | None:
         for member in self._generation.verifiers.healthy():
