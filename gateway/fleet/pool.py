@@ -76,6 +76,11 @@ class Pool(Generic[InfoT]):
     def members(self) -> list[Member[InfoT]]:
         return list(self._members.values())
 
+    @property
+    def has_unseen(self) -> bool:
+        """Whether a member has not been reached since the start."""
+        return any(member.info is None for member in self._members.values())
+
     def healthy(self) -> list[Member[InfoT]]:
         """Members that answer, the least loaded first."""
         ready = [member for member in self._members.values() if member.healthy and member.info is not None]

@@ -118,8 +118,9 @@ def check_speculation(
     token_tree: bool | None = None,
 ) -> SpeculationRequest:
     """None means the server's default."""
-    # Until a drafter is seen its methods are unknown; a request is then decoded without drafts.
-    choices = (METHOD_AUTO, METHOD_OFF, *(model.draft_methods or AUTO_ORDER))
+    # The methods of a member that has not been seen are unknown; a request is decoded without drafts until then.
+    knows_all = model.draft_methods and not model.has_unseen_members
+    choices = (METHOD_AUTO, METHOD_OFF, *(model.draft_methods if knows_all else AUTO_ORDER))
     if method is not None and method not in choices:
         raise InvalidRequest(
             f"speculation.method {method[:80]!r} is not one of {', '.join(choices)}", param="speculation.method"

@@ -21,7 +21,8 @@ class ServedModel:
     """The model that requests are checked against.
 
     reasoning_parser, tool_call_parser: rows of tool_calls/formats.py. reasoning_field: of messages and deltas.
-    draft_methods: names a request may ask for, besides "auto" and "off". created: Unix time shown by /v1/models.
+    draft_methods: names a request may ask for, besides "auto" and "off". has_unseen_members: some verifier or drafter
+    has not been reached since the start, and may serve other methods. created: Unix time shown by /v1/models.
     """
 
     name: str
@@ -36,6 +37,7 @@ class ServedModel:
     reasoning_field: str = "reasoning"
     sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     answer_defaults: AnswerDefaults = field(default_factory=AnswerDefaults)
+    has_unseen_members: bool = False
 
 
 @dataclass(frozen=True)

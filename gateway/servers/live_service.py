@@ -85,6 +85,7 @@ class LiveService:
             max_model_len=target.max_model_len,
             vocab_size=target.vocab_size,
             draft_methods=tuple(sorted(self._known_methods())),
+            has_unseen_members=self._generation.verifiers.has_unseen or self._generation.drafters.has_unseen,
             created=self._created,
             reasoning_parser=self._reasoning_parser,
             tool_call_parser=self._tool_call_parser,

@@ -6,7 +6,7 @@ import hashlib
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.engine.certificate import Certificate, certify
@@ -32,7 +32,7 @@ class Served:
 
     @contextmanager
     def engine(self, shape: EngineShape | None = None) -> Iterator[VerifierEngine]:
-        shape = replace(shape or EngineShape(num_blocks=400))
+        shape = shape or EngineShape(num_blocks=400)
         config = VerifierConfig(
             model=self.loaded.path,
             local_methods=self.methods,
