@@ -73,7 +73,7 @@ def params_from_wire(message: common.SamplingParams) -> SamplingParams:
         frequency_penalty=message.frequency_penalty,
         repetition_penalty=message.repetition_penalty or 1.0,
         logit_bias=tuple(sorted(message.logit_bias.items())),
-        bad_words=_bad_words_from_wire(_encoded_bad_words(message)) if message.bad_words else (),
+        bad_words=_bad_words_from_wire(_without_seed(message)) if message.bad_words else (),
         allowed_token_ids=tuple(message.allowed_token_ids),
         num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else None,
         num_prompt_logprobs=message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else None,
@@ -91,8 +91,12 @@ def _lists_to_wire(bad_words: tuple[tuple[int, ...], ...], logit_bias: tuple[tup
     return message.SerializeToString()
 
 
-def _encoded_bad_words(message: common.SamplingParams) -> bytes:
-    return common.SamplingParams(bad_words=message.bad_words).SerializeToString()
+def _without_seed(message: common.SamplingParams) -> bytes:
+    """What the outputs of one request have in common."""
+    copy = common.SamplingParams()
+    copy.CopyFrom(message)
+    copy.ClearField("seed")
+    return copy.SerializeToString()
 
 
 @lru_cache(maxsize=_NUM_LISTS)
