@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import cache
 from importlib import metadata
 
 
+@cache
 def outrider_version() -> str:
     for distribution in ("outrider", "outrider-client"):
         with suppress(metadata.PackageNotFoundError):

@@ -85,7 +85,12 @@ def main() -> None:
         raise SystemExit(f"no stack is running from {run_dir}")
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda _signum, _frame: stop.set())
-    supervise(run_dir, state, lambda message: print(message, flush=True), stop)
+    supervise(run_dir, state, _log, stop)
+
+
+def _log(message: str) -> None:
+    with contextlib.suppress(OSError):  # a full disk must not end the supervisor
+        print(message, flush=True)
 
 
 if __name__ == "__main__":

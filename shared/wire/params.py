@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from outrider.shared.errors import InvalidRequest
 from outrider.shared.sampling_params import Grammar, GrammarKind, SamplingParams, SpeculationMode, ThinkingBudget
 from outrider.v1 import common_pb2 as common
 
+# requests; whose long lists are kept; at most 16,384 tokens of bad words each (gateway/openai/convert.py)
+_NUM_LISTS = 16
 MODE_TO_WIRE = {
     SpeculationMode.EXACT: common.SPECULATION_MODE_EXACT,
     SpeculationMode.REJECTION: common.SPECULATION_MODE_REJECTION,
@@ -39,13 +43,12 @@ def params_to_wire(params: SamplingParams) -> common.SamplingParams:
         presence_penalty=params.presence_penalty,
         frequency_penalty=params.frequency_penalty,
         repetition_penalty=params.repetition_penalty,
-        bad_words=[common.TokenSequence(token_ids=word) for word in params.bad_words],
         allowed_token_ids=params.allowed_token_ids,
         num_logprobs=params.num_logprobs,
         num_prompt_logprobs=params.num_prompt_logprobs,
     )
-    for token_id, bias in params.logit_bias:
-        message.logit_bias[token_id] = bias
+    if params.bad_words or params.logit_bias:
+        message.MergeFromString(_lists_to_wire(params.bad_words, params.logit_bias))
     if params.grammar is not None:
         message.grammar.kind = _GRAMMAR_TO_WIRE[params.grammar.kind]
         message.grammar.text = params.grammar.text
@@ -70,13 +73,35 @@ def params_from_wire(message: common.SamplingParams) -> SamplingParams:
         frequency_penalty=message.frequency_penalty,
         repetition_penalty=message.repetition_penalty or 1.0,
         logit_bias=tuple(sorted(message.logit_bias.items())),
-        bad_words=tuple(tuple(word.token_ids) for word in message.bad_words),
+        bad_words=_bad_words_from_wire(_without_seed(message)) if message.bad_words else (),
         allowed_token_ids=tuple(message.allowed_token_ids),
         num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else None,
         num_prompt_logprobs=message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else None,
         grammar=_grammar_from_wire(message.grammar) if message.HasField("grammar") else None,
         thinking_budget=(_budget_from_wire(message.thinking_budget) if message.HasField("thinking_budget") else None),
     )
+
+
+# The lists of one request travel once for each of its outputs; 1,024 bad words take a millisecond to build or to read.
+@lru_cache(maxsize=_NUM_LISTS)
+def _lists_to_wire(bad_words: tuple[tuple[int, ...], ...], logit_bias: tuple[tuple[int, float], ...]) -> bytes:
+    message = common.SamplingParams(bad_words=[common.TokenSequence(token_ids=word) for word in bad_words])
+    for token_id, bias in logit_bias:
+        message.logit_bias[token_id] = bias
+    return message.SerializeToString()
+
+
+def _without_seed(message: common.SamplingParams) -> bytes:
+    """What the outputs of one request have in common."""
+    copy = common.SamplingParams()
+    copy.CopyFrom(message)
+    copy.ClearField("seed")
+    return copy.SerializeToString()
+
+
+@lru_cache(maxsize=_NUM_LISTS)
+def _bad_words_from_wire(encoded: bytes) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(word.token_ids) for word in common.SamplingParams.FromString(encoded).bad_words)
 
 
 def _budget_to_wire(budget: ThinkingBudget) -> common.ThinkingBudget:

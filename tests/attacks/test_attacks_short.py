@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.attacks.attacks import ATTACKS
@@ -23,4 +24,5 @@ async def test_neighbours_are_served_as_if_alone(tmp_path: Path) -> None:
         outcomes = await run_attacks(state.url, state.pids["gateway"], print)
     assert [outcome.name for outcome in outcomes] == list(ATTACKS)
     assert [outcome for outcome in outcomes if outcome.has_hurt] == []
+    assert [outcome for outcome in outcomes if not outcome.attackers[httpx.codes.OK]] == [], "they attack nothing"
     assert max(outcome.gateway_peak_bytes for outcome in outcomes) < MAX_GATEWAY_BYTES
