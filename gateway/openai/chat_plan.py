@@ -128,15 +128,9 @@ class ChatPlan:
         return thinking_budget(self.max_thinking_tokens, self.output, self.state, tokenizer)
 
     def _grammar(self, asked: Grammar | None, served: Served) -> Grammar | None:
-        """asked: of response_format or structured_outputs, for the answer's text."""
+        """asked: of response_format or structured_outputs, for the answer's text; a call that is demanded has none."""
         reasoning, tokens = self.output.reasoning, served.tokenizer.control_tokens
         must_call = self.choice.mode in ("required", "named")
-        if must_call and asked is not None:
-            raise InvalidRequest(
-                f"tool_choice demands a call, so there is no text for a format; use tool_choice auto, got "
-                f"{self.choice.mode}",
-                param="tool_choice",
-            )
         if self.output.calls is None or not (must_call or asked is not None or self._is_strict()):
             if asked is None or reasoning is None:
                 return asked

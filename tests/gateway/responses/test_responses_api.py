@@ -173,7 +173,6 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tool_choice": {"type": "web_search"}}, "tool_choice", "tool_choice must be one of"),
     ({"tools": [{"type": "function", "name": "a b"}]}, "tools", "entry 0: name must be 1 to 64"),
     ({"tool_choice": {"type": "function", "name": "x"}}, "tool_choice", "names 'x', which is not among"),
-    ({"tool_choice": "required", "text": {"format": {"type": "json_object"}}}, "tool_choice", "use tool_choice auto"),
     ({"text": {"format": {"type": "xml"}}}, "text.format.type", "text.format.type 'xml' is not one of"),
     ({"text": {"format": {"type": "json_schema"}}}, "text.format", "text.format.schema must be an object"),
     ({"text": {"verbosity": "low"}}, "verbosity", "verbosity is not supported"),

@@ -183,7 +183,6 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools", "entry 0: function.name must be 1 to 64"),
     ({"tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", "names 'x', which is not among"),
     ({"tool_choice": "maybe"}, "tool_choice", "must be one of none, auto, required"),
-    ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice", "use tool_choice auto"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.tool_call_id", "must have a tool_call_id"),
     (
         {"messages": [{"role": "assistant", "tool_calls": [{"id": "x"}]}]},
@@ -231,6 +230,19 @@ async def test_a_grammar_only_where_one_is_needed(body: dict[str, Any], has_gram
     service = service_of(CALLS)
     await answer(service, **body)
     assert (service.requests[0].sampling_params.grammar is not None) == has_grammar
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "now"}}])
+async def test_a_format_says_nothing_of_a_call_that_is_demanded(choice: Any) -> None:
+    """It is of the text, and there is none: as OpenAI's and vLLM's, and what agents with typed outputs send."""
+    service = service_of(CALLS)
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    response_format = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    for body in ({}, {"response_format": response_format}):
+        await answer(service, tool_choice=choice, **body)
+    plain, formatted = (request.sampling_params.grammar for request in service.requests)
+    assert plain is not None
+    assert plain == formatted
 
 
 @pytest.mark.parametrize(
