@@ -1,7 +1,8 @@
 """Linears over panels of codes, compiled: bf16 rows against panels of 64 columns; the law is coded_reference's.
 
 Few rows: lines are decoded in registers, where a group's sums lie too; totals lie there up to three rows, else in
-memory. More rows: a chunk of whole groups is decoded once into scratch memory in L1, for three rows a pass. The order of a row's additions is the same in all cases.
+memory. More rows: a chunk of whole groups is decoded once into scratch memory in L1, and read by three rows at a time.
+The order of a row's additions is the same in all cases.
 Needs AVX512-BF16 (checked by the caller) and numba.
 """
 

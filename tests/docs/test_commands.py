@@ -36,6 +36,10 @@ FOREIGN_FLAGS = {
     "--shape",
     "--drafter",
     "--llama-server",
+    "--xllamacpp",
+    "--vllm",
+    "--head",
+    "--plot",
 }
 
 
