@@ -97,7 +97,8 @@ def _layer_tensors(head: MtpHead, layout: MtpLayout, table: TensorTable, dtype: 
 
 def _write_shards(target: Path, layer: Mapping[str, torch.Tensor], out: Path) -> dict[str, str]:
     """The file of every tensor."""
-    own_shard, weight_map = dict(layer), {}
+    own_shard = dict(layer)
+    weight_map: dict[str, str] = {}
     for file in weight_files(target):
         with safe_open(file, framework="pt") as shard:
             names = list(shard.keys())

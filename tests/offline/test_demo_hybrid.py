@@ -27,7 +27,12 @@ PROMPTS = [
 ]
 METHODS = ("off", "ngram", "suffix", "mtp", "auto")
 DTYPES = ("bfloat16", "float32")
-NUM_TOKENS, DRAFT_LEN = 64, 3
+# Alone; together in prompt chunks of 16, without cached prefixes.
+COMPANIES: tuple[dict[str, Any], ...] = (
+    {"max_num_seqs": 1},
+    {"max_num_batched_tokens": 16, "enable_prefix_caching": False},
+)
+NUM_TOKENS, DRAFT_LEN = 48, 3
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
 SEEDED = replace(GREEDY, temperature=0.9, top_p=0.95, seed=7)
 TREES = {"speculation": {"token_tree": True}}
@@ -49,6 +54,7 @@ def hashes(outputs: Sequence[Sequence[RequestOutput]]) -> tuple[str, str]:
         token_ids = [output.outputs[0].token_ids for output in of_request]
         found[number % 2].add(hashlib.sha256(json.dumps(token_ids).encode()).hexdigest())
     (greedy,), (seeded,) = found
+    assert greedy != seeded
     return greedy, seeded
 
 
@@ -57,18 +63,23 @@ def drafted(outputs: Sequence[Sequence[RequestOutput]]) -> int:
     return sum(shown["num_draft_tokens"] for shown in figures if shown is not None)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_one_hash_for_all_methods_in_any_company(dtype: str) -> None:
-    """Alone; together; together in prompt chunks of 16 without cached prefixes."""
-    grid = {}
-    for method in METHODS:
-        for company in ({"max_num_seqs": 1}, {}, {"max_num_batched_tokens": 16, "enable_prefix_caching": False}):
-            outputs = answers(method, dtype, **company)
-            grid[(method, str(company))] = hashes(outputs)
-            assert (drafted(outputs) > 0) == (method != "off"), method
-    assert len(set(grid.values())) == 1, grid
-    greedy, seeded = grid[("off", "{}")]
-    assert greedy != seeded
+@pytest.fixture(scope="module", params=DTYPES)
+def plain(request: pytest.FixtureRequest) -> tuple[str, tuple[str, str]]:
+    """(dtype, hashes without drafts), together and in whole prompts."""
+    outputs = answers("off", request.param)
+    assert drafted(outputs) == 0
+    return request.param, hashes(outputs)
+
+
+@pytest.mark.parametrize("company", COMPANIES, ids=str)
+@pytest.mark.parametrize("method", METHODS)
+def test_one_hash_for_all_methods_in_any_company(
+    plain: tuple[str, tuple[str, str]], method: str, company: dict[str, Any]
+) -> None:
+    dtype, expected = plain
+    outputs = answers(method, dtype, **company)
+    assert hashes(outputs) == expected
+    assert (drafted(outputs) > 0) == (method != "off")
 
 
 def test_greedy_text_is_transformers() -> None:

@@ -11,14 +11,14 @@ from outrider.training.demo.steps import Step, repeated
 MTP_OPTIONS = ("--steps", "260", "--lr", "4e-3", "--optimizer", "muon", "--ttt-steps", "3")
 
 
-def hybrid_steps(work_dir: Path, models_dir: Path) -> list[Step]:
+def hybrid_steps(work_dir: Path, models_dir: Path, resume_hybrid: bool) -> list[Step]:
     """In order. They need the corpus, its tokens and the demo target, whose embeddings the hybrid starts from."""
     folder, base, out = work_dir / "hybrid", models_dir / "demo-target", models_dir / "demo-hybrid"
     model, run = str(folder / "target"), str(folder / "mtp")
     work, samples = ("--work-dir", str(work_dir)), (folder / "own.npy", folder / "corpus.npy")
     shape = ("--shape", "hybrid", "--embedding-from", str(base), "--tokenizer-dir", str(base))
     sizes = ("--num-batches", "6", "--num-corpus-rows", "512")
-    resume = ("--resume",) if (work_dir / "hybrid.pt").exists() else ()
+    resume = ("--resume",) if resume_hybrid else ()
     train = (
         *("train", "--method", "mtp", "--target", model, "--output", run, "--resume", "--seq-len", "256"),
         *repeated("--data", samples),

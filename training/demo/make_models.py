@@ -16,7 +16,7 @@ from outrider.training.demo.make_hybrid import hybrid_steps
 from outrider.training.demo.steps import Step, run_steps
 
 
-def plan(work_dir: Path, models_dir: Path, resume_target: bool) -> list[Step]:
+def plan(work_dir: Path, models_dir: Path, *, resume_target: bool, resume_hybrid: bool) -> list[Step]:
     """The steps in order, for these folders."""
     work, tokenizer = ("--work-dir", str(work_dir)), str(work_dir / "tokenizer")
     target, draft = str(models_dir / "demo-target"), str(models_dir / "demo-draft")
@@ -30,7 +30,7 @@ def plan(work_dir: Path, models_dir: Path, resume_target: bool) -> list[Step]:
         Step("continuations", "demo.distill", (*work, *pair, "--out", draft, "--no-train")),
         Step("draft", "demo.distill", (*work, *pair, "--out", draft, "--no-sample")),
         Step("evaluation", "demo.evaluate", (*work, *pair, "--draft-dir", draft, "--out", figures)),
-        *hybrid_steps(work_dir, models_dir),
+        *hybrid_steps(work_dir, models_dir, resume_hybrid),
         Step("cards", "demo.model_cards", (*work, "--models-dir", str(models_dir))),
     ]
 
@@ -51,8 +51,9 @@ def main(
 
       python -m outrider.training.demo.make_models --force --models-dir /tmp/models
     """
-    resume_target = not force and (work_dir / "target.pt").exists()
-    run_steps(plan(work_dir, models_dir, resume_target), work_dir, Console(), force=force, only=only)
+    resume_target, resume_hybrid = (not force and (work_dir / f"{name}.pt").exists() for name in ("target", "hybrid"))
+    steps = plan(work_dir, models_dir, resume_target=resume_target, resume_hybrid=resume_hybrid)
+    run_steps(steps, work_dir, Console(), force=force, only=only)
 
 
 if __name__ == "__main__":
