@@ -150,7 +150,7 @@ def draw(probs: NDArray[np.float64], rng: np.random.Generator) -> int:
     """One token id from a law that need not be normalised; never one without mass."""
     support = (probs > 0.0).nonzero()[0]
     cumulative = probs[support].cumsum()
-    index = cumulative.searchsorted(rng.random() * cumulative[-1], side="right")
+    index = np.searchsorted(cumulative, rng.random() * cumulative[-1], side="right")
     return int(support[min(int(index), len(support) - 1)])
 
 
