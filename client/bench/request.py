@@ -24,10 +24,10 @@ class RequestResult:
     num_output_tokens: int = 0
     first_token_s: float = 0.0
     seconds: float = 0.0
-    text: str = ""
     gaps_s: list[float] = field(default_factory=list)
     acceptance: Acceptance | None = None
     error: str = ""
+    text: str = ""
 
 
 async def timed_request(client: httpx.AsyncClient, endpoint: str, body: dict[str, Any]) -> RequestResult:
