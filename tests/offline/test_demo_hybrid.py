@@ -26,7 +26,8 @@ PROMPTS = [
     "for i in",
 ]
 METHODS = ("off", "ngram", "suffix", "mtp", "auto")
-DTYPES = ("bfloat16", "float32")
+# float32 is among the usual tests below, against transformers.
+DTYPES = ("bfloat16", pytest.param("float32", marks=pytest.mark.storm))
 # Alone; together in prompt chunks of 16, without cached prefixes.
 COMPANIES: tuple[dict[str, Any], ...] = (
     {"max_num_seqs": 1},
