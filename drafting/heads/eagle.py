@@ -16,6 +16,7 @@ from torch import nn
 from outrider.drafting.heads.decoder import DecoderConfig, Float32RotaryEmbedding, build_layer, causal_mask
 from outrider.drafting.heads.errors import require_positive
 from outrider.drafting.heads.frozen import build_embedding, build_lm_head
+from outrider.drafting.heads.last_state import LastStateHead
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class EagleConfig:
         require_positive("eagle", num_target_layers=self.num_target_layers)
 
 
-class EagleHead(nn.Module):
+class EagleHead(LastStateHead):
     """State dict: `fc.{weight,bias}`, `layers.{i}.*`, and the head's own `embed_tokens.weight` and `lm_head.weight`.
 
     embedding, lm_head: the target's, [vocab_size, hidden_size] each. If the config gives the head none of its own, they
@@ -40,6 +41,8 @@ class EagleHead(nn.Module):
     attn_implementation: "eager", "sdpa", or a name registered with transformers.
     Raises HeadConfigError.
     """
+
+    config: EagleConfig
 
     def __init__(
         self,
@@ -62,20 +65,6 @@ class EagleHead(nn.Module):
         self.layers[0].input_layernorm = nn.Identity()
         self.rotary_emb = Float32RotaryEmbedding(self.hf_config)
         self.lm_head = build_lm_head("eagle", shape, has_own=config.has_lm_head, target=lm_head)
-
-    @property
-    def feature_layers(self) -> tuple[int, ...]:
-        """The target's hidden states that it reads, in transformers' numbering."""
-        return (self.config.num_target_layers,)
-
-    @property
-    def target_ids(self) -> torch.Tensor | None:
-        """None: draft ids are target ids."""
-        return None
-
-    def fuse(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """hidden_states [..., H] -> feature [..., H]: unchanged."""
-        return hidden_states
 
     def forward(
         self,

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from outrider.drafting.heads.last_state import LastStateHead
+
 
 @dataclass(frozen=True)
 class MtpConfig:
@@ -25,12 +27,14 @@ class MtpConfig:
     num_target_layers: int
 
 
-class MtpHead(nn.Module):
+class MtpHead(LastStateHead):
     """State dict: `fc.weight`, `embedding_norm.weight`, `hidden_norm.weight`, and the one-layer model's `model.*`.
 
     body: that model without an output head. has_norm: False for a family without a norm after the layer.
     embedding, lm_head: the target's own modules, or frozen copies of its tensors.
     """
+
+    config: MtpConfig
 
     def __init__(
         self, config: MtpConfig, body: Any, *, embedding: nn.Module, lm_head: nn.Module, has_norm: bool = True
@@ -47,20 +51,6 @@ class MtpHead(nn.Module):
         self.model = body
         self.embed_tokens = embedding
         self.lm_head = lm_head
-
-    @property
-    def feature_layers(self) -> tuple[int, ...]:
-        """The target's hidden states that it reads, in transformers' numbering."""
-        return (self.config.num_target_layers,)
-
-    @property
-    def target_ids(self) -> torch.Tensor | None:
-        """None: draft ids are target ids."""
-        return None
-
-    def fuse(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """hidden_states [..., H] -> feature [..., H]: unchanged."""
-        return hidden_states
 
     def forward(
         self,

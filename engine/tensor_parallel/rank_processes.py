@@ -31,7 +31,7 @@ class RankProcesses:
         return None
 
     def stop(self, timeout_s: float) -> None:
-        """Wait timeout_s for each to end by itself, then kill it."""
+        """Give each timeout_s to end by itself, then kill it."""
         for process in self._processes:
             with self._reaping:
                 process.join(timeout_s)

@@ -323,42 +323,44 @@ def _model_card(model: ServedModel) -> ModelCard:
     }
 
 
-def _add_routes(app: APIRouter, endpoints: _Endpoints, shows_tokenizer: bool) -> None:
+def _add_routes(router: APIRouter, endpoints: _Endpoints, shows_tokenizer: bool) -> None:
     completion, chat = json_body(CompletionRequest), json_body(ChatCompletionRequest)
-    _post(app, "/v1/completions", endpoints.completions, Completion, completion, "Complete a prompt")
-    _post(app, "/v1/chat/completions", endpoints.chat_completions, ChatCompletion, chat, "Answer a chat")
+    _post(router, "/v1/completions", endpoints.completions, Completion, completion, "Complete a prompt")
+    _post(router, "/v1/chat/completions", endpoints.chat_completions, ChatCompletion, chat, "Answer a chat")
     response = json_body(ResponsesRequest)
-    _post(app, "/v1/responses", endpoints.responses, ResponseBody, response, "Answer items with items")
+    _post(router, "/v1/responses", endpoints.responses, ResponseBody, response, "Answer items with items")
     path, stored = "/v1/responses/{response_id}", endpoints.stored
-    _get(app, path, endpoints.response, ResponseBody, "A stored response, or one in the background")
-    _get(app, f"{path}/cancel", stored.cancel, ResponseBody, "Cancel a response in the background", methods=("POST",))
-    _get(app, path, stored.delete, DeletedResponse, "Delete a stored response", methods=("DELETE",))
-    _get(app, f"{path}/input_items", stored.input_items, ItemList, "The input of a stored response")
+    _get(router, path, endpoints.response, ResponseBody, "A stored response, or one in the background")
+    _get(
+        router, f"{path}/cancel", stored.cancel, ResponseBody, "Cancel a response in the background", methods=("POST",)
+    )
+    _get(router, path, stored.delete, DeletedResponse, "Delete a stored response", methods=("DELETE",))
+    _get(router, f"{path}/input_items", stored.input_items, ItemList, "The input of a stored response")
     message, counted, error = json_body(MessagesRequest), json_body(CountTokensRequest), MessagesErrorAnswer
-    _post(app, "/v1/messages", endpoints.messages, Message, message, "Answer a conversation", error)
+    _post(router, "/v1/messages", endpoints.messages, Message, message, "Answer a conversation", error)
     count = "Count the tokens of a prompt"
-    _post(app, "/v1/messages/count_tokens", endpoints.count_tokens, CountTokensAnswer, counted, count, error)
-    _get(app, "/v1/streams/{request_id:path}", endpoints.stream, None, "The rest of a stream, as server-sent events")
+    _post(router, "/v1/messages/count_tokens", endpoints.count_tokens, CountTokensAnswer, counted, count, error)
+    _get(router, "/v1/streams/{request_id:path}", endpoints.stream, None, "The rest of a stream, as server-sent events")
     tokenize = json_body(TokenizeRequest, TokenizeChatRequest)
-    _post(app, "/tokenize", endpoints.tokenize, TokenizeAnswer, tokenize, "Text or messages to token ids")
+    _post(router, "/tokenize", endpoints.tokenize, TokenizeAnswer, tokenize, "Text or messages to token ids")
     if shows_tokenizer:
-        _get(app, "/tokenizer_info", endpoints.tokenizer_info, dict[str, Any], "The tokenizer's configuration")
+        _get(router, "/tokenizer_info", endpoints.tokenizer_info, dict[str, Any], "The tokenizer's configuration")
     detokenize = json_body(DetokenizeRequest)
-    _post(app, "/detokenize", endpoints.detokenize, DetokenizeAnswer, detokenize, "Token ids to text")
-    _get(app, "/v1/models", endpoints.models, ModelList, "The served model")
-    _get(app, "/v1/models/{model_id:path}", endpoints.model, ModelCard, "One model")
-    _get(app, "/health", endpoints.health, None, "200 while the process runs")
-    _get(app, "/ping", endpoints.health, None, "As /health", methods=("GET", "POST"))
-    _get(app, "/ready", endpoints.ready, ReadyAnswer, "200 when requests can be served, else 503 with the reason")
-    _get(app, "/readyz", endpoints.ready, ReadyAnswer, "As /ready")
-    _get(app, "/version", endpoints.version, VersionAnswer, "The version of the server")
-    _get(app, "/load", endpoints.load, LoadAnswer, "How many requests are being generated")
-    _get(app, "/fleet", endpoints.fleet, FleetView, "The verifiers and drafters, as seen by this gateway")
-    _get(app, "/metrics", endpoints.metrics, None, "Prometheus metrics")
+    _post(router, "/detokenize", endpoints.detokenize, DetokenizeAnswer, detokenize, "Token ids to text")
+    _get(router, "/v1/models", endpoints.models, ModelList, "The served model")
+    _get(router, "/v1/models/{model_id:path}", endpoints.model, ModelCard, "One model")
+    _get(router, "/health", endpoints.health, None, "200 while the process runs")
+    _get(router, "/ping", endpoints.health, None, "As /health", methods=("GET", "POST"))
+    _get(router, "/ready", endpoints.ready, ReadyAnswer, "200 when requests can be served, else 503 with the reason")
+    _get(router, "/readyz", endpoints.ready, ReadyAnswer, "As /ready")
+    _get(router, "/version", endpoints.version, VersionAnswer, "The version of the server")
+    _get(router, "/load", endpoints.load, LoadAnswer, "How many requests are being generated")
+    _get(router, "/fleet", endpoints.fleet, FleetView, "The verifiers and drafters, as seen by this gateway")
+    _get(router, "/metrics", endpoints.metrics, None, "Prometheus metrics")
 
 
 def _post(
-    app: APIRouter,
+    router: APIRouter,
     path: str,
     endpoint: Endpoint,
     answer: Any,
@@ -369,7 +371,7 @@ def _post(
     errors: dict[int | str, dict[str, Any]] = {
         status: {"model": error} for status in (400, 401, 404, 408, 409, 413, 429, 500, 503, 504)
     }
-    app.add_api_route(
+    router.add_api_route(
         path,
         guarded(endpoint),
         methods=["POST"],
@@ -382,11 +384,11 @@ def _post(
 
 
 def _get(
-    app: APIRouter, path: str, endpoint: Endpoint, answer: Any, summary: str, methods: Sequence[str] = ("GET",)
+    router: APIRouter, path: str, endpoint: Endpoint, answer: Any, summary: str, methods: Sequence[str] = ("GET",)
 ) -> None:
     responses: dict[int | str, dict[str, Any]] = {200: {"model": answer} if answer is not None else {}}
     for method in methods:
-        app.add_api_route(
+        router.add_api_route(
             path,
             guarded(endpoint),
             methods=[method],

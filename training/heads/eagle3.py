@@ -17,18 +17,15 @@ from outrider.drafting.checkpoints.export import export_eagle3
 from outrider.drafting.heads.eagle3 import Eagle3Config, Eagle3Head, default_feature_layers
 from outrider.training.errors import SettingError
 from outrider.training.frozen_target import FrozenTarget
-from outrider.training.heads.interface import Batch, DraftScores, Objective, TargetView
 from outrider.training.heads.options import HeadOptions
-from outrider.training.heads.scoring import DEPTH_DECAY, DepthLosses, counted_at
+from outrider.training.heads.training_time_test import TrainingTimeTest
 from outrider.training.heads.ttt_attention import TTT_ATTENTION, register_ttt_attention
-from outrider.training.heads.unroll import EVAL_DEPTHS, decoder_config, unroll
+from outrider.training.heads.unroll import decoder_config
 
 DEFAULT_TTT_STEPS = 5
 
 
-class Eagle3Objective(Objective):
-    """Trains `ttt_steps` steps; eval mode runs at least EVAL_DEPTHS."""
-
+class Eagle3Objective(TrainingTimeTest):
     head: Eagle3Head
 
     def __init__(
@@ -42,15 +39,6 @@ class Eagle3Objective(Objective):
         self.head, self.ttt_steps = head, ttt_steps
         self._target_architecture, self._save_embedding = target_architecture, save_embedding
         self.feature_layers = head.feature_layers
-
-    def forward(self, batch: Batch, target: TargetView, noise: torch.Generator) -> tuple[torch.Tensor, DraftScores]:
-        features = self.head.fuse(target.features)
-        losses, num_positions = DepthLosses(self, target, self.head.target_ids), batch.token_ids.shape[1] - 2
-        num_steps = self.ttt_steps if self.training else max(self.ttt_steps, EVAL_DEPTHS)
-        for depth, predicted in enumerate(unroll(self.head, batch.token_ids, features, num_steps)):
-            counted = counted_at(batch.counts, 2 + depth, num_positions)
-            losses.add(predicted[counted], self.head.logits, counted, 1 + depth, DEPTH_DECAY**depth)
-        return losses.result()
 
     def export(self, out: Path, dtype: torch.dtype, target_name: str) -> None:
         export_eagle3(

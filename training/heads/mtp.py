@@ -20,19 +20,15 @@ from outrider.shared.checkpoint.mtp_layers import stores_mtp_layer
 from outrider.shared.errors import ConfigError
 from outrider.training.errors import SettingError
 from outrider.training.frozen_target import FrozenTarget
-from outrider.training.heads.interface import Batch, DraftScores, Objective, TargetView
 from outrider.training.heads.options import HeadOptions
-from outrider.training.heads.scoring import DEPTH_DECAY, DepthLosses, counted_at
+from outrider.training.heads.training_time_test import TrainingTimeTest
 from outrider.training.heads.ttt_attention import TTT_ATTENTION, register_ttt_attention
-from outrider.training.heads.unroll import EVAL_DEPTHS, unroll
 
 # steps; as many tokens as MTP layers are commonly served with
 DEFAULT_TTT_STEPS = 3
 
 
-class MtpObjective(Objective):
-    """Trains `ttt_steps` steps; eval mode runs at least EVAL_DEPTHS."""
-
+class MtpObjective(TrainingTimeTest):
     head: MtpHead
 
     def __init__(self, head: MtpHead, target_dir: Path, ttt_steps: int = DEFAULT_TTT_STEPS) -> None:
@@ -42,15 +38,6 @@ class MtpObjective(Objective):
         head.model.set_attn_implementation(TTT_ATTENTION)
         self.head, self._target_dir, self.ttt_steps = head, target_dir, ttt_steps
         self.feature_layers = head.feature_layers
-
-    def forward(self, batch: Batch, target: TargetView, noise: torch.Generator) -> tuple[torch.Tensor, DraftScores]:
-        features = self.head.fuse(target.features)
-        losses, num_positions = DepthLosses(self, target), batch.token_ids.shape[1] - 2
-        num_steps = self.ttt_steps if self.training else max(self.ttt_steps, EVAL_DEPTHS)
-        for depth, predicted in enumerate(unroll(self.head, batch.token_ids, features, num_steps)):
-            counted = counted_at(batch.counts, 2 + depth, num_positions)
-            losses.add(predicted[counted], self.head.logits, counted, 1 + depth, DEPTH_DECAY**depth)
-        return losses.result()
 
     def export(self, out: Path, dtype: torch.dtype, target_name: str) -> None:
         """The whole target with this layer: it is found nowhere else."""
