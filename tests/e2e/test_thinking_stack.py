@@ -63,11 +63,20 @@ def test_it_is_held_to_the_token_whatever_is_drafted(http: httpx.Client, budget:
     assert all(answer == answers[0] for answer in answers)
 
 
-def test_a_stream_goes_on_across_the_border(http: httpx.Client) -> None:
-    body = {"messages": MESSAGES, "max_tokens": 20, "thinking_token_budget": 5, "stream": True, "temperature": 0}
+@pytest.mark.parametrize("method", ["off", "draft_model"])
+def test_a_stream_goes_on_across_the_border(http: httpx.Client, method: str) -> None:
+    body = {
+        "messages": MESSAGES,
+        "max_tokens": 20,
+        "min_tokens": 16,
+        "thinking_token_budget": 5,
+        "stream": True,
+        "temperature": 0,
+        "speculation": {"method": method, "num_speculative_tokens": 1},
+    }
     blocks = http.post("/chat/completions", json=body).text.split("\n\n")
     ids = [block.split("\n")[0].removeprefix("id: ") for block in blocks if block.startswith("id:")]
-    assert len(ids) > 5
+    assert len(ids) > 5, "sixteen tokens are at least eight commits"
     for place, event_id in enumerate(ids):
         rest = http.post("/chat/completions", json=body, headers={"last-event-id": event_id}).text
         assert rest.split("\n\n") == blocks[place + 1 :], event_id
