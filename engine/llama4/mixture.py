@@ -64,7 +64,7 @@ class Mixture(torch.nn.Module):
         """hidden_states [..., H] -> ([T, H], the router's logits [T, E]), like the replaced module."""
         rows = hidden_states.reshape(-1, hidden_states.shape[-1])
         scores, logits = self.router(rows)  # 0 for what was not chosen
-        chosen = logits.topk(self.top_k, dim=1).indices.sort(dim=1).values
+        chosen = logits.topk(self.top_k, dim=1).indices
         return self.shared_expert(rows) + self.experts(rows, chosen, scores.gather(1, chosen)), logits
 
 

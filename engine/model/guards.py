@@ -208,8 +208,8 @@ def _rope_parameters(text_config: Any) -> list[dict[str, Any]]:
 
 
 def require_windows(path: str, config: Any, layer_shapes: list[LayerShape], max_model_len: int) -> None:
-    """The hook must get every sliding window and chunk; some models (phimoe) put theirs only into the mask, which is not
-    used. One of at least max_model_len does not matter."""
+    """The hook must get every sliding window and chunk size; some models (phimoe) put theirs only into the mask, which
+    is not used. One of at least max_model_len does not matter."""
     text_config = config.get_text_config()
     layer_types = getattr(text_config, "layer_types", None)
     unknown = sorted(set(layer_types or ()) - _ATTENTION_LAYERS - _OTHER_LAYERS.get(config.model_type, frozenset()))

@@ -64,7 +64,7 @@ def test_lean_attention_stands_in_only_where_no_query_is_scaled(tmp_path: Path) 
 
 def test_another_scale_of_queries_is_refused(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(QueryScale, "at", lambda self, positions: 1.0 + self.strength * positions.float())
-    with pytest.raises(ModelRefused, match="Llama4TextAttention is not the module .*: its queries are scaled"):
+    with pytest.raises(ModelRefused, match=r"Llama4TextAttention is not the module .*: its queries are scaled"):
         load_model(str(checkpoint))
 
 
@@ -76,7 +76,7 @@ def test_scores_that_scale_the_output_are_refused(checkpoint: Path, monkeypatch:
         return self.shared_expert(rows) + (outputs * scores.t()[..., None]).sum(0), logits
 
     monkeypatch.setattr(modeling_llama4.Llama4TextMoe, "forward", forward)
-    with pytest.raises(ModelRefused, match="Llama4TextMoe is not the module .*: the outputs differ"):
+    with pytest.raises(ModelRefused, match=r"Llama4TextMoe is not the module .*: the outputs differ"):
         load_model(str(checkpoint))
 
 
