@@ -1,6 +1,7 @@
 """Fits Llama 4's modules for packed batches, by class, each proved at load.
 
-A proof runs a small module of transformers' class: it refuses a release of transformers that changed the class.
+A proof runs a small module of transformers' class, since a whole mixture in fp32 would be many gigabytes. It refuses a
+release of transformers that changed the class.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ _SMALL = {
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
     "head_dim": 16,
-    "num_local_experts": 5,
     "layer_types": ["full_attention"],
     "no_rope_layers": [0],
     "moe_layers": [0],
@@ -55,11 +55,19 @@ def adapt(path: str, model: Any, ops: AttentionOps) -> None:
             raise ModelRefused(path, f"{kind.__name__} is not the module that is known here: {error}") from error
 
 
-def _prove(kind: type, config: Any, ops: AttentionOps) -> None:
-    small = type(config)(**(config.to_dict() | _SMALL))
+@torch.inference_mode()
+def _prove(kind: Any, config: Any, ops: AttentionOps) -> None:
+    num_experts = 4 + int(config.num_experts_per_tok)
+    small = type(config)(**(config.to_dict() | _SMALL | {"num_local_experts": num_experts}))
     small._attn_implementation = ATTENTION_NAME
-    with torch.device("cpu"):
-        if kind.__name__ == ATTENTION_CLASS:
-            prove_attention(kind, small, ops)
-        else:
-            prove_mixture(kind, small)
+    is_attention = kind.__name__ == ATTENTION_CLASS
+    with torch.device("meta"):  # draws no weights from the process's generator
+        module = kind(small, 0) if is_attention else kind(small)
+    module.float().to_empty(device="cpu")
+    generator = torch.Generator().manual_seed(7)
+    for parameter in module.parameters():
+        parameter.copy_(torch.randn(parameter.shape, generator=generator) / parameter.shape[-1] ** 0.5)
+    if is_attention:
+        prove_attention(module, ops)
+    else:
+        prove_mixture(module)

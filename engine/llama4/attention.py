@@ -72,15 +72,10 @@ class _QueryProbe(AttentionProbe):
         return super().record(module, tensors, *others)
 
 
-@torch.inference_mode()
-def prove_attention(attention_class: Any, config: Any, ops: AttentionOps) -> None:
-    """Raises ValueError if a layer without rotation scales its queries in another way than QueryScale.
-
-    config: of a small text model whose only layer has no rotation.
-    """
-    module = attention_class(config, 0)
+def prove_attention(module: Any, ops: AttentionOps) -> None:
+    """Raises ValueError if a module of transformers', fp32, without rotation, scales its queries in another way."""
     module.attn_temperature_tuning, module.floor_scale = True, _PROOF_FLOOR_SCALE
-    rows = torch.randn((1, _NUM_ROWS, config.hidden_size), generator=torch.Generator().manual_seed(11))
+    rows = torch.randn((1, _NUM_ROWS, module.q_proj.in_features), generator=torch.Generator().manual_seed(11))
 
     def query_of(scales: torch.Tensor | None) -> torch.Tensor | None:
         probe = _QueryProbe({})

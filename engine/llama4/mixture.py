@@ -68,16 +68,8 @@ class Mixture(torch.nn.Module):
         return self.shared_expert(rows) + self.experts(rows, chosen, scores.gather(1, chosen)), logits
 
 
-@torch.inference_mode()
-def prove_mixture(mixture_class: Any, config: Any) -> None:
-    """Raises ValueError if a module of transformers' class computes something else than Mixture.
-
-    config: of a small text model; a whole mixture in fp32 would be many gigabytes.
-    """
-    original = mixture_class(config)
-    generator = torch.Generator().manual_seed(11)
-    for parameter in original.parameters():
-        parameter.copy_(torch.randn(parameter.shape, generator=generator) / parameter.shape[-1] ** 0.5)
-    rows = torch.randn((1, _NUM_ROWS, config.hidden_size), generator=generator)
+def prove_mixture(original: Any) -> None:
+    """Raises ValueError if a mixture of transformers', fp32, computes something else than ours in its place."""
+    rows = torch.randn((1, _NUM_ROWS, original.hidden_dim), generator=torch.Generator().manual_seed(11))
     if not lean_check.is_close(Mixture(original)(rows), original(rows)):
         raise ValueError("the outputs differ")
