@@ -55,9 +55,9 @@ from outrider.gateway.responses.schema import ResponsesRequest
 from outrider.gateway.servers.admission import Admission
 from outrider.gateway.servers.auth import caller_of, owner_of
 from outrider.gateway.servers.body_budget import ANSWER_RATIO, INLINE_BYTES, BodyBudget, Held
-from outrider.gateway.servers.generation_response import GenerationResponse, Load
-from outrider.gateway.servers.http_admission import HttpAdmission
-from outrider.gateway.servers.http_limits import (
+from outrider.gateway.servers.http.admission import HttpAdmission
+from outrider.gateway.servers.http.generation_response import GenerationResponse, Load
+from outrider.gateway.servers.http.limits import (
     Endpoint,
     as_outrider_error,
     error_response,
@@ -66,13 +66,13 @@ from outrider.gateway.servers.http_limits import (
     read_body,
     status_error_response,
 )
-from outrider.gateway.servers.long_json import LongJson
-from outrider.gateway.servers.openapi import RouteWithoutSchemas, install_openapi, json_body
+from outrider.gateway.servers.http.long_json import LongJson
+from outrider.gateway.servers.http.openapi import RouteWithoutSchemas, install_openapi, json_body
+from outrider.gateway.servers.http.request_label import HEADER as REQUEST_LABEL_HEADER
+from outrider.gateway.servers.http.request_label import RequestLabel
+from outrider.gateway.servers.http.stored_responses import StoredResponses, events_seen
 from outrider.gateway.servers.quotas import metered
-from outrider.gateway.servers.request_label import HEADER as REQUEST_LABEL_HEADER
-from outrider.gateway.servers.request_label import RequestLabel
 from outrider.gateway.servers.service import GatewayService
-from outrider.gateway.servers.stored_responses import StoredResponses, events_seen
 from outrider.shared.errors import InvalidRequest, UnknownModel
 from outrider.shared.tracing import carrier_of
 

@@ -13,7 +13,7 @@ import pytest
 from gateway_script import Script, ScriptedService
 
 from outrider.gateway.request.tokenizer import Tokenizer
-from outrider.gateway.servers.app import create_app
+from outrider.gateway.servers.http.app import create_app
 from outrider.gateway.servers.service import ReadyState
 from outrider.shared.errors import Overloaded, Unavailable, VerifierLost
 
