@@ -35,7 +35,7 @@ shows it.
 This page is the result for a tiny random model of each causal language model, by the `model_type` of config.json. The
 models that are served have the logits of transformers' eager attention. A checkpoint of a served type can still be
 refused for what its config says, as dynamic RoPE. Multimodal types are left out where their language model has a type
-of its own. Windows are 7 tokens here.
+of its own. Windows and chunks are 7 tokens here.
 """
 
 

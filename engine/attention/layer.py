@@ -63,7 +63,7 @@ class AttentionProbe:
         module: torch.nn.Module,
         tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
         attention_mask: torch.Tensor | None,
-        sliding_window: int | None,
+        scoring: Scoring,
         other_arguments: dict[str, Any],
     ) -> torch.Tensor:
         """Check and record one hook call; returns zeros of the output's shape [1, T, Hq, Dv]."""
@@ -87,7 +87,7 @@ class AttentionProbe:
             raise UnsupportedAttention(f"{name} attends with query {list(query.shape)}, key {list(key.shape)}")
         self.num_calls += 1
         self.layers[layer_idx] = LayerShape(
-            name, query.shape[1], key.shape[1], key.shape[3], value.shape[3], sliding_window
+            name, query.shape[1], key.shape[1], key.shape[3], value.shape[3], scoring.sliding_window, scoring.chunk_size
         )
         return query.new_zeros((1, query.shape[2], query.shape[1], value.shape[3]))
 
@@ -126,20 +126,25 @@ def paged_attention_hook(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
+    chunk_size: int | None = None,
+    query_scales: torch.Tensor | None = None,
     **other_arguments: Any,
 ) -> tuple[torch.Tensor, None]:
     """query [1, Hq, T, D], key and value [1, Hkv, T, D], rotated; returns ([1, T, Hq, Dv], None).
 
-    `scaling` and `paged` have no default: a model that does not forward its keyword arguments must fail.
+    `scaling` and `paged` have no default: a model that does not forward its keyword arguments must fail. chunk_size and
+    query_scales, fp32 [1, T], come from engine/llama4; no model of transformers' passes them.
     """
+    scoring = Scoring(scaling, sliding_window, softcap, s_aux, chunk_size)
+    if query_scales is not None:
+        query = (query * query_scales[:, None, :, None]).to(query.dtype)
     if paged.probe is not None:
-        shape = (query, key, value)
-        return paged.probe.record(module, shape, attention_mask, sliding_window, other_arguments), None
+        return paged.probe.record(module, (query, key, value), attention_mask, scoring, other_arguments), None
     attended = attend(
         paged,
         int(module.layer_idx),  # type: ignore[arg-type]
         (query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)),
-        Scoring(scaling, sliding_window, softcap, s_aux),
+        scoring,
     )
     return attended[None], None
 

@@ -26,6 +26,7 @@ class LayerShape:
     key_dim: int
     value_dim: int
     sliding_window: int | None
+    chunk_size: int | None = None
 
 
 @dataclass(frozen=True)

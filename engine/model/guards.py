@@ -34,7 +34,8 @@ _SERVED_DTYPES = {
 }
 _PROBE_NUM_TOKENS = 3
 # Kinds of layers, as in config.json.
-_ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
+_SIZES_IN_CONFIG = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
+_ATTENTION_LAYERS = frozenset({"full_attention", *_SIZES_IN_CONFIG})
 _WITHOUT_ATTENTION = frozenset({"linear_attention", "conv", "mlp", "moe"})
 # Their recurrent modules are replaced by ours (recurrent/adapt). transformers' flag says nothing about them.
 _LINEAR = frozenset({"linear_attention"})
@@ -207,23 +208,22 @@ def _rope_parameters(text_config: Any) -> list[dict[str, Any]]:
 
 
 def require_windows(path: str, config: Any, layer_shapes: list[LayerShape], max_model_len: int) -> None:
-    """The hook must get every sliding window; some models (phimoe) put theirs only into the mask, which is not used.
-    A window of at least max_model_len does not matter."""
+    """The hook must get every sliding window and chunk size; some models (phimoe) put theirs only into the mask, which
+    is not used. One of at least max_model_len does not matter."""
     text_config = config.get_text_config()
     layer_types = getattr(text_config, "layer_types", None)
     unknown = sorted(set(layer_types or ()) - _ATTENTION_LAYERS - _OTHER_LAYERS.get(config.model_type, frozenset()))
     if unknown:
         raise ModelRefused(path, f"it has layers of type {', '.join(unknown)}", _SERVE_ANOTHER_ARCHITECTURE)
-    window = getattr(text_config, "sliding_window", None)
-    if not isinstance(window, int) or window >= max_model_len:
-        return
     attention_types = [kind for kind in layer_types or () if kind not in _WITHOUT_ATTENTION]
     for index, shape in enumerate(layer_shapes):
-        slides = layer_types is None or attention_types[index] == "sliding_attention"
-        if slides and shape.sliding_window != window:
-            passed = f"passes its attention function a window of {shape.sliding_window}"
-            cause = f"{shape.module_name} {passed}, its config says {window}"
-            raise ModelRefused(path, cause, f"set max_model_len={window} or less")
+        kind = "sliding_attention" if layer_types is None else attention_types[index]
+        size = getattr(text_config, _SIZES_IN_CONFIG.get(kind, ""), None)
+        passed = shape.sliding_window if kind == "sliding_attention" else shape.chunk_size
+        if isinstance(size, int) and size < max_model_len and passed != size:
+            limit = f"a window of {passed}" if kind == "sliding_attention" else f"chunks of {passed}"
+            cause = f"{shape.module_name} passes its attention function {limit}, its config says {size}"
+            raise ModelRefused(path, cause, f"set max_model_len={size} or less")
 
 
 def is_hybrid(config: Any) -> bool:

@@ -17,6 +17,7 @@ import torch
 from outrider.engine.attention.layer import PagedContext
 from outrider.engine.attention.ops import resolve_attention_ops
 from outrider.engine.errors import BackendUnavailable, ModelRefused
+from outrider.engine.llama4 import adapt as llama4
 from outrider.engine.model import guards as model_guards
 from outrider.engine.model.coded_weights import packs_codes
 from outrider.engine.model.end_of_text import read_eos_token_ids
@@ -94,6 +95,7 @@ def load_model(
     recurrent_shapes = adapt(path, model, ops.backend)
     if recurrent_shapes and collectives is not None:
         raise ModelRefused(path, "its recurrent layers cannot be shared among ranks", "set tensor_parallel_size=1")
+    llama4.adapt(path, model, ops)
     layer_shapes = model_guards.probe_layers(path, model, ops, attention_layers, recurrent_shapes)
     model_guards.require_windows(path, config, layer_shapes, max_len)
     model_guards.number_attention_layers(model, layer_shapes)

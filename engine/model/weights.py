@@ -105,10 +105,8 @@ def build_model(
     show_bar = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()  # the caller shows progress
     try:
-        model_class = AutoModelForCausalLM._model_mapping[type(config)]
-        model, loading_info = model_class.from_pretrained(
-            None, config=_without_quantization(config), state_dict=dict(tensors), **options
-        )
+        model_class, own_config = _text_model(config)
+        model, loading_info = model_class.from_pretrained(None, config=own_config, state_dict=dict(tensors), **options)
     except (OSError, ValueError, RuntimeError) as error:
         if refusals:
             raise refusals[0] from error
@@ -142,7 +140,8 @@ def _waiting(path: str, config: Any, readers: dict[str, WeightReader]) -> dict[s
         return {}
     try:
         with torch.device("meta"):
-            skeleton = AutoModelForCausalLM._model_mapping[type(config)](_without_quantization(config))
+            model_class, own_config = _text_model(config)
+            skeleton = model_class(own_config)
     except (KeyError, ValueError, RuntimeError):
         return {}  # build_model fails alike, and says why
     return coded_weights.waiting(path, skeleton, readers)
@@ -156,6 +155,15 @@ def _plain(path: str, stored: StoredTensor) -> Callable[[], torch.Tensor]:
         return stored.read()
 
     return read
+
+
+def _text_model(config: Any) -> tuple[Any, Any]:
+    """transformers' causal language model for a config, and the config that it takes: for some multimodal types
+    (Llama 4, Qwen3.5) the text part's."""
+    model_class = AutoModelForCausalLM._model_mapping[type(config)]
+    config = _without_quantization(config)
+    text_config = config.get_text_config()
+    return model_class, text_config if model_class.config_class is type(text_config) else config
 
 
 def _without_quantization(config: Any) -> Any:

@@ -9,6 +9,8 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from outrider.kernels.errors import KernelArgumentError
+
 
 class BatchTables(NamedTuple):
     """Where the rows of a batch and their contexts lie; the same for all layers of a forward.
@@ -30,6 +32,21 @@ class Scoring(NamedTuple):
     sliding_window: int | None = None  # visible logical positions, the row's own included
     softcap: float | None = None
     sinks: torch.Tensor | None = None  # [Hq]; one more logit per head in the softmax denominator (gpt-oss)
+    chunk_size: int | None = None  # logical positions; a row sees those of its own chunk, up to itself (Llama 4)
+
+    def window(self) -> tuple[int, int]:
+        """(reach, step): a row at logical position p sees max(p + 1 - reach, 0) // step * step and what follows.
+
+        reach 0: everything. A sliding window has step 1, chunks have reach 1. Raises KernelArgumentError.
+        """
+        for name, size in (("sliding_window", self.sliding_window), ("chunk_size", self.chunk_size)):
+            if size is not None and size <= 0:
+                raise KernelArgumentError(f"{name}={size} must be positive, or None")
+        if self.chunk_size is None:
+            return self.sliding_window or 0, 1
+        if self.sliding_window is not None:
+            raise KernelArgumentError("sliding_window and chunk_size exclude each other")
+        return 1, self.chunk_size
 
 
 class PagedAttention(Protocol):

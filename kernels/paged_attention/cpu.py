@@ -64,11 +64,10 @@ def paged_attention(
     tables (the layers of a forward): checks and layout are then done once.
     Raises KernelArgumentError.
     """
-    scaling, sliding_window, softcap, sinks = scoring
     threads = torch.get_num_threads() if num_threads is None else num_threads
     key = (
         query.shape, query.stride(), query.dtype, key_cache.shape, key_cache.stride(), key_cache.dtype,
-        value_cache.shape, value_cache.stride(), scaling, sliding_window, softcap, threads,
+        value_cache.shape, value_cache.stride(), *scoring._replace(sinks=None), threads,
     )  # fmt: skip
     plan: _Plan | None = None if plans is None else plans.get(key)
     if plan is None:
@@ -80,7 +79,7 @@ def paged_attention(
         return out
     # Kept alive in variables: the compiled code sees only addresses.
     error = ctypes.c_int64()
-    sink_logits = None if sinks is None else _check_sinks(sinks, query)
+    sink_logits = None if scoring.sinks is None else _check_sinks(scoring.sinks, query)
     call = _Record.from_buffer_copy(plan.template)
     call.query, call.key_cache, call.value_cache = query.data_ptr(), key_cache.data_ptr(), value_cache.data_ptr()
     call.out, call.error = out.data_ptr(), ctypes.addressof(error)
@@ -125,14 +124,16 @@ def _make_plan(
     # A recorded call is replayed with longer contexts.
     is_small = num_scores * query.shape[1] < MIN_PARALLEL_SCORES and not cpu_team.is_recording()
     threads = 1 if is_small else max(1, min(num_threads, num_items))
+    window_reach, window_step = scoring.window()
     template = _Record(
         **fields,
         **offsets,
         **{name: table.data_ptr() for name, table in zip(names, kept, strict=True)},
         block_table_stride=4 * tables.block_tables.shape[1],
-        sliding_window=int(_positive_or_zero("sliding_window", scoring.sliding_window)),
+        window_reach=window_reach,
+        window_step=window_step,
         scaling=scoring.scaling,
-        softcap=_positive_or_zero("softcap", scoring.softcap),
+        softcap=_checked_softcap(scoring.softcap),
     )
     return _Plan(template, num_items, threads, kept)
 
@@ -187,11 +188,11 @@ def _check_sinks(sinks: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
     return sinks.detach().to(torch.float32).contiguous()
 
 
-def _positive_or_zero(name: str, value: float | None) -> float:
-    """The value, or 0 for None."""
-    if value is not None and value <= 0:
-        raise KernelArgumentError(f"{name}={value} must be positive, or None")
-    return value or 0
+def _checked_softcap(softcap: float | None) -> float:
+    """The softcap, or 0 for None."""
+    if softcap is not None and softcap <= 0:
+        raise KernelArgumentError(f"softcap={softcap} must be positive, or None")
+    return softcap or 0
 
 
 def _cut_items(tables: BatchTables, num_rows: int, max_len: int, fields: dict[str, int]) -> tuple[list[int], int]:

@@ -38,7 +38,8 @@ class CallFields(NamedTuple):
     parents: int
     item_starts: int  # int64 [S+1]: ranges of the sessions' work items
     rows_per_item: int
-    sliding_window: int  # 0: none
+    window_reach: int  # with window_step: as in arguments.Scoring.window
+    window_step: int
     sinks: int  # fp32 [Hq]; 0: none
     error: int  # address of an int64
     scratch: int  # scratch memory of the first thread

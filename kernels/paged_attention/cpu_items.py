@@ -106,8 +106,8 @@ def _depth(call, parents, row, tree_start):  # type: ignore[no-untyped-def]
 def _set_range(call, scratch, packed_begin, logical_position, end):  # type: ignore[no-untyped-def]
     """Set the visible range of one query row's packed rows: up to end, limited by the window; returns its start."""
     first = 0
-    if call.sliding_window > 0:
-        first = max(logical_position + 1 - call.sliding_window, 0)
+    if call.window_reach > 0:
+        first = max(logical_position + 1 - call.window_reach, 0) // call.window_step * call.window_step
     for packed in range(packed_begin, packed_begin + call.group):
         store_i64(scratch + call.at_ranges + 16 * packed, first)
         store_i64(scratch + call.at_ranges + 16 * packed + 8, end)

@@ -14,13 +14,13 @@ from outrider.kernels.paged_attention.arguments import BatchTables, Scoring
 
 
 def visible_cache_indices(
-    row: int, context_len: int, tree_start: int, parents: list[int], sliding_window: int | None
+    row: int, context_len: int, tree_start: int, parents: list[int], scoring: Scoring
 ) -> list[int]:
     """Cache indices that a row of one session sees, in logical order, itself last.
 
     row, parents: relative to the session's first row. A tree row (row >= tree_start) sees everything before the tree,
     its ancestors in the tree, and itself; the i-th of these has logical position i, whatever its cache index. A
-    sliding window keeps the last `sliding_window` logical positions.
+    sliding window keeps the last `sliding_window` logical positions, a chunk those from its first on.
     """
     path: list[int] = []
     node = row
@@ -31,7 +31,9 @@ def visible_cache_indices(
         node = parents[node]
     num_shared = context_len + (tree_start if path else row + 1)
     indices = list(range(num_shared)) + path[::-1]
-    return indices if sliding_window is None else indices[-sliding_window:]
+    if scoring.chunk_size is not None:
+        return indices[(len(indices) - 1) // scoring.chunk_size * scoring.chunk_size :]
+    return indices if scoring.sliding_window is None else indices[-scoring.sliding_window :]
 
 
 def paged_attention(
@@ -49,9 +51,7 @@ def paged_attention(
     for session, (first, last) in enumerate(pairwise(starts)):
         session_parents = parents[first:last].tolist()
         for row in range(last - first):
-            visible = visible_cache_indices(
-                row, contexts[session], trees[session], session_parents, scoring.sliding_window
-            )
+            visible = visible_cache_indices(row, contexts[session], trees[session], session_parents, scoring)
             indices = torch.tensor(visible, device=query.device)
             block_ids = block_tables[session, indices // block_size].long()
             offsets = indices % block_size

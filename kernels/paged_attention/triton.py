@@ -77,7 +77,8 @@ def paged_attention(
     """
     _check(query, key_cache, value_cache, tables, scoring)
     block_tables, context_lens, query_starts, tree_starts, _parents = tables
-    scaling, sliding_window, softcap, sinks = scoring
+    scaling, softcap, sinks = scoring.scaling, scoring.softcap, scoring.sinks
+    window = scoring.window()
     num_rows, num_heads, head_dim = query.shape
     _, num_kv_heads, block_size, value_dim = value_cache.shape
     num_sessions = context_lens.shape[0]
@@ -98,19 +99,19 @@ def paged_attention(
     attend_splits[num_rows // config.rows + num_sessions, num_kv_heads, num_programs](
         query, key_cache, value_cache, out, part_sums, part_states, sink_logits, *tables,
         num_sessions, num_splits, num_heads, block_tables.stride(0), *query.stride()[:2],
-        *key_cache.stride()[:3], *value_cache.stride()[:3], sliding_window or 0, *_score_factors(scaling, softcap),
+        *key_cache.stride()[:3], *value_cache.stride()[:3], *window, *_score_factors(scaling, softcap),
         GROUP=group, ROWS=config.rows, BLOCK_M=config.block_m, BLOCK_N=config.block_n, SPLIT=SPLIT,
         BLOCK_SIZE=block_size, DIM=head_dim, PADDED_DIM=max(16, triton.next_power_of_2(head_dim)),
         VALUE_DIM=value_dim, PADDED_VALUE_DIM=padded_value_dim, COMPUTE=_DTYPES[compute_dtype],
-        HAS_WINDOW=sliding_window is not None, HAS_SOFTCAP=softcap is not None, HAS_SINKS=sinks is not None,
+        HAS_WINDOW=window[0] > 0, HAS_SOFTCAP=softcap is not None, HAS_SINKS=sinks is not None,
         IS_FUSED=is_fused, num_warps=config.num_warps, num_stages=config.num_stages, enable_fp_fusion=False,
     )  # fmt: skip
     if not is_fused:
         combine_splits[num_rows, num_heads](
             part_sums, part_states, out, sink_logits, context_lens, query_starts, tree_starts,
-            num_sessions, num_splits, num_heads, sliding_window or 0,
+            num_sessions, num_splits, num_heads, *window,
             SPLIT=SPLIT, UNROLL=4, VALUE_DIM=value_dim, PADDED_VALUE_DIM=padded_value_dim,
-            HAS_WINDOW=sliding_window is not None, HAS_SINKS=sinks is not None,
+            HAS_WINDOW=window[0] > 0, HAS_SINKS=sinks is not None,
             num_warps=1, enable_fp_fusion=False,
         )  # fmt: skip
     return out
@@ -144,9 +145,8 @@ def _check(
     for name, table, length in zip(BatchTables._fields, tables, lengths, strict=True):
         if table.dtype != torch.int32 or table.shape[0] != length or table.stride(-1) != 1:
             raise KernelArgumentError(f"{name} must be int32 with {length} rows, contiguous in its last dimension")
-    for name, number in (("sliding_window", scoring.sliding_window), ("softcap", scoring.softcap)):
-        if number is not None and number <= 0:
-            raise KernelArgumentError(f"{name}={number} must be positive, or None")
+    if scoring.softcap is not None and scoring.softcap <= 0:
+        raise KernelArgumentError(f"softcap={scoring.softcap} must be positive, or None")
     sinks = scoring.sinks
     if sinks is not None and (sinks.shape != (query.shape[1],) or sinks.stride(0) != 1):
         raise KernelArgumentError(f"sinks must have {query.shape[1]} contiguous entries, one per query head")

@@ -8,14 +8,20 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from outrider.kernels.paged_attention.triton_softmax import _bound, _count_starts, _finish, _fold
+from outrider.kernels.paged_attention.triton_softmax import (
+    _bound,
+    _count_starts,
+    _finish,
+    _first_seen,
+    _fold,
+)
 from outrider.kernels.triton_numbers import round_to
 
 
 @triton.jit(do_not_specialize=["num_sessions", "num_splits"])
 def combine_splits(  # type: ignore[no-untyped-def]
     part_sums, part_states, out, sinks, context_lens, query_starts, tree_starts,
-    num_sessions, num_splits, num_heads, sliding_window,
+    num_sessions, num_splits, num_heads, window_reach, window_step,
     SPLIT: tl.constexpr, UNROLL: tl.constexpr, VALUE_DIM: tl.constexpr, PADDED_VALUE_DIM: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
@@ -30,7 +36,7 @@ def combine_splits(  # type: ignore[no-untyped-def]
     if HAS_WINDOW:
         # A lower bound: a tree row's logical position is at least that of tree_start.
         logical = context + tl.minimum(row, tl.load(tree_starts + session))
-        first = tl.maximum(logical + 1 - sliding_window, 0) // SPLIT
+        first = _first_seen(logical, window_reach, window_step) // SPLIT
     end = (context + row) // SPLIT + 1
 
     one = tl.arange(0, 1)

@@ -64,6 +64,12 @@ def _finish(maximum, norm, sums, sinks, head, is_row, HAS_SINKS: tl.constexpr): 
 
 
 @triton.jit
+def _first_seen(position, window_reach, window_step):  # type: ignore[no-untyped-def]
+    """The first logical position that a row at `position` sees, as in `arguments.Scoring.window`; ascends with it."""
+    return tl.maximum(position + 1 - window_reach, 0) // window_step * window_step
+
+
+@triton.jit
 def _bound(number):  # type: ignore[no-untyped-def]
     """A loop bound. The interpreter holds it in an array, which numpy 2.4 does not accept as a number."""
     if INTERPRETED:

@@ -14,7 +14,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from outrider.kernels.paged_attention.triton_softmax import _attend_block, _bound, _count_starts, _finish, _fold
+from outrider.kernels.paged_attention.triton_softmax import (
+    _attend_block,
+    _bound,
+    _count_starts,
+    _finish,
+    _first_seen,
+    _fold,
+)
 from outrider.kernels.triton_numbers import round_to
 
 
@@ -66,7 +73,7 @@ def attend_splits(  # type: ignore[no-untyped-def]
     block_tables, context_lens, query_starts, tree_starts, parents,
     num_sessions, num_splits, num_heads, table_stride, query_row_stride, query_head_stride,
     key_block_stride, key_head_stride, key_slot_stride, value_block_stride, value_head_stride, value_slot_stride,
-    sliding_window, score_scale, score_cap,
+    window_reach, window_step, score_scale, score_cap,
     GROUP: tl.constexpr, ROWS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr, PADDED_VALUE_DIM: tl.constexpr, COMPUTE: tl.constexpr,
@@ -115,9 +122,9 @@ def attend_splits(  # type: ignore[no-untyped-def]
     lowest = 0
     if HAS_WINDOW:
         logical = tl.where(row >= tree_start, tree_base + depth, context + row)
-        seen_begin = tl.maximum(logical + 1 - sliding_window, 0)
+        seen_begin = _first_seen(logical, window_reach, window_step)
         # The bound that `triton_combine` uses, which does not know depths.
-        lowest = tl.maximum(context + tl.minimum(first_row, tree_start) + 1 - sliding_window, 0)
+        lowest = _first_seen(context + tl.minimum(first_row, tree_start), window_reach, window_step)
     tile_begin = tl.min(tl.where(is_row, seen_begin, 2147483647), 0)
     tile_end = tl.max(seen_end, 0)
 
@@ -155,7 +162,7 @@ def attend_splits(  # type: ignore[no-untyped-def]
             last = tree_base + tl.max(tl.where(is_own, depth, 0), 0)
             own_begin = 0
             if HAS_WINDOW:
-                own_begin = tl.maximum(last + 1 - sliding_window, 0)
+                own_begin = _first_seen(last, window_reach, window_step)
             first_own = tl.maximum(begin, tl.maximum(shared_end, own_begin // BLOCK_N * BLOCK_N))
             for block in tl.range(_bound(first_own), _bound(tl.minimum(end, last + 1)), BLOCK_N, num_stages=1):
                 position = block + tl.arange(0, BLOCK_N)

@@ -66,6 +66,8 @@ _SIZES: dict[str, Any] = {
     "linear_key_head_dim": 12,
     "linear_value_head_dim": 20,
     "num_kv_shared_layers": 0,
+    "attention_chunk_size": _WINDOW,
+    "floor_scale": 8,
     "bos_token_id": 1,
     "eos_token_id": 2,
     "pad_token_id": 0,

@@ -20,6 +20,7 @@ _OWN: dict[str, dict[str, Any]] = {
     "gpt2": _GPT2_LIKE,
     "gpt_bigcode": _GPT2_LIKE,
     "gpt_oss": {**_LLAMA_LIKE, **_WITH_HEAD_DIM, "intermediate_size": 32},
+    "llama4": {**_LLAMA_LIKE, "intermediate_size": 32, "intermediate_size_mlp": 96},
     "deepseek_v2": {**_LLAMA_LIKE, "num_key_value_heads": 4},
     # Half of 64 elements rotate.
     "phi": {**_LLAMA_LIKE, "hidden_size": 256, "partial_rotary_factor": 0.5},

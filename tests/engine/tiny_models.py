@@ -1,7 +1,7 @@
 """Tiny seeded random checkpoints of every architecture that is served, and of some that are refused.
 
 Widths are deliberately no multiples of a vector (100, 36, heads of 20): that is where scalar tails and odd tiles live.
-Windows (5, 7) are shorter than the sequences of the tests.
+Windows and chunks (5, 7) are shorter than the sequences of the tests.
 """
 
 from __future__ import annotations
@@ -180,6 +180,22 @@ SERVED: dict[str, tuple[str, dict[str, Any]]] = {
             "num_experts_per_tok": 2,
             "moe_intermediate_size": 36,
             "shared_expert_intermediate_size": 36,
+        },
+    ),
+    # Chunks, queries scaled by their position from position 8 on, experts whose inputs are scaled.
+    "llama4": (
+        "Llama4TextConfig",
+        {
+            **_LLAMA_LIKE,
+            **_MOE,
+            "head_dim": 20,
+            "intermediate_size": 36,
+            "intermediate_size_mlp": 100,
+            "no_rope_layers": [1, 0],
+            "moe_layers": [0],
+            "attention_chunk_size": 7,
+            "floor_scale": 8,
+            "attn_scale": 0.5,
         },
     ),
     "afmoe": (

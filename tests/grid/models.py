@@ -1,4 +1,4 @@
-"""The grid's models: the demo pair in both dtypes, random checkpoints of two other architectures, and a packed one.
+"""The grid's models: the demo pair in both dtypes, random checkpoints of three other architectures, and a packed one.
 
 The random ones have the demo's vocabulary and tokenizer (grammars need one). Their drafts are the same weights plus
 noise: near enough to be accepted now and then.
@@ -7,6 +7,7 @@ noise: near enough to be accepted now and then.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,16 @@ _COMMON: dict[str, Any] = {
 }
 _GEMMA2 = {**_COMMON, "query_pre_attn_scalar": 20, "attn_logit_softcapping": 20.0, "final_logit_softcapping": 15.0}
 _MIXTRAL = {**_COMMON, "num_local_experts": 4, "num_experts_per_tok": 2}
+# Chunks that every prompt crosses, and a query's scale that changes within every output.
+_LLAMA4 = {
+    **{name: size for name, size in _MIXTRAL.items() if name != "sliding_window"},
+    "intermediate_size_mlp": 100,
+    "no_rope_layers": [1, 0],
+    "moe_layers": [1],
+    "attention_chunk_size": 23,
+    "floor_scale": 16,
+    "attn_scale": 0.5,
+}
 
 
 @dataclass(frozen=True)
@@ -66,9 +77,14 @@ _QWEN35 = {
     "linear_value_head_dim": 20,
 }
 HYBRID_NAME = "qwen35-float32"
+_CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
+    "gemma2": lambda: transformers.Gemma2Config(**_GEMMA2),
+    "mixtral": lambda: transformers.MixtralConfig(**_MIXTRAL),
+    "llama4": lambda: transformers.Llama4TextConfig(**_LLAMA4),
+}
 # Whose target is packed; the draft has its weights plus noise, plain.
 _PACKED = {"gptq": "gptq-4-v2-act-order"}
-MODEL_NAMES = ("demo-bfloat16", "demo-float32", "gemma2-bfloat16", "mixtral-float32", "gptq-bfloat16")
+MODEL_NAMES = ("demo-bfloat16", "demo-float32", "gemma2-bfloat16", "mixtral-float32", "gptq-bfloat16", "llama4-float32")
 
 
 def grid_model(name: str, folder: Path) -> GridModel:
@@ -88,7 +104,7 @@ def grid_model(name: str, folder: Path) -> GridModel:
         _save(transformers.Qwen3_5TextConfig(**_QWEN35), target, 0.0)
         _save(transformers.MistralConfig(**_MISTRAL), draft, 0.0)
         return GridModel(target, draft, dtype)
-    config = transformers.Gemma2Config(**_GEMMA2) if family == "gemma2" else transformers.MixtralConfig(**_MIXTRAL)
+    config = _CONFIGS[family]()
     _save(config, target, 0.0)
     _save(config, draft, _DRAFT_NOISE)
     return GridModel(target, draft, dtype)

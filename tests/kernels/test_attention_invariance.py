@@ -26,6 +26,7 @@ CASES: dict[str, tuple[Shape, dict[str, Any]]] = {
         {},
     ),
     "window": (Shape(), {"sliding_window": 50}),
+    "chunk": (Shape(), {"chunk_size": 50}),
     "softcap-sinks-odd": (
         Shape(head_dim=43, value_dim=21),
         {"softcap": 4.0, "sinks": torch.tensor([0.5, -1.0, 3.0, 0.0])},

@@ -28,9 +28,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "window1": {"sliding_window": 1},
     "window37": {"sliding_window": 37},
+    "chunk1": {"chunk_size": 1},
+    "chunk37": {"chunk_size": 37},
     "softcap": {"softcap": 2.5},
     "sinks": {"sinks": "draw"},
     "all": {"sliding_window": 70, "softcap": 5.0, "sinks": "draw"},
+    "all-chunked": {"chunk_size": 64, "softcap": 5.0, "sinks": "draw"},
 }
 
 
@@ -55,7 +58,7 @@ def assert_matches_reference(arguments: dict[str, Any], **options: Any) -> None:
     ("shape_name", "options_name"),
     [(name, "plain") for name in SHAPES]
     + [("group3", name) for name in OPTIONS if name != "plain"]
-    + [("bf16-odd-dims", "all"), ("group8-d80", "all")],
+    + [("bf16-odd-dims", "all"), ("group8-d80", "all"), ("bf16-odd-dims", "all-chunked")],
 )
 def test_agrees_with_reference(shape_name: str, options_name: str) -> None:
     shape, options = SHAPES[shape_name], dict(OPTIONS[options_name])
@@ -165,6 +168,8 @@ def test_concurrent_callers() -> None:
         ({"query_starts": torch.tensor([0, 7], dtype=torch.int32)}, "ascend"),
         ({"parents": torch.tensor([0, 0, 0, 5, 3, 4, 5, 6], dtype=torch.int32)}, "not an earlier row"),
         ({"sliding_window": 0}, "sliding_window"),
+        ({"chunk_size": 0}, "chunk_size"),
+        ({"chunk_size": 8, "sliding_window": 8}, "exclude each other"),
         ({"softcap": -1.0}, "softcap"),
         ({"sinks": torch.zeros(3)}, "sinks"),
     ],

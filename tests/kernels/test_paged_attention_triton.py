@@ -32,6 +32,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "window1": {"sliding_window": 1},
     "window37": {"sliding_window": 37},
+    "chunk1": {"chunk_size": 1},
+    "chunk37": {"chunk_size": 37},
     "softcap": {"softcap": 2.5},
     "sinks": {"sinks": "draw"},
     "all": {"sliding_window": 70, "softcap": 5.0, "sinks": "draw"},
@@ -119,6 +121,7 @@ def test_padding_and_nothing_at_all() -> None:
 LAWS: dict[str, tuple[Shape, dict[str, Any]]] = {
     "fp32": (SHAPES["fp32-group2"], {}),
     "fp32-window": (SHAPES["fp32-group2"], {"sliding_window": 40}),
+    "fp32-chunk": (SHAPES["fp32-group2"], {"chunk_size": 27}),
     "bf16": (SHAPES["bf16-group4"], {}),
     "all": (SHAPES["bf16-odd-dims"], {"sliding_window": 21, "softcap": 4.0, "sinks": torch.tensor([0.5, -1, 3, 0])}),
 }
@@ -128,6 +131,7 @@ if ON_GPU:
         for name, shape in SHAPES.items()
     }
     LAWS["bf16-window"] = (SHAPES["bf16-group4"], {"sliding_window": 600})
+    LAWS["bf16-chunk"] = (SHAPES["bf16-group4"], {"chunk_size": 600})
 each_law = pytest.mark.parametrize(("shape", "options"), LAWS.values(), ids=LAWS)
 LENGTH = 1300 if ON_GPU else 70
 
@@ -181,7 +185,15 @@ def test_a_path_of_a_tree_is_a_chain(shape: Shape, options: dict[str, Any]) -> N
         assert torch.equal(rows[num_chain + 1 :: 2], expected[num_chain:]), (first, last)
 
 
-@pytest.mark.parametrize("options", [{}, {"sliding_window": 530, "sinks": torch.tensor([1.0, -2.0])}])
+IN_SPLITS: list[dict[str, Any]] = [
+    {},
+    {"sliding_window": 530, "sinks": torch.tensor([1.0, -2.0])},
+    {"chunk_size": 600},
+    {"chunk_size": 1071},  # begins with the tree
+]
+
+
+@pytest.mark.parametrize("options", IN_SPLITS)
 def test_splits_and_wide_tables_change_no_bit(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     shape = Shape(2, 1, 16, 16, BF16)
     sessions = [random_session(shape, 1070, 3, 1, tree_start=1), random_session(shape, 30, 2, 2)]
@@ -208,6 +220,7 @@ def test_splits_and_wide_tables_change_no_bit(options: dict[str, Any], monkeypat
         ({"value_cache": torch.zeros(1, 1, 16, 64)}, "must agree"),
         ({"context_lens": torch.tensor([10])}, "int32"),
         ({"sliding_window": 0}, "sliding_window"),
+        ({"chunk_size": 0}, "chunk_size"),
         ({"softcap": -1.0}, "softcap"),
         ({"sinks": torch.zeros(3)}, "sinks"),
     ],

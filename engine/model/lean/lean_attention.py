@@ -84,10 +84,10 @@ class LeanAttention(torch.nn.Module):
             query, key = turned[:, : self._num_query_heads], turned[:, self._num_query_heads :]
         if paged.probe is not None:
             first, second, third = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
-            scaling, sliding_window, softcap, sinks = self._scoring
+            scaling, sliding_window, softcap, sinks, chunk_size = self._scoring
             attended = paged_attention_hook(
-                self, first, second, third, None, paged=paged,
-                scaling=scaling, sliding_window=sliding_window, softcap=softcap, s_aux=sinks,
+                self, first, second, third, None, paged=paged, scaling=scaling,
+                sliding_window=sliding_window, softcap=softcap, s_aux=sinks, chunk_size=chunk_size,
             )[0][0]  # fmt: skip
         else:
             attended = attend(paged, self.layer_idx, (query, key, value), self._scoring)

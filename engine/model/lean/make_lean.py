@@ -162,7 +162,8 @@ def _replace_attentions(
 
     def find(module: torch.nn.Module, shape: LayerShape) -> lean_attention.LeanAttention | None:
         call = calls[shape.module_name][-1]
-        key = (lean_check.signature(module), shape.num_query_heads, shape.num_kv_heads, shape.sliding_window)
+        sizes = (shape.num_query_heads, shape.num_kv_heads, shape.sliding_window, shape.chunk_size)
+        key = (lean_check.signature(module), *sizes)
         is_new = key not in known
         if is_new:
             known[key] = None  # until every check has passed
