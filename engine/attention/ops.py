@@ -26,6 +26,7 @@ class LayerShape:
     key_dim: int
     value_dim: int
     sliding_window: int | None
+    values_in_keys: bool = False  # a value is the first value_dim elements of its key: one tensor holds both
 
 
 @dataclass(frozen=True)
