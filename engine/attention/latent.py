@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from outrider.engine.model.row_invariant_modules import LinearFunction, row_invariant_linear
+from outrider.engine.model.row_invariant_modules import row_invariant_linears
 
 # attribute of an attention module of transformers' whose layer caches latents
 LATENT_HEADS = "latent_heads"
@@ -28,8 +28,8 @@ class LatentHeads(torch.nn.Module):
         super().__init__()
         self.key_dim, self.value_dim, self.latent_dim = key_dim, value_dim, weight.shape[1]
         heads = weight.unflatten(0, (-1, key_dim + value_dim))
-        self._absorb = [_linear(head[:key_dim].t(), backend) for head in heads]
-        self._expand = [_linear(head[key_dim:], backend) for head in heads]
+        self._absorb = row_invariant_linears(heads[:, :key_dim].transpose(1, 2), backend)
+        self._expand = row_invariant_linears(heads[:, key_dim:], backend)
 
     def as_one_head(self, latent: torch.Tensor, rotated: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """In place of transformers' `expand_kv`: latent [1, 1, T, L], rotated [1, 1, T, R] -> key [1, 1, T, L + R], and
@@ -43,22 +43,13 @@ class LatentHeads(torch.nn.Module):
         absorbed = query.new_empty((query.shape[2], query.shape[1], self.latent_dim + rotated.shape[2]))
         by_head = absorbed.transpose(0, 1)
         by_head[..., self.latent_dim :] = rotated
-        _apply(self._absorb, own.contiguous(), by_head[..., : self.latent_dim])
+        with torch._C.DisableTorchFunction():  # for row_invariant_functions there is nothing left to do
+            self._absorb(own, by_head[..., : self.latent_dim])
         return by_head[None]
 
     def expand(self, attended: torch.Tensor) -> torch.Tensor:
         """attended [1, T, H, L], weighted means of latents -> the heads' outputs [1, T, H, Dv]."""
         expanded = attended.new_empty((*attended.shape[1:3], self.value_dim))
-        _apply(self._expand, attended[0].transpose(0, 1).contiguous(), expanded.transpose(0, 1))
+        with torch._C.DisableTorchFunction():
+            self._expand(attended[0].transpose(0, 1), expanded.transpose(0, 1))
         return expanded[None]
-
-
-def _linear(weight: torch.Tensor, backend: str) -> LinearFunction:
-    return row_invariant_linear(weight.contiguous(), None, backend)
-
-
-def _apply(linears: list[LinearFunction], rows: torch.Tensor, out: torch.Tensor) -> None:
-    """out[h] = linears[h](rows[h]): rows [H, T, K], out [H, T, N]."""
-    with torch._C.DisableTorchFunction():  # for row_invariant_functions there is nothing left to do
-        for linear, given, found in zip(linears, rows, out, strict=True):
-            found.copy_(linear(given))

@@ -1,4 +1,4 @@
-"""Tiny models with latent attention, besides those in tiny_models: rotations, scales and projections of the families."""
+"""Tiny models with latent attention, besides those of tiny_models: the families' rotations, scales, projections."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from tiny_models import SERVED
 
 _MOE: dict[str, Any] = SERVED["deepseek_v2"][1]
 _DENSE: dict[str, Any] = {
-    name: value
-    for name, value in _MOE.items()
-    if not name.startswith(("n_", "topk", "moe", "first_k", "num_experts"))
+    name: value for name, value in _MOE.items() if not name.startswith(("n_", "topk", "moe", "first_k", "num_experts"))
 }
 # 32 heads over one key: more than the attention kernel takes at a time. Queries and keys are scaled by yarn.
 _DEEPSEEK_V3: dict[str, Any] = {
