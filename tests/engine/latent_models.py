@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from tiny_models import SERVED
 
 _MOE: dict[str, Any] = SERVED["deepseek_v2"][1]
@@ -34,3 +35,5 @@ LATENT_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     # Queries without a latent of their own.
     "youtu": ("YoutuConfig", {**_DENSE, "q_lora_rank": None}),
 }
+# One in the usual tests, beside tiny_models' deepseek_v2 and kimi_linear.
+LATENT_PARAMS = [pytest.param(name, marks=() if name == "deepseek_v3" else pytest.mark.storm) for name in LATENT_MODELS]
