@@ -29,7 +29,8 @@ _INTRODUCTION = """# Architectures
 Model code is transformers' own ({version}). A checkpoint is served if its class passes the checks at load: the
 attention of every layer goes through transformers' interface, once, with what the kernels need to know. The recurrent
 layers of hybrids must be known: a mixer of ours takes their place, and must compute the same
-([architecture](architecture.md#recurrent-layers)). The certificate then decides about exact mode; `outrider certify`
+([architecture](architecture.md#recurrent-layers)). Latent attention caches its latents
+([architecture](architecture.md#latent-attention)). The certificate then decides about exact mode; `outrider certify`
 shows it.
 
 This page is the result for a tiny random model of each causal language model, by the `model_type` of config.json. The

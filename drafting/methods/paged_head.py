@@ -12,7 +12,9 @@ from outrider.engine.attention.block_manager import BlockManager
 from outrider.engine.attention.layer import ATTENTION_NAME, AttentionProbe, PagedContext, register_attention
 from outrider.engine.attention.ops import AttentionOps, LayerShape
 from outrider.engine.attention.paged_kv import PagedKVCache, bytes_per_block
-from outrider.engine.model.lean.make_lean import Probe, make_lean
+from outrider.engine.model.latent_attention import keep_latents
+from outrider.engine.model.lean.make_lean import make_lean
+from outrider.engine.model.lean.module_calls import Probe
 from outrider.engine.model.row_invariance import make_row_invariant
 from outrider.engine.run.batch import ForwardBatch, SessionRows, build_batch
 from outrider.engine.run.cpu_graphs import RecordedForwards, copied
@@ -66,6 +68,7 @@ class PagedHead:
         def run(token_ids: torch.Tensor, position_ids: torch.Tensor, paged: PagedContext) -> object:
             return head(token_ids, no_features.expand(*token_ids.shape, -1), position_ids, paged=paged)
 
+        keep_latents(module, ops, max_positions=decoder.max_position_embeddings, probe=run)
         shapes = _layer_shapes(module, ops, run)
         num_blocks = max(1, kv_cache_bytes // bytes_per_block(shapes, block_size, dtype))
         self._cache = PagedKVCache(

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from transformers import AttentionInterface
 
+from outrider.engine.attention.latent import LATENT_HEADS, LatentHeads
 from outrider.engine.attention.ops import AttentionOps, LayerShape
 from outrider.engine.attention.paged_kv import PagedKVCache
 from outrider.engine.errors import EngineError
@@ -87,8 +88,9 @@ class AttentionProbe:
             raise UnsupportedAttention(f"{name} attends with query {list(query.shape)}, key {list(key.shape)}")
         self.num_calls += 1
         self.layers[layer_idx] = LayerShape(
-            name, query.shape[1], key.shape[1], key.shape[3], value.shape[3], scoring.sliding_window, scoring.chunk_size
-        )
+            name, query.shape[1], key.shape[1], key.shape[3], value.shape[3], scoring.sliding_window, scoring.chunk_size,
+            values_in_keys=hasattr(module, LATENT_HEADS),
+        )  # fmt: skip
         return query.new_zeros((1, query.shape[2], query.shape[1], value.shape[3]))
 
     def record_mixer(self, shape: RecurrentShape) -> None:
@@ -138,15 +140,19 @@ def paged_attention_hook(
     scoring = Scoring(scaling, sliding_window, softcap, s_aux, chunk_size)
     if query_scales is not None:
         query = (query * query_scales[:, None, :, None]).to(query.dtype)
+    heads: LatentHeads | None = getattr(module, LATENT_HEADS, None)
+    if heads is not None:
+        query = heads.absorb(query)
     if paged.probe is not None:
-        return paged.probe.record(module, (query, key, value), attention_mask, scoring, other_arguments), None
-    attended = attend(
-        paged,
-        int(module.layer_idx),  # type: ignore[arg-type]
-        (query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)),
-        scoring,
-    )
-    return attended[None], None
+        attended = paged.probe.record(module, (query, key, value), attention_mask, scoring, other_arguments)
+    else:
+        attended = attend(
+            paged,
+            int(module.layer_idx),  # type: ignore[arg-type]
+            (query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)),
+            scoring,
+        )[None]
+    return (attended if heads is None else heads.expand(attended)), None
 
 
 def attend(

@@ -27,6 +27,7 @@ class LayerShape:
     value_dim: int
     sliding_window: int | None
     chunk_size: int | None = None
+    values_in_keys: bool = False  # a value is the first value_dim elements of its key: one tensor holds both
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """The paged KV cache: per layer, keys [num_blocks, num_kv_heads, block_size, key_dim] and values [..., value_dim].
 
+Of a layer that caches latents the values are a view of the keys.
+
 A slot is `block_id * block_size + offset`.
 Not here: block ownership (block_manager), writing and reading rows (kernels).
 """
@@ -39,16 +41,13 @@ class PagedKVCache:
         self._ops = ops
         # Zeros, not `empty`: a stale NaN at a masked position, times a zero weight, would still be NaN.
         self.layers: list[tuple[torch.Tensor, torch.Tensor]] = [
-            (
-                zeros((num_blocks, shape.num_kv_heads, block_size, shape.key_dim), dtype, device),
-                zeros((num_blocks, shape.num_kv_heads, block_size, shape.value_dim), dtype, device),
-            )
-            for shape in layer_shapes
+            _layer(shape, (num_blocks, shape.num_kv_heads, block_size), dtype, device) for shape in layer_shapes
         ]
 
     @property
     def num_bytes(self) -> int:
-        return sum(tensor.nbytes for layer in self.layers for tensor in layer)
+        apart = (values.nbytes for keys, values in self.layers if values.data_ptr() != keys.data_ptr())
+        return sum(keys.nbytes for keys, _values in self.layers) + sum(apart)
 
     def move(self, source_slots: torch.Tensor, target_slots: torch.Tensor) -> None:
         """Copy slots (int64 [N] each) in every layer; reads all sources before it writes any target."""
@@ -58,6 +57,16 @@ class PagedKVCache:
         sources, targets = source_slots.to(device), target_slots.to(device)
         for key_cache, value_cache in self.layers:
             self._ops.kv_move(key_cache, value_cache, sources, targets)
+
+
+def _layer(
+    shape: LayerShape, places: tuple[int, int, int], dtype: torch.dtype, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of one layer. places: blocks, heads, slots of a block."""
+    keys = zeros((*places, shape.key_dim), dtype, device)
+    if shape.values_in_keys:
+        return keys, keys[..., : shape.value_dim]
+    return keys, zeros((*places, shape.value_dim), dtype, device)
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -72,5 +81,7 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> t
 
 def bytes_per_block(layer_shapes: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> int:
     """Bytes of one block over all layers, keys and values."""
-    per_token = sum(shape.num_kv_heads * (shape.key_dim + shape.value_dim) for shape in layer_shapes)
+    own_values = (0 if shape.values_in_keys else shape.value_dim for shape in layer_shapes)
+    pairs = zip(layer_shapes, own_values, strict=True)
+    per_token = sum(shape.num_kv_heads * (shape.key_dim + own) for shape, own in pairs)
     return per_token * block_size * dtype.itemsize

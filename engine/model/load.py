@@ -21,7 +21,9 @@ from outrider.engine.llama4 import adapt as llama4
 from outrider.engine.model import guards as model_guards
 from outrider.engine.model.coded_weights import packs_codes
 from outrider.engine.model.end_of_text import read_eos_token_ids
+from outrider.engine.model.latent_attention import keep_latents
 from outrider.engine.model.lean.make_lean import make_lean
+from outrider.engine.model.lean.module_calls import causal_lm_probe
 from outrider.engine.model.loaded import LoadedModel
 from outrider.engine.model.local_model import local_model
 from outrider.engine.model.row_invariance import make_row_invariant
@@ -106,6 +108,9 @@ def load_model(
         shard = Shard(path, model, layer_shapes, collectives)
         model.to(torch_device)
         layer_shapes = model_guards.probe_layers(path, model, ops, attention_layers)
+    # After the cut: a rank has its share of the heads, and the whole latents.
+    if row_invariant and keep_latents(model, ops, max_positions=max_len, probe=causal_lm_probe(model)):
+        layer_shapes = model_guards.probe_layers(path, model, ops, attention_layers, recurrent_shapes)
     invariance = lean_report = None
     if row_invariant and lean:
         report("fusing layers")

@@ -11,9 +11,11 @@ from typing import Any
 
 import torch
 
-from outrider.kernels.linear import cpu, cpu_panels, padded
+from outrider.kernels.linear import cpu, cpu_panel_batch, cpu_panels, padded
 
 LinearFunction = Callable[[torch.Tensor], torch.Tensor]
+# x [B, T, K], out [B, T, N]: writes the outputs of linear b for the rows x[b] to out[b].
+LinearsFunction = Callable[[torch.Tensor, torch.Tensor], None]
 
 # elements; widest step of torch's vectorised loops (two vectors of 32 bf16), the rest of a range is a scalar tail
 _VECTOR_STEP = 64
@@ -43,6 +45,20 @@ def row_invariant_linear(weight: torch.Tensor, bias: torch.Tensor | None, backen
     packed = cpu.pack(weight)
     min_rows = cpu.fewest_rows(num_outputs, num_inputs, weight.dtype)
     return lambda x: cpu.linear(x, packed, bias, min_rows=min_rows)
+
+
+def row_invariant_linears(weights: torch.Tensor, backend: str = "cpu") -> LinearsFunction:
+    """B linears of one shape, weights [B, N, K], without biases: as `row_invariant_linear`, if possible in one call."""
+    if backend == "cpu" and weights.device.type == "cpu" and cpu_panel_batch.supports(weights.dtype, weights.shape[2]):
+        packed = cpu_panel_batch.pack(weights)
+        return lambda x, out: cpu_panel_batch.linears(x, packed, out)
+    linears = [row_invariant_linear(weight.contiguous(), None, backend) for weight in weights]
+
+    def apply(x: torch.Tensor, out: torch.Tensor) -> None:
+        for linear, rows, outputs in zip(linears, x, out, strict=True):
+            outputs.copy_(linear(rows.contiguous()))
+
+    return apply
 
 
 class RowInvariantLinear(torch.nn.Module):

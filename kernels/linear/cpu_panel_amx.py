@@ -205,9 +205,8 @@ def _multiply_many(call, panel, x, num_rows, scratch, sums, palette):  # type: i
 
 
 @njit
-def run_panel(address, panel, thread):  # type: ignore[no-untyped-def]
-    """A unit of work: one panel for all rows."""
-    call = carray(address, 1, Call)[0]
+def run_call(call, panel, thread):  # type: ignore[no-untyped-def]
+    """One panel for all rows."""
     scratch = call.scratch + thread * SCRATCH_BYTES
     sums = scratch + CHUNK_BYTES
     palette = sums + TILE_ROWS * ROW_BYTES
@@ -221,3 +220,9 @@ def run_panel(address, panel, thread):  # type: ignore[no-untyped-def]
         _release_tiles()
         first = panel * PANEL_COLUMNS
         finish(call, first, min(first + PANEL_COLUMNS, call.num_outputs), first_row, num_rows, sums)
+
+
+@njit
+def run_panel(address, panel, thread):  # type: ignore[no-untyped-def]
+    """A unit of work."""
+    run_call(carray(address, 1, Call)[0], panel, thread)

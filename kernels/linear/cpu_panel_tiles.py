@@ -296,12 +296,17 @@ def finish(call, first, end, first_row, num_rows, sums):  # type: ignore[no-unty
 
 
 @njit
-def run_panel(address, panel, thread):  # type: ignore[no-untyped-def]
-    """A unit of work: one panel for all rows."""
-    call = carray(address, 1, Call)[0]
+def run_call(call, panel, thread):  # type: ignore[no-untyped-def]
+    """One panel for all rows."""
     scratch = call.scratch + thread * SCRATCH_BYTES
     for first_row in range(0, call.num_rows, TILE_ROWS):
         num_rows = min(TILE_ROWS, call.num_rows - first_row)
         sums = _multiply(call, panel, call.x + first_row * call.x_stride, num_rows, scratch)
         first = panel * PANEL_COLUMNS
         finish(call, first, min(first + PANEL_COLUMNS, call.num_outputs), first_row, num_rows, sums)
+
+
+@njit
+def run_panel(address, panel, thread):  # type: ignore[no-untyped-def]
+    """A unit of work."""
+    run_call(carray(address, 1, Call)[0], panel, thread)

@@ -30,6 +30,8 @@ from outrider.kernels.paged_attention.cpu_tiles import TILE
 
 # query rows x heads of a group; work item, shares each loaded tile
 MAX_PACKED_ROWS = 64
+# query heads; with a single key/value head, items are cut by heads too: else one row of 128 heads would be one item
+MAX_HEADS_PER_ITEM, MIN_HEADS_PER_ITEM = 16, 8
 # scores; smaller calls run on one thread
 MIN_PARALLEL_SCORES = 4096
 
@@ -153,6 +155,11 @@ def _tensor_fields(query: torch.Tensor, key_cache: torch.Tensor, value_cache: to
     if query.shape[2] != head_dim or query.shape[1] % num_kv_heads:
         raise KernelArgumentError(f"query {tuple(query.shape)} does not fit key_cache {tuple(key_cache.shape)}")
     group = query.shape[1] // num_kv_heads
+    if num_kv_heads == 1:
+        # As if each part of the heads had a key/value head of its own, in the same place: its stride is 0.
+        group = _heads_per_item(group)
+        num_kv_heads = query.shape[1] // group
+        key_cache, value_cache = (cache.expand(-1, num_kv_heads, -1, -1) for cache in (key_cache, value_cache))
     fields: dict[str, int] = {
         "query": query.data_ptr(),
         "query_is_bf16": int(query.dtype == torch.bfloat16),
@@ -172,6 +179,12 @@ def _tensor_fields(query: torch.Tensor, key_cache: torch.Tensor, value_cache: to
         for dim, axis in enumerate(("block", "head", "slot")):
             fields[f"{name}_{axis}_stride"] = cache.stride(dim) * cache.element_size()
     return fields
+
+
+def _heads_per_item(num_heads: int) -> int:
+    """The most heads, within the limits, that divide num_heads; else all."""
+    sizes = range(MAX_HEADS_PER_ITEM, MIN_HEADS_PER_ITEM - 1, -1)
+    return num_heads if num_heads <= MAX_HEADS_PER_ITEM else next((n for n in sizes if num_heads % n == 0), num_heads)
 
 
 def _check_tables(tables: BatchTables, num_rows: int) -> None:

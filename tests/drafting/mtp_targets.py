@@ -38,10 +38,10 @@ _GROUPS = {"n_group": 1, "topk_group": 1}
 _LATENT = {
     "num_key_value_heads": 2,
     "q_lora_rank": 12,
-    "kv_lora_rank": 8,
+    "kv_lora_rank": 16,  # the least that the CPU kernel takes
     "qk_rope_head_dim": 8,
     "qk_nope_head_dim": 8,
-    "v_head_dim": 16,  # the least that the CPU kernel takes
+    "v_head_dim": 16,
 }
 _LINEAR = {
     "linear_num_value_heads": 2,

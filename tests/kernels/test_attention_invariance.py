@@ -25,6 +25,7 @@ CASES: dict[str, tuple[Shape, dict[str, Any]]] = {
         Shape(num_heads=3, num_kv_heads=1, head_dim=80, value_dim=80, dtype=torch.bfloat16),
         {},
     ),
+    "latent": (Shape(num_heads=32, num_kv_heads=1, head_dim=40, value_dim=32, dtype=torch.bfloat16), {}),
     "window": (Shape(), {"sliding_window": 50}),
     "chunk": (Shape(), {"chunk_size": 50}),
     "softcap-sinks-odd": (

@@ -21,6 +21,7 @@ SHAPES = {
     "d128": Shape(num_heads=2, num_kv_heads=1, head_dim=128, value_dim=128),
     "d256": Shape(num_heads=2, num_kv_heads=1, head_dim=256, value_dim=256),
     "odd-dims": Shape(num_heads=2, num_kv_heads=1, head_dim=43, value_dim=21),
+    "latent": Shape(num_heads=48, num_kv_heads=1, head_dim=96, value_dim=80),
     "bf16": Shape(dtype=torch.bfloat16),
     "bf16-odd-dims": Shape(head_dim=43, value_dim=21, dtype=torch.bfloat16),
 }
@@ -116,6 +117,27 @@ def test_strided_query_and_cache() -> None:
     caches = torch.stack([arguments["key_cache"], arguments["value_cache"]], dim=3)
     arguments |= {"query": wide[:, 2:6, 64:], "key_cache": caches[:, :, :, 0], "value_cache": caches[:, :, :, 1]}
     assert_matches_reference(arguments)
+
+
+def test_values_may_be_a_part_of_the_keys() -> None:
+    """And each of many heads over one key has the bits that it has alone."""
+    shape = Shape(num_heads=32, num_kv_heads=1, head_dim=96, value_dim=80, dtype=torch.bfloat16)
+    arguments = lay_out(ragged_sessions(shape), shape)
+    arguments["value_cache"] = arguments["key_cache"][..., :80]
+    assert_matches_reference(arguments)
+    out = run_kernel(cpu.paged_attention, arguments)
+    for head in (0, 15, 16, 31):
+        alone = run_kernel(cpu.paged_attention, arguments | {"query": arguments["query"][:, head : head + 1]})
+        assert torch.equal(out[:, head : head + 1], alone)
+
+
+@pytest.mark.parametrize(("num_heads", "num_parts"), [(16, 1), (128, 8), (40, 4), (71, 1), (24, 2)])
+def test_heads_over_one_key_are_work_for_several_threads(num_heads: int, num_parts: int) -> None:
+    """One row is an item per part of its heads; heads that do not divide stay together."""
+    shape = Shape(num_heads=num_heads, num_kv_heads=1)
+    plans: dict[Any, Any] = {}
+    run_kernel(cpu.paged_attention, lay_out([random_session(shape, 9, 1, 1)], shape), plans=plans)
+    assert [plan.num_items for plan in plans.values()] == [num_parts]
 
 
 def test_fp32_queries_on_a_bf16_cache() -> None:

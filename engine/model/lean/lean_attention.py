@@ -15,8 +15,8 @@ from outrider.engine.attention.layer import PagedContext, attend, paged_attentio
 from outrider.engine.attention.ops import AttentionOps, LayerShape
 from outrider.engine.attention.paged_kv import PagedKVCache
 from outrider.engine.model.lean import lean_check
-from outrider.engine.model.lean.lean_check import NUM_ROWS, ModuleCall
 from outrider.engine.model.lean.lean_mlp import stack
+from outrider.engine.model.lean.module_calls import NUM_ROWS, ModuleCall, random_rows, with_hidden_states
 from outrider.engine.model.row_invariant_modules import RowInvariantLinear
 from outrider.engine.model.row_kernels import RowKernels
 from outrider.engine.run.batch import SessionRows, build_batch
@@ -127,7 +127,7 @@ def record(
     ops = AttentionOps("recording", attention, write, lambda *_: None)
     batch = build_batch([SessionRows([0] * NUM_ROWS, 0, [0], 1)], 2 * NUM_ROWS, device)
     cache = PagedKVCache(shapes, num_blocks=1, block_size=2 * NUM_ROWS, dtype=dtype, device=device, ops=ops)
-    args, kwargs = _with_hidden_states(call, hidden_states)
+    args, kwargs = with_hidden_states(call, hidden_states)
     kwargs["paged"] = PagedContext(ops, batch, cache)
     output = module(*args, **kwargs)
     return Recorded((seen["query"], seen["key"], seen["value"]), seen["scoring"], output)
@@ -137,29 +137,6 @@ def agree(ours: Recorded, theirs: Recorded) -> bool:
     """Whether two modules computed the same."""
     mine, yours = ((run.tensors, run.output, tuple(run.scoring)) for run in (ours, theirs))
     return lean_check.is_close(mine, yours)
-
-
-def random_rows(like: torch.Tensor) -> torch.Tensor:
-    """[1, NUM_ROWS, width of `like`] with its dtype and device."""
-    return torch.randn(1, NUM_ROWS, like.shape[-1], generator=torch.Generator().manual_seed(17)).to(like)
-
-
-def _with_hidden_states(call: ModuleCall, hidden_states: torch.Tensor) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of the call with other hidden states, and everything floating in their dtype."""
-
-    def fit(value: Any) -> Any:
-        if isinstance(value, torch.Tensor) and value.is_floating_point() and value.ndim == 3:
-            return value.to(hidden_states.dtype)
-        if isinstance(value, tuple):
-            return tuple(fit(part) for part in value)
-        return value
-
-    args, kwargs = [fit(value) for value in call.args], {name: fit(value) for name, value in call.kwargs.items()}
-    if "hidden_states" in kwargs:
-        kwargs["hidden_states"] = hidden_states
-    else:
-        args[0] = hidden_states
-    return args, kwargs
 
 
 def build(

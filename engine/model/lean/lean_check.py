@@ -6,8 +6,6 @@ No architecture is known by name here.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,22 +16,6 @@ from outrider.engine.model.coded_weights import CodedLinear
 _TOLERANCE = 2e-5
 # the same in bf16 (ulp 2^-8); allows for another rounding step
 _COARSE_TOLERANCE = 2**-5
-# rows of the calls that are compared
-NUM_ROWS = 5
-
-
-@dataclass(frozen=True)
-class ModuleCall:
-    """How a model calls one of its modules, taken from a forward of NUM_ROWS tokens."""
-
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-
-    @property
-    def hidden_states(self) -> torch.Tensor:
-        """The hidden states that the module reads."""
-        found: torch.Tensor = self.kwargs["hidden_states"] if "hidden_states" in self.kwargs else self.args[0]
-        return found
 
 
 def wide_copy(module: torch.nn.Module) -> torch.nn.Module:

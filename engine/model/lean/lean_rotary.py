@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from outrider.engine.model.lean import lean_check
-from outrider.engine.model.lean.lean_check import ModuleCall
+from outrider.engine.model.lean.module_calls import ModuleCall
 
 # positions, 64 MiB for cos and sin of 128 bf16 elements; longer contexts keep transformers' module
 MAX_POSITIONS = 131_072

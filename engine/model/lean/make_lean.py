@@ -12,18 +12,17 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
-from outrider.engine.attention.layer import AttentionProbe, PagedContext
 from outrider.engine.attention.ops import AttentionOps, LayerShape
 from outrider.engine.model.lean import lean_attention, lean_check
-from outrider.engine.model.lean.lean_check import ModuleCall
 from outrider.engine.model.lean.lean_mlp import build as build_mlp
 from outrider.engine.model.lean.lean_mlp import find_activation
 from outrider.engine.model.lean.lean_norm import lean_norm
 from outrider.engine.model.lean.lean_rotary import is_rotary, lean_rotary
+from outrider.engine.model.lean.module_calls import ModuleCall, Probe, causal_lm_probe, record_calls
 from outrider.engine.model.row_kernels import RowKernels, resolve_row_kernels
 
 logger = logging.getLogger(__name__)
@@ -55,12 +54,6 @@ class LeanReport:
         )
 
 
-class Probe(Protocol):
-    def __call__(self, token_ids: torch.Tensor, position_ids: torch.Tensor, paged: PagedContext) -> object:
-        """One forward of the model over token_ids, position_ids int64 [1, T]."""
-        ...
-
-
 @torch.inference_mode()
 def make_lean(
     model: Any, shapes: list[LayerShape], ops: AttentionOps, *, max_positions: int, probe: Probe | None = None
@@ -75,7 +68,9 @@ def make_lean(
     kernels = resolve_row_kernels(ops.row_backend)
     left_out: Counter[str] = Counter()
     num_norms = _replace_norms(model, kernels, left_out)
-    calls = _record_calls(model, shapes, ops, max_positions, probe or _causal_lm_probe(model))
+    rotaries = [name for name, module in model.named_modules() if is_rotary(module, max_positions)]
+    names = {*rotaries, *(shape.module_name for shape in shapes)}
+    calls = record_calls(model, names, ops, max_positions, probe or causal_lm_probe(model))
     num_attentions = _replace_attentions(model, shapes, calls, kernels, left_out)
     num_mlps = _replace_mlps(model, kernels, left_out)
     num_rotaries = _replace_rotaries(model, calls, max_positions, parameter.dtype, left_out)
@@ -117,40 +112,6 @@ def _replace_norms(model: torch.nn.Module, kernels: RowKernels, left_out: Counte
     return count
 
 
-def _causal_lm_probe(model: Any) -> Probe:
-    def run(token_ids: torch.Tensor, position_ids: torch.Tensor, paged: PagedContext) -> object:
-        last_row = torch.tensor([token_ids.shape[1] - 1], device=token_ids.device)
-        return model(token_ids, position_ids=position_ids, use_cache=False, logits_to_keep=last_row, paged=paged)
-
-    return run
-
-
-def _record_calls(
-    model: Any, shapes: list[LayerShape], ops: AttentionOps, max_positions: int, probe: Probe
-) -> dict[str, list[ModuleCall]]:
-    """How each attention and rotary module is called in a forward whose attention function only records.
-
-    At the last positions that are served: a scale that depends on the position (ministral3) is 1 at the first ones.
-    """
-    calls: dict[str, list[ModuleCall]] = {}
-    rotaries = [name for name, module in model.named_modules() if is_rotary(module, max_positions)]
-    handles = [
-        model.get_submodule(name).register_forward_pre_hook(
-            lambda _module, args, kwargs, name=name: calls.setdefault(name, []).append(ModuleCall(args, kwargs)),
-            with_kwargs=True,
-        )
-        for name in {*rotaries, *(shape.module_name for shape in shapes)}
-    ]
-    device = next(model.parameters()).device
-    positions = torch.arange(max(0, max_positions - lean_check.NUM_ROWS), max_positions, device=device)[None]
-    try:
-        probe(torch.zeros_like(positions), positions, PagedContext(ops, probe=AttentionProbe({})))
-    finally:
-        for handle in handles:
-            handle.remove()
-    return calls
-
-
 def _replace_attentions(
     model: Any,
     shapes: list[LayerShape],
@@ -161,6 +122,8 @@ def _replace_attentions(
     known: dict[Any, bool | None] = {}  # signature -> whether the replacement rotates; None: there is none
 
     def find(module: torch.nn.Module, shape: LayerShape) -> lean_attention.LeanAttention | None:
+        if shape.values_in_keys:  # latent attention has no lean form
+            return None
         call = calls[shape.module_name][-1]
         sizes = (shape.num_query_heads, shape.num_kv_heads, shape.sliding_window, shape.chunk_size)
         key = (lean_check.signature(module), *sizes)

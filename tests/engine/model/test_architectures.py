@@ -15,6 +15,7 @@ import pytest
 import torch
 import transformers
 from batches import CachedSequence, run_step, scattered_blocks
+from latent_models import LATENT_MODELS, LATENT_PARAMS
 from lean_models import LEAN_MODELS
 from tiny_models import REFUSED, SERVED, VOCAB_SIZE, save_tiny_model
 
@@ -27,6 +28,8 @@ from outrider.engine.run.runner import ModelRunner
 TOLERANCE = 2e-5
 BLOCK_SIZE = 4
 LENGTHS = (21, 12, 17)
+MODELS = SERVED | LEAN_MODELS | LATENT_MODELS
+EACH_MODEL = [*sorted(SERVED), *sorted(LEAN_MODELS), *LATENT_PARAMS]
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +37,11 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("checkpoints")
 
 
-@pytest.fixture(params=[*sorted(SERVED), *sorted(LEAN_MODELS)])
+@pytest.fixture(params=EACH_MODEL)
 def checkpoint(request: pytest.FixtureRequest, checkpoints: Path) -> Path:
     directory = checkpoints / request.param
     if not directory.exists():
-        save_tiny_model(*(SERVED | LEAN_MODELS)[request.param], directory)
+        save_tiny_model(*MODELS[request.param], directory)
     return directory
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from batches import CachedSequence, run_step, scattered_blocks
+from latent_models import LATENT_MODELS, LATENT_PARAMS
 from lean_models import LEAN_MODELS
 from tiny_models import SERVED, VOCAB_SIZE, save_tiny_model
 
@@ -24,6 +25,8 @@ from outrider.kernels.linear import cpu, cpu_panels, padded, reference
 BLOCK_SIZE = 4
 NUM_TOKENS = 24
 NUM_BLOCKS = 60
+MODELS = SERVED | LEAN_MODELS | LATENT_MODELS
+EACH_MODEL = [*sorted(SERVED), *sorted(LEAN_MODELS), *LATENT_PARAMS]
 
 
 @pytest.fixture(scope="module")
@@ -36,11 +39,11 @@ def dtype(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=[*sorted(SERVED), *sorted(LEAN_MODELS)])
+@pytest.fixture(params=EACH_MODEL)
 def runner(request: pytest.FixtureRequest, dtype: str, checkpoints: Path) -> ModelRunner:
     directory = checkpoints / request.param
     if not directory.exists():
-        save_tiny_model(*(SERVED | LEAN_MODELS)[request.param], directory)
+        save_tiny_model(*MODELS[request.param], directory)
     loaded = load_model(str(directory), dtype=dtype)
     return ModelRunner(loaded, loaded.make_cache(NUM_BLOCKS, BLOCK_SIZE))
 

@@ -90,6 +90,17 @@ def test_any_batch_has_the_bits_of_a_plain_forward(name: str, tmp_path: Path) ->
     assert pair.num_recorded == 6
 
 
+def test_heads_over_one_key_are_cut_alike(tmp_path: Path) -> None:
+    """32 heads over one key are two parts of each row, in the recording as in plain forwards."""
+    name, arguments = LEAN_MODELS["lean_llama"]
+    save_tiny_model(name, {**arguments, "num_attention_heads": 32, "num_key_value_heads": 1, "head_dim": 32}, tmp_path)
+    pair = Pair(load_model(str(tmp_path), dtype="bfloat16"))
+    generator = random.Random(8)
+    for _ in range(24):
+        pair.run(_random_sessions(generator, generator.choice([(1,), (2,), (2, 1, 1), (1, 1, 1, 1)])))
+    assert pair.num_recorded == 3
+
+
 def test_linears_of_another_library_are_called_between_the_kernels(tmp_path: Path) -> None:
     pair = Pair(_load("lean_llama", tmp_path / "llama", "float32"))
     generator = random.Random(6)

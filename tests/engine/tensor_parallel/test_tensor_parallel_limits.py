@@ -23,6 +23,7 @@ from outrider.engine.tensor_parallel.agreement import require_agreement, sample_
 from outrider.engine.tensor_parallel.leader import load_sharded
 from outrider.engine.tensor_parallel.protocol import LoadSpec
 from outrider.engine.tensor_parallel.sharding import cut_model
+from tests.engine.latent_models import LATENT_MODELS
 from tests.engine.tensor_parallel.rank_pair import forked_ranks, forward, load_pair
 from tests.engine.tiny_models import SERVED, save_tiny_model
 
@@ -44,13 +45,16 @@ def _forked_ranks() -> Iterator[None]:
         ("mixtral", "float32"),
         ("qwen3_moe", "float32"),
         ("phimoe", "float32"),
+        ("deepseek_v3", "float32"),
     ],
 )
 def test_architectures(name: str, dtype: str, tmp_path: Path) -> None:
     """Fused and separate projections, biases, odd widths, experts: load_model compares the ranks' logits with the whole
     model's, here one process's are compared once more, and the certificate has to hold."""
-    pair = load_pair(save_tiny_model(*SERVED[name], tmp_path), dtype)
+    pair = load_pair(save_tiny_model(*(SERVED | LATENT_MODELS)[name], tmp_path), dtype)
     try:
+        both = zip(pair.alone.layer_shapes, pair.together.layer_shapes, strict=True)
+        assert all(alone.values_in_keys == together.values_in_keys for alone, together in both)
         token_ids = list(range(3, 60))
         alone, together = forward(pair.alone, token_ids).logits, forward(pair.together, token_ids).logits
         tolerance = 1e-5 if dtype == "float32" else 0.05

@@ -1,0 +1,33 @@
+"""The MTP layer of a target with latent attention caches its latents too, and computes the published equations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from outrider.drafting.checkpoints.mtp import load_mtp
+from outrider.drafting.methods.paged_head import PagedHead
+from outrider.engine.attention.ops import resolve_attention_ops
+from outrider.engine.run.batch import SessionRows
+from tests.drafting.mtp_targets import HIDDEN, save_mtp_target
+
+TOKENS = [3, 36, 0, 5, 5, 9, 17]
+_LATENT, _ROTATED = 16, 8
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe_lite"])
+def test_in_pieces_it_computes_the_published_equations(family: str, tmp_path: Path) -> None:
+    target = save_mtp_target(family, tmp_path)
+    ops = resolve_attention_ops("cpu", torch.device("cpu"))
+    head = PagedHead(load_mtp(target.folder, torch.float32), ops, torch.float32, kv_cache_bytes=2**14, block_size=4)
+    assert head.blocks.num_blocks == 2**14 // (4 * (_LATENT + _ROTATED) * 4)
+    features = torch.randn((len(TOKENS), HIDDEN), generator=torch.Generator().manual_seed(0))
+    found = torch.cat(
+        [
+            head.forward([SessionRows(TOKENS[first:end], first, [5, 2], end - first)], features[first:end])
+            for first, end in ((0, 3), (3, 4), (4, 7))
+        ]
+    )
+    torch.testing.assert_close(found, target.equations(TOKENS, features), atol=2e-5, rtol=0)
