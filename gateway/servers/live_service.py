@@ -106,7 +106,8 @@ class LiveService:
         self._check_log()
         self._generation.metrics.resumed.inc()
         resumed = await resume(self._commit_log, wanted, self.model.name)
-        return self._traced(replace(resumed, carrier=wanted.carrier))
+        owned = resumed.owned_by(wanted.owner, wanted.caller)
+        return self._traced(replace(owned, carrier=wanted.carrier))
 
     def generate(self, request: ValidRequest) -> AsyncGenerator[GenerationUpdate, None]:
         self._check_open()
