@@ -128,6 +128,11 @@ class VerifierEngine:
         return sum(session.step is not None for session in list(self._sessions.values()))
 
     @property
+    def round_us(self) -> tuple[int, ...]:
+        """VerifierInfo.round_us. Means that the engine's thread may just be changing, each by a little."""
+        return self._gathering.rates.round_us(self.limits.max_num_seqs)
+
+    @property
     def local_methods(self) -> tuple[DraftMethodInfo, ...]:
         return tuple(method.info for method in self._local.methods.values())
 

@@ -3,27 +3,36 @@
 An output holds a place from its start to its end. There are as many places as the verifiers take sessions; without
 this queue the outputs beyond that would ask them again and again. A free place goes to the caller who holds fewest, in
 turn among equals: max-min fairness, as fair queueing has it for connections, over what cannot be taken back. Beside
-others a caller is held to half of the places, and opens few outputs at a time: an output costs the most (its record,
-its session, its prompt) before its first token.
+others a caller holds no more than leaves them their time (fleet/room.py), and opens few outputs at a time: an output
+costs the most (its record, its session, its prompt) before its first token.
 
 A caller is an API key's name, or without keys an address. An output that has begun elsewhere never waits here, nor does
-one that moves to another verifier. Not here: how many requests may wait (servers/quotas.py), and costs in tokens, as
-VTC counts them ("Fairness in Serving Large Language Models", OSDI 2024).
+one that moves to another verifier. VTC ("Fairness in Serving Large Language Models", OSDI 2024) counts tokens instead,
+so that callers who always wait get as many each; but it starts whatever fits, and those who wait for nothing are slowed
+down by all that others start. Not here: how many requests may wait (servers/quotas.py).
 
-One event loop uses all of this. No clock.
+One event loop uses all of this, without a clock.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 # outputs that one caller opens at a time beside others: one prompt is read while the next one is on its way
 MAX_OPENING = 2
-# share of the places that one caller may hold beside others
-_MOST_BESIDE_OTHERS = 0.5
+
+
+class Places(Protocol):
+    """Contract: cheap, and current at each call. num_places: outputs that may run at once; 0: not known, so nothing
+    waits for places. most_beside: those of one caller while others hold num_others; at least 1.
+    """
+
+    def num_places(self) -> int: ...
+
+    def most_beside(self, num_others: int) -> int: ...
 
 
 @dataclass
@@ -56,10 +65,10 @@ class Place:
 
 
 class FairStarts:
-    """One per gateway. num_places: sessions that the verifiers take now; 0: not known, so places do not bound."""
+    """One per gateway."""
 
-    def __init__(self, num_places: Callable[[], int]) -> None:
-        self._num_places = num_places
+    def __init__(self, places: Places) -> None:
+        self._places = places
         # Those with outputs, the one that has started nothing for longest first.
         self._shares: OrderedDict[str, _Share] = OrderedDict()
         self._num_held = 0
@@ -110,8 +119,12 @@ class FairStarts:
         """Starts all that may start. Whatever changes what may start calls this."""
         for caller in [caller for caller, share in self._shares.items() if not (share.num_held or share.waiting)]:
             del self._shares[caller]
-        num_places = self._num_places()
-        while (caller := self._next(num_places)) is not None:
+        num_places = self._places.num_places()
+        while not num_places or self._num_held < num_places:
+            able = [caller for caller, share in self._shares.items() if share.waiting and self._may_start(share)]
+            if not able:
+                return
+            caller = min(able, key=lambda caller: self._shares[caller].num_held)
             share = self._shares[caller]
             turn = next(iter(share.waiting))
             del share.waiting[turn]
@@ -119,15 +132,10 @@ class FairStarts:
                 self._count(caller, share)
                 turn.set_result(None)
 
-    def _next(self, num_places: int) -> str | None:
-        """The caller whose output starts now; None: nobody's does. With nothing held, somebody's does."""
-        if num_places and self._num_held >= num_places:
-            return None
-        able = [caller for caller, share in self._shares.items() if share.waiting and self._may_start(share, num_places)]
-        return min(able, key=lambda caller: self._shares[caller].num_held, default=None)
-
-    def _may_start(self, share: _Share, num_places: int) -> bool:
+    def _may_start(self, share: _Share) -> bool:
+        """Of somebody who waits. With nothing held, everybody may."""
         if len(self._shares) == 1:
             return True
-        has_room = not num_places or share.num_held < max(1, int(num_places * _MOST_BESIDE_OTHERS))
-        return has_room and share.num_opening < MAX_OPENING
+        if share.num_opening >= MAX_OPENING:
+            return False
+        return not share.num_held or share.num_held < self._places.most_beside(self._num_held - share.num_held)

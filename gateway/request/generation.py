@@ -19,6 +19,7 @@ from outrider.gateway.fleet.drafter_choice import acquire_drafter, offered_metho
 from outrider.gateway.fleet.placement import acquire_verifier
 from outrider.gateway.fleet.pool import Pool
 from outrider.gateway.fleet.remote import RemoteVerifier
+from outrider.gateway.fleet.room import Room
 from outrider.gateway.fleet.verifier_kinds import VerifierKinds, kind_of
 from outrider.gateway.metrics import GatewayMetrics
 from outrider.gateway.proposals.drafter_connection import Lease
@@ -68,7 +69,7 @@ class Generation:
         self.auto = ByVerifier(lambda: AutoDrafting(slo_itl_s=slo_itl_s), self._verifier_addresses)
         self.ahead_trials = ByVerifier(AheadTrials, self._verifier_addresses)
         self.kinds = VerifierKinds(self.verifiers, self.config.numerics)
-        self.starts = FairStarts(self._num_places)
+        self.starts = FairStarts(Room(self.verifiers))
 
     async def generate(self, request: ValidRequest) -> AsyncGenerator[GenerationUpdate, None]:
         """Updates of the choices in `request.starts` as they come; closing the generator frees every session."""
@@ -208,9 +209,6 @@ class Generation:
                 member.num_sessions -= 1
                 await verifier.close()
                 await drafting.close()
-
-    def _num_places(self) -> int:
-        return sum(member.info.max_sessions for member in self.verifiers.healthy() if member.info is not None)
 
     def _numerics(self, start: ChoiceStart) -> str | None:
         """The kind of verifier that a choice needs; None: any."""
