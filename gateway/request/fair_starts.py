@@ -27,7 +27,8 @@ MAX_OPENING = 2
 
 class Places(Protocol):
     """Contract: cheap, and current at each call. num_places: outputs that may run at once; 0: not known, so nothing
-    waits for places. most_beside: those of one caller while others hold num_others; at least 1.
+    waits, as without a verifier each output waits for one by itself. most_beside: those of one caller while others hold
+    num_others; at least 1.
     """
 
     def num_places(self) -> int: ...
@@ -55,13 +56,12 @@ class Place:
     def opened(self) -> None:
         if self._is_opening:
             self._is_opening = False
-            self._starts.give_back(self._share, num_held=0)
+            self._starts.give_back(self._share, num_held=0, num_opening=1)
 
     def free(self) -> None:
         if self._is_held:
-            self._is_held = False
-            self.opened()
-            self._starts.give_back(self._share, num_opening=0)
+            num_opening, self._is_opening, self._is_held = int(self._is_opening), False, False
+            self._starts.give_back(self._share, num_held=1, num_opening=num_opening)
 
 
 class FairStarts:
@@ -79,7 +79,9 @@ class FairStarts:
 
     def take_now(self, caller: str) -> Place:
         """For an output that must not wait."""
-        return self._place(caller, self._shares.setdefault(caller, _Share()))
+        share = self._shares.setdefault(caller, _Share())
+        self._count(caller, share)
+        return Place(self, share)
 
     async def take(self, caller: str) -> Place:
         """Waits for the caller's turn. Raises nothing; a cancelled wait leaves no trace."""
@@ -98,16 +100,12 @@ class FairStarts:
             raise
         return Place(self, share)
 
-    def give_back(self, share: _Share, *, num_held: int = 1, num_opening: int = 1) -> None:
-        """For Place."""
+    def give_back(self, share: _Share, *, num_held: int, num_opening: int) -> None:
+        """For Place: the counts go down by so much."""
         share.num_held -= num_held
         share.num_opening -= num_opening
         self._num_held -= num_held
         self._start_next()
-
-    def _place(self, caller: str, share: _Share) -> Place:
-        self._count(caller, share)
-        return Place(self, share)
 
     def _count(self, caller: str, share: _Share) -> None:
         share.num_held += 1
@@ -121,7 +119,11 @@ class FairStarts:
             del self._shares[caller]
         num_places = self._places.num_places()
         while not num_places or self._num_held < num_places:
-            able = [caller for caller, share in self._shares.items() if share.waiting and self._may_start(share)]
+            able = [
+                caller
+                for caller, share in self._shares.items()
+                if share.waiting and (not num_places or self._may_start(share))
+            ]
             if not able:
                 return
             caller = min(able, key=lambda caller: self._shares[caller].num_held)
@@ -133,7 +135,7 @@ class FairStarts:
                 turn.set_result(None)
 
     def _may_start(self, share: _Share) -> bool:
-        """Of somebody who waits. With nothing held, everybody may."""
+        """Beside those who hold something. With nothing held, everybody may."""
         if len(self._shares) == 1:
             return True
         if share.num_opening >= MAX_OPENING:

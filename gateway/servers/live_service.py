@@ -144,6 +144,7 @@ class LiveService:
         metrics = self._generation.metrics
         metrics.members.labels("verifier").set(len(self._generation.verifiers.healthy()))
         metrics.members.labels("drafter").set(len(self._generation.drafters.healthy()))
+        metrics.waiting.set(self._generation.starts.num_waiting)
         metrics.verifier_kinds.set(len(self._generation.kinds.present()))
         metrics.log_restores.set(self._commit_log.num_restores)
         return metrics.render()
