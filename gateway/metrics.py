@@ -37,6 +37,7 @@ class GatewayMetrics:
             return Histogram(f"outrider:{name}", text, labels, buckets=buckets, registry=registry)
 
         self.running = Gauge("outrider:num_requests_running", "Choices being decoded.", registry=registry)
+        self.waiting = Gauge("outrider:num_requests_waiting", "Choices not started yet.", registry=registry)
         self.members = Gauge("outrider:fleet_members", "Healthy members.", ["service"], registry=registry)
         self.verifier_kinds = Gauge(
             "outrider:verifier_kinds", "Kinds of arithmetic among the healthy verifiers.", registry=registry

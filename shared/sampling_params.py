@@ -6,9 +6,11 @@ Not here: the HTTP schema (gateway/openai/schema.py) and the arithmetic (engine/
 from __future__ import annotations
 
 import enum
+import itertools
 import json
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from outrider.shared.errors import InvalidRequest
@@ -21,6 +23,8 @@ MAX_LOGPROBS = 20
 MAX_BAD_WORD_TOKENS = 128
 # tokens of all bad words of a request; a session holds about 0.3 KB for each, 5 MB at most
 MAX_BAD_WORDS_TOKENS = 16_384
+# requests; whose bad words' sizes are kept: every output of a request is checked at each service, 1 ms for 1,024 words
+_NUM_MEASURED = 16
 # tokens; the longest marker of formats.py has three
 _MAX_THINKING_MARKER_TOKENS = 16
 
@@ -145,16 +149,18 @@ class SamplingParams:
             self._check_token_ids(vocab_size)
 
     def _check_bad_words(self) -> None:
-        lengths = [len(word) for word in self.bad_words]
-        if 0 in lengths:
+        if not self.bad_words:
+            return
+        sizes = _sizes(self.bad_words)
+        if sizes.shortest == 0:
             raise InvalidRequest("bad_words: a word without tokens", param="bad_words")
-        if max(lengths, default=0) > MAX_BAD_WORD_TOKENS:
+        if sizes.longest > MAX_BAD_WORD_TOKENS:
             raise InvalidRequest(
-                f"bad_words: a word of {max(lengths)} tokens, the most is {MAX_BAD_WORD_TOKENS}", param="bad_words"
+                f"bad_words: a word of {sizes.longest} tokens, the most is {MAX_BAD_WORD_TOKENS}", param="bad_words"
             )
-        if sum(lengths) > MAX_BAD_WORDS_TOKENS:
+        if sizes.total > MAX_BAD_WORDS_TOKENS:
             raise InvalidRequest(
-                f"bad_words: {sum(lengths)} tokens in all, the most is {MAX_BAD_WORDS_TOKENS}", param="bad_words"
+                f"bad_words: {sizes.total} tokens in all, the most is {MAX_BAD_WORDS_TOKENS}", param="bad_words"
             )
 
     def _check_token_ids(self, vocab_size: int) -> None:
@@ -163,7 +169,7 @@ class SamplingParams:
             "stop_token_ids": self.stop_token_ids,
             "allowed_token_ids": self.allowed_token_ids,
             "logit_bias": tuple(token_id for token_id, _ in self.logit_bias),
-            "bad_words": tuple(token_id for word in self.bad_words for token_id in word),
+            "bad_words": _sizes(self.bad_words).extremes if self.bad_words else (),
             "thinking_token_budget": (budget.end_token_id,) if budget is not None else (),
         }
         for name, token_ids in fields.items():
@@ -172,6 +178,24 @@ class SamplingParams:
                 raise InvalidRequest(
                     f"{name}: token id {token_id} is outside the vocabulary [0, {vocab_size})", param=name
                 )
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Of bad words: tokens of the shortest, of the longest and of all; extremes: the smallest and largest token id."""
+
+    shortest: int
+    longest: int
+    total: int
+    extremes: tuple[int, ...]
+
+
+@lru_cache(maxsize=_NUM_MEASURED)
+def _sizes(words: tuple[tuple[int, ...], ...]) -> _Sizes:
+    lengths = [len(word) for word in words]
+    token_ids = list(itertools.chain.from_iterable(words))
+    extremes = (min(token_ids), max(token_ids)) if token_ids else ()
+    return _Sizes(min(lengths), max(lengths), sum(lengths), extremes)
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:

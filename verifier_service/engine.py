@@ -128,6 +128,11 @@ class VerifierEngine:
         return sum(session.step is not None for session in list(self._sessions.values()))
 
     @property
+    def round_us(self) -> tuple[int, ...]:
+        """VerifierInfo.round_us. Means that the engine's thread may just be changing, each by a little."""
+        return self._gathering.rates.round_us(self.limits.max_num_seqs)
+
+    @property
     def local_methods(self) -> tuple[DraftMethodInfo, ...]:
         return tuple(method.info for method in self._local.methods.values())
 
@@ -154,6 +159,8 @@ class VerifierEngine:
         loaded = self._runner.loaded
         capacity = self.blocks.num_blocks * self.blocks.block_size
         check_spec(spec, loaded.vocab_size, self.limits.max_model_len, capacity, self.certificate)
+        if self._num_open >= self.limits.max_num_seqs:  # before what takes long: it is tried again at once
+            raise self._full()
         params = spec.sampling_params
         processor = LogitsProcessor(params, spec.prompt_token_ids, loaded.eos_token_ids, grammar)
         check_start(spec, processor.permitted, loaded.vocab_size)
@@ -167,11 +174,14 @@ class VerifierEngine:
         )
         with self._lock:
             if self._num_open >= self.limits.max_num_seqs:
-                raise Overloaded(f"{self.limits.max_num_seqs} sessions are open, this verifier's limit")
+                raise self._full()
             self._num_open += 1
         handle = next(self._handles)
         self._thread.command(lambda: self._sessions.__setitem__(handle, session))
         return handle
+
+    def _full(self) -> Overloaded:
+        return Overloaded(f"{self.limits.max_num_seqs} sessions are open, this verifier's limit")
 
     def submit(self, handle: int, step: VerifyStep) -> None:
         """Requests the next tokens; errors come as the session's reply."""

@@ -152,6 +152,7 @@ def describe(config: VerifierConfig, engine: VerifierEngine, loaded: LoadedModel
         local_methods=engine.local_methods,
         num_state_slots=0 if states is None else states.num_slots,
         num_free_state_slots=0 if states is None else states.num_free_slots,
+        round_us=engine.round_us,
     )
 
 

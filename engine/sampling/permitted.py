@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.engine.sampling.bad_words import BadWords
+from outrider.engine.sampling.bad_words import bad_words_trie
 from outrider.engine.sampling.grammar import GrammarState
 from outrider.engine.sampling.thinking import ThinkingCount
 from outrider.shared.errors import InvalidRequest, NoTokenPermitted
@@ -37,7 +37,7 @@ class PermittedTokens:
         self._min_tokens = params.min_tokens
         self._grammar = grammar
         self._allowed_ids = np.asarray(params.allowed_token_ids, dtype=np.int64)
-        self._bad_words = BadWords(params.bad_words)
+        self._bad_words = bad_words_trie(params.bad_words)
         self._budget = params.thinking_budget
         self._thinking = ThinkingCount(self._budget) if self._budget is not None else None
         # Nothing can follow the end of a grammar, so it is an end with ignore_eos too.

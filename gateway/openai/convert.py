@@ -165,19 +165,22 @@ def _prepare(
     if body.cache_salt is not None and not 1 <= len(salt) <= _MAX_SALT_CHARS:
         raise InvalidRequest(f"cache_salt must have 1 to {_MAX_SALT_CHARS} characters", param="cache_salt")
     requests = []
+    params_of: dict[int, SamplingParams] = {}  # by max_tokens; long lists are checked once for all prompts
     for place, prompt in enumerate(prompts):
         prompt = truncate_prompt(
             prompt, body.truncate_prompt_tokens, body.truncation_side, _asked_tokens(body) or 1, model
         )
         check_prompt(prompt, model, prompt_name)
-        own_params = replace(params, max_tokens=_max_tokens(body, len(prompt), options.chat, model))
-        own_params.validate(model.vocab_size)
+        max_tokens = _max_tokens(body, len(prompt), options.chat, model)
+        if max_tokens not in params_of:
+            params_of[max_tokens] = replace(params, max_tokens=max_tokens)
+            params_of[max_tokens].validate(model.vocab_size)
         suffix = f"-{place}" if len(prompts) > 1 else ""
         requests.append(
             ValidRequest(
                 request_id=options.answer_id + suffix,
                 prompt_token_ids=tuple(prompt),
-                sampling_params=own_params,
+                sampling_params=params_of[max_tokens],
                 n=body.n,
                 stop=body.stop,
                 include_stop_str_in_output=body.include_stop_str_in_output,

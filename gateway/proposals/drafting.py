@@ -73,6 +73,8 @@ class Drafting:
             return self._remote.answer_while_late(Ask(committed_len))
         ask = self._ask(self._policy, committed_len)
         answer = await self._local.answer(ask)
+        if answer is None and max_tokens == 1:  # the prompt's forward brings it; a drafter would be opened for nothing
+            return Answer(ask, max_new_tokens=1)
         if answer is None:
             return await self._remote.answer(ask)
         # The policy decides again while the run goes on. Before the prefill nobody knows what others come with it.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
+from collections.abc import Callable
 
 from outrider.gateway.request.commit_entry import commit_of, entry_of
 from outrider.gateway.request.detokenizer import IncrementalDetokenizer, Piece
@@ -18,6 +19,10 @@ from outrider.shared.messages import Commit, FinishReason
 
 # The log entry, None if already logged, and the updates to emit once it is.
 _Pending = tuple[LogEntry | None, list[GenerationUpdate]]
+
+
+def _nothing() -> None:
+    pass
 
 
 class SpeculationTally:
@@ -62,7 +67,9 @@ class CommitSink:
         tally: SpeculationTally,
         updates: asyncio.Queue[GenerationUpdate | Exception],
         max_queued_commits: int,
+        on_logged: Callable[[], None] = _nothing,
     ) -> None:
+        """on_logged: called after each append."""
         self._start = start
         self._detokenizer = detokenizer
         self._tally = tally
@@ -70,6 +77,7 @@ class CommitSink:
         self._pending: asyncio.Queue[_Pending] = asyncio.Queue(maxsize=max_queued_commits)
         self._failure: BaseException | None = None
         self._num_rounds = 0
+        self._on_logged = on_logged
         self.committed_token_ids: list[int] = []
         self._writer = asyncio.create_task(self._write_forever(), name=f"commit-sink-{start.choice_index}")
 
@@ -159,6 +167,7 @@ class CommitSink:
                 if self._failure is None:
                     if entry is not None:
                         await self._start.log.append(entry)
+                        self._on_logged()
                     for update in updates:
                         await self._updates.put(update)
             except Exception as error:  # raised by the loop's next `put`

@@ -19,6 +19,7 @@ from outrider.gateway.fleet.drafter_choice import acquire_drafter, offered_metho
 from outrider.gateway.fleet.placement import acquire_verifier
 from outrider.gateway.fleet.pool import Pool
 from outrider.gateway.fleet.remote import RemoteVerifier
+from outrider.gateway.fleet.room import Room
 from outrider.gateway.fleet.verifier_kinds import VerifierKinds, kind_of
 from outrider.gateway.metrics import GatewayMetrics
 from outrider.gateway.proposals.drafter_connection import Lease
@@ -29,6 +30,7 @@ from outrider.gateway.proposals.run_ahead import AheadTrials
 from outrider.gateway.request.commit_sink import CommitSink, SpeculationTally
 from outrider.gateway.request.decode_loop import decode
 from outrider.gateway.request.detokenizer import IncrementalDetokenizer
+from outrider.gateway.request.fair_starts import FairStarts, Place
 from outrider.gateway.request.grammar_turns import GrammarTurns
 from outrider.gateway.request.tokenizer import Tokenizer
 from outrider.gateway.request.types import METHOD_AUTO, METHOD_OFF, ChoiceStart, GenerationUpdate, ValidRequest
@@ -60,12 +62,14 @@ class Generation:
     answer_times: dict[str, AnswerTimes] = dataclasses.field(default_factory=dict)
     kinds: VerifierKinds = dataclasses.field(init=False)
     grammar_turns: GrammarTurns = dataclasses.field(default_factory=GrammarTurns)
+    starts: FairStarts = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
         slo_itl_s = self.config.slo_itl_ms * 1e-3 or math.inf
         self.auto = ByVerifier(lambda: AutoDrafting(slo_itl_s=slo_itl_s), self._verifier_addresses)
         self.ahead_trials = ByVerifier(AheadTrials, self._verifier_addresses)
         self.kinds = VerifierKinds(self.verifiers, self.config.numerics)
+        self.starts = FairStarts(Room(self.verifiers))
 
     async def generate(self, request: ValidRequest) -> AsyncGenerator[GenerationUpdate, None]:
         """Updates of the choices in `request.starts` as they come; closing the generator frees every session."""
@@ -104,11 +108,20 @@ class Generation:
         updates: asyncio.Queue[GenerationUpdate | Exception],
         room: asyncio.Semaphore,
     ) -> None:
+        caller = request.caller or request.owner
         async with room:
-            await self._decode_choice(request, start, updates)
+            place = await self.starts.take(caller) if start.is_new else self.starts.take_now(caller)
+            try:
+                await self._decode_choice(request, start, updates, place)
+            finally:
+                place.free()
 
     async def _decode_choice(
-        self, request: ValidRequest, start: ChoiceStart, updates: asyncio.Queue[GenerationUpdate | Exception]
+        self,
+        request: ValidRequest,
+        start: ChoiceStart,
+        updates: asyncio.Queue[GenerationUpdate | Exception],
+        place: Place,
     ) -> None:
         sink = CommitSink(
             start,
@@ -116,6 +129,7 @@ class Generation:
             tally=SpeculationTally(self._num_speculative_tokens(request)),
             updates=updates,
             max_queued_commits=self.config.max_queued_commits,
+            on_logged=place.opened,
         )
         self.metrics.running.inc()
         try:

@@ -15,7 +15,7 @@ from outrider.gateway.request.types import AnswerKind, AnswerOptions, Prepared, 
 from outrider.gateway.responses.plan import ResponsePlan
 from outrider.gateway.tool_calls.plan import OutputPlan
 from outrider.shared.errors import InternalError, Unavailable
-from outrider.shared.sampling_params import SpeculationMode
+from outrider.shared.sampling_params import SamplingParams, SpeculationMode
 from outrider.shared.stream_key import stream_key
 from outrider.shared.wire import mode_from_wire, params_from_wire, params_to_wire
 from outrider.shared.wire.params import MODE_TO_WIRE
@@ -24,8 +24,9 @@ from outrider.v1 import gateway_pb2 as gateway
 from outrider.v1 import log_pb2 as pb
 
 # Grows with every change that an older gateway would misread. It covers CommitExtras too.
-RECORD_VERSION = 4
+RECORD_VERSION = 5
 # For requests that need no more: an older gateway can go on with them.
+_OPTIONS_RECORD_VERSION = 4
 _DOORS_RECORD_VERSION = 3
 _PARSED_RECORD_VERSION = 2
 _PLAIN_RECORD_VERSION = 1
@@ -62,15 +63,17 @@ class SessionRecord:
         return divmod(choice, self.prepared.requests[0].n)
 
     def encode(self) -> bytes:
+        lists = _shared_lists(self.prepared.requests)
         return pb.SessionRecord(
-            version=_version(self.prepared.options),
+            version=_version(self.prepared.options) if lists is None else RECORD_VERSION,
             kind=self.kind.value,
             owner=self.owner,
             nonce=self.nonce,
             options=_options_to_wire(self.prepared.options),
             numerics=self.numerics,
+            shared_lists=params_to_wire(lists) if lists is not None else None,
             prompts=[
-                _prompt_to_wire(request, mode, keys)
+                _prompt_to_wire(request if lists is None else _with_lists(request, SamplingParams()), mode, keys)
                 for request, mode, keys in zip(self.prepared.requests, self.modes, self.stream_keys, strict=True)
             ],
         ).SerializeToString()
@@ -92,6 +95,9 @@ class SessionRecord:
         options = _options_from_wire(message.options)
         markers = options.output.marker_tokens if options.output is not None else ()
         requests = tuple(_prompt_from_wire(prompt, message.owner, markers) for prompt in message.prompts)
+        if message.HasField("shared_lists"):
+            lists = params_from_wire(message.shared_lists)
+            requests = tuple(_with_lists(request, lists) for request in requests)
         return cls(
             kind=_known_kind(message),
             prepared=Prepared(requests, options),
@@ -104,7 +110,7 @@ class SessionRecord:
 
 def _version(options: AnswerOptions) -> int:
     if options.return_tokens_as_token_ids or (options.chat and options.echo_texts is not None):
-        return RECORD_VERSION
+        return _OPTIONS_RECORD_VERSION
     if options.response is not None or options.message:
         return _DOORS_RECORD_VERSION
     return _PLAIN_RECORD_VERSION if options.output is None else _PARSED_RECORD_VERSION
@@ -122,6 +128,21 @@ def new_record(kind: AnswerKind, prepared: Prepared, numerics: str | None = None
         nonce=secrets.token_bytes(8),
         numerics=numerics,
     )
+
+
+def _shared_lists(requests: tuple[ValidRequest, ...]) -> SamplingParams | None:
+    """The lists of several prompts, to be kept once: 1,024 bad words for each of 17 prompts were 290 KB, and 6 ms."""
+    first = requests[0].sampling_params
+    lists = SamplingParams(bad_words=first.bad_words, logit_bias=first.logit_bias)
+    others = [request.sampling_params for request in requests[1:]]
+    has_any = bool(others and (lists.bad_words or lists.logit_bias))
+    same = all((other.bad_words, other.logit_bias) == (lists.bad_words, lists.logit_bias) for other in others)
+    return lists if has_any and same else None
+
+
+def _with_lists(request: ValidRequest, lists: SamplingParams) -> ValidRequest:
+    params = dataclasses.replace(request.sampling_params, bad_words=lists.bad_words, logit_bias=lists.logit_bias)
+    return dataclasses.replace(request, sampling_params=params)
 
 
 def _mode(request: ValidRequest) -> SpeculationMode:

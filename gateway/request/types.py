@@ -92,13 +92,19 @@ class ChoiceStart:
     seen_len: int = 0
     numerics: str | None = None
 
+    @property
+    def is_new(self) -> bool:
+        """Whether nobody has decoded it yet, here or elsewhere."""
+        return not (self.epoch or self.logged)
+
 
 @dataclass(frozen=True)
 class ValidRequest:
     """One prompt, `n` choices. Everything in it has been checked against the model that is served.
 
     marker_tokens: special tokens that the text shows as symbols, for a parser (tool_calls/symbols.py).
-    owner: name of the API key that it came with. starts: the choices that run at this gateway; the service fills them
+    owner: name of the API key that it came with. caller: in whose share of the verifiers it runs: the key's name, or
+    without keys an address. starts: the choices that run at this gateway; the service fills them
     in (GatewayService.begin, resume), and trace, where requests are traced.
     """
 
@@ -113,6 +119,7 @@ class ValidRequest:
     cache_salt: str = ""
     marker_tokens: tuple[str, ...] = ()
     owner: str = ""
+    caller: str = field(default="", compare=False)
     starts: tuple[ChoiceStart, ...] = field(default=(), compare=False, repr=False)
     trace: RequestTrace | None = field(default=None, compare=False, repr=False)
 
@@ -168,8 +175,10 @@ class Prepared:
     def in_background(self) -> bool:
         return self.options.response is not None and self.options.response.is_background
 
-    def owned_by(self, owner: str) -> Prepared:
-        return replace(self, requests=tuple(replace(request, owner=owner) for request in self.requests))
+    def owned_by(self, owner: str, caller: str = "") -> Prepared:
+        """The same for a door's caller: ValidRequest says what they are."""
+        requests = tuple(replace(request, owner=owner, caller=caller) for request in self.requests)
+        return replace(self, requests=requests)
 
 
 class AnswerKind(enum.Enum):
@@ -186,7 +195,7 @@ class AnswerKind(enum.Enum):
 class Wanted:
     """What a client asks to go on with. seen: per choice, what it has. kind: None is any; choice: None is all.
 
-    carrier: the trace that the client is in now.
+    carrier: the trace that the client is in now. caller: as in ValidRequest.
     """
 
     request_id: str
@@ -195,6 +204,7 @@ class Wanted:
     kind: AnswerKind | None = None
     choice: int | None = None
     carrier: Carrier = ()
+    caller: str = ""
 
 
 @dataclass(frozen=True)

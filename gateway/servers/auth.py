@@ -28,12 +28,18 @@ _MAX_FILE_BYTES = 4 * 1024 * 1024
 @dataclass(frozen=True)
 class Caller:
     """owner: the key's name, "" where no keys are required. account: the owner's usage, None if not counted. held:
-    what the request's body and answer hold of the gateway's memory.
+    what the request's body and answer hold of the gateway's memory. peer: the address that it came from.
     """
 
     owner: str = ""
     account: Account | None = None
     held: Held | None = None
+    peer: str = ""
+
+    @property
+    def name(self) -> str:
+        """In whose share of the verifiers its outputs run. Without keys an address is all that is known."""
+        return self.owner or self.peer
 
 
 NOBODY = Caller()

@@ -21,6 +21,7 @@ import grpc.aio
 from outrider.gateway.servers.admission import Admission
 from outrider.gateway.servers.auth import Caller, CallerContext
 from outrider.gateway.servers.body_budget import Held
+from outrider.gateway.servers.peer import peer_of_context
 from outrider.shared import rpc
 from outrider.shared.api_keys import ApiKey
 from outrider.shared.errors import InvalidRequest, OutriderError, ReaderTooSlow, RequestTooSlow
@@ -60,7 +61,7 @@ class GrpcAdmission(grpc.aio.ServerInterceptor):
                 with self._admission.quotas.admit(key) as account:
                     request = await self._message(requests)
                     owner = "" if key is None else key.name
-                    caller = Caller(owner, account, Held(self._admission.bodies, owner))
+                    caller = Caller(owner, account, Held(self._admission.bodies, owner), peer_of_context(context))
                     async with aclosing(method(request, CallerContext(context, caller))) as replies:
                         async for reply in replies:
                             await self._write(context, reply)

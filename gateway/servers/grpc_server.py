@@ -67,7 +67,7 @@ class GatewayServicer(pb_grpc.GatewayServicer):
         """Ends with the generation; a cancelled call closes the generator."""
         try:
             valid = await self._valid(request, context)
-            prepared = _prepared(valid, self._service).owned_by(owner_of(context))
+            prepared = _prepared(valid, self._service).owned_by(owner_of(context), caller_of(context).name)
             begun = self._service.begin(AnswerKind.GRPC, replace(prepared, carrier=_carrier(context)))
             async with aclosing(self._replies(begun, 0, context)) as replies:
                 async for reply in replies:
@@ -91,7 +91,12 @@ class GatewayServicer(pb_grpc.GatewayServicer):
                 raise InvalidRequest(f"base_len must be at least 0, got {request.base_len}", param="base_len")
             seen = {request.choice: Seen(request.base_len)}
             wanted = Wanted(
-                request.request_id, owner_of(context), seen, choice=request.choice, carrier=_carrier(context)
+                request.request_id,
+                owner_of(context),
+                seen,
+                choice=request.choice,
+                carrier=_carrier(context),
+                caller=caller_of(context).name,
             )
             resumed = await self._service.resume(wanted)
             async with aclosing(self._replies(resumed, request.base_len, context)) as replies:

@@ -106,7 +106,8 @@ class LiveService:
         self._check_log()
         self._generation.metrics.resumed.inc()
         resumed = await resume(self._commit_log, wanted, self.model.name)
-        return self._traced(replace(resumed, carrier=wanted.carrier))
+        owned = resumed.owned_by(wanted.owner, wanted.caller)
+        return self._traced(replace(owned, carrier=wanted.carrier))
 
     def generate(self, request: ValidRequest) -> AsyncGenerator[GenerationUpdate, None]:
         self._check_open()
@@ -143,6 +144,7 @@ class LiveService:
         metrics = self._generation.metrics
         metrics.members.labels("verifier").set(len(self._generation.verifiers.healthy()))
         metrics.members.labels("drafter").set(len(self._generation.drafters.healthy()))
+        metrics.waiting.set(self._generation.starts.num_waiting)
         metrics.verifier_kinds.set(len(self._generation.kinds.present()))
         metrics.log_restores.set(self._commit_log.num_restores)
         return metrics.render()

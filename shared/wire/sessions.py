@@ -4,41 +4,43 @@ from __future__ import annotations
 
 from outrider.shared import messages as m
 from outrider.shared.errors import InvalidRequest
-from outrider.shared.wire.params import MODE_FROM_WIRE, MODE_TO_WIRE, params_from_wire, params_to_wire
+from outrider.shared.wire.params import MODE_FROM_WIRE, MODE_TO_WIRE, params_from_wire, write_params
 from outrider.v1 import drafter_pb2 as drafter
 from outrider.v1 import verifier_pb2 as verifier
 
 
 def open_verifier(spec: m.SessionSpec) -> verifier.VerifierRequest:
-    return verifier.VerifierRequest(
+    request = verifier.VerifierRequest(
         open=verifier.OpenVerifierSession(
             session_id=spec.session_id,
             epoch=spec.epoch,
             prompt_token_ids=spec.prompt_token_ids,
             committed_token_ids=spec.committed_token_ids,
-            sampling_params=params_to_wire(spec.sampling_params),
             mode=MODE_TO_WIRE[spec.mode],
             stream_key=spec.stream_key,
             cache_salt=spec.cache_salt,
             numerics=spec.numerics,
         )
     )
+    write_params(request.open.sampling_params, spec.sampling_params)
+    return request
 
 
 def open_drafter(spec: m.SessionSpec) -> drafter.DrafterRequest:
-    return drafter.DrafterRequest(
+    request = drafter.DrafterRequest(
         open=drafter.OpenDrafterSession(
             session_id=spec.session_id,
             epoch=spec.epoch,
             method=spec.method,
             prompt_token_ids=spec.prompt_token_ids,
             committed_token_ids=spec.committed_token_ids,
-            sampling_params=params_to_wire(spec.sampling_params),
             mode=MODE_TO_WIRE[spec.mode],
             stream_key=spec.stream_key,
             cache_salt=spec.cache_salt,
         )
     )
+    write_params(request.open.sampling_params, spec.sampling_params)
+    return request
 
 
 def spec_from_wire(message: verifier.OpenVerifierSession | drafter.OpenDrafterSession) -> m.SessionSpec:

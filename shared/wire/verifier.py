@@ -172,6 +172,7 @@ def verifier_info_to_wire(info: m.VerifierInfo) -> verifier.VerifierInfo:
         local_methods=[method_to_wire(method) for method in info.local_methods],
         num_state_slots=info.num_state_slots,
         num_free_state_slots=info.num_free_state_slots,
+        round_us=info.round_us,
     )
 
 
@@ -202,4 +203,5 @@ def verifier_info_from_wire(message: verifier.VerifierInfo) -> m.VerifierInfo:
         local_methods=tuple(method_from_wire(method) for method in message.local_methods),
         num_state_slots=message.num_state_slots,
         num_free_state_slots=message.num_free_state_slots,
+        round_us=tuple(message.round_us),
     )

@@ -21,8 +21,8 @@ _console = Console(width=140)
 
 def main() -> None:
     """One client's attacks beside eight plain streams of others. Needs a quiet machine: it measures times."""
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, running_stack(Path(folder)) as state:
-        outcomes = asyncio.run(run_attacks(state.url, state.pids["gateway"], _console.print))
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, running_stack(Path(folder)) as stack:
+        outcomes = asyncio.run(run_attacks(stack, _console.print))
     _show(outcomes)
     sys.exit(any(outcome.has_hurt or outcome.slowdown > MAX_SLOWDOWN for outcome in outcomes))
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 
 from tests.attacks.attacks import ATTACKS, Request
+from tests.attacks.stack import AttackedStack
 
 NUM_STREAMS = 8
 _NUM_TOKENS = 120
@@ -49,13 +50,10 @@ class Outcome:
         return bool(self.failures or self.num_changed or self.refused_afterwards)
 
 
-async def run_attacks(url: str, gateway_pid: int, tell: Callable[[str], None]) -> list[Outcome]:
+async def run_attacks(stack: AttackedStack, tell: Callable[[str], None]) -> list[Outcome]:
     """tell: gets the name of what begins."""
-    limits = httpx.Limits(max_connections=None)
-    async with (
-        httpx.AsyncClient(base_url=url, timeout=_TIMEOUT_S, limits=limits) as neighbour,
-        httpx.AsyncClient(base_url=url, timeout=_TIMEOUT_S, limits=limits) as attacker,
-    ):
+    gateway_pid = stack.state.pids["gateway"]
+    async with _client(stack, stack.neighbour_key) as neighbour, _client(stack, stack.attacker_key) as attacker:
         tell("plain streams alone")
         await _plain_streams(neighbour)  # the prompts are cached from here on
         runs = [await _plain_streams(neighbour) for _ in range(3)]
@@ -66,6 +64,15 @@ async def run_attacks(url: str, gateway_pid: int, tell: Callable[[str], None]) -
             outcome = await _attack(name, requests(), neighbour, attacker, gateway_pid, runs[0], alone_s)
             outcomes.append(outcome)
         return outcomes
+
+
+def _client(stack: AttackedStack, key: str) -> httpx.AsyncClient:
+    return httpx.AsyncClient(
+        base_url=stack.state.url,
+        headers={"Authorization": f"Bearer {key}"},
+        timeout=_TIMEOUT_S,
+        limits=httpx.Limits(max_connections=None),
+    )
 
 
 async def _attack(

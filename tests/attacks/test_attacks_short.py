@@ -20,8 +20,8 @@ MAX_GATEWAY_BYTES = 1500 * 2**20
 
 
 async def test_neighbours_are_served_as_if_alone(tmp_path: Path) -> None:
-    with running_stack(tmp_path) as state:
-        outcomes = await run_attacks(state.url, state.pids["gateway"], print)
+    with running_stack(tmp_path) as stack:
+        outcomes = await run_attacks(stack, print)
     assert [outcome.name for outcome in outcomes] == list(ATTACKS)
     assert [outcome for outcome in outcomes if outcome.has_hurt] == []
     assert [outcome for outcome in outcomes if not outcome.attackers[httpx.codes.OK]] == [], "they attack nothing"

@@ -213,6 +213,7 @@ def test_infos() -> None:
         numerics="bfloat16/cpu/cpu/tp1/9f3a",
         num_state_slots=12,
         num_free_state_slots=5,
+        round_us=(900, 1000, 1800),
     )
     assert wire.verifier_info_from_wire(through_bytes(wire.verifier_info_to_wire(verifier))) == verifier
     drafter = m.DrafterInfo("1", (m.DraftMethodInfo("eagle", "x", (1, 2), 8, True, 512, 99, True, 64),), 1, 2, 128)

@@ -90,3 +90,15 @@ def test_prices_follow_what_forwards_take() -> None:
         told = prices(rates, 4)[4]
     assert before == 5_000
     assert told == pytest.approx(10_000, rel=0.1)
+
+
+@pytest.mark.parametrize("max_open", [1, 2, 48, 64])
+def test_rounds_are_told_for_powers_of_two_up_to_the_limit(max_open: int) -> None:
+    """10 ms of each round are pauses; a session has three rows."""
+    rates = ServedRates(StepCosts(SLOPE))
+    served(rates, 4, rows_each=3, seconds=0.005 + 4 * 0.003 + 0.010)
+    told = rates.round_us(max_open)
+    counts = [1 << power for power in range(len(told))]
+    assert counts[-1] >= max_open
+    assert counts[-1] < 2 * max_open
+    assert told == pytest.approx([15_000 + 3_000 * count for count in counts], rel=0.01)

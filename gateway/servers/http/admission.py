@@ -25,6 +25,7 @@ from outrider.gateway.servers.body_budget import Held
 from outrider.gateway.servers.http.host_check import check_host
 from outrider.gateway.servers.http.limits import error_event, error_response
 from outrider.gateway.servers.http.protocol import ABORT
+from outrider.gateway.servers.peer import peer_of_scope
 from outrider.shared.api_keys import ApiKey
 from outrider.shared.errors import DeadlineExceeded, InvalidRequest, OutriderError, RequestTooSlow
 
@@ -70,7 +71,7 @@ class HttpAdmission:
             admitted = self._admission.quotas.admit(key) if _is_work(scope) else nullcontext(None)
             owner = "" if key is None else key.name
             with admitted as account, closing(Held(self._admission.bodies, owner)) as held:
-                put_caller(scope, Caller(owner, account, held))
+                put_caller(scope, Caller(owner, account, held, peer_of_scope(scope)))
                 timed = _TimedBody(receive, self._admission.body_timeout_s)
                 await self._within(timeout_s, self._app(scope, timed, watched), watched, scope["path"])
         except OutriderError as refusal:  # the application answers its own errors

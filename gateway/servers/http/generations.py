@@ -98,8 +98,8 @@ class Generations:
         return await self._rest_of(request, request_id, seen, None)
 
     def _begin(self, request: Request, kind: AnswerKind, prepared: Prepared) -> Prepared:
-        owned = replace(prepared.owned_by(owner_of(request)), carrier=carrier_of(request.headers.items()))
-        return self._service.begin(kind, owned)
+        owned = prepared.owned_by(owner_of(request), caller_of(request).name)
+        return self._service.begin(kind, replace(owned, carrier=carrier_of(request.headers.items())))
 
     def _begun(self, request: Request, kind: AnswerKind, prepared: Prepared) -> Response:
         begun = self._begin(request, kind, prepared)
@@ -114,8 +114,8 @@ class Generations:
         return await self._rest_of(request, request_id, seen, kind)
 
     async def _rest_of(self, request: Request, request_id: str, seen: EventCursor, kind: AnswerKind | None) -> Response:
-        carrier = carrier_of(request.headers.items())
-        wanted = Wanted(request_id, owner_of(request), seen.by_choice(), kind, carrier=carrier)
+        carrier, caller = carrier_of(request.headers.items()), caller_of(request)
+        wanted = Wanted(request_id, caller.owner, seen.by_choice(), kind, carrier=carrier, caller=caller.name)
         prepared = await self._service.resume(wanted)
         if prepared.in_background:
             return await self._stored.rest_of(request, prepared, seen)

@@ -76,7 +76,7 @@ class StoredResponses:
         if not is_running(document) or not await self._store(response_id).take_over(owner, response_id):
             return answer
         try:
-            wanted = Wanted(response_id, owner, {}, AnswerKind.RESPONSE)
+            wanted = Wanted(response_id, owner, {}, AnswerKind.RESPONSE, caller=caller_of(request).name)
             prepared = await self._service.resume(wanted)
         except (UnknownSession, CommitRefused) as error:
             lost = {"code": "server_error", "message": f"its gateway was lost, and its log too: {error.message}"}

@@ -42,6 +42,20 @@ def test_a_requests_lists_are_prepared_once(field: str) -> None:
     assert Walked.num_walks == before
 
 
+def test_the_outputs_of_a_request_share_their_bad_words() -> None:
+    """Each of 510 outputs took 5 ms of the verifier's event loop to prepare the same 1,024."""
+    words = Walked([(11, 2), (13,), (11, 4)])
+    first, second = (LogitsProcessor(SamplingParams(bad_words=words, max_tokens=2 + n), [0], ()) for n in range(2))
+    assert Walked.num_walks > 0
+    before = Walked.num_walks
+    third = LogitsProcessor(SamplingParams(bad_words=words), [0], ())
+    assert Walked.num_walks == before
+    logits = np.zeros(VOCAB_SIZE, dtype=np.float32)
+    for processor in (first, second, third):
+        assert np.flatnonzero(processor.log_weights(logits, [11]) == -np.inf).tolist() == [2, 4, 13]
+        assert np.flatnonzero(processor.log_weights(logits, [12]) == -np.inf).tolist() == [13]
+
+
 class Read(list[int]):
     """Counts the tokens that are read one by one; slices are compared and copied in C."""
 

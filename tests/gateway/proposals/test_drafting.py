@@ -394,3 +394,13 @@ async def test_what_the_end_of_the_output_cuts_off_is_not_held_against_the_draft
     assert asked[-1].num_asked < asked[0].num_asked
     assert [outcome.num_beyond_end for outcome in choice.outcomes[:-1]] == [0] * (len(choice.outcomes) - 1)
     assert choice.outcomes[-1].num_beyond_end == asked[0].num_asked - choice.outcomes[-1].num_asked > 0
+
+
+async def test_an_output_of_one_token_opens_no_drafter(make: Callable[..., Choice]) -> None:
+    choice = make(PlainDrafter())
+    choice.spec = replace(choice.spec, sampling_params=replace(choice.spec.sampling_params, max_tokens=1))
+    drafting = choice.drafting([])
+    answer = await drafting.propose(0)
+    await drafting.close()
+    assert (answer.proposal, answer.max_new_tokens) == (None, 1)
+    assert choice.num_acquired == 0

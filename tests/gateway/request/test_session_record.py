@@ -14,7 +14,7 @@ from outrider.gateway.tool_calls.plan import OutputPlan
 from outrider.shared.errors import InternalError, Unavailable
 from outrider.shared.sampling_params import Grammar, GrammarKind, SamplingParams, SpeculationMode, ThinkingBudget
 from outrider.shared.stream_key import stream_key
-from outrider.v1 import log_pb2
+from outrider.v1 import common_pb2, log_pb2
 
 PARAMS = SamplingParams(
     temperature=0.7,
@@ -37,6 +37,8 @@ PARAMS = SamplingParams(
     grammar=Grammar(GrammarKind.LARK, 'start: "é"'),
     thinking_budget=ThinkingBudget(5, 9, begin_token_ids=(8,), call_token_ids=(6, 7), starts_open=True),
 )
+# The wire form of one entry of PARAMS.logit_bias.
+PARAMS_BIAS = common_pb2.SamplingParams(logit_bias={9: -100.0}).SerializeToString()
 REQUEST = ValidRequest(
     request_id="cmpl-1-0",
     prompt_token_ids=(0, 7, 2**31 - 1),
@@ -91,7 +93,7 @@ def record(**changes: Any) -> SessionRecord:
 def test_the_samples_leave_no_field_at_its_default(sample: Any) -> None:
     """Or a field that is added and forgotten in the record would not be seen below."""
     for field in dataclasses.fields(sample):
-        if field.name not in ("starts", "trace"):  # live objects, made anew at each gateway
+        if field.name not in ("starts", "trace", "caller"):  # of the connection, made anew at each gateway
             assert getattr(sample, field.name) != field.default, f"give {field.name} a value of its own here"
 
 
@@ -145,7 +147,28 @@ def test_an_older_gateway_can_go_on_with_a_request_that_has_nothing_new() -> Non
         for options in (plain, echoed_prompt, parsed, doors, with_ids, echo)
     ]
     versions = [log_pb2.SessionRecord.FromString(one.encode()).version for one in records]
-    assert versions == [1, 1, 2, 3, RECORD_VERSION, RECORD_VERSION]
+    assert versions == [1, 1, 2, 3, 4, 4]
+
+
+@pytest.mark.parametrize("params", [PARAMS, SamplingParams(logit_bias=PARAMS.logit_bias)], ids=["both", "biases"])
+def test_lists_of_all_prompts_are_kept_once(params: SamplingParams) -> None:
+    lists = dataclasses.replace(params, bad_words=params.bad_words and tuple((token, 7) for token in range(500)))
+    own = [dataclasses.replace(lists, max_tokens=1 + place) for place in range(20)]
+    requests = tuple(dataclasses.replace(REQUEST, sampling_params=each) for each in own)
+    before = new_record(AnswerKind.CHAT, Prepared(requests, OPTIONS))
+    alone = new_record(AnswerKind.CHAT, Prepared(requests[:1], OPTIONS))
+    assert SessionRecord.decode(before.encode()) == before
+    assert before.encode().count(PARAMS_BIAS) == alone.encode().count(PARAMS_BIAS) == 1
+    assert log_pb2.SessionRecord.FromString(before.encode()).version == RECORD_VERSION
+    assert log_pb2.SessionRecord.FromString(alone.encode()).version < RECORD_VERSION
+
+
+@pytest.mark.parametrize("field", ["bad_words", "logit_bias"])
+def test_each_prompt_keeps_lists_of_its_own(field: str) -> None:
+    other = dataclasses.replace(REQUEST, sampling_params=dataclasses.replace(PARAMS, **{field: ()}))
+    before = new_record(AnswerKind.CHAT, Prepared((REQUEST, other), OPTIONS))
+    assert SessionRecord.decode(before.encode()) == before
+    assert log_pb2.SessionRecord.FromString(before.encode()).version < RECORD_VERSION
 
 
 def test_another_version_is_refused_by_name() -> None:

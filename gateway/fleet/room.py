@@ -1,0 +1,60 @@
+"""How many outputs the verifiers have room for: all callers', and one caller's beside others.
+
+What an output costs the others depends on the machine: on a GPU 64 sessions may take as long a round as one, on two CPU
+cores 16 take twice as long as 8. So the verifiers say how long their rounds are (VerifierInfo.round_us), and one
+caller's outputs may make those of all others take at most twice as long.
+
+Not here: whose output starts next (request/fair_starts.py), and at which verifier (placement.py).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outrider.gateway.fleet.pool import Pool
+from outrider.shared.messages import VerifierInfo
+
+# ratio; how much longer one caller may make the rounds of the others; tests/attacks measures it
+MAX_SLOWDOWN = 2.0
+# share of all places that one caller may hold beside others, who would else find none free when they send more
+_MOST_BESIDE_OTHERS = 0.5
+
+
+@dataclass(frozen=True)
+class Room:
+    """Of the verifiers that serve now."""
+
+    verifiers: Pool[VerifierInfo]
+
+    def num_places(self) -> int:
+        """Sessions that they take in all; 0: unknown, as none serves."""
+        return sum(info.max_sessions for info in self._infos())
+
+    def most_beside(self, num_others: int) -> int:
+        """Outputs of one caller beside num_others of others; at least 1."""
+        infos = self._infos()
+        places = max(1, int(_MOST_BESIDE_OTHERS * sum(info.max_sessions for info in infos)))
+        own = [_most_beside(info.round_us, places, num_others / len(infos)) for info in infos]
+        return max(1, min(places, sum(own)))
+
+    def _infos(self) -> list[VerifierInfo]:
+        return [member.info for member in self.verifiers.healthy() if member.info is not None]
+
+
+def _most_beside(round_us: Sequence[int], most: int, num_others: float) -> int:
+    """At one verifier, with num_others sessions of others."""
+    if not round_us:
+        return most
+    limit_us = MAX_SLOWDOWN * _round_us(round_us, max(1.0, num_others))
+    return bisect_right(range(1, most + 1), limit_us, key=lambda own: _round_us(round_us, num_others + own))
+
+
+def _round_us(round_us: Sequence[int], num_sessions: float) -> float:
+    """Linear between the powers of two that are known, and beyond them."""
+    power = min(int(num_sessions).bit_length() - 1, len(round_us) - 2)
+    if power < 0:
+        return float(round_us[0])
+    before, after = round_us[power], round_us[power + 1]
+    return before + (after - before) * (num_sessions / (1 << power) - 1.0)

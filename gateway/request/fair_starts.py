@@ -1,0 +1,143 @@
+"""Whose output starts next, so that no caller's many outputs keep those of another waiting.
+
+An output holds a place from its start to its end. There are as many places as the verifiers take sessions; without
+this queue the outputs beyond that would ask them again and again. A free place goes to the caller who holds fewest, in
+turn among equals: max-min fairness, as fair queueing has it for connections, over what cannot be taken back. Beside
+others a caller holds no more than leaves them their time (fleet/room.py), and opens few outputs at a time: an output
+costs the most (its record, its session, its prompt) before its first token.
+
+A caller is an API key's name, or without keys an address. An output that has begun elsewhere never waits here, nor does
+one that moves to another verifier. VTC ("Fairness in Serving Large Language Models", OSDI 2024) counts tokens instead,
+so that callers who always wait get as many each; but it starts whatever fits, and those who wait for nothing are slowed
+down by all that others start. Not here: how many requests may wait (servers/quotas.py).
+
+One event loop uses all of this, without a clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Protocol
+
+# outputs that one caller opens at a time beside others: one prompt is read while the next one is on its way
+MAX_OPENING = 2
+
+
+class Places(Protocol):
+    """Contract: cheap, and current at each call. num_places: outputs that may run at once; 0: not known, so nothing
+    waits, as without a verifier each output waits for one by itself. most_beside: those of one caller while others hold
+    num_others; at least 1.
+    """
+
+    def num_places(self) -> int: ...
+
+    def most_beside(self, num_others: int) -> int: ...
+
+
+@dataclass
+class _Share:
+    """One caller's outputs here. num_opening: of num_held, those without a token yet. waiting: in order."""
+
+    num_held: int = 0
+    num_opening: int = 0
+    waiting: dict[asyncio.Future[None], None] = field(default_factory=dict)
+
+
+class Place:
+    """One output's. `opened`: its first tokens are in the log. `free`: it has ended. Both may be called again."""
+
+    def __init__(self, starts: FairStarts, share: _Share) -> None:
+        self._starts = starts
+        self._share = share
+        self._is_opening = self._is_held = True
+
+    def opened(self) -> None:
+        if self._is_opening:
+            self._is_opening = False
+            self._starts.give_back(self._share, num_held=0, num_opening=1)
+
+    def free(self) -> None:
+        if self._is_held:
+            num_opening, self._is_opening, self._is_held = int(self._is_opening), False, False
+            self._starts.give_back(self._share, num_held=1, num_opening=num_opening)
+
+
+class FairStarts:
+    """One per gateway."""
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        # Those with outputs, the one that has started nothing for longest first.
+        self._shares: OrderedDict[str, _Share] = OrderedDict()
+        self._num_held = 0
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(len(share.waiting) for share in self._shares.values())
+
+    def take_now(self, caller: str) -> Place:
+        """For an output that must not wait."""
+        share = self._shares.setdefault(caller, _Share())
+        self._count(caller, share)
+        return Place(self, share)
+
+    async def take(self, caller: str) -> Place:
+        """Waits for the caller's turn. Raises nothing; a cancelled wait leaves no trace."""
+        share = self._shares.setdefault(caller, _Share())
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        share.waiting[turn] = None
+        self._start_next()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # it came at the same moment
+                Place(self, share).free()
+            else:
+                share.waiting.pop(turn, None)
+                self._start_next()
+            raise
+        return Place(self, share)
+
+    def give_back(self, share: _Share, *, num_held: int, num_opening: int) -> None:
+        """For Place: the counts go down by so much."""
+        share.num_held -= num_held
+        share.num_opening -= num_opening
+        self._num_held -= num_held
+        self._start_next()
+
+    def _count(self, caller: str, share: _Share) -> None:
+        share.num_held += 1
+        share.num_opening += 1
+        self._num_held += 1
+        self._shares.move_to_end(caller)
+
+    def _start_next(self) -> None:
+        """Starts all that may start. Whatever changes what may start calls this."""
+        for caller in [caller for caller, share in self._shares.items() if not (share.num_held or share.waiting)]:
+            del self._shares[caller]
+        num_places = self._places.num_places()
+        while not num_places or self._num_held < num_places:
+            able = [
+                caller
+                for caller, share in self._shares.items()
+                if share.waiting and (not num_places or self._may_start(share))
+            ]
+            if not able:
+                return
+            caller = min(able, key=lambda caller: self._shares[caller].num_held)
+            share = self._shares[caller]
+            turn = next(iter(share.waiting))
+            del share.waiting[turn]
+            if not turn.done():  # else it was cancelled, which its task is about to see
+                self._count(caller, share)
+                turn.set_result(None)
+
+    def _may_start(self, share: _Share) -> bool:
+        """Beside those who hold something. With nothing held, everybody may."""
+        if len(self._shares) == 1:
+            return True
+        if share.num_opening >= MAX_OPENING:
+            return False
+        return not share.num_held or share.num_held < self._places.most_beside(self._num_held - share.num_held)
