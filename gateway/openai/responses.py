@@ -72,6 +72,7 @@ class AnswerShape:
         self.account = Account(prepared, level)
         plan = self.options.output
         self._symbols = plan.symbols() if plan is not None else Symbols(())
+        self._num_named = len(prepared.requests[0].sampling_params.logprob_token_ids)
         self.fingerprint = f"outrider-{version}"
 
     def head(self, kind: str) -> dict[str, Any]:
@@ -115,7 +116,7 @@ class AnswerShape:
                 update.token_ids,
                 update.token_texts,
                 update.logprobs,
-                options.num_logprobs,
+                self._num_named or options.num_logprobs,
                 text_offset,
                 as_ids=options.return_tokens_as_token_ids,
             )
@@ -158,6 +159,7 @@ class AnswerShape:
                 update.logprobs,
                 options.num_logprobs,
                 as_ids=options.return_tokens_as_token_ids,
+                named=self._num_named > 0,
             )
         if options.return_token_ids:
             parts["token_ids"] = list(update.token_ids)

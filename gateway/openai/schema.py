@@ -60,7 +60,6 @@ _IGNORABLE = frozenset(
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
     "length_penalty": (1, 1.0),
-    "logprob_token_ids": ([],),
     "priority": (0,),
     "return_token_offsets": (False,),
     "kv_transfer_params": (),
@@ -188,6 +187,9 @@ class GenerationFields(Body):
     bad_words: Strings = ()
     allowed_token_ids: TokenIds | None = None
     prompt_logprobs: Int | None = None
+    logprob_token_ids: TokenIds = Field(
+        (), description="with logprobs: of these tokens and the chosen one, in place of the likeliest"
+    )
     truncate_prompt_tokens: Int | None = Field(None, description="-1: as many as the context allows")
     truncation_side: String = "left"
     stream: Bool = False

@@ -148,6 +148,21 @@ def test_log_probabilities(served: Served) -> None:
     assert one(chat(served, logprobs=True, top_logprobs=20)).sampling_params.num_logprobs == 20
 
 
+@pytest.mark.parametrize("endpoint", [completion, chat])
+def test_log_probabilities_of_named_tokens(served: Served, endpoint: Any) -> None:
+    shown = one(endpoint(served, logprobs=True if endpoint is chat else 5, logprob_token_ids=[7, 5, 7])).sampling_params
+    assert shown.logprob_token_ids == (7, 5)
+    with pytest.raises(InvalidRequest, match="logprob_token_ids needs logprobs"):
+        endpoint(served, logprob_token_ids=[7])
+    with pytest.raises(InvalidRequest, match="outside the vocabulary"):
+        endpoint(served, logprobs=True if endpoint is chat else 5, logprob_token_ids=[10**6])
+
+
+def test_named_tokens_need_an_output(served: Served) -> None:
+    with pytest.raises(InvalidRequest, match="logprob_token_ids needs output tokens"):
+        completion(served, echo=True, max_tokens=0, logprobs=1, logprob_token_ids=[7])
+
+
 def test_request_fields(served: Served) -> None:
     request = one(
         completion(

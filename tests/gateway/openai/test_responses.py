@@ -298,6 +298,20 @@ async def test_chat_logprobs(http: httpx.AsyncClient, stream: bool) -> None:
     assert whole_text.decode(errors="ignore") == "Paris is the capital 漢"
 
 
+async def test_logprobs_of_named_tokens(http: httpx.AsyncClient, tokenizer: Tokenizer) -> None:
+    """All of them, whatever the count asked for; in a chat behind the chosen token, once each, as in vLLM."""
+    sampled = tokenizer.encode("Paris")[0]
+    named = {"max_tokens": 1, "logprob_token_ids": [20, sampled, 21], "return_tokens_as_token_ids": True}
+    chat = {"messages": USER, "logprobs": True, **named}
+    events, _ = await streamed(http, **chat)
+    for choice in [*(await whole(http, **chat))["choices"], events[1]["choices"][0]]:
+        [entry] = choice["logprobs"]["content"]
+        tops = [(top["token"], top["logprob"]) for top in entry["top_logprobs"]]
+        assert tops == [(f"token_id:{sampled}", -sampled / 1000), ("token_id:20", -0.5), ("token_id:21", -2.5)]
+    [choice] = (await whole(http, prompt="x", logprobs=0, **named))["choices"]
+    assert list(choice["logprobs"]["top_logprobs"][0]) == [f"token_id:{sampled}", "token_id:20", "token_id:21"]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_echo_with_logprobs(http: httpx.AsyncClient, stream: bool) -> None:
     body = {"prompt": "Hello", "max_tokens": 2, "logprobs": 1, "echo": True}
