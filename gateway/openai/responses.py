@@ -229,8 +229,13 @@ class WholeAnswer:
         return choice
 
     def _add_prompt(self, target: Any, update: GenerationUpdate) -> None:
-        """On the choice for completions, at the top level for chat; null where they were not asked for, as in vLLM."""
+        """On the choice for completions, at the top level for chat; null where they were not asked for, as in vLLM, and
+        for a batch of chats.
+        """
         options, tokenizer = self._shape.options, self._shape.tokenizer
+        if options.chat and len(self._shape.prepared.requests) > 1:
+            target["prompt_token_ids"], target["prompt_logprobs"] = None, None
+            return
         prompt = self._shape.prompt(0 if options.chat else self._prompt_index(target["index"]))
         shown = prompt_logprobs(tokenizer, prompt, update.prompt_logprobs) if options.prompt_logprobs else None
         target["prompt_token_ids"] = list(prompt) if options.return_token_ids else None
@@ -246,7 +251,7 @@ class WholeAnswer:
         else:
             choice["message"] = output.message(update.text)
             choice["finish_reason"] = output.finish_reason(choice["finish_reason"], update.stop_reason)
-        if echo_text := self._shape.echo_text(0):
+        if echo_text := self._shape.echo_text(self._prompt_index(index)):
             choice["message"]["content"] = echo_text + (choice["message"]["content"] or "")
         choice.setdefault("token_ids", None)
         answer: ChatChoice = choice

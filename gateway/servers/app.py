@@ -23,6 +23,7 @@ from outrider.gateway.anthropic.errors import MessagesErrorAnswer
 from outrider.gateway.anthropic.message_answer import CountTokensAnswer, Message
 from outrider.gateway.anthropic.schema import CountTokensRequest, MessagesRequest
 from outrider.gateway.fleet.view import FleetView
+from outrider.gateway.openai.chat_batch import BATCH_SCHEMA, prepare_chat_batch
 from outrider.gateway.openai.convert import prepare_chat, prepare_completion
 from outrider.gateway.openai.response_types import (
     ChatCompletion,
@@ -189,6 +190,11 @@ class _Endpoints:
         )
         return self._begun(request, AnswerKind.CHAT, prepared)
 
+    async def chat_batch(self, request: Request) -> Response:
+        served = self._served()
+        prepared = await self._parsed(request, lambda body: prepare_chat_batch(body, served))
+        return self._begun(request, AnswerKind.CHAT, prepared)
+
     async def responses(self, request: Request) -> Response:
         if resumed := await self._resumed(request, AnswerKind.RESPONSE):
             return resumed
@@ -306,7 +312,11 @@ class _Endpoints:
 
 def _has_many_texts(body: object) -> bool:
     """Whether it has more texts to tokenize than streams should wait for: about 0.03 ms each, however short."""
-    lists = [body.get(name) for name in ("bad_words", "prompt")] if isinstance(body, dict) else []
+    if not isinstance(body, dict):
+        return False
+    lists, messages = [body.get(name) for name in ("bad_words", "prompt")], body.get("messages")
+    if isinstance(messages, list) and len(messages) > 1 and isinstance(messages[0], list):
+        return True  # several conversations, each with a template to fill in
     return any(isinstance(texts, list) and sum(isinstance(text, str) for text in texts) > _MAX_TEXTS for texts in lists)
 
 
@@ -327,6 +337,8 @@ def _add_routes(router: APIRouter, endpoints: _Endpoints, shows_tokenizer: bool)
     completion, chat = json_body(CompletionRequest), json_body(ChatCompletionRequest)
     _post(router, "/v1/completions", endpoints.completions, Completion, completion, "Complete a prompt")
     _post(router, "/v1/chat/completions", endpoints.chat_completions, ChatCompletion, chat, "Answer a chat")
+    batch = {"requestBody": {"required": True, "content": {"application/json": {"schema": BATCH_SCHEMA}}}}
+    _post(router, "/v1/chat/completions/batch", endpoints.chat_batch, ChatCompletion, batch, "Answer several chats")
     response = json_body(ResponsesRequest)
     _post(router, "/v1/responses", endpoints.responses, ResponseBody, response, "Answer items with items")
     path, stored = "/v1/responses/{response_id}", endpoints.stored
