@@ -12,7 +12,7 @@ from typing import Any
 
 from outrider.gateway.openai.convert import prepare_chat
 from outrider.gateway.openai.fields import json_kind
-from outrider.gateway.openai.schema import ChatCompletionRequest, parse_body
+from outrider.gateway.openai.schema import MESSAGES_SCHEMA, ChatCompletionRequest, parse_body
 from outrider.gateway.request.served import Served
 from outrider.gateway.request.types import Prepared
 from outrider.shared.errors import InvalidRequest
@@ -30,13 +30,7 @@ BATCH_SCHEMA: Mapping[str, Any] = {
     "required": ["messages"],
     "description": "The other fields are those of ChatCompletionRequest, but for "
     + ", ".join(f"`{name}`" for name in _UNSUPPORTED),
-    "properties": {
-        "messages": {
-            "type": "array",
-            "minItems": 1,
-            "items": {"$ref": "#/components/schemas/ChatCompletionRequest/properties/messages"},
-        }
-    },
+    "properties": {"messages": {"type": "array", "minItems": 1, "items": MESSAGES_SCHEMA}},
 }
 
 

@@ -263,20 +263,20 @@ def _messages(value: object) -> tuple[dict[str, Any], ...]:
     return tuple(_message(message, f"entry {place}") for place, message in enumerate(value))
 
 
-_MESSAGE_SCHEMA = {
-    "type": "object",
-    "required": ["role"],
-    "properties": {
-        "role": {"type": "string"},
-        "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]},
-        "name": {"type": "string"},
+MESSAGES_SCHEMA: dict[str, Any] = {
+    "type": "array",
+    "minItems": 1,
+    "items": {
+        "type": "object",
+        "required": ["role"],
+        "properties": {
+            "role": {"type": "string"},
+            "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]},
+            "name": {"type": "string"},
+        },
     },
 }
-Messages = Annotated[
-    tuple[dict[str, Any], ...],
-    PlainValidator(_messages),
-    WithJsonSchema({"type": "array", "minItems": 1, "items": _MESSAGE_SCHEMA}),
-]
+Messages = Annotated[tuple[dict[str, Any], ...], PlainValidator(_messages), WithJsonSchema(MESSAGES_SCHEMA)]
 
 
 class ChatFields(Body):
