@@ -195,6 +195,18 @@ class _Endpoints:
         prepared = await self._parsed(request, lambda body: prepare_chat_batch(body, served))
         return self._begun(request, AnswerKind.CHAT, prepared)
 
+    async def invocations(self, request: Request) -> Response:
+        """The one door of SageMaker: what the body is decides what answers."""
+        served = self._served()
+
+        def prepared(body: object) -> Prepared:
+            if isinstance(body, dict) and "messages" in body:
+                return prepare_chat(parse_body(ChatCompletionRequest, body), served)
+            return prepare_completion(parse_body(CompletionRequest, body), served)
+
+        answer = await self._parsed(request, prepared)
+        return self._begun(request, AnswerKind.CHAT if answer.options.chat else AnswerKind.COMPLETION, answer)
+
     async def responses(self, request: Request) -> Response:
         if resumed := await self._resumed(request, AnswerKind.RESPONSE):
             return resumed
@@ -339,6 +351,8 @@ def _add_routes(router: APIRouter, endpoints: _Endpoints, shows_tokenizer: bool)
     _post(router, "/v1/chat/completions", endpoints.chat_completions, ChatCompletion, chat, "Answer a chat")
     batch = {"requestBody": {"required": True, "content": {"application/json": {"schema": BATCH_SCHEMA}}}}
     _post(router, "/v1/chat/completions/batch", endpoints.chat_batch, ChatCompletion, batch, "Answer several chats")
+    either = json_body(CompletionRequest, ChatCompletionRequest)
+    _post(router, "/invocations", endpoints.invocations, Completion | ChatCompletion, either, "Either, for SageMaker")
     response = json_body(ResponsesRequest)
     _post(router, "/v1/responses", endpoints.responses, ResponseBody, response, "Answer items with items")
     path, stored = "/v1/responses/{response_id}", endpoints.stored
