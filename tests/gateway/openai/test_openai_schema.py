@@ -335,6 +335,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str, str]] = [
     (completion, {"stop_token_ids": [4096]}, "stop_token_ids", "token id 4096 is outside"),
     (completion, {"allowed_token_ids": []}, "allowed_token_ids", "must not be empty"),
     (completion, {"logit_bias": {"x": 1}}, "logit_bias", "must have token ids as keys, got 'x'"),
+    (completion, {"logit_bias": {"x": 1, "5": 1, "y": 1}}, "logit_bias", "got 'x', 'y'"),
     (completion, {"logit_bias": {"5": "1"}}, "logit_bias", "logit_bias of token 5 must be a number"),
     (completion, {"logit_bias": {"5": 101}}, "logit_bias", "between -100 and 100"),
     (completion, {"logit_bias": {"9999": 1}}, "logit_bias", "token id 9999 is outside"),
