@@ -77,8 +77,8 @@ def prepare_completion(body: CompletionRequest, served: Served) -> Prepared:
     texts = tuple(
         prompt
         if isinstance(prompt, str) and len(request.prompt_token_ids) == len(token_ids)
-        # token ids, or a prompt that was truncated
-        else served.tokenizer.decode(request.prompt_token_ids, body.skip_special_tokens)
+        # A text that was truncated; or token ids, whose echo shows special tokens whatever the output does, as in vLLM.
+        else served.tokenizer.decode(request.prompt_token_ids, isinstance(prompt, str) and body.skip_special_tokens)
         for prompt, token_ids, request in zip(body.prompt, prompts, prepared.requests, strict=True)
     )
     return replace(prepared, options=replace(options, echo_texts=texts))

@@ -246,9 +246,9 @@ def test_echo(served: Served) -> None:
     assert prepared.requests[0].sampling_params.num_prompt_logprobs == 3
     assert completion(served, prompt=[44, 339, 308], echo=True).options.echo_texts == ("Hello",)
     marked = served.tokenizer.encode("<|user|>Hello")
-    assert completion(served, prompt=marked, echo=True).options.echo_texts == ("Hello",)
-    shown = completion(served, prompt=marked, echo=True, skip_special_tokens=False)
-    assert shown.options.echo_texts == ("<|user|>Hello",)
+    for skip in (True, False):
+        shown = completion(served, prompt=marked, echo=True, skip_special_tokens=skip)
+        assert shown.options.echo_texts == ("<|user|>Hello",)
     cut = completion(served, prompt="Hello", echo=True, truncate_prompt_tokens=1)
     assert cut.options.echo_texts == ("lo",)
     assert one(completion(served, echo=True, max_tokens=0)).sampling_params.max_tokens == 1

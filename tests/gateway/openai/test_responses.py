@@ -404,19 +404,21 @@ async def test_usage_can_be_in_every_event_unasked(http: httpx.AsyncClient, serv
         assert events[-1]["choices"] == []
 
 
-@pytest.mark.parametrize("given", ["text", "token ids", "token ids with special tokens"])
-async def test_offsets_point_into_the_echoed_text(http: httpx.AsyncClient, tokenizer: Tokenizer, given: str) -> None:
+@pytest.mark.parametrize("skip", [True, False])
+@pytest.mark.parametrize("given", ["text", "token ids"])
+async def test_offsets_point_into_the_echoed_text(
+    http: httpx.AsyncClient, tokenizer: Tokenizer, given: str, skip: bool
+) -> None:
+    """The echo of token ids shows special tokens, as in vLLM, whatever the output does."""
     text = "a<|user|>\nHello 漢<|end|>b"
     prompt = text if given == "text" else tokenizer.encode(text)
-    skip = given != "token ids with special tokens"
     body = {"prompt": prompt, "max_tokens": 2, "logprobs": 0, "echo": True, "skip_special_tokens": skip}
     [choice] = (await whole(http, **body))["choices"]
-    hidden = tokenizer.special_ids if given == "token ids" else ()
     shown, offsets = choice["text"], choice["logprobs"]["text_offset"]
-    assert shown == (text if given != "token ids" else "a\nHello 漢b") + "Paris"
+    assert shown == text + "Paris"
     for place, token_id in enumerate(tokenizer.encode(text)):
-        token = "" if token_id in hidden else tokenizer.token_text(token_id)
-        if "�" not in token:
+        token = tokenizer.token_text(token_id)
+        if "\ufffd" not in token:
             assert shown[offsets[place] : offsets[place + 1]] == token
     assert shown[offsets[-2] :] == "Paris"
 
