@@ -19,6 +19,8 @@ from outrider.shared.errors import InvalidRequest
 GREEDY_BELOW = 1e-4
 MAX_SEED = 2**64 - 1
 MAX_LOGPROBS = 20
+# tokens whose log-probabilities one request names; vLLM's limit
+MAX_LOGPROB_TOKEN_IDS = 128
 # tokens of one bad word; steps back that each row takes through its output (engine/sampling/bad_words.py)
 MAX_BAD_WORD_TOKENS = 128
 # tokens of all bad words of a request; a session holds about 0.3 KB for each, 5 MB at most
@@ -87,7 +89,10 @@ class ThinkingBudget:
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Names and defaults of vLLM's SamplingParams; `validate` checks the ranges."""
+    """Names and defaults of vLLM's SamplingParams; `validate` checks the ranges.
+
+    logprob_token_ids: with num_logprobs, the tokens whose log-probabilities are wanted in place of the likeliest ones'.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -106,6 +111,7 @@ class SamplingParams:
     allowed_token_ids: tuple[int, ...] = ()
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
+    logprob_token_ids: tuple[int, ...] = ()
     grammar: Grammar | None = None
     thinking_budget: ThinkingBudget | None = None
 
@@ -137,6 +143,7 @@ class SamplingParams:
         for name, count in (("logprobs", self.num_logprobs), ("prompt_logprobs", self.num_prompt_logprobs)):
             if count is not None:
                 _check_range(name, count, 0, MAX_LOGPROBS)
+        self._check_logprob_token_ids()
         if not all(-100.0 <= bias <= 100.0 for _, bias in self.logit_bias):
             for _, bias in self.logit_bias:
                 _check_range("logit_bias", bias, -100.0, 100.0)
@@ -147,6 +154,13 @@ class SamplingParams:
             _check_range("thinking_budget.begin_token_ids: length", num_begin, 0, _MAX_THINKING_MARKER_TOKENS)
         if vocab_size is not None:
             self._check_token_ids(vocab_size)
+
+    def _check_logprob_token_ids(self) -> None:
+        name, count = "logprob_token_ids", len(self.logprob_token_ids)
+        if count > MAX_LOGPROB_TOKEN_IDS:
+            raise InvalidRequest(f"{name} has {count} tokens, the most is {MAX_LOGPROB_TOKEN_IDS}", param=name)
+        if count and self.num_logprobs is None:
+            raise InvalidRequest(f"{name} needs logprobs", param=name)
 
     def _check_bad_words(self) -> None:
         if not self.bad_words:
@@ -168,6 +182,7 @@ class SamplingParams:
         fields = {
             "stop_token_ids": self.stop_token_ids,
             "allowed_token_ids": self.allowed_token_ids,
+            "logprob_token_ids": self.logprob_token_ids,
             "logit_bias": tuple(token_id for token_id, _ in self.logit_bias),
             "bad_words": _sizes(self.bad_words).extremes if self.bad_words else (),
             "thinking_token_budget": (budget.end_token_id,) if budget is not None else (),

@@ -64,11 +64,14 @@ def decide(work: Work, outputs: RowOutputs, max_model_len: int, times: ForwardTi
     count, finish_reason, stop_token_id = _stop(session, token_ids, max_model_len, outputs.logits.shape[1])
     num_accepted = min(count, len(acceptance.accepted_nodes))
     rows = [ROOT, *acceptance.accepted_nodes]
-    num_logprobs = session.spec.sampling_params.num_logprobs
+    params = session.spec.sampling_params
     logprobs: tuple[TokenLogprob, ...] = ()
-    if num_logprobs is not None:
+    if params.num_logprobs is not None:
         logprobs = tuple(
-            token_logprob(outputs.logits[rows[index] + 1], token_ids[index], num_logprobs) for index in range(count)
+            token_logprob(
+                outputs.logits[rows[index] + 1], token_ids[index], params.num_logprobs, params.logprob_token_ids
+            )
+            for index in range(count)
         )
     step_goes_on = finish_reason is None and session.free_run_left - count > 0
     drafted = session.local_draft

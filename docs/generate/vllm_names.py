@@ -107,7 +107,7 @@ ENDPOINTS = (
         "/v1/messages",
         "/v1/messages/count_tokens",
     ),
-    *("/v1/chat/completions/batch", "/inference/v1/generate", "/abort_requests", "/server_info"),
+    *("/v1/chat/completions/batch", "/invocations", "/inference/v1/generate", "/abort_requests", "/server_info"),
     *("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/sleep", "/wake_up", "/pause", "/resume"),
     *("/reset_prefix_cache", "/start_profile", "/stop_profile", "/v1/realtime"),
 )

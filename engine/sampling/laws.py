@@ -154,13 +154,16 @@ def draw(probs: NDArray[np.float64], rng: np.random.Generator) -> int:
     return int(support[min(int(index), len(support) - 1)])
 
 
-def token_logprob(logits: Row, token_id: int, num_top: int) -> TokenLogprob:
-    """Log-probability before any transform (vLLM's `raw_logprobs`)."""
+def token_logprob(logits: Row, token_id: int, num_top: int, others: Sequence[int] = ()) -> TokenLogprob:
+    """Log-probability before any transform (vLLM's `raw_logprobs`), and those of the `others` or the num_top likeliest.
+
+    others: token ids, in the order in which they come back; () asks for the likeliest.
+    """
     row = logits.astype(np.float64)
     row -= row.max()
     row -= np.log(np.exp(row).sum())
     rank = 1 + int(np.count_nonzero(row > row[token_id]))
-    if not num_top:
+    if not num_top and not others:
         return TokenLogprob(float(row[token_id]), rank)
-    top = largest_first(row, num_top).tolist()
+    top = list(others) if others else largest_first(row, num_top).tolist()
     return TokenLogprob(float(row[token_id]), rank, tuple(top), tuple(float(row[token]) for token in top))

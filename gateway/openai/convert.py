@@ -53,6 +53,8 @@ def prepare_completion(body: CompletionRequest, served: Served) -> Prepared:
     if body.max_tokens == 0 and not body.echo:
         raise InvalidRequest("max_tokens must be at least 1, or 0 together with echo", param="max_tokens")
     drop_output = body.max_tokens == 0
+    if drop_output and body.logprob_token_ids:
+        raise InvalidRequest("logprob_token_ids needs output tokens, and max_tokens is 0", param="logprob_token_ids")
     options = replace(options, num_logprobs=num_logprobs, drop_output=drop_output)
     body = with_suffix(body, served.tokenizer)
     if body.echo and num_logprobs is not None:
@@ -75,8 +77,8 @@ def prepare_completion(body: CompletionRequest, served: Served) -> Prepared:
     texts = tuple(
         prompt
         if isinstance(prompt, str) and len(request.prompt_token_ids) == len(token_ids)
-        # token ids, or a prompt that was truncated
-        else served.tokenizer.decode(request.prompt_token_ids, body.skip_special_tokens)
+        # A text that was truncated; or token ids, whose echo shows special tokens whatever the output does, as in vLLM.
+        else served.tokenizer.decode(request.prompt_token_ids, isinstance(prompt, str) and body.skip_special_tokens)
         for prompt, token_ids, request in zip(body.prompt, prompts, prepared.requests, strict=True)
     )
     return replace(prepared, options=replace(options, echo_texts=texts))
@@ -256,6 +258,7 @@ def _sampling_params(body: GenerationFields, num_logprobs: int | None, served: S
         allowed_token_ids=tuple(sorted(set(body.allowed_token_ids or ()))),
         num_logprobs=num_logprobs,
         num_prompt_logprobs=body.prompt_logprobs,
+        logprob_token_ids=tuple(dict.fromkeys(body.logprob_token_ids)),
         grammar=grammar_of(body.response_format, body.structured_outputs, served.model, served.limits),
     )
 

@@ -15,6 +15,8 @@ from pydantic import BeforeValidator, PlainValidator, WithJsonSchema
 # 64-bit signed maximum for all fields but seed, which has its own check
 _MAX_INT = 2**63 - 1
 _MAX_SEED = 2**64 - 1
+# wrong keys of an object that an error names; as many as someone reads
+_MAX_SHOWN_KEYS = 8
 
 PromptInput = str | tuple[int, ...]
 
@@ -105,11 +107,13 @@ def _logit_bias(value: object) -> dict[int, float]:
     """JSON object keys are strings; each must spell a token id."""
     if not isinstance(value, Mapping):
         raise ValueError(f"must be an object of token ids and numbers, got {json_kind(value)}")
+    entries = {str(key): bias for key, bias in value.items()}
+    wrong = [text for text in entries if not (text.isascii() and text.isdigit() and len(text) <= 10)]
+    if wrong:
+        shown = ", ".join(repr(text[:40]) for text in wrong[:_MAX_SHOWN_KEYS])
+        raise ValueError(f"must have token ids as keys, got {shown}")
     biases: dict[int, float] = {}
-    for key, bias in value.items():
-        text = str(key)
-        if not (text.isascii() and text.isdigit() and len(text) <= 10):
-            raise ValueError(f"must have token ids as keys, got {text[:40]!r}")
+    for text, bias in entries.items():
         try:
             biases[int(text)] = number(bias)
         except ValueError as error:

@@ -114,11 +114,18 @@ def chat_logprobs(
     num_top: int,
     *,
     as_ids: bool = False,
+    named: bool = False,
 ) -> ChatLogprobs:
-    """as_ids: tokens are named by their ids; their bytes stay those of the text."""
+    """as_ids: tokens are named by their ids; their bytes stay those of the text. named: the request has named the
+    tokens of the entries, so all are shown, behind the chosen one, as in vLLM.
+    """
     content: list[ChatTokenLogprob] = []
     for token_id, entry in zip(token_ids, entries, strict=True):
-        pairs = list(zip(entry.top_token_ids, entry.top_logprobs, strict=True))[:num_top]
+        pairs = list(zip(entry.top_token_ids, entry.top_logprobs, strict=True))
+        if named:
+            pairs = [(token_id, entry.logprob), *(pair for pair in pairs if pair[0] != token_id)]
+        else:
+            pairs = pairs[:num_top]
         chosen = _token_logprob(tokenizer, token_id, entry.logprob, as_ids)
         content.append({**chosen, "top_logprobs": [_token_logprob(tokenizer, *pair, as_ids) for pair in pairs]})
     return {"content": content}

@@ -72,6 +72,7 @@ class AnswerShape:
         self.account = Account(prepared, level)
         plan = self.options.output
         self._symbols = plan.symbols() if plan is not None else Symbols(())
+        self._num_named = len(prepared.requests[0].sampling_params.logprob_token_ids)
         self.fingerprint = f"outrider-{version}"
 
     def head(self, kind: str) -> dict[str, Any]:
@@ -115,7 +116,7 @@ class AnswerShape:
                 update.token_ids,
                 update.token_texts,
                 update.logprobs,
-                options.num_logprobs,
+                self._num_named or options.num_logprobs,
                 text_offset,
                 as_ids=options.return_tokens_as_token_ids,
             )
@@ -158,6 +159,7 @@ class AnswerShape:
                 update.logprobs,
                 options.num_logprobs,
                 as_ids=options.return_tokens_as_token_ids,
+                named=self._num_named > 0,
             )
         if options.return_token_ids:
             parts["token_ids"] = list(update.token_ids)
@@ -227,8 +229,13 @@ class WholeAnswer:
         return choice
 
     def _add_prompt(self, target: Any, update: GenerationUpdate) -> None:
-        """On the choice for completions, at the top level for chat; null where they were not asked for, as in vLLM."""
+        """On the choice for completions, at the top level for chat; null where they were not asked for, as in vLLM, and
+        for a batch of chats.
+        """
         options, tokenizer = self._shape.options, self._shape.tokenizer
+        if options.chat and len(self._shape.prepared.requests) > 1:
+            target["prompt_token_ids"], target["prompt_logprobs"] = None, None
+            return
         prompt = self._shape.prompt(0 if options.chat else self._prompt_index(target["index"]))
         shown = prompt_logprobs(tokenizer, prompt, update.prompt_logprobs) if options.prompt_logprobs else None
         target["prompt_token_ids"] = list(prompt) if options.return_token_ids else None
@@ -244,7 +251,7 @@ class WholeAnswer:
         else:
             choice["message"] = output.message(update.text)
             choice["finish_reason"] = output.finish_reason(choice["finish_reason"], update.stop_reason)
-        if echo_text := self._shape.echo_text(0):
+        if echo_text := self._shape.echo_text(self._prompt_index(index)):
             choice["message"]["content"] = echo_text + (choice["message"]["content"] or "")
         choice.setdefault("token_ids", None)
         answer: ChatChoice = choice

@@ -60,7 +60,6 @@ _IGNORABLE = frozenset(
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
     "length_penalty": (1, 1.0),
-    "logprob_token_ids": ([],),
     "priority": (0,),
     "return_token_offsets": (False,),
     "kv_transfer_params": (),
@@ -188,6 +187,9 @@ class GenerationFields(Body):
     bad_words: Strings = ()
     allowed_token_ids: TokenIds | None = None
     prompt_logprobs: Int | None = None
+    logprob_token_ids: TokenIds = Field(
+        (), description="with logprobs: of these tokens and the chosen one, in place of the likeliest"
+    )
     truncate_prompt_tokens: Int | None = Field(None, description="-1: as many as the context allows")
     truncation_side: String = "left"
     stream: Bool = False
@@ -261,20 +263,20 @@ def _messages(value: object) -> tuple[dict[str, Any], ...]:
     return tuple(_message(message, f"entry {place}") for place, message in enumerate(value))
 
 
-_MESSAGE_SCHEMA = {
-    "type": "object",
-    "required": ["role"],
-    "properties": {
-        "role": {"type": "string"},
-        "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]},
-        "name": {"type": "string"},
+MESSAGES_SCHEMA: dict[str, Any] = {
+    "type": "array",
+    "minItems": 1,
+    "items": {
+        "type": "object",
+        "required": ["role"],
+        "properties": {
+            "role": {"type": "string"},
+            "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]},
+            "name": {"type": "string"},
+        },
     },
 }
-Messages = Annotated[
-    tuple[dict[str, Any], ...],
-    PlainValidator(_messages),
-    WithJsonSchema({"type": "array", "minItems": 1, "items": _MESSAGE_SCHEMA}),
-]
+Messages = Annotated[tuple[dict[str, Any], ...], PlainValidator(_messages), WithJsonSchema(MESSAGES_SCHEMA)]
 
 
 class ChatFields(Body):

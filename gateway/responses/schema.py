@@ -34,6 +34,7 @@ _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
 _HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
     "logprobs": (False,),
+    "logprob_token_ids": ([],),
     "include_reasoning": (True,),
     "skip_special_tokens": (True,),
     "add_generation_prompt": (True,),

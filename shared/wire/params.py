@@ -46,6 +46,7 @@ def params_to_wire(params: SamplingParams) -> common.SamplingParams:
         allowed_token_ids=params.allowed_token_ids,
         num_logprobs=params.num_logprobs,
         num_prompt_logprobs=params.num_prompt_logprobs,
+        logprob_token_ids=params.logprob_token_ids,
     )
     if params.bad_words or params.logit_bias:
         message.MergeFromString(_lists_to_wire(params.bad_words, params.logit_bias))
@@ -91,6 +92,7 @@ def params_from_wire(message: common.SamplingParams) -> SamplingParams:
         allowed_token_ids=tuple(message.allowed_token_ids),
         num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else None,
         num_prompt_logprobs=message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else None,
+        logprob_token_ids=tuple(message.logprob_token_ids),
         grammar=_grammar_from_wire(message.grammar) if message.HasField("grammar") else None,
         thinking_budget=(_budget_from_wire(message.thinking_budget) if message.HasField("thinking_budget") else None),
     )

@@ -157,7 +157,7 @@ class ScriptedService:
                     text=piece.text + (detokenizer.finish() if last else ""),
                     token_texts=piece.token_texts,
                     origins=tuple(ORIGINS[(base_len + place) % len(ORIGINS)] for place in range(len(kept))),
-                    logprobs=self._logprobs(kept, params.num_logprobs),
+                    logprobs=self._logprobs(kept, params.num_logprobs, params.logprob_token_ids),
                     prompt_logprobs=self._prompt_logprobs(request) if base_len == 0 else (),
                     rounds=(Round(len(updates), base_len, len(kept), 4, len(kept) - 1, "ngram", "drafter-a:7002"),),
                     # A later choice finds what the first one computed.
@@ -173,12 +173,14 @@ class ScriptedService:
                 break
         return updates
 
-    def _logprobs(self, token_ids: list[int], num_top: int | None) -> tuple[TokenLogprob, ...]:
-        """Token t has log-probability -t/1000 and rank 2; the likeliest others are 10, 11, ..."""
+    def _logprobs(
+        self, token_ids: list[int], num_top: int | None, named: tuple[int, ...] = ()
+    ) -> tuple[TokenLogprob, ...]:
+        """Token t has log-probability -t/1000 and rank 2; the likeliest others are 10, 11, ..., or those named."""
         if num_top is None:
             return ()
-        top_ids = tuple(range(10, 10 + num_top))
-        top_logprobs = tuple(-0.5 - place for place in range(num_top))
+        top_ids = named or tuple(range(10, 10 + num_top))
+        top_logprobs = tuple(-0.5 - place for place in range(len(top_ids)))
         return tuple(TokenLogprob(-token_id / 1000, 2, top_ids, top_logprobs) for token_id in token_ids)
 
     def _prompt_logprobs(self, request: ValidRequest) -> tuple[TokenLogprob, ...]:

@@ -59,6 +59,8 @@ def test_a_tiny_temperature_is_greedy(temperature: float, greedy: bool) -> None:
         ("repetition_penalty", -1.0),
         ("num_logprobs", 21),
         ("num_prompt_logprobs", -1),
+        ("logprob_token_ids", (3,)),
+        ("logprob_token_ids", (3,) * 129),
         ("logit_bias", ((0, 101.0),)),
         ("logit_bias", ((0, math.nan),)),
     ],

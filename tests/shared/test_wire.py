@@ -75,12 +75,13 @@ sampling_params = st.builds(
     allowed_token_ids=token_tuples,
     num_logprobs=st.none() | st.integers(0, 20),
     num_prompt_logprobs=st.none() | st.integers(0, 20),
+    logprob_token_ids=token_tuples,
     grammar=st.none()
     | st.builds(Grammar, st.sampled_from([GrammarKind.REGEX, GrammarKind.LARK, GrammarKind.JSON_OBJECT]), names)
     | st.sampled_from([Grammar(GrammarKind.JSON_SCHEMA, "{}"), Grammar(GrammarKind.CHOICE, '["a", "é"]')]),
     thinking_budget=st.none()
     | st.builds(ThinkingBudget, st.integers(0, 9), token_ids, token_tuples, token_tuples, st.booleans()),
-)
+).map(lambda params: params if params.num_logprobs is not None else dataclasses.replace(params, logprob_token_ids=()))
 specs = st.builds(
     m.SessionSpec,
     session_id=st.text(min_size=1, max_size=8),

@@ -152,6 +152,15 @@ def test_logprobs_are_the_models_own_of_the_row_before_each_token() -> None:
     assert commit.logprobs == (token_logprob(logits[0], 4, 3), token_logprob(logits[2], 4, 3))
 
 
+def test_logprobs_of_tokens_by_name_are_in_place_of_the_likeliest() -> None:
+    params = SamplingParams(temperature=0.0, num_logprobs=2, logprob_token_ids=(5, 4, 0))
+    logits = np.random.default_rng(2).standard_normal((1, VOCAB_SIZE)).astype(np.float32)
+    [shown] = run(make_session(params), logits, None).commit.logprobs
+    law = logits[0].astype(np.float64) - np.logaddexp.reduce(logits[0].astype(np.float64))
+    assert shown.top_token_ids == (5, 4, 0)
+    np.testing.assert_allclose(shown.top_logprobs, law[[5, 4, 0]], rtol=1e-12)
+
+
 def test_exact_mode_uses_the_absolute_index_and_the_path_of_each_node() -> None:
     """Penalties at a node see the output and the node's own ancestors, not its siblings."""
     params = SamplingParams(temperature=1.1, frequency_penalty=1.5, repetition_penalty=1.4, max_tokens=50)

@@ -47,5 +47,9 @@ class BodyWork:
 
 def _has_many_texts(body: object) -> bool:
     """Whether it has more texts to tokenize than streams should wait for: about 0.03 ms each, however short."""
-    lists = [body.get(name) for name in ("bad_words", "prompt")] if isinstance(body, dict) else []
+    if not isinstance(body, dict):
+        return False
+    lists, messages = [body.get(name) for name in ("bad_words", "prompt")], body.get("messages")
+    if isinstance(messages, list) and len(messages) > 1 and isinstance(messages[0], list):
+        return True  # several conversations, each with a template to fill in
     return any(isinstance(texts, list) and sum(isinstance(text, str) for text in texts) > _MAX_TEXTS for texts in lists)

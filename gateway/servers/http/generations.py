@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from outrider.gateway.anthropic.convert import prepare_message
 from outrider.gateway.anthropic.schema import MessagesRequest
+from outrider.gateway.openai.chat_batch import prepare_chat_batch
 from outrider.gateway.openai.convert import prepare_chat, prepare_completion
 from outrider.gateway.openai.schema import ChatCompletionRequest, CompletionRequest, parse_body
 from outrider.gateway.request.event_cursor import LAST_EVENT_ID, NOTHING_SEEN, EventCursor, parse_event_id
@@ -53,6 +54,23 @@ class Generations:
             request, lambda body: prepare_chat(parse_body(ChatCompletionRequest, body), served)
         )
         return self._begun(request, AnswerKind.CHAT, prepared)
+
+    async def chat_batch(self, request: Request) -> Response:
+        served = served_by(self._service)
+        prepared = await self._work.parsed(request, lambda body: prepare_chat_batch(body, served))
+        return self._begun(request, AnswerKind.CHAT, prepared)
+
+    async def invocations(self, request: Request) -> Response:
+        """The one door of SageMaker: what the body is decides what answers."""
+        served = served_by(self._service)
+
+        def prepared(body: object) -> Prepared:
+            if isinstance(body, dict) and "messages" in body:
+                return prepare_chat(parse_body(ChatCompletionRequest, body), served)
+            return prepare_completion(parse_body(CompletionRequest, body), served)
+
+        answer = await self._work.parsed(request, prepared)
+        return self._begun(request, AnswerKind.CHAT if answer.options.chat else AnswerKind.COMPLETION, answer)
 
     async def responses(self, request: Request) -> Response:
         if resumed := await self._resumed(request, AnswerKind.RESPONSE):

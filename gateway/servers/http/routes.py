@@ -12,6 +12,7 @@ from outrider.gateway.anthropic.errors import MessagesErrorAnswer
 from outrider.gateway.anthropic.message_answer import CountTokensAnswer, Message
 from outrider.gateway.anthropic.schema import CountTokensRequest, MessagesRequest
 from outrider.gateway.fleet.view import FleetView
+from outrider.gateway.openai.chat_batch import BATCH_SCHEMA
 from outrider.gateway.openai.response_types import (
     ChatCompletion,
     Completion,
@@ -54,6 +55,10 @@ def add_routes(router: APIRouter, endpoints: Endpoints, *, shows_tokenizer: bool
     completion, chat = json_body(CompletionRequest), json_body(ChatCompletionRequest)
     _post(router, "/v1/completions", generations.completions, Completion, completion, "Complete a prompt")
     _post(router, "/v1/chat/completions", generations.chat_completions, ChatCompletion, chat, "Answer a chat")
+    batch = {"requestBody": {"required": True, "content": {"application/json": {"schema": BATCH_SCHEMA}}}}
+    _post(router, "/v1/chat/completions/batch", generations.chat_batch, ChatCompletion, batch, "Answer several chats")
+    either = json_body(CompletionRequest, ChatCompletionRequest)
+    _post(router, "/invocations", generations.invocations, Completion | ChatCompletion, either, "Either, for SageMaker")
     response = json_body(ResponsesRequest)
     _post(router, "/v1/responses", generations.responses, ResponseBody, response, "Answer items with items")
     path = "/v1/responses/{response_id}"

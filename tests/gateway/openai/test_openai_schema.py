@@ -148,6 +148,21 @@ def test_log_probabilities(served: Served) -> None:
     assert one(chat(served, logprobs=True, top_logprobs=20)).sampling_params.num_logprobs == 20
 
 
+@pytest.mark.parametrize("endpoint", [completion, chat])
+def test_log_probabilities_of_named_tokens(served: Served, endpoint: Any) -> None:
+    shown = one(endpoint(served, logprobs=True if endpoint is chat else 5, logprob_token_ids=[7, 5, 7])).sampling_params
+    assert shown.logprob_token_ids == (7, 5)
+    with pytest.raises(InvalidRequest, match="logprob_token_ids needs logprobs"):
+        endpoint(served, logprob_token_ids=[7])
+    with pytest.raises(InvalidRequest, match="outside the vocabulary"):
+        endpoint(served, logprobs=True if endpoint is chat else 5, logprob_token_ids=[10**6])
+
+
+def test_named_tokens_need_an_output(served: Served) -> None:
+    with pytest.raises(InvalidRequest, match="logprob_token_ids needs output tokens"):
+        completion(served, echo=True, max_tokens=0, logprobs=1, logprob_token_ids=[7])
+
+
 def test_request_fields(served: Served) -> None:
     request = one(
         completion(
@@ -231,9 +246,9 @@ def test_echo(served: Served) -> None:
     assert prepared.requests[0].sampling_params.num_prompt_logprobs == 3
     assert completion(served, prompt=[44, 339, 308], echo=True).options.echo_texts == ("Hello",)
     marked = served.tokenizer.encode("<|user|>Hello")
-    assert completion(served, prompt=marked, echo=True).options.echo_texts == ("Hello",)
-    shown = completion(served, prompt=marked, echo=True, skip_special_tokens=False)
-    assert shown.options.echo_texts == ("<|user|>Hello",)
+    for skip in (True, False):
+        shown = completion(served, prompt=marked, echo=True, skip_special_tokens=skip)
+        assert shown.options.echo_texts == ("<|user|>Hello",)
     cut = completion(served, prompt="Hello", echo=True, truncate_prompt_tokens=1)
     assert cut.options.echo_texts == ("lo",)
     assert one(completion(served, echo=True, max_tokens=0)).sampling_params.max_tokens == 1
@@ -320,6 +335,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str, str]] = [
     (completion, {"stop_token_ids": [4096]}, "stop_token_ids", "token id 4096 is outside"),
     (completion, {"allowed_token_ids": []}, "allowed_token_ids", "must not be empty"),
     (completion, {"logit_bias": {"x": 1}}, "logit_bias", "must have token ids as keys, got 'x'"),
+    (completion, {"logit_bias": {"x": 1, "5": 1, "y": 1}}, "logit_bias", "got 'x', 'y'"),
     (completion, {"logit_bias": {"5": "1"}}, "logit_bias", "logit_bias of token 5 must be a number"),
     (completion, {"logit_bias": {"5": 101}}, "logit_bias", "between -100 and 100"),
     (completion, {"logit_bias": {"9999": 1}}, "logit_bias", "token id 9999 is outside"),

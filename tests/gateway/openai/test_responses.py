@@ -298,6 +298,20 @@ async def test_chat_logprobs(http: httpx.AsyncClient, stream: bool) -> None:
     assert whole_text.decode(errors="ignore") == "Paris is the capital 漢"
 
 
+async def test_logprobs_of_named_tokens(http: httpx.AsyncClient, tokenizer: Tokenizer) -> None:
+    """All of them, whatever the count asked for; in a chat behind the chosen token, once each, as in vLLM."""
+    sampled = tokenizer.encode("Paris")[0]
+    named = {"max_tokens": 1, "logprob_token_ids": [20, sampled, 21], "return_tokens_as_token_ids": True}
+    chat = {"messages": USER, "logprobs": True, **named}
+    events, _ = await streamed(http, **chat)
+    for choice in [*(await whole(http, **chat))["choices"], events[1]["choices"][0]]:
+        [entry] = choice["logprobs"]["content"]
+        tops = [(top["token"], top["logprob"]) for top in entry["top_logprobs"]]
+        assert tops == [(f"token_id:{sampled}", -sampled / 1000), ("token_id:20", -0.5), ("token_id:21", -2.5)]
+    [choice] = (await whole(http, prompt="x", logprobs=0, **named))["choices"]
+    assert list(choice["logprobs"]["top_logprobs"][0]) == [f"token_id:{sampled}", "token_id:20", "token_id:21"]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_echo_with_logprobs(http: httpx.AsyncClient, stream: bool) -> None:
     body = {"prompt": "Hello", "max_tokens": 2, "logprobs": 1, "echo": True}
@@ -390,19 +404,21 @@ async def test_usage_can_be_in_every_event_unasked(http: httpx.AsyncClient, serv
         assert events[-1]["choices"] == []
 
 
-@pytest.mark.parametrize("given", ["text", "token ids", "token ids with special tokens"])
-async def test_offsets_point_into_the_echoed_text(http: httpx.AsyncClient, tokenizer: Tokenizer, given: str) -> None:
+@pytest.mark.parametrize("skip", [True, False])
+@pytest.mark.parametrize("given", ["text", "token ids"])
+async def test_offsets_point_into_the_echoed_text(
+    http: httpx.AsyncClient, tokenizer: Tokenizer, given: str, skip: bool
+) -> None:
+    """The echo of token ids shows special tokens, as in vLLM, whatever the output does."""
     text = "a<|user|>\nHello 漢<|end|>b"
     prompt = text if given == "text" else tokenizer.encode(text)
-    skip = given != "token ids with special tokens"
     body = {"prompt": prompt, "max_tokens": 2, "logprobs": 0, "echo": True, "skip_special_tokens": skip}
     [choice] = (await whole(http, **body))["choices"]
-    hidden = tokenizer.special_ids if given == "token ids" else ()
     shown, offsets = choice["text"], choice["logprobs"]["text_offset"]
-    assert shown == (text if given != "token ids" else "a\nHello 漢b") + "Paris"
+    assert shown == text + "Paris"
     for place, token_id in enumerate(tokenizer.encode(text)):
-        token = "" if token_id in hidden else tokenizer.token_text(token_id)
-        if "�" not in token:
+        token = tokenizer.token_text(token_id)
+        if "\ufffd" not in token:
             assert shown[offsets[place] : offsets[place + 1]] == token
     assert shown[offsets[-2] :] == "Paris"
 

@@ -34,6 +34,7 @@ PARAMS = SamplingParams(
     allowed_token_ids=(1, 2, 3),
     num_logprobs=0,
     num_prompt_logprobs=2,
+    logprob_token_ids=(7, 4),
     grammar=Grammar(GrammarKind.LARK, 'start: "é"'),
     thinking_budget=ThinkingBudget(5, 9, begin_token_ids=(8,), call_token_ids=(6, 7), starts_open=True),
 )

@@ -105,6 +105,16 @@ async def test_tokenize_refusals(http: httpx.AsyncClient, path: str, body: dict[
     assert error_of(response)["param"] == param
 
 
+async def test_invocations_are_completions_or_chats(http: httpx.AsyncClient) -> None:
+    for path, body in ((COMPLETIONS, {"prompt": "a"}), (CHAT, {"messages": [{"role": "user", "content": "a"}]})):
+        own, invoked = [await http.post(at, json={**body, "max_tokens": 9}) for at in (path, "/invocations")]
+        assert invoked.status_code == 200, invoked.text
+        for name in ("object", "choices", "usage"):
+            assert invoked.json()[name] == own.json()[name]
+    refused = await http.post("/invocations", json={"input": "a"})
+    assert (refused.status_code, error_of(refused)["param"]) == (400, "prompt")
+
+
 async def test_routing_errors(http: httpx.AsyncClient) -> None:
     assert "no such endpoint: /v1/nothing" in error_of(await http.get("/v1/nothing"))["message"]
     wrong = await http.get(COMPLETIONS)
