@@ -24,8 +24,9 @@ from outrider.v1 import gateway_pb2 as gateway
 from outrider.v1 import log_pb2 as pb
 
 # Grows with every change that an older gateway would misread. It covers CommitExtras too.
-RECORD_VERSION = 4
+RECORD_VERSION = 5
 # For requests that need no more: an older gateway can go on with them.
+_FIELDS_RECORD_VERSION = 4
 _DOORS_RECORD_VERSION = 3
 _PARSED_RECORD_VERSION = 2
 _PLAIN_RECORD_VERSION = 1
@@ -90,8 +91,7 @@ class SessionRecord:
         if not message.prompts or not message.prompts[0].stream_keys:
             raise InternalError("the record of a request is broken: it has no prompt or no choice")
         options = _options_from_wire(message.options)
-        markers = options.output.marker_tokens if options.output is not None else ()
-        requests = tuple(_prompt_from_wire(prompt, message.owner, markers) for prompt in message.prompts)
+        requests = tuple(_prompt_from_wire(prompt, message.owner, options.output) for prompt in message.prompts)
         return cls(
             kind=_known_kind(message),
             prepared=Prepared(requests, options),
@@ -103,8 +103,10 @@ class SessionRecord:
 
 
 def _version(options: AnswerOptions) -> int:
-    if options.return_tokens_as_token_ids or (options.chat and options.echo_texts is not None):
+    if options.output is not None and options.output.ends_with_call:
         return RECORD_VERSION
+    if options.return_tokens_as_token_ids or (options.chat and options.echo_texts is not None):
+        return _FIELDS_RECORD_VERSION
     if options.response is not None or options.message:
         return _DOORS_RECORD_VERSION
     return _PLAIN_RECORD_VERSION if options.output is None else _PARSED_RECORD_VERSION
@@ -237,7 +239,7 @@ def _prompt_to_wire(request: ValidRequest, mode: SpeculationMode, stream_keys: t
     )
 
 
-def _prompt_from_wire(message: pb.RecordedPrompt, owner: str, marker_tokens: tuple[str, ...]) -> ValidRequest:
+def _prompt_from_wire(message: pb.RecordedPrompt, owner: str, output: OutputPlan | None) -> ValidRequest:
     return ValidRequest(
         request_id=message.request_id,
         prompt_token_ids=tuple(message.prompt_token_ids),
@@ -253,6 +255,7 @@ def _prompt_from_wire(message: pb.RecordedPrompt, owner: str, marker_tokens: tup
             token_tree=message.speculation.token_tree if message.speculation.HasField("token_tree") else None,
         ),
         cache_salt=message.cache_salt,
-        marker_tokens=marker_tokens,
+        marker_tokens=output.marker_tokens if output is not None else (),
+        only_call=output if output is not None and output.ends_with_call else None,
         owner=owner,
     )

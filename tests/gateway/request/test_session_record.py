@@ -37,6 +37,17 @@ PARAMS = SamplingParams(
     grammar=Grammar(GrammarKind.LARK, 'start: "é"'),
     thinking_budget=ThinkingBudget(5, 9, begin_token_ids=(8,), call_token_ids=(6, 7), starts_open=True),
 )
+OUTPUT = OutputPlan(
+    reasoning_parser="qwen3",
+    tool_call_parser="hermes",
+    starts_in_reasoning=True,
+    marker_tokens=("</think>", "<think>"),
+    properties='{"f": {"a": {"type": "string"}}}',
+    parallel=False,
+    is_named=True,
+    include_reasoning=False,
+    reasoning_field="reasoning_content",
+)
 REQUEST = ValidRequest(
     request_id="cmpl-1-0",
     prompt_token_ids=(0, 7, 2**31 - 1),
@@ -47,19 +58,9 @@ REQUEST = ValidRequest(
     skip_special_tokens=False,
     speculation=SpeculationRequest("ngram", 4, SpeculationMode.REJECTION, token_tree=False),
     cache_salt="salt",
-    marker_tokens=("</think>", "<think>"),
+    marker_tokens=OUTPUT.marker_tokens,
+    only_call=OUTPUT,
     owner="alice",
-)
-OUTPUT = OutputPlan(
-    reasoning_parser="qwen3",
-    tool_call_parser="hermes",
-    starts_in_reasoning=True,
-    marker_tokens=REQUEST.marker_tokens,
-    properties='{"f": {"a": {"type": "string"}}}',
-    parallel=False,
-    is_named=True,
-    include_reasoning=False,
-    reasoning_field="reasoning_content",
 )
 OPTIONS = AnswerOptions(
     answer_id="cmpl-1",
@@ -135,17 +136,19 @@ def test_choices_count_over_the_prompts() -> None:
 
 def test_an_older_gateway_can_go_on_with_a_request_that_has_nothing_new() -> None:
     doors = dataclasses.replace(OPTIONS, echo_texts=None, return_tokens_as_token_ids=False)
+    doors = dataclasses.replace(doors, output=dataclasses.replace(OUTPUT, parallel=True))
     parsed = dataclasses.replace(doors, response=None, message=False)
+    one_call = dataclasses.replace(parsed, output=OUTPUT)
     plain = dataclasses.replace(parsed, output=None)
     with_ids = dataclasses.replace(plain, return_tokens_as_token_ids=True)
     echo = dataclasses.replace(plain, echo_texts=("a",))
     echoed_prompt = dataclasses.replace(echo, chat=False)
     records = [
         new_record(AnswerKind.CHAT, Prepared((REQUEST,), options))
-        for options in (plain, echoed_prompt, parsed, doors, with_ids, echo)
+        for options in (plain, echoed_prompt, parsed, doors, with_ids, echo, one_call)
     ]
     versions = [log_pb2.SessionRecord.FromString(one.encode()).version for one in records]
-    assert versions == [1, 1, 2, 3, RECORD_VERSION, RECORD_VERSION]
+    assert versions == [1, 1, 2, 3, 4, 4, RECORD_VERSION]
 
 
 def test_another_version_is_refused_by_name() -> None:
