@@ -181,6 +181,10 @@ def test_broken_outputs_raise_nothing_and_do_not_depend_on_cuts(transcript: Tran
     whole = parse(transcript, [text])
     assert parse(transcript, list(text)) == whole
     assert parse(transcript, random_pieces(text, 8, source)) == whole
+    single = parse(transcript, random_pieces(text, 8, source), parallel=False)
+    assert single.calls == whole.calls[:1]
+    assert whole.content.startswith(single.content)
+    assert single.calls or single == whole
     shown = whole.content + whole.reasoning + "".join(call.name + call.arguments for call in whole.calls)
     assert not any(map(is_symbol, shown))
     assert all(call.name for call in whole.calls)
