@@ -117,6 +117,7 @@ class ChatPlan:
                     request,
                     sampling_params=params,
                     marker_tokens=self.options.marker_tokens,
+                    only_call=self.options if self.options.ends_with_call else None,
                 ),
             ),
             options=replace(prepared.options, output=self.options),

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from google.protobuf.message import DecodeError
 
+from outrider.gateway.request.detokenizer import TextEnd
 from outrider.shared.errors import InternalError
 from outrider.shared.log.commit_log import LogEntry
 from outrider.shared.messages import Commit, FinishReason, TokenLogprob, TokenOrigin
@@ -16,8 +17,8 @@ from outrider.v1 import common_pb2 as common
 from outrider.v1 import log_pb2 as pb
 
 
-def entry_of(commit: Commit, stop_string: str | None) -> LogEntry:
-    """stop_string: the one that ended the output."""
+def entry_of(commit: Commit, end: TextEnd | None) -> LogEntry:
+    """end: what in its text ended the output; None: nothing has, or the verifier ended it."""
     extras = pb.CommitExtras(
         origins=bytes(commit.origins),
         logprobs=map(_logprob_to_wire, commit.logprobs),
@@ -26,7 +27,8 @@ def entry_of(commit: Commit, stop_string: str | None) -> LogEntry:
         num_accepted_tokens=commit.num_accepted_tokens,
         num_cached_tokens=commit.num_cached_tokens,
         stop_token_id=commit.stop_token_id,
-        stop_string=stop_string,
+        stop_string=end.stop_string if end is not None else None,
+        ends_with_call=end is not None and end.stop_string is None,
         drafter=commit.drafter,
         draft_method=commit.draft_method,
     )
@@ -39,8 +41,8 @@ def entry_of(commit: Commit, stop_string: str | None) -> LogEntry:
     )
 
 
-def commit_of(entry: LogEntry) -> tuple[Commit, str | None]:
-    """The commit, and the stop string that ended the output. Raises InternalError when the entry is broken."""
+def commit_of(entry: LogEntry) -> tuple[Commit, TextEnd | None]:
+    """The commit, and what in its text ended the output. Raises InternalError when the entry is broken."""
     try:
         extras = pb.CommitExtras.FromString(entry.extras)
         origins = tuple(map(TokenOrigin, extras.origins))
@@ -62,7 +64,9 @@ def commit_of(entry: LogEntry) -> tuple[Commit, str | None]:
         drafter=extras.drafter,
         draft_method=extras.draft_method,
     )
-    return commit, extras.stop_string if extras.HasField("stop_string") else None
+    if extras.HasField("stop_string"):
+        return commit, TextEnd(extras.stop_string)
+    return commit, TextEnd() if extras.ends_with_call else None
 
 
 def _logprob_to_wire(entry: TokenLogprob) -> common.TokenLogprob:

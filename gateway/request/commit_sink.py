@@ -1,4 +1,4 @@
-"""Processes a commit: cuts it at a stop string, appends it to the log, and then emits it.
+"""Processes a commit: cuts it where its text ends the output, appends it to the log, and then emits it.
 
 A separate task appends and emits in order, so the next round starts while Redis writes. The queue between them is
 bounded: a slow reader pauses only its own session.
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from outrider.gateway.request.commit_entry import commit_of, entry_of
-from outrider.gateway.request.detokenizer import IncrementalDetokenizer, Piece
+from outrider.gateway.request.detokenizer import IncrementalDetokenizer, Piece, TextEnd
 from outrider.gateway.request.types import ChoiceStart, GenerationUpdate, Round, SpeculationSummary
 from outrider.shared.log.commit_log import LogEntry
 from outrider.shared.messages import Commit, FinishReason
@@ -87,8 +87,8 @@ class CommitSink:
         """
         finished = False
         for entry in self._start.logged:
-            commit, stop_string = commit_of(entry)
-            _, updates = self._take(commit, is_stopped_by_string=stop_string is not None)
+            commit, end = commit_of(entry)
+            _, _, updates = self._take(commit, is_ended_by_text=end is not None)
             await self._pending.put((None, [dataclasses.replace(update, replayed=True) for update in updates]))
             finished = commit.finish_reason is not None
         return finished
@@ -100,10 +100,8 @@ class CommitSink:
         if commit.base_len > 0 and (commit.num_cached_tokens or commit.prompt_logprobs):
             # Sent once, with the first tokens; a verifier that takes over has other figures.
             commit = dataclasses.replace(commit, num_cached_tokens=0, prompt_logprobs=())
-        kept, updates = self._take(commit, is_stopped_by_string=False)
-        stop_reason = updates[-1].stop_reason
-        entry = entry_of(kept, stop_reason if isinstance(stop_reason, str) else None)
-        await self._pending.put((entry, updates))
+        kept, end, updates = self._take(commit, is_ended_by_text=False)
+        await self._pending.put((entry_of(kept, end), updates))
         return kept
 
     async def drain(self) -> None:
@@ -116,32 +114,32 @@ class CommitSink:
         self._writer.cancel()
         await asyncio.gather(self._writer, return_exceptions=True)
 
-    def _take(self, commit: Commit, *, is_stopped_by_string: bool) -> tuple[Commit, list[GenerationUpdate]]:
+    def _take(self, commit: Commit, *, is_ended_by_text: bool) -> tuple[Commit, TextEnd | None, list[GenerationUpdate]]:
         """The part of the commit in the output, and its updates: two if a resumed client's part ends within."""
         # A verifier ends a session with STOP only on a stop or end-of-sequence token, the last of the commit.
-        by_token = commit.finish_reason is FinishReason.STOP and not is_stopped_by_string
+        by_token = commit.finish_reason is FinishReason.STOP and not is_ended_by_text
         pieces: list[Piece] = []
         for part in _split(commit, self._start.seen_len):
             has_last_token = part.end == commit.end and bool(part.token_ids)
             pieces.append(self._detokenizer.process(part.token_ids, ends_with_stop_token=by_token and has_last_token))
-            if pieces[-1].stop_reason is not None:
+            if pieces[-1].end is not None:
                 break
-        stop_string = pieces[-1].stop_reason
-        kept = commit if stop_string is None else _cut(commit, sum(piece.num_tokens_kept for piece in pieces))
+        end = pieces[-1].end
+        kept = commit if end is None else _cut(commit, sum(piece.num_tokens_kept for piece in pieces))
         self._tally.add(kept)
         self.committed_token_ids.extend(kept.token_ids)
         this_round = _round(self._num_rounds, kept)
         self._num_rounds += 1
         parts = _split(kept, self._start.seen_len)
-        if len(parts) > len(pieces):  # the stop string ends where the client's part does, but the end itself is new
-            pieces.append(Piece(0, "", (), stop_string))
+        if len(parts) > len(pieces):  # the text ends where the client's part does, but that it ends is new
+            pieces.append(Piece(0, "", (), end))
         paired = zip(parts, pieces, strict=True)
-        return kept, [self._update(part, piece, stop_string, this_round) for part, piece in paired]
+        return kept, end, [self._update(part, piece, end, this_round) for part, piece in paired]
 
-    def _update(self, part: Commit, piece: Piece, stop_string: str | None, this_round: Round) -> GenerationUpdate:
+    def _update(self, part: Commit, piece: Piece, end: TextEnd | None, this_round: Round) -> GenerationUpdate:
         finished = part.finish_reason is not None
         text = piece.text
-        if finished and stop_string is None:
+        if finished and end is None:
             text += self._detokenizer.finish()
         return GenerationUpdate(
             choice_index=self._start.choice_index,
@@ -155,7 +153,7 @@ class CommitSink:
             rounds=(this_round,),
             num_cached_tokens=part.num_cached_tokens,
             finish_reason=part.finish_reason,
-            stop_reason=stop_string if finished and stop_string is not None else part.stop_token_id,
+            stop_reason=end.stop_string if finished and end is not None else part.stop_token_id,
             speculation=self._tally.summary() if finished else None,
             committed_at_s=time.monotonic(),
         )
@@ -189,7 +187,7 @@ def _round(index: int, commit: Commit) -> Round:
 
 
 def _cut(commit: Commit, count: int) -> Commit:
-    """The commit up to the token that completed a stop string; later draft tokens do not count as accepted."""
+    """The commit up to the token that completed the text's end; later draft tokens do not count as accepted."""
     return dataclasses.replace(
         commit,
         token_ids=commit.token_ids[:count],

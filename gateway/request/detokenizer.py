@@ -1,7 +1,7 @@
 """Turns token ids into text as they arrive: only whole characters, stop strings found across token boundaries.
 
 Everything works token by token, so text and stops do not depend on how tokens are grouped into commits. The joined
-pieces equal `Tokenizer.decode` of all tokens, up to the stop string.
+pieces equal `Tokenizer.decode` of all tokens, up to the stop string, or to the token that completes the only call.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Protocol
 
 from outrider.gateway.request.stop_checker import StopChecker
 from outrider.gateway.request.tokenizer import Tokenizer
+from outrider.gateway.tool_calls.parser import OutputParser
 from outrider.gateway.tool_calls.symbols import Symbols
 
 # bytes; longest UTF-8 character, and each token has at least one byte
@@ -118,18 +119,24 @@ class MarkerTextDecoder:
 
 
 @dataclass(frozen=True)
+class TextEnd:
+    """What in its text ended an output: a stop string, or (None) the call that is the only one it may have."""
+
+    stop_string: str | None = None
+
+
+@dataclass(frozen=True)
 class Piece:
     """What some tokens add to the output.
 
-    num_tokens_kept: how many of the tokens belong to the output; fewer than given only if one completed a stop string,
+    num_tokens_kept: how many of the tokens belong to the output; fewer than given only if one completed its `end`,
     which is the last kept. text: may be shown now. token_texts: per kept token the text it completed, shown or not.
-    stop_reason: the stop string that was found.
     """
 
     num_tokens_kept: int
     text: str
     token_texts: tuple[str, ...]
-    stop_reason: str | None = None
+    end: TextEnd | None = None
 
 
 class IncrementalDetokenizer:
@@ -144,8 +151,11 @@ class IncrementalDetokenizer:
         include_stop_str_in_output: bool = False,
         min_tokens: int = 0,
         marker_tokens: tuple[str, ...] = (),
+        only_call: OutputParser | None = None,
     ) -> None:
-        """The first `min_tokens` tokens are not searched for stop strings. marker_tokens: shown as symbols."""
+        """The first `min_tokens` tokens are not searched for stop strings. marker_tokens: shown as symbols. only_call:
+        a parser that the output ends with, but not before `min_tokens` tokens.
+        """
         self._decoder = make_text_decoder(tokenizer, prompt_token_ids, skip_special_tokens)
         symbols = Symbols(marker_tokens)
         if marker_tokens:
@@ -153,6 +163,7 @@ class IncrementalDetokenizer:
         self._stops = {symbols.spell(text): text for text in stop}
         self._checker = StopChecker(tuple(self._stops), include_stop_str_in_output) if stop else None
         self._include_stop = include_stop_str_in_output
+        self._only_call = only_call
         self._min_tokens = min_tokens
         self._num_tokens = 0
         self._stopped = False
@@ -167,21 +178,31 @@ class IncrementalDetokenizer:
         text, unless stops are included."""
         texts: list[str] = []
         shown: list[str] = []
-        stop: str | None = None
+        end: TextEnd | None = None
         for place, token_id in enumerate(token_ids):
             if self._stopped:
                 break
-            silent = ends_with_stop_token and not self._include_stop and place == len(token_ids) - 1
-            text = "" if silent else self.push(token_id)
-            texts.append(text)
-            if self._checker is None or self._num_tokens <= self._min_tokens:
-                shown.append(text)
-                continue
-            checked = self._checker.push(text)
-            shown.append(checked.text)
-            stop = self._stops[checked.stop] if checked.stop is not None else None
-            self._stopped = stop is not None
-        return Piece(len(texts), "".join(shown), tuple(texts), stop)
+            is_stop_token = ends_with_stop_token and place == len(token_ids) - 1
+            texts.append("" if is_stop_token and not self._include_stop else self.push(token_id))
+            text, end = self._searched(texts[-1])
+            shown.append(text)
+            if end is None and not is_stop_token and self._completes_call(text):
+                end = TextEnd()
+            self._stopped = end is not None
+        return Piece(len(texts), "".join(shown), tuple(texts), end)
+
+    def _searched(self, text: str) -> tuple[str, TextEnd | None]:
+        """What may be shown after the next token's text, and the stop string that it completes."""
+        if self._checker is None or self._num_tokens <= self._min_tokens:
+            return text, None
+        checked = self._checker.push(text)
+        return checked.text, TextEnd(self._stops[checked.stop]) if checked.stop is not None else None
+
+    def _completes_call(self, shown: str) -> bool:
+        if self._only_call is None:
+            return False
+        self._only_call.push(shown)
+        return self._only_call.ended_with_call and self._num_tokens >= self._min_tokens
 
     def finish(self) -> str:
         """The text held back until now: the start of a stop string, or an unfinished character."""

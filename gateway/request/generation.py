@@ -239,6 +239,7 @@ class Generation:
             include_stop_str_in_output=request.include_stop_str_in_output,
             min_tokens=request.sampling_params.min_tokens,
             marker_tokens=request.marker_tokens,
+            only_call=request.only_call.parser() if request.only_call is not None else None,
         )
 
     # ---- speculation ----

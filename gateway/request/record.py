@@ -26,7 +26,7 @@ from outrider.v1 import log_pb2 as pb
 # Grows with every change that an older gateway would misread. It covers CommitExtras too.
 RECORD_VERSION = 5
 # For requests that need no more: an older gateway can go on with them.
-_OPTIONS_RECORD_VERSION = 4
+_FIELDS_RECORD_VERSION = 4
 _DOORS_RECORD_VERSION = 3
 _PARSED_RECORD_VERSION = 2
 _PLAIN_RECORD_VERSION = 1
@@ -65,7 +65,7 @@ class SessionRecord:
     def encode(self) -> bytes:
         lists = _shared_lists(self.prepared.requests)
         return pb.SessionRecord(
-            version=_version(self.prepared.options) if lists is None else RECORD_VERSION,
+            version=_version(self.prepared) if lists is None else RECORD_VERSION,
             kind=self.kind.value,
             owner=self.owner,
             nonce=self.nonce,
@@ -93,8 +93,7 @@ class SessionRecord:
         if not message.prompts or not message.prompts[0].stream_keys:
             raise InternalError("the record of a request is broken: it has no prompt or no choice")
         options = _options_from_wire(message.options)
-        markers = options.output.marker_tokens if options.output is not None else ()
-        requests = tuple(_prompt_from_wire(prompt, message.owner, markers) for prompt in message.prompts)
+        requests = tuple(_prompt_from_wire(prompt, message.owner, options.output) for prompt in message.prompts)
         if message.HasField("shared_lists"):
             lists = params_from_wire(message.shared_lists)
             requests = tuple(_with_lists(request, lists) for request in requests)
@@ -108,9 +107,14 @@ class SessionRecord:
         )
 
 
-def _version(options: AnswerOptions) -> int:
+def _version(prepared: Prepared) -> int:
+    options = prepared.options
+    if options.output is not None and options.output.ends_with_call:
+        return RECORD_VERSION
+    if any(request.sampling_params.logprob_token_ids for request in prepared.requests):
+        return RECORD_VERSION
     if options.return_tokens_as_token_ids or (options.chat and options.echo_texts is not None):
-        return _OPTIONS_RECORD_VERSION
+        return _FIELDS_RECORD_VERSION
     if options.response is not None or options.message:
         return _DOORS_RECORD_VERSION
     return _PLAIN_RECORD_VERSION if options.output is None else _PARSED_RECORD_VERSION
@@ -258,7 +262,7 @@ def _prompt_to_wire(request: ValidRequest, mode: SpeculationMode, stream_keys: t
     )
 
 
-def _prompt_from_wire(message: pb.RecordedPrompt, owner: str, marker_tokens: tuple[str, ...]) -> ValidRequest:
+def _prompt_from_wire(message: pb.RecordedPrompt, owner: str, output: OutputPlan | None) -> ValidRequest:
     return ValidRequest(
         request_id=message.request_id,
         prompt_token_ids=tuple(message.prompt_token_ids),
@@ -274,6 +278,7 @@ def _prompt_from_wire(message: pb.RecordedPrompt, owner: str, marker_tokens: tup
             token_tree=message.speculation.token_tree if message.speculation.HasField("token_tree") else None,
         ),
         cache_salt=message.cache_salt,
-        marker_tokens=marker_tokens,
+        marker_tokens=output.marker_tokens if output is not None else (),
+        only_call=output if output is not None and output.ends_with_call else None,
         owner=owner,
     )

@@ -102,7 +102,8 @@ class ChoiceStart:
 class ValidRequest:
     """One prompt, `n` choices. Everything in it has been checked against the model that is served.
 
-    marker_tokens: special tokens that the text shows as symbols, for a parser (tool_calls/symbols.py).
+    marker_tokens: special tokens that the text shows as symbols, for a parser (tool_calls/symbols.py). only_call: how
+    the call is read that the output ends with; None: it may have any number of them.
     owner: name of the API key that it came with. caller: in whose share of the verifiers it runs: the key's name, or
     without keys an address. starts: the choices that run at this gateway; the service fills them
     in (GatewayService.begin, resume), and trace, where requests are traced.
@@ -118,6 +119,7 @@ class ValidRequest:
     speculation: SpeculationRequest = field(default_factory=SpeculationRequest)
     cache_salt: str = ""
     marker_tokens: tuple[str, ...] = ()
+    only_call: OutputPlan | None = None
     owner: str = ""
     caller: str = field(default="", compare=False)
     starts: tuple[ChoiceStart, ...] = field(default=(), compare=False, repr=False)

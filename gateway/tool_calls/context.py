@@ -21,11 +21,15 @@ _NAME_MARKS = frozenset("_-.:/")
 
 
 class CallWriter(Protocol):
-    """`begin` is called once per call, before its arguments; it says whether the call is taken."""
+    """`begin` is called once per call, before its arguments; it says whether the call is taken. `end` follows them, and
+    need not return: a reader has nothing left to do then that another call would miss.
+    """
 
     def begin(self, name: str, model_id: str = "") -> bool: ...
 
     def arguments(self, text: str) -> None: ...
+
+    def end(self) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ def call(context: BodyContext) -> Step[bool]:
     if not name or not (yield from reader.follows("{")) or not context.writer.begin(name):
         return False
     yield from _value(context, 0)
+    context.writer.end()
     return True
 
 

@@ -24,6 +24,8 @@ class HarmonyWriter(Protocol):
 
     def arguments(self, text: str) -> None: ...
 
+    def end(self) -> None: ...
+
 
 def messages(reader: Reader, row: CallFormat, writer: HarmonyWriter) -> Step[None]:
     """row.begin is the channel's marker; row.framing: start, message, and the ends of a message."""
@@ -74,6 +76,8 @@ def _body(reader: Reader, header: list[str], ends: tuple[str, ...], writer: Harm
             break
         sink(more)
         is_empty = False
-    if is_empty and sink == writer.arguments and (yield from reader.peek()):
-        writer.arguments("{}")
     writer.in_reasoning = False
+    if sink == writer.arguments:
+        if is_empty and (yield from reader.peek()):
+            writer.arguments("{}")
+        writer.end()

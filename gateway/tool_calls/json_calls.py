@@ -97,9 +97,12 @@ def json_object(context: BodyContext) -> Step[bool]:
             value: list[str] = []
             yield from json_value(context, value.append)
             model_id = "".join(value).strip('"') if row.id_key and key == row.id_key else model_id
-    if began and not num_chars and (yield from reader.peek()):
+    if not began:
+        return False
+    if not num_chars and (yield from reader.peek()):
         writer.arguments("{}")
-    return began
+    writer.end()
+    return True
 
 
 def _arguments(context: BodyContext, sink: Callable[[str], None]) -> Step[None]:
@@ -157,6 +160,7 @@ def named(context: BodyContext) -> Step[bool]:
         return False
     yield from reader.skip_space()
     yield from _json_or_nothing(context)
+    context.writer.end()
     if row.separator.startswith("```"):
         yield from reader.skip_space()
         yield from reader.match("```")

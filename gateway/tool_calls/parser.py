@@ -36,11 +36,15 @@ _BARE_BEGIN = {Body.OBJECT: "{", Body.PYTHONIC: "["}
 class Tools:
     """What the parser knows of a request's tools. properties: per name, the schema of each argument.
 
-    parallel: false drops all calls but the first.
+    parallel: false ends the output with the first call's last character; what follows is not read.
     """
 
     properties: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     parallel: bool = True
+
+
+class _FirstCallEnds(Exception):
+    """Where a request takes one call at most. It leaves the readers of any form of a call alike."""
 
 
 class OutputParser:
@@ -62,9 +66,11 @@ class OutputParser:
         self._has_markers = False
         self._coroutine = self._output()
         self._is_done = False
+        self.ended_with_call = False
 
     def push(self, text: str) -> list[Event]:
-        self._reader.feed(text)
+        if not self._is_done:
+            self._reader.feed(text)
         return self._step()
 
     def finish(self) -> list[Event]:
@@ -73,7 +79,10 @@ class OutputParser:
 
     def _step(self) -> list[Event]:
         if not self._is_done:
-            self._is_done = next(self._coroutine, _DONE) is _DONE
+            try:
+                self._is_done = next(self._coroutine, _DONE) is _DONE
+            except _FirstCallEnds:
+                self._is_done = self.ended_with_call = True
         events, self._events = self._events, []
         return events
 
@@ -90,16 +99,16 @@ class OutputParser:
             return False
         self._reader.forget()
         self._num_calls += 1
-        if self._is_kept():
-            self._events.append(CallBegins(self._num_calls - 1, self._symbols.show(name), model_id))
+        self._events.append(CallBegins(self._num_calls - 1, self._symbols.show(name), model_id))
         return True
 
     def arguments(self, text: str) -> None:
-        if text and self._is_kept():
+        if text:
             self._events.append(CallArguments(self._num_calls - 1, self._symbols.show(text)))
 
-    def _is_kept(self) -> bool:
-        return self._tools.parallel or self._num_calls == 1
+    def end(self) -> None:
+        if not self._tools.parallel:
+            raise _FirstCallEnds
 
     # ---- the coroutines ----
 

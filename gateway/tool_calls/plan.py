@@ -16,7 +16,7 @@ class OutputPlan:
     """The parsers' names; "none" reads nothing of the kind.
 
     marker_tokens: the special tokens that the text shows as symbols. properties: JSON, per tool the schema of each of
-    its arguments. is_named: the request named the tool to call.
+    its arguments. parallel: false ends the output with its first call. is_named: the request named the tool to call.
     """
 
     reasoning_parser: str = NONE
@@ -34,6 +34,10 @@ class OutputPlan:
 
     def symbols(self) -> Symbols:
         return Symbols(self.marker_tokens)
+
+    @property
+    def ends_with_call(self) -> bool:
+        return self.tool_call_parser != NONE and not self.parallel
 
     def parser(self) -> OutputParser:
         tools = Tools(json.loads(self.properties), self.parallel)

@@ -34,6 +34,7 @@ def calls(context: BodyContext) -> Step[bool]:
         yield from reader.take()
         found = True
         yield from _arguments(context)
+        context.writer.end()
     if found and is_list:
         yield from reader.match("]")
     return found

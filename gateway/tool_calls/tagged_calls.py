@@ -44,6 +44,7 @@ def tagged(context: BodyContext) -> Step[bool]:
         yield from reader.skip_space()
     if (yield from reader.peek()):
         writer.arguments("{}" if opening == "{" else "}")
+    writer.end()
     return True
 
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from e2e_stack import RunningStack, run_stack
+from e2e_stack import PATIENT, RunningStack, run_stack
 
 from outrider.client.stack.local_models import checkpoint_folder
 
@@ -66,6 +66,7 @@ def run_real_stack(run_dir: Path) -> Iterator[RunningStack]:
         draft_model=draft,
         methods=("ngram", "suffix", "draft_model"),
         num_drafters=0,
+        gateway_args=(*PATIENT, "--failover-s", f"{START_TIMEOUT_S:.0f}"),
         is_paced=True,
         start_timeout_s=START_TIMEOUT_S,
     ) as running:

@@ -290,7 +290,12 @@ async def test_litellm(url: str, tools: Tools, streamed: bool) -> None:
 
 def chat_openai(url: str, **fields: Any) -> Any:
     langchain_openai = pytest.importorskip("langchain_openai", reason="langchain-openai is not installed")
-    settings: dict[str, Any] = {"temperature": 0, "max_tokens": MAX_TOKENS, "max_retries": 0, "timeout": 1500}
+    settings: dict[str, Any] = {
+        "temperature": 0,
+        "max_tokens": MAX_TOKENS,
+        "max_retries": 0,
+        "timeout": START_TIMEOUT_S,
+    }
     return langchain_openai.ChatOpenAI(model=QWEN_NAME, base_url=url, api_key="none", **settings, **fields)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from e2e_real_models import METHODS
+from e2e_real_models import METHODS, START_TIMEOUT_S
 from e2e_stack import RunningStack
 
 pytestmark = [pytest.mark.storm, pytest.mark.timeout(3600)]
@@ -158,4 +158,4 @@ async def test_a_verifier_dies_in_the_middle_of_free_arguments(
     assert await streamed_meaning(real_http, asked(QUESTIONS[0], law, "draft_model", **few), watch) == expected
     assert is_killed
     assert real_stack.metric("outrider:verifier_failovers_total") > num_before, "it died behind the call"
-    await asyncio.to_thread(real_stack.wait_fleet, 60)
+    await asyncio.to_thread(real_stack.wait_fleet, START_TIMEOUT_S)

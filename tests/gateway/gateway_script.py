@@ -141,13 +141,14 @@ class ScriptedService:
             request.include_stop_str_in_output,
             params.min_tokens,
             request.marker_tokens,
+            request.only_call.parser() if request.only_call is not None else None,
         )
         updates: list[GenerationUpdate] = []
         for base_len in range(0, len(token_ids), self.script.commit_len):
             group = token_ids[base_len : base_len + self.script.commit_len]
             piece = detokenizer.process(group)
             kept = group[: piece.num_tokens_kept]
-            last = base_len + len(group) == len(token_ids) or piece.stop_reason is not None
+            last = base_len + len(group) == len(token_ids) or piece.end is not None
             ended = last and not (self.script.endless or self.script.ends_early)
             updates.append(
                 GenerationUpdate(
@@ -162,8 +163,8 @@ class ScriptedService:
                     rounds=(Round(len(updates), base_len, len(kept), 4, len(kept) - 1, "ngram", "drafter-a:7002"),),
                     # A later choice finds what the first one computed.
                     num_cached_tokens=2 + 100 * choice if base_len == 0 else 0,
-                    finish_reason=(FinishReason.STOP if piece.stop_reason else finish) if ended else None,
-                    stop_reason=piece.stop_reason,
+                    finish_reason=(FinishReason.STOP if piece.end else finish) if ended else None,
+                    stop_reason=piece.end.stop_string if piece.end else None,
                     speculation=SpeculationSummary(5, 4, 20, 6, (1, 1, 1, 1), (0, 1, 2, 3), (5, 5, 5, 5), 10)
                     if ended and request.speculation.method != "off"
                     else None,

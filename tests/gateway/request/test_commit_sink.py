@@ -11,9 +11,10 @@ import pytest
 
 from outrider.gateway.request.commit_entry import commit_of, entry_of
 from outrider.gateway.request.commit_sink import CommitSink, SpeculationTally
-from outrider.gateway.request.detokenizer import IncrementalDetokenizer
+from outrider.gateway.request.detokenizer import IncrementalDetokenizer, TextEnd
 from outrider.gateway.request.tokenizer import Tokenizer
 from outrider.gateway.request.types import ChoiceStart, GenerationUpdate
+from outrider.gateway.tool_calls.plan import OutputPlan
 from outrider.shared.errors import CommitRefused
 from outrider.shared.log.commit_log import LogEntry
 from outrider.shared.messages import Commit, FinishReason, TokenLogprob, TokenOrigin
@@ -65,12 +66,17 @@ class Case:
     tokenizer: Tokenizer
     stop: tuple[str, ...]
     include_stop: bool
+    text: str = TEXT
 
     def sink(self, start: ChoiceStart, updates: asyncio.Queue[Any]) -> CommitSink:
         return CommitSink(
             start,
             detokenizer=IncrementalDetokenizer(
-                self.tokenizer, [1], stop=self.stop, include_stop_str_in_output=self.include_stop
+                self.tokenizer,
+                [1],
+                stop=self.stop,
+                include_stop_str_in_output=self.include_stop,
+                only_call=OutputPlan(tool_call_parser="hermes", parallel=False).parser(),
             ),
             tally=SpeculationTally(5),
             updates=updates,
@@ -94,10 +100,17 @@ class Case:
         return [updates.get_nowait() for _ in range(updates.qsize())]
 
 
-STOPS: list[tuple[tuple[str, ...], bool]] = [((), False), (("capital 漢",), False), (("f Fr",), True), (("zz",), False)]
+CALL = 'I call. <tool_call>{"name": "f", "arguments": {"a": "漢"}}'
+CASES: list[tuple[tuple[str, ...], bool, str]] = [
+    ((), False, TEXT),
+    (("capital 漢",), False, TEXT),
+    (("f Fr",), True, TEXT),
+    (("zz",), False, TEXT),
+    ((), False, f"{CALL}</tool_call> {TEXT}"),
+]
 
 
-@pytest.fixture(params=STOPS, ids=["no stop", "stop", "stop included", "stop that never comes"])
+@pytest.fixture(params=CASES, ids=["no stop", "stop", "stop included", "stop that never comes", "only call"])
 def case(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Case:
     return Case(tokenizer, *request.param)
 
@@ -114,7 +127,7 @@ ENDS = pytest.mark.parametrize(
 async def test_the_log_tells_the_same_stream_again(
     case: Case, size: int, finish: FinishReason, stop_token_id: int | None
 ) -> None:
-    token_ids = case.tokenizer.encode(TEXT)
+    token_ids = case.tokenizer.encode(case.text)
     rows = commits(token_ids, size, finish, stop_token_id)
     log = MemoryLog()
     told = await case.decode(rows, log)
@@ -137,7 +150,7 @@ async def test_no_update_reaches_across_what_the_client_has(
     case: Case, size: int, finish: FinishReason, stop_token_id: int | None
 ) -> None:
     """Whether it comes from the log or is decoded once more; and the text before and after is the same text."""
-    token_ids = case.tokenizer.encode(TEXT)
+    token_ids = case.tokenizer.encode(case.text)
     rows = commits(token_ids, size, finish, stop_token_id)
     log = MemoryLog()
     told = await case.decode(rows, log)
@@ -182,6 +195,25 @@ async def test_nothing_is_emitted_that_is_not_logged(tokenizer: Tokenizer) -> No
     assert updates.qsize() == len(log.entries) == 1
 
 
+@ENDS
+@pytest.mark.parametrize("size", [1, 3, 7, 100])
+@pytest.mark.parametrize("after", ["", "</tool_call>", f"\n{TEXT}"])
+async def test_a_commit_is_cut_behind_an_only_call(
+    tokenizer: Tokenizer, size: int, finish: FinishReason, stop_token_id: int | None, after: str
+) -> None:
+    """Where the call's last token is one that stops, that is the reason."""
+    case = Case(tokenizer, (), False, CALL + after)
+    token_ids, num_tokens = tokenizer.encode(case.text), len(tokenizer.encode(CALL))
+    log = MemoryLog()
+    told = await case.decode(commits(token_ids, size, finish, stop_token_id), log)
+    assert sum(len(entry.token_ids) for entry in log.entries) == num_tokens
+    is_stopped_by_token = not after and finish is FinishReason.STOP
+    assert told[-1].finish_reason is FinishReason.STOP
+    assert told[-1].stop_reason == (stop_token_id if is_stopped_by_token else None)
+    shown = tokenizer.decode(token_ids[: num_tokens - is_stopped_by_token])
+    assert "".join(update.text for update in told) == shown
+
+
 async def test_a_stop_string_that_spans_the_boundary_is_found(tokenizer: Tokenizer) -> None:
     """Its beginning is in the log of one gateway, its end comes at the next."""
     token_ids = tokenizer.encode(TEXT)
@@ -204,8 +236,8 @@ async def test_a_stop_string_that_spans_the_boundary_is_found(tokenizer: Tokeniz
 def test_an_entry_holds_all_of_a_commit(finish: FinishReason, stop_token_id: int | None) -> None:
     [commit] = commits([5, 6, 7], 3, finish, stop_token_id)
     assert commit_of(entry_of(commit, None)) == (commit, None)
-    assert commit_of(entry_of(commit, "")) == (commit, "")
-    assert commit_of(entry_of(commit, "stop")) == (commit, "stop")
+    for end in (TextEnd("stop"), TextEnd()):
+        assert commit_of(entry_of(commit, end)) == (commit, end)
     bare = Commit(0, 9, (), (), finish_reason=finish)
     assert commit_of(entry_of(bare, None)) == (bare, None)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import pytest
 from gateway_script import DEMO_TARGET
@@ -18,11 +19,13 @@ from outrider.gateway.request.detokenizer import (
     ByteTextDecoder,
     IncrementalDetokenizer,
     Piece,
+    TextEnd,
     WindowTextDecoder,
     make_text_decoder,
 )
 from outrider.gateway.request.stop_checker import StopChecker
 from outrider.gateway.request.tokenizer import Tokenizer
+from outrider.gateway.tool_calls.plan import OutputPlan
 
 # A busy machine is no failure.
 UNHURRIED = settings(deadline=None)
@@ -55,7 +58,7 @@ def run(detokenizer: IncrementalDetokenizer, groups: Sequence[Sequence[int]]) ->
     pieces = []
     for group in groups:
         pieces.append(detokenizer.process(group))
-        if pieces[-1].stop_reason is not None:
+        if pieces[-1].end is not None:
             break
     return "".join(piece.text for piece in pieces) + detokenizer.finish(), pieces
 
@@ -198,7 +201,8 @@ def test_grouping_changes_nothing(data: st.DataObject, text: str, stop: tuple[st
     def stream(groups: list[Sequence[int]]) -> tuple[str, int, str | None]:
         all_text, pieces = run(IncrementalDetokenizer(demo(), (), True, stop, include), groups)
         num_kept = sum(piece.num_tokens_kept for piece in pieces)
-        return all_text, num_kept, pieces[-1].stop_reason if pieces else None
+        end = pieces[-1].end if pieces else None
+        return all_text, num_kept, end.stop_string if end is not None else None
 
     one_by_one = stream([[token_id] for token_id in token_ids])
     assert stream(cut(token_ids, sizes)) == one_by_one
@@ -270,7 +274,7 @@ def test_stop_across_tokens_and_characters() -> None:
     detokenizer = IncrementalDetokenizer(demo(), (), True, ("👧 tw",))
     shown, pieces = run(detokenizer, [[token_id] for token_id in token_ids])
     assert shown == "one 漢👩‍👩‍"
-    assert pieces[-1].stop_reason == "👧 tw"
+    assert pieces[-1].end == TextEnd("👧 tw")
     assert detokenizer.process(token_ids) == Piece(0, "", ())
 
 
@@ -288,6 +292,49 @@ def test_min_tokens_come_before_stop_strings() -> None:
     shown, pieces = run(detokenizer, [token_ids])
     assert shown == "a a a"
     assert pieces[0].num_tokens_kept == 4
+
+
+CALL = '<tool_call>{"name": "f", "arguments": {"a": "} b"}}'
+ONE_CALL = OutputPlan(tool_call_parser="hermes", parallel=False)
+
+
+def one_call(text: str, sizes: Sequence[int], **fields: Any) -> tuple[int, str, TextEnd | None]:
+    """Tokens kept, their text, and the end."""
+    detokenizer = IncrementalDetokenizer(demo(), (), only_call=ONE_CALL.parser(), **fields)
+    shown, pieces = run(detokenizer, cut(demo().encode(text), sizes))
+    return sum(piece.num_tokens_kept for piece in pieces), shown, pieces[-1].end
+
+
+@UNHURRIED
+@given(st.data(), st.text("ab }\n漢", max_size=12), st.sampled_from([(), ("}}",), ("b",), ("}\n",), ("a b", "zz")]))
+def test_an_only_call_ends_the_output(data: st.DataObject, around: str, stop: tuple[str, ...]) -> None:
+    """With the token that completes it, however tokens are grouped; a stop string that comes before it comes first."""
+    text = f"{around}{CALL}{around}\n{CALL}"
+    num_tokens = len(demo().encode(text))
+    kept, shown, end = one_call(text, [1] * num_tokens, stop=stop)
+    assert one_call(text, data.draw(groupings(num_tokens)), stop=stop) == (kept, shown, end)
+    assert end is not None
+    if not stop:
+        assert end == TextEnd()
+        token_ids = demo().encode(text)
+        assert CALL not in demo().decode(token_ids[: kept - 1])
+        assert CALL in demo().decode(token_ids[:kept])
+
+
+def test_an_only_call_waits_for_min_tokens() -> None:
+    num_tokens = len(demo().encode(CALL))
+    text = f"{CALL} a a a a"
+    for min_tokens in (0, 1, num_tokens, num_tokens + 3):
+        kept, _, end = one_call(text, [1000], min_tokens=min_tokens)
+        assert (kept, end) == (max(num_tokens, min_tokens), TextEnd())
+
+
+def test_a_stop_token_is_not_what_completes_the_call() -> None:
+    """Its text would; but what the verifier has ended keeps the verifier's reason."""
+    token_ids = demo().encode(CALL)
+    detokenizer = IncrementalDetokenizer(demo(), (), include_stop_str_in_output=True, only_call=ONE_CALL.parser())
+    piece = detokenizer.process(token_ids, ends_with_stop_token=True)
+    assert (piece.num_tokens_kept, piece.text, piece.end) == (len(token_ids), CALL, None)
 
 
 @pytest.mark.parametrize(("include", "expected"), [(False, "a b"), (True, "a b c")])

@@ -40,6 +40,17 @@ PARAMS = SamplingParams(
 )
 # The wire form of one entry of PARAMS.logit_bias.
 PARAMS_BIAS = common_pb2.SamplingParams(logit_bias={9: -100.0}).SerializeToString()
+OUTPUT = OutputPlan(
+    reasoning_parser="qwen3",
+    tool_call_parser="hermes",
+    starts_in_reasoning=True,
+    marker_tokens=("</think>", "<think>"),
+    properties='{"f": {"a": {"type": "string"}}}',
+    parallel=False,
+    is_named=True,
+    include_reasoning=False,
+    reasoning_field="reasoning_content",
+)
 REQUEST = ValidRequest(
     request_id="cmpl-1-0",
     prompt_token_ids=(0, 7, 2**31 - 1),
@@ -50,20 +61,12 @@ REQUEST = ValidRequest(
     skip_special_tokens=False,
     speculation=SpeculationRequest("ngram", 4, SpeculationMode.REJECTION, token_tree=False),
     cache_salt="salt",
-    marker_tokens=("</think>", "<think>"),
+    marker_tokens=OUTPUT.marker_tokens,
+    only_call=OUTPUT,
     owner="alice",
 )
-OUTPUT = OutputPlan(
-    reasoning_parser="qwen3",
-    tool_call_parser="hermes",
-    starts_in_reasoning=True,
-    marker_tokens=REQUEST.marker_tokens,
-    properties='{"f": {"a": {"type": "string"}}}',
-    parallel=False,
-    is_named=True,
-    include_reasoning=False,
-    reasoning_field="reasoning_content",
-)
+# What a gateway of the version before knows.
+OLDER = dataclasses.replace(REQUEST, sampling_params=dataclasses.replace(PARAMS, logprob_token_ids=()))
 OPTIONS = AnswerOptions(
     answer_id="cmpl-1",
     created=1_700_000_000,
@@ -138,38 +141,41 @@ def test_choices_count_over_the_prompts() -> None:
 
 def test_an_older_gateway_can_go_on_with_a_request_that_has_nothing_new() -> None:
     doors = dataclasses.replace(OPTIONS, echo_texts=None, return_tokens_as_token_ids=False)
+    doors = dataclasses.replace(doors, output=dataclasses.replace(OUTPUT, parallel=True))
     parsed = dataclasses.replace(doors, response=None, message=False)
+    one_call = dataclasses.replace(parsed, output=OUTPUT)
     plain = dataclasses.replace(parsed, output=None)
     with_ids = dataclasses.replace(plain, return_tokens_as_token_ids=True)
     echo = dataclasses.replace(plain, echo_texts=("a",))
     echoed_prompt = dataclasses.replace(echo, chat=False)
-    records = [
-        new_record(AnswerKind.CHAT, Prepared((REQUEST,), options))
-        for options in (plain, echoed_prompt, parsed, doors, with_ids, echo)
-    ]
-    versions = [log_pb2.SessionRecord.FromString(one.encode()).version for one in records]
-    assert versions == [1, 1, 2, 3, 4, 4]
+    all_options = (plain, echoed_prompt, parsed, doors, with_ids, echo, one_call)
+    assert [version(options, OLDER) for options in all_options] == [1, 1, 2, 3, 4, 4, RECORD_VERSION]
+    assert version(plain, REQUEST) == RECORD_VERSION  # it names tokens
+
+
+def version(options: AnswerOptions, *requests: ValidRequest) -> int:
+    return log_pb2.SessionRecord.FromString(new_record(AnswerKind.CHAT, Prepared(requests, options)).encode()).version
 
 
 @pytest.mark.parametrize("params", [PARAMS, SamplingParams(logit_bias=PARAMS.logit_bias)], ids=["both", "biases"])
 def test_lists_of_all_prompts_are_kept_once(params: SamplingParams) -> None:
     lists = dataclasses.replace(params, bad_words=params.bad_words and tuple((token, 7) for token in range(500)))
-    own = [dataclasses.replace(lists, max_tokens=1 + place) for place in range(20)]
+    own = [dataclasses.replace(lists, max_tokens=1 + place, logprob_token_ids=()) for place in range(20)]
     requests = tuple(dataclasses.replace(REQUEST, sampling_params=each) for each in own)
     before = new_record(AnswerKind.CHAT, Prepared(requests, OPTIONS))
     alone = new_record(AnswerKind.CHAT, Prepared(requests[:1], OPTIONS))
     assert SessionRecord.decode(before.encode()) == before
     assert before.encode().count(PARAMS_BIAS) == alone.encode().count(PARAMS_BIAS) == 1
-    assert log_pb2.SessionRecord.FromString(before.encode()).version == RECORD_VERSION
-    assert log_pb2.SessionRecord.FromString(alone.encode()).version < RECORD_VERSION
+    plain = dataclasses.replace(OPTIONS, output=None)
+    assert version(plain, *requests[:1]) < version(plain, *requests) == RECORD_VERSION
 
 
 @pytest.mark.parametrize("field", ["bad_words", "logit_bias"])
 def test_each_prompt_keeps_lists_of_its_own(field: str) -> None:
-    other = dataclasses.replace(REQUEST, sampling_params=dataclasses.replace(PARAMS, **{field: ()}))
-    before = new_record(AnswerKind.CHAT, Prepared((REQUEST, other), OPTIONS))
+    other = dataclasses.replace(OLDER, sampling_params=dataclasses.replace(OLDER.sampling_params, **{field: ()}))
+    before = new_record(AnswerKind.CHAT, Prepared((OLDER, other), OPTIONS))
     assert SessionRecord.decode(before.encode()) == before
-    assert log_pb2.SessionRecord.FromString(before.encode()).version < RECORD_VERSION
+    assert version(dataclasses.replace(OPTIONS, output=None), OLDER, other) < RECORD_VERSION
 
 
 def test_another_version_is_refused_by_name() -> None:

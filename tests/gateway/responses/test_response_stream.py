@@ -15,6 +15,7 @@ from outrider.gateway.request.record import SessionRecord, new_record
 from outrider.shared.errors import VerifierLost
 
 SIZES = [1, 2, 5, 9, 1000]
+PARALLEL = pytest.mark.parametrize("parallel", [True, False])
 # Of a reasoning item, a message, a call, a message and a call.
 ORDER = [
     "response.created",
@@ -40,11 +41,19 @@ async def test_the_order_is_openais() -> None:
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
 
 
-async def test_events_do_not_depend_on_how_many_tokens_are_committed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@PARALLEL
+async def test_events_do_not_depend_on_how_many_tokens_are_committed_at_once(
+    parallel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("time.time", lambda: 1_700_000_000.5)  # which the ids of calls and items are made of
-    body = {"stream": True, "include": ["message.output_text.logprobs"], "top_logprobs": 2}
-    texts = [(await post(service_of(CALLS, size), **body)).text for size in SIZES]
-    assert len(set(texts)) == 1
+    logprobs = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    body = {"stream": True, "parallel_tool_calls": parallel, **logprobs}
+    answers = [await post(service_of(CALLS, size), **body) for size in SIZES]
+    assert len({answer.text for answer in answers}) == 1
+    *_, last = events_of(answers[0])
+    kinds = [item["type"] for item in last["response"]["output"]]
+    assert last["type"] == "response.completed"
+    assert kinds == ["reasoning", "message", "function_call", *(["message", "function_call"] if parallel else [])]
 
 
 @pytest.mark.parametrize("commit_len", SIZES)
@@ -71,10 +80,11 @@ async def test_the_openai_package_builds_the_whole_answer_from_the_events(commit
         assert adapter.validate_python(event).type == event["type"]
 
 
-async def test_another_gateway_goes_on_after_every_event_with_the_same_bytes() -> None:
+@PARALLEL
+async def test_another_gateway_goes_on_after_every_event_with_the_same_bytes(parallel: bool) -> None:
     """It has the tokens, in other commits, and of the request what is in its record."""
     service = service_of(CALLS, 4)
-    blocks = blocks_of(await post(service, stream=True))
+    blocks = blocks_of(await post(service, stream=True, parallel_tool_calls=parallel))
     ((answer_id, (kind, prepared)),) = service.begun.items()
     recorded = SessionRecord.decode(new_record(kind, prepared).encode())
     for place, block in enumerate(blocks):

@@ -130,9 +130,24 @@ async def test_finish_reasons(body: dict[str, Any], reason: str) -> None:
         assert choice["stop_reason"] == body["stop"][0]
 
 
-async def test_parallel_tool_calls_false_keeps_one() -> None:
-    message = (await answer(service_of(CALLS), parallel_tool_calls=False))["message"]
-    assert [call["function"]["name"] for call in message["tool_calls"]] == ["get_weather"]
+@pytest.mark.parametrize("body", [{}, {"tool_choice": "auto"}, {"tool_choice": "required"}])
+async def test_parallel_tool_calls_false_ends_the_output_with_its_call(body: dict[str, Any]) -> None:
+    service = service_of(f"{CALLS} And so on, up to max_tokens.")
+    choice = await answer(service, parallel_tool_calls=False, return_token_ids=True, **body)
+    assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["get_weather"]
+    assert (choice["message"]["content"], choice["finish_reason"], choice["stop_reason"]) == (
+        "Sure.",
+        "tool_calls",
+        None,
+    )
+    written = service.tokenizer.decode(choice["token_ids"], skip_special_tokens=False)
+    assert written == CALLS[: CALLS.index("}}") + 2]
+
+
+async def test_parallel_tool_calls_false_means_nothing_without_calls() -> None:
+    for body in ({"tools": []}, {"tool_choice": "none"}):
+        both = [await answer(service_of(CALLS), parallel_tool_calls=parallel, **body) for parallel in (False, True)]
+        assert both[0] == both[1]
 
 
 async def test_without_tools_or_with_choice_none_markup_is_text() -> None:

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from gateway_script import Script, ScriptedService
 from test_chat_tools import events_of, joined
-from tool_families import EVERYTHING, OF_FAMILIES
+from tool_families import AFTER, EVERYTHING, OF_FAMILIES
 from tool_forms import PROPERTIES
 from tool_tokenizers import tokenizer_of
 from tool_transcripts import Transcript
@@ -86,6 +86,27 @@ async def test_a_stream_goes_on_after_every_event(transcript: Transcript) -> Non
     blocks = first.text.split("\n\n")
     for place, (event_id, _) in enumerate(events_of(first)):
         rest = await gateway.post(9, last_event_id=event_id, stream=True)
+        assert rest.text.split("\n\n") == blocks[place + 1 :], event_id
+
+
+@pytest.mark.parametrize("transcript", EVERYTHING, ids=lambda transcript: transcript.name)
+async def test_one_call_at_most_ends_the_output(transcript: Transcript) -> None:
+    """At the same token whatever the commits, and of a stream that goes on after any event."""
+    gateway, only = FamilyGateway(transcript), {"parallel_tool_calls": False, "return_token_ids": True}
+    message = await gateway.same_whole_and_streamed(**only)
+    calls = [(call["name"], json.loads(call["arguments"])) for call in message["tool_calls"]]
+    assert (calls, message["finish_reason"]) == ([transcript.calls[0]], "tool_calls")
+    assert AFTER not in message["content"]
+    token_ids = tokenizer_of(transcript.special).encode(transcript.text, add_special_tokens=False)
+    answers = [(await gateway.post(size, **only)).json() for size in (1, 2, 7, 1_000)]
+    written = [answer["choices"][0]["token_ids"] for answer in answers]
+    assert written == [token_ids[: len(written[0])]] * len(answers)
+    assert len(written[0]) < len(token_ids)
+    assert {answer["usage"]["completion_tokens"] for answer in answers} == {len(written[0])}
+    first = await gateway.post(9, stream=True, **only)
+    blocks = first.text.split("\n\n")
+    for place, (event_id, _) in enumerate(events_of(first)):
+        rest = await gateway.post(9, last_event_id=event_id, stream=True, **only)
         assert rest.text.split("\n\n") == blocks[place + 1 :], event_id
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tool_families import EVERYTHING, OF_FAMILIES
-from tool_forms import PROPERTIES, WEATHER
+from tool_forms import PROPERTIES
 from tool_transcripts import TRANSCRIPTS, Transcript
 
 from outrider.gateway.tool_calls.context import MAX_HELD_CHARS
@@ -31,14 +31,18 @@ def symbols_of(transcript: Transcript) -> Symbols:
     return Symbols(marker_tokens(output.markers(), transcript.special))
 
 
-def parse(transcript: Transcript, pieces: list[str], *, parallel: bool = True) -> Folded:
-    """`pieces` have their special tokens as symbols."""
-    parser = OutputParser(
+def parser_of(transcript: Transcript, *, parallel: bool) -> OutputParser:
+    return OutputParser(
         output_format(transcript.reasoning_parser, transcript.tool_call_parser),
         symbols_of(transcript),
         Tools(PROPERTIES, parallel),
         starts_in_reasoning=transcript.in_reasoning,
     )
+
+
+def parse(transcript: Transcript, pieces: list[str], *, parallel: bool = True) -> Folded:
+    """`pieces` have their special tokens as symbols."""
+    parser = parser_of(transcript, parallel=parallel)
     events = [event for piece in pieces for event in parser.push(piece)] + parser.finish()
     names = [event.index for event in events if isinstance(event, CallBegins)]
     assert names == sorted(set(names)), "a call begins twice"
@@ -101,11 +105,22 @@ def test_cut_by_max_tokens_the_calls_are_prefixes(transcript: Transcript) -> Non
                 assert call.arguments.startswith(part.arguments.rpartition(": ")[0])
 
 
-def test_one_call_at_most() -> None:
-    transcript = BY_NAME["hermes three with text"]
-    whole = parse(transcript, [symbols_of(transcript).spell(transcript.text)], parallel=False)
-    assert [call.name for call in whole.calls] == [WEATHER]
-    assert whole.content == transcript.content
+@pytest.mark.parametrize("transcript", [*TRANSCRIPTS, *OF_FAMILIES], ids=lambda transcript: transcript.name)
+def test_one_call_at_most(transcript: Transcript) -> None:
+    """The first one, as soon as it is complete: before the next one's name, and nothing is said after it."""
+    text = symbols_of(transcript).spell(transcript.text)
+    parser = parser_of(transcript, parallel=False)
+    end = next(
+        (place for place, one in enumerate(text, 1) if parser.push(one) is not None and parser.ended_with_call), 0
+    )
+    assert bool(end) == bool(transcript.calls)
+    whole = parse(transcript, [text], parallel=False)
+    assert [(call.name, json.loads(call.arguments)) for call in whole.calls] == list(transcript.calls[:1])
+    assert transcript.content.startswith(whole.content)
+    assert all(name not in text[:end] for name, _ in transcript.calls[1:])
+    for at in range(1, len(text)):
+        assert parse(transcript, [text[:at], text[at:]], parallel=False) == whole
+    assert parse(transcript, [text[:end]] if end else [text], parallel=False) == whole
 
 
 def test_a_marker_written_out_is_not_the_token() -> None:
@@ -166,6 +181,10 @@ def test_broken_outputs_raise_nothing_and_do_not_depend_on_cuts(transcript: Tran
     whole = parse(transcript, [text])
     assert parse(transcript, list(text)) == whole
     assert parse(transcript, random_pieces(text, 8, source)) == whole
+    single = parse(transcript, random_pieces(text, 8, source), parallel=False)
+    assert single.calls == whole.calls[:1]
+    assert whole.content.startswith(single.content)
+    assert single.calls or single == whole
     shown = whole.content + whole.reasoning + "".join(call.name + call.arguments for call in whole.calls)
     assert not any(map(is_symbol, shown))
     assert all(call.name for call in whole.calls)

@@ -9,7 +9,7 @@ from tool_forms import HERMES
 from tool_tokenizers import TEMPLATE, tokenizer_of
 
 from outrider.gateway.config import GatewayConfig
-from outrider.gateway.request.detokenizer import IncrementalDetokenizer
+from outrider.gateway.request.detokenizer import IncrementalDetokenizer, TextEnd
 from outrider.gateway.request.tokenizer import Tokenizer
 from outrider.gateway.servers.live_service import _parsers
 from outrider.gateway.tool_calls.formats import CALLS, REASONING, output_format
@@ -104,4 +104,4 @@ def test_a_stop_string_that_spells_a_marker_is_found_and_named_as_it_was_given()
     tokenizer = tokenizer_of(HERMES)
     ids = tokenizer.encode("a</think>b", add_special_tokens=False)
     piece = IncrementalDetokenizer(tokenizer, (), stop=("</think>",), marker_tokens=("</think>",)).process(ids)
-    assert (piece.text, piece.stop_reason, piece.num_tokens_kept) == ("a", "</think>", 2)
+    assert (piece.text, piece.end, piece.num_tokens_kept) == ("a", TextEnd("</think>"), 2)
