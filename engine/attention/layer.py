@@ -88,8 +88,8 @@ class AttentionProbe:
             raise UnsupportedAttention(f"{name} attends with query {list(query.shape)}, key {list(key.shape)}")
         self.num_calls += 1
         self.layers[layer_idx] = LayerShape(
-            name, query.shape[1], key.shape[1], key.shape[3], value.shape[3], scoring.sliding_window, scoring.chunk_size,
-            values_in_keys=hasattr(module, LATENT_HEADS),
+            name, query.shape[1], key.shape[1], key.shape[3], value.shape[3],
+            scoring.sliding_window, scoring.chunk_size, values_in_keys=hasattr(module, LATENT_HEADS),
         )  # fmt: skip
         return query.new_zeros((1, query.shape[2], query.shape[1], value.shape[3]))
 
