@@ -55,8 +55,8 @@ class Waiting:
 class WaitingExperts:
     """The weights of all experts of a layer, in the place of the model's parameter until they are packed.
 
-    shape: the parameter's, [E, N, K] or [E, K, N]. parts: each expert's weights [n, K], whose outputs follow one another.
-    sources: names of all these weights in the checkpoint.
+    shape: the parameter's, [E, N, K] or [E, K, N]. parts: each expert's weights [n, K], one below the other. sources:
+    names of all these weights in the checkpoint.
     """
 
     shape: tuple[int, ...]

@@ -17,6 +17,7 @@ from transformers.integrations.moe import ExpertsInterface
 from outrider.engine.errors import RowInvarianceError
 from outrider.engine.model.coded_weights import WaitingExperts, pack_codes
 from outrider.engine.model.row_invariant_modules import RowInvariantLinear
+from outrider.shared.machine.memory import give_back_freed_memory
 
 EXPERTS_NAME = "outrider_experts"
 _PACKED = "outrider_packed_experts"
@@ -58,6 +59,7 @@ def pack_experts(experts: Any, backend: str = "cpu") -> int:
     setattr(experts, _PACKED, torch.nn.ModuleList(packed))
     for name in names:
         delattr(experts, name)
+    give_back_freed_memory()  # else it grows from layer to layer: 412 MB for 221 MB of packed experts, not 279
     return 2 * len(packed)
 
 
