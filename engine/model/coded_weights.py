@@ -2,12 +2,13 @@
 
 transformers gets a tensor of one number for each (`stand_in`). `place` then puts a CodedLinear where a linear is, which
 `pack` replaces, and decodes an embedding's rows from packed codes, which a tied head shares. Not here: reading
-(weight_reader), the order of replacements (lean, row_invariance).
+(weight_reader), experts of mixtures (coded_experts), the order of replacements (lean, row_invariance).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,26 +26,42 @@ def packs_codes(dtype: torch.dtype, device: torch.device, row_backend: str) -> b
     return row_backend == "cpu" and device.type == "cpu" and cpu_code_panels.supports(dtype)
 
 
+def stand_in(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros in the memory of one."""
+    return torch.zeros((), dtype=dtype).expand(shape)
+
+
 class Waiting:
     """A weight that stays in the file until it is packed."""
 
-    def __init__(self, path: str, name: str, shape: torch.Size, reader: WeightReader) -> None:
+    def __init__(self, path: str, name: str, shape: tuple[int, ...], read: Callable[[], Codes]) -> None:
         """shape: as the model has it, [N, K]."""
-        self._path, self._name, self._shape, self._reader = path, name, shape, reader
+        self._path, self._name, self._shape, self._read = path, name, shape, read
 
     def stand_in(self, dtype: torch.dtype) -> torch.Tensor:
         """Zeros of its shape in the memory of one."""
-        return torch.zeros((), dtype=dtype).expand(self._shape)
+        return stand_in(self._shape, dtype)
 
     def codes(self) -> Codes:
         """Raises ModelRefused."""
-        if self._reader.codes is None:
-            raise TypeError(f"{self._name} has no codes")
-        found = self._reader.codes()
-        if found.shape != tuple(self._shape):  # transformers saw the stand-in alone
+        found = self._read()
+        if found.shape != self._shape:  # transformers saw the stand-in alone
             shapes = f"{self._name} has shape {list(found.shape)}, not {list(self._shape)}"
             raise ModelRefused(self._path, f"its weights do not fit its config: {shapes}")
         return found
+
+
+@dataclass(frozen=True)
+class WaitingExperts:
+    """The weights of all experts of a layer, in the place of the model's parameter until they are packed.
+
+    shape: the parameter's, [E, N, K] or [E, K, N]. parts: each expert's weights [n, K], one below the other. sources:
+    names of all these weights in the checkpoint.
+    """
+
+    shape: tuple[int, ...]
+    parts: tuple[tuple[Waiting, ...], ...]
+    sources: tuple[str, ...]
 
 
 class CodedLinear(torch.nn.Module):
@@ -111,8 +128,8 @@ def waiting(path: str, skeleton: torch.nn.Module, readers: Mapping[str, WeightRe
     for name, module in skeleton.named_modules():
         reader = readers.get(f"{name}.weight")
         if reader is not None and reader.codes is not None and _takes(module):
-            shape = module.get_parameter("weight").shape
-            found[f"{name}.weight"] = Waiting(path, f"{name}.weight", shape, reader)
+            shape = tuple(module.get_parameter("weight").shape)
+            found[f"{name}.weight"] = Waiting(path, f"{name}.weight", shape, reader.codes)
     return found
 
 
@@ -153,7 +170,12 @@ def pack(linears: Sequence[CodedLinear]) -> RowInvariantLinear:
     shared = linears[0].panels if len(linears) == 1 else None
     if shared is not None:
         return RowInvariantCodes(shared, bias)
-    codes = [linear.codes() for linear in linears]
+    return pack_codes([linear.codes() for linear in linears], bias)
+
+
+def pack_codes(codes: Sequence[Codes], bias: torch.Tensor | None) -> RowInvariantLinear:
+    """One linear with the weights' concatenated outputs: on their codes if they can be packed together, else
+    dequantised. bias: of all outputs."""
     if cpu_code_panels.takes_together(codes):
         return RowInvariantCodes(cpu_code_panels.pack(codes), bias)
     return RowInvariantLinear(torch.cat([part.dequantised().bfloat16() for part in codes]), bias)

@@ -16,10 +16,12 @@ from outrider.kernels.linear.codes import Codes
 
 @dataclass(frozen=True)
 class WeightReader:
-    """Calling it reads the weight, dequantised; codes: None where the file has none. Both raise ModelRefused."""
+    """Calling it reads the weight, dequantised; codes: None where the file has none. expert_codes: those of one expert,
+    by its number, where the weight is all experts' of a layer. All raise ModelRefused."""
 
     read: Callable[[], torch.Tensor]
     codes: Callable[[], Codes] | None = None
+    expert_codes: Callable[[int], Codes] | None = None
 
     def __call__(self) -> torch.Tensor:
         return self.read()

@@ -20,7 +20,7 @@ from transformers.utils import logging as transformers_logging
 
 from outrider.engine.attention.layer import ATTENTION_NAME, register_attention
 from outrider.engine.errors import ModelRefused
-from outrider.engine.model import coded_weights
+from outrider.engine.model import coded_experts, coded_weights
 from outrider.engine.model import guards as model_guards
 from outrider.engine.model.gguf.file import GgufFile
 from outrider.engine.model.gguf.tensors import gguf_readers
@@ -67,16 +67,21 @@ def read_weights(
     """
     refusals: list[ModelRefused] = []
     readers = _readers(path)
-    waiting = _waiting(path, config, readers) if keeps_codes else {}
+    waiting, experts = _waiting(path, config, readers) if keeps_codes else ({}, {})
     reads = readers | {name: partial(weight.stand_in, dtype) for name, weight in waiting.items()}
+    for name, of_layer in experts.items():
+        reads = {source: read for source, read in reads.items() if source not in of_layer.sources}
+        reads[name] = partial(coded_weights.stand_in, of_layer.shape, dtype)
     tensors = {name: LazyTensor(read, refusals) for name, read in reads.items()}
     model = build_model(path, config, tensors, refusals, dtype, for_engine=for_engine)
     if read_quantization(Path(path)) is not None and any(isinstance(part, Conv1D) for part in model.modules()):
         # A square one would be taken for its own transpose.
         raise ModelRefused(path, "its weights are quantised, and its linears are transformers' Conv1D, transposed")
     coded_weights.place(path, model, waiting)
-    if waiting:
-        logger.info("%d quantised weights stay packed in memory", len(waiting))
+    coded_experts.place(model, experts)
+    num_packed = len(waiting) + sum(len(of_layer.sources) for of_layer in experts.values())
+    if num_packed:
+        logger.info("%d quantised weights stay packed in memory", num_packed)
     return model.to(device).eval().requires_grad_(False)
 
 
@@ -135,16 +140,19 @@ def _readers(path: str) -> dict[str, WeightReader]:
     return readers | {name: WeightReader(_plain(path, tensor)) for name, tensor in stored.items()}
 
 
-def _waiting(path: str, config: Any, readers: dict[str, WeightReader]) -> dict[str, coded_weights.Waiting]:
-    if all(reader.codes is None for reader in readers.values()):
-        return {}
+def _waiting(
+    path: str, config: Any, readers: dict[str, WeightReader]
+) -> tuple[dict[str, coded_weights.Waiting], dict[str, coded_weights.WaitingExperts]]:
+    """By the parameter's name: what can wait of linears and embeddings, and of experts."""
+    if all(reader.codes is None and reader.expert_codes is None for reader in readers.values()):
+        return {}, {}
     try:
         with torch.device("meta"):
             model_class, own_config = _text_model(config)
             skeleton = model_class(own_config)
     except (KeyError, ValueError, RuntimeError):
-        return {}  # build_model fails alike, and says why
-    return coded_weights.waiting(path, skeleton, readers)
+        return {}, {}  # build_model fails alike, and says why
+    return coded_weights.waiting(path, skeleton, readers), coded_experts.waiting_experts(path, skeleton, readers)
 
 
 def _plain(path: str, stored: StoredTensor) -> Callable[[], torch.Tensor]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.functional import pad
 
@@ -147,7 +148,9 @@ def _lines(numbers: torch.Tensor, dtype: torch.dtype) -> tuple[int, torch.Tensor
     index_of = torch.zeros(256, dtype=torch.uint8)
     index_of[found] = torch.arange(len(found), dtype=torch.uint8)
     table = decoding.table_bytes(values + [0.0] * (coding.TABLE_BYTES - len(found)))
-    return decoding.I4, table, torch.cat([decoding.lines_of_nibbles(index_of[slab.int()]) for slab in slabs])
+    # numpy's take needs a ninth of the time of torch's.
+    indices = (torch.from_numpy(np.take(index_of.numpy(), slab.numpy())) for slab in slabs)
+    return decoding.I4, table, torch.cat([decoding.lines_of_nibbles(part) for part in indices])
 
 
 def _factors(of_groups: torch.Tensor, group_of: torch.Tensor) -> torch.Tensor:

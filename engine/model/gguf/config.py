@@ -34,6 +34,8 @@ def model_config(file: GgufFile) -> dict[str, Any]:
         known = ", ".join(sorted(_ARCHITECTURES))
         raise ModelRefused(file.path, f"its architecture is {file.architecture!r}; of GGUF files, {known} are read")
     config = _common(file) | rules(file)
+    if "num_experts_per_tok" not in config:
+        file.require("expert_count", 0)
     file.require_all_read()
     return config | _types(file)
 
@@ -51,7 +53,6 @@ def _common(file: GgufFile) -> dict[str, Any]:
     head_dim = file.own("attention.key_length", hidden_size // num_heads)
     file.require("attention.value_length", head_dim)
     file.require("rope.dimension_count", head_dim)
-    file.require("expert_count", 0)
     vocab_size = int(file.tensors["token_embd.weight"].shape[1]) if "token_embd.weight" in file.tensors else 0
     file.own("vocab_size", vocab_size)  # the embedding may be padded beyond it
     return {
@@ -105,11 +106,25 @@ def _llama3(file: GgufFile, base: float) -> dict[str, Any]:
 
 
 def _llama(file: GgufFile) -> dict[str, Any]:
+    if file.own("expert_count", 0):
+        return _mixtral(file)
     return {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
+    }
+
+
+def _mixtral(file: GgufFile) -> dict[str, Any]:
+    if "blk.0.attn_q.bias" in file.tensors:
+        raise ModelRefused(file.path, "it has experts and biases of attention, and Mixtral has none")
+    return {
+        "model_type": "mixtral",
+        "architectures": ["MixtralForCausalLM"],
+        "num_local_experts": file.own("expert_count"),
+        "num_experts_per_tok": file.own("expert_used_count"),
+        "sliding_window": None,
     }
 
 
@@ -123,6 +138,22 @@ def _qwen3(file: GgufFile) -> dict[str, Any]:
         "architectures": ["Qwen3ForCausalLM"],
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
         "use_sliding_window": False,
+    }
+
+
+def _qwen3moe(file: GgufFile) -> dict[str, Any]:
+    """llama.cpp makes the chosen experts' weights add up to 1, whatever the checkpoint's norm_topk_prob was."""
+    return {
+        "model_type": "qwen3_moe",
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+        "use_sliding_window": False,
+        "num_experts": file.own("expert_count"),
+        "num_experts_per_tok": file.own("expert_used_count"),
+        "moe_intermediate_size": file.own("expert_feed_forward_length"),
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
     }
 
 
@@ -159,5 +190,6 @@ _ARCHITECTURES: dict[str, Callable[[GgufFile], dict[str, Any]]] = {
     "llama": _llama,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
+    "qwen3moe": _qwen3moe,
     "gemma3": _gemma3,
 }

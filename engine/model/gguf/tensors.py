@@ -1,17 +1,19 @@
 """A GGUF file's tensors as the parameters of transformers' model: dequantised when they are read, or as codes.
 
 What llama.cpp's converter changed is undone: Llama's query and key rows are in another order, Gemma's norms have 1
-added. Not here: the config (config).
+added, all experts of a layer are one tensor. Not here: the config (config).
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from outrider.engine.errors import ModelRefused
 from outrider.engine.model.gguf.codes import codes_of, has_codes
@@ -39,10 +41,25 @@ _IN_LAYER = {
     "ffn_down": "mlp.down_proj",
     "ffn_norm": "post_attention_layernorm",
 }
-_IN_GEMMA3_LAYER = {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
+# By architecture, what is called otherwise there, or only there; *: each expert's number.
+_IN_LAYER_OF: dict[str, dict[str, str]] = {
+    "gemma3": {
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    },
+    "llama": {  # Mixtral
+        "ffn_gate_inp": "block_sparse_moe.gate",
+        "ffn_gate_exps": "block_sparse_moe.experts.*.w1",
+        "ffn_up_exps": "block_sparse_moe.experts.*.w3",
+        "ffn_down_exps": "block_sparse_moe.experts.*.w2",
+    },
+    "qwen3moe": {
+        "ffn_gate_inp": "mlp.gate",
+        "ffn_gate_exps": "mlp.experts.*.gate_proj",
+        "ffn_up_exps": "mlp.experts.*.up_proj",
+        "ffn_down_exps": "mlp.experts.*.down_proj",
+    },
 }
 # Not a parameter: its content is in the config.
 _IN_CONFIG = {"rope_freqs.weight"}
@@ -50,41 +67,54 @@ _IN_CONFIG = {"rope_freqs.weight"}
 
 def gguf_readers(file: GgufFile) -> dict[str, WeightReader]:
     """Parameter's name -> how it is read, in float32. Raises ModelRefused for a tensor that is no parameter."""
-    return {_parameter(file, name): _reader(file, name) for name in file.tensors if name not in _IN_CONFIG}
+    return {parameter: _reader(file, name, data) for parameter, name, data in _parameters(file)}
 
 
 def gguf_tensors(file: GgufFile) -> dict[str, StoredTensor]:
     """By the parameter's name, each read in float32. Raises ModelRefused for a tensor that is no parameter."""
-    found = (_stored(file, name) for name in file.tensors if name not in _IN_CONFIG)
-    return {tensor.name: tensor for tensor in found}
+    found = {}
+    for parameter, name, data in _parameters(file):
+        shape = tuple(int(size) for size in reversed(file.tensors[name].shape))[-data.ndim :]
+        found[parameter] = StoredTensor(Path(file.path), parameter, shape, "F32", _reader(file, name, data))
+    return found
 
 
-def _stored(file: GgufFile, name: str) -> StoredTensor:
-    shape = tuple(int(size) for size in reversed(file.tensors[name].shape))
-    return StoredTensor(Path(file.path), _parameter(file, name), shape, "F32", _reader(file, name))
+def _parameters(file: GgufFile) -> Iterator[tuple[str, str, NDArray[Any]]]:
+    """(parameter's name, tensor's name, its data there)"""
+    for name, tensor in file.tensors.items():
+        if name in _IN_CONFIG:
+            continue
+        parameter = _parameter(file, name)
+        if "*" in parameter:
+            for expert, data in enumerate(tensor.data):
+                yield parameter.replace("*", str(expert)), name, data
+        else:
+            yield parameter, name, tensor.data
 
 
 def _parameter(file: GgufFile, name: str) -> str:
     match = _LAYER.fullmatch(name)
     if match is not None:
         layer, part, kind = match.groups()
-        names = _IN_LAYER | _IN_GEMMA3_LAYER if file.architecture == "gemma3" else _IN_LAYER
-        if part in names:
+        own = _IN_LAYER_OF.get(file.architecture, {})
+        names = _IN_LAYER | own
+        if part in names and not (kind == "bias" and part in own):
             return f"model.layers.{layer}.{names[part]}.{kind}"
     elif name in _WHOLE:
         return _WHOLE[name]
     raise ModelRefused(file.path, f"its tensor {name} is not read")
 
 
-def _reader(file: GgufFile, name: str) -> WeightReader:
-    tensor = file.tensors[name]
+def _reader(file: GgufFile, name: str, data: NDArray[Any]) -> WeightReader:
+    """data: the tensor's, or one expert's of it."""
+    kind = file.tensors[name].tensor_type
 
     def require_finite(*parts: torch.Tensor | None) -> None:
         if not all(bool(torch.isfinite(part).all()) for part in parts if part is not None):
             raise ModelRefused(file.path, f"its tensor {name} has values that are not finite")
 
     def read() -> torch.Tensor:
-        values = dequantised(tensor)
+        values = dequantised(data, kind)
         values = values[_row_order(file, name, len(values))]
         if file.architecture == "gemma3" and name.endswith("norm.weight"):
             values = values - 1
@@ -94,19 +124,20 @@ def _reader(file: GgufFile, name: str) -> WeightReader:
     def codes() -> Codes:
         from gguf import GGML_QUANT_SIZES
 
-        block_bytes = GGML_QUANT_SIZES[tensor.tensor_type][1]
-        found = codes_of(torch.from_numpy(np.array(tensor.data)), tensor.tensor_type.name, block_bytes)
+        block_bytes = GGML_QUANT_SIZES[kind][1]
+        found = codes_of(torch.from_numpy(np.array(data)), kind.name, block_bytes)
         require_finite(found.scales, found.minimums)
         order = _row_order(file, name, found.shape[0])
         return found if isinstance(order, slice) else found.rows(order)
 
-    return WeightReader(read, codes if has_codes(tensor.tensor_type.name) else None)
+    return WeightReader(read, codes if has_codes(kind.name) else None)
 
 
-def dequantised(tensor: Any) -> torch.Tensor:
+def dequantised(data: NDArray[Any], kind: Any) -> torch.Tensor:
+    """kind: of gguf.GGMLQuantizationType."""
     from gguf.quants import dequantize
 
-    return torch.from_numpy(np.array(dequantize(tensor.data, tensor.tensor_type), np.float32))
+    return torch.from_numpy(np.array(dequantize(data, kind), np.float32))
 
 
 def _row_order(file: GgufFile, name: str, num_rows: int) -> torch.Tensor | slice:

@@ -74,4 +74,11 @@ def _reader(weight: PackedWeight, form: Format, settings: Mapping[str, Any], one
         require_finite(found.scales, found.minimums, None if found.numbers.dtype == torch.int8 else found.numbers)
         return found
 
-    return WeightReader(read, None if form.codes is None else partial(codes, form.codes))
+    def expert_codes(unpack: Callable[[PackedWeight, int], Codes], expert: int) -> Codes:
+        return codes(lambda weight, _: unpack(weight, expert))
+
+    return WeightReader(
+        read,
+        None if form.codes is None else partial(codes, form.codes),
+        None if form.expert_codes is None else partial(expert_codes, form.expert_codes),
+    )

@@ -11,19 +11,35 @@ from typing import Any
 import torch
 
 from outrider.engine.model.quantised.packed_weight import Format, PackedWeight
-from outrider.engine.model.quantised.unpack import e2m1_pairs, e8m0
+from outrider.engine.model.quantised.scales import scaled
+from outrider.engine.model.quantised.unpack import doubled_e2m1_pairs, e2m1_pairs, e8m0
+from outrider.kernels.linear.codes import Codes
+
+_GROUP = 32  # inputs of one scale
+
+
+def expert_codes(weight: PackedWeight, expert: int) -> Codes:
+    """[N, K]"""
+    blocks, scales = _tensors(weight)
+    numbers = doubled_e2m1_pairs(blocks[expert].flatten(1))
+    return scaled(weight, numbers, e8m0(scales[expert]) / 2, (1, _GROUP))
 
 
 def dequantise(weight: PackedWeight, settings: Mapping[str, Any]) -> torch.Tensor:
     """bfloat16: four-bit numbers times powers of two need no more. Expert by expert, as a layer's are gigabytes."""
-    blocks, scales = weight.read("_blocks"), weight.read("_scales")
-    weight.require_shape("scales", scales.shape, blocks.shape[:3])
+    blocks, scales = _tensors(weight)
     experts, outputs, groups, _ = blocks.shape
-    found = torch.empty(experts, groups * 32, outputs, dtype=torch.bfloat16)
+    found = torch.empty(experts, groups * _GROUP, outputs, dtype=torch.bfloat16)
     for expert in range(experts):
         values = e2m1_pairs(blocks[expert]).float() * e8m0(scales[expert])[..., None]
         found[expert] = values.flatten(1).T
     return found
 
 
-FORMAT = Format(("_blocks", "_scales"), dequantise, target="")
+def _tensors(weight: PackedWeight) -> tuple[torch.Tensor, torch.Tensor]:
+    blocks, scales = weight.read("_blocks"), weight.read("_scales")
+    weight.require_shape("scales", scales.shape, blocks.shape[:3])
+    return blocks, scales
+
+
+FORMAT = Format(("_blocks", "_scales"), dequantise, target="", expert_codes=expert_codes)

@@ -57,7 +57,8 @@ class Format:
     parts: endings of the names of its tensors, with their separator. ignored: scales of activations and of the KV
     cache, which are not quantised here. dequantise(weight, settings) -> the weight in float32, or in bfloat16 where
     that is exact; settings: the config's quantization object. target: the ending of the weight's own name. codes: the
-    weight [N, K] as codes; None: the format has none.
+    weight [N, K] as codes; None: the format has none. expert_codes: likewise, of the expert of this number, where a
+    weight is all experts' of a layer.
     """
 
     parts: tuple[str, ...]
@@ -65,6 +66,7 @@ class Format:
     ignored: tuple[str, ...] = ()
     target: str = ".weight"
     codes: Callable[[PackedWeight, Mapping[str, Any]], Codes] | None = None
+    expert_codes: Callable[[PackedWeight, int], Codes] | None = None
 
     @classmethod
     def of_codes(

@@ -51,6 +51,18 @@ MODELS: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
         },
     ),
     "qwen3": ("qwen3", {}, "qwen3", {}),
+    "mixtral": (
+        "mixtral",
+        {"sliding_window": None},
+        "llama",
+        {"llama.expert_count": 4, "llama.expert_used_count": 2},
+    ),
+    "qwen3moe": (
+        "qwen3_moe",
+        {"moe_intermediate_size": 64},
+        "qwen3moe",
+        {"qwen3moe.expert_count": 4, "qwen3moe.expert_used_count": 2, "qwen3moe.expert_feed_forward_length": 64},
+    ),
     "gemma3": (
         "gemma3_text",
         _GEMMA3,

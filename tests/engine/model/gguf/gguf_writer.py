@@ -1,12 +1,13 @@
 """Writes tiny transformers models as GGUF, changing what llama.cpp's converter changes.
 
-Llama's query and key rows are reordered, Gemma's norms get 1 added, Llama 3's frequencies become divisors. `kind` gives
-the type of each matrix; gguf-py quantises them.
+Llama's query and key rows are reordered, Gemma's norms get 1 added, Llama 3's frequencies become divisors, experts are
+stacked. `kind` gives the type of each matrix; gguf-py quantises them.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,14 @@ _NAMES = {
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
     "self_attn.o_proj": "attn_output",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.*.gate_proj": "ffn_gate_exps",
+    "mlp.experts.*.up_proj": "ffn_up_exps",
+    "mlp.experts.*.down_proj": "ffn_down_exps",
+    "block_sparse_moe.gate": "ffn_gate_inp",
+    "block_sparse_moe.experts.*.w1": "ffn_gate_exps",
+    "block_sparse_moe.experts.*.w3": "ffn_up_exps",
+    "block_sparse_moe.experts.*.w2": "ffn_down_exps",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
@@ -50,13 +59,14 @@ def write_gguf(
     writer = gguf.GGUFWriter(out, architecture)
     _add_shape(writer, config, metadata or {})
     _add_tokenizer(writer)
-    for name, tensor in load_file(folder / "model.safetensors").items():
+    for name, tensor in _with_stacked_experts(load_file(folder / "model.safetensors")).items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         values = _as_llama_cpp(name, tensor, architecture, config)
         gguf_name = _gguf_name(name, architecture)
         own = next((other for part, other in (other_kinds or {}).items() if part in gguf_name), kind)
-        wanted = _TYPES[own] if values.ndim > 1 else _TYPES.F32
+        is_vector_or_router = values.ndim == 1 or "ffn_gate_inp" in gguf_name
+        wanted = _TYPES.F32 if is_vector_or_router else _TYPES[own]
         writer.add_tensor(gguf_name, gguf.quants.quantize(values, wanted), raw_dtype=wanted)
     rope = config.rope_parameters
     if rope.get("rope_type") == "llama3":
@@ -66,6 +76,14 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return out
+
+
+def _with_stacked_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors of all experts under one name, with * for their numbers."""
+    found: dict[str, list[torch.Tensor]] = {}
+    for name in sorted(tensors):  # fewer than ten experts
+        found.setdefault(re.sub(r"experts\.\d\.", "experts.*.", name), []).append(tensors[name])
+    return {name: torch.stack(parts) if "*" in name else parts[0] for name, parts in found.items()}
 
 
 def _gguf_name(name: str, architecture: str) -> str:

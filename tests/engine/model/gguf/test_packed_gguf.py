@@ -21,6 +21,7 @@ from outrider.engine.errors import ModelRefused
 from outrider.engine.model.coded_weights import CodedRows, RowInvariantCodes
 from outrider.engine.model.load import load_model
 from outrider.engine.model.loaded import LoadedModel
+from outrider.engine.model.row_invariant_experts import PackedExpert
 from outrider.engine.model.row_invariant_modules import RowInvariantLinear
 from outrider.engine.numerics import measure_numerics
 from outrider.engine.run.runner import ModelRunner
@@ -85,6 +86,31 @@ def test_a_packed_model_is_certified_and_near_the_exact_logits(tmp_path: Path, n
     ours = (logits_of(loaded, token_ids) - exact).square().mean().sqrt()
     theirs = (rounded - exact).square().mean().sqrt()
     assert ours <= 1.2 * theirs
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "others"),
+    [("qwen3moe", "Q4_1", {"ffn_up_exps": "Q8_0"}), ("qwen3moe", "MXFP4", {}), ("mixtral", "Q5_0", {})],
+)
+def test_experts_stay_packed(tmp_path: Path, name: str, kind: str, others: dict[str, str]) -> None:
+    """A row with a single 1 brings out an input's weights, each rounded once."""
+    folder, file = gguf_model(tmp_path, name, kind, None, others)
+    loaded = load_model(str(file))
+    assert loaded.dtype == torch.bfloat16
+    packed = [part for part in loaded.model.modules() if isinstance(part, PackedExpert)]
+    meant = [
+        weight
+        for layer in dequantised(file, folder).model.layers
+        for weight in zip(layer.mlp.experts.gate_up_proj, layer.mlp.experts.down_proj, strict=True)
+    ]
+    assert len(packed) == len(meant) == 4 * loaded.num_layers
+    for expert, weights in zip(packed, meant, strict=True):
+        for linear, weight in zip((expert.up, expert.down), weights, strict=True):
+            assert isinstance(linear, RowInvariantCodes)
+            found = linear(torch.eye(linear.in_features, dtype=torch.bfloat16))
+            assert torch.equal(found, weight.T.bfloat16())
+    certificate = certify(loaded, ModelRunner(loaded, loaded.make_cache(2, 16)))
+    assert certificate.holds, certificate.describe()
 
 
 def test_a_recorded_forward_has_the_same_bits(tmp_path: Path) -> None:

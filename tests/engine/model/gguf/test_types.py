@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import gguf
 import numpy as np
@@ -150,10 +149,10 @@ def test_random_blocks_are_what_the_description_says(name: str) -> None:
     if exponent is not None:
         blocks[:, :, exponent] = generator.integers(115, 130, (3, 2))
     expected = np.array([[transcription(block.tobytes()) for block in row] for row in blocks])
-    tensor = SimpleNamespace(data=blocks.reshape(3, -1), tensor_type=kind)
-    found = dequantised(tensor).numpy()
+    rows = blocks.reshape(3, -1)
+    found = dequantised(rows, kind).numpy()
     assert found.shape == (3, 2 * num_weights)
     # d * sc * q - dmin * m rounds twice in float32.
     np.testing.assert_allclose(found, expected.reshape(3, -1), rtol=1e-6, atol=1e-7)
-    codes = codes_of(torch.from_numpy(tensor.data), name, num_bytes)
+    codes = codes_of(torch.from_numpy(rows), name, num_bytes)
     assert np.array_equal(codes.dequantised().numpy(), found)  # and gguf-py's bits are those of the codes

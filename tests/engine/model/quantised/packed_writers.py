@@ -23,7 +23,7 @@ Parts = dict[str, torch.Tensor]
 # (generator, N, K) -> (ending of the name -> tensor, the weight [N, K])
 Pack = Callable[[np.random.Generator, int, int], tuple[Parts, NDArray[np.float64]]]
 
-_LINEAR = r"((q|k|v|o|gate|up|down|out)_proj|in_proj_qkvz?)\.weight$"
+_LINEAR = r"((q|k|v|o|gate|up|down|out)_proj|in_proj_qkvz?|experts\.\d+\.w[123])\.weight$"
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 GROUP = 32
 
