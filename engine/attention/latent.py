@@ -27,7 +27,7 @@ class LatentHeads(torch.nn.Module):
         """weight [H * (Dn + Dv), L]: of each head first W_k, then W_v. backend: as in row_kernels.RowKernels."""
         super().__init__()
         self.key_dim, self.value_dim, self.latent_dim = key_dim, value_dim, weight.shape[1]
-        heads = weight.unflatten(0, (-1, key_dim + value_dim))
+        heads = weight.view(-1, key_dim + value_dim, self.latent_dim)
         self._absorb = row_invariant_linears(heads[:, :key_dim].transpose(1, 2), backend)
         self._expand = row_invariant_linears(heads[:, key_dim:], backend)
 
@@ -39,7 +39,7 @@ class LatentHeads(torch.nn.Module):
 
     def absorb(self, query: torch.Tensor) -> torch.Tensor:
         """query [1, H, T, Dn + R] -> [1, H, T, L + R], against keys of `as_one_head`."""
-        own, rotated = query[0].split((self.key_dim, query.shape[3] - self.key_dim), dim=-1)
+        own, rotated = query[0, :, :, : self.key_dim], query[0, :, :, self.key_dim :]
         absorbed = query.new_empty((query.shape[2], query.shape[1], self.latent_dim + rotated.shape[2]))
         by_head = absorbed.transpose(0, 1)
         by_head[..., self.latent_dim :] = rotated

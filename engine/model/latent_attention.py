@@ -63,7 +63,7 @@ def _keep_latents(module: Any, dtype: torch.dtype, ops: AttentionOps) -> None:
     """Raises AttributeError or RuntimeError if it has not the parts."""
     linear: torch.nn.Linear | CodedLinear = module.kv_b_proj
     plain = linear.plain(dtype) if isinstance(linear, CodedLinear) else linear
-    if plain.bias is not None:
+    if plain._parameters.get("bias") is not None:
         raise AttributeError("kv_b_proj has a bias")
     weight = plain.weight.detach()
     heads = LatentHeads(weight, int(module.qk_nope_head_dim), int(module.v_head_dim), ops.row_backend)
@@ -111,4 +111,5 @@ def _output(module: Any, call: ModuleCall, rows: torch.Tensor, ops: AttentionOps
     )
     batch = build_batch([SessionRows([0] * NUM_ROWS, 0, [0], NUM_ROWS)], NUM_ROWS, rows.device)
     output = module(*args, **{**kwargs, "paged": PagedContext(ops, batch, cache)})
-    return output[0] if isinstance(output, tuple) else output
+    attended: torch.Tensor = output[0] if isinstance(output, tuple) else output
+    return attended
