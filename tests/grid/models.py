@@ -1,4 +1,4 @@
-"""The grid's models: the demo pair in both dtypes, random checkpoints of two other architectures, and a packed one.
+"""The grid's models: the demo pair in both dtypes, random checkpoints of two other architectures, and two packed ones.
 
 The random ones have the demo's vocabulary and tokenizer (grammars need one). Their drafts are the same weights plus
 noise: near enough to be accepted now and then.
@@ -66,9 +66,19 @@ _QWEN35 = {
     "linear_value_head_dim": 20,
 }
 HYBRID_NAME = "qwen35-float32"
-# Whose target is packed; the draft has its weights plus noise, plain.
-_PACKED = {"gptq": "gptq-4-v2-act-order"}
-MODEL_NAMES = ("demo-bfloat16", "demo-float32", "gemma2-bfloat16", "mixtral-float32", "gptq-bfloat16")
+# Whose target is packed, as a case of packed_writers; the draft has its weights plus noise, plain.
+_PACKED: dict[str, tuple[transformers.PretrainedConfig, str]] = {
+    "gptq": (transformers.MistralConfig(**_MISTRAL), "gptq-4-v2-act-order"),
+    "awqmoe": (transformers.MixtralConfig(**_MISTRAL, num_local_experts=4, num_experts_per_tok=2), "awq"),
+}
+MODEL_NAMES = (
+    "demo-bfloat16",
+    "demo-float32",
+    "gemma2-bfloat16",
+    "mixtral-float32",
+    "gptq-bfloat16",
+    "awqmoe-bfloat16",
+)
 
 
 def grid_model(name: str, folder: Path) -> GridModel:
@@ -80,8 +90,10 @@ def grid_model(name: str, folder: Path) -> GridModel:
     if draft.exists():
         return GridModel(target, draft, dtype)
     if family in _PACKED:
-        _save(transformers.MistralConfig(**_MISTRAL), folder / "plain", 0.0)
-        write_model(folder / "plain", CASES[_PACKED[family]], target, draft)
+        config, case = _PACKED[family]
+        plain = folder / f"{family}-plain"
+        _save(config, plain, 0.0)
+        write_model(plain, CASES[case], target, draft)
         _add_noise(draft / "model.safetensors")
         return GridModel(target, draft, dtype)
     if name == HYBRID_NAME:
