@@ -1,4 +1,4 @@
-"""The grid's models: the demo pair in both dtypes, random checkpoints of three other architectures, and a packed one.
+"""The grid's models: the demo pair in both dtypes, random checkpoints of three other architectures, two packed ones.
 
 The random ones have the demo's vocabulary and tokenizer (grammars need one). Their drafts are the same weights plus
 noise: near enough to be accepted now and then.
@@ -82,9 +82,20 @@ _CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     "mixtral": lambda: transformers.MixtralConfig(**_MIXTRAL),
     "llama4": lambda: transformers.Llama4TextConfig(**_LLAMA4),
 }
-# Whose target is packed; the draft has its weights plus noise, plain.
-_PACKED = {"gptq": "gptq-4-v2-act-order"}
-MODEL_NAMES = ("demo-bfloat16", "demo-float32", "gemma2-bfloat16", "mixtral-float32", "gptq-bfloat16", "llama4-float32")
+# Whose target is packed, as a case of packed_writers; the draft has its weights plus noise, plain.
+_PACKED: dict[str, tuple[transformers.PretrainedConfig, str]] = {
+    "gptq": (transformers.MistralConfig(**_MISTRAL), "gptq-4-v2-act-order"),
+    "awqmoe": (transformers.MixtralConfig(**_MISTRAL, num_local_experts=4, num_experts_per_tok=2), "awq"),
+}
+MODEL_NAMES = (
+    "demo-bfloat16",
+    "demo-float32",
+    "gemma2-bfloat16",
+    "mixtral-float32",
+    "gptq-bfloat16",
+    "llama4-float32",
+    "awqmoe-bfloat16",
+)
 
 
 def grid_model(name: str, folder: Path) -> GridModel:
@@ -96,8 +107,10 @@ def grid_model(name: str, folder: Path) -> GridModel:
     if draft.exists():
         return GridModel(target, draft, dtype)
     if family in _PACKED:
-        _save(transformers.MistralConfig(**_MISTRAL), folder / "plain", 0.0)
-        write_model(folder / "plain", CASES[_PACKED[family]], target, draft)
+        config, case = _PACKED[family]
+        plain = folder / f"{family}-plain"
+        _save(config, plain, 0.0)
+        write_model(plain, CASES[case], target, draft)
         _add_noise(draft / "model.safetensors")
         return GridModel(target, draft, dtype)
     if name == HYBRID_NAME:

@@ -17,7 +17,7 @@ import transformers
 from batches import CachedSequence, run_step
 from packed_writers import CASES, write_gpt_oss, write_model
 from safetensors.torch import load_file, save_file
-from tiny_models import SERVED, save_tiny_model
+from tiny_models import HYBRIDS, SERVED, save_tiny_model
 
 from outrider.engine.certificate import certify
 from outrider.engine.errors import ModelRefused
@@ -111,9 +111,18 @@ def require_meant_weights(loaded: Any, meant: Any) -> None:
         assert torch.equal(found, (weight + bias).bfloat16())
 
 
+def require_memory_of_the_file(loaded: Any, at_most: float) -> None:
+    stored = load_file(Path(loaded.path) / "model.safetensors").items()
+    in_file = sum(tensor.nbytes for name, tensor in stored if ".experts." in name and "bias" not in name)
+    held = sum(linear.panels.nbytes for linear in linears_of(loaded.model))
+    assert 0.9 * in_file < held < at_most * in_file
+    assert not [name for name, parameter in loaded.model.named_parameters() if parameter.ndim > 2]
+
+
 @pytest.mark.parametrize(("architecture", "case"), _MODELS, ids=_IDS)
-def test_packed_experts_are_what_was_meant(tmp_path: Path, architecture: str, case: str) -> None:
+def test_packed_experts_are_what_was_meant_in_the_files_memory(tmp_path: Path, architecture: str, case: str) -> None:
     loaded, meant = load(packed_model(tmp_path, architecture, case)), meant_model(tmp_path)
+    require_memory_of_the_file(loaded, _MODELS[architecture, case][1])
     assert all(isinstance(linear, RowInvariantCodes) for linear in linears_of(loaded.model))
     assert code_kinds(loaded.model) == [_MODELS[architecture, case][0]]
     if not CASES[case].tolerance:
@@ -121,6 +130,21 @@ def test_packed_experts_are_what_was_meant(tmp_path: Path, architecture: str, ca
     certificate = certify(loaded, ModelRunner(loaded, loaded.make_cache(2, 16)))
     assert certificate.holds, certificate.describe()
     require_near_the_exact_logits(loaded, meant)
+
+
+@pytest.mark.parametrize("architecture", ["deepseek_v2", "phimoe", "nemotron_h", "lfm2_moe"])
+def test_other_architectures_experts_are_packed_too(tmp_path: Path, architecture: str) -> None:
+    """Other names and prefixes, no gate, layers without experts."""
+    config, arguments = {**SERVED, **HYBRIDS}[architecture]
+    plain = save_tiny_model(config, arguments, tmp_path / "plain")
+    write_model(plain, CASES["ct-w8a8"], tmp_path / "packed", tmp_path / "meant")
+    linears = linears_of(load(tmp_path / "packed").model)
+    meant = linears_of(load_model(str(tmp_path / "meant"), dtype="float32").model)
+    assert len(linears) == len(meant) > 0
+    for linear, wanted in zip(linears, meant, strict=True):
+        assert isinstance(linear, RowInvariantCodes)
+        rows = torch.eye(linear.in_features)
+        assert torch.equal(linear(rows.bfloat16()), wanted(rows).bfloat16())
 
 
 def test_gate_and_up_in_different_orders_are_dequantised_and_down_is_packed(tmp_path: Path) -> None:
@@ -141,17 +165,6 @@ def test_experts_of_which_one_is_plain_are_dequantised(tmp_path: Path) -> None:
     packed = [isinstance(expert.down, RowInvariantCodes) for expert in experts]
     assert packed == [False] * 4 + [True] * 4
     require_meant_weights(loaded, meant_model(tmp_path))
-
-
-@pytest.mark.parametrize(("architecture", "case"), _MODELS, ids=_IDS)
-def test_packed_experts_take_the_memory_of_the_file(tmp_path: Path, architecture: str, case: str) -> None:
-    folder = packed_model(tmp_path, architecture, case)
-    stored = load_file(folder / "model.safetensors").items()
-    in_file = sum(tensor.nbytes for name, tensor in stored if ".experts." in name and "bias" not in name)
-    loaded = load(folder)
-    held = sum(linear.panels.nbytes for linear in linears_of(loaded.model))
-    assert 0.9 * in_file < held < _MODELS[architecture, case][1] * in_file
-    assert not [name for name, parameter in loaded.model.named_parameters() if parameter.ndim > 2]
 
 
 @pytest.mark.parametrize("architecture", ["gpt_oss", "qwen3_moe"])
