@@ -58,12 +58,16 @@ class ServedRates:
     def tokens_per_s(self, num_open: int) -> float:
         """Tokens committed per second, pauses between forwards included, with num_open sessions."""
         num_sessions = self._num_served(num_open)
-        return num_sessions * self._num_tokens / (self._num_sessions * self._round_s(num_sessions))
+        forward_s = self._forward_s(num_sessions)
+        seconds = max(forward_s, self._seconds + forward_s - self._forward_s(self._num_sessions))
+        return num_sessions * self._num_tokens / (self._num_sessions * seconds)
 
     def round_us(self, max_open: int) -> tuple[int, ...]:
         """Microseconds of a round while 1, 2, 4, ... sessions are open, as far as needed to cover max_open."""
-        counts = [1 << power for power in range((max_open - 1).bit_length() + 1)]
-        return tuple(round(1e6 * self._round_s(self._num_served(num_open))) for num_open in counts)
+        pauses_s = max(0.0, self._seconds - self._forward_s(self._num_sessions))
+        served = [self._num_served(1 << power) for power in range((max_open - 1).bit_length() + 1)]
+        forwards_s = [self._costs.seconds_beside(number * self.rows_each, number) for number in served]
+        return tuple(round(1e6 * (pauses_s + forward_s)) for forward_s in forwards_s)
 
     def draft_rows_us(self, num_open: int) -> tuple[int, ...]:
         """Microseconds that each length of PRICED_DRAFTS, drafted by every session, adds to a forward.
@@ -82,11 +86,6 @@ class ServedRates:
     def _num_served(self, num_open: int) -> float:
         """Mean sessions in a forward while num_open are open."""
         return max(1.0, num_open * min(1.0, self._num_sessions / self._num_open))
-
-    def _round_s(self, num_sessions: float) -> float:
-        """Pauses between forwards included."""
-        forward_s = self._forward_s(num_sessions)
-        return max(forward_s, self._seconds + forward_s - self._forward_s(self._num_sessions))
 
     def _forward_s(self, num_sessions: float) -> float:
         return self._costs.seconds(num_sessions * self.rows_each)

@@ -9,6 +9,7 @@ Not here: whose output starts next (request/fair_starts.py), and at which verifi
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,8 +48,9 @@ def _most_beside(round_us: Sequence[int], most: int, num_others: float) -> int:
     """At one verifier, with num_others sessions of others."""
     if not round_us:
         return most
-    limit_us = MAX_SLOWDOWN * _round_us(round_us, max(1.0, num_others))
-    return bisect_right(range(1, most + 1), limit_us, key=lambda own: _round_us(round_us, num_others + own))
+    rising_us = list(itertools.accumulate(round_us, max))  # more sessions that measure less are noise
+    limit_us = MAX_SLOWDOWN * _round_us(rising_us, max(1.0, num_others))
+    return bisect_right(range(1, most + 1), limit_us, key=lambda own: _round_us(rising_us, num_others + own))
 
 
 def _round_us(round_us: Sequence[int], num_sessions: float) -> float:

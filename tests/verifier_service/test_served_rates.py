@@ -102,3 +102,19 @@ def test_rounds_are_told_for_powers_of_two_up_to_the_limit(max_open: int) -> Non
     assert counts[-1] >= max_open
     assert counts[-1] < 2 * max_open
     assert told == pytest.approx([15_000 + 3_000 * count for count in counts], rel=0.01)
+
+
+def test_what_sessions_cost_beside_their_rows_is_in_the_rounds_once_it_was_seen() -> None:
+    """A session costs a millisecond of replies and sampling, which the table of forwards cannot know."""
+
+    def seconds(num_sessions: int) -> float:
+        return 0.005 + 0.002 * num_sessions
+
+    costs = StepCosts(SLOPE)
+    rates = ServedRates(costs)
+    for num_sessions in (4, 32, 8):
+        for _ in range(100):
+            costs.observe(num_sessions, seconds(num_sessions), num_sessions=num_sessions)
+            rates.observe(Served(num_sessions, num_sessions, num_sessions, num_sessions, seconds(num_sessions)))
+    told = rates.round_us(64)
+    assert [told[2], told[3], told[5]] == pytest.approx([13_000, 21_000, 69_000], rel=0.05)

@@ -83,7 +83,12 @@ class StepCosts:
 
     def seconds(self, num_rows: float) -> float:
         """Of a forward at the recent mean context. A fraction of a row: the mean over forwards."""
-        return self._corrected_s(self._table_s(num_rows) + self._mean_context_s)
+        return self._corrected_s(self._table_s(num_rows) + self._mean_context_s, self._level)
+
+    def seconds_beside(self, num_rows: float, num_sessions: float) -> float:
+        """As `seconds`, at the level of the load class of num_sessions, where a forward of that class has been seen."""
+        level = self._levels.get(load_of(round(num_sessions)), self._level)
+        return self._corrected_s(self._table_s(num_rows) + self._mean_context_s, level)
 
     def rows_within(self, seconds: float, max_rows: int) -> int:
         """The most rows, up to max_rows, of a forward that takes at most `seconds`; 0 if one row takes longer."""
@@ -130,15 +135,15 @@ class StepCosts:
         if load not in self._levels:
             # The first level stands on the measured table, a later one on an extrapolation.
             count = 1.0 if self._levels else 1.0 / _WEIGHT
-            self._levels[load] = _Level(expected_s, self._corrected_s(expected_s), count)
+            self._levels[load] = _Level(expected_s, self._corrected_s(expected_s, self._level), count)
         return self._levels[load]
 
-    def _corrected_s(self, expected_s: float) -> float:
-        """At the newest forward's level; uncorrected before the first forward."""
-        if self._level is None:
+    def _corrected_s(self, expected_s: float, level: _Level | None) -> float:
+        """At a level, the newest forward's or another; uncorrected before the first forward."""
+        if level is None:
             return expected_s
         # Extrapolated to few rows the line may fall below 0.
-        corrected_s = self._level.measured_s + self._slope * (expected_s - self._level.expected_s)
+        corrected_s = level.measured_s + self._slope * (expected_s - level.expected_s)
         return max(_MIN_SLOPE * expected_s, corrected_s)
 
     @property

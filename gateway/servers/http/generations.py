@@ -20,7 +20,7 @@ from outrider.gateway.request.event_cursor import LAST_EVENT_ID, NOTHING_SEEN, E
 from outrider.gateway.request.types import AnswerKind, Prepared, Wanted
 from outrider.gateway.responses.as_chat import prepare_response
 from outrider.gateway.responses.schema import ResponsesRequest
-from outrider.gateway.servers.auth import caller_of, owner_of
+from outrider.gateway.servers.auth import caller_of
 from outrider.gateway.servers.http.body_work import BodyWork
 from outrider.gateway.servers.http.generation_response import GenerationResponse, Load
 from outrider.gateway.servers.http.stored_responses import StoredResponses, events_seen
@@ -116,7 +116,8 @@ class Generations:
         return await self._rest_of(request, request_id, seen, None)
 
     def _begin(self, request: Request, kind: AnswerKind, prepared: Prepared) -> Prepared:
-        owned = prepared.owned_by(owner_of(request), caller_of(request).name)
+        caller = caller_of(request)
+        owned = prepared.owned_by(caller.owner, caller.name)
         return self._service.begin(kind, replace(owned, carrier=carrier_of(request.headers.items())))
 
     def _begun(self, request: Request, kind: AnswerKind, prepared: Prepared) -> Response:
@@ -132,7 +133,8 @@ class Generations:
         return await self._rest_of(request, request_id, seen, kind)
 
     async def _rest_of(self, request: Request, request_id: str, seen: EventCursor, kind: AnswerKind | None) -> Response:
-        carrier, caller = carrier_of(request.headers.items()), caller_of(request)
+        carrier = carrier_of(request.headers.items())
+        caller = caller_of(request)
         wanted = Wanted(request_id, caller.owner, seen.by_choice(), kind, carrier=carrier, caller=caller.name)
         prepared = await self._service.resume(wanted)
         if prepared.in_background:

@@ -33,6 +33,7 @@ LINEAR = tuple(1000 << power for power in range(7))
         (LINEAR, 5, 5),
         (LINEAR, 1, 1),
         (LINEAR, 63, 32),
+        ((1000, 9000, 2000, 3000, 1000, 20_000, 40_000), 4, 25),  # a size that measures less is noise
         ((), 8, 32),  # an older verifier does not tell
         ((500,), 1, 32),
         ((8000, 8000, 8000, 8000, 8000, 16_000, 32_000), 1, 31),  # a round of 32 takes twice as long as one of 1

@@ -71,7 +71,7 @@ async def answered(generation: Generation, wanted: ValidRequest) -> list[Generat
 
 async def until_started(generation: SlowGeneration, count: int) -> None:
     async with asyncio.timeout(60):
-        while len(generation.started) < count:
+        while len(generation.started) < count:  # noqa: ASYNC110
             await asyncio.sleep(0)
     for _ in range(50):
         await asyncio.sleep(0)
