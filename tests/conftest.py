@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.triton_interpreter import search_builtins_once
+
 gc.disable()  # until pytest_collection_finish
 
 
@@ -45,6 +47,7 @@ _STACK_OF = {file: stack for stack, files in SHARED_STACKS.items() for file in f
 
 
 def pytest_collection_finish() -> None:
+    search_builtins_once()
     gc.freeze()
     gc.enable()
 
