@@ -81,10 +81,12 @@ class OutputItems:
         self._logprobs: list[ChatTokenLogprob] = []
 
     def push(self, text: str, logprobs: Sequence[ChatTokenLogprob] = ()) -> list[ResponseEvent]:
-        in_reasoning = self._parser is not None and self._parser.in_reasoning
-        if not in_reasoning:
+        was_in_reasoning = self._parser is not None and self._parser.in_reasoning
+        found = self._read(text)
+        # A token that ends the reasoning may begin the answer too.
+        if not was_in_reasoning or any(isinstance(event, ContentText) for event in found):
             self._logprobs += logprobs
-        return self._events(self._read(text))
+        return self._events(found)
 
     def finish(self, *, is_complete: bool) -> list[ResponseEvent]:
         events = self._events(self._parser.finish() if self._parser is not None else [])

@@ -89,9 +89,14 @@ class OutputParser:
     # ---- what the coroutines report ----
 
     def text(self, text: str) -> None:
-        if text:
-            kind = ReasoningText if self.in_reasoning else ContentText
-            self._events.append(kind(self._symbols.show(text)))
+        if not text:
+            return
+        kind = ReasoningText if self.in_reasoning else ContentText
+        shown, last = self._symbols.show(text), self._events[-1] if self._events else None
+        if isinstance(last, ReasoningText | ContentText) and isinstance(last, kind):
+            self._events[-1] = kind(last.text + shown)  # what one push brings is one event
+        else:
+            self._events.append(kind(shown))
 
     def begin(self, name: str, model_id: str = "") -> bool:
         """From here on nothing is given back. A call without its marker must name one of the tools."""
