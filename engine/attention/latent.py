@@ -27,7 +27,7 @@ class LatentHeads(torch.nn.Module):
         """weight [H * (Dn + Dv), L]: of each head first W_k, then W_v. backend: as in row_kernels.RowKernels."""
         super().__init__()
         self.key_dim, self.value_dim, self.latent_dim = key_dim, value_dim, weight.shape[1]
-        heads = weight.view(-1, key_dim + value_dim, self.latent_dim)
+        heads = weight.reshape(-1, key_dim + value_dim, self.latent_dim)
         self._absorb = row_invariant_linears(heads[:, :key_dim].transpose(1, 2), backend)
         self._expand = row_invariant_linears(heads[:, key_dim:], backend)
 
