@@ -22,9 +22,9 @@ from outrider.gateway.request.chat_template import ChatTemplate
 from outrider.gateway.request.generation import Generation
 from outrider.gateway.request.tokenizer import Tokenizer
 from outrider.gateway.servers.admission import Admission
-from outrider.gateway.servers.app import create_app
 from outrider.gateway.servers.endpoints import GatewayTls, fleet_channels, grpc_options, http_config, load_tls
 from outrider.gateway.servers.grpc_server import SERVICE_NAMES, add_gateway_servicer
+from outrider.gateway.servers.http.app import create_app
 from outrider.gateway.servers.live_service import LiveService
 from outrider.shared import rpc, wire
 from outrider.shared.checkpoint.hub import local_checkpoint

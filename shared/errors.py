@@ -14,8 +14,8 @@ OutriderError
 │   └── QuotaExceeded      the key's own limit; has a retry time         429  RESOURCE_EXHAUSTED
 ├── DeadlineExceeded       the caller's own time limit has passed        504  DEADLINE_EXCEEDED
 ├── ReaderTooSlow          the caller did not read its stream            408  ABORTED
-├── Unavailable            a required component is unavailable           503  UNAVAILABLE
-│   ├── GatewayFull        the gateway's own limits; has a retry time
+├── Unavailable            a component is unavailable; has a retry time  503  UNAVAILABLE
+│   ├── GatewayFull        the gateway's own limits
 │   ├── VerifierLost       the stream to the verifier broke
 │   └── DrafterLost        the stream to the drafter broke
 ├── CommitRefused          the commit log refused (gap, repeat, old epoch)  409  ABORTED
@@ -136,17 +136,16 @@ class ReaderTooSlow(OutriderError):
 
 
 class Unavailable(OutriderError):
-    """A component that the request needs is unavailable."""
+    """A component that the request needs is unavailable; most are back within seconds."""
 
     http_status = 503
     grpc_code = "UNAVAILABLE"
     openai_type = "service_unavailable_error"
+    retry_after_s = 1.0
 
 
 class GatewayFull(Unavailable):
     """The gateway's limit of requests, of bytes in flight or of bytes in the log is reached."""
-
-    retry_after_s = 1.0
 
 
 class VerifierLost(Unavailable):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -119,9 +120,10 @@ def gateway_command(settings: StackSettings, state: StackState) -> list[str]:
         *(sys.executable, "-m", "outrider.gateway", "--model", settings.model),
         *("--host", settings.host, "--port", str(settings.port), "--grpc-port", str(settings.grpc_port)),
         *("--verifiers", ",".join(state.verifiers), "--drafters", ",".join(state.drafters)),
-        # A verifier that died loads again: on a machine that is busier, for longer than the first time.
-        *("--failover-s", f"{_LEAST_FAILOVER_S + 2 * state.verifier_start_s:.0f}"),
     ]
+    if "OUTRIDER_FAILOVER_S" not in os.environ:  # an operator's own patience counts
+        # A verifier that died loads again: on a machine that is busier, for longer than the first time.
+        command += ["--failover-s", f"{_LEAST_FAILOVER_S + 2 * state.verifier_start_s:.0f}"]
     if settings.speculative_config:
         command += ["--speculative-config", settings.speculative_config]
     if settings.generation_config:

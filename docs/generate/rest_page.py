@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from docs.generate.markdown import cell, code, table
-from outrider.gateway.servers.app import create_app
+from outrider.gateway.servers.http.app import create_app
 from outrider.gateway.servers.service import GatewayService
 from outrider.shared.version import outrider_version
 

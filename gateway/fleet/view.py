@@ -1,6 +1,6 @@
 """The fleet for GET /fleet: its members, their health and their load.
 
-Not here: health checks (pool.py) and access (http_admission.py: same as for requests).
+Not here: health checks (pool.py) and access (servers/http/admission.py: same as for requests).
 """
 
 from __future__ import annotations

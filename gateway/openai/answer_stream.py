@@ -1,6 +1,6 @@
 """Turns updates of the generation into server-sent events, from the start or from a client's last event.
 
-Not here: the form of a choice (responses.py), sending events (generation_response.py).
+Not here: the form of a choice (responses.py), sending events (servers/http/generation_response.py).
 """
 
 from __future__ import annotations

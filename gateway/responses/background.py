@@ -20,8 +20,8 @@ from outrider.gateway.responses.response_stream import WholeResponse
 from outrider.gateway.responses.response_types import ResponseBody
 from outrider.gateway.responses.store import BEAT_S, ResponseStore
 from outrider.gateway.responses.stored import document_of, keep
-from outrider.gateway.servers.generation_response import GenerationResponse, Indexed, Load
-from outrider.gateway.servers.http_limits import as_outrider_error
+from outrider.gateway.servers.http.generation_response import GenerationResponse, Indexed, Load
+from outrider.gateway.servers.http.limits import as_outrider_error
 from outrider.gateway.servers.service import GatewayService
 from outrider.shared.errors import CommitRefused, InternalError, Unavailable
 

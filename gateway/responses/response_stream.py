@@ -1,7 +1,7 @@
 """Turns updates of the generation into a response, whole or as server-sent events.
 
 An event's id says how many tokens and which event the stream has come to (request/event_cursor.py). Not here: the items
-of the output (output_items.py), sending events (servers/generation_response.py).
+of the output (output_items.py), sending events (servers/http/generation_response.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Builds the HTTP server, the gRPC server and the fleet's channels from the gateway's settings: TLS, limits, docs.
 
-Not here: the servers' code (app.py, grpc_server.py) and their admission (http_admission.py, grpc_admission.py).
+Not here: the servers' code (http/app.py, grpc_server.py) and their admission (http/admission.py, grpc_admission.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from outrider.gateway.config import GatewayConfig
 from outrider.gateway.servers.admission import Admission
 from outrider.gateway.servers.grpc_admission import GrpcAdmission
-from outrider.gateway.servers.http_protocol import HttpLimits, protocol_factory
+from outrider.gateway.servers.http.protocol import HttpLimits, protocol_factory
 from outrider.shared import rpc
 from outrider.shared.service import is_enabled_at
 from outrider.shared.tls import TlsConfig, client_tls, server_tls

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from outrider.gateway.fleet.view import FleetView
 from outrider.gateway.openai.usage import SpecMetricsLevel
-from outrider.gateway.request.served import RequestLimits, ServedModel
+from outrider.gateway.request.served import RequestLimits, Served, ServedModel
 from outrider.gateway.request.tokenizer import Tokenizer
 from outrider.gateway.request.types import AnswerKind, GenerationUpdate, Prepared, ValidRequest, Wanted
 from outrider.gateway.responses.store import ResponseStore
@@ -66,3 +66,7 @@ class GatewayService(Protocol):
     def render_metrics(self) -> bytes: ...
 
     def fleet(self) -> FleetView: ...
+
+
+def served_by(service: GatewayService) -> Served:
+    return Served(service.model, service.tokenizer, service.limits)

@@ -123,6 +123,11 @@ def test_a_gateway_waits_as_long_as_its_verifier_takes_to_load() -> None:
     assert command[-2:] == ["--x", "y"]  # what is asked for comes last, and so counts
 
 
+def test_an_operators_own_patience_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_FAILOVER_S", "7")
+    assert "--failover-s" not in gateway_command(StackSettings("m", ""), StackState(verifier_start_s=100.0))
+
+
 # ---- whole stacks -----------------------------------------------------------------------------------------------
 
 

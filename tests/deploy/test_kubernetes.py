@@ -14,7 +14,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from outrider.gateway.servers.app import create_app
+from outrider.gateway.servers.http.app import create_app
 from outrider.gateway.servers.service import GatewayService
 from tests.deploy.kubernetes_objects import (
     KUBERNETES,

@@ -20,7 +20,7 @@ from outrider.gateway.request.event_cursor import parse_event_id
 from outrider.gateway.request.record import SessionRecord
 from outrider.gateway.request.served import RequestLimits, Served, ServedModel
 from outrider.gateway.request.tokenizer import Tokenizer
-from outrider.gateway.servers.http_limits import parse_json
+from outrider.gateway.servers.http.limits import parse_json
 from outrider.shared import wire
 from outrider.shared.errors import InternalError, InvalidRequest, Unavailable
 from outrider.shared.log.commit_log import LogEntry

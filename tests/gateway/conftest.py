@@ -9,7 +9,7 @@ import pytest
 from gateway_script import DEMO_TARGET, ScriptedService
 
 from outrider.gateway.request.tokenizer import Tokenizer
-from outrider.gateway.servers.app import create_app
+from outrider.gateway.servers.http.app import create_app
 
 
 @pytest.fixture(scope="session")

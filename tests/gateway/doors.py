@@ -12,9 +12,9 @@ import uvicorn
 
 from outrider.gateway.config import GatewayConfig
 from outrider.gateway.servers.admission import Admission
-from outrider.gateway.servers.app import create_app
 from outrider.gateway.servers.endpoints import grpc_options, http_config, load_tls
 from outrider.gateway.servers.grpc_server import SERVICE_NAMES, add_gateway_servicer
+from outrider.gateway.servers.http.app import create_app
 from outrider.gateway.servers.service import GatewayService
 from outrider.shared import rpc
 from outrider.shared.api_keys import key_line

@@ -1,5 +1,5 @@
 // Builds src/ into ../static, which is committed: installing the gateway needs no Node.js.
-// Also writes a hash of all sources, which tests/gateway/servers/test_playground.py checks.
+// Also writes a hash of all sources, which tests/gateway/playground/test_playground.py checks.
 import { createHash } from "node:crypto";
 import { copyFileSync, mkdirSync, readFileSync, readdirSync, rmSync, writeFileSync } from "node:fs";
 import { basename, join } from "node:path";

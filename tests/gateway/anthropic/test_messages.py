@@ -13,7 +13,7 @@ from tool_forms import HERMES
 from tool_tokenizers import tokenizer_of
 
 from outrider.gateway.request.record import SessionRecord, new_record
-from outrider.gateway.servers.app import create_app
+from outrider.gateway.servers.http.app import create_app
 from outrider.shared.errors import VerifierLost
 from outrider.shared.sampling_params import GrammarKind
 

@@ -14,7 +14,7 @@ from gateway_script import DEMO_TARGET, ScriptedService
 
 from outrider.gateway.openai.tokenization import tokenizer_info
 from outrider.gateway.request.tokenizer import Tokenizer
-from outrider.gateway.servers.app import create_app
+from outrider.gateway.servers.http.app import create_app
 
 AS_OBJECT = {
     "__type": "AddedToken",

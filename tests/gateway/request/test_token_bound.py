@@ -18,7 +18,7 @@ from small_tokenizers import byte_fallback_backend, wordpiece_tokenizer
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 
 from outrider.gateway.request.tokenizer import Tokenizer
-from outrider.gateway.servers.app import create_app
+from outrider.gateway.servers.http.app import create_app
 
 
 def demo_backend() -> tokenizers.Tokenizer:

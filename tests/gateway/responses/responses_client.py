@@ -12,7 +12,7 @@ import openai
 from gateway_script import ScriptedService
 
 from outrider.gateway.servers.admission import Admission
-from outrider.gateway.servers.app import create_app
+from outrider.gateway.servers.http.app import create_app
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOLS: list[Any] = [

@@ -182,7 +182,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> SeenOwner:
         found.owner = owner_of(request_or_context)
         return caller_of(request_or_context)
 
-    monkeypatch.setattr("outrider.gateway.servers.app.caller_of", watched)
+    monkeypatch.setattr("outrider.gateway.servers.http.generations.caller_of", watched)
     monkeypatch.setattr("outrider.gateway.servers.grpc_server.caller_of", watched)
     return found
 

@@ -12,7 +12,7 @@ from tool_tokenizers import TEMPLATE, tokenizer_of
 from tool_transcripts import HERMES
 
 from outrider.gateway.request.record import SessionRecord, new_record
-from outrider.gateway.servers.app import create_app
+from outrider.gateway.servers.http.app import create_app
 from outrider.shared.sampling_params import ThinkingBudget
 
 USER = [{"role": "user", "content": "Why?"}]

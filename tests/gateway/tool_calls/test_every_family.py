@@ -15,7 +15,7 @@ from tool_tokenizers import tokenizer_of
 from tool_transcripts import Transcript
 
 from outrider.gateway.request.served import ServedModel
-from outrider.gateway.servers.app import create_app
+from outrider.gateway.servers.http.app import create_app
 
 TOOLS = [
     {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": properties}}}

@@ -23,8 +23,8 @@ from outrider.gateway.responses.store import ResponseStore
 from outrider.gateway.responses.stored import cancel, end, input_page, is_running, stored_items, stored_response
 from outrider.gateway.servers.auth import caller_of, owner_of
 from outrider.gateway.servers.body_budget import BodyBudget, Held
-from outrider.gateway.servers.generation_response import GenerationResponse, Load
-from outrider.gateway.servers.long_json import LongJson
+from outrider.gateway.servers.http.generation_response import GenerationResponse, Load
+from outrider.gateway.servers.http.long_json import LongJson
 from outrider.gateway.servers.quotas import metered
 from outrider.gateway.servers.service import GatewayService
 from outrider.shared.errors import CommitRefused, InvalidRequest, UnknownSession

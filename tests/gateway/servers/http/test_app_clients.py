@@ -19,8 +19,8 @@ from gateway_script import Script, ScriptedService
 
 from outrider.gateway.request.tokenizer import Tokenizer
 from outrider.gateway.request.types import GenerationUpdate, ValidRequest
-from outrider.gateway.servers import generation_response
-from outrider.gateway.servers.app import create_app
+from outrider.gateway.servers.http import generation_response
+from outrider.gateway.servers.http.app import create_app
 from outrider.shared.errors import Overloaded, VerifierLost
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

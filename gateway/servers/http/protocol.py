@@ -4,7 +4,7 @@ With httptools, uvicorn limits neither headers nor body nor connections, so this
 headers and body, and a connection count. Not covered: a stalled TLS handshake, which asyncio ends after 60 s, counts
 only once it is complete.
 
-Not here: limits that depend on the request (http_limits.py, http_admission.py). The entry point is `protocol_factory`.
+Not here: limits that depend on the request (limits.py, admission.py). The entry point is `protocol_factory`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 # ASGI scope key: a function that drops the connection without sending what is queued.
 ABORT = "outrider.abort"
-# seconds; after its timeout read_body (http_limits.py) answers and discards the body, this ends the connection
+# seconds; after its timeout read_body (limits.py) answers and discards the body, this ends the connection
 _BODY_GRACE_S = 10.0
 
 

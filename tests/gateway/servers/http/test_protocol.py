@@ -189,7 +189,7 @@ async def test_a_body_that_nobody_reads_has_an_end_too(
     service: ScriptedService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """/ping answers without reading; the connection must not stay open for as long as bytes drip in."""
-    monkeypatch.setattr("outrider.gateway.servers.http_protocol._BODY_GRACE_S", 0.5)
+    monkeypatch.setattr("outrider.gateway.servers.http.protocol._BODY_GRACE_S", 0.5)
     async with quick_doors(service, header_timeout_s=LONG_S) as doors, connected(doors) as (reader, writer):
         dripping = asyncio.create_task(drip_body(writer, b"/ping"))
         assert (await answer(reader))[0] == 200

@@ -22,9 +22,9 @@ from outrider.gateway.playground.page import PREFIX as PLAYGROUND_PREFIX
 from outrider.gateway.servers.admission import Admission
 from outrider.gateway.servers.auth import Caller, put_caller
 from outrider.gateway.servers.body_budget import Held
-from outrider.gateway.servers.host_check import check_host
-from outrider.gateway.servers.http_limits import error_event, error_response
-from outrider.gateway.servers.http_protocol import ABORT
+from outrider.gateway.servers.http.host_check import check_host
+from outrider.gateway.servers.http.limits import error_event, error_response
+from outrider.gateway.servers.http.protocol import ABORT
 from outrider.shared.api_keys import ApiKey
 from outrider.shared.errors import DeadlineExceeded, InvalidRequest, OutriderError, RequestTooSlow
 

@@ -25,7 +25,7 @@ from outrider.gateway.request.tracing import ending
 from outrider.gateway.request.types import GenerationUpdate, Prepared, ValidRequest
 from outrider.gateway.responses.response_stream import ResponseStream, WholeResponse
 from outrider.gateway.responses.stored import keep
-from outrider.gateway.servers.http_limits import as_outrider_error, error_body, error_response
+from outrider.gateway.servers.http.limits import as_outrider_error, error_body, error_response
 from outrider.gateway.servers.service import GatewayService
 
 Indexed = tuple[int, GenerationUpdate]

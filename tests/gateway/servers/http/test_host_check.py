@@ -10,7 +10,7 @@ from doors import ALICE, key_file, open_doors
 from gateway_script import ScriptedService
 
 from outrider.gateway.config import GatewayConfig
-from outrider.gateway.servers.host_check import check_host
+from outrider.gateway.servers.http.host_check import check_host
 from outrider.shared.errors import InvalidRequest
 
 REBOUND = {"host": "rebind.attacker.example:8000"}

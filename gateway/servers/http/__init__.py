@@ -1,0 +1,1 @@
+"""The HTTP server: routes, the answers to them, and what guards its door."""

@@ -1,0 +1,51 @@
+"""Work on the bodies of requests: in the event loop while they are short, on a thread where they are long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from typing import TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from outrider.gateway.servers.auth import caller_of
+from outrider.gateway.servers.body_budget import ANSWER_RATIO, INLINE_BYTES, BodyBudget, Held
+from outrider.gateway.servers.http.limits import parse_json, read_body
+from outrider.gateway.servers.http.long_json import LongJson
+from outrider.gateway.servers.service import GatewayService
+
+# texts; tokenized inline, about 2 ms
+_MAX_TEXTS = 64
+
+T = TypeVar("T")
+
+
+class BodyWork:
+    def __init__(self, service: GatewayService, bodies: BodyBudget) -> None:
+        self._service = service
+        self._bodies = bodies
+
+    async def parsed(self, request: Request, work: Callable[[object], T], answer_ratio: int = 0) -> T:
+        """Applies `work` to the body's JSON; long bodies are parsed and processed on a thread, a few at a time, so that
+        streams keep flowing. answer_ratio: the answer's bytes per byte of the body, for which room is kept.
+        """
+        with closing(caller_of(request).held or Held(self._bodies)) as held:
+            body = await read_body(request, self._service.limits.max_body_bytes, held)
+            held.add_body(answer_ratio * len(body))
+            if len(body) <= INLINE_BYTES and not _has_many_texts(parsed := parse_json(body)):
+                return work(parsed)
+            return await self._bodies.on_thread(lambda: work(parse_json(body)), len(body))
+
+    async def answered(self, request: Request, work: Callable[[object], Mapping[str, object]]) -> Response:
+        """`work` on the body's JSON, as JSON; a long answer counts until it is sent."""
+        answer = await self.parsed(request, lambda body: LongJson(work(body)), ANSWER_RATIO)
+        if (held := caller_of(request).held) is not None:
+            held.add_answer(len(answer.body))
+        return answer
+
+
+def _has_many_texts(body: object) -> bool:
+    """Whether it has more texts to tokenize than streams should wait for: about 0.03 ms each, however short."""
+    lists = [body.get(name) for name in ("bad_words", "prompt")] if isinstance(body, dict) else []
+    return any(isinstance(texts, list) and sum(isinstance(text, str) for text in texts) > _MAX_TEXTS for texts in lists)
