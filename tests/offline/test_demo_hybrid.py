@@ -26,6 +26,7 @@ PROMPTS = [
     "for i in",
 ]
 METHODS = ("off", "ngram", "suffix", "mtp", "auto")
+USUAL_ALONE = ("off", "mtp")
 # float32 is among the usual tests below, against transformers.
 DTYPES = ("bfloat16", pytest.param("float32", marks=pytest.mark.storm))
 # Alone; together in prompt chunks of 16, without cached prefixes.
@@ -40,12 +41,24 @@ TREES = {"speculation": {"token_tree": True}}
 REQUESTS = (GREEDY, SEEDED, replace(GREEDY, extra_args=TREES), replace(SEEDED, extra_args=TREES))
 
 
-def answers(method: str, dtype: str, **arguments: Any) -> list[list[RequestOutput]]:
-    """Per request, of all prompts."""
+def pairs() -> list[Any]:
+    """Every method in company; alone, those that draft from tokens or choose are storms."""
+    alone, together = COMPANIES
+    marks = {method: () if method in USUAL_ALONE else pytest.mark.storm for method in METHODS}
+    return [pytest.param(method, together) for method in METHODS] + [
+        pytest.param(method, alone, marks=marks[method]) for method in METHODS
+    ]
+
+
+def answers(
+    method: str, dtype: str, requests: Sequence[SamplingParams] | None = None, **arguments: Any
+) -> list[list[RequestOutput]]:
+    """Per request, of all prompts; by default all requests that the method has a part in."""
     config = {"method": method, "num_speculative_tokens": DRAFT_LEN} if method != "off" else None
     with LLM(HYBRID, dtype=dtype, num_threads=1, kv_cache_mb=32, speculative_config=config, **arguments) as llm:
-        wanted = REQUESTS if method in ("mtp", "auto") else REQUESTS[:2]
-        return [llm.generate(PROMPTS, params, use_tqdm=False) for params in wanted]
+        if requests is None:
+            requests = REQUESTS if method in ("mtp", "auto") else REQUESTS[:2]
+        return [llm.generate(PROMPTS, params, use_tqdm=False) for params in requests]
 
 
 def hashes(outputs: Sequence[Sequence[RequestOutput]]) -> tuple[str, str]:
@@ -72,8 +85,7 @@ def plain(request: pytest.FixtureRequest) -> tuple[str, tuple[str, str]]:
     return request.param, hashes(outputs)
 
 
-@pytest.mark.parametrize("company", COMPANIES, ids=str)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("method", "company"), pairs(), ids=str)
 def test_one_hash_for_all_methods_in_any_company(
     plain: tuple[str, tuple[str, str]], method: str, company: dict[str, Any]
 ) -> None:
@@ -87,7 +99,7 @@ def test_greedy_text_is_transformers() -> None:
     """In float32; two implementations of a recurrence may part at a near tie, and then go on elsewhere."""
     tokenizer = AutoTokenizer.from_pretrained(HYBRID)
     model = AutoModelForCausalLM.from_pretrained(HYBRID, dtype=torch.float32)
-    found = answers("mtp", "float32")[0]
+    (found,) = answers("mtp", "float32", [GREEDY])
     for prompt, output in zip(PROMPTS, found, strict=True):
         ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
         text = torch.tensor([[*ids[0].tolist(), *output.outputs[0].token_ids]])
@@ -100,7 +112,8 @@ def test_greedy_text_is_transformers() -> None:
 def test_the_mtp_layer_foresees_what_the_model_card_says() -> None:
     """Other prompts than the card's, and fewer of them: within a fifth. An untrained layer is hardly ever right."""
     figures = json.loads((MODELS / "hybrid-evaluation.json").read_text())["tokens_per_round"]
-    shown = [output.metrics.speculative_decoding for output in answers("mtp", "bfloat16")[0]]
+    (outputs,) = answers("mtp", "bfloat16", [GREEDY])
+    shown = [output.metrics.speculative_decoding for output in outputs]
     num_rounds = sum(each["num_spec_steps"] for each in shown)
     served = 1 + sum(each["num_accepted_draft_tokens"] for each in shown) / num_rounds
     assert served == pytest.approx(figures["mtp"][str(DRAFT_LEN)], rel=0.2)

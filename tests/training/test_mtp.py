@@ -120,7 +120,13 @@ def test_it_is_trained_as_it_is_served(target: MtpTarget, is_training: bool) -> 
     assert loss.item() == pytest.approx(expected, rel=1e-3)
 
 
-@pytest.mark.parametrize("is_new", [True, False])
+# The loss of layers that are there already is tested in every family above; tuning them is so in one, else a storm.
+@pytest.mark.parametrize(
+    ("target", "is_new"),
+    [(name, True) for name in FAMILIES]
+    + [pytest.param(name, False, marks=() if name == "glm4_moe" else pytest.mark.storm) for name in FAMILIES],
+    indirect=["target"],
+)
 def test_it_can_be_learnt_and_the_target_stays(target: MtpTarget, tmp_path: Path, is_new: bool) -> None:
     folder = without_layer(target, tmp_path) if is_new else target.folder
     objective, frozen = objective_of(folder), FrozenTarget(folder, torch.float32)
