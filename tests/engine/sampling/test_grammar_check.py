@@ -97,6 +97,7 @@ def test_the_process_ends_with_its_parent() -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.storm  # half a minute until the limit is reached
 def test_rows_beyond_the_parsers_limits_end_the_session_with_the_reason(compiler: GrammarCompiler) -> None:
     """They allowed the end of the output alone, as if the grammar were fulfilled."""
     state = compiler.compile(Grammar(GrammarKind.LARK, 'start: s\ns: s s | s s s | "a"'))
