@@ -30,23 +30,32 @@ def mode_from_wire(mode: common.SpeculationMode.ValueType) -> SpeculationMode | 
 
 
 def params_to_wire(params: SamplingParams) -> common.SamplingParams:
-    message = common.SamplingParams(
-        temperature=params.temperature,
-        top_p=params.top_p,
-        top_k=params.top_k,
-        min_p=params.min_p,
-        seed=params.seed,
-        max_tokens=params.max_tokens,
-        min_tokens=params.min_tokens,
-        stop_token_ids=params.stop_token_ids,
-        ignore_eos=params.ignore_eos,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        repetition_penalty=params.repetition_penalty,
-        allowed_token_ids=params.allowed_token_ids,
-        num_logprobs=params.num_logprobs,
-        num_prompt_logprobs=params.num_prompt_logprobs,
-        logprob_token_ids=params.logprob_token_ids,
+    message = common.SamplingParams()
+    write_params(message, params)
+    return message
+
+
+def write_params(message: common.SamplingParams, params: SamplingParams) -> None:
+    """Into an empty message, such as a field of another one: long lists are not copied."""
+    message.MergeFrom(
+        common.SamplingParams(
+            temperature=params.temperature,
+            top_p=params.top_p,
+            top_k=params.top_k,
+            min_p=params.min_p,
+            seed=params.seed,
+            max_tokens=params.max_tokens,
+            min_tokens=params.min_tokens,
+            stop_token_ids=params.stop_token_ids,
+            ignore_eos=params.ignore_eos,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            repetition_penalty=params.repetition_penalty,
+            allowed_token_ids=params.allowed_token_ids,
+            num_logprobs=params.num_logprobs,
+            num_prompt_logprobs=params.num_prompt_logprobs,
+            logprob_token_ids=params.logprob_token_ids,
+        )
     )
     if params.bad_words or params.logit_bias:
         message.MergeFromString(_lists_to_wire(params.bad_words, params.logit_bias))
@@ -55,21 +64,6 @@ def params_to_wire(params: SamplingParams) -> common.SamplingParams:
         message.grammar.text = params.grammar.text
     if params.thinking_budget is not None:
         message.thinking_budget.CopyFrom(_budget_to_wire(params.thinking_budget))
-    return message
-
-
-def write_params(message: common.SamplingParams, params: SamplingParams) -> None:
-    """params_to_wire into a message that is empty, without a copy of long lists: 0.2 instead of 0.5 ms."""
-    if params.bad_words or params.logit_bias:
-        message.MergeFromString(_encoded(params))
-    else:
-        message.CopyFrom(params_to_wire(params))
-
-
-# Of the outputs of one request.
-@lru_cache(maxsize=_NUM_LISTS)
-def _encoded(params: SamplingParams) -> bytes:
-    return params_to_wire(params).SerializeToString()
 
 
 def params_from_wire(message: common.SamplingParams) -> SamplingParams:

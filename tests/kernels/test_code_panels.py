@@ -5,7 +5,6 @@ Oracles: the law step by step (coded_reference), and the product in float64 with
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -15,6 +14,8 @@ from outrider.kernels.errors import KernelArgumentError
 from outrider.kernels.linear import coded_reference, cpu_code_panels
 from outrider.kernels.linear.codes import Codes
 from tests.kernels.test_panels import needs_instruction
+
+pytestmark = pytest.mark.usefixtures("_num_threads")
 
 _ROW_COUNTS = (*range(1, 21), 128, 129)
 _IQ4 = torch.tensor([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=torch.int8)
@@ -68,14 +69,6 @@ CASES: dict[str, tuple[Codes, str]] = {
     "q5_k": (make_codes(integers(64, 256, 0, 32), 32, minimums=True, scale_type=torch.float32), "i8"),
     "fp8-block": (make_codes(e4m3(129, 320), 128, scale_type=torch.float32), "e4m3"),
 }
-
-
-@pytest.fixture(params=[1, 2], autouse=True)
-def _num_threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield
-    torch.set_num_threads(before)
 
 
 def rows_and_bias(codes: Codes) -> tuple[torch.Tensor, torch.Tensor]:

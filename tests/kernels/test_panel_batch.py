@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -12,14 +10,6 @@ from outrider.kernels.linear import cpu_panel_batch, cpu_panels
 
 pytestmark = pytest.mark.skipif(not cpu_panels.supports(torch.bfloat16), reason="this CPU has no AVX512-BF16")
 NUM_LINEARS = 5
-
-
-@pytest.fixture(params=[1, 2])
-def _num_threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield
-    torch.set_num_threads(before)
 
 
 def random_bf16(*shape: int) -> torch.Tensor:

@@ -4,7 +4,6 @@ without; without, in oneDNN's."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -34,14 +33,6 @@ HAS_INSTRUCTION = bool(binding.get_host_cpu_features().get("avx512bf16", False))
 needs_instruction = pytest.mark.skipif(not HAS_INSTRUCTION, reason="this CPU has no AVX512-BF16")
 needs_amx = pytest.mark.skipif(not cpu_panels.has_amx(), reason="this CPU has no AMX, or may not use it")
 both_units = pytest.mark.parametrize("use_amx", [False, pytest.param(True, marks=needs_amx)], ids=["avx512", "amx"])
-
-
-@pytest.fixture(params=[1, 2])
-def _num_threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield
-    torch.set_num_threads(before)
 
 
 def _cancelling(num_rows: int, num_outputs: int, num_inputs: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

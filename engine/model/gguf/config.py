@@ -143,11 +143,9 @@ def _qwen3(file: GgufFile) -> dict[str, Any]:
 
 def _qwen3moe(file: GgufFile) -> dict[str, Any]:
     """llama.cpp makes the chosen experts' weights add up to 1, whatever the checkpoint's norm_topk_prob was."""
-    return {
+    return _qwen3(file) | {
         "model_type": "qwen3_moe",
         "architectures": ["Qwen3MoeForCausalLM"],
-        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
-        "use_sliding_window": False,
         "num_experts": file.own("expert_count"),
         "num_experts_per_tok": file.own("expert_used_count"),
         "moe_intermediate_size": file.own("expert_feed_forward_length"),

@@ -21,7 +21,7 @@ from outrider.engine.model.loaded import LoadedModel
 from outrider.engine.recurrent.table import StateTable
 from outrider.engine.run.runner import ModelRunner
 from tests.engine.batches import scattered_blocks
-from tests.engine.recurrent.hybrid_sequences import HybridSequence, Round, step
+from tests.engine.recurrent.hybrid_sequences import HybridSequence, Round, step, with_trees
 from tests.engine.tiny_models import SERVED, VOCAB_SIZE, save_tiny_model
 
 LENGTH = 70
@@ -123,34 +123,19 @@ def with_drafts(num_wrong: int) -> list[Round]:
     return rounds
 
 
-def with_trees() -> list[Round]:
-    """A wrong sibling before each right node, and a child of the first sibling."""
-    position, rounds = 9, [Round(9)]
-    while position < LENGTH:
-        depth = min(4, LENGTH - position - 1)
-        path = TOKENS[position + 1 : position + 1 + depth]
-        nodes = [node for token in path for node in ((token + 1) % VOCAB_SIZE, token)]
-        parents = [2 * level - 1 for level in range(depth) for _ in range(2)]
-        if depth:
-            nodes, parents = [*nodes, 7], [*parents, 0]
-        rounds.append(Round(1, nodes, parents, [2 * level + 1 for level in range(depth)]))
-        position += 1 + depth
-    return rounds
-
-
 WAYS: dict[str, Way] = {
     "chunks": alone([Round(30), Round(5), Round(35)]),
     "single rows in company": in_company([Round(1)] * LENGTH),
     "chunks in company": in_company([Round(3), Round(32), Round(1), Round(34)]),
     "drafted chains in company": in_company(with_drafts(2)),
-    "drafted trees in company": in_company(with_trees()),
+    "drafted trees in company": in_company(with_trees(TOKENS, 4, VOCAB_SIZE)),
 }
 
 
 MORE_WAYS = WAYS | {
     "single rows": alone([Round(1)] * LENGTH),
     "drafted chains": alone(with_drafts(0)),
-    "drafted trees": alone(with_trees()),
+    "drafted trees": alone(with_trees(TOKENS, 4, VOCAB_SIZE)),
     **{f"cut at {cut}": alone([Round(cut), Round(LENGTH - cut)]) for cut in range(1, LENGTH)},
 }
 

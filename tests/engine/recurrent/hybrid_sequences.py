@@ -27,6 +27,23 @@ class Round:
     accepted: Sequence[int] = ()
 
 
+def with_trees(tokens: Sequence[int], depth: int, vocab_size: int) -> list[Round]:
+    """A prompt of nine tokens, then trees of that depth: a wrong sibling before each right node, and a child of the
+    first sibling.
+    """
+    position, rounds = 9, [Round(9)]
+    while position < len(tokens):
+        levels = min(depth, len(tokens) - position - 1)
+        path = tokens[position + 1 : position + 1 + levels]
+        nodes = [node for token in path for node in ((token + 1) % vocab_size, token)]
+        parents = [2 * level - 1 for level in range(levels) for _ in range(2)]
+        if levels:
+            nodes, parents = [*nodes, 7], [*parents, 0]
+        rounds.append(Round(1, nodes, parents, [2 * level + 1 for level in range(levels)]))
+        position += 1 + levels
+    return rounds
+
+
 @dataclass
 class HybridSequence:
     runner: ModelRunner

@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 from batches import scattered_blocks
-from hybrid_sequences import HybridSequence, Round, step
+from hybrid_sequences import HybridSequence, Round, step, with_trees
 from tiny_models import HYBRIDS, VOCAB_SIZE, save_tiny_model
 
 from outrider.engine.certificate import certify
@@ -116,22 +116,6 @@ def with_drafts(wrong_at_end: bool = False) -> list[Round]:
     return rounds
 
 
-def with_trees() -> list[Round]:
-    """A wrong sibling before each right node, and a child of the first sibling."""
-    position, rounds = 9, [Round(9)]
-    while position < LENGTH:
-        depth = min(3, LENGTH - position - 1)
-        path = TOKENS[position + 1 : position + 1 + depth]
-        nodes = [node for token in path for node in ((token + 1) % VOCAB_SIZE, token)]
-        parents = [2 * level - 1 for level in range(depth) for _ in range(2)]
-        accepted = [2 * level + 1 for level in range(depth)]
-        if depth:
-            nodes, parents = [*nodes, 7], [*parents, 0]
-        rounds.append(Round(1, nodes, parents, accepted))
-        position += 1 + depth
-    return rounds
-
-
 def recomputed(loaded: LoadedModel) -> torch.Tensor:
     """Half of it, its state and blocks given away, and all of it again."""
     ours, stranger, *_others = new_sequences(loaded)
@@ -169,8 +153,8 @@ WAYS: dict[str, Callable[[LoadedModel], torch.Tensor]] = {
     "drafted chains": alone(with_drafts()),
     "long wrong drafts": alone(with_drafts(wrong_at_end=True)),
     "drafted chains in company": in_company(with_drafts()),
-    "drafted trees": alone(with_trees()),
-    "drafted trees in company": in_company(with_trees()),
+    "drafted trees": alone(with_trees(TOKENS, 3, VOCAB_SIZE)),
+    "drafted trees in company": in_company(with_trees(TOKENS, 3, VOCAB_SIZE)),
     "recomputed": recomputed,
     "cut back": cut_back,
 }
