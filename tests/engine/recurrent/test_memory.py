@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outrider.shared.errors import ConfigError
-from outrider.verifier_service.memory import describe_slots, plan_memory
+from outrider.engine.recurrent.memory import describe_slots, plan_memory
 
 MB = 2**20
 
