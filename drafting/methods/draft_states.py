@@ -94,9 +94,10 @@ class DraftStates:
                 raise IntegrityError("a chain goes on without a state")
             sources.append((now.slot_out, 0))
             targets.append((now.slot, len(now.kept_rows)))
-            now.kept_rows.append(len(now.kept_rows))
-            self.table.withdraw(now)
         self._states.copy_log_rows(sources, targets)
+        for state in states:
+            state.now.kept_rows.append(len(state.now.kept_rows))
+            self.table.withdraw(state.now)
 
     def forget_forward(self, state: DraftState) -> None:
         """Its forward has computed a tree, or failed."""
