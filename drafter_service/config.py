@@ -12,5 +12,4 @@ from outrider.shared.service import ServiceSettings
 @dataclass(frozen=True)
 class DrafterConfig(MethodSettings, ServiceSettings):
     port: int = setting(7002, "gRPC port; 0 picks a free one.", minimum=0, maximum=65535)
-    max_num_seqs: int = setting(128, "Concurrent sessions; more are refused with RESOURCE_EXHAUSTED.", minimum=1)
     drain_s: float = setting(10.0, "Seconds that running sessions may continue after SIGTERM.", minimum=0)

@@ -57,3 +57,4 @@ class MethodSettings(LookupSettings, ModelSettings):
         "layer if it has one, and those that need neither.",
     )
     kv_cache_mb: int = setting(128, "Memory for the KV cache, in MiB.", minimum=1)
+    max_num_seqs: int = setting(128, "Concurrent sessions; more are refused with RESOURCE_EXHAUSTED.", minimum=1)

@@ -32,9 +32,10 @@ def build_local_methods(config: VerifierConfig, loaded: LoadedModel, log: loggin
         block_size=config.block_size,
         kv_cache_mb=config.local_kv_cache_mb,
         prefill_chunk_size=config.prefill_chunk_size,
+        max_num_seqs=config.max_num_seqs,
         **lookups,
     )
-    methods = build_methods(drafting, log.info, loaded)
+    methods = build_methods(drafting, log.info, loaded, prefix="--local-")
     for name, method in methods.items():
         fits = method.info.fits(
             vocab_size=loaded.vocab_size, hidden_size=loaded.hidden_size, num_hidden_layers=loaded.num_layers

@@ -36,7 +36,7 @@ from outrider.v1 import verifier_pb2_grpc
 from outrider.verifier_service.config import VerifierConfig
 from outrider.verifier_service.engine import EngineLimits, VerifierEngine
 from outrider.verifier_service.local_methods import build_local_methods
-from outrider.verifier_service.memory import describe_slots, plan_memory
+from outrider.engine.recurrent.memory import describe_slots, plan_memory
 from outrider.verifier_service.metrics import VerifierMetrics
 from outrider.verifier_service.server import VerifierServicer
 from outrider.verifier_service.timing.step_costs import measure_step_costs

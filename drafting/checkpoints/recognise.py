@@ -101,7 +101,9 @@ def _is_eagle(config: ConfigFields, table: TensorTable) -> bool:
 def _is_draft_model(config: ConfigFields, table: TensorTable) -> bool:
     has_embedding = any(name.endswith(EMBEDDING_SUFFIXES) for name in table.tensors)
     architectures = config.architectures()
-    is_causal = any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in architectures)
+    # The last: a multimodal checkpoint, whose text part drafts if the model's own loader finds one.
+    causal = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+    is_causal = any(name.endswith(causal) for name in architectures)
     # Without an architecture the model's own loader decides by model_type.
     return has_embedding and (is_causal or not architectures) and "fc.weight" not in table
 

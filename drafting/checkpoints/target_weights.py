@@ -19,8 +19,11 @@ from outrider.drafting.checkpoints.tensor_table import TensorTable
 from outrider.drafting.checkpoints.tokenizer_size import tokenizer_size
 from outrider.engine.model.guards import read_config
 
-# Name endings: llama, mistral, mixtral, qwen, phi, opt, gemma; gpt2; gpt_neox; falcon, bloom.
-EMBEDDING_SUFFIXES = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")
+# Name endings: llama, mistral, mixtral, qwen, phi, opt, gemma; gpt2; gpt_neox; falcon, bloom; nemotron_h.
+EMBEDDING_SUFFIXES = (
+    *("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight"),
+    "backbone.embeddings.weight",
+)
 LM_HEAD_SUFFIXES = ("lm_head.weight", "embed_out.weight")
 # The number of a decoder layer in a tensor's name; numbers from num_hidden_layers on are layers for multi-token
 # prediction with copies of the embedding and the head (DeepSeek-V3, GLM-4.5).

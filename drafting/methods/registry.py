@@ -20,20 +20,23 @@ _HEADS = ("eagle3", "eagle", "mlp_speculator", "medusa")
 
 
 def build_methods(
-    settings: MethodSettings, report: Report, loaded: LoadedModel | None = None
+    settings: MethodSettings, report: Report, loaded: LoadedModel | None = None, *, prefix: str = "--"
 ) -> dict[str, DraftMethod]:
-    """The methods of `plan_methods`. loaded: the target, if it is in this process.
+    """The methods of `plan_methods`. loaded: the target, if it is in this process. prefix: of the settings' flags.
 
-    Raises ConfigError as `plan_methods`, and for an unusable checkpoint.
+    Raises ConfigError as `plan_methods`, for an unusable checkpoint, and for too little memory.
     """
     methods: dict[str, DraftMethod] = {}
-    for name, path in plan_methods(settings.draft_model, settings.methods, settings.target_model).items():
+    planned = plan_methods(settings.draft_model, settings.methods, settings.target_model, prefix=prefix)
+    for name, path in planned.items():
         if name in _FROM_TARGET:
             methods[name] = _FROM_TARGET[name](settings, report, loaded)
         elif path is None:
             methods[name] = _WITHOUT_CHECKPOINT[name](settings)
+        elif name == "draft_model":
+            methods[name] = _build_draft_model(settings, path, report, prefix)
         else:
-            methods[name] = _FROM_CHECKPOINT[name](settings, path, report)
+            methods[name] = _HEAD_BUILDERS[name](settings, path, report)
     return methods
 
 
@@ -122,18 +125,18 @@ def _build_suffix(settings: MethodSettings) -> DraftMethod:
     )
 
 
-def _build_draft_model(settings: MethodSettings, path: str, report: Report) -> DraftMethod:
+def _build_draft_model(settings: MethodSettings, path: str, report: Report, prefix: str) -> DraftMethod:
     from outrider.drafting.methods.draft_model import DraftModelNet, draft_model_method
     from outrider.drafting.vocabulary.mapping import map_vocabulary
     from outrider.engine.attention.block_manager import BlockManager
     from outrider.engine.model.load import load_model
+    from outrider.engine.recurrent.memory import describe_slots, plan_memory
     from outrider.engine.run.runner import ModelRunner
 
     # Before the weights are read, so that an unusable vocabulary is refused at once.
     vocabulary = map_vocabulary(path, settings.target_model) if settings.target_model else None
     if vocabulary is not None:
         report(f"{path} shares {vocabulary.num_shared} tokens with the target's vocabulary")
-    _require_no_recurrent_layers(path)
     loaded = load_model(
         path,
         dtype=settings.dtype,
@@ -142,9 +145,18 @@ def _build_draft_model(settings: MethodSettings, path: str, report: Report) -> D
         num_threads=_num_threads(settings),
         on_progress=report,
     )
-    num_blocks = max(1, settings.kv_cache_mb * 2**20 // loaded.bytes_per_block(settings.block_size))
-    cache = loaded.make_cache(num_blocks, settings.block_size)
-    runner = ModelRunner(loaded, cache, graphs=not settings.enforce_eager)
+    flag, bytes_per_slot = f"{prefix}kv-cache-mb", loaded.bytes_per_slot()
+    plan = plan_memory(
+        settings.kv_cache_mb * 2**20,
+        loaded.bytes_per_block(settings.block_size),
+        bytes_per_slot,
+        settings.max_num_seqs,
+        flag,
+    )
+    if plan.num_slots:
+        report(f"{path}: {describe_slots(plan, bytes_per_slot, settings.max_num_seqs, flag)}")
+    cache = loaded.make_cache(plan.num_blocks, settings.block_size)
+    runner = ModelRunner(loaded, cache, loaded.make_states(plan.num_slots), graphs=not settings.enforce_eager)
     chains = None
     if loaded.attention_ops.row_backend == "triton":
         from outrider.engine.sampling.chains import ModelForward
@@ -153,21 +165,12 @@ def _build_draft_model(settings: MethodSettings, path: str, report: Report) -> D
         chains = DeviceChains(ModelForward(runner))
     net = DraftModelNet(
         runner,
-        BlockManager(num_blocks, settings.block_size),
+        BlockManager(plan.num_blocks, settings.block_size),
         prefill_chunk_size=settings.prefill_chunk_size,
         vocabulary=vocabulary,
         chains=chains,
     )
     return draft_model_method(net, Path(path).name)
-
-
-def _require_no_recurrent_layers(path: str) -> None:
-    """A draft model's states would have to be wound back with its drafts; only the verifier keeps any."""
-    from outrider.engine.errors import ModelRefused
-    from outrider.engine.model.guards import is_hybrid, read_config
-
-    if is_hybrid(read_config(path)):
-        raise ModelRefused(path, "a model with recurrent layers cannot draft", "draft with a model of attention alone")
 
 
 def _head_builder(kind: str) -> Callable[[MethodSettings, str, Report], DraftMethod]:
@@ -193,7 +196,7 @@ _WITHOUT_CHECKPOINT: dict[str, Callable[[MethodSettings], DraftMethod]] = {
     "ngram": _build_ngram,
     "suffix": _build_suffix,
 }
-_FROM_CHECKPOINT: dict[str, Callable[[MethodSettings, str, Report], DraftMethod]] = {
-    "draft_model": _build_draft_model,
-    **{kind: _head_builder(kind) for kind in _HEADS},
+_HEAD_BUILDERS: dict[str, Callable[[MethodSettings, str, Report], DraftMethod]] = {
+    kind: _head_builder(kind) for kind in _HEADS
 }
+_FROM_CHECKPOINT = ("draft_model", *_HEADS)

@@ -59,6 +59,17 @@ class RecurrentStates:
             for shape in shapes
         ]
 
+    def copy_log_rows(self, sources: Sequence[tuple[int, int]], targets: Sequence[tuple[int, int]]) -> None:
+        """Raw rows of all layers from one place, (slot, row of its log), to another."""
+        if not sources:
+            return
+        device = self.layers[0].log.device
+        (from_slots, from_rows), (to_slots, to_rows) = (
+            torch.tensor(places, device=device).unbind(1) for places in (sources, targets)
+        )
+        for layer in self.layers:
+            layer.log[to_slots, to_rows] = layer.log[from_slots, from_rows]
+
     @property
     def num_bytes(self) -> int:
         return sum(layer.window.nbytes + layer.state.nbytes + layer.log.nbytes for layer in self.layers)

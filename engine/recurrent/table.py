@@ -83,6 +83,20 @@ class StateTable:
             self._ref_counts[state.slot_out] = 1
         return state.slot_out
 
+    def withdraw(self, state: SessionState) -> None:
+        """Gives up slot_out: what a forward wrote there is not wanted."""
+        if state.slot_out is not None:
+            self._release(state.slot_out)
+            state.slot_out = None
+
+    def fork(self, state: SessionState) -> SessionState:
+        """A session of its own at the same state."""
+        twin = SessionState(state.slot, state.base, list(state.kept_rows))
+        if twin.slot is not None:
+            self._ref_counts[twin.slot] += 1
+        self._sessions[id(twin)] = twin
+        return twin
+
     def settle(self, state: SessionState, base: int, kept_rows: Sequence[int]) -> None:
         """The forward has written slot_out, with the state at `base`; these rows of its log became tokens."""
         if state.slot_out is None:
@@ -111,9 +125,7 @@ class StateTable:
     def close(self, state: SessionState) -> None:
         """Gives up both slots."""
         self._forget(state)
-        if state.slot_out is not None:
-            self._release(state.slot_out)
-            state.slot_out = None
+        self.withdraw(state)
         self._sessions.pop(id(state), None)
 
     def check_integrity(self) -> None:

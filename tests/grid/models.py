@@ -66,7 +66,7 @@ def _demo(dtype: str) -> GridModel:
 
 
 _MISTRAL = {**_COMMON, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
-# A target with recurrent layers; its draft is the random Mistral, which agrees with it by chance alone.
+# A target with recurrent layers, and a draft with its weights plus noise.
 _QWEN35 = {
     **_COMMON,
     "num_hidden_layers": 3,
@@ -115,7 +115,7 @@ def grid_model(name: str, folder: Path) -> GridModel:
         return GridModel(target, draft, dtype)
     if name == HYBRID_NAME:
         _save(transformers.Qwen3_5TextConfig(**_QWEN35), target, 0.0)
-        _save(transformers.MistralConfig(**_MISTRAL), draft, 0.0)
+        _save(transformers.Qwen3_5TextConfig(**_QWEN35), draft, _DRAFT_NOISE)
         return GridModel(target, draft, dtype)
     config = _CONFIGS[family]()
     _save(config, target, 0.0)

@@ -25,7 +25,7 @@ PROMPTS = [
     "<|user|>\nWrite a function `read` that returns the lines of a file<|end|>\n<|assistant|>\n",
     "for i in",
 ]
-METHODS = ("off", "ngram", "suffix", "mtp", "auto")
+METHODS = ("off", "ngram", "suffix", "mtp", "draft_model", "auto")
 USUAL_ALONE = ("off", "mtp")
 # float32 is among the usual tests below, against transformers.
 DTYPES = ("bfloat16", pytest.param("float32", marks=pytest.mark.storm))
@@ -53,11 +53,16 @@ def pairs() -> list[Any]:
 def answers(
     method: str, dtype: str, requests: Sequence[SamplingParams] | None = None, **arguments: Any
 ) -> list[list[RequestOutput]]:
-    """Per request, of all prompts; by default all requests that the method has a part in."""
+    """Per request, of all prompts; by default all requests that the method has a part in.
+
+    The draft model is the hybrid itself.
+    """
     config = {"method": method, "num_speculative_tokens": DRAFT_LEN} if method != "off" else None
+    if config is not None and method == "draft_model":
+        config["model"] = str(HYBRID)
     with LLM(HYBRID, dtype=dtype, num_threads=1, kv_cache_mb=32, speculative_config=config, **arguments) as llm:
         if requests is None:
-            requests = REQUESTS if method in ("mtp", "auto") else REQUESTS[:2]
+            requests = REQUESTS if method in ("mtp", "draft_model", "auto") else REQUESTS[:2]
         return [llm.generate(PROMPTS, params, use_tqdm=False) for params in requests]
 
 
@@ -107,6 +112,15 @@ def test_greedy_text_is_transformers() -> None:
             laws = model(input_ids=text).logits[0, ids.shape[1] - 1 : -1]
         chosen = laws.gather(1, text[0, ids.shape[1] :, None])[:, 0]
         assert float((laws.max(-1).values - chosen).max()) < 1e-3
+
+
+@pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=("greedy", "seeded"))
+def test_every_draft_of_the_hybrid_itself_is_accepted(params: SamplingParams) -> None:
+    """But for what max_tokens cuts off."""
+    (outputs,) = answers("draft_model", "bfloat16", [params])
+    for output in outputs:
+        figures = output.metrics.speculative_decoding
+        assert figures["num_accepted_draft_tokens"] == figures["num_draft_tokens"] >= NUM_TOKENS * 0.7
 
 
 def test_the_mtp_layer_foresees_what_the_model_card_says() -> None:

@@ -122,7 +122,7 @@ def running_engine(
         local_methods,
     )
     if engine.states is not None and states is not None:
-        engine.states._free = _PoisonedSlots(states, engine.states._free)
+        engine.states._free = PoisonedSlots(states, engine.states._free)
     engine.start()
     try:
         yield engine
@@ -134,7 +134,7 @@ def running_engine(
         engine.stop()
 
 
-class _PoisonedSlots(list[int]):
+class PoisonedSlots(list[int]):
     """Free slots, filled with NaN."""
 
     def __init__(self, states: RecurrentStates, slots: Sequence[int]) -> None:

@@ -29,6 +29,8 @@ class Served:
     loaded: LoadedModel
     certificate: Certificate
     methods: tuple[str, ...]
+    draft_model: tuple[str, ...] = ()
+    local_kv_cache_mb: int = 128
 
     @contextmanager
     def engine(self, shape: EngineShape | None = None) -> Iterator[VerifierEngine]:
@@ -36,6 +38,8 @@ class Served:
         config = VerifierConfig(
             model=self.loaded.path,
             local_methods=self.methods,
+            local_draft_model=self.draft_model,
+            local_kv_cache_mb=self.local_kv_cache_mb,
             dtype="float32",
             num_threads=1,
             block_size=shape.block_size,

@@ -11,8 +11,6 @@ from tiny_models import HYBRIDS, save_tiny_model
 from transformers import Qwen3_5TextConfig
 from transformers.models.qwen3_5 import modeling_qwen3_5 as theirs
 
-from outrider.drafter_service.config import DrafterConfig
-from outrider.drafting.methods.registry import _build_draft_model
 from outrider.engine.errors import BackendUnavailable, EngineError, ModelRefused
 from outrider.engine.model.guards import require_windows
 from outrider.engine.model.lean.lean_rotary import LeanRotaryEmbedding
@@ -121,12 +119,6 @@ def test_recurrent_layers_are_not_shared_among_ranks(qwen: Path) -> None:
     ranks: Any = object()
     with pytest.raises(ModelRefused, match=r"recurrent layers cannot be shared among ranks.*tensor_parallel_size=1"):
         load_model(str(qwen), collectives=ranks)
-
-
-def test_a_hybrid_is_refused_as_a_draft_model(qwen: Path) -> None:
-    settings = DrafterConfig(draft_model=(str(qwen),))
-    with pytest.raises(ModelRefused, match="a model with recurrent layers cannot draft"):
-        _build_draft_model(settings, str(qwen), lambda _message: None)
 
 
 def test_a_forward_without_states_says_so(qwen: Path) -> None:

@@ -83,6 +83,24 @@ class StateMachine(RuleBasedStateMachine):
         session.tokens = [*read, *(draft[row] for row in kept)]
 
     @precondition(lambda self: self.sessions)
+    @rule(data=st.data())
+    def withdraw(self, data: st.DataObject) -> None:
+        session = self.pick(data)
+        reserved = session.state.slot_out is not None
+        num_free = self.table.num_free_slots
+        self.table.withdraw(session.state)
+        assert self.table.num_free_slots == num_free + reserved
+
+    @precondition(lambda self: self.sessions)
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        session, num_free = self.pick(data), self.table.num_free_slots
+        twin = Session(self.table.fork(session.state))
+        twin.tokens = list(session.tokens)
+        self.sessions.append(twin)
+        assert self.table.num_free_slots == num_free, "a slot is shared, not copied"
+
+    @precondition(lambda self: self.sessions)
     @rule(data=st.data(), back=st.integers(0, 6))
     def rewind(self, data: st.DataObject, back: int) -> None:
         session = self.pick(data)

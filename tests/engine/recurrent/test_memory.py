@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outrider.shared.errors import ConfigError
-from outrider.verifier_service.memory import describe_slots, plan_memory
+from outrider.engine.recurrent.memory import describe_slots, plan_memory
 
 MB = 2**20
 
@@ -31,6 +31,14 @@ def test_what_cannot_run_a_session_is_refused() -> None:
         ConfigError, match="--kv-cache-mb 120: one session needs 2 recurrent states and a KV block, 121"
     ):
         plan_memory(120 * MB, MB, 60 * MB, 1)
+
+
+def test_the_setting_of_a_verifiers_own_drafts_is_named() -> None:
+    with pytest.raises(ConfigError, match="--local-kv-cache-mb 120: one session") as refused:
+        plan_memory(120 * MB, MB, 60 * MB, 1, "--local-kv-cache-mb")
+    assert refused.value.param == "local_kv_cache_mb"
+    plan = plan_memory(130 * MB, MB, 60 * MB, 4, "--local-kv-cache-mb")
+    assert "--local-kv-cache-mb 960 is enough" in describe_slots(plan, 60 * MB, 4, "--local-kv-cache-mb")
 
 
 @pytest.mark.parametrize("max_num_seqs", [1, 7, 64])

@@ -1,4 +1,4 @@
-"""How --kv-cache-mb is divided between KV blocks and the slots of recurrent states. No torch."""
+"""How a cache's memory is divided between KV blocks and the slots of recurrent states. No torch."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from outrider.shared.errors import ConfigError
 
+FLAG = "--kv-cache-mb"
 # a session in a forward reads one and writes another
 _SLOTS_PER_SESSION = 2
-# the same, and the prefix cache's at the end of its prompt
+# the same, and the prefix cache's at the end of its prompt, or a draft model's before the last proposal
 _SLOTS_WITH_SNAPSHOT = 3
 # share of the budget; most that slots take: the rest is for KV, which every position needs
 _SLOTS_SHARE = 0.5
@@ -20,10 +21,13 @@ class MemoryPlan:
     num_slots: int  # 0: the model has no recurrent layers
 
 
-def plan_memory(budget_bytes: int, bytes_per_block: int, bytes_per_slot: int, max_num_seqs: int) -> MemoryPlan:
+def plan_memory(
+    budget_bytes: int, bytes_per_block: int, bytes_per_slot: int, max_num_seqs: int, flag: str = FLAG
+) -> MemoryPlan:
     """Slots take what max_num_seqs sessions need, at most half of the budget; blocks take the rest.
 
-    bytes_per_slot: 0 for a model without recurrent layers. Raises ConfigError if not a single session can run.
+    bytes_per_slot: 0 for a model without recurrent layers. flag: the budget's. Raises ConfigError if not a single
+    session can run.
     """
     if bytes_per_slot == 0:
         return MemoryPlan(max(1, budget_bytes // bytes_per_block), 0)
@@ -33,11 +37,12 @@ def plan_memory(budget_bytes: int, bytes_per_block: int, bytes_per_slot: int, ma
     if num_blocks < 1:
         least_mb = -(-(_SLOTS_PER_SESSION * bytes_per_slot + bytes_per_block) // 2**20)
         cause = f"one session needs {_SLOTS_PER_SESSION} recurrent states and a KV block, {least_mb} MiB"
-        raise ConfigError(f"--kv-cache-mb {budget_bytes // 2**20}: {cause}; give it more", param="kv_cache_mb")
+        param = flag.removeprefix("--").replace("-", "_")
+        raise ConfigError(f"{flag} {budget_bytes // 2**20}: {cause}; give it more", param=param)
     return MemoryPlan(num_blocks, num_slots)
 
 
-def describe_slots(plan: MemoryPlan, bytes_per_slot: int, max_num_seqs: int) -> str:
+def describe_slots(plan: MemoryPlan, bytes_per_slot: int, max_num_seqs: int, flag: str = FLAG) -> str:
     """One sentence for the log."""
     held = f"{plan.num_slots} recurrent states of {bytes_per_slot / 2**20:.1f} MiB, two for each session in a forward"
     if plan.num_slots >= _SLOTS_PER_SESSION * max_num_seqs:
@@ -45,5 +50,5 @@ def describe_slots(plan: MemoryPlan, bytes_per_slot: int, max_num_seqs: int) -> 
     enough_mb = -int(-_SLOTS_PER_SESSION * max_num_seqs * bytes_per_slot / _SLOTS_SHARE // 2**20)
     return (
         f"{held}: too few for --max-num-seqs {max_num_seqs}, so that sessions are preempted and computed again; "
-        f"--kv-cache-mb {enough_mb} is enough"
+        f"{flag} {enough_mb} is enough"
     )
