@@ -95,6 +95,7 @@ class ChatPlan:
             is_named=choice.mode == "named",
             include_reasoning=body.include_reasoning,
             reasoning_field=model.reasoning_field,
+            must_call=choice.mode in ("required", "named"),
         )
         rules = _rules(body, choice) if reads_calls else ()
         return cls(output, state, options, choice, rules, _max_thinking_tokens(body, output, served.tokenizer))
@@ -131,8 +132,7 @@ class ChatPlan:
     def _grammar(self, asked: Grammar | None, served: Served) -> Grammar | None:
         """asked: of response_format or structured_outputs, for the answer's text; a call that is demanded has none."""
         reasoning, tokens = self.output.reasoning, served.tokenizer.control_tokens
-        must_call = self.choice.mode in ("required", "named")
-        if self.output.calls is None or not (must_call or asked is not None or self._is_strict()):
+        if self.output.calls is None or not (self.options.must_call or asked is not None or self._is_strict()):
             if asked is None or reasoning is None:
                 return asked
             return behind_reasoning(asked, reasoning, self.state, tokens)
@@ -146,7 +146,7 @@ class ChatPlan:
         reasoning = self.output.reasoning
         if reasoning is not None and reasoning.answer_begin:  # the calls stand in place of it
             reasoning = replace(reasoning, answer_begin="")
-        if self.choice.mode in ("required", "named"):
+        if self.options.must_call:
             answer = lark.rule(calls.forced())
         elif asked is not None:
             text = lark.rule(expression_of(asked))

@@ -22,7 +22,7 @@ def check_token_ids(token_ids: Sequence[int], model: ServedModel, param: str) ->
     for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
         if not 0 <= token_id < model.vocab_size:
             raise InvalidRequest(
-                f"{param}: token id {token_id} is outside the vocabulary [0, {model.vocab_size})", param=param
+                f"{param}: token id {token_id} is out of vocabulary [0, {model.vocab_size})", param=param
             )
 
 

@@ -212,6 +212,7 @@ def _plan_from_wire(message: pb.OutputPlan) -> OutputPlan:
         is_named=message.is_named,
         include_reasoning=message.include_reasoning,
         reasoning_field=message.reasoning_field,
+        must_call=message.must_call,
     )
 
 

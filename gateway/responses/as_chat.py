@@ -56,7 +56,7 @@ def prepare_response(
     stores = can_store if body.store is None else body.store
     if body.background and not stores:
         what_to_do = "leave store out" if can_store else "start the gateway with --stored-response-ttl-s"
-        raise InvalidRequest(f"background: such a response must be stored; {what_to_do}", param="background")
+        raise InvalidRequest(f"background can only be used when `store` is true: {what_to_do}", param="background")
     if body.background and body.request_id is not None:
         raise InvalidRequest("request_id: a response in the background has an id of its own", param="request_id")
     items = (*earlier, *body.input)

@@ -110,5 +110,5 @@ class ResponseStore:
 
 def _known(document: bytes | None, response_id: str) -> bytes:
     if not document:
-        raise UnknownSession(f"no response {response_id[:200]!r} is stored here; it may have expired")
+        raise UnknownSession(f"Response with id {response_id[:200]!r} not found: it may have expired")
     return document

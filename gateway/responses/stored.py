@@ -53,7 +53,7 @@ async def cancel(store: ResponseStore, owner: str, response_id: str) -> Response
     body = stored_response(document)
     if not body["background"]:
         raise InvalidRequest(
-            "only responses with background: true can be cancelled; another ends with its connection",
+            "Cannot cancel a synchronous response: it ends with its connection",
             param="response_id",
         )
     return await end(store, owner, document, {"status": "cancelled"}) if is_running(document) else body

@@ -9,6 +9,7 @@ import hashlib
 from typing import Any
 
 from outrider.gateway.tool_calls.events import Call, CallBegins, Event, fold
+from outrider.gateway.tool_calls.formats import NONE
 from outrider.gateway.tool_calls.plan import OutputPlan
 
 # hexadecimal digits of a call's id; OpenAI's have 24 characters behind "call_"
@@ -63,11 +64,13 @@ class ChatParts:
         return delta
 
     def message(self, text: str) -> dict[str, Any]:
-        """The whole choice; its content is null where there are only calls or reasoning."""
+        """The whole choice; its content is null where there are only calls or reasoning, and the reasoning of a model that
+        reasons is null where there is none to show.
+        """
         folded = fold(self._events(text, finished=True))
         message: dict[str, Any] = {"role": "assistant", "content": folded.content}
-        if folded.reasoning and self._plan.include_reasoning:
-            message[self._plan.reasoning_field] = folded.reasoning
+        if self._plan.reasoning_parser != NONE:
+            message[self._plan.reasoning_field] = (folded.reasoning if self._plan.include_reasoning else "") or None
         if folded.calls:
             message["tool_calls"] = [self._whole_call(call) for call in folded.calls]
         if not folded.content and (folded.calls or folded.reasoning):

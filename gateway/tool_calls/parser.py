@@ -36,11 +36,13 @@ _BARE_BEGIN = {Body.OBJECT: "{", Body.PYTHONIC: "["}
 class Tools:
     """What the parser knows of a request's tools. properties: per name, the schema of each argument.
 
-    parallel: false ends the output with the first call's last character; what follows is not read.
+    parallel: false ends the output with the first call's last character; what follows is not read. must_call: a grammar
+    lets nothing but calls be written, so what the end of the output leaves undecided is the beginning of a call.
     """
 
     properties: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     parallel: bool = True
+    must_call: bool = False
 
 
 class _FirstCallEnds(Exception):
@@ -89,7 +91,7 @@ class OutputParser:
     # ---- what the coroutines report ----
 
     def text(self, text: str) -> None:
-        if not text:
+        if not text or self._is_cut_call():
             return
         kind = ReasoningText if self.in_reasoning else ContentText
         shown, last = self._symbols.show(text), self._events[-1] if self._events else None
@@ -97,6 +99,10 @@ class OutputParser:
             self._events[-1] = kind(last.text + shown)  # what one push brings is one event
         else:
             self._events.append(kind(shown))
+
+    def _is_cut_call(self) -> bool:
+        """Whether text that is reported now was held back as a call's beginning, and the output ended within it."""
+        return self._tools.must_call and self._reader.ended and not self.in_reasoning
 
     def begin(self, name: str, model_id: str = "") -> bool:
         """From here on nothing is given back. A call without its marker must name one of the tools."""

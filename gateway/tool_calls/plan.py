@@ -17,6 +17,7 @@ class OutputPlan:
 
     marker_tokens: the special tokens that the text shows as symbols. properties: JSON, per tool the schema of each of
     its arguments. parallel: false ends the output with its first call. is_named: the request named the tool to call.
+    must_call: the request demands a call, so that a grammar leaves no text beside it.
     """
 
     reasoning_parser: str = NONE
@@ -28,6 +29,7 @@ class OutputPlan:
     is_named: bool = False
     include_reasoning: bool = True
     reasoning_field: str = "reasoning"
+    must_call: bool = False
 
     def output_format(self) -> OutputFormat:
         return output_format(self.reasoning_parser, self.tool_call_parser)
@@ -40,7 +42,7 @@ class OutputPlan:
         return self.tool_call_parser != NONE and not self.parallel
 
     def parser(self) -> OutputParser:
-        tools = Tools(json.loads(self.properties), self.parallel)
+        tools = Tools(json.loads(self.properties), self.parallel, self.must_call)
         return OutputParser(self.output_format(), self.symbols(), tools, starts_in_reasoning=self.starts_in_reasoning)
 
 

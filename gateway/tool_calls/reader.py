@@ -20,7 +20,7 @@ class Reader:
         self._text = ""
         self._at = 0
         self._mark: int | None = None
-        self._ended = False
+        self.ended = False
 
     def feed(self, text: str) -> None:
         keep = self._at if self._mark is None else self._mark
@@ -30,12 +30,12 @@ class Reader:
             self._mark = 0
 
     def end(self) -> None:
-        self._ended = True
+        self.ended = True
 
     def _available(self, count: int) -> Step[bool]:
         """Waits until `count` characters follow; False if the text ends before."""
         while len(self._text) - self._at < count:
-            if self._ended:
+            if self.ended:
                 return False
             yield
         return True

@@ -50,6 +50,7 @@ OUTPUT = OutputPlan(
     is_named=True,
     include_reasoning=False,
     reasoning_field="reasoning_content",
+    must_call=True,
 )
 REQUEST = ValidRequest(
     request_id="cmpl-1-0",

@@ -101,7 +101,7 @@ async def test_stop_strings(stub: Any) -> None:
         ({}, "INVALID_ARGUMENT", "one of prompt, prompt_token_ids and messages is required"),
         ({"prompt": ""}, "INVALID_ARGUMENT", "prompt is empty"),
         ({"prompt_token_ids": ids()}, "INVALID_ARGUMENT", "prompt_token_ids is empty"),
-        ({"prompt_token_ids": ids(4096)}, "INVALID_ARGUMENT", "outside the vocabulary"),
+        ({"prompt_token_ids": ids(4096)}, "INVALID_ARGUMENT", "out of vocabulary"),
         ({"prompt_token_ids": ids(*[5] * 512)}, "INVALID_ARGUMENT", "exceeds the model's context"),
         ({"messages": pb.ChatMessages()}, "INVALID_ARGUMENT", "messages must not be empty"),
         ({"prompt": "a", "model": "gpt"}, "NOT_FOUND", "'gpt' is not served"),

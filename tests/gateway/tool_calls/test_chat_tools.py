@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import httpx
+import openai
 import pytest
 from gateway_script import ScriptedService
 from hermes_service import service_of
@@ -160,13 +161,22 @@ async def test_without_tools_or_with_choice_none_markup_is_text() -> None:
 
 async def test_reasoning_can_be_left_out_or_renamed_and_is_counted() -> None:
     response = (await post(service_of(CALLS), include_reasoning=False)).json()
-    assert "reasoning" not in response["choices"][0]["message"]
+    assert response["choices"][0]["message"]["reasoning"] is None
     tokens = len(tokenizer_of(HERMES).encode(CALLS[: CALLS.index("</think>") + 8], add_special_tokens=False))
     assert response["usage"]["completion_tokens_details"] == {"reasoning_tokens": tokens}
     renamed = await answer(service_of(CALLS, reasoning_field="reasoning_content"))
     assert renamed["message"]["reasoning_content"] == "Two <b>calls</b>."
     streamed = await post(service_of(CALLS), stream=True, stream_options={"include_usage": True})
     assert events_of(streamed)[-1][1]["usage"] == response["usage"]
+
+
+async def test_a_model_that_reasons_has_the_field_in_every_message() -> None:
+    """openai's client knows a field of vLLM's only where the answer has it, and refuses to read another."""
+    silent = await post(service_of("No call."), stream=False)
+    assert openai.types.chat.ChatCompletion(**silent.json()).choices[0].message.model_extra == {"reasoning": None}
+    assert "reasoning" not in (await answer(service_of("No call.", reasoning_parser="none")))["message"]
+    asked = [*USER, silent.json()["choices"][0]["message"], *USER]
+    assert (await answer(service_of("Yes."), messages=asked))["message"]["content"] == "Yes."
 
 
 async def test_tools_and_past_calls_reach_the_template() -> None:

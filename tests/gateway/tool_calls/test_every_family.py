@@ -9,7 +9,7 @@ import httpx
 import pytest
 from gateway_script import Script, ScriptedService
 from test_chat_tools import events_of, joined
-from tool_families import AFTER, EVERYTHING, OF_FAMILIES
+from tool_families import AFTER, EVERYTHING, OF_FAMILIES, SEVERAL
 from tool_forms import PROPERTIES
 from tool_tokenizers import tokenizer_of
 from tool_transcripts import Transcript
@@ -121,6 +121,25 @@ async def test_what_ends_too_early_is_the_same_whole_and_streamed(transcript: Tr
         message = await gateway.same_whole_and_streamed(stop=[stop])
         assert message["finish_reason"] == "stop"
         assert stop not in json.dumps(message, ensure_ascii=False)
+
+
+@pytest.mark.parametrize("transcript", SEVERAL, ids=lambda transcript: transcript.name)
+async def test_a_demanded_call_that_max_tokens_cuts_shows_no_markup(transcript: Transcript) -> None:
+    """Whole, streamed and resumed; every position is in test_output_parser.py."""
+    gateway, demanded = FamilyGateway(transcript), {"tool_choice": "required"}
+    num_tokens = len(tokenizer_of(transcript.special).encode(transcript.text, add_special_tokens=False))
+    contents = set[str]()
+    for max_tokens in range(1, num_tokens, 11):
+        contents.add((await gateway.whole(max_tokens=max_tokens))["content"])
+        message = await gateway.whole(max_tokens=max_tokens, **demanded)
+        first = await gateway.post(3, stream=True, max_tokens=max_tokens, **demanded)
+        assert without_ids(joined(first)) == without_ids(message), max_tokens
+        assert (message["content"], message["finish_reason"]) == ("", "length"), max_tokens
+        place = max_tokens % len(events_of(first))
+        event_id, _ = events_of(first)[place]
+        rest = await gateway.post(3, last_event_id=event_id, stream=True, max_tokens=max_tokens, **demanded)
+        assert rest.text.split("\n\n") == first.text.split("\n\n")[place + 1 :], max_tokens
+    assert len(contents) > 1, "of its own accord, what is no call yet is text"
 
 
 @pytest.mark.parametrize("transcript", EVERYTHING, ids=lambda transcript: transcript.name)

@@ -9,7 +9,7 @@ import re
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tool_families import EVERYTHING, OF_FAMILIES
+from tool_families import EVERYTHING, OF_FAMILIES, SEVERAL
 from tool_forms import PROPERTIES
 from tool_transcripts import TRANSCRIPTS, Transcript
 
@@ -31,18 +31,20 @@ def symbols_of(transcript: Transcript) -> Symbols:
     return Symbols(marker_tokens(output.markers(), transcript.special))
 
 
-def parser_of(transcript: Transcript, *, parallel: bool) -> OutputParser:
+def parser_of(transcript: Transcript, *, parallel: bool, must_call: bool = False) -> OutputParser:
     return OutputParser(
         output_format(transcript.reasoning_parser, transcript.tool_call_parser),
         symbols_of(transcript),
-        Tools(PROPERTIES, parallel),
+        Tools(PROPERTIES, parallel, must_call),
         starts_in_reasoning=transcript.in_reasoning,
     )
 
 
-def parse(transcript: Transcript, pieces: list[str], *, parallel: bool = True) -> Folded:
+def parse(
+    transcript: Transcript, pieces: list[str], *, parallel: bool = True, must_call: bool = False
+) -> Folded:
     """`pieces` have their special tokens as symbols."""
-    parser = parser_of(transcript, parallel=parallel)
+    parser = parser_of(transcript, parallel=parallel, must_call=must_call)
     events = [event for piece in pieces for event in parser.push(piece)] + parser.finish()
     names = [event.index for event in events if isinstance(event, CallBegins)]
     assert names == sorted(set(names)), "a call begins twice"
@@ -121,6 +123,21 @@ def test_one_call_at_most(transcript: Transcript) -> None:
     for at in range(1, len(text)):
         assert parse(transcript, [text[:at], text[at:]], parallel=False) == whole
     assert parse(transcript, [text[:end]] if end else [text], parallel=False) == whole
+
+
+@pytest.mark.parametrize("is_plain", [False, True], ids=["special tokens", "plain text"])
+@pytest.mark.parametrize("transcript", SEVERAL, ids=lambda transcript: transcript.name)
+def test_a_demanded_call_that_is_cut_shows_no_markup(transcript: Transcript, is_plain: bool) -> None:
+    """Wherever max_tokens cuts, above all behind the second call's marker: that is a call, or nothing."""
+    transcript = Transcript(**{**vars(transcript), "special": ()}) if is_plain else transcript
+    text = symbols_of(transcript).spell(transcript.text)
+    whole = parse(transcript, [text], must_call=True)
+    for end in range(1, len(text)):
+        cut = parse(transcript, [text[:end]], must_call=True)
+        assert (cut.content, cut.reasoning) == ("", ""), text[:end]
+        assert [call.name for call in cut.calls] == [call.name for call in whole.calls][: len(cut.calls)]
+        assert cut.calls[:-1] == whole.calls[: len(cut.calls[:-1])]
+        assert parse(transcript, list(text[:end]), must_call=True) == cut
 
 
 def test_a_marker_written_out_is_not_the_token() -> None:
