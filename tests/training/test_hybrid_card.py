@@ -32,6 +32,7 @@ FIGURES: dict[str, Any] = {
         "temperature_1": {"agreement": [0.9, 0.9], "overlap": [0.5, 0.25], "positions": 12_000},
     },
 }
+HISTORY = [{"step": 20, "seconds": 60.0, "heldout": 9.0}, {"step": 480, "seconds": 1440.0, "heldout": 3.7401}]
 MTP_RUN = {
     "optimization": {"steps": 260, "batch_size": 4, "accumulation": 2},
     "seq_len": 256,
@@ -50,8 +51,7 @@ def made(tmp_path: Path) -> tuple[Path, Path]:
     (models / "demo-hybrid-eagle3" / "model.safetensors").write_bytes(bytes(1_700_000))
     for path, value in {
         models / "hybrid-evaluation.json": FIGURES,
-        work / "hybrid-history.json": [{"step": 20, "seconds": 60.0, "heldout": 9.0}]
-        + [{"step": 480, "seconds": 1440.0, "heldout": 3.7401}],
+        work / "hybrid-history.json": HISTORY,
         work / "hybrid" / "mtp" / "run.json": MTP_RUN,
         work / "hybrid" / "eagle3" / "run.json": EAGLE3_RUN,
         work / "hybrid-mtp.done": {"seconds": 720.0},
@@ -71,6 +71,7 @@ def rows_of(card: str) -> list[list[str]]:
 
 def test_the_models_card_holds_the_figures(made: tuple[Path, Path]) -> None:
     card = card_texts(*made)["demo-hybrid"]
+    assert "\n\n\n" not in card
     assert "A hybrid of 1.8 M parameters" in card
     assert "an MTP layer of 0.33 M more" in card
     assert "0.98 M tokens in 480 steps of 2,048" in card
@@ -98,6 +99,20 @@ def test_the_heads_card_holds_its_own(made: tuple[Path, Path]) -> None:
     assert "(12,000 positions at the first)" in card
     assert rows_of(card)[1:3] == rows_of(card_texts(*made)["demo-hybrid"])[1:3]
     assert rows_of(card)[-2:] == [["1", "0.750", "0.500"], ["2", "0.375", "0.250"]]
+
+
+def test_speeds_are_there_once_measured(made: tuple[Path, Path]) -> None:
+    cards = card_texts(*made)
+    assert not any("per second" in card for card in cards.values())
+    names = [f"{method} {count}" for method in ("mtp", "eagle3", "ngram") for count in (1, 3)]
+    speeds = {name: {"tokens_per_s": 100.0 + place} for place, name in enumerate(["off", *names])}
+    served = {"temperature_0": speeds, "temperature_1": {}}
+    (made[1] / "hybrid-evaluation.json").write_text(json.dumps(FIGURES | {"served": served}))
+    for card in card_texts(*made).values():
+        assert "off 100:" in card
+        assert ["1", "101", "103", "105"] in rows_of(card)
+        assert ["3", "102", "104", "106"] in rows_of(card)
+        assert "\n\n\n" not in card
 
 
 def test_the_command_writes_both(made: tuple[Path, Path]) -> None:

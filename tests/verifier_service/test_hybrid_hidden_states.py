@@ -1,4 +1,4 @@
-"""Hidden states of a target with recurrent layers: transformers' own, row for row, after whatever happened to the state.
+"""Hidden states of a target with recurrent layers: transformers' own, row for row, whatever happened to the state.
 
 Oracle: transformers' output_hidden_states over prompt and output. Its recurrence adds in another order than ours.
 """

@@ -37,7 +37,7 @@ Tokens per round, the target's own included, along the hybrid's greedy continuat
 (192 tokens each): all tokens by all rounds, rounds without a draft among them.
 
 {rounds}
-
+{served}
 By draft position of the MTP layer, given that the tokens before were right ({positions:,} positions at the first), \
 weights as shipped, computed in float32:
 
@@ -66,7 +66,7 @@ Tokens per round, the target's own included, along the hybrid's greedy continuat
 (192 tokens each): all tokens by all rounds, rounds without a draft among them.
 
 {rounds}
-
+{served}
 By draft position of the head, given that the tokens before were right ({positions:,} positions at the first), \
 weights as shipped, computed in float32:
 
@@ -75,6 +75,13 @@ weights as shipped, computed in float32:
 ## Format
 The speculators format, which vLLM recognises; the target's embedding is not in it. Data, licences and limits are \
 those of `demo-target`. Remake it with `make models`; see `docs/models.md`.
+"""
+
+SERVED = """
+Tokens per second of one stream through the whole stack at temperature 0 (`python -m benchmarks.hybrid.methods`), off \
+{off:.0f}:
+
+{speeds}
 """
 
 # of the table's columns: name in the figures -> heading
@@ -144,8 +151,22 @@ def _measured(figures: dict[str, Any], method: str) -> dict[str, Any]:
         "prompts": figures["held_out_prompts"],
         "positions": cold["positions"],
         "rounds": _table(rounds),
+        "served": _served(figures),
         "by_position": _table(by_position),
     }
+
+
+def _served(figures: dict[str, Any]) -> str:
+    """Empty if tokens per second have not been measured since the other figures."""
+    if "served" not in figures:
+        return ""
+    measured, methods = figures["served"]["temperature_0"], ("mtp", "eagle3", "ngram")
+    speeds = [["drafted per round", *(f"`{method}`" for method in methods)]]
+    speeds += [
+        [count, *(f"{measured[f'{method} {count}']['tokens_per_s']:.0f}" for method in methods)]
+        for count in figures["tokens_per_round"]["mtp"]
+    ]
+    return SERVED.format(off=measured["off"]["tokens_per_s"], speeds=_table(speeds))
 
 
 def _table(rows: list[list[str]]) -> str:

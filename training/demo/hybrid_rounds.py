@@ -127,9 +127,7 @@ def measure(target_dir: Path, eagle3_dir: Path, samples_dir: Path) -> dict[str, 
         for temperature, file in HELD_OUT_FILES.items():
             windows = load_windows([samples_dir / file], encode, target.vocab_size, seq_len=2048)
             scores = score(objective, target, windows)
-            figures[name][f"temperature_{temperature:g}"] = scores.means() | {
-                "positions": int(scores.num_positions[0])
-            }
+            figures[name][f"temperature_{temperature:g}"] = scores.means() | {"positions": int(scores.num_positions[0])}
     return figures
 
 
