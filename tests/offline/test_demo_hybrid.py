@@ -1,5 +1,5 @@
 """The demo family's hybrid: its bytes are those without drafts, whoever drafts and in whatever company, and its trained
-MTP layer foresees them.
+MTP layer and EAGLE-3 head foresee them.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from outrider.offline import LLM, RequestOutput, SamplingParams
 
 MODELS = Path(__file__).parents[2] / "models"
-HYBRID = MODELS / "demo-hybrid"
+HYBRID, HEAD = MODELS / "demo-hybrid", MODELS / "demo-hybrid-eagle3"
 PROMPTS = [
     "import os\nimport sys\n\n\nclass Reader:\n    def __init__(self, path):",
     "def add(a, b):\n    return a + b\n\n\ndef sub(",
     "<|user|>\nWrite a function `read` that returns the lines of a file<|end|>\n<|assistant|>\n",
     "for i in",
 ]
-METHODS = ("off", "ngram", "suffix", "mtp", "draft_model", "auto")
+METHODS = ("off", "ngram", "suffix", "mtp", "draft_model", "eagle3", "auto", "auto of eagle3")
 USUAL_ALONE = ("off", "mtp")
 # float32 is among the usual tests below, against transformers.
 DTYPES = ("bfloat16", pytest.param("float32", marks=pytest.mark.storm))
@@ -44,7 +44,7 @@ REQUESTS = (GREEDY, SEEDED, replace(GREEDY, extra_args=TREES), replace(SEEDED, e
 def pairs() -> list[Any]:
     """Every method in company; alone, those that draft from tokens or choose are storms."""
     alone, together = COMPANIES
-    marks = {method: () if method in USUAL_ALONE else pytest.mark.storm for method in METHODS}
+    marks: dict[str, Any] = {method: () if method in USUAL_ALONE else pytest.mark.storm for method in METHODS}
     return [pytest.param(method, together) for method in METHODS] + [
         pytest.param(method, alone, marks=marks[method]) for method in METHODS
     ]
@@ -57,12 +57,15 @@ def answers(
 
     The draft model is the hybrid itself.
     """
-    config = {"method": method, "num_speculative_tokens": DRAFT_LEN} if method != "off" else None
-    if config is not None and method == "draft_model":
-        config["model"] = str(HYBRID)
+    name, _, head = method.partition(" of ")
+    config: dict[str, Any] | None = None
+    if method != "off":
+        config = {"method": name, "num_speculative_tokens": DRAFT_LEN}
+        config |= {"model": str(HEAD)} if "eagle3" in (name, head) else {}
+        config |= {"model": str(HYBRID)} if name == "draft_model" else {}
     with LLM(HYBRID, dtype=dtype, num_threads=1, kv_cache_mb=32, speculative_config=config, **arguments) as llm:
         if requests is None:
-            requests = REQUESTS if method in ("mtp", "draft_model", "auto") else REQUESTS[:2]
+            requests = REQUESTS if name in ("mtp", "draft_model", "eagle3", "auto") else REQUESTS[:2]
         return [llm.generate(PROMPTS, params, use_tqdm=False) for params in requests]
 
 
@@ -123,12 +126,13 @@ def test_every_draft_of_the_hybrid_itself_is_accepted(params: SamplingParams) ->
         assert figures["num_accepted_draft_tokens"] == figures["num_draft_tokens"] >= NUM_TOKENS * 0.7
 
 
-def test_the_mtp_layer_foresees_what_the_model_card_says() -> None:
+@pytest.mark.parametrize("method", ["mtp", "eagle3"])
+def test_the_trained_foresee_what_the_model_card_says(method: str) -> None:
     """Other prompts than the card's, and fewer of them: within a fifth. An untrained layer is hardly ever right."""
     figures = json.loads((MODELS / "hybrid-evaluation.json").read_text())["tokens_per_round"]
-    (outputs,) = answers("mtp", "bfloat16", [GREEDY])
+    (outputs,) = answers(method, "bfloat16", [GREEDY])
     shown = [output.metrics.speculative_decoding for output in outputs]
     num_rounds = sum(each["num_spec_steps"] for each in shown)
     served = 1 + sum(each["num_accepted_draft_tokens"] for each in shown) / num_rounds
-    assert served == pytest.approx(figures["mtp"][str(DRAFT_LEN)], rel=0.2)
+    assert served == pytest.approx(figures[method][str(DRAFT_LEN)], rel=0.2)
     assert served > 1 + 5 * (figures["mtp, untrained"][str(DRAFT_LEN)] - 1)

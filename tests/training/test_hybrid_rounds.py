@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from outrider.drafting.checkpoints.mtp import load_mtp
-from outrider.training.demo.hybrid_rounds import DRAFT_LENS, mtp_drafter, ngram_drafter, tokens_per_round
+from outrider.training.demo.hybrid_rounds import DRAFT_LENS, head_drafter, ngram_drafter, tokens_per_round
 from outrider.training.frozen_target import FrozenTarget
 from outrider.training.heads.mtp import MtpObjective
 from tests.drafting.mtp_targets import save_mtp_target
@@ -48,7 +48,7 @@ def test_an_mtp_layer_drafts_what_its_equations_say(tmp_path: Path) -> None:
     head = MtpObjective(load_mtp(written.folder, torch.float32), written.folder).eval().head
     text = torch.randint(0, 61, (9,), generator=torch.Generator().manual_seed(5)).tolist()
     features = target.view(torch.tensor([text]), head.feature_layers).features[0]
-    propose, known = mtp_drafter(head, target)(text, 2), 5
+    propose, known = head_drafter(head, target)(text, 2), 5
     rows, expected = features[: known - 1], []
     for _step in DRAFT_LENS:
         rows = torch.cat((rows, written.equations(text[1 : len(rows) + 1], rows)[-1:]))

@@ -1,9 +1,9 @@
-"""Tokens per round of the hybrid's MTP layer and of n-grams, replayed along the hybrid's own held-out text.
+"""Tokens per round of the hybrid's MTP layer, its EAGLE-3 head and n-grams, replayed along its own held-out text.
 
 The text was written greedily by transformers. A round drafts k tokens, keeps those that the text goes on with, and adds
 one; the mean is over rounds, also those without a draft. An untrained layer is measured as well. Beside that, as for
-heads (agreement.py), the MTP layer's acceptance by draft position. Run: `python -m outrider.training.demo.hybrid_rounds
---help`.
+heads (agreement.py), acceptance by draft position. Not here: tokens per second (benchmarks/hybrid/methods.py).
+Run: `python -m outrider.training.demo.hybrid_rounds --help`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 import typer
 
 from outrider.drafting.checkpoints.mtp import load_mtp, new_mtp
+from outrider.drafting.heads.eagle3 import Eagle3Head
 from outrider.drafting.heads.frozen import FrozenEmbedding, FrozenLinear
 from outrider.drafting.heads.mtp import MtpHead
 from outrider.drafting.methods.ngram import NgramMethod
@@ -26,9 +27,10 @@ from outrider.shared.messages import DraftStep, SessionSpec
 from outrider.shared.sampling_params import SamplingParams, SpeculationMode
 from outrider.training.data.head_data import load_windows
 from outrider.training.data.tokenize_rows import RowEncoder
-from outrider.training.demo.agreement import score
+from outrider.training.demo.agreement import load_for_measuring, score
 from outrider.training.demo.head_samples import HELD_OUT_FILES
 from outrider.training.frozen_target import FrozenTarget
+from outrider.training.heads.interface import Objective
 from outrider.training.heads.mtp import MtpObjective
 from outrider.training.heads.unroll import unroll
 
@@ -75,8 +77,8 @@ def ngram_drafter(text: list[int], prompt_len: int) -> Propose:
     return propose
 
 
-def mtp_drafter(head: MtpHead, target: FrozenTarget) -> Callable[[list[int], int], Propose]:
-    """The layer's greedy chains, in float32."""
+def head_drafter(head: MtpHead | Eagle3Head, target: FrozenTarget) -> Callable[[list[int], int], Propose]:
+    """The greedy chains of a layer or head that was built with TTT_ATTENTION, in float32."""
 
     @torch.no_grad()
     def of_row(text: list[int], prompt_len: int) -> Propose:
@@ -84,30 +86,35 @@ def mtp_drafter(head: MtpHead, target: FrozenTarget) -> Callable[[list[int], int
         features = head.fuse(target.view(rows, head.feature_layers).features)
         steps = unroll(head, rows, features, max(DRAFT_LENS))
         guesses = torch.stack([head.logits(state)[0].argmax(-1) for state in steps])  # [depth, position]
+        if head.target_ids is not None:
+            guesses = head.target_ids[guesses]
         # Row t of depth d guesses token t + 2 + d, the tokens before it being the text's.
         return lambda known, count: guesses[:count, len(known) - 2].tolist() if len(known) < len(text) else []
 
     return of_row
 
 
-def measure(target_dir: Path, samples_dir: Path) -> dict[str, Any]:
+def measure(target_dir: Path, eagle3_dir: Path, samples_dir: Path) -> dict[str, Any]:
     """All figures, as plain data."""
     target, encode = FrozenTarget(target_dir, torch.float32), RowEncoder(target_dir)
     trained = MtpObjective(load_mtp(target_dir, torch.float32), target_dir).eval()
     torch.manual_seed(0)
     ends = {"embedding": FrozenEmbedding(target.embedding), "lm_head": FrozenLinear(target.lm_head)}
     untrained = MtpObjective(new_mtp(target_dir, **ends), target_dir).eval()
+    eagle3: Any = load_for_measuring(eagle3_dir, target)
     lines = (samples_dir / HELD_OUT_FILES[0.0]).read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
     drafters = {
-        "mtp": mtp_drafter(trained.head, target),
-        "mtp, untrained": mtp_drafter(untrained.head, target),
+        "mtp": head_drafter(trained.head, target),
+        "mtp, untrained": head_drafter(untrained.head, target),
+        "eagle3": head_drafter(eagle3.head, target),
         "ngram": ngram_drafter,
     }
+    heads: dict[str, Objective] = {"mtp": trained, "eagle3": eagle3}
     figures: dict[str, Any] = {
         "parameters": {
             "target": sum(tensor.numel() for tensor in target.model.parameters()),
-            "mtp": sum(tensor.numel() for tensor in trained.parameters()),
+            **{name: sum(tensor.numel() for tensor in head.parameters()) for name, head in heads.items()},
         },
         "held_out_prompts": len(rows),
         "tokens_per_round": {
@@ -115,15 +122,18 @@ def measure(target_dir: Path, samples_dir: Path) -> dict[str, Any]:
             for name, drafter in drafters.items()
         },
     }
-    for temperature, name in HELD_OUT_FILES.items():
-        windows = load_windows([samples_dir / name], encode, target.vocab_size, seq_len=2048)
-        scores = score(trained, target, windows)
-        figures[f"temperature_{temperature:g}"] = scores.means() | {"positions": int(scores.num_positions[0])}
+    for name, objective in heads.items():
+        figures[name] = {}
+        for temperature, file in HELD_OUT_FILES.items():
+            windows = load_windows([samples_dir / file], encode, target.vocab_size, seq_len=2048)
+            scores = score(objective, target, windows)
+            figures[name][f"temperature_{temperature:g}"] = scores.means() | {"positions": int(scores.num_positions[0])}
     return figures
 
 
 def main(
     target_dir: Annotated[Path, typer.Option(help="the finished hybrid")] = Path("models/demo-hybrid"),
+    eagle3_dir: Annotated[Path, typer.Option(help="its EAGLE-3 head")] = Path("models/demo-hybrid-eagle3"),
     samples_dir: Annotated[Path, typer.Option(help="of training.demo.head_samples")] = Path(".run/training/hybrid"),
     out: Annotated[Path, typer.Option(help="JSON file for the figures")] = Path("models/hybrid-evaluation.json"),
     threads: Annotated[int, typer.Option()] = 2,
@@ -133,7 +143,7 @@ def main(
     Example: python -m outrider.training.demo.hybrid_rounds
     """
     torch.set_num_threads(threads)
-    figures = measure(target_dir, samples_dir)
+    figures = measure(target_dir, eagle3_dir, samples_dir)
     out.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     typer.echo(json.dumps(figures, indent=1))
 
