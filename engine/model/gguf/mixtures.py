@@ -52,13 +52,11 @@ def latent_heads(file: GgufFile) -> dict[str, Any]:
     """Widths of a head. Files from before April 2025 give them under the general names; since then those are the
     latents', as of one head for keys and values."""
     num_heads, rotated = file.own("attention.head_count"), file.own("rope.dimension_count")
-    general = file.own("attention.key_length"), file.own("attention.value_length")
-    key_length = file.own("attention.key_length_mla", general[0])
-    value_length = file.own("attention.value_length_mla", general[1])
     is_split = "blk.0.attn_k_b.weight" in file.tensors
     file.require("attention.head_count_kv", 1 if is_split else num_heads)
-    if (key_length, value_length) == general and is_split:
-        raise ModelRefused(file.path, "it has attn_k_b and no attention.key_length_mla")
+    general = file.own("attention.key_length"), file.own("attention.value_length")
+    key_length = file.own("attention.key_length_mla", None if is_split else general[0])
+    value_length = file.own("attention.value_length_mla", None if is_split else general[1])
     return {
         "num_attention_heads": num_heads,
         "num_key_value_heads": num_heads,

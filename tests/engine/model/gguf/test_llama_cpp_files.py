@@ -9,6 +9,7 @@ widths under the general names, no expert_gating_func and no expert groups.
 from __future__ import annotations
 
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ import pytest
 import torch
 from batches import CachedSequence, run_step
 from safetensors import safe_open
+from tokenizers import Tokenizer
 
 from outrider.engine.certificate import certify
+from outrider.engine.errors import ModelRefused
 from outrider.engine.model.coded_weights import code_kinds
 from outrider.engine.model.gguf.folder import model_folder
 from outrider.engine.model.load import load_model
@@ -76,3 +79,40 @@ def test_gpt_oss_experts_stay_packed() -> None:
     assert certificate.holds, certificate.describe()
     errors = (logits_of(loaded, token_ids).float() - logits).square().mean(-1).sqrt()
     assert errors.median() < 0.02 * logits.std()  # a row may choose other experts
+
+
+def gating(function: int) -> bytes:
+    return b"deepseek2.expert_gating_func" + struct.pack("<II", 4, function)  # a value of type uint32
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "message"),
+    [
+        ("deepseek_v3", gating(2), gating(1), "by the softmax, and has expert_weights_norm or exp_probs_b"),
+        ("deepseek_v3", gating(2), gating(4), "expert_gating_func is 4"),
+        ("deepseek_v3", b"blk.1.attn_k_b", b"blk.1.attn_x_b", r"no tensor blk\.1\.attn_k_b"),
+        ("deepseek_v3", b"key_length_mla", b"key_length_mlb", r"has no deepseek2\.attention\.key_length_mla"),
+        ("gpt_oss", b"blk.0.ffn_up_exps.weight", b"blk.0.ffn_in_exps.weight", r"no tensor blk\.0\.ffn_up_exps\.weight"),
+        ("olmo2", b"olmo2.rope.freq_base", b"olmo2.rope.freq_bass", r"olmo2\.rope\.freq_bass, which is not read"),
+    ],
+)
+def test_files_that_say_something_else_are_refused(
+    tmp_path: Path, name: str, old: bytes, new: bytes, message: str
+) -> None:
+    content = (_FOLDER / f"{name}.gguf").read_bytes()
+    assert content.count(old) == 1
+    file = tmp_path / "model.gguf"
+    file.write_bytes(content.replace(old, new))
+    with pytest.raises(ModelRefused, match=message):
+        load_model(str(file), dtype="float32")
+
+
+def test_deepseek_v3_splits_text_as_its_rules_say() -> None:
+    folder = Path(model_folder(str(_FOLDER / "deepseek_v3.gguf")))
+    pre_tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json")).pre_tokenizer
+    assert pre_tokenizer is not None
+    text = "Hi there 12345 .get(x); ok\n\n  end"
+    starts = [start for _, (start, _) in pre_tokenizer.pre_tokenize_str(text)]
+    pieces = [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
+    assert pieces == ["Hi", " there", " ", "123", "45", " .", "get", "(x", ");", " ok", "\n\n", " ", " end"]
+    assert len(pre_tokenizer.pre_tokenize_str("a语言b")) == 3
