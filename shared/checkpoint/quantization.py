@@ -17,12 +17,13 @@ from outrider.shared.errors import ConfigError
 
 # Older exporters write a file beside a config.json that says nothing; file -> the method that writes it.
 _SIDE_FILES = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
+_OLDER_METHODS = {"intel/auto-round": "auto-round"}
 _AWQ_NAMES = {"w_bit": "bits", "q_group_size": "group_size"}
 
 
 @dataclass(frozen=True)
 class Quantization:
-    """method: quant_method in lower case; settings: the rest of that object; file: where it was found."""
+    """method: quant_method in lower case, by its present name; settings: that object; file: where it was found."""
 
     method: str
     settings: Mapping[str, Any]
@@ -73,4 +74,5 @@ def _require_readable(found: Quantization) -> None:
 
 
 def _method(settings: Mapping[str, Any]) -> str:
-    return str(settings.get("quant_method") or "method not named").lower()
+    method = str(settings.get("quant_method") or "method not named").lower()
+    return _OLDER_METHODS.get(method, method)

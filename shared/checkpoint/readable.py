@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from outrider.shared.checkpoint import auto_round
+
 Settings = Mapping[str, Any]
 
 _COMPRESSED_FORMATS = {
@@ -52,7 +54,7 @@ def _gptq(settings: Settings) -> str | None:
         settings.get("bits"),
         *(entry["bits"] for entry in changes if isinstance(entry, dict) and "bits" in entry),
     }
-    return _other_widths(widths, {4, 8})
+    return _other_widths(widths, {2, 3, 4, 8})
 
 
 def _awq(settings: Settings) -> str | None:
@@ -120,6 +122,7 @@ def _other_widths(found: set[Any], read: set[int]) -> str | None:
 
 # method -> what of its settings is not read, or None.
 READABLE: dict[str, Callable[[Settings], str | None]] = {
+    "auto-round": auto_round.not_read,
     "awq": _awq,
     "bitsandbytes": _bitsandbytes,
     "compressed-tensors": _compressed_tensors,

@@ -1,29 +1,35 @@
 """The config of each architecture that is read from GGUF, from the file's own metadata and tensors.
 
 Every value of the architecture's is read, or the file is refused: what is left out silently gives wrong logits. The
-rules are those of llama.cpp (conversion, src/llama-model.cpp). One function per architecture.
+rules are those of llama.cpp (conversion, src/llama-model.cpp, src/models). One function per architecture.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from outrider.engine.errors import ModelRefused
 from outrider.engine.model.gguf.file import GgufFile
+from outrider.engine.model.gguf.mixtures import deepseek2, gpt_oss, latent_heads, qwen2moe
+from outrider.engine.model.gguf.rope import rope_parameters
 
-# Llama 3.1 to 3.3: (low_freq_factor, high_freq_factor, original_max_position_embeddings); the file has the result only.
-_LLAMA3 = (1.0, 4.0, 8192)
 # Gemma 3: every sixth layer attends to all positions; base of the frequencies of the others; layers of the 27B.
 _GEMMA3_PATTERN = 6
 _GEMMA3_LOCAL_BASE = 10000.0
 _GEMMA3_27B_LAYERS = 62
 _EXACT_TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 # Texts of control tokens that end a turn or a text, in files that name one end only (llama.cpp, src/llama-vocab.cpp).
-_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|im_end|>", "<|endoftext|>", "<end_of_turn>")
+_ENDS = (
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end_of_text|>",
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<end_of_turn>",
+    "<|return|>",
+    "<|call|>",
+)
 _CONTROL = 3
 
 
@@ -33,7 +39,8 @@ def model_config(file: GgufFile) -> dict[str, Any]:
     if rules is None:
         known = ", ".join(sorted(_ARCHITECTURES))
         raise ModelRefused(file.path, f"its architecture is {file.architecture!r}; of GGUF files, {known} are read")
-    config = _common(file) | rules(file)
+    heads = latent_heads if file.architecture == "deepseek2" else _heads
+    config = _common(file) | heads(file) | rules(file)
     if "num_experts_per_tok" not in config:
         file.require("expert_count", 0)
     file.require_all_read()
@@ -49,60 +56,33 @@ def eos_token_ids(file: GgufFile) -> list[int]:
 
 
 def _common(file: GgufFile) -> dict[str, Any]:
-    hidden_size, num_heads = file.own("embedding_length"), file.own("attention.head_count")
-    head_dim = file.own("attention.key_length", hidden_size // num_heads)
-    file.require("attention.value_length", head_dim)
-    file.require("rope.dimension_count", head_dim)
     vocab_size = int(file.tensors["token_embd.weight"].shape[1]) if "token_embd.weight" in file.tensors else 0
     file.own("vocab_size", vocab_size)  # the embedding may be padded beyond it
     return {
-        "hidden_size": hidden_size,
+        "hidden_size": file.own("embedding_length"),
         "intermediate_size": file.own("feed_forward_length"),
         "num_hidden_layers": file.own("block_count"),
-        "num_attention_heads": num_heads,
-        "num_key_value_heads": file.own("attention.head_count_kv", num_heads),
-        "head_dim": head_dim,
         "rms_norm_eps": file.own("attention.layer_norm_rms_epsilon"),
         "max_position_embeddings": file.own("context_length"),
         "vocab_size": vocab_size,
         "tie_word_embeddings": "output.weight" not in file.tensors,
-        "rope_parameters": _rope(file),
         "bos_token_id": file.general("tokenizer.ggml.bos_token_id"),
         "eos_token_id": file.general("tokenizer.ggml.eos_token_id"),
         "pad_token_id": file.general("tokenizer.ggml.padding_token_id"),
     }
 
 
-def _rope(file: GgufFile) -> dict[str, Any]:
-    base = file.own("rope.freq_base", 10000.0)
-    kind, factor = file.own("rope.scaling.type", "none"), file.own("rope.scaling.factor", 1.0)
-    file.own("rope.scaling.finetuned", False)
-    original = file.own("rope.scaling.original_context_length", 0)
-    if "rope_freqs.weight" in file.tensors:
-        if kind != "none":
-            raise ModelRefused(file.path, f"it has rope_freqs and rope.scaling.type {kind!r}")
-        return {"rope_theta": base} | _llama3(file, base)
-    if kind == "none":
-        return {"rope_theta": base, "rope_type": "default"}
-    if kind == "linear":
-        return {"rope_theta": base, "rope_type": "linear", "factor": factor}
-    if kind == "yarn" and original:
-        scaling = {"factor": factor, "original_max_position_embeddings": original}
-        return {"rope_theta": base, "rope_type": "yarn", **scaling}
-    raise ModelRefused(file.path, f"its rope.scaling.type is {kind!r}, which is not read")
-
-
-def _llama3(file: GgufFile, base: float) -> dict[str, Any]:
-    """The file has each frequency's divisor. Raises ModelRefused unless Llama 3's rule gives the same."""
-    found = np.asarray(file.tensors["rope_freqs.weight"].data, np.float64)
-    low, high, original = _LLAMA3
-    factor = float(found.max())
-    wavelengths = 2 * math.pi * base ** (np.arange(len(found)) / len(found))
-    smooth = ((original / wavelengths - low) / (high - low)).clip(0, 1)
-    if not np.allclose(found, 1 / ((1 - smooth) / factor + smooth), rtol=1e-4):
-        raise ModelRefused(file.path, "its rope_freqs are not those of Llama 3's rule, the only one that is read")
-    names = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-    return {"rope_type": "llama3", "factor": factor, **dict(zip(names, _LLAMA3, strict=True))}
+def _heads(file: GgufFile) -> dict[str, Any]:
+    num_heads = file.own("attention.head_count")
+    head_dim = file.own("attention.key_length", file.own("embedding_length") // num_heads)
+    file.require("attention.value_length", head_dim)
+    file.require("rope.dimension_count", head_dim)
+    return {
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": file.own("attention.head_count_kv", num_heads),
+        "head_dim": head_dim,
+        "rope_parameters": rope_parameters(file),
+    }
 
 
 def _llama(file: GgufFile) -> dict[str, Any]:
@@ -155,8 +135,24 @@ def _qwen3moe(file: GgufFile) -> dict[str, Any]:
     }
 
 
+def _granite(file: GgufFile) -> dict[str, Any]:
+    return _llama(file) | {
+        "model_type": "granite",
+        "architectures": ["GraniteForCausalLM"],
+        "attention_multiplier": file.own("attention.scale"),
+        "embedding_multiplier": file.own("embedding_scale"),
+        "residual_multiplier": file.own("residual_scale"),
+        "logits_scaling": file.own("logit_scale"),
+    }
+
+
+def _olmo2(file: GgufFile) -> dict[str, Any]:
+    """OLMo 3, whose layers have windows, has the same name in llama.cpp; its attention.sliding_window is not read."""
+    return {"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"], "attention_bias": False}
+
+
 def _gemma3(file: GgufFile) -> dict[str, Any]:
-    common_rope, num_layers = _rope(file), file.own("block_count")
+    common_rope, num_layers = rope_parameters(file), file.own("block_count")
     hidden_size, num_heads = file.own("embedding_length"), file.own("attention.head_count")
     head_dim = file.own("attention.key_length")
     kinds = ("sliding_attention", "full_attention")
@@ -189,5 +185,10 @@ _ARCHITECTURES: dict[str, Callable[[GgufFile], dict[str, Any]]] = {
     "qwen2": _qwen2,
     "qwen3": _qwen3,
     "qwen3moe": _qwen3moe,
+    "qwen2moe": qwen2moe,
     "gemma3": _gemma3,
+    "gpt-oss": gpt_oss,
+    "deepseek2": deepseek2,
+    "granite": _granite,
+    "olmo2": _olmo2,
 }

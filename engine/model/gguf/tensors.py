@@ -1,7 +1,7 @@
 """A GGUF file's tensors as the parameters of transformers' model: dequantised when they are read, or as codes.
 
 What llama.cpp's converter changed is undone: Llama's query and key rows are in another order, Gemma's norms have 1
-added, all experts of a layer are one tensor. Not here: the config (config).
+added, all experts of a layer are one tensor. Not here: the config (config), parameters of several tensors (joined).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from outrider.engine.errors import ModelRefused
 from outrider.engine.model.gguf.codes import codes_of, has_codes
 from outrider.engine.model.gguf.file import GgufFile
+from outrider.engine.model.gguf.joined import JOINED, Joined, Part
 from outrider.engine.model.weight_files import StoredTensor
 from outrider.engine.model.weight_reader import WeightReader
 from outrider.kernels.linear.codes import Codes
@@ -42,7 +43,26 @@ _IN_LAYER = {
     "ffn_norm": "post_attention_layernorm",
 }
 # By architecture, what is called otherwise there, or only there; *: each expert's number.
+_QWEN_EXPERTS = {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.*.gate_proj",
+    "ffn_up_exps": "mlp.experts.*.up_proj",
+    "ffn_down_exps": "mlp.experts.*.down_proj",
+}
 _IN_LAYER_OF: dict[str, dict[str, str]] = {
+    "deepseek2": {
+        **_QWEN_EXPERTS,
+        "exp_probs_b": "mlp.gate.e_score_correction",
+        "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+        "ffn_up_shexp": "mlp.shared_experts.up_proj",
+        "ffn_down_shexp": "mlp.shared_experts.down_proj",
+        "attn_q_a": "self_attn.q_a_proj",
+        "attn_q_a_norm": "self_attn.q_a_layernorm",
+        "attn_q_b": "self_attn.q_b_proj",
+        "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+        "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+        "attn_kv_b": "self_attn.kv_b_proj",
+    },
     "gemma3": {
         "post_attention_norm": "post_attention_layernorm",
         "ffn_norm": "pre_feedforward_layernorm",
@@ -54,42 +74,98 @@ _IN_LAYER_OF: dict[str, dict[str, str]] = {
         "ffn_up_exps": "block_sparse_moe.experts.*.w3",
         "ffn_down_exps": "block_sparse_moe.experts.*.w2",
     },
-    "qwen3moe": {
-        "ffn_gate_inp": "mlp.gate",
-        "ffn_gate_exps": "mlp.experts.*.gate_proj",
-        "ffn_up_exps": "mlp.experts.*.up_proj",
-        "ffn_down_exps": "mlp.experts.*.down_proj",
+    "gpt-oss": {
+        "attn_sinks": "self_attn.sinks",
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_gate_inp": "mlp.router",
     },
+    "olmo2": {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"},
+    "qwen2moe": {
+        **_QWEN_EXPERTS,
+        "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+        "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+        "ffn_up_shexp": "mlp.shared_expert.up_proj",
+        "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    },
+    "qwen3moe": _QWEN_EXPERTS,
 }
+# Names that are more than a module's and weight or bias.
+_RENAMED = {
+    "mlp.gate.e_score_correction.bias": "mlp.gate.e_score_correction_bias",
+    "self_attn.sinks.weight": "self_attn.sinks",
+}
+# Queries and keys whose rows the converter has reordered.
+_REORDERED = {"llama", "granite"}
+# Parts of _IN_LAYER_OF that may have a bias.
+_BIASED = {"deepseek2": {"exp_probs_b"}, "gpt-oss": {"ffn_gate_inp"}}
+# A matrix of one row, which older converters made a vector.
+_IS_ROW = ".ffn_gate_inp_shexp.weight"
 # Not a parameter: its content is in the config.
 _IN_CONFIG = {"rope_freqs.weight"}
 
 
 def gguf_readers(file: GgufFile) -> dict[str, WeightReader]:
     """Parameter's name -> how it is read, in float32. Raises ModelRefused for a tensor that is no parameter."""
-    return {parameter: _reader(file, name, data) for parameter, name, data in _parameters(file)}
+    return {parameter: reader for parameter, _, reader in _parameters(file)}
 
 
 def gguf_tensors(file: GgufFile) -> dict[str, StoredTensor]:
     """By the parameter's name, each read in float32. Raises ModelRefused for a tensor that is no parameter."""
-    found = {}
-    for parameter, name, data in _parameters(file):
-        shape = tuple(int(size) for size in reversed(file.tensors[name].shape))[-data.ndim :]
-        found[parameter] = StoredTensor(Path(file.path), parameter, shape, "F32", _reader(file, name, data))
-    return found
+    return {
+        parameter: StoredTensor(Path(file.path), parameter, shape, "F32", reader)
+        for parameter, shape, reader in _parameters(file)
+    }
 
 
-def _parameters(file: GgufFile) -> Iterator[tuple[str, str, NDArray[Any]]]:
-    """(parameter's name, tensor's name, its data there)"""
+def _parameters(file: GgufFile) -> Iterator[tuple[str, tuple[int, ...], WeightReader]]:
+    """(parameter's name, its shape, how it is read)"""
+    used = set(_IN_CONFIG)
+    for layer, part, joined in _joined(file):
+        names = [f"blk.{layer}.{tensor}" for tensor in joined.tensors]
+        used.update(names)
+        yield f"model.layers.{layer}.{part}", *joined.join([_part(file, name) for name in names])
     for name, tensor in file.tensors.items():
-        if name in _IN_CONFIG:
+        if name in used:
             continue
-        parameter = _parameter(file, name)
+        parameter, shape = _parameter(file, name), _shape(file, name)
         if "*" in parameter:
             for expert, data in enumerate(tensor.data):
-                yield parameter.replace("*", str(expert)), name, data
+                yield parameter.replace("*", str(expert)), shape[1:], _reader(file, name, data)
         else:
-            yield parameter, name, tensor.data
+            yield parameter, shape, _reader(file, name, tensor.data)
+
+
+def _joined(file: GgufFile) -> Iterator[tuple[int, str, Joined]]:
+    """(layer, parameter's name in it, what makes it up), of layers that have such tensors. Raises ModelRefused: not
+    all of them."""
+    for part, joined in JOINED.get(file.architecture, {}).items():
+        for layer in range(file.own("block_count")):
+            missing = [name for tensor in joined.tensors if (name := f"blk.{layer}.{tensor}") not in file.tensors]
+            if len(missing) == len(joined.tensors):
+                continue  # the model's own check says what it lacks
+            if missing:
+                raise ModelRefused(file.path, f"it has no tensor {missing[0]}", "download it again")
+            yield layer, part, joined
+
+
+def _part(file: GgufFile, name: str) -> Part:
+    tensor = file.tensors[name]
+
+    def expert_codes(expert: int) -> Codes:
+        codes = _reader(file, name, tensor.data[expert]).codes
+        if codes is None:
+            raise ModelRefused(file.path, f"its tensor {name} has no codes")
+        return codes()
+
+    kind = tensor.tensor_type.name
+    shape, read = _shape(file, name), _reader(file, name, tensor.data)
+    return Part(shape, kind, read, expert_codes if has_codes(kind) else None)
+
+
+def _shape(file: GgufFile, name: str) -> tuple[int, ...]:
+    """As torch has it."""
+    shape = tuple(int(size) for size in reversed(file.tensors[name].shape))
+    return (1, *shape) if len(shape) == 1 and _IS_ROW in name else shape
 
 
 def _parameter(file: GgufFile, name: str) -> str:
@@ -98,8 +174,10 @@ def _parameter(file: GgufFile, name: str) -> str:
         layer, part, kind = match.groups()
         own = _IN_LAYER_OF.get(file.architecture, {})
         names = _IN_LAYER | own
-        if part in names and not (kind == "bias" and part in own):
-            return f"model.layers.{layer}.{names[part]}.{kind}"
+        may_have = kind == "weight" or part not in own or part in _BIASED.get(file.architecture, ())
+        if part in names and may_have:
+            parameter = f"{names[part]}.{kind}"
+            return f"model.layers.{layer}.{_RENAMED.get(parameter, parameter)}"
     elif name in _WHOLE:
         return _WHOLE[name]
     raise ModelRefused(file.path, f"its tensor {name} is not read")
@@ -116,6 +194,8 @@ def _reader(file: GgufFile, name: str, data: NDArray[Any]) -> WeightReader:
     def read() -> torch.Tensor:
         values = dequantised(data, kind)
         values = values[_row_order(file, name, len(values))]
+        if _IS_ROW in name:
+            values = values.reshape(1, -1)
         if file.architecture == "gemma3" and name.endswith("norm.weight"):
             values = values - 1
         require_finite(values)
@@ -141,9 +221,9 @@ def dequantised(data: NDArray[Any], kind: Any) -> torch.Tensor:
 
 
 def _row_order(file: GgufFile, name: str, num_rows: int) -> torch.Tensor | slice:
-    """Where transformers' rows are in the file. Llama's queries and keys have a head's rows as [d/2, 2] in the file
-    (pairs that are rotated together), as [2, d/2] in transformers."""
-    if file.architecture != "llama" or not (".attn_q." in name or ".attn_k." in name):
+    """Where transformers' rows are in the file. Llama's and Granite's queries and keys have a head's rows there as
+    [d/2, 2] (pairs that are rotated together), in transformers as [2, d/2]."""
+    if file.architecture not in _REORDERED or not (".attn_q." in name or ".attn_k." in name):
         return slice(None)
     num_heads = file.own("attention.head_count")
     if ".attn_k." in name:

@@ -14,7 +14,16 @@ from typing import Any, TypeVar
 import torch
 
 from outrider.engine.errors import ModelRefused
-from outrider.engine.model.quantised import awq, bitsandbytes, compressed_tensors, fp8, gptq, modelopt, mxfp4
+from outrider.engine.model.quantised import (
+    auto_round,
+    awq,
+    bitsandbytes,
+    compressed_tensors,
+    fp8,
+    gptq,
+    modelopt,
+    mxfp4,
+)
 from outrider.engine.model.quantised.packed_weight import Format, PackedWeight, packed_weights
 from outrider.engine.model.weight_files import StoredTensor
 from outrider.engine.model.weight_reader import WeightReader
@@ -24,6 +33,7 @@ from outrider.shared.checkpoint.quantization import Quantization
 Unpacked = TypeVar("Unpacked", torch.Tensor, Codes)
 
 FORMATS: dict[str, Format] = {
+    "auto-round": auto_round.FORMAT,
     "awq": awq.FORMAT,
     "bitsandbytes": bitsandbytes.FORMAT,
     "compressed-tensors": compressed_tensors.FORMAT,

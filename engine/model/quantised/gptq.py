@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from outrider.engine.model.quantised.packed_weight import Format, PackedWeight
-from outrider.engine.model.quantised.unpack import signed, unpack_words
+from outrider.engine.model.quantised.unpack import signed, unpack_stream
 from outrider.kernels.linear.codes import Codes, without_zeros
 
 
@@ -21,12 +21,12 @@ def codes(weight: PackedWeight, settings: Mapping[str, Any]) -> Codes:
     num_bits = int(settings["bits"])
     words, scales = weight.read(".qweight"), weight.read(".scales")
     outputs = words.shape[1]
-    numbers = signed(unpack_words(words.T, num_bits), num_bits)
-    inputs = numbers.shape[1]
+    inputs = words.shape[0] * 32 // num_bits
+    numbers = signed(unpack_stream(words.T, num_bits, inputs), num_bits)
     weight.require_shape("scales", scales.shape, (scales.shape[0], outputs))
     zeros = weight.read(".qzeros")
     weight.require_shape("qzeros", zeros.shape, (scales.shape[0], outputs * num_bits // 32))
-    zeros = unpack_words(zeros, num_bits).to(torch.int16)
+    zeros = unpack_stream(zeros, num_bits, outputs).to(torch.int16)
     if settings.get("checkpoint_format", "gptq") == "gptq":
         if bool((zeros == 2**num_bits - 1).any()):
             # Readers differ: some carry into the next number, some wrap around.

@@ -30,6 +30,7 @@ def test_nothing_is_said_of_plain_weights(tmp_path: Path) -> None:
         ("config.json", {"quantization_config": {"quant_method": "AWQ", "bits": 4}}, "awq"),
         ("config.json", {"text_config": {"quantization_config": {"quant_method": "fp8"}}}, "fp8"),
         ("config.json", {"quantization_config": {"bits": 4}}, "method not named"),
+        ("config.json", {"quantization_config": {"quant_method": "intel/auto-round"}}, "auto-round"),
         ("hf_quant_config.json", {"quantization": {"quant_algo": "FP8"}}, "modelopt"),
         ("quantize_config.json", {"bits": 4, "group_size": 128}, "gptq"),
         ("quant_config.json", {"w_bit": 4, "q_group_size": 128}, "awq"),

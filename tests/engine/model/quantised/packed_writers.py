@@ -139,6 +139,11 @@ def gptq(num_bits: int, *, first_version: bool, act_order: bool = False) -> Pack
     return pack
 
 
+def auto_round(generator: np.random.Generator, outputs: int, inputs: int) -> tuple[Parts, NDArray[np.float64]]:
+    """Three bits; eight for the MLP's second linear, the widest in the tiny models."""
+    return gptq(8 if inputs > 64 else 3, first_version=False)(generator, outputs, inputs)
+
+
 def awq(generator: np.random.Generator, outputs: int, inputs: int) -> tuple[Parts, NDArray[np.float64]]:
     groups = -(-inputs // GROUP)
     codes, zeros = generator.integers(0, 16, (inputs, outputs)), generator.integers(0, 16, (groups, outputs))
@@ -287,6 +292,7 @@ def _compressed(layout: str, **weights: Any) -> dict[str, Any]:
 
 _W4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": GROUP}
 _GPTQ = {"quant_method": "gptq", "group_size": GROUP}
+_AUTO_ROUND = {"quant_method": "auto-round", "group_size": GROUP, "sym": False, "data_type": "int"}
 _BNB4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 _ONE_ROUNDING_MORE = 3e-7
 CASES: dict[str, Case] = {
@@ -296,6 +302,12 @@ CASES: dict[str, Case] = {
     ),
     "gptq-8-v1-old-file": Case(
         gptq(8, first_version=True), {"bits": 8, "group_size": GROUP}, side_file="quantize_config.json"
+    ),
+    "gptq-3-v1": Case(gptq(3, first_version=True), {**_GPTQ, "bits": 3}),
+    "auto-round": Case(
+        auto_round,
+        _AUTO_ROUND
+        | {"bits": 3, "packing_format": "auto_round:gptqmodel", "extra_config": {".*down_proj.*": {"bits": 8}}},
     ),
     "awq": Case(awq, {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": True}),
     "ct-w4a16": Case(integers(4, per_group=True), _compressed("pack-quantized", **_W4)),

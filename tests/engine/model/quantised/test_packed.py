@@ -33,6 +33,7 @@ _KINDS = {
     "gptq-4-v1": "i4",
     "gptq-4-v2-act-order": "i4",
     "gptq-8-v1-old-file": "i8",
+    "gptq-3-v1": "i4",
     "awq": "i4",
     "ct-w4a16": "i4",
     "ct-w4a16-zeros": "i4",

@@ -1,7 +1,9 @@
-"""One packed weight at a time: against compressed-tensors' own results, and every way in which its parts can be wrong.
+"""One packed weight at a time: against other libraries' own results, and every way in which its parts can be wrong.
 
 compressed_tensors.safetensors was written by compressed-tensors 0.20 (its compressors' `compress`, `decompress`), for
 random weights [24, 64]: per case the packed tensors, `expected`, and in the metadata the quantization_config.
+auto_round.safetensors likewise by auto-round 0.16.1 (`pack` of the linear that its export takes for a packing_format,
+and its output for the unit matrix; for AWQ its `dequantize_gemm`), for random weights [32, 64].
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from outrider.engine.model.quantised.formats import unpacking
 from outrider.engine.model.weight_files import stored_tensors
 from outrider.shared.checkpoint.quantization import Quantization
 
-_FIXTURE = Path(__file__).parent / "compressed_tensors.safetensors"
+_FIXTURES = [Path(__file__).parent / f"{name}.safetensors" for name in ("compressed_tensors", "auto_round")]
 _MODULE = "model.layers.0.mlp.up_proj"
 
 
@@ -41,19 +43,65 @@ def packed(name: str, outputs: int = 24, inputs: int = 64) -> tuple[dict[str, An
     return dict(case.settings), case.pack(np.random.default_rng(3), outputs, inputs)[0]
 
 
-def fixture_cases() -> list[str]:
-    with safe_open(_FIXTURE, framework="pt") as file:
-        return sorted(file.metadata())
+def fixture_cases() -> list[tuple[Path, str]]:
+    cases = []
+    for fixture in _FIXTURES:
+        with safe_open(fixture, framework="pt") as file:
+            cases += [(fixture, name) for name in sorted(file.metadata())]
+    return cases
 
 
-@pytest.mark.parametrize("name", fixture_cases())
-def test_what_compressed_tensors_wrote_is_read_as_it_reads_it(tmp_path: Path, name: str) -> None:
-    with safe_open(_FIXTURE, framework="pt") as file:
+def from_fixture(fixture: Path, name: str) -> tuple[dict[str, Any], Parts]:
+    with safe_open(fixture, framework="pt") as file:
         settings = json.loads(file.metadata()[name])
         parts = {key.removeprefix(name): file.get_tensor(key) for key in file.keys() if key.startswith(f"{name}.")}  # noqa: SIM118
+    return settings, parts
+
+
+@pytest.mark.parametrize(
+    ("fixture", "name"), [pytest.param(*case, id=f"{case[0].stem}-{case[1]}") for case in fixture_cases()]
+)
+def test_what_a_library_wrote_is_read_as_it_reads_it(tmp_path: Path, fixture: Path, name: str) -> None:
+    settings, parts = from_fixture(fixture, name)
     expected = parts.pop(".expected")
     found = unpacked(tmp_path, settings, parts)
-    assert torch.equal(found.to(expected.dtype), expected)  # the 4-bit floats in bfloat16, as the library does
+    # The library's type is a narrower one: 4-bit floats in bfloat16, AutoRound's weights in float16.
+    assert torch.equal(found.to(expected.dtype), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("gptq-4", {"quant_method": "auto-round", "packing_format": None}),  # transformers' default
+        ("gptq-4", {"packing_format": None, "backend": "auto_round:gptq:exllamav2"}),  # auto-round 0.2 to 0.4
+        ("plain-2", {"packing_format": None, "backend": "auto_round:exllamav2"}),
+        ("gptq-2", {"bits": 4, "extra_config": {_MODULE: {"bits": 2}, "up_proj": {"bits": 8}}}),
+        ("gptq-2", {"bits": 4, "extra_config": {r"layers\.0\..*up": {"bits": 2}, ".*up_proj.*": {"bits": 8}}}),
+        ("gptq-2", {"group_size": 128, "extra_config": {"[": {"bits": 8}, _MODULE: {"group_size": 32}}}),
+    ],
+)
+def test_auto_rounds_settings_of_the_layer_and_older_names(tmp_path: Path, name: str, changes: dict[str, Any]) -> None:
+    settings, parts = from_fixture(_FIXTURES[1], name)
+    expected = parts.pop(".expected")
+    assert torch.equal(unpacked(tmp_path, settings | changes, parts).half(), expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"extra_config": {_MODULE: {"bits": 16}}}, "it is packed, and its config says 16 bits"),
+        ({"extra_config": {_MODULE: {"bits": 4}}}, "qzeros has shape"),
+        ({"extra_config": {_MODULE: {"group_size": 64}}}, "scales has shape"),
+        ({"packing_format": "auto_round:auto_awq"}, "has shape"),
+    ],
+)
+def test_auto_round_settings_that_contradict_the_tensors_are_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    settings, parts = from_fixture(_FIXTURES[1], "gptq-2")
+    del parts[".expected"]
+    with pytest.raises(ModelRefused, match=message):
+        unpacked(tmp_path, settings | changes, parts)
 
 
 def without(ending: str) -> Callable[[Parts], Parts]:

@@ -1,0 +1,50 @@
+"""The rope_parameters of a config, from a GGUF file's keys rope.* and its rope_freqs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from outrider.engine.errors import ModelRefused
+from outrider.engine.model.gguf.file import GgufFile
+
+# Llama 3.1 to 3.3: (low_freq_factor, high_freq_factor, original_max_position_embeddings); the file has the result only.
+_LLAMA3 = (1.0, 4.0, 8192)
+# Rotations within the original context between which YaRN goes over from one law to the other (its paper, section 3.4).
+_YARN_BETAS = {"beta_fast": 32.0, "beta_slow": 1.0}
+
+
+def rope_parameters(file: GgufFile) -> dict[str, Any]:
+    """Raises ModelRefused for scalings that are not read."""
+    base = file.own("rope.freq_base", 10000.0)
+    kind, factor = file.own("rope.scaling.type", "none"), file.own("rope.scaling.factor", 1.0)
+    file.own("rope.scaling.finetuned", False)
+    original = file.own("rope.scaling.original_context_length", 0)
+    if "rope_freqs.weight" in file.tensors:
+        if kind != "none":
+            raise ModelRefused(file.path, f"it has rope_freqs and rope.scaling.type {kind!r}")
+        return {"rope_theta": base} | _llama3(file, base)
+    if kind == "none":
+        return {"rope_theta": base, "rope_type": "default"}
+    if kind == "linear":
+        return {"rope_theta": base, "rope_type": "linear", "factor": factor}
+    if kind == "yarn" and original:
+        betas = {name: file.own(f"rope.scaling.yarn_{name}", beta) for name, beta in _YARN_BETAS.items()}
+        scaling = {"factor": factor, "original_max_position_embeddings": original, **betas}
+        return {"rope_theta": base, "rope_type": "yarn", **scaling}
+    raise ModelRefused(file.path, f"its rope.scaling.type is {kind!r}, which is not read")
+
+
+def _llama3(file: GgufFile, base: float) -> dict[str, Any]:
+    """The file has each frequency's divisor. Raises ModelRefused unless Llama 3's rule gives the same."""
+    found = np.asarray(file.tensors["rope_freqs.weight"].data, np.float64)
+    low, high, original = _LLAMA3
+    factor = float(found.max())
+    wavelengths = 2 * math.pi * base ** (np.arange(len(found)) / len(found))
+    smooth = ((original / wavelengths - low) / (high - low)).clip(0, 1)
+    if not np.allclose(found, 1 / ((1 - smooth) / factor + smooth), rtol=1e-4):
+        raise ModelRefused(file.path, "its rope_freqs are not those of Llama 3's rule, the only one that is read")
+    names = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    return {"rope_type": "llama3", "factor": factor, **dict(zip(names, _LLAMA3, strict=True))}
