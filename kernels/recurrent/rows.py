@@ -34,6 +34,7 @@ class RecurrentRows:
     kept_rows: torch.Tensor  # [N, num_log_rows]; ascending indices into slot_in's log; [n, num_kept[n]:] is not read
     num_kept: torch.Tensor  # [N]
     slots_out: torch.Tensor  # [N]; distinct, and none of slots_in
+    sessions: torch.Tensor  # [T]; the session of each row
 
     @cached_property
     def kept_starts(self) -> torch.Tensor:
