@@ -15,8 +15,8 @@ def sigmoid(x):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def softplus(x):  # type: ignore[no-untyped-def]
-    """log(1 + exp(x)). Triton has no log1p: log(u) * small / (u - 1) with u = 1 + small, rounded, cancels the rounding of
-    u (Goldberg 1991, theorem 4)."""
+    """log(1 + exp(x)). Triton has no log1p: log(u) * small / (u - 1) with u = 1 + small, rounded, cancels the rounding
+    of u (Goldberg 1991, theorem 4)."""
     small = tl.exp(-tl.abs(x))
     rounded = 1.0 + small
     excess = rounded - 1.0

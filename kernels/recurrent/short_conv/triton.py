@@ -1,12 +1,11 @@
 """The short convolution on an NVIDIA GPU: windows, logs and convolved rows of all sessions in one launch (triton).
 
-A program takes a tile of rows and columns. A column's sum begins with its bias and adds the taps in order, the oldest row
-first: no bit depends on other columns. Other recurrences call `mixed_rows`, which also convolves the rows that are
+A program takes a tile of rows and columns. A column's sum begins with its bias and adds the taps in order, the oldest
+row first: no bit depends on other columns. Other recurrences call `mixed_rows`, which also convolves the rows that are
 replayed; of a slot they then read its state alone. The contents of the rows' tables are not checked. Nothing is read
 back from the device, and grids follow from shapes alone: safe under CUDA graphs.
 
-Minimum traffic of `mixed_rows` at 8 rows of 12,352 (Qwen3.5-9B: 8,192 + 64 wide), bf16: 0.6 MB with window and log,
-less than a launch.
+Minimum traffic of `mixed_rows` at 8 rows of 8,256 (Qwen3.5-9B) with as many log rows, bf16: 0.4 MB, less than a launch.
 """
 
 from __future__ import annotations

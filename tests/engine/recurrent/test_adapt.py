@@ -102,11 +102,12 @@ def test_an_unknown_kind_of_layer_is_refused() -> None:
         require_windows("a folder", config, [], 128)
 
 
-def test_triton_has_no_kernels_for_recurrent_layers(qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_triton_selects_its_own_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     triton = pytest.importorskip("triton")
     monkeypatch.setattr(triton.knobs.runtime, "interpret", True)
-    with pytest.raises(BackendUnavailable, match="recurrent layers have kernels for the CPU only"):
-        load_model(str(qwen), attention_backend="triton")
+    ops = resolve_attention_ops("auto", torch.device("cuda"))
+    chosen = asdict(resolve_recurrent_kernels(ops.backend)).values()
+    assert [kernel.__module__.rpartition(".")[2] for kernel in chosen] == ["triton"] * 5
 
 
 def test_rotary_tables_serve_positions_in_three_equal_planes(qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
