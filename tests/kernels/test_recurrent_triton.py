@@ -165,7 +165,9 @@ def _padded(rows: RecurrentRows, num_rows: int) -> RecurrentRows:
         rows,
         row_starts=longer(rows.row_starts, num_rows + 1, len(rows.parents)),
         kept_rows=torch.zeros(num_rows, 2, dtype=torch.int32),
-        **{name: longer(getattr(rows, name), num_rows, -1) for name in ("parents", "slots_in", "slots_out", "sessions")},
+        **{
+            name: longer(getattr(rows, name), num_rows, -1) for name in ("parents", "slots_in", "slots_out", "sessions")
+        },
         **{name: longer(getattr(rows, name), num_rows, 0) for name in ("num_chain_rows", "num_kept")},
     )
 

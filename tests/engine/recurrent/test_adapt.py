@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ from transformers.models.qwen3_5 import modeling_qwen3_5 as theirs
 
 from outrider.drafter_service.config import DrafterConfig
 from outrider.drafting.methods.registry import _build_draft_model
-from outrider.engine.errors import BackendUnavailable, EngineError, ModelRefused
+from outrider.engine.attention.ops import resolve_attention_ops
+from outrider.engine.errors import EngineError, ModelRefused
 from outrider.engine.model.guards import require_windows
 from outrider.engine.model.lean.lean_rotary import LeanRotaryEmbedding
 from outrider.engine.model.load import load_model
+from outrider.engine.recurrent.kernels import resolve_recurrent_kernels
 from outrider.engine.recurrent.mixers.gated_delta import GatedDeltaMixer
 from outrider.engine.recurrent.rows import StateRows
 from outrider.engine.run.batch import SessionRows, build_batch
