@@ -27,7 +27,12 @@ BLOCK_SIZE = 4
 TOKENS = [(11 * place) % 59 + 1 for place in range(14)]
 _NUM_SLOTS = 8
 _TWO_LAYERS: dict[str, dict[str, Any]] = {
-    "qwen3_5": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
+    "qwen3_5": {
+        "num_hidden_layers": 2,
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_num_key_heads": 1,
+        "linear_num_value_heads": 2,
+    },
     "bamba": {"num_hidden_layers": 2, "attn_layer_indices": [1]},
     "jamba": {},
     "kimi_linear": {},
