@@ -52,7 +52,11 @@ def certificate_of(loaded: LoadedModel, name: str, *, graphs: bool) -> Finding:
 def _measure(folder: Path, dtype: str, run: Run) -> Iterable[Finding]:
     loaded = load_model(str(folder), dtype=dtype, device=run.device.type)
     for graphs in (False, True):
-        yield certificate_of(loaded, f"{dtype}, {'CUDA graphs' if graphs else 'eager'}", graphs=graphs)
+        yield certificate_of(loaded, _name(folder.name, dtype, graphs=graphs), graphs=graphs)
+
+
+def _name(model: str, dtype: str, *, graphs: bool) -> str:
+    return f"{model}, {dtype}, {'CUDA graphs' if graphs else 'eager'}"
 
 
 def _measure_latents(dtype: str, run: Run) -> Iterable[Finding]:
@@ -64,9 +68,9 @@ def _measure_latents(dtype: str, run: Run) -> Iterable[Finding]:
         loaded = load_model(name, dtype=dtype, device=run.device.type)
         num_latent = sum(shape.values_in_keys for shape in loaded.layer_shapes)
         measured = f"{num_latent} of {len(loaded.layer_shapes)} layers"
-        yield judged("latents are cached", "every layer", measured, num_latent == len(loaded.layer_shapes))
+        yield judged(f"latents are cached, {dtype}", "every layer", measured, num_latent == len(loaded.layer_shapes))
         for graphs in (False, True):
-            yield certificate_of(loaded, f"{dtype}, {'CUDA graphs' if graphs else 'eager'}", graphs=graphs)
+            yield certificate_of(loaded, _name("latent attention", dtype, graphs=graphs), graphs=graphs)
 
 
 _DTYPES = ("bfloat16", "float32")
