@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu_report import correctness_sampling
+from benchmarks.gpu_report import correctness_recurrent, correctness_sampling
 from benchmarks.gpu_report.report import Finding, Part, Run, judged
 from outrider.kernels.gated_activation import reference as activation_reference
 from outrider.kernels.gated_activation.triton import gated_activation
@@ -96,6 +96,22 @@ def _attention(run: Run) -> Iterable[Case]:
             yield found, exact, 2.0**-8 if dtype == torch.bfloat16 else 0.0, 1e-2 if dtype == torch.bfloat16 else 1e-5
 
 
+def _latents(run: Run) -> Iterable[Case]:
+    """One key for all heads, whose first part is the value: DeepSeek-V3's sizes."""
+    heads, value_dim, key_dim = (16, 32, 40) if run.tiny else (128, 512, 576)
+    cases: list[tuple[int, int, int | None]] = [(20, 1, None), (29, 5, 2)]
+    for dtype in DTYPES:
+        shape = replace(Shape(), num_heads=heads, num_kv_heads=1, head_dim=key_dim, value_dim=value_dim, dtype=dtype)
+        on_host = lay_out([random_session(shape, *case[:2], seed, case[2]) for seed, case in enumerate(cases)], shape)
+        arguments: dict[str, Any] = {
+            name: value.to(run.device) if isinstance(value, torch.Tensor) else value for name, value in on_host.items()
+        }
+        arguments["value_cache"] = arguments["key_cache"][..., :value_dim]
+        exact = run_kernel(attention_reference.paged_attention, arguments | {"query": arguments["query"].double()})
+        found = run_kernel(paged_attention, arguments)
+        yield found, exact, 2.0**-8 if dtype == torch.bfloat16 else 0.0, 1e-2 if dtype == torch.bfloat16 else 1e-5
+
+
 def _copies(run: Run) -> Iterable[Finding]:
     """Exact to the bit, and nothing beside the slots is touched."""
     num_blocks, num_heads, dim, num_rows = (5, 2, 16, 9) if run.tiny else (300, 8, 128, 256)
@@ -154,9 +170,11 @@ def _rotary(run: Run) -> Iterable[Case]:
 PARTS = [
     _part("linear", _linear),
     _part("paged_attention", _attention),
+    _part("paged_attention, latents", _latents),
     _part("rms_norm", _norm),
     _part("gated_activation", _activation),
     _part("rotary", _rotary),
     Part("correctness", "kv_write, kv_move", 5.0, _copies),
+    *correctness_recurrent.PARTS,
     *correctness_sampling.PARTS,
 ]

@@ -34,12 +34,9 @@ logger = logging.getLogger(__name__)
 
 @torch.inference_mode()
 def keep_latents(model: torch.nn.Module, ops: AttentionOps, *, max_positions: int, probe: Probe) -> int:
-    """Change modules in place; returns their number. probe: as for lean.make_lean.
-
-    Not for triton: a tile of keys of 576 elements does not fit into its kernel.
-    """
+    """Change modules in place; returns their number. probe: as for lean.make_lean."""
     names = [name for name, module in model.named_modules() if _has_latents(module)]
-    if not names or ops.row_backend == "triton":
+    if not names:
         return 0
     calls = record_calls(model, names, ops, max_positions, probe)
     known: dict[Any, bool] = {}  # signature -> whether the proof holds

@@ -52,6 +52,11 @@ def row_invariant_linears(weights: torch.Tensor, backend: str = "cpu") -> Linear
     if backend == "cpu" and weights.device.type == "cpu" and cpu_panel_batch.supports(weights.dtype, weights.shape[2]):
         packed = cpu_panel_batch.pack(weights)
         return lambda x, out: cpu_panel_batch.linears(x, packed, out)
+    if backend == "triton":
+        from outrider.kernels.linear import triton
+
+        plain = weights.contiguous()
+        return lambda x, out: triton.linears(x, plain, out)
     linears = [row_invariant_linear(weight.contiguous(), None, backend) for weight in weights]
 
     def apply(x: torch.Tensor, out: torch.Tensor) -> None:

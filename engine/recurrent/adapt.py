@@ -46,7 +46,7 @@ _NUM_ROWS = 9
 def adapt(path: str, model: torch.nn.Module, backend: str) -> list[RecurrentShape]:
     """Replace the recurrent modules in place; returns their shapes, in the order of their state_idx.
 
-    backend: AttentionOps.backend. Raises ModelRefused if a module is not what we know, and BackendUnavailable.
+    backend: AttentionOps.backend. Raises ModelRefused if a module is not what we know.
     """
     originals = [(name, module) for name, module in model.named_modules() if type(module).__name__ in _BUILDERS]
     shapes: list[RecurrentShape] = []

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outrider.engine.errors import BackendUnavailable
 from outrider.kernels.recurrent.gated_delta.arguments import GatedDelta
 from outrider.kernels.recurrent.gated_norm.arguments import GatedNorm
 from outrider.kernels.recurrent.mamba1.arguments import Mamba1
@@ -27,18 +26,20 @@ class RecurrentKernels:
 
 
 def resolve_recurrent_kernels(backend: str) -> RecurrentKernels:
-    """The kernels of AttentionOps.backend. Raises BackendUnavailable for triton: they run on the CPU alone."""
-    if backend == "triton":
-        raise BackendUnavailable(
-            "attention_backend='triton': recurrent layers have kernels for the CPU only; use device='cpu'"
-        )
-    # Imported here: numba imports slowly.
+    """The kernels of AttentionOps.backend."""
+    # Imported here: numba and triton import slowly, and a machine may lack one of them.
     if backend == "cpu":
         from outrider.kernels.recurrent.gated_delta.cpu import gated_delta
         from outrider.kernels.recurrent.gated_norm.cpu import gated_norm
         from outrider.kernels.recurrent.mamba1.cpu import mamba1
         from outrider.kernels.recurrent.mamba2.cpu import mamba2
         from outrider.kernels.recurrent.short_conv.cpu import short_conv
+    elif backend == "triton":
+        from outrider.kernels.recurrent.gated_delta.triton import gated_delta
+        from outrider.kernels.recurrent.gated_norm.triton import gated_norm
+        from outrider.kernels.recurrent.mamba1.triton import mamba1
+        from outrider.kernels.recurrent.mamba2.triton import mamba2
+        from outrider.kernels.recurrent.short_conv.triton import short_conv
     else:
         from outrider.kernels.recurrent.gated_delta.reference import gated_delta
         from outrider.kernels.recurrent.gated_norm.reference import gated_norm

@@ -58,4 +58,5 @@ def recurrent_rows(
         kept_rows=tensor(kept_rows),
         num_kept=tensor(num_kept),
         slots_out=tensor([state.slot_out for state in states]),
+        sessions=tensor(np.repeat(np.arange(len(states)), num_rows)),
     )

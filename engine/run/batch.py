@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -45,6 +45,11 @@ class ForwardBatch:
     def tensors(self) -> list[torch.Tensor]:
         """All but `recurrent`, in the order of the fields: of a model without recurrent layers the whole batch."""
         return [getattr(self, each.name) for each in dataclasses.fields(self) if each.name != "recurrent"]
+
+    def mapped(self, function: Callable[[torch.Tensor], torch.Tensor]) -> ForwardBatch:
+        """With what the function makes of every tensor, those of `recurrent` too."""
+        recurrent = None if self.recurrent is None else RecurrentRows(*map(function, self.recurrent.tensors()))
+        return ForwardBatch(*map(function, self.tensors()), recurrent=recurrent)
 
 
 @dataclass(frozen=True)

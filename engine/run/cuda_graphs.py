@@ -64,7 +64,7 @@ class GraphedForwards:
         return captured.logits[:num_rows], {layer: rows[:num_rows] for layer, rows in captured.hidden.items()}
 
     def _capture(self, bucket: Bucket) -> _Captured:
-        host = _mapped(empty_batch(bucket), torch.Tensor.pin_memory)
+        host = empty_batch(bucket).mapped(torch.Tensor.pin_memory)
         device = empty_batch(bucket, self._device)
         results: list[tuple[torch.Tensor, dict[int, torch.Tensor]]] = []
 
@@ -90,17 +90,16 @@ def captured_graph(compute: Callable[[], None], device: torch.device, pool: Any 
     return graph
 
 
-def _mapped(batch: ForwardBatch, function: Callable[[torch.Tensor], torch.Tensor]) -> ForwardBatch:
-    return ForwardBatch(*map(function, batch.tensors()))
-
-
 def _copy(source: ForwardBatch, target: ForwardBatch) -> None:
     for ours, theirs in zip(target.tensors(), source.tensors(), strict=True):
         ours.copy_(theirs, non_blocking=True)
+    if source.recurrent is not None and target.recurrent is not None:
+        for ours, theirs in zip(target.recurrent.tensors(), source.recurrent.tensors(), strict=True):
+            ours.copy_(theirs, non_blocking=True)
 
 
 def to_device(batch: ForwardBatch, device: torch.device) -> ForwardBatch:
     """The batch in the device's memory; itself if it is there."""
     if batch.token_ids.device.type == device.type:
         return batch
-    return _mapped(batch, lambda tensor: tensor.to(device, non_blocking=True))
+    return batch.mapped(lambda tensor: tensor.to(device, non_blocking=True))

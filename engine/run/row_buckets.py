@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from outrider.engine.run.batch import ForwardBatch
+from outrider.kernels.recurrent.rows import RecurrentRows
 
 ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 NO_SLOT = -1
@@ -23,6 +24,7 @@ class Bucket:
 
     num_rows: int
     table_width: int
+    most_kept: int | None = None  # rows that a session replays; None for a model without recurrent layers
 
 
 def bucket_of(batch: ForwardBatch) -> Bucket | None:
@@ -31,7 +33,12 @@ def bucket_of(batch: ForwardBatch) -> Bucket | None:
     num_rows = batch.token_ids.shape[0]
     rows = padded_num_rows(num_rows, ROW_BUCKETS) if batch.logits_rows.shape[0] == num_rows else None
     width = batch.block_tables.shape[1]
-    return None if rows is None else Bucket(rows, 1 << (width - 1).bit_length())
+    most_kept = None if batch.recurrent is None else _power_of_two(batch.recurrent.kept_rows.shape[1])
+    return None if rows is None else Bucket(rows, _power_of_two(width), most_kept)
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << max(0, number - 1).bit_length()
 
 
 def padded_num_rows(num_rows: int, sizes: Sequence[int]) -> int | None:
@@ -56,6 +63,18 @@ def empty_batch(bucket: Bucket, device: torch.device | str = "cpu") -> ForwardBa
         tree_starts=full(rows, 0, torch.int32),
         parents=full(rows, 0, torch.int32),
         logits_rows=torch.arange(rows, dtype=torch.int64, device=device),
+        recurrent=None
+        if bucket.most_kept is None
+        else RecurrentRows(
+            row_starts=full(rows + 1, 0, torch.int32),
+            num_chain_rows=full(rows, 0, torch.int32),
+            parents=full(rows, -1, torch.int32),
+            slots_in=full(rows, NO_SLOT, torch.int32),
+            kept_rows=full((rows, bucket.most_kept), 0, torch.int32),
+            num_kept=full(rows, 0, torch.int32),
+            slots_out=full(rows, NO_SLOT, torch.int32),
+            sessions=full(rows, -1, torch.int32),
+        ),
     )
 
 
@@ -71,3 +90,19 @@ def fill(padded: ForwardBatch, batch: ForwardBatch) -> None:
     for name in ("context_lens", "tree_starts"):
         getattr(padded, name)[:num_sessions] = getattr(batch, name)
     padded.block_tables[:num_sessions, : batch.block_tables.shape[1]] = batch.block_tables
+    if padded.recurrent is not None and batch.recurrent is not None:
+        _fill_recurrent(padded.recurrent, batch.recurrent)
+
+
+def _fill_recurrent(padded: RecurrentRows, rows: RecurrentRows) -> None:
+    num_rows, num_sessions = rows.parents.shape[0], rows.slots_out.shape[0]
+    padded.row_starts.fill_(num_rows)
+    padded.row_starts[: num_sessions + 1] = rows.row_starts
+    padded.parents[:num_rows] = rows.parents
+    padded.sessions.fill_(-1)
+    padded.sessions[:num_rows] = rows.sessions
+    padded.slots_out.fill_(NO_SLOT)
+    padded.slots_in.fill_(NO_SLOT)
+    for name in ("num_chain_rows", "slots_in", "num_kept", "slots_out"):
+        getattr(padded, name)[:num_sessions] = getattr(rows, name)
+    padded.kept_rows[:num_sessions, : rows.kept_rows.shape[1]] = rows.kept_rows

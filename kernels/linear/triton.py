@@ -25,14 +25,19 @@ _GROUP = 8
 # Not specialised on num_rows: 1 and multiples of 16 would each compile another kernel.
 @triton.jit(do_not_specialize=["num_rows"])
 def _linear(  # type: ignore[no-untyped-def]
-    x, weight, bias, out, num_rows, num_outputs, x_stride, weight_stride,
+    x, weight, bias, out, num_rows, num_outputs, x_stride, weight_stride, out_stride,
+    x_linear_stride, weight_linear_stride, out_linear_stride,
     NUM_INPUTS: tl.constexpr, HAS_BIAS: tl.constexpr, GROUP: tl.constexpr, BLOCK_ROWS: tl.constexpr,
     BLOCK_OUTPUTS: tl.constexpr, BLOCK_INPUTS: tl.constexpr,
 ):  # fmt: skip
-    """One tile of outputs.
+    """One tile of outputs. Grid (tiles, linears of one shape).
 
     No cache hint on the weights: triton 3.6 drops it where loads become cp.async.
     """
+    which = tl.program_id(1).to(tl.int64)
+    x += which * x_linear_stride
+    weight += which * weight_linear_stride
+    out += which * out_linear_stride
     num_row_blocks = tl.cdiv(num_rows, BLOCK_ROWS)
     per_group = GROUP * num_row_blocks
     first_block = tl.program_id(0) // per_group * GROUP
@@ -58,7 +63,7 @@ def _linear(  # type: ignore[no-untyped-def]
 
     if HAS_BIAS:
         total += tl.load(bias + outputs, mask=is_output, other=0.0).to(tl.float32)[:, None]
-    out_tile = out + rows.to(tl.int64)[:, None] * num_outputs + outputs[None, :]
+    out_tile = out + rows.to(tl.int64)[:, None] * out_stride + outputs[None, :]
     rounded = round_to(tl.trans(total), out.dtype.element_ty)
     tl.store(out_tile, rounded, mask=is_row[:, None] & is_output[None, :])
 
@@ -97,13 +102,39 @@ def linear_tiled(
     out = x.new_empty((*x.shape[:-1], num_outputs))
     if num_rows == 0:
         return out
-    _linear[(triton.cdiv(num_rows, block_rows) * triton.cdiv(num_outputs, tile.block_outputs),)](
-        rows, weight, weight if bias is None else bias, out,
+    _launch(rows[None], weight[None], bias, out.view(1, num_rows, num_outputs), tile, block_rows)
+    return out
+
+
+def linears(x: torch.Tensor, weights: torch.Tensor, out: torch.Tensor) -> None:
+    """B linears of one shape in one launch: x [B, T, K], weights [B, N, K], out [B, T, N], of one dtype; contiguous in
+    the last dimension, weights whole. The bits are those of `linear`. Raises KernelArgumentError."""
+    num_linears, num_outputs, num_inputs = weights.shape
+    num_rows = x.shape[1]
+    fits = x.shape == (num_linears, num_rows, num_inputs) and out.shape == (num_linears, num_rows, num_outputs)
+    is_plain = x.stride(2) == out.stride(2) == 1 and weights.is_contiguous() and supports(weights[0])
+    if not fits or not is_plain or {x.dtype, out.dtype} != {weights.dtype}:
+        given = f"x {tuple(x.shape)} ({x.dtype}), out {tuple(out.shape)} ({out.dtype})"
+        raise KernelArgumentError(f"{given} do not fit weights {tuple(weights.shape)} ({weights.dtype})")
+    if num_rows > 0:
+        tile = tile_config(num_outputs, num_inputs, weights.dtype, num_rows)
+        _launch(x, weights, None, out, tile, row_block(num_rows))
+
+
+def _launch(
+    x: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, tile: Tile, block_rows: int
+) -> None:
+    """x [B, T, K], weights [B, N, K], out [B, T, N]."""
+    num_linears, num_outputs, num_inputs = weights.shape
+    num_rows = x.shape[1]
+    # The stride of a single row is arbitrary, and triton specialises on 1 and multiples of 16.
+    is_single = num_rows == 1
+    _linear[(triton.cdiv(num_rows, block_rows) * triton.cdiv(num_outputs, tile.block_outputs), num_linears)](
+        x, weights, weights if bias is None else bias, out,
         num_rows, num_outputs,
-        # The stride of a single row is arbitrary, and triton specialises on 1 and multiples of 16.
-        rows.stride(0) if num_rows > 1 else num_inputs, weight.stride(0),
+        num_inputs if is_single else x.stride(1), weights.stride(1), num_outputs if is_single else out.stride(1),
+        x.stride(0), weights.stride(0), out.stride(0),
         NUM_INPUTS=num_inputs, HAS_BIAS=bias is not None,
         GROUP=_GROUP, BLOCK_ROWS=block_rows, BLOCK_OUTPUTS=tile.block_outputs, BLOCK_INPUTS=tile.block_inputs,
         num_warps=tile.num_warps, num_stages=tile.stages(block_rows, x.element_size()),
     )  # fmt: skip
-    return out

@@ -63,6 +63,21 @@ def tile_config(group: int, head_dim: int, value_dim: int, dtype: torch.dtype) -
     return TileConfig(block_m // group, block_m, 32 if padded <= 128 else 16, 4, 2)
 
 
+def latent_tile_config(group: int, dtype: torch.dtype) -> TileConfig:
+    """The tile for keys of latents, whose first part is the value too: 512 + 64 elements for DeepSeek-V3.
+
+    bf16: sums of 32 x 512 take 64 registers a thread; a block of keys is 36 KB, and so are the queries.
+    """
+    block_m = 32 if dtype == torch.bfloat16 else 16
+    return TileConfig(block_m // group, block_m, block_m, 8, 2)
+
+
+def _rest_dim(key_cache: torch.Tensor, value_cache: torch.Tensor) -> int:
+    """Elements of a key behind its value, if values are the first part of the keys of one head; else 0."""
+    is_view = key_cache.data_ptr() == value_cache.data_ptr() and key_cache.stride() == value_cache.stride()
+    return key_cache.shape[3] - value_cache.shape[3] if is_view and key_cache.shape[1] == 1 else 0
+
+
 def paged_attention(
     query: torch.Tensor,
     key_cache: torch.Tensor,
@@ -86,8 +101,16 @@ def paged_attention(
     if num_rows == 0 or num_sessions == 0:
         return out
     compute_dtype = query.dtype if query.dtype == key_cache.dtype else torch.float32
+    rest_dim = _rest_dim(key_cache, value_cache)
+    if rest_dim:
+        # Blocks of heads as heads of their own over the same keys: one tile cannot hold all.
+        num_kv_heads = num_heads // math.gcd(num_heads, 32 if compute_dtype == torch.bfloat16 else 16)
+        key_cache = key_cache.expand(-1, num_kv_heads, -1, -1)
+        value_cache = key_cache
     group = num_heads // num_kv_heads
     config = tile_config(group, head_dim, value_dim, compute_dtype)
+    if rest_dim:
+        config = latent_tile_config(group, compute_dtype)
     num_splits = triton.cdiv(block_tables.shape[1] * block_size, SPLIT)
     num_parts = num_rows * num_heads * num_splits
     is_fused = num_splits == 1 or num_parts * value_dim * 4 > MAX_PART_BYTES
@@ -101,7 +124,9 @@ def paged_attention(
         num_sessions, num_splits, num_heads, block_tables.stride(0), *query.stride()[:2],
         *key_cache.stride()[:3], *value_cache.stride()[:3], *window, *_score_factors(scaling, softcap),
         GROUP=group, ROWS=config.rows, BLOCK_M=config.block_m, BLOCK_N=config.block_n, SPLIT=SPLIT,
-        BLOCK_SIZE=block_size, DIM=head_dim, PADDED_DIM=max(16, triton.next_power_of_2(head_dim)),
+        BLOCK_SIZE=block_size, DIM=head_dim - rest_dim,
+        PADDED_DIM=max(16, triton.next_power_of_2(head_dim - rest_dim)),
+        REST_DIM=rest_dim, PADDED_REST_DIM=max(16, triton.next_power_of_2(max(1, rest_dim))),
         VALUE_DIM=value_dim, PADDED_VALUE_DIM=padded_value_dim, COMPUTE=_DTYPES[compute_dtype],
         HAS_WINDOW=window[0] > 0, HAS_SOFTCAP=softcap is not None, HAS_SINKS=sinks is not None,
         IS_FUSED=is_fused, num_warps=config.num_warps, num_stages=config.num_stages, enable_fp_fusion=False,

@@ -15,11 +15,15 @@ from outrider.kernels.triton_numbers import INTERPRETED, dot_in_fp32, round_to
 
 @triton.jit
 def _attend_block(  # type: ignore[no-untyped-def]
-    maximum, norm, sums, query, key, value, visible, score_scale, score_cap,
-    HAS_SOFTCAP: tl.constexpr,
+    maximum, norm, sums, query, key, value, rest_query, rest_key, visible, score_scale, score_cap,
+    HAS_SOFTCAP: tl.constexpr, HAS_REST: tl.constexpr,
 ):  # fmt: skip
-    """One step of the online softmax. query [M, D], key [N, D], value [N, Dv], visible [M, N]."""
-    scores = dot_in_fp32(query, tl.trans(key), tl.zeros([query.shape[0], key.shape[0]], tl.float32)) * score_scale
+    """One step of the online softmax. query [M, D], key [N, D], value [N, Dv], visible [M, N]; rest_query and rest_key:
+    further elements of both, if HAS_REST."""
+    scores = dot_in_fp32(query, tl.trans(key), tl.zeros([query.shape[0], key.shape[0]], tl.float32))
+    if HAS_REST:
+        scores = dot_in_fp32(rest_query, tl.trans(rest_key), scores)
+    scores = scores * score_scale
     if HAS_SOFTCAP:
         # tanh(x) = 1 - 2 / (exp(2x) + 1); exp(2x) may be inf or 0.
         scores = (1.0 - 2.0 / (tl.exp2(scores) + 1.0)) * score_cap

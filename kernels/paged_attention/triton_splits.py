@@ -41,6 +41,31 @@ def _load_block(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _load_keys_and_values(  # type: ignore[no-untyped-def]
+    key_cache, value_cache, index, is_loaded, table, key_block_stride, key_slot_stride, value_block_stride,
+    value_slot_stride, BLOCK_SIZE: tl.constexpr, DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
+    REST_DIM: tl.constexpr, PADDED_REST_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr, PADDED_VALUE_DIM: tl.constexpr, COMPUTE: tl.constexpr,
+):  # fmt: skip
+    """Keys, values, and the elements of the keys from DIM on. With such a rest the values are the keys before it."""
+    key = _load_block(
+        key_cache, index, is_loaded, table, key_block_stride, key_slot_stride, BLOCK_SIZE, DIM, PADDED_DIM, COMPUTE
+    )
+    if REST_DIM > 0:
+        rest = _load_block(
+            key_cache + DIM, index, is_loaded, table, key_block_stride, key_slot_stride,
+            BLOCK_SIZE, REST_DIM, PADDED_REST_DIM, COMPUTE,
+        )  # fmt: skip
+        return key, key, rest
+    else:
+        value = _load_block(
+            value_cache, index, is_loaded, table, value_block_stride, value_slot_stride,
+            BLOCK_SIZE, VALUE_DIM, PADDED_VALUE_DIM, COMPUTE,
+        )  # fmt: skip
+        return key, value, key
+
+
+@triton.jit
 def _tree_depths(row, is_row, tree_start, parents):  # type: ignore[no-untyped-def]
     """Number of ancestors in the tree of each row [M]; -1 for rows before it. min(parent, node - 1) ends any walk."""
     node = tl.where(is_row, row, -1)
@@ -76,11 +101,13 @@ def attend_splits(  # type: ignore[no-untyped-def]
     window_reach, window_step, score_scale, score_cap,
     GROUP: tl.constexpr, ROWS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
+    REST_DIM: tl.constexpr, PADDED_REST_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr, PADDED_VALUE_DIM: tl.constexpr, COMPUTE: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, IS_FUSED: tl.constexpr,
 ):  # fmt: skip
     """Grid (T // ROWS + S tiles, Hkv, programs per tile).
 
+    REST_DIM > 0: keys have so many elements from DIM on, and values are those before it (latent attention).
     IS_FUSED: one program folds all splits of its tile and writes the output. Otherwise each split's state goes to
     part_sums [T, Hq, num_splits, Dv] and part_states [T, Hq, num_splits, 2], for `triton_combine`.
     """
@@ -112,6 +139,14 @@ def attend_splits(  # type: ignore[no-untyped-def]
         mask=is_row[:, None] & (query_dim < DIM)[None, :],
         other=0.0,
     ).to(COMPUTE)
+    rest_rows = rows
+    if REST_DIM > 0:
+        rest_dim = tl.arange(0, PADDED_REST_DIM)
+        rest_rows = tl.load(
+            query + query_offsets[:, None] + DIM + rest_dim[None, :],
+            mask=is_row[:, None] & (rest_dim < REST_DIM)[None, :],
+            other=0.0,
+        ).to(COMPUTE)
 
     # Visible ranges of logical positions (half-open) within the shared blocks.
     tree_base = context + tree_start
@@ -146,17 +181,15 @@ def attend_splits(  # type: ignore[no-untyped-def]
             position = block + tl.arange(0, BLOCK_N)
             is_loaded = (position >= tile_begin) & (position < tile_end)
             visible = (position[None, :] >= seen_begin[:, None]) & (position[None, :] < seen_end[:, None])
-            key = _load_block(
-                key_cache, position, is_loaded, table, key_block_stride, key_slot_stride,
-                BLOCK_SIZE, DIM, PADDED_DIM, COMPUTE,
-            )  # fmt: skip
-            value = _load_block(
-                value_cache, position, is_loaded, table, value_block_stride, value_slot_stride,
-                BLOCK_SIZE, VALUE_DIM, PADDED_VALUE_DIM, COMPUTE,
+            key, value, rest = _load_keys_and_values(
+                key_cache, value_cache, position, is_loaded, table, key_block_stride, key_slot_stride,
+                value_block_stride, value_slot_stride,
+                BLOCK_SIZE, DIM, PADDED_DIM, REST_DIM, PADDED_REST_DIM, VALUE_DIM, PADDED_VALUE_DIM, COMPUTE,
             )  # fmt: skip
             part_maximum, part_norm, part = _attend_block(
-                part_maximum, part_norm, part, rows, key, value, visible, score_scale, score_cap, HAS_SOFTCAP
-            )
+                part_maximum, part_norm, part, rows, key, value, rest_rows, rest, visible, score_scale, score_cap,
+                HAS_SOFTCAP, REST_DIM > 0,
+            )  # fmt: skip
         for tree_row in range(_bound(tl.maximum(first_row, tree_start)), _bound(end_row)):
             is_own = is_row & (row == tree_row)
             last = tree_base + tl.max(tl.where(is_own, depth, 0), 0)
@@ -168,17 +201,14 @@ def attend_splits(  # type: ignore[no-untyped-def]
                 position = block + tl.arange(0, BLOCK_N)
                 is_seen = (position >= own_begin) & (position <= last)
                 index = _tree_indices(position, tree_row, last, context, tree_start, parents)
-                key = _load_block(
-                    key_cache, index, is_seen, table, key_block_stride, key_slot_stride,
-                    BLOCK_SIZE, DIM, PADDED_DIM, COMPUTE,
-                )  # fmt: skip
-                value = _load_block(
-                    value_cache, index, is_seen, table, value_block_stride, value_slot_stride,
-                    BLOCK_SIZE, VALUE_DIM, PADDED_VALUE_DIM, COMPUTE,
+                key, value, rest = _load_keys_and_values(
+                    key_cache, value_cache, index, is_seen, table, key_block_stride, key_slot_stride,
+                    value_block_stride, value_slot_stride,
+                    BLOCK_SIZE, DIM, PADDED_DIM, REST_DIM, PADDED_REST_DIM, VALUE_DIM, PADDED_VALUE_DIM, COMPUTE,
                 )  # fmt: skip
                 part_maximum, part_norm, part = _attend_block(
-                    part_maximum, part_norm, part, rows, key, value, is_own[:, None] & is_seen[None, :],
-                    score_scale, score_cap, HAS_SOFTCAP,
+                    part_maximum, part_norm, part, rows, key, value, rest_rows, rest,
+                    is_own[:, None] & is_seen[None, :], score_scale, score_cap, HAS_SOFTCAP, REST_DIM > 0,
                 )  # fmt: skip
         if IS_FUSED:
             maximum, norm, sums = _fold(maximum, norm, sums, part_maximum, part_norm, part)

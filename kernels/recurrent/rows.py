@@ -17,6 +17,7 @@ Not here: who owns a slot (engine/recurrent).
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -34,6 +35,11 @@ class RecurrentRows:
     kept_rows: torch.Tensor  # [N, num_log_rows]; ascending indices into slot_in's log; [n, num_kept[n]:] is not read
     num_kept: torch.Tensor  # [N]
     slots_out: torch.Tensor  # [N]; distinct, and none of slots_in
+    sessions: torch.Tensor  # [T]; the session of each row
+
+    def tensors(self) -> list[torch.Tensor]:
+        """In the order of the fields."""
+        return [getattr(self, each.name) for each in dataclasses.fields(self)]
 
     @cached_property
     def kept_starts(self) -> torch.Tensor:

@@ -41,37 +41,40 @@ class Case:
         return torch.randn(num_rows, self.input_width, generator=generator).to(self.dtype)
 
 
-def gated_delta_layer(dtype: torch.dtype, *, key_dim: int = 20, value_dim: int = 24) -> GatedDeltaLayer:
+def gated_delta_layer(
+    dtype: torch.dtype, *, key_dim: int = 20, value_dim: int = 24, num_key_heads: int = 3
+) -> GatedDeltaLayer:
     """3 key heads, 6 value heads: widths that are no multiples of a vector."""
     generator = torch.Generator().manual_seed(1)
     draw = partial(torch.randn, generator=generator)
-    num_channels = 2 * 3 * key_dim + 6 * value_dim
+    num_heads = 2 * num_key_heads
+    num_channels = 2 * num_key_heads * key_dim + num_heads * value_dim
     return GatedDeltaLayer(
-        *(3, 6, key_dim, value_dim),
+        *(num_key_heads, num_heads, key_dim, value_dim),
         conv_weight=(0.5 * draw(num_channels, CONV_ROWS)).to(dtype),
-        decay_rate=-draw(6).exp(),
-        dt_bias=draw(6),
+        decay_rate=-draw(num_heads).exp(),
+        dt_bias=draw(num_heads),
         norm=GatedNormLayer((1 + 0.1 * draw(value_dim)).to(dtype), value_dim, 1e-6, False, True),
     )
 
 
-def kimi_delta_layer(dtype: torch.dtype) -> GatedDeltaLayer:
+def kimi_delta_layer(dtype: torch.dtype, num_key_heads: int = 3) -> GatedDeltaLayer:
     """A decay for each element of a key."""
-    plain = gated_delta_layer(dtype)
-    dt_bias = torch.randn(6 * plain.key_dim, generator=torch.Generator().manual_seed(4))
+    plain = gated_delta_layer(dtype, num_key_heads=num_key_heads)
+    dt_bias = torch.randn(plain.num_value_heads * plain.key_dim, generator=torch.Generator().manual_seed(4))
     norm = replace(plain.norm, rounds_first=False, activation="sigmoid")
     return replace(plain, dt_bias=dt_bias, norm=norm, beta_scale=2.0)
 
 
 def gated_delta_case(kernel: GatedDelta, dtype: torch.dtype, layer: GatedDeltaLayer | None = None) -> Case:
     layer = layer or gated_delta_layer(dtype)
-    raw_width, gate_width = layer.raw_width, 6 * layer.value_dim
+    raw_width, gate_width = layer.raw_width, layer.num_value_heads * layer.value_dim
 
     def call(inputs: torch.Tensor, states: LayerStates, rows: RecurrentRows) -> torch.Tensor:
         raw, gate = inputs.split([raw_width, gate_width], dim=1)
         return kernel(raw.contiguous(), gate.contiguous(), layer, states, rows)
 
-    state_shape = (6, layer.key_dim, layer.value_dim)
+    state_shape = (layer.num_value_heads, layer.key_dim, layer.value_dim)
     return Case(call, raw_width + gate_width, layer.num_channels, raw_width, state_shape, dtype)
 
 
@@ -79,15 +82,19 @@ def kimi_delta_case(kernel: GatedDelta, dtype: torch.dtype) -> Case:
     return gated_delta_case(kernel, dtype, kimi_delta_layer(dtype))
 
 
-def mamba2_layer(dtype: torch.dtype, dt_bias: float = 0.0, *, with_bias: bool = True) -> Mamba2Layer:
+def mamba2_layer(
+    dtype: torch.dtype, dt_bias: float = 0.0, *, with_bias: bool = True, num_groups: int = 2
+) -> Mamba2Layer:
     """6 heads of 24 in 2 groups with states of 20."""
     generator = torch.Generator().manual_seed(2)
     draw = partial(torch.randn, generator=generator)
-    num_channels = 6 * 24 + 2 * 2 * 20
+    num_heads = 3 * num_groups
+    num_channels = num_heads * 24 + 2 * num_groups * 20
     weight = (0.5 * draw(num_channels, CONV_ROWS)).to(dtype)
     bias = draw(num_channels).to(dtype) if with_bias else None
-    rates, biases, skip = -draw(6).exp(), (draw(6) + dt_bias).to(dtype), draw(6).to(dtype).float()
-    return Mamba2Layer(6, 24, 2, 20, ShortConvLayer(weight, bias), rates, biases, skip)
+    rates, biases = -draw(num_heads).exp(), (draw(num_heads) + dt_bias).to(dtype)
+    skip = draw(num_heads).to(dtype).float()
+    return Mamba2Layer(num_heads, 24, num_groups, 20, ShortConvLayer(weight, bias), rates, biases, skip)
 
 
 def mamba2_case(kernel: Mamba2, dtype: torch.dtype, layer: Mamba2Layer | None = None) -> Case:

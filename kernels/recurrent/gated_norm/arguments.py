@@ -7,6 +7,8 @@ from typing import Protocol
 
 import torch
 
+from outrider.kernels.errors import KernelArgumentError
+
 ACTIVATIONS = ("silu", "sigmoid")
 
 
@@ -31,3 +33,18 @@ class GatedNorm(Protocol):
 
     def __call__(self, x: torch.Tensor, gate: torch.Tensor, layer: GatedNormLayer) -> torch.Tensor:
         """x and gate [T, I] in the model's dtype; returns [T, I] in that dtype. Raises KernelArgumentError."""
+
+
+def require_fit(x: torch.Tensor, gate: torch.Tensor, layer: GatedNormLayer) -> None:
+    """Raises KernelArgumentError; the dtype is fp32 or bf16."""
+    width = x.shape[1]
+    fits = (
+        x.shape == gate.shape
+        and width % layer.group_size == 0
+        and layer.weight.shape in ((width,), (layer.group_size,))
+    )
+    if not fits or x.dtype not in (torch.bfloat16, torch.float32) or {gate.dtype, layer.weight.dtype} != {x.dtype}:
+        given = f"x {tuple(x.shape)} ({x.dtype}), gate {tuple(gate.shape)} ({gate.dtype})"
+        raise KernelArgumentError(f"{given} do not fit weight {tuple(layer.weight.shape)} ({layer.weight.dtype})")
+    if x.stride(1) != 1 or gate.stride(1) != 1 or not layer.weight.is_contiguous():
+        raise KernelArgumentError("x, gate and weight must be contiguous in their last dimension")

@@ -18,10 +18,9 @@ from outrider.kernels.cpu import record
 from outrider.kernels.cpu import team as cpu_team
 from outrider.kernels.cpu.emitters import LANES
 from outrider.kernels.cpu.simd import hsum, vadd, vmul, vsigmoid, vsplat
-from outrider.kernels.errors import KernelArgumentError
 from outrider.kernels.recurrent import cpu_vectors
 from outrider.kernels.recurrent.cpu_vectors import load16, round16, store16
-from outrider.kernels.recurrent.gated_norm.arguments import ACTIVATIONS, GatedNormLayer
+from outrider.kernels.recurrent.gated_norm.arguments import ACTIVATIONS, GatedNormLayer, require_fit
 
 _SILU = ACTIVATIONS.index("silu")
 _GROUPS_PER_UNIT = 32
@@ -114,17 +113,8 @@ def _entry() -> int:
 
 def gated_norm(x: torch.Tensor, gate: torch.Tensor, layer: GatedNormLayer) -> torch.Tensor:
     """See `arguments.GatedNorm`; the dtype is fp32 or bf16. Raises KernelArgumentError."""
+    require_fit(x, gate, layer)
     num_rows, width = x.shape
-    fits = (
-        x.shape == gate.shape
-        and width % layer.group_size == 0
-        and layer.weight.shape in ((width,), (layer.group_size,))
-    )
-    if not fits or x.dtype not in (torch.bfloat16, torch.float32) or {gate.dtype, layer.weight.dtype} != {x.dtype}:
-        given = f"x {tuple(x.shape)} ({x.dtype}), gate {tuple(gate.shape)} ({gate.dtype})"
-        raise KernelArgumentError(f"{given} do not fit weight {tuple(layer.weight.shape)} ({layer.weight.dtype})")
-    if x.stride(1) != 1 or gate.stride(1) != 1 or not layer.weight.is_contiguous():
-        raise KernelArgumentError("x, gate and weight must be contiguous in their last dimension")
     out = x.new_empty(x.shape)
     size, groups_per_row = x.element_size(), width // layer.group_size
     call = _Record(

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 
+from outrider.kernels.errors import KernelArgumentError
 from outrider.kernels.recurrent.rows import LayerStates, RecurrentRows
 
 _MULTIPLE = 16  # columns; rows of `taps` are padded to it, so that a vector of 16 never ends beyond one
@@ -43,3 +44,16 @@ class ShortConv(Protocol):
 
         states.state has no elements. Reads rows.slots_in, writes rows.slots_out. Raises KernelArgumentError.
         """
+
+
+def require_fit(raw: torch.Tensor, layer: ShortConvLayer, states: LayerStates) -> None:
+    """Raises KernelArgumentError; raw [T, W], of which the first C columns are convolved."""
+    num_channels, num_taps = layer.weight.shape
+    fits = states.window.shape[1:] == (num_taps - 1, num_channels) and states.log.shape[2:] == raw.shape[1:]
+    if not fits or raw.shape[1] < num_channels:
+        shapes = f"window {tuple(states.window.shape)}, log {tuple(states.log.shape)}"
+        raise KernelArgumentError(f"raw rows {tuple(raw.shape)} of {num_channels} channels do not fit {shapes}")
+    if raw.dtype not in (torch.bfloat16, torch.float32) or {states.window.dtype, states.log.dtype} != {raw.dtype}:
+        raise KernelArgumentError(f"raw rows are {raw.dtype}, states {states.window.dtype}: not both bf16 or float32")
+    if not (raw.stride(1) == 1 and states.window.is_contiguous() and states.log.is_contiguous()):
+        raise KernelArgumentError("raw rows and states must be contiguous")

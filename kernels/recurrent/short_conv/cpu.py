@@ -18,11 +18,10 @@ from outrider.kernels.cpu import record
 from outrider.kernels.cpu import team as cpu_team
 from outrider.kernels.cpu.emitters import LANES
 from outrider.kernels.cpu.simd import load_i32, load_i64, store_i64, vadd, vload, vmul, vsigmoid, vsplat
-from outrider.kernels.errors import KernelArgumentError
 from outrider.kernels.recurrent import cpu_vectors
 from outrider.kernels.recurrent.cpu_vectors import load16, round16, store16
 from outrider.kernels.recurrent.rows import LayerStates, RecurrentRows
-from outrider.kernels.recurrent.short_conv.arguments import ShortConvLayer
+from outrider.kernels.recurrent.short_conv.arguments import ShortConvLayer, require_fit
 
 _COLUMNS_PER_UNIT = 256
 # elements, 100 us on one thread (gated_activation, which computes as much for each); smaller calls run on one thread
@@ -241,7 +240,7 @@ def _run(
     *,
     is_mixed: bool,
 ) -> None:
-    _require_fit(raw, layer, states)
+    require_fit(raw, layer, states)
     num_channels, num_taps = layer.weight.shape
     num_sessions, width = rows.slots_out.shape[0], raw.shape[1]
     num_blocks = -(-num_channels // _COLUMNS_PER_UNIT) - (num_channels - width) // _COLUMNS_PER_UNIT
@@ -269,15 +268,3 @@ def _run(
             errors=_ERRORS,
         )
     )
-
-
-def _require_fit(raw: torch.Tensor, layer: ShortConvLayer, states: LayerStates) -> None:
-    num_channels, num_taps = layer.weight.shape
-    fits = states.window.shape[1:] == (num_taps - 1, num_channels) and states.log.shape[2:] == raw.shape[1:]
-    if not fits or raw.shape[1] < num_channels:
-        shapes = f"window {tuple(states.window.shape)}, log {tuple(states.log.shape)}"
-        raise KernelArgumentError(f"raw rows {tuple(raw.shape)} of {num_channels} channels do not fit {shapes}")
-    if raw.dtype not in (torch.bfloat16, torch.float32) or {states.window.dtype, states.log.dtype} != {raw.dtype}:
-        raise KernelArgumentError(f"raw rows are {raw.dtype}, states {states.window.dtype}: not both bf16 or float32")
-    if not (raw.stride(1) == 1 and states.window.is_contiguous() and states.log.is_contiguous()):
-        raise KernelArgumentError("raw rows and states must be contiguous")

@@ -25,6 +25,7 @@ from outrider.engine.model.loaded import LoadedModel
 from outrider.engine.recurrent.rows import StateRows
 from outrider.engine.run.batch import SessionRows, build_batch
 from outrider.engine.run.runner import ModelRunner
+from tests.kernels.triton_device import device
 
 MODELS = SERVED | HYBRIDS | LATENT_MODELS
 TOKENS = list(range(3, 30))
@@ -147,12 +148,24 @@ def test_a_bias_of_the_heads_is_not_dropped(deepseek_v3: Path, caplog: pytest.Lo
     assert "kv_b_proj has a bias" in caplog.text
 
 
-def test_triton_keeps_the_heads(deepseek_v3: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    triton = pytest.importorskip("triton")
-    monkeypatch.setattr(triton.knobs.runtime, "interpret", True)
-    model = plain_model(deepseek_v3)
-    assert run_keep_latents(model, "triton") == 0
-    assert run_keep_latents(model, "cpu") == model.config.num_hidden_layers
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_triton_caches_latents_too(tmp_path: Path, dtype: str) -> None:
+    """Near the CPU's kernels, and one set of bits for a prompt, its chunks, and drafts as a tree."""
+    name, arguments = MODELS["minicpm3"]
+    folder = str(save_tiny_model(name, {**arguments, "num_hidden_layers": 1}, tmp_path))
+    loaded = load_model(folder, dtype=dtype, device=device().type, attention_backend="triton")
+    assert [shape.values_in_keys for shape in loaded.layer_shapes] == [True]
+    whole = logits_of(new_runner(loaded))
+    near = logits_of(new_runner(load_model(folder, dtype=dtype, device="cpu", attention_backend="cpu")))
+    tolerance = 1e-4 if dtype == "float32" else 0.15
+    torch.testing.assert_close(whole.float().cpu(), near.float(), rtol=0, atol=tolerance)
+    runner, count = new_runner(loaded), len(TOKENS)
+    runner.forward(build_batch([SessionRows(TOKENS[:20], 0, BLOCKS, 0)], BLOCK_SIZE))
+    chunk = runner.forward(build_batch([SessionRows(TOKENS[20:25], 20, BLOCKS, 5)], BLOCK_SIZE)).logits
+    assert torch.equal(chunk, whole[20:25])
+    tree = SessionRows([TOKENS[25], 7, TOKENS[26]], 25, BLOCKS, 3, 1, [0, 0])
+    drafted = runner.forward(build_batch([SessionRows([5], 0, [2], 1), tree], BLOCK_SIZE)).logits
+    assert torch.equal(drafted[[1, 3]], whole[count - 2 :])
 
 
 def plain_model(folder: Path) -> Any:

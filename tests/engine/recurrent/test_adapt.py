@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ from tiny_models import HYBRIDS, save_tiny_model
 from transformers import Qwen3_5TextConfig
 from transformers.models.qwen3_5 import modeling_qwen3_5 as theirs
 
-from outrider.engine.errors import BackendUnavailable, EngineError, ModelRefused
+from outrider.engine.attention.ops import resolve_attention_ops
+from outrider.engine.errors import EngineError, ModelRefused
 from outrider.engine.model.guards import require_windows
 from outrider.engine.model.lean.lean_rotary import LeanRotaryEmbedding
 from outrider.engine.model.load import load_model
+from outrider.engine.recurrent.kernels import resolve_recurrent_kernels
 from outrider.engine.recurrent.mixers.gated_delta import GatedDeltaMixer
 from outrider.engine.recurrent.rows import StateRows
 from outrider.engine.run.batch import SessionRows, build_batch
@@ -100,11 +103,12 @@ def test_an_unknown_kind_of_layer_is_refused() -> None:
         require_windows("a folder", config, [], 128)
 
 
-def test_triton_has_no_kernels_for_recurrent_layers(qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_triton_selects_its_own_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     triton = pytest.importorskip("triton")
     monkeypatch.setattr(triton.knobs.runtime, "interpret", True)
-    with pytest.raises(BackendUnavailable, match="recurrent layers have kernels for the CPU only"):
-        load_model(str(qwen), attention_backend="triton")
+    ops = resolve_attention_ops("auto", torch.device("cuda"))
+    chosen = asdict(resolve_recurrent_kernels(ops.backend)).values()
+    assert [kernel.__module__.rpartition(".")[2] for kernel in chosen] == ["triton"] * 5
 
 
 def test_rotary_tables_serve_positions_in_three_equal_planes(qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
