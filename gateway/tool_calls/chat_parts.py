@@ -64,8 +64,8 @@ class ChatParts:
         return delta
 
     def message(self, text: str) -> dict[str, Any]:
-        """The whole choice; its content is null where there are only calls or reasoning, and the reasoning of a model that
-        reasons is null where there is none to show.
+        """The whole choice. Its content is null where there are only calls or reasoning, the reasoning of a model that
+        reasons where there is none to show.
         """
         folded = fold(self._events(text, finished=True))
         message: dict[str, Any] = {"role": "assistant", "content": folded.content}

@@ -189,7 +189,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"input": [{"role": "tool", "content": "x"}]}, "input", "entry 0: role must be one of user, assistant"),
     ({"include": ["file_search_call.results"]}, "include", "'file_search_call.results' is not one of"),
     ({"metadata": {"a": 1}}, "metadata", "which 'a' has not"),
-    ({"background": True}, "background", "only be used when `store` is true: start the gateway with --stored-response-ttl-s"),
+    (
+        {"background": True},
+        "background",
+        "only be used when `store` is true: start the gateway with --stored-response-ttl-s",
+    ),
     ({"store": True}, "store", "start it with --stored-response-ttl-s, or send false"),
     ({"previous_response_id": "x"}, "previous_response_id", "this gateway stores no responses"),
     ({"conversation": "c"}, "conversation", "conversation is not supported"),

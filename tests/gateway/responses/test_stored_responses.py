@@ -67,9 +67,9 @@ async def test_a_deleted_response_is_gone_even_if_its_stream_is_resumed(service:
         rest = await post(service, headers={"last-event-id": event_id})
         assert "event: response.completed" in rest.text
         for call in (client.responses.retrieve, client.responses.delete, client.responses.input_items.list):
-            with pytest.raises(openai.NotFoundError, match="Response with id 'resp_r' not found."):
+            with pytest.raises(openai.NotFoundError, match="Response with id 'resp_r' not found"):
                 await call("resp_r")
-        with pytest.raises(openai.NotFoundError, match="previous_response_id: Response with id 'resp_r' not found."):
+        with pytest.raises(openai.NotFoundError, match="previous_response_id: Response with id 'resp_r' not found"):
             await client.responses.create(input="B?", previous_response_id="resp_r")
 
 

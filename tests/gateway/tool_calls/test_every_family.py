@@ -50,7 +50,7 @@ class FamilyGateway:
         message = choice["message"]
         return {
             "content": message["content"] or "",
-            "reasoning": message.get("reasoning", ""),
+            "reasoning": message.get("reasoning") or "",
             "tool_calls": [{"id": call["id"], **call["function"]} for call in message.get("tool_calls", ())],
             "finish_reason": choice["finish_reason"],
         }

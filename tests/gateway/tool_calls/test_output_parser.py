@@ -40,9 +40,7 @@ def parser_of(transcript: Transcript, *, parallel: bool, must_call: bool = False
     )
 
 
-def parse(
-    transcript: Transcript, pieces: list[str], *, parallel: bool = True, must_call: bool = False
-) -> Folded:
+def parse(transcript: Transcript, pieces: list[str], *, parallel: bool = True, must_call: bool = False) -> Folded:
     """`pieces` have their special tokens as symbols."""
     parser = parser_of(transcript, parallel=parallel, must_call=must_call)
     events = [event for piece in pieces for event in parser.push(piece)] + parser.finish()
