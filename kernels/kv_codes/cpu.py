@@ -167,4 +167,3 @@ def vstore_e4m3(builder: Builder, address: Value, value: Value) -> None:
     code = builder.select(is_small, small, normal)
     code = builder.or_(builder.and_(code, ints(0x7F)), builder.and_(builder.lshr(bits, ints(24)), ints(0x80)))
     store(builder, builder.trunc(code, _VI8), address, 1)
-

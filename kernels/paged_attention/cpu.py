@@ -1,6 +1,6 @@
 """Attention over a paged cache on the CPU, bitwise row-invariant.
 
-Checks the arguments, divides the work into items and runs them on threads; `cpu_items` and `cpu_tiles` are compiled. A
+Checks the arguments, divides the work into items and runs them on threads; `cpu_items`, `cpu_loading` and `cpu_tiles` are compiled. A
 row's output bits depend only on its query, on the keys and values it sees in logical order, and on its logical position
 (see `cpu_tiles`).
 
@@ -22,11 +22,11 @@ from outrider.kernels.cpu import team as cpu_team
 from outrider.kernels.cpu.emitters import LANES, VECTOR_BYTES
 from outrider.kernels.cpu.record import record_types
 from outrider.kernels.errors import KernelArgumentError
-from outrider.kernels.paged_attention import cpu_call, cpu_items, cpu_tiles
+from outrider.kernels.paged_attention import cpu_call, cpu_items, cpu_loading, cpu_tiles
 from outrider.kernels.paged_attention.arguments import BatchTables, Scoring
 from outrider.kernels.paged_attention.cpu_call import ERRORS, CallFields
 from outrider.kernels.paged_attention.cpu_items import run_item
-from outrider.kernels.paged_attention.cpu_tiles import TILE
+from outrider.kernels.paged_attention.cpu_loading import TILE
 
 # query rows x heads of a group; work item, shares each loaded tile
 MAX_PACKED_ROWS = 64
@@ -46,7 +46,7 @@ def _make_entry(digest: int) -> Callable[[Any, int, int], None]:
 
 @functools.cache
 def _entry() -> int:
-    return cpu_team.compile_unit(_make_entry, (panel, cpu_call, cpu_tiles, cpu_items))
+    return cpu_team.compile_unit(_make_entry, (panel, cpu_call, cpu_loading, cpu_tiles, cpu_items))
 
 
 def paged_attention(

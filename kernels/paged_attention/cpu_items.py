@@ -1,6 +1,6 @@
 """Work items of CPU attention, compiled: the rows of a query tile with all query heads of one key/value head.
 
-Selects the tiles that an item visits and their contents; `cpu_tiles` does the arithmetic. Chain rows share each loaded
+Selects the tiles that an item visits and their contents; `cpu_loading` loads them, `cpu_tiles` does the arithmetic. Chain rows share each loaded
 tile; tree rows do so up to the tile in which the tree begins. From there on each tree row gets its own tiles, with its
 ancestors gathered in logical order: it computes exactly what the same tokens compute as a chain.
 """
@@ -27,10 +27,8 @@ from outrider.kernels.cpu.simd import (
     vstore_bf16,
 )
 from outrider.kernels.paged_attention.cpu_call import ERROR_PARENT, Call
-from outrider.kernels.paged_attention.cpu_tiles import (
-    NO_SCORE,
+from outrider.kernels.paged_attention.cpu_loading import (
     TILE,
-    _attend_tile,
     _block_addresses,
     _fill_slot,
     _fill_slots,
@@ -38,6 +36,7 @@ from outrider.kernels.paged_attention.cpu_tiles import (
     _load_tile,
     _padded_bytes,
 )
+from outrider.kernels.paged_attention.cpu_tiles import NO_SCORE, _attend_tile
 
 
 @njit
