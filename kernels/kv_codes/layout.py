@@ -44,12 +44,18 @@ def scales_of(cache: torch.Tensor) -> torch.Tensor:
     Raises KernelArgumentError for a tensor that view_codes did not make.
     """
     num_blocks, num_heads, block_size, dim = cache.shape
-    block_stride, head_stride, *inner = cache.stride()
-    if not is_coded(cache) or inner != [dim, 1] or head_stride != head_bytes(block_size, dim):
+    own = head_bytes(block_size, dim)
+    expected = (max(cache.stride(0), num_heads * own), own, dim, 1)
+    # torch is free to choose the stride of a dimension of size 1.
+    as_expected = all(
+        size == 1 or stride == wanted
+        for size, stride, wanted in zip(cache.shape, cache.stride(), expected, strict=True)
+    )
+    if not is_coded(cache) or not as_expected:
         raise KernelArgumentError(f"a {cache.dtype} cache with strides {cache.stride()} has no scales beside its codes")
     scales = cache.view(torch.uint8).as_strided(
         (num_blocks, num_heads, block_size * SCALE_BYTES),
-        (block_stride, head_stride, 1),
+        (expected[0], own, 1),
         cache.storage_offset() + code_bytes(block_size, dim),
     )
     return scales.view(torch.float32)

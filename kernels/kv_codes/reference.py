@@ -2,8 +2,8 @@
 
 The law. A row x of one token and one head has one fp32 scale, max|x| / L, with L = 127 for int8 and 448 for e4m3. Its
 codes are x / scale, divided in fp32, limited to [-L, L] and rounded to the nearest code, ties to even. A row of zeros,
-or so small that its scale is 0, has codes 0. A row with an infinity or a NaN has the scale NaN, so that whatever sees it
-is NaN. What the cache then holds is code * scale, exactly: no kernel rounds that product.
+or so small that its scale is 0, has codes 0. An infinity or a NaN makes the scale NaN, and so whatever sees the row.
+What the cache then holds is code * scale, exactly: no kernel rounds that product.
 
 Nothing but the row decides its codes, so they are the same in any chunk, batch or tree, and after a move.
 Error of an element, for scales that are normal numbers: int8 at most max|x| / 254; e4m3 at most |x| / 16, or

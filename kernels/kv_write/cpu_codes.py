@@ -1,6 +1,6 @@
-"""Writing keys and values into a paged cache of 8-bit codes on the CPU, compiled: the law of kernels/kv_codes/reference.
+"""Writing keys and values into a paged cache of 8-bit codes on the CPU, compiled.
 
-Needs numba.
+The law is that of kernels/kv_codes/reference. Needs numba.
 """
 
 from __future__ import annotations

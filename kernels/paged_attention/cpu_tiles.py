@@ -5,6 +5,10 @@ multiples of TILE, whatever the query tile. All arithmetic is `simd` and `panel`
 operations. No element outside a row's visible range takes part, not even with weight zero. Rows share only the loading
 of a tile.
 
+Of 8-bit codes (kernels/kv_codes) a tile holds the codes themselves, widened exactly. A key's scale multiplies its
+score, before the softcap; a value's scale multiplies its weight, after the weight was added to the norm. Either is one
+rounding, of one row's element by a number of that key or value, so the three rules hold here too.
+
 Strides are in bytes. Packed row r is query row row_begin + r // group, query head kv_head * group + r % group.
 """
 
@@ -45,10 +49,19 @@ _sums_row = make_panel(1, 1, accumulate=True)
 
 
 @njit
+def _multiply(scores, scales):  # type: ignore[no-untyped-def]
+    """One row's scores or weights times the tile's scales. Those of places that the row does not see are arbitrary."""
+    for lane in range(0, TILE_BYTES, VECTOR_BYTES):
+        vstore(scores + lane, vmul(vload(scores + lane), vload(scales + lane)))
+
+
+@njit
 def _softmax_row(call, scratch, row, first, last):  # type: ignore[no-untyped-def]
     """Online softmax step: scores of places [first, last) to weights; update the row's maximum, norm and sums."""
     scores = scratch + call.at_scores + row * TILE_BYTES
     maximum = load_f32(scratch + call.at_maxima + 4 * row)
+    if call.key_scales_at > 0:
+        _multiply(scores, scratch + call.at_key_scales)
     if call.softcap > 0.0 or first > 0 or last < TILE:
         for lane in range(0, TILE, LANES):
             part = vload(scores + 4 * lane)
@@ -77,6 +90,8 @@ def _softmax_row(call, scratch, row, first, last):  # type: ignore[no-untyped-de
     vstore(scores + 2 * VECTOR_BYTES, c)
     vstore(scores + 3 * VECTOR_BYTES, d)
     vstore(norms, vadd(vadd(vadd(vadd(norm, a), b), c), d))
+    if call.value_scales_at > 0:
+        _multiply(scores, scratch + call.at_value_scales)
 
 
 @njit

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from outrider.kernels.kv_codes.layout import head_bytes, scales_of, view_codes
+from outrider.kernels.kv_codes.reference import encode
 from outrider.kernels.paged_attention.arguments import BatchTables, Scoring
 
 
@@ -20,6 +22,7 @@ class Shape:
     head_dim: int = 64
     value_dim: int = 64
     dtype: torch.dtype = torch.float32
+    code_dtype: torch.dtype | None = None  # of a coded cache
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,18 @@ def chain(whole: Session, first: int, last: int) -> Session:
     )
 
 
+def coded(cache: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A coded cache with the rows of another, by the reference; a row with a NaN is poison here too."""
+    *places, block_size, dim = cache.shape
+    codes = view_codes(
+        torch.full((*places, head_bytes(block_size, dim)), 0x7F, dtype=torch.uint8), block_size, dim, dtype
+    )
+    found, scales = encode(cache, dtype)
+    codes.view(torch.uint8).copy_(found.view(torch.uint8))
+    scales_of(codes).copy_(scales)
+    return codes
+
+
 def lay_out(sessions: list[Session], shape: Shape, block_size: int = 16, seed: int = 0) -> dict[str, Any]:
     """Arguments of `run_kernel`; unused slots and blocks are NaN, unused table entries name no block."""
     generator = torch.Generator().manual_seed(seed)
@@ -93,6 +108,8 @@ def lay_out(sessions: list[Session], shape: Shape, block_size: int = 16, seed: i
             filled = session.keys[part].shape[0]
             key_cache[block, :, :filled] = session.keys[part].transpose(0, 1)
             value_cache[block, :, :filled] = session.values[part].transpose(0, 1)
+    if shape.code_dtype is not None:
+        key_cache, value_cache = coded(key_cache, shape.code_dtype), coded(value_cache, shape.code_dtype)
     starts = [0]
     for session in sessions:
         starts.append(starts[-1] + session.num_rows)
