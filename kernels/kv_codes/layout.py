@@ -59,3 +59,9 @@ def scales_of(cache: torch.Tensor) -> torch.Tensor:
         cache.storage_offset() + code_bytes(block_size, dim),
     )
     return scales.view(torch.float32)
+
+
+def parts_of(cache: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """All that a cache of any dtype holds of its slots, as views [num_blocks, num_kv_heads, block_size, ...]: of codes
+    these are the codes as bytes, and the scales."""
+    return (cache.view(torch.uint8), scales_of(cache)) if is_coded(cache) else (cache,)

@@ -38,7 +38,7 @@ from outrider.kernels.kv_codes.cpu import (
     vstore_e4m3,
     vstore_int8,
 )
-from outrider.kernels.kv_codes.layout import LARGEST_CODE, code_bytes, scales_of
+from outrider.kernels.kv_codes.layout import LARGEST_CODE, code_bytes, parts_of
 
 
 class _CodeFields(NamedTuple):
@@ -148,7 +148,7 @@ def write_codes(
     error = ctypes.c_int64()
     place = ctypes.addressof(error)
     records = _Records(_describe(key, key_cache, slots, place), _describe(value, value_cache, slots, place))
-    writes = (key_cache, value_cache, scales_of(key_cache), scales_of(value_cache))
+    writes = (*parts_of(key_cache), *parts_of(value_cache))
     cpu_team.run(cpu_team.Work(_entry(), records, writes, (key, value, slots), error=error, errors=_ERRORS))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from outrider.kernels.kv_codes.layout import is_coded, scales_of
+from outrider.kernels.kv_codes.layout import is_coded, parts_of
 from outrider.kernels.kv_codes.reference import encode
 
 
@@ -25,8 +25,8 @@ def kv_write(
     for cache, rows in ((key_cache, key), (value_cache, value)):
         if is_coded(cache):
             codes, scales = encode(rows, cache.dtype)
-            _scatter(cache.view(torch.uint8), slot_mapping, codes.view(torch.uint8))
-            _scatter(scales_of(cache), slot_mapping, scales)
+            for part, found in zip(parts_of(cache), (codes.view(torch.uint8), scales), strict=True):
+                _scatter(part, slot_mapping, found)
         else:
             _scatter(cache, slot_mapping, rows)
 
@@ -39,7 +39,7 @@ def kv_move(
 ) -> None:
     """Copy slots source_slots to target_slots (int64 [N]); reads all before it writes any."""
     for cache in (key_cache, value_cache):
-        for part in (cache.view(torch.uint8), scales_of(cache)) if is_coded(cache) else (cache,):
+        for part in parts_of(cache):
             block_ids, offsets = _split(source_slots, part.shape[2])
             _scatter(part, target_slots, part[block_ids, :, offsets])
 

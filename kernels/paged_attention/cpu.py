@@ -23,7 +23,7 @@ from outrider.kernels.cpu.emitters import LANES, VECTOR_BYTES
 from outrider.kernels.cpu.record import record_types
 from outrider.kernels.errors import KernelArgumentError
 from outrider.kernels.kv_codes import cpu as kv_codes
-from outrider.kernels.kv_codes.layout import is_coded, scales_of
+from outrider.kernels.kv_codes.layout import is_coded, parts_of, scales_of
 from outrider.kernels.paged_attention import cpu_call, cpu_items, cpu_loading, cpu_tiles
 from outrider.kernels.paged_attention.arguments import BatchTables, Scoring
 from outrider.kernels.paged_attention.cpu_call import ERRORS, CallFields
@@ -89,17 +89,13 @@ def paged_attention(
     call.out, call.error = out.data_ptr(), ctypes.addressof(error)
     call.sinks = 0 if sink_logits is None else sink_logits.data_ptr()
     call.scratch = cpu_team.scratch(call.scratch_stride, plan.num_threads)
-    reads = (query, *_memory_of(key_cache), *_memory_of(value_cache))
+    reads = (query, *parts_of(key_cache), *parts_of(value_cache))
     work = cpu_team.Work(
         _entry(), call, (out,), reads, plan.num_items, plan.num_threads,
         error, ERRORS, keeps=(plan, sink_logits),
     )  # fmt: skip
     cpu_team.run(work, team)
     return out
-
-
-def _memory_of(cache: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return (cache, scales_of(cache)) if is_coded(cache) else (cache,)
 
 
 _Record, _ = record_types(CallFields)
