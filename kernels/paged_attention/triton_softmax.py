@@ -15,11 +15,17 @@ from outrider.kernels.triton_numbers import INTERPRETED, dot_in_fp32, round_to
 
 @triton.jit
 def _attend_block(  # type: ignore[no-untyped-def]
-    maximum, norm, sums, query, key, value, visible, score_scale, score_cap,
-    HAS_SOFTCAP: tl.constexpr,
+    maximum, norm, sums, query, key, value, key_scale, value_scale, visible, score_scale, score_cap,
+    HAS_SOFTCAP: tl.constexpr, CODES: tl.constexpr,
 ):  # fmt: skip
-    """One step of the online softmax. query [M, D], key [N, D], value [N, Dv], visible [M, N]."""
-    scores = dot_in_fp32(query, tl.trans(key), tl.zeros([query.shape[0], key.shape[0]], tl.float32)) * score_scale
+    """One step of the online softmax. query [M, D], key [N, D], value [N, Dv], visible [M, N].
+
+    Of codes, key_scale [N] multiplies the scores, value_scale [N] the weights after the norm has added them.
+    """
+    scores = dot_in_fp32(query, tl.trans(key), tl.zeros([query.shape[0], key.shape[0]], tl.float32))
+    if CODES:
+        scores = scores * key_scale[None, :]
+    scores = scores * score_scale
     if HAS_SOFTCAP:
         # tanh(x) = 1 - 2 / (exp(2x) + 1); exp(2x) may be inf or 0.
         scores = (1.0 - 2.0 / (tl.exp2(scores) + 1.0)) * score_cap
@@ -28,6 +34,8 @@ def _attend_block(  # type: ignore[no-untyped-def]
     decay, pivot = _decay(maximum, new_maximum)
     weights = tl.exp2(scores - pivot[:, None])
     norm = norm * decay + tl.sum(weights, 1)
+    if CODES:
+        weights = weights * value_scale[None, :]
     sums = dot_in_fp32(round_to(weights, value.dtype), value, sums * decay[:, None])
     return new_maximum, norm, sums
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from outrider.kernels.kv_codes.layout import head_bytes, scales_of, view_codes
+from outrider.kernels.kv_codes.layout import head_bytes, parts_of, view_codes
 from outrider.kernels.kv_codes.reference import encode
 from outrider.kernels.paged_attention.arguments import BatchTables, Scoring
 
@@ -79,15 +79,19 @@ def chain(whole: Session, first: int, last: int) -> Session:
     )
 
 
+def empty_codes(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str = "cpu") -> torch.Tensor:
+    """A coded cache of poison: NaN, as e4m3 codes and as scales."""
+    *places, block_size, dim = shape
+    memory = torch.full((*places, head_bytes(block_size, dim)), 0xFF, dtype=torch.uint8, device=device)
+    return view_codes(memory, block_size, dim, dtype)
+
+
 def coded(cache: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A coded cache with the rows of another, by the reference; a row with a NaN is poison here too."""
-    *places, block_size, dim = cache.shape
-    codes = view_codes(
-        torch.full((*places, head_bytes(block_size, dim)), 0x7F, dtype=torch.uint8), block_size, dim, dtype
-    )
+    codes = empty_codes(cache.shape, dtype)
     found, scales = encode(cache, dtype)
-    codes.view(torch.uint8).copy_(found.view(torch.uint8))
-    scales_of(codes).copy_(scales)
+    for part, rows in zip(parts_of(codes), (found.view(torch.uint8), scales), strict=True):
+        part.copy_(rows)
     return codes
 
 
