@@ -35,7 +35,7 @@ def head_bytes(block_size: int, dim: int) -> int:
 
 def view_codes(memory: torch.Tensor, block_size: int, dim: int, dtype: torch.dtype) -> torch.Tensor:
     """The coded cache in contiguous memory, uint8 [num_blocks, num_kv_heads, head_bytes(block_size, dim)]."""
-    return memory.view(dtype)[..., : block_size * dim].unflatten(-1, (block_size, dim))
+    return memory.view(dtype)[..., : block_size * dim].view(*memory.shape[:-1], block_size, dim)
 
 
 def scales_of(cache: torch.Tensor) -> torch.Tensor:

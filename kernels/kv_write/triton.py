@@ -94,8 +94,7 @@ def kv_move(
     if source_slots.shape != target_slots.shape:
         raise KernelArgumentError("source_slots and target_slots must have the same length")
     if is_coded(key_cache):
-        scales = (scales_of(cache)[..., None] for cache in (key_cache, value_cache))
-        kv_move(*scales, source_slots, target_slots)
+        kv_move(scales_of(key_cache)[..., None], scales_of(value_cache)[..., None], source_slots, target_slots)
         key_cache, value_cache = key_cache.view(torch.uint8), value_cache.view(torch.uint8)
     key, value = (
         cache.new_empty((source_slots.shape[0], cache.shape[1], cache.shape[3])) for cache in (key_cache, value_cache)
