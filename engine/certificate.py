@@ -18,6 +18,7 @@ from outrider.engine.certificate_trace import History, Step, first_difference
 from outrider.engine.model.loaded import LoadedModel
 from outrider.engine.run.batch import SessionRows, build_batch
 from outrider.engine.run.runner import ModelRunner
+from outrider.kernels.kv_codes.layout import parts_of
 
 # tokens; crosses tiles of keys (16 to 64 positions) and blocks
 _NUM_PROMPT_TOKENS = 70
@@ -180,5 +181,5 @@ def _bits(loaded: LoadedModel, plan: _Plan, history: History) -> list[torch.Tens
                 logits[position] = logits_of_row[row].clone()
     blocks = torch.tensor([slots[position] // cache.block_size for position in range(plan.length)])
     offsets = torch.tensor([slots[position] % cache.block_size for position in range(plan.length)])
-    stored = [tensor[blocks, :, offsets] for layer in cache.layers for tensor in layer]
+    stored = [part[blocks, :, offsets] for layer in cache.layers for tensor in layer for part in parts_of(tensor)]
     return [torch.stack([logits[position] for position in range(plan.num_prompt, plan.length)]), *stored]

@@ -34,6 +34,7 @@ def main(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     threads: Annotated[int, typer.Option(min=0, help="0: every core.")] = 0,
     tensor_parallel_size: Annotated[int, typer.Option(min=1, help="Processes that share the model.")] = 1,
+    kv_cache_dtype: Annotated[str, typer.Option(help="auto, fp8 or int8.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
     """Prove row invariance on a loaded model, check by check.
@@ -48,7 +49,7 @@ def main(
     try:
         with errors.status(f"loading and certifying {model}"):
             _import_torch(errors)
-            loaded, certificate = _certified(model, dtype, device, threads, tensor_parallel_size)
+            loaded, certificate = _certified(model, dtype, device, threads, tensor_parallel_size, kv_cache_dtype)
     except OutriderError as error:
         errors.print(f"outrider: {error.message}", style="red", markup=False)
         raise typer.Exit(2) from None
@@ -76,14 +77,15 @@ def _import_torch(console: Console) -> None:
 
 
 def _certified(
-    model: str, dtype: str, device: str, threads: int, tensor_parallel_size: int
+    model: str, dtype: str, device: str, threads: int, tensor_parallel_size: int, kv_cache_dtype: str
 ) -> tuple[LoadedModel, Certificate]:
     from outrider.engine.certificate import certify
     from outrider.engine.run.runner import ModelRunner
     from outrider.engine.tensor_parallel.leader import load_sharded
     from outrider.engine.tensor_parallel.protocol import LoadSpec
 
-    spec = LoadSpec(model, dtype, device, "auto", None, threads or len(os.sched_getaffinity(0)))
+    num_threads = threads or len(os.sched_getaffinity(0))
+    spec = LoadSpec(model, dtype, device, "auto", None, num_threads, kv_cache_dtype)
     loaded = load_sharded(spec, tensor_parallel_size)
     try:
         runner = ModelRunner(loaded, loaded.make_cache(_NUM_BLOCKS, _BLOCK_SIZE))
@@ -94,6 +96,8 @@ def _certified(
 
 def _show(console: Console, loaded: LoadedModel, certificate: Certificate) -> None:
     dtype = str(loaded.dtype).removeprefix("torch.")
+    if loaded.kv_code_dtype is not None:
+        dtype += f", KV cache in {loaded.kv_cache_name}"
     table = Table(title=f"{loaded.architecture}, {dtype}, {loaded.device}, {loaded.attention_ops.backend} attention")
     table.add_column("the same rows, computed")
     table.add_column("bits equal to the plain way")

@@ -38,7 +38,7 @@ _LAWS = (SamplingParams(temperature=0.7, seed=1), SamplingParams(temperature=1.3
 
 def measure_numerics(loaded: LoadedModel, *, tensor_parallel_size: int = 1, graphs: bool = False) -> str:
     """dtype/device/kernels/tpN/digest; the parts before the digest are for human readers. The dtype is followed by the
-    kinds of packed codes, if there are any: bfloat16+i4,i8.
+    kinds of packed codes, if there are any, and by the KV cache's type, if it is another: bfloat16+i4,i8+kv-int8.
 
     Runs one forward of 96 rows and at most four of one to three rows, on its own small cache (demo target, two busy
     cores: 0.04 to 0.6 s).
@@ -52,6 +52,8 @@ def measure_numerics(loaded: LoadedModel, *, tensor_parallel_size: int = 1, grap
     kinds = code_kinds(loaded.model)
     if kinds:
         dtype += f"+{','.join(kinds)}"
+    if loaded.kv_code_dtype is not None:
+        dtype += f"+kv-{loaded.kv_cache_name}"
     kernels = loaded.attention_ops.backend
     return f"{dtype}/{loaded.device.type}/{kernels}/tp{tensor_parallel_size}/{digest.hexdigest()}"
 

@@ -35,7 +35,6 @@ _HARMLESS: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "skip_tokenizer_init": ((False,), "texts are needed for stop strings; give {'prompt_token_ids': [...]} as prompts"),
     "quantization": ((None,), "leave it out: the checkpoint says how its weights are quantised"),
     "load_format": (("auto", "safetensors"), "the format is recognised by the files"),
-    "kv_cache_dtype": (("auto",), "the KV cache has the dtype of the weights: use dtype"),
     "pipeline_parallel_size": ((1,), "use tensor_parallel_size"),
     "data_parallel_size": ((1,), "start the services, with several verifiers behind one gateway"),
     "cpu_offload_gb": ((0,), "use tensor_parallel_size"),

@@ -42,6 +42,7 @@ class LLM:
     with the target's own MTP layer. With a `method` by name, rounds draft `num_speculative_tokens`; without one (or
     with "auto"), the number that pays. seed: makes whole programs repeatable; each request without its own seed draws
     one from it. max_num_seqs: outputs decoded concurrently, for any batch size. kv_cache_mb: the target's.
+    kv_cache_dtype: "auto": the weights'; "fp8" or "int8": 8 bits and a scale per token and head.
     num_threads: 0: all cores. generation_config: folder of the generation_config.json for prompts without sampling
     parameters; "auto": the model's; "vllm": none. override_generation_config: replaces single values of it.
 
@@ -61,6 +62,7 @@ class LLM:
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 512,
         kv_cache_mb: int = 512,
+        kv_cache_dtype: str = "auto",
         enable_prefix_caching: bool = True,
         num_threads: int = 0,
         tensor_parallel_size: int = 1,
@@ -86,6 +88,7 @@ class LLM:
             "max_model_len": max_model_len or 0,
             "max_num_batched_tokens": max_num_batched_tokens,
             "kv_cache_mb": kv_cache_mb,
+            "kv_cache_dtype": kv_cache_dtype,
             "enable_prefix_caching": enable_prefix_caching,
             "tensor_parallel_size": tensor_parallel_size,
         }

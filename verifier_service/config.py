@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from outrider.drafting.settings import LookupSettings
 from outrider.engine.settings import ModelSettings
 from outrider.shared.config import setting
+from outrider.shared.kv_cache_dtypes import KV_CACHE_DTYPES
 from outrider.shared.service import ServiceSettings
 
 
@@ -17,6 +18,12 @@ class VerifierConfig(LookupSettings, ModelSettings, ServiceSettings):
     port: int = setting(7001, "gRPC port; 0 picks a free one.", minimum=0, maximum=65535)
     tensor_parallel_size: int = setting(1, "Processes that share the target; on cuda one GPU each.", minimum=1)
     kv_cache_mb: int = setting(512, "KV cache in MiB per tensor-parallel rank.", minimum=1)
+    kv_cache_dtype: str = setting(
+        "auto",
+        "KV cache: auto is the dtype of the weights; fp8 (e4m3) and int8 are 8 bits with a scale per token and head, "
+        "twice the positions of bfloat16.",
+        choices=tuple(KV_CACHE_DTYPES),
+    )
     enable_prefix_caching: bool = setting(True, "Keep KV blocks of finished sessions for equal prefixes.")
     max_model_len: int = setting(0, "Longest prompt plus output; 0: the model's own.", minimum=0)
     max_num_seqs: int = setting(64, "Concurrent sessions; more are refused with RESOURCE_EXHAUSTED.", minimum=1)

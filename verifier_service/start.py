@@ -88,6 +88,7 @@ def build_engine(
         config.attention_backend,
         config.max_model_len or None,
         config.num_threads or len(os.sched_getaffinity(0)),
+        config.kv_cache_dtype,
     )
     loaded = load_sharded(spec, config.tensor_parallel_size, on_progress=log.info)
     bytes_per_slot = loaded.bytes_per_slot()
@@ -111,7 +112,14 @@ def build_engine(
     metrics = VerifierMetrics(registry)
     metrics.observe_certificate(certificate.holds)
     log.info(certificate.describe())
-    log.info("%d KV blocks of %d positions, context %d", num_blocks, config.block_size, loaded.max_model_len)
+    log.info(
+        "%d KV blocks of %d positions, in %s %d bytes a position, context %d",
+        num_blocks,
+        config.block_size,
+        loaded.kv_cache_name,
+        loaded.bytes_per_block(config.block_size) // config.block_size,
+        loaded.max_model_len,
+    )
     if states is not None:
         log.info(describe_slots(plan, bytes_per_slot, config.max_num_seqs))
     compiled_race()  # compiles now, so that no request waits for it

@@ -16,6 +16,7 @@ from outrider.client.stack.serve_plan import ServeOptions, plan_serving, service
 from outrider.shared.api_keys import key_line
 from outrider.shared.checkpoint.hub import with_revision
 from outrider.shared.errors import ConfigError
+from outrider.shared.kv_cache_dtypes import KV_CACHE_DTYPES
 
 _SPEC_HELP = """vLLM's JSON, e.g. '{"model": "DRAFT_FOLDER", "num_speculative_tokens": 5}'; empty: no speculation."""
 SpecConfig = Annotated[str, typer.Option("--speculative-config", "-sc", help=_SPEC_HELP)]
@@ -37,6 +38,9 @@ MaxBatchedTokens = Annotated[int, typer.Option(min=0, help="Rows per forward pas
 BlockSize = Annotated[int, typer.Option(min=0, max=256, help="Positions per KV block; 0: the verifier's default.")]
 PrefixCaching = Annotated[bool, typer.Option(help="Keep KV blocks of finished requests for equal prefixes.")]
 KvCacheMb = Annotated[int, typer.Option("--kv-cache-mb", min=1, help="Memory for the KV cache, in MiB per rank.")]
+KvCacheType = Annotated[
+    str, typer.Option(help="auto: the weights' dtype. fp8 or int8: twice the positions, a scale per token and head.")
+]
 KvCacheBytes = Annotated[int, typer.Option("--kv-cache-memory-bytes", min=0, help="The same in bytes.")]
 ApiKeys = Annotated[
     list[str] | None,
@@ -103,6 +107,7 @@ def serve(
     enable_prefix_caching: PrefixCaching = True,
     kv_cache_mb: KvCacheMb = 512,
     kv_cache_memory_bytes: KvCacheBytes = 0,
+    kv_cache_dtype: KvCacheType = "auto",
     chat_template: ChatTemplate = "",
     generation_config: GenerationConfig = "auto",
     override_generation_config: GenerationOverride = "",
@@ -146,6 +151,7 @@ def serve(
             block_size=block_size,
             enable_prefix_caching=enable_prefix_caching,
             kv_cache_mb=max(1, kv_cache_memory_bytes // 2**20) if kv_cache_memory_bytes else kv_cache_mb,
+            kv_cache_dtype=_kv_cache_dtype(kv_cache_dtype),
             chat_template=chat_template,
             tool_call_parser=tool_call_parser,
             reasoning_parser=reasoning_parser,
@@ -192,6 +198,15 @@ def _dtype(name: str) -> str:
             f"--dtype: {name!r} is not one of auto, bfloat16, float16 or half, float32 or float", param="dtype"
         )
     return ours
+
+
+def _kv_cache_dtype(name: str) -> str:
+    """The name itself. Raises ConfigError; vLLM has more of them."""
+    if name not in KV_CACHE_DTYPES:
+        raise ConfigError(
+            f"--kv-cache-dtype: {name!r} is not one of {', '.join(KV_CACHE_DTYPES)}", param="kv_cache_dtype"
+        )
+    return name
 
 
 def _key_file(keys: list[str], run_dir: Path) -> tuple[str, ...]:

@@ -40,6 +40,10 @@ GrpcPort = Annotated[int, typer.Option(help="gRPC port for clients.", envvar="OU
 Host = Annotated[str, typer.Option(help="Address that the HTTP and gRPC servers listen on.")]
 RedisUrl = Annotated[str, typer.Option(help="Redis to use; empty: start one.", envvar="OUTRIDER_REDIS_URL")]
 Dtype = Annotated[Literal["auto", "bfloat16", "float16", "float32"], typer.Option(help="Of weights and KV cache.")]
+KvCacheType = Annotated[
+    Literal["auto", "fp8", "int8"],
+    typer.Option(help="Of the target's KV cache; fp8 or int8: twice the positions of bfloat16."),
+]
 Drafters = Annotated[
     int,
     typer.Option(
@@ -58,6 +62,7 @@ def up(
     grpc_port: GrpcPort = 8001,
     redis_url: RedisUrl = "",
     dtype: Dtype = "auto",
+    kv_cache_dtype: KvCacheType = "auto",
     drafters: Drafters = 0,
     speculative_config: SpecConfig = "",
     run_dir: RunDir = DEFAULT_RUN_DIR,
@@ -89,6 +94,7 @@ def up(
             num_drafters=drafters,
             dtype=dtype,
             speculative_config=speculative_config,
+            verifier_args=() if kv_cache_dtype == "auto" else ("--kv-cache-dtype", kv_cache_dtype),
         )
         stack = started(settings, run_dir, say_aside if as_json else say)
         if detach:

@@ -56,9 +56,11 @@ _BY_SENTENCE: Mapping[str, tuple[str, ...]] = {
         *("--quantization", "-q", "--quantization-param-path", "--allow-deprecated-quantization"),
         *("--qlora-adapter-name-or-path",),
     ),
-    "the KV cache has the dtype of the weights; leave the option out": (
-        *("--kv-cache-dtype", "--calculate-kv-scales", "--mamba-cache-dtype", "--mamba-ssm-cache-dtype"),
-        *("--mamba-block-size", "--mamba-cache-mode", "--kv-cache-dtype-skip-layers"),
+    "with --kv-cache-dtype all layers have 8 bits, with scales of each token's own; leave the option out": (
+        *("--calculate-kv-scales", "--kv-cache-dtype-skip-layers"),
+    ),
+    "recurrent states have the dtype of the weights; leave the option out": (
+        *("--mamba-cache-dtype", "--mamba-ssm-cache-dtype", "--mamba-block-size", "--mamba-cache-mode"),
     ),
     "there is one sequence of layers per process; use --tensor-parallel-size": ("--pipeline-parallel-size", "-pp"),
     _PARALLEL: (

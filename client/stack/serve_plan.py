@@ -40,6 +40,7 @@ class ServeOptions:
     block_size: int = 0
     enable_prefix_caching: bool = True
     kv_cache_mb: int = 512
+    kv_cache_dtype: str = "auto"
     chat_template: str = ""
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
@@ -53,7 +54,8 @@ class ServeOptions:
 
 _VERIFIER_OPTIONS = (
     *("served_model_name", "max_model_len", "tensor_parallel_size", "enforce_eager", "max_num_seqs"),
-    *("max_num_batched_tokens", "block_size", "enable_prefix_caching", "kv_cache_mb", "otlp_traces_endpoint"),
+    *("max_num_batched_tokens", "block_size", "enable_prefix_caching", "kv_cache_mb", "kv_cache_dtype"),
+    "otlp_traces_endpoint",
 )
 _GATEWAY_OPTIONS = (
     *("served_model_name", "chat_template", "tool_call_parser", "reasoning_parser", "per_request_spec_decode_metrics"),

@@ -125,6 +125,11 @@ SERVE_OPTIONS: Mapping[str, tuple[str, str, str]] = {
     "--max-num-seqs": ("verifier_service", "--max-num-seqs", "more are refused there, not queued; the gateway retries"),
     "--max-num-batched-tokens": ("verifier_service", "--max-num-batched-tokens", ""),
     "--block-size": ("verifier_service", "--block-size", ""),
+    "--kv-cache-dtype": (
+        "verifier_service",
+        "--kv-cache-dtype",
+        "`auto`, `fp8` (e4m3) or `int8`, always with a scale per token and head",
+    ),
     "--kv-cache-memory-bytes": ("verifier_service", "--kv-cache-mb", "in MiB"),
     "--gpu-memory-utilization": (
         "verifier_service",
@@ -163,12 +168,12 @@ SERVE_OPTIONS: Mapping[str, tuple[str, str, str]] = {
 LLM_ARGUMENTS: Mapping[str, Any] = {
     **dict.fromkeys(("model", "speculative_config", "dtype", "seed", "max_model_len", "tensor_parallel_size"), None),
     **dict.fromkeys(("enforce_eager", "enable_prefix_caching", "max_num_seqs", "max_num_batched_tokens"), None),
+    "kv_cache_dtype": None,
     **dict.fromkeys(("gpu_memory_utilization", "swap_space", "compilation_config", "disable_log_stats"), 1),
     **dict.fromkeys(("revision", "generation_config", "override_generation_config"), None),
     "tokenizer": "other",
     "trust_remote_code": True,
     "quantization": "awq",
-    "kv_cache_dtype": "fp8",
     "pipeline_parallel_size": 2,
     "enable_lora": True,
     "hf_overrides": {"x": 1},

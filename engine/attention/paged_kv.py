@@ -2,7 +2,7 @@
 
 Of a layer that caches latents the values are a view of the keys.
 
-A slot is `block_id * block_size + offset`.
+A slot is `block_id * block_size + offset`. With an 8-bit dtype they are codes with their scales (kernels/kv_codes).
 Not here: block ownership (block_manager), writing and reading rows (kernels).
 """
 
@@ -15,7 +15,10 @@ import numpy as np
 import torch
 
 from outrider.engine.attention.ops import AttentionOps, LayerShape
+from outrider.kernels.kv_codes.layout import LARGEST_CODE, head_bytes, view_codes
 
+CODE_DTYPES = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}  # by the names of shared/kv_cache_dtypes
+CODE_NAMES = {dtype: name for name, dtype in CODE_DTYPES.items()}
 DEFAULT_BLOCK_SIZE = 16  # positions
 _ALIGNMENT = 64  # bytes; a cache line, like torch's allocator
 
@@ -38,16 +41,12 @@ class PagedKVCache:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.dtype = dtype
+        self.num_bytes = num_blocks * bytes_per_block(layer_shapes, block_size, dtype)
         self._ops = ops
         # Zeros, not `empty`: a stale NaN at a masked position, times a zero weight, would still be NaN.
         self.layers: list[tuple[torch.Tensor, torch.Tensor]] = [
             _layer(shape, (num_blocks, shape.num_kv_heads, block_size), dtype, device) for shape in layer_shapes
         ]
-
-    @property
-    def num_bytes(self) -> int:
-        apart = (values.nbytes for keys, values in self.layers if values.data_ptr() != keys.data_ptr())
-        return sum(keys.nbytes for keys, _values in self.layers) + sum(apart)
 
     def move(self, source_slots: torch.Tensor, target_slots: torch.Tensor) -> None:
         """Copy slots (int64 [N] each) in every layer; reads all sources before it writes any target."""
@@ -63,10 +62,21 @@ def _layer(
     shape: LayerShape, places: tuple[int, int, int], dtype: torch.dtype, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values of one layer. places: blocks, heads, slots of a block."""
+    if dtype in LARGEST_CODE:
+        if shape.values_in_keys:
+            raise ValueError(f"{shape.module_name} caches latents, which have no 8-bit codes")
+        keys, values = (_codes(places, dim, dtype, device) for dim in (shape.key_dim, shape.value_dim))
+        return keys, values
     keys = zeros((*places, shape.key_dim), dtype, device)
     if shape.values_in_keys:
         return keys, keys[..., : shape.value_dim]
     return keys, zeros((*places, shape.value_dim), dtype, device)
+
+
+def _codes(places: tuple[int, int, int], dim: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Codes and scales of zeros."""
+    *heads, block_size = places
+    return view_codes(zeros((*heads, head_bytes(block_size, dim)), torch.uint8, device), block_size, dim, dtype)
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -80,7 +90,10 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> t
 
 
 def bytes_per_block(layer_shapes: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block over all layers, keys and values."""
+    """Bytes of one block over all layers: keys and values, and the scales of codes."""
+    if dtype in LARGEST_CODE:
+        dims = ((shape.num_kv_heads, dim) for shape in layer_shapes for dim in (shape.key_dim, shape.value_dim))
+        return sum(num_heads * head_bytes(block_size, dim) for num_heads, dim in dims)
     own_values = (0 if shape.values_in_keys else shape.value_dim for shape in layer_shapes)
     pairs = zip(layer_shapes, own_values, strict=True)
     per_token = sum(shape.num_kv_heads * (shape.key_dim + own) for shape, own in pairs)

@@ -17,12 +17,14 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from outrider.engine.attention.layer import AttentionProbe, PagedContext, UnsupportedAttention
 from outrider.engine.attention.ops import AttentionOps, LayerShape
+from outrider.engine.attention.paged_kv import CODE_DTYPES
 from outrider.engine.errors import ModelRefused
 from outrider.engine.model.weight_files import stored_tensors
 from outrider.engine.recurrent.states import RecurrentShape
 from outrider.shared.checkpoint.file_names import linked_parts, weight_files
 from outrider.shared.checkpoint.quantization import read_quantization, require_readable
 from outrider.shared.errors import ConfigError
+from outrider.shared.kv_cache_dtypes import KV_CACHE_DTYPES
 
 # vLLM's names -> what the model computes in. No kernel computes in float16.
 _SERVED_DTYPES = {
@@ -103,6 +105,19 @@ def resolve_dtype(path: str, config: Any, requested: str) -> torch.dtype:
         cause = f"its weights are {name}, which the kernels do not compute in"
         raise ModelRefused(path, cause, 'set dtype="bfloat16" or dtype="float32"')
     return _SERVED_DTYPES[name]
+
+
+def resolve_kv_codes(path: str, config: Any, requested: str) -> torch.dtype | None:
+    """The dtype of the KV cache's codes; None for "auto", a cache in the model's dtype. Needs no weights."""
+    if requested not in KV_CACHE_DTYPES:
+        choices = ", ".join(KV_CACHE_DTYPES)
+        raise ModelRefused(path, f"kv_cache_dtype={requested!r} is not served", f"choose one of {choices}")
+    if KV_CACHE_DTYPES[requested] == "auto":
+        return None
+    if getattr(config.get_text_config(), "kv_lora_rank", None):
+        cause = f"kv_cache_dtype={requested}: its attention caches latents (kv_lora_rank), not keys and values of heads"
+        raise ModelRefused(path, cause, "set kv_cache_dtype=auto; latents are small as they are")
+    return CODE_DTYPES[KV_CACHE_DTYPES[requested]]
 
 
 def rounds_to_float16(requested: str) -> bool:

@@ -56,6 +56,7 @@ def load_model(
     on_progress: Callable[[str], None] | None = None,
     collectives: Collectives | None = None,
     make_model: MakeModel | None = None,
+    kv_cache_dtype: str = "auto",
 ) -> LoadedModel:
     """Load a checkpoint by its folder, .gguf file or Hub id; no code from the checkpoint is run.
 
@@ -63,7 +64,8 @@ def load_model(
     float32. device: "auto", "cpu" or "cuda". num_threads: torch's thread count, for the process. row_invariant=False
     keeps transformers' linears, lean=False its other modules: for comparisons only. collectives: load this rank's share
     of a tensor-parallel model, on every rank (see tensor_parallel/leader). make_model: makes the weights; path then
-    needs only the config (for measurements).
+    needs only the config (for measurements). kv_cache_dtype: "auto" (the model's), or a name of
+    shared/kv_cache_dtypes for 8 bits.
     Raises ConfigError (no such model), ModelRefused (with cause and fix) and BackendUnavailable.
     """
     report = on_progress or (lambda _message: None)
@@ -76,6 +78,7 @@ def load_model(
     config = model_guards.read_config(path)
     model_guards.require_supported_architecture(path, config)
     max_len = model_guards.resolve_max_model_len(path, config, max_model_len)
+    kv_code_dtype = model_guards.resolve_kv_codes(path, config, kv_cache_dtype)
     if make_model is None:
         model_guards.require_weight_files(path)
     torch_dtype = model_guards.resolve_dtype(path, config, dtype)
@@ -144,6 +147,7 @@ def load_model(
         row_invariance=invariance,
         lean=lean_report,
         recurrent_shapes=tuple(recurrent_shapes),
+        kv_code_dtype=kv_code_dtype,
     )
     give_back_freed_memory()  # what reading and packing took: 220 MB for 490 MB of GGUF
     report("warming up the attention kernels")

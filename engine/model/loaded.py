@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from outrider.engine.attention.ops import AttentionOps, LayerShape
-from outrider.engine.attention.paged_kv import DEFAULT_BLOCK_SIZE, PagedKVCache, bytes_per_block
+from outrider.engine.attention.paged_kv import CODE_NAMES, DEFAULT_BLOCK_SIZE, PagedKVCache, bytes_per_block
 from outrider.engine.errors import ModelRefused
 from outrider.engine.model.lean.make_lean import LeanReport
 from outrider.engine.model.row_invariance import RowInvarianceReport
@@ -65,6 +65,12 @@ class LoadedModel:
     lean: LeanReport | None = None  # None: loaded with row_invariant=False or lean=False
     leader: OtherRanks | None = None  # on rank 0 of a tensor-parallel model
     recurrent_shapes: tuple[RecurrentShape, ...] = ()  # of the recurrent layers, in order
+    kv_code_dtype: torch.dtype | None = None  # of an 8-bit KV cache; None: it has the model's dtype
+
+    @property
+    def kv_cache_name(self) -> str:
+        """What the KV cache holds: "bfloat16", "float32", "fp8" or "int8"."""
+        return str(self.dtype).removeprefix("torch.") if self.kv_code_dtype is None else CODE_NAMES[self.kv_code_dtype]
 
     def make_cache(self, num_blocks: int, block_size: int = DEFAULT_BLOCK_SIZE) -> PagedKVCache:
         """A zeroed cache of num_blocks blocks for all layers."""
@@ -73,7 +79,7 @@ class LoadedModel:
             self.layer_shapes,
             num_blocks=num_blocks,
             block_size=block_size,
-            dtype=self.dtype,
+            dtype=self.kv_code_dtype or self.dtype,
             device=self.device,
             ops=self.attention_ops,
         )
@@ -101,7 +107,7 @@ class LoadedModel:
 
     def bytes_per_block(self, block_size: int = DEFAULT_BLOCK_SIZE) -> int:
         """Bytes of one block over all layers, of this rank's share."""
-        return bytes_per_block(self.layer_shapes, block_size, self.dtype)
+        return bytes_per_block(self.layer_shapes, block_size, self.kv_code_dtype or self.dtype)
 
     def decoder_layer(self, layer: int) -> torch.nn.Module:
         """The module whose output is the residual stream after `layer`."""

@@ -25,6 +25,7 @@ class LoadSpec:
     attention_backend: str
     max_model_len: int | None
     num_threads: int
+    kv_cache_dtype: str = "auto"
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,8 @@ from outrider.kernels.cpu import team as cpu_team
 from outrider.kernels.cpu.record import record_types
 from outrider.kernels.cpu.simd import copy_bytes, load_i64, store_i64
 from outrider.kernels.errors import KernelArgumentError
+from outrider.kernels.kv_codes.layout import is_coded, scales_of
+from outrider.kernels.kv_write.cpu_codes import write_codes
 
 
 class _CopyFields(NamedTuple):
@@ -94,8 +96,12 @@ def kv_write(
 ) -> None:
     """Write key [T, Hkv, D] and value [T, Hkv, Dv] to the slots slot_mapping (int64 [T], distinct; -1: padding).
 
+    Into a cache of 8-bit codes, codes and scales of the rows are written (kernels/kv_codes).
     Raises KernelArgumentError; if for a bad slot, the other rows have been written.
     """
+    if is_coded(key_cache):
+        write_codes(key, value, key_cache, value_cache, _checked(slot_mapping))
+        return
     _copy(key, value, key_cache, value_cache, slot_mapping, into_cache=True)
 
 
@@ -108,6 +114,9 @@ def kv_move(
     """Copy slots source_slots to target_slots (int64 [N]); reads all before it writes any."""
     if source_slots.shape != target_slots.shape:
         raise KernelArgumentError("source_slots and target_slots must have the same length")
+    if is_coded(key_cache):
+        kv_move(scales_of(key_cache)[..., None], scales_of(value_cache)[..., None], source_slots, target_slots)
+        key_cache, value_cache = key_cache.view(torch.uint8), value_cache.view(torch.uint8)
     key, value = (
         torch.empty((source_slots.shape[0], cache.shape[1], cache.shape[3]), dtype=cache.dtype)
         for cache in (key_cache, value_cache)
@@ -125,9 +134,7 @@ def _copy(
     *,
     into_cache: bool,
 ) -> None:
-    if slots.dtype != torch.int64 or slots.dim() != 1 or slots.device.type != "cpu":
-        raise KernelArgumentError("slots must be an int64 vector on the CPU")
-    slots = slots.contiguous()
+    slots = _checked(slots)
     error = ctypes.c_int64()
     place = ctypes.addressof(error)
     records = _Records(
@@ -136,6 +143,12 @@ def _copy(
     outside, inside = ((key, value), (key_cache, value_cache))
     writes, reads = (inside, outside) if into_cache else (outside, inside)
     cpu_team.run(cpu_team.Work(_entry(), records, writes, (*reads, slots), error=error, errors=_ERRORS))
+
+
+def _checked(slots: torch.Tensor) -> torch.Tensor:
+    if slots.dtype != torch.int64 or slots.dim() != 1 or slots.device.type != "cpu":
+        raise KernelArgumentError("slots must be an int64 vector on the CPU")
+    return slots.contiguous()
 
 
 def _describe(

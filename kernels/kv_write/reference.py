@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import torch
 
+from outrider.kernels.kv_codes.layout import is_coded, parts_of
+from outrider.kernels.kv_codes.reference import encode
+
 
 def kv_write(
     key: torch.Tensor,
@@ -15,9 +18,17 @@ def kv_write(
     value_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
 ) -> None:
-    """Write key [T, Hkv, D] and value [T, Hkv, Dv] to the slots slot_mapping (int64 [T], distinct)."""
-    _scatter(key_cache, slot_mapping, key)
-    _scatter(value_cache, slot_mapping, value)
+    """Write key [T, Hkv, D] and value [T, Hkv, Dv] to the slots slot_mapping (int64 [T], distinct).
+
+    Into a cache of 8-bit codes, codes and scales of the rows are written (kernels/kv_codes).
+    """
+    for cache, rows in ((key_cache, key), (value_cache, value)):
+        if is_coded(cache):
+            codes, scales = encode(rows, cache.dtype)
+            for part, found in zip(parts_of(cache), (codes.view(torch.uint8), scales), strict=True):
+                _scatter(part, slot_mapping, found)
+        else:
+            _scatter(cache, slot_mapping, rows)
 
 
 def kv_move(
@@ -28,8 +39,9 @@ def kv_move(
 ) -> None:
     """Copy slots source_slots to target_slots (int64 [N]); reads all before it writes any."""
     for cache in (key_cache, value_cache):
-        block_ids, offsets = _split(source_slots, cache.shape[2])
-        _scatter(cache, target_slots, cache[block_ids, :, offsets])
+        for part in parts_of(cache):
+            block_ids, offsets = _split(source_slots, part.shape[2])
+            _scatter(part, target_slots, part[block_ids, :, offsets])
 
 
 def _split(slots: torch.Tensor, block_size: int) -> tuple[torch.Tensor, torch.Tensor]:

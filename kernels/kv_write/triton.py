@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 
 from outrider.kernels.errors import KernelArgumentError
+from outrider.kernels.kv_codes.layout import is_coded, scales_of
+from outrider.kernels.kv_write.triton_codes import write_codes
 
 
 @triton.jit
@@ -66,8 +68,16 @@ def kv_write(
 ) -> None:
     """Write key [T, Hkv, D] and value [T, Hkv, Dv] to the slots slot_mapping (int64 [T], distinct; -1: padding).
 
+    Into a cache of 8-bit codes, codes and scales of the rows are written (kernels/kv_codes).
     Raises KernelArgumentError.
     """
+    if is_coded(key_cache):
+        _check_slots(slot_mapping)
+        _check(key, key_cache, slot_mapping)
+        _check(value, value_cache, slot_mapping)
+        if slot_mapping.shape[0]:
+            write_codes(key, value, key_cache, value_cache, slot_mapping)
+        return
     _launch(key, value, key_cache, value_cache, slot_mapping, into_cache=True)
 
 
@@ -83,6 +93,9 @@ def kv_move(
     """
     if source_slots.shape != target_slots.shape:
         raise KernelArgumentError("source_slots and target_slots must have the same length")
+    if is_coded(key_cache):
+        kv_move(scales_of(key_cache)[..., None], scales_of(value_cache)[..., None], source_slots, target_slots)
+        key_cache, value_cache = key_cache.view(torch.uint8), value_cache.view(torch.uint8)
     key, value = (
         cache.new_empty((source_slots.shape[0], cache.shape[1], cache.shape[3])) for cache in (key_cache, value_cache)
     )
@@ -99,8 +112,7 @@ def _launch(
     *,
     into_cache: bool,
 ) -> None:
-    if slots.dtype != torch.int64 or slots.dim() != 1 or not slots.is_contiguous():
-        raise KernelArgumentError("slots must be an int64 vector")
+    _check_slots(slots)
     _check(key, key_cache, slots)
     _check(value, value_cache, slots)
     num_blocks, num_heads, block_size, head_dim = key_cache.shape
@@ -118,10 +130,15 @@ def _launch(
     )  # fmt: skip
 
 
+def _check_slots(slots: torch.Tensor) -> None:
+    if slots.dtype != torch.int64 or slots.dim() != 1 or not slots.is_contiguous():
+        raise KernelArgumentError("slots must be an int64 vector")
+
+
 def _check(rows: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> None:
     if rows.shape != (slots.shape[0], cache.shape[1], cache.shape[3]):
         raise KernelArgumentError(f"rows {tuple(rows.shape)} do not fit slots or cache {tuple(cache.shape)}")
-    if rows.dtype != cache.dtype:
+    if rows.dtype != cache.dtype and not (is_coded(cache) and rows.dtype in (torch.bfloat16, torch.float32)):
         raise KernelArgumentError(f"rows ({rows.dtype}) and cache ({cache.dtype}) must agree")
     if rows.stride(-1) != 1 or cache.stride(-1) != 1:
         raise KernelArgumentError("rows and cache must be contiguous in their last dimension")

@@ -62,5 +62,6 @@ class PagedAttention(Protocol):
     ) -> torch.Tensor:
         """query [T, Hq, D] -> [T, Hq, Dv] in the dtype of query.
 
-        key_cache [num_blocks, Hkv, block_size, D] and value_cache [..., Dv] already hold the rows of the call.
+        key_cache [num_blocks, Hkv, block_size, D] and value_cache [..., Dv] already hold the rows of the call. Both may
+        be 8-bit codes (kernels/kv_codes); then the scores are those of codes times scales.
         """

@@ -1,8 +1,8 @@
 """Attention over a paged cache on the CPU, bitwise row-invariant.
 
-Checks the arguments, divides the work into items and runs them on threads; `cpu_items` and `cpu_tiles` are compiled. A
-row's output bits depend only on its query, on the keys and values it sees in logical order, and on its logical position
-(see `cpu_tiles`).
+Checks the arguments, divides the work into items and runs them on threads; `cpu_items`, `cpu_loading` and `cpu_tiles`
+are compiled. A row's output bits depend only on its query, on the keys and values it sees in logical order, and on its
+logical position (see `cpu_tiles`).
 
 Needs numba. The first call in a process loads the compiled code, or compiles it (6 s on a free core).
 """
@@ -22,11 +22,13 @@ from outrider.kernels.cpu import team as cpu_team
 from outrider.kernels.cpu.emitters import LANES, VECTOR_BYTES
 from outrider.kernels.cpu.record import record_types
 from outrider.kernels.errors import KernelArgumentError
-from outrider.kernels.paged_attention import cpu_call, cpu_items, cpu_tiles
+from outrider.kernels.kv_codes import cpu as kv_codes
+from outrider.kernels.kv_codes.layout import is_coded, parts_of, scales_of
+from outrider.kernels.paged_attention import cpu_call, cpu_items, cpu_loading, cpu_tiles
 from outrider.kernels.paged_attention.arguments import BatchTables, Scoring
 from outrider.kernels.paged_attention.cpu_call import ERRORS, CallFields
 from outrider.kernels.paged_attention.cpu_items import run_item
-from outrider.kernels.paged_attention.cpu_tiles import TILE
+from outrider.kernels.paged_attention.cpu_loading import TILE
 
 # query rows x heads of a group; work item, shares each loaded tile
 MAX_PACKED_ROWS = 64
@@ -46,7 +48,7 @@ def _make_entry(digest: int) -> Callable[[Any, int, int], None]:
 
 @functools.cache
 def _entry() -> int:
-    return cpu_team.compile_unit(_make_entry, (panel, cpu_call, cpu_tiles, cpu_items))
+    return cpu_team.compile_unit(_make_entry, (panel, kv_codes, cpu_call, cpu_loading, cpu_tiles, cpu_items))
 
 
 def paged_attention(
@@ -60,7 +62,7 @@ def paged_attention(
     team: cpu_team.ThreadTeam | None = None,
     plans: dict[Any, Any] | None = None,
 ) -> torch.Tensor:
-    """See `arguments.PagedAttention`; query and caches are bf16 or fp32, computed in fp32; D and Dv >= 16.
+    """See `arguments.PagedAttention`; query is bf16 or fp32, caches too or coded, computed in fp32; D and Dv >= 16.
 
     num_threads: default torch's. plans: a dict, initially empty, that the caller passes to all calls with these same
     tables (the layers of a forward): checks and layout are then done once.
@@ -87,8 +89,9 @@ def paged_attention(
     call.out, call.error = out.data_ptr(), ctypes.addressof(error)
     call.sinks = 0 if sink_logits is None else sink_logits.data_ptr()
     call.scratch = cpu_team.scratch(call.scratch_stride, plan.num_threads)
+    reads = (query, *parts_of(key_cache), *parts_of(value_cache))
     work = cpu_team.Work(
-        _entry(), call, (out,), (query, key_cache, value_cache), plan.num_items, plan.num_threads,
+        _entry(), call, (out,), reads, plan.num_items, plan.num_threads,
         error, ERRORS, keeps=(plan, sink_logits),
     )  # fmt: skip
     cpu_team.run(work, team)
@@ -145,7 +148,7 @@ def _tensor_fields(query: torch.Tensor, key_cache: torch.Tensor, value_cache: to
     for name, tensor, num_dims in (("query", query, 3), ("key_cache", key_cache, 4), ("value_cache", value_cache, 4)):
         if tensor.dim() != num_dims or tensor.device.type != "cpu":
             raise KernelArgumentError(f"{name} must be a {num_dims}-dimensional tensor on the CPU")
-        if tensor.dtype not in (torch.bfloat16, torch.float32):
+        if tensor.dtype not in (torch.bfloat16, torch.float32) and (name == "query" or not is_coded(tensor)):
             raise KernelArgumentError(f"{name} is {tensor.dtype}; the CPU kernel takes bfloat16 and float32")
         if tensor.shape[-1] < LANES or tensor.stride(-1) != 1:
             raise KernelArgumentError(f"{name} must have at least {LANES} contiguous elements per head")
@@ -155,6 +158,9 @@ def _tensor_fields(query: torch.Tensor, key_cache: torch.Tensor, value_cache: to
     if query.shape[2] != head_dim or query.shape[1] % num_kv_heads:
         raise KernelArgumentError(f"query {tuple(query.shape)} does not fit key_cache {tuple(key_cache.shape)}")
     group = query.shape[1] // num_kv_heads
+    scales_at = [0, 0]
+    if is_coded(key_cache):
+        scales_at = [scales_of(cache).data_ptr() - cache.data_ptr() for cache in (key_cache, value_cache)]
     if num_kv_heads == 1:
         # As if each part of the heads had a key/value head of its own, in the same place: its stride is 0.
         group = _heads_per_item(group)
@@ -165,7 +171,9 @@ def _tensor_fields(query: torch.Tensor, key_cache: torch.Tensor, value_cache: to
         "query_is_bf16": int(query.dtype == torch.bfloat16),
         "query_row_stride": query.stride(0) * query.element_size(),
         "query_head_stride": query.stride(1) * query.element_size(),
-        "cache_is_bf16": int(key_cache.dtype == torch.bfloat16),
+        "cache_kind": kv_codes.KINDS[key_cache.dtype],
+        "key_scales_at": scales_at[0],
+        "value_scales_at": scales_at[1],
         "num_blocks": num_blocks,
         "block_size": block_size,
         "num_kv_heads": num_kv_heads,
@@ -238,7 +246,9 @@ def _lay_out_scratch(rows: int, head_dim: int, value_dim: int) -> dict[str, int]
         "at_sums": rows * padded_value_dim * 4,
         "at_norms": rows * VECTOR_BYTES,
         "at_ranges": rows * 16,
-        "at_slots": 2 * TILE * 8,
+        "at_slots": 4 * TILE * 8,
+        "at_key_scales": TILE * 4,
+        "at_value_scales": TILE * 4,
         "at_maxima": rows * 4,
     }
     offsets: dict[str, int] = {}

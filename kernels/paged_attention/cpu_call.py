@@ -23,7 +23,9 @@ class CallFields(NamedTuple):
     value_block_stride: int
     value_head_stride: int
     value_slot_stride: int
-    cache_is_bf16: int
+    cache_kind: int  # of kv_codes.cpu.KINDS
+    key_scales_at: int  # from a head's codes to their scales, fp32 [block_size]; 0: the cache is not coded
+    value_scales_at: int
     num_blocks: int
     block_size: int
     num_kv_heads: int
@@ -52,7 +54,9 @@ class CallFields(NamedTuple):
     at_norms: int  # [rows, LANES]: sums of weights so far, per lane
     at_maxima: int  # [rows]
     at_ranges: int  # int64 [rows, 2]: half-open range of logical positions
-    at_slots: int  # int64 [2, TILE]: addresses of the tile's keys and values
+    at_slots: int  # int64 [4, TILE]: addresses of the tile's keys and values; if they are codes, of their scales
+    at_key_scales: int  # [TILE]; used if the cache is coded
+    at_value_scales: int  # [TILE]
     scaling: float
     softcap: float  # 0: none
 

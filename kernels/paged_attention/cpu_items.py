@@ -1,8 +1,9 @@
 """Work items of CPU attention, compiled: the rows of a query tile with all query heads of one key/value head.
 
-Selects the tiles that an item visits and their contents; `cpu_tiles` does the arithmetic. Chain rows share each loaded
-tile; tree rows do so up to the tile in which the tree begins. From there on each tree row gets its own tiles, with its
-ancestors gathered in logical order: it computes exactly what the same tokens compute as a chain.
+Selects the tiles that an item visits and their contents; `cpu_loading` loads them, `cpu_tiles` does the arithmetic.
+Chain rows share each loaded tile; tree rows do so up to the tile in which the tree begins. From there on each tree row
+gets its own tiles, with its ancestors gathered in logical order: it computes exactly what the same tokens compute as a
+chain.
 """
 
 from __future__ import annotations
@@ -27,10 +28,8 @@ from outrider.kernels.cpu.simd import (
     vstore_bf16,
 )
 from outrider.kernels.paged_attention.cpu_call import ERROR_PARENT, Call
-from outrider.kernels.paged_attention.cpu_tiles import (
-    NO_SCORE,
+from outrider.kernels.paged_attention.cpu_loading import (
     TILE,
-    _attend_tile,
     _block_addresses,
     _fill_slot,
     _fill_slots,
@@ -38,6 +37,7 @@ from outrider.kernels.paged_attention.cpu_tiles import (
     _load_tile,
     _padded_bytes,
 )
+from outrider.kernels.paged_attention.cpu_tiles import NO_SCORE, _attend_tile
 
 
 @njit
@@ -129,8 +129,9 @@ def _attend_tree_row(call, scratch, session, kv_head, row, packed, context_len):
         node, at = row, position
         while at >= tree_position and at >= tile_begin:
             if at < tile_end:
-                key, value = _block_addresses(call, session, kv_head, context_len + node)
-                _fill_slot(call, scratch, at - tile_begin, key, value)
+                index = context_len + node
+                key, value = _block_addresses(call, session, kv_head, index)
+                _fill_slot(call, scratch, at - tile_begin, index, key, value)
             node, at = load_i32(parents + 4 * node), at - 1
         _load_tile(call, scratch, tile_end - tile_begin)
         _attend_tile(call, scratch, packed, packed + call.group, tile_begin)

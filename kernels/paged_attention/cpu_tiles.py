@@ -5,6 +5,10 @@ multiples of TILE, whatever the query tile. All arithmetic is `simd` and `panel`
 operations. No element outside a row's visible range takes part, not even with weight zero. Rows share only the loading
 of a tile.
 
+Of 8-bit codes (kernels/kv_codes) a tile holds the codes themselves, widened exactly. A key's scale multiplies its
+score, before the softcap; a value's scale multiplies its weight, after the weight was added to the norm. Either is one
+rounding, of one row's element by a number of that key or value, so the three rules hold here too.
+
 Strides are in bytes. Packed row r is query row row_begin + r // group, query head kv_head * group + r % group.
 """
 
@@ -13,26 +17,17 @@ from __future__ import annotations
 from numba import njit
 
 from outrider.kernels.cpu.emitters import LANES, VECTOR_BYTES
-from outrider.kernels.cpu.panel import (
-    make_panel,
-    transposing_load_bf16,
-    transposing_load_bf16_pairs,
-    transposing_load_f32,
-)
+from outrider.kernels.cpu.panel import make_panel
 from outrider.kernels.cpu.simd import (
     hmax,
     load_f32,
-    load_i32,
     load_i64,
-    prefetch,
     store_f32,
-    store_i64,
     vadd,
     vdiv,
     vexp,
     vkeep,
     vload,
-    vload_bf16,
     vmax,
     vmul,
     vsplat,
@@ -40,10 +35,8 @@ from outrider.kernels.cpu.simd import (
     vsub,
     vtanh,
 )
-from outrider.kernels.paged_attention.cpu_call import ERROR_BLOCK
+from outrider.kernels.paged_attention.cpu_loading import TILE, TILE_BYTES, _padded_bytes
 
-TILE = 64  # logical positions
-TILE_BYTES = 4 * TILE
 ROW_BLOCK = 4  # packed rows of a panel
 NO_SCORE = -1e30  # initial maximum; finite, so that differences are not NaN
 
@@ -56,90 +49,10 @@ _sums_row = make_panel(1, 1, accumulate=True)
 
 
 @njit
-def _padded_bytes(num_floats):  # type: ignore[no-untyped-def]
-    return (num_floats + LANES - 1) // LANES * VECTOR_BYTES
-
-
-@njit
-def _load(address, is_bf16):  # type: ignore[no-untyped-def]
-    return vload_bf16(address) if is_bf16 else vload(address)
-
-
-@njit
-def _block_addresses(call, session, kv_head, index):  # type: ignore[no-untyped-def]
-    """Addresses of the key and the value at a cache index of a session."""
-    table = call.block_tables + session * call.block_table_stride
-    block = load_i32(table + index // call.block_size * 4)
-    if block < 0 or block >= call.num_blocks:
-        store_i64(call.error, ERROR_BLOCK)
-        block = 0
-    within = index % call.block_size
-    key = call.key_cache + block * call.key_block_stride + kv_head * call.key_head_stride
-    value = call.value_cache + block * call.value_block_stride + kv_head * call.value_head_stride
-    return key + within * call.key_slot_stride, value + within * call.value_slot_stride
-
-
-@njit
-def _fill_slot(call, scratch, place, key, value):  # type: ignore[no-untyped-def]
-    """List one key and value as part of the next tile."""
-    store_i64(scratch + call.at_slots + 8 * place, key)
-    store_i64(scratch + call.at_slots + 8 * (TILE + place), value)
-
-
-@njit
-def _fill_slots(call, scratch, session, kv_head, tile_begin, tile_end):  # type: ignore[no-untyped-def]
-    """List the keys and values at cache indices [tile_begin, tile_end), and prefetch them."""
-    element = 2 if call.cache_is_bf16 else 4
-    key_bytes, value_bytes = call.head_dim * element, call.value_dim * element
-    index = tile_begin
-    while index < tile_end:
-        key, value = _block_addresses(call, session, kv_head, index)
-        block_end = min(index - index % call.block_size + call.block_size, tile_end)
-        while index < block_end:
-            _fill_slot(call, scratch, index - tile_begin, key, value)
-            # Blocks are scattered. 16 sessions of 1,000 tokens, 16 heads of 64 (64 MB), one thread: 10.5 -> 8.9 ms;
-            # one session, in cache: 0.29 -> 0.31 ms.
-            for line in range(0, key_bytes, 64):
-                prefetch(key + line)
-            for line in range(0, value_bytes, 64):
-                prefetch(value + line)
-            key, value, index = key + call.key_slot_stride, value + call.value_slot_stride, index + 1
-
-
-@njit
-def _load_tile(call, scratch, num_places):  # type: ignore[no-untyped-def]
-    """Load the listed keys, transposed to [head_dim, TILE], and values [TILE, value_dim] as fp32."""
-    # Read once: the compiler would reload the fields of `call` after each store.
-    is_bf16, head_dim, value_dim = call.cache_is_bf16 != 0, call.head_dim, call.value_dim
-    slots, keys, values = scratch + call.at_slots, scratch + call.at_keys, scratch + call.at_values
-    # Padding is loaded and masked: any readable address will do.
-    for place in range(num_places, (num_places + LANES - 1) // LANES * LANES):
-        store_i64(slots + 8 * place, load_i64(slots))
-    paired = 0
-    if is_bf16:
-        # Half the shuffles: 12 layers of 16 sessions x 8 rows x 1,000 tokens x 16 heads of 64, 2 threads: 103 -> 95 ms.
-        paired = head_dim - head_dim % (2 * LANES)
-    for place in range(0, num_places, LANES):
-        for d in range(0, paired, 2 * LANES):
-            transposing_load_bf16_pairs(slots + 8 * place, 2 * d, keys + d * TILE_BYTES + 4 * place, TILE_BYTES)
-        for column in range(paired, head_dim, LANES):
-            # If the head size is no multiple of 16, the last vector overlaps the previous one.
-            d = min(column, head_dim - LANES)
-            target = keys + d * TILE_BYTES + 4 * place
-            if is_bf16:
-                transposing_load_bf16(slots + 8 * place, 2 * d, target, TILE_BYTES)
-            else:
-                transposing_load_f32(slots + 8 * place, 4 * d, target, TILE_BYTES)
-    stride = _padded_bytes(value_dim)
-    for place in range(num_places):
-        source = load_i64(slots + 8 * (TILE + place))
-        target = values + place * stride
-        for column in range(0, value_dim, LANES):
-            d = min(column, value_dim - LANES)
-            if is_bf16:
-                vstore(target + 4 * d, vload_bf16(source + 2 * d))
-            else:
-                vstore(target + 4 * d, vload(source + 4 * d))
+def _multiply(scores, scales):  # type: ignore[no-untyped-def]
+    """One row's scores or weights times the tile's scales. Those of places that the row does not see are arbitrary."""
+    for lane in range(0, TILE_BYTES, VECTOR_BYTES):
+        vstore(scores + lane, vmul(vload(scores + lane), vload(scales + lane)))
 
 
 @njit
@@ -147,6 +60,8 @@ def _softmax_row(call, scratch, row, first, last):  # type: ignore[no-untyped-de
     """Online softmax step: scores of places [first, last) to weights; update the row's maximum, norm and sums."""
     scores = scratch + call.at_scores + row * TILE_BYTES
     maximum = load_f32(scratch + call.at_maxima + 4 * row)
+    if call.key_scales_at > 0:
+        _multiply(scores, scratch + call.at_key_scales)
     if call.softcap > 0.0 or first > 0 or last < TILE:
         for lane in range(0, TILE, LANES):
             part = vload(scores + 4 * lane)
@@ -175,6 +90,8 @@ def _softmax_row(call, scratch, row, first, last):  # type: ignore[no-untyped-de
     vstore(scores + 2 * VECTOR_BYTES, c)
     vstore(scores + 3 * VECTOR_BYTES, d)
     vstore(norms, vadd(vadd(vadd(vadd(norm, a), b), c), d))
+    if call.value_scales_at > 0:
+        _multiply(scores, scratch + call.at_value_scales)
 
 
 @njit

@@ -10,6 +10,8 @@ from itertools import pairwise
 import torch
 
 from outrider.kernels.errors import KernelArgumentError
+from outrider.kernels.kv_codes.layout import is_coded
+from outrider.kernels.kv_codes.reference import decode
 from outrider.kernels.paged_attention.arguments import BatchTables, Scoring
 
 
@@ -46,6 +48,7 @@ def paged_attention(
     """See `arguments.PagedAttention`."""
     block_tables, context_lens, query_starts, tree_starts, parents = tables
     num_kv_heads, block_size = key_cache.shape[1], key_cache.shape[2]
+    key_cache, value_cache = (decode(cache) if is_coded(cache) else cache for cache in (key_cache, value_cache))
     out = query.new_zeros((query.shape[0], query.shape[1], value_cache.shape[3]))
     starts, contexts, trees = query_starts.tolist(), context_lens.tolist(), tree_starts.tolist()
     for session, (first, last) in enumerate(pairwise(starts)):

@@ -23,9 +23,11 @@ import triton
 import triton.language as tl
 
 from outrider.kernels.errors import KernelArgumentError
+from outrider.kernels.kv_codes.layout import is_coded
+from outrider.kernels.kv_codes.triton import as_arguments
 from outrider.kernels.paged_attention.arguments import BatchTables, Scoring
 from outrider.kernels.paged_attention.triton_combine import combine_splits
-from outrider.kernels.paged_attention.triton_splits import attend_splits
+from outrider.kernels.paged_attention.triton_splits import E4M3, INT8, attend_splits
 
 # positions per split; determines the bits, so it must not depend on load
 SPLIT = 512
@@ -35,6 +37,7 @@ MAX_SPLIT_PROGRAMS = 32
 MAX_PART_BYTES = 256 << 20
 _LOG2E = math.log2(math.e)
 _DTYPES = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
+_CODES = {torch.int8: INT8.value, torch.float8_e4m3fn: E4M3.value}
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,9 @@ def paged_attention(
     tables: BatchTables,
     scoring: Scoring,
 ) -> torch.Tensor:
-    """See `arguments.PagedAttention`; query and caches are bf16 or fp32.
+    """See `arguments.PagedAttention`; query is bf16 or fp32, caches too or coded. Codes are computed with in the
+    query's dtype, which holds them exactly; their scales are fp32 factors of single scores and weights, so a row's bits
+    depend on no more than without them.
 
     Rows from query_starts[-1] on are padding: not computed, their output unspecified. Raises KernelArgumentError for
     wrong shapes and dtypes; the contents of the tables are not checked.
@@ -100,13 +105,15 @@ def paged_attention(
     out = query.new_empty((num_rows, num_heads, value_dim))
     if num_rows == 0 or num_sessions == 0:
         return out
-    compute_dtype = query.dtype if query.dtype == key_cache.dtype else torch.float32
+    codes = _CODES.get(key_cache.dtype, 0)
+    compute_dtype = query.dtype if codes or query.dtype == key_cache.dtype else torch.float32
     rest_dim = _rest_dim(key_cache, value_cache)
     if rest_dim:
         # Blocks of heads as heads of their own over the same keys: one tile cannot hold all.
         num_kv_heads = num_heads // math.gcd(num_heads, 32 if compute_dtype == torch.bfloat16 else 16)
         key_cache = key_cache.expand(-1, num_kv_heads, -1, -1)
         value_cache = key_cache
+    (keys, key_scales), (values, value_scales) = as_arguments(key_cache), as_arguments(value_cache)
     group = num_heads // num_kv_heads
     config = tile_config(group, head_dim, value_dim, compute_dtype)
     if rest_dim:
@@ -120,7 +127,7 @@ def paged_attention(
     num_programs = 1 if is_fused else min(num_splits, MAX_SPLIT_PROGRAMS)
     padded_value_dim = max(16, triton.next_power_of_2(value_dim))
     attend_splits[num_rows // config.rows + num_sessions, num_kv_heads, num_programs](
-        query, key_cache, value_cache, out, part_sums, part_states, sink_logits, *tables,
+        query, keys, values, key_scales, value_scales, out, part_sums, part_states, sink_logits, *tables,
         num_sessions, num_splits, num_heads, block_tables.stride(0), *query.stride()[:2],
         *key_cache.stride()[:3], *value_cache.stride()[:3], *window, *_score_factors(scaling, softcap),
         GROUP=group, ROWS=config.rows, BLOCK_M=config.block_m, BLOCK_N=config.block_n, SPLIT=SPLIT,
@@ -129,7 +136,8 @@ def paged_attention(
         REST_DIM=rest_dim, PADDED_REST_DIM=max(16, triton.next_power_of_2(max(1, rest_dim))),
         VALUE_DIM=value_dim, PADDED_VALUE_DIM=padded_value_dim, COMPUTE=_DTYPES[compute_dtype],
         HAS_WINDOW=window[0] > 0, HAS_SOFTCAP=softcap is not None, HAS_SINKS=sinks is not None,
-        IS_FUSED=is_fused, num_warps=config.num_warps, num_stages=config.num_stages, enable_fp_fusion=False,
+        IS_FUSED=is_fused, CODES=codes,
+        num_warps=config.num_warps, num_stages=config.num_stages, enable_fp_fusion=False,
     )  # fmt: skip
     if not is_fused:
         combine_splits[num_rows, num_heads](
@@ -157,7 +165,8 @@ def _check(
     scoring: Scoring,
 ) -> None:
     for name, tensor, num_dims in (("query", query, 3), ("key_cache", key_cache, 4), ("value_cache", value_cache, 4)):
-        if tensor.dim() != num_dims or tensor.dtype not in _DTYPES or tensor.stride(-1) != 1:
+        is_known = tensor.dtype in _DTYPES or (name != "query" and is_coded(tensor))
+        if tensor.dim() != num_dims or not is_known or tensor.stride(-1) != 1:
             raise KernelArgumentError(
                 f"{name} must be bfloat16 or float32, {num_dims}-dimensional and contiguous in its last dimension"
             )

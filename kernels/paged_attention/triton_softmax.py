@@ -15,14 +15,19 @@ from outrider.kernels.triton_numbers import INTERPRETED, dot_in_fp32, round_to
 
 @triton.jit
 def _attend_block(  # type: ignore[no-untyped-def]
-    maximum, norm, sums, query, key, value, rest_query, rest_key, visible, score_scale, score_cap,
-    HAS_SOFTCAP: tl.constexpr, HAS_REST: tl.constexpr,
+    maximum, norm, sums, query, key, value, key_scale, value_scale, rest_query, rest_key, visible, score_scale, score_cap,
+    HAS_SOFTCAP: tl.constexpr, HAS_REST: tl.constexpr, CODES: tl.constexpr,
 ):  # fmt: skip
     """One step of the online softmax. query [M, D], key [N, D], value [N, Dv], visible [M, N]; rest_query and rest_key:
-    further elements of both, if HAS_REST."""
+    further elements of both, if HAS_REST.
+
+    Of codes, key_scale [N] multiplies the scores, value_scale [N] the weights after the norm has added them.
+    """
     scores = dot_in_fp32(query, tl.trans(key), tl.zeros([query.shape[0], key.shape[0]], tl.float32))
     if HAS_REST:
         scores = dot_in_fp32(rest_query, tl.trans(rest_key), scores)
+    if CODES:
+        scores = scores * key_scale[None, :]
     scores = scores * score_scale
     if HAS_SOFTCAP:
         # tanh(x) = 1 - 2 / (exp(2x) + 1); exp(2x) may be inf or 0.
@@ -32,6 +37,8 @@ def _attend_block(  # type: ignore[no-untyped-def]
     decay, pivot = _decay(maximum, new_maximum)
     weights = tl.exp2(scores - pivot[:, None])
     norm = norm * decay + tl.sum(weights, 1)
+    if CODES:
+        weights = weights * value_scale[None, :]
     sums = dot_in_fp32(round_to(weights, value.dtype), value, sums * decay[:, None])
     return new_maximum, norm, sums
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from outrider.kernels.kv_codes.triton import widen
 from outrider.kernels.paged_attention.triton_softmax import (
     _attend_block,
     _bound,
@@ -24,17 +25,25 @@ from outrider.kernels.paged_attention.triton_softmax import (
 )
 from outrider.kernels.triton_numbers import round_to
 
+# What a cache holds: 0, no codes, else one of these.
+INT8, E4M3 = tl.constexpr(1), tl.constexpr(2)
+
 
 @triton.jit
 def _load_block(  # type: ignore[no-untyped-def]
     cache, index, is_loaded, table, block_stride, slot_stride,
     BLOCK_SIZE: tl.constexpr, DIM: tl.constexpr, PADDED_DIM: tl.constexpr, COMPUTE: tl.constexpr,
+    CODES: tl.constexpr,
 ):  # fmt: skip
-    """Rows of one head at cache indices index [N], as [N, PADDED_DIM]; zero where is_loaded is false."""
+    """Rows of one head at cache indices index [N], as [N, PADDED_DIM]; zero where is_loaded is false. Of codes, the
+    codes themselves: bf16 holds each exactly."""
     block_ids = tl.load(table + index // BLOCK_SIZE, mask=is_loaded, other=0).to(tl.int64)
     dim = tl.arange(0, PADDED_DIM)
     pointers = cache + (block_ids * block_stride + (index % BLOCK_SIZE) * slot_stride)[:, None] + dim[None, :]
-    if DIM == PADDED_DIM:
+    if CODES:
+        codes = tl.load(pointers, mask=is_loaded[:, None] & (dim < DIM)[None, :], other=0)
+        return widen(codes, CODES == E4M3).to(COMPUTE)
+    elif DIM == PADDED_DIM:
         return tl.load(pointers, mask=is_loaded[:, None], other=0.0).to(COMPUTE)
     else:
         return tl.load(pointers, mask=is_loaded[:, None] & (dim < DIM)[None, :], other=0.0).to(COMPUTE)
@@ -46,23 +55,38 @@ def _load_keys_and_values(  # type: ignore[no-untyped-def]
     value_slot_stride, BLOCK_SIZE: tl.constexpr, DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
     REST_DIM: tl.constexpr, PADDED_REST_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr, PADDED_VALUE_DIM: tl.constexpr, COMPUTE: tl.constexpr,
+    CODES: tl.constexpr,
 ):  # fmt: skip
     """Keys, values, and the elements of the keys from DIM on. With such a rest the values are the keys before it."""
     key = _load_block(
-        key_cache, index, is_loaded, table, key_block_stride, key_slot_stride, BLOCK_SIZE, DIM, PADDED_DIM, COMPUTE
-    )
+        key_cache, index, is_loaded, table, key_block_stride, key_slot_stride, BLOCK_SIZE, DIM, PADDED_DIM, COMPUTE,
+        CODES,
+    )  # fmt: skip
     if REST_DIM > 0:
         rest = _load_block(
             key_cache + DIM, index, is_loaded, table, key_block_stride, key_slot_stride,
-            BLOCK_SIZE, REST_DIM, PADDED_REST_DIM, COMPUTE,
+            BLOCK_SIZE, REST_DIM, PADDED_REST_DIM, COMPUTE, CODES,
         )  # fmt: skip
         return key, key, rest
     else:
         value = _load_block(
             value_cache, index, is_loaded, table, value_block_stride, value_slot_stride,
-            BLOCK_SIZE, VALUE_DIM, PADDED_VALUE_DIM, COMPUTE,
+            BLOCK_SIZE, VALUE_DIM, PADDED_VALUE_DIM, COMPUTE, CODES,
         )  # fmt: skip
         return key, value, key
+
+
+@triton.jit
+def _load_scales(  # type: ignore[no-untyped-def]
+    scales, index, is_loaded, table, block_stride,
+    BLOCK_SIZE: tl.constexpr, CODES: tl.constexpr,
+):  # fmt: skip
+    """Scales [N] of one head's rows at cache indices index [N]; block_stride in codes, of 1 byte. Unused: zeros."""
+    if CODES:
+        block_ids = tl.load(table + index // BLOCK_SIZE, mask=is_loaded, other=0).to(tl.int64)
+        return tl.load(scales + block_ids * (block_stride // 4) + index % BLOCK_SIZE, mask=is_loaded, other=0.0)
+    else:
+        return tl.zeros(index.shape, tl.float32)
 
 
 @triton.jit
@@ -94,7 +118,7 @@ def _tree_indices(position, row, last, context, tree_start, parents):  # type: i
 # Not specialised: these change from batch to batch and must not trigger compilation.
 @triton.jit(do_not_specialize=["num_sessions", "num_splits", "table_stride"])
 def attend_splits(  # type: ignore[no-untyped-def]
-    query, key_cache, value_cache, out, part_sums, part_states, sinks,
+    query, key_cache, value_cache, key_scales, value_scales, out, part_sums, part_states, sinks,
     block_tables, context_lens, query_starts, tree_starts, parents,
     num_sessions, num_splits, num_heads, table_stride, query_row_stride, query_head_stride,
     key_block_stride, key_head_stride, key_slot_stride, value_block_stride, value_head_stride, value_slot_stride,
@@ -104,6 +128,7 @@ def attend_splits(  # type: ignore[no-untyped-def]
     REST_DIM: tl.constexpr, PADDED_REST_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr, PADDED_VALUE_DIM: tl.constexpr, COMPUTE: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, IS_FUSED: tl.constexpr,
+    CODES: tl.constexpr,
 ):  # fmt: skip
     """Grid (T // ROWS + S tiles, Hkv, programs per tile).
 
@@ -127,6 +152,9 @@ def attend_splits(  # type: ignore[no-untyped-def]
     parents += start
     key_cache += kv_head.to(tl.int64) * key_head_stride
     value_cache += kv_head.to(tl.int64) * value_head_stride
+    if CODES:
+        key_scales += kv_head.to(tl.int64) * (key_head_stride // 4)
+        value_scales += kv_head.to(tl.int64) * (value_head_stride // 4)
 
     packed = tl.arange(0, BLOCK_M)
     row = first_row + packed // GROUP
@@ -184,11 +212,13 @@ def attend_splits(  # type: ignore[no-untyped-def]
             key, value, rest = _load_keys_and_values(
                 key_cache, value_cache, position, is_loaded, table, key_block_stride, key_slot_stride,
                 value_block_stride, value_slot_stride,
-                BLOCK_SIZE, DIM, PADDED_DIM, REST_DIM, PADDED_REST_DIM, VALUE_DIM, PADDED_VALUE_DIM, COMPUTE,
+                BLOCK_SIZE, DIM, PADDED_DIM, REST_DIM, PADDED_REST_DIM, VALUE_DIM, PADDED_VALUE_DIM, COMPUTE, CODES,
             )  # fmt: skip
+            key_scale = _load_scales(key_scales, position, is_loaded, table, key_block_stride, BLOCK_SIZE, CODES)
+            value_scale = _load_scales(value_scales, position, is_loaded, table, value_block_stride, BLOCK_SIZE, CODES)
             part_maximum, part_norm, part = _attend_block(
-                part_maximum, part_norm, part, rows, key, value, rest_rows, rest, visible, score_scale, score_cap,
-                HAS_SOFTCAP, REST_DIM > 0,
+                part_maximum, part_norm, part, rows, key, value, key_scale, value_scale, rest_rows, rest, visible,
+                score_scale, score_cap, HAS_SOFTCAP, REST_DIM > 0, CODES,
             )  # fmt: skip
         for tree_row in range(_bound(tl.maximum(first_row, tree_start)), _bound(end_row)):
             is_own = is_row & (row == tree_row)
@@ -204,11 +234,13 @@ def attend_splits(  # type: ignore[no-untyped-def]
                 key, value, rest = _load_keys_and_values(
                     key_cache, value_cache, index, is_seen, table, key_block_stride, key_slot_stride,
                     value_block_stride, value_slot_stride,
-                    BLOCK_SIZE, DIM, PADDED_DIM, REST_DIM, PADDED_REST_DIM, VALUE_DIM, PADDED_VALUE_DIM, COMPUTE,
+                    BLOCK_SIZE, DIM, PADDED_DIM, REST_DIM, PADDED_REST_DIM, VALUE_DIM, PADDED_VALUE_DIM, COMPUTE, CODES,
                 )  # fmt: skip
+                key_scale = _load_scales(key_scales, index, is_seen, table, key_block_stride, BLOCK_SIZE, CODES)
+                value_scale = _load_scales(value_scales, index, is_seen, table, value_block_stride, BLOCK_SIZE, CODES)
                 part_maximum, part_norm, part = _attend_block(
-                    part_maximum, part_norm, part, rows, key, value, rest_rows, rest,
-                    is_own[:, None] & is_seen[None, :], score_scale, score_cap, HAS_SOFTCAP, REST_DIM > 0,
+                    part_maximum, part_norm, part, rows, key, value, key_scale, value_scale, rest_rows, rest,
+                    is_own[:, None] & is_seen[None, :], score_scale, score_cap, HAS_SOFTCAP, REST_DIM > 0, CODES,
                 )  # fmt: skip
         if IS_FUSED:
             maximum, norm, sums = _fold(maximum, norm, sums, part_maximum, part_norm, part)

@@ -113,7 +113,7 @@ def services(settings: StackSettings) -> tuple[VerifierConfig, GatewayConfig]:
 def test_what_is_taken_reaches_the_services(tmp_path: Path, started: list[StackSettings]) -> None:
     line = f"""serve --model {TARGET} --served_model_name mine --host 0.0.0.0 --dtype float --enforce-eager
     --max-num-seqs 8 --max_num_batched_tokens=128 --block-size 32 --no-enable-prefix-caching --max-model-len 256 -tp 2
-    --kv-cache-memory-bytes 268435456 --generation-config vllm --disable-fastapi-docs
+    --kv-cache-memory-bytes 268435456 --kv-cache-dtype fp8_e4m3 --generation-config vllm --disable-fastapi-docs
     --per-request-spec-decode-metrics none --otlp-traces-endpoint http://collector:4317 --api-key sesame --api-key more
     --return-tokens-as-token-ids --enable-force-include-usage --enable-tokenizer-info-endpoint
     """
@@ -134,6 +134,7 @@ def test_what_is_taken_reaches_the_services(tmp_path: Path, started: list[StackS
         max_model_len=256,
         tensor_parallel_size=2,
         kv_cache_mb=256,
+        kv_cache_dtype="fp8_e4m3",
         otlp_traces_endpoint="http://collector:4317",
         local_methods=("suffix", "ngram"),
     )
@@ -174,6 +175,7 @@ def test_half_is_float16(started: list[StackSettings]) -> None:
         ([], "MODEL: give the target"),
         ([TARGET, "--revision", "main"], "files here have no revisions"),
         ([TARGET, "--model", "another"], "--model: another is given, and MODEL is"),
+        ([TARGET, "--kv-cache-dtype", "fp8_e5m2"], "--kv-cache-dtype: 'fp8_e5m2' is not one of auto, fp8,"),
         ([TARGET, "--dtype", "int4"], "--dtype: 'int4' is not one of auto, bfloat16, float16 or half,"),
     ],
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +54,12 @@ _LLAMA4 = {
 
 @dataclass(frozen=True)
 class GridModel:
-    """`dtype` as load_model takes it."""
+    """`dtype` as load_model takes it; `kv_cache_dtype` too, of the target."""
 
     target: Path
     draft: Path
     dtype: str
+    kv_cache_dtype: str = "auto"
 
 
 def _demo(dtype: str) -> GridModel:
@@ -95,11 +96,20 @@ MODEL_NAMES = (
     "gptq-bfloat16",
     "llama4-float32",
     "awqmoe-bfloat16",
+    "demo-bfloat16-int8",
+    "gemma2-bfloat16-fp8",
+    "llama4-float32-int8",
 )
 
 
 def grid_model(name: str, folder: Path) -> GridModel:
-    """Random checkpoints are written below `folder`."""
+    """Random checkpoints are written below `folder`. name: family-dtype, or family-dtype-type of the KV cache."""
+    family, dtype, *kv_cache_dtype = name.split("-")
+    model = _plain_cache(f"{family}-{dtype}", folder)
+    return replace(model, kv_cache_dtype=kv_cache_dtype[0]) if kv_cache_dtype else model
+
+
+def _plain_cache(name: str, folder: Path) -> GridModel:
     if name.startswith("demo-"):
         return _demo(name.removeprefix("demo-"))
     family, dtype = name.split("-")

@@ -24,6 +24,7 @@ from outrider.engine.certificate import Certificate
 from outrider.engine.model.load import load_model
 from outrider.engine.model.loaded import LoadedModel
 from outrider.engine.run.runner import ModelRunner
+from outrider.kernels.kv_codes.layout import parts_of
 from outrider.verifier_service.engine import EngineLimits, VerifierEngine
 from outrider.verifier_service.metrics import VerifierMetrics
 from outrider.verifier_service.timing.step_costs import StepCosts
@@ -66,7 +67,13 @@ class Pools:
     def __init__(self, model: GridModel, num_threads: int, device: str = "cpu") -> None:
         self._dtype = model.dtype
         self._head_folder = tempfile.TemporaryDirectory()
-        self.target = load_model(str(model.target), dtype=model.dtype, device=device, num_threads=num_threads)
+        self.target = load_model(
+            str(model.target),
+            dtype=model.dtype,
+            device=device,
+            num_threads=num_threads,
+            kv_cache_dtype=model.kv_cache_dtype,
+        )
         self._draft = load_model(str(model.draft), dtype=model.dtype, device=device, num_threads=num_threads)
         # What the engine is told: the grid itself is the proof, a shorter one beforehand would prove nothing more.
         self._certificate = Certificate(holds=True, checks=(), failing_operation=None, seconds=0.0)
@@ -106,8 +113,9 @@ def _runner(loaded: LoadedModel, num_blocks: int) -> tuple[ModelRunner, BlockMan
     cache: Any = loaded.make_cache(num_blocks, BLOCK_SIZE)
     generator = torch.Generator().manual_seed(3)
     for layer in cache.layers:
-        for tensor in layer:
-            tensor.copy_(_GARBAGE * torch.randn(tensor.shape, generator=generator))
+        for part in (part for tensor in layer for part in parts_of(tensor)):
+            garbage = _GARBAGE * torch.randn(part.shape, generator=generator)
+            part.copy_(garbage.to(torch.int8).view(torch.uint8) if part.dtype == torch.uint8 else garbage)
     states = loaded.make_states(_NUM_SLOTS)
     for layer_states in states.layers if states is not None else ():
         for tensor in (layer_states.window, layer_states.state, layer_states.log):

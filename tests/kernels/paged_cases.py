@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from outrider.kernels.kv_codes.layout import head_bytes, parts_of, view_codes
+from outrider.kernels.kv_codes.reference import encode
 from outrider.kernels.paged_attention.arguments import BatchTables, Scoring
 
 
@@ -20,6 +22,7 @@ class Shape:
     head_dim: int = 64
     value_dim: int = 64
     dtype: torch.dtype = torch.float32
+    code_dtype: torch.dtype | None = None  # of a coded cache
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,22 @@ def chain(whole: Session, first: int, last: int) -> Session:
     )
 
 
+def empty_codes(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str = "cpu") -> torch.Tensor:
+    """A coded cache of poison: NaN, as e4m3 codes and as scales."""
+    *places, block_size, dim = shape
+    memory = torch.full((*places, head_bytes(block_size, dim)), 0xFF, dtype=torch.uint8, device=device)
+    return view_codes(memory, block_size, dim, dtype)
+
+
+def coded(cache: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A coded cache with the rows of another, by the reference; a row with a NaN is poison here too."""
+    codes = empty_codes(cache.shape, dtype)
+    found, scales = encode(cache, dtype)
+    for part, rows in zip(parts_of(codes), (found.view(torch.uint8), scales), strict=True):
+        part.copy_(rows)
+    return codes
+
+
 def lay_out(sessions: list[Session], shape: Shape, block_size: int = 16, seed: int = 0) -> dict[str, Any]:
     """Arguments of `run_kernel`; unused slots and blocks are NaN, unused table entries name no block."""
     generator = torch.Generator().manual_seed(seed)
@@ -93,6 +112,8 @@ def lay_out(sessions: list[Session], shape: Shape, block_size: int = 16, seed: i
             filled = session.keys[part].shape[0]
             key_cache[block, :, :filled] = session.keys[part].transpose(0, 1)
             value_cache[block, :, :filled] = session.values[part].transpose(0, 1)
+    if shape.code_dtype is not None:
+        key_cache, value_cache = coded(key_cache, shape.code_dtype), coded(value_cache, shape.code_dtype)
     starts = [0]
     for session in sessions:
         starts.append(starts[-1] + session.num_rows)

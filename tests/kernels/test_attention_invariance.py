@@ -26,6 +26,11 @@ CASES: dict[str, tuple[Shape, dict[str, Any]]] = {
         {},
     ),
     "latent": (Shape(num_heads=32, num_kv_heads=1, head_dim=40, value_dim=32, dtype=torch.bfloat16), {}),
+    "int8": (Shape(code_dtype=torch.int8), {}),
+    "int8-d128": (Shape(head_dim=128, value_dim=128, dtype=torch.bfloat16, code_dtype=torch.int8), {}),
+    "fp8": (Shape(dtype=torch.bfloat16, code_dtype=torch.float8_e4m3fn), {}),
+    "fp8-window-d80": (Shape(head_dim=80, value_dim=80, code_dtype=torch.float8_e4m3fn), {"sliding_window": 50}),
+    "int8-chunk": (Shape(num_kv_heads=1, code_dtype=torch.int8), {"chunk_size": 50}),
     "window": (Shape(), {"sliding_window": 50}),
     "chunk": (Shape(), {"chunk_size": 50}),
     "softcap-sinks-odd": (

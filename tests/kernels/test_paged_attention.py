@@ -24,7 +24,14 @@ SHAPES = {
     "latent": Shape(num_heads=48, num_kv_heads=1, head_dim=96, value_dim=80),
     "bf16": Shape(dtype=torch.bfloat16),
     "bf16-odd-dims": Shape(head_dim=43, value_dim=21, dtype=torch.bfloat16),
+    "int8": Shape(code_dtype=torch.int8),
+    "int8-d128": Shape(num_heads=8, num_kv_heads=2, head_dim=128, value_dim=128, code_dtype=torch.int8),
+    "int8-bf16-odd-dims": Shape(head_dim=43, value_dim=21, dtype=torch.bfloat16, code_dtype=torch.int8),
+    "fp8": Shape(code_dtype=torch.float8_e4m3fn),
+    "fp8-d80": Shape(num_heads=8, num_kv_heads=1, head_dim=80, value_dim=80, code_dtype=torch.float8_e4m3fn),
+    "fp8-bf16-odd-dims": Shape(head_dim=43, value_dim=21, dtype=torch.bfloat16, code_dtype=torch.float8_e4m3fn),
 }
+CODED = ("int8", "fp8-bf16-odd-dims")
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "window1": {"sliding_window": 1},
@@ -59,7 +66,8 @@ def assert_matches_reference(arguments: dict[str, Any], **options: Any) -> None:
     ("shape_name", "options_name"),
     [(name, "plain") for name in SHAPES]
     + [("group3", name) for name in OPTIONS if name != "plain"]
-    + [("bf16-odd-dims", "all"), ("group8-d80", "all"), ("bf16-odd-dims", "all-chunked")],
+    + [("bf16-odd-dims", "all"), ("group8-d80", "all"), ("bf16-odd-dims", "all-chunked")]
+    + [(name, options) for name in CODED for options in OPTIONS if options != "plain"],
 )
 def test_agrees_with_reference(shape_name: str, options_name: str) -> None:
     shape, options = SHAPES[shape_name], dict(OPTIONS[options_name])
@@ -69,8 +77,9 @@ def test_agrees_with_reference(shape_name: str, options_name: str) -> None:
 
 
 @pytest.mark.parametrize("block_size", [1, 5, 32, 100])
-def test_any_block_size(block_size: int) -> None:
-    shape = Shape()
+@pytest.mark.parametrize("code_dtype", [None, torch.int8, torch.float8_e4m3fn])
+def test_any_block_size(block_size: int, code_dtype: torch.dtype | None) -> None:
+    shape = Shape(head_dim=43, value_dim=64, code_dtype=code_dtype)
     assert_matches_reference(lay_out(ragged_sessions(shape), shape, block_size))
 
 
@@ -178,6 +187,8 @@ def test_concurrent_callers() -> None:
     ("change", "message"),
     [
         ({"query": torch.zeros(8, 4, 64, dtype=torch.float16)}, "float16"),
+        ({"key_cache": torch.zeros(8, 2, 16, 64, dtype=torch.float16)}, "float16"),
+        ({name: torch.zeros(8, 2, 16, 64, dtype=torch.int8) for name in ("key_cache", "value_cache")}, "no scales"),
         ({"query": torch.zeros(8, 3, 64)}, "does not fit"),
         ({"query": torch.zeros(8, 4, 32)}, "does not fit"),
         ({"query": torch.zeros(8, 64, 4).transpose(1, 2)}, "contiguous"),

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from paged_cases import Session, Shape, chain, lay_out, random_session, run_kernel
+from paged_cases import Session, Shape, chain, empty_codes, lay_out, random_session, run_kernel
 from triton_device import device
 
 from outrider.kernels.errors import KernelArgumentError
+from outrider.kernels.kv_codes.layout import is_coded, parts_of
 from outrider.kernels.paged_attention import reference
 from outrider.kernels.paged_attention import triton as on_gpu
 
@@ -27,6 +28,10 @@ SHAPES = {
     "bf16-group8": Shape(8, 1, 64, 64, BF16),
     "bf16-odd-dims": Shape(4, 2, 43, 21, BF16),
     "bf16-d256": Shape(2, 1, 256, 256, BF16),
+    "int8": Shape(2, 1, 64, 64, code_dtype=torch.int8),
+    "int8-bf16-group4": Shape(4, 1, 128, 128, BF16, torch.int8),
+    "fp8-odd-dims": Shape(4, 2, 43, 21, code_dtype=torch.float8_e4m3fn),
+    "fp8-bf16-odd-dims": Shape(4, 2, 43, 21, BF16, torch.float8_e4m3fn),
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -40,6 +45,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 CASES = [(name, "plain") for name in SHAPES if name != "fp32-group2"]
 CASES += [("fp32-group2", name) for name in OPTIONS] + [("bf16-odd-dims", "all")]
+CASES += [("int8", "all"), ("fp8-bf16-odd-dims", "chunk37")]
 
 
 def ragged_sessions(shape: Shape) -> list[Session]:
@@ -52,7 +58,17 @@ def ragged_sessions(shape: Shape) -> list[Session]:
 
 
 def place(arguments: dict[str, Any]) -> dict[str, Any]:
-    return {name: value.to(device()) if isinstance(value, torch.Tensor) else value for name, value in arguments.items()}
+    return {name: moved(value) if isinstance(value, torch.Tensor) else value for name, value in arguments.items()}
+
+
+def moved(tensor: torch.Tensor) -> torch.Tensor:
+    if not is_coded(tensor):
+        return tensor.to(device())
+    # `to` would leave the scales behind: they lie outside of the tensor of codes.
+    there = empty_codes(tensor.shape, tensor.dtype, device())
+    for target, source in zip(parts_of(there), parts_of(tensor), strict=True):
+        target.copy_(source)
+    return there
 
 
 def attend(sessions: list[Session], shape: Shape, options: dict[str, Any], **layout: int) -> list[torch.Tensor]:
@@ -123,6 +139,8 @@ LAWS: dict[str, tuple[Shape, dict[str, Any]]] = {
     "fp32-window": (SHAPES["fp32-group2"], {"sliding_window": 40}),
     "fp32-chunk": (SHAPES["fp32-group2"], {"chunk_size": 27}),
     "bf16": (SHAPES["bf16-group4"], {}),
+    "int8-bf16": (SHAPES["int8-bf16-group4"], {}),
+    "fp8-window": (SHAPES["fp8-odd-dims"], {"sliding_window": 40}),
     "all": (SHAPES["bf16-odd-dims"], {"sliding_window": 21, "softcap": 4.0, "sinks": torch.tensor([0.5, -1, 3, 0])}),
 }
 if ON_GPU:

@@ -26,6 +26,7 @@ TARGET = MODELS / "demo-target"
         ({"pipeline_parallel_size": 2}, "use tensor_parallel_size"),
         ({"speculative_model": "models/demo-draft"}, "use speculative_config={'model': ...}"),
         ({"tensor_paralel_size": 2}, "unknown argument 'tensor_paralel_size'"),
+        ({"kv_cache_dtype": "fp8_e5m2"}, "kv_cache_dtype: 'fp8_e5m2' is not one of auto, fp8, fp8_e4m3,"),
         ({"dtype": "int4"}, "dtype: 'int4' is not one of auto, half, float16, bfloat16, float, float32"),
         ({"revision": "main"}, "LLM: revision: "),
         ({"tokenizer_revision": "main"}, "the tokenizer is the model's, of the same revision"),
