@@ -15,7 +15,8 @@ from outrider.kernels.triton_numbers import INTERPRETED, dot_in_fp32, round_to
 
 @triton.jit
 def _attend_block(  # type: ignore[no-untyped-def]
-    maximum, norm, sums, query, key, value, key_scale, value_scale, rest_query, rest_key, visible, score_scale, score_cap,
+    maximum, norm, sums, query, key, value, key_scale, value_scale, rest_query, rest_key, visible,
+    score_scale, score_cap,
     HAS_SOFTCAP: tl.constexpr, HAS_REST: tl.constexpr, CODES: tl.constexpr,
 ):  # fmt: skip
     """One step of the online softmax. query [M, D], key [N, D], value [N, Dv], visible [M, N]; rest_query and rest_key:
