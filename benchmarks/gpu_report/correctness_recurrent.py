@@ -53,7 +53,7 @@ def _gated_delta(run: Run, dtype: torch.dtype, *, per_element: bool) -> _Kind:
     )  # fmt: skip
 
     def call(function: Any, inputs: torch.Tensor, at: GatedDeltaLayer, *rest: Any) -> torch.Tensor:
-        raw, gate = inputs.split([layer.raw_width, heads[1] * dim], dim=1)
+        raw, gate = inputs[:, : layer.raw_width], inputs[:, layer.raw_width :]
         attended: torch.Tensor = function(raw.contiguous(), gate.contiguous(), at, *rest)
         return attended
 
