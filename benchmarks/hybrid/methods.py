@@ -31,7 +31,7 @@ DRAFT_LENS = (1, 3, 5)
 def variants() -> dict[str, tuple[str, int]]:
     """Name -> method and draft length."""
     drafted = {f"{method} {length}": (method, length) for method in METHODS for length in DRAFT_LENS}
-    return {"off": ("off", 0), **drafted, "auto": ("auto", max(DRAFT_LENS))}
+    return {"off": ("off", 1), **drafted, "auto": ("auto", max(DRAFT_LENS))}
 
 
 def measure(url: str, max_tokens: int, rounds: int, temperature: float) -> dict[str, dict[str, Any]]:

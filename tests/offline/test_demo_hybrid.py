@@ -27,6 +27,7 @@ PROMPTS = [
 ]
 METHODS = ("off", "ngram", "suffix", "mtp", "draft_model", "eagle3", "auto", "auto of eagle3")
 USUAL_ALONE = ("off", "mtp")
+USUAL_TOGETHER = METHODS[:-1]
 # float32 is among the usual tests below, against transformers.
 DTYPES = ("bfloat16", pytest.param("float32", marks=pytest.mark.storm))
 # Alone; together in prompt chunks of 16, without cached prefixes.
@@ -42,11 +43,11 @@ REQUESTS = (GREEDY, SEEDED, replace(GREEDY, extra_args=TREES), replace(SEEDED, e
 
 
 def pairs() -> list[Any]:
-    """Every method in company; alone, those that draft from tokens or choose are storms."""
-    alone, together = COMPANIES
-    marks: dict[str, Any] = {method: () if method in USUAL_ALONE else pytest.mark.storm for method in METHODS}
-    return [pytest.param(method, together) for method in METHODS] + [
-        pytest.param(method, alone, marks=marks[method]) for method in METHODS
+    """Most methods in company; alone, those that draft from tokens or choose are storms."""
+    return [
+        pytest.param(method, company, marks=() if method in usual else pytest.mark.storm)
+        for company, usual in zip(COMPANIES, (USUAL_ALONE, USUAL_TOGETHER), strict=True)
+        for method in METHODS
     ]
 
 
