@@ -20,6 +20,7 @@ from outrider.engine.errors import ModelRefused
 from outrider.engine.model.loaded import LoadedModel
 from outrider.engine.model.local_model import local_model
 from outrider.engine.numerics import measure_numerics
+from outrider.engine.recurrent.memory import describe_slots, plan_memory
 from outrider.engine.run.runner import ModelRunner
 from outrider.engine.sampling.coupling import NOISE_VERSION, compiled_race
 from outrider.engine.tensor_parallel.leader import load_sharded
@@ -36,7 +37,6 @@ from outrider.v1 import verifier_pb2_grpc
 from outrider.verifier_service.config import VerifierConfig
 from outrider.verifier_service.engine import EngineLimits, VerifierEngine
 from outrider.verifier_service.local_methods import build_local_methods
-from outrider.engine.recurrent.memory import describe_slots, plan_memory
 from outrider.verifier_service.metrics import VerifierMetrics
 from outrider.verifier_service.server import VerifierServicer
 from outrider.verifier_service.timing.step_costs import measure_step_costs

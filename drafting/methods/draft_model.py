@@ -2,8 +2,8 @@
 
 Each session has its own paged KV cache. A chain's draft tokens stay in it until the next commit, which truncates it to
 the confirmed ones. A tree's nodes are recomputed at each depth in one forward: at a draft model's size the extra rows
-cost next to nothing, and they are not cached. A hybrid's recurrent states (draft_states) go along with the cache; its trees
-begin with the last committed token, since a forward of theirs needs one.
+cost next to nothing, and they are not cached. A hybrid's recurrent states (draft_states) go along with the cache; its
+trees begin with the last committed token, since a forward of theirs needs one.
 
 A draft model with another vocabulary than the target's reads and caches its own ids (vocabulary/mapping.py); sessions
 and proposals use the target's.

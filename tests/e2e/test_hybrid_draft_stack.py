@@ -1,4 +1,4 @@
-"""A drafter with a hybrid draft model dies in the middle of a stream, and another one takes up sessions it never saw."""
+"""A drafter with a hybrid draft model dies in the middle of a stream, and another takes up sessions it never saw."""
 
 from __future__ import annotations
 

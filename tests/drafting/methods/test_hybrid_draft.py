@@ -75,7 +75,8 @@ class Drafter:
         states = self.loaded.make_states(self.num_slots, self.num_log_rows)
         runner = ModelRunner(self.loaded, self.loaded.make_cache(self.num_blocks, self.block_size), states)
         net = DraftModelNet(runner, self.blocks, prefill_chunk_size=30)
-        assert states is not None and net._recurrent is not None
+        assert states is not None
+        assert net._recurrent is not None
         self.states = net._recurrent
         self.states.table._free = PoisonedSlots(states, self.states.table._free)
         self.method = draft_model_method(net, "tiny")
@@ -309,9 +310,10 @@ def test_a_forward_that_fails_leaves_the_state_whole(loaded: LoadedModel, monkey
                 raise RuntimeError("broken")
             append(states)
 
-        with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="broken"):
+        with monkeypatch.context() as patch:
             patch.setattr(drafter.states, "append", failing)
-            drafter.propose((session, session.committed_len, [fails_at], 4, 0))
+            with pytest.raises(RuntimeError, match="broken"):
+                drafter.propose((session, session.committed_len, [fails_at], 4, 0))
         (proposal,) = drafter.propose((session, session.committed_len, [8], 4, 0))
         assert proposal == fresh(loaded, session, 4, 0)
     drafter.close(session)

@@ -15,6 +15,7 @@ from outrider.engine.run.runner import ModelRunner
 
 TOKENS = list(range(3, 33))
 
+
 @pytest.mark.parametrize("name", sorted(MODELS))
 @torch.inference_mode()
 def test_the_text_part_is_served(name: str, tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.shared.errors import ConfigError
 from outrider.engine.recurrent.memory import describe_slots, plan_memory
+from outrider.shared.errors import ConfigError
 
 MB = 2**20
 
