@@ -43,7 +43,7 @@ class Drafter:
 def main(
     vllm: Annotated[Path, typer.Option(exists=True, dir_okay=False, help="A Python that has vLLM.")],
     target: Annotated[Path, typer.Option(help="The heads' target.")] = _MODELS / "demo-target",
-    head: Annotated[list[Path] | None, typer.Option(help="Head or draft model; repeatable. [default: the demo's]")] = None,
+    head: Annotated[list[Path] | None, typer.Option(help="Head or draft model; repeatable.")] = None,
     mtp: Annotated[list[Path] | None, typer.Option(help="A target with an MTP layer; repeatable.")] = None,
     num_prompts: Annotated[int, typer.Option(min=1)] = 6,
     max_tokens: Annotated[int, typer.Option(min=1, help="Of an answer.")] = 96,

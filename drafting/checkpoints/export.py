@@ -75,8 +75,8 @@ def export_eagle(
 ) -> None:
     """SafeAILab's EAGLE-1 layout. with_embedding=False omits an embedding that is the target's own.
 
-    `bias` of config.json is that of `fc` for SafeAILab's code, which takes it as true where it is absent, and that of the
-    attention for vLLM, which takes it as false. So it is only written where both are right.
+    `bias` of config.json is that of `fc` for SafeAILab's code, which takes it as true where it is absent, and that of
+    the attention for vLLM, which takes it as false. So it is only written where both are right.
     """
     tensors = dict(head.state_dict())
     if with_embedding:

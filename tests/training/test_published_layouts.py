@@ -1,7 +1,7 @@
 """What `outrider train` writes has the names, shapes and settings that vLLM's loaders read.
 
 The table is vLLM 0.32's, copied from its modules by hand, without this project's readers: a tensor that it has no place
-for is ignored there or refused, one that it misses stays uninitialised, and a setting means what its modules make of it.
+for is ignored there or refused, and one that it misses stays uninitialised.
 """
 
 from __future__ import annotations
