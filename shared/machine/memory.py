@@ -1,4 +1,4 @@
-"""How much memory this machine has left, and giving back what this process no longer uses."""
+"""How much memory this machine has left, and whether this process gives back or keeps what it no longer uses."""
 
 from __future__ import annotations
 
@@ -27,6 +27,22 @@ def give_back_freed_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+# malloc.h of glibc
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+
+
+def keep_freed_memory() -> None:
+    """From now on freed memory stays with this process, with any C library but glibc as before.
+
+    For training on a CPU, whose every step asks for the same large arrays: mapping them anew, page by page, took two
+    fifths of an EAGLE-3 step on a target with 49,152 tokens.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_MAX, 0)  # no mappings of their own for large requests
+        mallopt(_M_TRIM_THRESHOLD, -1)  # nothing is trimmed
 
 
 @contextmanager

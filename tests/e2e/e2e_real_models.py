@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
-from e2e_stack import PATIENT, RunningStack, run_stack
+from e2e_stack import PATIENT, RunningStack, run_stack, wait_until
 
 from outrider.client.stack.local_models import checkpoint_folder
+from tests.ports import server_port
 
 # seconds; two models are loaded and certified, also on a machine that is busy otherwise
 START_TIMEOUT_S = 1500.0
@@ -71,3 +75,32 @@ def run_real_stack(run_dir: Path) -> Iterator[RunningStack]:
         start_timeout_s=START_TIMEOUT_S,
     ) as running:
         yield running
+
+
+@contextmanager
+def served(model: Path, folder: Path, *options: str) -> Iterator[httpx.Client]:
+    """A client of `outrider serve MODEL OPTIONS`, which is ready; logs and state in `folder`."""
+    command = [
+        *(sys.executable, "-m", "outrider.client.cli.main", "serve", str(model), "--run-dir", str(folder)),
+        *("--port", str(port := server_port()), "--grpc-port", str(server_port()), *options),
+    ]
+    log_path = folder / "serve.log"
+    with (
+        log_path.open("wb") as log_file,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=START_TIMEOUT_S) as client,
+    ):
+        process = subprocess.Popen(command, stdout=log_file, stderr=subprocess.STDOUT)
+
+        def is_ready() -> bool:
+            assert process.poll() is None, log_path.read_text()
+            try:
+                return client.get("/ready").status_code == 200
+            except httpx.TransportError:
+                return False
+
+        try:
+            wait_until(is_ready, START_TIMEOUT_S, "the model serves")
+            yield client
+        finally:
+            process.terminate()
+            process.wait()

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import jsonschema
 import pytest
-from e2e_real_models import smollm_file
-from e2e_stack import wait_until
-
-from tests.ports import server_port
+from e2e_real_models import served, smollm_file
 
 pytestmark = [pytest.mark.storm, pytest.mark.timeout(3600)]
 
-# seconds; the model is loaded and certified, also on a machine that is busy otherwise
-START_TIMEOUT_S = 1500.0
 METHODS = ("ngram", "suffix", "auto")
 WEATHER = {
     "type": "object",
@@ -42,39 +35,8 @@ QUESTIONS = ("What is the weather in Paris for three days?", "Send Anna an email
 
 @pytest.fixture(scope="module")
 def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    command = [
-        *(
-            sys.executable,
-            "-m",
-            "outrider.client.cli.main",
-            "serve",
-            str(smollm_file()),
-            "--port",
-            str(port := server_port()),
-        ),
-        *("--grpc-port", str(server_port()), "--tool-call-parser", "hermes"),
-        *("--run-dir", str(folder := tmp_path_factory.mktemp("real"))),
-    ]
-    log_path = folder / "serve.log"
-    with (
-        log_path.open("wb") as log_file,
-        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=START_TIMEOUT_S) as client,
-    ):
-        process = subprocess.Popen(command, stdout=log_file, stderr=subprocess.STDOUT)
-
-        def is_ready() -> bool:
-            assert process.poll() is None, log_path.read_text()
-            try:
-                return client.get("/ready").status_code == 200
-            except httpx.TransportError:
-                return False
-
-        try:
-            wait_until(is_ready, START_TIMEOUT_S, "the model serves")
-            yield client
-        finally:
-            process.terminate()
-            process.wait()
+    with served(smollm_file(), tmp_path_factory.mktemp("real"), "--tool-call-parser", "hermes") as client:
+        yield client
 
 
 def asked(question: str, law: dict[str, Any], method: str, **fields: Any) -> dict[str, Any]:

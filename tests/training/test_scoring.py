@@ -62,6 +62,20 @@ def test_the_losses_are_least_where_the_laws_are_one() -> None:
     assert negative_log_acceptance(target_logits, probs).numpy() == pytest.approx(np.zeros(20), abs=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_gradient_of_the_cross_entropy(dtype: torch.dtype) -> None:
+    """Against numpy's softmax; the target's law covers a part of its mass only, as with a reduced draft vocabulary."""
+    draft_logits = logits(20, 8).to(dtype).requires_grad_()
+    target_probs = laws_of(logits(20, 12)).probs[:, :8]
+    weights = torch.linspace(0.1, 2, 20)
+    (gradient,) = torch.autograd.grad((weights * soft_cross_entropy(draft_logits, target_probs)).sum(), draft_logits)
+    draft_probs = softmax(draft_logits.detach().double().numpy(), axis=-1)
+    expected = target_probs.sum(-1, keepdim=True).numpy() * draft_probs - target_probs.numpy()
+    rounding = 2**-8 if dtype is torch.bfloat16 else 1e-6
+    assert gradient.dtype is dtype
+    assert gradient.double().numpy() == pytest.approx(weights[:, None].numpy() * expected, rel=rounding, abs=1e-6)
+
+
 def test_where_nothing_is_accepted_the_loss_is_finite() -> None:
     apart = torch.tensor([[200.0, 0.0]], requires_grad=True)
     loss = negative_log_acceptance(apart, torch.tensor([[0.0, 1.0]]))

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from outrider.shared.machine.memory import keep_freed_memory
 from outrider.training.commands.errors import clear_errors
 from outrider.training.commands.output import Json, print_result, progress_console
 
@@ -151,6 +152,8 @@ def train(
             threads=threads,
             resume=resume,
         )
+        if device == "cpu":
+            keep_freed_memory()
         model_dir = run(config, Progress(progress_console(as_json=as_json), method))
         if PartialState().is_main_process:  # if several processes train, one prints
             result = {"model": str(model_dir), "method": method, **last_rows(output)}

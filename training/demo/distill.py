@@ -21,6 +21,7 @@ import typer
 from rich.console import Console
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from outrider.shared.machine.memory import keep_freed_memory
 from outrider.training.demo.lm_data import BlockSampler, load_token_ids
 from outrider.training.demo.optim import HybridOptimizer, Schedule
 from outrider.training.demo.sampling_data import sample_continuations
@@ -175,6 +176,7 @@ def main(
       python -m outrider.training.demo.distill --init models/demo-draft --out .run/training/longer
     """
     torch.set_num_threads(threads)
+    keep_freed_memory()
     console = Console(width=110)
     if sample:
         sample_step(target_dir, work_dir, num_batches, max_sample_seconds, console)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -14,10 +13,6 @@ from pathlib import Path
 from rich.console import Console
 
 from outrider.training.errors import TrainingError
-
-# Mapping and unmapping large tensors in every step costs up to half of the time on CPU. glibc reads these variables at
-# process start, so every step is its own process.
-MALLOC_ENVIRONMENT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "17179869184"}
 
 
 @dataclass(frozen=True)
@@ -34,7 +29,7 @@ def run_step(step: Step, work_dir: Path, console: Console) -> None:
     command = [sys.executable, "-m", f"outrider.training.{step.module}", *step.arguments]
     console.rule(f"{step.name}: python -m outrider.training.{step.module} {' '.join(step.arguments)}", style="dim")
     started = time.monotonic()
-    finished = subprocess.run(command, env=os.environ | MALLOC_ENVIRONMENT, check=False)
+    finished = subprocess.run(command, check=False)
     if finished.returncode != 0:
         raise TrainingError(f"step {step.name} ended with status {finished.returncode}")
     seconds = time.monotonic() - started

@@ -20,6 +20,7 @@ import typer
 from rich.console import Console
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from outrider.shared.machine.memory import keep_freed_memory
 from outrider.training.demo.distill import init_from_target
 from outrider.training.demo.lm_data import BlockSampler, load_token_ids
 from outrider.training.demo.optim import HybridOptimizer, Schedule
@@ -198,6 +199,7 @@ def main(
     if shape not in SHAPES:
         raise SettingError(f"--shape {shape}: must be one of {', '.join(SHAPES)}")
     torch.set_num_threads(threads)
+    keep_freed_memory()
     model_config, config = SHAPES[shape]
     given = {"total_steps": total_steps, "decay_from": decay_from, "long_from": long_from}
     config = replace(config, **{name: steps for name, steps in given.items() if steps})
