@@ -26,7 +26,7 @@ def main() -> None:
     for name, value in _ENVIRON.items():
         os.environ.setdefault(name, value)
     job = json.load(sys.stdin)
-    import vllm  # reads its environment
+    import vllm  # type: ignore[import-not-found]  # reads the environment
 
     llm = vllm.LLM(enforce_eager=True, disable_log_stats=False, **job["arguments"])
     params = vllm.SamplingParams(temperature=0.0, max_tokens=job["max_tokens"], ignore_eos=True)
