@@ -73,13 +73,19 @@ def export_mlp_speculator(head: MlpSpeculator, directory: Path, *, dtype: torch.
 def export_eagle(
     head: EagleHead, directory: Path, *, with_embedding: bool = True, dtype: torch.dtype | None = None
 ) -> None:
-    """SafeAILab's EAGLE-1 layout. with_embedding=False omits an embedding that is the target's own."""
+    """SafeAILab's EAGLE-1 layout. with_embedding=False omits an embedding that is the target's own.
+
+    `bias` of config.json is that of `fc` for SafeAILab's code, which takes it as true where it is absent, and that of
+    the attention for vLLM, which takes it as false. So it is only written where both are right.
+    """
     tensors = dict(head.state_dict())
     if with_embedding:
         tensors["embed_tokens.weight"] = head.embed_tokens.weight
     decoder = head.config.decoder
     architecture = "Qwen3ForCausalLM" if decoder.model_type == "qwen3" else "LlamaForCausalLM"
-    content = _decoder_content(decoder) | {"architectures": [architecture], "bias": head.config.fc_bias}
+    content = _decoder_content(decoder) | {"architectures": [architecture]}
+    if not head.config.fc_bias:
+        content["bias"] = False
     _write(head, directory, content, tensors, dtype)
 
 

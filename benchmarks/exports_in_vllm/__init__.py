@@ -1,0 +1,1 @@
+"""Whether vLLM accepts what `outrider train export` writes: see __main__.py."""
