@@ -103,7 +103,7 @@ def answers_here(run: Run) -> Answers:
 
 
 def last_error(log: str) -> str:
-    """The last line of a Python traceback in a log, cut; of pydantic's errors the reason, which is the line after it."""
+    """The last line of a Python traceback in a log, cut. Of an error of pydantic: the reason, on the line after it."""
     lines = log.splitlines() or ["no output"]
     named = [at for at, line in enumerate(lines) if "Error" in line.split(":")[0] or "Exception" in line.split(":")[0]]
     at = named[-1] if named else len(lines) - 1
