@@ -2,6 +2,7 @@
 
 GLM-4.5 without norms of queries and keys and with rotation of whole heads is a Llama, if its layers are dense or their
 routed experts are zeros. vLLM refuses one without experts, so the last layer has them: its MLP is the shared expert.
+It leaves the output head without weights where the file has it tied, so the head is a copy of the embedding.
 vLLM runs that on a CPU, other than hybrids with an MTP layer.
 Run: `python -m benchmarks.exports_in_vllm.glm_target FOLDER`.
 """
@@ -16,7 +17,7 @@ import typer
 from transformers import AutoModelForCausalLM, Glm4MoeConfig, Glm4MoeForCausalLM, LlamaForCausalLM
 
 from outrider.shared.errors import OutriderError
-from outrider.training.export import TOKENIZER_FILES, copy_files, write_model
+from outrider.training.export import TOKENIZER_FILES, copy_files
 
 _DEMO_TARGET = Path(__file__).parents[2] / "models" / "demo-target"
 # logits; of the two models in float32, where only the order of sums may differ
@@ -36,7 +37,7 @@ def glm_config(source: LlamaForCausalLM) -> Glm4MoeConfig:
     kept = (
         *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
         *("num_key_value_heads", "head_dim", "hidden_act", "max_position_embeddings", "rms_norm_eps"),
-        *("tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id"),
+        *("bos_token_id", "eos_token_id", "pad_token_id"),
     )
     theta = source.config.rope_parameters["rope_theta"]
     return Glm4MoeConfig(
@@ -44,6 +45,7 @@ def glm_config(source: LlamaForCausalLM) -> Glm4MoeConfig:
         **_EXPERTS,
         n_shared_experts=-(-source.config.intermediate_size // _EXPERT_SIZE),
         first_k_dense_replace=source.config.num_hidden_layers - 1,
+        tie_word_embeddings=False,
         use_qk_norm=False,
         attention_bias=False,
         partial_rotary_factor=1.0,
@@ -77,7 +79,7 @@ def main(
     difference = float((source(input_ids=token_ids).logits - model(input_ids=token_ids).logits).abs().max())
     if difference > _LARGEST_DIFFERENCE:
         raise OutriderError(f"{target}: its logits in GLM-4.5's layout differ by {difference:.2g}")
-    write_model(model, out, torch.bfloat16)
+    model.to(torch.bfloat16).save_pretrained(out)  # under the published names, an expert at a time
     copy_files(target, out, (*TOKENIZER_FILES, "generation_config.json"))
     typer.echo(f"{out}: logits differ by at most {difference:.2g}")
 
