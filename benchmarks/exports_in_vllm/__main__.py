@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from benchmarks.exports_in_vllm.sides import Answers, Task, answers_here, answers_of_vllm
+from benchmarks.exports_in_vllm.sides import Answers, Run, Task, answers_here, answers_of_vllm
 from benchmarks.prompts import mixed_prompts
 from benchmarks.records import save_rows
 from outrider.drafting.checkpoints.recognise import recognise
@@ -55,17 +55,18 @@ def main(
     heads = head or [_MODELS / name for name in HEADS]
     drafters = [drafter_of(path, target, draft_len) for path in heads]
     drafters += [Drafter(path.name, path, _speculation("mtp", None, draft_len)) for path in mtp or ()]
-    plain: dict[Path, Answers] = {}
-    rows: list[Row] = []
+    tasks = {
+        path: Task(path, token_prompts(path, num_prompts), max_tokens, dtype)
+        for path in {drafter.target: None for drafter in drafters}
+    }
+    runs = [Run(tasks[drafter.target], drafter.speculation) for drafter in drafters]
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        for drafter in drafters:
-            task = Task(drafter.target, token_prompts(drafter.target, num_prompts), max_tokens, dtype)
-            if drafter.target not in plain:
-                plain[drafter.target] = answers_of_vllm(vllm, task, None, folder)
-            there = answers_of_vllm(vllm, task, drafter.speculation, folder)
-            rows.append(row(drafter, plain[drafter.target], there, answers_here(task, drafter.speculation)))
-            console.print(f"==> {rows[-1]}", markup=False)
+        answers = answers_of_vllm(vllm, [*(Run(task, None) for task in tasks.values()), *runs], Path(scratch))
+    plain = dict(zip(tasks, answers, strict=False))
+    rows = [
+        row(drafter, plain[drafter.target], there, answers_here(run))
+        for drafter, there, run in zip(drafters, answers[len(tasks) :], runs, strict=True)
+    ]
     for line in table(rows):
         console.print(line, markup=False)
     if save:

@@ -40,43 +40,59 @@ class Answers:
     error: str = ""
 
 
-def answers_of_vllm(python: Path, task: Task, speculation: Mapping[str, Any] | None, folder: Path) -> Answers:
-    """folder: for its log and its answers. Raises ConfigError if `python` cannot be run."""
-    arguments: dict[str, Any] = {
-        "model": str(task.target),
-        "dtype": task.dtype,
-        "max_model_len": CONTEXT_LEN,
-        "max_num_seqs": len(task.prompts),
-        "enable_prefix_caching": False,
-    }
-    if speculation is not None:
-        arguments["speculative_config"] = dict(speculation)
-    answers = folder / "answers.json"
-    answers.unlink(missing_ok=True)
-    job = {
-        "arguments": arguments,
-        "prompts": [list(prompt) for prompt in task.prompts],
-        "max_tokens": task.max_tokens,
-        "answers": str(answers),
-    }
+@dataclass(frozen=True)
+class Run:
+    """One drafter's answers to a task. speculation: of both sides; None: no drafter."""
+
+    task: Task
+    speculation: Mapping[str, Any] | None
+
+
+def answers_of_vllm(python: Path, runs: Sequence[Run], folder: Path) -> list[Answers]:
+    """One for each run. folder: for logs and answers. Raises ConfigError if `python` cannot be run."""
+    jobs = [_job(run, folder / f"{number}") for number, run in enumerate(runs)]
     log = folder / "vllm.log"
     with log.open("wb") as out:
         try:
             subprocess.run(
-                [str(python), str(_PROGRAM)], input=json.dumps(job).encode(), stdout=out, stderr=out, check=False
+                [str(python), str(_PROGRAM)], input=json.dumps(jobs).encode(), stdout=out, stderr=out, check=False
             )
         except OSError as error:
             raise ConfigError(f"--vllm {python}: {error.strerror}") from error
-    if not answers.exists():
-        return Answers(error=last_error(log.read_text(errors="replace")))
-    return Answers(**json.loads(answers.read_text(encoding="utf-8")))
+    return [_read(Path(job["answers"]), Path(job["log"]), log) for job in jobs]
 
 
-def answers_here(task: Task, speculation: Mapping[str, Any] | None) -> Answers:
+def _job(run: Run, stem: Path) -> dict[str, Any]:
+    arguments: dict[str, Any] = {
+        "model": str(run.task.target),
+        "dtype": run.task.dtype,
+        "max_model_len": CONTEXT_LEN,
+        "max_num_seqs": len(run.task.prompts),
+        "enable_prefix_caching": False,
+    }
+    if run.speculation is not None:
+        arguments["speculative_config"] = dict(run.speculation)
+    return {
+        "arguments": arguments,
+        "prompts": [list(prompt) for prompt in run.task.prompts],
+        "max_tokens": run.task.max_tokens,
+        "answers": str(stem.with_suffix(".json")),
+        "log": str(stem.with_suffix(".log")),
+    }
+
+
+def _read(answers: Path, log: Path, log_of_all: Path) -> Answers:
+    if answers.exists():
+        return Answers(**json.loads(answers.read_text(encoding="utf-8")))
+    return Answers(error=last_error((log if log.exists() else log_of_all).read_text(errors="replace")))
+
+
+def answers_here(run: Run) -> Answers:
     """By the offline LLM: the services' engines and decode loop."""
+    task = run.task
     params = SamplingParams(temperature=0.0, max_tokens=task.max_tokens, ignore_eos=True)
     prompts = [{"prompt_token_ids": list(prompt)} for prompt in task.prompts]
-    with LLM(task.target, speculative_config=speculation, dtype=task.dtype, max_model_len=CONTEXT_LEN) as llm:
+    with LLM(task.target, speculative_config=run.speculation, dtype=task.dtype, max_model_len=CONTEXT_LEN) as llm:
         outputs = llm.generate(prompts, params, use_tqdm=False)
     drafts = [found for output in outputs if (found := output.metrics.speculative_decoding) is not None]
     return Answers(
@@ -87,6 +103,10 @@ def answers_here(task: Task, speculation: Mapping[str, Any] | None) -> Answers:
 
 
 def last_error(log: str) -> str:
-    """The last line of a Python traceback in a log, cut."""
-    named = [line for line in log.splitlines() if "Error" in line.split(":")[0] or "Exception" in line.split(":")[0]]
-    return (named or log.splitlines() or ["no output"])[-1].strip()[:_LONGEST_ERROR]
+    """The last line of a Python traceback in a log, cut. Of an error of pydantic: the reason, on the line after it."""
+    lines = log.splitlines() or ["no output"]
+    named = [at for at, line in enumerate(lines) if "Error" in line.split(":")[0] or "Exception" in line.split(":")[0]]
+    at = named[-1] if named else len(lines) - 1
+    if "ValidationError" in lines[at] and at + 1 < len(lines):
+        at += 1
+    return lines[at].strip()[:_LONGEST_ERROR]

@@ -1,4 +1,4 @@
-"""The table of exports in vLLM: figures written by hand, this side on a real pair, and a Python without vLLM."""
+"""Exports in vLLM: figures written by hand, this side on a real pair, and a vLLM that is missing or refuses."""
 
 from __future__ import annotations
 
@@ -6,13 +6,36 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from benchmarks.exports_in_vllm.__main__ import Drafter, drafter_of, row, table, token_prompts
-from benchmarks.exports_in_vllm.sides import Answers, Task, answers_here, answers_of_vllm, last_error
+from benchmarks.exports_in_vllm.sides import Answers, Run, Task, answers_here, answers_of_vllm, last_error
 from outrider.shared.errors import ConfigError
 
 MODELS = Path(__file__).parents[2] / "models"
 TARGET = MODELS / "demo-target"
+
+# Repeats the prompt; refuses drafters.
+STAND_IN = """
+from types import SimpleNamespace as Fields
+
+__version__ = "1.2"
+SamplingParams = Fields
+
+class LLM:
+    def __init__(self, speculative_config=None, **_):
+        if speculative_config:
+            raise ValueError(f"{speculative_config['method']} is not supported")
+
+    def generate(self, prompts, params, use_tqdm):
+        cut = [prompt["prompt_token_ids"][: params.max_tokens] for prompt in prompts]
+        return [Fields(outputs=[Fields(token_ids=ids)]) for ids in cut]
+
+    def get_metrics(self):
+        names = {"draft_tokens": 4, "accepted_tokens": 3}
+        return [Fields(name=f"vllm:spec_decode_num_{name}", value=value) for name, value in names.items()]
+"""
 
 
 def test_a_row_counts_drafts_of_both_sides_and_equal_answers() -> None:
@@ -34,25 +57,48 @@ def test_what_vllm_refuses_is_named_in_the_table() -> None:
 def test_the_error_of_a_log_is_the_last_line_that_names_one() -> None:
     log = "INFO: Error is no part of this\nTraceback\nValueError: first\n  Value error, why\npkg.KeyError: 'a'\nend\n"
     assert last_error(log) == "pkg.KeyError: 'a'"
+    reason = "  Value error, not supported [type=value_error]"
+    refused = f"pydantic_core.ValidationError: 1 error for SpeculativeConfig\n{reason}\n    For further information\n"
+    assert last_error(refused) == reason.strip()
     assert last_error("killed\n") == "killed"
     assert last_error("") == "no output"
 
 
 def test_a_python_without_vllm_says_so(tmp_path: Path) -> None:
-    task = Task(TARGET, [[5, 6, 7]], 4, "float32")
-    answers = answers_of_vllm(Path(sys.executable), task, None, tmp_path)
+    runs = [Run(Task(TARGET, [[5, 6, 7]], 4, "float32"), None)]
+    [answers] = answers_of_vllm(Path(sys.executable), runs, tmp_path)
     assert answers.error == "ModuleNotFoundError: No module named 'vllm'"
     with pytest.raises(ConfigError, match=r"--vllm .*: No such file"):
-        answers_of_vllm(tmp_path / "python", task, None, tmp_path)
+        answers_of_vllm(tmp_path / "python", runs, tmp_path)
+
+
+def test_one_drafter_that_vllm_refuses_leaves_the_others_their_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "vllm.py").write_text(STAND_IN)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    tasks = [Task(TARGET, [[5, 6, 7], [8, 9]], num_tokens, "float32") for num_tokens in (2, 1)]
+    runs = [Run(tasks[0], None), Run(tasks[0], {"method": "medusa"}), Run(tasks[1], None)]
+    first, refused, last = answers_of_vllm(Path(sys.executable), runs, tmp_path)
+    assert first == Answers([[5, 6], [8, 9]], 4, 3, "1.2")
+    assert refused == Answers(error="ValueError: medusa is not supported")
+    assert last.token_ids == [[5], [8]]
 
 
 @pytest.mark.storm
+@pytest.mark.timeout(1800)
 def test_this_side_drafts_in_chains_of_the_given_length() -> None:
     drafter = drafter_of(MODELS / "demo-eagle", TARGET, 3)
     assert drafter.speculation["method"] == "eagle"
-    task = Task(TARGET, token_prompts(TARGET, 2), 12, "float32")
-    drafted, plain = answers_here(task, drafter.speculation), answers_here(task, None)
-    assert drafted.token_ids == plain.token_ids
-    assert [len(answer) for answer in drafted.token_ids] == [12, 12]
-    assert 0 < drafted.num_accepted <= drafted.num_drafted
-    assert plain.num_drafted == 0
+    num_tokens = 24
+    [prompt] = token_prompts(TARGET, 1)
+    found = answers_here(Run(Task(TARGET, [prompt], num_tokens, "float32"), drafter.speculation))
+    model = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32)
+    settings = {"do_sample": False, "max_new_tokens": num_tokens, "eos_token_id": None, "pad_token_id": 0}
+    generated = model.generate(torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)), **settings)
+    assert found.token_ids == [generated[0, len(prompt) :].tolist()]
+    # A round keeps its accepted drafts and one token more; the first token is the prompt's. Nothing is drafted past the
+    # end, so the last rounds may have 2, 1 and 0 drafts.
+    num_rounds = num_tokens - 1 - found.num_accepted
+    assert 0 < found.num_accepted <= found.num_drafted
+    assert 3 * num_rounds - 6 <= found.num_drafted <= 3 * num_rounds
