@@ -157,14 +157,3 @@ def test_files_that_say_something_else_are_refused(
     file = changed(tmp_path, name, (old, new))
     with pytest.raises(ModelRefused, match=message):
         load_model(file, dtype="float32")
-
-
-def test_deepseek_v3_splits_text_as_its_rules_say() -> None:
-    folder = Path(model_folder(str(_FOLDER / "deepseek_v3.gguf")))
-    pre_tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json")).pre_tokenizer
-    assert pre_tokenizer is not None
-    text = "Hi there 12345 .get(x); ok\n\n  end"
-    starts = [start for _, (start, _) in pre_tokenizer.pre_tokenize_str(text)]
-    pieces = [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
-    assert pieces == ["Hi", " there", " ", "123", "45", " .", "get", "(x", ");", " ok", "\n\n", " ", " end"]
-    assert len(pre_tokenizer.pre_tokenize_str("a语言b")) == 3
