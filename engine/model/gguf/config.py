@@ -12,8 +12,13 @@ from typing import Any
 from outrider.engine.errors import ModelRefused
 from outrider.engine.model.gguf.file import GgufFile
 from outrider.engine.model.gguf.mixtures import deepseek2, gpt_oss, latent_heads, qwen2moe
-from outrider.engine.model.gguf.rope import rope_parameters
+from outrider.engine.model.gguf.rope import longrope_parameters, rope_parameters
 
+# Gemma 2's values where a file leaves them out; layers of the 27B (llama.cpp, src/models/gemma2.cpp).
+_GEMMA2_WINDOW, _GEMMA2_ATTENTION_CAP, _GEMMA2_LOGIT_CAP = 4096, 50.0, 30.0
+_GEMMA2_27B_LAYERS = 46
+# tokens; context and window of Phi-3's short versions, whose older files leave the window out (their config.json).
+_PHI3_SHORT_CONTEXT, _PHI3_SHORT_WINDOW = 4096, 2047
 # Gemma 3: every sixth layer attends to all positions; base of the frequencies of the others; layers of the 27B.
 _GEMMA3_PATTERN = 6
 _GEMMA3_LOCAL_BASE = 10000.0
@@ -29,7 +34,11 @@ _ENDS = (
     "<end_of_turn>",
     "<|return|>",
     "<|call|>",
+    "[EOT]",
+    "[EOS]",
 )
+# Ends a turn (Phi-3), but only a part of one where there is another end of turns (gpt-oss).
+_END, _END_AFTER_PARTS = "<|end|>", "<|return|>"
 _CONTROL = 3
 
 
@@ -39,7 +48,7 @@ def model_config(file: GgufFile) -> dict[str, Any]:
     if rules is None:
         known = ", ".join(sorted(_ARCHITECTURES))
         raise ModelRefused(file.path, f"its architecture is {file.architecture!r}; of GGUF files, {known} are read")
-    heads = latent_heads if file.architecture == "deepseek2" else _heads
+    heads = _HEADS_OF.get(file.architecture, _heads)
     config = _common(file) | heads(file) | rules(file)
     if "num_experts_per_tok" not in config:
         file.require("expert_count", 0)
@@ -51,7 +60,8 @@ def eos_token_ids(file: GgufFile) -> list[int]:
     """Every token that ends a text or a turn."""
     found = {file.general(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")} - {None}
     tokens, kinds = file.general("tokenizer.ggml.tokens", []), file.general("tokenizer.ggml.token_type", [])
-    found |= {index for index, kind in enumerate(kinds) if kind == _CONTROL and tokens[index] in _ENDS}
+    ends = _ENDS if _END_AFTER_PARTS in tokens else (*_ENDS, _END)
+    found |= {index for index, kind in enumerate(kinds) if kind == _CONTROL and tokens[index] in ends}
     return sorted(found)
 
 
@@ -151,6 +161,48 @@ def _olmo2(file: GgufFile) -> dict[str, Any]:
     return {"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"], "attention_bias": False}
 
 
+def _gemma2(file: GgufFile) -> dict[str, Any]:
+    """Layers with a window and without take turns, the first has one."""
+    num_layers, head_dim = file.own("block_count"), file.own("attention.key_length")
+    kinds = ("sliding_attention", "full_attention")
+    file.require("attention.sliding_window_pattern", len(kinds))
+    file.require("rope.freq_base_swa", file.own("rope.freq_base", 10000.0))
+    by_width = file.own("embedding_length") // file.own("attention.head_count")
+    return {
+        "model_type": "gemma2",
+        "architectures": ["Gemma2ForCausalLM"],
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": file.own("attention.sliding_window", _GEMMA2_WINDOW),
+        "layer_types": [kinds[layer % len(kinds)] for layer in range(num_layers)],
+        "query_pre_attn_scalar": by_width if num_layers == _GEMMA2_27B_LAYERS else head_dim,
+        "attn_logit_softcapping": file.own("attn_logit_softcapping", _GEMMA2_ATTENTION_CAP),
+        "final_logit_softcapping": file.own("final_logit_softcapping", _GEMMA2_LOGIT_CAP),
+    }
+
+
+def _phi3_heads(file: GgufFile) -> dict[str, Any]:
+    """A head may be rotated in part (Phi-4-mini)."""
+    num_heads = file.own("attention.head_count")
+    return {
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": file.own("attention.head_count_kv", num_heads),
+        "original_max_position_embeddings": file.own(
+            "rope.scaling.original_context_length", file.own("context_length")
+        ),
+        "rope_parameters": longrope_parameters(file, file.own("embedding_length") // num_heads),
+    }
+
+
+def _phi3(file: GgufFile) -> dict[str, Any]:
+    """A window of 0 is none. llama.cpp leaves the windows out; the checkpoints, and so this, do not."""
+    is_short = file.own("context_length") == _PHI3_SHORT_CONTEXT
+    return {
+        "model_type": "phi3",
+        "architectures": ["Phi3ForCausalLM"],
+        "sliding_window": file.own("attention.sliding_window", _PHI3_SHORT_WINDOW if is_short else 0) or None,
+    }
+
+
 def _gemma3(file: GgufFile) -> dict[str, Any]:
     common_rope, num_layers = rope_parameters(file), file.own("block_count")
     hidden_size, num_heads = file.own("embedding_length"), file.own("attention.head_count")
@@ -186,9 +238,13 @@ _ARCHITECTURES: dict[str, Callable[[GgufFile], dict[str, Any]]] = {
     "qwen3": _qwen3,
     "qwen3moe": _qwen3moe,
     "qwen2moe": qwen2moe,
+    "gemma2": _gemma2,
     "gemma3": _gemma3,
     "gpt-oss": gpt_oss,
     "deepseek2": deepseek2,
     "granite": _granite,
     "olmo2": _olmo2,
+    "phi3": _phi3,
 }
+# Of those whose heads have more to say than a width.
+_HEADS_OF: dict[str, Callable[[GgufFile], dict[str, Any]]] = {"deepseek2": latent_heads, "phi3": _phi3_heads}

@@ -1,4 +1,4 @@
-"""The rope_parameters of a config, from a GGUF file's keys rope.* and its rope_freqs."""
+"""The rope_parameters of a config, from a GGUF file's keys rope.* and its rope_freqs or rope_factors."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ from outrider.engine.model.gguf.file import GgufFile
 _LLAMA3 = (1.0, 4.0, 8192)
 # Rotations within the original context between which YaRN goes over from one law to the other (its paper, section 3.4).
 _YARN_BETAS = {"beta_fast": 32.0, "beta_slow": 1.0}
+# Tensors with longrope's divisors: beyond the original context, and up to it.
+_LONG_FACTORS, _SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
+LONGROPE_FACTORS = frozenset((_LONG_FACTORS, _SHORT_FACTORS))
+# relative; how far a value in a file, stored as float32, may be from the same one in float64.
+_FLOAT32 = 1e-6
 
 
 def rope_parameters(file: GgufFile) -> dict[str, Any]:
@@ -35,6 +40,27 @@ def rope_parameters(file: GgufFile) -> dict[str, Any]:
         scaling = {"factor": factor, "original_max_position_embeddings": original, **betas}
         return {"rope_theta": base, "rope_type": "yarn", **scaling}
     raise ModelRefused(file.path, f"its rope.scaling.type is {kind!r}, which is not read")
+
+
+def longrope_parameters(file: GgufFile, head_dim: int) -> dict[str, Any]:
+    """Phi-3's. The file has each frequency's divisor, for sequences up to the original context and beyond, or none.
+    Raises ModelRefused: it has one of the two, or a scaling of another kind."""
+    file.require("rope.scaling.type", "none", "longrope")
+    base, rotated = file.own("rope.freq_base", 10000.0), file.own("rope.dimension_count", head_dim)
+    parameters = {"rope_theta": base, "rope_type": "default", "partial_rotary_factor": rotated / head_dim}
+    if not LONGROPE_FACTORS & file.tensors.keys():
+        return parameters
+    missing = LONGROPE_FACTORS - file.tensors.keys()
+    if missing:
+        raise ModelRefused(file.path, f"it has no tensor {min(missing)}", "download it again")
+    long, short = (file.tensors[name].data.astype(np.float64).tolist() for name in (_LONG_FACTORS, _SHORT_FACTORS))
+    original = file.own("rope.scaling.original_context_length")
+    parameters |= {"original_max_position_embeddings": original, "long_factor": long, "short_factor": short}
+    scale = file.own("context_length") / original
+    by_rule = math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0
+    found = file.own("rope.scaling.attn_factor", by_rule)
+    own = {} if math.isclose(found, by_rule, rel_tol=_FLOAT32) else {"attention_factor": found}
+    return parameters | own | {"rope_type": "longrope"}
 
 
 def _llama3(file: GgufFile, base: float) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from outrider.engine.errors import ModelRefused
 from outrider.engine.model.gguf.codes import codes_of, has_codes
 from outrider.engine.model.gguf.file import GgufFile
 from outrider.engine.model.gguf.joined import JOINED, Joined, Part
+from outrider.engine.model.gguf.rope import LONGROPE_FACTORS
 from outrider.engine.model.weight_files import StoredTensor
 from outrider.engine.model.weight_reader import WeightReader
 from outrider.kernels.linear.codes import Codes
@@ -49,6 +50,11 @@ _QWEN_EXPERTS = {
     "ffn_up_exps": "mlp.experts.*.up_proj",
     "ffn_down_exps": "mlp.experts.*.down_proj",
 }
+_GEMMA_NORMS = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 _IN_LAYER_OF: dict[str, dict[str, str]] = {
     "deepseek2": {
         **_QWEN_EXPERTS,
@@ -63,11 +69,8 @@ _IN_LAYER_OF: dict[str, dict[str, str]] = {
         "attn_kv_a_norm": "self_attn.kv_a_layernorm",
         "attn_kv_b": "self_attn.kv_b_proj",
     },
-    "gemma3": {
-        "post_attention_norm": "post_attention_layernorm",
-        "ffn_norm": "pre_feedforward_layernorm",
-        "post_ffw_norm": "post_feedforward_layernorm",
-    },
+    "gemma2": _GEMMA_NORMS,
+    "gemma3": _GEMMA_NORMS,
     "llama": {  # Mixtral
         "ffn_gate_inp": "block_sparse_moe.gate",
         "ffn_gate_exps": "block_sparse_moe.experts.*.w1",
@@ -80,6 +83,7 @@ _IN_LAYER_OF: dict[str, dict[str, str]] = {
         "ffn_gate_inp": "mlp.router",
     },
     "olmo2": {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"},
+    "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
     "qwen2moe": {
         **_QWEN_EXPERTS,
         "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
@@ -100,8 +104,11 @@ _REORDERED = {"llama", "granite"}
 _BIASED = {"deepseek2": {"exp_probs_b"}, "gpt-oss": {"ffn_gate_inp"}}
 # A matrix of one row, which older converters made a vector.
 _IS_ROW = ".ffn_gate_inp_shexp.weight"
+# Architectures whose converter adds 1 to the norms.
+_NORMS_PLUS_ONE = {"gemma2", "gemma3"}
 # Not a parameter: its content is in the config.
 _IN_CONFIG = {"rope_freqs.weight"}
+_IN_CONFIG_OF = {"phi3": LONGROPE_FACTORS}
 
 
 def gguf_readers(file: GgufFile) -> dict[str, WeightReader]:
@@ -119,7 +126,7 @@ def gguf_tensors(file: GgufFile) -> dict[str, StoredTensor]:
 
 def _parameters(file: GgufFile) -> Iterator[tuple[str, tuple[int, ...], WeightReader]]:
     """(parameter's name, its shape, how it is read)"""
-    used = set(_IN_CONFIG)
+    used = _IN_CONFIG | _IN_CONFIG_OF.get(file.architecture, frozenset())
     for layer, part, joined in _joined(file):
         names = [f"blk.{layer}.{tensor}" for tensor in joined.tensors]
         used.update(names)
@@ -196,7 +203,7 @@ def _reader(file: GgufFile, name: str, data: NDArray[Any]) -> WeightReader:
         values = values[_row_order(file, name, len(values))]
         if _IS_ROW in name:
             values = values.reshape(1, -1)
-        if file.architecture == "gemma3" and name.endswith("norm.weight"):
+        if file.architecture in _NORMS_PLUS_ONE and name.endswith("norm.weight"):
             values = values - 1
         require_finite(values)
         return values

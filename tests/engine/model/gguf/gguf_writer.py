@@ -52,13 +52,14 @@ def write_gguf(
     kind: str = "F32",
     metadata: dict[str, Any] | None = None,
     other_kinds: dict[str, str] | None = None,
+    pre: str = "qwen2",
 ) -> Path:
     """folder: a float32 checkpoint of the tiny vocabulary. metadata: values of the architecture's to add. other_kinds:
-    part of GGUF's name of a matrix -> its type, where it is not `kind`."""
+    part of GGUF's name of a matrix -> its type, where it is not `kind`. pre: how its tokenizer splits text."""
     config = AutoConfig.from_pretrained(folder)
     writer = gguf.GGUFWriter(out, architecture)
     _add_shape(writer, config, metadata or {})
-    _add_tokenizer(writer)
+    _add_tokenizer(writer, pre)
     for name, tensor in _with_stacked_experts(load_file(folder / "model.safetensors")).items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
@@ -140,9 +141,9 @@ def _add_shape(writer: Any, config: Any, metadata: dict[str, Any]) -> None:
         add(key, value)
 
 
-def _add_tokenizer(writer: Any) -> None:
+def _add_tokenizer(writer: Any, pre: str) -> None:
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
+    writer.add_tokenizer_pre(pre)
     writer.add_token_list(VOCABULARY)
     writer.add_token_types([3, 3, 3, *(1 for _ in VOCABULARY[3:])])
     writer.add_token_merges(['! "'])

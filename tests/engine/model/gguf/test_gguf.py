@@ -140,7 +140,7 @@ def patched(monkeypatch: pytest.MonkeyPatch, method: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("method", "value", "message"),
     [
-        ("add_tokenizer_pre", "deepseek-llm", r"tokenizer\.ggml\.pre is 'deepseek-llm'"),
+        ("add_tokenizer_pre", "command-r", r"tokenizer\.ggml\.pre is 'command-r'"),
         ("add_tokenizer_model", "rwkv", r"tokenizer\.ggml\.model is 'rwkv'"),
     ],
 )
@@ -182,7 +182,7 @@ def no_gguf(file: Path) -> None:
     [
         (
             with_another_architecture,
-            r"architecture is .mamba.; of GGUF files, deepseek2, gemma3, .*, qwen3moe are read",
+            r"architecture is .mamba.; of GGUF files, deepseek2, gemma2, .*, qwen3moe are read",
         ),
         (with_another_tensor, r"its tensor blk\.0\.ssm_norms\.weight is not read"),
         (cut_short, "cannot be read as GGUF"),

@@ -1,14 +1,16 @@
 """Files of llama.cpp's own converter, served: logits as transformers has them of the model that was converted.
 
 llama_cpp/NAME.gguf was written by convert_hf_to_gguf.py (of xllamacpp 2026.10) from a tiny random model in float16, the
-experts of gpt-oss in MXFP4. NAME.safetensors has 60 token_ids and the logits of transformers 5.23 in float32, and as
-metadata the model's config.json. deepseek_v2_older is as the converter wrote until April 2025: kv_b whole, the heads'
+experts of gpt-oss in MXFP4, phi3_long in Q8_0 without rounding. NAME.safetensors has 60 token_ids and the
+logits of transformers 5.23 in float32, and as metadata the model's config.json and, where sentencepiece 0.2.3 made the
+tokenizer, texts with its tokens. deepseek_v2_older is as the converter wrote until April 2025: kv_b whole, the heads'
 widths under the general names, no expert_gating_func and no expert groups.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import struct
 from pathlib import Path
 from typing import Any
@@ -70,11 +72,62 @@ def test_the_config_says_what_the_models_did(name: str) -> None:
             assert written[key] == config[key], key
 
 
+@pytest.mark.parametrize(("name", "end_of_turn"), [("gemma2", "<end_of_turn>"), ("phi3", "<|end|>")])
+def test_texts_are_split_as_sentencepiece_does(name: str, end_of_turn: str) -> None:
+    folder = Path(model_folder(str(_FOLDER / f"{name}.gguf")))
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    with safe_open(_FOLDER / f"{name}.safetensors", framework="pt") as file:
+        tokenized = json.loads(file.metadata()["tokenized"])
+    assert {text: tokenizer.encode(text, add_special_tokens=False).ids for text in tokenized} == tokenized
+    generation = json.loads((folder / "generation_config.json").read_text())
+    assert generation["eos_token_id"] == [2, tokenizer.token_to_id(end_of_turn)]
+
+
+def changed(folder: Path, name: str, *changes: tuple[bytes, bytes]) -> str:
+    """A copy of the file, with bytes of its metadata changed that are there once."""
+    content = (_FOLDER / f"{name}.gguf").read_bytes()
+    for old, new in changes:
+        assert content.count(old) == 1
+        assert len(old) == len(new)
+        content = content.replace(old, new)
+    file = folder / "model.gguf"
+    file.write_bytes(content)
+    return str(file)
+
+
+def number(key: str, value: int) -> bytes:
+    return key.encode() + struct.pack("<II", 4, value)  # a value of type uint32
+
+
+def test_gemma_2_27b_scales_by_the_width_of_the_model(tmp_path: Path) -> None:
+    layers = "gemma2.block_count"
+    file = changed(tmp_path, "gemma2", (number(layers, 4), number(layers, 46)))
+    config = json.loads((Path(model_folder(file)) / "config.json").read_text())
+    assert (config["head_dim"], config["query_pre_attn_scalar"]) == (16, 32 // 4)
+
+
+@pytest.mark.parametrize(("context", "window"), [(4096, 2047), (8192, None)])
+def test_older_files_of_phi_3_do_not_name_the_window(tmp_path: Path, context: int, window: int | None) -> None:
+    length = "phi3.context_length"
+    longer = (number(length, 128), number(length, context))
+    file = changed(tmp_path, "phi3", longer, (b"phi3.attention.sliding_window", b"none.attention.sliding_window"))
+    config = json.loads((Path(model_folder(file)) / "config.json").read_text())
+    assert config["sliding_window"] == window
+
+
+def test_a_file_may_have_its_own_attention_factor(tmp_path: Path) -> None:
+    by_rule, own = (struct.pack("<If", 6, value) for value in (math.sqrt(1 + math.log(4) / math.log(64)), 1.5))
+    file = changed(tmp_path, "phi3_long", (b"rope.scaling.attn_factor" + by_rule, b"rope.scaling.attn_factor" + own))
+    config = json.loads((Path(model_folder(file)) / "config.json").read_text())
+    assert config["rope_parameters"]["attention_factor"] == 1.5
+
+
 @pytest.mark.skipif(not cpu_code_panels.supports(torch.bfloat16), reason="this CPU has no AVX512-BF16")
-def test_gpt_oss_experts_stay_packed() -> None:
-    token_ids, logits, _ = expected("gpt_oss")
-    loaded = load_model(str(_FOLDER / "gpt_oss.gguf"))
-    assert code_kinds(loaded.model) == ["i4"]
+@pytest.mark.parametrize(("name", "codes"), [("gpt_oss", "i4"), ("phi3_long", "i8")])
+def test_what_is_quantised_stays_packed(name: str, codes: str) -> None:
+    token_ids, logits, _ = expected(name)
+    loaded = load_model(str(_FOLDER / f"{name}.gguf"))
+    assert code_kinds(loaded.model) == [codes]
     certificate = certify(loaded, ModelRunner(loaded, loaded.make_cache(2, 16)))
     assert certificate.holds, certificate.describe()
     errors = (logits_of(loaded, token_ids).float() - logits).square().mean(-1).sqrt()
@@ -82,7 +135,7 @@ def test_gpt_oss_experts_stay_packed() -> None:
 
 
 def gating(function: int) -> bytes:
-    return b"deepseek2.expert_gating_func" + struct.pack("<II", 4, function)  # a value of type uint32
+    return number("deepseek2.expert_gating_func", function)
 
 
 @pytest.mark.parametrize(
@@ -93,26 +146,14 @@ def gating(function: int) -> bytes:
         ("deepseek_v3", b"blk.1.attn_k_b", b"blk.1.attn_x_b", r"no tensor blk\.1\.attn_k_b"),
         ("deepseek_v3", b"key_length_mla", b"key_length_mlb", r"has no deepseek2\.attention\.key_length_mla"),
         ("gpt_oss", b"blk.0.ffn_up_exps.weight", b"blk.0.ffn_in_exps.weight", r"no tensor blk\.0\.ffn_up_exps\.weight"),
+        ("phi3_long", b"rope_factors_long", b"rope_factors_lung", r"no tensor rope_factors_long\.weight"),
+        ("gemma2", b"attn_logit_softcapping", b"attn_logit_softcopping", "attn_logit_softcopping, which is not read"),
         ("olmo2", b"olmo2.rope.freq_base", b"olmo2.rope.freq_bass", r"olmo2\.rope\.freq_bass, which is not read"),
     ],
 )
 def test_files_that_say_something_else_are_refused(
     tmp_path: Path, name: str, old: bytes, new: bytes, message: str
 ) -> None:
-    content = (_FOLDER / f"{name}.gguf").read_bytes()
-    assert content.count(old) == 1
-    file = tmp_path / "model.gguf"
-    file.write_bytes(content.replace(old, new))
+    file = changed(tmp_path, name, (old, new))
     with pytest.raises(ModelRefused, match=message):
-        load_model(str(file), dtype="float32")
-
-
-def test_deepseek_v3_splits_text_as_its_rules_say() -> None:
-    folder = Path(model_folder(str(_FOLDER / "deepseek_v3.gguf")))
-    pre_tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json")).pre_tokenizer
-    assert pre_tokenizer is not None
-    text = "Hi there 12345 .get(x); ok\n\n  end"
-    starts = [start for _, (start, _) in pre_tokenizer.pre_tokenize_str(text)]
-    pieces = [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
-    assert pieces == ["Hi", " there", " ", "123", "45", " .", "get", "(x", ");", " ok", "\n\n", " ", " end"]
-    assert len(pre_tokenizer.pre_tokenize_str("a语言b")) == 3
+        load_model(file, dtype="float32")
