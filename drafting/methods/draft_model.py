@@ -88,10 +88,11 @@ class DraftModelNet:
         chains: DeviceChains | None = None,
     ) -> None:
         """vocabulary: None when the model's token ids are the target's. chains: over the same runner, for
-        `draw_chains`; None, or another vocabulary: all logits go to the host.
+        `draw_chains`; None, another vocabulary, or recurrent layers, whose states a step on the device does not have:
+        all logits go to the host.
         """
         self.vocabulary = vocabulary
-        self.chains = chains if vocabulary is None else None
+        self.chains = chains if vocabulary is None and runner.states is None else None
         self._runner = runner
         self._blocks = blocks
         self._prefill_chunk_size = prefill_chunk_size
