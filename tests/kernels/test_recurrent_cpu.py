@@ -113,6 +113,7 @@ def _rows(**changes: list[int]) -> RecurrentRows:
         "slots_in": [-1],
         "num_kept": [0],
         "slots_out": [0],
+        "sessions": [0] * 5,
         **changes,
     }
     tensors = {name: torch.tensor(values, dtype=torch.int32) for name, values in numbers.items()}

@@ -14,11 +14,11 @@ from outrider.engine.errors import ModelRefused
 from outrider.engine.model.load import load_model
 from outrider.engine.model.loaded import LoadedModel
 from outrider.engine.numerics import measure_numerics
+from outrider.engine.recurrent.memory import plan_memory
 from outrider.engine.run.batch import SessionRows, build_batch
 from outrider.engine.run.runner import ModelRunner
 from outrider.kernels.kv_codes.layout import scales_of
 from outrider.shared.kv_cache_dtypes import KV_CACHE_DTYPES
-from outrider.verifier_service.memory import plan_memory
 
 DEMO = Path(__file__).parents[3] / "models" / "demo-target"
 BLOCK_SIZE, LENGTH = 16, 160
