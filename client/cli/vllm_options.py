@@ -59,7 +59,7 @@ _BY_SENTENCE: Mapping[str, tuple[str, ...]] = {
     "with --kv-cache-dtype all layers have 8 bits, with scales of each token's own; leave the option out": (
         *("--calculate-kv-scales", "--kv-cache-dtype-skip-layers"),
     ),
-    "recurrent states have the dtype of the weights; leave the option out": (
+    "recurrent states are float32, their windows and logs in the dtype of the weights; leave the option out": (
         *("--mamba-cache-dtype", "--mamba-ssm-cache-dtype", "--mamba-block-size", "--mamba-cache-mode"),
     ),
     "there is one sequence of layers per process; use --tensor-parallel-size": ("--pipeline-parallel-size", "-pp"),

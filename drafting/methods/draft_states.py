@@ -9,7 +9,7 @@ leave nothing.
 The state before the proposal is kept as well while there is room: a drafter asked ahead of the verifier has read a
 guess as committed, and goes back to before it.
 
-Not here: which slot is whose (engine.recurrent.table), keys and values (draft_model).
+Not here: which slot is whose (engine.recurrent.table), keys and values (draft_caches).
 """
 
 from __future__ import annotations

@@ -127,13 +127,15 @@ def _launch(
     """x [B, T, K], weights [B, N, K], out [B, T, N]."""
     num_linears, num_outputs, num_inputs = weights.shape
     num_rows = x.shape[1]
-    # The stride of a single row is arbitrary, and triton specialises on 1 and multiples of 16.
+    # Triton specialises on 1 and multiples of 16: the stride of a single row is arbitrary, and from one linear to the
+    # next it depends on the number of rows.
     is_single = num_rows == 1
+    strides = (0, 0, 0) if num_linears == 1 else (x.stride(0), weights.stride(0), out.stride(0))
     _linear[(triton.cdiv(num_rows, block_rows) * triton.cdiv(num_outputs, tile.block_outputs), num_linears)](
         x, weights, weights if bias is None else bias, out,
         num_rows, num_outputs,
         num_inputs if is_single else x.stride(1), weights.stride(1), num_outputs if is_single else out.stride(1),
-        x.stride(0), weights.stride(0), out.stride(0),
+        *strides,
         NUM_INPUTS=num_inputs, HAS_BIAS=bias is not None,
         GROUP=_GROUP, BLOCK_ROWS=block_rows, BLOCK_OUTPUTS=tile.block_outputs, BLOCK_INPUTS=tile.block_inputs,
         num_warps=tile.num_warps, num_stages=tile.stages(block_rows, x.element_size()),

@@ -149,7 +149,9 @@ def _tensor_fields(query: torch.Tensor, key_cache: torch.Tensor, value_cache: to
         if tensor.dim() != num_dims or tensor.device.type != "cpu":
             raise KernelArgumentError(f"{name} must be a {num_dims}-dimensional tensor on the CPU")
         if tensor.dtype not in (torch.bfloat16, torch.float32) and (name == "query" or not is_coded(tensor)):
-            raise KernelArgumentError(f"{name} is {tensor.dtype}; the CPU kernel takes bfloat16 and float32")
+            raise KernelArgumentError(
+                f"{name} is {tensor.dtype}; the CPU kernel takes bfloat16, float32 and caches of 8-bit codes"
+            )
         if tensor.shape[-1] < LANES or tensor.stride(-1) != 1:
             raise KernelArgumentError(f"{name} must have at least {LANES} contiguous elements per head")
     if key_cache.shape[:3] != value_cache.shape[:3] or key_cache.dtype != value_cache.dtype:

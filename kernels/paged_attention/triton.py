@@ -168,7 +168,8 @@ def _check(
         is_known = tensor.dtype in _DTYPES or (name != "query" and is_coded(tensor))
         if tensor.dim() != num_dims or not is_known or tensor.stride(-1) != 1:
             raise KernelArgumentError(
-                f"{name} must be bfloat16 or float32, {num_dims}-dimensional and contiguous in its last dimension"
+                f"{name} is {tensor.dtype}; it must be bfloat16 or float32, or a cache of 8-bit codes, "
+                f"{num_dims}-dimensional and contiguous in its last dimension"
             )
     if key_cache.shape[:3] != value_cache.shape[:3] or key_cache.dtype != value_cache.dtype:
         raise KernelArgumentError("key_cache and value_cache must agree in blocks, heads, block size and dtype")

@@ -26,7 +26,7 @@ from tests.drafting.drawn_cases import (
     prompt_at,
 )
 from tests.kernels.triton_device import device
-from tests.verifier_service.engine_client import save_llama
+from tests.verifier_service.engine_client import save_hybrid, save_llama
 
 _NUM_BLOCKS, _BLOCK_SIZE = 60, 4
 
@@ -77,3 +77,23 @@ def test_plain_chains_are_drawn_there_and_all_proposals_are_those_of_the_host(
     assert len(taken) == NUM_PLAIN * len(SCRIPT)
     expect_equal_rounds(by_device, _proposals(loaded, draws=False))
     assert len(taken) == NUM_PLAIN * len(SCRIPT), "the host's chains grow"
+
+
+def test_a_hybrids_chains_grow_on_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step on the device has no recurrent states."""
+    hybrid = load_model(str(save_hybrid(tmp_path)), dtype="float32", device="cpu")
+    blocks = BlockManager(_NUM_BLOCKS, _BLOCK_SIZE)
+    runner = ModelRunner(hybrid, hybrid.make_cache(_NUM_BLOCKS, _BLOCK_SIZE), hybrid.make_states(4))
+    net = DraftModelNet(runner, blocks, prefill_chunk_size=32, chains=DeviceChains(ModelForward(runner)))
+    method = draft_model_method(net, "tiny")
+    taken = counted(monkeypatch)
+    prompt, (params, mode) = tuple(prompt_at(0)), LAWS["greedy"]
+    spec = SessionSpec("s", 1, prompt, (), params, mode, 7, method="draft_model")
+    session = DraftSession(spec, list(prompt), lambda _reply: None)
+    method.open(session)
+    session.report(DraftStep(1, session.committed_len, (), 3))
+    (proposal,) = method.propose([session])
+    assert len(proposal.token_ids) == 3
+    assert taken == []
+    method.close(session)
+    assert blocks.num_free_blocks == _NUM_BLOCKS

@@ -76,8 +76,8 @@ class Drafter:
         runner = ModelRunner(self.loaded, self.loaded.make_cache(self.num_blocks, self.block_size), states)
         net = DraftModelNet(runner, self.blocks, prefill_chunk_size=30)
         assert states is not None
-        assert net._recurrent is not None
-        self.states = net._recurrent
+        assert net._caches.recurrent is not None
+        self.states = net._caches.recurrent
         self.states.table._free = PoisonedSlots(states, self.states.table._free)
         self.method = draft_model_method(net, "tiny")
         forward = runner.forward
