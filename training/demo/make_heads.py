@@ -32,7 +32,7 @@ class HeadPlan:
         return self.name.replace("-", "_")
 
 
-# Sizes are limited by git (models/ has at most 40 MB), durations by patience; results are in docs/models.md.
+# Sizes are limited by git (5 MB each), durations by patience; results are in docs/models.md.
 HEADS = (
     HeadPlan(
         "eagle3",
