@@ -32,7 +32,7 @@ def config_of(method: str) -> str:
 def test_the_names_are_those_of_the_methods_that_exist() -> None:
     assert set(WITHOUT_CHECKPOINT) == registry._WITHOUT_CHECKPOINT.keys()
     assert set(FROM_TARGET) == registry._FROM_TARGET.keys()
-    assert set(FROM_CHECKPOINT) == registry._FROM_CHECKPOINT.keys() == set(KINDS)
+    assert set(FROM_CHECKPOINT) == set(registry._FROM_CHECKPOINT) == set(KINDS)
 
 
 @pytest.mark.parametrize("method", ["foo", "NGRAM", "", "eagle4"])
