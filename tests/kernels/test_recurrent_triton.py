@@ -83,8 +83,11 @@ def test_rows_and_states_match_the_reference(name: str, dtype: torch.dtype) -> N
     torch.testing.assert_close(mine.state[slot], other.state[slot], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", SMALL)
+# Kimi's is the gated delta rule with more numbers; interpreted, it takes half a minute, and bfloat16 as long again.
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.storm)])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.storm] if name == "kimi_delta" else []) for name in SMALL]
+)
 def test_every_division_into_calls_gives_the_same_bits(name: str, dtype: torch.dtype) -> None:
     case = SMALL[name](dtype, False)
     rows, noise = case.inputs(2, NUM_ROWS), case.inputs(3, NUM_ROWS + 4)
