@@ -20,8 +20,8 @@ QUESTIONS = (
     "Explain to a child why the sea is salty.",
     "Write a short note that thanks a neighbour for watering my plants.",
 )
-# tokens a round, the target's own included; half of what lies between none right and what the model card says
-FEWEST_TOKENS_PER_ROUND = 1.5
+# tokens a round, the target's own included; half of what lies between none right and what docs/models.md says
+FEWEST_TOKENS_PER_ROUND = 1.4
 
 
 @pytest.fixture(scope="module")
