@@ -102,18 +102,18 @@ def test_every_division_into_calls_gives_the_same_bits(name: str, dtype: torch.d
 
 @pytest.mark.storm
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize(
+    ("name", "dtype"), [*((name, torch.float32) for name in LARGE), ("gated_delta", torch.bfloat16)]
+)
 def test_every_division_of_every_kind(name: str, dtype: torch.dtype) -> None:
     case = LARGE[name](dtype)
     rows, noise = case.inputs(2), case.inputs(3, layers.NUM_ROWS + 4)
     expected = outputs(case.driver(), [committed(rows)])
     strangers = [case.inputs(10 + count, count) for count in (1, 2, 5)]
     # Some on either side of the convolution's four rows and of a tile's eight: interpreted, each takes seconds.
-    for cut in (1, 3, 4, 5, 8, 9, 15):
+    for cut in (1, 4, 5, 9):
         assert torch.equal(outputs(case.driver(), [committed(rows[:cut]), committed(rows[cut:])]), expected), cut
     for way, parts in ways(rows, noise).items():
-        assert torch.equal(outputs(case.driver(), parts), expected), way
         assert torch.equal(outputs(case.driver(), parts, strangers, place=2), expected), f"{way} in company"
 
 
