@@ -26,8 +26,8 @@ from outrider.kernels.cpu.simd import (
     vsub,
 )
 from outrider.kernels.recurrent.cpu_vectors import load16, round16, store16
+from outrider.kernels.recurrent.outer_rules import DELTA, ELEMENTWISE, SELECTIVE
 
-DELTA, SELECTIVE, ELEMENTWISE = 0, 1, 2  # rules: the gated delta rule, Mamba-2's, Mamba-1's
 TILE = 2 * LANES
 TILE_BYTES = 2 * VECTOR_BYTES  # of one key's row
 _NORM_EPS = 1e-6  # added to the sum of squares of a query or key; transformers' l2norm

@@ -24,24 +24,15 @@ from outrider.kernels.cpu import team as cpu_team
 from outrider.kernels.cpu.emitters import LANES, VECTOR_BYTES
 from outrider.kernels.cpu.simd import load_i32, vload, vsplat, vstore
 from outrider.kernels.errors import KernelArgumentError
-from outrider.kernels.recurrent import cpu_outer_row, cpu_vectors
+from outrider.kernels.recurrent import cpu_outer_row, cpu_vectors, outer_rules
 from outrider.kernels.recurrent.cpu_outer_row import TILE, TILE_BYTES, do_row
 from outrider.kernels.recurrent.cpu_vectors import load16, store16
+from outrider.kernels.recurrent.outer_rules import Columns
 from outrider.kernels.recurrent.rows import LayerStates, RecurrentRows
 
 # state elements, about 100 us on one thread (474 us for 524,288 of them, fp32, from memory and back; scratch version of
 # this kernel); smaller calls run on one thread
 _MIN_PARALLEL_ELEMENTS = 110_000
-
-
-class Columns(NamedTuple):
-    """Where a mixed row has the numbers of head 0 (or of its first key head)."""
-
-    query: int
-    key: int
-    value: int
-    beta: int  # DELTA only
-    step: int  # what goes into softplus, with dt_bias; of all heads' decays, or of all columns
 
 
 class _Fields(NamedTuple):
@@ -155,7 +146,7 @@ def _make_entry(digest: int) -> Callable[[Any, int, int], None]:
 
 @functools.cache
 def _entry() -> int:
-    return cpu_team.compile_unit(_make_entry, (cpu_vectors, cpu_outer_row))
+    return cpu_team.compile_unit(_make_entry, (outer_rules, cpu_vectors, cpu_outer_row))
 
 
 def advance(

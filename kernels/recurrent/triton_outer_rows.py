@@ -13,22 +13,12 @@ import torch
 import triton
 import triton.language as tl
 
+from outrider.kernels.recurrent.outer_rules import DELTA, ELEMENTWISE, Columns
 from outrider.kernels.recurrent.triton_functions import sigmoid, softplus
 from outrider.kernels.triton_numbers import round_to
 
-DELTA, SELECTIVE, ELEMENTWISE = 0, 1, 2  # rules: the gated delta rule, Mamba-2's, Mamba-1's
 _NORM_EPS = tl.constexpr(1e-6)  # added to the sum of squares of a query or key; transformers' l2norm
 _STEP_BLOCK = 1024  # columns of ELEMENTWISE per program
-
-
-class Columns(NamedTuple):
-    """Where a mixed row has the numbers of head 0 (or of its first key head)."""
-
-    query: int
-    key: int
-    value: int
-    beta: int  # DELTA only
-    step: int  # what goes into softplus, with dt_bias; of all heads' decays, or of all columns
 
 
 class ReadyRows(NamedTuple):

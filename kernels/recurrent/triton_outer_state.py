@@ -22,9 +22,10 @@ import triton
 import triton.language as tl
 
 from outrider.kernels.errors import KernelArgumentError
+from outrider.kernels.recurrent.outer_rules import ELEMENTWISE, Columns
 from outrider.kernels.recurrent.rows import LayerStates, RecurrentRows
 from outrider.kernels.recurrent.triton_functions import parent_of
-from outrider.kernels.recurrent.triton_outer_rows import DELTA, ELEMENTWISE, Columns, ReadyRows, prepare
+from outrider.kernels.recurrent.triton_outer_rows import ReadyRows, prepare
 from outrider.kernels.triton_numbers import round_to
 
 # elements of a program's part of S: 32 fp32 registers a thread at 4 warps, and as many for the kept state
@@ -171,6 +172,3 @@ def _keys(mixed: torch.Tensor, columns: Columns, ready: ReadyRows) -> tuple[torc
     if ready.queries is not None and ready.keys is not None:
         return ready.queries, ready.keys, ready.keys.stride(0)
     return mixed[:, columns.query :], mixed[:, columns.key :], mixed.shape[1]
-
-
-__all__ = ["DELTA", "ELEMENTWISE", "Columns", "advance"]

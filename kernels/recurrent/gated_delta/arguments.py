@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 
 from outrider.kernels.recurrent.gated_norm.arguments import GatedNormLayer
+from outrider.kernels.recurrent.outer_rules import Columns
 from outrider.kernels.recurrent.rows import LayerStates, RecurrentRows
 from outrider.kernels.recurrent.short_conv.arguments import ShortConvLayer
 
@@ -48,6 +49,11 @@ class GatedDeltaLayer:
     @property
     def raw_width(self) -> int:
         return self.num_channels + self.num_value_heads + self.dt_bias.shape[0]
+
+    @property
+    def columns(self) -> Columns:
+        key_width, num_channels = self.num_key_heads * self.key_dim, self.num_channels
+        return Columns(0, key_width, 2 * key_width, beta=num_channels, step=num_channels + self.num_value_heads)
 
 
 class GatedDelta(Protocol):

@@ -11,6 +11,7 @@ from typing import Protocol, TypeAlias
 
 import torch
 
+from outrider.kernels.recurrent.outer_rules import Columns
 from outrider.kernels.recurrent.rows import LayerStates, RecurrentRows
 from outrider.kernels.recurrent.short_conv.arguments import ShortConvLayer
 
@@ -27,6 +28,12 @@ class Mamba1Layer:
     decay_rate: torch.Tensor  # float32 [N, I], contiguous; -exp(A_log), transposed
     dt_bias: torch.Tensor  # float32 [I]; rounded to the model's dtype
     skip: torch.Tensor  # float32 [I]; D
+
+    @property
+    def columns(self) -> Columns:
+        """Of rows that `Project` has completed."""
+        state_size, width = self.decay_rate.shape
+        return Columns(query=2 * width + state_size, key=2 * width, value=0, beta=0, step=width)
 
 
 class Mamba1(Protocol):

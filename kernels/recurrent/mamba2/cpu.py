@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import torch
 
-from outrider.kernels.recurrent.cpu_outer_row import SELECTIVE
-from outrider.kernels.recurrent.cpu_outer_state import Columns, advance
+from outrider.kernels.recurrent.cpu_outer_state import advance
 from outrider.kernels.recurrent.mamba2.arguments import Mamba2Layer
+from outrider.kernels.recurrent.outer_rules import SELECTIVE
 from outrider.kernels.recurrent.rows import LayerStates, RecurrentRows
 from outrider.kernels.recurrent.short_conv.cpu import mixed_rows
 
 
 def mamba2(raw: torch.Tensor, layer: Mamba2Layer, states: LayerStates, rows: RecurrentRows) -> torch.Tensor:
     """See `arguments.Mamba2`; raw is fp32 or bf16. Raises KernelArgumentError."""
-    width, group_width = layer.num_heads * layer.head_dim, layer.num_groups * layer.state_size
-    columns = Columns(query=width + group_width, key=width, value=0, beta=0, step=layer.num_channels)
     return advance(
-        *(mixed_rows(raw, layer.conv, states, rows), columns, states, rows),
+        *(mixed_rows(raw, layer.conv, states, rows), layer.columns, states, rows),
         rule=SELECTIVE,
         dtype=raw.dtype,
         num_key_heads=layer.num_groups,
