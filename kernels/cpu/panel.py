@@ -103,10 +103,14 @@ def transpose(builder: Builder, rows: list[Value]) -> list[Value]:
     return columns
 
 
-def make_transposing_load(load_vector: Callable[[Builder, Value], Value]) -> Any:
+def make_transposing_load(
+    load_vector: Callable[[Builder, Value], Value],
+    parts_of: Callable[[Builder, Value], list[Value]] = lambda _builder, column: [column],
+) -> Any:
     """target[i, 0..16) = element i of the 16 vectors whose addresses are listed at `addresses`.
 
-    skip_bytes is added to each address; target_stride: bytes between rows of the target.
+    skip_bytes is added to each address; target_stride: bytes between rows of the target. Where elements are narrower
+    than the 32 bits that are transposed, `parts_of` splits or widens a column: it becomes as many rows of the target.
     """
 
     @operation(types.void, _i, _i, _i, _i)
@@ -115,25 +119,20 @@ def make_transposing_load(load_vector: Callable[[Builder, Value], Value]) -> Any
     ) -> None:
         starts = [load(builder, offset(builder, addresses, 8, i), _I64, 8) for i in range(LANES)]
         columns = transpose(builder, [load_vector(builder, builder.add(s, skip_bytes)) for s in starts])
-        for i, column in enumerate(columns):
-            store(builder, column, offset(builder, target, target_stride, i), 4)
+        rows = (part for column in columns for part in parts_of(builder, column))  # one at a time
+        for i, row in enumerate(rows):
+            store(builder, row, offset(builder, target, target_stride, i), 4)
 
     return transposing_load
 
 
+def _halves(builder: Builder, pair: Value) -> list[Value]:
+    """Two bf16 of each lane, the lower first, as fp32."""
+    even, odd = builder.shl(pair, ints(16)), builder.and_(pair, ints(-(1 << 16)))
+    return [builder.bitcast(bits, _VF32) for bits in (even, odd)]
+
+
 transposing_load_f32 = make_transposing_load(lambda b, address: load(b, address, _VF32, 4))
 transposing_load_bf16 = make_transposing_load(lambda b, address: widen_bf16(b, load(b, address, _VI16, 2)))
-
-
-@operation(types.void, _i, _i, _i, _i)
-def transposing_load_bf16_pairs(
-    builder: Builder, addresses: Value, skip_bytes: Value, target: Value, target_stride: Value
-) -> None:
-    """As transposing_load_bf16 for 32 elements of each vector: pairs are transposed together, split last."""
-    starts = [load(builder, offset(builder, addresses, 8, i), _I64, 8) for i in range(LANES)]
-    pairs = transpose(builder, [load(builder, builder.add(s, skip_bytes), _VI32, 2) for s in starts])
-    for i, pair in enumerate(pairs):
-        even, odd = builder.shl(pair, ints(16)), builder.and_(pair, ints(-(1 << 16)))
-        for half, bits in ((0, even), (1, odd)):
-            row = offset(builder, target, target_stride, 2 * i + half)
-            store(builder, builder.bitcast(bits, _VF32), row, 4)
+# of 32 elements of each vector, transposed as pairs: half of the shuffles
+transposing_load_bf16_pairs = make_transposing_load(lambda b, address: load(b, address, _VI32, 2), _halves)

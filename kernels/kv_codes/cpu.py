@@ -14,7 +14,6 @@ from numba import types
 
 from outrider.kernels.cpu.emitters import (
     I32,
-    I64,
     LANES,
     VF32,
     VI32,
@@ -25,10 +24,9 @@ from outrider.kernels.cpu.emitters import (
     ints,
     larger,
     load,
-    offset,
     store,
 )
-from outrider.kernels.cpu.panel import transpose
+from outrider.kernels.cpu.panel import make_transposing_load
 from outrider.kernels.cpu.simd import Vec16, operation
 
 # What a cache holds, as the compiled kernels are told.
@@ -73,35 +71,15 @@ def _make_load(widen: _Widen) -> Any:
 
 
 def _make_transposing_load(widen: _Widen) -> Any:
-    """As panel.make_transposing_load."""
-
-    @operation(types.void, _i, _i, _i, _i)
-    def transposing_load(
-        builder: Builder, addresses: Value, skip_bytes: Value, target: Value, target_stride: Value
-    ) -> None:
-        starts = [load(builder, offset(builder, addresses, 8, i), I64, 8) for i in range(LANES)]
-        columns = transpose(builder, [_load_codes(builder, builder.add(start, skip_bytes)) for start in starts])
-        for i, column in enumerate(columns):
-            store(builder, widen(builder, column, 0), offset(builder, target, target_stride, i), 4)
-
-    return transposing_load
+    return make_transposing_load(_load_codes, lambda builder, column: [widen(builder, column, 0)])
 
 
 def _make_transposing_load_words(widen: _Widen) -> Any:
     """The same for 64 codes of each row: four are transposed together and split last, a quarter of the shuffles."""
-
-    @operation(types.void, _i, _i, _i, _i)
-    def transposing_load(
-        builder: Builder, addresses: Value, skip_bytes: Value, target: Value, target_stride: Value
-    ) -> None:
-        starts = [load(builder, offset(builder, addresses, 8, i), I64, 8) for i in range(LANES)]
-        words = transpose(builder, [load(builder, builder.add(start, skip_bytes), VI32, 1) for start in starts])
-        for i, word in enumerate(words):
-            for place in range(CODES_PER_WORD):
-                row = offset(builder, target, target_stride, CODES_PER_WORD * i + place)
-                store(builder, widen(builder, word, place), row, 4)
-
-    return transposing_load
+    return make_transposing_load(
+        lambda builder, address: load(builder, address, VI32, 1),
+        lambda builder, word: [widen(builder, word, place) for place in range(CODES_PER_WORD)],
+    )
 
 
 vload_int8, vload_e4m3 = (_make_load(widen) for widen in (_widen_int8, _widen_e4m3))
