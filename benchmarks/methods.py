@@ -8,21 +8,16 @@ benchmarks/results/methods.jsonl.
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import tempfile
 from pathlib import Path
-from statistics import median
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 
-from benchmarks.load import LoadResult, Shape, run_load
-from benchmarks.prompts import code_prompts
-from benchmarks.records import quantiles, save_rows
+from benchmarks.records import save_rows
+from benchmarks.variants import measure, table
 from outrider.client.stack.commands import StackSettings
 from outrider.client.stack.processes import Stack, free_port
 from outrider.training.demo.expand import main as expand
@@ -43,7 +38,6 @@ def main(
     save: Annotated[bool, typer.Option(help="Append rows to benchmarks/results/methods.jsonl.")] = True,
 ) -> None:
     """Example: python -m benchmarks.methods --rounds 1 --temperature 0"""
-    temperatures = temperature or [0.0, 1.0]
     with tempfile.TemporaryDirectory() as folder:
         console.print("==> expanding target and heads to a realistic cost")
         target = Path(folder) / "target"
@@ -58,70 +52,31 @@ def main(
         stack = Stack(settings, Path(folder), lambda message: console.print(f"==> {message}"))
         state = stack.start()
         try:
-            rows = _measure(state.url, temperatures, max_tokens, rounds)
+            figures = {
+                degree: measure(
+                    state.url, _variants(), temperature=degree, max_tokens=max_tokens, rounds=rounds, console=console
+                )
+                for degree in temperature or [0.0, 1.0]
+            }
         finally:
             stack.stop()
-    _show(rows)
+    console.print(table(figures.items()))
     if save:
+        rows = [
+            {"variant": name, "temperature": degree, **row}
+            for degree, found in figures.items()
+            for name, row in found.items()
+        ]
         console.print(f"rows appended to {save_rows('methods', rows)}")
 
 
-def _variants(temperature: float) -> dict[str, dict[str, Any]]:
-    seed = 7 if temperature else None
-    common = {"temperature": temperature, "seed": seed, "num_speculative_tokens": CHAIN}
-    variants = {name: {**common, "method": name} for name in ("off", *METHODS)}
-    for name in _TREES:
-        variants[f"{name}, tree of {TREE}"] = {
-            **common, "method": name, "num_speculative_tokens": TREE, "token_tree": True
-        }  # fmt: skip
-    return variants
-
-
-def _measure(url: str, temperatures: list[float], max_tokens: int, rounds: int) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    prompts = code_prompts(4)
-    for temperature in temperatures:
-        variants = _variants(temperature)
-        results: dict[str, list[LoadResult]] = {name: [] for name in variants}
-        with Progress(console=console) as progress:
-            task = progress.add_task(f"temperature {temperature:g}", total=(rounds + 1) * len(variants))
-            for round_index in range(rounds + 1):  # the first, short one warms up
-                for name, wanted in variants.items():
-                    shape = Shape(max_tokens if round_index else 16, **wanted)
-                    result = asyncio.run(run_load(url, prompts, shape, 1))
-                    if round_index:
-                        results[name].append(result)
-                    progress.advance(task)
-        rows += [_row(name, temperature, found) for name, found in results.items()]
-    return rows
-
-
-def _row(name: str, temperature: float, results: list[LoadResult]) -> dict[str, Any]:
-    requests = [request for result in results for request in result.requests]
-    return {
-        "variant": name,
-        "temperature": temperature,
-        "tokens_per_s": median(result.tokens_per_s for result in results),
-        "tokens_per_s_quantiles": quantiles([result.tokens_per_s for result in results]),
-        "mean_acceptance_length": median(request.mean_acceptance_length for request in requests),
-        "num_outputs_seen": len({tuple(request.token_ids) for request in requests}),
+def _variants() -> dict[str, dict[str, Any]]:
+    chains = {name: {"method": name, "num_speculative_tokens": CHAIN} for name in ("off", *METHODS)}
+    trees = {
+        f"{name}, tree of {TREE}": {"method": name, "num_speculative_tokens": TREE, "token_tree": True}
+        for name in _TREES
     }
-
-
-def _show(rows: list[dict[str, Any]]) -> None:
-    table = Table("variant", "temperature", "tokens/s", "of off", "accept len", "outputs of 4 prompts")
-    plain = {row["temperature"]: row["tokens_per_s"] for row in rows if row["variant"] == "off"}
-    for row in rows:
-        rate = row["tokens_per_s"]
-        table.add_row(
-            row["variant"],
-            f"{row['temperature']:g}",
-            f"{rate:.1f}",
-            f"{rate / plain[row['temperature']]:.2f}",
-            f"{row['mean_acceptance_length']:.2f}",
-            str(row["num_outputs_seen"]),
-        )
-    console.print(table)
+    return {**chains, **trees}
 
 
 if __name__ == "__main__":
