@@ -1,8 +1,7 @@
-"""A llama target with two real matrices, and one torch thread (the heads are tiny)."""
+"""A llama target with two real matrices."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,14 +9,6 @@ import torch
 
 from outrider.drafting.checkpoints.target_weights import TargetWeights, load_target_weights
 from tests.drafting.checkpoints import plain_writer
-
-
-@pytest.fixture(autouse=True, scope="package")
-def _one_torch_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="package")

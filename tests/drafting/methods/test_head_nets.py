@@ -7,11 +7,9 @@ follows its paper is tested beside it (tests/drafting/heads).
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
-import torch
 
 from outrider.drafting.growth.draft import ROOT
 from outrider.drafting.methods.eagle import CATCH_UP_ROWS
@@ -21,14 +19,6 @@ from outrider.shared.sampling_params import SamplingParams, SpeculationMode
 from tests.drafting.head_cases import KINDS, RECURRENT, VOCAB_SIZE, Case, Target, prompt_of
 
 GREEDY = SamplingParams(temperature=0.0)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_torch_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def check(case: Case, session: DraftSession, target: Target, proposal: Proposal, first: int = 0) -> None:

@@ -38,14 +38,6 @@ MOST_DRAFT_TOKENS = 5
 KINDS = ("bamba", "jamba", "lfm2")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_torch_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_hybrid(tmp_path_factory.mktemp("hybrid"))

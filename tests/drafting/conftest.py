@@ -1,4 +1,4 @@
-"""One torch thread: the heads are tiny."""
+"""One torch thread: draft models and heads are tiny."""
 
 from __future__ import annotations
 
