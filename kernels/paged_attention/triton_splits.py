@@ -132,7 +132,7 @@ def attend_splits(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Grid (T // ROWS + S tiles, Hkv, programs per tile).
 
-    REST_DIM > 0: keys have so many elements from DIM on, and values are those before it (latent attention).
+    REST_DIM > 0: latent attention. Keys have REST_DIM more elements behind the first DIM, which are the values.
     IS_FUSED: one program folds all splits of its tile and writes the output. Otherwise each split's state goes to
     part_sums [T, Hq, num_splits, Dv] and part_states [T, Hq, num_splits, 2], for `triton_combine`.
     """

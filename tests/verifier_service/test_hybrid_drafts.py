@@ -1,4 +1,4 @@
-"""A verifier that drafts with a hybrid by itself: plain decoding's bytes, and every draft of the target accepted."""
+"""A verifier with a hybrid draft model in its own process: plain decoding's bytes, and every draft of the target accepted."""
 
 from __future__ import annotations
 
