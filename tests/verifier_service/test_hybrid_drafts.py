@@ -1,4 +1,4 @@
-"""A verifier with a hybrid draft model in its own process: plain decoding's bytes, and every draft of the target accepted."""
+"""A hybrid draft model in the verifier: the bytes of plain decoding, and every draft of the target itself accepted."""
 
 from __future__ import annotations
 
