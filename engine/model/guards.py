@@ -271,6 +271,13 @@ def require_all_weights(path: str, loading_info: dict[str, Any]) -> None:
         raise ModelRefused(path, cause, _SERVE_UNQUANTISED)
 
 
+def require_all_used(path: str, loading_info: dict[str, Any]) -> None:
+    """Refuse weights that the model has not, of which transformers only warns: what they would do would be left out."""
+    names = sorted(loading_info.get("unexpected_keys") or ())
+    if names:
+        raise ModelRefused(path, f"it has weights that {json.dumps(names[:5])} would be, which the model has not")
+
+
 @torch.inference_mode()
 def probe_layers(
     path: str,

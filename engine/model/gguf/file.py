@@ -93,6 +93,20 @@ class GgufFile:
             raise ModelRefused(self.path, f"its metadata has no {self.architecture}.{key}")
         return found
 
+    def uniform(self, key: str, default: Any = None) -> Any:
+        """A number that the file may have for each layer, 0 where a layer has no such thing. Raises ModelRefused: the
+        layers differ, or it is not there."""
+        found = self.own(key, default)
+        numbers = set(found) - {0} if isinstance(found, list) else {found}
+        if len(numbers) != 1:
+            raise ModelRefused(self.path, f"its {self.architecture}.{key} is {found}, not one number; that is not read")
+        return numbers.pop()
+
+    @property
+    def num_layers(self) -> int:
+        """Without those for multi-token prediction, which come last. Raises ModelRefused."""
+        return int(self.own("block_count") - self.own("nextn_predict_layers", 0))
+
     def require(self, key: str, *meant: Any) -> None:
         """Raises ModelRefused when the value is there and is none of these."""
         found = self.own(key, meant[0])

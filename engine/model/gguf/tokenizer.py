@@ -12,8 +12,8 @@ from outrider.engine.errors import ModelRefused
 from outrider.engine.model.gguf.file import GgufFile
 from outrider.engine.model.gguf.splits import SPLITS
 
-# Architectures whose config transformers does not read; the class of the tokenizer depends on that alone.
-_WITHOUT_CLASS = {"deepseek2", "gpt-oss", "granite", "olmo2"}
+# Architectures whose tokenizer is of a class of its own in transformers; it does not read the config of most others.
+_WITH_CLASS = {"gemma2", "gemma3", "llama", "phi3", "qwen2", "qwen2moe", "qwen3", "qwen3moe"}
 
 
 def write_tokenizer(file: GgufFile, first_part: Path, folder: Path) -> None:
@@ -28,7 +28,7 @@ def write_tokenizer(file: GgufFile, first_part: Path, folder: Path) -> None:
         known = ", ".join(sorted({*GGUF_PRE_TOKENIZER_SPLITS, *SPLITS}))
         raise ModelRefused(file.path, f"its tokenizer.ggml.pre is {pre!r}; read are {known}")
     try:
-        reader = PreTrainedTokenizerFast if file.architecture in _WITHOUT_CLASS else AutoTokenizer
+        reader = AutoTokenizer if file.architecture in _WITH_CLASS else PreTrainedTokenizerFast
         tokenizer = reader.from_pretrained(str(first_part.parent), gguf_file=first_part.name)
         tokenizer.save_pretrained(folder)
     except Exception as error:  # tokenizers raises no class of its own
