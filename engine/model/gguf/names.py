@@ -192,7 +192,7 @@ NAMES: Mapping[str, Names] = {
     "qwen35": Names(_QWEN35, _GATED_DELTA_PARAMETERS),
     "qwen35moe": Names({**_QWEN35, **_QWEN_EXPERTS}, _GATED_DELTA_PARAMETERS),
     "qwen3moe": Names(_EXPERTS),
-    "qwen3next": Names({**_GATED_DELTA, **_QWEN_EXPERTS}, _GATED_DELTA_PARAMETERS),
+    "qwen3next": Names({**_GATED_DELTA, "ssm_ba": "linear_attn.in_proj_ba", **_QWEN_EXPERTS}, _GATED_DELTA_PARAMETERS),
     "seed_oss": Names(_AFTER_ATTENTION),
     "starcoder2": Names(
         {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}, outside={"output_norm.bias": "model.norm.bias"}
