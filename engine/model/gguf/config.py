@@ -1,8 +1,8 @@
 """The config of each architecture that is read from GGUF, from the file's own metadata and tensors.
 
 Every value of the architecture's is read, or the file is refused: what is left out silently gives wrong logits. The
-rules are those of llama.cpp (conversion, src/llama-model.cpp, src/models). Not here: those of each family (dense, gemma,
-mixtures, hybrids).
+rules are those of llama.cpp (conversion, src/llama-model.cpp, src/models). Not here: those of each family (dense,
+gemma, mixtures, hybrids).
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ from outrider.engine.model.gguf.hybrids import HYBRIDS
 from outrider.engine.model.gguf.mixtures import MIXTURES, latent_heads
 from outrider.engine.model.gguf.rope import rope_parameters
 
-# By architecture: the norms' epsilon in config.json and in the file; None: none.
-_EPSILONS: dict[str, tuple[str, str] | None] = {
+# By architecture: the norms' epsilon in config.json and in the file.
+_EPSILONS: dict[str, tuple[str, str]] = {
     "cohere2": ("layer_norm_eps", "attention.layer_norm_epsilon"),
     "command-r": ("layer_norm_eps", "attention.layer_norm_epsilon"),
     "lfm2": ("norm_eps", "attention.layer_norm_rms_epsilon"),
     "lfm2moe": ("norm_eps", "attention.layer_norm_rms_epsilon"),
     "nemotron_h": ("layer_norm_epsilon", "attention.layer_norm_epsilon"),
     "nemotron_h_moe": ("layer_norm_epsilon", "attention.layer_norm_epsilon"),
-    "olmo": None,
     "starcoder2": ("norm_epsilon", "attention.layer_norm_epsilon"),
 }
 _RMS_EPSILON = ("rms_norm_eps", "attention.layer_norm_rms_epsilon")
@@ -77,8 +76,9 @@ def eos_token_ids(file: GgufFile) -> list[int]:
 def _common(file: GgufFile) -> dict[str, Any]:
     vocab_size = int(file.tensors["token_embd.weight"].shape[1]) if "token_embd.weight" in file.tensors else 0
     file.own("vocab_size", vocab_size)  # the embedding may be padded beyond it
-    epsilon = _EPSILONS.get(file.architecture, _RMS_EPSILON)
-    return ({} if epsilon is None else {epsilon[0]: file.own(epsilon[1])}) | {
+    epsilon, own_epsilon = _EPSILONS.get(file.architecture, _RMS_EPSILON)
+    return {
+        epsilon: file.own(own_epsilon),
         "hidden_size": file.own("embedding_length"),
         "intermediate_size": file.uniform("feed_forward_length"),
         "num_hidden_layers": file.num_layers,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,8 +16,6 @@ _PHI3_SHORT_CONTEXT, _PHI3_SHORT_WINDOW = 4096, 2047
 _STARCODER2_WINDOW = 4096
 # SmolLM3: every fourth layer has no RoPE (llama.cpp, src/models/smollm3.cpp).
 _SMOLLM3_WITHOUT_ROPE = 4
-# OLMo's norms have no parameters; transformers' epsilon of them.
-_OLMO_EPSILON = 1e-5
 _ATTENTION_BIAS = has("attn_q.bias", "attention_bias")
 _MLP_BIAS = has("ffn_up.bias", "mlp_bias")
 # Of Granite, its mixtures and hybrids.
@@ -56,12 +53,6 @@ def _olmo2(file: GgufFile) -> dict[str, Any]:
         return Family("olmo2", "Olmo2ForCausalLM", fixed={"attention_bias": False})(file)
     file.require("rope.freq_base_swa", file.own("rope.freq_base", 10000.0))
     return Family("olmo3", "Olmo3ForCausalLM", fixed={"attention_bias": False}, more=(windows(4),))(file)
-
-
-def _olmo(file: GgufFile) -> dict[str, Any]:
-    if not math.isclose(epsilon := file.own("attention.layer_norm_epsilon", _OLMO_EPSILON), _OLMO_EPSILON, rel_tol=1e-6):
-        raise ModelRefused(file.path, f"its olmo.attention.layer_norm_epsilon is {epsilon}, which is not read")
-    return {"clip_qkv": file.own("attention.clamp_kqv", 0) or None}
 
 
 def phi3_heads(file: GgufFile) -> dict[str, Any]:
@@ -103,7 +94,6 @@ DENSE: Mapping[str, Rules] = {
     "granite": Family("granite", "GraniteForCausalLM", GRANITE_SCALES, more=(_ATTENTION_BIAS, _MLP_BIAS)),
     "hunyuan-dense": Family("hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", more=(_ATTENTION_BIAS,)),
     "llama": _llama,
-    "olmo": Family("olmo", "OlmoForCausalLM", more=(_ATTENTION_BIAS, _olmo)),
     "olmo2": _olmo2,
     "phi3": Family("phi3", "Phi3ForCausalLM", more=(_phi3,)),
     "qwen2": Family("qwen2", "Qwen2ForCausalLM", fixed={"use_sliding_window": False}),

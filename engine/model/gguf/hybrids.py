@@ -136,9 +136,7 @@ HYBRIDS: Mapping[str, Rules] = {
     "nemotron_h_moe": Family(
         "nemotron_h", "NemotronHForCausalLM", {**_NEMOTRON, **_NEMOTRON_EXPERTS}, more=_NEMOTRON_RULES
     ),
-    "qwen35": Family(
-        "qwen3_5_text", "Qwen3_5ForCausalLM", _DELTA_NET, more=(*_QWEN_LAYERS, _sections), ignored=_SEEN
-    ),
+    "qwen35": Family("qwen3_5_text", "Qwen3_5ForCausalLM", _DELTA_NET, more=(*_QWEN_LAYERS, _sections), ignored=_SEEN),
     "qwen35moe": Family(
         "qwen3_5_moe_text",
         "Qwen3_5MoeForCausalLM",

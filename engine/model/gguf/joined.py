@@ -149,8 +149,9 @@ _GPT_OSS = (
 
 
 def _input_and_output(module: str, suffix: str) -> tuple[Joined, Joined]:
+    gate_and_up = f"ffn_gate{suffix}.weight", f"ffn_up{suffix}.weight"
     return (
-        Joined(f"{module}.input_linear.weight", (f"ffn_gate{suffix}.weight", f"ffn_up{suffix}.weight"), _one_after_another),
+        Joined(f"{module}.input_linear.weight", gate_and_up, _one_after_another),
         Joined(f"{module}.output_linear.weight", (f"ffn_down{suffix}.weight",), _one_after_another),
     )
 

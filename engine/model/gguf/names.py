@@ -20,7 +20,6 @@ class Names:
     modules: Mapping[str, str] = field(default_factory=dict)
     parameters: Mapping[str, str] = field(default_factory=dict)
     outside: Mapping[str, str] = field(default_factory=dict)
-    layers: str = "model.layers"
     in_config: frozenset[str] = frozenset()
 
 
@@ -129,8 +128,7 @@ _NEMOTRON = Names(
         "ffn_down_shexp": "mixer.shared_experts.down_proj",
     },
     {**_mamba("mixer").parameters, "exp_probs_b.bias": "mixer.gate.e_score_correction_bias"},
-    {"token_embd.weight": "backbone.embeddings.weight", "output_norm.weight": "backbone.norm_f.weight"},
-    "backbone.layers",
+    {"token_embd.weight": "model.embeddings.weight", "output_norm.weight": "model.norm_f.weight"},
 )
 
 NAMES: Mapping[str, Names] = {
@@ -169,9 +167,7 @@ NAMES: Mapping[str, Names] = {
         }
     ),
     "glm4moe": Names({**_DEEPSEEK, **_AFTER_ATTENTION}, _CORRECTION),
-    "gpt-oss": Names(
-        {**_AFTER_ATTENTION, "ffn_gate_inp": "mlp.router"}, {"attn_sinks.weight": "self_attn.sinks"}
-    ),
+    "gpt-oss": Names({**_AFTER_ATTENTION, "ffn_gate_inp": "mlp.router"}, {"attn_sinks.weight": "self_attn.sinks"}),
     "granitehybrid": Names({**_mamba("mamba").modules, **_GRANITE_ROUTER}, _mamba("mamba").parameters),
     "granitemoe": Names(_GRANITE_ROUTER),
     "hunyuan-dense": Names({"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}),

@@ -42,7 +42,9 @@ _KIMI_K2 = (
 )
 # Qwen2's in llama.cpp; Llama 3's; the pattern of Seed's tokenizer.json.
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_QWEN2 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_QWEN2 = (
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _LLAMA3 = _QWEN2.replace(r"\p{N}|", r"\p{N}{1,3}|")
 _SEED = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
 
@@ -73,3 +75,19 @@ SPLITS: dict[str, dict[str, Any] | None] = {
     "smollm": _BY_DIGIT,
     "starcoder": _BY_DIGIT,
 }
+# Those whose words are tokens where the vocabulary has them, whatever the merges make of them (llama.cpp, as above).
+WHOLE_WORDS = frozenset(
+    {
+        "falcon-h1",
+        "falcon3",
+        "glm4",
+        "jina-v5-nano",
+        "lfm2",
+        "llama-bpe",
+        "llama-v3",
+        "llama3",
+        "midm-2.0",
+        "pixtral",
+        "tekken",
+    }
+)

@@ -48,7 +48,7 @@ def _parameters(file: GgufFile) -> Iterator[tuple[str, tuple[int, ...], WeightRe
     for layer, joined in _joined(file):
         tensors = [f"blk.{layer}.{tensor}" for tensor in joined.tensors]
         used.update(tensors)
-        yield f"{names.layers}.{layer}.{joined.parameter}", *joined.join(file, [_part(file, name) for name in tensors])
+        yield f"model.layers.{layer}.{joined.parameter}", *joined.join(file, [_part(file, name) for name in tensors])
     for name, tensor in file.tensors.items():
         layer = _LAYER.fullmatch(name)
         if name in used or (layer is not None and int(layer[1]) >= file.num_layers):
@@ -113,7 +113,7 @@ def _parameter(file: GgufFile, names: Names, name: str) -> str:
         layer, part, kind = match.groups()
         in_layer = name.split(".", 2)[2]
         own = names.parameters.get(in_layer, f"{modules[part]}.{kind}" if kind and part in modules else None)
-        parameter = None if own is None else f"{names.layers}.{layer}.{own}"
+        parameter = None if own is None else f"model.layers.{layer}.{own}"
     if parameter is None:
         raise ModelRefused(file.path, f"its tensor {name} is not read")
     return parameter
@@ -143,11 +143,11 @@ def _reader(file: GgufFile, name: str, data: NDArray[Any]) -> WeightReader:
         block_bytes = GGML_QUANT_SIZES[tensor_type][1]
         found = codes_of(torch.from_numpy(np.array(data)), tensor_type.name, block_bytes)
         require_finite(found.scales, found.minimums)
-        rows = undone.row_order(file, part, found.shape[0])
-        return found if rows is None else found.rows(rows)
+        rows, columns = undone.row_order(file, part, found.shape[0]), undone.column_order(file, part)
+        found = found if rows is None else found.rows(rows)
+        return found if columns is None else found.columns(columns)
 
-    packs = has_codes(tensor_type.name) and undone.column_order(file, part) is None
-    return WeightReader(read, codes if packs else None)
+    return WeightReader(read, codes if has_codes(tensor_type.name) else None)
 
 
 def dequantised(data: NDArray[Any], kind: Any) -> torch.Tensor:

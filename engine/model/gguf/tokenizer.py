@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from outrider.engine.errors import ModelRefused
 from outrider.engine.model.gguf.file import GgufFile
-from outrider.engine.model.gguf.splits import SPLITS
+from outrider.engine.model.gguf.splits import SPLITS, WHOLE_WORDS
 
 # Architectures whose tokenizer is of a class of its own in transformers; it does not read the config of most others.
 _WITH_CLASS = {"gemma2", "gemma3", "llama", "phi3", "qwen2", "qwen2moe", "qwen3", "qwen3moe"}
@@ -33,7 +34,18 @@ def write_tokenizer(file: GgufFile, first_part: Path, folder: Path) -> None:
         tokenizer.save_pretrained(folder)
     except Exception as error:  # tokenizers raises no class of its own
         raise ModelRefused(file.path, f"transformers cannot read its tokenizer: {error!r}") from error
-    split = SPLITS.get(pre) if model == "gpt2" else None
-    if split is not None:
-        description = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-        (folder / "tokenizer.json").write_text(json.dumps(description | {"pre_tokenizer": split}), encoding="utf-8")
+    description = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    if model == "gpt2":
+        description["pre_tokenizer"] = SPLITS.get(pre) or description["pre_tokenizer"]
+        description["model"]["ignore_merges"] = pre in WHOLE_WORDS
+    elif not file.general("tokenizer.ggml.add_space_prefix", True):
+        _without_space_before(description)
+    (folder / "tokenizer.json").write_text(json.dumps(description), encoding="utf-8")
+
+
+def _without_space_before(description: dict[str, Any]) -> None:
+    """Of a text; transformers' reader of GGUF has it always, but for Gemma's."""
+    if (description["pre_tokenizer"] or {}).get("type") == "Metaspace":
+        description["pre_tokenizer"]["prepend_scheme"] = "never"
+        decoders = description["decoder"]["decoders"]
+        description["decoder"]["decoders"] = [decoder for decoder in decoders if decoder["type"] != "Strip"]

@@ -12,7 +12,7 @@ import torch
 from outrider.engine.model.gguf.file import GgufFile
 
 # Architectures whose queries and keys have reordered rows.
-_REORDERED = {"llama", "granite", "granitemoe", "granitehybrid", "smollm3", "olmo", "arcee"}
+_REORDERED = {"llama", "granite", "granitemoe", "granitehybrid", "smollm3", "arcee"}
 # Architectures whose norms have 1 added, but for those of recurrent layers (ssm_norm).
 _NORMS_PLUS_ONE = {"gemma", "gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe"}
 # Architectures whose value heads of recurrent layers are in turns of the key heads: the first of each, the second, ...
@@ -82,7 +82,7 @@ def _value_heads(file: GgufFile, num_rows: int) -> torch.Tensor:
 def _value_rows(file: GgufFile, part: str, num_rows: int) -> torch.Tensor | None:
     if part in ("attn_gate", "ssm_alpha", "ssm_beta", "ssm_a", "ssm_dt"):
         return _value_heads(file, num_rows)
-    if part == "ssm_conv1d" or (part == "attn_qkv"):
+    if part in ("ssm_conv1d", "attn_qkv"):
         keys = num_rows - file.own("ssm.inner_size")  # queries and keys, which come first
         return torch.cat((torch.arange(keys), keys + _value_heads(file, num_rows - keys)))
     return None

@@ -140,7 +140,7 @@ def patched(monkeypatch: pytest.MonkeyPatch, method: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("method", "value", "message"),
     [
-        ("add_tokenizer_pre", "command-r", r"tokenizer\.ggml\.pre is 'command-r'"),
+        ("add_tokenizer_pre", "viking", r"tokenizer\.ggml\.pre is 'viking'"),
         ("add_tokenizer_model", "rwkv", r"tokenizer\.ggml\.model is 'rwkv'"),
     ],
 )
@@ -159,6 +159,17 @@ def test_smollm_splits_digits_which_transformers_does_not_know(tmp_path: Path, m
     tokenizer = Tokenizer.from_file(str(Path(model_folder(str(file))) / "tokenizer.json"))
     assert tokenizer.pre_tokenizer is not None
     assert [piece for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str("a 12")] == ["a", "Ġ", "1", "2"]
+
+
+@pytest.mark.parametrize(("pre", "ids"), [("llama-bpe", [10]), ("qwen2", [35, 36, 37])])
+def test_words_of_the_vocabulary_are_tokens_where_llama_cpp_takes_them_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pre: str, ids: list[int]
+) -> None:
+    """No merge makes "ABC"."""
+    patched(monkeypatch, "add_tokenizer_pre", pre)
+    monkeypatch.setattr("gguf_writer.VOCABULARY", [*VOCABULARY[:10], "ABC", *VOCABULARY[11:]])
+    _, file = written(tmp_path, "llama")
+    assert Tokenizer.from_file(str(Path(model_folder(str(file))) / "tokenizer.json")).encode("ABC").ids == ids
 
 
 def with_another_architecture(file: Path) -> None:
@@ -182,7 +193,7 @@ def no_gguf(file: Path) -> None:
     [
         (
             with_another_architecture,
-            r"architecture is .mamba.; of GGUF files, deepseek2, gemma2, .*, qwen3moe are read",
+            r"architecture is .mamba.; of GGUF files, arcee, cohere2, .*, starcoder2 are read",
         ),
         (with_another_tensor, r"its tensor blk\.0\.ssm_norms\.weight is not read"),
         (cut_short, "cannot be read as GGUF"),
