@@ -59,7 +59,7 @@ class Codes:
     def columns(self, index: torch.Tensor) -> Codes:
         """The inputs that index int64 [K] names, in its order: all, each once."""
         numbers, groups = self.numbers.view(torch.uint8)[:, index].view(self.numbers.dtype), self.groups[index]
-        order = groups.unique_consecutive()
+        order = torch.unique_consecutive(groups)
         if len(order) != self.scales.shape[1]:
             return replace(self, numbers=numbers, groups=groups)
         # Groups that stay whole are numbered in the new order, so that inputs are read as they come.

@@ -29,6 +29,8 @@ _EPSILONS: dict[str, tuple[str, str]] = {
     "starcoder2": ("norm_epsilon", "attention.layer_norm_epsilon"),
 }
 _RMS_EPSILON = ("rms_norm_eps", "attention.layer_norm_rms_epsilon")
+# Architectures without positions; what their files say of RoPE means nothing.
+_WITHOUT_ROPE = {"nemotron_h", "nemotron_h_moe"}
 # Architectures of whose heads a part may be rotated alone.
 _ROTATED_IN_PART = {"glm4", "glm4moe", "minimax-m2", "qwen3next", "qwen35", "qwen35moe"}
 _EXACT_TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -96,9 +98,10 @@ def _heads(file: GgufFile) -> dict[str, Any]:
     head_dim = file.own("attention.key_length", file.own("embedding_length") // num_heads)
     file.require("attention.value_length", head_dim)
     rope = rope_parameters(file)
+    rotated = file.own("rope.dimension_count", head_dim)
     if file.architecture in _ROTATED_IN_PART:
-        rope["partial_rotary_factor"] = file.own("rope.dimension_count", head_dim) / head_dim
-    else:
+        rope["partial_rotary_factor"] = rotated / head_dim
+    elif file.architecture not in _WITHOUT_ROPE:
         file.require("rope.dimension_count", head_dim)
     return {
         "num_attention_heads": num_heads,

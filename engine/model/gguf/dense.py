@@ -8,7 +8,7 @@ from typing import Any
 from outrider.engine.errors import ModelRefused
 from outrider.engine.model.gguf.family import Family, Rules, has, windows
 from outrider.engine.model.gguf.file import GgufFile
-from outrider.engine.model.gguf.rope import longrope_parameters
+from outrider.engine.model.gguf.rope import longrope_parameters, rope_parameters
 
 # tokens; context and window of Phi-3's short versions, whose older files leave the window out (their config.json).
 _PHI3_SHORT_CONTEXT, _PHI3_SHORT_WINDOW = 4096, 2047
@@ -48,11 +48,19 @@ _MIXTRAL = Family(
 
 
 def _olmo2(file: GgufFile) -> dict[str, Any]:
-    """OLMo 3, whose layers have windows, has the same name in llama.cpp."""
-    if not file.own("attention.sliding_window", 0):
-        return Family("olmo2", "Olmo2ForCausalLM", fixed={"attention_bias": False})(file)
-    file.require("rope.freq_base_swa", file.own("rope.freq_base", 10000.0))
-    return Family("olmo3", "Olmo3ForCausalLM", fixed={"attention_bias": False}, more=(windows(4),))(file)
+    return (_OLMO3 if file.own("attention.sliding_window", 0) else _OLMO2)(file)
+
+
+def _olmo3(file: GgufFile) -> dict[str, Any]:
+    """Positions are scaled in layers without a window alone."""
+    base = file.own("rope.freq_base", 10000.0)
+    local = {"rope_theta": file.own("rope.freq_base_swa", base), "rope_type": "default"}
+    return {"rope_parameters": {"full_attention": rope_parameters(file), "sliding_attention": local}}
+
+
+_OLMO2 = Family("olmo2", "Olmo2ForCausalLM", fixed={"attention_bias": False})
+# Of the same name in llama.cpp.
+_OLMO3 = Family("olmo3", "Olmo3ForCausalLM", fixed={"attention_bias": False}, more=(windows(4), _olmo3))
 
 
 def phi3_heads(file: GgufFile) -> dict[str, Any]:

@@ -11,16 +11,23 @@ from outrider.engine.model.gguf.file import GgufFile
 
 # What config.json says that a file does not, or says otherwise.
 Rules = Callable[[GgufFile], dict[str, Any]]
+# Key of config.json -> the file's, with a value where files may leave it out.
+Keys = Mapping[str, str | tuple[str, Any]]
+
+
+def values(file: GgufFile, keys: Keys) -> dict[str, Any]:
+    """By the key of config.json. Raises ModelRefused: one is not there."""
+    return {name: file.own(*((key,) if isinstance(key, str) else key)) for name, key in keys.items()}
 
 
 @dataclass(frozen=True)
 class Family:
-    """Rules. read: key of config.json -> the file's, with a value where files may leave it out. fixed: as in all
-    published checkpoints. more: what is no matter of names. ignored: keys of the file that add nothing."""
+    """Rules. fixed: as in all published checkpoints; more: what is no matter of names; ignored: keys of the file that
+    add nothing."""
 
     model_type: str
     causal_lm: str
-    read: Mapping[str, str | tuple[str, Any]] = field(default_factory=dict)
+    read: Keys = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
     more: tuple[Rules, ...] = ()
     ignored: tuple[str, ...] = ()
@@ -29,7 +36,7 @@ class Family:
         """Raises ModelRefused."""
         for key in self.ignored:
             file.own(key, 0)
-        found = {name: file.own(*((key,) if isinstance(key, str) else key)) for name, key in self.read.items()}
+        found = values(file, self.read)
         for rules in self.more:
             found |= rules(file)
         return {"model_type": self.model_type, "architectures": [self.causal_lm], **self.fixed, **found}

@@ -7,7 +7,7 @@ from typing import Any
 
 from outrider.engine.errors import ModelRefused
 from outrider.engine.model.gguf.dense import GRANITE_SCALES
-from outrider.engine.model.gguf.family import Family, Rules, has, layer_kinds
+from outrider.engine.model.gguf.family import Family, Keys, Rules, has, layer_kinds
 from outrider.engine.model.gguf.file import GgufFile
 from outrider.engine.model.gguf.mixtures import QWEN_EXPERTS, SIGMOID
 
@@ -74,7 +74,7 @@ _NEMOTRON = {
     "n_groups": "ssm.group_count",
     "mamba_num_heads": "ssm.time_step_rank",
 }
-_NEMOTRON_EXPERTS = {
+_NEMOTRON_EXPERTS: Keys = {
     "n_routed_experts": "expert_count",
     "num_experts_per_tok": "expert_used_count",
     "n_shared_experts": "expert_shared_count",

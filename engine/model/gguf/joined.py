@@ -128,14 +128,14 @@ def _all_rows(codes: Sequence[Codes]) -> Codes:
 
 
 def _by_key_head(file: GgufFile, parts: Sequence[Part]) -> tuple[tuple[int, ...], WeightReader]:
-    """Queries, keys and values [Q + Q + V, K] and gates [V, K] -> of each key head's rows of the four [Q + Q + 2V, K]"""
+    """Queries, keys and values [2Q + V, K], and gates [V, K] -> [2Q + 2V, K], each key head's rows of the four"""
     num_heads, inner = file.own("ssm.group_count"), file.own("ssm.inner_size")
     qkv, gates = parts
     keys = (qkv.shape[0] - inner) // 2
 
     def read() -> torch.Tensor:
-        pieces = (*qkv.read().split((keys, keys, inner)), gates.read())
-        return torch.cat([piece.unflatten(0, (num_heads, -1)) for piece in pieces], 1).flatten(0, 1)
+        pieces = (*torch.split(qkv.read(), [keys, keys, inner]), gates.read())
+        return torch.cat([piece.reshape(num_heads, -1, qkv.shape[1]) for piece in pieces], 1).flatten(0, 1)
 
     return (qkv.shape[0] + inner, qkv.shape[1]), WeightReader(read)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from outrider.engine.errors import ModelRefused
 from outrider.engine.model.gguf.dense import GRANITE_SCALES
-from outrider.engine.model.gguf.family import Family, Rules, has
+from outrider.engine.model.gguf.family import Family, Keys, Rules, has, values
 from outrider.engine.model.gguf.file import GgufFile
 from outrider.engine.model.gguf.rope import rope_parameters
 
@@ -31,7 +31,7 @@ QWEN_EXPERTS = {
 _IN_EVERY_LAYER = {"decoder_sparse_step": 1, "mlp_only_layers": [], "use_sliding_window": False}
 _CHOICE = {"num_local_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
 # DeepSeek's form of experts, which others have too.
-_DEEPSEEK = {
+_DEEPSEEK: Keys = {
     "num_experts_per_tok": "expert_used_count",
     "n_routed_experts": "expert_count",
     "n_shared_experts": "expert_shared_count",
@@ -105,12 +105,12 @@ def _latent_rope(file: GgufFile) -> dict[str, Any]:
 
 def _deepseek2(file: GgufFile) -> dict[str, Any]:
     n_group, topk_group = _GROUPS.get(file.own("expert_count"), (1, 1))
-    keys = {
+    keys: Keys = {
         **_DEEPSEEK,
         "n_group": ("expert_group_count", n_group),
         "topk_group": ("expert_group_used_count", topk_group),
     }
-    config = {name: file.own(*((key,) if isinstance(key, str) else key)) for name, key in keys.items()}
+    config = values(file, keys)
     return config | {"attention_bias": False} | _choice_of_experts(file, config)
 
 

@@ -36,10 +36,21 @@ def rope_parameters(file: GgufFile) -> dict[str, Any]:
     if kind == "linear":
         return {"rope_theta": base, "rope_type": "linear", "factor": factor}
     if kind == "yarn" and original:
+        _require_attention_factor(file, factor)
         betas = {name: file.own(f"rope.scaling.yarn_{name}", beta) for name, beta in _YARN_BETAS.items()}
         scaling = {"factor": factor, "original_max_position_embeddings": original, **betas}
         return {"rope_theta": base, "rope_type": "yarn", **scaling}
     raise ModelRefused(file.path, f"its rope.scaling.type is {kind!r}, which is not read")
+
+
+def _require_attention_factor(file: GgufFile, factor: float) -> None:
+    """Raises ModelRefused: attention is scaled otherwise than in YaRN's paper."""
+    by_rule = 0.1 * math.log(factor) + 1
+    found = file.own("rope.scaling.yarn_attn_factor", by_rule)
+    if not math.isclose(found, by_rule, rel_tol=_FLOAT32):
+        raise ModelRefused(
+            file.path, f"its rope.scaling.yarn_attn_factor is {found}, not {by_rule:.6f}; that is not read"
+        )
 
 
 def longrope_parameters(file: GgufFile, head_dim: int) -> dict[str, Any]:

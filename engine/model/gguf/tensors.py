@@ -50,8 +50,8 @@ def _parameters(file: GgufFile) -> Iterator[tuple[str, tuple[int, ...], WeightRe
         used.update(tensors)
         yield f"model.layers.{layer}.{joined.parameter}", *joined.join(file, [_part(file, name) for name in tensors])
     for name, tensor in file.tensors.items():
-        layer = _LAYER.fullmatch(name)
-        if name in used or (layer is not None and int(layer[1]) >= file.num_layers):
+        match = _LAYER.fullmatch(name)
+        if name in used or (match is not None and int(match[1]) >= file.num_layers):
             continue
         parameter, shape = _parameter(file, names, name), _shape(file, name)
         if "*" in parameter:
@@ -106,7 +106,7 @@ def _shape(file: GgufFile, name: str) -> tuple[int, ...]:
 
 
 def _parameter(file: GgufFile, names: Names, name: str) -> str:
-    match, modules = _LAYER.fullmatch(name), MODULES | names.modules
+    match, modules = _LAYER.fullmatch(name), {**MODULES, **names.modules}
     if match is None:
         parameter = names.outside.get(name, OUTSIDE.get(name))
     else:

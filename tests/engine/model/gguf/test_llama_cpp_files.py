@@ -62,7 +62,7 @@ _SAID_OTHERWISE = {
     "hunyuan": {"max_position_embeddings", "rope_parameters"},
     "nemotron_h": {"max_position_embeddings"},
     "nemotron_h_moe": {"max_position_embeddings", "intermediate_size"},
-    "olmo3": {"rope_parameters"},
+    "olmo3": {"rope_parameters"},  # YaRN's attention_factor is as its paper has it
     "starcoder2": {"sliding_window"},
 }
 # Of those whose experts, shared experts and recurrent layers differ.

@@ -2,8 +2,8 @@
 
 llama_cpp/splits.json has texts in pieces, under the names of those that split alike: texts of llama.cpp's own tests of
 vocabularies and others, split by its unicode_regex_split (xllamacpp 2026.10). For kimi-k2 by the package regex with the
-pattern of Kimi's own tokenizer, as quoted there: llama.cpp's function does not tell capital letters from small ones. Not
-in it: white space above U+0800, which DeepSeek's pattern takes for ideographs and llama.cpp does not.
+pattern of Kimi's own tokenizer, as quoted there: llama.cpp's function does not tell capital letters from small ones.
+Not in it: white space above U+0800, which DeepSeek's pattern takes for ideographs and llama.cpp does not.
 """
 
 from __future__ import annotations
