@@ -13,7 +13,7 @@ from outrider.engine.errors import ModelRefused
 from outrider.engine.model.gguf.dense import DENSE, phi3_heads
 from outrider.engine.model.gguf.family import Rules
 from outrider.engine.model.gguf.file import GgufFile
-from outrider.engine.model.gguf.gemma import GEMMA
+from outrider.engine.model.gguf.gemma import GEMMA, gemma4_heads
 from outrider.engine.model.gguf.hybrids import HYBRIDS
 from outrider.engine.model.gguf.mixtures import MIXTURES, latent_heads
 from outrider.engine.model.gguf.rope import rope_parameters
@@ -31,6 +31,8 @@ _EPSILONS: dict[str, tuple[str, str]] = {
 _RMS_EPSILON = ("rms_norm_eps", "attention.layer_norm_rms_epsilon")
 # Architectures without positions; what their files say of RoPE means nothing.
 _WITHOUT_ROPE = {"nemotron_h", "nemotron_h_moe"}
+# Architectures whose layers may differ in width.
+_WIDTHS_BY_LAYER = {"gemma4"}
 # Architectures of whose heads a part may be rotated alone.
 _ROTATED_IN_PART = {"glm4", "glm4moe", "minimax-m2", "qwen3next", "qwen35", "qwen35moe"}
 _EXACT_TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -60,7 +62,7 @@ def model_config(file: GgufFile) -> dict[str, Any]:
         raise ModelRefused(file.path, f"its architecture is {file.architecture!r}; of GGUF files, {known} are read")
     heads = _HEADS_OF.get(file.architecture, _heads)
     config = _common(file) | heads(file) | rules(file)
-    if config.keys().isdisjoint(("num_experts_per_tok", "moe_k")):
+    if config.keys().isdisjoint(("num_experts_per_tok", "moe_k", "top_k_experts")):
         file.require("expert_count", 0)
     file.require_all_read()
     return config | _types(file)
@@ -82,7 +84,7 @@ def _common(file: GgufFile) -> dict[str, Any]:
     return {
         epsilon: file.own(own_epsilon),
         "hidden_size": file.own("embedding_length"),
-        "intermediate_size": file.uniform("feed_forward_length"),
+        **({} if file.architecture in _WIDTHS_BY_LAYER else {"intermediate_size": file.uniform("feed_forward_length")}),
         "num_hidden_layers": file.num_layers,
         "max_position_embeddings": file.own("context_length"),
         "vocab_size": vocab_size,
@@ -121,4 +123,4 @@ def _types(file: GgufFile) -> dict[str, Any]:
 
 _ARCHITECTURES: dict[str, Rules] = {**DENSE, **GEMMA, **MIXTURES, **HYBRIDS}
 # Of those whose heads have more to say than a width.
-_HEADS_OF: dict[str, Rules] = {"deepseek2": latent_heads, "phi3": phi3_heads}
+_HEADS_OF: dict[str, Rules] = {"deepseek2": latent_heads, "gemma4": gemma4_heads, "phi3": phi3_heads}

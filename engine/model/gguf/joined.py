@@ -161,6 +161,10 @@ _GRANITE = (*_input_and_output("block_sparse_moe", "_exps"), *_input_and_output(
 JOINED: Mapping[str, tuple[Joined, ...]] = {
     "gpt-oss": _GPT_OSS,
     "deepseek2": (Joined("self_attn.kv_b_proj.weight", ("attn_k_b.weight", "attn_v_b.weight"), _latent_heads),),
+    "gemma4": (
+        Joined("experts.gate_up_proj", ("ffn_gate_up_exps.weight",), _one_after_another),
+        Joined("experts.down_proj", ("ffn_down_exps.weight",), _one_after_another),
+    ),
     "granitemoe": _GRANITE,
     "granitehybrid": (*_GRANITE, *_input_and_output("shared_mlp", "")),
     "qwen3next": (Joined("linear_attn.in_proj_qkvz.weight", ("attn_qkv.weight", "attn_gate.weight"), _by_key_head),),

@@ -83,6 +83,17 @@ _DEEPSEEK = {**_EXPERTS, **_shared("mlp.shared_experts")}
 _AFTER_ATTENTION = {"post_attention_norm": "post_attention_layernorm"}
 _AROUND = {**_AFTER_ATTENTION, "post_ffw_norm": "post_feedforward_layernorm"}
 _GEMMA = {**_AROUND, "ffn_norm": "pre_feedforward_layernorm"}
+# Embeddings for each layer: Gemma 3n and 4.
+_PER_LAYER = {
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+}
+_PER_LAYER_OUTSIDE = {
+    "per_layer_token_embd.weight": "model.embed_tokens_per_layer.weight",
+    "per_layer_model_proj.weight": "model.per_layer_model_projection.weight",
+    "per_layer_proj_norm.weight": "model.per_layer_projection_norm.weight",
+}
 _GATED_DELTA = {
     "ssm_conv1d": "linear_attn.conv1d",
     "ssm_norm": "linear_attn.norm",
@@ -159,6 +170,41 @@ NAMES: Mapping[str, Names] = {
     ),
     "gemma2": Names(_GEMMA),
     "gemma3": Names(_GEMMA),
+    "gemma3n": Names(
+        {
+            **_GEMMA,
+            **_PER_LAYER,
+            "altup_correct_coef": "altup.correction_coefs",
+            "altup_predict_coef": "altup.prediction_coefs",
+            "altup_router": "altup.modality_router",
+            "altup_router_norm": "altup.router_norm",
+            "laurel_l": "laurel.linear_left",
+            "laurel_r": "laurel.linear_right",
+            "laurel_post_norm": "laurel.post_laurel_norm",
+        },
+        {"altup_correct_scale.weight": "altup.correct_output_scale"},
+        {
+            **_PER_LAYER_OUTSIDE,
+            "altup_proj.weight": "model.altup_projections.*.weight",
+            "altup_unembd_proj.weight": "model.altup_unembed_projections.*.weight",
+        },
+    ),
+    "gemma4": Names(
+        {
+            **_GEMMA,
+            **_PER_LAYER,
+            "ffn_gate_inp": "router.proj",
+            "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+            "post_ffw_norm_1": "post_feedforward_layernorm_1",
+            "post_ffw_norm_2": "post_feedforward_layernorm_2",
+        },
+        {
+            "layer_output_scale.weight": "layer_scalar",
+            "ffn_gate_inp.scale": "router.scale",
+            "ffn_down_exps.scale": "router.per_expert_scale",
+        },
+        _PER_LAYER_OUTSIDE,
+    ),
     "glm4": Names(
         {
             "post_attention_norm": "post_self_attn_layernorm",

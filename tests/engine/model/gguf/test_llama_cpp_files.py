@@ -3,7 +3,7 @@
 llama_cpp/NAME.gguf was written by convert_hf_to_gguf.py (of xllamacpp 2026.10) from a tiny random model in float16, the
 experts of gpt-oss in MXFP4, phi3_long in Q8_0 without rounding. NAME.safetensors has 40 or 60 token_ids and the
 logits of transformers 5.23 in float32, and as metadata the model's config.json and, where sentencepiece 0.2.3 made the
-tokenizer, texts with its tokens. deepseek_v2_older is as the converter wrote until April 2025: kv_b whole, the heads'
+tokenizer, texts with its tokens (gemma4: those of the tokenizer.json that was converted). deepseek_v2_older is as the converter wrote until April 2025: kv_b whole, the heads'
 widths under the general names, no expert_gating_func and no expert groups. glm4_moe and qwen3_5 have a layer for
 multi-token prediction too. The multipliers of falcon_h1 are powers of 2, which the converter multiplies weights by.
 Quantised files are made of these by gguf-py.
@@ -56,6 +56,7 @@ _SAID_OTHERWISE = {
         "ssm_multipliers",
         "ssm_out_multiplier",
     },
+    "gemma3n": {"intermediate_size"},  # layer by layer
     # The converter's number.
     "granite_hybrid": {"max_position_embeddings"},
     "granite_hybrid_dense": {"max_position_embeddings"},
@@ -69,6 +70,7 @@ _SAID_OTHERWISE = {
 _PACKED = (
     "cohere_norms",
     "falcon_h1",
+    "gemma4_moe",
     "glm4",
     "glm4_moe",
     "granite_hybrid",
@@ -81,8 +83,9 @@ _PACKED = (
     "qwen3_next",
     "starcoder2",
 )
-# Float32 in the file, and recurrent layers' projections, which are joined.
-_NEVER_PACKED = {"shared_expert_gate", "0", "in_proj_gate"}
+# Float32 in the file; recurrent layers' projections, which are joined; 8 inputs wide in the tiny models.
+_FLOAT32 = {"shared_expert_gate", "proj", "prediction_coefs", "correction_coefs"}
+_NEVER_PACKED = {*_FLOAT32, "0", "in_proj_gate", "linear_right", "per_layer_projection"}
 
 
 @pytest.fixture(autouse=True)
@@ -127,23 +130,24 @@ def test_the_config_says_what_the_models_did(name: str) -> None:
             assert written[key] == config[key], key
 
 
-@pytest.mark.parametrize(
-    ("name", "end_of_turn", "others"),
-    [
-        ("ernie4_5", "<end_of_turn>", []),
-        ("gemma", "<end_of_turn>", [107]),  # the converter's number
-        ("gemma2", "<end_of_turn>", []),
-        ("phi3", "<|end|>", []),
-    ],
-)
-def test_texts_are_split_as_sentencepiece_does(name: str, end_of_turn: str, others: list[int]) -> None:
-    folder = Path(model_folder(str(_FOLDER / f"{name}.gguf")))
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+@pytest.mark.parametrize("name", ["ernie4_5", "ernie4_5_moe", "gemma", "gemma2", "gemma3n", "gemma4", "phi3"])
+def test_texts_are_split_as_the_original_does(name: str) -> None:
+    """ernie4_5 has no space before a text, ernie4_5_moe has one."""
+    tokenizer = Tokenizer.from_file(str(Path(model_folder(str(_FOLDER / f"{name}.gguf"))) / "tokenizer.json"))
     with safe_open(_FOLDER / f"{name}.safetensors", framework="pt") as file:
         tokenized = json.loads(file.metadata()["tokenized"])
     assert {text: tokenizer.encode(text, add_special_tokens=False).ids for text in tokenized} == tokenized
-    generation = json.loads((folder / "generation_config.json").read_text())
-    assert generation["eos_token_id"] == [2, tokenizer.token_to_id(end_of_turn), *others]
+
+
+@pytest.mark.parametrize(
+    ("name", "end_of_turn", "others"),
+    [("gemma", "<end_of_turn>", [107]), ("gemma2", "<end_of_turn>", []), ("phi3", "<|end|>", [])],
+)
+def test_the_end_of_a_turn_ends_a_text(name: str, end_of_turn: str, others: list[int]) -> None:
+    """others: what Gemma's converter writes whatever the vocabulary."""
+    folder = Path(model_folder(str(_FOLDER / f"{name}.gguf")))
+    end = Tokenizer.from_file(str(folder / "tokenizer.json")).token_to_id(end_of_turn)
+    assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == [2, end, *others]
 
 
 def changed(folder: Path, name: str, *changes: tuple[bytes, bytes]) -> str:
