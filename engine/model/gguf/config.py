@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from outrider.engine.errors import ModelRefused
 from outrider.engine.model.gguf.dense import DENSE, phi3_heads
 from outrider.engine.model.gguf.family import Rules
 from outrider.engine.model.gguf.file import GgufFile
@@ -59,7 +58,7 @@ def model_config(file: GgufFile) -> dict[str, Any]:
     rules = _ARCHITECTURES.get(file.architecture)
     if rules is None:
         known = ", ".join(sorted(_ARCHITECTURES))
-        raise ModelRefused(file.path, f"its architecture is {file.architecture!r}; of GGUF files, {known} are read")
+        raise file.not_read(f"its architecture is {file.architecture!r}; of GGUF files, {known} are read")
     heads = _HEADS_OF.get(file.architecture, _heads)
     config = _common(file) | heads(file) | rules(file)
     if config.keys().isdisjoint(("num_experts_per_tok", "moe_k", "top_k_experts")):

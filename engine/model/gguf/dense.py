@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from outrider.engine.errors import ModelRefused
 from outrider.engine.model.gguf.family import Family, Rules, has, windows
 from outrider.engine.model.gguf.file import GgufFile
 from outrider.engine.model.gguf.rope import longrope_parameters, rope_parameters
@@ -33,7 +32,7 @@ def _llama(file: GgufFile) -> dict[str, Any]:
 
 def _without_biases(file: GgufFile) -> dict[str, Any]:
     if "blk.0.attn_q.bias" in file.tensors:
-        raise ModelRefused(file.path, "it has experts and biases of attention, and Mixtral has none")
+        raise file.not_read("it has experts and biases of attention, and Mixtral has none")
     return {}
 
 

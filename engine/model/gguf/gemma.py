@@ -88,7 +88,7 @@ def gemma4_heads(file: GgufFile) -> dict[str, Any]:
     counts = file.own("attention.head_count_kv")
     kinds = [counts] * 2 if not isinstance(counts, list) else [counts[0], counts[full[0]]]
     if isinstance(counts, list) and (0 in full or (kinds[0] != kinds[1] and not shares)):
-        raise ModelRefused(file.path, f"its gemma4.attention.head_count_kv is {counts}, which is not read")
+        raise file.not_read(f"its gemma4.attention.head_count_kv is {counts}, which is not read")
     return {
         "num_attention_heads": file.own("attention.head_count"),
         "num_key_value_heads": kinds[0],
@@ -114,7 +114,7 @@ def _rotated_share(file: GgufFile) -> float:
     divisors = file.tensors["rope_freqs.weight"].data
     rotated = int((divisors == 1).sum())
     if not ((divisors[:rotated] == 1).all() and (divisors[rotated:] >= _NOT_ROTATED).all()):
-        raise ModelRefused(file.path, "its rope_freqs are not those of Gemma 4")
+        raise file.not_read("its rope_freqs are not those of Gemma 4")
     return rotated / len(divisors)
 
 
@@ -125,7 +125,7 @@ def _gemma4(file: GgufFile) -> dict[str, Any]:
     own = file.num_layers - file.own("attention.shared_kv_layers", 0)
     is_double = widths[-1] != widths[0]
     if widths != [widths[0]] * own + [widths[0] * (1 + is_double)] * (file.num_layers - own):
-        raise ModelRefused(file.path, f"its gemma4.feed_forward_length is {widths}, which is not read")
+        raise file.not_read(f"its gemma4.feed_forward_length is {widths}, which is not read")
     num_experts = file.own("expert_count", 0)
     experts = {
         "num_experts": num_experts,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from outrider.engine.errors import ModelRefused
 from outrider.engine.model.gguf.dense import GRANITE_SCALES
 from outrider.engine.model.gguf.family import Family, Keys, Rules, has, layer_kinds
 from outrider.engine.model.gguf.file import GgufFile
@@ -51,7 +50,7 @@ def _falcon(file: GgufFile) -> dict[str, Any]:
     """The converter has multiplied the weights by what config.json calls multipliers."""
     if "output.weight" not in file.tensors:
         cause = "it has no output.weight; an embedding that is the head too cannot have the multipliers of both"
-        raise ModelRefused(file.path, cause, "serve the checkpoint that it was made from")
+        raise file.not_read(cause)
     return {"mamba_d_ssm": file.own("ssm.inner_size")}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from outrider.engine.errors import ModelRefused
 from outrider.engine.model.gguf.dense import GRANITE_SCALES
 from outrider.engine.model.gguf.family import Family, Keys, Rules, has, values
 from outrider.engine.model.gguf.file import GgufFile
@@ -122,12 +121,12 @@ def _choice_of_experts(file: GgufFile, config: dict[str, Any]) -> dict[str, Any]
     if gate == SIGMOID:
         return {"model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"], "rope_interleave": True}
     if gate != _SOFTMAX:
-        raise ModelRefused(file.path, f"its deepseek2.expert_gating_func is {gate!r}, which is not read")
+        raise file.not_read(f"its deepseek2.expert_gating_func is {gate!r}, which is not read")
     if config["norm_topk_prob"] or any(".exp_probs_b." in name for name in file.tensors):
         cause = (
             "it chooses experts by the softmax, and has expert_weights_norm or exp_probs_b, which DeepSeek-V2 has not"
         )
-        raise ModelRefused(file.path, cause)
+        raise file.not_read(cause)
     method = "greedy" if config["n_group"] == 1 else "group_limited_greedy"
     return {"model_type": "deepseek_v2", "architectures": ["DeepseekV2ForCausalLM"], "topk_method": method}
 

@@ -115,7 +115,7 @@ def _parameter(file: GgufFile, names: Names, name: str) -> str:
         own = names.parameters.get(in_layer, f"{modules[part]}.{kind}" if kind and part in modules else None)
         parameter = None if own is None else f"model.layers.{layer}.{own}"
     if parameter is None:
-        raise ModelRefused(file.path, f"its tensor {name} is not read")
+        raise file.not_read(f"its tensor {name} is not read")
     return parameter
 
 

@@ -9,7 +9,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from outrider.engine.errors import ModelRefused
 from outrider.engine.model.gguf.file import GgufFile
 from outrider.engine.model.gguf.splits import SPLITS, WHOLE_WORDS
 
@@ -31,16 +30,16 @@ def write_tokenizer(file: GgufFile, first_part: Path, folder: Path) -> None:
     GGUF_SENTENCEPIECE_BUILDERS.setdefault("gemma3n", GGUF_SENTENCEPIECE_BUILDERS["gemma3"])
     model, pre = file.general("tokenizer.ggml.model"), file.general("tokenizer.ggml.pre")
     if model not in _MODELS:
-        raise ModelRefused(file.path, f"its tokenizer.ggml.model is {model!r}; {', '.join(_MODELS)} are read")
+        raise file.not_read(f"its tokenizer.ggml.model is {model!r}; {', '.join(_MODELS)} are read")
     if model == "gpt2" and pre not in GGUF_PRE_TOKENIZER_SPLITS and pre not in SPLITS:
         known = ", ".join(sorted({*GGUF_PRE_TOKENIZER_SPLITS, *SPLITS}))
-        raise ModelRefused(file.path, f"its tokenizer.ggml.pre is {pre!r}; read are {known}")
+        raise file.not_read(f"its tokenizer.ggml.pre is {pre!r}; read are {known}")
     try:
         reader = AutoTokenizer if file.architecture in _WITH_CLASS else PreTrainedTokenizerFast
         tokenizer = reader.from_pretrained(str(first_part.parent), gguf_file=first_part.name)
         tokenizer.save_pretrained(folder)
     except Exception as error:  # tokenizers raises no class of its own
-        raise ModelRefused(file.path, f"transformers cannot read its tokenizer: {error!r}") from error
+        raise file.not_read(f"transformers cannot read its tokenizer: {error!r}") from error
     description = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     if model == "gpt2":
         description["pre_tokenizer"] = SPLITS.get(pre) or description["pre_tokenizer"]

@@ -3,10 +3,10 @@
 llama_cpp/NAME.gguf was written by convert_hf_to_gguf.py (of xllamacpp 2026.10) from a tiny random model in float16, the
 experts of gpt-oss in MXFP4, phi3_long in Q8_0 without rounding. NAME.safetensors has 40 or 60 token_ids and the
 logits of transformers 5.23 in float32, and as metadata the model's config.json and, where sentencepiece 0.2.3 made the
-tokenizer, texts with its tokens (gemma4: those of the tokenizer.json that was converted). deepseek_v2_older is as the converter wrote until April 2025: kv_b whole, the heads'
-widths under the general names, no expert_gating_func and no expert groups. glm4_moe and qwen3_5 have a layer for
-multi-token prediction too. The multipliers of falcon_h1 are powers of 2, which the converter multiplies weights by.
-Quantised files are made of these by gguf-py.
+tokenizer, texts with its tokens (gemma4: those of the tokenizer.json that was converted). deepseek_v2_older is as the
+converter wrote until April 2025: kv_b whole, the heads' widths under the general names, no expert_gating_func and no
+expert groups. glm4_moe and qwen3_5 have a layer for multi-token prediction too. The multipliers of falcon_h1 are powers
+of 2, which the converter multiplies weights by. Quantised files are made of these by gguf-py.
 """
 
 from __future__ import annotations
@@ -240,6 +240,19 @@ def gating(function: int) -> bytes:
             b"glm4moe.expert_gating_func" + struct.pack("<II", 4, 2),
             b"glm4moe.expert_gating_func" + struct.pack("<II", 4, 1),
             "expert_gating_func is 1",
+        ),
+        (
+            "exaone4_full",
+            b"rope_freqs.weight",
+            b"blk.0.attn_q.bias",
+            r'would be \["model\.layers\.0\.self_attn\.q_proj\.bias"\]',
+        ),
+        ("gemma4", b"rope_freqs.weight", b"rope_frqqs.weight", r"no tensor rope_freqs\.weight"),
+        (
+            "olmo3",
+            struct.pack("<If", 6, 1.2079441541679836),
+            struct.pack("<If", 6, 1.0),
+            "yarn_attn_factor is 1.0, not 1.207944",
         ),
         ("granite_moe", b"blk.0.ffn_up_exps", b"blk.0.ffn_in_exps", r"no tensor blk\.0\.ffn_up_exps\.weight"),
         ("falcon_h1", b"\x00output.weight", b"\x00outpet.weight", r"no output\.weight.*serve the checkpoint"),
