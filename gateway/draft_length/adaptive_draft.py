@@ -232,8 +232,9 @@ class AdaptiveDraft:
         self._probe_rounds_left = _PROBE_ROUNDS if tried else 0
 
     def _best_method(self) -> str:
-        """The method with the largest gain; one that pauses only if all do. One of which nothing is known counts as just
-        worth drafting with, so it is tried before drafts are given up.
+        """The method with the largest gain; one that pauses only if all do.
+
+        One of which nothing is known counts as just worth drafting with: it is tried before drafts are given up.
         """
         shared = self._shared
         methods = [name for name in self._limits if shared.guard.mute_tokens_left(name) <= 0] or list(self._limits)

@@ -1,4 +1,4 @@
-"""Guard on measured goodput: pauses a method at a load where it has brought fewer tokens per second than plain decoding.
+"""Guard on measured goodput: pauses a method at a load where it has brought fewer tokens/s than plain decoding.
 
 The cost model (draft_costs) leaves things out: a drafter on the verifier's machine takes cores and memory bandwidth,
 and sessions wait for each other. So the guard compares the verifier's rounds with drafts to its rounds without, per
@@ -215,12 +215,12 @@ class GoodputGuard:
         return {other: load.trials[method] for other, load in loads if load is not self._load and method in load.trials}
 
     def _can_assume_win(self, method: str, trial: _Trial) -> bool:
-        """Whether this load has no verdict, and the method has won at a higher one, or clearly at a neighbouring one."""
-        known = self._other_trials(method)
-        near = [other for other_class, other in known.items() if abs(other_class - self._load_class) <= LOADS_PER_DOUBLING]
+        """Whether there is no verdict here, and the method has won at a higher load, or clearly at a neighbouring one."""
+        known, own = self._other_trials(method), self._load_class
+        near = [other for load_class, other in known.items() if abs(load_class - own) <= LOADS_PER_DOUBLING]
         lost = any(other.has_clearly_lost or other.mute_left > 0 for other in near)
         won = any(other.has_clearly_won for other in near)
-        won_with_more = any(other.has_won for other_class, other in known.items() if other_class > self._load_class)
+        won_with_more = any(other.has_won for load_class, other in known.items() if load_class > own)
         return not trial.is_judged and not lost and (won or won_with_more)
 
     def _track_change(self, outcome: RoundOutcome, share: float) -> None:
