@@ -215,7 +215,7 @@ class GoodputGuard:
         return {other: load.trials[method] for other, load in loads if load is not self._load and method in load.trials}
 
     def _can_assume_win(self, method: str, trial: _Trial) -> bool:
-        """Whether there is no verdict here, and the method has won at a higher load, or clearly at a neighbouring one."""
+        """Whether nothing is judged here, and it has won at a higher load, or clearly at a neighbouring one."""
         known, own = self._other_trials(method), self._load_class
         near = [other for load_class, other in known.items() if abs(load_class - own) <= LOADS_PER_DOUBLING]
         lost = any(other.has_clearly_lost or other.mute_left > 0 for other in near)
