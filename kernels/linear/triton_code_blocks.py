@@ -16,7 +16,7 @@ import torch
 from torch.nn.functional import pad
 
 from outrider.kernels.errors import KernelArgumentError
-from outrider.kernels.linear.codes import Codes, Grouping, bytes_in, in_one_order
+from outrider.kernels.linear.codes import Codes, bytes_in, in_one_order
 
 # values that 4 bits tell apart
 _MAX_VALUES = 16

@@ -2,7 +2,7 @@
 
 The law is coded_reference's, but for the order inside a group, which is that of the matrix multiply-add: one chain in
 float32 for each group of inputs in ascending order, then scaled. A row's bits depend on that row alone: a program has
-whole groups, there is no split-K, and the sum of a group's inputs is taken by a program that has one row.
+whole outputs, there is no split-K, the tile is the weight's, and one kernel sums the inputs of all groups.
 
 Minimum traffic at 1 row, 4 bits in groups of 128: 4096 x 4096 8.7 MB, 2.6 us at 3.35 TB/s (H100), 1.8 us at 4.8 TB/s
 (H200). Never ran on a GPU: nothing here is tuned. Not here: how codes lie in memory (triton_code_blocks).
@@ -21,8 +21,8 @@ from outrider.kernels.linear.triton_code_blocks import CodeBlocks, Part
 from outrider.kernels.linear.triton_tiles import row_block, tile_config
 from outrider.kernels.triton_numbers import dot_in_fp32, fma_in_fp32, round_to, runs_on
 
-# groups; summed by one program
-_SUMMED_GROUPS = 16
+# rows and groups; summed by one program, for any number of either
+_SUMMED_ROWS, _SUMMED_GROUPS = 8, 8
 # of the pipeline; what up to 64 rows take of shared memory (28 KiB a stage at most) fits all devices from 8.0 on
 _STAGES = 4
 
@@ -81,7 +81,7 @@ def _linear(  # type: ignore[no-untyped-def]
     code_tile = codes + outputs[:, None] * WIDTH + inputs[None, :]
     total = tl.zeros((BLOCK_OUTPUTS, BLOCK_ROWS), dtype=tl.float32)
     part = tl.zeros((BLOCK_OUTPUTS, BLOCK_ROWS), dtype=tl.float32)
-    for block in range(0, NUM_BLOCKS):
+    for block in range(NUM_BLOCKS):
         code = tl.load(code_tile, mask=is_output[:, None], other=0)
         code_tile += num_outputs * WIDTH
         for half in tl.static_range(HALVES):
@@ -110,18 +110,22 @@ def _linear(  # type: ignore[no-untyped-def]
 @triton.jit(do_not_specialize=["x", "x_sums", "num_rows", "x_stride"])
 def _sums(  # type: ignore[no-untyped-def]
     x, x_sums, num_rows, x_stride,
-    NUM_INPUTS: tl.constexpr, NUM_GROUPS: tl.constexpr, GROUP_INPUTS: tl.constexpr, BLOCK_GROUPS: tl.constexpr,
+    NUM_INPUTS: tl.constexpr, NUM_GROUPS: tl.constexpr, GROUP_INPUTS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_GROUPS: tl.constexpr,
 ):  # fmt: skip
-    """The sum of each group's inputs, [groups, rows]. Grid (rows, blocks of groups): sixteen chains a group."""
-    row = tl.program_id(0)
-    groups = tl.program_id(1) * BLOCK_GROUPS + tl.arange(0, BLOCK_GROUPS)
+    """The sum of each group's inputs, [groups, rows]. Grid (blocks of rows, blocks of groups): sixteen chains a sum."""
+    sums = tl.arange(0, BLOCK_ROWS * BLOCK_GROUPS)
+    row = tl.program_id(0) * BLOCK_ROWS + sums % BLOCK_ROWS
+    group = tl.program_id(1) * BLOCK_GROUPS + sums // BLOCK_ROWS
+    is_sum = (row < num_rows) & (group < NUM_GROUPS)
     lanes = tl.arange(0, 16)
-    chains = tl.zeros((BLOCK_GROUPS, 16), dtype=tl.float32)
+    chains = tl.zeros((BLOCK_ROWS * BLOCK_GROUPS, 16), dtype=tl.float32)
     for first in range(0, GROUP_INPUTS, 16):
-        column = groups[:, None] * GROUP_INPUTS + first + lanes[None, :]
-        mask = (first + lanes < GROUP_INPUTS)[None, :] & (column < NUM_INPUTS)
-        chains += tl.load(x + row.to(tl.int64) * x_stride + column, mask=mask, other=0.0).to(tl.float32)
-    tl.store(x_sums + groups * num_rows + row, tl.sum(chains, axis=1), mask=groups < NUM_GROUPS)
+        column = group[:, None] * GROUP_INPUTS + first + lanes[None, :]
+        mask = is_sum[:, None] & (first + lanes < GROUP_INPUTS)[None, :] & (column < NUM_INPUTS)
+        inputs = tl.load(x + row.to(tl.int64)[:, None] * x_stride + column, mask=mask, other=0.0)
+        chains += inputs.to(tl.float32)
+    tl.store(x_sums + group * num_rows + row, tl.sum(chains, axis=1), mask=is_sum)
 
 
 @triton.jit(do_not_specialize=["low", "num_outputs"])
@@ -206,9 +210,9 @@ def _sums_of(rows: torch.Tensor, num_groups: int, group_inputs: int) -> torch.Te
     """rows [T, K] -> float32 [groups, T]"""
     num_rows, num_inputs = rows.shape
     sums = torch.empty((num_groups, num_rows), dtype=torch.float32, device=rows.device)
-    _sums[(num_rows, triton.cdiv(num_groups, _SUMMED_GROUPS))](
+    _sums[(triton.cdiv(num_rows, _SUMMED_ROWS), triton.cdiv(num_groups, _SUMMED_GROUPS))](
         rows, sums, num_rows, rows.stride(0), NUM_INPUTS=num_inputs, NUM_GROUPS=num_groups, GROUP_INPUTS=group_inputs,
-        BLOCK_GROUPS=_SUMMED_GROUPS, num_warps=1, enable_fp_fusion=False,
+        BLOCK_ROWS=_SUMMED_ROWS, BLOCK_GROUPS=_SUMMED_GROUPS, num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
     return sums
 
