@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from benchmarks.gpu_report import (
     correctness,
+    correctness_codes,
     correctness_sampling,
     draft,
     draft_head,
@@ -121,7 +122,7 @@ def test_the_interpreted_section_passes_and_ends_with_the_table(tmp_path: Path) 
     outcome = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr + log.read_text()
     printed, last = outcome.stdout.rstrip().rsplit("\n", 1)
-    assert last == "18 targets met, 0 missed, 0 parts failed, 0 skipped"
+    assert last == "20 targets met, 0 missed, 0 parts failed, 0 skipped"
     live, table = printed.split("section", 1)
     for name in KERNELS:
         assert f"correctness: {name}" in live
@@ -135,6 +136,7 @@ def test_the_interpreted_section_passes_and_ends_with_the_table(tmp_path: Path) 
         ("rotary", correctness, "rotate_", lambda *_arguments: None),
         ("gated_activation", correctness, "gated_activation", lambda gate, up, _name: gate * up),
         ("kv_write, kv_move", correctness, "kv_move", lambda *_arguments: None),
+        ("packed codes", correctness_codes, "error_bound", lambda x, _codes, bias: torch.zeros(len(x), len(bias))),
         ("coupled_sample", correctness_sampling, "coupled_sample", lambda logits, *_rest: logits.argmax(1)),
     ],
 )
