@@ -1,6 +1,7 @@
 """A quantised weight as its file has it: small exact numbers; scales, zero points and minimums by groups of inputs.
 
-Not here: file formats (engine/model), and the arithmetic of linears on codes (coded_reference, cpu_code_panels).
+Not here: file formats (engine/model), and the arithmetic of linears on codes (coded_reference, cpu_code_panels,
+triton_codes).
 """
 
 from __future__ import annotations
