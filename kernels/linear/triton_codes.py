@@ -23,8 +23,6 @@ from outrider.kernels.triton_numbers import dot_in_fp32, fma_in_fp32, round_to, 
 
 # rows and groups; summed by one program, for any number of either
 _SUMMED_ROWS, _SUMMED_GROUPS = 8, 8
-# of the pipeline; what up to 64 rows take of shared memory (28 KiB a stage at most) fits all devices from 8.0 on
-_STAGES = 4
 
 
 @triton.jit
@@ -233,8 +231,13 @@ def _launch(
         _or(x_sums, rows), _or(bias, rows), out, part.low, num_rows, part.num_outputs, x_stride, out_stride,
         NUM_INPUTS=num_inputs, NUM_BLOCKS=part.codes.shape[0], **_layout(part), PADS=part.pads(num_inputs),
         HAS_BIAS=bias is not None, BLOCK_ROWS=block_rows, BLOCK_OUTPUTS=block_outputs,
-        num_warps=tile.num_warps, num_stages=_STAGES if block_rows <= 64 else 2, enable_fp_fusion=False,
+        num_warps=tile.num_warps, num_stages=num_stages(block_rows), enable_fp_fusion=False,
     )  # fmt: skip
+
+
+def num_stages(block_rows: int) -> int:
+    """Of the pipeline, so that a program's shared memory (at most 90 KB) fits every device from 8.0 on."""
+    return 4 if block_rows <= 64 else 2
 
 
 def _layout(part: Part) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,6 @@ from typer.testing import CliRunner
 
 from benchmarks.gpu_report import (
     correctness,
-    correctness_codes,
     correctness_sampling,
     draft,
     draft_head,
@@ -30,6 +30,7 @@ from benchmarks.gpu_report import (
 )
 from benchmarks.gpu_report.__main__ import main
 from benchmarks.gpu_report.report import Budget, Finding, Part, Run, is_sound, last_line, noted, run_parts, show
+from outrider.kernels.linear import triton_codes
 from outrider.shared.sampling_params import SpeculationMode
 from outrider.training.demo.expand import Shape, max_logit_difference
 
@@ -136,7 +137,6 @@ def test_the_interpreted_section_passes_and_ends_with_the_table(tmp_path: Path) 
         ("rotary", correctness, "rotate_", lambda *_arguments: None),
         ("gated_activation", correctness, "gated_activation", lambda gate, up, _name: gate * up),
         ("kv_write, kv_move", correctness, "kv_move", lambda *_arguments: None),
-        ("packed codes", correctness_codes, "error_bound", lambda x, _codes, bias: torch.zeros(len(x), len(bias))),
         ("coupled_sample", correctness_sampling, "coupled_sample", lambda logits, *_rest: logits.argmax(1)),
     ],
 )
@@ -146,6 +146,17 @@ def test_a_wrong_kernel_misses_its_target(
     monkeypatch.setattr(module, kernel, mutant)
     (line,) = run_parts([KERNELS[part]], tiny_run(), pytest.fail)
     assert line.finding.verdict == "MISS"
+
+
+def test_rows_that_depend_on_their_number_miss_their_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = triton_codes.linear
+
+    def linear(x: torch.Tensor, *rest: Any) -> torch.Tensor:
+        return sound(x, *rest) if len(x) > 1 else torch.nextafter(sound(x, *rest), torch.tensor(torch.inf).bfloat16())
+
+    monkeypatch.setattr(triton_codes, "linear", linear)
+    lines = run_parts([KERNELS["packed codes"]], tiny_run(), pytest.fail)
+    assert [line.finding.verdict for line in lines] == ["pass", "MISS"]
 
 
 SMALL = LlamaConfig(

@@ -7,7 +7,13 @@ cancels within each group, so that another order of summation would show; interp
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -134,6 +140,19 @@ def test_a_row_has_the_same_bits_in_every_number_of_rows(name: str) -> None:
 
 
 @pytest.mark.storm
+@pytest.mark.parametrize("group", [16, 32, 64, 128, 224])
+@pytest.mark.parametrize("kind", ["range", "table", "i8", "e4m3"])
+def test_every_kind_and_group_is_near_the_exact_product_and_keeps_its_bits(kind: str, group: int) -> None:
+    numbers = e4m3(37, 224) if kind == "e4m3" else numbers_of(kind, 37, 224)
+    codes = make_codes(numbers, group, minimums=kind in ("range", "i8"))
+    x, bias = rows_and_bias(codes)
+    exact = x.double() @ codes.dequantised().double().T + bias.double()
+    error = (found_by(x, codes, bias).double() - exact).abs()
+    assert bool((error <= error_bound(x, codes, bias)).all())
+    require_one_set_of_bits(codes, _ROW_COUNTS)
+
+
+@pytest.mark.storm
 @pytest.mark.parametrize(("num_outputs", "num_inputs"), [(4096, 4096), (28672, 4096)] if ON_GPU else [(2100, 128)])
 @pytest.mark.parametrize("kind", ["range", "table", "i8", "e4m3"])
 def test_wide_weights_have_the_same_bits_in_every_number_of_rows(kind: str, num_outputs: int, num_inputs: int) -> None:
@@ -151,6 +170,21 @@ def test_the_blocks_of_rows_and_outputs_move_no_bit(name: str) -> None:
         for block_rows in BLOCKS:
             found = triton_codes.linear_tiled(x, weight, block_rows=block_rows, block_outputs=block_outputs)
             assert torch.equal(found, triton_codes.linear(x, weight)), (block_rows, block_outputs)
+
+
+@pytest.mark.storm
+def test_kernels_compile_and_a_weight_keeps_to_one_kind_of_instruction() -> None:
+    """What an interpreter takes, a compiler may not; in another process, since this one interprets."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.kernels.compiled_codes"]
+    root = Path(__file__).parents[2]
+    output = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=True).stdout
+    cases = [json.loads(line) for line in output.splitlines()]
+    assert len(cases) == 16
+    for case in cases:
+        by_wgmma = case["uses_wgmma"] and case["capability"] == 90
+        assert {name.split(".")[0] for name in case["instructions"]} == {"wgmma" if by_wgmma else "mma"}, case
+        assert all(re.search(r"k16\..*f32\.bf16\.bf16", name) for name in case["instructions"]), case
 
 
 def test_weights_of_several_kinds_are_one_linear_and_alike_ones_one_launch() -> None:
