@@ -244,6 +244,14 @@ def test_what_does_not_fit_is_refused() -> None:
         triton_codes.rows(x[0, :1], weight)
 
 
+def test_all_of_a_packed_weight_is_on_its_device() -> None:
+    codes = make_codes(numbers_of("table", 8, 80), 16, minimums=True, scattered=True)
+    weight = triton_code_blocks.pack([codes], "meta")
+    (part,) = weight.parts
+    held = (weight.order, part.codes, part.table, part.scales, part.minimums)
+    assert [None if tensor is None else tensor.device.type for tensor in held] == ["meta"] * 5
+
+
 def test_memory_is_that_of_the_codes() -> None:
     four_bits = packed(make_codes(integers(128, 1024, -8, 8), 32))
     assert four_bits.nbytes / (128 * 1024) < 0.5 + 2 / 32 + 0.01

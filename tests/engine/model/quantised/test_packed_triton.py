@@ -23,6 +23,7 @@ from outrider.engine.model.coded_weights import RowInvariantCodes, code_kinds
 from outrider.engine.model.load import load_model
 from outrider.engine.model.loaded import LoadedModel
 from outrider.engine.model.row_invariant_experts import PackedExpert
+from outrider.engine.model.row_kernels import resolve_code_kernels
 from outrider.engine.numerics import measure_numerics
 from outrider.engine.run.batch import SessionRows, build_batch
 from outrider.engine.run.runner import ModelRunner
@@ -160,6 +161,16 @@ def test_the_certificate_holds_and_speculation_changes_nothing(tmp_path: Path, a
     assert certificate.holds, certificate.describe()
     assert measure_numerics(loaded).startswith(f"bfloat16+i4/{loaded.device.type}/triton/")
     require_one_output(loaded, certificate)
+
+
+@pytest.mark.parametrize("kind", ["cuda", device().type])
+def test_the_gpus_kernels_take_bfloat16_on_their_devices(kind: str) -> None:
+    on = torch.device(kind)
+    kernels = resolve_code_kernels("triton", torch.bfloat16, on)
+    assert kernels is not None
+    assert (kernels.backend, kernels.device) == ("triton", on)
+    assert resolve_code_kernels("triton", torch.float32, on) is None
+    assert resolve_code_kernels("cpu", torch.bfloat16, torch.device("cuda")) is None
 
 
 def test_float32_is_not_packed(tmp_path: Path) -> None:
