@@ -91,9 +91,10 @@ def test_the_folder_is_a_checkpoints(tmp_path: Path) -> None:
     assert json.loads((folder / "config.json").read_text())["max_position_embeddings"] == 128
 
 
-def test_the_end_of_a_text_ends_a_turn_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("end", ["<|endoftext|>", "<turn|>"])
+def test_the_end_of_a_text_ends_a_turn_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
     """As in Qwen's generation_config.json, and in llama.cpp: its files name the end of a turn alone."""
-    monkeypatch.setattr("gguf_writer.VOCABULARY", ["<|endoftext|>", *VOCABULARY[1:]])
+    monkeypatch.setattr("gguf_writer.VOCABULARY", [end, *VOCABULARY[1:]])
     _, file = written(tmp_path, "qwen2")
     config = json.loads((Path(model_folder(str(file))) / "generation_config.json").read_text())
     assert config["eos_token_id"] == [0, 1, 2]
