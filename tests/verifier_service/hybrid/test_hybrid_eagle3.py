@@ -30,7 +30,7 @@ from outrider.verifier_service.local_methods import build_local_methods
 from tests.verifier_service.engine_client import EngineShape, Session, generate, make_spec, running_engine, tokens_of
 from tests.verifier_service.served_target import Served, served
 
-MODELS = Path(__file__).parents[2] / "models"
+MODELS = Path(__file__).parents[3] / "models"
 HYBRID, HEAD = MODELS / "demo-hybrid", MODELS / "demo-hybrid-eagle3"
 DRAFT_LEN, NUM_TOKENS = 3, 48
 LOCAL = LocalDrafts("eagle3", DRAFT_LEN)
