@@ -13,7 +13,7 @@ from outrider.shared.messages import LocalDrafts, SessionSpec
 from outrider.shared.sampling_params import SamplingParams, SpeculationMode
 from tests.engine.model.multimodal_models import save_multimodal
 from tests.engine.tiny_models import HYBRIDS, save_tiny_model
-from tests.verifier_service.engine_client import Session, save_hybrid, save_llama, tokens_of
+from tests.verifier_service.engine_client import Session, save_llama, tokens_of
 from tests.verifier_service.served_target import Served, decode, digest, served
 
 NUM_TOKENS = 30
@@ -26,13 +26,8 @@ METHODS = ("draft_model",)
 
 
 @pytest.fixture(scope="module")
-def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_hybrid(tmp_path_factory.mktemp("hybrid"))
-
-
-@pytest.fixture(scope="module")
-def of_itself(hybrid: Path) -> Served:
-    return replace(served(hybrid, METHODS), draft_model=(str(hybrid),))
+def of_itself(checkpoint: Path) -> Served:
+    return replace(served(checkpoint, METHODS), draft_model=(str(checkpoint),))
 
 
 def spec_of(key: int, kind: str, salt: str = "") -> SessionSpec:
@@ -61,9 +56,9 @@ def test_no_byte_changes(of_itself: Served) -> None:
 
 
 @pytest.mark.storm
-def test_an_attention_model_drafts_for_a_hybrid_and_the_other_way_round(hybrid: Path, tmp_path: Path) -> None:
+def test_an_attention_model_drafts_for_a_hybrid_and_the_other_way_round(checkpoint: Path, tmp_path: Path) -> None:
     llama = save_llama(tmp_path / "llama")
-    for target, draft in ((llama, hybrid), (hybrid, llama)):
+    for target, draft in ((llama, checkpoint), (checkpoint, llama)):
         check_bytes(replace(served(target, METHODS), draft_model=(str(draft),)))
 
 

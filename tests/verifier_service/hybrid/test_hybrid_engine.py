@@ -16,8 +16,7 @@ import pytest
 import torch
 import transformers
 
-from outrider.engine.certificate import Certificate, certify
-from outrider.engine.model.load import load_model
+from outrider.engine.certificate import Certificate
 from outrider.engine.model.loaded import LoadedModel
 from outrider.engine.recurrent.table import StateTable
 from outrider.engine.run.runner import ModelRunner
@@ -41,34 +40,12 @@ from tests.verifier_service.engine_client import (
     generate,
     logprobs_of,
     make_spec,
-    plain_decoding,
     prompt_of,
     running_engine,
-    save_hybrid,
     tokens_of,
 )
 
 KINDS = ("random", "oracle", "long oracle", "faulty", "late", "tree")
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_hybrid(tmp_path_factory.mktemp("hybrid"))
-
-
-@pytest.fixture(scope="module")
-def loaded(checkpoint: Path) -> LoadedModel:
-    return load_model(str(checkpoint), dtype="float32")
-
-
-@pytest.fixture(scope="module")
-def certificate(loaded: LoadedModel) -> Certificate:
-    return certify(loaded, ModelRunner(loaded, loaded.make_cache(64, 4), loaded.make_states(1)))
-
-
-@pytest.fixture(scope="module")
-def truth(loaded: LoadedModel, certificate: Certificate) -> Callable[[str, int], list]:
-    return plain_decoding(loaded, certificate)
 
 
 def test_plain_decoding_equals_transformers(truth: Callable, checkpoint: Path) -> None:

@@ -14,11 +14,9 @@ import tokenizers
 import torch
 import transformers
 
-from outrider.engine.certificate import Certificate, certify
-from outrider.engine.model.load import load_model
+from outrider.engine.certificate import Certificate
 from outrider.engine.model.loaded import LoadedModel
 from outrider.engine.recurrent.states import RecurrentStates
-from outrider.engine.run.runner import ModelRunner
 from outrider.shared.messages import LocalDrafts, Proposal, SessionSpec, TokenOrigin
 from outrider.shared.sampling_params import Grammar, GrammarKind, SamplingParams
 from outrider.verifier_service.engine import VerifierEngine
@@ -33,7 +31,6 @@ from tests.verifier_service.engine_client import (
     generate,
     make_spec,
     running_engine,
-    save_hybrid,
     tokens_of,
 )
 from tests.verifier_service.served_target import Outcome, Served, decode, digest, served
@@ -41,8 +38,6 @@ from tests.verifier_service.served_target import Outcome, Served, decode, digest
 # Thousands of forwards: seconds, but for a machine that is busy otherwise.
 pytestmark = pytest.mark.timeout(900)
 NUM_WRONG_ROUNDS = 600
-# Of the tiny vocabulary's model.
-_MAX_LEN = 1024
 WAYS = {
     "mtp": LocalDrafts("mtp", 3),
     "mtp tree": LocalDrafts("mtp", 5, token_tree=True),
@@ -64,16 +59,6 @@ SCHEMA = {
     },
 }
 LONG_LENGTH = 4133
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    return load_model(str(save_hybrid(tmp_path_factory.mktemp("hybrid"), _MAX_LEN)), dtype="float32")
-
-
-@pytest.fixture(scope="module")
-def certificate(loaded: LoadedModel) -> Certificate:
-    return certify(loaded, ModelRunner(loaded, loaded.make_cache(64, 4), loaded.make_states(1)))
 
 
 @pytest.fixture(scope="module")

@@ -16,10 +16,8 @@ import pytest
 import torch
 import transformers
 
-from outrider.engine.certificate import Certificate, certify
-from outrider.engine.model.load import load_model
+from outrider.engine.certificate import Certificate
 from outrider.engine.model.loaded import LoadedModel
-from outrider.engine.run.runner import ModelRunner
 from outrider.shared.messages import Commit, HiddenStatesRequest, SessionSpec
 from outrider.verifier_service.engine import VerifierEngine
 from tests.verifier_service.drafts import drafts_for, faulty_draft
@@ -30,10 +28,8 @@ from tests.verifier_service.engine_client import (
     EngineShape,
     Session,
     make_spec,
-    plain_decoding,
     prompt_of,
     running_engine,
-    save_hybrid,
     tokens_of,
 )
 
@@ -41,26 +37,6 @@ from tests.verifier_service.engine_client import (
 LAYERS = (0, 1, 2, 3)
 # Twice what transformers' two forms of the recurrence differ by on this model, and far below what rows differ by.
 TOLERANCE = 1e-4
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_hybrid(tmp_path_factory.mktemp("hybrid"))
-
-
-@pytest.fixture(scope="module")
-def loaded(checkpoint: Path) -> LoadedModel:
-    return load_model(str(checkpoint), dtype="float32")
-
-
-@pytest.fixture(scope="module")
-def certificate(loaded: LoadedModel) -> Certificate:
-    return certify(loaded, ModelRunner(loaded, loaded.make_cache(64, 4), loaded.make_states(1)))
-
-
-@pytest.fixture(scope="module")
-def truth(loaded: LoadedModel, certificate: Certificate) -> Callable[[str, int], list[Commit]]:
-    return plain_decoding(loaded, certificate)
 
 
 @dataclass
