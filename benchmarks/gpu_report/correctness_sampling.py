@@ -33,8 +33,8 @@ _NEAR_TIE = 1e-5
 _LAW_TOTAL = 1 << 15
 
 
-def random_keys(num_rows: int, device: torch.device, seed: int = 1) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
+def random_keys(num_rows: int, device: torch.device) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
     return torch.randint(-(2**31), 2**31, (num_rows, 2), generator=generator).to(torch.int32).to(device)
 
 

@@ -24,11 +24,10 @@ BEAT_S = 2.0
 class ResponseStore:
     """owner: the name of an API key; "" where none is required. Every method but `reserve` raises Unavailable."""
 
-    def __init__(self, redis: PatientRedis, *, ttl_s: int, budget: LogBudget, key_prefix: str = "outrider") -> None:
+    def __init__(self, redis: PatientRedis, *, ttl_s: int, budget: LogBudget) -> None:
         self._redis = redis
         self._ttl_s = ttl_s
         self._budget = budget
-        self._key_prefix = key_prefix
 
     def reserve(self, owner: str, num_bytes: int) -> None:
         """Room for a response that begins. Raises PayloadTooLarge, QuotaExceeded or GatewayFull."""
@@ -105,7 +104,7 @@ class ResponseStore:
 
     def _key(self, kind: str, owner: str, response_id: str) -> str:
         # Quoted, an owner has no colon: no id can reach into another owner's.
-        return f"{self._key_prefix}:{kind}:{quote(owner, safe='')}:{response_id}"
+        return f"outrider:{kind}:{quote(owner, safe='')}:{response_id}"
 
 
 def _known(document: bytes | None, response_id: str) -> bytes:

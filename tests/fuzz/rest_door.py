@@ -27,7 +27,6 @@ _HANG_S = 60.0
 # A body that makes sense by chance may ask for a hundred choices of two thousand tokens.
 _HEADERS = {"X-Request-Timeout": "0.3"}
 _JSON = {**_HEADERS, "Content-Type": "application/json"}
-_GENERATE = ("/v1/completions", "/v1/chat/completions")
 
 _SCALARS = st.one_of(
     st.none(),

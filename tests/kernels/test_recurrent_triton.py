@@ -55,7 +55,6 @@ LARGE: dict[str, Callable[[torch.dtype], layers.Case]] = {
 }
 DTYPES = [torch.float32, torch.bfloat16]
 NUM_ROWS = 20
-_OF_NOTHING = ("parents", "slots_in", "slots_out", "sessions")  # -1 in padding
 USUAL_WAYS = ("drafted chains", "drafted trees", "drafts behind a chunk")
 
 pytestmark = pytest.mark.skipif(device().type == "cuda", reason="the layers of these tests are in host memory")
