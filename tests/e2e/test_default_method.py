@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import httpx
 import pytest
+from e2e_exact import OFF, PROMPTS, check_figures, counters, request_body
 from e2e_rest import complete
 from e2e_stack import RunningStack
-from test_speculation import OFF, PROMPTS, check_figures, counters, request_body
 
 pytestmark = pytest.mark.storm
 

@@ -6,86 +6,20 @@ The target drafts for itself here, so that drafts are accepted at the moment of 
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
-import time
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
-from dataclasses import dataclass, field
-from typing import Any
 
 import httpx
 import pytest
+from e2e_incident import BODY, interrupted
 from e2e_rest import Answer, complete, speculation
 from e2e_stack import RunningStack
 
 pytestmark = pytest.mark.storm
 
-NUM_TOKENS = 400
-# The signal is sent once this many tokens were read; the rest must come after it.
-KILL_AFTER = 40
 # A machine that stands still for a moment makes a gap too; a drafter that hangs is lost after 15 s at the earliest.
 LONGEST_GAP_S = 10.0
 # One that is held up before it hangs has cost another timeout by then.
 MOST_TIMEOUTS = 5
-BODY: dict[str, Any] = {
-    "prompt": "class Queue:\n    def __init__(self):\n",
-    "max_tokens": NUM_TOKENS,
-    "temperature": 0.9,
-    "seed": 99,
-    "ignore_eos": True,
-    "skip_special_tokens": False,
-    **speculation("draft_model", 2, annotate=True),
-}
-
-
-@dataclass
-class Seen:
-    """What a client has read of a stream; `longest_gap_s` is between two events."""
-
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    origins: list[str] = field(default_factory=list)
-    longest_gap_s: float = 0.0
-    done: bool = False
-
-
-async def read_stream(http: httpx.AsyncClient, body: dict[str, Any], seen: Seen) -> AsyncGenerator[None, None]:
-    """Yields after each event."""
-    last = time.perf_counter()
-    async with http.stream("POST", "/v1/completions", json={**body, "stream": True}) as reply:
-        assert reply.status_code == 200
-        async for line in reply.aiter_lines():
-            if not line.startswith("data: "):
-                continue
-            now = time.perf_counter()
-            seen.longest_gap_s, last = max(seen.longest_gap_s, now - last), now
-            if line == "data: [DONE]":
-                seen.done = True
-                return
-            event = json.loads(line.removeprefix("data: "))
-            assert "error" not in event, event
-            for choice in event["choices"]:
-                seen.text += choice["text"]
-                seen.token_ids += choice["outrider"]["token_ids"]
-                seen.origins += choice["outrider"]["origins"]
-            yield
-
-
-async def interrupted(http: httpx.AsyncClient, interrupt: Callable[[], None], body: dict[str, Any] = BODY) -> Seen:
-    """The whole stream, with `interrupt()` called after KILL_AFTER tokens, once drafts are accepted."""
-    seen = Seen()
-    called = False
-    async with aclosing(read_stream(http, body, seen)) as events:
-        async for _ in events:
-            # A drafter that is held up at first is asked again after some tokens.
-            if not called and len(seen.token_ids) >= KILL_AFTER and "accepted" in seen.origins:
-                assert len(seen.token_ids) < NUM_TOKENS / 2
-                interrupt()
-                called = True
-    assert called
-    assert seen.done
-    return seen
 
 
 @pytest.fixture(scope="module")

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator
 
 import httpx
 import pytest
+from e2e_exact import OFF
+from e2e_incident import BODY, NUM_TOKENS, goes_on_elsewhere
 from e2e_rest import complete, speculation
 from e2e_stack import PATIENT, RunningStack, run_stack
-from test_failover import BODY, NUM_TOKENS, interrupted
-from test_speculation import OFF
 
 from tests.drafting.agreeing_mtp import save_served_hybrid
 
@@ -37,20 +36,7 @@ async def http(draft_stack: RunningStack) -> AsyncIterator[httpx.AsyncClient]:
 
 async def test_a_drafter_that_dies_and_comes_back(draft_stack: RunningStack, http: httpx.AsyncClient) -> None:
     quiet = await complete(http, {**BODY, **OFF})
-    lost = draft_stack.metric("outrider:drafters_lost_total")
-
-    def kill() -> None:
-        draft_stack.kill("drafter-0")
-        draft_stack.revive()
-
-    seen = await interrupted(http, kill, DRAFTED)
-    assert (seen.text, tuple(seen.token_ids)) == (quiet.text, quiet.token_ids)
-    assert len(seen.token_ids) == NUM_TOKENS
-    assert draft_stack.metric("outrider:drafters_lost_total") > lost
-    await asyncio.to_thread(draft_stack.wait_fleet)
-    again = await complete(http, DRAFTED)
-    assert again.token_ids == quiet.token_ids
+    _, again = await goes_on_elsewhere(draft_stack, http, "drafter-0", DRAFTED, quiet)
     rejected = again.speculation["num_draft_tokens"] - again.speculation["num_accepted_draft_tokens"]
     assert again.speculation["num_accepted_draft_tokens"] > NUM_TOKENS / 2
     assert 0 <= rejected <= 3, "what max_tokens cut off at the end"
-    draft_stack.wait_idle()

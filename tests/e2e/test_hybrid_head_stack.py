@@ -9,10 +9,10 @@ from typing import Any
 
 import httpx
 import pytest
+from e2e_exact import OFF, PROMPTS, SETTINGS, request_body, same_bytes_alone_and_together
+from e2e_incident import BODY, KILL_AFTER, NUM_TOKENS, goes_on_elsewhere
 from e2e_rest import complete, complete_all, speculation
 from e2e_stack import MODELS, PATIENT, RunningStack, run_stack
-from test_failover import BODY, KILL_AFTER, NUM_TOKENS, interrupted
-from test_speculation import OFF, PROMPTS, SETTINGS, request_body
 
 pytestmark = [pytest.mark.storm, pytest.mark.timeout(900)]
 WAYS: dict[str, dict[str, Any]] = {
@@ -52,15 +52,9 @@ def eagle3_drafts(stack: RunningStack) -> float:
 
 @pytest.mark.parametrize("setting", SETTINGS)
 async def test_same_bytes_alone_and_together(http: httpx.AsyncClient, setting: str) -> None:
-    references = [await complete(http, request_body(prompt, SETTINGS[setting], OFF)) for prompt in PROMPTS]
-    for name, way in WAYS.items():
-        answer = await complete(http, request_body(PROMPTS[0], SETTINGS[setting], way))
-        assert (answer.token_ids, answer.text) == (references[0].token_ids, references[0].text), name
+    for name, answer in (await same_bytes_alone_and_together(http, setting, WAYS)).items():
         if name.startswith("eagle3"):
             assert answer.speculation["num_accepted_draft_tokens"] > 0, name
-    bodies = [request_body(PROMPTS[place % 3], SETTINGS[setting], way) for place, way in enumerate(WAYS.values())]
-    answers = await complete_all(http, bodies)
-    assert [answer.text for answer in answers] == [references[place % 3].text for place in range(len(WAYS))]
 
 
 async def test_auto_knows_the_head(stack: RunningStack, http: httpx.AsyncClient) -> None:
@@ -82,19 +76,8 @@ async def test_a_killed_verifier_goes_on_drafting_elsewhere(stack: RunningStack,
     """The next one computes the hidden states of what is committed: as many tokens are accepted after it as before."""
     body = {**BODY, "temperature": 0, **speculation("eagle3", 3, annotate=True)}
     quiet = await complete(http, {**body, **OFF})
-    failovers = stack.metric("outrider:verifier_failovers_total")
-
-    def kill() -> None:
-        stack.kill("verifier")
-        stack.revive()
-
-    seen = await interrupted(http, kill, body)
-    assert (seen.text, tuple(seen.token_ids)) == (quiet.text, quiet.token_ids)
-    assert len(seen.token_ids) == NUM_TOKENS
-    assert stack.metric("outrider:verifier_failovers_total") > failovers
-    stack.wait_fleet()
-    undisturbed = (await complete(http, body)).origins[KILL_AFTER:].count("accepted")
+    seen, again = await goes_on_elsewhere(stack, http, "verifier", body, quiet)
+    undisturbed = again.origins[KILL_AFTER:].count("accepted")
     assert undisturbed > NUM_TOKENS / 4
     # The round of the kill, and those beside it, are without a draft.
     assert seen.origins[KILL_AFTER:].count("accepted") > 0.9 * undisturbed - 12
-    stack.wait_idle()

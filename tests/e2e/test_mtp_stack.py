@@ -8,10 +8,10 @@ from typing import Any
 
 import httpx
 import pytest
+from e2e_exact import OFF, PROMPTS, SETTINGS, check_figures, request_body, same_bytes_alone_and_together
+from e2e_incident import BODY, goes_on_elsewhere
 from e2e_rest import complete, complete_all, speculation
 from e2e_stack import PATIENT, RunningStack, run_stack
-from test_failover import BODY, NUM_TOKENS, interrupted
-from test_speculation import OFF, PROMPTS, SETTINGS, check_figures, request_body
 
 from tests.drafting.agreeing_mtp import save_served_hybrid
 
@@ -82,15 +82,8 @@ async def test_auto_knows_the_method(mtp_stack: RunningStack, http: httpx.AsyncC
 
 @pytest.mark.parametrize("setting", SETTINGS)
 async def test_same_bytes_alone_and_together(http: httpx.AsyncClient, setting: str) -> None:
-    references = [await complete(http, request_body(prompt, SETTINGS[setting], OFF)) for prompt in PROMPTS]
-    for name, way in WAYS.items():
-        answer = await complete(http, request_body(PROMPTS[0], SETTINGS[setting], way))
-        assert (answer.token_ids, answer.text) == (references[0].token_ids, references[0].text), name
+    for name, answer in (await same_bytes_alone_and_together(http, setting, WAYS)).items():
         assert answer.origins.count("accepted") == answer.speculation["num_accepted_draft_tokens"], name
-    ways = [*WAYS.values(), OFF, WAYS["default"], WAYS["mtp tree"]]
-    bodies = [request_body(PROMPTS[place % 3], SETTINGS[setting], way) for place, way in enumerate(ways)]
-    answers = await complete_all(http, bodies)
-    assert [answer.text for answer in answers] == [references[place % 3].text for place in range(len(ways))]
 
 
 @pytest.mark.parametrize("law", LAWS)
@@ -116,18 +109,4 @@ async def test_forced_tool_calls(http: httpx.AsyncClient, law: str) -> None:
 async def test_a_killed_verifier_goes_on_drafting_elsewhere(mtp_stack: RunningStack, http: httpx.AsyncClient) -> None:
     body = {**BODY, **speculation("mtp", 3, annotate=True)}
     quiet = await complete(http, {**BODY, **OFF})
-    failovers = mtp_stack.metric("outrider:verifier_failovers_total")
-
-    def kill() -> None:
-        mtp_stack.kill("verifier")
-        mtp_stack.revive()
-
-    seen = await interrupted(http, kill, body)
-    assert (seen.text, tuple(seen.token_ids)) == (quiet.text, quiet.token_ids)
-    assert len(seen.token_ids) == NUM_TOKENS
-    assert mtp_stack.metric("outrider:verifier_failovers_total") > failovers
-    mtp_stack.wait_fleet()
-    again = await complete(http, body)
-    assert again.token_ids == quiet.token_ids
-    assert again.speculation["num_accepted_draft_tokens"] > 0
-    mtp_stack.wait_idle()
+    await goes_on_elsewhere(mtp_stack, http, "verifier", body, quiet)

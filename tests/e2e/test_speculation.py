@@ -7,103 +7,39 @@ from typing import Any
 
 import httpx
 import pytest
-from e2e_rest import Answer, complete, complete_all, speculation
+from e2e_exact import (
+    METRIC_KEYS,
+    NUM_TOKENS,
+    OFF,
+    PROMPTS,
+    SETTINGS,
+    check_figures,
+    counters,
+    request_body,
+    same_bytes,
+    same_bytes_alone_and_together,
+)
+from e2e_rest import complete, speculation
 from e2e_stack import RunningStack
 
 from outrider.client.stack.own_redis import redis_url_of
 from outrider.shared.log.commit_log import CommitLog
 
-NUM_TOKENS = 128
-SETTINGS: dict[str, dict[str, Any]] = {
-    "greedy": {"temperature": 0},
-    "seeded": {"temperature": 0.8, "seed": 71},
-    "top-p": {"temperature": 1.1, "seed": 72, "top_p": 0.9, "top_k": 60, "min_p": 0.01},
-    "penalties": {
-        "temperature": 0.8,
-        "seed": 73,
-        "presence_penalty": 0.7,
-        "frequency_penalty": 0.4,
-        "repetition_penalty": 1.2,
-        "logit_bias": {"18": 1.5},
-    },
+DRAFTED = {
+    f"{method} {length}": speculation(method, length) for method in ("ngram", "draft_model") for length in (1, 3, 8)
 }
-DRAFTED = [(method, length) for method in ("ngram", "draft_model") for length in (1, 3, 8)]
-METRIC_KEYS = {
-    "mean_acceptance_length",
-    "draft_acceptance_rate",
-    "acceptance_histogram",
-    "num_spec_steps",
-    "num_accepted_draft_tokens",
-    "num_draft_tokens",
-    "num_spec_tokens",
-}
-OFF = speculation("off")
-# The repetition gives n-gram drafts something to find from the first token on.
-PROMPTS = (
-    "def add(a, b):\n    return a + b\n\n\ndef add(a, b):\n    return a + b\n\n\ndef add(",
-    "import os\nimport sys\n\n\nclass Reader:\n    def __init__(self, path):\n",
-    "for name in names:\n    print(name)\nfor name in names:\n",
-)
-
-
-def request_body(prompt: str, *parts: Mapping[str, Any]) -> dict[str, Any]:
-    body: dict[str, Any] = {
-        "prompt": prompt,
-        "max_tokens": NUM_TOKENS,
-        "ignore_eos": True,
-        "skip_special_tokens": False,
-    }
-    for part in parts:
-        body.update(part)
-    return body
-
-
-def check_figures(answer: Answer, length: int) -> None:
-    """The figures of one choice, against each other and against the origins of its tokens."""
-    figures = answer.speculation
-    assert figures.keys() == METRIC_KEYS
-    steps, drafted = figures["num_spec_steps"], figures["num_draft_tokens"]
-    accepted, histogram = figures["num_accepted_draft_tokens"], figures["acceptance_histogram"]
-    assert figures["num_spec_tokens"] == length
-    assert sum(histogram) == steps
-    assert sum(count * rounds for count, rounds in enumerate(histogram)) == accepted
-    assert accepted <= drafted <= length * steps
-    assert len(histogram) <= length + 1
-    assert answer.origins.count("accepted") == accepted
-    assert figures["draft_acceptance_rate"] == (accepted / drafted if drafted else 0)
-    # A round with a draft ends in one token more, but for the one that reached max_tokens on an accepted token.
-    ends = answer.origins.count("corrected") + answer.origins.count("bonus")
-    assert figures["mean_acceptance_length"] == ((accepted + ends) / steps if steps else 0)
-    assert steps - 1 <= ends <= steps
-    assert len(answer.origins) == len(answer.token_ids)
-
-
-def _same(answer: Answer, reference: Answer) -> bool:
-    return (answer.token_ids, answer.text) == (reference.token_ids, reference.text)
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-async def test_alone(http: httpx.AsyncClient, setting: str) -> None:
+async def test_alone_and_together(http: httpx.AsyncClient, setting: str) -> None:
     reference = await complete(http, request_body(PROMPTS[0], SETTINGS[setting], OFF))
     assert len(reference.token_ids) == NUM_TOKENS
     assert set(reference.origins) == {"target"}
     check_figures(reference, 0)
-    for method, length in DRAFTED:
-        answer = await complete(http, request_body(PROMPTS[0], SETTINGS[setting], speculation(method, length)))
-        assert _same(answer, reference), (method, length)
-        assert answer.speculation["num_spec_steps"] > 0
-        check_figures(answer, length)
-
-
-@pytest.mark.parametrize("setting", SETTINGS)
-async def test_eight_at_once(http: httpx.AsyncClient, setting: str) -> None:
-    """Eight requests of three prompts, each drafted in another way: all as when alone without drafts."""
-    references = [await complete(http, request_body(prompt, SETTINGS[setting], OFF)) for prompt in PROMPTS]
-    ways = [*(speculation(method, length) for method, length in DRAFTED), speculation("auto"), OFF]
-    bodies = [request_body(PROMPTS[place % 3], SETTINGS[setting], way) for place, way in enumerate(ways)]
-    answers = await complete_all(http, bodies)
-    differing = [ways[place] for place, answer in enumerate(answers) if not _same(answer, references[place % 3])]
-    assert differing == []
+    alone = await same_bytes_alone_and_together(http, setting, {**DRAFTED, "auto": speculation("auto")})
+    for name, way in DRAFTED.items():
+        assert alone[name].speculation["num_spec_steps"] > 0, name
+        check_figures(alone[name], way["speculation"]["num_speculative_tokens"])
 
 
 async def test_choices_of_one_request_are_the_same_with_drafts(http: httpx.AsyncClient) -> None:
@@ -127,7 +63,7 @@ async def test_logprobs_and_stop_are_the_same_with_drafts(http: httpx.AsyncClien
     plain = await complete(http, request_body(PROMPTS[0], fields, OFF))
     assert plain.text == full.text[: full.text.index(stop)]
     answer = await complete(http, request_body(PROMPTS[0], fields, speculation(method, 5)))
-    assert _same(answer, plain)
+    assert same_bytes(answer, plain)
     assert answer.finish_reason == "stop"
     check_figures(answer, 5)
 
@@ -144,11 +80,6 @@ async def test_a_stream_carries_the_figures_with_its_usage(http: httpx.AsyncClie
     figures = last["metrics"]["speculative_decoding"]
     assert figures.keys() == METRIC_KEYS
     assert figures["num_spec_tokens"] == whole.speculation["num_spec_tokens"] == 3
-
-
-def counters(stack: RunningStack, method: str) -> list[float]:
-    names = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
-    return [stack.metric(f"outrider:spec_decode_{name}_total", method=method) for name in names]
 
 
 @pytest.mark.parametrize("method", ["ngram", "draft_model"])
