@@ -61,7 +61,7 @@ def measure_numerics(loaded: LoadedModel, *, tensor_parallel_size: int = 1, grap
 def _probe(loaded: LoadedModel, graphs: bool) -> Iterator[torch.Tensor]:
     """Logits [rows, V] of each forward: a prompt, some tokens one by one, and some rows at a far position.
 
-    Fixed block size: bits do not depend on it (tests/kernels/test_attention_invariance.py), but the far position does.
+    Fixed block size: bits do not depend on it (test_attention_invariance.py), but the far position does.
     """
     block_size = DEFAULT_BLOCK_SIZE
     length = min(_NUM_PROMPT_TOKENS + _NUM_DECODED, loaded.max_model_len)

@@ -26,7 +26,7 @@ from outrider.kernels.paged_attention.triton import paged_attention
 from outrider.kernels.rms_norm.triton import rms_norm
 from outrider.kernels.rotary import reference as rotary_reference
 from outrider.kernels.rotary.triton import rotate_
-from tests.kernels.paged_cases import Shape, lay_out, random_session, run_kernel
+from tests.kernels.paged_attention.paged_cases import Shape, lay_out, random_session, run_kernel
 
 DTYPES = (torch.bfloat16, torch.float32)
 _EPS = 1e-5

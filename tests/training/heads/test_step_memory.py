@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny import TOKENIZER_DIR
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider.training.export import copy_files, write_model
 from outrider.training.heads.sliced_loss import SLICE_BYTES
+from tests.training.tiny import TOKENIZER_DIR
 
 HIDDEN_SIZE = 32
 # bytes; python, torch, transformers and accelerate, and rows of hidden states; a choice above what imports alone take

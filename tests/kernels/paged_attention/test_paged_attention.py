@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from paged_cases import Session, Shape, lay_out, random_session, run_kernel
 
 from outrider.kernels.cpu import team as cpu_team
 from outrider.kernels.errors import KernelArgumentError
 from outrider.kernels.paged_attention import cpu, reference
+from tests.kernels.paged_attention.paged_cases import Session, Shape, lay_out, random_session, run_kernel
 
 SHAPES = {
     "group1": Shape(num_heads=2, num_kv_heads=2),

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from paged_cases import Session, Shape, chain, lay_out, random_session, run_kernel
 
 from outrider.kernels.paged_attention import cpu
+from tests.kernels.paged_attention.paged_cases import Session, Shape, chain, lay_out, random_session, run_kernel
 
 LENGTH = 150
 CASES: dict[str, tuple[Shape, dict[str, Any]]] = {

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny import VOCAB_SIZE, write_target
 from transformers import LlamaForCausalLM
 
 from outrider.training.data.head_data import load_windows
@@ -20,6 +19,7 @@ from outrider.training.export import write_model
 from outrider.training.frozen_target import FrozenTarget
 from outrider.training.heads.options import HeadOptions
 from outrider.training.heads.registry import build_objective
+from tests.training.tiny import VOCAB_SIZE, write_target
 
 OPTIONS = HeadOptions(num_heads=3, inner_dim=24, ttt_steps=2, draft_vocab_size=30, norm_before_residual=False)
 

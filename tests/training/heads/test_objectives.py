@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny import HEAD_METHODS, NUM_LAYERS, VOCAB_SIZE, tiny_batch, write_target
 
 from outrider.drafting.heads.eagle import EagleHead
 from outrider.drafting.heads.eagle3 import Eagle3Head
@@ -27,6 +26,7 @@ from outrider.training.heads.interface import Batch, Objective, TargetView
 from outrider.training.heads.options import HeadOptions
 from outrider.training.heads.registry import build_objective
 from outrider.training.heads.unroll import EVAL_DEPTHS
+from tests.training.tiny import HEAD_METHODS, NUM_LAYERS, VOCAB_SIZE, tiny_batch, write_target
 
 NUM_ROWS, LENGTH = 3, 11
 OPTIONS = HeadOptions(num_heads=3, inner_dim=24, draft_vocab_size=20, ttt_steps=3, num_attention_heads=4)

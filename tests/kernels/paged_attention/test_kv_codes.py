@@ -6,14 +6,14 @@ from types import ModuleType
 
 import pytest
 import torch
-from paged_cases import coded, empty_codes
-from triton_device import device
 
 from outrider.kernels.errors import KernelArgumentError
 from outrider.kernels.kv_codes.layout import LARGEST_CODE, head_bytes, is_coded, parts_of, scales_of, view_codes
 from outrider.kernels.kv_codes.reference import decode, encode
 from outrider.kernels.kv_write import cpu, reference
 from outrider.kernels.kv_write import triton as on_gpu
+from tests.kernels.paged_attention.paged_cases import coded, empty_codes
+from tests.kernels.triton_device import device
 
 NUM_HEADS, NUM_ROWS = 3, 25
 E4M3 = torch.float8_e4m3fn

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from recurrent_cases import Driver, Kernel, nan_states
 
 from outrider.kernels.recurrent.gated_delta.arguments import GatedDelta, GatedDeltaLayer
 from outrider.kernels.recurrent.gated_norm.arguments import GatedNormLayer
@@ -14,6 +13,7 @@ from outrider.kernels.recurrent.mamba1.arguments import Mamba1, Mamba1Layer, Pro
 from outrider.kernels.recurrent.mamba2.arguments import Mamba2, Mamba2Layer
 from outrider.kernels.recurrent.rows import LayerStates, RecurrentRows
 from outrider.kernels.recurrent.short_conv.arguments import ShortConv, ShortConvLayer
+from tests.kernels.recurrent.recurrent_cases import Driver, Kernel, nan_states
 
 NUM_ROWS = 40
 CONV_ROWS = 4

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny import HEAD_METHODS, VOCAB_SIZE, write_target
 from transformers import LlamaForCausalLM
 
 from outrider.training.data.head_data import load_windows
@@ -19,6 +18,7 @@ from outrider.training.demo.make_heads import HEADS, plan
 from outrider.training.frozen_target import FrozenTarget
 from outrider.training.heads.options import HeadOptions
 from outrider.training.heads.registry import build_objective
+from tests.training.tiny import HEAD_METHODS, VOCAB_SIZE, write_target
 
 HEAD = HeadOptions(num_heads=2, inner_dim=16, ttt_steps=2, draft_vocab_size=30)
 

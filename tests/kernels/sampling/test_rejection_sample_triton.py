@@ -17,7 +17,7 @@ from outrider.kernels.sampling_support.reference import log_weights
 from outrider.kernels.sampling_support.triton import row_laws
 from outrider.shared.messages import LAW_TOTAL, Proposal, SparseLaw
 from outrider.verifier_service.acceptance import block, standard
-from tests.kernels.sampling_cases import FIELDS, random_keys, random_logits, transforms
+from tests.kernels.sampling.sampling_cases import FIELDS, random_keys, random_logits, transforms
 from tests.kernels.triton_device import device
 
 RULES = {0: standard.accept, 1: block.accept}

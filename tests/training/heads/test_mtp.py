@@ -16,7 +16,6 @@ import torch
 import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from tiny import TOKENIZER_DIR
 from transformers.modeling_layers import MtpModel
 from typer.testing import CliRunner
 
@@ -31,6 +30,7 @@ from outrider.training.heads.mtp import MtpObjective, build_mtp
 from outrider.training.heads.options import HeadOptions
 from outrider.training.heads.unroll import EVAL_DEPTHS
 from tests.drafting.mtp_targets import FAMILIES, MtpTarget, save_mtp_target, write
+from tests.training.tiny import TOKENIZER_DIR
 
 VOCAB_SIZE, NUM_ROWS, LENGTH, TTT_STEPS = 61, 2, 9, 3
 COUNTS = np.ones(VOCAB_SIZE, dtype=np.int64)

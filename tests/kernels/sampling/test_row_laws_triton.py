@@ -12,7 +12,7 @@ from outrider.kernels.sampling_support import reference
 from outrider.kernels.sampling_support.transforms import Transforms
 from outrider.kernels.sampling_support.triton import RowLaws, row_laws
 from outrider.shared.sampling_params import SamplingParams
-from tests.kernels.sampling_cases import FIELDS, random_logits, rows, transforms
+from tests.kernels.sampling.sampling_cases import FIELDS, random_logits, rows, transforms
 
 
 def support(logits: torch.Tensor, laws: RowLaws) -> torch.Tensor:

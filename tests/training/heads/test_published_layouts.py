@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny import VOCAB_SIZE, write_target
 
 from outrider.training.frozen_target import FrozenTarget
 from outrider.training.heads.options import HeadOptions
 from outrider.training.heads.registry import build_objective
+from tests.training.tiny import VOCAB_SIZE, write_target
 
 Config = dict[str, Any]
 Shapes = dict[str, tuple[int, ...]]

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from triton_device import device
 
 from outrider.kernels.errors import KernelArgumentError
 from outrider.kernels.kv_write import reference
 from outrider.kernels.kv_write import triton as on_gpu
+from tests.kernels.triton_device import device
 
 NUM_BLOCKS, NUM_HEADS, BLOCK_SIZE = 6, 3, 5
 

@@ -8,9 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-import recurrent_layers as layers
 import torch
-from recurrent_cases import Part, committed, outputs, ways
 
 from outrider.engine.recurrent.rows import StateRows, recurrent_rows
 from outrider.kernels.errors import KernelArgumentError
@@ -26,6 +24,8 @@ from outrider.kernels.recurrent.mamba2.triton import mamba2
 from outrider.kernels.recurrent.rows import LayerStates, RecurrentRows
 from outrider.kernels.recurrent.short_conv import reference as short_conv_reference
 from outrider.kernels.recurrent.short_conv.triton import short_conv
+from tests.kernels.recurrent import recurrent_layers as layers
+from tests.kernels.recurrent.recurrent_cases import Part, committed, outputs, ways
 from tests.kernels.triton_device import device
 
 # (dtype, whether the oracle) -> a case; one key head, or group

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from scripted_server import completion, scripted_server
 
 from outrider.training.data.completion_client import FatalServerError
 from outrider.training.data.prepare_data import PrepareConfig, PrepareResult, prepare
 from outrider.training.data.prompts import Prompt
 from outrider.training.errors import SettingError
 from outrider.training.progress import Progress
+from tests.training.data.scripted_server import completion, scripted_server
 
 PROMPTS = [Prompt(text=f"prompt {index}") for index in range(6)]
 

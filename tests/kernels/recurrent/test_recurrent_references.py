@@ -6,9 +6,7 @@ import importlib.util
 from typing import Any
 
 import pytest
-import recurrent_layers as layers
 import torch
-from recurrent_cases import committed, outputs, ways
 from transformers import BambaConfig, DynamicCache, JambaConfig, Lfm2Config, NemotronHConfig
 from transformers.models.bamba.modeling_bamba import BambaMixer
 from transformers.models.jamba.modeling_jamba import JambaMambaMixer
@@ -24,6 +22,8 @@ from outrider.kernels.recurrent.mamba2 import reference as mamba2
 from outrider.kernels.recurrent.mamba2.arguments import Mamba2Layer
 from outrider.kernels.recurrent.short_conv import reference as short_conv
 from outrider.kernels.recurrent.short_conv.arguments import ShortConvLayer
+from tests.kernels.recurrent import recurrent_layers as layers
+from tests.kernels.recurrent.recurrent_cases import committed, outputs, ways
 
 CASES = {
     "kimi_delta": lambda dtype: layers.kimi_delta_case(gated_delta.gated_delta, dtype),

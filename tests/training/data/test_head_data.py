@@ -14,7 +14,7 @@ from outrider.training.data.head_data import BatchSource, load_windows
 from outrider.training.data.tokenize_rows import RowEncoder
 from outrider.training.errors import DataError, SettingError
 
-DEMO_TARGET = Path(__file__).parents[2] / "models" / "demo-target"
+DEMO_TARGET = Path(__file__).parents[3] / "models" / "demo-target"
 VOCAB_SIZE = 50
 
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from recurrent_cases import Driver, committed, drafted_trees, nan_states, outputs, ways
 from transformers.models.qwen3_5 import modeling_qwen3_5 as theirs
 
 from outrider.kernels.recurrent.gated_delta import cpu, reference
 from outrider.kernels.recurrent.gated_delta.arguments import GatedDelta, GatedDeltaLayer
 from outrider.kernels.recurrent.gated_norm.arguments import GatedNormLayer
 from outrider.kernels.recurrent.rows import LayerStates, RecurrentRows
+from tests.kernels.recurrent.recurrent_cases import Driver, committed, drafted_trees, nan_states, outputs, ways
 
 KERNELS: dict[str, GatedDelta] = {"cpu": cpu.gated_delta, "reference": reference.gated_delta}
 # heads of keys and of values, and their sizes; odd ones, where vectors have tails

@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-import recurrent_layers as layers
 import torch
-from recurrent_cases import NUM_LOG_ROWS, Part, committed, drafted_trees, outputs, ways
 
 from outrider.kernels.errors import KernelArgumentError
 from outrider.kernels.recurrent.gated_delta import cpu as gated_delta
@@ -19,6 +17,8 @@ from outrider.kernels.recurrent.mamba2 import reference as mamba2_reference
 from outrider.kernels.recurrent.rows import RecurrentRows
 from outrider.kernels.recurrent.short_conv import cpu as short_conv
 from outrider.kernels.recurrent.short_conv import reference as short_conv_reference
+from tests.kernels.recurrent import recurrent_layers as layers
+from tests.kernels.recurrent.recurrent_cases import NUM_LOG_ROWS, Part, committed, drafted_trees, outputs, ways
 
 BUILDERS = {
     "kimi_delta": (layers.kimi_delta_case, gated_delta.gated_delta, gated_delta_reference.gated_delta),

@@ -10,13 +10,21 @@ from typing import Any
 
 import pytest
 import torch
-from paged_cases import Session, Shape, chain, empty_codes, lay_out, random_session, run_kernel
-from triton_device import device
 
 from outrider.kernels.errors import KernelArgumentError
 from outrider.kernels.kv_codes.layout import is_coded, parts_of
 from outrider.kernels.paged_attention import reference
 from outrider.kernels.paged_attention import triton as on_gpu
+from tests.kernels.paged_attention.paged_cases import (
+    Session,
+    Shape,
+    chain,
+    empty_codes,
+    lay_out,
+    random_session,
+    run_kernel,
+)
+from tests.kernels.triton_device import device
 
 ON_GPU = device().type == "cuda"
 BF16 = torch.bfloat16

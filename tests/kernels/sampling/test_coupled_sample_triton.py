@@ -13,7 +13,7 @@ from outrider.kernels.coupled_sample.triton import coupled_sample, coupled_sampl
 from outrider.kernels.errors import KernelArgumentError
 from outrider.kernels.sampling_support.transforms import Transforms
 from outrider.shared.sampling_params import SamplingParams
-from tests.kernels.sampling_cases import FIELDS, random_keys, random_logits, rows, transforms
+from tests.kernels.sampling.sampling_cases import FIELDS, random_keys, random_logits, rows, transforms
 
 # Of the race's two best values, what float32 may turn round: the rounding of logit / temperature and of log(E).
 NEAR_TIE = 1e-5

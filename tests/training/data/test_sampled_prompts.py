@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from scripted_server import completion, scripted_server
 from typer.testing import CliRunner
 
 from outrider.gateway.openai.convert import chat_token_ids
@@ -22,8 +21,9 @@ from outrider.training.data.prompts import Prompt
 from outrider.training.data.sampled_prompts import sampled_prompts, turns_file
 from outrider.training.errors import PromptError, ServerError
 from outrider.training.progress import Progress
+from tests.training.data.scripted_server import completion, scripted_server
 
-TOKENIZER = Tokenizer.load(str(Path(__file__).parents[2] / "models" / "demo-target"))
+TOKENIZER = Tokenizer.load(str(Path(__file__).parents[3] / "models" / "demo-target"))
 TURNS = {0: " How?\n", 1: "How?", 2: "Why?", 3: "no end", 4: "  "}
 
 

@@ -22,7 +22,7 @@ from outrider.training.demo.tokenizer import (
 )
 from outrider.training.errors import CorpusError
 
-MODELS = Path(__file__).parents[2] / "models"
+MODELS = Path(__file__).parents[3] / "models"
 TOKENIZER = Tokenizer.from_file(str(MODELS / "demo-target" / "tokenizer.json"))
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from paged_cases import Session, Shape, chain, lay_out, random_session, run_kernel
-from triton_device import device
 
 from outrider.kernels.errors import KernelArgumentError
 from outrider.kernels.linear import triton as on_gpu_linear
 from outrider.kernels.paged_attention import reference, triton
+from tests.kernels.paged_attention.paged_cases import Session, Shape, chain, lay_out, random_session, run_kernel
+from tests.kernels.triton_device import device
 
 # 48 heads are three blocks of 16 in fp32 too; 4 heads of 24 + 16 are packed with rows.
 SHAPES = {

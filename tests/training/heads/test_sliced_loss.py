@@ -10,7 +10,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tiny import HEAD_METHODS, VOCAB_SIZE, tiny_batch, write_target
 from torch import nn
 
 from outrider.training.frozen_target import FrozenTarget
@@ -20,6 +19,7 @@ from outrider.training.heads.interface import Objective, TargetView
 from outrider.training.heads.options import HeadOptions
 from outrider.training.heads.registry import build_objective
 from outrider.training.heads.scoring import LOSSES, NUM_SCORED, DepthLosses
+from tests.training.tiny import HEAD_METHODS, VOCAB_SIZE, tiny_batch, write_target
 
 VOCAB, WIDTH, NUM_ROWS, LENGTH = 11, 5, 3, 13
 TARGET_IDS = torch.tensor([0, 3, 4, 9])
