@@ -24,7 +24,7 @@ from tests.hub_server import Hub, running_hub
 from tests.ports import server_port
 
 pytestmark = pytest.mark.storm
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 START_TIMEOUT_S = 240.0
 SERVE = """
 vllm serve Qwen/Qwen3-4B-Thinking-2507 \\

@@ -21,7 +21,7 @@ from outrider.v1 import gateway_pb2_grpc
 
 pytestmark = pytest.mark.storm
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 HEAVY = {"torch", "transformers", "numba", "fastapi", "uvicorn", "numpy"}
 
 

@@ -18,7 +18,7 @@ from google.protobuf import json_format
 
 from outrider.v1 import gateway_pb2
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "docs" / "examples"
 REST, GRPC = "REST", "gRPC"
 DOORS = {
