@@ -21,7 +21,7 @@ from tests.grid.heads import HEADS
 from tests.grid.models import GridModel
 from tests.grid.pools import ROOMY_BLOCKS, Pools
 from tests.verifier_service.acceptance.toy import SMALLEST_P_VALUE, chi_square_p_value
-from tests.verifier_service.drafting_pair import (
+from tests.verifier_service.drafting.drafting_pair import (
     LAW_PROMPT,
     LAW_VOCAB_SIZE,
     build_method,

@@ -23,8 +23,8 @@ from tests.drafting.other_vocabularies import save_model, train_byte_level, trai
 from tests.grid.models import GridModel
 from tests.grid.pools import Pools
 from tests.verifier_service.acceptance.toy import SMALLEST_P_VALUE, chi_square_p_value
-from tests.verifier_service.drafting_pair import LAW_VOCAB_SIZE, law_of_two_tokens
-from tests.verifier_service.test_proposals_keep_the_law import NUM_SESSIONS, sample
+from tests.verifier_service.drafting.drafting_pair import LAW_VOCAB_SIZE, law_of_two_tokens
+from tests.verifier_service.drafting.test_proposals_keep_the_law import NUM_SESSIONS, sample
 
 TARGET_TEXT = ["the thin hen the heat the hint then the ten that tea the nine"] * 4
 DRAFT_TEXT = ["in the tin the hat is the inn at the site then it sat thin the hint"] * 4
