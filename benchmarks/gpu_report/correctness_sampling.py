@@ -19,16 +19,9 @@ from outrider.kernels.rejection_sample.triton import rejection_sample
 from outrider.kernels.sampling_support.transforms import Transforms
 from outrider.kernels.tree_accept import reference as accept_reference
 from outrider.kernels.tree_accept.triton import tree_accept
+from tests.kernels.sampling.sampling_cases import FIELDS
 
-# (temperature, top_k, top_p, min_p)
-LAWS = (
-    (0.0, 0, 1.0, 0.0),
-    (1.0, 0, 1.0, 0.0),
-    (0.75, 5, 1.0, 0.0),
-    (1.5, 0, 0.875, 0.0),
-    (1.0, 0, 1.0, 0.125),
-    (0.5, 20, 0.75, 0.0625),
-)
+LAWS = FIELDS[:6]
 _NEAR_TIE = 1e-5
 _LAW_TOTAL = 1 << 15
 

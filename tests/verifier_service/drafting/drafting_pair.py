@@ -1,7 +1,8 @@
-"""A tiny target, every method that can draft for it, and the law of its first two tokens."""
+"""A tiny target, every method that can draft for it, and its first two tokens: their law, and how often each came."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,13 +12,20 @@ import transformers
 from outrider.drafting.methods.interface import DraftMethod
 from outrider.drafting.methods.ngram import NgramMethod
 from outrider.drafting.methods.suffix import SuffixMethod, SuffixSettings
+from outrider.shared.messages import SessionSpec
+from outrider.shared.sampling_params import SamplingParams, SpeculationMode
 from tests.engine.tiny_models import save_tiny_model
+from tests.grid.driver import Driver, Session
 from tests.grid.models import GridModel
-from tests.grid.pools import Pools
+from tests.grid.pools import ROOMY_BLOCKS, Pool, Pools
 
 # Few enough tokens that the joint law of two has cells that fill.
 LAW_VOCAB_SIZE = 13
 LAW_PROMPT = (5, 9, 3, 5, 9, 4, 5, 9)
+# Room for a whole block; two tokens are looked at.
+_LAW_PARAMS = SamplingParams(temperature=1.0, max_tokens=5, ignore_eos=True)
+NUM_SESSIONS = 1_280
+_AT_ONCE = 64
 
 
 def save_pair(folder: Path) -> GridModel:
@@ -56,3 +64,37 @@ def build_method(name: str, pools: Pools) -> DraftMethod:
     if name == "suffix":
         return SuffixMethod(SuffixSettings(24, 100, 10_000, 4.0, 0.0))
     return pools.head_method(name)
+
+
+def count_two_tokens(
+    pool: Pool, stream: int, session_of: Callable[[SessionSpec], Session]
+) -> tuple[np.ndarray, int, int]:
+    """[V * V]: how often each pair of first tokens came in rejection mode; and how many draft tokens were scored and
+    accepted.
+
+    stream: numbers the sessions' keys, so that no two counts have one in common.
+    """
+    driver = Driver(pool)
+    counts = np.zeros(LAW_VOCAB_SIZE * LAW_VOCAB_SIZE, dtype=np.int64)
+    num_drafted = num_accepted = 0
+    for start in range(0, NUM_SESSIONS, _AT_ONCE):
+        sessions = []
+        for key in range((stream << 32) + start, (stream << 32) + start + _AT_ONCE):
+            spec = SessionSpec(f"s{key}", 0, LAW_PROMPT, (), _LAW_PARAMS, SpeculationMode.REJECTION, stream_key=key)
+            sessions.append(session_of(spec))
+        driver.run(sessions)
+        for session in sessions:
+            assert not session.failure
+            counts[session.output[0] * LAW_VOCAB_SIZE + session.output[1]] += 1
+            num_drafted += session.num_draft_tokens
+            num_accepted += session.num_accepted_tokens
+    return counts, num_drafted, num_accepted
+
+
+def sample_two_tokens(pools: Pools, method: DraftMethod, tree: bool, stream: int) -> tuple[np.ndarray, int, int]:
+    """As count_two_tokens, with a drafter's method before the verifier."""
+    return count_two_tokens(
+        pools.pool("whole", ROOMY_BLOCKS),
+        stream,
+        lambda spec: Session(spec, method, gamma=3, free_run=1, tree=tree, enough=2),
+    )

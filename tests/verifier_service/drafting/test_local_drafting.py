@@ -24,15 +24,13 @@ from outrider.shared.sampling_params import SamplingParams, SpeculationMode
 from outrider.verifier_service.engine import VerifierEngine
 from tests.grid.driver import Driver, Session
 from tests.grid.heads import HEADS
-from tests.grid.models import GridModel
 from tests.grid.pools import CHUNKS, ROOMY_BLOCKS, Pool, Pools
 from tests.verifier_service.acceptance.toy import SMALLEST_P_VALUE, chi_square_p_value
 from tests.verifier_service.drafting.drafting_pair import (
-    LAW_PROMPT,
     LAW_VOCAB_SIZE,
+    NUM_SESSIONS,
     build_method,
-    law_of_two_tokens,
-    save_pair,
+    count_two_tokens,
 )
 from tests.verifier_service.engine_client import (
     PARAMS,
@@ -47,23 +45,9 @@ from tests.verifier_service.engine_client import (
 )
 from tests.verifier_service.engine_client import Session as EngineSession
 
-NUM_SESSIONS = 1_280
-AT_ONCE = 64
 NAMES = ("ngram", "suffix", "draft_model", *HEADS)
 TREES = ("draft_model", *HEADS)
 SHORT, WHOLE = 7, 1_000
-
-
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> GridModel:
-    return save_pair(tmp_path_factory.mktemp("pair"))
-
-
-@pytest.fixture(scope="module")
-def pools(checkpoints: GridModel) -> Iterator[Pools]:
-    opened = Pools(checkpoints, num_threads=1)
-    yield opened
-    opened.close()
 
 
 @contextmanager
@@ -147,29 +131,13 @@ def test_methods_may_take_turns_within_a_session(pools: Pools) -> None:
     assert min(drafted.values()) > 0
 
 
-@pytest.fixture(scope="module")
-def law_of_two(checkpoints: GridModel) -> np.ndarray:
-    return law_of_two_tokens(checkpoints.target)
-
-
 @pytest.mark.parametrize("name", ["ngram", "draft_model", "eagle3"])
 def test_rejection_mode_keeps_the_targets_law(pools: Pools, law_of_two: np.ndarray, name: str) -> None:
     """The first token has no draft before it, the second is the first of a drafted round."""
-    params = SamplingParams(temperature=1.0, max_tokens=5, ignore_eos=True)
-    counts = np.zeros(LAW_VOCAB_SIZE * LAW_VOCAB_SIZE, dtype=np.int64)
-    num_accepted = 0
     with drafting_pool(pools, (name,)) as pool:
-        driver = Driver(pool)
-        for start in range(0, NUM_SESSIONS, AT_ONCE):
-            sessions = []
-            for index in range(start, start + AT_ONCE):
-                spec = spec_of((7 << 32) + index, params, SpeculationMode.REJECTION, LAW_PROMPT)
-                sessions.append(Session(spec, None, 0, WHOLE, local=LocalDrafts(name, 3)))
-            driver.run(sessions)
-            for session in sessions:
-                assert not session.failure
-                counts[session.output[0] * LAW_VOCAB_SIZE + session.output[1]] += 1
-                num_accepted += session.num_accepted_tokens
+        counts, _, num_accepted = count_two_tokens(
+            pool, 7, lambda spec: Session(spec, None, 0, WHOLE, local=LocalDrafts(name, 3))
+        )
     assert num_accepted > NUM_SESSIONS // 20
     assert chi_square_p_value(counts, law_of_two) > SMALLEST_P_VALUE
 

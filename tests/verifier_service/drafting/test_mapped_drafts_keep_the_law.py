@@ -1,6 +1,6 @@
 """Rejection mode with a draft model of another tokenizer: the target's law, by chi-square.
 
-As test_proposals_keep_the_law, from which the sampling comes; here the draft's logits come from tokens of its own, of
+As test_proposals_keep_the_law; here the draft's logits come from tokens of its own, of
 which only some are the target's too.
 """
 
@@ -23,8 +23,12 @@ from tests.drafting.other_vocabularies import save_model, train_byte_level, trai
 from tests.grid.models import GridModel
 from tests.grid.pools import Pools
 from tests.verifier_service.acceptance.toy import SMALLEST_P_VALUE, chi_square_p_value
-from tests.verifier_service.drafting.drafting_pair import LAW_VOCAB_SIZE, law_of_two_tokens
-from tests.verifier_service.drafting.test_proposals_keep_the_law import NUM_SESSIONS, sample
+from tests.verifier_service.drafting.drafting_pair import (
+    LAW_VOCAB_SIZE,
+    NUM_SESSIONS,
+    law_of_two_tokens,
+    sample_two_tokens,
+)
 
 TARGET_TEXT = ["the thin hen the heat the hint then the ten that tea the nine"] * 4
 DRAFT_TEXT = ["in the tin the hat is the inn at the site then it sat thin the hint"] * 4
@@ -80,7 +84,9 @@ def test_the_law_is_the_targets(
     vocabulary = map_vocabulary(models[kind], models["target"])
     assert vocabulary is not None
     assert LAW_VOCAB_SIZE / 3 < vocabulary.num_shared < LAW_VOCAB_SIZE
-    counts, num_drafted, num_accepted = sample(pools, serve(models, kind), tree, stream=200 + tree + len(kind))
+    counts, num_drafted, num_accepted = sample_two_tokens(
+        pools, serve(models, kind), tree, stream=200 + tree + len(kind)
+    )
     assert num_drafted > NUM_SESSIONS
     assert num_accepted > NUM_SESSIONS // 20
     assert chi_square_p_value(counts, law_of_two) > SMALLEST_P_VALUE
@@ -91,5 +97,5 @@ def test_drafts_ranked_instead_of_drawn_would_show(
 ) -> None:
     """The mutant of the neighbour, so that these counts are seen to be enough here too."""
     monkeypatch.setattr(growth, "draw_distinct", lambda law, count, _rng: list(law.token_ids[:count]))
-    counts, _, _ = sample(pools, serve(models, "byte_level"), tree=False, stream=299)
+    counts, _, _ = sample_two_tokens(pools, serve(models, "byte_level"), tree=False, stream=299)
     assert chi_square_p_value(counts, law_of_two) < SMALLEST_P_VALUE
