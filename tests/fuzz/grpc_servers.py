@@ -134,15 +134,15 @@ def grpc_targets(victim: Victim) -> Iterator[list[Target[Any]]]:
     addresses = {"Gateway": state.grpc_address, "Verifier": state.verifiers[0], "Drafter": state.drafters[0]}
     with ExitStack() as stack:
         channels = {name: stack.enter_context(grpc.insecure_channel(address)) for name, address in addresses.items()}
-        doors = _Doors(victim, channels, stack.enter_context(ThreadPoolExecutor(AT_ONCE)))
-        yield doors.targets()
+        servers = _GrpcServers(victim, channels, stack.enter_context(ThreadPoolExecutor(AT_ONCE)))
+        yield servers.targets()
 
 
 # grpc.aio's client says INTERNAL by itself when a stream ends while it writes; the threaded one says what it was told.
 _Call = Callable[[grpc.Channel, str, list[bytes]], tuple[grpc.StatusCode, str]]
 
 
-class _Doors:
+class _GrpcServers:
     def __init__(self, victim: Victim, channels: Mapping[str, grpc.Channel], pool: ThreadPoolExecutor) -> None:
         self._victim = victim
         self._channels = channels

@@ -1,4 +1,4 @@
-"""Both doors on real sockets in front of a scripted service, guarded as the gateway guards them."""
+"""Both servers on real sockets in front of a scripted service, guarded as the gateway guards them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ ALICE, BOB = "or-alice-alice-alice", "or-bob-bob-bob"
 
 
 @dataclass(frozen=True)
-class Doors:
-    """Where they are; `admission` is what guards both, `num_connections` counts the REST door's."""
+class GatewayServers:
+    """Where they are; `admission` is what guards both, `num_connections` counts the REST server's."""
 
     url: str
     grpc_address: str
@@ -41,7 +41,7 @@ def key_file(folder: Path, *lines: str) -> str:
 
 
 @asynccontextmanager
-async def open_doors(service: GatewayService, config: GatewayConfig) -> AsyncIterator[Doors]:
+async def open_servers(service: GatewayService, config: GatewayConfig) -> AsyncIterator[GatewayServers]:
     """As gateway/__main__.py does it, but for the service behind them."""
     tls, admission = load_tls(config), Admission.from_config(config)
     api_docs = is_enabled_at(config.host, config.api_docs)
@@ -62,7 +62,7 @@ async def open_doors(service: GatewayService, config: GatewayConfig) -> AsyncIte
     port = http.servers[0].sockets[0].getsockname()[1]
     scheme = "http" if tls.server is None else "https"
     try:
-        yield Doors(
+        yield GatewayServers(
             f"{scheme}://127.0.0.1:{port}",
             f"127.0.0.1:{grpc_server.port}",
             port,

@@ -10,8 +10,8 @@ from typing import Any
 
 import httpx
 import pytest
-from doors import ALICE, BOB, key_file, open_doors
 from gateway_script import Script, ScriptedService
+from gateway_servers import ALICE, BOB, key_file, open_servers
 
 from outrider.gateway.config import GatewayConfig
 from outrider.shared.api_keys import key_line
@@ -21,10 +21,10 @@ BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_to
 
 
 @asynccontextmanager
-async def door(service: ScriptedService, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
+async def messages_client(service: ScriptedService, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
     async with (
-        open_doors(service, GatewayConfig(port=0, grpc_port=0, **settings)) as doors,
-        httpx.AsyncClient(base_url=doors.url, timeout=60) as http,
+        open_servers(service, GatewayConfig(port=0, grpc_port=0, **settings)) as servers,
+        httpx.AsyncClient(base_url=servers.url, timeout=60) as http,
     ):
         yield http
 
@@ -39,7 +39,7 @@ def error_type(response: httpx.Response) -> str:
 
 @pytest.mark.parametrize("path", [MESSAGES, COUNT])
 async def test_a_key_comes_in_either_header(service: ScriptedService, tmp_path: Path, path: str) -> None:
-    async with door(service, api_keys_file=key_file(tmp_path)) as http:
+    async with messages_client(service, api_keys_file=key_file(tmp_path)) as http:
         for right in ({"x-api-key": ALICE}, {"authorization": f"Bearer {BOB}"}):
             assert (await http.post(path, json=BODY, headers=right)).status_code == 200
         for wrong in ({}, {"x-api-key": "or-nobody"}, {"authorization": "Bearer or-nobody", "x-api-key": ALICE}):
@@ -51,7 +51,7 @@ async def test_a_key_comes_in_either_header(service: ScriptedService, tmp_path: 
 
 async def test_tokens_are_charged_to_the_key(service: ScriptedService, tmp_path: Path) -> None:
     keys = key_file(tmp_path, key_line("alice", ALICE, tokens_per_minute=40))
-    async with door(service, api_keys_file=keys) as http:
+    async with messages_client(service, api_keys_file=keys) as http:
         assert (await http.post(MESSAGES, json=BODY, headers={"x-api-key": ALICE})).status_code == 200
         refused = await http.post(MESSAGES, json=BODY, headers={"x-api-key": ALICE})
     assert (refused.status_code, error_type(refused)) == (429, "rate_limit_error")
@@ -61,7 +61,7 @@ async def test_tokens_are_charged_to_the_key(service: ScriptedService, tmp_path:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_message_that_takes_too_long(service: ScriptedService, stream: bool) -> None:
     service.script = Script(endless=True)
-    async with door(service) as http:
+    async with messages_client(service) as http:
         response = await http.post(MESSAGES, json={**BODY, "stream": stream}, headers={"x-request-timeout": "2.5"})
     assert service.num_open == 0
     if not stream:
@@ -73,6 +73,6 @@ async def test_a_message_that_takes_too_long(service: ScriptedService, stream: b
 
 
 async def test_a_body_over_the_limit(service: ScriptedService) -> None:
-    async with door(service) as http:
+    async with messages_client(service) as http:
         response = await http.post(MESSAGES, json={**BODY, "system": "a" * 10_000_000})
     assert (response.status_code, error_type(response)) == (413, "request_too_large")
