@@ -80,7 +80,7 @@ def _probe(loaded: LoadedModel, graphs: bool) -> Iterator[torch.Tensor]:
     cache = loaded.make_cache(num_blocks + 1, block_size)
     own = ModelRunner(loaded, cache, loaded.make_states(2), graphs=graphs)
     for index, rows in enumerate(sessions):
-        # Each forward goes on from the one before, the far rows too.
+        # Each forward continues from the one before, the far rows too.
         state = StateRows((index + 1) % 2, (0,), index % 2, 1) if index else StateRows(None, (), 0, num_prompt)
         yield own.forward(build_batch([replace(rows, state=state)], block_size)).logits
 

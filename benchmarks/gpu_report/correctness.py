@@ -113,7 +113,7 @@ def _latents(run: Run) -> Iterable[Case]:
 
 
 def _copies(run: Run) -> Iterable[Finding]:
-    """Exact to the bit, and nothing beside the slots is touched."""
+    """Exact to the bit, and nothing outside the slots is touched."""
     num_blocks, num_heads, dim, num_rows = (5, 2, 16, 9) if run.tiny else (300, 8, 128, 256)
     slots = torch.randperm(num_blocks * 16, generator=torch.Generator().manual_seed(1)).to(run.device)
     written, sources, targets = slots[:num_rows].clone(), slots[: num_rows - 1], slots[num_rows : 2 * num_rows - 1]

@@ -90,7 +90,7 @@ def _plain(load: float, seconds: float) -> Scenario:
 
 
 def fleets(costs: Costs, seconds: float) -> list[Point]:
-    """Always as many simulated seconds as the documentation says, unless a quick look was asked for."""
+    """The simulated seconds that the documentation states, unless a quick look was asked for."""
     points = []
     for count in FLEETS:
         common = {"load": FLEET_LOAD, "seconds": min(FLEET_SECONDS, 2 * seconds)}

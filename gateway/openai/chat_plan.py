@@ -1,4 +1,4 @@
-"""A chat's tools and reasoning: what the template is told, how the answer is read, and what a grammar must force.
+"""A chat's tools and reasoning: what the template gets, how the answer is parsed, and what a grammar must force.
 
 Not here: the shape of the fields (tool_calls/fields.py), messages (tool_calls/messages.py), and the rows of model
 families (tool_calls/formats.py).

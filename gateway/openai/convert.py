@@ -101,7 +101,7 @@ def prepare_chat(body: ChatCompletionRequest, served: Served, id_prefix: str = "
 
 
 def _own_last_message(body: ChatCompletionRequest) -> str:
-    """What the answer goes on from; empty after a message of another role, as in vLLM."""
+    """What the answer continues from; empty after a message of another role, as in vLLM."""
     last = body.messages[-1]
     return str(last["content"]) if last["role"] == "assistant" else ""
 

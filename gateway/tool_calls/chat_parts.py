@@ -19,7 +19,7 @@ MISTRAL_ID_CHARS = 9
 
 
 def call_id(plan: OutputPlan, key: str, call: Call | CallBegins) -> str:
-    """The model's own, or one that depends on the request alone: whoever goes on with it says the same. key: names the
+    """The model's own, or one that depends on the request alone: whoever continues it says the same. key: names the
     choice, the same at every gateway.
     """
     if call.model_id:
