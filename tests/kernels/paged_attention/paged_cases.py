@@ -14,6 +14,18 @@ from outrider.kernels.kv_codes.layout import head_bytes, parts_of, view_codes
 from outrider.kernels.kv_codes.reference import encode
 from outrider.kernels.paged_attention.arguments import BatchTables, Scoring
 
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "window1": {"sliding_window": 1},
+    "window37": {"sliding_window": 37},
+    "chunk1": {"chunk_size": 1},
+    "chunk37": {"chunk_size": 37},
+    "softcap": {"softcap": 2.5},
+    "sinks": {"sinks": "draw"},
+    "all": {"sliding_window": 70, "softcap": 5.0, "sinks": "draw"},
+    "all-chunked": {"chunk_size": 64, "softcap": 5.0, "sinks": "draw"},
+}
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -142,3 +154,8 @@ def run_kernel(
     tensors = [fields.pop(name) for name in ("query", "key_cache", "value_cache")]
     tables = BatchTables(*(fields.pop(name) for name in BatchTables._fields))
     return kernel(*tensors, tables, Scoring(**fields), **options)
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    assert not tensor.isnan().any()
+    return tensor.contiguous().view(torch.int16 if tensor.dtype == torch.bfloat16 else torch.int32)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from outrider.kernels.paged_attention import cpu
-from tests.kernels.paged_attention.paged_cases import Session, Shape, chain, lay_out, random_session, run_kernel
+from tests.kernels.paged_attention.paged_cases import Session, Shape, bits, chain, lay_out, random_session, run_kernel
 
 LENGTH = 150
 CASES: dict[str, tuple[Shape, dict[str, Any]]] = {
@@ -48,11 +48,6 @@ def attend(sessions: list[Session], shape: Shape, options: dict[str, Any], **lay
     del poison
     out = run_kernel(cpu.paged_attention, arguments, options)
     return list(out.split([session.num_rows for session in sessions]))
-
-
-def bits(tensor: torch.Tensor) -> torch.Tensor:
-    assert not tensor.isnan().any()
-    return tensor.contiguous().view(torch.int16 if tensor.dtype == torch.bfloat16 else torch.int32)
 
 
 def decode_alone(whole: Session, shape: Shape, options: dict[str, Any]) -> torch.Tensor:

@@ -11,7 +11,7 @@ import torch
 from outrider.kernels.cpu import team as cpu_team
 from outrider.kernels.errors import KernelArgumentError
 from outrider.kernels.paged_attention import cpu, reference
-from tests.kernels.paged_attention.paged_cases import Session, Shape, lay_out, random_session, run_kernel
+from tests.kernels.paged_attention.paged_cases import OPTIONS, Session, Shape, lay_out, random_session, run_kernel
 
 SHAPES = {
     "group1": Shape(num_heads=2, num_kv_heads=2),
@@ -32,17 +32,6 @@ SHAPES = {
     "fp8-bf16-odd-dims": Shape(head_dim=43, value_dim=21, dtype=torch.bfloat16, code_dtype=torch.float8_e4m3fn),
 }
 CODED = ("int8", "fp8-bf16-odd-dims")
-OPTIONS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "window1": {"sliding_window": 1},
-    "window37": {"sliding_window": 37},
-    "chunk1": {"chunk_size": 1},
-    "chunk37": {"chunk_size": 37},
-    "softcap": {"softcap": 2.5},
-    "sinks": {"sinks": "draw"},
-    "all": {"sliding_window": 70, "softcap": 5.0, "sinks": "draw"},
-    "all-chunked": {"chunk_size": 64, "softcap": 5.0, "sinks": "draw"},
-}
 
 
 def ragged_sessions(shape: Shape) -> list[Session]:

@@ -16,8 +16,10 @@ from outrider.kernels.kv_codes.layout import is_coded, parts_of
 from outrider.kernels.paged_attention import reference
 from outrider.kernels.paged_attention import triton as on_gpu
 from tests.kernels.paged_attention.paged_cases import (
+    OPTIONS,
     Session,
     Shape,
+    bits,
     chain,
     empty_codes,
     lay_out,
@@ -40,16 +42,6 @@ SHAPES = {
     "int8-bf16-group4": Shape(4, 1, 128, 128, BF16, torch.int8),
     "fp8-odd-dims": Shape(4, 2, 43, 21, code_dtype=torch.float8_e4m3fn),
     "fp8-bf16-odd-dims": Shape(4, 2, 43, 21, BF16, torch.float8_e4m3fn),
-}
-OPTIONS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "window1": {"sliding_window": 1},
-    "window37": {"sliding_window": 37},
-    "chunk1": {"chunk_size": 1},
-    "chunk37": {"chunk_size": 37},
-    "softcap": {"softcap": 2.5},
-    "sinks": {"sinks": "draw"},
-    "all": {"sliding_window": 70, "softcap": 5.0, "sinks": "draw"},
 }
 CASES = [(name, "plain") for name in SHAPES if name != "fp32-group2"]
 CASES += [("fp32-group2", name) for name in OPTIONS] + [("bf16-odd-dims", "all")]
@@ -86,11 +78,6 @@ def attend(sessions: list[Session], shape: Shape, options: dict[str, Any], **lay
     del poison
     out = run_kernel(on_gpu.paged_attention, arguments, place(options))
     return list(out.split([session.num_rows for session in sessions]))
-
-
-def bits(tensor: torch.Tensor) -> torch.Tensor:
-    assert not tensor.isnan().any()
-    return tensor.contiguous().view(torch.int16 if tensor.dtype == BF16 else torch.int32)
 
 
 def assert_matches_reference(arguments: dict[str, Any], **options: Any) -> None:
