@@ -85,7 +85,7 @@ def remote_outcome(member: SessionRound, draft: RemoteDraft) -> RoundOutcome:
 
 @dataclass(eq=False, slots=True)
 class _Run:
-    """What the gateway knows of a session in its run: the fields of gateway.drafting.Drafting that matter here.
+    """What the gateway knows of a session in its run: the fields of gateway.proposals.drafting.Drafting that count here.
 
     read_len: output that the method had read at its last draft; -1: it has drafted nothing yet.
     """

@@ -1,6 +1,6 @@
 """Parsed bodies to ValidRequests: every check that needs the model, the tokenizer or the limits.
 
-Not here: the shape of the bodies (openai_schema.py) and the ranges of sampling parameters (shared/sampling_params.py).
+Not here: the shape of the bodies (schema.py) and the ranges of sampling parameters (shared/sampling_params.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What any gateway needs to continue a request, as it is kept in Redis: written once, before the first token.
 
-Not here: the tokens themselves (commit_entry.py, shared/log/commit_log.py), and who reads it (request_start.py).
+Not here: the tokens themselves (commit_entry.py, shared/log/commit_log.py), and who reads it (start.py).
 """
 
 from __future__ import annotations
