@@ -85,7 +85,7 @@ def remote_outcome(member: SessionRound, draft: RemoteDraft) -> RoundOutcome:
 
 @dataclass(eq=False, slots=True)
 class _Run:
-    """What the gateway knows of a session in its run: the fields of gateway.proposals.drafting.Drafting that count here.
+    """What the gateway knows of a session in its run: the fields of gateway.proposals.drafting.Drafting of note.
 
     read_len: output that the method had read at its last draft; -1: it has drafted nothing yet.
     """
