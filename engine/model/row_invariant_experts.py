@@ -69,7 +69,7 @@ def _linears(experts: Any, name: str, backend: str) -> Iterator[RowInvariantLine
     biases = list(getattr(experts, f"{name}_bias").detach()) if experts.has_bias else [None] * stacked.shape[0]
     if isinstance(stacked, WaitingExperts):
         for parts, bias in zip(stacked.parts, biases, strict=True):
-            yield pack_codes([part.codes() for part in parts], bias)
+            yield pack_codes([part.codes() for part in parts], bias, stacked.kernels)
     else:
         for weight, bias in zip(stacked.detach(), biases, strict=True):
             yield RowInvariantLinear(weight.t() if experts.is_transposed else weight, bias, backend)

@@ -1,17 +1,19 @@
-"""The kernels for a model's norms, gates, rotations and linears, by attention backend.
+"""The kernels for a model's norms, gates, rotations and linears on packed codes, by attention backend.
 
 Not here: the kernels (kernels/*), where they are used (lean, row_invariance), attention's own (engine/attention).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 
 from outrider.engine.errors import BackendUnavailable
+from outrider.kernels.linear.codes import Codes
 
 
 class RmsNorm(Protocol):
@@ -65,3 +67,53 @@ def resolve_row_kernels(backend: str) -> RowKernels:
             *(triton_rotary.rotate_, triton_rotary.supports),
         )
     raise BackendUnavailable(f"row kernels {backend!r}: choose one of cpu, triton")
+
+
+class PackedCodes(Protocol):
+    """Quantised weights, packed as one linear [num_outputs, num_inputs]."""
+
+    @property
+    def num_outputs(self) -> int: ...
+
+    @property
+    def num_inputs(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory."""
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Names of the kinds of codes, sorted."""
+
+
+@dataclass(frozen=True)
+class CodeKernels:
+    """One backend's linears on packed codes, and the device of what they pack."""
+
+    backend: str  # "cpu" or "triton"
+    device: torch.device
+    takes_together: Callable[[Sequence[Codes]], bool]
+    pack: Callable[[Sequence[Codes]], PackedCodes]
+    # x [..., K], what `pack` gave, bias [N] or None -> [..., N]
+    linear: Callable[[torch.Tensor, Any, torch.Tensor | None], torch.Tensor]
+    # ids int64 [...], what `pack` gave for one weight -> its dequantised rows [..., K]
+    rows: Callable[[torch.Tensor, Any], torch.Tensor]
+
+
+def resolve_code_kernels(backend: str, dtype: torch.dtype, device: torch.device) -> CodeKernels | None:
+    """The kernels of AttentionOps.row_backend; None: this machine has none for rows of this dtype."""
+    if backend == "cpu" and device.type == "cpu":
+        from outrider.kernels.linear import cpu_code_panels
+
+        if cpu_code_panels.supports(dtype):
+            kernels = cpu_code_panels
+            return CodeKernels(backend, device, kernels.takes_together, kernels.pack, kernels.linear, kernels.rows)
+    if backend == "triton":
+        from outrider.kernels.linear import triton_code_blocks, triton_codes
+
+        if triton_codes.supports(dtype, device.type):
+            pack = partial(triton_code_blocks.pack, device=device)
+            takes_together = triton_code_blocks.takes_together
+            return CodeKernels(backend, device, takes_together, pack, triton_codes.linear, triton_codes.rows)
+    return None

@@ -26,7 +26,7 @@ from outrider.kernels.linear import cpu_code_rows as code_rows
 from outrider.kernels.linear import cpu_code_tiles as tiles
 from outrider.kernels.linear import cpu_panel_coding as coding
 from outrider.kernels.linear import cpu_panel_tiles, cpu_panels
-from outrider.kernels.linear.codes import Codes, Grouping
+from outrider.kernels.linear.codes import Codes, Grouping, bytes_in, in_one_order
 
 # numbers; packed at once, where packing takes several times their memory
 _SLAB_NUMBERS = 4_000_000
@@ -83,14 +83,9 @@ def takes(codes: Codes) -> bool:
 
 def takes_together(parts: Sequence[Codes]) -> bool:
     """Whether weights can be packed as one: all are taken, and read their inputs in one order."""
-    if not all(map(takes, parts)) or len({part.shape[1] for part in parts}) > 1:
+    if not all(map(takes, parts)) or not in_one_order(parts):
         return False
-    orders = [_grouping(part).order for part in parts]
-    in_one_order = all(
-        order is orders[0] or (order is not None and orders[0] is not None and torch.equal(order, orders[0]))
-        for order in orders
-    )
-    return in_one_order and len({_grouping(part).group_inputs for part in parts if _has_minimums(part)}) < 2
+    return len({_grouping(part).group_inputs for part in parts if _has_minimums(part)}) < 2
 
 
 def _has_minimums(codes: Codes) -> bool:
@@ -139,15 +134,14 @@ def _lines(numbers: torch.Tensor, dtype: torch.dtype) -> tuple[int, torch.Tensor
     lines = decoding.lines_of_numbers(numbers)
     if dtype == torch.float8_e4m3fn:
         return decoding.E4M3, None, lines
-    slabs = torch.tensor_split(lines, -(-lines.numel() // _SLAB_NUMBERS))
-    counts = torch.stack([torch.bincount(slab.flatten(), minlength=256) for slab in slabs])
-    found = counts.sum(0).nonzero().flatten().tolist()
+    found = bytes_in(lines)
     if len(found) > coding.TABLE_BYTES:
         return decoding.I8, None, lines
     values = [float(byte - 256 if byte > 127 else byte) for byte in found]
     index_of = torch.zeros(256, dtype=torch.uint8)
     index_of[found] = torch.arange(len(found), dtype=torch.uint8)
     table = decoding.table_bytes(values + [0.0] * (coding.TABLE_BYTES - len(found)))
+    slabs = torch.tensor_split(lines, -(-lines.numel() // _SLAB_NUMBERS))
     # numpy's take needs a ninth of the time of torch's.
     indices = (torch.from_numpy(np.take(index_of.numpy(), slab.numpy())) for slab in slabs)
     return decoding.I4, table, torch.cat([decoding.lines_of_nibbles(part) for part in indices])
