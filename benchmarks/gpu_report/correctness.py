@@ -70,7 +70,7 @@ def _linear(run: Run) -> Iterable[Case]:
             weight = _random(run, num_outputs, num_inputs, dtype=dtype)
             # Row by row: the reference's products are [rows, N, K] in fp64.
             exact = torch.cat([linear_reference.linear(row[None].double(), weight) for row in x])
-            # The noise of an fp32 sum beside sums of size sqrt(K) that may cancel to nothing.
+            # The noise of an fp32 sum relative to sums of size sqrt(K) that may cancel to nothing.
             yield linear(x, weight), exact, 2.0**-8 if dtype == torch.bfloat16 else 1e-6, 4e-7 * num_inputs
 
 

@@ -172,7 +172,7 @@ class _GatewayLengths:
 
 
 def _prices_s(run: _Run, draft_rows_us: tuple[int, ...]) -> tuple[float, ...]:
-    """What the gateway has been told last: prices come when they have changed (verifier_service.round)."""
+    """What the gateway was sent last: prices come when they have changed (verifier_service.round)."""
     if draft_rows_us is not run.compared_us:
         run.compared_us = draft_rows_us
         pairs = itertools.zip_longest(run.told_us, draft_rows_us, fillvalue=0)

@@ -161,7 +161,7 @@ def medians_near(samples: Iterable[Sample], points: Sequence[int]) -> list[Sampl
 
 
 def per_session_s_of(forwards: Iterable[Forward], step: StepCosts) -> float:
-    """Seconds that each session beyond the first adds to a forward of so many rows; forwards of one tell nothing."""
+    """Seconds that each session beyond the first adds to a forward, by its rows; forwards of one tell nothing."""
     more = [
         (each.seconds - step.seconds(each.num_rows)) / (each.num_sessions - 1)
         for each in forwards

@@ -257,7 +257,7 @@ class Generation:
         return [member.address for member in self.verifiers.members]
 
     def _policy(self, request: ValidRequest, verifier: str) -> DraftPolicy | None:
-        """A method by name drafts as many tokens as asked for; `auto` drafts as many as pay at that verifier."""
+        """A named method drafts the number of tokens asked for; `auto` drafts what pays at that verifier."""
         method, length = self._method(request), self._num_speculative_tokens(request)
         if method == METHOD_OFF:
             return None

@@ -137,7 +137,7 @@ class AnswerOptions:
 
     echo_texts: per prompt the text to put in front, None without echo. num_logprobs: None without.
     return_tokens_as_token_ids: log-probabilities name tokens by their ids. drop_output: the prompt alone was asked for
-    (echo with max_tokens 0). output: how a chat's reasoning and tool calls are told apart from its text; None: it is
+    (echo with max_tokens 0). output: how a chat's reasoning and tool calls are separated from its text; None: it is
     all text. response: for /v1/responses, what its answer says of the request. message: the answer is one of
     /v1/messages.
     """

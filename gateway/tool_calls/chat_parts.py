@@ -82,6 +82,6 @@ class ChatParts:
         return {"id": call_id(self._plan, self._key, call), "type": "function", "function": function}
 
     def finish_reason(self, reason: str | None, stop_reason: str | int | None) -> str | None:
-        """ "tool_calls" if the model ended by itself after a call, unless the request named the tool (as OpenAI)."""
+        """ "tool_calls" if the model itself ended after a call, unless the request named the tool (as OpenAI)."""
         ended = reason == "stop" and not isinstance(stop_reason, str)
         return "tool_calls" if ended and self.has_calls and not self._plan.is_named else reason
