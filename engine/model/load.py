@@ -89,7 +89,7 @@ def load_model(
     # Ranks read on the CPU: the whole model need not fit on a rank's device.
     read_device = torch_device if collectives is None else torch.device("cpu")
     if make_model is None:
-        keeps_codes = row_invariant and collectives is None and packs_codes(torch_dtype, torch_device, ops.row_backend)
+        keeps_codes = row_invariant and packs_codes(torch_dtype, torch_device, ops.row_backend)
         model = read_weights(path, config, torch_dtype, read_device, keeps_codes=keeps_codes)
     else:
         model = make_model(path, torch_dtype, read_device)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from outrider.engine.attention.ops import AttentionOps, LayerShape
+from outrider.engine.model.dequantising import dequantising
 from outrider.engine.tensor_parallel import agreement, sharding
 from outrider.engine.tensor_parallel.collectives import Collectives
 
@@ -18,7 +19,8 @@ class Shard:
         self._path = path
         self._model = model
         self._collectives = collectives
-        self._whole_logits = agreement.sample_logits(model, layer_shapes)
+        with dequantising(model):
+            self._whole_logits = agreement.sample_logits(model, layer_shapes)
         self._cut = sharding.cut_model(path, model, layer_shapes, collectives.rank, collectives.size)
         collectives.meet("weights read")
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from outrider.engine.attention.ops import LayerShape
 from outrider.engine.errors import ModelRefused
+from outrider.engine.model.coded_weights import CodedLinear
 from outrider.engine.model.lean.lean_attention import LeanAttention
 from outrider.engine.model.lean.lean_mlp import LeanGatedMLP
 from outrider.engine.tensor_parallel.collectives import Collectives, GatheredOutput, SummedOutput
@@ -50,7 +52,7 @@ def cut_model(path: str, model: torch.nn.Module, layer_shapes: Sequence[LayerSha
         module = model.get_submodule(name)
         if style == EXPERTS:
             num_features = num_inner_features(path, name, module)
-        elif type(module) is torch.nn.Linear:
+        elif _is_cut(module):
             num_features = module.out_features if style == COLWISE else module.in_features
         else:
             raise ModelRefused(path, f"its plan cuts {name}, a {type(module).__name__}, which is no plain linear", FIX)
@@ -104,13 +106,20 @@ def _num_units(path: str, name: str, num_features: int, attentions: dict[str, in
 def _cut_head(model: torch.nn.Module, rank: int, size: int) -> bool:
     """Cut the head too if its parts are of equal size, as gathering requires; returns whether it was."""
     head = model._modules.get(HEAD)
-    if type(head) is not torch.nn.Linear or head.out_features % size:
+    if not _is_cut(head) or head.out_features % size:
         return False
     _keep_outputs(head, *share(head.out_features, rank, size))
     return True
 
 
+def _is_cut(module: Any) -> bool:
+    return type(module) is torch.nn.Linear or isinstance(module, CodedLinear)
+
+
 def _keep_outputs(linear: torch.nn.Module, start: int, end: int) -> None:
+    if isinstance(linear, CodedLinear):
+        linear.keep_outputs(start, end)
+        return
     weight, bias = _tensors(linear)
     linear.weight = _frozen(weight[start:end])
     linear.out_features = end - start  # type: ignore[assignment]
@@ -120,11 +129,14 @@ def _keep_outputs(linear: torch.nn.Module, start: int, end: int) -> None:
 
 def _keep_inputs(linear: torch.nn.Module, start: int, end: int, *, with_bias: bool) -> None:
     """The bias is part of rank 0's share only: it must enter the sum once."""
-    weight, _bias = _tensors(linear)
-    linear.weight = _frozen(weight[:, start:end])
-    linear.in_features = end - start  # type: ignore[assignment]
+    if isinstance(linear, CodedLinear):
+        linear.keep_inputs(start, end)
+    else:
+        weight, _bias = _tensors(linear)
+        linear.weight = _frozen(weight[:, start:end])
+        linear.in_features = end - start  # type: ignore[assignment]
     if not with_bias:
-        linear.register_parameter("bias", None)
+        linear.bias = None  # type: ignore[assignment]
 
 
 def _tensors(linear: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor | None]:
