@@ -8,7 +8,6 @@ replacements (lean, row_invariance).
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +21,6 @@ from outrider.kernels.linear import cpu_code_panels
 from outrider.kernels.linear.codes import Codes
 from outrider.kernels.linear.cpu_code_panels import CodePanels
 
-logger = logging.getLogger(__name__)
 # numbers; dequantised at once, which takes six bytes for each
 _SLAB_NUMBERS = 16_000_000
 
@@ -61,17 +59,15 @@ class Waiting:
         index = torch.cat([torch.arange(start, end) for start, end in ranges])
         return Waiting(self._path, self._name, (len(index), self._shape[1]), lambda: self.codes().rows(index))
 
-    def of_inputs(self, start: int, end: int) -> Waiting:
-        """The inputs [start, end). A line in the log names a weight whose codes cannot be packed for that."""
-        is_told = False
+    def of_inputs(self, start: int, end: int, uneven: set[str]) -> Waiting:
+        """The inputs [start, end). Reading them adds the weight's name to `uneven` if they cannot be packed, as whole
+        ones can: their groups are of different sizes, or too small."""
 
         def read() -> Codes:
-            nonlocal is_told
             whole = self.codes()
             part = whole.inputs(start, end)
-            if not is_told and whole.grouping is not None and part.grouping is None:
-                logger.warning("%s is dequantised: inputs [%d, %d) are no whole groups of it", self._name, start, end)
-                is_told = True
+            if whole.grouping is not None and part.grouping is None:
+                uneven.add(self._name)
             return part
 
         return Waiting(self._path, self._name, (self._shape[0], end - start), read)
@@ -113,13 +109,15 @@ class CodedLinear(torch.nn.Module):
 
     def keep_outputs(self, start: int, end: int) -> None:
         """Become the linear with the outputs [start, end)."""
-        self.waiting, self.panels, self.out_features = self.waiting.of_outputs((start, end)), None, end - start
+        self.waiting, self.out_features = self.waiting.of_outputs((start, end)), end - start
+        if self.panels is not None:
+            self.panels = cpu_code_panels.outputs(self.panels, start, end)
         if self.bias is not None:
             self.bias = torch.nn.Parameter(self.bias.detach()[start:end].clone(), requires_grad=False)
 
-    def keep_inputs(self, start: int, end: int) -> None:
-        """Become the linear with the inputs [start, end), and the same bias."""
-        self.waiting, self.panels, self.in_features = self.waiting.of_inputs(start, end), None, end - start
+    def keep_inputs(self, start: int, end: int, uneven: set[str]) -> None:
+        """Become the linear with the inputs [start, end), and the same bias. uneven: as of_inputs."""
+        self.waiting, self.in_features, self.panels = self.waiting.of_inputs(start, end, uneven), end - start, None
 
     def plain(self, dtype: torch.dtype) -> torch.nn.Linear:
         """The linear that it stands for, dequantised. Raises ModelRefused."""

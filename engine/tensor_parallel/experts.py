@@ -24,11 +24,12 @@ def num_inner_features(path: str, name: str, experts: Any) -> int:
     return int(experts.down_proj.shape[2])
 
 
-def cut_experts(experts: Any, inner_range: tuple[int, int]) -> None:
-    """Keep inner features [start, end) of gate_up_proj [E, 2 I, H] and down_proj [E, H, I], in place."""
+def cut_experts(experts: Any, inner_range: tuple[int, int], uneven: set[str]) -> None:
+    """Keep inner features [start, end) of gate_up_proj [E, 2 I, H] and down_proj [E, H, I], in place. uneven: as
+    sharding.Cut's."""
     start, end = inner_range
-    for name, cut in (("gate_up_proj", _keep_gate_up), ("down_proj", _keep_down)):
-        setattr(experts, name, cut(getattr(experts, name), start, end))
+    experts.gate_up_proj = _keep_gate_up(experts.gate_up_proj, start, end)
+    experts.down_proj = _keep_down(experts.down_proj, start, end, uneven)
 
 
 def _keep_gate_up(stacked: torch.Tensor | WaitingExperts, start: int, end: int) -> torch.Tensor | WaitingExperts:
@@ -48,10 +49,12 @@ def _keep_gate_up(stacked: torch.Tensor | WaitingExperts, start: int, end: int) 
     return torch.nn.Parameter(kept.reshape(num_experts, -1, hidden_size), requires_grad=False)
 
 
-def _keep_down(stacked: torch.Tensor | WaitingExperts, start: int, end: int) -> torch.Tensor | WaitingExperts:
+def _keep_down(
+    stacked: torch.Tensor | WaitingExperts, start: int, end: int, uneven: set[str]
+) -> torch.Tensor | WaitingExperts:
     if isinstance(stacked, WaitingExperts):
         num_experts, hidden_size, _ = stacked.shape
-        parts = tuple(tuple(weight.of_inputs(start, end) for weight in weights) for weights in stacked.parts)
+        parts = tuple(tuple(weight.of_inputs(start, end, uneven) for weight in weights) for weights in stacked.parts)
         return replace(stacked, shape=(num_experts, hidden_size, end - start), parts=parts)
     kept = stacked.detach()[:, :, start:end]
     return torch.nn.Parameter(kept.clone(memory_format=torch.contiguous_format), requires_grad=False)

@@ -28,10 +28,12 @@ _MAX_UNIT = 64
 
 @dataclass(frozen=True)
 class Cut:
-    """Names of modules whose outputs are summed over ranks, and of those concatenated."""
+    """Names of modules whose outputs are summed over ranks, and of those concatenated. uneven: of packed weights that
+    are dequantised, since the cut leaves no groups that can be packed; known once they are packed."""
 
     summed: tuple[str, ...]
     gathered: tuple[str, ...]
+    uneven: set[str]
 
 
 def share(num_units: int, rank: int, size: int) -> tuple[int, int]:
@@ -47,6 +49,7 @@ def cut_model(path: str, model: torch.nn.Module, layer_shapes: Sequence[LayerSha
     layer_shapes: of the whole model. Raises ModelRefused if there is no plan, or an unsupported one.
     """
     plan = read_plan(path, model)
+    uneven: set[str] = set()
     attentions = {shape.module_name: shape.num_kv_heads for shape in layer_shapes}
     for name, style in plan.items():
         module = model.get_submodule(name)
@@ -59,13 +62,13 @@ def cut_model(path: str, model: torch.nn.Module, layer_shapes: Sequence[LayerSha
         num_units = _num_units(path, name, num_features, attentions, size)
         start, end = (edge * (num_features // num_units) for edge in share(num_units, rank, size))
         if style == EXPERTS:
-            cut_experts(module, (start, end))
+            cut_experts(module, (start, end), uneven)
         elif style == COLWISE:
             _keep_outputs(module, start, end)
         else:
-            _keep_inputs(module, start, end, with_bias=rank == 0)
+            _keep_inputs(module, start, end, uneven, with_bias=rank == 0)
     gathered = (HEAD,) if _cut_head(model, rank, size) else ()
-    return Cut(tuple(name for name, style in plan.items() if style in (ROWWISE, EXPERTS)), gathered)
+    return Cut(tuple(name for name, style in plan.items() if style in (ROWWISE, EXPERTS)), gathered, uneven)
 
 
 def connect(model: torch.nn.Module, cut: Cut, collectives: Collectives) -> None:
@@ -127,10 +130,10 @@ def _keep_outputs(linear: torch.nn.Module, start: int, end: int) -> None:
         linear.bias = _frozen(bias[start:end])
 
 
-def _keep_inputs(linear: torch.nn.Module, start: int, end: int, *, with_bias: bool) -> None:
+def _keep_inputs(linear: torch.nn.Module, start: int, end: int, uneven: set[str], *, with_bias: bool) -> None:
     """The bias is part of rank 0's share only: it must enter the sum once."""
     if isinstance(linear, CodedLinear):
-        linear.keep_inputs(start, end)
+        linear.keep_inputs(start, end, uneven)
     else:
         weight, _bias = _tensors(linear)
         linear.weight = _frozen(weight[:, start:end])
