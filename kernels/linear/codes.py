@@ -61,7 +61,7 @@ class Codes:
         return replace(self, numbers=numbers, scales=self.scales[index], zeros=zeros, minimums=minimums)
 
     def inputs(self, start: int, end: int) -> Codes:
-        """The inputs [start, end). 
+        """The inputs [start, end).
 
         A start inside a group splits all groups into equal ones, with a border there, unless they would be too small.
         """

@@ -1,5 +1,5 @@
-"""Quantised weights on two ranks: packed on each, together the whole model's, certified, and as near to the exact logits
-as bfloat16 weights are.
+"""Quantised weights on two ranks: packed on each, together the whole model's, certified, and as near to the exact
+logits as bfloat16 weights are.
 
 Oracle of the logits: transformers in float32 on the weights that were meant.
 """
@@ -68,7 +68,8 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def require_shares_of(path: str, most_held: float = 1.02) -> None:
-    """Every rank's linears are packed; joined they are the whole model's. most_held: bytes of all ranks, of the whole's."""
+    """Every rank's linears are packed; joined they are the whole model's. most_held: bytes of all ranks together,
+    relative to those of the whole model."""
     whole, shares = packed_share(path, None), [packed_share(path, rank) for rank in range(NUM_RANKS)]
     for name, linear in whole.items():
         wanted, parts = weights_of(linear), [weights_of(share[name]) for share in shares]
@@ -189,7 +190,9 @@ def test_a_tied_head_is_a_share_of_its_embedding(tmp_path: Path) -> None:
 @pytest.mark.storm
 def test_latents_of_packed_weights(tmp_path: Path) -> None:
     weights = r"(q_b|kv_b|o|gate|up|down)_proj\.weight$"
-    with two_ranks(packed_checkpoint(tmp_path, "deepseek_v3", "ct-w8a8", weights, {"moe_intermediate_size": 64})) as pair:
+    with two_ranks(
+        packed_checkpoint(tmp_path, "deepseek_v3", "ct-w8a8", weights, {"moe_intermediate_size": 64})
+    ) as pair:
         assert all(shape.values_in_keys for shape in pair.together.layer_shapes)
         require_exact_and_near(pair, meant_model(tmp_path))
 
