@@ -144,7 +144,7 @@ def dequantised_linear(x: torch.Tensor, weights: Sequence[Waiting], bias: torch.
 
 def _slabs(codes: Codes) -> Iterator[Codes]:
     num_outputs, num_inputs = codes.shape
-    for index in torch.arange(num_outputs).split(max(1, _SLAB_NUMBERS // num_inputs)):
+    for index in torch.split(torch.arange(num_outputs), max(1, _SLAB_NUMBERS // num_inputs)):
         yield codes.rows(index)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeGuard
 
 import torch
 
@@ -55,7 +55,7 @@ def cut_model(path: str, model: torch.nn.Module, layer_shapes: Sequence[LayerSha
         module = model.get_submodule(name)
         if style == EXPERTS:
             num_features = num_inner_features(path, name, module)
-        elif _is_cut(module):
+        elif _can_be_cut(module):
             num_features = module.out_features if style == COLWISE else module.in_features
         else:
             raise ModelRefused(path, f"its plan cuts {name}, a {type(module).__name__}, which is no plain linear", FIX)
@@ -109,13 +109,13 @@ def _num_units(path: str, name: str, num_features: int, attentions: dict[str, in
 def _cut_head(model: torch.nn.Module, rank: int, size: int) -> bool:
     """Cut the head too if its parts are of equal size, as gathering requires; returns whether it was."""
     head = model._modules.get(HEAD)
-    if not _is_cut(head) or head.out_features % size:
+    if not _can_be_cut(head) or head.out_features % size:
         return False
     _keep_outputs(head, *share(head.out_features, rank, size))
     return True
 
 
-def _is_cut(module: Any) -> bool:
+def _can_be_cut(module: object) -> TypeGuard[torch.nn.Linear | CodedLinear]:
     return type(module) is torch.nn.Linear or isinstance(module, CodedLinear)
 
 
