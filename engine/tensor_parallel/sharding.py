@@ -44,7 +44,7 @@ def share(num_units: int, rank: int, size: int) -> tuple[int, int]:
 
 
 def cut_model(path: str, model: torch.nn.Module, layer_shapes: Sequence[LayerShape], rank: int, size: int) -> Cut:
-    """Keep one rank's share of the weights, in place; the linears stay plain ones, without exchanges.
+    """Keep one rank's share of the weights, in place; the linears stay plain or coded ones, without exchanges.
 
     layer_shapes: of the whole model. Raises ModelRefused if there is no plan, or an unsupported one.
     """

@@ -21,7 +21,18 @@ from tests.engine.tiny_models import SERVED, save_tiny_model
 
 # Two ranks have whole panels of 64 outputs each, so that nothing is padded.
 WIDTHS = {"hidden_size": 128, "intermediate_size": 384, "moe_intermediate_size": 128, "head_dim": 64}
-_GGUF_WIDTHS = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+# Rows of whole blocks of 256 for each rank.
+_GGUF_WIDTHS = {"hidden_size": 256, "intermediate_size": 512, "moe_intermediate_size": 512, "head_dim": 64}
+# architecture -> (GGUF's, metadata, what differs)
+_GGUF_MODELS: dict[str, tuple[str, dict[str, int], dict[str, Any]]] = {
+    "llama": ("llama", {"llama.rope.dimension_count": 64}, {}),
+    "mixtral": ("llama", {"llama.expert_count": 4, "llama.expert_used_count": 2}, {"sliding_window": None}),
+    "qwen3_moe": (
+        "qwen3moe",
+        {"qwen3moe.expert_count": 4, "qwen3moe.expert_used_count": 2, "qwen3moe.expert_feed_forward_length": 512},
+        {},
+    ),
+}
 NUM_RANKS = 2
 
 
@@ -35,12 +46,13 @@ def packed_checkpoint(
     return folder / "packed"
 
 
-def gguf_file(folder: Path, kind: str) -> Path:
-    """A llama of one type's matrices, but for its embedding, which has eight bits."""
-    config, arguments = SERVED["llama"]
-    plain = save_tiny_model(config, {**arguments, **_GGUF_WIDTHS, "vocab_size": len(VOCABULARY)}, folder / "plain")
-    metadata = {"llama.rope.dimension_count": 64}
-    return write_gguf(plain, folder / "model.gguf", "llama", kind, metadata, {"token_embd": "Q8_0"})
+def gguf_file(folder: Path, architecture: str, kind: str) -> Path:
+    """Of one type's matrices, but for its embedding, which has eight bits."""
+    config, arguments = SERVED[architecture]
+    name, metadata, changes = _GGUF_MODELS[architecture]
+    arguments = {**arguments, **_GGUF_WIDTHS, **changes, "vocab_size": len(VOCABULARY)}
+    plain = save_tiny_model(config, arguments, folder / "plain")
+    return write_gguf(plain, folder / "model.gguf", name, kind, metadata, {"token_embd": "Q8_0"})
 
 
 def packed_share(path: str, rank: int | None) -> dict[str, Any]:

@@ -7,6 +7,7 @@ Oracle of the logits: transformers in float32 on the weights that were meant.
 from __future__ import annotations
 
 import copy
+import queue
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,14 +16,18 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from outrider.engine.certificate import certify
+from outrider.engine.errors import ModelRefused
 from outrider.engine.model.coded_weights import RowInvariantCodes, code_kinds
 from outrider.engine.model.load import load_model
 from outrider.engine.model.local_model import local_model
 from outrider.engine.model.row_invariant_modules import RowInvariantLinear
 from outrider.engine.numerics import measure_numerics
 from outrider.engine.run.runner import ModelRunner
+from outrider.engine.tensor_parallel.leader import load_sharded
+from outrider.engine.tensor_parallel.protocol import LoadSpec
 from outrider.kernels.linear import cpu_code_panels
 from tests.engine.batches import CachedSequence, run_step
 from tests.engine.tensor_parallel.packed_shares import (
@@ -36,7 +41,7 @@ from tests.engine.tensor_parallel.packed_shares import (
 from tests.engine.tensor_parallel.rank_pair import Pair, forked_ranks, load_pair
 
 pytestmark = pytest.mark.skipif(not cpu_code_panels.supports(torch.bfloat16), reason="this CPU has no AVX512-BF16")
-_LENGTH = 60
+_NUM_TEXTS, _LENGTH = 8, 10
 _FORMATS = [
     ("llama", "gptq-4-v1"),
     ("llama", "awq"),
@@ -53,7 +58,7 @@ _SERVED = [
     pytest.param(*each, id=name, marks=() if name in _USUAL else pytest.mark.storm)
     for each, name in zip(_FORMATS, _IDS, strict=True)
 ]
-_TYPES = ["Q4_K", "Q5_0", "Q8_0"]
+_FILES = [("llama", "Q4_K"), ("llama", "Q5_0"), ("llama", "Q8_0"), ("mixtral", "Q4_1"), ("qwen3_moe", "MXFP4")]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -93,9 +98,9 @@ def test_the_ranks_hold_the_packed_weights_between_them(tmp_path: Path, architec
     require_shares_of(str(packed_checkpoint(tmp_path, architecture, case)), most_held)
 
 
-@pytest.mark.parametrize("kind", _TYPES)
-def test_the_ranks_hold_a_gguf_files_weights_between_them(tmp_path: Path, kind: str) -> None:
-    require_shares_of(local_model(str(gguf_file(tmp_path, kind)), "model"))
+@pytest.mark.parametrize(("architecture", "kind"), _FILES)
+def test_the_ranks_hold_a_gguf_files_weights_between_them(tmp_path: Path, architecture: str, kind: str) -> None:
+    require_shares_of(local_model(str(gguf_file(tmp_path, architecture, kind)), "model"))
 
 
 def logits_of(loaded: Any, token_ids: list[int], num_rows: int) -> torch.Tensor:
@@ -106,19 +111,22 @@ def logits_of(loaded: Any, token_ids: list[int], num_rows: int) -> torch.Tensor:
 
 
 def require_exact_and_near(pair: Pair, meant: Any) -> None:
-    """In the median row: in some, rounding makes a router choose another expert."""
+    """Near in the median row of several texts: where rounding makes a router choose another expert, all rows after it
+    are off."""
     certificate = certify(pair.together, ModelRunner(pair.together, pair.together.make_cache(2, 16)))
     assert certificate.holds, certificate.describe()
-    token_ids = torch.randint(3, 97, (_LENGTH,), generator=torch.Generator().manual_seed(1)).tolist()
-    logits = logits_of(pair.together, token_ids, _LENGTH)
+    texts = torch.randint(3, 97, (_NUM_TEXTS, _LENGTH), generator=torch.Generator().manual_seed(1))
+    together, alone = (
+        torch.stack([logits_of(loaded, text, _LENGTH) for text in texts.tolist()])
+        for loaded in (pair.together, pair.alone)
+    )
     for num_rows in (1, 5):  # plain decoding, and as drafts are verified
-        assert torch.equal(logits_of(pair.together, token_ids, num_rows), logits)
+        assert torch.equal(logits_of(pair.together, texts[0].tolist(), num_rows), together[0])
     with torch.inference_mode():
-        exact = meant(torch.tensor([token_ids]), use_cache=False).logits[0]
-        rounded = copy.deepcopy(meant).bfloat16()(torch.tensor([token_ids]), use_cache=False).logits[0].float()
-    alone = logits_of(pair.alone, token_ids, _LENGTH).float()
+        exact = meant(texts, use_cache=False).logits
+        rounded = copy.deepcopy(meant).bfloat16()(texts, use_cache=False).logits
     ours, of_one, theirs = (
-        (found - exact).square().mean(1).median().sqrt() for found in (logits.float(), alone, rounded)
+        (found.float() - exact).square().mean(-1).median().sqrt() for found in (together, alone, rounded)
     )
     assert ours <= 1.2 * theirs
     assert ours <= 1.2 * of_one
@@ -165,9 +173,9 @@ def test_two_ranks_are_certified_and_near_the_exact_logits(
 
 
 @pytest.mark.storm
-@pytest.mark.parametrize("kind", _TYPES)
-def test_a_gguf_file_on_two_ranks(tmp_path: Path, kind: str) -> None:
-    file = gguf_file(tmp_path, kind)
+@pytest.mark.parametrize(("architecture", "kind"), _FILES)
+def test_a_gguf_file_on_two_ranks(tmp_path: Path, architecture: str, kind: str) -> None:
+    file = gguf_file(tmp_path, architecture, kind)
     meant = meant_by(str(file), tmp_path / "plain")
     with two_ranks(file) as pair:
         require_packed(pair)
@@ -206,3 +214,15 @@ def test_a_weight_with_scattered_groups_is_dequantised_where_its_inputs_are_cut(
         assert "rank 0 dequantises 4 packed weights" in caplog.text
         assert "model.layers.1.self_attn.o_proj.weight" in caplog.text
         require_exact_and_near(pair, meant_model(tmp_path))
+
+
+@pytest.mark.storm  # rank 1 waits for the check of the whole model, and is killed after 5 s
+def test_a_damaged_weight_is_refused_by_name_and_ends_every_rank(tmp_path: Path) -> None:
+    folder = packed_checkpoint(tmp_path, "llama", "gptq-4-v1")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.1.mlp.down_proj.scales"][0, 0] = float("nan")
+    save_file(tensors, folder / "model.safetensors")
+    failures: queue.Queue[str] = queue.Queue()
+    with pytest.raises(ModelRefused, match=r"layers\.1\.mlp\.down_proj\.weight: it has values that are not finite"):
+        load_sharded(LoadSpec(str(folder), "bfloat16", "cpu", "auto", None, 2), NUM_RANKS, on_failure=failures.put)
+    assert failures.empty()
