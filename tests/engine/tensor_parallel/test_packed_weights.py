@@ -72,7 +72,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def require_shares_of(path: str, most_held: float = 1.02) -> None:
+def require_shares_of(path: str, most_held: float = 1.05) -> None:
     """Every rank's linears are packed; joined they are the whole model's. most_held: bytes of all ranks together,
     relative to those of the whole model."""
     whole, shares = packed_share(path, None), [packed_share(path, rank) for rank in range(NUM_RANKS)]
@@ -94,7 +94,7 @@ def require_shares_of(path: str, most_held: float = 1.02) -> None:
 @pytest.mark.parametrize(("architecture", "case"), _FORMATS, ids=_IDS)
 def test_the_ranks_hold_the_packed_weights_between_them(tmp_path: Path, architecture: str, case: str) -> None:
     # Of blocks of 40 inputs a cut leaves ones of 8, with a scale each.
-    most_held = 1.2 if case == "fp8-block" else 1.02
+    most_held = 1.2 if case == "fp8-block" else 1.05
     require_shares_of(str(packed_checkpoint(tmp_path, architecture, case)), most_held)
 
 
