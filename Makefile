@@ -110,7 +110,7 @@ WORKERS ?= 3
 PYTEST_PARALLEL = OMP_NUM_THREADS=1 OUTRIDER_NUM_THREADS=1 \
   $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # These storms use all cores, or require a draft in every round, so they run one after another.
-SERIAL_STORMS := $(addprefix tests/,attacks chaos fuzz grid soak e2e/test_head_methods.py)
+SERIAL_STORMS := $(addprefix tests/,attacks chaos fuzz grid soak e2e/drafting/test_head_methods.py)
 test: setup ## the usual tests, in ten minutes (TESTS=tests/gateway: all tests of a folder)
 ifdef TESTS
 	$(BIN)/python -m pytest $(TESTS)

@@ -26,7 +26,7 @@ class Shape:
     seed: int | None = None
     mode: str | None = None
     token_tree: bool = False
-    # 0: stop tokens are said and decoding goes on. Else they cannot be said before, as in transformers and llama.cpp.
+    # 0: stop tokens are said and decoding continues. Else they cannot be said before, as in transformers and llama.cpp.
     min_tokens: int = 0
     # Empty: none. Part of what the gateway places sessions by, and of the prefix cache's key.
     cache_salt: str = ""

@@ -47,11 +47,11 @@ def mixed_prompts(count: int) -> list[str]:
     return prompts
 
 
-def unrepeated_prompts(count: int, *, num_words: int = 80) -> list[str]:
+def unrepeated_prompts(count: int) -> list[str]:
     """Words of the same sources in random order, once per prompt: an n-gram lookup finds nothing."""
     words = sorted({word for module in _MODULES for word in re.findall(r"[a-z]{4,}", inspect.getsource(module))})
     rng = random.Random(0)
-    return [" ".join(rng.sample(words, num_words)) for _ in range(count)]
+    return [" ".join(rng.sample(words, 80)) for _ in range(count)]
 
 
 def _documentation(module: ModuleType) -> list[str]:

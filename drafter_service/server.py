@@ -51,7 +51,7 @@ class DrafterServicer(pb_grpc.DrafterServicer):
         spec = wire.spec_from_wire(request.open)
         grammar = None
         if spec.sampling_params.grammar is not None:
-            # Compiling can take seconds; the other sessions' streams go on meanwhile.
+            # Compiling can take seconds; the other sessions' streams continue meanwhile.
             grammar = await asyncio.to_thread(self._engine.compile_grammar, spec)
         return self._engine.open(spec, on_reply, grammar)
 

@@ -58,11 +58,11 @@ def certify(loaded: LoadedModel, runner: ModelRunner) -> Certificate:
     started = time.perf_counter()
     plan = _Plan(loaded, runner)
     plain = plan.plain()
-    expected = _bits(loaded, plan, plain)
+    expected = _bits(plan, plain)
     checks: list[Check] = []
     failing: str | None = None
     for name, history in plan.others():
-        found = _bits(loaded, plan, history)
+        found = _bits(plan, history)
         same = all(torch.equal(ours, theirs) for ours, theirs in zip(found, expected, strict=True)) and all(
             bool(torch.isfinite(tensor).all()) for tensor in found
         )
@@ -164,7 +164,7 @@ class _Plan:
         return Step((rows,), 0, {start + depth: 2 * depth for depth in range(len(path) + 1)})
 
 
-def _bits(loaded: LoadedModel, plan: _Plan, history: History) -> list[torch.Tensor]:
+def _bits(plan: _Plan, history: History) -> list[torch.Tensor]:
     """Logits [decoded, V] and each layer's keys and values [length, Hkv, D] after a history."""
     runner = plan.new_cache()
     cache = runner.cache

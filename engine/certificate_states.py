@@ -7,7 +7,7 @@ from dataclasses import replace
 from outrider.engine.certificate_trace import History, Step
 from outrider.engine.recurrent.rows import StateRows
 
-# of our sequence, which reads one and writes the other; the sessions beside it have one each
+# of our sequence, which reads one and writes the other; the other sessions have one each
 _OUR_SLOTS = 2
 MOST_SESSIONS = 4
 NUM_SLOTS = _OUR_SLOTS + MOST_SESSIONS

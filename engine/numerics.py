@@ -61,7 +61,7 @@ def measure_numerics(loaded: LoadedModel, *, tensor_parallel_size: int = 1, grap
 def _probe(loaded: LoadedModel, graphs: bool) -> Iterator[torch.Tensor]:
     """Logits [rows, V] of each forward: a prompt, some tokens one by one, and some rows at a far position.
 
-    Fixed block size: bits do not depend on it (tests/kernels/test_attention_invariance.py), but the far position does.
+    Fixed block size: bits do not depend on it (test_attention_invariance.py), but the far position does.
     """
     block_size = DEFAULT_BLOCK_SIZE
     length = min(_NUM_PROMPT_TOKENS + _NUM_DECODED, loaded.max_model_len)
@@ -80,7 +80,7 @@ def _probe(loaded: LoadedModel, graphs: bool) -> Iterator[torch.Tensor]:
     cache = loaded.make_cache(num_blocks + 1, block_size)
     own = ModelRunner(loaded, cache, loaded.make_states(2), graphs=graphs)
     for index, rows in enumerate(sessions):
-        # Each forward goes on from the one before, the far rows too.
+        # Each forward continues from the one before, the far rows too.
         state = StateRows((index + 1) % 2, (0,), index % 2, 1) if index else StateRows(None, (), 0, num_prompt)
         yield own.forward(build_batch([replace(rows, state=state)], block_size)).logits
 

@@ -44,7 +44,7 @@ class Engines:
 
 def start_engines(verifier_config: VerifierConfig, drafter_config: DrafterConfig | None) -> Engines:
     """Raises ConfigError, ModelRefused or CheckpointRefused."""
-    # An ended session stays in an engine until its next command, so allow as many again.
+    # An ended session stays in an engine until its next command, so allow twice the number.
     verifier_config = dataclasses.replace(verifier_config, max_num_seqs=2 * verifier_config.max_num_seqs)
     with _no_main_module():
         verifier, loaded = build_engine(verifier_config, CollectorRegistry(), logging.getLogger("outrider.offline"))

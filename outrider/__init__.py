@@ -1,4 +1,4 @@
-"""Outrider's one import name. The folders beside this file are links to those of the repository's root.
+"""Outrider's one import name. The folders next to this file are links to those of the repository's root.
 
     from outrider import LLM, SamplingParams                     # offline: needs the extra `engine`
     from outrider import OutriderClient, AsyncOutriderClient     # a client of a running gateway: needs no torch

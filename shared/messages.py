@@ -66,14 +66,14 @@ class Timings:
     # Of a verifier: tokens that the forward before committed, and from end to end; 0: it tells nothing of the rate.
     round_tokens: int = 0
     round_us: int = 0
-    # Of a verifier: sessions that are open, in this forward or not; 0: not told.
+    # Of a verifier: sessions that are open, in this forward or not; 0: unknown.
     open_sessions: int = 0
     # Of a verifier: its own drafting before the forward, for all that it drafted for; 0: none of this session's.
     draft_us: int = 0
     # Of a verifier: the most tokens that one of them asked for; they are drafted for together, as deep as that.
     draft_depth: int = 0
-    # Of a verifier: what so many draft tokens of every session (draft_prices.PRICED_DRAFTS) would add to the forward;
-    # empty: about what the session was told last.
+    # Of a verifier: what draft tokens of every session (draft_prices.PRICED_DRAFTS) would add to the forward;
+    # empty: about what the session was sent last.
     draft_rows_us: tuple[int, ...] = ()
 
 
@@ -115,7 +115,7 @@ class SessionSpec:
     stream_key: int
     cache_salt: str = ""
     method: str = ""
-    # The only kind of verifier that will do (VerifierInfo.numerics); None: any. Drafters are not told.
+    # The only kind of verifier that will do (VerifierInfo.numerics); None: any. Not sent to drafters.
     numerics: str | None = None
 
 
@@ -129,7 +129,7 @@ class HiddenStatesRequest:
 
 @dataclass(frozen=True)
 class LocalDrafts:
-    """How the verifier shall draft by itself: one of its `local_methods`, and the most tokens a round."""
+    """How the verifier itself shall draft: one of its `local_methods`, and the most tokens a round."""
 
     method: str
     num_draft_tokens: int
@@ -264,7 +264,7 @@ class VerifierInfo:
     certificate_checks: tuple[CertificateCheck, ...] = ()
     # The arithmetic, measured: equal text, equal bits. Empty: a verifier that does not tell.
     numerics: str = ""
-    # What it can draft with by itself.
+    # The methods of its own drafting.
     local_methods: tuple[DraftMethodInfo, ...] = ()
     # States of recurrent layers; 0: the model has no such layers.
     num_state_slots: int = 0

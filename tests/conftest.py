@@ -8,13 +8,19 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.triton_interpreter import search_builtins_once
+
+if TYPE_CHECKING:
+    import redis.asyncio as aioredis
+
+    from tests.redis_server import RedisServer
 
 gc.disable()  # until pytest_collection_finish
 
@@ -67,3 +73,22 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return _STACK_OF.get(Path(file).stem, file)
 
     return LoadStackScheduling(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+@pytest.fixture(scope="module")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    from tests.redis_server import RedisServer
+
+    with RedisServer(tmp_path_factory.mktemp("redis")) as running:
+        yield running
+
+
+@pytest.fixture
+async def redis_client(redis_server: RedisServer) -> AsyncIterator[aioredis.Redis]:
+    """A connection past the code under test; it empties the server first."""
+    import redis.asyncio as aioredis
+
+    connection = aioredis.Redis.from_url(redis_server.url)
+    await connection.flushall()
+    yield connection
+    await connection.aclose()

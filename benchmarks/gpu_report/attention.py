@@ -1,4 +1,4 @@
-"""Paged attention at 32 sessions of 4,096 positions, beside the time that reading their keys and values takes.
+"""Paged attention at 32 sessions of 4,096 positions, against the time that reading their keys and values takes.
 
 Heads of a Llama-8B, bf16, blocks scattered over the cache. 537 MB, which no cache holds: nothing has to be rotated.
 """
@@ -21,7 +21,7 @@ _NUM_HEADS, _NUM_KV_HEADS, _DIM = 32, 8, 128
 
 
 def attention_call(num_rows: int) -> tuple[Callable[[], object], int]:
-    """Attention of so many rows a session, the last ones of its context, and the bytes of keys and values it reads."""
+    """Attention of the last num_rows rows of each session, and the bytes of keys and values that it reads."""
     blocks_each = _LENGTH // _BLOCK_SIZE
     num_blocks = _NUM_SESSIONS * blocks_each
     tables = torch.randperm(num_blocks, device="cuda").view(_NUM_SESSIONS, blocks_each).int()

@@ -26,7 +26,7 @@ from outrider.kernels.paged_attention.triton import paged_attention
 from outrider.kernels.rms_norm.triton import rms_norm
 from outrider.kernels.rotary import reference as rotary_reference
 from outrider.kernels.rotary.triton import rotate_
-from tests.kernels.paged_cases import Shape, lay_out, random_session, run_kernel
+from tests.kernels.paged_attention.paged_cases import Shape, lay_out, random_session, run_kernel
 
 DTYPES = (torch.bfloat16, torch.float32)
 _EPS = 1e-5
@@ -70,7 +70,7 @@ def _linear(run: Run) -> Iterable[Case]:
             weight = _random(run, num_outputs, num_inputs, dtype=dtype)
             # Row by row: the reference's products are [rows, N, K] in fp64.
             exact = torch.cat([linear_reference.linear(row[None].double(), weight) for row in x])
-            # The noise of an fp32 sum beside sums of size sqrt(K) that may cancel to nothing.
+            # The noise of an fp32 sum relative to sums of size sqrt(K) that may cancel to nothing.
             yield linear(x, weight), exact, 2.0**-8 if dtype == torch.bfloat16 else 1e-6, 4e-7 * num_inputs
 
 
@@ -113,7 +113,7 @@ def _latents(run: Run) -> Iterable[Case]:
 
 
 def _copies(run: Run) -> Iterable[Finding]:
-    """Exact to the bit, and nothing beside the slots is touched."""
+    """Exact to the bit, and nothing outside the slots is touched."""
     num_blocks, num_heads, dim, num_rows = (5, 2, 16, 9) if run.tiny else (300, 8, 128, 256)
     slots = torch.randperm(num_blocks * 16, generator=torch.Generator().manual_seed(1)).to(run.device)
     written, sources, targets = slots[:num_rows].clone(), slots[: num_rows - 1], slots[num_rows : 2 * num_rows - 1]

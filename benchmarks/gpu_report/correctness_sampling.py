@@ -19,22 +19,15 @@ from outrider.kernels.rejection_sample.triton import rejection_sample
 from outrider.kernels.sampling_support.transforms import Transforms
 from outrider.kernels.tree_accept import reference as accept_reference
 from outrider.kernels.tree_accept.triton import tree_accept
+from tests.kernels.sampling.sampling_cases import FIELDS
 
-# (temperature, top_k, top_p, min_p)
-LAWS = (
-    (0.0, 0, 1.0, 0.0),
-    (1.0, 0, 1.0, 0.0),
-    (0.75, 5, 1.0, 0.0),
-    (1.5, 0, 0.875, 0.0),
-    (1.0, 0, 1.0, 0.125),
-    (0.5, 20, 0.75, 0.0625),
-)
+LAWS = FIELDS[:6]
 _NEAR_TIE = 1e-5
 _LAW_TOTAL = 1 << 15
 
 
-def random_keys(num_rows: int, device: torch.device, seed: int = 1) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
+def random_keys(num_rows: int, device: torch.device) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
     return torch.randint(-(2**31), 2**31, (num_rows, 2), generator=generator).to(torch.int32).to(device)
 
 

@@ -1,4 +1,4 @@
-"""The row-invariant linear beside cuBLAS and the floor: every weight of a Llama-8B at 1, 8 and 64 rows.
+"""The row-invariant linear against cuBLAS and the floor: every weight of a Llama-8B at 1, 8 and 64 rows.
 
 On packed codes: two of the weights, beside the floor and our linear on bfloat16 weights.
 

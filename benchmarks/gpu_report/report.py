@@ -55,7 +55,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Run:
-    """What a part is told. `tiny`: sizes that triton's interpreter can bear; `quick`: fewer repeats and cells."""
+    """The settings of a part. `tiny`: sizes that triton's interpreter can bear; `quick`: fewer repeats and cells."""
 
     device: torch.device
     budget: Budget

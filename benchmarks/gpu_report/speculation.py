@@ -1,4 +1,4 @@
-"""Speculation off and on beside transformers' generate, plain and assisted: one request after another, greedy.
+"""Speculation off and on against transformers' generate, plain and assisted: one request after another, greedy.
 
 The target is the demo target expanded to 7.6 billion parameters (the same function at a large model's price), the draft
 model the demo draft as it is. Ours: the verifier's engine and the draft methods in one process, their messages passed

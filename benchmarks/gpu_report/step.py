@@ -54,10 +54,10 @@ def plain_draw(logits: torch.Tensor) -> torch.Tensor:
     return (probs / torch.empty_like(probs).exponential_()).argmax(-1)
 
 
-def engine_step(loaded: LoadedModel, num_rows: int, draw: Draw, *, graphs: bool = True) -> Call:
+def engine_step(loaded: LoadedModel, num_rows: int, draw: Draw) -> Call:
     """A step on a runner of its own, captured now: under the linear that is in force."""
     num_blocks = -(-(CONTEXT_LEN + num_rows) // BLOCK_SIZE)
-    runner = ModelRunner(loaded, loaded.make_cache(num_blocks, BLOCK_SIZE), graphs=graphs)
+    runner = ModelRunner(loaded, loaded.make_cache(num_blocks, BLOCK_SIZE), graphs=True)
     blocks = list(range(num_blocks))
     context, step = tokens_of_step(num_rows, loaded.vocab_size)
     runner.forward(build_batch([SessionRows(context, 0, blocks, 0)], BLOCK_SIZE))

@@ -22,7 +22,7 @@ class FixedPlaces:
         self._num_spare = 0
 
     def begin_context(self, num_spare: int) -> None:
-        """The next call of every layer is the context, with room for so many rows after it."""
+        """The next call of every layer is the context, with room for num_spare rows after it."""
         self._num_spare = num_spare
 
     def update(

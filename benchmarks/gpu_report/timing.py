@@ -1,6 +1,6 @@
 """Times on a GPU: medians over replays of a CUDA graph, or wall-clock times of steps between two synchronisations.
 
-Whoever calls brings inputs in rotation: what fits into the L2 cache (60 MB) is read faster than memory can be.
+The caller brings inputs in rotation: what fits into the L2 cache (60 MB) is read faster than memory can be.
 """
 
 from __future__ import annotations

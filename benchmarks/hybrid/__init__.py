@@ -1,1 +1,1 @@
-"""The cost of a step of a model with recurrent layers, beside transformers'."""
+"""The cost of a step of a model with recurrent layers, against transformers'."""

@@ -25,14 +25,12 @@ from outrider.verifier_service.timing.gathering import LastRound
 DRAFT_METHOD = "draft_model"
 
 
-def auto_lengths(
-    events: Events, trips_s: Sequence[float], max_draft_tokens: int, *, method: str = DRAFT_METHOD
-) -> list[DraftLengths]:
+def auto_lengths(events: Events, trips_s: Sequence[float], max_draft_tokens: int) -> list[DraftLengths]:
     """For verifiers behind one gateway that draft by themselves; trips_s: to each of them and back."""
     names = [f"verifier-{place}" for place in range(len(trips_s))]
     by_verifier = ByVerifier(AutoDrafting, lambda: names)
     return [
-        _GatewayLengths(events, trip_s, max_draft_tokens, by_verifier.of(name), method)
+        _GatewayLengths(events, trip_s, max_draft_tokens, by_verifier.of(name))
         for name, trip_s in zip(names, trips_s, strict=True)
     ]
 
@@ -87,7 +85,7 @@ def remote_outcome(member: SessionRound, draft: RemoteDraft) -> RoundOutcome:
 
 @dataclass(eq=False, slots=True)
 class _Run:
-    """What the gateway knows of a session in its run: the fields of gateway.drafting.Drafting that matter here.
+    """What the gateway knows of a session in its run: the fields of gateway.proposals.drafting.Drafting of note.
 
     read_len: output that the method had read at its last draft; -1: it has drafted nothing yet.
     """
@@ -105,16 +103,15 @@ class _Run:
 class _GatewayLengths:
     """Of one verifier; commits take half of the trip to the gateway, and what it says half of it back."""
 
-    def __init__(self, events: Events, trip_s: float, max_draft_tokens: int, shared: AutoDrafting, method: str) -> None:
+    def __init__(self, events: Events, trip_s: float, max_draft_tokens: int, shared: AutoDrafting) -> None:
         self._events = events
         self._one_way_s = 0.5 * trip_s
         self._max_draft_tokens = max_draft_tokens
         self._shared = shared
-        self._method = method
         self._runs: dict[int, _Run] = {}
 
     def opened(self, session: Drafted) -> None:
-        draft = AdaptiveDraft(self._shared, self._max_draft_tokens, lambda: {self._method: 0})
+        draft = AdaptiveDraft(self._shared, self._max_draft_tokens, lambda: {DRAFT_METHOD: 0})
         num_wanted = draft.num_draft_tokens(before_prefill=True)
         self._runs[id(session)] = _Run(draft, num_wanted, num_wanted=num_wanted)
         session.num_wanted = num_wanted
@@ -161,7 +158,7 @@ class _GatewayLengths:
             batch_sessions=times.batch_sessions,
             draft_rows_s=_prices_s(run, times.draft_rows_us),
             tokens_per_s=times.tokens_per_s,
-            method=self._method if num_asked else "",
+            method=DRAFT_METHOD if num_asked else "",
             round_tokens=times.last_round.num_tokens,
             round_s=times.last_round.seconds,
             open_sessions=times.open_sessions,
@@ -175,7 +172,7 @@ class _GatewayLengths:
 
 
 def _prices_s(run: _Run, draft_rows_us: tuple[int, ...]) -> tuple[float, ...]:
-    """What the gateway has been told last: prices come when they have changed (verifier_service.round)."""
+    """What the gateway was sent last: prices come when they have changed (verifier_service.round)."""
     if draft_rows_us is not run.compared_us:
         run.compared_us = draft_rows_us
         pairs = itertools.zip_longest(run.told_us, draft_rows_us, fillvalue=0)

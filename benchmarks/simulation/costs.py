@@ -22,7 +22,7 @@ class Domain:
     """Prompts of a kind, at temperature 0.
 
     num_prompt_tokens, accepted: one entry per request; `accepted` holds, round by round, how many of
-    `num_draft_tokens` were accepted. A shorter draft would have had as many accepted, up to its own length.
+    `num_draft_tokens` were accepted. A shorter draft would have had the same number accepted, up to its own length.
     """
 
     num_draft_tokens: int

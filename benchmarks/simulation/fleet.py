@@ -25,7 +25,7 @@ BURSTINESS = 3.0
 
 
 class Arrivals(enum.StrEnum):
-    """STREAMS: so many at a time, the next request when one has ended; else open loop at a rate."""
+    """STREAMS: a fixed number at a time, the next request when one has ended; else open loop at a rate."""
 
     POISSON = "poisson"
     BURSTY = "bursty"

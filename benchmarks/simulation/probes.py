@@ -147,7 +147,7 @@ class DraftProbe(_Probe):
         self._method = method
 
     async def proposals(self, num_sessions: int, num_draft_tokens: int, num_rounds: int) -> set[Sample]:
-        """(sessions, seconds). Each has had the first token of its last draft accepted, as a session that goes on."""
+        """(sessions, seconds). Each has had the first token of its last draft accepted, as a session that continues."""
         sessions = [await self._open() for _ in range(num_sessions)]
         committed: list[tuple[int, ...]] = [self._tokens(1)] * num_sessions
         found: set[Sample] = set()

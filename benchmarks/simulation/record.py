@@ -46,7 +46,7 @@ from outrider.verifier_service.timing.step_costs import StepCosts
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
 # Rows of forwards of one session: points of the table.
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
-# (sessions, draft tokens of each): what further sessions add to so many rows of one.
+# (sessions, draft tokens of each): what further sessions add to the rows of one.
 _BATCHES = ((4, 0), (8, 0), (16, 0), (4, 3), (8, 3), (16, 3))
 # The share by which a batch may be larger or smaller to count for a point.
 _NEAR = 0.15
@@ -161,7 +161,7 @@ def medians_near(samples: Iterable[Sample], points: Sequence[int]) -> list[Sampl
 
 
 def per_session_s_of(forwards: Iterable[Forward], step: StepCosts) -> float:
-    """Seconds that each session beyond the first adds to a forward of so many rows; forwards of one tell nothing."""
+    """Seconds that each session beyond the first adds to a forward, by its rows; forwards of one tell nothing."""
     more = [
         (each.seconds - step.seconds(each.num_rows)) / (each.num_sessions - 1)
         for each in forwards

@@ -1,4 +1,4 @@
-"""What a verifier in simulated time tells of a round: to the gateway, and to whoever decides the draft length."""
+"""What a verifier in simulated time reports of a round to the gateway and to the draft-length policy."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class SessionRound:
     """One session's part in a round.
 
     base_len: output before it. num_asked: draft tokens that it asked for, cut at the end of its output; num_proposed:
-    those that came. total_s: since its step arrived, or its round before was over. more: its run goes on.
+    those that came. total_s: since its step arrived, or its round before was over. more: its run continues.
     """
 
     session: Drafted

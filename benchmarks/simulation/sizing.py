@@ -90,7 +90,7 @@ def _plain(load: float, seconds: float) -> Scenario:
 
 
 def fleets(costs: Costs, seconds: float) -> list[Point]:
-    """Always as many simulated seconds as the documentation says, unless a quick look was asked for."""
+    """The simulated seconds that the documentation states, unless a quick look was asked for."""
     points = []
     for count in FLEETS:
         common = {"load": FLEET_LOAD, "seconds": min(FLEET_SECONDS, 2 * seconds)}
@@ -158,7 +158,7 @@ def break_even_table(costs: Costs) -> Table:
 
 
 def drafters_table(costs: Costs, found: dict[str, list[Point]]) -> Table:
-    """Beside what was simulated, the rule: one drafter bears as many verifiers as its share of a round goes into 1."""
+    """What was simulated, and the rule: one drafter bears 1 / (its share of a round) verifiers."""
     rows = [["method", "rule: verifiers per drafter", *(f"1 for {NUM_VERIFIERS // count}" for count in NUM_SHARED)]]
     for method, points in found.items():
         length = points[0].scenario.fixed_length

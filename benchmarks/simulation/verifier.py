@@ -77,7 +77,7 @@ class _Work:
 
 @functools.cache
 def seconds_by_rows(table: Table) -> Callable[[int], float]:
-    """What a forward of so many rows takes; looked up a hundred thousand times a simulated minute."""
+    """The seconds of a forward by its rows; looked up a hundred thousand times a simulated minute."""
     return functools.cache(StepCosts(table).seconds)
 
 
@@ -229,4 +229,4 @@ class SimulatedVerifier:
 
 
 def _nothing() -> None:
-    """What gateway, client and Redis do goes on beside the rounds, and only takes its part of the cores."""
+    """Work of gateway, client and Redis overlaps with the rounds, and only takes its share of the cores."""

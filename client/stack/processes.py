@@ -110,9 +110,9 @@ class Stack:
             process.poll()  # or Python warns of it
         (self._run_dir / "stack.json").unlink(missing_ok=True)
 
-    def log_tail(self, name: str, num_lines: int = 15) -> str:
+    def log_tail(self, name: str) -> str:
         lines = self._log_path(name).read_text(errors="replace").splitlines()
-        return "\n".join(lines[-num_lines:])
+        return "\n".join(lines[-15:])
 
     def _log_path(self, name: str) -> Path:
         return self._run_dir / f"{name}.log"

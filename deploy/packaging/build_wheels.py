@@ -4,7 +4,7 @@
 
 Both come from the one pyproject.toml: one version, and the client's dependencies are a part of the server's. Each is
 built from a copy, with what its users need: the generated code refuses runtimes older than its generator, so the
-wheels ask for the versions that it names. Not here: installing them (try_wheel.sh, tests/e2e/test_client_wheel.py).
+wheels ask for the versions that it names. Not here: installing them (try_wheel.sh, test_client_wheel.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The asyncio client, two streams at once:  python docs/examples/client_async.py [127.0.0.1:8001[,another gateway,...]]
 
-A stream goes on at another gateway, or at the same one once it is back, when its connection is lost.
+A stream continues at another gateway, or at the same one once it is back, when its connection is lost.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a draft model has cached of its sessions: committed tokens' keys and values, and recurrent states beside them.
+"""What a draft model has cached of its sessions: committed tokens' keys and values, and recurrent states.
 
 The end of a cache is where the next forward begins. Of a model with recurrent layers (draft_states) a cache can be cut
 only where a state is left. Not here: forwards, and what they draft (draft_model).

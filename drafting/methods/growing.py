@@ -25,17 +25,13 @@ class GrowingMethod:
         *,
         eos_token_ids: Sequence[int],
         grammars: GrammarCompiler,
-        max_depth: int | None = None,
         draw_chains: Callable[[Sequence[Draft]], None] | None = None,
     ) -> None:
-        """max_depth: for heads that predict a limited number of tokens ahead. draw_chains: draws whole plain chains
-        where the logits stay on a device; it leaves other drafts to `grow`.
-        """
+        """draw_chains: draws whole plain chains where the logits stay on a device; it leaves other drafts to `grow`."""
         self.info = info
         self._net = net
         self._eos_token_ids = tuple(eos_token_ids)
         self.grammars: GrammarCompiler | None = grammars
-        self._max_depth = max_depth or info.max_num_draft_tokens
         self._draw_chains = draw_chains
         self._processors: dict[int, LogitsProcessor] = {}
 
@@ -75,4 +71,4 @@ class GrowingMethod:
 
     def _depth(self, session: DraftSession, num_tokens: int) -> int:
         longest = self.info.max_model_len or len(session.token_ids) + num_tokens
-        return min(num_tokens, self._max_depth, longest - len(session.token_ids))
+        return min(num_tokens, self.info.max_num_draft_tokens, longest - len(session.token_ids))

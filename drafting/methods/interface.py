@@ -37,5 +37,5 @@ class DraftMethod(Protocol):
         ...
 
     def close(self, session: DraftSession) -> None:
-        """Frees everything held for the session."""
+        """Frees all that belongs to the session."""
         ...

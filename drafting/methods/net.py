@@ -34,5 +34,5 @@ class DraftNet(Protocol):
         ...
 
     def close(self, session: DraftSession) -> None:
-        """Frees everything held for the session."""
+        """Frees all that belongs to the session."""
         ...

@@ -129,13 +129,6 @@ class BlockManager:
         self.truncate(table, 0)
         self._tables.pop(id(table), None)
 
-    def reset_prefix_cache(self) -> None:
-        """Drops all cached prefixes; sessions keep their blocks."""
-        self._block_of_hash.clear()
-        self._hash_of_block.clear()
-        self._free.extend(self._evictable)
-        self._evictable.clear()
-
     def check_integrity(self) -> None:
         """Raises IntegrityError unless every block is exactly one of: referenced, free, evictable."""
         counts = [0] * self.num_blocks

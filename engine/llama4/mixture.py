@@ -51,7 +51,7 @@ class ScaledInputExperts(torch.nn.Module):
 
 
 class Mixture(torch.nn.Module):
-    """Replaces a mixture of experts with one that all rows share beside them."""
+    """Replaces a mixture of experts that has a shared expert."""
 
     def __init__(self, original: Any) -> None:
         super().__init__()

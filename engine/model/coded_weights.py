@@ -2,12 +2,13 @@
 
 transformers gets a tensor of one number for each (`stand_in`). `place` then puts a CodedLinear where a linear is, which
 `pack` replaces, and decodes an embedding's rows from packed codes, which a tied head shares. Not here: reading
-(weight_reader), experts of mixtures (coded_experts), the order of replacements (lean, row_invariance).
+(weight_reader), experts of mixtures (coded_experts), computing before they are packed (dequantising), the order of
+replacements (lean, row_invariance).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,9 @@ from outrider.engine.model.row_invariant_modules import RowInvariantLinear
 from outrider.engine.model.row_kernels import CodeKernels, PackedCodes
 from outrider.engine.model.weight_reader import WeightReader
 from outrider.kernels.linear.codes import Codes
+
+# numbers; dequantised at once, which takes six bytes for each
+_SLAB_NUMBERS = 16_000_000
 
 
 def stand_in(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | None = None) -> torch.Tensor:
@@ -43,6 +47,24 @@ class Waiting:
             shapes = f"{self._name} has shape {list(found.shape)}, not {list(self._shape)}"
             raise ModelRefused(self._path, f"its weights do not fit its config: {shapes}")
         return found
+
+    def of_outputs(self, *ranges: tuple[int, int]) -> Waiting:
+        """The outputs of half-open ranges, one below the other."""
+        index = torch.cat([torch.arange(start, end) for start, end in ranges])
+        return Waiting(self._path, self._name, (len(index), self._shape[1]), lambda: self.codes().rows(index))
+
+    def of_inputs(self, start: int, end: int, uneven: set[str]) -> Waiting:
+        """The inputs [start, end). Reading them adds the weight's name to `uneven` if they cannot be packed, as whole
+        ones can: their groups are of different sizes, or too small."""
+
+        def read() -> Codes:
+            whole = self.codes()
+            part = whole.inputs(start, end)
+            if whole.grouping is not None and part.grouping is None:
+                uneven.add(self._name)
+            return part
+
+        return Waiting(self._path, self._name, (self._shape[0], end - start), read)
 
 
 @dataclass(frozen=True)
@@ -70,10 +92,29 @@ class CodedLinear(torch.nn.Module):
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias
         self.kernels, self.packed = kernels, packed
-        self.codes = weight.codes
+        self.waiting = weight
+        self.computes = False  # set by dequantising
+
+    def codes(self) -> Codes:
+        """Raises ModelRefused."""
+        return self.waiting.codes()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.computes:
+            return dequantised_linear(x, [self.waiting], self.bias)
         return x.new_zeros((*x.shape[:-1], self.out_features))
+
+    def keep_outputs(self, start: int, end: int) -> None:
+        """Become the linear with the outputs [start, end)."""
+        self.waiting, self.out_features = self.waiting.of_outputs((start, end)), end - start
+        if self.packed is not None:
+            self.packed = self.kernels.outputs(self.packed, start, end)
+        if self.bias is not None:
+            self.bias = torch.nn.Parameter(self.bias.detach()[start:end].clone(), requires_grad=False)
+
+    def keep_inputs(self, start: int, end: int, uneven: set[str]) -> None:
+        """Become the linear with the inputs [start, end), and the same bias. uneven: as of_inputs."""
+        self.waiting, self.in_features, self.packed = self.waiting.of_inputs(start, end, uneven), end - start, None
 
     def plain(self, dtype: torch.dtype) -> torch.nn.Linear:
         """The linear that it stands for, dequantised. Raises ModelRefused."""
@@ -83,6 +124,26 @@ class CodedLinear(torch.nn.Module):
         if self.bias is not None:
             linear.bias = torch.nn.Parameter(self.bias.detach().to(dtype), requires_grad=False)
         return linear
+
+
+def dequantised_linear(x: torch.Tensor, weights: Sequence[Waiting], bias: torch.Tensor | None) -> torch.Tensor:
+    """x [..., K] -> [..., N] of the weights' concatenated outputs, in x's dtype; little of them is in memory at once.
+
+    Raises ModelRefused.
+    """
+    outputs = [
+        torch.nn.functional.linear(x, slab.dequantised().to(x.dtype))
+        for weight in weights
+        for slab in _slabs(weight.codes())
+    ]
+    joined = torch.cat(outputs, -1)
+    return joined if bias is None else joined + bias
+
+
+def _slabs(codes: Codes) -> Iterator[Codes]:
+    num_outputs, num_inputs = codes.shape
+    for index in torch.split(torch.arange(num_outputs), max(1, _SLAB_NUMBERS // num_inputs)):
+        yield codes.rows(index)
 
 
 class RowInvariantCodes(RowInvariantLinear):

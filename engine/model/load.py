@@ -89,9 +89,8 @@ def load_model(
     # Ranks read on the CPU: the whole model need not fit on a rank's device.
     read_device = torch_device if collectives is None else torch.device("cpu")
     if make_model is None:
-        code_kernels = None
-        if row_invariant and collectives is None:
-            code_kernels = resolve_code_kernels(ops.row_backend, torch_dtype, torch_device)
+        packs = row_invariant and read_device == torch_device
+        code_kernels = resolve_code_kernels(ops.row_backend, torch_dtype, torch_device) if packs else None
         model = read_weights(path, config, torch_dtype, read_device, code_kernels=code_kernels)
     else:
         model = make_model(path, torch_dtype, read_device)

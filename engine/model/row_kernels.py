@@ -99,21 +99,24 @@ class CodeKernels:
     linear: Callable[[torch.Tensor, Any, torch.Tensor | None], torch.Tensor]
     # ids int64 [...], what `pack` gave for one weight -> its dequantised rows [..., K]
     rows: Callable[[torch.Tensor, Any], torch.Tensor]
+    # what `pack` gave, start, end -> its outputs [start, end) in the same memory; None: they cannot be had
+    outputs: Callable[[Any, int, int], PackedCodes | None]
 
 
 def resolve_code_kernels(backend: str, dtype: torch.dtype, device: torch.device) -> CodeKernels | None:
     """The kernels of AttentionOps.row_backend; None: this machine has none for rows of this dtype."""
     if backend == "cpu" and device.type == "cpu":
-        from outrider.kernels.linear import cpu_code_panels
+        from outrider.kernels.linear import cpu_code_panels as cpu
 
-        if cpu_code_panels.supports(dtype):
-            kernels = cpu_code_panels
-            return CodeKernels(backend, device, kernels.takes_together, kernels.pack, kernels.linear, kernels.rows)
+        if cpu.supports(dtype):
+            return CodeKernels(backend, device, cpu.takes_together, cpu.pack, cpu.linear, cpu.rows, cpu.outputs)
     if backend == "triton":
-        from outrider.kernels.linear import triton_code_blocks, triton_codes
+        from outrider.kernels.linear import triton_code_blocks as blocks
+        from outrider.kernels.linear import triton_codes
 
         if triton_codes.supports(dtype, device.type):
-            pack = partial(triton_code_blocks.pack, device=device)
-            takes_together = triton_code_blocks.takes_together
-            return CodeKernels(backend, device, takes_together, pack, triton_codes.linear, triton_codes.rows)
+            pack = partial(blocks.pack, device=device)
+            return CodeKernels(
+                backend, device, blocks.takes_together, pack, triton_codes.linear, triton_codes.rows, blocks.outputs
+            )
     return None

@@ -25,7 +25,7 @@ from outrider.shared.errors import InvalidRequest, OutriderError, Overloaded, Un
 _CPU_S = 1.0
 # seconds; the same by the clock, on a machine that is busy with other things
 _CLOCK_S = 10.0
-# bytes; what one grammar may take beside the tokenizer; the same schemas take 2 MB
+# bytes; what one grammar may take on top of the tokenizer; the same schemas take 2 MB
 _MEMORY_BYTES = 64 * 2**20
 # grammars; may wait for the process, at _CPU_S each
 _MAX_WAITING = 8

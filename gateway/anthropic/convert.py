@@ -20,7 +20,7 @@ from outrider.shared.errors import InvalidRequest
 # Fields that both have, with the same meaning.
 _SHARED = {"model", "max_tokens", "stream", "temperature", "top_p", "top_k", "seed", "request_id", "speculation"}
 _THINKING_TYPES = ("enabled", "adaptive", "disabled")
-# The variables by which templates are told whether to think; attributes and strings of the same name are none.
+# The variables that tell templates whether to think; attributes and strings of the same name are none.
 _SWITCH = re.compile(r"(?<![\w.'\"])(enable_)?thinking(?![\w'\"])")
 
 

@@ -24,7 +24,7 @@ PREFIX_LEN = 256
 # ratio and sessions; the affine verifier is skipped beyond the least loaded one's sessions times the first plus the
 # second; efef725
 LOAD_FACTOR, LOAD_MARGIN = 1.5, 4
-# s; longest wait between two looks at the fleet; chosen: below WATCH_INTERVAL_S
+# s; longest wait between two checks of the fleet; chosen: below WATCH_INTERVAL_S
 _LOOK_AGAIN_S = 0.25
 
 

@@ -1,4 +1,4 @@
-"""How many outputs the verifiers have room for: all callers', and one caller's beside others.
+"""How many outputs the verifiers have room for: those of all callers, and of one caller while others wait.
 
 What an output costs the others depends on the machine: on a GPU 64 sessions may take as long a round as one, on two CPU
 cores 16 take twice as long as 8. So the verifiers say how long their rounds are (VerifierInfo.round_us), and one
@@ -19,8 +19,8 @@ from outrider.shared.messages import VerifierInfo
 
 # ratio; how much longer one caller may make the rounds of the others; tests/attacks measures it
 MAX_SLOWDOWN = 2.0
-# share of all places that one caller may hold beside others, who would else find none free when they send more
-_MOST_BESIDE_OTHERS = 0.5
+# share of all places; what one caller may hold while others hold some, so that these find one free when they send more
+_MAX_SHARE_AMONG_OTHERS = 0.5
 
 
 @dataclass(frozen=True)
@@ -33,18 +33,18 @@ class Room:
         """Sessions that they take in all; 0: unknown, as none serves."""
         return sum(info.max_sessions for info in self._infos())
 
-    def most_beside(self, num_others: int) -> int:
-        """Outputs of one caller beside num_others of others; at least 1."""
+    def max_per_caller(self, num_others: int) -> int:
+        """Outputs of one caller while others have num_others; at least 1."""
         infos = self._infos()
-        places = max(1, int(_MOST_BESIDE_OTHERS * sum(info.max_sessions for info in infos)))
-        own = [_most_beside(info.round_us, places, num_others / len(infos)) for info in infos]
+        places = max(1, int(_MAX_SHARE_AMONG_OTHERS * sum(info.max_sessions for info in infos)))
+        own = [_max_per_caller(info.round_us, places, num_others / len(infos)) for info in infos]
         return max(1, min(places, sum(own)))
 
     def _infos(self) -> list[VerifierInfo]:
         return [member.info for member in self.verifiers.healthy() if member.info is not None]
 
 
-def _most_beside(round_us: Sequence[int], most: int, num_others: float) -> int:
+def _max_per_caller(round_us: Sequence[int], most: int, num_others: float) -> int:
     """At one verifier, with num_others sessions of others."""
     if not round_us:
         return most

@@ -1,4 +1,4 @@
-"""A chat's tools and reasoning: what the template is told, how the answer is read, and what a grammar must force.
+"""A chat's tools and reasoning: what the template gets, how the answer is parsed, and what a grammar must force.
 
 Not here: the shape of the fields (tool_calls/fields.py), messages (tool_calls/messages.py), and the rows of model
 families (tool_calls/formats.py).
@@ -17,7 +17,7 @@ from outrider.gateway.request.tokenizer import Tokenizer
 from outrider.gateway.request.types import Prepared
 from outrider.gateway.tool_calls.call_grammar import CallGrammar, CallRule
 from outrider.gateway.tool_calls.fields import ToolChoice, is_strict, parameters_of
-from outrider.gateway.tool_calls.formats import NONE, CallFormat, OutputFormat, output_format
+from outrider.gateway.tool_calls.formats import NONE, OutputFormat, output_format
 from outrider.gateway.tool_calls.lark import Lark, expression_of
 from outrider.gateway.tool_calls.messages import template_messages, template_variables
 from outrider.gateway.tool_calls.plan import OutputPlan
@@ -139,10 +139,10 @@ class ChatPlan:
         check_grammar(json.dumps([rule.parameters for rule in self.rules]), served.model, served.limits, "tools")
         lark = Lark(tokens)
         calls = CallGrammar(lark, self.output.calls, self.rules, parallel=self.options.parallel)
-        answer = self._answer(lark, calls, asked, self.output.calls)
+        answer = self._answer(lark, calls, asked)
         return Grammar(GrammarKind.LARK, lark.source(answer))
 
-    def _answer(self, lark: Lark, calls: CallGrammar, asked: Grammar | None, row: CallFormat) -> str:
+    def _answer(self, lark: Lark, calls: CallGrammar, asked: Grammar | None) -> str:
         reasoning = self.output.reasoning
         if reasoning is not None and reasoning.answer_begin:  # the calls stand in place of it
             reasoning = replace(reasoning, answer_begin="")

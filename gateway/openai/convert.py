@@ -1,6 +1,6 @@
 """Parsed bodies to ValidRequests: every check that needs the model, the tokenizer or the limits.
 
-Not here: the shape of the bodies (openai_schema.py) and the ranges of sampling parameters (shared/sampling_params.py).
+Not here: the shape of the bodies (schema.py) and the ranges of sampling parameters (shared/sampling_params.py).
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def prepare_chat(body: ChatCompletionRequest, served: Served, id_prefix: str = "
 
 
 def _own_last_message(body: ChatCompletionRequest) -> str:
-    """What the answer goes on from; empty after a message of another role, as in vLLM."""
+    """What the answer continues from; empty after a message of another role, as in vLLM."""
     last = body.messages[-1]
     return str(last["content"]) if last["role"] == "assistant" else ""
 

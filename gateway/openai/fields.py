@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, PlainValidator, WithJsonSchema
 # 64-bit signed maximum for all fields but seed, which has its own check
 _MAX_INT = 2**63 - 1
 _MAX_SEED = 2**64 - 1
-# wrong keys of an object that an error names; as many as someone reads
+# wrong keys of an object that an error names; more would not be read
 _MAX_SHOWN_KEYS = 8
 
 PromptInput = str | tuple[int, ...]

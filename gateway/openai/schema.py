@@ -15,7 +15,6 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    PlainValidator,
     ValidationError,
     WithJsonSchema,
     model_validator,
@@ -34,6 +33,7 @@ from outrider.gateway.openai.fields import (
     TokenIds,
     json_kind,
 )
+from outrider.gateway.openai.messages import Messages
 from outrider.gateway.tool_calls.fields import ToolChoiceField, ToolList
 from outrider.shared.errors import InvalidRequest
 
@@ -224,59 +224,6 @@ class CompletionRequest(GenerationFields):
                 f"best_of is {self.best_of}, only the same as n is supported: {self.n}", param="best_of"
             )
         return self
-
-
-def _part_text(part: object, where: str) -> str:
-    if not isinstance(part, dict):
-        raise ValueError(f"{where} must be an object, got {json_kind(part)}")
-    kind = part.get("type", "text")
-    if kind != "text":
-        raise ValueError(f"{where} has type {str(kind)[:40]!r}; only text is supported")
-    text = part.get("text")
-    if not isinstance(text, str):
-        raise ValueError(f"{where} must have a text, got {json_kind(text)}")
-    return text
-
-
-def _message(message: object, where: str) -> dict[str, Any]:
-    """Text parts are joined by newlines, as vLLM does for text-only templates."""
-    if not isinstance(message, dict):
-        raise ValueError(f"{where} must be an object, got {json_kind(message)}")
-    given = {name: value for name, value in message.items() if value is not None}
-    role = given.get("role")
-    if not isinstance(role, str) or not role:
-        raise ValueError(f"{where} must have a role")
-    content = given.get("content", "")
-    if isinstance(content, list):
-        parts = [_part_text(part, f"{where} part {index}") for index, part in enumerate(content)]
-        content = "\n".join(parts)
-    if not isinstance(content, str):
-        raise ValueError(f"{where} must have text as content, got {json_kind(content)}")
-    return {**given, "role": role, "content": content}
-
-
-def _messages(value: object) -> tuple[dict[str, Any], ...]:
-    if not isinstance(value, list | tuple):
-        raise ValueError(f"must be a list, got {json_kind(value)}")
-    if not value:
-        raise ValueError("must not be empty")
-    return tuple(_message(message, f"entry {place}") for place, message in enumerate(value))
-
-
-MESSAGES_SCHEMA: dict[str, Any] = {
-    "type": "array",
-    "minItems": 1,
-    "items": {
-        "type": "object",
-        "required": ["role"],
-        "properties": {
-            "role": {"type": "string"},
-            "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]},
-            "name": {"type": "string"},
-        },
-    },
-}
-Messages = Annotated[tuple[dict[str, Any], ...], PlainValidator(_messages), WithJsonSchema(MESSAGES_SCHEMA)]
 
 
 class ChatFields(Body):

@@ -1,4 +1,4 @@
-"""The two values that a round of drafting consists of, and the contract of whoever drafts."""
+"""The two values that a round of drafting consists of, and the contract of a draft source."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class Drafting:
             return Answer(ask, max_new_tokens=1)
         if answer is None:
             return await self._remote.answer(ask)
-        # The policy decides again while the run goes on. Before the prefill nobody knows what others come with it.
+        # The policy decides again while the run continues. Before the prefill nobody knows what others come with it.
         self._run_drafts = answer.local_drafts
         self._until_decision = 1 if self._is_prefill(committed_len) else min(ask.free_run, DECISION_TOKENS)
         return answer

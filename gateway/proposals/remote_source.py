@@ -1,4 +1,4 @@
-"""Drafts from a drafter service: ask, wait a bounded time, go on without.
+"""Drafts from a drafter service: ask, wait a bounded time, else decode without a draft.
 
 A drafter may be slow, wrong or gone; none of that is an error of the request. When it is lost the session decodes
 without drafts at once, and looks for another drafter after each run. A drafter with an outstanding answer is not asked

@@ -5,15 +5,13 @@ Not here: the log itself (shared/log/commit_log.py), and which part of a commit 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from google.protobuf.message import DecodeError
 
 from outrider.gateway.request.detokenizer import TextEnd
 from outrider.shared.errors import InternalError
 from outrider.shared.log.commit_log import LogEntry
-from outrider.shared.messages import Commit, FinishReason, TokenLogprob, TokenOrigin
-from outrider.v1 import common_pb2 as common
+from outrider.shared.messages import Commit, FinishReason, TokenOrigin
+from outrider.shared.wire import logprob_to_wire, logprobs_from_wire
 from outrider.v1 import log_pb2 as pb
 
 
@@ -21,8 +19,8 @@ def entry_of(commit: Commit, end: TextEnd | None) -> LogEntry:
     """end: what in its text ended the output; None: nothing has, or the verifier ended it."""
     extras = pb.CommitExtras(
         origins=bytes(commit.origins),
-        logprobs=map(_logprob_to_wire, commit.logprobs),
-        prompt_logprobs=map(_logprob_to_wire, commit.prompt_logprobs),
+        logprobs=map(logprob_to_wire, commit.logprobs),
+        prompt_logprobs=map(logprob_to_wire, commit.prompt_logprobs),
         num_draft_tokens=commit.num_draft_tokens,
         num_accepted_tokens=commit.num_accepted_tokens,
         num_cached_tokens=commit.num_cached_tokens,
@@ -54,32 +52,16 @@ def commit_of(entry: LogEntry) -> tuple[Commit, TextEnd | None]:
         base_len=entry.base_len,
         token_ids=entry.token_ids,
         origins=origins,
-        logprobs=_logprobs_from_wire(extras.logprobs),
+        logprobs=logprobs_from_wire(extras.logprobs),
         num_draft_tokens=extras.num_draft_tokens,
         num_accepted_tokens=extras.num_accepted_tokens,
         finish_reason=finish_reason,
         stop_token_id=extras.stop_token_id if extras.HasField("stop_token_id") else None,
         num_cached_tokens=extras.num_cached_tokens,
-        prompt_logprobs=_logprobs_from_wire(extras.prompt_logprobs),
+        prompt_logprobs=logprobs_from_wire(extras.prompt_logprobs),
         drafter=extras.drafter,
         draft_method=extras.draft_method,
     )
     if extras.HasField("stop_string"):
         return commit, TextEnd(extras.stop_string)
     return commit, TextEnd() if extras.ends_with_call else None
-
-
-def _logprob_to_wire(entry: TokenLogprob) -> common.TokenLogprob:
-    return common.TokenLogprob(
-        logprob=entry.logprob,
-        rank=entry.rank,
-        top_token_ids=entry.top_token_ids,
-        top_logprobs=entry.top_logprobs,
-    )
-
-
-def _logprobs_from_wire(entries: Iterable[common.TokenLogprob]) -> tuple[TokenLogprob, ...]:
-    return tuple(
-        TokenLogprob(entry.logprob, entry.rank, tuple(entry.top_token_ids), tuple(entry.top_logprobs))
-        for entry in entries
-    )

@@ -15,7 +15,7 @@ from outrider.shared.messages import SessionSpec, VerifyStep
 
 
 async def decode(spec: SessionSpec, verifier: Verifier, drafting: Drafting, sink: CommitSink) -> None:
-    """Runs the session to its end, or raises: VerifierLost (another verifier can go on from `sink`), CommitRefused
+    """Runs the session to its end, or raises: VerifierLost (another verifier can continue from `sink`), CommitRefused
     (another gateway has taken over), or the error that the verifier ended the session with.
     """
     committed_len = len(spec.committed_token_ids)

@@ -1,17 +1,17 @@
-"""Whose output starts next, so that no caller's many outputs keep those of another waiting.
+"""Whose output starts next, so that one caller's many outputs do not keep those of another waiting.
 
-An output holds a place from its start to its end. There are as many places as the verifiers take sessions; without
+An output holds a place from its start to its end. There is one place for each session that the verifiers take; without
 this queue the outputs beyond that would ask them again and again. A free place goes to the caller who holds fewest, in
-turn among equals: max-min fairness, as fair queueing has it for connections, over what cannot be taken back. Beside
-others a caller holds no more than leaves them their time (fleet/room.py), and opens few outputs at a time: an output
+turn among equals: max-min fairness, as in fair queueing, over what cannot be taken back. While others hold places, a
+caller's share is limited so that their rounds stay short (fleet/room.py), and it opens few outputs at a time: an output
 costs the most (its record, its session, its prompt) before its first token.
 
 A caller is an API key's name, or without keys an address. An output that has begun elsewhere never waits here, nor does
-one that moves to another verifier. VTC ("Fairness in Serving Large Language Models", OSDI 2024) counts tokens instead,
-so that callers who always wait get as many each; but it starts whatever fits, and those who wait for nothing are slowed
-down by all that others start. Not here: how many requests may wait (servers/quotas.py).
+one that moves to another verifier. VTC ("Fairness in Serving Large Language Models", OSDI 2024) balances tokens instead
+among callers who always wait; but it starts whatever fits, which slows down callers who do not wait. Not here: how many
+requests may wait (servers/quotas.py).
 
-One event loop uses all of this, without a clock.
+All of this runs on one event loop and needs no clock.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Protocol
 
-# outputs that one caller opens at a time beside others: one prompt is read while the next one is on its way
+# outputs that one caller opens at a time while others wait: one prompt is read while the next one is on its way
 MAX_OPENING = 2
 
 
 class Places(Protocol):
-    """Contract: cheap, and current at each call. num_places: outputs that may run at once; 0: not known, so nothing
-    waits, as without a verifier each output waits for one by itself. most_beside: those of one caller while others hold
+    """Contract: cheap, and current at each call. num_places: outputs that may run at once; 0: unknown, so nothing waits
+    here, since each output waits for a verifier anyway. max_per_caller: those of one caller while others hold
     num_others; at least 1.
     """
 
     def num_places(self) -> int: ...
 
-    def most_beside(self, num_others: int) -> int: ...
+    def max_per_caller(self, num_others: int) -> int: ...
 
 
 @dataclass
@@ -140,4 +140,4 @@ class FairStarts:
             return True
         if share.num_opening >= MAX_OPENING:
             return False
-        return not share.num_held or share.num_held < self._places.most_beside(self._num_held - share.num_held)
+        return not share.num_held or share.num_held < self._places.max_per_caller(self._num_held - share.num_held)

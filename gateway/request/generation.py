@@ -142,7 +142,7 @@ class Generation:
             self.metrics.observe_failure(error)
             if request.trace is not None:
                 request.trace.fail(error)
-            with contextlib.suppress(Exception):  # what is in the log is still emitted; the first error is told
+            with contextlib.suppress(Exception):  # what is in the log is still emitted; the first error is reported
                 await sink.drain()
             await updates.put(error)
         finally:
@@ -150,7 +150,7 @@ class Generation:
             await sink.close()
 
     async def _decode_with_failover(self, request: ValidRequest, spec: SessionSpec, sink: CommitSink) -> None:
-        """A lost verifier costs time, not tokens: the next epoch goes on after what was committed."""
+        """A lost verifier costs time, not tokens: the next epoch continues after what was committed."""
         hedge = self.config.hedge_drafters and spec.mode is SpeculationMode.EXACT
         acquire = functools.partial(self._lease_drafter, request, hedge=hedge)
         num_fruitless = 0
@@ -257,7 +257,7 @@ class Generation:
         return [member.address for member in self.verifiers.members]
 
     def _policy(self, request: ValidRequest, verifier: str) -> DraftPolicy | None:
-        """A method by name drafts as many tokens as asked for; `auto` drafts as many as pay at that verifier."""
+        """A named method drafts the number of tokens asked for; `auto` drafts what pays at that verifier."""
         method, length = self._method(request), self._num_speculative_tokens(request)
         if method == METHOD_OFF:
             return None

@@ -17,7 +17,7 @@ class Verifier(Protocol):
     Contract: `verify` first cuts the session back to `step.base_len`, so a repeated step is safe. It yields one
     commit per round; only a free run (no proposal, `max_new_tokens` > 0) yields more than one, the last without
     `more`. One step at a time: whoever leaves a free run before its end may only `close`. `steer` changes a free run
-    while it goes on, some rounds later; where none does, nothing happens.
+    while it continues, some rounds later; where none does, nothing happens.
     Raises VerifierLost when the verifier cannot be reached any more; then nothing but `close` may be called.
     """
 

@@ -1,6 +1,6 @@
-"""What any gateway needs to go on with a request, as it is kept in Redis: written once, before the first token.
+"""What any gateway needs to continue a request, as it is kept in Redis: written once, before the first token.
 
-Not here: the tokens themselves (commit_entry.py, shared/log/commit_log.py), and who reads it (request_start.py).
+Not here: the tokens themselves (commit_entry.py, shared/log/commit_log.py), and who reads it (start.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from outrider.v1 import log_pb2 as pb
 
 # Grows with every change that an older gateway would misread. It covers CommitExtras too.
 RECORD_VERSION = 5
-# For requests that need no more: an older gateway can go on with them.
+# For requests that need no more: an older gateway can continue them.
 _FIELDS_RECORD_VERSION = 4
 _DOORS_RECORD_VERSION = 3
 _PARSED_RECORD_VERSION = 2

@@ -1,7 +1,7 @@
-"""How a request starts at this gateway: anew, or from where another connection, perhaps at another gateway, has got to.
+"""How a request starts at this gateway: as a new one, or where another connection, maybe at another gateway, left off.
 
-Both fill in `ValidRequest.starts`, one per choice; generation.py goes on from there. To go on with a request is to pass
-over whoever was writing it: his next append is refused, so that no token is ever said twice.
+Both fill in `ValidRequest.starts`, one per choice; generation.py continues from there. Continuing a request supersedes
+the gateway that was writing it: the log refuses its next append, so that no token is ever sent twice.
 
 Not here: how an answer begins in its middle (answer_stream.py, grpc_server.py).
 """
@@ -40,7 +40,7 @@ async def resume(log: CommitLog, wanted: Wanted, model: str) -> Prepared:
     request_log = await log.find(_log_id(wanted.request_id, wanted.owner))
     if request_log is None:
         raise _unknown(wanted)
-    # A long prompt takes a while to read; streams go on.
+    # A long prompt takes a while to read; streams continue.
     record = await asyncio.to_thread(SessionRecord.decode, request_log.record)
     if record.owner != wanted.owner or wanted.kind not in (None, record.kind):
         raise _unknown(wanted)
@@ -53,7 +53,7 @@ async def resume(log: CommitLog, wanted: Wanted, model: str) -> Prepared:
     open_choices = [place for place in choices if not _has_ended(logs[place])]
     if open_choices:
         try:
-            # Those that have ended too: who goes on with a request answers for all of it, should Redis lose some.
+            # Those that have ended too: who continues a request answers for all of it, should Redis lose some.
             terms = await request_log.claim(choices)
         except UnknownSession:
             raise _unknown(wanted) from None
@@ -85,7 +85,7 @@ def _has_ended(log: tuple[LogEntry, ...]) -> bool:
 
 
 def _check_seen(record: SessionRecord, logs: Logs, all_seen: Mapping[int, Seen]) -> None:
-    """Raises unless everything that the client has seen is in the log, or comes out the same once more."""
+    """Raises unless everything that the client has seen is in the log, or can be generated again."""
     last = max(all_seen, default=0)
     if last >= record.num_choices:
         raise InvalidRequest(f"choice {last} cannot have been seen, the request has {record.num_choices}")

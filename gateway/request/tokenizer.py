@@ -73,10 +73,6 @@ class Tokenizer:
         return cls(backend, _special_tokens(config), source, config)
 
     @property
-    def has_chat_template(self) -> bool:
-        return self._chat_template is not None
-
-    @property
     def has_token_bytes(self) -> bool:
         """Whether a text is the concatenation of its tokens' bytes (byte-level BPE, SentencePiece)."""
         return self._bytes_per_token is not None

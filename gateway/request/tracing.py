@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def traced(tracer: Tracer, prepared: Prepared) -> Prepared:
-    """The request with its span begun; the door that answers it ends the span."""
+    """The request with its span begun; the server that answers it ends the span."""
     trace = RequestSpan(tracer, prepared)
     requests = tuple(replace(request, trace=trace) for request in prepared.requests)
     return replace(prepared, requests=requests, end_trace=trace.end)
@@ -63,9 +63,9 @@ class RequestSpan:
         self._span.add_event(name, attributes)
 
     def lost_verifier(self, spec: SessionSpec, address: str, num_committed: int) -> None:
-        """The next epoch goes on at another one, after so many tokens."""
-        told: Attributes = {"outrider.verifier": address, "outrider.num_committed_tokens": num_committed}
-        self.add_event("verifier_lost", {**_of_session(spec), **told})
+        """The next epoch continues at another one, after num_committed tokens."""
+        lost: Attributes = {"outrider.verifier": address, "outrider.num_committed_tokens": num_committed}
+        self.add_event("verifier_lost", {**_of_session(spec), **lost})
 
     def fail(self, error: BaseException) -> None:
         self._tracer.fail(self._span, error)

@@ -55,11 +55,11 @@ class SessionTrace(Protocol):
 
 
 class RequestTrace(Protocol):
-    """The trace of one request, as those see it who run the request (request/tracing).
+    """The trace of one request, as the code that runs the request sees it (request/tracing).
 
     Contract: no method waits or raises. `metadata` goes with every stream that is opened for the request.
-    `lost_verifier`: the session's next epoch goes on at another verifier, after `num_committed` tokens. Who answers the
-    request ends its trace (Prepared.end_trace).
+    `lost_verifier`: the session's next epoch continues at another verifier, after `num_committed` tokens. Whatever
+    answers the request ends its trace (Prepared.end_trace).
     """
 
     @property
@@ -137,7 +137,7 @@ class AnswerOptions:
 
     echo_texts: per prompt the text to put in front, None without echo. num_logprobs: None without.
     return_tokens_as_token_ids: log-probabilities name tokens by their ids. drop_output: the prompt alone was asked for
-    (echo with max_tokens 0). output: how a chat's reasoning and tool calls are told apart from its text; None: it is
+    (echo with max_tokens 0). output: how a chat's reasoning and tool calls are separated from its text; None: it is
     all text. response: for /v1/responses, what its answer says of the request. message: the answer is one of
     /v1/messages.
     """
@@ -178,13 +178,13 @@ class Prepared:
         return self.options.response is not None and self.options.response.is_background
 
     def owned_by(self, owner: str, caller: str = "") -> Prepared:
-        """The same for a door's caller: ValidRequest says what they are."""
+        """The same for a server's caller: ValidRequest says what they are."""
         requests = tuple(replace(request, owner=owner, caller=caller) for request in self.requests)
         return replace(self, requests=requests)
 
 
 class AnswerKind(enum.Enum):
-    """The door and the form that the answer has."""
+    """The API and the form that the answer has."""
 
     COMPLETION = pb.ANSWER_KIND_COMPLETION
     CHAT = pb.ANSWER_KIND_CHAT
@@ -195,7 +195,7 @@ class AnswerKind(enum.Enum):
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a client asks to go on with. seen: per choice, what it has. kind: None is any; choice: None is all.
+    """What a client asks to continue. seen: per choice, what it has. kind: None is any; choice: None is all.
 
     carrier: the trace that the client is in now. caller: as in ValidRequest.
     """

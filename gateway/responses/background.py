@@ -1,8 +1,8 @@
 """A response in the background: generated to its end, whether its client reads, hangs up or was answered before.
 
-It is the ordinary answer of its request on a connection that may be gone. A sign of life in Redis says that a gateway
-works on it; where that is missing, the next gateway that is asked for the response goes on with it, from the log. What
-is put first is the end: an answer, a failure with its reason, or a cancellation.
+It is the ordinary answer of its request on a connection that may be gone. A lease in Redis says that a gateway works on
+it; when it has expired, the next gateway that is asked for the response continues it, from the log. The first end that
+is stored counts: an answer, a failure with its reason, or a cancellation.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class BackgroundResponse(GenerationResponse):
         except Exception as error:
             body = self._so_far("failed")
             body["error"] = {"code": "server_error", "message": as_outrider_error(error).message}
-            with suppress(Unavailable):  # without Redis, nobody can say that it has failed: it is gone on with later
+            with suppress(Unavailable):  # without Redis, nobody can say that it has failed: it is continued later
                 await keep(self._store, self._prepared, body)
             raise
         finally:

@@ -1,4 +1,4 @@
-"""What an answer of /v1/responses says besides its output; any gateway can go on with it."""
+"""What an answer of /v1/responses says besides its output, so that any gateway can continue it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Responses in Redis, so that any gateway can return one, or go on with it as the beginning of another.
+"""Responses in Redis, so that any gateway can return one, or continue it as the beginning of another.
 
 A finished one is one value under its owner and id, which expires; the first that is put stays. A deleted one leaves an
 empty value for the rest of its life: who resumes the stream of its request must not store it again.
@@ -15,20 +15,19 @@ from outrider.shared.errors import CommitRefused, GatewayFull, QuotaExceeded, Un
 from outrider.shared.log.log_budget import LogBudget
 from outrider.shared.log.patient_redis import PatientRedis
 
-# seconds; a sign of life's own life, after which another gateway goes on with the response
+# seconds; lease of the gateway that works on a response, after which another one continues it
 _LEASE_S = 15
-# seconds; between two of them, and at most from a cancellation to the end of the work
+# seconds; between two renewals of the lease, and at most from a cancellation to the end of the work
 BEAT_S = 2.0
 
 
 class ResponseStore:
     """owner: the name of an API key; "" where none is required. Every method but `reserve` raises Unavailable."""
 
-    def __init__(self, redis: PatientRedis, *, ttl_s: int, budget: LogBudget, key_prefix: str = "outrider") -> None:
+    def __init__(self, redis: PatientRedis, *, ttl_s: int, budget: LogBudget) -> None:
         self._redis = redis
         self._ttl_s = ttl_s
         self._budget = budget
-        self._key_prefix = key_prefix
 
     def reserve(self, owner: str, num_bytes: int) -> None:
         """Room for a response that begins. Raises PayloadTooLarge, QuotaExceeded or GatewayFull."""
@@ -89,7 +88,7 @@ class ResponseStore:
         return bool(await self._redis.call(lambda: ("SET", key, b"1", "NX", "EX", _LEASE_S)))
 
     async def let_go(self, owner: str, response_id: str) -> None:
-        """Another gateway may go on at once."""
+        """Another gateway may continue at once."""
         key = self._key("lease", owner, response_id)
         await self._redis.call(lambda: ("DEL", key))
 
@@ -105,7 +104,7 @@ class ResponseStore:
 
     def _key(self, kind: str, owner: str, response_id: str) -> str:
         # Quoted, an owner has no colon: no id can reach into another owner's.
-        return f"{self._key_prefix}:{kind}:{quote(owner, safe='')}:{response_id}"
+        return f"outrider:{kind}:{quote(owner, safe='')}:{response_id}"
 
 
 def _known(document: bytes | None, response_id: str) -> bytes:

@@ -26,7 +26,7 @@ _OWNER_SHARE = 0.5
 _MAX_WORKED_ON, _MAX_LARGE = 2, 1
 # bytes; a body over this is large: it takes 0.1 to 0.9 GB and seconds
 _LARGE_BYTES = 2**20
-# seconds; told to who is refused, about what a body of 4 MiB takes
+# seconds; Retry-After of a refusal, about what a body of 4 MiB takes
 _RETRY_S = 2.0
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ class BodyBudget:
         return sum(self._held.values())
 
     async def on_thread(self, work: Callable[[], T], num_bytes: int) -> T:
-        """Runs `work` on a body of so many bytes on a thread once it is its turn; large ones leave others a thread."""
+        """Runs `work` on a body of num_bytes on a thread once it is its turn; large ones leave others a thread."""
         if num_bytes <= _LARGE_BYTES:
             return await self._in_turn(work)
         async with self._large:
@@ -65,7 +65,7 @@ class BodyBudget:
             task.exception()  # retrieved, or asyncio warns where nobody waits any more
 
     def check(self, owner: str, num_bytes: int) -> None:
-        """Whether so many more have room. Raises QuotaExceeded or GatewayFull."""
+        """Whether num_bytes more have room. Raises QuotaExceeded or GatewayFull."""
         if num_bytes and owner and self._held[owner] + num_bytes > self._max_bytes * _OWNER_SHARE:
             raise QuotaExceeded(
                 "this API key has too many long requests under way; try again when one has been read",

@@ -42,9 +42,8 @@ from outrider.gateway.servers.quotas import metered
 from outrider.gateway.servers.service import GatewayService
 from outrider.shared import rpc
 from outrider.shared.errors import InternalError, InvalidRequest
-from outrider.shared.messages import TokenLogprob
 from outrider.shared.tracing import Carrier, carrier_of
-from outrider.shared.wire import mode_from_wire, params_from_wire
+from outrider.shared.wire import logprob_to_wire, mode_from_wire, params_from_wire
 from outrider.v1 import common_pb2 as common
 from outrider.v1 import gateway_pb2 as pb
 from outrider.v1 import gateway_pb2_grpc as pb_grpc
@@ -222,19 +221,10 @@ def _reply(request_id: str, update: GenerationUpdate) -> pb.GenerateReply:
         text=update.text,
         token_texts=update.token_texts,
         origins=[common.TokenOrigin.ValueType(origin) for origin in update.origins],
-        logprobs=[_logprob(entry) for entry in update.logprobs],
+        logprobs=map(logprob_to_wire, update.logprobs),
         finish_reason=common.FinishReason.ValueType(update.finish_reason or 0),
         stop_reason="" if update.stop_reason is None else str(update.stop_reason),
         speculation=_speculation(update.speculation) if update.speculation is not None else None,
-    )
-
-
-def _logprob(entry: TokenLogprob) -> common.TokenLogprob:
-    return common.TokenLogprob(
-        logprob=entry.logprob,
-        rank=entry.rank,
-        top_token_ids=entry.top_token_ids,
-        top_logprobs=entry.top_logprobs,
     )
 
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-# seconds; told to clients while Redis takes no writes, a few of the gateway's own checks
+# seconds; Retry-After while Redis takes no writes, a few of the gateway's own checks
 _LOG_RETRY_S = 5.0
 
 

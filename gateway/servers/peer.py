@@ -1,6 +1,6 @@
 """The address that a call came from, as the name of a caller without an API key.
 
-An IPv6 client has a network of 2^64 addresses (RFC 6177), so that network is its name. Both doors give one client the
+An IPv6 client has a network of 2^64 addresses (RFC 6177), so that network is its name. Both servers give one client the
 same name. Behind a proxy all clients have the proxy's address, unless the HTTP server is told to trust its
 X-Forwarded-For (uvicorn's FORWARDED_ALLOW_IPS).
 """

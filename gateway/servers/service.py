@@ -1,4 +1,4 @@
-"""What the two doors (REST, gRPC) need from the gateway behind them, and nothing more."""
+"""What the two servers (REST, gRPC) need from the gateway, and nothing more."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class GatewayService(Protocol):
 
     A request is begun, or resumed, as a whole, which fills in the `starts` of its prompts; then each prompt that has
     some is generated. `resume` takes the request away from whoever was being sent it, and raises UnknownSession when
-    there is none of this id and owner. Owners are the doors' to check.
+    there is none of this id and owner. The servers check owners.
 
     `generate` yields the updates of the choices in `starts`, interleaved as they come, what was logged before first;
     the last one of each choice carries `finish_reason`. Closing the generator (`aclose`, or a cancelled `anext`) ends

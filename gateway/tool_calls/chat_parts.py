@@ -19,7 +19,7 @@ MISTRAL_ID_CHARS = 9
 
 
 def call_id(plan: OutputPlan, key: str, call: Call | CallBegins) -> str:
-    """The model's own, or one that depends on the request alone: whoever goes on with it says the same. key: names the
+    """The model's own, or one that depends on the request alone: whoever continues it says the same. key: names the
     choice, the same at every gateway.
     """
     if call.model_id:
@@ -82,6 +82,6 @@ class ChatParts:
         return {"id": call_id(self._plan, self._key, call), "type": "function", "function": function}
 
     def finish_reason(self, reason: str | None, stop_reason: str | int | None) -> str | None:
-        """ "tool_calls" if the model ended by itself after a call, unless the request named the tool (as OpenAI)."""
+        """ "tool_calls" if the model itself ended after a call, unless the request named the tool (as OpenAI)."""
         ended = reason == "stop" and not isinstance(stop_reason, str)
         return "tool_calls" if ended and self.has_calls and not self._plan.is_named else reason

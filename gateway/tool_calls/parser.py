@@ -1,7 +1,7 @@
 """Reads a model's output: reasoning, text and tool calls as events, in the order in which they were written.
 
 The events are a function of the characters alone: the reader is a coroutine that takes them one by one (reader.py).
-Text in front of a marker or after it keeps all but the whitespace beside the marker. What begins like a call and is
+Text in front of a marker or after it keeps all but the whitespace next to the marker. What begins like a call and is
 none is text, its marker included. Not here: the markers (formats.py) and what is inside a call (*_calls.py).
 """
 
@@ -209,7 +209,7 @@ class OutputParser:
         return None
 
     def _bare_follows(self, row: CallFormat) -> Step[bool]:
-        """Whether the text goes on as a call without its marker begins."""
+        """Whether the text continues as a call without its marker begins."""
         if row.bare:
             return (yield from self._reader.follows(_BARE_BEGIN[row.body]))
         if not row.unmarked or self._has_markers:

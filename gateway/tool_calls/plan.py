@@ -1,4 +1,4 @@
-"""What the shape of a chat's answer is a function of, besides its tokens; any gateway can go on with it."""
+"""What the shape of a chat's answer depends on besides its tokens, so that any gateway can continue it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class OutputPlan:
 
     marker_tokens: the special tokens that the text shows as symbols. properties: JSON, per tool the schema of each of
     its arguments. parallel: false ends the output with its first call. is_named: the request named the tool to call.
-    must_call: the request demands a call, so that a grammar leaves no text beside it.
+    must_call: the request demands a call, so that a grammar allows no other text.
     """
 
     reasoning_parser: str = NONE

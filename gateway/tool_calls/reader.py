@@ -64,7 +64,7 @@ class Reader:
         return found
 
     def run(self, stops: Container[str]) -> Step[str]:
-        """Characters that are not among `stops`, as many as are here; none only if a stop or the end follows."""
+        """The characters before the next of `stops` that have arrived; none only if a stop or the end follows."""
         if not (yield from self._available(1)):
             return ""
         start = self._at

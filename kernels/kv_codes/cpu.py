@@ -29,7 +29,7 @@ from outrider.kernels.cpu.emitters import (
 from outrider.kernels.cpu.panel import make_transposing_load
 from outrider.kernels.cpu.simd import Vec16, operation
 
-# What a cache holds, as the compiled kernels are told.
+# What a cache holds, in the compiled kernels' numbers.
 FLOAT32, BFLOAT16, INT8, E4M3 = 0, 1, 2, 3
 KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.int8: INT8, torch.float8_e4m3fn: E4M3}
 CODES_PER_WORD = 4

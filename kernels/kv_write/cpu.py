@@ -94,9 +94,8 @@ def kv_write(
     value_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
 ) -> None:
-    """Write key [T, Hkv, D] and value [T, Hkv, Dv] to the slots slot_mapping (int64 [T], distinct; -1: padding).
+    """As `reference.kv_write`; slot -1 is padding.
 
-    Into a cache of 8-bit codes, codes and scales of the rows are written (kernels/kv_codes).
     Raises KernelArgumentError; if for a bad slot, the other rows have been written.
     """
     if is_coded(key_cache):
@@ -111,7 +110,7 @@ def kv_move(
     source_slots: torch.Tensor,
     target_slots: torch.Tensor,
 ) -> None:
-    """Copy slots source_slots to target_slots (int64 [N]); reads all before it writes any."""
+    """As `reference.kv_move`."""
     if source_slots.shape != target_slots.shape:
         raise KernelArgumentError("source_slots and target_slots must have the same length")
     if is_coded(key_cache):

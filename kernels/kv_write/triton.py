@@ -66,11 +66,7 @@ def kv_write(
     value_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
 ) -> None:
-    """Write key [T, Hkv, D] and value [T, Hkv, Dv] to the slots slot_mapping (int64 [T], distinct; -1: padding).
-
-    Into a cache of 8-bit codes, codes and scales of the rows are written (kernels/kv_codes).
-    Raises KernelArgumentError.
-    """
+    """As `reference.kv_write`; slot -1 is padding. Raises KernelArgumentError."""
     if is_coded(key_cache):
         _check_slots(slot_mapping)
         _check(key, key_cache, slot_mapping)
@@ -87,10 +83,7 @@ def kv_move(
     source_slots: torch.Tensor,
     target_slots: torch.Tensor,
 ) -> None:
-    """Copy slots source_slots to target_slots (int64 [N]; padding: -1 in both); reads all before it writes any.
-
-    Raises KernelArgumentError.
-    """
+    """As `reference.kv_move`; padding is -1 in both. Raises KernelArgumentError."""
     if source_slots.shape != target_slots.shape:
         raise KernelArgumentError("source_slots and target_slots must have the same length")
     if is_coded(key_cache):

@@ -6,6 +6,7 @@ triton_codes).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,6 +17,9 @@ import torch
 MAX_GROUP_INPUTS = 128
 # numbers; counted at once, where counting takes several times their memory
 _SLAB_NUMBERS = 4_000_000
+# inputs; smallest group that a cut makes: two float32 factors for 8 codes of 4 bits are 1.5 bytes a weight, what 12-bit
+# panels of the dequantised weight take (cpu_panels)
+MIN_CUT_INPUTS = 8
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,21 @@ class Codes:
         place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
         scales = self.scales[:, order]
         return replace(self, numbers=numbers, scales=scales, groups=place[groups], zeros=zeros, minimums=minimums)
+
+    def inputs(self, start: int, end: int) -> Codes:
+        """The inputs [start, end).
+
+        A start inside a group splits all groups into equal ones, with a border there, unless they would be too small.
+        """
+        kept, groups = torch.unique(self.groups[start:end], return_inverse=True)
+        size = int(torch.bincount(self.groups).max())
+        part = math.gcd(size, start)
+        in_turn = torch.equal(self.groups, torch.arange(len(self.groups)) // size)
+        if len(kept) > 1 and in_turn and part >= MIN_CUT_INPUTS:
+            kept, groups = self.groups[start:end:part], torch.arange(end - start) // part
+        numbers = self.numbers.view(torch.uint8)[:, start:end].contiguous().view(self.numbers.dtype)
+        zeros, minimums = (None if each is None else each[:, kept] for each in (self.zeros, self.minimums))
+        return Codes(numbers, self.scales[:, kept], groups, zeros, minimums)
 
     def dequantised(self) -> torch.Tensor:
         """float32 [N, K]."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -111,6 +111,18 @@ def pack(codes: Sequence[Codes]) -> CodePanels:
         first_output += part.num_outputs
     panels = torch.tensor(records, dtype=torch.int64)
     return CodePanels(first_output, codes[0].shape[1], parts, panels, _grouping(codes[0]).order, sum_inputs)
+
+
+def outputs(packed: CodePanels, start: int, end: int) -> CodePanels | None:
+    """The outputs [start, end) of the same memory; None: they are no whole panels."""
+    edge_of = tiles.PanelFields._fields.index
+    first, last = edge_of("first_output"), edge_of("end_output")
+    inside = (packed.panels[:, first] >= start) & (packed.panels[:, last] <= end)
+    panels = packed.panels[inside]
+    if int((panels[:, last] - panels[:, first]).sum()) != end - start:
+        return None
+    panels[:, [first, last]] -= start
+    return replace(packed, num_outputs=end - start, panels=panels)
 
 
 def _pack(codes: Codes) -> _Part:

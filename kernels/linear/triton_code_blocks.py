@@ -96,6 +96,11 @@ def pack(codes: Sequence[Codes], device: torch.device | str = "cpu") -> CodeBloc
     return CodeBlocks(sum(part.num_outputs for part in parts), codes[0].shape[1], parts, order)
 
 
+def outputs(packed: CodeBlocks, start: int, end: int) -> CodeBlocks | None:
+    """The outputs [start, end) of the same memory; None, as blocks hold all outputs side by side."""
+    return None
+
+
 # Numbers that a weight has; None: e4m3, of which it may have any.
 _Values = frozenset[int] | None
 

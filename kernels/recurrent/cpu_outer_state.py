@@ -166,9 +166,7 @@ def advance(
 ) -> torch.Tensor:
     """Advance the sessions' states by the mixed rows of `short_conv.cpu.mixed_rows`, which has checked `rows`.
 
-    fp32: decay_rate and skip (not for DELTA) [H], dt_bias [H] or, for DELTA, [H * K]; for ELEMENTWISE decay_rate is
-    [K, V], skip and dt_bias are [V]. Returns [T, H * V], rounded to dtype (fp32 or bf16).
-    Raises KernelArgumentError.
+    Shapes: outer_rules. The result is rounded to dtype (fp32 or bf16). Raises KernelArgumentError.
     """
     _, num_heads, key_dim, value_dim = states.state.shape
     if not states.state.is_contiguous() or states.state.dtype != torch.float32:

@@ -1,4 +1,8 @@
-"""The three recurrences whose state is a sum of outer products, and what they read, for the kernels of every device."""
+"""The three recurrences whose state is a sum of outer products, and what they read, for the kernels of every device.
+
+Of `advance` on each device: decay_rate, dt_bias and skip are fp32. decay_rate and skip (not for DELTA) are [H], dt_bias
+is [H] or, for DELTA, [H * K]; for ELEMENTWISE decay_rate is [K, V], skip and dt_bias are [V]. It returns [T, H * V].
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What the recurrences in plain torch have in common: the walk over a call's rows, and functions of one row.
 
 A row is computed alone and in fixed shapes, from functions that torch computes alike wherever an element lies: so its
-bits do not depend on the rows beside it.
+bits do not depend on the other rows.
 """
 
 from __future__ import annotations

@@ -134,9 +134,8 @@ def advance(
 ) -> torch.Tensor:
     """Advance the sessions' states by the mixed rows of `short_conv.triton.mixed_rows`, which has checked the layer.
 
-    fp32: decay_rate and skip (not for DELTA) [H], dt_bias [H] or, for DELTA, [H * K]; for ELEMENTWISE decay_rate is
-    [K, V], skip and dt_bias are [V]. Returns [T, H * V] in the dtype of mixed. Raises KernelArgumentError; the contents
-    of the rows' tables are not checked.
+    Shapes: outer_rules. The result has the dtype of mixed. Raises KernelArgumentError; the contents of the rows' tables
+    are not checked.
     """
     _, num_heads, key_dim, value_dim = states.state.shape
     if not states.state.is_contiguous() or states.state.dtype != torch.float32:

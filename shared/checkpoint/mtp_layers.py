@@ -27,7 +27,7 @@ class MtpNames:
     """How a family of models names its MTP layers.
 
     count_key: in config.json. pattern: start of a tensor's name; its group is the layer's number, if the name has one.
-    follows_layers: that number goes on from num_hidden_layers. absent_count: what config.json means without the key.
+    follows_layers: that number continues from num_hidden_layers. absent_count: what config.json means without the key.
     """
 
     count_key: str

@@ -15,7 +15,7 @@ from outrider.shared.checkpoint.json_file import read_object
 from outrider.shared.checkpoint.readable import READABLE
 from outrider.shared.errors import ConfigError
 
-# Older exporters write a file beside a config.json that says nothing; file -> the method that writes it.
+# Older exporters write a file next to a config.json that says nothing; file -> the method that writes it.
 _SIDE_FILES = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
 _OLDER_METHODS = {"intel/auto-round": "auto-round"}
 _AWQ_NAMES = {"w_bit": "bits", "q_group_size": "group_size"}

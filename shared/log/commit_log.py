@@ -61,7 +61,6 @@ class CommitLog:
         ttl_s: int,
         ended_ttl_s: int | None = None,
         budget: LogBudget | None = None,
-        key_prefix: str = "outrider",
     ) -> None:
         """Seconds that a request is kept: `ttl_s` after each of its tokens, `ended_ttl_s` before its first and after
         its last one; None: as long. Without a budget nothing is counted.
@@ -72,7 +71,6 @@ class CommitLog:
         # Requests whose log Redis had lost and that were restored.
         self.num_restores = 0
         self.redis = redis
-        self._key_prefix = key_prefix
 
     @classmethod
     def connect(
@@ -96,7 +94,7 @@ class CommitLog:
 
     async def check(self) -> RedisState:
         """Whether it would take an append now, by a write of its own."""
-        return await self.redis.check_write(f"{self._key_prefix}:write-check")
+        return await self.redis.check_write("outrider:write-check")
 
     def new(self, request_id: str, record: bytes, owner: str = "") -> RequestLog:
         """A request that begins here; nothing is sent before `begin`. Raises what LogBudget.hold raises."""
@@ -111,7 +109,7 @@ class CommitLog:
 
     def keys(self, request_id: str) -> RequestKeys:
         # The braces place all keys of a request on one node of a Redis cluster.
-        return RequestKeys(f"{self._key_prefix}:{{{request_id}}}")
+        return RequestKeys(f"outrider:{{{request_id}}}")
 
     async def run_script(self, script: str, keys: Sequence[str], args: Callable[[], Sequence[Any]]) -> Any:
         """`args` is called at the moment of sending, so that the arguments are current."""

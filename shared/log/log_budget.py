@@ -1,7 +1,7 @@
 """How many bytes this gateway's requests may hold in Redis, each caller's and all together.
 
 A request holds its record and its entries for as long as Redis keeps them: until the time to live that was set last is
-over. Only requests that begin are refused; one that has begun goes on.
+over. Only new requests are refused; one that has begun continues.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def give_back_freed_memory() -> None:
 def use_huge_pages() -> None:
     """Of torch, for arrays from 2 MiB on; to be said before the first one is made.
 
-    For training on a CPU, whose every step maps large arrays anew: page by page, that took two fifths of an EAGLE-3
+    For training on a CPU, whose every step maps large arrays again: page by page, that took two fifths of an EAGLE-3
     step on a target with 49,152 tokens. Keeping freed memory instead saves as much, but the heap grows to three times
     the size within 200 steps.
     """

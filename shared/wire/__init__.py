@@ -3,7 +3,7 @@
 A message that does not make sense raises InvalidRequest; whoever reads the stream ends that session, no other.
 """
 
-from outrider.shared.wire.common import hidden_from_wire, hidden_to_wire
+from outrider.shared.wire.common import hidden_from_wire, hidden_to_wire, logprob_to_wire, logprobs_from_wire
 from outrider.shared.wire.drafter import (
     draft_step_from_wire,
     draft_step_to_wire,
@@ -35,6 +35,8 @@ __all__ = [
     "drafter_info_to_wire",
     "hidden_from_wire",
     "hidden_to_wire",
+    "logprob_to_wire",
+    "logprobs_from_wire",
     "mode_from_wire",
     "open_drafter",
     "open_verifier",

@@ -1,6 +1,8 @@
-"""Hidden states and timings, which both services send."""
+"""Hidden states and timings, which both services send, and log-probabilities, which the log and clients get too."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from outrider.shared import messages as m
 from outrider.shared.errors import InvalidRequest
@@ -39,6 +41,22 @@ def hidden_from_wire(message: common.HiddenStates) -> m.HiddenStates:
         width=message.width,
         dtype=message.dtype,
         data=message.data,
+    )
+
+
+def logprob_to_wire(entry: m.TokenLogprob) -> common.TokenLogprob:
+    return common.TokenLogprob(
+        logprob=entry.logprob,
+        rank=entry.rank,
+        top_token_ids=entry.top_token_ids,
+        top_logprobs=entry.top_logprobs,
+    )
+
+
+def logprobs_from_wire(entries: Iterable[common.TokenLogprob]) -> tuple[m.TokenLogprob, ...]:
+    return tuple(
+        m.TokenLogprob(entry.logprob, entry.rank, tuple(entry.top_token_ids), tuple(entry.top_logprobs))
+        for entry in entries
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from outrider.shared import messages as m
 from outrider.shared.errors import InvalidRequest
 from outrider.shared.wire.params import MODE_FROM_WIRE, MODE_TO_WIRE, params_from_wire, write_params
@@ -10,37 +12,27 @@ from outrider.v1 import verifier_pb2 as verifier
 
 
 def open_verifier(spec: m.SessionSpec) -> verifier.VerifierRequest:
-    request = verifier.VerifierRequest(
-        open=verifier.OpenVerifierSession(
-            session_id=spec.session_id,
-            epoch=spec.epoch,
-            prompt_token_ids=spec.prompt_token_ids,
-            committed_token_ids=spec.committed_token_ids,
-            mode=MODE_TO_WIRE[spec.mode],
-            stream_key=spec.stream_key,
-            cache_salt=spec.cache_salt,
-            numerics=spec.numerics,
-        )
-    )
+    request = verifier.VerifierRequest(open=verifier.OpenVerifierSession(**_of_both(spec), numerics=spec.numerics))
     write_params(request.open.sampling_params, spec.sampling_params)
     return request
 
 
 def open_drafter(spec: m.SessionSpec) -> drafter.DrafterRequest:
-    request = drafter.DrafterRequest(
-        open=drafter.OpenDrafterSession(
-            session_id=spec.session_id,
-            epoch=spec.epoch,
-            method=spec.method,
-            prompt_token_ids=spec.prompt_token_ids,
-            committed_token_ids=spec.committed_token_ids,
-            mode=MODE_TO_WIRE[spec.mode],
-            stream_key=spec.stream_key,
-            cache_salt=spec.cache_salt,
-        )
-    )
+    request = drafter.DrafterRequest(open=drafter.OpenDrafterSession(**_of_both(spec), method=spec.method))
     write_params(request.open.sampling_params, spec.sampling_params)
     return request
+
+
+def _of_both(spec: m.SessionSpec) -> dict[str, Any]:
+    return {
+        "session_id": spec.session_id,
+        "epoch": spec.epoch,
+        "prompt_token_ids": spec.prompt_token_ids,
+        "committed_token_ids": spec.committed_token_ids,
+        "mode": MODE_TO_WIRE[spec.mode],
+        "stream_key": spec.stream_key,
+        "cache_salt": spec.cache_salt,
+    }
 
 
 def spec_from_wire(message: verifier.OpenVerifierSession | drafter.OpenDrafterSession) -> m.SessionSpec:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from outrider.shared import messages as m
 from outrider.shared.errors import InvalidRequest
 from outrider.shared.wire.common import (
     hidden_from_wire,
     hidden_to_wire,
+    logprob_to_wire,
+    logprobs_from_wire,
     method_from_wire,
     method_to_wire,
     timings_from_wire,
@@ -77,32 +77,13 @@ def _local_drafts_from_wire(message: verifier.LocalDrafts) -> m.LocalDrafts:
     return m.LocalDrafts(message.method, message.num_draft_tokens, message.token_tree)
 
 
-def _logprobs_to_wire(logprobs: Sequence[m.TokenLogprob]) -> list[common.TokenLogprob]:
-    return [
-        common.TokenLogprob(
-            logprob=entry.logprob,
-            rank=entry.rank,
-            top_token_ids=entry.top_token_ids,
-            top_logprobs=entry.top_logprobs,
-        )
-        for entry in logprobs
-    ]
-
-
-def _logprobs_from_wire(logprobs: Sequence[common.TokenLogprob]) -> tuple[m.TokenLogprob, ...]:
-    return tuple(
-        m.TokenLogprob(entry.logprob, entry.rank, tuple(entry.top_token_ids), tuple(entry.top_logprobs))
-        for entry in logprobs
-    )
-
-
 def commit_to_wire(commit: m.Commit) -> verifier.Commit:
     return verifier.Commit(
         epoch=commit.epoch,
         base_len=commit.base_len,
         token_ids=commit.token_ids,
         origins=[common.TokenOrigin.ValueType(origin) for origin in commit.origins],
-        logprobs=_logprobs_to_wire(commit.logprobs),
+        logprobs=map(logprob_to_wire, commit.logprobs),
         num_draft_tokens=commit.num_draft_tokens,
         num_accepted_tokens=commit.num_accepted_tokens,
         finish_reason=common.FinishReason.ValueType(commit.finish_reason or 0),
@@ -111,7 +92,7 @@ def commit_to_wire(commit: m.Commit) -> verifier.Commit:
         hidden_states=hidden_to_wire(commit.hidden_states) if commit.hidden_states is not None else None,
         more=commit.more,
         num_cached_tokens=commit.num_cached_tokens,
-        prompt_logprobs=_logprobs_to_wire(commit.prompt_logprobs),
+        prompt_logprobs=map(logprob_to_wire, commit.prompt_logprobs),
         local_drafts=_local_drafts_to_wire(commit.local_drafts) if commit.local_drafts is not None else None,
     )
 
@@ -128,7 +109,7 @@ def commit_from_wire(message: verifier.Commit) -> m.Commit:
         base_len=message.base_len,
         token_ids=tuple(message.token_ids),
         origins=origins,
-        logprobs=_logprobs_from_wire(message.logprobs),
+        logprobs=logprobs_from_wire(message.logprobs),
         num_draft_tokens=message.num_draft_tokens,
         num_accepted_tokens=message.num_accepted_tokens,
         finish_reason=finish_reason,
@@ -137,7 +118,7 @@ def commit_from_wire(message: verifier.Commit) -> m.Commit:
         hidden_states=(hidden_from_wire(message.hidden_states) if message.HasField("hidden_states") else None),
         more=message.more,
         num_cached_tokens=message.num_cached_tokens,
-        prompt_logprobs=_logprobs_from_wire(message.prompt_logprobs),
+        prompt_logprobs=logprobs_from_wire(message.prompt_logprobs),
         local_drafts=_local_drafts_from_wire(message.local_drafts) if message.HasField("local_drafts") else None,
     )
 

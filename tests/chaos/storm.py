@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable
 
 from tests.chaos.fleet import Fleet, Part
 
-Misfortune = Callable[[], Awaitable[None]]
 _WEIGHTS = {
     ("kill", "drafter"): 4,
     ("pause", "drafter"): 3,

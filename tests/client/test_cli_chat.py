@@ -20,7 +20,7 @@ ENDLESS_OPTIONS = ("--max-tokens", "1800", "--no-speculation")
 
 
 def expected(stack: StackState, messages: list[dict[str, str]], max_tokens: int) -> str:
-    """The oracle: the REST door, without speculation."""
+    """The oracle: the REST server, without speculation."""
     body = {"messages": messages, "max_tokens": max_tokens, "temperature": 0, "speculation": {"method": "off"}}
     reply = httpx.post(f"{stack.url}/v1/chat/completions", json=body, timeout=120).raise_for_status()
     text: str = reply.json()["choices"][0]["message"]["content"]

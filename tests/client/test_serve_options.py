@@ -93,7 +93,7 @@ def test_spellings(word: str, option: str) -> None:
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[StackSettings]:
-    """What would be started; starting it is tests/e2e/test_vllm_serve.py's."""
+    """What would be started; starting it is tests/e2e/apis/test_vllm_serve.py's."""
     settings: list[StackSettings] = []
     monkeypatch.setattr(serve_module, "run_in_foreground", lambda given, _run_dir: settings.append(given))
     return settings

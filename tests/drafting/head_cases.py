@@ -134,7 +134,6 @@ class Case:
             info,
             eos_token_ids=(),
             grammars=None,  # type: ignore[arg-type]
-            max_depth=4,
             draw_chains=net.draw_chains if draws else None,
         )
 

@@ -16,10 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
-import httpx
 from e2e_gateways import Fleet, Gateway
-from e2e_stack import DEMO_TARGET, MODELS, wait_until
-from prometheus_client.parser import text_string_to_metric_families
+from e2e_stack import DEMO_TARGET, MODELS, metric_of, wait_until
 
 from outrider.client.stack.commands import StackSettings
 from outrider.client.stack.processes import Stack
@@ -66,13 +64,7 @@ class HeadFleet:
             return int(drafter.GetInfo(drafter_pb2.GetDrafterInfoRequest(), timeout=20).num_sessions)
 
     def metric(self, name: str, **labels: str) -> float:
-        """A sample of the gateway's /metrics, 0 when it is not there yet."""
-        text = httpx.get(f"{self.gateway.url}/metrics", timeout=20).text
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                if sample.name == name and labels.items() <= sample.labels.items():
-                    return float(sample.value)
-        return 0.0
+        return metric_of(self.gateway.url, name, **labels)
 
     def freeze(self, service: str, address: str) -> None:
         """The gateway sees one member less."""

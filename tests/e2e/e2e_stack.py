@@ -41,6 +41,16 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> fl
     return time.monotonic() - started
 
 
+def metric_of(url: str, name: str, **labels: str) -> float:
+    """A sample of the gateway's /metrics, 0 when it is not there yet."""
+    text = httpx.get(f"{url}/metrics", timeout=20).text
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name == name and labels.items() <= sample.labels.items():
+                return float(sample.value)
+    return 0.0
+
+
 class RunningStack:
     """One verifier, one drafter or none, a gateway and a Redis of their own; `revive` starts killed services anew."""
 
@@ -78,13 +88,7 @@ class RunningStack:
         wait_until(lambda: self.num_sessions() == (0, 0), timeout_s, "both services are idle")
 
     def metric(self, name: str, **labels: str) -> float:
-        """A sample of the gateway's /metrics, 0 when it is not there yet."""
-        text = httpx.get(f"{self.url}/metrics", timeout=20).text
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                if sample.name == name and labels.items() <= sample.labels.items():
-                    return float(sample.value)
-        return 0.0
+        return metric_of(self.url, name, **labels)
 
     def signal(self, name: str, signum: int) -> None:
         os.kill(self._pids[name], signum)

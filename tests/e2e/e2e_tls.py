@@ -22,7 +22,7 @@ _SERVING = re.compile(r"serving on (\S+):(\d+)")
 
 @dataclass
 class TlsStack:
-    """`fleet` signs for gateway, verifier and drafter; `public` for the gateway's doors and its clients."""
+    """`fleet` signs for gateway, verifier and drafter; `public` for the gateway's servers and its clients."""
 
     folder: Path
     fleet: Authority

@@ -124,7 +124,7 @@ async def test_the_asyncio_client_brings_the_key(guarded: Guarded) -> None:
             await client.generate("import")
 
 
-async def test_keys_at_both_doors(guarded: Guarded) -> None:
+async def test_keys_at_both_servers(guarded: Guarded) -> None:
     assert await status_of(guarded, guarded.key) == 200
     assert await status_of(guarded, "or-wrong") == 401
     request = gateway_pb2.GenerateRequest(prompt="import", sampling_params=common_pb2.SamplingParams(max_tokens=2))

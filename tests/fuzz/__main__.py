@@ -15,9 +15,9 @@ from rich.table import Table
 
 from tests.fuzz.campaign import Target, run_target
 from tests.fuzz.checkpoint_files import checkpoint_targets
-from tests.fuzz.grpc_doors import grpc_targets
+from tests.fuzz.grpc_servers import grpc_targets
 from tests.fuzz.parsers import parser_targets
-from tests.fuzz.rest_door import rest_targets
+from tests.fuzz.rest_server import rest_targets
 from tests.fuzz.tally import Tally
 from tests.fuzz.victim import Bystander, running_victim
 
@@ -48,13 +48,13 @@ def fuzz(
     """Everything that can be fuzzed, each target with the same share."""
     with (
         running_victim(run_dir) as victim,
-        grpc_targets(victim) as grpc_doors,
-        rest_targets(victim) as rest_door,
+        grpc_targets(victim) as grpc_servers,
+        rest_targets(victim) as rest_server,
         checkpoint_targets() as checkpoints,
     ):
         bystander = Bystander(victim)
         bystander.start()
-        _run([*grpc_doors, *rest_door, *parser_targets(), *checkpoints], num_inputs, only, seed, tally, progress)
+        _run([*grpc_servers, *rest_server, *parser_targets(), *checkpoints], num_inputs, only, seed, tally, progress)
         bystander.stop()
         tally.num_bystander_streams = bystander.num_streams
         if bystander.problem:

@@ -1,4 +1,4 @@
-"""The parsers behind the doors, in process: a value comes out, or an error of ours (shared/errors.py). Nothing else.
+"""The parsers behind the servers, in process: a value comes out, or an error of ours (shared/errors.py). Nothing else.
 
 Not here: checkpoints (checkpoint_files.py).
 """
@@ -30,7 +30,7 @@ from outrider.v1 import drafter_pb2 as drafter
 from outrider.v1 import log_pb2 as log
 from outrider.v1 import verifier_pb2 as verifier
 from tests.fuzz.campaign import Target
-from tests.fuzz.rest_door import GOOD_BODIES, changed_body
+from tests.fuzz.rest_server import GOOD_BODIES, changed_body
 from tests.fuzz.strange_bytes import corrupted
 from tests.fuzz.strange_protobuf import strange
 from tests.fuzz.victim import MODELS

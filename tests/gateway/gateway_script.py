@@ -1,4 +1,4 @@
-"""A GatewayService for tests of the two doors: tokens come from a script instead of a model.
+"""A GatewayService for tests of the two servers: tokens come from a script instead of a model.
 
 It behaves as the contract says: choices interleave, closing it frees what it holds (`num_open` counts that), the
 text goes through the real detokenizer, stop strings included. A request that is resumed is told from its beginning, as

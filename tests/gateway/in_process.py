@@ -327,6 +327,11 @@ class Choice:
             self.output.extend((await updates.get()).token_ids)
 
 
+def maker(tokenizer: Tokenizer, kind: Callable[..., Any] = Choice, **settings: Any) -> Callable[..., Any]:
+    """Makes choices of the drafters that it is called with, in the order in which they are offered."""
+    return lambda *offers, **more: kind(tokenizer, list(offers), **settings, **more)
+
+
 def resumed(choice: Choice, num_committed: int) -> Choice:
     """The same choice, taken up after so many tokens."""
     return replace(choice, spec=make_spec(TRUTH[:num_committed]))

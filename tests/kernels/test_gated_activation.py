@@ -2,38 +2,51 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from outrider.kernels.errors import KernelArgumentError
-from outrider.kernels.gated_activation import cpu, reference
+from outrider.kernels.gated_activation import cpu, reference, triton
+from tests.kernels.triton_device import device
+
+CPU = torch.device("cpu")
+KERNELS = pytest.mark.parametrize(("kernel", "on"), [(cpu, CPU), (triton, device())], ids=["cpu", "triton"])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("activation", reference.ACTIVATIONS)
-def test_rows_match_the_reference(activation: str, dtype: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(0)
-    both = torch.randn(12, 2 * 112, generator=generator)
+@pytest.mark.parametrize(
+    ("kernel", "on", "width"),
+    [(cpu, CPU, 112), *((triton, device(), width) for width in (1, 112, 1030))],
+    ids=["cpu-112", "triton-1", "triton-112", "triton-1030"],
+)
+def test_rows_match_the_reference(
+    kernel: Any, on: torch.device, width: int, activation: str, dtype: torch.dtype
+) -> None:
+    both = torch.randn(12, 2 * width, generator=torch.Generator().manual_seed(width))
     both *= torch.tensor([0.01, 1.0, 3.0, 8.0]).repeat_interleave(3)[:, None]
-    both = both.to(dtype)
-    gate, up = both[:, :112], both[:, 112:]
-    found, expected = cpu.gated_activation(gate, up, activation), reference.gated_activation(gate, up, activation)
+    gate, up = both.to(dtype).to(on).split(width, dim=1)
+    found, expected = kernel.gated_activation(gate, up, activation), reference.gated_activation(gate, up, activation)
     # fp32: exp has 2 units in the last place; gelu's cubic, doubled, carries its error into the exponent.
     # bf16: one unit of the activated gate where fp32 and fp64 round it differently.
     # Below 1e-13 torch's tanh, which the oracle uses in fp64, has no digits left.
     tolerance = 2**-7 if dtype == torch.bfloat16 else 1e-5
     torch.testing.assert_close(found, expected, atol=1e-13, rtol=tolerance)
-    single = torch.cat([cpu.gated_activation(gate[row][None], up[row][None], activation) for row in range(12)])
+    single = torch.cat([kernel.gated_activation(gate[row][None], up[row][None], activation) for row in range(12)])
     assert torch.equal(single, found)
+    assert torch.equal(kernel.gated_activation(gate.contiguous(), up.contiguous(), activation), found)
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, which interprets, reports infinity and NaN
+@KERNELS
 @pytest.mark.parametrize("activation", reference.ACTIVATIONS)
-def test_extreme_gates(activation: str) -> None:
-    gate = torch.tensor([0.0, -0.0, 1e30, -1e3, 1e-30, 100.0, -100.0, torch.nan] * 2)[None]
-    found = cpu.gated_activation(gate, torch.ones_like(gate), activation)[0, :8].tolist()
-    if activation == "silu":
-        assert found[2] == pytest.approx(1e30)
+def test_extreme_gates(kernel: Any, on: torch.device, activation: str) -> None:
+    gate = torch.tensor([0.0, -0.0, 1e30, -1e3, 1e-30, 100.0, -100.0, torch.nan] * 2, device=on)[None]
+    found = kernel.gated_activation(gate, torch.ones_like(gate), activation)[0].tolist()[:8]
     assert found[:2] == [0.0, 0.0]
+    assert found[2] == pytest.approx(1e30)
     assert found[3] == 0.0
     assert found[4] == pytest.approx(5e-31)
     assert found[5] == 100.0
@@ -41,12 +54,30 @@ def test_extreme_gates(activation: str) -> None:
     assert found[7] != found[7]
 
 
-def test_what_does_not_fit_is_refused() -> None:
-    for gate, up in ((torch.ones(2, 20), torch.ones(2, 20)), (torch.ones(2, 16), torch.ones(2, 16).bfloat16())):
+@KERNELS
+def test_no_rows(kernel: Any, on: torch.device) -> None:
+    gate = torch.empty(0, 64, device=on)
+    assert kernel.gated_activation(gate, gate, "silu").shape == (0, 64)
+
+
+@KERNELS
+def test_what_does_not_fit_is_refused(kernel: Any, on: torch.device) -> None:
+    ones = torch.ones(16, 16, device=on)
+    for gate, up in ((ones, ones[:2]), (ones, ones.bfloat16()), (ones[0], ones[0])):
         with pytest.raises(KernelArgumentError):
-            cpu.gated_activation(gate, up, "silu")
+            kernel.gated_activation(gate, up, "silu")
     with pytest.raises(KernelArgumentError, match="contiguous"):
-        cpu.gated_activation(torch.ones(16, 16).t(), torch.ones(16, 16), "silu")
+        kernel.gated_activation(ones.t(), ones, "silu")
+
+
+def test_what_each_kernel_supports() -> None:
+    with pytest.raises(KernelArgumentError):
+        cpu.gated_activation(torch.ones(2, 20), torch.ones(2, 20), "silu")
+    ones = torch.ones(16, 16, device=device())
+    with pytest.raises(KernelArgumentError, match="relu"):
+        triton.gated_activation(ones, ones, "relu")
+    assert triton.supports(14336, torch.bfloat16)
+    assert not triton.supports(64, torch.float16)
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])

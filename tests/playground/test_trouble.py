@@ -14,8 +14,8 @@ from outrider.gateway.config import GatewayConfig
 from outrider.gateway.request.tokenizer import Tokenizer
 from outrider.shared.errors import VerifierLost
 from tests.e2e.e2e_stack import RunningStack
-from tests.gateway.doors import ALICE, key_file, open_doors
 from tests.gateway.gateway_script import DEMO_TARGET, Script, ScriptedService
+from tests.gateway.gateway_servers import ALICE, key_file, open_servers
 
 pytestmark = pytest.mark.storm
 
@@ -31,15 +31,15 @@ _GOES_ON_ALONE = """([title, num_tokens]) => {
 
 @pytest.fixture
 def service() -> ScriptedService:
-    """Tokens from a script, behind the real door."""
+    """Tokens from a script, behind the real server."""
     return ScriptedService(Tokenizer.load(DEMO_TARGET), Script(delay_s=0.05))
 
 
 @asynccontextmanager
 async def served(viewer: Viewer, service: ScriptedService, config: GatewayConfig | None = None) -> AsyncIterator[str]:
-    """Its address; pages are closed before the door is, or they would complain of it."""
-    async with open_doors(service, config or GatewayConfig(port=0, grpc_port=0)) as doors:
-        yield doors.url
+    """Its address; pages are closed before the server is, or they would complain of it."""
+    async with open_servers(service, config or GatewayConfig(port=0, grpc_port=0)) as servers:
+        yield servers.url
         await viewer.close()
 
 
@@ -172,8 +172,8 @@ async def test_a_key_is_asked_for_and_kept_in_the_tab(viewer: Viewer, service: S
 
 
 async def test_a_gateway_that_is_gone(viewer: Viewer, service: ScriptedService) -> None:
-    async with open_doors(service, GatewayConfig(port=0, grpc_port=0)) as doors:
-        screen = await viewer.open(doors.url)
+    async with open_servers(service, GatewayConfig(port=0, grpc_port=0)) as servers:
+        screen = await viewer.open(servers.url)
     await expect(screen.page.locator(".fleet .trouble")).to_contain_text("does not answer")
     await screen.run()
     await expect(screen.page.get_by_role("alert")).to_contain_text("The gateway does not answer.")

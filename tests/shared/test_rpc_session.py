@@ -32,7 +32,7 @@ LONG_S = 30.0
 
 
 @dataclass
-class Door:
+class Served:
     server: rpc.Server
     engine: DrafterEngine
     channel: grpc.aio.Channel
@@ -47,7 +47,7 @@ class Door:
 
 
 @pytest.fixture
-async def door() -> AsyncIterator[Door]:
+async def served() -> AsyncIterator[Served]:
     methods = {"ngram": NgramMethod(prompt_lookup_min=1, prompt_lookup_max=3)}
     engine = DrafterEngine(methods, max_num_seqs=NUM_SESSIONS, metrics=DrafterMetrics(CollectorRegistry()))
     info = DrafterInfo("test", tuple(method.info for method in methods.values()), 1, 0, NUM_SESSIONS)
@@ -61,7 +61,7 @@ async def door() -> AsyncIterator[Door]:
     engine.start()
     await server.serving()
     channel = rpc.open_channel(f"127.0.0.1:{server.port}")
-    yield Door(server, engine, channel)
+    yield Served(server, engine, channel)
     await channel.close()
     await server.drain(0.0)
     engine.stop()
@@ -84,8 +84,8 @@ async def ask(stream: Any, request: drafter_pb2.DrafterRequest) -> tuple[int, ..
     return wire.proposal_reply_from_wire(reply.proposal).proposal.token_ids
 
 
-async def opened(door: Door, name: str = "s") -> Any:
-    stream = door.stream()
+async def opened(served: Served, name: str = "s") -> Any:
+    stream = served.stream()
     await stream.write(open_message(name))
     return stream
 
@@ -101,8 +101,8 @@ async def status_of(stream: Any, *requests: Any) -> tuple[grpc.StatusCode, str]:
     raise AssertionError(f"the stream goes on: {reply}")
 
 
-async def test_open_then_steps(door: Door) -> None:
-    stream = await opened(door)
+async def test_open_then_steps(served: Served) -> None:
+    stream = await opened(served)
     assert await ask(stream, step_message()) == (7, 5)
     assert await ask(stream, step_message(0, (7, 9))) == ()
     assert await ask(stream, step_message(2, (7,))) == (9, 7)
@@ -110,25 +110,25 @@ async def test_open_then_steps(door: Door) -> None:
     async with asyncio.timeout(LONG_S):
         assert await stream.read() is grpc.aio.EOF
         assert await stream.code() == grpc.StatusCode.OK
-    await door.until_sessions(0)
+    await served.until_sessions(0)
 
 
-async def test_a_cancelled_stream_closes_its_session(door: Door) -> None:
-    stream = await opened(door)
+async def test_a_cancelled_stream_closes_its_session(served: Served) -> None:
+    stream = await opened(served)
     await ask(stream, step_message())
-    await door.until_sessions(1)
+    await served.until_sessions(1)
     stream.cancel()
-    await door.until_sessions(0)
+    await served.until_sessions(0)
 
 
-async def test_a_channel_that_breaks_closes_its_session(door: Door) -> None:
-    channel = rpc.open_channel(f"127.0.0.1:{door.server.port}")
+async def test_a_channel_that_breaks_closes_its_session(served: Served) -> None:
+    channel = rpc.open_channel(f"127.0.0.1:{served.server.port}")
     stream = drafter_pb2_grpc.DrafterStub(channel).Session()
     await stream.write(open_message())
     await ask(stream, step_message())
-    await door.until_sessions(1)
+    await served.until_sessions(1)
     await channel.close()
-    await door.until_sessions(0)
+    await served.until_sessions(0)
 
 
 @pytest.mark.parametrize(
@@ -145,67 +145,67 @@ async def test_a_channel_that_breaks_closes_its_session(door: Door) -> None:
     ],
 )
 async def test_a_bad_message_ends_its_own_stream_and_no_other(
-    door: Door, requests: list[Any], code: grpc.StatusCode, words: str
+    served: Served, requests: list[Any], code: grpc.StatusCode, words: str
 ) -> None:
-    peer = await opened(door, "peer")
+    peer = await opened(served, "peer")
     assert await ask(peer, step_message()) == (7, 5)
-    found, details = await status_of(door.stream(), *requests)
+    found, details = await status_of(served.stream(), *requests)
     assert (found, words in details) == (code, True), details
-    await door.until_sessions(1)
+    await served.until_sessions(1)
     assert await ask(peer, step_message(0, (7,))) == (5, 6)
     peer.cancel()
 
 
-async def test_broken_protobuf_ends_its_own_stream_and_no_other(door: Door) -> None:
-    peer = await opened(door, "peer")
-    raw = door.channel.stream_stream("/outrider.v1.Drafter/Session")()
+async def test_broken_protobuf_ends_its_own_stream_and_no_other(served: Served) -> None:
+    peer = await opened(served, "peer")
+    raw = served.channel.stream_stream("/outrider.v1.Drafter/Session")()
     code, _ = await status_of(raw, b"\xff\xff\xff\xff")
     assert code is not grpc.StatusCode.OK
     assert await ask(peer, step_message()) == (7, 5)
     peer.cancel()
 
 
-async def test_a_stream_that_ends_before_it_opened_is_told_so(door: Door) -> None:
-    stream = door.stream()
+async def test_a_stream_that_ends_before_it_opened_is_told_so(served: Served) -> None:
+    stream = served.stream()
     await stream.done_writing()
     code, details = await status_of(stream)
     assert code == grpc.StatusCode.INVALID_ARGUMENT
     assert "open" in details
 
 
-async def test_too_many_sessions_are_refused_and_room_comes_back(door: Door) -> None:
+async def test_too_many_sessions_are_refused_and_room_comes_back(served: Served) -> None:
     streams = []
     for number in range(NUM_SESSIONS):
-        streams.append(await opened(door, str(number)))
+        streams.append(await opened(served, str(number)))
         await ask(streams[-1], step_message())
-    code, _ = await status_of(door.stream(), open_message("one too many"))
+    code, _ = await status_of(served.stream(), open_message("one too many"))
     assert code == grpc.StatusCode.RESOURCE_EXHAUSTED
     streams.pop().cancel()
-    await door.until_sessions(NUM_SESSIONS - 1)
-    late = await opened(door, "late")
+    await served.until_sessions(NUM_SESSIONS - 1)
+    late = await opened(served, "late")
     assert await ask(late, step_message()) == (7, 5)
     for stream in (late, *streams):
         stream.cancel()
 
 
-async def test_health_says_serving_until_draining(door: Door) -> None:
-    assert await rpc.is_serving(door.channel, timeout_s=LONG_S)
-    stream = await opened(door)
+async def test_health_says_serving_until_draining(served: Served) -> None:
+    assert await rpc.is_serving(served.channel, timeout_s=LONG_S)
+    stream = await opened(served)
     await ask(stream, step_message())
-    drain = asyncio.create_task(door.server.drain(LONG_S))
+    drain = asyncio.create_task(served.server.drain(LONG_S))
     await asyncio.sleep(0.05)
     assert await ask(stream, step_message(0, (7,))) == (5, 6), "a running session may finish while draining"
-    assert not await rpc.is_serving(door.channel, timeout_s=1.0)
+    assert not await rpc.is_serving(served.channel, timeout_s=1.0)
     await stream.done_writing()
     async with asyncio.timeout(LONG_S):
         await drain
 
 
-async def test_get_info(door: Door) -> None:
-    reply = await drafter_pb2_grpc.DrafterStub(door.channel).GetInfo(drafter_pb2.GetDrafterInfoRequest())
+async def test_get_info(served: Served) -> None:
+    reply = await drafter_pb2_grpc.DrafterStub(served.channel).GetInfo(drafter_pb2.GetDrafterInfoRequest())
     assert [method.name for method in wire.drafter_info_from_wire(reply).methods] == ["ngram"]
 
 
-async def test_two_servers_on_one_port_fail_loudly(door: Door) -> None:
-    with pytest.raises(ConfigError, match=f"--port: cannot listen on 127.0.0.1:{door.server.port}: "):
-        await rpc.start_server("127.0.0.1", door.server.port, lambda _server: None, ())
+async def test_two_servers_on_one_port_fail_loudly(served: Served) -> None:
+    with pytest.raises(ConfigError, match=f"--port: cannot listen on 127.0.0.1:{served.server.port}: "):
+        await rpc.start_server("127.0.0.1", served.server.port, lambda _server: None, ())

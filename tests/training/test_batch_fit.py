@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from tiny import VOCAB_SIZE, write_rows, write_target
 
 from outrider.training import batch_fit, train
 from outrider.training.batch_fit import fitted, window_bytes
@@ -23,6 +22,7 @@ from outrider.training.heads.options import HeadOptions
 from outrider.training.heads.registry import build_objective
 from outrider.training.progress import Progress
 from outrider.training.train import RunConfig, run
+from tests.training.tiny import VOCAB_SIZE, write_rows, write_target
 
 GIB = 2**30
 

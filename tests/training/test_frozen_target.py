@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny import NUM_LAYERS, VOCAB_SIZE, write_target
 from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, GraniteConfig, LlamaConfig, MixtralConfig
 
 from outrider.drafting.checkpoints.target_weights import load_target_weights
@@ -21,6 +20,7 @@ from outrider.training.frozen_target import FrozenTarget
 from outrider.training.heads.read_out import read_out_logits
 from outrider.training.train import target_fingerprint
 from tests.engine.model.gguf.gguf_writer import VOCABULARY, write_gguf
+from tests.training.tiny import NUM_LAYERS, VOCAB_SIZE, write_target
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,6 @@ import pytest
 import torch
 from rich.console import Console
 from safetensors.torch import load_file
-from tiny import HEAD_METHODS, VOCAB_SIZE, write_rows, write_target
 from typer.testing import CliRunner
 
 from outrider.drafting.checkpoints.recognise import recognise
@@ -32,6 +31,7 @@ from outrider.training.heads.registry import build_objective
 from outrider.training.progress import Progress
 from outrider.training.run_state import checkpoints, latest_checkpoint, load_checkpoint, save_checkpoint
 from outrider.training.train import RunConfig, run
+from tests.training.tiny import HEAD_METHODS, VOCAB_SIZE, write_rows, write_target
 
 MUON = OptimizationConfig(steps=4, batch_size=4, optimizer="muon")
 HEAD = HeadOptions(num_heads=2, inner_dim=16, ttt_steps=2, draft_vocab_size=30)

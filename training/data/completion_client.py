@@ -18,7 +18,7 @@ from outrider.training.data.prompts import Prompt
 from outrider.training.errors import ServerError
 
 ItemT = TypeVar("ItemT")
-_MAX_BACKOFF_S = 30.0
+_FIRST_BACKOFF_S, _MAX_BACKOFF_S = 0.5, 30.0
 _RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 # Every further request would fail too: wrong key, address or model name.
 _FATAL = frozenset({401, 403, 404, 405})
@@ -49,7 +49,6 @@ class CompletionClient:
     http: httpx.AsyncClient
     model: str
     max_retries: int = 6
-    first_backoff_s: float = 0.5
     asks_token_ids: bool = True
     num_retries: int = field(default=0, init=False)
 
@@ -80,7 +79,7 @@ class CompletionClient:
                 wait_s = _retry_after_s(reply)
             if attempt >= self.max_retries:
                 raise ServerError(f"{problem} (after {attempt} retries)")
-            backoff_s = min(_MAX_BACKOFF_S, self.first_backoff_s * 2**attempt) * random.uniform(0.5, 1.0)
+            backoff_s = min(_MAX_BACKOFF_S, _FIRST_BACKOFF_S * 2**attempt) * random.uniform(0.5, 1.0)
             await asyncio.sleep(max(wait_s, backoff_s))
             attempt += 1
             self.num_retries += 1

@@ -1,6 +1,6 @@
 """User turns that a chat model writes itself, for prompts without a data set (Magpie, arXiv 2406.08464).
 
-Behind the user header of its template an instruct model goes on with a question like those that it was tuned on. The
+Behind the user header of its template an instruct model continues with a question like those that it was tuned on. The
 header is what two rendered conversations share, so any server with vLLM's /tokenize will do. Not here: the answers
 (prepare_data.py).
 """
@@ -28,7 +28,7 @@ _TURN_TEMPERATURE = 0.9
 async def sampled_prompts(config: PrepareConfig, num_prompts: int, progress: Progress) -> list[Prompt]:
     """The different ones among `num_prompts` turns sampled by the server of `config`, without those that do not end.
 
-    They lie beside the output (turns_file), so a second run continues there too. Raises ServerError, and PromptError
+    They lie next to the output (turns_file), so a second run continues there too. Raises ServerError, and PromptError
     when no turn ends.
     """
     path = turns_file(config.output)

@@ -1,8 +1,8 @@
 """Tokens per round of the hybrid's MTP layer, its EAGLE-3 head and n-grams, replayed along its own held-out text.
 
-The text was written greedily by transformers. A round drafts k tokens, keeps those that the text goes on with, and adds
-one; the mean is over rounds, also those without a draft. An untrained layer is measured as well. Beside that, as for
-heads (agreement.py), acceptance by draft position. Not here: tokens per second (benchmarks/hybrid/methods.py).
+The text was written greedily by transformers. A round drafts k tokens, keeps those that agree with the text, and adds
+one; the mean is over all rounds, also those without a draft. An untrained layer is measured as well. Also here, as for
+heads (agreement.py): acceptance by draft position. Not here: tokens per second (benchmarks/hybrid/methods.py).
 Run: `python -m outrider.training.demo.hybrid_rounds --help`.
 """
 

@@ -24,7 +24,7 @@ from outrider.training.heads.options import HeadOptions
 from outrider.training.heads.training_time_test import TrainingTimeTest
 from outrider.training.heads.ttt_attention import TTT_ATTENTION, register_ttt_attention
 
-# steps; as many tokens as MTP layers are commonly served with
+# steps; the draft length that MTP layers are commonly served with
 DEFAULT_TTT_STEPS = 3
 
 

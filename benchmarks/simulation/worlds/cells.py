@@ -88,7 +88,7 @@ def warm_up_rounds(num_sessions: float, session_rounds: float, fewest: float, mo
 
 
 def _world(servers: tuple[Server, ...], kinds: tuple[Acceptance, ...], scale: float, num_sessions: float = 0) -> World:
-    """num_sessions: about as many as are open; 0: the servers' streams."""
+    """num_sessions: about the number that are open; 0: the servers' streams."""
     num_sessions = num_sessions or max(server.load for server in servers)
     round_s = max(plain_round_s(server.costs, num_sessions) for server in servers)
     rounds = scale * warm_up_rounds(num_sessions, _SESSION_ROUNDS, _FEWEST_ROUNDS, _MOST_ROUNDS)

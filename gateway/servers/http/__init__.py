@@ -1,1 +1,1 @@
-"""The HTTP server: routes, the answers to them, and what guards its door."""
+"""The HTTP server: routes, the answers to them, and what protects it."""

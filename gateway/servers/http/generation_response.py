@@ -190,7 +190,7 @@ class GenerationResponse(Response):
             await keep(self._service.responses, self._prepared, answer.body())
 
     def _server_time(self, update: GenerationUpdate, started: float) -> bytes:
-        """A comment for whoever asked for annotations: when the gateway had the tokens, in seconds of this connection.
+        """A comment where annotations were asked for: when the gateway had the tokens, in seconds of this connection.
         No part of the event, whose bytes are the same whenever and from wherever it comes.
         """
         if update.replayed or not self._prepared.options.annotate:

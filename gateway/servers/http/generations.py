@@ -1,4 +1,4 @@
-"""The routes that generate, in the forms of all APIs: begun, or gone on with after the last event that a client saw.
+"""The routes that generate, in the forms of all APIs: new requests, or the rest after the last event that a client saw.
 
 Not here: what a body means (openai/convert.py and its kin), sending answers (generation_response.py), responses that
 were stored before (stored_responses.py).
@@ -61,7 +61,7 @@ class Generations:
         return self._begun(request, AnswerKind.CHAT, prepared)
 
     async def invocations(self, request: Request) -> Response:
-        """The one door of SageMaker: what the body is decides what answers."""
+        """SageMaker's one route: the body decides which API answers."""
         served = served_by(self._service)
 
         def prepared(body: object) -> Prepared:

@@ -1,4 +1,4 @@
-"""The routes of /v1/responses that need a response stored before: to go on with it, to read, cancel or delete it.
+"""The routes of /v1/responses that need a response stored before: to continue it, to read, cancel or delete it.
 
 Not here: what is stored and how (responses/stored.py, responses/store.py), new responses (app.py), the work on one in
 the background (responses/background.py).
@@ -69,7 +69,7 @@ class StoredResponses:
         return int(length) if length.isdigit() else self._service.limits.max_body_bytes
 
     async def response(self, request: Request) -> Response:
-        """A running one that nobody works on any more is gone on with here."""
+        """A running one that no gateway works on any more is continued here."""
         owner, response_id = owner_of(request), request.path_params["response_id"]
         document = await self._document(request)
         answer = self._answer(request, stored_response(document))

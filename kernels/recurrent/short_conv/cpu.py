@@ -167,7 +167,7 @@ def _do_unit(address, unit, thread):  # type: ignore[no-untyped-def]
         return
     taps = call.scratch + thread * call.scratch_stride
     size = 2 if call.is_bf16 else 4
-    # The convolution's columns and those beside it are never in one unit.
+    # The convolution's columns and the others are never in one unit.
     blocks_of_channels = -(-call.num_channels // _COLUMNS_PER_UNIT)
     if block < blocks_of_channels:
         first_column, end = block * _COLUMNS_PER_UNIT, call.num_channels

@@ -127,13 +127,6 @@ class BlockMachine(RuleBasedStateMachine):
         self.sessions.remove(session)
         self.manager.close(session.table)  # once more is harmless
 
-    @rule(dice=st.integers(0, 19))
-    def reset_prefix_cache(self, dice: int) -> None:
-        if dice:
-            return
-        self.manager.reset_prefix_cache()
-        self.registered.clear()
-
     @invariant()
     def integrity(self) -> None:
         if not hasattr(self, "manager"):

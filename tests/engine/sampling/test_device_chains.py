@@ -25,7 +25,7 @@ from outrider.kernels.coupled_sample import reference
 from outrider.shared.messages import LAW_TOTAL
 from outrider.shared.sampling_params import SamplingParams
 from tests.engine.sampling.law_cases import expect_equal_laws
-from tests.kernels.sampling_cases import transforms
+from tests.kernels.sampling.sampling_cases import transforms
 from tests.kernels.triton_device import device
 
 _BLOCK_SIZE = 4

@@ -13,7 +13,7 @@ from outrider.kernels.sampling_support.transforms import Transforms
 from outrider.shared.messages import LAW_SIZE, LAW_TOTAL, SparseLaw
 from outrider.shared.sampling_params import SamplingParams
 from tests.engine.sampling.law_cases import expect_equal_laws
-from tests.kernels.sampling_cases import FIELDS, random_logits, transforms
+from tests.kernels.sampling.sampling_cases import FIELDS, random_logits, transforms
 from tests.kernels.triton_device import device
 
 _FIELDS = [fields for fields in FIELDS if fields[0] > 0.0]

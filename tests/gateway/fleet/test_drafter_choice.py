@@ -12,27 +12,10 @@ from outrider.drafter_service.config import DrafterConfig
 from outrider.drafting.methods.registry import build_methods
 from outrider.gateway.fleet.drafter_choice import AUTO_ORDER, acquire_drafter, offered_methods
 from outrider.gateway.fleet.pool import Member, Pool
-from outrider.shared.messages import DrafterInfo, DraftMethodInfo, VerifierInfo
+from outrider.shared.messages import DrafterInfo, DraftMethodInfo
+from tests.gateway.verifier_fleet import verifier_info
 
-TARGET = VerifierInfo(
-    model="demo",
-    version="1",
-    vocab_size=100,
-    max_model_len=100,
-    eos_token_ids=(),
-    dtype="float32",
-    device="cpu",
-    hidden_size=64,
-    num_hidden_layers=4,
-    num_blocks=1,
-    num_free_blocks=1,
-    block_size=1,
-    num_sessions=0,
-    num_waiting=0,
-    max_sessions=100,
-    noise_version=1,
-    certificate_holds=True,
-)
+TARGET = replace(verifier_info(), hidden_size=64, num_hidden_layers=4)
 NGRAM = DraftMethodInfo("ngram")
 SUFFIX = DraftMethodInfo("suffix")
 MODEL = DraftMethodInfo("draft_model", vocab_size=100)

@@ -8,8 +8,8 @@ from pathlib import Path
 import grpc.aio
 import httpx
 import pytest
-from doors import ALICE, key_file, open_doors
 from gateway_script import ScriptedService
+from gateway_servers import ALICE, key_file, open_servers
 
 from outrider.gateway.config import GatewayConfig
 from outrider.gateway.fleet.pool import Member
@@ -95,7 +95,7 @@ async def test_members_that_are_gone_or_were_never_there(channel: grpc.aio.Chann
 
 async def test_it_is_behind_the_key(service: ScriptedService, tmp_path: Path) -> None:
     config = GatewayConfig(port=0, grpc_port=0, api_keys_file=key_file(tmp_path))
-    async with open_doors(service, config) as doors, httpx.AsyncClient(base_url=doors.url) as client:
+    async with open_servers(service, config) as servers, httpx.AsyncClient(base_url=servers.url) as client:
         assert (await client.get("/fleet")).status_code == 401
         answer = await client.get("/fleet", headers={"authorization": f"Bearer {ALICE}"})
     assert answer.json() == service.fleet()

@@ -44,20 +44,20 @@ LINEAR = tuple(1000 << power for power in range(7))
 async def test_one_callers_outputs_make_the_rounds_of_others_at_most_twice_as_long(
     round_us: tuple[int, ...], num_others: int, expected: int
 ) -> None:
-    assert _room(_verifier(*round_us)).most_beside(num_others) == expected
+    assert _room(_verifier(*round_us)).max_per_caller(num_others) == expected
 
 
 async def test_several_verifiers_share_the_outputs() -> None:
     room = _room(_verifier(*LINEAR), _verifier(*FLAT))
     assert room.num_places() == 128
-    assert room.most_beside(8) == 4 + 60
-    assert _room(_verifier(*LINEAR), _verifier(*LINEAR)).most_beside(8) == 8
+    assert room.max_per_caller(8) == 4 + 60
+    assert _room(_verifier(*LINEAR), _verifier(*LINEAR)).max_per_caller(8) == 8
 
 
 async def test_without_a_verifier_nothing_is_known() -> None:
     room = _room()
-    assert (room.num_places(), room.most_beside(3)) == (0, 1)
+    assert (room.num_places(), room.max_per_caller(3)) == (0, 1)
 
 
 async def test_a_small_verifier_leaves_everybody_an_output() -> None:
-    assert _room(_verifier(1000, max_sessions=1)).most_beside(0) == 1
+    assert _room(_verifier(1000, max_sessions=1)).max_per_caller(0) == 1

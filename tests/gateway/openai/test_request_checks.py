@@ -1,4 +1,4 @@
-"""Checks that both doors share: grammars within bounds, methods whose drafters are away."""
+"""Checks that both servers share: grammars within bounds, methods whose drafters are away."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from doors import ALICE, key_file, open_doors
 from gateway_script import ScriptedService
+from gateway_servers import ALICE, key_file, open_servers
 
 from outrider.gateway.config import GatewayConfig
 from outrider.gateway.playground.page import STATIC
@@ -87,7 +87,7 @@ async def test_other_clients_are_told_where_the_api_is(http: httpx.AsyncClient, 
 
 async def test_the_page_needs_no_key_and_nothing_else_is_opened_by_it(service: ScriptedService, tmp_path: Path) -> None:
     config = GatewayConfig(port=0, grpc_port=0, api_keys_file=key_file(tmp_path))
-    async with open_doors(service, config) as doors, httpx.AsyncClient(base_url=doors.url) as client:
+    async with open_servers(service, config) as servers, httpx.AsyncClient(base_url=servers.url) as client:
         page = await client.get("/", headers=BROWSER)
         assert page.status_code == 200
         [script] = re.findall(r'src="([^"]+)"', page.text)
@@ -99,6 +99,6 @@ async def test_the_page_needs_no_key_and_nothing_else_is_opened_by_it(service: S
 
 async def test_it_can_be_turned_off(service: ScriptedService) -> None:
     config = GatewayConfig(port=0, grpc_port=0, playground=False)
-    async with open_doors(service, config) as doors, httpx.AsyncClient(base_url=doors.url) as client:
+    async with open_servers(service, config) as servers, httpx.AsyncClient(base_url=servers.url) as client:
         assert (await client.get("/", headers=BROWSER)).status_code == 404
         assert (await client.get("/playground/favicon.svg")).status_code == 404

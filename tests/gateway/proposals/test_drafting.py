@@ -19,6 +19,7 @@ from in_process import (
     RecordingPolicy,
     hidden_rows,
     make_spec,
+    maker,
 )
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -33,10 +34,7 @@ from outrider.shared.messages import Commit, DraftMethodInfo, DraftStep, HiddenS
 
 @pytest.fixture
 def make(tokenizer: Tokenizer) -> Callable[..., Choice]:
-    def build(*offers: PlainDrafter | None, **options: object) -> Choice:
-        return Choice(tokenizer, list(offers), **options)  # type: ignore[arg-type]
-
-    return build
+    return maker(tokenizer)
 
 
 def told_rows(drafter: PlainDrafter) -> list[int]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import grpc.aio
 import pytest
-from in_process import NGRAM, TRUTH, Choice, PlainDrafter
+from in_process import NGRAM, TRUTH, Choice, PlainDrafter, maker
 from prometheus_client import CollectorRegistry
 from verifier_fleet import Fleet
 
@@ -52,10 +52,7 @@ class HedgedChoice(Choice):
 
 @pytest.fixture
 def make(tokenizer: Tokenizer) -> Callable[..., HedgedChoice]:
-    def build(*offers: PlainDrafter, **options: object) -> HedgedChoice:
-        return HedgedChoice(tokenizer, list(offers), **options)  # type: ignore[arg-type]
-
-    return build
+    return maker(tokenizer, HedgedChoice)
 
 
 class Gate:

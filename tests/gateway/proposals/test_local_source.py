@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pytest
-from in_process import LENGTH, TRUTH, Choice, PlainDrafter, RecordingPolicy, make_spec
+from in_process import LENGTH, TRUTH, Choice, PlainDrafter, RecordingPolicy, make_spec, maker
 
 from outrider.gateway.draft_length.draft_policy import FixedDraftLength
 from outrider.gateway.proposals.ask import Answer, Ask
@@ -34,10 +34,7 @@ class Script(RecordingPolicy):
 
 @pytest.fixture
 def make(tokenizer: Tokenizer) -> Callable[..., Choice]:
-    def build(*offers: PlainDrafter | None, **options: object) -> Choice:
-        return Choice(tokenizer, list(offers), local=HERE, **options)  # type: ignore[arg-type]
-
-    return build
+    return maker(tokenizer, local=HERE)
 
 
 async def test_one_run_and_nobody_else_is_asked(make: Callable[..., Choice]) -> None:

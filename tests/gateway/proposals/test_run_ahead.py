@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from in_process import EAGLE, PROMPT, TRUTH, Choice, PlainDrafter, RecordingPolicy, make_spec
+from in_process import EAGLE, PROMPT, TRUTH, Choice, PlainDrafter, RecordingPolicy, make_spec, maker
 from prometheus_client.parser import text_string_to_metric_families
 
 from outrider.gateway.proposals.drafting import Drafting
@@ -28,10 +28,7 @@ class Always(AheadTrials):
 
 @pytest.fixture
 def make(tokenizer: Tokenizer) -> Callable[..., Choice]:
-    def build(drafter: PlainDrafter, **options: object) -> Choice:
-        return Choice(tokenizer, [drafter], trials=Always(), **options)  # type: ignore[arg-type]
-
-    return build
+    return maker(tokenizer, trials=Always())
 
 
 def asked_ahead(choice: Choice) -> tuple[float, float]:

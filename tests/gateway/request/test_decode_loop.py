@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from in_process import EAGLE, LENGTH, MEDUSA, NGRAM, TRUTH, Choice, PlainDrafter, RecordingPolicy, resumed
+from in_process import EAGLE, LENGTH, MEDUSA, NGRAM, TRUTH, Choice, PlainDrafter, RecordingPolicy, maker, resumed
 
 from outrider.gateway.draft_length.draft_policy import FixedDraftLength
 from outrider.gateway.proposals.remote_source import ALONE_RUN
@@ -23,10 +23,7 @@ TIMEOUT_S = 0.05
 
 @pytest.fixture
 def make(tokenizer: Tokenizer) -> Callable[..., Choice]:
-    def build(*offers: PlainDrafter | None, **options: object) -> Choice:
-        return Choice(tokenizer, list(offers), **options)  # type: ignore[arg-type]
-
-    return build
+    return maker(tokenizer)
 
 
 def check_closed(choice: Choice, num_opened: int | None = None) -> None:

@@ -21,7 +21,7 @@ class Room:
     def num_places(self) -> int:
         return self.places
 
-    def most_beside(self, num_others: int) -> int:
+    def max_per_caller(self, num_others: int) -> int:
         return max(1, self.places if self.beside is None else self.beside)
 
 
@@ -236,4 +236,4 @@ def _check(room: Room, callers: list[Caller]) -> None:
         return
     for caller in waiting:
         assert len(active) > 1
-        assert len(caller.opening) >= MAX_OPENING or caller.num_held >= room.most_beside(held - caller.num_held)
+        assert len(caller.opening) >= MAX_OPENING or caller.num_held >= room.max_per_caller(held - caller.num_held)

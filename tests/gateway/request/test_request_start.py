@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
@@ -30,31 +30,17 @@ MODEL = "demo"
 ID = "cmpl-1"
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    with RedisServer(tmp_path_factory.mktemp("redis")) as running:
-        yield running
-
-
 @pytest.fixture
-async def client(server: RedisServer) -> AsyncIterator[aioredis.Redis]:
-    connection = aioredis.Redis.from_url(server.url)
-    await connection.flushall()
-    yield connection
-    await connection.aclose()
-
-
-@pytest.fixture
-async def log(server: RedisServer, client: aioredis.Redis) -> AsyncIterator[CommitLog]:
-    commit_log = CommitLog.connect(server.url, ttl_s=60)
+async def log(redis_server: RedisServer, redis_client: aioredis.Redis) -> AsyncIterator[CommitLog]:
+    commit_log = CommitLog.connect(redis_server.url, ttl_s=60)
     await commit_log.start()
     yield commit_log
     await commit_log.close()
 
 
 @pytest.fixture
-async def other_log(server: RedisServer, client: aioredis.Redis) -> AsyncIterator[CommitLog]:
-    commit_log = CommitLog.connect(server.url, ttl_s=60)
+async def other_log(redis_server: RedisServer, redis_client: aioredis.Redis) -> AsyncIterator[CommitLog]:
+    commit_log = CommitLog.connect(redis_server.url, ttl_s=60)
     await commit_log.start()
     yield commit_log
     await commit_log.close()
@@ -190,10 +176,10 @@ async def test_an_answer_of_another_kind_is_not_found_and_not_disturbed(log: Com
     assert len(starts(await resume(log, wanted(kind=AnswerKind.CHAT), MODEL))) == 1
 
 
-async def test_an_expired_request_is_not_found(log: CommitLog, client: aioredis.Redis) -> None:
+async def test_an_expired_request_is_not_found(log: CommitLog, redis_client: aioredis.Redis) -> None:
     [row] = starts(begin(log, AnswerKind.COMPLETION, prepared()))
     await row.log.append(entry(0, 1))
-    await client.flushall()
+    await redis_client.flushall()
     assert "may have expired" in await refusal(log, wanted(), UnknownSession)
 
 
@@ -225,13 +211,13 @@ async def test_tokens_that_were_seen_but_lost(log: CommitLog, seed: int | None) 
         await row.log.append(entry(2, 3))
 
 
-async def test_a_record_of_another_version_is_refused(log: CommitLog, client: aioredis.Redis) -> None:
+async def test_a_record_of_another_version_is_refused(log: CommitLog, redis_client: aioredis.Redis) -> None:
     [row] = starts(begin(log, AnswerKind.COMPLETION, prepared()))
     await row.log.append(entry(0, 1))
     key = f"outrider:{{{ID}}}:record"
-    message = log_pb2.SessionRecord.FromString(await client.get(key))
+    message = log_pb2.SessionRecord.FromString(await redis_client.get(key))
     message.version = RECORD_VERSION + 1
-    await client.set(key, message.SerializeToString())
+    await redis_client.set(key, message.SerializeToString())
     assert "another version of the gateway" in await refusal(log, wanted(), Unavailable)
 
 

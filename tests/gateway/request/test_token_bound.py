@@ -118,7 +118,7 @@ def test_a_decoder_that_looks_at_neighbours_has_no_bound() -> None:
     assert wordpiece_tokenizer().most_chars_per_token is None
 
 
-# ---- at the door ------------------------------------------------------------------------------------------------
+# ---- at the server ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 import redis.asyncio as aioredis
@@ -19,17 +19,11 @@ from tests.redis_server import RedisServer
 TEMPLATE = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    with RedisServer(tmp_path_factory.mktemp("redis")) as running:
-        yield running
-
-
 @pytest.fixture
-async def store(server: RedisServer) -> AsyncIterator[ResponseStore]:
-    redis = PatientRedis.connect(server.url, patience_s=15, scripts=())
+async def store(redis_server: RedisServer) -> AsyncIterator[ResponseStore]:
+    redis = PatientRedis.connect(redis_server.url, patience_s=15, scripts=())
     await redis.start()
-    async with aioredis.Redis.from_url(server.url) as client:
+    async with aioredis.Redis.from_url(redis_server.url) as client:
         await client.flushall()
     yield ResponseStore(redis, ttl_s=60, budget=LogBudget(max_record_bytes=4000, total_bytes=40_000))
     await redis.close()

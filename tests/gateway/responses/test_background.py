@@ -15,8 +15,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from doors import ALICE, BOB, Doors, key_file, open_doors
 from gateway_script import Script, ScriptedService
+from gateway_servers import ALICE, BOB, GatewayServers, key_file, open_servers
 from responses_client import events_of
 
 from outrider.gateway.config import GatewayConfig
@@ -46,12 +46,12 @@ def gated(service: ScriptedService, store: ResponseStore) -> GatedService:
 
 
 @asynccontextmanager
-async def gateway(service: ScriptedService, **config: Any) -> AsyncIterator[tuple[Doors, openai.AsyncOpenAI]]:
+async def gateway(service: ScriptedService, **config: Any) -> AsyncIterator[tuple[GatewayServers, openai.AsyncOpenAI]]:
     async with (
-        open_doors(service, GatewayConfig(port=0, grpc_port=0, model="demo", drain_s=1.0, **config)) as doors,
-        openai.AsyncOpenAI(base_url=f"{doors.url}/v1", api_key=ALICE, max_retries=0) as client,
+        open_servers(service, GatewayConfig(port=0, grpc_port=0, model="demo", drain_s=1.0, **config)) as servers,
+        openai.AsyncOpenAI(base_url=f"{servers.url}/v1", api_key=ALICE, max_retries=0) as client,
     ):
-        yield doors, client
+        yield servers, client
 
 
 async def finished(client: openai.AsyncOpenAI, response_id: str) -> Any:
@@ -85,9 +85,9 @@ async def test_it_answers_at_once_and_is_there_in_the_end(gated: GatedService) -
 
 
 async def test_a_stream_goes_on_unread_and_from_any_event(gated: GatedService) -> None:
-    async with gateway(gated) as (doors, client):
+    async with gateway(gated) as (servers, client):
         body = {"input": "A?", "background": True, "stream": True}
-        async with httpx.AsyncClient(base_url=doors.url) as http:
+        async with httpx.AsyncClient(base_url=servers.url) as http:
             async with http.stream("POST", "/v1/responses", json=body) as answer:
                 response_id = answer.headers["x-request-id"]
                 first = await anext(answer.aiter_text())
@@ -116,13 +116,13 @@ async def test_a_reader_that_comes_back_while_it_runs_reads_the_rest(gated: Gate
 
 
 async def test_a_cancelled_one_stops_and_stays_cancelled(gated: GatedService) -> None:
-    async with gateway(gated) as (doors, client):
+    async with gateway(gated) as (servers, client):
         begun = await client.responses.create(input="A?", background=True)
         for _ in range(2):
             assert (await client.responses.cancel(begun.id)).status == "cancelled"
         await idle(gated)
         assert (await client.responses.retrieve(begun.id)).status == "cancelled"
-        async with httpx.AsyncClient(base_url=doors.url) as http:
+        async with httpx.AsyncClient(base_url=servers.url) as http:
             refused = await http.get(f"/v1/responses/{begun.id}?stream=true")
         assert refused.status_code == 409
         assert "is cancelled: its stream does not go on" in refused.json()["error"]["message"]
@@ -196,7 +196,7 @@ async def test_it_counts_as_running_and_is_its_owners_alone(gated: GatedService,
     [({"store": False}, "background"), ({"request_id": "r"}, "request_id")],
 )
 async def test_what_makes_no_sense_is_refused(gated: GatedService, body: dict[str, Any], param: str) -> None:
-    async with gateway(gated) as (doors, _), httpx.AsyncClient(base_url=doors.url) as http:
+    async with gateway(gated) as (servers, _), httpx.AsyncClient(base_url=servers.url) as http:
         refused = await http.post("/v1/responses", json={"input": "A?", "background": True, **body})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
         after = await http.get("/v1/responses/resp_x?stream=true&starting_after=-1")

@@ -106,9 +106,9 @@ async def test_one_that_was_cut_at_its_limit_is_stored_and_one_that_broke_is_not
         assert (await client.responses.retrieve("resp_r")).status == "incomplete"
 
 
-async def test_responses_expire(store: ResponseStore, server: RedisServer) -> None:
+async def test_responses_expire(store: ResponseStore, redis_server: RedisServer) -> None:
     await store.put("o", "resp_1", b"{}", 0)
-    async with aioredis.Redis.from_url(server.url) as client:
+    async with aioredis.Redis.from_url(redis_server.url) as client:
         [key] = await client.keys("outrider:response:*")
         assert 50 < await client.ttl(key) <= 60
         await store.delete("o", "resp_1")

@@ -1,4 +1,4 @@
-"""API keys at both doors: who is let in, what is open to all, reading the file again."""
+"""API keys at both servers: who is let in, what is open to all, reading the file again."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import grpc
 import grpc.aio
 import httpx
 import pytest
-from doors import ALICE, BOB, Doors, key_file, open_doors
 from gateway_script import ScriptedService
+from gateway_servers import ALICE, BOB, GatewayServers, key_file, open_servers
 
 from outrider.gateway.config import GatewayConfig
 from outrider.gateway.request.types import ValidRequest
@@ -47,14 +47,14 @@ def keys(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-async def doors(service: ScriptedService, keys: str) -> AsyncIterator[Doors]:
-    async with open_doors(service, GatewayConfig(port=0, grpc_port=0, api_keys_file=keys)) as opened:
+async def servers(service: ScriptedService, keys: str) -> AsyncIterator[GatewayServers]:
+    async with open_servers(service, GatewayConfig(port=0, grpc_port=0, api_keys_file=keys)) as opened:
         yield opened
 
 
 @pytest.fixture
-async def http(doors: Doors) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=doors.url) as client:
+async def http(servers: GatewayServers) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=servers.url) as client:
         yield client
 
 
@@ -92,8 +92,8 @@ async def test_rest_lets_a_key_in(http: httpx.AsyncClient, scheme: str) -> None:
     assert (await http.get("/v1/models", headers=bearer(ALICE))).status_code == 200
 
 
-async def test_the_refusal_does_not_wait_for_the_body(doors: Doors) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", doors.http_port)
+async def test_the_refusal_does_not_wait_for_the_body(servers: GatewayServers) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", servers.http_port)
     writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n{")
     async with asyncio.timeout(30):
         assert (await reader.readline()).startswith(b"HTTP/1.1 401 ")
@@ -107,7 +107,7 @@ async def test_what_is_open_to_all(http: httpx.AsyncClient, path: str) -> None:
 
 async def test_metrics_can_be_protected(service: ScriptedService, keys: str) -> None:
     config = GatewayConfig(port=0, grpc_port=0, api_keys_file=keys, protect_metrics=True)
-    async with open_doors(service, config) as doors, httpx.AsyncClient(base_url=doors.url) as http:
+    async with open_servers(service, config) as servers, httpx.AsyncClient(base_url=servers.url) as http:
         assert (await http.get("/metrics")).status_code == 401
         assert (await http.get("/metrics", headers=bearer(ALICE))).status_code == 200
         for path in ("/health", "/ping", "/ready", "/readyz"):
@@ -116,9 +116,9 @@ async def test_metrics_can_be_protected(service: ScriptedService, keys: str) -> 
 
 async def test_without_a_file_nobody_is_asked(service: ScriptedService) -> None:
     async with (
-        open_doors(service, GatewayConfig(port=0, grpc_port=0)) as doors,
-        httpx.AsyncClient(base_url=doors.url) as http,
-        rpc.open_channel(doors.grpc_address) as channel,
+        open_servers(service, GatewayConfig(port=0, grpc_port=0)) as servers,
+        httpx.AsyncClient(base_url=servers.url) as http,
+        rpc.open_channel(servers.grpc_address) as channel,
     ):
         assert (await http.post("/v1/completions", json=HELLO)).status_code == 200
         stub: Any = pb_grpc.GatewayStub(channel)
@@ -138,17 +138,17 @@ async def test_without_a_file_nobody_is_asked(service: ScriptedService) -> None:
     ],
 )
 async def test_grpc_asks_for_a_key(
-    doors: Doors, service: ScriptedService, method: str, request_: Any, headers: dict[str, str]
+    servers: GatewayServers, service: ScriptedService, method: str, request_: Any, headers: dict[str, str]
 ) -> None:
-    async with rpc.open_channel(doors.grpc_address) as channel:
+    async with rpc.open_channel(servers.grpc_address) as channel:
         call = getattr(pb_grpc.GatewayStub(channel), method)(request_, metadata=tuple(headers.items()))
         assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
         assert "key" in (await call.details() or "")
     assert service.num_opened == 0
 
 
-async def test_grpc_lets_a_key_in_and_health_needs_none(doors: Doors, service: ScriptedService) -> None:
-    async with rpc.open_channel(doors.grpc_address) as channel:
+async def test_grpc_lets_a_key_in_and_health_needs_none(servers: GatewayServers, service: ScriptedService) -> None:
+    async with rpc.open_channel(servers.grpc_address) as channel:
         stub: Any = pb_grpc.GatewayStub(channel)
         metadata = tuple(bearer(BOB).items())
         replies = [reply async for reply in stub.Generate(pb.GenerateRequest(prompt="x"), metadata=metadata)]
@@ -157,8 +157,8 @@ async def test_grpc_lets_a_key_in_and_health_needs_none(doors: Doors, service: S
         assert await rpc.is_serving(channel, 3)
 
 
-async def test_broken_protobuf_is_the_callers_fault(doors: Doors) -> None:
-    async with rpc.open_channel(doors.grpc_address) as channel:
+async def test_broken_protobuf_is_the_callers_fault(servers: GatewayServers) -> None:
+    async with rpc.open_channel(servers.grpc_address) as channel:
         call: Any = channel.unary_stream("/outrider.v1.Gateway/Generate")
         call = call(b"\xff\xff\xff", metadata=tuple(bearer(BOB).items()))
         assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -175,7 +175,7 @@ class SeenOwner:
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> SeenOwner:
-    """What owner_of says of the requests that come to the code behind the doors."""
+    """What owner_of says of the requests that come to the code behind the servers."""
     found = SeenOwner()
 
     def watched(request_or_context: Any) -> auth.Caller:
@@ -188,11 +188,11 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> SeenOwner:
 
 
 async def test_the_owner_reaches_both_doors_code(
-    http: httpx.AsyncClient, doors: Doors, service: ScriptedService, seen: SeenOwner
+    http: httpx.AsyncClient, servers: GatewayServers, service: ScriptedService, seen: SeenOwner
 ) -> None:
     await http.post("/v1/completions", json=HELLO, headers=bearer(ALICE))
     assert seen.owner == "alice"
-    async with rpc.open_channel(doors.grpc_address) as channel:
+    async with rpc.open_channel(servers.grpc_address) as channel:
         stub: Any = pb_grpc.GatewayStub(channel)
         async for _ in stub.Generate(pb.GenerateRequest(prompt="x"), metadata=tuple(bearer(BOB).items())):
             pass
@@ -201,7 +201,7 @@ async def test_the_owner_reaches_both_doors_code(
     assert len(requests) == 2
 
 
-async def test_nobody_owns_what_came_through_no_door() -> None:
+async def test_nobody_owns_what_came_through_no_server() -> None:
     assert owner_of(object()) == ""
 
 

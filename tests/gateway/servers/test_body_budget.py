@@ -8,8 +8,8 @@ from typing import Any
 
 import httpx
 import pytest
-from doors import ALICE, BOB, key_file, open_doors
 from gateway_script import ScriptedService
+from gateway_servers import ALICE, BOB, key_file, open_servers
 
 from outrider.gateway.config import GatewayConfig
 from outrider.gateway.request.tokenizer import Tokenizer
@@ -54,10 +54,10 @@ async def test_twelve_long_texts_are_tokenized_two_at_a_time(service: ScriptedSe
     slow = SlowTokenizer(service.tokenizer)
     service.tokenizer = slow  # type: ignore[assignment]
     async with (
-        open_doors(service, GatewayConfig(port=0, grpc_port=0)) as doors,
-        httpx.AsyncClient(base_url=doors.url, timeout=60) as http,
+        open_servers(service, GatewayConfig(port=0, grpc_port=0)) as servers,
+        httpx.AsyncClient(base_url=servers.url, timeout=60) as http,
     ):
-        bodies = doors.admission.bodies
+        bodies = servers.admission.bodies
         long = [asyncio.create_task(http.post("/tokenize", json=LONG)) for _ in range(12)]
         await _until(lambda: slow.num_now == 2 and bodies.num_bytes > 12 * 60_000)
         short = await http.post("/v1/completions", json={"prompt": "Hello", "max_tokens": 5})
@@ -72,8 +72,8 @@ async def test_one_keys_long_bodies_leave_room_for_anothers(service: ScriptedSer
     slow = SlowTokenizer(service.tokenizer)
     service.tokenizer = slow  # type: ignore[assignment]
     config = GatewayConfig(port=0, grpc_port=0, api_keys_file=key_file(tmp_path))
-    async with open_doors(service, config) as doors, httpx.AsyncClient(base_url=doors.url, timeout=60) as http:
-        doors.admission.bodies._max_bytes = 7_000_000  # room for two of ALICE's with their answers, and BOB's
+    async with open_servers(service, config) as servers, httpx.AsyncClient(base_url=servers.url, timeout=60) as http:
+        servers.admission.bodies._max_bytes = 7_000_000  # room for two of ALICE's with their answers, and BOB's
 
         def post(key: str) -> asyncio.Task[httpx.Response]:
             return asyncio.create_task(http.post("/tokenize", json=LONG, headers={"authorization": f"Bearer {key}"}))
@@ -83,7 +83,7 @@ async def test_one_keys_long_bodies_leave_room_for_anothers(service: ScriptedSer
         refused = await post(ALICE)
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "2")
         other = post(BOB)
-        await _until(lambda: doors.admission.bodies.num_bytes > 4_000_000)
+        await _until(lambda: servers.admission.bodies.num_bytes > 4_000_000)
         slow.go.set()
         assert [(await answer).status_code for answer in (*first, other)] == [200] * 3
 
@@ -91,18 +91,18 @@ async def test_one_keys_long_bodies_leave_room_for_anothers(service: ScriptedSer
 async def test_an_answer_has_room_before_it_is_worked_out(service: ScriptedService) -> None:
     """Those of twelve texts of 4 MB were all held at once."""
     async with (
-        open_doors(service, GatewayConfig(port=0, grpc_port=0)) as doors,
-        httpx.AsyncClient(base_url=doors.url, timeout=60) as http,
+        open_servers(service, GatewayConfig(port=0, grpc_port=0)) as servers,
+        httpx.AsyncClient(base_url=servers.url, timeout=60) as http,
     ):
-        doors.admission.bodies._max_bytes = 1_000_000
+        servers.admission.bodies._max_bytes = 1_000_000
         body = {"prompt": "a " * 50_000, "return_token_strs": True}
         refused = await http.post("/tokenize", json=body)
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
-        doors.admission.bodies._max_bytes = (1 + ANSWER_RATIO) * 100_100
+        servers.admission.bodies._max_bytes = (1 + ANSWER_RATIO) * 100_100
         answer = await http.post("/tokenize", json=body)
         assert answer.status_code == 200
         assert len(answer.content) < ANSWER_RATIO * len(answer.request.content)
-        await _until(lambda: doors.admission.bodies.num_bytes == 0)
+        await _until(lambda: servers.admission.bodies.num_bytes == 0)
 
 
 async def test_a_turn_is_given_back_when_its_thread_is_done_not_when_its_caller_gives_up() -> None:
@@ -159,8 +159,8 @@ async def test_many_short_texts_are_tokenized_on_a_thread(service: ScriptedServi
     service.tokenizer = Watched(service.tokenizer)  # type: ignore[assignment]
     body = {"prompt": "Hello", "max_tokens": 5, "bad_words": ["never"] * 100}
     async with (
-        open_doors(service, GatewayConfig(port=0, grpc_port=0)) as doors,
-        httpx.AsyncClient(base_url=doors.url) as http,
+        open_servers(service, GatewayConfig(port=0, grpc_port=0)) as servers,
+        httpx.AsyncClient(base_url=servers.url) as http,
     ):
         assert (await http.post("/v1/completions", json=body)).status_code == 200
     assert threads

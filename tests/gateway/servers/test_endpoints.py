@@ -1,4 +1,4 @@
-"""What the doors show and take: reflection and documentation, message and metadata sizes, TLS at both of them."""
+"""What the servers show and take: reflection and documentation, message and metadata sizes, TLS at both of them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import grpc
 import httpx
 import pytest
-from doors import open_doors
 from gateway_script import ScriptedService
+from gateway_servers import open_servers
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from outrider.gateway.config import GatewayConfig
@@ -62,8 +62,8 @@ async def test_reflection_and_documentation(
     service: ScriptedService, host: str, setting: bool | None, shown: bool
 ) -> None:
     config = GatewayConfig(host=host, port=0, grpc_port=0, reflection=setting, api_docs=setting)
-    async with open_doors(service, config) as doors, httpx.AsyncClient(base_url=doors.url, timeout=30) as http:
-        assert await asyncio.to_thread(reflects, doors.grpc_address) == shown
+    async with open_servers(service, config) as servers, httpx.AsyncClient(base_url=servers.url, timeout=30) as http:
+        assert await asyncio.to_thread(reflects, servers.grpc_address) == shown
         for path in ("/docs", "/openapi.json"):
             response = await http.get(path)
             assert response.status_code == (200 if shown else 404)
@@ -75,7 +75,7 @@ async def test_reflection_and_documentation(
 
 async def test_a_grpc_request_is_as_long_as_a_body_may_be(service: ScriptedService) -> None:
     config = GatewayConfig(port=0, grpc_port=0, max_body_mb=0.5)
-    async with open_doors(service, config) as doors, rpc.open_channel(doors.grpc_address) as channel:
+    async with open_servers(service, config) as servers, rpc.open_channel(servers.grpc_address) as channel:
         stub: Any = pb_grpc.GatewayStub(channel)
         call = stub.Generate(pb.GenerateRequest(prompt="a" * 600_000))
         assert await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -87,7 +87,7 @@ async def test_a_grpc_request_is_as_long_as_a_body_may_be(service: ScriptedServi
 
 async def test_grpc_metadata_is_bounded(service: ScriptedService) -> None:
     config = GatewayConfig(port=0, grpc_port=0)
-    async with open_doors(service, config) as doors, rpc.open_channel(doors.grpc_address) as channel:
+    async with open_servers(service, config) as servers, rpc.open_channel(servers.grpc_address) as channel:
         stub: Any = pb_grpc.GatewayStub(channel)
         for size, code in (
             (4_000, grpc.StatusCode.OK),
@@ -114,22 +114,22 @@ async def test_both_doors_over_tls(service: ScriptedService, tmp_path: Path, mut
         tls_key_file=server.key_file,
         tls_ca_file=authority.ca_file if mutual else "",
     )
-    async with open_doors(service, config) as doors:
-        assert doors.url.startswith("https://")
+    async with open_servers(service, config) as servers:
+        assert servers.url.startswith("https://")
         for tls, is_let_in in ((known, True), (unknown, not mutual)):
-            async with rpc.open_channel(doors.grpc_address, tls) as channel:
+            async with rpc.open_channel(servers.grpc_address, tls) as channel:
                 assert await rpc.is_serving(channel, 30) == is_let_in
-            async with httpx.AsyncClient(base_url=doors.url, verify=client_context(tls), timeout=30) as http:
+            async with httpx.AsyncClient(base_url=servers.url, verify=client_context(tls), timeout=30) as http:
                 if is_let_in:
                     assert (await http.get("/v1/models")).status_code == 200
                 else:
                     with pytest.raises((httpx.TransportError, ssl.SSLError)):
                         await http.get("/v1/models")
         own = TlsConfig(server.cert_file, server.key_file, server.cert_file)
-        for target in (doors.grpc_address, f"127.0.0.1:{doors.http_port}/ready"):
+        for target in (servers.grpc_address, f"127.0.0.1:{servers.http_port}/ready"):
             assert await reason_not_well(target, own, 30) is None
             assert await reason_not_well(target) is not None
-        async with httpx.AsyncClient(base_url=doors.url, timeout=30) as http:
+        async with httpx.AsyncClient(base_url=servers.url, timeout=30) as http:
             with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
                 await http.get("/v1/models")
 
@@ -155,8 +155,8 @@ async def test_grpc_connections_are_bounded_and_their_places_given_back(service:
             return False
         return True
 
-    async with open_doors(service, GatewayConfig(port=0, grpc_port=0, max_connections=3)) as doors:
-        channels = [grpc.aio.insecure_channel(doors.grpc_address, options=own) for _ in range(4)]
+    async with open_servers(service, GatewayConfig(port=0, grpc_port=0, max_connections=3)) as servers:
+        channels = [grpc.aio.insecure_channel(servers.grpc_address, options=own) for _ in range(4)]
         for channel in channels[:3]:
             assert await connects(channel, 60.0)
         assert not await connects(channels[3], 2.0)

@@ -1,4 +1,4 @@
-"""The gRPC door over a real channel: the same requests, the same refusals as status codes, cancellation."""
+"""The gRPC server over a real channel: the same requests, the same refusals as status codes, cancellation."""
 
 from __future__ import annotations
 

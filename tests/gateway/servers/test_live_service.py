@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc.aio
@@ -29,21 +29,15 @@ from tests.gateway.small_tokenizers import byte_fallback_tokenizer
 from tests.redis_server import RedisServer
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    with RedisServer(tmp_path_factory.mktemp("redis")) as running:
-        yield running
-
-
 @pytest.fixture
-async def service(server: RedisServer) -> AsyncIterator[LiveService]:
+async def service(redis_server: RedisServer) -> AsyncIterator[LiveService]:
     async def verifier(channel: grpc.aio.Channel, timeout_s: float) -> VerifierInfo:
         raise Unavailable("there is none")
 
     async def drafter(channel: grpc.aio.Channel, timeout_s: float) -> DrafterInfo:
         raise Unavailable("there is none")
 
-    commit_log = CommitLog.connect(server.url, ttl_s=60)
+    commit_log = CommitLog.connect(redis_server.url, ttl_s=60)
     await commit_log.start()
     generation = Generation(
         config=GatewayConfig(),
@@ -59,9 +53,9 @@ async def service(server: RedisServer) -> AsyncIterator[LiveService]:
 
 @pytest.mark.parametrize("problem", ["full", "read-only"])
 async def test_a_redis_that_takes_no_writes_refuses_requests_at_once(
-    service: LiveService, server: RedisServer, problem: str
+    service: LiveService, redis_server: RedisServer, problem: str
 ) -> None:
-    async with aioredis.Redis.from_url(server.url) as client:
+    async with aioredis.Redis.from_url(redis_server.url) as client:
         if problem == "full":
             await client.config_set("maxmemory", 1)
         else:

@@ -1,4 +1,4 @@
-"""Quotas: the bucket's arithmetic by a clock of the test's own, the refusals at both doors over real sockets."""
+"""Quotas: the bucket's arithmetic by a clock of the test's own, the refusals at both servers over real sockets."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import grpc
 import grpc.aio
 import httpx
 import pytest
-from doors import ALICE, BOB, Doors, key_file, open_doors
 from gateway_script import NoLog, Script, ScriptedService
+from gateway_servers import ALICE, BOB, GatewayServers, key_file, open_servers
 
 from outrider.gateway.config import GatewayConfig
 from outrider.gateway.request.start import EPOCHS_PER_TERM
@@ -118,20 +118,22 @@ def test_a_bucket_outlives_reading_the_file_again_and_follows_a_new_limit() -> N
         account.charge(10**9)
 
 
-# ---- at the doors -----------------------------------------------------------------------------------------------
+# ---- at the servers -----------------------------------------------------------------------------------------------
 
 
 @asynccontextmanager
-async def limited(service: ScriptedService, folder: Path, **settings: Any) -> AsyncIterator[tuple[Doors, Any, Any]]:
-    """Doors, an HTTP client and a gRPC stub; alice may run 2 requests, bob use 60 tokens a minute."""
+async def limited(
+    service: ScriptedService, folder: Path, **settings: Any
+) -> AsyncIterator[tuple[GatewayServers, Any, Any]]:
+    """The servers, an HTTP client and a gRPC stub; alice may run 2 requests, bob use 60 tokens a minute."""
     lines = (key_line("alice", ALICE, max_concurrent=2), key_line("bob", BOB, tokens_per_minute=60))
     config = GatewayConfig(port=0, grpc_port=0, api_keys_file=key_file(folder, *lines), **settings)
     async with (
-        open_doors(service, config) as doors,
-        httpx.AsyncClient(base_url=doors.url, timeout=60) as http,
-        rpc.open_channel(doors.grpc_address) as channel,
+        open_servers(service, config) as servers,
+        httpx.AsyncClient(base_url=servers.url, timeout=60) as http,
+        rpc.open_channel(servers.grpc_address) as channel,
     ):
-        yield doors, http, pb_grpc.GatewayStub(channel)
+        yield servers, http, pb_grpc.GatewayStub(channel)
 
 
 def start_grpc(stub: Any, key: str) -> Any:
@@ -143,9 +145,11 @@ async def retry_after_ms(call: Any) -> int:
     return int(dict(await call.trailing_metadata())["retry-after-ms"])
 
 
-async def test_a_keys_concurrent_requests_are_counted_over_both_doors(service: ScriptedService, tmp_path: Path) -> None:
+async def test_a_keys_concurrent_requests_are_counted_over_both_servers(
+    service: ScriptedService, tmp_path: Path
+) -> None:
     service.script = Script(endless=True)
-    async with limited(service, tmp_path) as (doors, http, stub):
+    async with limited(service, tmp_path) as (servers, http, stub):
         whole = asyncio.create_task(http.post("/v1/completions", json=HELLO, headers=bearer(ALICE)))
         call = start_grpc(stub, ALICE)
         await until(lambda: service.num_open == 2)
@@ -160,10 +164,10 @@ async def test_a_keys_concurrent_requests_are_counted_over_both_doors(service: S
         service.script = Script()
         assert (await http.post("/v1/completions", json=HELLO, headers=bearer(BOB))).status_code == 200
         call.cancel()
-        await until(lambda: doors.admission.quotas.num_running == 1)
+        await until(lambda: servers.admission.quotas.num_running == 1)
         assert (await http.post("/v1/completions", json=HELLO, headers=bearer(ALICE))).status_code == 200
         whole.cancel()
-        await until(lambda: doors.admission.quotas.num_running == 0)
+        await until(lambda: servers.admission.quotas.num_running == 0)
 
 
 async def test_tokens_per_minute(service: ScriptedService, tmp_path: Path) -> None:
@@ -185,12 +189,12 @@ async def test_tokens_per_minute(service: ScriptedService, tmp_path: Path) -> No
 
 
 async def test_every_choice_and_every_prompt_is_charged(service: ScriptedService, tmp_path: Path) -> None:
-    async with limited(service, tmp_path) as (doors, http, _):
+    async with limited(service, tmp_path) as (servers, http, _):
         body = {"prompt": ["Hello", "Hello"], "max_tokens": 10, "n": 2}
         started = time.monotonic()
         usage = (await http.post("/v1/completions", json=body, headers=bearer(BOB))).json()["usage"]
         assert usage["total_tokens"] == 2 * 3 + 4 * 10
-        with doors.admission.quotas.admit(ApiKey("bob", b"", tokens_per_minute=60)) as account:
+        with servers.admission.quotas.admit(ApiKey("bob", b"", tokens_per_minute=60)) as account:
             assert account is not None
             assert account.bucket is not None
             account.charge(60 + 600 - usage["total_tokens"])
@@ -230,10 +234,10 @@ async def test_what_is_resumed_is_charged_once(service: ScriptedService, num_log
 
 async def test_the_gateways_bound_is_checked_before_the_body(service: ScriptedService, tmp_path: Path) -> None:
     service.script = Script(endless=True)
-    async with limited(service, tmp_path, max_concurrent_requests=1) as (doors, http, stub):
+    async with limited(service, tmp_path, max_concurrent_requests=1) as (servers, http, stub):
         call = start_grpc(stub, ALICE)
         await until(lambda: service.num_open == 1)
-        reader, writer = await asyncio.open_connection("127.0.0.1", doors.http_port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", servers.http_port)
         head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {BOB}\r\ncontent-length: 99\r\n\r\n"
         writer.write(head.encode())
         async with asyncio.timeout(30):
@@ -249,11 +253,11 @@ async def test_the_gateways_bound_is_checked_before_the_body(service: ScriptedSe
             assert (await http.get(path)).status_code == 200
         assert (await http.post("/ping")).status_code == 200
         call.cancel()
-        await until(lambda: doors.admission.quotas.num_running == 0)
+        await until(lambda: servers.admission.quotas.num_running == 0)
 
 
 async def test_a_wrong_body_gives_its_place_back(service: ScriptedService, tmp_path: Path) -> None:
-    async with limited(service, tmp_path, max_concurrent_requests=1) as (doors, http, stub):
+    async with limited(service, tmp_path, max_concurrent_requests=1) as (servers, http, stub):
         for body in (b"{", b'{"prompt": ""}'):
             answer = await http.post(
                 "/v1/completions", content=body, headers={**bearer(ALICE), "content-type": "application/json"}
@@ -262,17 +266,17 @@ async def test_a_wrong_body_gives_its_place_back(service: ScriptedService, tmp_p
         metadata = tuple(bearer(ALICE).items())
         call = stub.Generate(pb.GenerateRequest(prompt=""), metadata=metadata)
         assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
-        await until(lambda: doors.admission.quotas.num_running == 0)
+        await until(lambda: servers.admission.quotas.num_running == 0)
 
 
 async def test_a_grpc_call_without_its_message_gives_its_place_back(service: ScriptedService, tmp_path: Path) -> None:
     async with (
-        limited(service, tmp_path, body_timeout_s=0.3) as (doors, _, _stub),
-        rpc.open_channel(doors.grpc_address) as channel,
+        limited(service, tmp_path, body_timeout_s=2) as (servers, _, _stub),
+        rpc.open_channel(servers.grpc_address) as channel,
     ):
         method: Any = channel.stream_stream("/outrider.v1.Gateway/Generate")
         call = method(metadata=tuple(bearer(ALICE).items()))
-        await until(lambda: doors.admission.quotas.num_running == 1)
+        await until(lambda: servers.admission.quotas.num_running == 1)
         assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        assert "did not arrive within 0.3 s" in (await call.details() or "")
-        await until(lambda: doors.admission.quotas.num_running == 0)
+        assert "did not arrive within 2 s" in (await call.details() or "")
+        await until(lambda: servers.admission.quotas.num_running == 0)

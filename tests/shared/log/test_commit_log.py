@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -24,23 +24,9 @@ RECORD = b"what was asked for"
 STEM = "outrider:{r}"
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    with RedisServer(tmp_path_factory.mktemp("redis")) as running:
-        yield running
-
-
-@pytest.fixture
-async def client(server: RedisServer) -> AsyncIterator[aioredis.Redis]:
-    connection = aioredis.Redis.from_url(server.url)
-    await connection.flushall()
-    yield connection
-    await connection.aclose()
-
-
 @asynccontextmanager
 async def gateway(
-    server: RedisServer,
+    redis_server: RedisServer,
     *,
     patience_s: float = PATIENCE_S,
     ttl_s: int = TTL_S,
@@ -48,7 +34,9 @@ async def gateway(
     budget: LogBudget | None = None,
 ) -> AsyncIterator[CommitLog]:
     """The commit log as one gateway process has it."""
-    log = CommitLog.connect(server.url, ttl_s=ttl_s, patience_s=patience_s, ended_ttl_s=ended_ttl_s, budget=budget)
+    log = CommitLog.connect(
+        redis_server.url, ttl_s=ttl_s, patience_s=patience_s, ended_ttl_s=ended_ttl_s, budget=budget
+    )
     await log.start()
     try:
         yield log
@@ -57,14 +45,14 @@ async def gateway(
 
 
 @pytest.fixture
-async def log(server: RedisServer, client: aioredis.Redis) -> AsyncIterator[CommitLog]:
-    async with gateway(server) as running:
+async def log(redis_server: RedisServer, redis_client: aioredis.Redis) -> AsyncIterator[CommitLog]:
+    async with gateway(redis_server) as running:
         yield running
 
 
 @pytest.fixture
-async def other_log(server: RedisServer, client: aioredis.Redis) -> AsyncIterator[CommitLog]:
-    async with gateway(server) as running:
+async def other_log(redis_server: RedisServer, redis_client: aioredis.Redis) -> AsyncIterator[CommitLog]:
+    async with gateway(redis_server) as running:
         yield running
 
 
@@ -118,36 +106,40 @@ async def test_an_unknown_request_is_not_found(log: CommitLog) -> None:
     assert await log.find("nobody") is None
 
 
-async def test_the_record_is_there_before_the_first_entry(log: CommitLog, client: aioredis.Redis) -> None:
+async def test_the_record_is_there_before_the_first_entry(log: CommitLog, redis_client: aioredis.Redis) -> None:
     request = log.new("r", RECORD)
     choice = request.choice(0)
     request.begin()
     await append(choice, 1)
-    assert await client.get(f"{STEM}:record") == RECORD
+    assert await redis_client.get(f"{STEM}:record") == RECORD
 
 
-async def test_an_entry_id_is_the_index_of_its_first_token_plus_one(log: CommitLog, client: aioredis.Redis) -> None:
+async def test_an_entry_id_is_the_index_of_its_first_token_plus_one(
+    log: CommitLog, redis_client: aioredis.Redis
+) -> None:
     choice = log.new("r", RECORD).choice(0)
     await append(choice, 1, 2, 3)
     await append(choice, 4)
-    assert [entry_id for entry_id, _ in await client.xrange(f"{STEM}:0:log")] == [b"1-0", b"4-0"]
+    assert [entry_id for entry_id, _ in await redis_client.xrange(f"{STEM}:0:log")] == [b"1-0", b"4-0"]
 
 
-async def test_all_keys_expire_and_an_append_starts_the_time_anew(log: CommitLog, client: aioredis.Redis) -> None:
+async def test_all_keys_expire_and_an_append_starts_the_time_anew(log: CommitLog, redis_client: aioredis.Redis) -> None:
     choice = log.new("r", RECORD).choice(0)
     await append(choice, 1)
-    keys = {key.decode() for key in await client.keys("*")}
+    keys = {key.decode() for key in await redis_client.keys("*")}
     assert keys == {f"{STEM}:record", f"{STEM}:0:log", f"{STEM}:0:fence"}
     for key in keys:
-        assert TTL_S - 30 < await client.ttl(key) <= TTL_S
-        await client.expire(key, 60)
+        assert TTL_S - 30 < await redis_client.ttl(key) <= TTL_S
+        await redis_client.expire(key, 60)
     await append(choice, 2)
     for key in keys:
-        assert await client.ttl(key) > TTL_S - 30
+        assert await redis_client.ttl(key) > TTL_S - 30
 
 
-async def test_a_choice_that_has_ended_lives_as_long_as_the_others(server: RedisServer, client: aioredis.Redis) -> None:
-    async with gateway(server, ttl_s=8) as log:
+async def test_a_choice_that_has_ended_lives_as_long_as_the_others(
+    redis_server: RedisServer, redis_client: aioredis.Redis
+) -> None:
+    async with gateway(redis_server, ttl_s=8) as log:
         request = log.new("r", RECORD)
         ended, runs = request.choice(0), request.choice(1)
         await append(ended, 1, finish=1)
@@ -196,15 +188,15 @@ async def test_the_same_append_once_more_counts_as_appended_and_is_not_written_t
     assert await read(log) == entries
 
 
-async def test_many_choices_travel_in_few_pipelines(log: CommitLog, client: aioredis.Redis) -> None:
+async def test_many_choices_travel_in_few_pipelines(log: CommitLog, redis_client: aioredis.Redis) -> None:
     async def session(choice: ChoiceLog) -> None:
         for index in range(10):
             await append(choice, index)
 
-    reads_before = (await client.info("stats"))["total_reads_processed"]
+    reads_before = (await redis_client.info("stats"))["total_reads_processed"]
     requests = [log.new(f"request-{number}", RECORD) for number in range(50)]
     await asyncio.gather(*(session(request.choice(0)) for request in requests))
-    reads = (await client.info("stats"))["total_reads_processed"] - reads_before
+    reads = (await redis_client.info("stats"))["total_reads_processed"] - reads_before
     for number in range(50):
         logged = await read(log, request_id=f"request-{number}")
         assert [one.token_ids for one in logged] == [(index,) for index in range(10)]
@@ -270,11 +262,11 @@ async def test_a_claim_sent_twice_is_one_claim(log: CommitLog) -> None:
     assert await found.claim([0, 1]) == await found.claim([0, 1]) == {0: 1, 1: 1}
 
 
-async def test_a_request_that_has_expired_cannot_be_claimed(log: CommitLog, client: aioredis.Redis) -> None:
+async def test_a_request_that_has_expired_cannot_be_claimed(log: CommitLog, redis_client: aioredis.Redis) -> None:
     await append(log.new("r", RECORD).choice(0), 1)
     found = await log.find("r")
     assert found is not None
-    await client.flushall()
+    await redis_client.flushall()
     with pytest.raises(UnknownSession):
         await found.claim([0])
 
@@ -282,17 +274,17 @@ async def test_a_request_that_has_expired_cannot_be_claimed(log: CommitLog, clie
 # ---- what survives a restart -------------------------------------------------------------------------------------
 
 
-async def test_it_goes_on_after_the_scripts_were_flushed(log: CommitLog, client: aioredis.Redis) -> None:
+async def test_it_goes_on_after_the_scripts_were_flushed(log: CommitLog, redis_client: aioredis.Redis) -> None:
     choice = log.new("r", RECORD).choice(0)
     await append(choice, 1)
-    await client.script_flush()
+    await redis_client.script_flush()
     others = [log.new(name, RECORD).choice(0) for name in "abc"]
     await asyncio.gather(append(choice, 2), *(append(other, 3) for other in others))
     assert await tokens(log) == [1, 2]
 
 
 async def test_restarts_in_the_middle_of_many_appends_lose_and_repeat_nothing(
-    server: RedisServer, client: aioredis.Redis
+    redis_server: RedisServer, redis_client: aioredis.Redis
 ) -> None:
     enough = asyncio.Event()
     lengths = dict.fromkeys("abcdefgh", 0)
@@ -306,13 +298,13 @@ async def test_restarts_in_the_middle_of_many_appends_lose_and_repeat_nothing(
         while min(lengths.values()) < length:  # noqa: ASYNC110 a writer that fails ends the group, and this with it
             await asyncio.sleep(0.005)
 
-    async with gateway(server) as log:
+    async with gateway(redis_server) as log:
         async with asyncio.TaskGroup() as writers:
             for name in lengths:
                 writers.create_task(session(name, log.new(name, RECORD).choice(0)))
             for number in range(3):
                 await until_each_has(4 * (number + 1))
-                await asyncio.to_thread(server.restart)
+                await asyncio.to_thread(redis_server.restart)
             await until_each_has(16)
             enough.set()
         for name, length in lengths.items():
@@ -320,48 +312,48 @@ async def test_restarts_in_the_middle_of_many_appends_lose_and_repeat_nothing(
 
 
 async def test_a_redis_that_lost_everything_gets_it_back_from_the_gateway(
-    log: CommitLog, client: aioredis.Redis
+    log: CommitLog, redis_client: aioredis.Redis
 ) -> None:
     """The record, and the choices that have ended, too."""
     request = log.new("r", RECORD)
     ended, runs, waits = request.choice(0), request.choice(1), request.choice(2)
     await append(ended, 1, 2, finish=1)
     await append(runs, 3)
-    await client.flushall()
+    await redis_client.flushall()
     await runs.append(entry(1, 4, 5, extras=b"kept", epoch=7))
-    assert await client.get(f"{STEM}:record") == RECORD
+    assert await redis_client.get(f"{STEM}:record") == RECORD
     assert await read(log, 0) == (entry(0, 1, 2, finish=1),)
     assert await read(log, 1) == (entry(0, 3), entry(1, 4, 5, extras=b"kept", epoch=7))
     await append(runs, 6)
     await append(waits, 7)
     assert (await tokens(log, 1), await tokens(log, 2)) == ([3, 4, 5, 6], [7])
-    assert await client.ttl(f"{STEM}:0:log") > TTL_S - 30
+    assert await redis_client.ttl(f"{STEM}:0:log") > TTL_S - 30
 
 
-async def test_a_redis_that_lost_the_last_entries_gets_them_back(server: RedisServer, log: CommitLog) -> None:
+async def test_a_redis_that_lost_the_last_entries_gets_them_back(redis_server: RedisServer, log: CommitLog) -> None:
     request = log.new("r", RECORD)
     choices = [request.choice(number) for number in range(4)]
     for choice in choices:
         await append(choice, 1)
-    num_bytes = server.num_bytes_written()
+    num_bytes = redis_server.num_bytes_written()
     for choice in choices:
         await append(choice, 2, 3)
         await append(choice, 4)
-    await asyncio.to_thread(server.lose_what_came_after, num_bytes)
+    await asyncio.to_thread(redis_server.lose_what_came_after, num_bytes)
     await asyncio.gather(*(append(choice, 5) for choice in choices))
     for number in range(4):
         assert [one.token_ids for one in await read(log, number)] == [(1,), (2, 3), (4,), (5,)]
 
 
 async def test_what_was_lost_is_not_put_back_by_a_gateway_that_was_passed_over(
-    server: RedisServer, log: CommitLog, other_log: CommitLog
+    redis_server: RedisServer, log: CommitLog, other_log: CommitLog
 ) -> None:
     old = log.new("r", RECORD).choice(0)
     await append(old, 1)
     _, [new] = await take_over(other_log, 0)
-    num_bytes = server.num_bytes_written()
+    num_bytes = redis_server.num_bytes_written()
     await append(new, 2)
-    await asyncio.to_thread(server.lose_what_came_after, num_bytes)
+    await asyncio.to_thread(redis_server.lose_what_came_after, num_bytes)
     with pytest.raises(CommitRefused):
         await append(old, 9)
     await append(new, 3)
@@ -369,15 +361,15 @@ async def test_what_was_lost_is_not_put_back_by_a_gateway_that_was_passed_over(
 
 
 async def test_a_claim_that_redis_lost_still_wins_over_the_older_one(
-    server: RedisServer, log: CommitLog, other_log: CommitLog
+    redis_server: RedisServer, log: CommitLog, other_log: CommitLog
 ) -> None:
     """The old gateway writes once more before the new one has said a word: the new one's memory is what stays."""
     old = log.new("r", RECORD).choice(0)
     await append(old, 1)
-    num_bytes = server.num_bytes_written()
+    num_bytes = redis_server.num_bytes_written()
     _, [new] = await take_over(other_log, 0)
     await append(new, 2, 3)
-    await asyncio.to_thread(server.lose_what_came_after, num_bytes)
+    await asyncio.to_thread(redis_server.lose_what_came_after, num_bytes)
     await append(old, 9)
     await append(new, 4)
     assert await tokens(log) == [1, 2, 3, 4]
@@ -386,12 +378,12 @@ async def test_a_claim_that_redis_lost_still_wins_over_the_older_one(
 
 
 async def test_of_two_claims_for_one_term_the_one_that_redis_lost_ends(
-    server: RedisServer, log: CommitLog, other_log: CommitLog
+    redis_server: RedisServer, log: CommitLog, other_log: CommitLog
 ) -> None:
     await append(log.new("r", RECORD).choice(0), 1)
-    num_bytes = server.num_bytes_written()
+    num_bytes = redis_server.num_bytes_written()
     _, [lost] = await take_over(log, 0)
-    await asyncio.to_thread(server.lose_what_came_after, num_bytes)
+    await asyncio.to_thread(redis_server.lose_what_came_after, num_bytes)
     _, [kept] = await take_over(other_log, 0)
     assert lost.term == kept.term == 1
     await append(kept, 2)
@@ -413,24 +405,24 @@ async def test_putting_back_never_takes_away_what_came_since(log: CommitLog) -> 
 
 
 async def test_a_redis_that_is_away_for_too_long_is_an_error_that_says_how_far_the_log_reaches(
-    server: RedisServer, log: CommitLog
+    redis_server: RedisServer, log: CommitLog
 ) -> None:
-    async with gateway(server, patience_s=SHORT_PATIENCE_S) as hasty:
+    async with gateway(redis_server, patience_s=SHORT_PATIENCE_S) as hasty:
         choice = hasty.new("r", RECORD).choice(0)
         await append(choice, 1, 2, 3)
-        await asyncio.to_thread(server.stop)
+        await asyncio.to_thread(redis_server.stop)
         started = time.monotonic()
         try:
             with pytest.raises(Unavailable, match=r"has not answered for 3 s .*output tokens \[0, 3\) are committed"):
                 await append(choice, 4)
             assert time.monotonic() - started < SHORT_PATIENCE_S + 30
         finally:
-            await asyncio.to_thread(server.start)
+            await asyncio.to_thread(redis_server.start)
     assert await tokens(log) == [1, 2, 3]
 
 
-async def test_closing_fails_what_still_waits(server: RedisServer, client: aioredis.Redis) -> None:
-    async with gateway(server) as log:
+async def test_closing_fails_what_still_waits(redis_server: RedisServer, redis_client: aioredis.Redis) -> None:
+    async with gateway(redis_server) as log:
         waiting = [asyncio.create_task(append(log.new(str(number), RECORD).choice(0), 1)) for number in range(20)]
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -441,33 +433,37 @@ async def test_closing_fails_what_still_waits(server: RedisServer, client: aiore
 # ---- how long, and how much ----------------------------------------------------------------------------------------
 
 
-async def _longest_ttl_s(client: aioredis.Redis) -> int:
-    return max([await client.ttl(key) for key in await client.keys(f"{STEM}:*")])
+async def _longest_ttl_s(redis_client: aioredis.Redis) -> int:
+    return max([await redis_client.ttl(key) for key in await redis_client.keys(f"{STEM}:*")])
 
 
-async def test_only_a_request_under_way_is_kept_for_long(server: RedisServer, client: aioredis.Redis) -> None:
+async def test_only_a_request_under_way_is_kept_for_long(
+    redis_server: RedisServer, redis_client: aioredis.Redis
+) -> None:
     """Before its first token and after its last one: an hour of everybody's requests filled Redis."""
-    async with gateway(server, ended_ttl_s=60) as log:
+    async with gateway(redis_server, ended_ttl_s=60) as log:
         request = log.new("r", RECORD)
         first, second = request.choice(0), request.choice(1)
         await request.begun()
-        assert 0 < await _longest_ttl_s(client) <= 60
+        assert 0 < await _longest_ttl_s(redis_client) <= 60
         await append(first, 1)
         await append(second, 1, finish=1)
-        assert await _longest_ttl_s(client) > 60, "one of two goes on"
+        assert await _longest_ttl_s(redis_client) > 60, "one of two goes on"
         await append(first, 2, finish=1)
-        assert 0 < await _longest_ttl_s(client) <= 60
+        assert 0 < await _longest_ttl_s(redis_client) <= 60
         assert await tokens(log) == [1, 2], "and can be resumed meanwhile"
 
 
-async def test_what_is_in_redis_counts_until_it_has_expired(server: RedisServer, client: aioredis.Redis) -> None:
+async def test_what_is_in_redis_counts_until_it_has_expired(
+    redis_server: RedisServer, redis_client: aioredis.Redis
+) -> None:
     now = [0.0]
     budget = LogBudget(max_record_bytes=10_000, total_bytes=80_000, clock=lambda: now[0])
-    async with gateway(server, ended_ttl_s=60, budget=budget) as log:
+    async with gateway(redis_server, ended_ttl_s=60, budget=budget) as log:
         choice = log.new("r", bytes(9000), "greedy").choice(0)
         await append(choice, *range(2000), finish=1)
         with pytest.raises(QuotaExceeded, match="hold 18088 bytes in the log, the most is 20000"):
             log.new("s", bytes(9000), "greedy")
         now[0] = 61.0
-        assert await client.memory_usage(f"{STEM}:record") > 9000
+        assert await redis_client.memory_usage(f"{STEM}:record") > 9000
         log.new("s", bytes(9000), "greedy")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -24,37 +24,23 @@ OK = b"OK"
 COUNT_SCRIPT = "return redis.call('INCR', KEYS[1])"
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    with RedisServer(tmp_path_factory.mktemp("redis")) as running:
-        yield running
-
-
-@pytest.fixture
-async def client(server: RedisServer) -> AsyncIterator[aioredis.Redis]:
-    connection = aioredis.Redis.from_url(server.url)
-    await connection.flushall()
-    yield connection
-    await connection.aclose()
-
-
 @asynccontextmanager
-async def patient_for(server: RedisServer, patience_s: float) -> AsyncIterator[PatientRedis]:
-    redis = PatientRedis.connect(server.url, patience_s=patience_s, scripts=[COUNT_SCRIPT])
+async def patient_for(redis_server: RedisServer, patience_s: float) -> AsyncIterator[PatientRedis]:
+    redis = PatientRedis.connect(redis_server.url, patience_s=patience_s, scripts=[COUNT_SCRIPT])
     await redis.start()
     yield redis
     await redis.close()
 
 
 @pytest.fixture
-async def patient(server: RedisServer, client: aioredis.Redis) -> AsyncIterator[PatientRedis]:
-    async with patient_for(server, PATIENCE_S) as redis:
+async def patient(redis_server: RedisServer, redis_client: aioredis.Redis) -> AsyncIterator[PatientRedis]:
+    async with patient_for(redis_server, PATIENCE_S) as redis:
         yield redis
 
 
 @pytest.fixture
-async def long_patient(server: RedisServer, client: aioredis.Redis) -> AsyncIterator[PatientRedis]:
-    async with patient_for(server, LONG_PATIENCE_S) as redis:
+async def long_patient(redis_server: RedisServer, redis_client: aioredis.Redis) -> AsyncIterator[PatientRedis]:
+    async with patient_for(redis_server, LONG_PATIENCE_S) as redis:
         yield redis
 
 
@@ -67,10 +53,10 @@ async def outcomes(*calls: Any) -> list[Any]:
 
 
 async def test_everything_that_waits_ends_when_its_own_patience_does(
-    server: RedisServer, patient: PatientRedis
+    redis_server: RedisServer, patient: PatientRedis
 ) -> None:
     """Not one after the other: 60 callers of a Redis that is down wait once, not 60 times."""
-    await asyncio.to_thread(server.stop)
+    await asyncio.to_thread(redis_server.stop)
     started = time.monotonic()
     try:
         first = asyncio.create_task(outcomes(*(patient.call(put(f"early-{number}")) for number in range(30))))
@@ -80,7 +66,7 @@ async def test_everything_that_waits_ends_when_its_own_patience_does(
         late_s = time.monotonic() - late_started
         early = await first
     finally:
-        await asyncio.to_thread(server.start)
+        await asyncio.to_thread(redis_server.start)
     assert all(isinstance(outcome, Unavailable) for outcome in early + late)
     assert "Redis has not answered for 3 s" in early[0].message
     assert "refused" in early[0].message or "Connect" in early[0].message
@@ -89,77 +75,79 @@ async def test_everything_that_waits_ends_when_its_own_patience_does(
     assert await patient.call(put("after")) == OK
 
 
-async def test_an_outage_within_the_patience_is_a_pause(server: RedisServer, long_patient: PatientRedis) -> None:
-    await asyncio.to_thread(server.stop)
+async def test_an_outage_within_the_patience_is_a_pause(redis_server: RedisServer, long_patient: PatientRedis) -> None:
+    await asyncio.to_thread(redis_server.stop)
     waiting = asyncio.create_task(outcomes(*(long_patient.call(put(f"k{number}")) for number in range(20))))
     await asyncio.sleep(PATIENCE_S / 6)
     assert not waiting.done()
-    await asyncio.to_thread(server.start)
+    await asyncio.to_thread(redis_server.start)
     assert await waiting == [OK] * 20
     assert len(await long_patient.call(lambda: ("KEYS", "k*"))) == 20
 
 
-async def test_a_redis_that_hangs_is_bounded_by_the_same_patience(server: RedisServer, patient: PatientRedis) -> None:
-    server.freeze()
+async def test_a_redis_that_hangs_is_bounded_by_the_same_patience(
+    redis_server: RedisServer, patient: PatientRedis
+) -> None:
+    redis_server.freeze()
     started = time.monotonic()
     try:
         [outcome] = await outcomes(patient.call(put("x")))
         seconds = time.monotonic() - started
         assert not (await patient.check_write("check")).answers
     finally:
-        server.thaw()
+        redis_server.thaw()
     assert isinstance(outcome, Unavailable)
     assert PATIENCE_S * 0.9 < seconds < PATIENCE_S + SLACK_S
     assert await patient.call(put("x")) == OK
 
 
-async def test_a_redis_that_hangs_for_a_while_is_a_pause(server: RedisServer, long_patient: PatientRedis) -> None:
-    server.freeze()
+async def test_a_redis_that_hangs_for_a_while_is_a_pause(redis_server: RedisServer, long_patient: PatientRedis) -> None:
+    redis_server.freeze()
     waiting = asyncio.create_task(long_patient.call(put("y")))
     await asyncio.sleep(PATIENCE_S / 4)
-    server.thaw()
+    redis_server.thaw()
     assert await waiting == OK
 
 
-async def test_a_full_redis_is_waited_for(long_patient: PatientRedis, client: aioredis.Redis) -> None:
-    await client.config_set("maxmemory", 1)
+async def test_a_full_redis_is_waited_for(long_patient: PatientRedis, redis_client: aioredis.Redis) -> None:
+    await redis_client.config_set("maxmemory", 1)
     waiting = asyncio.create_task(long_patient.call(put("z")))
     try:
         await asyncio.sleep(PATIENCE_S / 4)
         assert not waiting.done()
     finally:
-        await client.config_set("maxmemory", 0)
+        await redis_client.config_set("maxmemory", 0)
     assert await waiting == OK
 
 
-async def test_a_redis_that_stays_full_says_so(patient: PatientRedis, client: aioredis.Redis) -> None:
-    await client.config_set("maxmemory", 1)
+async def test_a_redis_that_stays_full_says_so(patient: PatientRedis, redis_client: aioredis.Redis) -> None:
+    await redis_client.config_set("maxmemory", 1)
     try:
         with pytest.raises(Unavailable, match="maxmemory"):
             await patient.call(put("z"))
         assert await patient.call(lambda: ("GET", "z")) is None, "reading goes on meanwhile"
     finally:
-        await client.config_set("maxmemory", 0)
+        await redis_client.config_set("maxmemory", 0)
 
 
-async def test_a_check_tells_a_full_and_a_read_only_redis(patient: PatientRedis, client: aioredis.Redis) -> None:
-    await client.config_set("maxmemory", 1)
+async def test_a_check_tells_a_full_and_a_read_only_redis(patient: PatientRedis, redis_client: aioredis.Redis) -> None:
+    await redis_client.config_set("maxmemory", 1)
     full = await patient.check_write("check")
-    await client.config_set("maxmemory", 0)
-    await client.execute_command("REPLICAOF", "127.0.0.1", "1")
+    await redis_client.config_set("maxmemory", 0)
+    await redis_client.execute_command("REPLICAOF", "127.0.0.1", "1")
     read_only = await patient.check_write("check")
-    await client.execute_command("REPLICAOF", "NO", "ONE")
+    await redis_client.execute_command("REPLICAOF", "NO", "ONE")
     assert (full.answers, read_only.answers) == (True, True)
     assert "maxmemory" in full.refusal
     assert "read only replica" in read_only.refusal
     assert await patient.check_write("check") == RedisState(answers=True)
-    assert 0 < await client.ttl("check") <= 60
+    assert 0 < await redis_client.ttl("check") <= 60
 
 
 async def test_a_replica_is_waited_for_until_it_is_a_master(
-    patient: PatientRedis, long_patient: PatientRedis, client: aioredis.Redis
+    patient: PatientRedis, long_patient: PatientRedis, redis_client: aioredis.Redis
 ) -> None:
-    await client.execute_command("REPLICAOF", "127.0.0.1", "1")
+    await redis_client.execute_command("REPLICAOF", "127.0.0.1", "1")
     waiting = asyncio.create_task(long_patient.call(put("r")))
     try:
         await asyncio.sleep(PATIENCE_S / 4)
@@ -167,13 +155,15 @@ async def test_a_replica_is_waited_for_until_it_is_a_master(
         with pytest.raises(Unavailable, match="read only replica"):
             await patient.call(put("r2"))
     finally:
-        await client.execute_command("REPLICAOF", "NO", "ONE")
+        await redis_client.execute_command("REPLICAOF", "NO", "ONE")
     assert await waiting == OK
     assert await patient.call(put("r3")) == OK
 
 
-async def test_one_command_that_is_put_off_holds_up_no_other(server: RedisServer, client: aioredis.Redis) -> None:
-    async with patient_for(server, 3 * PATIENCE_S) as redis:
+async def test_one_command_that_is_put_off_holds_up_no_other(
+    redis_server: RedisServer, redis_client: aioredis.Redis
+) -> None:
+    async with patient_for(redis_server, 3 * PATIENCE_S) as redis:
         stuck = asyncio.create_task(
             outcomes(redis.call(lambda: ("EVAL", "return redis.error_reply('MISCONF no disk')", 0)))
         )
@@ -185,24 +175,26 @@ async def test_one_command_that_is_put_off_holds_up_no_other(server: RedisServer
     assert "MISCONF no disk" in outcome.message
 
 
-async def test_a_wrong_command_fails_alone(patient: PatientRedis, client: aioredis.Redis) -> None:
-    await client.set("text", "a")
+async def test_a_wrong_command_fails_alone(patient: PatientRedis, redis_client: aioredis.Redis) -> None:
+    await redis_client.set("text", "a")
     wrong, right = await outcomes(patient.call(lambda: ("LPUSH", "text", 1)), patient.call(put("right")))
     assert isinstance(wrong, InternalError)
     assert "WRONGTYPE" in wrong.message
     assert right == OK
 
 
-async def test_scripts_are_loaded_again_where_they_are_missing(patient: PatientRedis, client: aioredis.Redis) -> None:
-    sha = await client.script_load(COUNT_SCRIPT)
-    await client.script_flush()
+async def test_scripts_are_loaded_again_where_they_are_missing(
+    patient: PatientRedis, redis_client: aioredis.Redis
+) -> None:
+    sha = await redis_client.script_load(COUNT_SCRIPT)
+    await redis_client.script_flush()
     assert await patient.call(lambda: ("EVALSHA", sha, 1, "counter")) == 1
 
 
-async def test_closing_fails_what_waits(server: RedisServer, client: aioredis.Redis) -> None:
-    redis = PatientRedis.connect(server.url, patience_s=60, scripts=[])
+async def test_closing_fails_what_waits(redis_server: RedisServer, redis_client: aioredis.Redis) -> None:
+    redis = PatientRedis.connect(redis_server.url, patience_s=60, scripts=[])
     await redis.start()
-    await asyncio.to_thread(server.stop)
+    await asyncio.to_thread(redis_server.stop)
     try:
         waiting = asyncio.create_task(outcomes(*(redis.call(put(str(number))) for number in range(5))))
         await asyncio.sleep(0.1)
@@ -211,15 +203,17 @@ async def test_closing_fails_what_waits(server: RedisServer, client: aioredis.Re
         with pytest.raises(Unavailable):
             await redis.call(put("late"))
     finally:
-        await asyncio.to_thread(server.start)
+        await asyncio.to_thread(redis_server.start)
 
 
 @pytest.mark.parametrize("trouble", ["down", "hangs"])
 async def test_starting_waits_for_a_redis_that_is_away(
-    server: RedisServer, client: aioredis.Redis, trouble: str
+    redis_server: RedisServer, redis_client: aioredis.Redis, trouble: str
 ) -> None:
-    stop, go_on = (server.stop, server.start) if trouble == "down" else (server.freeze, server.thaw)
-    redis = PatientRedis.connect(server.url, patience_s=LONG_PATIENCE_S, scripts=[COUNT_SCRIPT])
+    stop, go_on = (
+        (redis_server.stop, redis_server.start) if trouble == "down" else (redis_server.freeze, redis_server.thaw)
+    )
+    redis = PatientRedis.connect(redis_server.url, patience_s=LONG_PATIENCE_S, scripts=[COUNT_SCRIPT])
     await asyncio.to_thread(stop)
     starting = asyncio.create_task(redis.start())
     try:
@@ -232,14 +226,16 @@ async def test_starting_waits_for_a_redis_that_is_away(
     await redis.close()
 
 
-async def test_starting_with_a_wrong_password_is_told_at_once(server: RedisServer, client: aioredis.Redis) -> None:
-    redis = PatientRedis.connect(server.url.replace("redis://", "redis://:wrong@"), patience_s=3600, scripts=[])
-    await client.config_set("requirepass", "right")
+async def test_starting_with_a_wrong_password_is_told_at_once(
+    redis_server: RedisServer, redis_client: aioredis.Redis
+) -> None:
+    redis = PatientRedis.connect(redis_server.url.replace("redis://", "redis://:wrong@"), patience_s=3600, scripts=[])
+    await redis_client.config_set("requirepass", "right")
     try:
         with pytest.raises(Unavailable, match=r"WRONGPASS|invalid"):
             await asyncio.wait_for(redis.start(), 60)
     finally:
-        await client.config_set("requirepass", "")
+        await redis_client.config_set("requirepass", "")
         await redis.close()
 
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import pydantic
 import pytest
-from doors import Doors, open_doors
 from gateway_script import Script, ScriptedService
+from gateway_servers import GatewayServers, open_servers
 from hermes_service import service_of
 
 from outrider.gateway.config import GatewayConfig
@@ -61,8 +61,8 @@ def service() -> TurnsService:
 
 
 @pytest.fixture
-async def doors(service: TurnsService) -> AsyncIterator[Doors]:
-    async with open_doors(service, GatewayConfig(port=0, grpc_port=0, model="demo", drain_s=1.0)) as opened:
+async def servers(service: TurnsService) -> AsyncIterator[GatewayServers]:
+    async with open_servers(service, GatewayConfig(port=0, grpc_port=0, model="demo", drain_s=1.0)) as opened:
         yield opened
 
 
@@ -73,7 +73,7 @@ def called() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("api", ["chat", "responses"])
-async def test_openai_agents(doors: Doors, called: list[tuple[str, str]], api: str, streamed: bool) -> None:
+async def test_openai_agents(servers: GatewayServers, called: list[tuple[str, str]], api: str, streamed: bool) -> None:
     agents = pytest.importorskip("agents", reason="openai-agents is not installed")
     import openai
 
@@ -88,7 +88,7 @@ async def test_openai_agents(doors: Doors, called: list[tuple[str, str]], api: s
         return "12:00"
 
     agents.set_tracing_disabled(True)
-    async with openai.AsyncOpenAI(base_url=f"{doors.url}/v1", api_key="none", max_retries=0) as client:
+    async with openai.AsyncOpenAI(base_url=f"{servers.url}/v1", api_key="none", max_retries=0) as client:
         kind = agents.OpenAIChatCompletionsModel if api == "chat" else agents.OpenAIResponsesModel
         tools = [agents.function_tool(get_weather), agents.function_tool(get_time)]
         agent = agents.Agent("a", instructions="Be brief.", model=kind("demo", client), tools=tools)
@@ -102,13 +102,13 @@ async def test_openai_agents(doors: Doors, called: list[tuple[str, str]], api: s
     assert result.final_output == ANSWER
 
 
-async def test_openai_agents_with_a_typed_output(doors: Doors, service: TurnsService) -> None:
+async def test_openai_agents_with_a_typed_output(servers: GatewayServers, service: TurnsService) -> None:
     agents = pytest.importorskip("agents", reason="openai-agents is not installed")
     import openai
 
     service.turns = (PLACE,)
     agents.set_tracing_disabled(True)
-    async with openai.AsyncOpenAI(base_url=f"{doors.url}/v1", api_key="none", max_retries=0) as client:
+    async with openai.AsyncOpenAI(base_url=f"{servers.url}/v1", api_key="none", max_retries=0) as client:
         for kind in (agents.OpenAIChatCompletionsModel, agents.OpenAIResponsesModel):
             agent = agents.Agent("a", model=kind("demo", client), output_type=Place)
             result = await agents.Runner.run(agent, QUESTION)
@@ -127,10 +127,10 @@ LITELLM_TOOLS = [
 
 @pytest.mark.parametrize("provider", ["openai", "hosted_vllm"])
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "stream"])
-async def test_litellm(doors: Doors, provider: str, streamed: bool) -> None:
+async def test_litellm(servers: GatewayServers, provider: str, streamed: bool) -> None:
     litellm = pytest.importorskip("litellm", reason="litellm is not installed")
     messages: list[Any] = [{"role": "user", "content": QUESTION}]
-    fields = {"model": f"{provider}/demo", "api_base": f"{doors.url}/v1", "api_key": "none", "tools": LITELLM_TOOLS}
+    fields = {"model": f"{provider}/demo", "api_base": f"{servers.url}/v1", "api_key": "none", "tools": LITELLM_TOOLS}
     for name in ("get_weather", "get_time"):
         message = await _litellm_message(litellm, streamed, messages=messages, **fields)
         (call,) = message.tool_calls
@@ -148,18 +148,18 @@ async def _litellm_message(litellm: Any, streamed: bool, **fields: Any) -> Any:
     return answer.choices[0].message
 
 
-async def test_litellm_over_the_other_apis(doors: Doors) -> None:
+async def test_litellm_over_the_other_apis(servers: GatewayServers) -> None:
     litellm = pytest.importorskip("litellm", reason="litellm is not installed")
     tools = [{"type": "function", **tool["function"]} for tool in LITELLM_TOOLS]  # type: ignore[dict-item]
     response = await litellm.aresponses(
-        model="openai/demo", input=QUESTION, api_base=f"{doors.url}/v1", api_key="none", tools=tools
+        model="openai/demo", input=QUESTION, api_base=f"{servers.url}/v1", api_key="none", tools=tools
     )
     assert [item.type for item in response.output] == ["reasoning", "function_call"]
     message = await litellm.anthropic.messages.acreate(
         model="anthropic/demo",
         messages=[{"role": "user", "content": QUESTION}],
         max_tokens=200,
-        api_base=doors.url,
+        api_base=servers.url,
         api_key="none",
         tools=[{"name": "get_weather", "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}}}],
     )
@@ -167,7 +167,7 @@ async def test_litellm_over_the_other_apis(doors: Doors) -> None:
 
 
 @pytest.mark.parametrize("responses", [False, True], ids=["chat", "responses"])
-async def test_langchain_binds_tools(doors: Doors, called: list[tuple[str, str]], responses: bool) -> None:
+async def test_langchain_binds_tools(servers: GatewayServers, called: list[tuple[str, str]], responses: bool) -> None:
     langchain_openai = pytest.importorskip("langchain_openai", reason="langchain-openai is not installed")
     from langchain_core.messages import AIMessageChunk, HumanMessage, ToolMessage
     from langchain_core.tools import tool
@@ -186,7 +186,7 @@ async def test_langchain_binds_tools(doors: Doors, called: list[tuple[str, str]]
 
     tools = {"get_weather": get_weather, "get_time": get_time}
     model = langchain_openai.ChatOpenAI(
-        model="demo", base_url=f"{doors.url}/v1", api_key="none", max_retries=0, use_responses_api=responses
+        model="demo", base_url=f"{servers.url}/v1", api_key="none", max_retries=0, use_responses_api=responses
     ).bind_tools(list(tools.values()))
     for streamed in (False, True):
         messages: list[Any] = [HumanMessage(QUESTION)]
@@ -210,10 +210,10 @@ async def test_langchain_binds_tools(doors: Doors, called: list[tuple[str, str]]
 
 
 @pytest.mark.parametrize("method", ["json_schema", "function_calling", "json_mode"])
-async def test_langchain_with_structured_output(doors: Doors, service: TurnsService, method: str) -> None:
+async def test_langchain_with_structured_output(servers: GatewayServers, service: TurnsService, method: str) -> None:
     langchain_openai = pytest.importorskip("langchain_openai", reason="langchain-openai is not installed")
     service.turns = (CALL.format("Place", PLACE) if method == "function_calling" else PLACE,)
-    model = langchain_openai.ChatOpenAI(model="demo", base_url=f"{doors.url}/v1", api_key="none", max_retries=0)
+    model = langchain_openai.ChatOpenAI(model="demo", base_url=f"{servers.url}/v1", api_key="none", max_retries=0)
     answer = await model.with_structured_output(Place, method=method).ainvoke("As JSON: where?")
     assert answer == Place(city="Zürich", zone="CET")
     assert service.requests[-1].sampling_params.grammar is not None
@@ -221,12 +221,12 @@ async def test_langchain_with_structured_output(doors: Doors, service: TurnsServ
 
 @pytest.mark.parametrize("options", [(), ("--no-stream",)], ids=["stream", "whole"])
 async def test_llm_on_the_command_line(
-    doors: Doors, service: TurnsService, tmp_path: Path, options: tuple[str, ...]
+    servers: GatewayServers, service: TurnsService, tmp_path: Path, options: tuple[str, ...]
 ) -> None:
     pytest.importorskip("llm", reason="llm is not installed")
     service.turns = (CALL.format("multiply", '{"x": 6, "y": 7}'), CALL.format("llm_version", "{}"), "It is 42.")
     (tmp_path / "extra-openai-models.yaml").write_text(
-        f"- model_id: demo\n  model_name: demo\n  api_base: {doors.url}/v1\n  supports_tools: true\n"
+        f"- model_id: demo\n  model_name: demo\n  api_base: {servers.url}/v1\n  supports_tools: true\n"
     )
     function = "def multiply(x: int, y: int) -> int:\n    return x * y\n"
     args = ("-m", "llm", "-m", "demo", "--functions", function, "-T", "llm_version", "--td", *options, "6 times 7?")

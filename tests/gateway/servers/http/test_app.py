@@ -1,4 +1,4 @@
-"""The REST door over HTTP: endpoints, bodies that are wrong, errors before and within a stream."""
+"""The REST server over HTTP: endpoints, bodies that are wrong, errors before and within a stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients of the REST door: those that hang up, those that read slowly, the openai package, a real socket."""
+"""Clients of the REST server: those that hang up, those that read slowly, the openai package, a real socket."""
 
 from __future__ import annotations
 

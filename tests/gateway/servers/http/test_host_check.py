@@ -6,8 +6,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from doors import ALICE, key_file, open_doors
 from gateway_script import ScriptedService
+from gateway_servers import ALICE, key_file, open_servers
 
 from outrider.gateway.config import GatewayConfig
 from outrider.gateway.servers.http.host_check import check_host
@@ -41,8 +41,8 @@ def test_other_names_are_not(host: str) -> None:
 @pytest.mark.parametrize("path", ["/v1/models", "/health", "/", "/fleet", "/metrics"])
 async def test_a_rebound_name_gets_nothing(service: ScriptedService, path: str) -> None:
     async with (
-        open_doors(service, GatewayConfig(port=0, grpc_port=0)) as doors,
-        httpx.AsyncClient(base_url=doors.url) as http,
+        open_servers(service, GatewayConfig(port=0, grpc_port=0)) as servers,
+        httpx.AsyncClient(base_url=servers.url) as http,
     ):
         assert (await http.get(path)).status_code == 200
         refused = await http.get(path, headers=REBOUND)
@@ -56,6 +56,6 @@ async def test_a_rebound_name_gets_nothing(service: ScriptedService, path: str) 
 async def test_names_are_not_looked_at_where_keys_are_required(service: ScriptedService, tmp_path: Path) -> None:
     """Nor where the gateway listens beyond loopback: there it is reached by names that it cannot know."""
     config = GatewayConfig(port=0, grpc_port=0, api_keys_file=key_file(tmp_path))
-    async with open_doors(service, config) as doors, httpx.AsyncClient(base_url=doors.url) as http:
+    async with open_servers(service, config) as servers, httpx.AsyncClient(base_url=servers.url) as http:
         headers = {**REBOUND, "authorization": f"Bearer {ALICE}"}
         assert (await http.get("/v1/models", headers=headers)).status_code == 200

@@ -1,4 +1,4 @@
-"""The REST door's connections, byte by byte over real sockets: heads too big or too slow, bodies too slow, too many."""
+"""The HTTP server's connections, byte by byte over real sockets: too slow, too large, too many."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import httpx
 import pytest
-from doors import Doors, open_doors
 from gateway_script import Script, ScriptedService
+from gateway_servers import GatewayServers, open_servers
 
 from outrider.gateway.config import GatewayConfig
 
@@ -24,15 +24,15 @@ LONG_S = 30.0
 
 
 @asynccontextmanager
-async def quick_doors(service: ScriptedService, **settings: Any) -> AsyncIterator[Doors]:
+async def quick_servers(service: ScriptedService, **settings: Any) -> AsyncIterator[GatewayServers]:
     times: dict[str, Any] = {"header_timeout_s": 0.5, "body_timeout_s": 0.5}
-    async with open_doors(service, GatewayConfig(port=0, grpc_port=0, **{**times, **settings})) as doors:
-        yield doors
+    async with open_servers(service, GatewayConfig(port=0, grpc_port=0, **{**times, **settings})) as servers:
+        yield servers
 
 
 @asynccontextmanager
-async def connected(doors: Doors) -> AsyncIterator[Connection]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", doors.http_port)
+async def connected(servers: GatewayServers) -> AsyncIterator[Connection]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", servers.http_port)
     try:
         yield reader, writer
     finally:
@@ -78,7 +78,7 @@ async def until(condition: Callable[[], bool], within_s: float = 30.0) -> None:
     ids=["one long header", "many headers", "a long path"],
 )
 async def test_heads_that_are_too_big(service: ScriptedService, head: bytes) -> None:
-    async with quick_doors(service, header_timeout_s=LONG_S) as doors, connected(doors) as (reader, writer):
+    async with quick_servers(service, header_timeout_s=LONG_S) as servers, connected(servers) as (reader, writer):
         writer.write(head)
         status, error, text = await answer(reader)
         assert (status, error["code"], error["type"]) == (431, 431, "invalid_request_error")
@@ -88,7 +88,7 @@ async def test_heads_that_are_too_big(service: ScriptedService, head: bytes) -> 
 
 async def test_a_header_without_end_is_not_collected(service: ScriptedService) -> None:
     """The parser tells nothing of a header before its end, so the bytes must be counted as they come."""
-    async with quick_doors(service, header_timeout_s=30.0) as doors, connected(doors) as (reader, writer):
+    async with quick_servers(service, header_timeout_s=30.0) as servers, connected(servers) as (reader, writer):
         writer.write(b"GET /health HTTP/1.1\r\nx: ")
         answered = asyncio.create_task(answer(reader))
         num_sent = 0
@@ -103,8 +103,8 @@ async def test_a_header_without_end_is_not_collected(service: ScriptedService) -
 async def test_heads_within_the_limits_pass(service: ScriptedService) -> None:
     headers = {f"x-{number}": "y" * 500 for number in range(80)}
     async with (
-        quick_doors(service, header_timeout_s=LONG_S) as doors,
-        httpx.AsyncClient(base_url=doors.url, timeout=LONG_S) as http,
+        quick_servers(service, header_timeout_s=LONG_S) as servers,
+        httpx.AsyncClient(base_url=servers.url, timeout=LONG_S) as http,
     ):
         assert (await http.get("/health", headers=headers)).status_code == 200
 
@@ -112,7 +112,7 @@ async def test_heads_within_the_limits_pass(service: ScriptedService) -> None:
 @pytest.mark.parametrize("start", [b"", b"\r\n", b"GET /hea", b"GET /health HTTP/1.1\r\nhost: x\r\nx: "])
 async def test_a_slow_head_is_cut(service: ScriptedService, start: bytes) -> None:
     """Slow loris: every byte comes in time, the head never ends."""
-    async with quick_doors(service) as doors, connected(doors) as (reader, writer):
+    async with quick_servers(service) as servers, connected(servers) as (reader, writer):
 
         async def drip() -> None:
             writer.write(start)
@@ -128,7 +128,7 @@ async def test_a_slow_head_is_cut(service: ScriptedService, start: bytes) -> Non
 
 
 async def test_a_slow_head_on_a_connection_that_was_kept(service: ScriptedService) -> None:
-    async with quick_doors(service) as doors, connected(doors) as (reader, writer):
+    async with quick_servers(service) as servers, connected(servers) as (reader, writer):
         for _ in range(3):
             writer.write(GOOD_HEAD)
             assert (await answer(reader))[0] == 200
@@ -141,7 +141,7 @@ async def test_kept_connections_and_long_answers_are_left_alone(service: Scripte
     service.script = Script(delay_s=0.15)
     body = json.dumps({"prompt": "x", "max_tokens": 60}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
-    async with quick_doors(service) as doors, connected(doors) as (reader, writer):
+    async with quick_servers(service) as servers, connected(servers) as (reader, writer):
         writer.write(head.encode() + b"\r\n\r\n" + body)
         started = asyncio.get_running_loop().time()
         async with asyncio.timeout(60):
@@ -156,7 +156,7 @@ async def test_kept_connections_and_long_answers_are_left_alone(service: Scripte
 
 
 async def test_what_is_no_http(service: ScriptedService) -> None:
-    async with quick_doors(service, header_timeout_s=LONG_S) as doors, connected(doors) as (reader, writer):
+    async with quick_servers(service, header_timeout_s=LONG_S) as servers, connected(servers) as (reader, writer):
         writer.write(b"\x16\x03\x01 hello\r\n\r\n")
         status, error, _ = await answer(reader)
         assert (status, error["type"]) == (400, "invalid_request_error")
@@ -174,13 +174,13 @@ async def drip_body(writer: asyncio.StreamWriter, path: bytes) -> None:
 
 
 async def test_a_slow_body_is_refused_and_gives_its_place_back(service: ScriptedService) -> None:
-    async with quick_doors(service, header_timeout_s=LONG_S) as doors, connected(doors) as (reader, writer):
+    async with quick_servers(service, header_timeout_s=LONG_S) as servers, connected(servers) as (reader, writer):
         dripping = asyncio.create_task(drip_body(writer, b"/v1/completions"))
-        await until(lambda: doors.admission.quotas.num_running == 1)
+        await until(lambda: servers.admission.quotas.num_running == 1)
         status, error, head = await answer(reader)
         assert (status, error["message"]) == (408, "the body did not arrive within 0.5 s")
         assert "connection: close" in head
-        await until(lambda: doors.admission.quotas.num_running == 0)
+        await until(lambda: servers.admission.quotas.num_running == 0)
         dripping.cancel()
         assert await is_closed(reader, CLOSED_WITHIN_S)
 
@@ -190,7 +190,7 @@ async def test_a_body_that_nobody_reads_has_an_end_too(
 ) -> None:
     """/ping answers without reading; the connection must not stay open for as long as bytes drip in."""
     monkeypatch.setattr("outrider.gateway.servers.http.protocol._BODY_GRACE_S", 0.5)
-    async with quick_doors(service, header_timeout_s=LONG_S) as doors, connected(doors) as (reader, writer):
+    async with quick_servers(service, header_timeout_s=LONG_S) as servers, connected(servers) as (reader, writer):
         dripping = asyncio.create_task(drip_body(writer, b"/ping"))
         assert (await answer(reader))[0] == 200
         assert await is_closed(reader, CLOSED_WITHIN_S)
@@ -201,10 +201,10 @@ async def test_a_body_that_nobody_reads_has_an_end_too(
 
 
 async def test_connections_are_bounded(service: ScriptedService) -> None:
-    async with quick_doors(service, max_connections=3, header_timeout_s=30.0) as doors:
-        held = [await asyncio.open_connection("127.0.0.1", doors.http_port) for _ in range(3)]
-        await until(lambda: doors.num_connections() == 3)
-        async with connected(doors) as (reader, _):
+    async with quick_servers(service, max_connections=3, header_timeout_s=30.0) as servers:
+        held = [await asyncio.open_connection("127.0.0.1", servers.http_port) for _ in range(3)]
+        await until(lambda: servers.num_connections() == 3)
+        async with connected(servers) as (reader, _):
             status, error, head = await answer(reader)
             assert (status, error["type"]) == (503, "service_unavailable_error")
             assert "retry-after: 1" in head
@@ -212,8 +212,8 @@ async def test_connections_are_bounded(service: ScriptedService) -> None:
         held[0][1].write(GOOD_HEAD)
         assert (await answer(held[0][0]))[0] == 200
         held.pop()[1].close()
-        await until(lambda: doors.num_connections() == 2)
-        async with connected(doors) as (reader, writer):
+        await until(lambda: servers.num_connections() == 2)
+        async with connected(servers) as (reader, writer):
             writer.write(GOOD_HEAD)
             assert (await answer(reader))[0] == 200
         for _, writer in held:
@@ -226,7 +226,7 @@ async def test_a_body_that_comes_together_with_its_head_is_no_part_of_it(service
     head = (
         f"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     )
-    async with quick_doors(service) as doors, connected(doors) as (reader, writer):
+    async with quick_servers(service) as servers, connected(servers) as (reader, writer):
         for _ in range(3):
             writer.write(head.encode() + body)
             head_of_answer = await reader.readuntil(b"\r\n\r\n")

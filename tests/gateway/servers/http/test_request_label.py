@@ -8,8 +8,8 @@ from typing import Any
 
 import httpx
 import pytest
-from doors import key_file, open_doors
 from gateway_script import Script, ScriptedService
+from gateway_servers import key_file, open_servers
 
 from outrider.gateway.config import GatewayConfig
 from outrider.shared.errors import Unavailable
@@ -30,16 +30,16 @@ async def test_one_label_on_two_requests(http: httpx.AsyncClient, service: Scrip
 
 @pytest.mark.parametrize("label", [b"two words", "grün".encode(), b"\xff", b"x" * 4000, b"cmpl-r:3"])
 async def test_any_label_is_repeated_as_it_came(service: ScriptedService, label: bytes) -> None:
-    async with open_doors(service, GatewayConfig(port=0, grpc_port=0)) as doors, httpx.AsyncClient() as client:
-        answer = await client.post(doors.url + COMPLETIONS, json=HELLO, headers=[(b"x-request-id", label)])
+    async with open_servers(service, GatewayConfig(port=0, grpc_port=0)) as servers, httpx.AsyncClient() as client:
+        answer = await client.post(servers.url + COMPLETIONS, json=HELLO, headers=[(b"x-request-id", label)])
     assert answer.status_code == 200
     assert [value for name, value in answer.headers.raw if name.lower() == b"x-request-id"] == [label]
 
 
 async def test_refusals_have_the_label(service: ScriptedService, tmp_path: Path) -> None:
     config = GatewayConfig(port=0, grpc_port=0, api_keys_file=key_file(tmp_path))
-    async with open_doors(service, config) as doors, httpx.AsyncClient() as client:
-        refused = await client.post(doors.url + COMPLETIONS, json=HELLO, headers={"x-request-id": "proxy-8"})
+    async with open_servers(service, config) as servers, httpx.AsyncClient() as client:
+        refused = await client.post(servers.url + COMPLETIONS, json=HELLO, headers={"x-request-id": "proxy-8"})
     assert (refused.status_code, refused.headers["x-request-id"]) == (401, "proxy-8")
 
 

@@ -14,8 +14,8 @@ import grpc
 import grpc.aio
 import httpx
 import pytest
-from doors import Doors, open_doors
 from gateway_script import Script, ScriptedService
+from gateway_servers import GatewayServers, open_servers
 
 from outrider.gateway.config import GatewayConfig
 from outrider.gateway.request.tokenizer import Tokenizer
@@ -36,12 +36,14 @@ MANY_WORDS = "word " * 400
 
 
 @asynccontextmanager
-async def doors_with(service: ScriptedService, **settings: Any) -> AsyncIterator[tuple[Doors, httpx.AsyncClient]]:
+async def servers_with(
+    service: ScriptedService, **settings: Any
+) -> AsyncIterator[tuple[GatewayServers, httpx.AsyncClient]]:
     async with (
-        open_doors(service, GatewayConfig(port=0, grpc_port=0, **settings)) as doors,
-        httpx.AsyncClient(base_url=doors.url, timeout=60) as http,
+        open_servers(service, GatewayConfig(port=0, grpc_port=0, **settings)) as servers,
+        httpx.AsyncClient(base_url=servers.url, timeout=60) as http,
     ):
-        yield doors, http
+        yield servers, http
 
 
 async def until(condition: Callable[[], bool], within_s: float = 30.0) -> None:
@@ -56,20 +58,20 @@ async def until(condition: Callable[[], bool], within_s: float = 30.0) -> None:
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 async def test_a_whole_answer_that_takes_too_long(service: ScriptedService, path: str) -> None:
     service.script = Script(endless=True)
-    async with doors_with(service) as (doors, http):
+    async with servers_with(service) as (servers, http):
         response = await http.post(path, json=BODIES[path], headers={"x-request-timeout": "2.5"})
         assert response.status_code == 504
         error = response.json()["error"]
         assert (error["type"], error["code"]) == ("timeout_error", 504)
         assert error["message"] == "the request took longer than the 2.5 s of x-request-timeout"
         assert (service.num_opened, service.num_open) == (1, 0)
-        assert doors.admission.quotas.num_running == 0
+        assert servers.admission.quotas.num_running == 0
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 async def test_a_stream_that_takes_too_long_ends_with_an_error_event(service: ScriptedService, path: str) -> None:
     service.script = Script(endless=True)
-    async with doors_with(service) as (doors, http):
+    async with servers_with(service) as (servers, http):
         body = {**BODIES[path], "stream": True}
         response = await http.post(path, json=body, headers={"x-request-timeout": "2.5"})
         assert response.status_code == 200
@@ -79,12 +81,12 @@ async def test_a_stream_that_takes_too_long_ends_with_an_error_event(service: Sc
         assert json.loads(last_line.removeprefix("data: "))["error"]["type"] == "timeout_error"
         assert "[DONE]" not in response.text
         assert service.num_open == 0
-        assert doors.admission.quotas.num_running == 0
+        assert servers.admission.quotas.num_running == 0
         assert (await http.get("/health")).status_code == 200  # over the connection that was kept
 
 
 async def test_a_request_in_time_is_left_alone(service: ScriptedService) -> None:
-    async with doors_with(service) as (_, http):
+    async with servers_with(service) as (_, http):
         for stream in (False, True):
             body = {**BODIES[COMPLETIONS], "stream": stream}
             response = await http.post(COMPLETIONS, json=body, headers={"x-request-timeout": "20"})
@@ -93,8 +95,8 @@ async def test_a_request_in_time_is_left_alone(service: ScriptedService) -> None
 
 
 async def test_a_request_that_waits_for_its_body_ends_in_time_too(service: ScriptedService) -> None:
-    async with doors_with(service) as (doors, _):
-        reader, writer = await asyncio.open_connection("127.0.0.1", doors.http_port)
+    async with servers_with(service) as (servers, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", servers.http_port)
         writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n")
         writer.write(b"x-request-timeout: 0.2\r\ncontent-length: 10\r\n\r\n{")
         async with asyncio.timeout(30):
@@ -104,7 +106,7 @@ async def test_a_request_that_waits_for_its_body_ends_in_time_too(service: Scrip
 
 @pytest.mark.parametrize("text", ["", "soon", "0", "-1", "nan", "inf", "1e9", "5 s"])
 async def test_limits_that_are_none(service: ScriptedService, text: str) -> None:
-    async with doors_with(service) as (_, http):
+    async with servers_with(service) as (_, http):
         response = await http.post(COMPLETIONS, json=BODIES[COMPLETIONS], headers={"x-request-timeout": text})
         assert response.status_code == 400
         assert response.json()["error"]["param"] == "x-request-timeout"
@@ -113,13 +115,13 @@ async def test_limits_that_are_none(service: ScriptedService, text: str) -> None
 
 async def test_a_grpc_deadline_frees_everything(service: ScriptedService) -> None:
     service.script = Script(endless=True)
-    async with doors_with(service) as (doors, _), rpc.open_channel(doors.grpc_address) as channel:
+    async with servers_with(service) as (servers, _), rpc.open_channel(servers.grpc_address) as channel:
         stub: Any = pb_grpc.GatewayStub(channel)
         call = stub.Generate(pb.GenerateRequest(prompt="x"), timeout=3.0)
         assert (await call.read()).text
         assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         await until(lambda: service.num_open == 0)
-        await until(lambda: doors.admission.quotas.num_running == 0)
+        await until(lambda: servers.admission.quotas.num_running == 0)
 
 
 # ---- slow readers -----------------------------------------------------------------------------------------------
@@ -154,13 +156,13 @@ def talkative(tokenizer: Tokenizer) -> Talkative:
 
 
 @asynccontextmanager
-async def lazy_client(doors: Doors, body: dict[str, Any]) -> AsyncIterator[socket.socket]:
+async def lazy_client(servers: GatewayServers, body: dict[str, Any]) -> AsyncIterator[socket.socket]:
     """Sends a request and reads nothing; its buffers are as small as they can be."""
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.setblocking(False)
         loop = asyncio.get_running_loop()
-        await loop.sock_connect(client, ("127.0.0.1", doors.http_port))
+        await loop.sock_connect(client, ("127.0.0.1", servers.http_port))
         data = json.dumps(body).encode()
         head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
         await loop.sock_sendall(client, f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
@@ -169,14 +171,14 @@ async def lazy_client(doors: Doors, body: dict[str, Any]) -> AsyncIterator[socke
 
 async def test_a_rest_client_that_does_not_read_is_cut(talkative: Talkative, caplog: pytest.LogCaptureFixture) -> None:
     async with (
-        doors_with(talkative, slow_reader_timeout_s=0.5) as (doors, http),
-        lazy_client(doors, {"prompt": "x", "max_tokens": 400, "stream": True}),
+        servers_with(talkative, slow_reader_timeout_s=0.5) as (servers, http),
+        lazy_client(servers, {"prompt": "x", "max_tokens": 400, "stream": True}),
     ):
         await until(lambda: talkative.num_open == 1)
         await until(lambda: talkative.num_open == 0, 60)
-        await until(lambda: doors.admission.quotas.num_running == 0)
+        await until(lambda: servers.admission.quotas.num_running == 0)
         # Closing in the ordinary way would wait until the client has read what is still to be sent.
-        await until(lambda: doors.num_connections() == 0)
+        await until(lambda: servers.num_connections() == 0)
         assert (await http.get("/health")).status_code == 200
     messages = [record.getMessage() for record in caplog.records]
     assert messages == ["a client has not read its answer for 0.5 s and is disconnected"]
@@ -187,8 +189,8 @@ async def test_a_rest_client_that_reads_slowly_is_not_cut(talkative: Talkative) 
     talkative.num_updates = 100
     async with (
         # So long that a client which a busy machine keeps from reading is not cut.
-        doors_with(talkative, slow_reader_timeout_s=3.0) as (doors, _),
-        lazy_client(doors, {"prompt": "x", "max_tokens": 400, "stream": True}) as client,
+        servers_with(talkative, slow_reader_timeout_s=3.0) as (servers, _),
+        lazy_client(servers, {"prompt": "x", "max_tokens": 400, "stream": True}) as client,
     ):
         loop = asyncio.get_running_loop()
         received = b""
@@ -205,15 +207,15 @@ async def test_a_rest_client_that_reads_slowly_is_not_cut(talkative: Talkative) 
 
 async def test_a_grpc_client_that_does_not_read_is_cut(talkative: Talkative, caplog: pytest.LogCaptureFixture) -> None:
     async with (
-        doors_with(talkative, slow_reader_timeout_s=0.5) as (doors, _),
-        rpc.open_channel(doors.grpc_address) as channel,
+        servers_with(talkative, slow_reader_timeout_s=0.5) as (servers, _),
+        rpc.open_channel(servers.grpc_address) as channel,
     ):
         stub: Any = pb_grpc.GatewayStub(channel)
         params = common.SamplingParams(max_tokens=400)
         call = stub.Generate(pb.GenerateRequest(prompt="x", sampling_params=params))
         assert await call.read()
         await until(lambda: talkative.num_open == 0, 60)
-        await until(lambda: doors.admission.quotas.num_running == 0)
+        await until(lambda: servers.admission.quotas.num_running == 0)
         # What it would read, did it read: the rest that was on its way, and why there is no more.
         with suppress(grpc.aio.AioRpcError):
             while await call.read() is not grpc.aio.EOF:
