@@ -271,6 +271,14 @@ def require_all_weights(path: str, loading_info: dict[str, Any]) -> None:
         raise ModelRefused(path, cause, _SERVE_UNQUANTISED)
 
 
+def require_all_used(path: str, loading_info: dict[str, Any]) -> None:
+    """Refuse weights that the model has not, of which transformers only warns: what they would do would be left out."""
+    names = sorted(loading_info.get("unexpected_keys") or ())
+    if names:
+        cause = f"it has weights that would be {json.dumps(names[:5])}, which the model does not have"
+        raise ModelRefused(path, cause, "serve the checkpoint that it was made from, as a folder")
+
+
 @torch.inference_mode()
 def probe_layers(
     path: str,

@@ -122,6 +122,8 @@ def build_model(
         if show_bar:
             transformers_logging.enable_progress_bar()
     model_guards.require_all_weights(path, loading_info)
+    if linked_parts(Path(path)):
+        model_guards.require_all_used(path, loading_info)
     return model
 
 

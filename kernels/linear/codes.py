@@ -64,6 +64,18 @@ class Codes:
         numbers = self.numbers.view(torch.uint8)[index].view(self.numbers.dtype)
         return replace(self, numbers=numbers, scales=self.scales[index], zeros=zeros, minimums=minimums)
 
+    def columns(self, index: torch.Tensor) -> Codes:
+        """The inputs that index int64 [K] names, in its order: all, each once."""
+        numbers, groups = self.numbers.view(torch.uint8)[:, index].view(self.numbers.dtype), self.groups[index]
+        order = torch.unique_consecutive(groups)
+        if len(order) != self.scales.shape[1]:
+            return replace(self, numbers=numbers, groups=groups)
+        # Groups that stay whole are numbered in the new order, so that inputs are read as they come.
+        zeros, minimums = (None if part is None else part[:, order] for part in (self.zeros, self.minimums))
+        place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
+        scales = self.scales[:, order]
+        return replace(self, numbers=numbers, scales=scales, groups=place[groups], zeros=zeros, minimums=minimums)
+
     def inputs(self, start: int, end: int) -> Codes:
         """The inputs [start, end).
 

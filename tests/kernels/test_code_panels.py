@@ -170,6 +170,17 @@ def test_an_id_outside_is_refused(wrong: int) -> None:
         cpu_code_panels.rows(torch.tensor([0, wrong]), packed)
 
 
+@pytest.mark.parametrize(("width", "is_read_as_it_comes"), [(64, True), (32, True), (8, False)])
+def test_columns_in_another_order_are_the_same_weights(width: int, is_read_as_it_comes: bool) -> None:
+    """Heads of that many inputs in another order; groups of 32."""
+    codes = make_codes(integers(64, 256, -8, 8), 32, minimums=True, zeros=True)
+    heads = torch.arange(256).reshape(2, 128 // width, width).transpose(0, 1).flatten()
+    found = codes.columns(heads)
+    assert torch.equal(found.dequantised(), codes.dequantised()[:, heads])
+    assert found.grouping is not None
+    assert (found.grouping.order is None) == is_read_as_it_comes
+
+
 def test_codes_that_no_law_is_for_are_not_taken() -> None:
     even = make_codes(integers(64, 64, -8, 8), 32)
     uneven = replace(even, groups=torch.tensor([0] * 30 + [1] * 34))

@@ -15,10 +15,13 @@ from outrider.client.stack.commands import StackSettings
 from outrider.client.stack.local_models import with_folders
 from outrider.shared.errors import ConfigError
 from tests.engine.model.gguf.gguf_writer import VOCABULARY, write_gguf
+from tests.engine.model.gguf.requantise import requantised
 from tests.engine.tiny_models import SERVED, save_tiny_model
 
 _PROMPTS = [[5, 9, 5, 9, 5, 9, 5], list(range(20, 60))]
 _NUM_TOKENS = 24
+_LLAMA_CPP = Path(__file__).parents[1] / "engine" / "model" / "gguf" / "llama_cpp"
+_HYBRIDS = ("falcon_h1", "granite_hybrid", "lfm2_moe", "nemotron_h_moe", "qwen3_5", "qwen3_next")
 
 
 @pytest.fixture
@@ -68,6 +71,20 @@ def test_packed_weights_give_the_same_tokens_with_and_without_drafts(tmp_path: P
     for law in laws:
         assert found[law, "ngram"] == found[law, "draft_model"] == found[law, "off"]
     assert found["drawn", "off"] != found["greedy", "off"]
+
+
+@pytest.mark.parametrize(
+    "name", ["granite_moe_shared", *(pytest.param(name, marks=pytest.mark.storm) for name in _HYBRIDS)]
+)
+def test_files_of_llama_cpp_give_the_same_tokens_with_and_without_drafts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Quantised: experts joined one after another; layers with recurrent states."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file = requantised(_LLAMA_CPP / f"{name}.gguf", tmp_path / f"{name}.gguf", "Q8_0")
+    params = SamplingParams(temperature=0.9, seed=7, max_tokens=_NUM_TOKENS, ignore_eos=True)
+    drafts = {"method": "ngram", "num_speculative_tokens": 3}
+    assert tokens(file, params, speculative_config=drafts) == tokens(file, params)
 
 
 def test_a_stack_is_given_folders_for_files(tmp_path: Path, original: Path) -> None:

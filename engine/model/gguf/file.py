@@ -90,18 +90,36 @@ class GgufFile:
         self._read.add(key)
         found = self.general(f"{self.architecture}.{key}", default)
         if found is None:
-            raise ModelRefused(self.path, f"its metadata has no {self.architecture}.{key}")
+            raise self.not_read(f"its metadata has no {self.architecture}.{key}")
         return found
+
+    def uniform(self, key: str, default: Any = None) -> Any:
+        """A number that the file may have for each layer, 0 where a layer has no such thing. Raises ModelRefused: the
+        layers differ, or it is not there."""
+        found = self.own(key, default)
+        numbers = set(found) - {0} if isinstance(found, list) else {found}
+        if len(numbers) != 1:
+            raise self.not_read(f"its {self.architecture}.{key} is {found}, not one number; that is not read")
+        return numbers.pop()
+
+    @property
+    def num_layers(self) -> int:
+        """Without those for multi-token prediction, which come last. Raises ModelRefused."""
+        return int(self.own("block_count") - self.own("nextn_predict_layers", 0))
+
+    def not_read(self, cause: str) -> ModelRefused:
+        """The refusal of a file that says what is not read."""
+        return ModelRefused(self.path, cause, "serve the checkpoint that it was made from, as a folder")
 
     def require(self, key: str, *meant: Any) -> None:
         """Raises ModelRefused when the value is there and is none of these."""
         found = self.own(key, meant[0])
         if found not in meant:
-            raise ModelRefused(self.path, f"its {self.architecture}.{key} is {found!r}, which is not read")
+            raise self.not_read(f"its {self.architecture}.{key} is {found!r}, which is not read")
 
     def require_all_read(self) -> None:
         """Raises ModelRefused for a value that says something of the architecture and that nobody has read."""
         prefix = f"{self.architecture}."
         own = {key.removeprefix(prefix) for key in self._fields if key.startswith(prefix)}
         if own - self._read:
-            raise ModelRefused(self.path, f"its metadata has {prefix}{min(own - self._read)}, which is not read")
+            raise self.not_read(f"its metadata has {prefix}{min(own - self._read)}, which is not read")

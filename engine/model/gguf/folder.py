@@ -19,7 +19,7 @@ from outrider.shared.checkpoint.quantization import require_readable
 from outrider.shared.errors import ConfigError
 
 # of what is written; another one makes the folders anew
-_VERSION = 4
+_VERSION = 5
 
 
 def model_folder(path: str) -> str:

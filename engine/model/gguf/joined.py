@@ -1,7 +1,8 @@
 """Parameters of transformers' models that a GGUF file has in several tensors, or turned round.
 
 gpt-oss: an expert's gate and up rows lie in turn in one parameter, and experts are [E, K, N] in the model, [E, N, K] in
-the file. Latent attention: kv_b_proj is k_b, whose heads are turned round, and v_b. Not here: tensors that are one
+the file. Granite: gate and up one after another. Latent attention: kv_b_proj is k_b, whose heads are turned round, and
+v_b. Qwen3-Next: a key head's rows of queries, keys, values and gates lie together. Not here: tensors that are one
 parameter each (tensors).
 """
 
@@ -12,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from outrider.engine.model.gguf.file import GgufFile
 from outrider.engine.model.weight_reader import WeightReader
 from outrider.kernels.linear.codes import Codes
 
@@ -21,20 +23,27 @@ ExpertCodes = Callable[[int], Codes]
 
 @dataclass(frozen=True)
 class Part:
-    """A tensor of the file. shape: as torch has it; kind: the name of its type; expert_codes: None: it has no codes."""
+    """A tensor of the file. shape: as torch has it; kind: the name of its type; codes, and expert_codes where it is all
+    experts' of a layer: None: it has none."""
 
     shape: tuple[int, ...]
     kind: str
     read: Callable[[], torch.Tensor]
+    codes: Callable[[], Codes] | None
     expert_codes: ExpertCodes | None
+
+
+# Makes the parameter's (shape, reader) of its tensors.
+Join = Callable[[GgufFile, Sequence[Part]], tuple[tuple[int, ...], WeightReader]]
 
 
 @dataclass(frozen=True)
 class Joined:
-    """tensors: what a layer's are called in the file; join: makes the parameter's (shape, reader) of them."""
+    """parameter: its name in the layer; tensors: what a layer's are called in the file."""
 
+    parameter: str
     tensors: tuple[str, ...]
-    join: Callable[[Sequence[Part]], tuple[tuple[int, ...], WeightReader]]
+    join: Join
 
 
 def _in_turn(parts: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -42,7 +51,7 @@ def _in_turn(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.stack(tuple(parts), 2).flatten(1, 2)
 
 
-def _experts(parts: Sequence[Part]) -> tuple[tuple[int, ...], WeightReader]:
+def _experts_in_turn(file: GgufFile, parts: Sequence[Part]) -> tuple[tuple[int, ...], WeightReader]:
     """[E, K, P * N]"""
     num_experts, outputs, inputs = parts[0].shape
 
@@ -74,13 +83,13 @@ def _rows_in_turn(codes: Sequence[Codes]) -> Codes:
     )
 
 
-def _biases(parts: Sequence[Part]) -> tuple[tuple[int, ...], WeightReader]:
+def _biases(file: GgufFile, parts: Sequence[Part]) -> tuple[tuple[int, ...], WeightReader]:
     """[E, P * n]"""
     shape = (parts[0].shape[0], len(parts) * parts[0].shape[1])
     return shape, WeightReader(lambda: _in_turn([part.read() for part in parts]))
 
 
-def _latent_heads(parts: Sequence[Part]) -> tuple[tuple[int, ...], WeightReader]:
+def _latent_heads(file: GgufFile, parts: Sequence[Part]) -> tuple[tuple[int, ...], WeightReader]:
     """k_b [H, latent, n] and v_b [H, v, latent] -> [H * (n + v), latent]"""
     keys, values = parts
     num_heads, latent, width = keys.shape
@@ -88,15 +97,75 @@ def _latent_heads(parts: Sequence[Part]) -> tuple[tuple[int, ...], WeightReader]
     return shape, WeightReader(lambda: torch.cat((keys.read().transpose(1, 2), values.read()), 1).flatten(0, 1))
 
 
-# By architecture: the parameter's name in its layer -> what makes it up.
-JOINED: Mapping[str, Mapping[str, Joined]] = {
-    "gpt-oss": {
-        "mlp.experts.gate_up_proj": Joined(("ffn_gate_exps.weight", "ffn_up_exps.weight"), _experts),
-        "mlp.experts.down_proj": Joined(("ffn_down_exps.weight",), _experts),
-        "mlp.experts.gate_up_proj_bias": Joined(("ffn_gate_exps.bias", "ffn_up_exps.bias"), _biases),
-        "mlp.experts.down_proj_bias": Joined(("ffn_down_exps.bias",), _biases),
-    },
-    "deepseek2": {
-        "self_attn.kv_b_proj.weight": Joined(("attn_k_b.weight", "attn_v_b.weight"), _latent_heads),
-    },
+def _one_after_another(file: GgufFile, parts: Sequence[Part]) -> tuple[tuple[int, ...], WeightReader]:
+    """P times [N, K] -> [P * N, K], or of every expert [E, N, K]"""
+    *_, outputs, inputs = parts[0].shape
+    shape = (*parts[0].shape[:-2], len(parts) * outputs, inputs)
+    packs = len({part.kind for part in parts}) == 1
+
+    def codes() -> Codes:
+        return _all_rows([part.codes() for part in parts if part.codes is not None])
+
+    def expert_codes(expert: int) -> Codes:
+        return _all_rows([part.expert_codes(expert) for part in parts if part.expert_codes is not None])
+
+    return shape, WeightReader(
+        lambda: torch.cat([part.read() for part in parts], -2),
+        codes if packs and parts[0].codes is not None else None,
+        expert_codes if packs and parts[0].expert_codes is not None else None,
+    )
+
+
+def _all_rows(codes: Sequence[Codes]) -> Codes:
+    """Of weights of the same type and inputs, so of the same groups."""
+    minimums = [each.minimums for each in codes if each.minimums is not None]
+    return replace(
+        codes[0],
+        numbers=torch.cat([each.numbers for each in codes]),
+        scales=torch.cat([each.scales for each in codes]),
+        minimums=torch.cat(minimums) if minimums else None,
+    )
+
+
+def _by_key_head(file: GgufFile, parts: Sequence[Part]) -> tuple[tuple[int, ...], WeightReader]:
+    """Queries, keys and values [2Q + V, K], and gates [V, K] -> [2Q + 2V, K], each key head's rows of the four"""
+    num_heads, inner = file.own("ssm.group_count"), file.own("ssm.inner_size")
+    qkv, gates = parts
+    keys = (qkv.shape[0] - inner) // 2
+
+    def read() -> torch.Tensor:
+        pieces = (*torch.split(qkv.read(), [keys, keys, inner]), gates.read())
+        return torch.cat([piece.reshape(num_heads, -1, qkv.shape[1]) for piece in pieces], 1).flatten(0, 1)
+
+    return (qkv.shape[0] + inner, qkv.shape[1]), WeightReader(read)
+
+
+_GPT_OSS = (
+    Joined("mlp.experts.gate_up_proj", ("ffn_gate_exps.weight", "ffn_up_exps.weight"), _experts_in_turn),
+    Joined("mlp.experts.down_proj", ("ffn_down_exps.weight",), _experts_in_turn),
+    Joined("mlp.experts.gate_up_proj_bias", ("ffn_gate_exps.bias", "ffn_up_exps.bias"), _biases),
+    Joined("mlp.experts.down_proj_bias", ("ffn_down_exps.bias",), _biases),
+)
+
+
+def _input_and_output(module: str, suffix: str) -> tuple[Joined, Joined]:
+    gate_and_up = f"ffn_gate{suffix}.weight", f"ffn_up{suffix}.weight"
+    return (
+        Joined(f"{module}.input_linear.weight", gate_and_up, _one_after_another),
+        Joined(f"{module}.output_linear.weight", (f"ffn_down{suffix}.weight",), _one_after_another),
+    )
+
+
+_GRANITE = (*_input_and_output("block_sparse_moe", "_exps"), *_input_and_output("shared_mlp", "_shexp"))
+# By architecture: what a layer may have of such parameters.
+JOINED: Mapping[str, tuple[Joined, ...]] = {
+    "gpt-oss": _GPT_OSS,
+    "deepseek2": (Joined("self_attn.kv_b_proj.weight", ("attn_k_b.weight", "attn_v_b.weight"), _latent_heads),),
+    "gemma4": (
+        Joined("experts.gate_up_proj", ("ffn_gate_up_exps.weight",), _one_after_another),
+        Joined("experts.down_proj", ("ffn_down_exps.weight",), _one_after_another),
+    ),
+    "granitemoe": _GRANITE,
+    "granitehybrid": (*_GRANITE, *_input_and_output("shared_mlp", "")),
+    "qwen3next": (Joined("linear_attn.in_proj_qkvz.weight", ("attn_qkv.weight", "attn_gate.weight"), _by_key_head),),
 }

@@ -1,16 +1,18 @@
-"""The config rules of mixtures of experts: gpt-oss, Qwen2-MoE, DeepSeek. Not here: Mixtral, Qwen3-MoE (config)."""
+"""The config rules of mixtures of experts. Not here: Mixtral (dense), those with recurrent layers (hybrids)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from outrider.engine.errors import ModelRefused
+from outrider.engine.model.gguf.dense import GRANITE_SCALES
+from outrider.engine.model.gguf.family import Family, Keys, Rules, has, values
 from outrider.engine.model.gguf.file import GgufFile
 from outrider.engine.model.gguf.rope import rope_parameters
 
 # expert_gating_func; files of DeepSeek-V2 from before the key have none, nor have some of GLM-4.7-Flash, which means
 # the sigmoid and is told apart by its vocabulary (llama.cpp, src/models/deepseek2.cpp).
-_SOFTMAX, _SIGMOID = 1, 2
+_SOFTMAX, SIGMOID = 1, 2
 _GLM_VOCABULARY = 154880
 # By the number of experts: (n_group, topk_group) of DeepSeek-V2 and V3 in config.json, which older files do not have.
 _GROUPS = {160: (8, 3), 256: (8, 4)}
@@ -18,34 +20,56 @@ _GROUPS = {160: (8, 3), 256: (8, 4)}
 _LOG_MULTIPLIER = 0.1
 
 
-def gpt_oss(file: GgufFile) -> dict[str, Any]:
-    """Layers with a window and without take turns, the first has one; YaRN's bounds are not rounded (its config.json;
-    the file says neither)."""
-    return {
-        "model_type": "gpt_oss",
-        "architectures": ["GptOssForCausalLM"],
-        "num_local_experts": file.own("expert_count"),
-        "num_experts_per_tok": file.own("expert_used_count"),
-        "intermediate_size": file.own("expert_feed_forward_length"),
-        "sliding_window": file.own("attention.sliding_window"),
-        "rope_parameters": rope_parameters(file) | {"truncate": False},
+QWEN_EXPERTS = {
+    "num_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+}
+# Qwen's, where every layer has experts.
+_IN_EVERY_LAYER = {"decoder_sparse_step": 1, "mlp_only_layers": [], "use_sliding_window": False}
+_CHOICE = {"num_local_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
+# DeepSeek's form of experts, which others have too.
+_DEEPSEEK: Keys = {
+    "num_experts_per_tok": "expert_used_count",
+    "n_routed_experts": "expert_count",
+    "n_shared_experts": "expert_shared_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "first_k_dense_replace": ("leading_dense_block_count", 0),
+    "routed_scaling_factor": ("expert_weights_scale", 1.0),
+    "n_group": ("expert_group_count", 1),
+    "topk_group": ("expert_group_used_count", 1),
+    "norm_topk_prob": ("expert_weights_norm", False),
+}
+
+
+def _gpt_oss(file: GgufFile) -> dict[str, Any]:
+    """YaRN's bounds are not rounded (its config.json; the file does not say so)."""
+    return {"rope_parameters": rope_parameters(file) | {"truncate": False}}
+
+
+def _by_sigmoids(file: GgufFile) -> dict[str, Any]:
+    """Raises ModelRefused: experts are chosen otherwise."""
+    file.require("expert_gating_func", SIGMOID)
+    return {}
+
+
+def _granite_moe(file: GgufFile) -> dict[str, Any]:
+    shared = file.own("expert_shared_feed_forward_length", 0)
+    if not shared:
+        return _GRANITE_MOE(file)
+    return _GRANITE_MOE(file) | {
+        "model_type": "granitemoeshared",
+        "architectures": ["GraniteMoeSharedForCausalLM"],
+        "shared_intermediate_size": shared,
     }
 
 
-def qwen2moe(file: GgufFile) -> dict[str, Any]:
-    """llama.cpp leaves the chosen experts' weights as they are, and so do the published checkpoints."""
-    return {
-        "model_type": "qwen2_moe",
-        "architectures": ["Qwen2MoeForCausalLM"],
-        "num_experts": file.own("expert_count"),
-        "num_experts_per_tok": file.own("expert_used_count"),
-        "moe_intermediate_size": file.own("expert_feed_forward_length"),
-        "shared_expert_intermediate_size": file.own("expert_shared_feed_forward_length"),
-        "norm_topk_prob": False,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-        "use_sliding_window": False,
-    }
+_GRANITE_MOE = Family("granitemoe", "GraniteMoeForCausalLM", {**GRANITE_SCALES, **_CHOICE})
+
+
+def _last_layer(file: GgufFile) -> dict[str, Any]:
+    return {"moe_layer_end_index": file.num_layers - 1}
 
 
 def latent_heads(file: GgufFile) -> dict[str, Any]:
@@ -78,22 +102,15 @@ def _latent_rope(file: GgufFile) -> dict[str, Any]:
     return found | {"mscale": scale, "mscale_all_dim": scale}
 
 
-def deepseek2(file: GgufFile) -> dict[str, Any]:
-    num_experts = file.own("expert_count")
-    groups = _GROUPS.get(num_experts, (1, 1))
-    config = {
-        "num_experts_per_tok": file.own("expert_used_count"),
-        "n_routed_experts": num_experts,
-        "n_shared_experts": file.own("expert_shared_count"),
-        "moe_intermediate_size": file.own("expert_feed_forward_length"),
-        "first_k_dense_replace": file.own("leading_dense_block_count", 0),
-        "routed_scaling_factor": file.own("expert_weights_scale", 1.0),
-        "n_group": file.own("expert_group_count", groups[0]),
-        "topk_group": file.own("expert_group_used_count", groups[1]),
-        "norm_topk_prob": bool(file.own("expert_weights_norm", False)),
-        "attention_bias": False,
+def _deepseek2(file: GgufFile) -> dict[str, Any]:
+    n_group, topk_group = _GROUPS.get(file.own("expert_count"), (1, 1))
+    keys: Keys = {
+        **_DEEPSEEK,
+        "n_group": ("expert_group_count", n_group),
+        "topk_group": ("expert_group_used_count", topk_group),
     }
-    return config | _choice_of_experts(file, config)
+    config = values(file, keys)
+    return config | {"attention_bias": False} | _choice_of_experts(file, config)
 
 
 def _choice_of_experts(file: GgufFile, config: dict[str, Any]) -> dict[str, Any]:
@@ -101,14 +118,75 @@ def _choice_of_experts(file: GgufFile, config: dict[str, Any]) -> dict[str, Any]
     gate = file.own("expert_gating_func", 0)
     if gate == 0 and file.own("vocab_size", 0) != _GLM_VOCABULARY:
         gate = _SOFTMAX
-    if gate == _SIGMOID:
+    if gate == SIGMOID:
         return {"model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"], "rope_interleave": True}
     if gate != _SOFTMAX:
-        raise ModelRefused(file.path, f"its deepseek2.expert_gating_func is {gate!r}, which is not read")
+        raise file.not_read(f"its deepseek2.expert_gating_func is {gate!r}, which is not read")
     if config["norm_topk_prob"] or any(".exp_probs_b." in name for name in file.tensors):
         cause = (
             "it chooses experts by the softmax, and has expert_weights_norm or exp_probs_b, which DeepSeek-V2 has not"
         )
-        raise ModelRefused(file.path, cause)
+        raise file.not_read(cause)
     method = "greedy" if config["n_group"] == 1 else "group_limited_greedy"
     return {"model_type": "deepseek_v2", "architectures": ["DeepseekV2ForCausalLM"], "topk_method": method}
+
+
+MIXTURES: Mapping[str, Rules] = {
+    "deepseek2": _deepseek2,
+    "dots1": Family("dots1", "Dots1ForCausalLM", _DEEPSEEK, more=(_by_sigmoids, has("attn_q.bias", "attention_bias"))),
+    "ernie4_5-moe": Family(
+        "ernie4_5_moe",
+        "Ernie4_5_MoeForCausalLM",
+        {
+            "moe_num_experts": "expert_count",
+            "moe_k": "expert_used_count",
+            "moe_num_shared_experts": "expert_shared_count",
+            "moe_intermediate_size": "expert_feed_forward_length",
+            "moe_layer_start_index": ("leading_dense_block_count", 0),
+            "moe_layer_interval": "interleave_moe_layer_step",
+        },
+        more=(_last_layer, has("attn_q.bias", "use_bias")),
+        ignored=("expert_shared_feed_forward_length",),  # the converter's is not the width
+    ),
+    "glm4moe": Family(
+        "glm4_moe",
+        "Glm4MoeForCausalLM",
+        _DEEPSEEK,
+        more=(_by_sigmoids, has("attn_q.bias", "attention_bias"), has("attn_q_norm.weight", "use_qk_norm")),
+    ),
+    # Layers with a window and without take turns, the first has one.
+    "gpt-oss": Family(
+        "gpt_oss",
+        "GptOssForCausalLM",
+        {
+            **_CHOICE,
+            "intermediate_size": "expert_feed_forward_length",
+            "sliding_window": "attention.sliding_window",
+        },
+        more=(_gpt_oss,),
+    ),
+    "granitemoe": _granite_moe,
+    "minimax-m2": Family(
+        "minimax_m2",
+        "MiniMaxM2ForCausalLM",
+        {**_CHOICE, "intermediate_size": "expert_feed_forward_length"},
+        more=(_by_sigmoids,),
+    ),
+    "olmoe": Family(
+        "olmoe",
+        "OlmoeForCausalLM",
+        {"num_experts": "expert_count", "num_experts_per_tok": "expert_used_count"},
+        {"norm_topk_prob": False},
+        (has("attn_q.bias", "attention_bias"),),
+    ),
+    # llama.cpp leaves the chosen experts' weights as they are, and so do the published checkpoints.
+    "qwen2moe": Family("qwen2_moe", "Qwen2MoeForCausalLM", QWEN_EXPERTS, {**_IN_EVERY_LAYER, "norm_topk_prob": False}),
+    # llama.cpp makes the chosen experts' weights add up to 1, whatever the checkpoint's norm_topk_prob was.
+    "qwen3moe": Family(
+        "qwen3_moe",
+        "Qwen3MoeForCausalLM",
+        {name: key for name, key in QWEN_EXPERTS.items() if not name.startswith("shared")},
+        {**_IN_EVERY_LAYER, "norm_topk_prob": True},
+        (has("attn_q.bias", "attention_bias"),),
+    ),
+}

@@ -29,17 +29,27 @@ def rope_parameters(file: GgufFile) -> dict[str, Any]:
     original = file.own("rope.scaling.original_context_length", 0)
     if "rope_freqs.weight" in file.tensors:
         if kind != "none":
-            raise ModelRefused(file.path, f"it has rope_freqs and rope.scaling.type {kind!r}")
+            raise file.not_read(f"it has rope_freqs and rope.scaling.type {kind!r}")
         return {"rope_theta": base} | _llama3(file, base)
     if kind == "none":
         return {"rope_theta": base, "rope_type": "default"}
     if kind == "linear":
         return {"rope_theta": base, "rope_type": "linear", "factor": factor}
     if kind == "yarn" and original:
+        _require_attention_factor(file, factor)
         betas = {name: file.own(f"rope.scaling.yarn_{name}", beta) for name, beta in _YARN_BETAS.items()}
         scaling = {"factor": factor, "original_max_position_embeddings": original, **betas}
         return {"rope_theta": base, "rope_type": "yarn", **scaling}
-    raise ModelRefused(file.path, f"its rope.scaling.type is {kind!r}, which is not read")
+    raise file.not_read(f"its rope.scaling.type is {kind!r}, which is not read")
+
+
+def _require_attention_factor(file: GgufFile, factor: float) -> None:
+    """Raises ModelRefused: attention is scaled otherwise than in YaRN's paper."""
+    by_rule = 0.1 * math.log(factor) + 1
+    found = file.own("rope.scaling.yarn_attn_factor", by_rule)
+    if not math.isclose(found, by_rule, rel_tol=_FLOAT32):
+        cause = f"its rope.scaling.yarn_attn_factor is {found}, not {by_rule:.6f}, which is not read"
+        raise file.not_read(cause)
 
 
 def longrope_parameters(file: GgufFile, head_dim: int) -> dict[str, Any]:
@@ -71,6 +81,6 @@ def _llama3(file: GgufFile, base: float) -> dict[str, Any]:
     wavelengths = 2 * math.pi * base ** (np.arange(len(found)) / len(found))
     smooth = ((original / wavelengths - low) / (high - low)).clip(0, 1)
     if not np.allclose(found, 1 / ((1 - smooth) / factor + smooth), rtol=1e-4):
-        raise ModelRefused(file.path, "its rope_freqs are not those of Llama 3's rule, the only one that is read")
+        raise file.not_read("its rope_freqs are not those of Llama 3's rule, the only one that is read")
     names = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
     return {"rope_type": "llama3", "factor": factor, **dict(zip(names, _LLAMA3, strict=True))}

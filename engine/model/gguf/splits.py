@@ -40,6 +40,13 @@ _KIMI_K2 = (
     rf"|[^\r\n\p{{L}}\p{{N}}]?{_KIMI_UPPER}+{_KIMI_LOWER}*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+# Qwen2's in llama.cpp; Llama 3's; the pattern of Seed's tokenizer.json.
+_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_QWEN2 = (
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_LLAMA3 = _QWEN2.replace(r"\p{N}|", r"\p{N}{1,3}|")
+_SEED = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 def _one_after_another(patterns: Sequence[str]) -> dict[str, Any]:
@@ -51,11 +58,36 @@ def _one_after_another(patterns: Sequence[str]) -> dict[str, Any]:
 
 
 SPLITS: dict[str, dict[str, Any] | None] = {
+    "chatglm-bpe": _one_after_another([_LLAMA3]),
+    "command-r": _BY_DIGIT,
     "deepseek-coder": _one_after_another(_DEEPSEEK_CODER),
     "deepseek-llm": _one_after_another(_DEEPSEEK_LLM),
     "deepseek-v3": _one_after_another(_DEEPSEEK_V3),
+    "exaone4": None,
+    "glm4": _one_after_another([_LLAMA3]),
     "gpt-2": None,
+    "hunyuan": _one_after_another([_QWEN2]),
+    "hunyuan-dense": _one_after_another(_DEEPSEEK_V3),
     "kimi-k2": _one_after_another([_KIMI_K2]),
+    "olmo": None,
     "refact": _BY_DIGIT,  # Granite
+    "seed-coder": _one_after_another([_SEED]),
     "smollm": _BY_DIGIT,
+    "starcoder": _BY_DIGIT,
 }
+# Those whose words are tokens where the vocabulary has them, whatever the merges make of them (llama.cpp, as above).
+WHOLE_WORDS = frozenset(
+    {
+        "falcon-h1",
+        "falcon3",
+        "glm4",
+        "jina-v5-nano",
+        "lfm2",
+        "llama-bpe",
+        "llama-v3",
+        "llama3",
+        "midm-2.0",
+        "pixtral",
+        "tekken",
+    }
+)

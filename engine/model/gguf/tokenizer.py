@@ -7,33 +7,54 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
-from outrider.engine.errors import ModelRefused
 from outrider.engine.model.gguf.file import GgufFile
-from outrider.engine.model.gguf.splits import SPLITS
+from outrider.engine.model.gguf.splits import SPLITS, WHOLE_WORDS
 
-# Architectures whose config transformers does not read; the class of the tokenizer depends on that alone.
-_WITHOUT_CLASS = {"deepseek2", "gpt-oss", "granite", "olmo2"}
+# Architectures whose tokenizer is of a class of its own in transformers; it does not read the config of most others.
+_WITH_CLASS = {"gemma2", "gemma3", "llama", "phi3", "qwen2", "qwen2moe", "qwen3", "qwen3moe"}
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # sentencepiece's
+_MODELS = ("gemma4", "gpt2", "llama")
 
 
 def write_tokenizer(file: GgufFile, first_part: Path, folder: Path) -> None:
     """Raises ModelRefused."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
-    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import (
+        GGUF_PRE_TOKENIZER_SPLITS,
+        GGUF_SENTENCEPIECE_BUILDERS,
+    )
 
+    # Its table leaves the newer one out.
+    GGUF_SENTENCEPIECE_BUILDERS.setdefault("gemma3n", GGUF_SENTENCEPIECE_BUILDERS["gemma3"])
     model, pre = file.general("tokenizer.ggml.model"), file.general("tokenizer.ggml.pre")
-    if model not in ("gpt2", "llama"):
-        raise ModelRefused(file.path, f"its tokenizer.ggml.model is {model!r}; gpt2 and llama are read")
+    if model not in _MODELS:
+        raise file.not_read(f"its tokenizer.ggml.model is {model!r}; {', '.join(_MODELS)} are read")
     if model == "gpt2" and pre not in GGUF_PRE_TOKENIZER_SPLITS and pre not in SPLITS:
         known = ", ".join(sorted({*GGUF_PRE_TOKENIZER_SPLITS, *SPLITS}))
-        raise ModelRefused(file.path, f"its tokenizer.ggml.pre is {pre!r}; read are {known}")
+        raise file.not_read(f"its tokenizer.ggml.pre is {pre!r}; read are {known}")
     try:
-        reader = PreTrainedTokenizerFast if file.architecture in _WITHOUT_CLASS else AutoTokenizer
+        reader = AutoTokenizer if file.architecture in _WITH_CLASS else PreTrainedTokenizerFast
         tokenizer = reader.from_pretrained(str(first_part.parent), gguf_file=first_part.name)
         tokenizer.save_pretrained(folder)
     except Exception as error:  # tokenizers raises no class of its own
-        raise ModelRefused(file.path, f"transformers cannot read its tokenizer: {error!r}") from error
-    split = SPLITS.get(pre) if model == "gpt2" else None
-    if split is not None:
-        description = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-        (folder / "tokenizer.json").write_text(json.dumps(description | {"pre_tokenizer": split}), encoding="utf-8")
+        raise file.not_read(f"transformers cannot read its tokenizer: {error!r}") from error
+    description = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    if model == "gpt2":
+        description["pre_tokenizer"] = SPLITS.get(pre) or description["pre_tokenizer"]
+        description["model"]["ignore_merges"] = pre in WHOLE_WORDS
+    elif (description["pre_tokenizer"] or {}).get("type") == "Metaspace":
+        _as_sentencepiece(description, has_space_before=file.general("tokenizer.ggml.add_space_prefix", True))
+    (folder / "tokenizer.json").write_text(json.dumps(description), encoding="utf-8")
+
+
+def _as_sentencepiece(description: dict[str, Any], *, has_space_before: bool) -> None:
+    """A space before every text, also before one that begins with a space, or none; transformers has it before others
+    alone, whatever the file says."""
+    prepended = [{"type": "Prepend", "prepend": _SPACE}] if has_space_before else []
+    replaced = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
+    description |= {"normalizer": {"type": "Sequence", "normalizers": [*prepended, replaced]}, "pre_tokenizer": None}
+    if not has_space_before:
+        decoders = description["decoder"]["decoders"]
+        description["decoder"]["decoders"] = [decoder for decoder in decoders if decoder["type"] != "Strip"]

@@ -91,9 +91,10 @@ def test_the_folder_is_a_checkpoints(tmp_path: Path) -> None:
     assert json.loads((folder / "config.json").read_text())["max_position_embeddings"] == 128
 
 
-def test_the_end_of_a_text_ends_a_turn_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("end", ["<|endoftext|>", "<turn|>"])
+def test_the_end_of_a_text_ends_a_turn_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
     """As in Qwen's generation_config.json, and in llama.cpp: its files name the end of a turn alone."""
-    monkeypatch.setattr("gguf_writer.VOCABULARY", ["<|endoftext|>", *VOCABULARY[1:]])
+    monkeypatch.setattr("gguf_writer.VOCABULARY", [end, *VOCABULARY[1:]])
     _, file = written(tmp_path, "qwen2")
     config = json.loads((Path(model_folder(str(file))) / "generation_config.json").read_text())
     assert config["eos_token_id"] == [0, 1, 2]
@@ -140,7 +141,7 @@ def patched(monkeypatch: pytest.MonkeyPatch, method: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("method", "value", "message"),
     [
-        ("add_tokenizer_pre", "command-r", r"tokenizer\.ggml\.pre is 'command-r'"),
+        ("add_tokenizer_pre", "viking", r"tokenizer\.ggml\.pre is 'viking'"),
         ("add_tokenizer_model", "rwkv", r"tokenizer\.ggml\.model is 'rwkv'"),
     ],
 )
@@ -159,6 +160,17 @@ def test_smollm_splits_digits_which_transformers_does_not_know(tmp_path: Path, m
     tokenizer = Tokenizer.from_file(str(Path(model_folder(str(file))) / "tokenizer.json"))
     assert tokenizer.pre_tokenizer is not None
     assert [piece for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str("a 12")] == ["a", "Ġ", "1", "2"]
+
+
+@pytest.mark.parametrize(("pre", "ids"), [("llama-bpe", [10]), ("qwen2", [35, 36, 37])])
+def test_words_of_the_vocabulary_are_tokens_where_llama_cpp_takes_them_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pre: str, ids: list[int]
+) -> None:
+    """No merge makes "ABC"."""
+    patched(monkeypatch, "add_tokenizer_pre", pre)
+    monkeypatch.setattr("gguf_writer.VOCABULARY", [*VOCABULARY[:10], "ABC", *VOCABULARY[11:]])
+    _, file = written(tmp_path, "llama")
+    assert Tokenizer.from_file(str(Path(model_folder(str(file))) / "tokenizer.json")).encode("ABC").ids == ids
 
 
 def with_another_architecture(file: Path) -> None:
@@ -182,7 +194,7 @@ def no_gguf(file: Path) -> None:
     [
         (
             with_another_architecture,
-            r"architecture is .mamba.; of GGUF files, deepseek2, gemma2, .*, qwen3moe are read",
+            r"architecture is .mamba.; of GGUF files, arcee, cohere2, .*, starcoder2 are read",
         ),
         (with_another_tensor, r"its tensor blk\.0\.ssm_norms\.weight is not read"),
         (cut_short, "cannot be read as GGUF"),

@@ -1,0 +1,80 @@
+"""The rules of a family whose config is a matter of names: what is read, and what every checkpoint of it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from outrider.engine.errors import ModelRefused
+from outrider.engine.model.gguf.file import GgufFile
+
+# What config.json says that a file does not, or says otherwise.
+Rules = Callable[[GgufFile], dict[str, Any]]
+# Key of config.json -> the file's, with a value where files may leave it out.
+Keys = Mapping[str, str | tuple[str, Any]]
+
+
+def values(file: GgufFile, keys: Keys) -> dict[str, Any]:
+    """By the key of config.json. Raises ModelRefused: one is not there."""
+    return {name: file.own(*((key,) if isinstance(key, str) else key)) for name, key in keys.items()}
+
+
+@dataclass(frozen=True)
+class Family:
+    """Rules. fixed: as in all published checkpoints; more: what is no matter of names; ignored: keys of the file that
+    add nothing."""
+
+    model_type: str
+    causal_lm: str
+    read: Keys = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    more: tuple[Rules, ...] = ()
+    ignored: tuple[str, ...] = ()
+
+    def __call__(self, file: GgufFile) -> dict[str, Any]:
+        """Raises ModelRefused."""
+        for key in self.ignored:
+            file.own(key, 0)
+        found = values(file, self.read)
+        for rules in self.more:
+            found |= rules(file)
+        return {"model_type": self.model_type, "architectures": [self.causal_lm], **self.fixed, **found}
+
+
+def has(tensor: str, *keys: str) -> Rules:
+    """Rules of switches: whether the first layer has the tensor."""
+    return lambda file: dict.fromkeys(keys, f"blk.0.{tensor}" in file.tensors)
+
+
+def layer_kinds(kinds: Mapping[str, str], key: str = "layer_types") -> Rules:
+    """kinds: tensor that a layer has -> its kind; the first that it has counts."""
+
+    def rules(file: GgufFile) -> dict[str, Any]:
+        return {key: [_kind(file, layer, kinds) for layer in range(file.num_layers)]}
+
+    return rules
+
+
+def _kind(file: GgufFile, layer: int, kinds: Mapping[str, str]) -> str:
+    for tensor, kind in kinds.items():
+        if f"blk.{layer}.{tensor}" in file.tensors:
+            return kind
+    wanted = " or ".join(f"blk.{layer}.{tensor}" for tensor in kinds)
+    raise ModelRefused(file.path, f"it has no tensor {wanted}", "download it again")
+
+
+def windows(every: int) -> Rules:
+    """Windows of all layers but every n-th, where the file does not say which; none without a width."""
+
+    def rules(file: GgufFile) -> dict[str, Any]:
+        width = file.own("attention.sliding_window", 0)
+        found = file.own("attention.sliding_window_pattern", every)
+        layers = range(file.num_layers)
+        has_window: Iterable[Any] = found if isinstance(found, list) else [(layer + 1) % found != 0 for layer in layers]
+        if not width:
+            return {"sliding_window": None, "layer_types": ["full_attention"] * file.num_layers}
+        kinds = ["sliding_attention" if own else "full_attention" for own in has_window]
+        return {"sliding_window": width, "layer_types": kinds[: file.num_layers]}
+
+    return rules
