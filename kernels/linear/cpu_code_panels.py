@@ -1,7 +1,7 @@
 """Row-invariant linears on quantised weights, for CPUs with AVX512-BF16: codes stay packed, and no weight is rounded.
 
-The law is coded_reference's. A weight whose codes have at most 16 values takes 4 bits each, any other 8 bits, and
-scales 16 bits where float16 holds them exactly. AMX is not used: it sums in another order.
+The law is coded_reference's. A weight whose codes have at most 16, 32 or 64 values takes 4, 5 or 6 bits each, any
+other 8 bits, and scales 16 bits where float16 holds them exactly. AMX is not used: it sums in another order.
 Needs numba.
 """
 
@@ -41,7 +41,7 @@ class _Part:
     num_outputs: int
     group_lines: int
     lines: torch.Tensor  # uint8 [panels, lines, bytes]
-    table: torch.Tensor | None  # i4: uint8 [32]
+    table: torch.Tensor | None  # of cpu_code_decoding.table_bytes
     scales: torch.Tensor  # float16 or float32 [panels, groups, 64]
     minimums: torch.Tensor | None  # of the scales' type
 
@@ -142,15 +142,16 @@ def _lines(numbers: torch.Tensor, dtype: torch.dtype) -> tuple[int, torch.Tensor
     slabs = torch.tensor_split(lines, -(-lines.numel() // _SLAB_NUMBERS))
     counts = torch.stack([torch.bincount(slab.flatten(), minlength=256) for slab in slabs])
     found = counts.sum(0).nonzero().flatten().tolist()
-    if len(found) > coding.TABLE_BYTES:
-        return decoding.I8, None, lines
+    kind = next((kind for kind, size in decoding.TABLE_VALUES.items() if len(found) <= size), decoding.I8)
+    if kind == decoding.I8:
+        return kind, None, lines
     values = [float(byte - 256 if byte > 127 else byte) for byte in found]
     index_of = torch.zeros(256, dtype=torch.uint8)
     index_of[found] = torch.arange(len(found), dtype=torch.uint8)
-    table = decoding.table_bytes(values + [0.0] * (coding.TABLE_BYTES - len(found)))
     # numpy's take needs a ninth of the time of torch's.
     indices = (torch.from_numpy(np.take(index_of.numpy(), slab.numpy())) for slab in slabs)
-    return decoding.I4, table, torch.cat([decoding.lines_of_nibbles(part) for part in indices])
+    packed = torch.cat([decoding.lines_of_indices(kind, part) for part in indices])
+    return kind, decoding.table_bytes(kind, values), packed
 
 
 def _factors(of_groups: torch.Tensor, group_of: torch.Tensor) -> torch.Tensor:

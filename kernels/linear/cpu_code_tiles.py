@@ -29,7 +29,7 @@ from outrider.kernels.cpu.emitters import (
 )
 from outrider.kernels.cpu.record import record_types
 from outrider.kernels.cpu.simd import operation, vsplat, vstore
-from outrider.kernels.linear.cpu_code_decoding import BF16, E4M3, I4, I8, LINE_BYTES, LineDecoder
+from outrider.kernels.linear.cpu_code_decoding import BF16, E4M3, I4, I5, I6, I8, LINE_BYTES, LineDecoder
 from outrider.kernels.linear.cpu_panel_coding import CHUNK_LINES, PANEL_COLUMNS, pointer
 from outrider.kernels.linear.cpu_panel_tiles import CHUNK_BYTES, ROW_BYTES, TILE_ROWS, dot_pairs, finish
 
@@ -53,7 +53,7 @@ class PanelFields(NamedTuple):
 
     kind: int  # of cpu_code_decoding
     lines: int  # uint8 [lines, LINE_BYTES[kind]]
-    table: int  # table_bytes; 0: not i4
+    table: int  # table_bytes; 0: the kind has none
     scales: int  # [groups, 64]
     minimums: int  # as scales; 0: none
     scale_bytes: int  # 2: float16, 4: float32; of scales and minimums
@@ -176,7 +176,7 @@ def _make_decode(kind: int) -> Any:
     return decode
 
 
-_decode_i4, _decode_i8, _decode_e4m3 = (_make_decode(kind) for kind in (I4, I8, E4M3))
+_decode_i4, _decode_i5, _decode_i6, _decode_i8, _decode_e4m3 = map(_make_decode, (I4, I5, I6, I8, E4M3))
 
 
 def _make_add_rows(kind: int) -> Any:
@@ -202,18 +202,13 @@ def _make_add_rows(kind: int) -> Any:
     return add_rows
 
 
-_add_i4, _add_i8, _add_e4m3, _add_bf16 = (_make_add_rows(kind) for kind in (I4, I8, E4M3, BF16))
-
-
-@njit
-def _line_bytes(kind):  # type: ignore[no-untyped-def]
-    return 64 if kind == I4 else 128
+_add_i4, _add_i5, _add_i6, _add_i8, _add_e4m3, _add_bf16 = map(_make_add_rows, range(len(LINE_BYTES)))
 
 
 @njit
 def _add_chunk(call, panel, first, num_lines, x, x_sums, num_rows, scratch):  # type: ignore[no-untyped-def]
     """Add the products of the whole groups in lines [first, first + num_lines), for all rows in even groups."""
-    lines = panel.lines + first * _line_bytes(panel.kind)
+    lines = panel.lines + first * LINE_BYTES[panel.kind]
     group_bytes = first // panel.group_lines * PANEL_COLUMNS * panel.scale_bytes
     scales = panel.scales + group_bytes
     minimums = 0 if panel.minimums == 0 else panel.minimums + group_bytes
@@ -221,6 +216,10 @@ def _add_chunk(call, panel, first, num_lines, x, x_sums, num_rows, scratch):  # 
     if num_rows > _MAX_ROWS_DECODED_IN_REGISTERS:
         if kind == I4:
             _decode_i4(lines, num_lines, panel.table, scratch)
+        elif kind == I5:
+            _decode_i5(lines, num_lines, panel.table, scratch)
+        elif kind == I6:
+            _decode_i6(lines, num_lines, panel.table, scratch)
         elif kind == I8:
             _decode_i8(lines, num_lines, panel.table, scratch)
         else:
@@ -236,6 +235,10 @@ def _add_chunk(call, panel, first, num_lines, x, x_sums, num_rows, scratch):  # 
         strides = call.x_stride, call.x_sums_stride
         if kind == I4:
             _add_i4(end - row, rows, strides[0], sums, strides[1], lines, num_lines, panel, scales, minimums, totals)
+        elif kind == I5:
+            _add_i5(end - row, rows, strides[0], sums, strides[1], lines, num_lines, panel, scales, minimums, totals)
+        elif kind == I6:
+            _add_i6(end - row, rows, strides[0], sums, strides[1], lines, num_lines, panel, scales, minimums, totals)
         elif kind == I8:
             _add_i8(end - row, rows, strides[0], sums, strides[1], lines, num_lines, panel, scales, minimums, totals)
         elif kind == E4M3:

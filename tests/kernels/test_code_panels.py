@@ -66,7 +66,10 @@ CASES: dict[str, tuple[Codes, str]] = {
     "one-odd-group": (make_codes(integers(65, 77, -128, 128), 77), "i8"),
     "long-groups": (make_codes(integers(64, 700, -8, 8), 512), "i4"),
     "odd-inputs": (make_codes(integers(65, 33, 0, 16), 16, minimums=True, zeros=True, scattered=True), "i4"),
-    "q5_k": (make_codes(integers(64, 256, 0, 32), 32, minimums=True, scale_type=torch.float32), "i8"),
+    "q5_k": (make_codes(integers(64, 256, 0, 32), 32, minimums=True, scale_type=torch.float32), "i5"),
+    "q5_0": (make_codes(integers(130, 96, -16, 16), 32), "i5"),
+    "q6_k": (make_codes(integers(65, 256, -32, 32), 16, scale_type=torch.float32), "i6"),
+    "six-bits-odd-inputs": (make_codes(integers(65, 77, -31, 33), 16, minimums=True, scattered=True), "i6"),
     "fp8-block": (make_codes(e4m3(129, 320), 128, scale_type=torch.float32), "e4m3"),
 }
 
