@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,29 +129,42 @@ def _pack(codes: Codes) -> _Part:
         minimums = _factors(minimums, groups[::size])
     if _fits_float16(scales) and (minimums is None or _fits_float16(minimums)):
         scales, minimums = scales.half(), None if minimums is None else minimums.half()
-    padding = (0, numbers.shape[1] % 2, 0, -len(numbers) % coding.PANEL_COLUMNS)
-    kind, table, lines = _lines(pad(numbers, padding), codes.numbers.dtype)
+    kind, table, lines = _lines(numbers, codes.numbers.dtype)
     return _Part(kind, codes.shape[0], size // 2, lines, table, scales, minimums)
 
 
 def _lines(numbers: torch.Tensor, dtype: torch.dtype) -> tuple[int, torch.Tensor | None, torch.Tensor]:
-    """(kind, table, lines) of numbers, as bytes, of whole panels."""
-    lines = decoding.lines_of_numbers(numbers)
-    if dtype == torch.float8_e4m3fn:
-        return decoding.E4M3, None, lines
-    slabs = torch.tensor_split(lines, -(-lines.numel() // _SLAB_NUMBERS))
-    counts = torch.stack([torch.bincount(slab.flatten(), minlength=256) for slab in slabs])
-    found = counts.sum(0).nonzero().flatten().tolist()
-    kind = next((kind for kind, size in decoding.TABLE_VALUES.items() if len(found) <= size), decoding.I8)
-    if kind == decoding.I8:
+    """(kind, table, lines) of numbers [N, K], as bytes."""
+    kind, found = decoding.E4M3, list[int]()
+    if dtype != torch.float8_e4m3fn:
+        counts = sum(torch.bincount(slab.flatten(), minlength=256) for slab in _slabs(numbers))
+        found = torch.as_tensor(counts).nonzero().flatten().tolist()
+        kind = next((kind for kind, size in decoding.TABLE_VALUES.items() if len(found) <= size), decoding.I8)
+    index_of = np.zeros(256, dtype=np.uint8)
+    index_of[found] = np.arange(len(found), dtype=np.uint8)
+    num_panels = -(-len(numbers) // coding.PANEL_COLUMNS)
+    lines = torch.empty((num_panels, -(-numbers.shape[1] // 2), decoding.LINE_BYTES[kind]), dtype=torch.uint8)
+    end = 0
+    for slab in _slabs(numbers):
+        start, end = end, end + len(slab) // coding.PANEL_COLUMNS
+        if kind not in decoding.TABLE_VALUES:
+            lines[start:end] = decoding.lines_of_numbers(slab)
+            continue
+        # numpy's take needs a ninth of the time of torch's.
+        indices = torch.from_numpy(np.take(index_of, slab.numpy()))
+        lines[start:end] = decoding.lines_of_indices(kind, decoding.lines_of_numbers(indices))
+    if kind not in decoding.TABLE_VALUES:
         return kind, None, lines
     values = [float(byte - 256 if byte > 127 else byte) for byte in found]
-    index_of = torch.zeros(256, dtype=torch.uint8)
-    index_of[found] = torch.arange(len(found), dtype=torch.uint8)
-    # numpy's take needs a ninth of the time of torch's.
-    indices = (torch.from_numpy(np.take(index_of.numpy(), slab.numpy())) for slab in slabs)
-    packed = torch.cat([decoding.lines_of_indices(kind, part) for part in indices])
-    return kind, decoding.table_bytes(kind, values), packed
+    return kind, decoding.table_bytes(kind, values), lines
+
+
+def _slabs(numbers: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The numbers in whole panels of whole lines, where they end filled up with zeros."""
+    num_inputs = numbers.shape[1] + numbers.shape[1] % 2
+    num_panels = max(1, _SLAB_NUMBERS // (num_inputs * coding.PANEL_COLUMNS))
+    for slab in numbers.split(num_panels * coding.PANEL_COLUMNS):
+        yield pad(slab, (0, numbers.shape[1] % 2, 0, -len(slab) % coding.PANEL_COLUMNS))
 
 
 def _factors(of_groups: torch.Tensor, group_of: torch.Tensor) -> torch.Tensor:

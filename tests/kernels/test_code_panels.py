@@ -128,23 +128,50 @@ def test_the_reference_sees_one_wrong_part(what: str) -> None:
 
 
 @needs_instruction
+@pytest.mark.parametrize("name", ["q5_k", "q5_0", "q6_k", "six-bits-odd-inputs"])
+def test_fewer_bits_give_the_bits_of_eight(name: str) -> None:
+    """The same weight, which a row with codes of all values makes an 8-bit one."""
+    codes, _ = CASES[name]
+    every = torch.arange(-128, 128).repeat(codes.shape[1])[: 4 * codes.shape[1]].reshape(4, -1).to(torch.int8)
+
+    def extended(part: torch.Tensor | None) -> torch.Tensor | None:
+        return None if part is None else torch.cat([part, part[:4]])
+
+    wide = Codes(
+        torch.cat([codes.numbers, every]), torch.cat([codes.scales, codes.scales[:4]]), codes.groups,
+        extended(codes.zeros), extended(codes.minimums),
+    )  # fmt: skip
+    narrow_panels, wide_panels = cpu_code_panels.pack([codes]), cpu_code_panels.pack([wide])
+    assert narrow_panels.kinds != wide_panels.kinds == ("i8",)
+    x, _ = rows_and_bias(codes)
+    for num_rows in (1, 2, 3, 6, 7, 12, 13, 129):
+        found, expected = (cpu_code_panels.linear(x[:num_rows], panels) for panels in (narrow_panels, wide_panels))
+        assert torch.equal(found, expected[:, :-4]), num_rows
+    ids = torch.arange(codes.shape[0])
+    assert torch.equal(cpu_code_panels.rows(ids, narrow_panels), cpu_code_panels.rows(ids, wide_panels))
+
+
+@needs_instruction
 def test_weights_of_several_kinds_are_one_linear() -> None:
     parts = [
         make_codes(integers(70, 96, -8, 8), 32),
         make_codes(integers(64, 96, -128, 128), 32, scale_type=torch.float32),
         make_codes(integers(3, 96, 0, 16), 16, minimums=True),
         make_codes(integers(65, 96, -100, 100), 96),
+        make_codes(integers(64, 96, 0, 32), 32, minimums=False),
+        make_codes(integers(66, 96, -32, 32), 16, scale_type=torch.float32),
     ]
     packed = cpu_code_panels.pack(parts)
-    assert packed.kinds == ("i4", "i8")
+    assert packed.kinds == ("i4", "i5", "i6", "i8")
     x, _ = rows_and_bias(parts[0])
-    bias = torch.randn(70 + 64 + 3 + 65, generator=torch.Generator().manual_seed(1)).bfloat16()
+    widths = [part.shape[0] for part in parts]
+    bias = torch.randn(sum(widths), generator=torch.Generator().manual_seed(1)).bfloat16()
     expected = torch.cat([coded_reference.linear(x[:13], part) for part in parts], 1)
     assert torch.equal(cpu_code_panels.linear(x[:13], packed), expected)
     with_bias = torch.cat(
         [
             coded_reference.linear(x[:13], part, own)
-            for part, own in zip(parts, bias.split([70, 64, 3, 65]), strict=True)  # type: ignore[no-untyped-call]
+            for part, own in zip(parts, bias.split(widths), strict=True)  # type: ignore[no-untyped-call]
         ],
         1,
     )
@@ -193,5 +220,9 @@ def test_rows_of_another_width_are_refused() -> None:
 def test_memory_is_that_of_the_codes() -> None:
     four_bits = cpu_code_panels.pack([make_codes(integers(128, 1024, -8, 8), 32)])
     assert four_bits.nbytes / (128 * 1024) < 0.5 + 2 / 32 + 0.01
+    five_bits = cpu_code_panels.pack([make_codes(integers(128, 1024, -16, 16), 32)])
+    assert five_bits.nbytes / (128 * 1024) < 0.625 + 2 / 32 + 0.01
+    six_bits = cpu_code_panels.pack([make_codes(integers(128, 1024, -32, 32), 16, scale_type=torch.float32)])
+    assert six_bits.nbytes / (128 * 1024) < 0.75 + 4 / 16 + 0.01
     eight_bits = cpu_code_panels.pack([make_codes(integers(128, 1024, -128, 128), 128, scale_type=torch.float32)])
     assert eight_bits.nbytes / (128 * 1024) < 1 + 4 / 128 + 0.01
