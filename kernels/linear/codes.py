@@ -5,7 +5,7 @@ Not here: file formats (engine/model), and the arithmetic of linears on codes (c
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -32,11 +32,35 @@ def without_zeros(zeros: torch.Tensor) -> torch.Tensor | None:
 
 
 @dataclass(frozen=True)
+class CodedFactors:
+    """Scales or minimums [N, G] that a file has as codes of their own, times steps of several groups (GGUF's K types).
+
+    codes: int8 [N, G]. steps: float16 [N, S], each of G / S groups, a power of two. A product is exact in float32.
+    """
+
+    codes: torch.Tensor
+    steps: torch.Tensor
+
+    @property
+    def groups_per_step(self) -> int:
+        return self.codes.shape[1] // self.steps.shape[1]
+
+    def values(self) -> torch.Tensor:
+        """float32 [N, G]"""
+        return self.codes.float() * self.steps.float().repeat_interleave(self.groups_per_step, 1)
+
+    def rows(self, index: torch.Tensor) -> CodedFactors:
+        """Of the outputs that index int64 [n] names, in its order."""
+        return CodedFactors(self.codes[index], self.steps[index])
+
+
+@dataclass(frozen=True)
 class Codes:
     """The weight [N, K] is (numbers - zeros) * scales + minimums, of the group of each input.
 
     numbers: int8 or float8_e4m3fn [N, K], each exact in bfloat16. scales: float [N, G]. groups: int64 [K], 0 to G - 1.
-    zeros: whole numbers [N, G]. minimums: float [N, G].
+    zeros: whole numbers [N, G]. minimums: float [N, G]. coded_scales, coded_minimums: their values once more, as the file
+    has them; with neither or both of them where there are minimums, and without zeros.
     """
 
     numbers: torch.Tensor
@@ -44,6 +68,8 @@ class Codes:
     groups: torch.Tensor
     zeros: torch.Tensor | None = None
     minimums: torch.Tensor | None = None
+    coded_scales: CodedFactors | None = None
+    coded_minimums: CodedFactors | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -54,7 +80,8 @@ class Codes:
         """The outputs that index int64 [n] names, in its order."""
         zeros, minimums = (None if part is None else part[index] for part in (self.zeros, self.minimums))
         numbers = self.numbers.view(torch.uint8)[index].view(self.numbers.dtype)
-        return replace(self, numbers=numbers, scales=self.scales[index], zeros=zeros, minimums=minimums)
+        coded = (None if part is None else part.rows(index) for part in (self.coded_scales, self.coded_minimums))
+        return Codes(numbers, self.scales[index], self.groups, zeros, minimums, *coded)
 
     def dequantised(self) -> torch.Tensor:
         """float32 [N, K]."""

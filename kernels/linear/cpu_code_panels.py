@@ -1,7 +1,8 @@
 """Row-invariant linears on quantised weights, for CPUs with AVX512-BF16: codes stay packed, and no weight is rounded.
 
 The law is coded_reference's. A weight whose codes have at most 16, 32 or 64 values takes 4, 5 or 6 bits each, any
-other 8 bits, and scales 16 bits where float16 holds them exactly. AMX is not used: it sums in another order.
+other 8 bits; scales take 8 bits and the file's steps where it has them so, else 16 bits where float16 holds them
+exactly. AMX is not used: it sums in another order.
 Needs numba.
 """
 
@@ -26,7 +27,7 @@ from outrider.kernels.linear import cpu_code_rows as code_rows
 from outrider.kernels.linear import cpu_code_tiles as tiles
 from outrider.kernels.linear import cpu_panel_coding as coding
 from outrider.kernels.linear import cpu_panel_tiles, cpu_panels
-from outrider.kernels.linear.codes import Codes, Grouping
+from outrider.kernels.linear.codes import CodedFactors, Codes, Grouping
 
 # numbers; packed at once, where packing takes several times their memory
 _SLAB_NUMBERS = 4_000_000
@@ -42,8 +43,10 @@ class _Part:
     group_lines: int
     lines: torch.Tensor  # uint8 [panels, lines, bytes]
     table: torch.Tensor | None  # of cpu_code_decoding.table_bytes
-    scales: torch.Tensor  # float16 or float32 [panels, groups, 64]
+    scales: torch.Tensor  # float16 or float32 [panels, groups, 64]; int8: codes of scales
     minimums: torch.Tensor | None  # of the scales' type
+    scale_steps: torch.Tensor | None = None  # of codes: float16 [panels, steps, 64]
+    minimum_steps: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ class CodePanels:
         """Bytes of memory."""
         held = [self.panels, self.order]
         for part in self.parts:
-            held += [part.lines, part.table, part.scales, part.minimums]
+            held += [part.lines, part.table, part.scales, part.minimums, part.scale_steps, part.minimum_steps]
         return sum(tensor.nbytes for tensor in held if tensor is not None)
 
     @property
@@ -124,12 +127,17 @@ def _pack(codes: Codes) -> _Part:
     groups = codes.groups
     if grouping.order is not None:
         numbers, groups = numbers[:, grouping.order], groups[grouping.order]
+    kind, table, lines = _lines(numbers, codes.numbers.dtype)
+    coded = codes.coded_scales
+    if coded is not None and grouping.order is None and len(groups[::size]) == coded.codes.shape[1]:
+        pairs = [None if part is None else _coded_factors(part) for part in (coded, codes.coded_minimums)]
+        (scales, scale_steps), (minimums, minimum_steps) = (pair or (None, None) for pair in pairs)
+        return _Part(kind, codes.shape[0], size // 2, lines, table, scales, minimums, scale_steps, minimum_steps)
     scales, minimums = _factors(codes.scales.float(), groups[::size]), codes.folded_minimums()
     if minimums is not None:
         minimums = _factors(minimums, groups[::size])
     if _fits_float16(scales) and (minimums is None or _fits_float16(minimums)):
         scales, minimums = scales.half(), None if minimums is None else minimums.half()
-    kind, table, lines = _lines(numbers, codes.numbers.dtype)
     return _Part(kind, codes.shape[0], size // 2, lines, table, scales, minimums)
 
 
@@ -168,9 +176,15 @@ def _slabs(numbers: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def _factors(of_groups: torch.Tensor, group_of: torch.Tensor) -> torch.Tensor:
-    """float32 [N, G] -> [panels, groups of the law, 64]."""
+    """[N, G] -> [panels, groups of the law, 64]."""
     padded = pad(of_groups[:, group_of], (0, 0, 0, -len(of_groups) % coding.PANEL_COLUMNS))
     return padded.view(-1, coding.PANEL_COLUMNS, len(group_of)).transpose(1, 2).contiguous()
+
+
+def _coded_factors(factors: CodedFactors) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes and steps in panels."""
+    codes, steps = (_factors(part, torch.arange(part.shape[1])) for part in (factors.codes, factors.steps))
+    return codes, steps
 
 
 def _fits_float16(values: torch.Tensor) -> bool:
@@ -191,12 +205,20 @@ def _records(part: _Part, first_output: int) -> list[tuple[int, ...]]:
             scales=place(part.scales, panel),
             minimums=place(part.minimums, panel),
             scale_bytes=scale_bytes,
+            scale_steps=place(part.scale_steps, panel),
+            minimum_steps=place(part.minimum_steps, panel),
+            step_shift=0 if part.scale_steps is None else _step_shift(part.scales, part.scale_steps),
             group_lines=part.group_lines,
             first_output=first_output + panel * coding.PANEL_COLUMNS,
             end_output=first_output + min((panel + 1) * coding.PANEL_COLUMNS, part.num_outputs),
         )
         for panel in range(len(part.lines))
     ]
+
+
+def _step_shift(codes: torch.Tensor, steps: torch.Tensor) -> int:
+    """log2 of the groups of a step."""
+    return (codes.shape[1] // steps.shape[1]).bit_length() - 1
 
 
 def linear(x: torch.Tensor, packed: CodePanels, bias: torch.Tensor | None = None) -> torch.Tensor:

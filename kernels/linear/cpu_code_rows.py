@@ -131,10 +131,10 @@ def decode_row(address, unit, thread):  # type: ignore[no-untyped-def]
     values = call.scratch + thread * 4 * (num_inputs + -num_inputs % LANES)
     for place in range(num_inputs):
         line, odd = place // 2, place % 2
-        at = line // panel.group_lines * PANEL_COLUMNS + column
-        weight = _code(panel, line, 2 * column + odd) * _factor(panel.scales, panel.scale_bytes, at)
+        group = line // panel.group_lines
+        weight = _code(panel, line, 2 * column + odd) * _factor(panel, panel.scales, panel.scale_steps, group, column)
         if panel.minimums != 0:
-            weight += _factor(panel.minimums, panel.scale_bytes, at)
+            weight += _factor(panel, panel.minimums, panel.minimum_steps, group, column)
         store_f32(values + 4 * (place if call.order == 0 else load_i64(call.order + 8 * place)), weight)
     out = call.out + 2 * unit * num_inputs
     for place in range(0, num_inputs, LANES):
@@ -146,8 +146,14 @@ def decode_row(address, unit, thread):  # type: ignore[no-untyped-def]
 
 
 @njit
-def _factor(address, num_bytes, at):  # type: ignore[no-untyped-def]
-    return _load_f16(address + 2 * at) if num_bytes == 2 else load_f32(address + 4 * at)
+def _factor(panel, factors, steps, group, column):  # type: ignore[no-untyped-def]
+    """The scale or minimum of a group and column."""
+    at = group * PANEL_COLUMNS + column
+    if panel.scale_bytes == 1:
+        byte = _byte(factors + at)
+        step = _load_f16(steps + 2 * ((group >> panel.step_shift) * PANEL_COLUMNS + column))
+        return types.float32(byte - 256 if byte > 127 else byte) * step
+    return _load_f16(factors + 2 * at) if panel.scale_bytes == 2 else load_f32(factors + 4 * at)
 
 
 @njit

@@ -12,7 +12,7 @@ import torch
 
 from outrider.kernels.errors import KernelArgumentError
 from outrider.kernels.linear import coded_reference, cpu_code_panels
-from outrider.kernels.linear.codes import Codes
+from outrider.kernels.linear.codes import CodedFactors, Codes
 from tests.kernels.test_panels import needs_instruction
 
 pytestmark = pytest.mark.usefixtures("_num_threads")
@@ -44,6 +44,22 @@ def make_codes(
     )
 
 
+def make_coded(numbers: torch.Tensor, group: int, *, minimums: bool = False) -> Codes:
+    """As make_codes, with scales and minimums as GGUF's K types have them: a step for 256 inputs."""
+    generator = torch.Generator().manual_seed(9)
+    num_outputs, num_inputs = numbers.shape
+
+    def coded(low: int, sign: int) -> CodedFactors:
+        codes = torch.randint(low, 64, (num_outputs, num_inputs // group), generator=generator).to(torch.int8)
+        steps = sign * torch.rand((num_outputs, num_inputs // 256), generator=generator) * 0.001
+        return CodedFactors(codes, steps.half())
+
+    scales, offsets = coded(0 if minimums else -64, 1), coded(0, -1) if minimums else None
+    of_minimums = None if offsets is None else offsets.values()
+    groups = torch.arange(num_inputs) // group
+    return Codes(numbers, scales.values(), groups, None, of_minimums, scales, offsets)
+
+
 def integers(num_outputs: int, num_inputs: int, low: int, high: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(num_inputs)
     return torch.randint(low, high, (num_outputs, num_inputs), generator=generator).to(torch.int8)
@@ -70,6 +86,9 @@ CASES: dict[str, tuple[Codes, str]] = {
     "q5_0": (make_codes(integers(130, 96, -16, 16), 32), "i5"),
     "q6_k": (make_codes(integers(65, 256, -32, 32), 16, scale_type=torch.float32), "i6"),
     "six-bits-odd-inputs": (make_codes(integers(65, 77, -31, 33), 16, minimums=True, scattered=True), "i6"),
+    "q4_k": (make_coded(integers(130, 768, 0, 16), 32, minimums=True), "i4"),
+    "q5_k-coded": (make_coded(integers(65, 512, 0, 32), 32, minimums=True), "i5"),
+    "q6_k-coded": (make_coded(integers(70, 768, -32, 32), 16), "i6"),
     "fp8-block": (make_codes(e4m3(129, 320), 128, scale_type=torch.float32), "e4m3"),
 }
 
@@ -102,7 +121,7 @@ def test_the_law_is_as_near_to_the_exact_product_as_it_promises(name: str) -> No
     exact = x.double() @ weight.T + bias.double()
     # What is added: products, and where there are minimums, sums of x times them.
     minimums = codes.folded_minimums()
-    sizes = codes.numbers.float().double().abs() * codes.scales.double()[:, codes.groups]
+    sizes = codes.numbers.float().double().abs() * codes.scales.double().abs()[:, codes.groups]
     if minimums is not None:
         sizes += minimums.double().abs()[:, codes.groups]
     bound = 2**-8 * exact.abs() + codes.shape[1] * 2**-24 * (x.double().abs() @ sizes.T + bias.double().abs())
@@ -128,7 +147,7 @@ def test_the_reference_sees_one_wrong_part(what: str) -> None:
 
 
 @needs_instruction
-@pytest.mark.parametrize("name", ["q5_k", "q5_0", "q6_k", "six-bits-odd-inputs"])
+@pytest.mark.parametrize("name", ["q5_k", "q5_0", "q6_k", "six-bits-odd-inputs", "q5_k-coded", "q6_k-coded"])
 def test_fewer_bits_give_the_bits_of_eight(name: str) -> None:
     """The same weight, which a row with codes of all values makes an 8-bit one."""
     codes, _ = CASES[name]
@@ -224,5 +243,10 @@ def test_memory_is_that_of_the_codes() -> None:
     assert five_bits.nbytes / (128 * 1024) < 0.625 + 2 / 32 + 0.01
     six_bits = cpu_code_panels.pack([make_codes(integers(128, 1024, -32, 32), 16, scale_type=torch.float32)])
     assert six_bits.nbytes / (128 * 1024) < 0.75 + 4 / 16 + 0.01
+    # As in the file: 210 bytes for 256 weights, and 144.
+    six_bits_coded = cpu_code_panels.pack([make_coded(integers(128, 1024, -32, 32), 16)])
+    assert six_bits_coded.nbytes / (128 * 1024) < 210 / 256 + 0.01
+    four_bits_coded = cpu_code_panels.pack([make_coded(integers(128, 1024, 0, 16), 32, minimums=True)])
+    assert four_bits_coded.nbytes / (128 * 1024) < 144 / 256 + 0.025
     eight_bits = cpu_code_panels.pack([make_codes(integers(128, 1024, -128, 128), 128, scale_type=torch.float32)])
     assert eight_bits.nbytes / (128 * 1024) < 1 + 4 / 128 + 0.01
