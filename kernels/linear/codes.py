@@ -59,8 +59,8 @@ class Codes:
     """The weight [N, K] is (numbers - zeros) * scales + minimums, of the group of each input.
 
     numbers: int8 or float8_e4m3fn [N, K], each exact in bfloat16. scales: float [N, G]. groups: int64 [K], 0 to G - 1.
-    zeros: whole numbers [N, G]. minimums: float [N, G]. coded_scales, coded_minimums: their values once more, as the file
-    has them; with neither or both of them where there are minimums, and without zeros.
+    zeros: whole numbers [N, G]. minimums: float [N, G]. coded_scales, coded_minimums: the same values as the file has
+    them; both of them where there are minimums, and no zeros beside them.
     """
 
     numbers: torch.Tensor

@@ -205,21 +205,25 @@ def _make_add_rows(kind: int) -> Any:
     one, two, three, four, five, six = (_make_add(kind, rows) for rows in range(1, _MAX_GROUP_ROWS + 1))
 
     @njit
-    def add_rows(num_rows, x, x_stride, x_sums, sums_stride, lines, num_lines, panel, scales, minimums, group, totals):  # type: ignore[no-untyped-def]
-        size, table, width = panel.group_lines, panel.table, panel.scale_bytes
-        steps, others, shift = panel.scale_steps, panel.minimum_steps, panel.step_shift
+    def add_rows(num_rows, inputs, panel, lines, num_lines, factors, totals):  # type: ignore[no-untyped-def]
+        x, x_stride, x_sums, sums_stride = inputs
+        scales, minimums, first_group = factors
+        call = (
+            x, x_stride, x_sums, sums_stride, lines, num_lines, panel.group_lines, panel.table, scales, minimums,
+            panel.scale_bytes, panel.scale_steps, panel.minimum_steps, panel.step_shift, first_group, totals,
+        )  # fmt: skip
         if num_rows == 1:
-            one(x, x_stride, x_sums, sums_stride, lines, num_lines, size, table, scales, minimums, width, steps, others, shift, group, totals)  # noqa: E501
+            one(*call)
         elif num_rows == 2:
-            two(x, x_stride, x_sums, sums_stride, lines, num_lines, size, table, scales, minimums, width, steps, others, shift, group, totals)  # noqa: E501
+            two(*call)
         elif num_rows == 3:
-            three(x, x_stride, x_sums, sums_stride, lines, num_lines, size, table, scales, minimums, width, steps, others, shift, group, totals)  # noqa: E501
+            three(*call)
         elif num_rows == 4:
-            four(x, x_stride, x_sums, sums_stride, lines, num_lines, size, table, scales, minimums, width, steps, others, shift, group, totals)  # noqa: E501
+            four(*call)
         elif num_rows == 5:
-            five(x, x_stride, x_sums, sums_stride, lines, num_lines, size, table, scales, minimums, width, steps, others, shift, group, totals)  # noqa: E501
+            five(*call)
         else:
-            six(x, x_stride, x_sums, sums_stride, lines, num_lines, size, table, scales, minimums, width, steps, others, shift, group, totals)  # noqa: E501
+            six(*call)
 
     return add_rows
 
@@ -253,21 +257,22 @@ def _add_chunk(call, panel, first, num_lines, x, x_sums, num_rows, scratch):  # 
     row = 0
     for group in range(num_groups):
         end = (group + 1) * num_rows // num_groups
-        rows, sums = x + row * call.x_stride + 4 * first, x_sums + row * call.x_sums_stride
+        first_input, first_sum = x + row * call.x_stride + 4 * first, x_sums + row * call.x_sums_stride
+        inputs = first_input, call.x_stride, first_sum, call.x_sums_stride
         totals = scratch + CHUNK_BYTES + row * ROW_BYTES
-        strides = call.x_stride, call.x_sums_stride
+        products = (end - row, inputs, panel, lines, num_lines, (scales, minimums, first_group), totals)
         if kind == I4:
-            _add_i4(end - row, rows, strides[0], sums, strides[1], lines, num_lines, panel, scales, minimums, first_group, totals)
+            _add_i4(*products)
         elif kind == I5:
-            _add_i5(end - row, rows, strides[0], sums, strides[1], lines, num_lines, panel, scales, minimums, first_group, totals)
+            _add_i5(*products)
         elif kind == I6:
-            _add_i6(end - row, rows, strides[0], sums, strides[1], lines, num_lines, panel, scales, minimums, first_group, totals)
+            _add_i6(*products)
         elif kind == I8:
-            _add_i8(end - row, rows, strides[0], sums, strides[1], lines, num_lines, panel, scales, minimums, first_group, totals)
+            _add_i8(*products)
         elif kind == E4M3:
-            _add_e4m3(end - row, rows, strides[0], sums, strides[1], lines, num_lines, panel, scales, minimums, first_group, totals)
+            _add_e4m3(*products)
         else:
-            _add_bf16(end - row, rows, strides[0], sums, strides[1], lines, num_lines, panel, scales, minimums, first_group, totals)
+            _add_bf16(*products)
         row = end
 
 
