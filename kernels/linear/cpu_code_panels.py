@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from torch.nn.functional import pad
 
 from outrider.kernels.cpu import record
 from outrider.kernels.cpu import team as cpu_team
@@ -27,26 +25,10 @@ from outrider.kernels.linear import cpu_code_rows as code_rows
 from outrider.kernels.linear import cpu_code_tiles as tiles
 from outrider.kernels.linear import cpu_panel_coding as coding
 from outrider.kernels.linear import cpu_panel_tiles, cpu_panels
-from outrider.kernels.linear.codes import CodedFactors, Codes, Grouping
+from outrider.kernels.linear.codes import Codes
+from outrider.kernels.linear.cpu_code_packing import Part, grouping_of, pack_part, records_of
 
-# numbers; packed at once, where packing takes several times their memory
-_SLAB_NUMBERS = 4_000_000
 _ERRORS = {1: "an id names no row of the weight"}
-
-
-@dataclass(frozen=True)
-class _Part:
-    """One weight in panels; layouts in cpu_code_decoding and cpu_code_tiles."""
-
-    kind: int
-    num_outputs: int
-    group_lines: int
-    lines: torch.Tensor  # uint8 [panels, lines, bytes]
-    table: torch.Tensor | None  # of cpu_code_decoding.table_bytes
-    scales: torch.Tensor  # float16 or float32 [panels, groups, 64]; int8: codes of scales
-    minimums: torch.Tensor | None  # of the scales' type
-    scale_steps: torch.Tensor | None = None  # of codes: float16 [panels, steps, 64]
-    minimum_steps: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -55,7 +37,7 @@ class CodePanels:
 
     num_outputs: int
     num_inputs: int
-    parts: tuple[_Part, ...]
+    parts: tuple[Part, ...]
     panels: torch.Tensor  # int64 [panels, fields of cpu_code_tiles.PanelFields]
     order: torch.Tensor | None  # int64 [K]
     sum_inputs: int  # inputs of a group of the parts with minimums; 0: none has any
@@ -88,137 +70,30 @@ def takes_together(parts: Sequence[Codes]) -> bool:
     """Whether weights can be packed as one: all are taken, and read their inputs in one order."""
     if not all(map(takes, parts)) or len({part.shape[1] for part in parts}) > 1:
         return False
-    orders = [_grouping(part).order for part in parts]
+    orders = [grouping_of(part).order for part in parts]
     in_one_order = all(
         order is orders[0] or (order is not None and orders[0] is not None and torch.equal(order, orders[0]))
         for order in orders
     )
-    return in_one_order and len({_grouping(part).group_inputs for part in parts if _has_minimums(part)}) < 2
+    return in_one_order and len({grouping_of(part).group_inputs for part in parts if _has_minimums(part)}) < 2
 
 
 def _has_minimums(codes: Codes) -> bool:
     return codes.zeros is not None or codes.minimums is not None
 
 
-def _grouping(codes: Codes) -> Grouping:
-    """Raises KernelArgumentError."""
-    if codes.grouping is None:
-        raise KernelArgumentError("the law does not hold for groups of these sizes")
-    return codes.grouping
-
-
 def pack(codes: Sequence[Codes]) -> CodePanels:
     """The weights one below the other. Raises KernelArgumentError: they cannot be packed together."""
     if not takes_together(codes):
         raise KernelArgumentError("these codes cannot be packed as one weight")
-    parts = tuple(map(_pack, codes))
+    parts = tuple(map(pack_part, codes))
     sum_inputs = max(2 * part.group_lines if part.minimums is not None else 0 for part in parts)
     records, first_output = [], 0
     for part in parts:
-        records += _records(part, first_output)
+        records += records_of(part, first_output)
         first_output += part.num_outputs
     panels = torch.tensor(records, dtype=torch.int64)
-    return CodePanels(first_output, codes[0].shape[1], parts, panels, _grouping(codes[0]).order, sum_inputs)
-
-
-def _pack(codes: Codes) -> _Part:
-    grouping = _grouping(codes)
-    size, numbers = grouping.group_inputs, codes.numbers.view(torch.uint8)
-    groups = codes.groups
-    if grouping.order is not None:
-        numbers, groups = numbers[:, grouping.order], groups[grouping.order]
-    kind, table, lines = _lines(numbers, codes.numbers.dtype)
-    coded = codes.coded_scales
-    if coded is not None and grouping.order is None and len(groups[::size]) == coded.codes.shape[1]:
-        pairs = [None if part is None else _coded_factors(part) for part in (coded, codes.coded_minimums)]
-        (scales, scale_steps), (minimums, minimum_steps) = (pair or (None, None) for pair in pairs)
-        return _Part(kind, codes.shape[0], size // 2, lines, table, scales, minimums, scale_steps, minimum_steps)
-    scales, minimums = _factors(codes.scales.float(), groups[::size]), codes.folded_minimums()
-    if minimums is not None:
-        minimums = _factors(minimums, groups[::size])
-    if _fits_float16(scales) and (minimums is None or _fits_float16(minimums)):
-        scales, minimums = scales.half(), None if minimums is None else minimums.half()
-    return _Part(kind, codes.shape[0], size // 2, lines, table, scales, minimums)
-
-
-def _lines(numbers: torch.Tensor, dtype: torch.dtype) -> tuple[int, torch.Tensor | None, torch.Tensor]:
-    """(kind, table, lines) of numbers [N, K], as bytes."""
-    kind, found = decoding.E4M3, list[int]()
-    if dtype != torch.float8_e4m3fn:
-        counts = sum(torch.bincount(slab.flatten(), minlength=256) for slab in _slabs(numbers))
-        found = torch.as_tensor(counts).nonzero().flatten().tolist()
-        kind = next((kind for kind, size in decoding.TABLE_VALUES.items() if len(found) <= size), decoding.I8)
-    index_of = np.zeros(256, dtype=np.uint8)
-    index_of[found] = np.arange(len(found), dtype=np.uint8)
-    num_panels = -(-len(numbers) // coding.PANEL_COLUMNS)
-    lines = torch.empty((num_panels, -(-numbers.shape[1] // 2), decoding.LINE_BYTES[kind]), dtype=torch.uint8)
-    end = 0
-    for slab in _slabs(numbers):
-        start, end = end, end + len(slab) // coding.PANEL_COLUMNS
-        if kind not in decoding.TABLE_VALUES:
-            lines[start:end] = decoding.lines_of_numbers(slab)
-            continue
-        # numpy's take needs a ninth of the time of torch's.
-        indices = torch.from_numpy(np.take(index_of, slab.numpy()))
-        lines[start:end] = decoding.lines_of_indices(kind, decoding.lines_of_numbers(indices))
-    if kind not in decoding.TABLE_VALUES:
-        return kind, None, lines
-    values = [float(byte - 256 if byte > 127 else byte) for byte in found]
-    return kind, decoding.table_bytes(kind, values), lines
-
-
-def _slabs(numbers: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The numbers in whole panels of whole lines, where they end filled up with zeros."""
-    num_inputs = numbers.shape[1] + numbers.shape[1] % 2
-    num_panels = max(1, _SLAB_NUMBERS // (num_inputs * coding.PANEL_COLUMNS))
-    for slab in numbers.split(num_panels * coding.PANEL_COLUMNS):
-        yield pad(slab, (0, numbers.shape[1] % 2, 0, -len(slab) % coding.PANEL_COLUMNS))
-
-
-def _factors(of_groups: torch.Tensor, group_of: torch.Tensor) -> torch.Tensor:
-    """[N, G] -> [panels, groups of the law, 64]."""
-    padded = pad(of_groups[:, group_of], (0, 0, 0, -len(of_groups) % coding.PANEL_COLUMNS))
-    return padded.view(-1, coding.PANEL_COLUMNS, len(group_of)).transpose(1, 2).contiguous()
-
-
-def _coded_factors(factors: CodedFactors) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes and steps in panels."""
-    codes, steps = (_factors(part, torch.arange(part.shape[1])) for part in (factors.codes, factors.steps))
-    return codes, steps
-
-
-def _fits_float16(values: torch.Tensor) -> bool:
-    return torch.equal(values.half().float(), values)
-
-
-def _records(part: _Part, first_output: int) -> list[tuple[int, ...]]:
-    scale_bytes = part.scales.element_size()
-
-    def place(tensor: torch.Tensor | None, panel: int) -> int:
-        return 0 if tensor is None else tensor.data_ptr() + panel * tensor[0].nbytes
-
-    return [
-        tiles.PanelFields(
-            kind=part.kind,
-            lines=place(part.lines, panel),
-            table=0 if part.table is None else part.table.data_ptr(),
-            scales=place(part.scales, panel),
-            minimums=place(part.minimums, panel),
-            scale_bytes=scale_bytes,
-            scale_steps=place(part.scale_steps, panel),
-            minimum_steps=place(part.minimum_steps, panel),
-            step_shift=0 if part.scale_steps is None else _step_shift(part.scales, part.scale_steps),
-            group_lines=part.group_lines,
-            first_output=first_output + panel * coding.PANEL_COLUMNS,
-            end_output=first_output + min((panel + 1) * coding.PANEL_COLUMNS, part.num_outputs),
-        )
-        for panel in range(len(part.lines))
-    ]
-
-
-def _step_shift(codes: torch.Tensor, steps: torch.Tensor) -> int:
-    """log2 of the groups of a step."""
-    return (codes.shape[1] // steps.shape[1]).bit_length() - 1
+    return CodePanels(first_output, codes[0].shape[1], parts, panels, grouping_of(codes[0]).order, sum_inputs)
 
 
 def linear(x: torch.Tensor, packed: CodePanels, bias: torch.Tensor | None = None) -> torch.Tensor:
