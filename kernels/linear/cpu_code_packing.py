@@ -98,7 +98,9 @@ def _slabs(numbers: torch.Tensor) -> Iterator[torch.Tensor]:
     """The numbers in whole panels of whole lines, where they end filled up with zeros."""
     num_inputs = numbers.shape[1] + numbers.shape[1] % 2
     num_panels = max(1, _SLAB_NUMBERS // (num_inputs * coding.PANEL_COLUMNS))
-    for slab in numbers.split(num_panels * coding.PANEL_COLUMNS):
+    num_rows = num_panels * coding.PANEL_COLUMNS
+    for start in range(0, len(numbers), num_rows):
+        slab = numbers[start : start + num_rows]
         yield pad(slab, (0, numbers.shape[1] % 2, 0, -len(slab) % coding.PANEL_COLUMNS))
 
 
