@@ -1,4 +1,4 @@
-"""CPU attention speed: against torch's SDPA, and against the linears of a model it would serve.
+"""CPU attention speed: against torch's SDPA, over caches of 8 bits, and against the linears of a model it would serve.
 
 SDPA gets its best case: each session's keys and values contiguous and of equal length, no block table, no tree. The
 sides alternate within a run, so ratios hold on a busy machine where milliseconds do not. Not here: correctness
@@ -24,6 +24,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from outrider.kernels.kv_codes.layout import head_bytes, scales_of, view_codes
+from outrider.kernels.kv_codes.reference import encode
 from outrider.kernels.paged_attention import cpu
 from outrider.kernels.paged_attention.arguments import BatchTables, Scoring
 
@@ -58,19 +60,34 @@ CASES = [
     for context in (128, 1000, 4000)
     for sessions, rows in ((1, 1), (1, 8), (16, 1), (16, 8))
 ] + [Case(16, 8, 1000, num_kv_heads=4), Case(1, 512, 0), Case(1, 512, 1000)]
+# Of caches of 8 bits (--kv-cache-dtype), with the same rows.
+CODE_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 # Width 1024, MLP 2816, 12 layers: 154 M parameters without the embedding.
 LINEAR_SHAPES = [(1024, 1024)] * 4 + [(2816, 1024)] * 2 + [(1024, 2816)]
 NUM_LAYERS = 12
 LAYER_CASE = Case(16, 8, 1000)
 
 
-def paged_side(case: Case) -> Callable[[], object]:
-    """Attention of a case over scattered blocks."""
+def _coded(cache: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The same rows as codes of 8 bits."""
+    num_blocks, num_heads, block_size, dim = cache.shape
+    memory = torch.zeros(num_blocks, num_heads, head_bytes(block_size, dim), dtype=torch.uint8)
+    coded = view_codes(memory, block_size, dim, dtype)
+    codes, scales = encode(cache, dtype)
+    coded.copy_(codes)
+    scales_of(coded).copy_(scales)
+    return coded
+
+
+def paged_side(case: Case, code_dtype: torch.dtype | None = None) -> Callable[[], object]:
+    """Attention of a case over scattered blocks. code_dtype: of a cache of 8 bits; None: bf16."""
     length = case.context_len + case.num_rows
     blocks_each = -(-length // BLOCK_SIZE)
     tables = torch.randperm(case.num_sessions * blocks_each).view(case.num_sessions, blocks_each).int()
     cache = (case.num_sessions * blocks_each, case.num_kv_heads, BLOCK_SIZE, case.head_dim)
     key_cache, value_cache = torch.randn(cache).bfloat16(), torch.randn(cache).bfloat16()
+    if code_dtype is not None:
+        key_cache, value_cache = _coded(key_cache, code_dtype), _coded(value_cache, code_dtype)
     num_rows = case.num_sessions * case.num_rows
     query = torch.randn(num_rows, case.num_heads, case.head_dim).bfloat16()
     return lambda: cpu.paged_attention(
@@ -136,8 +153,10 @@ def take_turns(sides: list[Callable[[], object]], seconds: float) -> list[Figure
 def measure_cases(seconds: float, table: Table) -> list[dict[str, object]]:
     records: list[dict[str, object]] = []
     for case in CASES:
-        paged, sdpa = take_turns([paged_side(case), sdpa_side(case)], seconds)
+        coded_sides = [paged_side(case, dtype) for dtype in CODE_DTYPES.values()]
+        paged, sdpa, *coded = take_turns([paged_side(case), sdpa_side(case), *coded_sides], seconds)
         ratio = sdpa.median_ms / paged.median_ms
+        coded_ratios = [figure.median_ms / paged.median_ms for figure in coded]
         table.add_row(
             f"{case.num_sessions} x {case.num_rows}",
             str(case.context_len),
@@ -146,8 +165,10 @@ def measure_cases(seconds: float, table: Table) -> list[dict[str, object]]:
             f"{sdpa.median_ms:.3f}  ({sdpa.p20_ms:.3f}-{sdpa.p80_ms:.3f})",
             f"{case.gigaflops / paged.median_ms * 1e3:.0f}",
             f"{ratio:.2f}",
+            *(f"{coded_ratio:.2f}" for coded_ratio in coded_ratios),
         )
         records.append({"case": asdict(case), "paged": asdict(paged), "sdpa": asdict(sdpa), "ratio": ratio})
+        records[-1] |= {name: asdict(figure) for name, figure in zip(CODE_DTYPES, coded, strict=True)}
     return records
 
 
@@ -172,7 +193,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.manual_seed(0)
     table = Table(title=f"bf16 attention of one layer, {torch.get_num_threads()} threads, ms: median (p20-p80)")
-    for column in ("sessions x rows", "context", "heads x dim", "paged", "torch SDPA", "GFLOP/s", "SDPA / paged"):
+    columns = ("sessions x rows", "context", "heads x dim", "paged", "torch SDPA", "GFLOP/s", "SDPA / paged")
+    for column in (*columns, *(f"{name} / paged" for name in CODE_DTYPES)):
         table.add_column(column, justify="right")
     records = measure_cases(options.seconds, table)
     layers = measure_layers(options.seconds * 4)

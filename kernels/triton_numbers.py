@@ -43,3 +43,11 @@ def dot_in_fp32(left, right, total):  # type: ignore[no-untyped-def]
         left, right, total = left.to(tl.float64), right.to(tl.float64), total.to(tl.float64)
         return tl.dot(left, right, total, out_dtype=tl.float64).to(tl.float32)
     return tl.dot(left, right, total, input_precision="ieee")
+
+
+@triton.jit
+def fma_in_fp32(left, right, addend):  # type: ignore[no-untyped-def]
+    """left * right + addend in fp32, rounded once; interpreted by way of fp64, where the product is exact."""
+    if INTERPRETED:
+        return (left.to(tl.float64) * right.to(tl.float64) + addend.to(tl.float64)).to(tl.float32)
+    return tl.fma(left, right, addend)

@@ -1,4 +1,5 @@
-"""The row-invariance certificate: of the demo target, of the demo hybrid, and of a random model with latent attention.
+"""The row-invariance certificate: of the demo target, the demo hybrid, and random models: with latents, and with
+packed weights.
 
 Both dtypes, forward by forward and as CUDA graphs.
 """
@@ -16,9 +17,11 @@ import transformers
 
 from benchmarks.gpu_report.report import Finding, Part, Run, judged
 from outrider.engine.certificate import certify
+from outrider.engine.model.coded_weights import code_kinds
 from outrider.engine.model.load import load_model
 from outrider.engine.model.loaded import LoadedModel
 from outrider.engine.run.runner import ModelRunner
+from tests.engine.model.quantised.packed_writers import CASES, write_model
 
 _MODELS = Path(__file__).parents[2] / "models"
 TARGET, HYBRID = _MODELS / "demo-target", _MODELS / "demo-hybrid"
@@ -38,6 +41,18 @@ _LATENT_HEADS = {
     "v_head_dim": 128,
     "max_position_embeddings": 512,
 }
+# Qwen3-8B's heads and groups; the rest is small. Cases of packed_writers.
+_PACKED = {
+    "vocab_size": 4096,
+    "hidden_size": 1024,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "max_position_embeddings": 512,
+}
+_FORMATS = ("gptq-4-v1", "ct-nvfp4", "ct-w8a8", "fp8-block")
 
 
 def certificate_of(loaded: LoadedModel, name: str, *, graphs: bool) -> Finding:
@@ -73,9 +88,24 @@ def _measure_latents(dtype: str, run: Run) -> Iterable[Finding]:
             yield certificate_of(loaded, _name("latent attention", dtype, graphs=graphs), graphs=graphs)
 
 
+def _measure_packed(case: str, run: Run) -> Iterable[Finding]:
+    with tempfile.TemporaryDirectory() as name:
+        plain, packed = Path(name) / "plain", Path(name) / "packed"
+        torch.manual_seed(0)
+        model = transformers.AutoModelForCausalLM.from_config(transformers.Qwen3Config(**_PACKED), dtype=torch.float32)
+        model.save_pretrained(plain)
+        write_model(plain, CASES[case], packed, Path(name) / "meant")
+        loaded = load_model(str(packed), dtype="bfloat16", device=run.device.type)
+        kinds = code_kinds(loaded.model)
+        yield judged(f"weights stay packed, {case}", "one kind of codes", ", ".join(kinds) or "none", len(kinds) == 1)
+        for graphs in (False, True):
+            yield certificate_of(loaded, _name(f"packed {case}", "bfloat16", graphs=graphs), graphs=graphs)
+
+
 _DTYPES = ("bfloat16", "float32")
 PARTS = [
     *(Part("certificate", f"demo target, {dtype}", 15.0, partial(_measure, TARGET, dtype)) for dtype in _DTYPES),
     *(Part("certificate", f"demo hybrid, {dtype}", 15.0, partial(_measure, HYBRID, dtype)) for dtype in _DTYPES),
     *(Part("certificate", f"latent attention, {dtype}", 15.0, partial(_measure_latents, dtype)) for dtype in _DTYPES),
+    *(Part("certificate", f"packed {case}", 10.0, partial(_measure_packed, case)) for case in _FORMATS),
 ]

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu_report import correctness_recurrent, correctness_sampling
+from benchmarks.gpu_report import correctness_codes, correctness_recurrent, correctness_sampling
 from benchmarks.gpu_report.report import Finding, Part, Run, judged
 from outrider.kernels.gated_activation import reference as activation_reference
 from outrider.kernels.gated_activation.triton import gated_activation
@@ -169,6 +169,7 @@ def _rotary(run: Run) -> Iterable[Case]:
 
 PARTS = [
     _part("linear", _linear),
+    *correctness_codes.PARTS,
     _part("paged_attention", _attention),
     _part("paged_attention, latents", _latents),
     _part("rms_norm", _norm),

@@ -25,13 +25,17 @@ from transformers.core_model_loading import (
 
 from outrider.engine.model.coded_weights import Waiting, WaitingExperts
 from outrider.engine.model.row_invariant_experts import is_experts, weight_names
+from outrider.engine.model.row_kernels import CodeKernels
 from outrider.engine.model.weight_reader import WeightReader
 
 
-def waiting_experts(path: str, skeleton: Any, readers: Mapping[str, WeightReader]) -> dict[str, WaitingExperts]:
+def waiting_experts(
+    path: str, skeleton: Any, readers: Mapping[str, WeightReader], kernels: CodeKernels
+) -> dict[str, WaitingExperts]:
     """By the parameter's name, experts all of whose weights have codes.
 
-    skeleton: the model on the meta device. A conversion that does more than stack and join is left to transformers.
+    skeleton: the model on the meta device; kernels: those that they are to be packed for. A conversion that does more
+    than stack and join is left to transformers.
     """
     modules = {
         f"{name}.{weight}": module
@@ -44,9 +48,9 @@ def waiting_experts(path: str, skeleton: Any, readers: Mapping[str, WeightReader
     for name, module in modules.items():
         shape, own = tuple(skeleton.get_parameter(name).shape), sources.get(name, [])
         if len(own) == 1 and len(own[0]) == 1 and readers[own[0][0]].expert_codes is not None:
-            waiting = _of_stack(path, own[0][0], shape, readers, is_transposed=module.is_transposed)
+            waiting = _of_stack(path, own[0][0], shape, readers, kernels, is_transposed=module.is_transposed)
         else:
-            waiting = None if module.is_transposed else _one_by_one(path, shape, own, readers)
+            waiting = None if module.is_transposed else _one_by_one(path, shape, own, readers, kernels)
         if waiting is not None:
             found[name] = waiting
     return found
@@ -94,7 +98,13 @@ def _stacks_and_joins(converter: WeightConverter) -> bool:
 
 
 def _of_stack(
-    path: str, source: str, shape: tuple[int, ...], readers: Mapping[str, WeightReader], *, is_transposed: bool
+    path: str,
+    source: str,
+    shape: tuple[int, ...],
+    readers: Mapping[str, WeightReader],
+    kernels: CodeKernels,
+    *,
+    is_transposed: bool,
 ) -> WaitingExperts | None:
     read = readers[source].expert_codes
     if read is None:
@@ -103,11 +113,15 @@ def _of_stack(
     waiting = (
         Waiting(path, f"{source}[{expert}]", (outputs, inputs), partial(read, expert)) for expert in range(num_experts)
     )
-    return WaitingExperts(shape, tuple((part,) for part in waiting), (source,))
+    return WaitingExperts(shape, tuple((part,) for part in waiting), (source,), kernels)
 
 
 def _one_by_one(
-    path: str, shape: tuple[int, ...], sources: Sequence[Sequence[str]], readers: Mapping[str, WeightReader]
+    path: str,
+    shape: tuple[int, ...],
+    sources: Sequence[Sequence[str]],
+    readers: Mapping[str, WeightReader],
+    kernels: CodeKernels,
 ) -> WaitingExperts | None:
     num_experts, outputs, inputs = shape
     names = [name for of_pattern in sources for name in of_pattern]
@@ -118,4 +132,4 @@ def _one_by_one(
     of_part = (outputs // len(sources), inputs)
     waiting = {name: Waiting(path, name, of_part, read) for name, read in codes.items() if read is not None}
     parts = (tuple(waiting[name] for name in of_expert) for of_expert in zip(*sources, strict=True))
-    return WaitingExperts(shape, tuple(parts), tuple(names))
+    return WaitingExperts(shape, tuple(parts), tuple(names), kernels)

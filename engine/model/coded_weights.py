@@ -2,12 +2,13 @@
 
 transformers gets a tensor of one number for each (`stand_in`). `place` then puts a CodedLinear where a linear is, which
 `pack` replaces, and decodes an embedding's rows from packed codes, which a tied head shares. Not here: reading
-(weight_reader), experts of mixtures (coded_experts), the order of replacements (lean, row_invariance).
+(weight_reader), experts of mixtures (coded_experts), computing before they are packed (dequantising), the order of
+replacements (lean, row_invariance).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,20 +16,17 @@ import torch
 
 from outrider.engine.errors import ModelRefused
 from outrider.engine.model.row_invariant_modules import RowInvariantLinear
+from outrider.engine.model.row_kernels import CodeKernels, PackedCodes
 from outrider.engine.model.weight_reader import WeightReader
-from outrider.kernels.linear import cpu_code_panels
 from outrider.kernels.linear.codes import Codes
-from outrider.kernels.linear.cpu_code_panels import CodePanels
+
+# numbers; dequantised at once, which takes six bytes for each
+_SLAB_NUMBERS = 16_000_000
 
 
-def packs_codes(dtype: torch.dtype, device: torch.device, row_backend: str) -> bool:
-    """Whether this machine has kernels for codes and rows of this dtype."""
-    return row_backend == "cpu" and device.type == "cpu" and cpu_code_panels.supports(dtype)
-
-
-def stand_in(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def stand_in(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | None = None) -> torch.Tensor:
     """Zeros in the memory of one."""
-    return torch.zeros((), dtype=dtype).expand(shape)
+    return torch.zeros((), dtype=dtype, device=device).expand(shape)
 
 
 class Waiting:
@@ -50,72 +48,134 @@ class Waiting:
             raise ModelRefused(self._path, f"its weights do not fit its config: {shapes}")
         return found
 
+    def of_outputs(self, *ranges: tuple[int, int]) -> Waiting:
+        """The outputs of half-open ranges, one below the other."""
+        index = torch.cat([torch.arange(start, end) for start, end in ranges])
+        return Waiting(self._path, self._name, (len(index), self._shape[1]), lambda: self.codes().rows(index))
+
+    def of_inputs(self, start: int, end: int, uneven: set[str]) -> Waiting:
+        """The inputs [start, end). Reading them adds the weight's name to `uneven` if they cannot be packed, as whole
+        ones can: their groups are of different sizes, or too small."""
+
+        def read() -> Codes:
+            whole = self.codes()
+            part = whole.inputs(start, end)
+            if whole.grouping is not None and part.grouping is None:
+                uneven.add(self._name)
+            return part
+
+        return Waiting(self._path, self._name, (self._shape[0], end - start), read)
+
 
 @dataclass(frozen=True)
 class WaitingExperts:
     """The weights of all experts of a layer, in the place of the model's parameter until they are packed.
 
     shape: the parameter's, [E, N, K] or [E, K, N]. parts: each expert's weights [n, K], one below the other. sources:
-    names of all these weights in the checkpoint.
+    names of all these weights in the checkpoint. kernels: those that it is packed for.
     """
 
     shape: tuple[int, ...]
     parts: tuple[tuple[Waiting, ...], ...]
     sources: tuple[str, ...]
+    kernels: CodeKernels
 
 
 class CodedLinear(torch.nn.Module):
     """Stands for an nn.Linear until it is packed. Its output is zeros: probes look at shapes and constants alone."""
 
-    def __init__(self, linear: torch.nn.Linear, weight: Waiting, panels: CodePanels | None = None) -> None:
-        """panels: the weight where it is packed already."""
+    def __init__(
+        self, linear: torch.nn.Linear, weight: Waiting, kernels: CodeKernels, packed: PackedCodes | None = None
+    ) -> None:
+        """kernels: those that it is packed for; packed: the weight where it is packed already."""
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias
-        self.panels = panels
-        self.codes = weight.codes
+        self.kernels, self.packed = kernels, packed
+        self.waiting = weight
+        self.computes = False  # set by dequantising
+
+    def codes(self) -> Codes:
+        """Raises ModelRefused."""
+        return self.waiting.codes()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.computes:
+            return dequantised_linear(x, [self.waiting], self.bias)
         return x.new_zeros((*x.shape[:-1], self.out_features))
+
+    def keep_outputs(self, start: int, end: int) -> None:
+        """Become the linear with the outputs [start, end)."""
+        self.waiting, self.out_features = self.waiting.of_outputs((start, end)), end - start
+        if self.packed is not None:
+            self.packed = self.kernels.outputs(self.packed, start, end)
+        if self.bias is not None:
+            self.bias = torch.nn.Parameter(self.bias.detach()[start:end].clone(), requires_grad=False)
+
+    def keep_inputs(self, start: int, end: int, uneven: set[str]) -> None:
+        """Become the linear with the inputs [start, end), and the same bias. uneven: as of_inputs."""
+        self.waiting, self.in_features, self.packed = self.waiting.of_inputs(start, end, uneven), end - start, None
 
     def plain(self, dtype: torch.dtype) -> torch.nn.Linear:
         """The linear that it stands for, dequantised. Raises ModelRefused."""
         linear = torch.nn.Linear(self.in_features, self.out_features, bias=False, dtype=dtype)
-        linear.weight = torch.nn.Parameter(self.codes().dequantised().to(dtype), requires_grad=False)
+        weight = self.codes().dequantised().to(self.kernels.device, dtype)
+        linear.weight = torch.nn.Parameter(weight, requires_grad=False)
         if self.bias is not None:
             linear.bias = torch.nn.Parameter(self.bias.detach().to(dtype), requires_grad=False)
         return linear
 
 
+def dequantised_linear(x: torch.Tensor, weights: Sequence[Waiting], bias: torch.Tensor | None) -> torch.Tensor:
+    """x [..., K] -> [..., N] of the weights' concatenated outputs, in x's dtype; little of them is in memory at once.
+
+    Raises ModelRefused.
+    """
+    outputs = [
+        torch.nn.functional.linear(x, slab.dequantised().to(x.dtype))
+        for weight in weights
+        for slab in _slabs(weight.codes())
+    ]
+    joined = torch.cat(outputs, -1)
+    return joined if bias is None else joined + bias
+
+
+def _slabs(codes: Codes) -> Iterator[Codes]:
+    num_outputs, num_inputs = codes.shape
+    for index in torch.split(torch.arange(num_outputs), max(1, _SLAB_NUMBERS // num_inputs)):
+        yield codes.rows(index)
+
+
 class RowInvariantCodes(RowInvariantLinear):
     """A linear on packed codes."""
 
-    def __init__(self, panels: CodePanels, bias: torch.Tensor | None) -> None:
+    def __init__(self, packed: PackedCodes, bias: torch.Tensor | None, kernels: CodeKernels) -> None:
         torch.nn.Module.__init__(self)
-        self.out_features, self.in_features = panels.num_outputs, panels.num_inputs
-        self.panels = panels
-        self._linear = lambda x: cpu_code_panels.linear(x, panels, bias)
+        self.out_features, self.in_features = packed.num_outputs, packed.num_inputs
+        self.packed = packed
+        self._linear = lambda x: kernels.linear(x, packed, bias)
 
 
 class CodedRows(torch.Tensor):
     """The weight [N, K] of an embedding: F.embedding decodes rows of packed codes. Anything else sees a stand-in."""
 
-    panels: CodePanels
+    packed: PackedCodes
+    _kernels: CodeKernels
 
     @classmethod
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is torch.nn.functional.embedding and isinstance(args[1], CodedRows):
-            return cpu_code_panels.rows(args[0], args[1].panels)
+            return args[1]._kernels.rows(args[0], args[1].packed)
         with torch._C.DisableTorchFunctionSubclass():  # results are plain tensors
             return func(*args, **(kwargs or {}))
 
     @classmethod
-    def wrap(cls, weight: torch.Tensor, panels: CodePanels) -> CodedRows:
+    def wrap(cls, weight: torch.Tensor, packed: PackedCodes, kernels: CodeKernels) -> CodedRows:
         """weight: the stand-in."""
         wrapped = weight.detach().as_subclass(cls)
-        wrapped.panels = panels
+        wrapped.packed, wrapped._kernels = packed, kernels
         return wrapped
 
 
@@ -138,23 +198,25 @@ def _takes(module: torch.nn.Module) -> bool:
     return is_linear or isinstance(module, torch.nn.Embedding)
 
 
-def place(path: str, model: torch.nn.Module, weights: Mapping[str, Waiting]) -> None:
+def place(path: str, model: torch.nn.Module, weights: Mapping[str, Waiting], kernels: CodeKernels) -> None:
     """Put a CodedLinear where the stand-in is a linear's, CodedRows where it is an embedding's. Raises ModelRefused."""
     waiting_for = {id(model.get_parameter(name)): weight for name, weight in weights.items()}
     modules = [(name, module) for name, module in model.named_modules() if _takes(module)]
-    shared: dict[int, CodePanels] = {}
+    shared: dict[int, PackedCodes] = {}
     for _, module in modules:
         key = id(module.weight)
         if isinstance(module, torch.nn.Embedding) and key in waiting_for:
-            shared[key] = cpu_code_panels.pack([waiting_for[key].codes()])
-            rows = CodedRows.wrap(module.weight, shared[key])
+            shared[key] = kernels.pack([waiting_for[key].codes()])
+            # Not a parameter: no .to() of the model moves it.
+            own = stand_in(tuple(module.weight.shape), module.weight.dtype, kernels.device)
+            rows = CodedRows.wrap(own, shared[key], kernels)
             del module.weight
             module.weight = rows
     for name, module in modules:
         key = id(module.weight)
         if isinstance(module, torch.nn.Linear) and key in waiting_for:
             parent, _, child = name.rpartition(".")
-            setattr(model.get_submodule(parent), child, CodedLinear(module, waiting_for[key], shared.get(key)))
+            setattr(model.get_submodule(parent), child, CodedLinear(module, waiting_for[key], kernels, shared.get(key)))
     left = [name for name, parameter in model.named_parameters() if id(parameter) in waiting_for]
     if left:
         raise ModelRefused(path, f"its weight {left[0]} is quantised, and read by a module that cannot read codes")
@@ -166,23 +228,24 @@ def pack(linears: Sequence[CodedLinear]) -> RowInvariantLinear:
     Raises ModelRefused.
     """
     biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
-    bias = torch.cat(biases) if biases else None
-    shared = linears[0].panels if len(linears) == 1 else None
+    bias, kernels = torch.cat(biases) if biases else None, linears[0].kernels
+    shared = linears[0].packed if len(linears) == 1 else None
     if shared is not None:
-        return RowInvariantCodes(shared, bias)
-    return pack_codes([linear.codes() for linear in linears], bias)
+        return RowInvariantCodes(shared, bias, kernels)
+    return pack_codes([linear.codes() for linear in linears], bias, kernels)
 
 
-def pack_codes(codes: Sequence[Codes], bias: torch.Tensor | None) -> RowInvariantLinear:
+def pack_codes(codes: Sequence[Codes], bias: torch.Tensor | None, kernels: CodeKernels) -> RowInvariantLinear:
     """One linear with the weights' concatenated outputs: on their codes if they can be packed together, else
     dequantised. bias: of all outputs."""
-    if cpu_code_panels.takes_together(codes):
-        return RowInvariantCodes(cpu_code_panels.pack(codes), bias)
-    return RowInvariantLinear(torch.cat([part.dequantised().bfloat16() for part in codes]), bias)
+    if kernels.takes_together(codes):
+        return RowInvariantCodes(kernels.pack(codes), bias, kernels)
+    weight = torch.cat([part.dequantised().bfloat16() for part in codes]).to(kernels.device)
+    return RowInvariantLinear(weight, bias, kernels.backend)
 
 
 def code_kinds(model: torch.nn.Module) -> list[str]:
     """Names of the kinds of codes that the model's linears multiply, sorted; none: no weight is packed."""
     return sorted(
-        {kind for part in model.modules() if isinstance(part, RowInvariantCodes) for kind in part.panels.kinds}
+        {kind for part in model.modules() if isinstance(part, RowInvariantCodes) for kind in part.packed.kinds}
     )

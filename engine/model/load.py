@@ -19,7 +19,6 @@ from outrider.engine.attention.ops import resolve_attention_ops
 from outrider.engine.errors import BackendUnavailable, ModelRefused
 from outrider.engine.llama4 import adapt as llama4
 from outrider.engine.model import guards as model_guards
-from outrider.engine.model.coded_weights import packs_codes
 from outrider.engine.model.end_of_text import read_eos_token_ids
 from outrider.engine.model.latent_attention import keep_latents
 from outrider.engine.model.lean.make_lean import make_lean
@@ -28,6 +27,7 @@ from outrider.engine.model.loaded import LoadedModel
 from outrider.engine.model.local_model import local_model
 from outrider.engine.model.row_invariance import make_row_invariant
 from outrider.engine.model.row_invariant_functions import WholeVectorFunctions, run_in_whole_vectors
+from outrider.engine.model.row_kernels import resolve_code_kernels
 from outrider.engine.model.weights import read_weights
 from outrider.engine.recurrent.adapt import adapt
 from outrider.engine.recurrent.rows import StateRows
@@ -89,8 +89,9 @@ def load_model(
     # Ranks read on the CPU: the whole model need not fit on a rank's device.
     read_device = torch_device if collectives is None else torch.device("cpu")
     if make_model is None:
-        keeps_codes = row_invariant and collectives is None and packs_codes(torch_dtype, torch_device, ops.row_backend)
-        model = read_weights(path, config, torch_dtype, read_device, keeps_codes=keeps_codes)
+        packs = row_invariant and read_device == torch_device
+        code_kernels = resolve_code_kernels(ops.row_backend, torch_dtype, torch_device) if packs else None
+        model = read_weights(path, config, torch_dtype, read_device, code_kernels=code_kernels)
     else:
         model = make_model(path, torch_dtype, read_device)
     if model_guards.rounds_to_float16(dtype):

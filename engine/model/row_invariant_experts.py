@@ -20,7 +20,7 @@ from outrider.engine.model.row_invariant_modules import RowInvariantLinear
 from outrider.shared.machine.memory import give_back_freed_memory
 
 EXPERTS_NAME = "outrider_experts"
-_PACKED = "outrider_packed_experts"
+PACKED = "outrider_packed_experts"  # the attribute with the packed experts
 _MAX_TILE_ELEMENTS = 16_384  # elements; torch splits larger elementwise ranges over threads
 
 
@@ -46,6 +46,11 @@ def weight_names(experts: Any) -> tuple[str, str]:
     return ("gate_up_proj" if experts.has_gate else "up_proj"), "down_proj"
 
 
+def has_waiting_weights(experts: Any) -> bool:
+    """Whether some of its weights are quantised and not packed yet."""
+    return any(isinstance(getattr(experts, name, None), WaitingExperts) for name in weight_names(experts))
+
+
 def pack_experts(experts: Any, backend: str = "cpu") -> int:
     """Pack all experts' weights and free the plain ones; returns the number of packed matrices.
 
@@ -56,7 +61,7 @@ def pack_experts(experts: Any, backend: str = "cpu") -> int:
     names = weight_names(experts)
     linears = (_linears(experts, name, backend) for name in names)
     packed = [PackedExpert(up, down) for up, down in zip(*linears, strict=True)]
-    setattr(experts, _PACKED, torch.nn.ModuleList(packed))
+    setattr(experts, PACKED, torch.nn.ModuleList(packed))
     for name in names:
         delattr(experts, name)
     give_back_freed_memory()  # else it grows from layer to layer: 412 MB for 221 MB of packed experts, not 279
@@ -69,7 +74,7 @@ def _linears(experts: Any, name: str, backend: str) -> Iterator[RowInvariantLine
     biases = list(getattr(experts, f"{name}_bias").detach()) if experts.has_bias else [None] * stacked.shape[0]
     if isinstance(stacked, WaitingExperts):
         for parts, bias in zip(stacked.parts, biases, strict=True):
-            yield pack_codes([part.codes() for part in parts], bias)
+            yield pack_codes([part.codes() for part in parts], bias, stacked.kernels)
     else:
         for weight, bias in zip(stacked.detach(), biases, strict=True):
             yield RowInvariantLinear(weight.t() if experts.is_transposed else weight, bias, backend)
@@ -79,8 +84,8 @@ def experts_forward(
     experts: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
     """hidden_states [T, H], top_k_index int64 [T, k], top_k_weights [T, k]; returns [T, H]."""
-    packed: Any = getattr(experts, _PACKED, None)
-    if packed is None and any(isinstance(getattr(experts, name), WaitingExperts) for name in weight_names(experts)):
+    packed: Any = getattr(experts, PACKED, None)
+    if packed is None and has_waiting_weights(experts):
         return torch.zeros_like(hidden_states)  # as CodedLinear
     if packed is None:  # the probe forward before packing, or a model loaded with row_invariant=False
         from transformers.integrations.moe import batched_mm_experts_forward

@@ -26,6 +26,7 @@ from outrider.engine.model.gguf.file import GgufFile
 from outrider.engine.model.gguf.tensors import gguf_readers
 from outrider.engine.model.quantised.formats import unpacking
 from outrider.engine.model.row_invariant_experts import EXPERTS_NAME, register_experts
+from outrider.engine.model.row_kernels import CodeKernels
 from outrider.engine.model.weight_files import StoredTensor, stored_tensors
 from outrider.engine.model.weight_reader import WeightReader
 from outrider.shared.checkpoint.file_names import linked_parts
@@ -58,16 +59,16 @@ def read_weights(
     dtype: torch.dtype,
     device: torch.device,
     *,
-    keeps_codes: bool = False,
+    code_kernels: CodeKernels | None = None,
     for_engine: bool = True,
 ) -> Any:
-    """The model in eval mode. keeps_codes: quantised weights wait as coded_weights.
+    """The model in eval mode. code_kernels: quantised weights wait as coded_weights, to be packed for these.
 
     for_engine: with the engine's attention and experts; False: with transformers' own. Raises ModelRefused.
     """
     refusals: list[ModelRefused] = []
     readers = _readers(path)
-    waiting, experts = _waiting(path, config, readers) if keeps_codes else ({}, {})
+    waiting, experts = _waiting(path, config, readers, code_kernels) if code_kernels else ({}, {})
     reads = readers | {name: partial(weight.stand_in, dtype) for name, weight in waiting.items()}
     for name, of_layer in experts.items():
         reads = {source: read for source, read in reads.items() if source not in of_layer.sources}
@@ -77,7 +78,8 @@ def read_weights(
     if read_quantization(Path(path)) is not None and any(isinstance(part, Conv1D) for part in model.modules()):
         # A square one would be taken for its own transpose.
         raise ModelRefused(path, "its weights are quantised, and its linears are transformers' Conv1D, transposed")
-    coded_weights.place(path, model, waiting)
+    if code_kernels is not None:
+        coded_weights.place(path, model, waiting, code_kernels)
     coded_experts.place(model, experts)
     num_packed = len(waiting) + sum(len(of_layer.sources) for of_layer in experts.values())
     if num_packed:
@@ -141,7 +143,7 @@ def _readers(path: str) -> dict[str, WeightReader]:
 
 
 def _waiting(
-    path: str, config: Any, readers: dict[str, WeightReader]
+    path: str, config: Any, readers: dict[str, WeightReader], kernels: CodeKernels
 ) -> tuple[dict[str, coded_weights.Waiting], dict[str, coded_weights.WaitingExperts]]:
     """By the parameter's name: what can wait of linears and embeddings, and of experts."""
     if all(reader.codes is None and reader.expert_codes is None for reader in readers.values()):
@@ -152,7 +154,8 @@ def _waiting(
             skeleton = model_class(own_config)
     except (KeyError, ValueError, RuntimeError):
         return {}, {}  # build_model fails alike, and says why
-    return coded_weights.waiting(path, skeleton, readers), coded_experts.waiting_experts(path, skeleton, readers)
+    experts = coded_experts.waiting_experts(path, skeleton, readers, kernels)
+    return coded_weights.waiting(path, skeleton, readers), experts
 
 
 def _plain(path: str, stored: StoredTensor) -> Callable[[], torch.Tensor]:

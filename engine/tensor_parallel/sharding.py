@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import torch
 
 from outrider.engine.attention.ops import LayerShape
 from outrider.engine.errors import ModelRefused
+from outrider.engine.model.coded_weights import CodedLinear
 from outrider.engine.model.lean.lean_attention import LeanAttention
 from outrider.engine.model.lean.lean_mlp import LeanGatedMLP
 from outrider.engine.tensor_parallel.collectives import Collectives, GatheredOutput, SummedOutput
@@ -26,10 +28,12 @@ _MAX_UNIT = 64
 
 @dataclass(frozen=True)
 class Cut:
-    """Names of modules whose outputs are summed over ranks, and of those concatenated."""
+    """Names of modules whose outputs are summed over ranks, and of those concatenated. uneven: of packed weights that
+    are dequantised, since the cut leaves no groups that can be packed; known once they are packed."""
 
     summed: tuple[str, ...]
     gathered: tuple[str, ...]
+    uneven: set[str]
 
 
 def share(num_units: int, rank: int, size: int) -> tuple[int, int]:
@@ -40,30 +44,31 @@ def share(num_units: int, rank: int, size: int) -> tuple[int, int]:
 
 
 def cut_model(path: str, model: torch.nn.Module, layer_shapes: Sequence[LayerShape], rank: int, size: int) -> Cut:
-    """Keep one rank's share of the weights, in place; the linears stay plain ones, without exchanges.
+    """Keep one rank's share of the weights, in place; the linears stay plain or coded ones, without exchanges.
 
     layer_shapes: of the whole model. Raises ModelRefused if there is no plan, or an unsupported one.
     """
     plan = read_plan(path, model)
+    uneven: set[str] = set()
     attentions = {shape.module_name: shape.num_kv_heads for shape in layer_shapes}
     for name, style in plan.items():
         module = model.get_submodule(name)
         if style == EXPERTS:
             num_features = num_inner_features(path, name, module)
-        elif type(module) is torch.nn.Linear:
+        elif _can_be_cut(module):
             num_features = module.out_features if style == COLWISE else module.in_features
         else:
             raise ModelRefused(path, f"its plan cuts {name}, a {type(module).__name__}, which is no plain linear", FIX)
         num_units = _num_units(path, name, num_features, attentions, size)
         start, end = (edge * (num_features // num_units) for edge in share(num_units, rank, size))
         if style == EXPERTS:
-            cut_experts(module, (start, end))
+            cut_experts(module, (start, end), uneven)
         elif style == COLWISE:
             _keep_outputs(module, start, end)
         else:
-            _keep_inputs(module, start, end, with_bias=rank == 0)
+            _keep_inputs(module, start, end, uneven, with_bias=rank == 0)
     gathered = (HEAD,) if _cut_head(model, rank, size) else ()
-    return Cut(tuple(name for name, style in plan.items() if style in (ROWWISE, EXPERTS)), gathered)
+    return Cut(tuple(name for name, style in plan.items() if style in (ROWWISE, EXPERTS)), gathered, uneven)
 
 
 def connect(model: torch.nn.Module, cut: Cut, collectives: Collectives) -> None:
@@ -104,13 +109,20 @@ def _num_units(path: str, name: str, num_features: int, attentions: dict[str, in
 def _cut_head(model: torch.nn.Module, rank: int, size: int) -> bool:
     """Cut the head too if its parts are of equal size, as gathering requires; returns whether it was."""
     head = model._modules.get(HEAD)
-    if type(head) is not torch.nn.Linear or head.out_features % size:
+    if not _can_be_cut(head) or head.out_features % size:
         return False
     _keep_outputs(head, *share(head.out_features, rank, size))
     return True
 
 
+def _can_be_cut(module: object) -> TypeGuard[torch.nn.Linear | CodedLinear]:
+    return type(module) is torch.nn.Linear or isinstance(module, CodedLinear)
+
+
 def _keep_outputs(linear: torch.nn.Module, start: int, end: int) -> None:
+    if isinstance(linear, CodedLinear):
+        linear.keep_outputs(start, end)
+        return
     weight, bias = _tensors(linear)
     linear.weight = _frozen(weight[start:end])
     linear.out_features = end - start  # type: ignore[assignment]
@@ -118,13 +130,16 @@ def _keep_outputs(linear: torch.nn.Module, start: int, end: int) -> None:
         linear.bias = _frozen(bias[start:end])
 
 
-def _keep_inputs(linear: torch.nn.Module, start: int, end: int, *, with_bias: bool) -> None:
+def _keep_inputs(linear: torch.nn.Module, start: int, end: int, uneven: set[str], *, with_bias: bool) -> None:
     """The bias is part of rank 0's share only: it must enter the sum once."""
-    weight, _bias = _tensors(linear)
-    linear.weight = _frozen(weight[:, start:end])
-    linear.in_features = end - start  # type: ignore[assignment]
+    if isinstance(linear, CodedLinear):
+        linear.keep_inputs(start, end, uneven)
+    else:
+        weight, _bias = _tensors(linear)
+        linear.weight = _frozen(weight[:, start:end])
+        linear.in_features = end - start  # type: ignore[assignment]
     if not with_bias:
-        linear.register_parameter("bias", None)
+        linear.bias = None  # type: ignore[assignment]
 
 
 def _tensors(linear: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -72,7 +72,7 @@ class AutoDrafting:
     def observe(self, outcome: RoundOutcome, method: str) -> None:
         self.load.observe(outcome)
         self.costs[method].observe(outcome)
-        self.guard.observe(outcome)
+        self.guard.observe(outcome, method)
         self.lengths.observe(outcome, method)
         for tries in self._tries.values():
             tries.tokens_left -= 1 + outcome.num_accepted
@@ -86,8 +86,10 @@ class AutoDrafting:
             return self.load
         return dataclasses.replace(self.load, tokens_per_s=min(plain, self.load.tokens_per_s))
 
-    def is_known(self, method: str) -> bool:
-        return self.costs[method].position_s is not None
+    @property
+    def min_gain(self) -> float:
+        """Smallest gain to draft for, in tokens per round."""
+        return _MIN_GAIN_SHARED if self.load.batch_sessions > _SHARED_BATCH else _MIN_GAIN_ALONE
 
     def takes_try(self, methods: Sequence[str]) -> str | None:
         """One of `methods` that is due for a try although another seems better; None: none is."""
@@ -121,24 +123,33 @@ class AdaptiveDraft:
 
     def num_draft_tokens(self, *, before_prefill: bool = False) -> int:
         self._run_tokens = 0
-        if self._stay_tokens <= 0:
+        guard = self._shared.guard
+        if self._stay_tokens <= 0 or guard.mute_tokens_left(self.method) > 0:
             self._choose_method()
-        shared, costs = self._shared, self._shared.costs[self.method]
-        if not shared.guard.allows_drafts():
+        if not guard.allows_drafts(self.method):
             return 0
-        most = self._most_tokens(self.method)
+        length = self._paying_length() or self._probe(before_prefill=before_prefill)
+        if length == 0 and not before_prefill:
+            self.method = self._best_method()
+            length = self._paying_length()
+        return length
+
+    def _paying_length(self) -> int:
+        """The length for this session if drafting with its method pays, else 0."""
+        shared, costs = self._shared, self._shared.costs[self.method]
         load = shared.load_without_drafts()
-        gain, longest = costs.settled_gain(load, most)
-        if gain > (_MIN_GAIN_SHARED if load.batch_sessions > _SHARED_BATCH else _MIN_GAIN_ALONE):
-            longest = shared.lengths.length(self.method, longest, lambda length: costs.speedup(load, length))
-            gain, length = self._own_length(costs, longest)
-            if gain > 0.0:
-                costs.pays_again(load)
-                in_time_s = max(0.0, shared.slo_itl_s - shared.load.step_s(length))
-                self.patience_s = min(in_time_s, self._patience_s(costs.expected_s(length), gain + 1.0))
-                self._run_tokens = _STAY_TOKENS
-                return length
-        return self._probe(min(_PROBE_LENGTH, most), before_prefill=before_prefill)
+        gain, longest = costs.settled_gain(load, self._most_tokens(self.method))
+        if gain <= shared.min_gain:
+            return 0
+        longest = shared.lengths.length(self.method, longest, lambda length: costs.speedup(load, length))
+        gain, length = self._own_length(costs, longest)
+        if gain <= 0.0:
+            return 0
+        costs.pays_again(load)
+        in_time_s = max(0.0, shared.slo_itl_s - shared.load.step_s(length))
+        self.patience_s = min(in_time_s, self._patience_s(costs.expected_s(length), gain + 1.0))
+        self._run_tokens = _STAY_TOKENS
+        return length
 
     def _own_length(self, costs: MethodCosts, longest: int) -> tuple[float, int]:
         """Gain and length of this session: the common length unless that brings it nothing, then the best shorter one.
@@ -149,13 +160,14 @@ class AdaptiveDraft:
         gain = costs.gain(load, acceptance, longest, with_round_trip=False)
         return (gain, longest) if gain > 0.0 else costs.best_gain(load, acceptance, longest, with_round_trip=False)
 
-    def _probe(self, num_draft_tokens: int, *, before_prefill: bool) -> int:
-        """A short draft if a probe is due, else 0.
+    def _probe(self, *, before_prefill: bool) -> int:
+        """The length of a short draft if a probe is due, else 0.
 
         A probe waits for its answer, for at most a plain round: an answer that comes during a forward takes longer than
         one that is waited for.
         """
         load, costs, self.patience_s = self._shared.load, self._shared.costs[self.method], 0.0
+        num_draft_tokens = min(_PROBE_LENGTH, self._most_tokens(self.method))
         self._run_tokens = num_draft_tokens + 1
         if before_prefill and costs.tokens_until_probe <= 0:
             return num_draft_tokens
@@ -185,7 +197,8 @@ class AdaptiveDraft:
         shared = self._shared
         if self._run_tokens:
             return self._run_tokens
-        tokens_left = max(shared.guard.mute_tokens_left, shared.costs[self.method].tokens_until_probe)
+        paused = [shared.guard.mute_tokens_left(method) for method in (self._limits or {self.method: 0})]
+        tokens_left = max(min(paused), shared.costs[self.method].tokens_until_probe)
         return min(LONGEST_MUTED_RUN, max(MUTED_RUN, round(tokens_left / shared.load.batch_sessions)))
 
     def observe(self, outcome: RoundOutcome) -> None:
@@ -209,18 +222,29 @@ class AdaptiveDraft:
         return accepted / (self._num_reached[method] + _PRIOR_TOKENS)
 
     def _choose_method(self) -> None:
-        """The known method with the largest gain, or another one that is due for a try."""
+        """The best method, or another one that is due for a try, which begins with a probe."""
         self._stay_tokens = _STAY_TOKENS
         self._limits = self._offered()
-        shared, methods = self._shared, list(self._limits)
+        best, guard = self._best_method(), self._shared.guard
+        others = [name for name in self._limits if name != best and guard.mute_tokens_left(name) <= 0]
+        tried = self._shared.takes_try(others)
+        self.method = tried or best
+        self._probe_rounds_left = _PROBE_ROUNDS if tried else 0
+
+    def _best_method(self) -> str:
+        """The method with the largest gain; one that pauses only if all do.
+
+        One of which nothing is known counts as just worth drafting with: it is tried before drafts are given up.
+        """
+        shared = self._shared
+        methods = [name for name in self._limits if shared.guard.mute_tokens_left(name) <= 0] or list(self._limits)
         if len(methods) < 2:
-            self.method = methods[0] if methods else METHOD_AUTO
-            return
-        gains = {method: self._gain(method) for method in methods if shared.is_known(method)}
-        best = max(gains, key=lambda method: gains[method], default=methods[0])
-        if self.method in gains and gains[best] < gains[self.method] + _CHANGE_GAIN:
-            best = self.method
-        self.method = shared.takes_try([method for method in methods if method != best]) or best
+            return methods[0] if methods else METHOD_AUTO
+        gains = {name: self._gain(name) if shared.costs[name].is_known else shared.min_gain for name in methods}
+        best = max(methods, key=lambda name: gains[name])
+        own_gain = gains.get(self.method, -math.inf)
+        now_pays = own_gain < shared.min_gain <= gains[best]
+        return self.method if gains[best] < own_gain + _CHANGE_GAIN and not now_pays else best
 
     def _gain(self, method: str) -> float:
         costs = self._shared.costs[method]

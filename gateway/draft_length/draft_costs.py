@@ -69,6 +69,11 @@ class MethodCosts:
     _last_position_s: float | None = None
 
     @property
+    def is_known(self) -> bool:
+        """Whether it has answered, be it without a draft."""
+        return self.position_s is not None or self._last_overhead_s is not None
+
+    @property
     def acceptance(self) -> float:
         return self.num_accepted / self.num_reached
 

@@ -1,10 +1,10 @@
-"""Guard on measured goodput: stops drafting at a load where it has brought fewer tokens per second than plain decoding.
+"""Guard on measured goodput: pauses a method at a load where it has brought fewer tokens/s than plain decoding.
 
 The cost model (draft_costs) leaves things out: a drafter on the verifier's machine takes cores and memory bandwidth,
 and sessions wait for each other. So the guard compares the verifier's rounds with drafts to its rounds without, per
-load class of open sessions (not of sessions in a forward, which drafting splits). If drafting loses, it pauses at this
-load, twice as long after each further loss. Rounds with drafts are forgotten slowly, but within a few hundred rounds
-when requests change. A load without a verdict inherits a clear loss from the next lower load that has one.
+method and load class of open sessions (not of sessions in a forward, which drafting splits). A method that loses pauses
+at this load, twice as long after each further loss. Rounds with drafts are forgotten slowly, but within a few hundred
+rounds when requests change. A load without a verdict inherits a clear loss from the next lower load that has one.
 
 Not here: how many tokens to draft.
 """
@@ -105,17 +105,13 @@ class _DraftingRounds(_Rounds):
 
 
 @dataclass
-class _Load:
-    """Of one load class. first_mute_tokens: first pause after a loss. fresh_tokens: validity of the plain baseline."""
+class _Trial:
+    """Of one method at one load class."""
 
-    first_mute_tokens: int = _FIRST_MUTE_TOKENS
-    fresh_tokens: int = _FRESH_TOKENS
-    plain: _Rounds = field(default_factory=_Rounds)
     drafting: _DraftingRounds = field(default_factory=_DraftingRounds)
-    # Tokens over all sessions: since `plain` was measured, and until the pause ends.
-    plain_age: int = 0
+    # Tokens over all sessions until the pause ends; 0 or less: no pause.
     mute_left: int = 0
-    # Length of the next pause; 0: first_mute_tokens.
+    # Length of the next pause; 0: the load's first_mute_tokens.
     mute_tokens: int = 0
     # The verdict: of the last comparison here, or a clear loss at a lower load.
     is_judged: bool = False
@@ -125,12 +121,25 @@ class _Load:
     # Whether the first comparison was a loss; it is repeated once, as a server that has just started is slow.
     is_suspect: bool = False
 
-    def mute(self, *, is_clear: bool) -> None:
-        self.mute_left = self.mute_tokens or self.first_mute_tokens
+    def mute(self, first_mute_tokens: int, *, is_clear: bool) -> None:
+        self.mute_left = self.mute_tokens or first_mute_tokens
         self.mute_tokens = min(2 * self.mute_left, _LONGEST_MUTE_TOKENS)
         self.is_judged, self.has_clearly_lost = True, is_clear
         self.has_won = self.has_clearly_won = False
         self.drafting = _DraftingRounds()
+
+
+@dataclass
+class _Load:
+    """Of one load class. first_mute_tokens: first pause after a loss. fresh_tokens: validity of the plain baseline."""
+
+    first_mute_tokens: int = _FIRST_MUTE_TOKENS
+    fresh_tokens: int = _FRESH_TOKENS
+    plain: _Rounds = field(default_factory=_Rounds)
+    # Tokens over all sessions since `plain` was measured.
+    plain_age: int = 0
+    # By method.
+    trials: dict[str, _Trial] = field(default_factory=dict)
 
 
 class GoodputGuard:
@@ -139,6 +148,7 @@ class GoodputGuard:
     def __init__(self) -> None:
         self._loads: dict[int, _Load] = {}
         self._load = _Load()
+        self._load_class = load_of(1)
         self._is_drafting = False
         self._drafting_share = 0.0  # of the sessions, over the last rounds
         self._has_settled = True
@@ -147,13 +157,12 @@ class GoodputGuard:
         # Rounds without drafts that a pending comparison still needs.
         self._plain_rounds_left = 0.0
 
-    def allows_drafts(self) -> bool:
-        return self.mute_tokens_left <= 0 and self._plain_rounds_left <= 0.0
+    def allows_drafts(self, method: str) -> bool:
+        return self.mute_tokens_left(method) <= 0 and self._plain_rounds_left <= 0.0
 
-    @property
-    def mute_tokens_left(self) -> int:
-        """Tokens over all sessions until the pause ends; 0 or less: no pause."""
-        return self._load.mute_left
+    def mute_tokens_left(self, method: str) -> int:
+        """Tokens over all sessions until the method's pause ends; 0 or less: no pause."""
+        return self._trial_of(method).mute_left
 
     @property
     def plain_tokens_per_s(self) -> float | None:
@@ -161,46 +170,58 @@ class GoodputGuard:
         plain = self._load.plain
         return plain.tokens_per_s if plain.count >= _PLAIN_ROUNDS else None
 
-    def observe(self, outcome: RoundOutcome) -> None:
-        """A round of any session whose policy is `auto`."""
-        self._load = self._load_of(max(1, outcome.open_sessions, outcome.batch_sessions))
+    def observe(self, outcome: RoundOutcome, method: str) -> None:
+        """A round of any session whose policy is `auto`. method: its own, whether it drafted or not."""
+        self._move_to(max(1, outcome.open_sessions, outcome.batch_sessions))
         share = 1.0 / max(1, outcome.batch_sessions)  # every session in a round reports it
         self._load.plain_age += 1 + outcome.num_accepted
-        self._load.mute_left -= 1 + outcome.num_accepted
+        for trial in self._load.trials.values():
+            trial.mute_left -= 1 + outcome.num_accepted
         self._track_change(outcome, share)
         if outcome.round_tokens <= 0 or outcome.round_s <= 0.0 or not self._has_settled:
             return
         if self._is_drafting:
-            if self._load.mute_left <= 0:  # else drafts from before the pause, already counted
-                self._load.drafting.add(outcome, share)
-                self._compare()
+            trial = self._trial_of(method)
+            if trial.mute_left <= 0:  # else drafts from before the pause, already counted
+                trial.drafting.add(outcome, share)
+                self._compare(method, trial)
         else:
             self._load.plain.add(outcome, share)
             self._load.plain_age = 0
             self._plain_rounds_left = max(0.0, self._plain_rounds_left - share)
 
-    def _load_of(self, num_sessions: int) -> _Load:
-        load_class = load_of(num_sessions)
-        if load_class not in self._loads:
-            self._loads[load_class] = _Load(
+    def _move_to(self, num_sessions: int) -> None:
+        self._load_class = load_of(num_sessions)
+        if self._load_class not in self._loads:
+            self._loads[self._load_class] = _Load(
                 max(_FIRST_MUTE_TOKENS, _MUTE_TOKENS_PER_SESSION * num_sessions),
                 max(_FRESH_TOKENS, _FRESH_TOKENS_PER_SESSION * num_sessions),
             )
-        load = self._loads[load_class]
-        if not load.is_judged:
-            judged = [lower for lower, known in self._loads.items() if lower < load_class and known.is_judged]
-            if judged and self._loads[max(judged)].has_clearly_lost:
-                load.mute(is_clear=True)
-        return load
+        self._load = self._loads[self._load_class]
 
-    def _can_assume_win(self) -> bool:
-        """Whether this load has no verdict, and drafting has won at a higher load, or clearly at a neighbouring one."""
-        own = next(load_class for load_class, load in self._loads.items() if load is self._load)
-        near = [load for other, load in self._loads.items() if 0 < abs(other - own) <= LOADS_PER_DOUBLING]
-        lost = any(load.has_clearly_lost or load.mute_left > 0 for load in near)
-        won = any(load.has_clearly_won for load in near)
-        won_with_more = any(load.has_won for other, load in self._loads.items() if other > own)
-        return not self._load.is_judged and not lost and (won or won_with_more)
+    def _trial_of(self, method: str) -> _Trial:
+        """At this load."""
+        trial = self._load.trials.setdefault(method, _Trial())
+        if not trial.is_judged:
+            known = self._other_trials(method)
+            judged = [other for other in known if other < self._load_class and known[other].is_judged]
+            if judged and known[max(judged)].has_clearly_lost:
+                trial.mute(self._load.first_mute_tokens, is_clear=True)
+        return trial
+
+    def _other_trials(self, method: str) -> dict[int, _Trial]:
+        """The method's at the other load classes where it has been tried."""
+        loads = self._loads.items()
+        return {other: load.trials[method] for other, load in loads if load is not self._load and method in load.trials}
+
+    def _can_assume_win(self, method: str, trial: _Trial) -> bool:
+        """Whether nothing is judged here, and it has won at a higher load, or clearly at a neighbouring one."""
+        known, own = self._other_trials(method), self._load_class
+        near = [other for load_class, other in known.items() if abs(load_class - own) <= LOADS_PER_DOUBLING]
+        lost = any(other.has_clearly_lost or other.mute_left > 0 for other in near)
+        won = any(other.has_clearly_won for other in near)
+        won_with_more = any(other.has_won for load_class, other in known.items() if load_class > own)
+        return not trial.is_judged and not lost and (won or won_with_more)
 
     def _track_change(self, outcome: RoundOutcome, share: float) -> None:
         """Whether the sessions draft now, and whether the last change has settled."""
@@ -215,29 +236,29 @@ class GoodputGuard:
         settled_after = _SETTLE_ROUNDS if has_share else _LONGEST_SETTLE_ROUNDS
         self._has_settled |= self._rounds_since_change >= settled_after
 
-    def _compare(self) -> None:
-        load, num_session_rounds = self._load, self._load.drafting.num_session_rounds
-        is_early = num_session_rounds < _FIRST_SESSION_ROUNDS or load.drafting.count < _DRAFTING_ROUNDS
-        if is_early or (num_session_rounds < _MANY_SESSION_ROUNDS and self._can_assume_win()):
+    def _compare(self, method: str, trial: _Trial) -> None:
+        load, num_session_rounds = self._load, trial.drafting.num_session_rounds
+        is_early = num_session_rounds < _FIRST_SESSION_ROUNDS or trial.drafting.count < _DRAFTING_ROUNDS
+        if is_early or (num_session_rounds < _MANY_SESSION_ROUNDS and self._can_assume_win(method, trial)):
             return
         if load.plain.count < _PLAIN_ROUNDS:
             self._plain_rounds_left = self._plain_rounds_left or _PLAIN_ROUNDS
             return
-        ratio = load.drafting.tokens_per_s / load.plain.tokens_per_s
-        noise = _error(load.drafting, load.plain)
+        ratio = trial.drafting.tokens_per_s / load.plain.tokens_per_s
+        noise = _error(trial.drafting, load.plain)
         error = 0.0 if num_session_rounds >= _MANY_SESSION_ROUNDS else noise
         has_lost = ratio < 1.0 - _LOSS_ERRORS * error
         is_close = 1.0 - _LOSS_ERRORS * noise <= ratio < 1.0 + _WIN_ERRORS * noise
         if is_close and num_session_rounds >= _MANY_SESSION_ROUNDS and load.plain.count < _MANY_PLAIN_ROUNDS:
             self._plain_rounds_left = self._plain_rounds_left or _MANY_PLAIN_ROUNDS - load.plain.count
-        elif has_lost and not (load.is_judged or load.is_suspect):
-            load.is_suspect, load.drafting = True, _DraftingRounds()
+        elif has_lost and not (trial.is_judged or trial.is_suspect):
+            trial.is_suspect, trial.drafting = True, _DraftingRounds()
         elif has_lost:
-            load.mute(is_clear=ratio < 1.0 - _WIN_ERRORS * error)
+            trial.mute(load.first_mute_tokens, is_clear=ratio < 1.0 - _WIN_ERRORS * error)
         elif ratio > 1.0 + _WIN_ERRORS * error:
-            load.mute_tokens = 0
-            load.is_judged, load.has_clearly_lost = True, False
-            load.has_won, load.has_clearly_won = True, ratio > _WINS_CLEARLY
+            trial.mute_tokens = 0
+            trial.is_judged, trial.has_clearly_lost = True, False
+            trial.has_won, trial.has_clearly_won = True, ratio > _WINS_CLEARLY
         if load.plain_age > (_LONG_FRESH_TOKENS if ratio > _WINS_BY_FAR else load.fresh_tokens):
             load.plain = _Rounds()
 

@@ -1,10 +1,13 @@
 """A quantised weight as its file has it: small exact numbers; scales, zero points and minimums by groups of inputs.
 
-Not here: file formats (engine/model), and the arithmetic of linears on codes (coded_reference, cpu_code_panels).
+Not here: file formats (engine/model), and the arithmetic of linears on codes (coded_reference, cpu_code_panels,
+triton_codes).
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,6 +15,11 @@ import torch
 
 # inputs; longest chain of the law (coded_reference), so that a decoded group fits L1 (64 lines of 256 bytes)
 MAX_GROUP_INPUTS = 128
+# numbers; counted at once, where counting takes several times their memory
+_SLAB_NUMBERS = 4_000_000
+# inputs; smallest group that a cut makes: two float32 factors for 8 codes of 4 bits are 1.5 bytes a weight, what 12-bit
+# panels of the dequantised weight take (cpu_panels)
+MIN_CUT_INPUTS = 8
 
 
 @dataclass(frozen=True)
@@ -83,6 +91,21 @@ class Codes:
         coded = (None if part is None else part.rows(index) for part in (self.coded_scales, self.coded_minimums))
         return Codes(numbers, self.scales[index], self.groups, zeros, minimums, *coded)
 
+    def inputs(self, start: int, end: int) -> Codes:
+        """The inputs [start, end).
+
+        A start inside a group splits all groups into equal ones, with a border there, unless they would be too small.
+        """
+        kept, groups = torch.unique(self.groups[start:end], return_inverse=True)
+        size = int(torch.bincount(self.groups).max())
+        part = math.gcd(size, start)
+        in_turn = torch.equal(self.groups, torch.arange(len(self.groups)) // size)
+        if len(kept) > 1 and in_turn and part >= MIN_CUT_INPUTS:
+            kept, groups = self.groups[start:end:part], torch.arange(end - start) // part
+        numbers = self.numbers.view(torch.uint8)[:, start:end].contiguous().view(self.numbers.dtype)
+        zeros, minimums = (None if each is None else each[:, kept] for each in (self.zeros, self.minimums))
+        return Codes(numbers, self.scales[:, kept], groups, zeros, minimums)
+
     def dequantised(self) -> torch.Tensor:
         """float32 [N, K]."""
         values = self.numbers.float()
@@ -115,3 +138,22 @@ class Codes:
             evens = range(min(MAX_GROUP_INPUTS, size) // 2 * 2, 1, -2)
             part = next((even for even in evens if size % even == 0), None)
         return None if part is None else Grouping(None if as_they_are else order, part)
+
+
+def in_one_order(parts: Sequence[Codes]) -> bool:
+    """Whether the law holds for all weights, they have as many inputs, and read them in one order."""
+    groupings = [part.grouping for part in parts]
+    if None in groupings or len({part.shape[1] for part in parts}) > 1:
+        return False
+    orders = [None if grouping is None else grouping.order for grouping in groupings]
+    return all(
+        order is orders[0] or (order is not None and orders[0] is not None and torch.equal(order, orders[0]))
+        for order in orders
+    )
+
+
+def bytes_in(codes: torch.Tensor) -> list[int]:
+    """Which bytes uint8 codes have, ascending."""
+    slabs = torch.tensor_split(codes.flatten(), -(-codes.numel() // _SLAB_NUMBERS))
+    counts = torch.stack([torch.bincount(slab, minlength=256) for slab in slabs])
+    return counts.sum(0).nonzero().flatten().tolist()

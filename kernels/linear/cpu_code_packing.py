@@ -17,9 +17,9 @@ from outrider.kernels.errors import KernelArgumentError
 from outrider.kernels.linear import cpu_code_decoding as decoding
 from outrider.kernels.linear import cpu_code_tiles as tiles
 from outrider.kernels.linear import cpu_panel_coding as coding
-from outrider.kernels.linear.codes import CodedFactors, Codes, Grouping
+from outrider.kernels.linear.codes import CodedFactors, Codes, Grouping, bytes_in
 
-# numbers; packed at once, where packing takes several times their memory
+# numbers; packed at once, since packing takes several times their memory
 _SLAB_NUMBERS = 4_000_000
 
 
@@ -72,8 +72,8 @@ def _lines(numbers: torch.Tensor, dtype: torch.dtype) -> tuple[int, torch.Tensor
     """(kind, table, lines) of numbers [N, K], as bytes."""
     kind, found = decoding.E4M3, list[int]()
     if dtype != torch.float8_e4m3fn:
-        counts = sum(torch.bincount(slab.flatten(), minlength=256) for slab in _slabs(numbers))
-        found = torch.as_tensor(counts).nonzero().flatten().tolist()
+        is_filled_up = numbers.shape[1] % 2 or len(numbers) % coding.PANEL_COLUMNS
+        found = sorted({*bytes_in(numbers), *([0] if is_filled_up else [])})
         kind = next((kind for kind, size in decoding.TABLE_VALUES.items() if len(found) <= size), decoding.I8)
     index_of = np.zeros(256, dtype=np.uint8)
     index_of[found] = np.arange(len(found), dtype=np.uint8)

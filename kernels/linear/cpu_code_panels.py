@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from outrider.kernels.linear import cpu_code_rows as code_rows
 from outrider.kernels.linear import cpu_code_tiles as tiles
 from outrider.kernels.linear import cpu_panel_coding as coding
 from outrider.kernels.linear import cpu_panel_tiles, cpu_panels
-from outrider.kernels.linear.codes import Codes
+from outrider.kernels.linear.codes import Codes, in_one_order
 from outrider.kernels.linear.cpu_code_packing import Part, grouping_of, pack_part, records_of
 
 _ERRORS = {1: "an id names no row of the weight"}
@@ -68,14 +68,9 @@ def takes(codes: Codes) -> bool:
 
 def takes_together(parts: Sequence[Codes]) -> bool:
     """Whether weights can be packed as one: all are taken, and read their inputs in one order."""
-    if not all(map(takes, parts)) or len({part.shape[1] for part in parts}) > 1:
+    if not all(map(takes, parts)) or not in_one_order(parts):
         return False
-    orders = [grouping_of(part).order for part in parts]
-    in_one_order = all(
-        order is orders[0] or (order is not None and orders[0] is not None and torch.equal(order, orders[0]))
-        for order in orders
-    )
-    return in_one_order and len({grouping_of(part).group_inputs for part in parts if _has_minimums(part)}) < 2
+    return len({grouping_of(part).group_inputs for part in parts if _has_minimums(part)}) < 2
 
 
 def _has_minimums(codes: Codes) -> bool:
@@ -94,6 +89,18 @@ def pack(codes: Sequence[Codes]) -> CodePanels:
         first_output += part.num_outputs
     panels = torch.tensor(records, dtype=torch.int64)
     return CodePanels(first_output, codes[0].shape[1], parts, panels, grouping_of(codes[0]).order, sum_inputs)
+
+
+def outputs(packed: CodePanels, start: int, end: int) -> CodePanels | None:
+    """The outputs [start, end) of the same memory; None: they are no whole panels."""
+    edge_of = tiles.PanelFields._fields.index
+    first, last = edge_of("first_output"), edge_of("end_output")
+    inside = (packed.panels[:, first] >= start) & (packed.panels[:, last] <= end)
+    panels = packed.panels[inside]
+    if int((panels[:, last] - panels[:, first]).sum()) != end - start:
+        return None
+    panels[:, [first, last]] -= start
+    return replace(packed, num_outputs=end - start, panels=panels)
 
 
 def linear(x: torch.Tensor, packed: CodePanels, bias: torch.Tensor | None = None) -> torch.Tensor:

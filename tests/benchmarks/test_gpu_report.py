@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,6 +30,7 @@ from benchmarks.gpu_report import (
 )
 from benchmarks.gpu_report.__main__ import main
 from benchmarks.gpu_report.report import Budget, Finding, Part, Run, is_sound, last_line, noted, run_parts, show
+from outrider.kernels.linear import triton_codes
 from outrider.shared.sampling_params import SpeculationMode
 from outrider.training.demo.expand import Shape, max_logit_difference
 
@@ -121,7 +123,7 @@ def test_the_interpreted_section_passes_and_ends_with_the_table(tmp_path: Path) 
     outcome = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr + log.read_text()
     printed, last = outcome.stdout.rstrip().rsplit("\n", 1)
-    assert last == "18 targets met, 0 missed, 0 parts failed, 0 skipped"
+    assert last == "20 targets met, 0 missed, 0 parts failed, 0 skipped"
     live, table = printed.split("section", 1)
     for name in KERNELS:
         assert f"correctness: {name}" in live
@@ -144,6 +146,17 @@ def test_a_wrong_kernel_misses_its_target(
     monkeypatch.setattr(module, kernel, mutant)
     (line,) = run_parts([KERNELS[part]], tiny_run(), pytest.fail)
     assert line.finding.verdict == "MISS"
+
+
+def test_rows_that_depend_on_their_number_miss_their_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = triton_codes.linear
+
+    def linear(x: torch.Tensor, *rest: Any) -> torch.Tensor:
+        return sound(x, *rest) if len(x) > 1 else torch.nextafter(sound(x, *rest), torch.tensor(torch.inf).bfloat16())
+
+    monkeypatch.setattr(triton_codes, "linear", linear)
+    lines = run_parts([KERNELS["packed codes"]], tiny_run(), pytest.fail)
+    assert [line.finding.verdict for line in lines] == ["pass", "MISS"]
 
 
 SMALL = LlamaConfig(

@@ -17,14 +17,17 @@ from pathlib import Path
 import grpc.aio
 import numpy as np
 import pytest
+import torch
 
 from outrider.engine.certificate import Certificate
 from outrider.engine.model.loaded import LoadedModel
 from outrider.gateway.fleet.remote import RemoteVerifier
+from outrider.kernels.linear import cpu_code_panels
 from outrider.shared import wire
 from outrider.shared.errors import VerifierLost
 from outrider.shared.messages import Commit, HiddenStates, HiddenStatesRequest, SessionSpec, VerifierInfo, VerifyStep
 from outrider.v1 import verifier_pb2, verifier_pb2_grpc
+from tests.engine.model.quantised.packed_writers import CASES, write_model
 from tests.verifier_service.drafts import faulty_draft, oracle_draft, random_draft, tree_draft
 from tests.verifier_service.engine_client import PARAMS, Draft, Session, make_spec, prompt_of, running_engine, tokens_of
 
@@ -58,9 +61,9 @@ def _wait(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
 
 
 @contextmanager
-def running_service(checkpoint: Path, directory: Path) -> Iterator[Service]:
+def running_service(checkpoint: Path, directory: Path, dtype: str = "float32") -> Iterator[Service]:
     log_path = directory / "verifier.log"
-    command = ["outrider.verifier_service", "--model", str(checkpoint), "--dtype", "float32", "--port", "0"]
+    command = ["outrider.verifier_service", "--model", str(checkpoint), "--dtype", dtype, "--port", "0"]
     command += ["--tensor-parallel-size", "2", "--kv-cache-mb", "4", "--block-size", "4"]
     with log_path.open("wb") as log_file:
         process = subprocess.Popen([sys.executable, "-m", *command], stdout=log_file, stderr=subprocess.STDOUT)
@@ -77,6 +80,15 @@ def running_service(checkpoint: Path, directory: Path) -> Iterator[Service]:
 @pytest.fixture(scope="module")
 def service(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     with running_service(checkpoint, tmp_path_factory.mktemp("tensor-parallel")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def packed_service(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """Of the same model with weights of four bits, which stay packed on a CPU that has kernels for them."""
+    directory = tmp_path_factory.mktemp("packed")
+    write_model(checkpoint, CASES["ct-w4a16"], directory / "packed", directory / "meant")
+    with running_service(directory / "packed", directory, "bfloat16") as running:
         yield running
 
 
@@ -97,11 +109,15 @@ async def generate(
     return commits
 
 
-async def test_the_certificate_holds(service: Service) -> None:
+async def info_of(service: Service) -> VerifierInfo:
     async with grpc.aio.insecure_channel(service.address) as channel:
         stub = verifier_pb2_grpc.VerifierStub(channel)
-        reply = await stub.GetInfo(verifier_pb2.GetVerifierInfoRequest())
-    info: VerifierInfo = wire.verifier_info_from_wire(reply)
+        return wire.verifier_info_from_wire(await stub.GetInfo(verifier_pb2.GetVerifierInfoRequest()))
+
+
+@pytest.mark.parametrize("name", ["service", "packed_service"])
+async def test_the_certificate_holds(name: str, request: pytest.FixtureRequest) -> None:
+    info = await info_of(request.getfixturevalue(name))
     assert info.certificate_holds
     assert len(info.certificate_checks) > 0
     assert all(check.holds for check in info.certificate_checks)
@@ -114,9 +130,18 @@ async def test_greedy_text_is_that_of_one_process(service: Service, truth: Calla
     )
 
 
+@pytest.mark.skipif(not cpu_code_panels.supports(torch.bfloat16), reason="this CPU has no AVX512-BF16")
+async def test_quantised_weights_stay_packed(packed_service: Service) -> None:
+    numerics = (await info_of(packed_service)).numerics
+    assert numerics.startswith("bfloat16+i4/cpu/")
+    assert "/tp2/" in numerics
+
+
 @pytest.mark.parametrize("name", ["greedy", "sampled", "hot"])
-async def test_drafts_and_company_change_nothing(service: Service, name: str) -> None:
+@pytest.mark.parametrize("of", ["service", "packed_service"])
+async def test_drafts_and_company_change_nothing(of: str, name: str, request: pytest.FixtureRequest) -> None:
     """Alone and plain, then with drafts of every quality at once: the same tokens and, to the bit, logprobs."""
+    service: Service = request.getfixturevalue(of)
     spec = make_spec(prompt_of(1), PARAMS[name])
     plain = await generate(service.address, spec)
     expected = tokens_of(plain)

@@ -44,8 +44,9 @@ class World:
     shown: float = 1.0
     # How much longer a forward takes in a round with drafts than the verifier's table says: a drafter on its cores.
     contention: float = 0.0
-    # Of the methods whose acceptance is another.
+    # Of the methods whose acceptance or position_s is another.
     acceptance_of: tuple[tuple[str, float], ...] = ()
+    position_s_of: tuple[tuple[str, float], ...] = ()
 
     def forward_s(self, num_rows: int) -> float:
         return FORWARD_S * StepCosts(TABLES[self.table]).seconds(num_rows)
@@ -112,10 +113,10 @@ class LockStep:
         asked = [self._ask(session) for session in range(len(self.policies))]
         shown = [length if self._random.random() < world.shown else 0 for length in asked]
         accepted = [self._accepted(length, policy.method) for length, policy in zip(shown, self.policies, strict=True)]
-        draft_s = FORWARD_S * world.position_s * max(asked)
+        drafts_s = self._drafts_s(asked)
         overhead_s = FORWARD_S * world.overhead_s if any(asked) else 0.0
         plan = [WORKS[length] for length in shown]
-        started = self.now + draft_s + overhead_s
+        started = self.now + max(drafts_s.values(), default=0.0) + overhead_s
         slowed = 1.0 + world.contention if any(asked) else 1.0
         ended = started + slowed * world.forward_s(sum(work.num_rows for work in plan))
         rates = self._gathering.rates
@@ -134,9 +135,9 @@ class LockStep:
                     batch_sessions=len(plan),
                     draft_rows_s=draft_rows_s,
                     tokens_per_s=tokens_per_s,
-                    draft_s=draft_s if asked[session] else 0.0,
+                    draft_s=drafts_s[policy.method] if asked[session] else 0.0,
                     overhead_s=overhead_s,
-                    method=self.policies[session].method if asked[session] else "",
+                    method=policy.method if asked[session] else "",
                     round_tokens=last_round.num_tokens,
                     round_s=last_round.seconds,
                     open_sessions=len(plan),
@@ -148,6 +149,15 @@ class LockStep:
         run.lengths += asked
         run.rounds_s.append(ended - self.now)
         self.now = ended
+
+    def _drafts_s(self, asked: Sequence[int]) -> dict[str, float]:
+        """Seconds by method, each of the longest draft that was asked of it."""
+        drafts_s: dict[str, float] = {}
+        for length, policy in zip(asked, self.policies, strict=True):
+            if length:
+                position_s = dict(self.world.position_s_of).get(policy.method, self.world.position_s)
+                drafts_s[policy.method] = max(drafts_s.get(policy.method, 0.0), FORWARD_S * length * position_s)
+        return drafts_s
 
     def _accepted(self, num_draft_tokens: int, method: str) -> int:
         acceptance = dict(self.world.acceptance_of).get(method, self.world.acceptance)

@@ -249,6 +249,16 @@ def test_of_two_methods_the_better_one_is_found(
     assert sum(policy.method == best for policy in policies) >= num_sessions - 1
 
 
+@pytest.mark.parametrize("num_sessions", [1, 4])
+def test_a_first_method_that_loses_is_no_reason_to_leave_a_good_one_out(num_sessions: int) -> None:
+    """A head too dear for what it brings, before n-grams that pay."""
+    world = replace(GOOD, num_sessions=num_sessions, position_s_of=(("first", 1.0),))
+    shared = AutoDrafting()
+    sim = LockStep(world, [AdaptiveDraft(shared, MAX_LENGTH, lambda: BOTH) for _ in range(num_sessions)])
+    sim.run(1_000 * num_sessions)
+    assert sim.run(2_000 * num_sessions).goodput >= 0.93 * world.best_goodput(MAX_LENGTH)
+
+
 def test_a_method_that_is_not_offered_any_more_is_left() -> None:
     offers = [BOTH]
     policy = AdaptiveDraft(AutoDrafting(), MAX_LENGTH, lambda: offers[0])

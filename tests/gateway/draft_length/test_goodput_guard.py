@@ -13,6 +13,7 @@ from outrider.gateway.draft_length.adaptive_draft import AdaptiveDraft, AutoDraf
 from outrider.gateway.draft_length.draft_policy import RoundOutcome
 from outrider.gateway.draft_length.goodput_guard import GoodputGuard
 
+METHOD = "draft_model"
 GOOD = World("cheap rows", 0.05, 0.03, 0.9, num_sessions=1)
 # To the cost model this is GOOD; in truth a forward takes as many times as long as drafts bring tokens, and more.
 HIDDEN = replace(GOOD, contention=4.0)
@@ -20,7 +21,7 @@ HIDDEN = replace(GOOD, contention=4.0)
 
 def adaptive(world: World) -> LockStep:
     shared = AutoDrafting()
-    return LockStep(world, [AdaptiveDraft(shared, 8, lambda: {"draft_model": 0}) for _ in range(world.num_sessions)])
+    return LockStep(world, [AdaptiveDraft(shared, 8, lambda: {METHOD: 0}) for _ in range(world.num_sessions)])
 
 
 HIDDEN_LOSSES = list(itertools.product([1, 4, 16], [1.0, 2.0, 4.0], [0.5, 0.7]))
@@ -66,7 +67,7 @@ def outcome(num_asked: int, num_sessions: int, round_tokens: float, round_s: flo
         0.0,
         0.0,
         0.0,
-        "x",
+        method=METHOD,
         round_tokens=round(round_tokens),
         round_s=round_s,
     )
@@ -78,8 +79,8 @@ def tell(guard: GoodputGuard, num_rounds: int, num_sessions: int, tokens: float,
     num_allowed = 0
     for _ in range(num_rounds):
         for _session in range(num_sessions):
-            guard.observe(outcome(4 * drafts, num_sessions, tokens * rng.uniform(0.95, 1.05)))
-        num_allowed += guard.allows_drafts()
+            guard.observe(outcome(4 * drafts, num_sessions, tokens * rng.uniform(0.95, 1.05)), METHOD)
+        num_allowed += guard.allows_drafts(METHOD)
     return num_allowed
 
 
@@ -89,32 +90,39 @@ def test_loads_are_judged_apart() -> None:
     for num_sessions, factor in ((16, 0.8), (2, 1.5)):
         for _ in range(4):
             tell(guard, 100, num_sessions, 100.0, drafts=False)
-            if guard.allows_drafts():
+            if guard.allows_drafts(METHOD):
                 tell(guard, 200, num_sessions, 100.0 * factor, drafts=True)
     tell(guard, 1, 16, 100.0, drafts=False)
-    assert not guard.allows_drafts()
+    assert not guard.allows_drafts(METHOD)
     tell(guard, 1, 2, 150.0, drafts=True)
-    assert guard.allows_drafts()
+    assert guard.allows_drafts(METHOD)
 
 
 def _lose(guard: GoodputGuard, num_sessions: int, factor: float) -> None:
     """Rounds in turn until the guard says that drafting has lost."""
     tell(guard, 40, num_sessions, 100.0, drafts=False)
-    while guard.mute_tokens_left <= 0:
+    while guard.mute_tokens_left(METHOD) <= 0:
         tell(guard, 1, num_sessions, 100.0 * factor, drafts=True)
+
+
+def test_methods_are_judged_apart() -> None:
+    guard = GoodputGuard()
+    _lose(guard, 4, factor=0.5)
+    assert not guard.allows_drafts(METHOD)
+    assert guard.allows_drafts("suffix")
 
 
 def test_what_has_clearly_lost_with_fewer_sessions_is_not_tried_at_once_with_more() -> None:
     guard = GoodputGuard()
     _lose(guard, 4, factor=0.5)
     tell(guard, 1, 16, 100.0, drafts=False)
-    assert not guard.allows_drafts()
+    assert not guard.allows_drafts(METHOD)
     tell(guard, 1, 2, 100.0, drafts=False)
-    assert guard.allows_drafts(), "it says nothing of fewer sessions"
+    assert guard.allows_drafts(METHOD), "it says nothing of fewer sessions"
     tell(guard, 600, 16, 100.0, drafts=False)
-    assert guard.allows_drafts(), "a pause ends, and then the load is judged by its own rounds"
+    assert guard.allows_drafts(METHOD), "a pause ends, and then the load is judged by its own rounds"
     tell(guard, 200, 16, 150.0, drafts=True)
-    assert guard.allows_drafts()
+    assert guard.allows_drafts(METHOD)
 
 
 def test_a_loss_in_the_first_rounds_alone_mutes_nobody() -> None:
@@ -124,14 +132,14 @@ def test_a_loss_in_the_first_rounds_alone_mutes_nobody() -> None:
     tell(guard, 16, 4, 50.0, drafts=True)
     assert tell(guard, 200, 4, 130.0, drafts=True) == 200
     tell(guard, 400, 4, 50.0, drafts=True)
-    assert not guard.allows_drafts(), "a loss that stays is one"
+    assert not guard.allows_drafts(METHOD), "a loss that stays is one"
 
 
 def test_a_small_loss_says_nothing_of_other_loads() -> None:
     guard = GoodputGuard()
     _lose(guard, 4, factor=0.93)
     tell(guard, 1, 8, 100.0, drafts=False)
-    assert guard.allows_drafts()
+    assert guard.allows_drafts(METHOD)
 
 
 def _win(guard: GoodputGuard, num_sessions: int, factor: float) -> None:
@@ -165,7 +173,7 @@ def test_where_drafting_pays_it_is_taken_to_pay_for_fewer_sessions(num_sessions:
 def test_the_more_sessions_lose_by_a_try_the_rarer_it_is(num_sessions: int, num_tokens: int) -> None:
     guard = GoodputGuard()
     _lose(guard, num_sessions, factor=0.5)
-    assert num_tokens - num_sessions < guard.mute_tokens_left <= num_tokens
+    assert num_tokens - num_sessions < guard.mute_tokens_left(METHOD) <= num_tokens
 
 
 def test_beside_a_win_and_a_loss_it_is_compared_at_once() -> None:
@@ -178,19 +186,19 @@ def test_beside_a_win_and_a_loss_it_is_compared_at_once() -> None:
 
 def test_a_rate_is_not_needed_to_draft_and_rounds_without_one_do_not_count() -> None:
     guard = GoodputGuard()
-    assert guard.allows_drafts()
+    assert guard.allows_drafts(METHOD)
     for _ in range(2_000):
-        guard.observe(outcome(4, 4, 0, 0.0))
-    assert guard.allows_drafts()
+        guard.observe(outcome(4, 4, 0, 0.0), METHOD)
+    assert guard.allows_drafts(METHOD)
 
 
 def test_the_pause_grows_with_every_loss() -> None:
     guard, pauses = GoodputGuard(), []
     for _ in range(4):
-        while guard.allows_drafts():
+        while guard.allows_drafts(METHOD):
             tell(guard, 1, 4, 80.0, drafts=True)
         pause = 0
-        while not guard.allows_drafts():
+        while not guard.allows_drafts(METHOD):
             tell(guard, 1, 4, 100.0, drafts=False)
             pause += 1
         if pause > 100:  # shorter ones are comparisons
@@ -206,15 +214,15 @@ def test_one_round_of_many_sessions_is_no_comparison() -> None:
     tell(guard, 9, 32, 40.0, drafts=True)
     assert tell(guard, 100, 32, 110.0, drafts=True) == 100
     tell(guard, 60, 32, 80.0, drafts=True)
-    assert not guard.allows_drafts(), "a loss that stays is one"
+    assert not guard.allows_drafts(METHOD), "a loss that stays is one"
 
 
 def test_drafts_on_their_way_when_the_pause_begins_make_it_no_longer() -> None:
     guard = GoodputGuard()
     _lose(guard, 16, factor=0.5)
-    pause = guard.mute_tokens_left
+    pause = guard.mute_tokens_left(METHOD)
     tell(guard, 30, 16, 50.0, drafts=True)
-    assert guard.mute_tokens_left < pause
+    assert guard.mute_tokens_left(METHOD) < pause
 
 
 def test_rounds_in_which_only_some_draft_yet_tell_nothing() -> None:
@@ -224,21 +232,21 @@ def test_rounds_in_which_only_some_draft_yet_tell_nothing() -> None:
     for num_drafting in range(1, 12):
         for _ in range(3):
             for session in range(16):
-                guard.observe(outcome(4 * (session < num_drafting), 16, 50.0))
-    assert guard.mute_tokens_left <= 0
+                guard.observe(outcome(4 * (session < num_drafting), 16, 50.0), METHOD)
+    assert guard.mute_tokens_left(METHOD) <= 0
     assert tell(guard, 200, 16, 130.0, drafts=True) == 200
 
 
 def test_a_small_loss_counts_when_plain_rounds_have_been_seen_as_well() -> None:
     guard = GoodputGuard()
     tell(guard, 20, 16, 100.0, drafts=False)
-    while guard.allows_drafts():
+    while guard.allows_drafts(METHOD):
         tell(guard, 1, 16, 97.0, drafts=True)
-    assert guard.mute_tokens_left <= 0, "it is compared first"
-    while not guard.allows_drafts():
+    assert guard.mute_tokens_left(METHOD) <= 0, "it is compared first"
+    while not guard.allows_drafts(METHOD):
         tell(guard, 1, 16, 100.0, drafts=False)
     tell(guard, 210, 16, 97.0, drafts=True)
-    assert guard.mute_tokens_left > 0
+    assert guard.mute_tokens_left(METHOD) > 0
 
 
 def test_other_requests_are_judged_by_their_own_rounds() -> None:
@@ -249,7 +257,7 @@ def test_other_requests_are_judged_by_their_own_rounds() -> None:
     tell(guard, 400, 8, 125.0, drafts=True)
     num_rounds = tell(guard, 400, 8, 95.0, drafts=True)
     assert num_rounds < 300
-    assert guard.mute_tokens_left > 0
+    assert guard.mute_tokens_left(METHOD) > 0
 
 
 def test_a_few_hard_answers_are_not_other_requests() -> None:
@@ -259,7 +267,7 @@ def test_a_few_hard_answers_are_not_other_requests() -> None:
     for _ in range(4):
         assert tell(guard, 100, 8, 95.0, drafts=True) == 100
         tell(guard, 300, 8, 130.0, drafts=True)
-    assert guard.mute_tokens_left <= 0
+    assert guard.mute_tokens_left(METHOD) <= 0
 
 
 def test_where_it_is_close_plain_decoding_is_looked_at_for_longer() -> None:
@@ -267,9 +275,9 @@ def test_where_it_is_close_plain_decoding_is_looked_at_for_longer() -> None:
     guard = GoodputGuard()
     tell(guard, 16, 8, 99.0, drafts=False)
     tell(guard, 250, 8, 100.0, drafts=True)
-    assert not guard.allows_drafts()
-    assert guard.mute_tokens_left <= 0
+    assert not guard.allows_drafts(METHOD)
+    assert guard.mute_tokens_left(METHOD) <= 0
     tell(guard, 40, 8, 104.0, drafts=False)
-    assert guard.allows_drafts()
+    assert guard.allows_drafts(METHOD)
     assert tell(guard, 400, 8, 100.0, drafts=True) < 300, "a first loss is looked at once more"
-    assert guard.mute_tokens_left > 0
+    assert guard.mute_tokens_left(METHOD) > 0

@@ -1,7 +1,7 @@
 """Writes tiny transformers models as GGUF, changing what llama.cpp's converter changes.
 
 Llama's query and key rows are reordered, Gemma's norms get 1 added, Llama 3's frequencies become divisors, experts are
-stacked. `kind` gives the type of each matrix; gguf-py quantises them.
+stacked. `kind` gives the type of each matrix; gguf-py quantises them (Q4_K: random numbers).
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def write_gguf(
         own = next((other for part, other in (other_kinds or {}).items() if part in gguf_name), kind)
         is_vector_or_router = values.ndim == 1 or "ffn_gate_inp" in gguf_name
         wanted = _TYPES.F32 if is_vector_or_router else _TYPES[own]
-        writer.add_tensor(gguf_name, gguf.quants.quantize(values, wanted), raw_dtype=wanted)
+        stored = _random_q4_k(values) if wanted == _TYPES.Q4_K else gguf.quants.quantize(values, wanted)
+        writer.add_tensor(gguf_name, stored, raw_dtype=wanted)
     rope = config.rope_parameters
     if rope.get("rope_type") == "llama3":
         writer.add_tensor("rope_freqs.weight", _divisors(rope, config.head_dim))
@@ -77,6 +78,14 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return out
+
+
+def _random_q4_k(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Random weights of that shape, about 0 and below 0.5: gguf-py cannot quantise to this type."""
+    outputs, inputs = values.shape
+    blocks = np.random.default_rng(inputs).integers(0, 256, (outputs, inputs // 256, 144), dtype=np.uint8)
+    blocks[..., :4] = np.array([0.0005, 0.00375], np.float16).view(np.uint8)  # of scales, of minimums
+    return blocks.reshape(outputs, -1)
 
 
 def _with_stacked_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -131,7 +131,7 @@ def test_a_tied_weight_is_held_once(tmp_path: Path) -> None:
     loaded = load_model(str(packed_file(tmp_path, "biases-tied")))
     rows = loaded.model.get_input_embeddings().weight
     head = loaded.model.get_output_embeddings()
-    assert head.panels is rows.panels
+    assert head.packed is rows.packed
     assert rows.untyped_storage().nbytes() == 2
     assert not [name for name, parameter in loaded.model.named_parameters() if parameter.ndim > 1]
 

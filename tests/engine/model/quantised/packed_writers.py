@@ -23,7 +23,7 @@ Parts = dict[str, torch.Tensor]
 # (generator, N, K) -> (ending of the name -> tensor, the weight [N, K])
 Pack = Callable[[np.random.Generator, int, int], tuple[Parts, NDArray[np.float64]]]
 
-_LINEAR = r"((q|k|v|o|gate|up|down|out)_proj|in_proj_qkvz?|experts\.\d+\.w[123])\.weight$"
+LINEAR = r"((q|k|v|o|gate|up|down|out)_proj|in_proj_qkvz?|experts\.\d+\.w[123])\.weight$"
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 GROUP = 32
 
@@ -38,7 +38,7 @@ class Case:
     extra: dict[str, float] = field(default_factory=dict)  # endings beside `.weight` that must be ignored
 
 
-def write_model(plain: Path, case: Case, packed: Path, meant: Path, linear: str = _LINEAR) -> None:
+def write_model(plain: Path, case: Case, packed: Path, meant: Path, linear: str = LINEAR) -> None:
     """plain: a tiny float32 checkpoint in one file. linear: the names of the weights to pack."""
     generator = np.random.default_rng(5)
     tensors = load_file(plain / "model.safetensors")

@@ -114,7 +114,7 @@ def require_meant_weights(loaded: Any, meant: Any) -> None:
 def require_memory_of_the_file(loaded: Any, at_most: float) -> None:
     stored = load_file(Path(loaded.path) / "model.safetensors").items()
     in_file = sum(tensor.nbytes for name, tensor in stored if ".experts." in name and "bias" not in name)
-    held = sum(linear.panels.nbytes for linear in linears_of(loaded.model))
+    held = sum(linear.packed.nbytes for linear in linears_of(loaded.model))
     assert 0.9 * in_file < held < at_most * in_file
     assert not [name for name, parameter in loaded.model.named_parameters() if parameter.ndim > 2]
 
