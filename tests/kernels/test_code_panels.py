@@ -146,7 +146,7 @@ def test_the_reference_sees_one_wrong_part(what: str) -> None:
     if what == "groups":
         wrong = replace(codes, groups=codes.groups.roll(1))
     else:
-        wrong = replace(codes, **{what: with_other(getattr(codes, what))})
+        wrong = replace(codes, **{what: with_other(getattr(codes, what))})  # type: ignore[arg-type]
     x, _ = rows_and_bias(codes)
     assert not torch.equal(coded_reference.linear(x[:4], wrong), coded_reference.linear(x[:4], codes))
 
