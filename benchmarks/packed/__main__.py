@@ -62,7 +62,7 @@ def _measure(model: str, side: str, repeats: int) -> dict[str, Any]:
     for line in Path("/proc/self/status").read_text().splitlines():
         name, _, value = line.partition(":")
         if name in ("VmHWM", "VmRSS"):
-            row[f"{name}_mb"] = int(value.split()[0]) / 1000
+            row[f"{name}_mb"] = int(value.split()[0]) * 1024 / 1e6
     return row | {f"rows_{count}_ms": quantiles(times)["p50"] for count, times in _forwards(loaded, repeats).items()}
 
 

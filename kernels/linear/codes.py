@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -40,11 +40,35 @@ def without_zeros(zeros: torch.Tensor) -> torch.Tensor | None:
 
 
 @dataclass(frozen=True)
+class CodedFactors:
+    """Scales or minimums [N, G] that a file has as codes of their own, times steps of several groups (GGUF's K types).
+
+    codes: int8 [N, G]. steps: float16 [N, S], each of G / S groups, a power of two. A product is exact in float32.
+    """
+
+    codes: torch.Tensor
+    steps: torch.Tensor
+
+    @property
+    def groups_per_step(self) -> int:
+        return self.codes.shape[1] // self.steps.shape[1]
+
+    def values(self) -> torch.Tensor:
+        """float32 [N, G]"""
+        return self.codes.float() * self.steps.float().repeat_interleave(self.groups_per_step, 1)
+
+    def rows(self, index: torch.Tensor) -> CodedFactors:
+        """Of the outputs that index int64 [n] names, in its order."""
+        return CodedFactors(self.codes[index], self.steps[index])
+
+
+@dataclass(frozen=True)
 class Codes:
     """The weight [N, K] is (numbers - zeros) * scales + minimums, of the group of each input.
 
     numbers: int8 or float8_e4m3fn [N, K], each exact in bfloat16. scales: float [N, G]. groups: int64 [K], 0 to G - 1.
-    zeros: whole numbers [N, G]. minimums: float [N, G].
+    zeros: whole numbers [N, G]. minimums: float [N, G]. coded_scales, coded_minimums: the same values as the file has
+    them; both of them where there are minimums, and no zeros beside them.
     """
 
     numbers: torch.Tensor
@@ -52,6 +76,8 @@ class Codes:
     groups: torch.Tensor
     zeros: torch.Tensor | None = None
     minimums: torch.Tensor | None = None
+    coded_scales: CodedFactors | None = None
+    coded_minimums: CodedFactors | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -62,7 +88,8 @@ class Codes:
         """The outputs that index int64 [n] names, in its order."""
         zeros, minimums = (None if part is None else part[index] for part in (self.zeros, self.minimums))
         numbers = self.numbers.view(torch.uint8)[index].view(self.numbers.dtype)
-        return replace(self, numbers=numbers, scales=self.scales[index], zeros=zeros, minimums=minimums)
+        coded = (None if part is None else part.rows(index) for part in (self.coded_scales, self.coded_minimums))
+        return Codes(numbers, self.scales[index], self.groups, zeros, minimums, *coded)
 
     def columns(self, index: torch.Tensor) -> Codes:
         """The inputs that index int64 [K] names, in its order: all, each once."""

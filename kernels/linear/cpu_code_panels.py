@@ -1,7 +1,8 @@
 """Row-invariant linears on quantised weights, for CPUs with AVX512-BF16: codes stay packed, and no weight is rounded.
 
-The law is coded_reference's. A weight whose codes have at most 16 values takes 4 bits each, any other 8 bits, and
-scales 16 bits where float16 holds them exactly. AMX is not used: it sums in another order.
+The law is coded_reference's. A weight whose codes have at most 16, 32 or 64 values takes 4, 5 or 6 bits each, any
+other 8 bits; scales take 8 bits and the file's steps where it has them so, else 16 bits where float16 holds them
+exactly. AMX is not used: it sums in another order.
 Needs numba.
 """
 
@@ -13,9 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
-from torch.nn.functional import pad
 
 from outrider.kernels.cpu import record
 from outrider.kernels.cpu import team as cpu_team
@@ -26,24 +25,10 @@ from outrider.kernels.linear import cpu_code_rows as code_rows
 from outrider.kernels.linear import cpu_code_tiles as tiles
 from outrider.kernels.linear import cpu_panel_coding as coding
 from outrider.kernels.linear import cpu_panel_tiles, cpu_panels
-from outrider.kernels.linear.codes import Codes, Grouping, bytes_in, in_one_order
+from outrider.kernels.linear.codes import Codes, in_one_order
+from outrider.kernels.linear.cpu_code_packing import Part, grouping_of, pack_part, records_of
 
-# numbers; packed at once, where packing takes several times their memory
-_SLAB_NUMBERS = 4_000_000
 _ERRORS = {1: "an id names no row of the weight"}
-
-
-@dataclass(frozen=True)
-class _Part:
-    """One weight in panels; layouts in cpu_code_decoding and cpu_code_tiles."""
-
-    kind: int
-    num_outputs: int
-    group_lines: int
-    lines: torch.Tensor  # uint8 [panels, lines, bytes]
-    table: torch.Tensor | None  # i4: uint8 [32]
-    scales: torch.Tensor  # float16 or float32 [panels, groups, 64]
-    minimums: torch.Tensor | None  # of the scales' type
 
 
 @dataclass(frozen=True)
@@ -52,7 +37,7 @@ class CodePanels:
 
     num_outputs: int
     num_inputs: int
-    parts: tuple[_Part, ...]
+    parts: tuple[Part, ...]
     panels: torch.Tensor  # int64 [panels, fields of cpu_code_tiles.PanelFields]
     order: torch.Tensor | None  # int64 [K]
     sum_inputs: int  # inputs of a group of the parts with minimums; 0: none has any
@@ -62,7 +47,7 @@ class CodePanels:
         """Bytes of memory."""
         held = [self.panels, self.order]
         for part in self.parts:
-            held += [part.lines, part.table, part.scales, part.minimums]
+            held += [part.lines, part.table, part.scales, part.minimums, part.scale_steps, part.minimum_steps]
         return sum(tensor.nbytes for tensor in held if tensor is not None)
 
     @property
@@ -85,32 +70,25 @@ def takes_together(parts: Sequence[Codes]) -> bool:
     """Whether weights can be packed as one: all are taken, and read their inputs in one order."""
     if not all(map(takes, parts)) or not in_one_order(parts):
         return False
-    return len({_grouping(part).group_inputs for part in parts if _has_minimums(part)}) < 2
+    return len({grouping_of(part).group_inputs for part in parts if _has_minimums(part)}) < 2
 
 
 def _has_minimums(codes: Codes) -> bool:
     return codes.zeros is not None or codes.minimums is not None
 
 
-def _grouping(codes: Codes) -> Grouping:
-    """Raises KernelArgumentError."""
-    if codes.grouping is None:
-        raise KernelArgumentError("the law does not hold for groups of these sizes")
-    return codes.grouping
-
-
 def pack(codes: Sequence[Codes]) -> CodePanels:
     """The weights one below the other. Raises KernelArgumentError: they cannot be packed together."""
     if not takes_together(codes):
         raise KernelArgumentError("these codes cannot be packed as one weight")
-    parts = tuple(map(_pack, codes))
+    parts = tuple(map(pack_part, codes))
     sum_inputs = max(2 * part.group_lines if part.minimums is not None else 0 for part in parts)
     records, first_output = [], 0
     for part in parts:
-        records += _records(part, first_output)
+        records += records_of(part, first_output)
         first_output += part.num_outputs
     panels = torch.tensor(records, dtype=torch.int64)
-    return CodePanels(first_output, codes[0].shape[1], parts, panels, _grouping(codes[0]).order, sum_inputs)
+    return CodePanels(first_output, codes[0].shape[1], parts, panels, grouping_of(codes[0]).order, sum_inputs)
 
 
 def outputs(packed: CodePanels, start: int, end: int) -> CodePanels | None:
@@ -123,72 +101,6 @@ def outputs(packed: CodePanels, start: int, end: int) -> CodePanels | None:
         return None
     panels[:, [first, last]] -= start
     return replace(packed, num_outputs=end - start, panels=panels)
-
-
-def _pack(codes: Codes) -> _Part:
-    grouping = _grouping(codes)
-    size, numbers = grouping.group_inputs, codes.numbers.view(torch.uint8)
-    groups = codes.groups
-    if grouping.order is not None:
-        numbers, groups = numbers[:, grouping.order], groups[grouping.order]
-    scales, minimums = _factors(codes.scales.float(), groups[::size]), codes.folded_minimums()
-    if minimums is not None:
-        minimums = _factors(minimums, groups[::size])
-    if _fits_float16(scales) and (minimums is None or _fits_float16(minimums)):
-        scales, minimums = scales.half(), None if minimums is None else minimums.half()
-    padding = (0, numbers.shape[1] % 2, 0, -len(numbers) % coding.PANEL_COLUMNS)
-    kind, table, lines = _lines(pad(numbers, padding), codes.numbers.dtype)
-    return _Part(kind, codes.shape[0], size // 2, lines, table, scales, minimums)
-
-
-def _lines(numbers: torch.Tensor, dtype: torch.dtype) -> tuple[int, torch.Tensor | None, torch.Tensor]:
-    """(kind, table, lines) of numbers, as bytes, of whole panels."""
-    lines = decoding.lines_of_numbers(numbers)
-    if dtype == torch.float8_e4m3fn:
-        return decoding.E4M3, None, lines
-    found = bytes_in(lines)
-    if len(found) > coding.TABLE_BYTES:
-        return decoding.I8, None, lines
-    values = [float(byte - 256 if byte > 127 else byte) for byte in found]
-    index_of = torch.zeros(256, dtype=torch.uint8)
-    index_of[found] = torch.arange(len(found), dtype=torch.uint8)
-    table = decoding.table_bytes(values + [0.0] * (coding.TABLE_BYTES - len(found)))
-    slabs = torch.tensor_split(lines, -(-lines.numel() // _SLAB_NUMBERS))
-    # numpy's take needs a ninth of the time of torch's.
-    indices = (torch.from_numpy(np.take(index_of.numpy(), slab.numpy())) for slab in slabs)
-    return decoding.I4, table, torch.cat([decoding.lines_of_nibbles(part) for part in indices])
-
-
-def _factors(of_groups: torch.Tensor, group_of: torch.Tensor) -> torch.Tensor:
-    """float32 [N, G] -> [panels, groups of the law, 64]."""
-    padded = pad(of_groups[:, group_of], (0, 0, 0, -len(of_groups) % coding.PANEL_COLUMNS))
-    return padded.view(-1, coding.PANEL_COLUMNS, len(group_of)).transpose(1, 2).contiguous()
-
-
-def _fits_float16(values: torch.Tensor) -> bool:
-    return torch.equal(values.half().float(), values)
-
-
-def _records(part: _Part, first_output: int) -> list[tuple[int, ...]]:
-    scale_bytes = part.scales.element_size()
-
-    def place(tensor: torch.Tensor | None, panel: int) -> int:
-        return 0 if tensor is None else tensor.data_ptr() + panel * tensor[0].nbytes
-
-    return [
-        tiles.PanelFields(
-            kind=part.kind,
-            lines=place(part.lines, panel),
-            table=0 if part.table is None else part.table.data_ptr(),
-            scales=place(part.scales, panel),
-            minimums=place(part.minimums, panel),
-            scale_bytes=scale_bytes,
-            group_lines=part.group_lines,
-            first_output=first_output + panel * coding.PANEL_COLUMNS,
-            end_output=first_output + min((panel + 1) * coding.PANEL_COLUMNS, part.num_outputs),
-        )
-        for panel in range(len(part.lines))
-    ]
 
 
 def linear(x: torch.Tensor, packed: CodePanels, bias: torch.Tensor | None = None) -> torch.Tensor:

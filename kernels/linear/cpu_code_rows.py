@@ -28,7 +28,7 @@ from outrider.kernels.cpu.simd import (
     vstore_bf16,
     vstore_bf16_first,
 )
-from outrider.kernels.linear.cpu_code_decoding import I4, I8
+from outrider.kernels.linear.cpu_code_decoding import E4M3, I4, I5, I8, LINE_BYTES
 from outrider.kernels.linear.cpu_code_tiles import Panel
 from outrider.kernels.linear.cpu_panel_coding import PANEL_COLUMNS, pointer
 
@@ -131,10 +131,10 @@ def decode_row(address, unit, thread):  # type: ignore[no-untyped-def]
     values = call.scratch + thread * 4 * (num_inputs + -num_inputs % LANES)
     for place in range(num_inputs):
         line, odd = place // 2, place % 2
-        at = line // panel.group_lines * PANEL_COLUMNS + column
-        weight = _code(panel, line, 2 * column + odd) * _factor(panel.scales, panel.scale_bytes, at)
+        group = line // panel.group_lines
+        weight = _code(panel, line, 2 * column + odd) * _factor(panel, panel.scales, panel.scale_steps, group, column)
         if panel.minimums != 0:
-            weight += _factor(panel.minimums, panel.scale_bytes, at)
+            weight += _factor(panel, panel.minimums, panel.minimum_steps, group, column)
         store_f32(values + 4 * (place if call.order == 0 else load_i64(call.order + 8 * place)), weight)
     out = call.out + 2 * unit * num_inputs
     for place in range(0, num_inputs, LANES):
@@ -146,25 +146,55 @@ def decode_row(address, unit, thread):  # type: ignore[no-untyped-def]
 
 
 @njit
-def _factor(address, num_bytes, at):  # type: ignore[no-untyped-def]
-    return _load_f16(address + 2 * at) if num_bytes == 2 else load_f32(address + 4 * at)
+def _factor(panel, factors, steps, group, column):  # type: ignore[no-untyped-def]
+    """The scale or minimum of a group and column."""
+    at = group * PANEL_COLUMNS + column
+    if panel.scale_bytes == 1:
+        byte = _byte(factors + at)
+        step = _load_f16(steps + 2 * ((group >> panel.step_shift) * PANEL_COLUMNS + column))
+        return types.float32(byte - 256 if byte > 127 else byte) * step
+    return _load_f16(factors + 2 * at) if panel.scale_bytes == 2 else load_f32(factors + 4 * at)
 
 
 @njit
 def _code(panel, line, number):  # type: ignore[no-untyped-def]
     """Number 0 to 127 of a line, in the order of its vectors."""
+    start = panel.lines + LINE_BYTES[panel.kind] * line
+    vector, place = number // 32, number % 32
     if panel.kind == I4:
-        vector, place = number // 32, number % 32
-        byte = _byte(panel.lines + 64 * line + 16 * (place // 8) + 8 * (vector % 2) + place % 8)
+        byte = _byte(start + 16 * (place // 8) + 8 * (vector % 2) + place % 8)
         index = byte >> (4 * (vector // 2)) & 15
         return _float_of(types.uint32(_byte(panel.table + index) << 16 | _byte(panel.table + 16 + index) << 24))
-    byte = _byte(panel.lines + 128 * line + number)
-    if panel.kind == I8:
-        return types.float32(byte - 256 if byte > 127 else byte)
-    return _float_of(types.uint32((byte & 0x7F) << 20 | (byte & 0x80) << 24)) * types.float32(2.0**120)
+    if panel.kind < I8:
+        index = _index(panel.kind == I5, start, vector, place)
+        return _float_of(types.uint32(_word(panel.table + 2 * index) << 16))
+    byte = _byte(start + number)
+    if panel.kind == E4M3:
+        return _float_of(types.uint32((byte & 0x7F) << 20 | (byte & 0x80) << 24)) * types.float32(2.0**120)
+    return types.float32(byte - 256 if byte > 127 else byte)
+
+
+@njit
+def _index(has_five_bits, line, vector, place):  # type: ignore[no-untyped-def]
+    """Index of number `place` of a vector, of five or six bits."""
+    word = _word(line + 2 * place)
+    if has_five_bits:
+        if vector < 3:
+            return word >> (5 * vector) & 31
+        return _byte(line + 64 + place // 2) >> (4 * (place % 2)) & 15 | word >> 11 & 16
+    if vector < 2:
+        return word >> (6 * vector) & 63
+    rest = _byte(line + 64 + place)
+    return rest & 63 if vector == 2 else word >> 10 & 60 | rest >> 6
 
 
 @operation(_i, _i)
 def _byte(builder: Builder, address: Value) -> Value:
     """The byte at an address."""
     return builder.zext(load(builder, address, ir.IntType(8), 1), ir.IntType(64))
+
+
+@operation(_i, _i)
+def _word(builder: Builder, address: Value) -> Value:
+    """The uint16 at an address."""
+    return builder.zext(load(builder, address, ir.IntType(16), 1), ir.IntType(64))

@@ -29,7 +29,7 @@ from outrider.kernels.cpu.emitters import (
 )
 from outrider.kernels.cpu.record import record_types
 from outrider.kernels.cpu.simd import operation, vsplat, vstore
-from outrider.kernels.linear.cpu_code_decoding import BF16, E4M3, I4, I8, LINE_BYTES, LineDecoder
+from outrider.kernels.linear.cpu_code_decoding import BF16, E4M3, I4, I5, I6, I8, LINE_BYTES, LineDecoder
 from outrider.kernels.linear.cpu_panel_coding import CHUNK_LINES, PANEL_COLUMNS, pointer
 from outrider.kernels.linear.cpu_panel_tiles import CHUNK_BYTES, ROW_BYTES, TILE_ROWS, dot_pairs, finish
 
@@ -44,6 +44,7 @@ _MAX_ROWS_DECODED_IN_REGISTERS = 12
 _MAX_ROWS_WITH_TOTALS_IN_REGISTERS = 3
 _F32, _I32, _I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 _VF32, _VF16 = ir.VectorType(_F32, LANES), ir.VectorType(ir.HalfType(), LANES)
+_VI8, _VI32 = ir.VectorType(ir.IntType(8), LANES), ir.VectorType(_I32, LANES)
 _i = types.int64
 _ZERO, _ONE = ir.Constant(_I64, 0), ir.Constant(_I64, 1)
 
@@ -53,10 +54,13 @@ class PanelFields(NamedTuple):
 
     kind: int  # of cpu_code_decoding
     lines: int  # uint8 [lines, LINE_BYTES[kind]]
-    table: int  # table_bytes; 0: not i4
+    table: int  # table_bytes; 0: the kind has none
     scales: int  # [groups, 64]
     minimums: int  # as scales; 0: none
-    scale_bytes: int  # 2: float16, 4: float32; of scales and minimums
+    scale_bytes: int  # 1: int8, codes times steps; 2: float16, 4: float32; of scales and minimums
+    scale_steps: int  # float16 [steps, 64]; 0: scales are no codes
+    minimum_steps: int  # likewise
+    step_shift: int  # log2 of the groups of a step
     group_lines: int  # at most CHUNK_LINES
     first_output: int
     end_output: int
@@ -86,7 +90,7 @@ CallRecord, Call = record_types(CallFields)
 def _make_add(kind: int, num_rows: int) -> Any:
     """totals[r, :] goes on with the groups of num_lines lines, the first line the first of a group."""
 
-    @operation(types.void, _i, _i, _i, _i, _i, _i, _i, _i, _i, _i, _i, _i)
+    @operation(types.void, _i, _i, _i, _i, _i, _i, _i, _i, _i, _i, _i, _i, _i, _i, _i, _i)
     def add(
         builder: Builder,
         x: Value,
@@ -100,6 +104,10 @@ def _make_add(kind: int, num_rows: int) -> Any:
         scales: Value,
         minimums: Value,
         scale_bytes: Value,
+        scale_steps: Value,
+        minimum_steps: Value,
+        step_shift: Value,
+        first_group: Value,
         totals: Value,
     ) -> None:
         decoder = LineDecoder(builder, kind, table)
@@ -128,12 +136,13 @@ def _make_add(kind: int, num_rows: int) -> Any:
                     pair = splat(builder, load(builder, offset(builder, rows[r], 4, j), _I32, 2))
                     for v in range(_VECTORS):
                         builder.store(dot_pairs(builder, builder.load(sums[r, v]), pair, columns[v]), sums[r, v])
-            _load_factors(builder, scales, scale_bytes, group, factors)
+            step = builder.ashr(builder.add(first_group, group), step_shift)
+            _load_factors(builder, scales, scale_bytes, group, scale_steps, step, factors)
             for r, v in cells:
                 total = builder.load(going_on[r, v]) if stay else load(builder, places[r, v], _VF32, 4)
                 builder.store(fma(builder, builder.load(sums[r, v]), builder.load(factors[v]), total), going_on[r, v])
             with builder.if_then(builder.icmp_signed("!=", minimums, _ZERO)):
-                _load_factors(builder, minimums, scale_bytes, group, factors)
+                _load_factors(builder, minimums, scale_bytes, group, minimum_steps, step, factors)
                 for r in range(num_rows):
                     row = offset(builder, x_sums, x_sums_stride, r)
                     sum_of_x = splat(builder, load(builder, offset(builder, row, 4, group), _F32, 4))
@@ -148,17 +157,29 @@ def _make_add(kind: int, num_rows: int) -> Any:
     return add
 
 
-def _load_factors(builder: Builder, address: Value, num_bytes: Value, group: Value, factors: list[Value]) -> None:
+def _load_factors(
+    builder: Builder, address: Value, num_bytes: Value, group: Value, steps: Value, step: Value, factors: list[Value]
+) -> None:
     """The 64 scales or minimums of a group, widened, to `factors`."""
     place = builder.add(address, builder.mul(builder.mul(num_bytes, group), ir.Constant(_I64, PANEL_COLUMNS)))
-    with builder.if_else(builder.icmp_signed("==", num_bytes, ir.Constant(_I64, 2))) as (narrow, wide):
-        with narrow:
-            for v, factor in enumerate(factors):
-                halves = load(builder, offset(builder, place, 2 * LANES, v), _VF16, 2)
-                builder.store(builder.fpext(halves, _VF32), factor)
-        with wide:
-            for v, factor in enumerate(factors):
-                builder.store(load(builder, offset(builder, place, 4 * LANES, v), _VF32, 4), factor)
+    with builder.if_else(builder.icmp_signed("==", num_bytes, ir.Constant(_I64, 2))) as (halves, others):
+        with halves:
+            _store_halves(builder, place, factors)
+        with others, builder.if_else(builder.icmp_signed("==", num_bytes, _ONE)) as (coded, wide):
+            with coded:
+                _store_halves(builder, offset(builder, steps, 2 * PANEL_COLUMNS, step), factors)
+                for v, factor in enumerate(factors):
+                    codes = builder.sext(load(builder, offset(builder, place, LANES, v), _VI8, 1), _VI32)
+                    value = builder.fmul(builder.sitofp(codes, _VF32), builder.load(factor))
+                    builder.store(value, factor)
+            with wide:
+                for v, factor in enumerate(factors):
+                    builder.store(load(builder, offset(builder, place, 4 * LANES, v), _VF32, 4), factor)
+
+
+def _store_halves(builder: Builder, place: Value, factors: list[Value]) -> None:
+    for v, factor in enumerate(factors):
+        builder.store(builder.fpext(load(builder, offset(builder, place, 2 * LANES, v), _VF16, 2), _VF32), factor)
 
 
 def _make_decode(kind: int) -> Any:
@@ -176,7 +197,7 @@ def _make_decode(kind: int) -> Any:
     return decode
 
 
-_decode_i4, _decode_i8, _decode_e4m3 = (_make_decode(kind) for kind in (I4, I8, E4M3))
+_decode_i4, _decode_i5, _decode_i6, _decode_i8, _decode_e4m3 = map(_make_decode, (I4, I5, I6, I8, E4M3))
 
 
 def _make_add_rows(kind: int) -> Any:
@@ -184,43 +205,48 @@ def _make_add_rows(kind: int) -> Any:
     one, two, three, four, five, six = (_make_add(kind, rows) for rows in range(1, _MAX_GROUP_ROWS + 1))
 
     @njit
-    def add_rows(num_rows, x, x_stride, x_sums, sums_stride, lines, num_lines, panel, scales, minimums, totals):  # type: ignore[no-untyped-def]
-        size, table, width = panel.group_lines, panel.table, panel.scale_bytes
+    def add_rows(num_rows, inputs, panel, lines, num_lines, factors, totals):  # type: ignore[no-untyped-def]
+        x, x_stride, x_sums, sums_stride = inputs
+        scales, minimums, first_group = factors
+        call = (
+            x, x_stride, x_sums, sums_stride, lines, num_lines, panel.group_lines, panel.table, scales, minimums,
+            panel.scale_bytes, panel.scale_steps, panel.minimum_steps, panel.step_shift, first_group, totals,
+        )  # fmt: skip
         if num_rows == 1:
-            one(x, x_stride, x_sums, sums_stride, lines, num_lines, size, table, scales, minimums, width, totals)
+            one(*call)
         elif num_rows == 2:
-            two(x, x_stride, x_sums, sums_stride, lines, num_lines, size, table, scales, minimums, width, totals)
+            two(*call)
         elif num_rows == 3:
-            three(x, x_stride, x_sums, sums_stride, lines, num_lines, size, table, scales, minimums, width, totals)
+            three(*call)
         elif num_rows == 4:
-            four(x, x_stride, x_sums, sums_stride, lines, num_lines, size, table, scales, minimums, width, totals)
+            four(*call)
         elif num_rows == 5:
-            five(x, x_stride, x_sums, sums_stride, lines, num_lines, size, table, scales, minimums, width, totals)
+            five(*call)
         else:
-            six(x, x_stride, x_sums, sums_stride, lines, num_lines, size, table, scales, minimums, width, totals)
+            six(*call)
 
     return add_rows
 
 
-_add_i4, _add_i8, _add_e4m3, _add_bf16 = (_make_add_rows(kind) for kind in (I4, I8, E4M3, BF16))
-
-
-@njit
-def _line_bytes(kind):  # type: ignore[no-untyped-def]
-    return 64 if kind == I4 else 128
+_add_i4, _add_i5, _add_i6, _add_i8, _add_e4m3, _add_bf16 = map(_make_add_rows, range(len(LINE_BYTES)))
 
 
 @njit
 def _add_chunk(call, panel, first, num_lines, x, x_sums, num_rows, scratch):  # type: ignore[no-untyped-def]
     """Add the products of the whole groups in lines [first, first + num_lines), for all rows in even groups."""
-    lines = panel.lines + first * _line_bytes(panel.kind)
-    group_bytes = first // panel.group_lines * PANEL_COLUMNS * panel.scale_bytes
+    lines = panel.lines + first * LINE_BYTES[panel.kind]
+    first_group = first // panel.group_lines
+    group_bytes = first_group * PANEL_COLUMNS * panel.scale_bytes
     scales = panel.scales + group_bytes
     minimums = 0 if panel.minimums == 0 else panel.minimums + group_bytes
     kind = panel.kind
     if num_rows > _MAX_ROWS_DECODED_IN_REGISTERS:
         if kind == I4:
             _decode_i4(lines, num_lines, panel.table, scratch)
+        elif kind == I5:
+            _decode_i5(lines, num_lines, panel.table, scratch)
+        elif kind == I6:
+            _decode_i6(lines, num_lines, panel.table, scratch)
         elif kind == I8:
             _decode_i8(lines, num_lines, panel.table, scratch)
         else:
@@ -231,17 +257,22 @@ def _add_chunk(call, panel, first, num_lines, x, x_sums, num_rows, scratch):  # 
     row = 0
     for group in range(num_groups):
         end = (group + 1) * num_rows // num_groups
-        rows, sums = x + row * call.x_stride + 4 * first, x_sums + row * call.x_sums_stride
+        first_input, first_sum = x + row * call.x_stride + 4 * first, x_sums + row * call.x_sums_stride
+        inputs = first_input, call.x_stride, first_sum, call.x_sums_stride
         totals = scratch + CHUNK_BYTES + row * ROW_BYTES
-        strides = call.x_stride, call.x_sums_stride
+        products = (end - row, inputs, panel, lines, num_lines, (scales, minimums, first_group), totals)
         if kind == I4:
-            _add_i4(end - row, rows, strides[0], sums, strides[1], lines, num_lines, panel, scales, minimums, totals)
+            _add_i4(*products)
+        elif kind == I5:
+            _add_i5(*products)
+        elif kind == I6:
+            _add_i6(*products)
         elif kind == I8:
-            _add_i8(end - row, rows, strides[0], sums, strides[1], lines, num_lines, panel, scales, minimums, totals)
+            _add_i8(*products)
         elif kind == E4M3:
-            _add_e4m3(end - row, rows, strides[0], sums, strides[1], lines, num_lines, panel, scales, minimums, totals)
+            _add_e4m3(*products)
         else:
-            _add_bf16(end - row, rows, strides[0], sums, strides[1], lines, num_lines, panel, scales, minimums, totals)
+            _add_bf16(*products)
         row = end
 
 

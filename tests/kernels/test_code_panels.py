@@ -12,7 +12,7 @@ import torch
 
 from outrider.kernels.errors import KernelArgumentError
 from outrider.kernels.linear import coded_reference, cpu_code_panels
-from outrider.kernels.linear.codes import Codes
+from outrider.kernels.linear.codes import CodedFactors, Codes
 from tests.kernels.test_panels import needs_instruction
 
 pytestmark = pytest.mark.usefixtures("_num_threads")
@@ -44,6 +44,22 @@ def make_codes(
     )
 
 
+def make_coded(numbers: torch.Tensor, group: int, *, minimums: bool = False) -> Codes:
+    """As make_codes, with scales and minimums as GGUF's K types have them: a step for 256 inputs."""
+    generator = torch.Generator().manual_seed(9)
+    num_outputs, num_inputs = numbers.shape
+
+    def coded(low: int, sign: int) -> CodedFactors:
+        codes = torch.randint(low, 64, (num_outputs, num_inputs // group), generator=generator).to(torch.int8)
+        steps = sign * torch.rand((num_outputs, num_inputs // 256), generator=generator) * 0.001
+        return CodedFactors(codes, steps.half())
+
+    scales, offsets = coded(0 if minimums else -64, 1), coded(0, -1) if minimums else None
+    of_minimums = None if offsets is None else offsets.values()
+    groups = torch.arange(num_inputs) // group
+    return Codes(numbers, scales.values(), groups, None, of_minimums, scales, offsets)
+
+
 def integers(num_outputs: int, num_inputs: int, low: int, high: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(num_inputs)
     return torch.randint(low, high, (num_outputs, num_inputs), generator=generator).to(torch.int8)
@@ -66,7 +82,13 @@ CASES: dict[str, tuple[Codes, str]] = {
     "one-odd-group": (make_codes(integers(65, 77, -128, 128), 77), "i8"),
     "long-groups": (make_codes(integers(64, 700, -8, 8), 512), "i4"),
     "odd-inputs": (make_codes(integers(65, 33, 0, 16), 16, minimums=True, zeros=True, scattered=True), "i4"),
-    "q5_k": (make_codes(integers(64, 256, 0, 32), 32, minimums=True, scale_type=torch.float32), "i8"),
+    "q5_k": (make_codes(integers(64, 256, 0, 32), 32, minimums=True, scale_type=torch.float32), "i5"),
+    "q5_0": (make_codes(integers(130, 96, -16, 16), 32), "i5"),
+    "q6_k": (make_codes(integers(65, 256, -32, 32), 16, scale_type=torch.float32), "i6"),
+    "six-bits-odd-inputs": (make_codes(integers(65, 77, -31, 33), 16, minimums=True, scattered=True), "i6"),
+    "q4_k": (make_coded(integers(130, 768, 0, 16), 32, minimums=True), "i4"),
+    "q5_k-coded": (make_coded(integers(65, 512, 0, 32), 32, minimums=True), "i5"),
+    "q6_k-coded": (make_coded(integers(70, 768, -32, 32), 16), "i6"),
     "fp8-block": (make_codes(e4m3(129, 320), 128, scale_type=torch.float32), "e4m3"),
 }
 
@@ -82,7 +104,7 @@ def error_bound(x: torch.Tensor, codes: Codes, bias: torch.Tensor) -> torch.Tens
     exact = x.double() @ codes.dequantised().double().T + bias.double()
     # What is added: products, and where there are minimums, sums of x times them.
     minimums = codes.folded_minimums()
-    sizes = codes.numbers.float().double().abs() * codes.scales.double()[:, codes.groups]
+    sizes = codes.numbers.float().double().abs() * codes.scales.double().abs()[:, codes.groups]
     if minimums is not None:
         sizes += minimums.double().abs()[:, codes.groups]
     return 2**-8 * exact.abs() + codes.shape[1] * 2**-24 * (x.double().abs() @ sizes.T + bias.double().abs())
@@ -124,9 +146,33 @@ def test_the_reference_sees_one_wrong_part(what: str) -> None:
     if what == "groups":
         wrong = replace(codes, groups=codes.groups.roll(1))
     else:
-        wrong = replace(codes, **{what: with_other(getattr(codes, what))})
+        wrong = replace(codes, **{what: with_other(getattr(codes, what))})  # type: ignore[arg-type]
     x, _ = rows_and_bias(codes)
     assert not torch.equal(coded_reference.linear(x[:4], wrong), coded_reference.linear(x[:4], codes))
+
+
+@needs_instruction
+@pytest.mark.parametrize("name", ["q5_k", "q5_0", "q6_k", "six-bits-odd-inputs", "q5_k-coded", "q6_k-coded"])
+def test_fewer_bits_give_the_bits_of_eight(name: str) -> None:
+    """The same weight, which a row with codes of all values makes an 8-bit one."""
+    codes, _ = CASES[name]
+    every = torch.arange(-128, 128).repeat(codes.shape[1])[: 4 * codes.shape[1]].reshape(4, -1).to(torch.int8)
+
+    def extended(part: torch.Tensor | None) -> torch.Tensor | None:
+        return None if part is None else torch.cat([part, part[:4]])
+
+    wide = Codes(
+        torch.cat([codes.numbers, every]), torch.cat([codes.scales, codes.scales[:4]]), codes.groups,
+        extended(codes.zeros), extended(codes.minimums),
+    )  # fmt: skip
+    narrow_panels, wide_panels = cpu_code_panels.pack([codes]), cpu_code_panels.pack([wide])
+    assert narrow_panels.kinds != wide_panels.kinds == ("i8",)
+    x, _ = rows_and_bias(codes)
+    for num_rows in (1, 2, 3, 6, 7, 12, 13, 129):
+        found, expected = (cpu_code_panels.linear(x[:num_rows], panels) for panels in (narrow_panels, wide_panels))
+        assert torch.equal(found, expected[:, :-4]), num_rows
+    ids = torch.arange(codes.shape[0])
+    assert torch.equal(cpu_code_panels.rows(ids, narrow_panels), cpu_code_panels.rows(ids, wide_panels))
 
 
 @needs_instruction
@@ -136,17 +182,20 @@ def test_weights_of_several_kinds_are_one_linear() -> None:
         make_codes(integers(64, 96, -128, 128), 32, scale_type=torch.float32),
         make_codes(integers(3, 96, 0, 16), 16, minimums=True),
         make_codes(integers(65, 96, -100, 100), 96),
+        make_codes(integers(64, 96, 0, 32), 32, minimums=False),
+        make_codes(integers(66, 96, -32, 32), 16, scale_type=torch.float32),
     ]
     packed = cpu_code_panels.pack(parts)
-    assert packed.kinds == ("i4", "i8")
+    assert packed.kinds == ("i4", "i5", "i6", "i8")
     x, _ = rows_and_bias(parts[0])
-    bias = torch.randn(70 + 64 + 3 + 65, generator=torch.Generator().manual_seed(1)).bfloat16()
+    widths = [part.shape[0] for part in parts]
+    bias = torch.randn(sum(widths), generator=torch.Generator().manual_seed(1)).bfloat16()
     expected = torch.cat([coded_reference.linear(x[:13], part) for part in parts], 1)
     assert torch.equal(cpu_code_panels.linear(x[:13], packed), expected)
     with_bias = torch.cat(
         [
             coded_reference.linear(x[:13], part, own)
-            for part, own in zip(parts, bias.split([70, 64, 3, 65]), strict=True)  # type: ignore[no-untyped-call]
+            for part, own in zip(parts, bias.split(widths), strict=True)  # type: ignore[no-untyped-call]
         ],
         1,
     )
@@ -206,5 +255,14 @@ def test_rows_of_another_width_are_refused() -> None:
 def test_memory_is_that_of_the_codes() -> None:
     four_bits = cpu_code_panels.pack([make_codes(integers(128, 1024, -8, 8), 32)])
     assert four_bits.nbytes / (128 * 1024) < 0.5 + 2 / 32 + 0.01
+    five_bits = cpu_code_panels.pack([make_codes(integers(128, 1024, -16, 16), 32)])
+    assert five_bits.nbytes / (128 * 1024) < 0.625 + 2 / 32 + 0.01
+    six_bits = cpu_code_panels.pack([make_codes(integers(128, 1024, -32, 32), 16, scale_type=torch.float32)])
+    assert six_bits.nbytes / (128 * 1024) < 0.75 + 4 / 16 + 0.01
+    # As in the file: 210 bytes for 256 weights, and 144.
+    six_bits_coded = cpu_code_panels.pack([make_coded(integers(128, 1024, -32, 32), 16)])
+    assert six_bits_coded.nbytes / (128 * 1024) < 210 / 256 + 0.01
+    four_bits_coded = cpu_code_panels.pack([make_coded(integers(128, 1024, 0, 16), 32, minimums=True)])
+    assert four_bits_coded.nbytes / (128 * 1024) < 144 / 256 + 0.025
     eight_bits = cpu_code_panels.pack([make_codes(integers(128, 1024, -128, 128), 128, scale_type=torch.float32)])
     assert eight_bits.nbytes / (128 * 1024) < 1 + 4 / 128 + 0.01

@@ -122,7 +122,7 @@ def test_rows_are_as_near_to_the_exact_product_as_the_law_promises(name: str) ->
     codes, kind = CASES[name]
     x, bias = rows_and_bias(codes)
     x = x[:3]
-    assert packed(codes).kinds == (kind,)
+    assert packed(codes).kinds == ("i8" if kind in ("i5", "i6") else kind,)
     exact = x.double() @ codes.dequantised().double().T + bias.double()
     error = (found_by(x, codes, bias).double() - exact).abs()
     assert bool((error <= error_bound(x, codes, bias)).all())

@@ -6,15 +6,17 @@ The layouts are those of ggml-common.h; the blocks of a row are its inputs in or
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 from outrider.engine.model.quantised.unpack import e8m0
-from outrider.kernels.linear.codes import Codes
+from outrider.kernels.linear.codes import CodedFactors, Codes
 
-# Per weight [N, blocks, ...]: numbers int8 [..., of a block], scales and minimums float32 [..., of a block] or None.
-Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+# Scales or minimums float32 [N, blocks, of a block]; or int8 codes of them, and a float16 step [N, blocks, 1].
+Factors = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+# Per weight: numbers int8 [N, blocks, of a block], scales, minimums or None.
+Parts = tuple[torch.Tensor, Factors, Factors | None]
 # bytes; unpacked at once, which takes several times their memory
 _SLAB_BYTES = 2_000_000
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -23,8 +25,13 @@ _E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
 def _half(blocks: torch.Tensor, at: int) -> torch.Tensor:
+    """The float16 at a byte, widened, [N, blocks, 1]."""
+    return _step(blocks, at).float()
+
+
+def _step(blocks: torch.Tensor, at: int) -> torch.Tensor:
     """The float16 at a byte, [N, blocks, 1]."""
-    return blocks[..., at : at + 2].contiguous().view(torch.float16).float()
+    return blocks[..., at : at + 2].contiguous().view(torch.float16)
 
 
 def _nibbles(data: torch.Tensor) -> torch.Tensor:
@@ -92,12 +99,12 @@ def _k_nibbles(data: torch.Tensor) -> torch.Tensor:
     return _nibbles(_split(data, 4, 32)).flatten(-2)
 
 
-def _k_scales(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _k_scales(blocks: torch.Tensor) -> tuple[Factors, Factors]:
     """Scales and minimums of the eight groups, 6 bits each, times the block's two float16."""
     first, second, third = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
     scales = torch.cat((first & 63, third & 15 | first >> 6 << 4), -1)
     minimums = torch.cat((second & 63, third >> 4 | second >> 6 << 4), -1)
-    return _half(blocks, 0) * scales.float(), -(_half(blocks, 2) * minimums.float())
+    return (scales.to(torch.int8), _step(blocks, 0)), (minimums.to(torch.int8), -_step(blocks, 2))
 
 
 def _q6_k(blocks: torch.Tensor) -> Parts:
@@ -105,15 +112,15 @@ def _q6_k(blocks: torch.Tensor) -> Parts:
     lows = _nibbles(_split(blocks[..., :128], 2, 64))
     tops = _split(blocks[..., 128:192], 2, 1, 32) >> torch.tensor([[0], [2], [4], [6]], dtype=torch.uint8) & 3
     numbers = (lows | tops.flatten(-2) << 4).to(torch.int8) - 32
-    return numbers.flatten(-2), _half(blocks, 208) * blocks[..., 192:208].view(torch.int8).float(), None
+    return numbers.flatten(-2), (blocks[..., 192:208].view(torch.int8), _step(blocks, 208)), None
 
 
 def _iq4_xs(blocks: torch.Tensor) -> Parts:
     nibbles = _nibbles(_split(blocks[..., 8:], 8, 16)).flatten(-2)
     lows = torch.stack((blocks[..., 4:8] & 15, blocks[..., 4:8] >> 4), -1).flatten(-2)
     tops = blocks[..., 2:4, None] >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8) & 3
-    scales = (lows | tops.flatten(-2) << 4).float() - 32
-    return _looked_up(_IQ4, nibbles), _half(blocks, 0) * scales, None
+    scales = (lows | tops.flatten(-2) << 4).to(torch.int8) - 32
+    return _looked_up(_IQ4, nibbles), (scales, _step(blocks, 0)), None
 
 
 _TYPES: dict[str, Callable[[torch.Tensor], Parts]] = {
@@ -142,10 +149,18 @@ def codes_of(rows: torch.Tensor, type_name: str, block_bytes: int) -> Codes:
         _TYPES[type_name](_split(slab, -1, block_bytes))
         for slab in torch.tensor_split(rows, -(-rows.numel() // _SLAB_BYTES))
     ]
-    numbers, scales, *minimums = (
-        torch.cat([part.flatten(1) for part in parts if part is not None])
-        for parts in zip(*slabs, strict=True)
-        if parts[0] is not None
-    )
+    all_numbers, all_scales, all_minimums = zip(*slabs, strict=True)
+    numbers = torch.cat([part.flatten(1) for part in all_numbers])
+    scales, coded_scales = _factors(all_scales)
+    minimums, coded_minimums = (None, None) if all_minimums[0] is None else _factors(all_minimums)
     groups = torch.arange(numbers.shape[1]) // (numbers.shape[1] // scales.shape[1])
-    return Codes(numbers, scales, groups, minimums=minimums[0] if minimums else None)
+    return Codes(numbers, scales, groups, None, minimums, coded_scales, coded_minimums)
+
+
+def _factors(slabs: Sequence[Factors]) -> tuple[torch.Tensor, CodedFactors | None]:
+    """(values, codes) [N, of a row]; without codes where the type has none."""
+    if isinstance(slabs[0], torch.Tensor):
+        return torch.cat([slab.flatten(1) for slab in slabs if isinstance(slab, torch.Tensor)]), None
+    codes, steps = (torch.cat([part.flatten(1) for part in parts]) for parts in zip(*slabs, strict=True))
+    coded = CodedFactors(codes, steps)
+    return coded.values(), coded

@@ -145,7 +145,7 @@ def test_an_embedding_has_the_dequantised_rows(tmp_path: Path) -> None:
 
 
 def test_the_numerics_name_the_kinds(tmp_path: Path) -> None:
-    assert measure_numerics(load_model(str(packed_file(tmp_path, "mixed")))).startswith("bfloat16+i4,i8/cpu/")
+    assert measure_numerics(load_model(str(packed_file(tmp_path, "mixed")))).startswith("bfloat16+i4,i5,i8/cpu/")
 
 
 def test_float32_is_not_packed(tmp_path: Path) -> None:

@@ -1,0 +1,151 @@
+"""Packing of quantised weights, part by part: which kind a part's codes take, and its panels, scales and addresses.
+
+Layouts are those of cpu_code_decoding and cpu_code_tiles.
+Needs numba.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.nn.functional import pad
+
+from outrider.kernels.errors import KernelArgumentError
+from outrider.kernels.linear import cpu_code_decoding as decoding
+from outrider.kernels.linear import cpu_code_tiles as tiles
+from outrider.kernels.linear import cpu_panel_coding as coding
+from outrider.kernels.linear.codes import CodedFactors, Codes, Grouping, bytes_in
+
+# numbers; packed at once, since packing takes several times their memory
+_SLAB_NUMBERS = 4_000_000
+
+
+@dataclass(frozen=True)
+class Part:
+    """One weight in panels; layouts in cpu_code_decoding and cpu_code_tiles."""
+
+    kind: int
+    num_outputs: int
+    group_lines: int
+    lines: torch.Tensor  # uint8 [panels, lines, bytes]
+    table: torch.Tensor | None  # of cpu_code_decoding.table_bytes
+    scales: torch.Tensor  # float16 or float32 [panels, groups, 64]; int8: codes of scales
+    minimums: torch.Tensor | None  # of the scales' type
+    scale_steps: torch.Tensor | None = None  # of codes: float16 [panels, steps, 64]
+    minimum_steps: torch.Tensor | None = None
+
+
+def grouping_of(codes: Codes) -> Grouping:
+    """Raises KernelArgumentError."""
+    if codes.grouping is None:
+        raise KernelArgumentError("the law does not hold for groups of these sizes")
+    return codes.grouping
+
+
+def pack_part(codes: Codes) -> Part:
+    """Raises KernelArgumentError."""
+    grouping = grouping_of(codes)
+    size, numbers = grouping.group_inputs, codes.numbers.view(torch.uint8)
+    groups = codes.groups
+    if grouping.order is not None:
+        numbers, groups = numbers[:, grouping.order], groups[grouping.order]
+    kind, table, lines = _lines(numbers, codes.numbers.dtype)
+    coded = codes.coded_scales
+    if coded is not None and grouping.order is None and len(groups[::size]) == coded.codes.shape[1]:
+        scales, scale_steps = _coded_factors(coded)
+        minimums = minimum_steps = None
+        if codes.coded_minimums is not None:
+            minimums, minimum_steps = _coded_factors(codes.coded_minimums)
+        return Part(kind, codes.shape[0], size // 2, lines, table, scales, minimums, scale_steps, minimum_steps)
+    scales, minimums = _factors(codes.scales.float(), groups[::size]), codes.folded_minimums()
+    if minimums is not None:
+        minimums = _factors(minimums, groups[::size])
+    if _fits_float16(scales) and (minimums is None or _fits_float16(minimums)):
+        scales, minimums = scales.half(), None if minimums is None else minimums.half()
+    return Part(kind, codes.shape[0], size // 2, lines, table, scales, minimums)
+
+
+def _lines(numbers: torch.Tensor, dtype: torch.dtype) -> tuple[int, torch.Tensor | None, torch.Tensor]:
+    """(kind, table, lines) of numbers [N, K], as bytes."""
+    kind, found = decoding.E4M3, list[int]()
+    if dtype != torch.float8_e4m3fn:
+        is_filled_up = numbers.shape[1] % 2 or len(numbers) % coding.PANEL_COLUMNS
+        found = sorted({*bytes_in(numbers), *([0] if is_filled_up else [])})
+        kind = next((kind for kind, size in decoding.TABLE_VALUES.items() if len(found) <= size), decoding.I8)
+    index_of = np.zeros(256, dtype=np.uint8)
+    index_of[found] = np.arange(len(found), dtype=np.uint8)
+    num_panels = -(-len(numbers) // coding.PANEL_COLUMNS)
+    lines = torch.empty((num_panels, -(-numbers.shape[1] // 2), decoding.LINE_BYTES[kind]), dtype=torch.uint8)
+    end = 0
+    for slab in _slabs(numbers):
+        start, end = end, end + len(slab) // coding.PANEL_COLUMNS
+        if kind not in decoding.TABLE_VALUES:
+            lines[start:end] = decoding.lines_of_numbers(slab)
+            continue
+        # numpy's take needs a ninth of the time of torch's.
+        indices = torch.from_numpy(np.take(index_of, slab.numpy()))
+        lines[start:end] = decoding.lines_of_indices(kind, decoding.lines_of_numbers(indices))
+    if kind not in decoding.TABLE_VALUES:
+        return kind, None, lines
+    values = [float(byte - 256 if byte > 127 else byte) for byte in found]
+    return kind, decoding.table_bytes(kind, values), lines
+
+
+def _slabs(numbers: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The numbers in whole panels of whole lines, where they end filled up with zeros."""
+    num_inputs = numbers.shape[1] + numbers.shape[1] % 2
+    num_panels = max(1, _SLAB_NUMBERS // (num_inputs * coding.PANEL_COLUMNS))
+    num_rows = num_panels * coding.PANEL_COLUMNS
+    for start in range(0, len(numbers), num_rows):
+        slab = numbers[start : start + num_rows]
+        yield pad(slab, (0, numbers.shape[1] % 2, 0, -len(slab) % coding.PANEL_COLUMNS))
+
+
+def _factors(of_groups: torch.Tensor, group_of: torch.Tensor) -> torch.Tensor:
+    """[N, G] -> [panels, groups of the law, 64]."""
+    padded = pad(of_groups[:, group_of], (0, 0, 0, -len(of_groups) % coding.PANEL_COLUMNS))
+    return padded.view(-1, coding.PANEL_COLUMNS, len(group_of)).transpose(1, 2).contiguous()
+
+
+def _coded_factors(factors: CodedFactors) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes and steps in panels."""
+    codes, steps = (_factors(part, torch.arange(part.shape[1])) for part in (factors.codes, factors.steps))
+    return codes, steps
+
+
+def _fits_float16(values: torch.Tensor) -> bool:
+    return torch.equal(values.half().float(), values)
+
+
+def records_of(part: Part, first_output: int) -> list[tuple[int, ...]]:
+    """PanelFields of each panel of a part whose outputs begin at first_output."""
+    scale_bytes = part.scales.element_size()
+
+    def place(tensor: torch.Tensor | None, panel: int) -> int:
+        return 0 if tensor is None else tensor.data_ptr() + panel * tensor[0].nbytes
+
+    return [
+        tiles.PanelFields(
+            kind=part.kind,
+            lines=place(part.lines, panel),
+            table=0 if part.table is None else part.table.data_ptr(),
+            scales=place(part.scales, panel),
+            minimums=place(part.minimums, panel),
+            scale_bytes=scale_bytes,
+            scale_steps=place(part.scale_steps, panel),
+            minimum_steps=place(part.minimum_steps, panel),
+            step_shift=0 if part.scale_steps is None else _step_shift(part.scales, part.scale_steps),
+            group_lines=part.group_lines,
+            first_output=first_output + panel * coding.PANEL_COLUMNS,
+            end_output=first_output + min((panel + 1) * coding.PANEL_COLUMNS, part.num_outputs),
+        )
+        for panel in range(len(part.lines))
+    ]
+
+
+def _step_shift(codes: torch.Tensor, steps: torch.Tensor) -> int:
+    """log2 of the groups of a step."""
+    return (codes.shape[1] // steps.shape[1]).bit_length() - 1
