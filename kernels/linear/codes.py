@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -61,6 +61,13 @@ class CodedFactors:
         """Of the outputs that index int64 [n] names, in its order."""
         return CodedFactors(self.codes[index], self.steps[index])
 
+    def of_groups(self, kept: torch.Tensor) -> CodedFactors:
+        """Of the groups that kept int64 [n] names, in its order; a step is repeated where fewer groups have it."""
+        step_of, run = kept // self.groups_per_step, self.groups_per_step
+        while len(kept) % run or not torch.equal(step_of, step_of[::run].repeat_interleave(run)):
+            run //= 2
+        return CodedFactors(self.codes[:, kept], self.steps[:, step_of[::run]])
+
 
 @dataclass(frozen=True)
 class Codes:
@@ -98,10 +105,8 @@ class Codes:
         if len(order) != self.scales.shape[1]:
             return replace(self, numbers=numbers, groups=groups)
         # Groups that stay whole are numbered in the new order, so that inputs are read as they come.
-        zeros, minimums = (None if part is None else part[:, order] for part in (self.zeros, self.minimums))
         place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
-        scales = self.scales[:, order]
-        return replace(self, numbers=numbers, scales=scales, groups=place[groups], zeros=zeros, minimums=minimums)
+        return self._with_factors(numbers, place[groups], order)
 
     def inputs(self, start: int, end: int) -> Codes:
         """The inputs [start, end).
@@ -115,8 +120,13 @@ class Codes:
         if len(kept) > 1 and in_turn and part >= MIN_CUT_INPUTS:
             kept, groups = self.groups[start:end:part], torch.arange(end - start) // part
         numbers = self.numbers.view(torch.uint8)[:, start:end].contiguous().view(self.numbers.dtype)
-        zeros, minimums = (None if each is None else each[:, kept] for each in (self.zeros, self.minimums))
-        return Codes(numbers, self.scales[:, kept], groups, zeros, minimums)
+        return self._with_factors(numbers, groups, kept)
+
+    def _with_factors(self, numbers: torch.Tensor, groups: torch.Tensor, kept: torch.Tensor) -> Codes:
+        """numbers whose groups are those that kept int64 [G] names."""
+        zeros, minimums = (None if part is None else part[:, kept] for part in (self.zeros, self.minimums))
+        coded = (None if part is None else part.of_groups(kept) for part in (self.coded_scales, self.coded_minimums))
+        return Codes(numbers, self.scales[:, kept], groups, zeros, minimums, *coded)
 
     def dequantised(self) -> torch.Tensor:
         """float32 [N, K]."""

@@ -230,6 +230,17 @@ def test_columns_in_another_order_are_the_same_weights(width: int, is_read_as_it
     assert (found.grouping.order is None) == is_read_as_it_comes
 
 
+@needs_instruction
+@pytest.mark.parametrize("width", [64, 8])
+def test_columns_in_another_order_have_their_own_coded_scales(width: int) -> None:
+    """A step is of 256 inputs, which come apart."""
+    codes = make_coded(integers(64, 512, 0, 16), 32, minimums=True)
+    heads = torch.arange(512).reshape(2, 256 // width, width).transpose(0, 1).flatten()
+    packed = cpu_code_panels.pack([codes.columns(heads)])
+    ids = torch.tensor([0, 63, 17])
+    assert torch.equal(cpu_code_panels.rows(ids, packed), codes.dequantised()[:, heads].bfloat16()[ids])
+
+
 def test_codes_that_no_law_is_for_are_not_taken() -> None:
     even = make_codes(integers(64, 64, -8, 8), 32)
     uneven = replace(even, groups=torch.tensor([0] * 30 + [1] * 34))
