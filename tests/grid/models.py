@@ -86,6 +86,10 @@ _CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
 # Whose target is packed, as a case of packed_writers; the draft has its weights plus noise, plain.
 _PACKED: dict[str, tuple[transformers.PretrainedConfig, str]] = {
     "gptq": (transformers.MistralConfig(**_MISTRAL), "gptq-4-v2-act-order"),
+    "w5": (transformers.MistralConfig(**_MISTRAL), "ct-w5a16"),
+    "w6": (transformers.MistralConfig(**_MISTRAL), "ct-w6a16"),
+    "w8": (transformers.MistralConfig(**_MISTRAL), "ct-w8a8"),
+    "fp8": (transformers.MistralConfig(**_MISTRAL), "fp8-block"),
     "awqmoe": (transformers.MixtralConfig(**_MISTRAL, num_local_experts=4, num_experts_per_tok=2), "awq"),
 }
 MODEL_NAMES = (
@@ -94,6 +98,10 @@ MODEL_NAMES = (
     "gemma2-bfloat16",
     "mixtral-float32",
     "gptq-bfloat16",
+    "w5-bfloat16",
+    "w6-bfloat16",
+    "w8-bfloat16",
+    "fp8-bfloat16",
     "llama4-float32",
     "awqmoe-bfloat16",
     "demo-bfloat16-int8",

@@ -316,6 +316,8 @@ CASES: dict[str, Case] = {
         integers(4, per_group=True, zeros=True, act_order=True), _compressed("pack-quantized", **_W4)
     ),
     "ct-w3a16": Case(integers(3, per_group=True, zeros=True), _compressed("pack-quantized", **{**_W4, "num_bits": 3})),
+    "ct-w5a16": Case(integers(5, per_group=True, zeros=True), _compressed("pack-quantized", **{**_W4, "num_bits": 5})),
+    "ct-w6a16": Case(integers(6, per_group=True), _compressed("pack-quantized", **{**_W4, "num_bits": 6})),
     "ct-w8a16": Case(
         integers(8, per_group=False), _compressed("pack-quantized", num_bits=8, type="int", strategy="channel")
     ),
