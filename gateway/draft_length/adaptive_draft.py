@@ -43,15 +43,18 @@ _CHANGE_GAIN = 0.1
 _PATIENCE = 4.0
 # plain rounds; bounds the wait for a method's first answer; da56d95
 _FIRST_PATIENCE_ROUNDS = 2.0
-# tokens over all sessions; gap until a session tries another method; doubles per try up to the longest; 47067eb
-_TRY_GAP, _LONGEST_TRY_GAP = 512, 32_768
+# tokens per session in a batch; first gap until a session tries another method, as between probes (draft_costs: a try
+# of what does not pay is one); doubles per try
+_TRY_GAP = 48
+# tokens over all sessions; longest such gap; 47067eb
+_LONGEST_TRY_GAP = 32_768
 
 
 @dataclass
 class _Tries:
-    """Of one method. tokens_left: until a session may try it."""
+    """Of one method. num_tokens: over all sessions, since the last try. gap: per session in a batch."""
 
-    tokens_left: int = _TRY_GAP
+    num_tokens: int = 0
     gap: int = _TRY_GAP
 
 
@@ -75,7 +78,7 @@ class AutoDrafting:
         self.guard.observe(outcome, method)
         self.lengths.observe(outcome, method)
         for tries in self._tries.values():
-            tries.tokens_left -= 1 + outcome.num_accepted
+            tries.num_tokens += 1 + outcome.num_accepted
 
     def load_without_drafts(self) -> VerifierLoad:
         """The load at the rate without drafts, which drafting has to beat. The rate with drafts fluctuates with
@@ -95,9 +98,8 @@ class AutoDrafting:
         """One of `methods` that is due for a try although another seems better; None: none is."""
         for method in methods:
             tries = self._tries[method]
-            if tries.tokens_left <= 0:
-                tries.tokens_left = tries.gap
-                tries.gap = min(2 * tries.gap, _LONGEST_TRY_GAP)
+            if tries.num_tokens >= min(tries.gap * self.load.batch_sessions, _LONGEST_TRY_GAP):
+                tries.num_tokens, tries.gap = 0, min(2 * tries.gap, _LONGEST_TRY_GAP)
                 return method
         return None
 

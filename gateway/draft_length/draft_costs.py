@@ -67,6 +67,8 @@ class MethodCosts:
     # Of the newest answer; None: no answer yet, so overhead_s is the prior.
     _last_overhead_s: float | None = None
     _last_position_s: float | None = None
+    # Whether all answers so far had to catch up first; what they took is replaced by the first other one.
+    _only_caught_up: bool = True
 
     @property
     def is_known(self) -> bool:
@@ -95,9 +97,10 @@ class MethodCosts:
 
     def _learn_local(self, outcome: RoundOutcome) -> None:
         """Every session of the batch reports the same drafting time."""
-        is_first = self.local_time is None
-        self.local_time = self.local_time or LocalDraftTime()
-        if is_first or not outcome.is_catch_up:
+        local_time = None if self._only_caught_up and not outcome.is_catch_up else self.local_time
+        self._only_caught_up &= outcome.is_catch_up
+        if local_time is None or not outcome.is_catch_up:
+            self.local_time = local_time or LocalDraftTime()
             self.local_time.observe(outcome.draft_depth, outcome.draft_s, _weight(self._rounds_since_draft))
             self._rounds_since_draft = 0.0
             self.overhead_s, self.position_s = self.local_time.first_s, self.local_time.token_s
@@ -109,6 +112,8 @@ class MethodCosts:
     def learn(self, outcome: RoundOutcome | LateAnswer, *, may_be_ahead: bool = False) -> None:
         """Learns cost and acceptance from a drafter's answer, in time or late."""
         weight = _RARE_WEIGHT if isinstance(outcome, LateAnswer) else _weight(max(1.0, self._rounds_since_own))
+        if outcome.num_asked and self._only_caught_up and not outcome.is_catch_up:
+            self._only_caught_up, self._last_overhead_s, self._last_position_s = False, None, None
         if outcome.num_asked and (not outcome.is_catch_up or self._last_overhead_s is None):
             if may_be_ahead and self._last_overhead_s is not None:  # two kinds of rounds: their mean counts
                 self.overhead_s = blend(self.overhead_s, outcome.overhead_s, _COST_WEIGHT)

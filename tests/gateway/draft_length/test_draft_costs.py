@@ -54,6 +54,19 @@ def test_tokens_that_are_accepted_less_often_further_on_make_shorter_drafts() ->
     assert (alike.settled_gain(load, 4)[1], falling.settled_gain(load, 4)[1]) == (4, 3)
 
 
+@pytest.mark.parametrize("draft_depth", [0, 4])
+def test_what_a_first_answer_took_to_catch_up_is_forgotten_at_the_next(draft_depth: int) -> None:
+    """The reading of a prompt made a head seem twice as dear for the next twenty rounds."""
+    catching_up = replace(round_of(1, 2), num_asked=4, draft_depth=draft_depth, draft_s=0.02, is_catch_up=True)
+    usual = replace(catching_up, draft_s=0.008, overhead_s=0.001, is_catch_up=False)
+    late, new = MethodCosts(), MethodCosts()
+    late.observe(catching_up)
+    assert late.is_known
+    late.observe(usual)
+    new.observe(usual)
+    assert late.expected_s(4) == new.expected_s(4)
+
+
 @pytest.mark.parametrize("row_s", [0.0, 0.0002, 0.0005, 0.002])
 @pytest.mark.parametrize(("first_s", "token_s"), [(0.0, 0.0), (0.006, 0.002), (0.03, 0.001)])
 @pytest.mark.parametrize("acceptance", [0.3, 0.6, 0.85])
