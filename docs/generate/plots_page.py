@@ -20,9 +20,9 @@ _STYLE = """<style>
   </style>"""
 _INTRODUCTION = """# Plots
 
-Tokens per second, end to end, one picture per question: the newest row of each variant in `benchmarks/results/`, drawn
-when this site is built. Grey bars are plain decoding, and the dashed line is its rate. What was measured, and how:
-[Benchmarks](benchmarks.md).
+Tokens per second, end to end, one picture per question: the newest row of each variant in `benchmarks/results/`, of
+chat on real weights the newest run, drawn when this site is built. Grey bars are plain decoding, and a dashed line is
+its rate. What was measured, and how: [Benchmarks](benchmarks.md).
 """
 
 
@@ -39,6 +39,13 @@ def pictures() -> Mapping[str, tuple[str, str]]:
         rows = [row for row in methods if row["temperature"] == temperature]
         title = f"Drafters at temperature {temperature:g}, one stream"
         found[f"images/plots/methods-{temperature:g}.svg"] = title, _bars(title, rows)
+    chat = _rows("real_chat")
+    chat = [row for row in chat if row["time"] == chat[-1]["time"]]
+    for temperature, num_streams in sorted({(row["temperature"], row["num_streams"]) for row in chat}):
+        rows = [row for row in chat if (row["temperature"], row["num_streams"]) == (temperature, num_streams)]
+        load = f"temperature {temperature:g}, {num_streams} stream{'s' if num_streams > 1 else ''}"
+        title = f"Chat on {rows[0]['model']}, {load}"
+        found[f"images/plots/real-chat-{num_streams}-{temperature:g}.svg"] = title, _bars(title, rows)
     return found
 
 
@@ -56,11 +63,14 @@ def _is_sampled(row: Row) -> bool:
 def _newest(name: str, key: Callable[[Row], Any]) -> Iterable[Row]:
     """The last row of each key, in the order of the file."""
     rows: dict[Any, Row] = {}
-    for line in (RESULTS / f"{name}.jsonl").read_text().splitlines():
-        row = json.loads(line)
+    for row in _rows(name):
         rows.pop(key(row), None)
         rows[key(row)] = row
     return rows.values()
+
+
+def _rows(name: str) -> list[Row]:
+    return [json.loads(line) for line in (RESULTS / f"{name}.jsonl").read_text().splitlines()]
 
 
 def _bars(title: str, rows: Iterable[Row]) -> str:
