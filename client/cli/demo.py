@@ -86,7 +86,7 @@ def _stream(show: _Show, grpc_address: str) -> None:
 
 def _chat(grpc_address: str) -> _Stream:
     # Method and length by name: in its first answer `auto` tries out what pays.
-    speculation = Speculation(method="eagle3", num_speculative_tokens=3)
+    speculation = Speculation(method="eagle3", num_speculative_tokens=2)
     params = SamplingParams(temperature=0.0, max_tokens=256, speculation=speculation)
     with OutriderClient(grpc_address, timeout_s=None) as client:
         yield from Conversation(client, params).ask(QUESTION)
