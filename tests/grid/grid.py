@@ -123,7 +123,7 @@ class Grid:
         num_blocks = (_TIGHT_BLOCKS * len(group) if crowded else SOLO_BLOCKS) if preempted else ROOMY_BLOCKS
         pool = self._pools.pool(first.prefill, num_blocks)
         self._prepare(group, pool)
-        sessions = [self._cell_session(cell) for cell in group]
+        sessions = [self._cell_session(cell, place) for place, cell in enumerate(group)]
         before = pool.num_preemptions
         if preempted and not crowded:
             Driver(pool).run(sessions, Intruder(pool).take_blocks)
@@ -135,21 +135,26 @@ class Grid:
     def _prepare(self, group: Sequence[Cell], pool: Pool) -> None:
         """Brings every prompt that has to be cached into the cache, in the way a former turn would have."""
         driver = Driver(pool)
-        for cache in ("evicted", "hit"):
-            names = sorted({cell.parameters for cell in group if cell.cache == cache})
-            if names:
-                driver.run([self._former_turn(name, cache) for name in names])
-            if cache == "evicted":
-                pool.evict_everything()
+        evicted = [
+            self._former_turn(cell.parameters, _salt(cell, place))
+            for place, cell in enumerate(group)
+            if cell.cache == "evicted"
+        ]
+        if evicted:
+            driver.run(evicted)
+        pool.evict_everything()
+        hits = sorted({cell.parameters for cell in group if cell.cache == "hit"})
+        if hits:
+            driver.run([self._former_turn(name, "hit") for name in hits])
 
     def _former_turn(self, name: str, salt: str) -> Session:
         """Ends where the prompt ends: its blocks were written by verified trees, not by a prefill."""
         head, prompt = self._heads[name], self.prompts[name]
         return self._session(name, self._method("oracle", "tree"), 5, salt, _GROW, head, prompt[len(head) :])
 
-    def _cell_session(self, cell: Cell) -> Session:
+    def _cell_session(self, cell: Cell, place: int) -> Session:
         method = self._method(cell.drafter, cell.shape) if cell.gamma else None
-        session = self._session(cell.parameters, method, cell.gamma, cell.cache)
+        session = self._session(cell.parameters, method, cell.gamma, _salt(cell, place))
         session.tree = cell.shape == "tree"
         if cell.drafter == "off_free":
             session.free_run = SHORT_RUN if cell.cache == "preempted" else NUM_TOKENS
@@ -165,14 +170,14 @@ class Grid:
         prompt: Sequence[int] = (),
         answer: Sequence[int] = (),
     ) -> Session:
-        """A session of the grid's request `name`, unless other parameters, prompt and answer are given."""
+        """A session of the grid's request `name`, unless other parameters, prompt and answer are given. salt: "" is its
+        own alone."""
         self._num_sessions += 1
         params = params or PARAMS[name]
         prompt = tuple(prompt) or self.prompts[name]
         session_id = f"{name}-{self._num_sessions}"
         self._answers[session_id] = answer or self.plain.get(name, ())
-        # Cells share what was cached under "hit" alone; every other session has a cache of its own.
-        cache_salt = salt if salt in ("hit", "evicted") else session_id
+        cache_salt = salt or session_id
         spec = SessionSpec(
             session_id=session_id,
             epoch=0,
@@ -215,6 +220,11 @@ class Grid:
             first_difference=first_difference(expected, session.output),
             failure=session.failure,
         )
+
+
+def _salt(cell: Cell, place: int) -> str:
+    """Cells with a cached prompt share it. Of the others none may find what another one of its crowd has cached."""
+    return {"hit": "hit", "evicted": f"evicted-{place}"}.get(cell.cache, "")
 
 
 def digest(token_ids: Sequence[int]) -> str:
