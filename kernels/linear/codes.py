@@ -162,6 +162,30 @@ class Codes:
         return None if part is None else Grouping(None if as_they_are else order, part)
 
 
+def stacked(parts: Sequence[Codes]) -> Codes:
+    """Weights with the same groups, of the same types and with the same factors, one below the other."""
+
+    def together(tensors: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+        found = [tensor for tensor in tensors if tensor is not None]
+        return torch.cat(found) if len(found) == len(tensors) else None
+
+    def coded(factors: Sequence[CodedFactors | None]) -> CodedFactors | None:
+        found = [each for each in factors if each is not None]
+        if len(found) < len(factors):
+            return None
+        return CodedFactors(torch.cat([each.codes for each in found]), torch.cat([each.steps for each in found]))
+
+    return Codes(
+        torch.cat([part.numbers.view(torch.uint8) for part in parts]).view(parts[0].numbers.dtype),
+        torch.cat([part.scales for part in parts]),
+        parts[0].groups,
+        together([part.zeros for part in parts]),
+        together([part.minimums for part in parts]),
+        coded([part.coded_scales for part in parts]),
+        coded([part.coded_minimums for part in parts]),
+    )
+
+
 def in_one_order(parts: Sequence[Codes]) -> bool:
     """Whether the law holds for all weights, they have as many inputs, and read them in one order."""
     groupings = [part.grouping for part in parts]

@@ -9,13 +9,13 @@ parameter each (tensors).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from outrider.engine.model.gguf.file import GgufFile
 from outrider.engine.model.weight_reader import WeightReader
-from outrider.kernels.linear.codes import Codes
+from outrider.kernels.linear.codes import Codes, stacked
 
 # Reads expert e's matrix of a tensor [E, N, K], as codes.
 ExpertCodes = Callable[[int], Codes]
@@ -67,20 +67,9 @@ def _experts_in_turn(file: GgufFile, parts: Sequence[Part]) -> tuple[tuple[int, 
 
 
 def _rows_in_turn(codes: Sequence[Codes]) -> Codes:
-    """Of weights of the same type and inputs, so of the same groups."""
-    if len(codes) == 1:
-        return codes[0]
-
-    def rows(parts: list[torch.Tensor]) -> torch.Tensor:
-        return torch.stack(parts, 1).flatten(0, 1)
-
-    minimums = [each.minimums for each in codes if each.minimums is not None]
-    return replace(
-        codes[0],
-        numbers=rows([each.numbers for each in codes]),
-        scales=rows([each.scales for each in codes]),
-        minimums=rows(minimums) if minimums else None,
-    )
+    """Of weights of the same type and shape, so of the same groups."""
+    num_outputs = codes[0].shape[0]
+    return stacked(codes).rows(torch.arange(len(codes) * num_outputs).reshape(len(codes), num_outputs).T.flatten())
 
 
 def _biases(file: GgufFile, parts: Sequence[Part]) -> tuple[tuple[int, ...], WeightReader]:
@@ -104,26 +93,15 @@ def _one_after_another(file: GgufFile, parts: Sequence[Part]) -> tuple[tuple[int
     packs = len({part.kind for part in parts}) == 1
 
     def codes() -> Codes:
-        return _all_rows([part.codes() for part in parts if part.codes is not None])
+        return stacked([part.codes() for part in parts if part.codes is not None])
 
     def expert_codes(expert: int) -> Codes:
-        return _all_rows([part.expert_codes(expert) for part in parts if part.expert_codes is not None])
+        return stacked([part.expert_codes(expert) for part in parts if part.expert_codes is not None])
 
     return shape, WeightReader(
         lambda: torch.cat([part.read() for part in parts], -2),
         codes if packs and parts[0].codes is not None else None,
         expert_codes if packs and parts[0].expert_codes is not None else None,
-    )
-
-
-def _all_rows(codes: Sequence[Codes]) -> Codes:
-    """Of weights of the same type and inputs, so of the same groups."""
-    minimums = [each.minimums for each in codes if each.minimums is not None]
-    return replace(
-        codes[0],
-        numbers=torch.cat([each.numbers for each in codes]),
-        scales=torch.cat([each.scales for each in codes]),
-        minimums=torch.cat(minimums) if minimums else None,
     )
 
 
