@@ -13,6 +13,8 @@ from functools import cached_property
 
 import torch
 
+from outrider.kernels.errors import KernelArgumentError
+
 # inputs; longest chain of the law (coded_reference), so that a decoded group fits L1 (64 lines of 256 bytes)
 MAX_GROUP_INPUTS = 128
 # numbers; counted at once, where counting takes several times their memory
@@ -160,6 +162,21 @@ class Codes:
             evens = range(min(MAX_GROUP_INPUTS, size) // 2 * 2, 1, -2)
             part = next((even for even in evens if size % even == 0), None)
         return None if part is None else Grouping(None if as_they_are else order, part)
+
+
+def grouping_of(codes: Codes) -> Grouping:
+    """Raises KernelArgumentError: the law does not hold."""
+    if codes.grouping is None:
+        raise KernelArgumentError("the law does not hold for groups of these sizes")
+    return codes.grouping
+
+
+def narrowed(scales: torch.Tensor, minimums: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """float32 factors in float16 where it holds all of them exactly."""
+    factors = [scales] if minimums is None else [scales, minimums]
+    if not all(torch.equal(values.half().float(), values) for values in factors):
+        return scales, minimums
+    return scales.half(), None if minimums is None else minimums.half()
 
 
 def stacked(parts: Sequence[Codes]) -> Codes:

@@ -45,7 +45,7 @@ _WORD_BYTES = 64  # bytes of a line of i5 or i6 that are its words
 
 
 def table_bytes(kind: int, values: list[float]) -> torch.Tensor:
-    """uint8 [2 * TABLE_VALUES[kind]]: the values, as many as the kind has at most, in bf16; others are 0.
+    """uint8 [2 * TABLE_VALUES[kind]]: the values in bf16, and zeros for those that are missing.
 
     i4: the lower bytes of all values, then the upper ones. i5 and i6: one value after another.
     """

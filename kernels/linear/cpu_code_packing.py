@@ -13,11 +13,10 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from outrider.kernels.errors import KernelArgumentError
 from outrider.kernels.linear import cpu_code_decoding as decoding
 from outrider.kernels.linear import cpu_code_tiles as tiles
 from outrider.kernels.linear import cpu_panel_coding as coding
-from outrider.kernels.linear.codes import CodedFactors, Codes, Grouping, bytes_in
+from outrider.kernels.linear.codes import CodedFactors, Codes, bytes_in, grouping_of, narrowed
 
 # numbers; packed at once, since packing takes several times their memory
 _SLAB_NUMBERS = 4_000_000
@@ -38,13 +37,6 @@ class Part:
     minimum_steps: torch.Tensor | None = None
 
 
-def grouping_of(codes: Codes) -> Grouping:
-    """Raises KernelArgumentError."""
-    if codes.grouping is None:
-        raise KernelArgumentError("the law does not hold for groups of these sizes")
-    return codes.grouping
-
-
 def pack_part(codes: Codes) -> Part:
     """Raises KernelArgumentError."""
     grouping = grouping_of(codes)
@@ -63,8 +55,7 @@ def pack_part(codes: Codes) -> Part:
     scales, minimums = _factors(codes.scales.float(), groups[::size]), codes.folded_minimums()
     if minimums is not None:
         minimums = _factors(minimums, groups[::size])
-    if _fits_float16(scales) and (minimums is None or _fits_float16(minimums)):
-        scales, minimums = scales.half(), None if minimums is None else minimums.half()
+    scales, minimums = narrowed(scales, minimums)
     return Part(kind, codes.shape[0], size // 2, lines, table, scales, minimums)
 
 
@@ -114,10 +105,6 @@ def _coded_factors(factors: CodedFactors) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes and steps in panels."""
     codes, steps = (_factors(part, torch.arange(part.shape[1])) for part in (factors.codes, factors.steps))
     return codes, steps
-
-
-def _fits_float16(values: torch.Tensor) -> bool:
-    return torch.equal(values.half().float(), values)
 
 
 def records_of(part: Part, first_output: int) -> list[tuple[int, ...]]:

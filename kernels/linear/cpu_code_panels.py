@@ -25,8 +25,8 @@ from outrider.kernels.linear import cpu_code_rows as code_rows
 from outrider.kernels.linear import cpu_code_tiles as tiles
 from outrider.kernels.linear import cpu_panel_coding as coding
 from outrider.kernels.linear import cpu_panel_tiles, cpu_panels
-from outrider.kernels.linear.codes import Codes, in_one_order
-from outrider.kernels.linear.cpu_code_packing import Part, grouping_of, pack_part, records_of
+from outrider.kernels.linear.codes import Codes, grouping_of, in_one_order
+from outrider.kernels.linear.cpu_code_packing import Part, pack_part, records_of
 
 _ERRORS = {1: "an id names no row of the weight"}
 

@@ -16,7 +16,7 @@ import torch
 from torch.nn.functional import pad
 
 from outrider.kernels.errors import KernelArgumentError
-from outrider.kernels.linear.codes import Codes, bytes_in, in_one_order
+from outrider.kernels.linear.codes import Codes, bytes_in, grouping_of, in_one_order, narrowed, stacked
 
 # values that 4 bits tell apart
 _MAX_VALUES = 16
@@ -88,12 +88,13 @@ def takes_together(parts: Sequence[Codes]) -> bool:
 
 def pack(codes: Sequence[Codes], device: torch.device | str = "cpu") -> CodeBlocks:
     """The weights one below the other, on device. Raises KernelArgumentError: they cannot be packed together."""
-    grouping = codes[0].grouping
-    if grouping is None or not takes_together(codes):
+    if not takes_together(codes):
         raise KernelArgumentError("these codes cannot be packed as one weight")
     parts = tuple(_pack(run, values, device) for run, values in _runs(codes))
-    order = None if grouping.order is None else grouping.order.to(device)
-    return CodeBlocks(sum(part.num_outputs for part in parts), codes[0].shape[1], parts, order)
+    order = grouping_of(codes[0]).order
+    return CodeBlocks(
+        sum(part.num_outputs for part in parts), codes[0].shape[1], parts, None if order is None else order.to(device)
+    )
 
 
 def outputs(packed: CodeBlocks, start: int, end: int) -> CodeBlocks | None:
@@ -114,7 +115,7 @@ def _runs(codes: Sequence[Codes]) -> list[tuple[Codes, _Values]]:
             before, their_values = runs[-1]
             both = None if values is None or their_values is None else values | their_values
             if _is_narrow(values) == _is_narrow(their_values) == _is_narrow(both):
-                runs[-1] = _joined(before, part), both
+                runs[-1] = stacked([before, part]), both
                 continue
         runs.append((part, values))
     return runs
@@ -139,20 +140,8 @@ def _is_alike(first: Codes, second: Codes) -> bool:
     return types(first) == types(second) and torch.equal(first.groups, second.groups)
 
 
-def _joined(first: Codes, second: Codes) -> Codes:
-    def together(left: torch.Tensor | None, right: torch.Tensor | None) -> torch.Tensor | None:
-        return None if left is None or right is None else torch.cat([left, right])
-
-    numbers = torch.cat([part.numbers.view(torch.uint8) for part in (first, second)]).view(first.numbers.dtype)
-    scales = torch.cat([first.scales, second.scales])
-    zeros, minimums = together(first.zeros, second.zeros), together(first.minimums, second.minimums)
-    return replace(first, numbers=numbers, scales=scales, zeros=zeros, minimums=minimums)
-
-
 def _pack(codes: Codes, values: _Values, device: torch.device | str) -> Part:
-    grouping = codes.grouping
-    if grouping is None:
-        raise KernelArgumentError("the law does not hold for groups of these sizes")
+    grouping = grouping_of(codes)
     numbers = codes.numbers.view(torch.uint8)
     if grouping.order is not None:
         numbers = numbers[:, grouping.order]
@@ -162,8 +151,7 @@ def _pack(codes: Codes, values: _Values, device: torch.device | str) -> Part:
     num_groups = -(-codes.shape[1] // grouping.group_inputs)
     scale_groups = num_groups if num_scales == 1 else int(torch.bincount(codes.groups).max()) // grouping.group_inputs
     scales, minimums = codes.scales.float(), codes.folded_minimums()
-    if _fits_float16(scales) and (minimums is None or _fits_float16(minimums)):
-        scales, minimums = scales.half(), None if minimums is None else minimums.half()
+    scales, minimums = narrowed(scales, minimums)
     part = Part(
         kind, codes.shape[0], grouping.group_inputs, scale_groups, low,
         None if table is None else table.to(device), blocks.to(device),
@@ -207,7 +195,3 @@ def _blocks(codes: torch.Tensor, group_inputs: int, *, is_narrow: bool) -> torch
 
 def _by_group(of_groups: torch.Tensor) -> torch.Tensor:
     return of_groups.t().contiguous()
-
-
-def _fits_float16(values: torch.Tensor) -> bool:
-    return torch.equal(values.half().float(), values)

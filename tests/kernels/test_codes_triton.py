@@ -84,7 +84,7 @@ def telling_rows(codes: Codes, num_rows: int) -> tuple[torch.Tensor, Codes]:
 
 
 def require_one_set_of_bits(codes: Codes, row_counts: tuple[int, ...]) -> None:
-    """Of a row by itself, among others, first and last."""
+    """A row alone, and as the first and the last one of several."""
     x, codes = telling_rows(codes, max(row_counts))
     weight, x = packed(codes), x.to(device())
     bias = torch.randn(codes.shape[0], generator=torch.Generator().manual_seed(1)).bfloat16().to(device())
