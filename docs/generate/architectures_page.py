@@ -30,8 +30,8 @@ Model code is transformers' own ({version}). A checkpoint is served if its class
 attention of every layer goes through transformers' interface, once, with what the kernels need to know. The recurrent
 layers of hybrids must be known: a mixer of ours takes their place, and must compute the same
 ([architecture](architecture.md#recurrent-layers)). Latent attention caches its latents
-([architecture](architecture.md#latent-attention)). On a GPU: kernels checked in triton's interpreter, not measured on a
-device. The certificate then decides about exact mode; `outrider certify` shows it.
+([architecture](architecture.md#latent-attention)). On a GPU the certificate
+decides about exact mode; `outrider certify` shows it.
 
 This page is the result for a tiny random model of each causal language model, by the `model_type` of config.json. The
 models that are served have the logits of transformers' eager attention. A checkpoint of a served type can still be

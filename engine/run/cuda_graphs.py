@@ -7,7 +7,9 @@ Not here: when graphs are used at all (runner).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,9 +87,21 @@ def captured_graph(compute: Callable[[], None], device: torch.device, pool: Any 
             compute()
     torch.cuda.current_stream(device).wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool, stream=stream):
+    with _no_garbage_collection(), torch.cuda.graph(graph, pool=pool, stream=stream):
         compute()
     return graph
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Keeps the cyclic collector out of a capture, which ends with an error if a graph is destroyed in it."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _copy(source: ForwardBatch, target: ForwardBatch) -> None:

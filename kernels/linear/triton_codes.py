@@ -5,7 +5,7 @@ float32 for each group of inputs in ascending order, then scaled. A row's bits d
 whole outputs, there is no split-K, the tile is the weight's, and one kernel sums the inputs of all groups.
 
 Minimum traffic at 1 row, 4 bits in groups of 128: 4096 x 4096 8.7 MB, 2.6 us at 3.35 TB/s (H100), 1.8 us at 4.8 TB/s
-(H200). Never ran on a GPU: nothing here is tuned. Not here: how codes lie in memory (triton_code_blocks).
+(H200). Measured there: 36 us, where bf16 takes 12. Not here: how codes lie in memory (triton_code_blocks).
 """
 
 from __future__ import annotations
