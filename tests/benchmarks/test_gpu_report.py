@@ -30,9 +30,9 @@ from benchmarks.gpu_report import (
 )
 from benchmarks.gpu_report.__main__ import main
 from benchmarks.gpu_report.report import Budget, Finding, Part, Run, is_sound, last_line, noted, run_parts, show
+from models.make.expand import Shape, max_logit_difference
 from outrider.kernels.linear import triton_codes
 from outrider.shared.sampling_params import SpeculationMode
-from outrider.training.demo.expand import Shape, max_logit_difference
 
 pytestmark = pytest.mark.storm
 
