@@ -156,7 +156,7 @@ docs: setup ## build the documentation site into build/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 models: setup ## retrain the demo family (hours on a laptop; see docs/models.md)
-	$(BIN)/python -m outrider.training.demo.make_models
+	$(BIN)/python -m models.make.make_models
 
 clean: ## remove what setup made
 	rm -rf $(VENV) outrider/v1 build dist .run *.egg-info

@@ -1,6 +1,6 @@
 """The gain of each draft method on a target of realistic cost: `python -m benchmarks.methods`.
 
-The demo target and its heads are expanded together (training/demo/expand.py, training/demo/expand_heads.py): acceptance
+The demo target and its heads are expanded together (models/make/expand.py, models/make/expand_heads.py): acceptance
 is the demo family's, costs are those of a 158 M target and heads of its width. One stream through the whole stack, each
 method in turn, at temperature 0 and at 1 in exact mode; figures are medians over rounds. Rows go to
 benchmarks/results/methods.jsonl.
@@ -18,10 +18,10 @@ from rich.console import Console
 
 from benchmarks.records import save_rows
 from benchmarks.variants import measure, table
+from models.make.expand import main as expand
+from models.make.expand_heads import expand_head
 from outrider.client.stack.commands import StackSettings
 from outrider.client.stack.processes import Stack, free_port
-from outrider.training.demo.expand import main as expand
-from outrider.training.demo.expand_heads import expand_head
 
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
 HEADS = ("medusa", "mlp-speculator", "eagle", "eagle3")

@@ -26,10 +26,10 @@ from benchmarks.load import run_for, run_load
 from benchmarks.prompts import mixed_prompts
 from benchmarks.records import quantiles, save_rows
 from benchmarks.turns import CONTROL, PROMISED, Measured, best_fixed, ratio, shape_for, take_turns, variants
+from models.make.expand import main as expand
+from models.make.expand_heads import expand_head
 from outrider.client.stack.commands import StackSettings
 from outrider.client.stack.processes import Stack, free_port
-from outrider.training.demo.expand import main as expand
-from outrider.training.demo.expand_heads import expand_head
 
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
 DRAFTERS = ("draft_model", "eagle3", "ngram", "wrong")

@@ -21,9 +21,9 @@ from rich.table import Table
 from benchmarks.load import LoadResult, Shape, run_load
 from benchmarks.prompts import code_prompts
 from benchmarks.records import quantiles, save_rows
+from models.make.expand import main as expand
 from outrider.client.stack.commands import StackSettings
 from outrider.client.stack.processes import Stack, free_port
-from outrider.training.demo.expand import main as expand
 
 console = Console(highlight=False)
 _NUM_STREAMS = 2

@@ -21,10 +21,10 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.records import quantiles, save_rows
+from models.make.expand import main as expand
 from outrider.engine.model.load import load_model
 from outrider.engine.run.batch import ForwardBatch, SessionRows, build_batch
 from outrider.engine.run.runner import ModelRunner
-from outrider.training.demo.expand import main as expand
 
 # characters; fits the table when the output goes to a file
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)

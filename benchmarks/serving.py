@@ -2,7 +2,7 @@
 
 One run on one machine: this stack over REST with speculation off, ngram, draft_model and auto; transformers' generate
 plain, assisted and with prompt lookup, with the same weights, prompts and greedy settings; and llama.cpp's server if
-given by `--llama-server`. The demo target is expanded to a realistic cost (training/demo/expand.py): acceptance is the
+given by `--llama-server`. The demo target is expanded to a realistic cost (models/make/expand.py): acceptance is the
 small model's, cost the large one's.
 Sides alternate; figures are medians over rounds. Rows go to benchmarks/results/serving.jsonl.
 """
@@ -33,9 +33,9 @@ from benchmarks.peers.transformers import VARIANTS as TRANSFORMERS_VARIANTS
 from benchmarks.peers.transformers import TransformersPeer
 from benchmarks.prompts import code_prompts
 from benchmarks.records import quantiles, save_rows
+from models.make.expand import main as expand
 from outrider.client.stack.commands import StackSettings
 from outrider.client.stack.processes import Stack, free_port
-from outrider.training.demo.expand import main as expand
 
 # characters; fits the table when the output goes to a file
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)

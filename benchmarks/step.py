@@ -23,11 +23,11 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM
 
 from benchmarks.records import quantiles, save_rows
+from models.make.expand import main as expand
 from outrider.engine.model.load import load_model
 from outrider.engine.run.batch import SessionRows, build_batch
 from outrider.engine.run.cpu_graphs import MEETINGS_BEFORE_RECORDING
 from outrider.engine.run.runner import ModelRunner
-from outrider.training.demo.expand import main as expand
 
 # characters; fits the table when the output goes to a file
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)

@@ -21,7 +21,7 @@ LINKED = (
     "offline",
     "training",
 )
-PACKAGES = (*LINKED, "benchmarks", "tests", "docs")
+PACKAGES = (*LINKED, "benchmarks", "models", "tests", "docs")
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,7 @@
 """Measures mean acceptance lengths through a running gateway: by method, draft length, temperature and domain.
 
 Figures come from the per-request speculation metrics of real requests on held-out prompts, so they cover the whole
-path:
-drafter, wire, verifier. Not a benchmark: nothing is timed. Not here: estimates without a server (demo/agreement.py).
+path: drafter, wire, verifier. Not a benchmark: nothing is timed. Not here: estimates without a server.
 Run: `outrider train evaluate --help`.
 """
 

@@ -18,16 +18,16 @@ import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
 
 from outrider.training.data.head_data import BatchSource
-from outrider.training.demo.optim import (
+from outrider.training.errors import DivergenceError, SettingError
+from outrider.training.frozen_target import FrozenTarget
+from outrider.training.heads.interface import Batch, DraftScores, Objective, TargetView
+from outrider.training.optim import (
     CosineSchedule,
     HybridOptimizer,
     ScheduledOptimizer,
     is_inside_layer,
     scheduled_adamw,
 )
-from outrider.training.errors import DivergenceError, SettingError
-from outrider.training.frozen_target import FrozenTarget
-from outrider.training.heads.interface import Batch, DraftScores, Objective, TargetView
 
 PRECISIONS = ("bf16", "fp32")
 OPTIMIZERS = ("adamw", "muon")

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from models.make.expand import ZERO_FILLED, Shape, expanded_config
 from outrider.engine.attention.layer import ATTENTION_NAME, register_attention
 from outrider.engine.model.load import load_model
 from outrider.engine.model.loaded import LoadedModel
-from outrider.training.demo.expand import ZERO_FILLED, Shape, expanded_config
 
 LLAMA_8B = LlamaConfig(
     hidden_size=4096,
@@ -64,7 +64,7 @@ def random_llama(path: str, dtype: torch.dtype, device: torch.device, attention:
 
 @torch.no_grad()
 def expanded_llama(source: Path, path: str, dtype: torch.dtype, device: torch.device, attention: str) -> Any:
-    """The function of the Llama in `source` at the size of the config in `path`: what training.demo.expand.expand
+    """The function of the Llama in `source` at the size of the config in `path`: what models.make.expand.expand
     makes, but in `dtype` on the device, where filling it takes no time."""
     small = LlamaForCausalLM.from_pretrained(source, dtype=torch.float32)
     old = small.state_dict()

@@ -25,6 +25,7 @@ from benchmarks.gpu_report.llamas import EXPANDED, expanded, load_made
 from benchmarks.gpu_report.report import Finding, Part, Run, judged, noted
 from benchmarks.gpu_report.step import free_memory
 from benchmarks.prompts import code_prompts
+from models.make.expand import Shape
 from outrider.drafting.methods.draft_model import DraftModelNet, draft_model_method
 from outrider.drafting.methods.interface import DraftMethod
 from outrider.drafting.methods.ngram import NgramMethod
@@ -35,7 +36,6 @@ from outrider.engine.model.loaded import LoadedModel
 from outrider.engine.run.runner import ModelRunner
 from outrider.shared.messages import SessionSpec
 from outrider.shared.sampling_params import SamplingParams
-from outrider.training.demo.expand import Shape
 from outrider.verifier_service.engine import EngineLimits, VerifierEngine
 from outrider.verifier_service.metrics import VerifierMetrics
 from outrider.verifier_service.timing.step_costs import StepCosts

@@ -1,7 +1,7 @@
 """Tokens per second of the demo hybrid's drafters: `python -m benchmarks.hybrid.methods`.
 
 One stream through the whole stack, bf16, drafts made in the verifier, each variant in turn; figures are medians
-over rounds, and go to `hybrid-evaluation.json` next to those of training.demo.hybrid_rounds. The model is tiny, so a
+over rounds, and go to `hybrid-evaluation.json` next to those of models.make.hybrid_rounds. The model is tiny, so a
 forward's fixed cost weighs as nowhere else: not what a hybrid of a useful size gains.
 """
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from benchmarks.load import Shape
 from benchmarks.simulation.link import DelayedLink
+from models.make.expand import main as expand
 from outrider.client.stack.commands import StackSettings, StackState
 from outrider.client.stack.processes import Progress, Stack, free_port
-from outrider.training.demo.expand import main as expand
 
 METHOD = "draft_model"
 _SAMPLE = re.compile(r"^outrider:(\w+?)(?:\{([^}]*)\})? (\S+)$", re.MULTILINE)
@@ -114,7 +114,7 @@ def plain(max_tokens: int) -> Shape:
 
 @contextmanager
 def expanded_target(small: Path, progress: Progress) -> Iterator[Path]:
-    """The small target inside a model of real cost (training/demo/expand.py), in a folder that is gone afterwards."""
+    """The small target inside a model of real cost (models/make/expand.py), in a folder that is gone afterwards."""
     with tempfile.TemporaryDirectory() as folder:
         progress("expanding the target to a model of real cost")
         expand(small, Path(folder) / "target")

@@ -10,8 +10,7 @@ K terms. Launches: the rows' laws with masses (kernels/sampling_support: two pas
 per session that decides; the race over the one row per session from which the last token is drawn. Minimum traffic for
 256 rows of 131,072 float32 logits in 64 sessions: 2 x 134 + 34 MB, 90 us at 3.35 TB/s, 63 us at 4.8 TB/s.
 
-Not here: trees. With point masses: coupled_sample with keys from the session's generator, then tree_accept; with laws:
-acceptance/tree.py, on the host.
+Not here: trees, which acceptance/tree.py decides on the host.
 """
 
 from __future__ import annotations

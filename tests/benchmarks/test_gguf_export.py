@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
 from benchmarks.gguf.export import export_gguf
+from models.make.expand import Shape, expand
+from models.make.family import export_model
 from outrider.shared.errors import ConfigError
-from outrider.training.demo.expand import Shape, expand
-from outrider.training.export import export_model
 
 MODELS = Path(__file__).parents[2] / "models"
 # The first word of what each of llama.cpp's names for a Llama's tensors is called by transformers.

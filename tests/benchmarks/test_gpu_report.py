@@ -30,9 +30,9 @@ from benchmarks.gpu_report import (
 )
 from benchmarks.gpu_report.__main__ import main
 from benchmarks.gpu_report.report import Budget, Finding, Part, Run, is_sound, last_line, noted, run_parts, show
+from models.make.expand import Shape, max_logit_difference
 from outrider.kernels.linear import triton_codes
 from outrider.shared.sampling_params import SpeculationMode
-from outrider.training.demo.expand import Shape, max_logit_difference
 
 pytestmark = pytest.mark.storm
 
@@ -61,7 +61,7 @@ def failing(_run: Run) -> Iterable[Finding]:
 
 def test_a_failure_and_a_spent_budget_stop_nothing() -> None:
     tracebacks: list[str] = []
-    walk = KERNELS["tree_accept"]
+    walk = KERNELS["rejection_sample"]
     parts = [
         Part("first", "fails", 0.0, failing),
         Part("second", "too long", 1000.0, walk.measure),
@@ -72,7 +72,7 @@ def test_a_failure_and_a_spent_budget_stop_nothing() -> None:
         ("before", ""),
         ("fails", "FAILED"),
         ("too long", "skipped"),
-        ("tree_accept", "pass"),
+        ("rejection_sample", "pass"),
     ]
     assert lines[1].finding.measured == "last line"
     assert "raise ValueError" in tracebacks[0]
@@ -94,18 +94,18 @@ def test_the_last_line_of_an_error() -> None:
 
 
 def test_rows_and_table_hold_every_finding(tmp_path: Path) -> None:
-    lines = run_parts([Part("first", "fails", 0.0, failing), KERNELS["tree_accept"]], tiny_run(), lambda _text: None)
+    lines = run_parts([Part("first", "fails", 0.0, failing), KERNELS["rejection_sample"]], tiny_run(), lambda _text: None)
     path = tmp_path / "results" / "gpu.jsonl"
     for _ in range(2):
         rows.save_rows(path, lines, rows.provenance(DEVICE, "abc"))
     written = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [row["name"] for row in written] == ["before", "fails", "tree_accept"] * 2
+    assert [row["name"] for row in written] == ["before", "fails", "rejection_sample"] * 2
     assert {row["commit"] for row in written} == {"abc"}
     assert {row["versions"]["torch"] for row in written} == {torch.__version__}
     console = Console(width=140, file=io.StringIO())
     show(lines, "title", console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert all(word in text for word in ("title", "before", "FAILED", "every walk equal", "1 parts failed"))
+    assert all(word in text for word in ("title", "before", "FAILED", "every decision equal", "1 parts failed"))
 
 
 def test_without_a_device_it_says_so_and_exits_2(monkeypatch: pytest.MonkeyPatch) -> None:

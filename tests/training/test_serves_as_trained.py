@@ -15,9 +15,9 @@ import httpx
 import pytest
 import torch
 
+from models.make.agreement import load_for_measuring
 from outrider.client.stack.commands import StackSettings
 from outrider.client.stack.processes import Stack
-from outrider.training.demo.agreement import load_for_measuring
 from outrider.training.frozen_target import FrozenTarget
 from outrider.training.heads.interface import Objective
 from outrider.training.heads.unroll import unroll

@@ -1,7 +1,7 @@
 """Chat documents made from documented functions: the user asks for a function, the assistant writes its source.
 
 Not instruction tuning: just enough text in the chat template for chat requests to get code back.
-Used by `training.demo.corpus`.
+Used by `training.data.corpus`.
 """
 
 from __future__ import annotations

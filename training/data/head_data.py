@@ -1,7 +1,7 @@
 """Training rows for draft heads: files in, batches out; each batch is a function of (data, seed, index) alone.
 
 Reads JSONL from `prepare-data` (the server's token ids, else the target's tokenizer), JSONL or text documents, `.npy`
-int[rows, length], and `.bin` uint16 streams of `training.demo.tokenizer`. Samples longer than `seq_len` are cut into
+int[rows, length], and `.bin` uint16 streams of `models.make.tokenizer`. Samples longer than `seq_len` are cut into
 independent windows; short ones are batched by length and padded on the right. Not here: objectives (training.heads).
 """
 

@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from outrider.training.demo.corpus import CorpusConfig, build_documents, default_roots, read_documents
+from outrider.training.data.corpus import CorpusConfig, build_documents, default_roots, read_documents
 from outrider.training.errors import PromptError
 
 _SHAREGPT_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}

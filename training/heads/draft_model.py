@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from outrider.training.demo.distill import DistillConfig, init_from_target
 from outrider.training.errors import SettingError
 from outrider.training.export import TOKENIZER_FILES, copy_files, write_model
 from outrider.training.frozen_target import FrozenTarget, require_checkpoint
@@ -27,7 +26,18 @@ COPIED_FILES = (
     "chat_template.jinja",
     "generation_config.json",
 )
-CROSS_ENTROPY_WEIGHT = DistillConfig.cross_entropy_weight
+# weight of the cross-entropy beside the KL divergence; the demo draft was distilled with it
+CROSS_ENTROPY_WEIGHT = 0.1
+
+
+@torch.no_grad()
+def init_from_target(draft: PreTrainedModel, target: PreTrainedModel) -> None:
+    """Initialises the draft's embeddings with the principal components of the target's, at the draft's own scale."""
+    embeddings = target.get_input_embeddings().weight.float()
+    own = draft.get_input_embeddings().weight
+    _, _, components = torch.linalg.svd(embeddings - embeddings.mean(dim=0), full_matrices=False)
+    projected = embeddings @ components[: own.shape[1]].T
+    own.copy_(projected * (own.std() / projected.std()))
 
 
 class DraftModelObjective(Objective):

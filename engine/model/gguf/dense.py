@@ -1,13 +1,15 @@
-"""The config rules of families without experts and recurrent layers. Not here: Gemma's (gemma)."""
+"""The architectures without experts and recurrent layers. Not here: Gemma's (gemma)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from outrider.engine.model.gguf.family import Family, Rules, has, windows
+from outrider.engine.model.gguf.architecture import Architecture, experts
+from outrider.engine.model.gguf.family import Family, has, heads_rotated_in_part, windows
 from outrider.engine.model.gguf.file import GgufFile
-from outrider.engine.model.gguf.rope import longrope_parameters, rope_parameters
+from outrider.engine.model.gguf.rope import LONGROPE_FACTORS, longrope_parameters, rope_parameters
+from outrider.engine.model.gguf.undone import rotated_pairs
 
 # tokens; context and window of Phi-3's short versions, whose older files leave the window out (their config.json).
 _PHI3_SHORT_CONTEXT, _PHI3_SHORT_WINDOW = 4096, 2047
@@ -62,7 +64,7 @@ _OLMO2 = Family("olmo2", "Olmo2ForCausalLM", fixed={"attention_bias": False})
 _OLMO3 = Family("olmo3", "Olmo3ForCausalLM", fixed={"attention_bias": False}, more=(windows(4), _olmo3))
 
 
-def phi3_heads(file: GgufFile) -> dict[str, Any]:
+def _phi3_heads(file: GgufFile) -> dict[str, Any]:
     """A head may be rotated in part (Phi-4-mini)."""
     num_heads = file.own("attention.head_count")
     return {
@@ -86,40 +88,86 @@ def _smollm3(file: GgufFile) -> dict[str, Any]:
 
 
 _COHERE = {"logit_scale": "logit_scale"}
-DENSE: Mapping[str, Rules] = {
-    "arcee": Family("arcee", "ArceeForCausalLM", more=(_ATTENTION_BIAS, _MLP_BIAS)),
-    "cohere2": Family("cohere2", "Cohere2ForCausalLM", _COHERE, more=(_ATTENTION_BIAS, windows(4))),
-    "command-r": Family(
-        "cohere",
-        "CohereForCausalLM",
-        _COHERE,
-        more=(_ATTENTION_BIAS, has("attn_q_norm.weight", "use_qk_norm")),
+_LAYER_NORM = ("layer_norm_eps", "attention.layer_norm_epsilon")
+# Norms after attention and after the feed-forward layer, none before.
+_NORMS_AFTER = ("post_feedforward_layernorm",)
+DENSE: Mapping[str, Architecture] = {
+    "arcee": Architecture(
+        Family("arcee", "ArceeForCausalLM", more=(_ATTENTION_BIAS, _MLP_BIAS)), row_order=rotated_pairs
     ),
-    "ernie4_5": Family("ernie4_5", "Ernie4_5ForCausalLM", more=(has("attn_q.bias", "use_bias"),)),
-    "exaone4": Family("exaone4", "Exaone4ForCausalLM", more=(windows(4),)),
-    "glm4": Family("glm4", "Glm4ForCausalLM", more=(_ATTENTION_BIAS,)),
-    "granite": Family("granite", "GraniteForCausalLM", GRANITE_SCALES, more=(_ATTENTION_BIAS, _MLP_BIAS)),
-    "hunyuan-dense": Family("hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", more=(_ATTENTION_BIAS,)),
-    "llama": _llama,
-    "olmo2": _olmo2,
-    "phi3": Family("phi3", "Phi3ForCausalLM", more=(_phi3,)),
-    "qwen2": Family("qwen2", "Qwen2ForCausalLM", fixed={"use_sliding_window": False}),
-    "qwen3": Family("qwen3", "Qwen3ForCausalLM", fixed={"use_sliding_window": False}, more=(_ATTENTION_BIAS,)),
-    "seed_oss": Family(
-        "seed_oss",
-        "SeedOssForCausalLM",
-        more=(_ATTENTION_BIAS, has("attn_output.bias", "attention_out_bias"), _MLP_BIAS),
+    "cohere2": Architecture(
+        Family("cohere2", "Cohere2ForCausalLM", _COHERE, more=(_ATTENTION_BIAS, windows(4))), epsilon=_LAYER_NORM
     ),
-    "smollm3": Family(
-        "smollm3",
-        "SmolLM3ForCausalLM",
-        fixed={"use_sliding_window": False},
-        more=(_ATTENTION_BIAS, _MLP_BIAS, _smollm3),
+    "command-r": Architecture(
+        Family(
+            "cohere",
+            "CohereForCausalLM",
+            _COHERE,
+            more=(_ATTENTION_BIAS, has("attn_q_norm.weight", "use_qk_norm")),
+        ),
+        epsilon=_LAYER_NORM,
     ),
-    "starcoder2": Family(
-        "starcoder2",
-        "Starcoder2ForCausalLM",
-        fixed={"sliding_window": _STARCODER2_WINDOW},
-        more=(has("attn_q.bias", "use_bias"),),
+    "ernie4_5": Architecture(Family("ernie4_5", "Ernie4_5ForCausalLM", more=(has("attn_q.bias", "use_bias"),))),
+    "exaone4": Architecture(Family("exaone4", "Exaone4ForCausalLM", more=(windows(4),)), modules=_NORMS_AFTER),
+    "glm4": Architecture(
+        Family("glm4", "Glm4ForCausalLM", more=(_ATTENTION_BIAS,)),
+        heads=heads_rotated_in_part,
+        modules=("post_self_attn_layernorm", "post_mlp_layernorm", "mlp.gate_up_proj"),
+    ),
+    "granite": Architecture(
+        Family("granite", "GraniteForCausalLM", GRANITE_SCALES, more=(_ATTENTION_BIAS, _MLP_BIAS)),
+        row_order=rotated_pairs,
+    ),
+    "hunyuan-dense": Architecture(
+        Family("hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", more=(_ATTENTION_BIAS,)),
+        modules=("self_attn.query_layernorm", "self_attn.key_layernorm"),
+    ),
+    # Mixtral too.
+    "llama": Architecture(
+        _llama,
+        modules=experts("block_sparse_moe", "w1", "w3", "w2"),
+        row_order=rotated_pairs,
+        has_tokenizer_class=True,
+    ),
+    "olmo2": Architecture(_olmo2, modules=_NORMS_AFTER),
+    "phi3": Architecture(
+        Family("phi3", "Phi3ForCausalLM", more=(_phi3,)),
+        heads=_phi3_heads,
+        modules=("self_attn.qkv_proj", "mlp.gate_up_proj"),
+        in_config=LONGROPE_FACTORS,
+        has_tokenizer_class=True,
+    ),
+    "qwen2": Architecture(
+        Family("qwen2", "Qwen2ForCausalLM", fixed={"use_sliding_window": False}), has_tokenizer_class=True
+    ),
+    "qwen3": Architecture(
+        Family("qwen3", "Qwen3ForCausalLM", fixed={"use_sliding_window": False}, more=(_ATTENTION_BIAS,)),
+        has_tokenizer_class=True,
+    ),
+    "seed_oss": Architecture(
+        Family(
+            "seed_oss",
+            "SeedOssForCausalLM",
+            more=(_ATTENTION_BIAS, has("attn_output.bias", "attention_out_bias"), _MLP_BIAS),
+        )
+    ),
+    "smollm3": Architecture(
+        Family(
+            "smollm3",
+            "SmolLM3ForCausalLM",
+            fixed={"use_sliding_window": False},
+            more=(_ATTENTION_BIAS, _MLP_BIAS, _smollm3),
+        ),
+        row_order=rotated_pairs,
+    ),
+    "starcoder2": Architecture(
+        Family(
+            "starcoder2",
+            "Starcoder2ForCausalLM",
+            fixed={"sliding_window": _STARCODER2_WINDOW},
+            more=(has("attn_q.bias", "use_bias"),),
+        ),
+        epsilon=("norm_epsilon", "attention.layer_norm_epsilon"),
+        modules=("mlp.c_fc", "mlp.c_proj"),
     ),
 }

@@ -1,4 +1,4 @@
-"""The rules of a family whose config is a matter of names: what is read, and what every checkpoint of it has."""
+"""The rules that configs are made by: what is read by name, what every checkpoint of a family has, what heads have."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from outrider.engine.errors import ModelRefused
 from outrider.engine.model.gguf.file import GgufFile
+from outrider.engine.model.gguf.rope import rope_parameters
 
 # What config.json says that a file does not, or says otherwise.
 Rules = Callable[[GgufFile], dict[str, Any]]
@@ -78,3 +79,36 @@ def windows(every: int) -> Rules:
         return {"sliding_window": width, "layer_types": kinds[: file.num_layers]}
 
     return rules
+
+
+def plain_heads(file: GgufFile) -> dict[str, Any]:
+    """Heads of one width that are rotated whole. Raises ModelRefused: they are rotated in part."""
+    found = _heads(file)
+    file.require("rope.dimension_count", found["head_dim"])
+    return found
+
+
+def heads_rotated_in_part(file: GgufFile) -> dict[str, Any]:
+    found = _heads(file)
+    rotated = file.own("rope.dimension_count", found["head_dim"])
+    return found | {
+        "rope_parameters": found["rope_parameters"] | {"partial_rotary_factor": rotated / found["head_dim"]}
+    }
+
+
+def heads_without_rope(file: GgufFile) -> dict[str, Any]:
+    """What the file says of RoPE means nothing."""
+    file.own("rope.dimension_count", 0)
+    return _heads(file)
+
+
+def _heads(file: GgufFile) -> dict[str, Any]:
+    num_heads = file.uniform("attention.head_count")
+    head_dim = file.own("attention.key_length", file.own("embedding_length") // num_heads)
+    file.require("attention.value_length", head_dim)
+    return {
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": file.uniform("attention.head_count_kv", num_heads),
+        "head_dim": head_dim,
+        "rope_parameters": rope_parameters(file),
+    }

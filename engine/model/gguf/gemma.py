@@ -1,4 +1,4 @@
-"""The config rules of Gemma 1 to 4."""
+"""The architectures of Gemma 1 to 4."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from outrider.engine.errors import ModelRefused
-from outrider.engine.model.gguf.family import Family, Rules, windows
+from outrider.engine.model.gguf.architecture import Architecture
+from outrider.engine.model.gguf.family import Family, windows
 from outrider.engine.model.gguf.file import GgufFile
+from outrider.engine.model.gguf.joined import Joined, one_after_another
 from outrider.engine.model.gguf.rope import rope_parameters
 
 # Gemma 2's values where a file leaves them out; layers of the 27B (llama.cpp, src/models/gemma2.cpp).
@@ -75,7 +77,7 @@ def _gemma3n(file: GgufFile) -> dict[str, Any]:
     }
 
 
-def gemma4_heads(file: GgufFile) -> dict[str, Any]:
+def _gemma4_heads(file: GgufFile) -> dict[str, Any]:
     """Heads of layers with a window, and of those without, which may have no values of their own."""
     head_dim, global_head_dim = file.own("attention.key_length_swa"), file.own("attention.key_length")
     file.require("attention.value_length_swa", head_dim)
@@ -141,37 +143,87 @@ def _gemma4(file: GgufFile) -> dict[str, Any]:
     return common | (experts if num_experts else {})
 
 
-GEMMA: Mapping[str, Rules] = {
-    "gemma": Family("gemma", "GemmaForCausalLM", fixed=_ACTIVATION),
-    "gemma2": Family(
-        "gemma2",
-        "Gemma2ForCausalLM",
-        {
-            "sliding_window": ("attention.sliding_window", _GEMMA2_WINDOW),
-            "attn_logit_softcapping": ("attn_logit_softcapping", _GEMMA2_ATTENTION_CAP),
-            "final_logit_softcapping": ("final_logit_softcapping", _GEMMA2_LOGIT_CAP),
+_NORMS_AROUND = ("pre_feedforward_layernorm", "post_feedforward_layernorm")
+# Embeddings for each layer: Gemma 3n and 4.
+_PER_LAYER = ("per_layer_input_gate", "per_layer_projection", "post_per_layer_input_norm")
+_PER_LAYER_OUTSIDE = (
+    "model.embed_tokens_per_layer",
+    "model.per_layer_model_projection",
+    "model.per_layer_projection_norm",
+)
+GEMMA: Mapping[str, Architecture] = {
+    "gemma": Architecture(Family("gemma", "GemmaForCausalLM", fixed=_ACTIVATION), norms_plus_one=True),
+    "gemma2": Architecture(
+        Family(
+            "gemma2",
+            "Gemma2ForCausalLM",
+            {
+                "sliding_window": ("attention.sliding_window", _GEMMA2_WINDOW),
+                "attn_logit_softcapping": ("attn_logit_softcapping", _GEMMA2_ATTENTION_CAP),
+                "final_logit_softcapping": ("final_logit_softcapping", _GEMMA2_LOGIT_CAP),
+            },
+            _ACTIVATION,
+            (_gemma2,),
+        ),
+        modules=_NORMS_AROUND,
+        norms_plus_one=True,
+        has_tokenizer_class=True,
+    ),
+    "gemma3": Architecture(
+        Family(
+            "gemma3_text",
+            "Gemma3ForCausalLM",
+            {"sliding_window": "attention.sliding_window"},
+            _ACTIVATION,
+            (_gemma3,),
+        ),
+        modules=_NORMS_AROUND,
+        norms_plus_one=True,
+        has_tokenizer_class=True,
+    ),
+    "gemma3n": Architecture(
+        Family(
+            "gemma3n_text",
+            "Gemma3nForCausalLM",
+            {
+                "altup_active_idx": "altup.active_idx",
+                "altup_num_inputs": "altup.num_inputs",
+                "final_logit_softcapping": ("final_logit_softcapping", _GEMMA2_LOGIT_CAP),
+            },
+            _ACTIVATION,
+            (windows(5), _per_layer, _gemma3n),
+        ),
+        modules=(
+            *_NORMS_AROUND,
+            *_PER_LAYER,
+            *(f"altup.{name}" for name in ("correction_coefs", "prediction_coefs", "modality_router", "router_norm")),
+            *(f"laurel.{name}" for name in ("linear_left", "linear_right", "post_laurel_norm")),
+        ),
+        parameters={"altup_correct_scale.weight": "altup.correct_output_scale"},
+        outside=(*_PER_LAYER_OUTSIDE, "model.altup_projections.*", "model.altup_unembed_projections.*"),
+        tokenizer_like="gemma3",
+    ),
+    "gemma4": Architecture(
+        Family("gemma4_text", "Gemma4ForCausalLM", fixed=_ACTIVATION, more=(windows(6), _per_layer, _gemma4)),
+        heads=_gemma4_heads,
+        has_one_width=False,
+        modules=(
+            *_NORMS_AROUND,
+            *_PER_LAYER,
+            "router.proj",
+            "pre_feedforward_layernorm_2",
+            "post_feedforward_layernorm_1",
+            "post_feedforward_layernorm_2",
+        ),
+        parameters={
+            "layer_output_scale.weight": "layer_scalar",
+            "ffn_gate_inp.scale": "router.scale",
+            "ffn_down_exps.scale": "router.per_expert_scale",
         },
-        _ACTIVATION,
-        (_gemma2,),
-    ),
-    "gemma3n": Family(
-        "gemma3n_text",
-        "Gemma3nForCausalLM",
-        {
-            "altup_active_idx": "altup.active_idx",
-            "altup_num_inputs": "altup.num_inputs",
-            "final_logit_softcapping": ("final_logit_softcapping", _GEMMA2_LOGIT_CAP),
-        },
-        _ACTIVATION,
-        (windows(5), _per_layer, _gemma3n),
-    ),
-    "gemma4": Family(
-        "gemma4_text",
-        "Gemma4ForCausalLM",
-        fixed=_ACTIVATION,
-        more=(windows(6), _per_layer, _gemma4),
-    ),
-    "gemma3": Family(
-        "gemma3_text", "Gemma3ForCausalLM", {"sliding_window": "attention.sliding_window"}, _ACTIVATION, (_gemma3,)
+        outside=_PER_LAYER_OUTSIDE,
+        joined=(
+            Joined("experts.gate_up_proj", ("ffn_gate_up_exps.weight",), one_after_another),
+            Joined("experts.down_proj", ("ffn_down_exps.weight",), one_after_another),
+        ),
     ),
 }

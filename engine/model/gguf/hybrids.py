@@ -1,14 +1,25 @@
-"""The config rules of families with recurrent layers: gated delta nets, Mamba-2, short convolutions."""
+"""The architectures with recurrent layers: gated delta nets, Mamba-2, short convolutions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from outrider.engine.model.gguf.architecture import Architecture, feed_forward
 from outrider.engine.model.gguf.dense import GRANITE_SCALES
-from outrider.engine.model.gguf.family import Family, Keys, Rules, has, layer_kinds
+from outrider.engine.model.gguf.family import (
+    Family,
+    Keys,
+    Rules,
+    has,
+    heads_rotated_in_part,
+    heads_without_rope,
+    layer_kinds,
+)
 from outrider.engine.model.gguf.file import GgufFile
-from outrider.engine.model.gguf.mixtures import QWEN_EXPERTS, SIGMOID
+from outrider.engine.model.gguf.joined import Joined, by_key_head, input_and_output
+from outrider.engine.model.gguf.mixtures import GRANITE_EXPERTS, GRANITE_ROUTER, QWEN_EXPERTS, QWEN_MODULES, SIGMOID
+from outrider.engine.model.gguf.undone import rotated_pairs, value_head_columns, value_head_rows
 
 _RECURRENT, _FULL = "linear_attention", "full_attention"
 _MAMBA_LAYERS = {"ssm_in.weight": _RECURRENT, "attn_q.weight": _FULL}
@@ -85,70 +96,170 @@ _NEMOTRON_EXPERTS: Keys = {
     "topk_group": ("expert_group_used_count", 1),
 }
 _NEMOTRON_RULES = (layer_kinds(_NEMOTRON_LAYERS, "layers_block_type"), _head_dim("mamba_head_dim"))
-HYBRIDS: Mapping[str, Rules] = {
-    "falcon-h1": Family(
-        "falcon_h1",
-        "FalconH1ForCausalLM",
-        _MAMBA,
-        {
-            "mamba_norm_before_gate": False,
-            "attention_in_multiplier": 1.0,
-            "attention_out_multiplier": 1.0,
-            "embedding_multiplier": 1.0,
-            "key_multiplier": 1.0,
-            "lm_head_multiplier": 1.0,
-            "mlp_multipliers": [1.0] * 2,
-            "ssm_in_multiplier": 1.0,
-            "ssm_multipliers": [1.0] * 5,
-            "ssm_out_multiplier": 1.0,
+
+
+def _mamba_modules(module: str) -> tuple[str, ...]:
+    return tuple(f"{module}.{name}" for name in ("in_proj", "conv1d", "norm", "out_proj"))
+
+
+def _mamba_parameters(module: str) -> dict[str, str]:
+    return {"ssm_a": f"{module}.A_log", "ssm_d": f"{module}.D", "ssm_dt.bias": f"{module}.dt_bias"}
+
+
+_DELTA_MODULES = tuple(f"linear_attn.{name}" for name in ("conv1d", "norm", "out_proj"))
+_DELTA_PARAMETERS = {"ssm_a": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias"}
+_QWEN35_MODULES = (
+    *_DELTA_MODULES,
+    *(f"linear_attn.{name}" for name in ("in_proj_a", "in_proj_b", "in_proj_qkv", "in_proj_z")),
+)
+_LFM2_MODULES = (
+    "operator_norm",
+    *(f"self_attn.{name}" for name in ("q_layernorm", "k_layernorm", "out_proj")),
+    "ffn_norm",
+    *(f"feed_forward.{name}" for name in ("w1", "w3", "w2")),
+    *(f"conv.{name}" for name in ("conv", "in_proj", "out_proj")),
+)
+_LFM2_EPSILON = ("norm_eps", "attention.layer_norm_rms_epsilon")
+_NEMOTRON_EPSILON = ("layer_norm_epsilon", "attention.layer_norm_epsilon")
+_NEMOTRON_MODULES = (
+    "norm",
+    *_mamba_modules("mixer"),
+    *(f"mixer.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj")),
+)
+_NEMOTRON_OUTSIDE = ("model.embeddings", "model.norm_f")
+HYBRIDS: Mapping[str, Architecture] = {
+    "falcon-h1": Architecture(
+        Family(
+            "falcon_h1",
+            "FalconH1ForCausalLM",
+            _MAMBA,
+            {
+                "mamba_norm_before_gate": False,
+                "attention_in_multiplier": 1.0,
+                "attention_out_multiplier": 1.0,
+                "embedding_multiplier": 1.0,
+                "key_multiplier": 1.0,
+                "lm_head_multiplier": 1.0,
+                "mlp_multipliers": [1.0] * 2,
+                "ssm_in_multiplier": 1.0,
+                "ssm_multipliers": [1.0] * 5,
+                "ssm_out_multiplier": 1.0,
+            },
+            (_falcon, _head_dim("mamba_d_head"), has("ssm_norm.weight", "mamba_rms_norm")),
+        ),
+        modules=(*_mamba_modules("mamba"), *feed_forward("feed_forward")),
+        parameters=_mamba_parameters("mamba") | {"ffn_norm": "pre_ff_layernorm.weight"},
+        outside=("model.final_layernorm",),
+    ),
+    "granitehybrid": Architecture(
+        Family(
+            "granitemoehybrid",
+            "GraniteMoeHybridForCausalLM",
+            {
+                **_MAMBA,
+                **GRANITE_SCALES,
+                "num_local_experts": ("expert_count", 0),
+                "num_experts_per_tok": ("expert_used_count", 0),
+            },
+            more=(_granite, _head_dim("mamba_d_head"), layer_kinds(_MAMBA_LAYERS)),
+        ),
+        modules=(*_mamba_modules("mamba"), *GRANITE_ROUTER),
+        parameters=_mamba_parameters("mamba"),
+        joined=(*GRANITE_EXPERTS, *input_and_output("shared_mlp", "")),
+        row_order=rotated_pairs,
+    ),
+    "lfm2": Architecture(
+        Family("lfm2", "Lfm2ForCausalLM", _LFM2, {"block_auto_adjust_ff_dim": False}, (layer_kinds(_CONVOLUTIONS),)),
+        epsilon=_LFM2_EPSILON,
+        modules=_LFM2_MODULES,
+        outside=("model.embedding_norm",),
+    ),
+    "lfm2moe": Architecture(
+        Family(
+            "lfm2_moe",
+            "Lfm2MoeForCausalLM",
+            {
+                **_LFM2,
+                "num_experts": "expert_count",
+                "num_experts_per_tok": "expert_used_count",
+                "moe_intermediate_size": "expert_feed_forward_length",
+                "num_dense_layers": ("leading_dense_block_count", 0),
+            },
+            {"norm_topk_prob": True},
+            (layer_kinds(_CONVOLUTIONS), _lfm2_moe),
+        ),
+        epsilon=_LFM2_EPSILON,
+        modules=(*_LFM2_MODULES, "feed_forward.gate"),
+        parameters={
+            "ffn_gate_exps.weight": "feed_forward.experts.*.w1.weight",
+            "ffn_up_exps.weight": "feed_forward.experts.*.w3.weight",
+            "ffn_down_exps.weight": "feed_forward.experts.*.w2.weight",
+            "exp_probs_b.bias": "feed_forward.expert_bias",
         },
-        (_falcon, _head_dim("mamba_d_head"), has("ssm_norm.weight", "mamba_rms_norm")),
+        outside=("model.embedding_norm",),
     ),
-    "granitehybrid": Family(
-        "granitemoehybrid",
-        "GraniteMoeHybridForCausalLM",
-        {
-            **_MAMBA,
-            **GRANITE_SCALES,
-            "num_local_experts": ("expert_count", 0),
-            "num_experts_per_tok": ("expert_used_count", 0),
+    "nemotron_h": Architecture(
+        Family("nemotron_h", "NemotronHForCausalLM", _NEMOTRON, more=_NEMOTRON_RULES),
+        heads=heads_without_rope,
+        epsilon=_NEMOTRON_EPSILON,
+        modules=_NEMOTRON_MODULES,
+        parameters=_mamba_parameters("mixer"),
+        outside=_NEMOTRON_OUTSIDE,
+    ),
+    "nemotron_h_moe": Architecture(
+        Family("nemotron_h", "NemotronHForCausalLM", {**_NEMOTRON, **_NEMOTRON_EXPERTS}, more=_NEMOTRON_RULES),
+        heads=heads_without_rope,
+        epsilon=_NEMOTRON_EPSILON,
+        modules=(
+            *_NEMOTRON_MODULES,
+            "mixer.gate",
+            *(f"mixer.shared_experts.{name}" for name in ("up_proj", "down_proj")),
+        ),
+        parameters={
+            **_mamba_parameters("mixer"),
+            "ffn_up_exps.weight": "mixer.experts.*.up_proj.weight",
+            "ffn_down_exps.weight": "mixer.experts.*.down_proj.weight",
+            "exp_probs_b.bias": "mixer.gate.e_score_correction_bias",
         },
-        more=(_granite, _head_dim("mamba_d_head"), layer_kinds(_MAMBA_LAYERS)),
+        outside=_NEMOTRON_OUTSIDE,
     ),
-    "lfm2": Family(
-        "lfm2", "Lfm2ForCausalLM", _LFM2, {"block_auto_adjust_ff_dim": False}, (layer_kinds(_CONVOLUTIONS),)
+    "qwen35": Architecture(
+        Family("qwen3_5_text", "Qwen3_5ForCausalLM", _DELTA_NET, more=(*_QWEN_LAYERS, _sections), ignored=_SEEN),
+        heads=heads_rotated_in_part,
+        modules=_QWEN35_MODULES,
+        parameters=_DELTA_PARAMETERS,
+        row_order=value_head_rows,
+        column_order=value_head_columns,
+        norms_plus_one=True,
     ),
-    "lfm2moe": Family(
-        "lfm2_moe",
-        "Lfm2MoeForCausalLM",
-        {
-            **_LFM2,
-            "num_experts": "expert_count",
-            "num_experts_per_tok": "expert_used_count",
-            "moe_intermediate_size": "expert_feed_forward_length",
-            "num_dense_layers": ("leading_dense_block_count", 0),
-        },
-        {"norm_topk_prob": True},
-        (layer_kinds(_CONVOLUTIONS), _lfm2_moe),
+    "qwen35moe": Architecture(
+        Family(
+            "qwen3_5_moe_text",
+            "Qwen3_5MoeForCausalLM",
+            {**_DELTA_NET, **QWEN_EXPERTS},
+            more=(*_QWEN_LAYERS, _sections),
+            ignored=_SEEN,
+        ),
+        heads=heads_rotated_in_part,
+        modules=(*_QWEN35_MODULES, *QWEN_MODULES),
+        parameters=_DELTA_PARAMETERS,
+        row_order=value_head_rows,
+        column_order=value_head_columns,
+        norms_plus_one=True,
     ),
-    "nemotron_h": Family("nemotron_h", "NemotronHForCausalLM", _NEMOTRON, more=_NEMOTRON_RULES),
-    "nemotron_h_moe": Family(
-        "nemotron_h", "NemotronHForCausalLM", {**_NEMOTRON, **_NEMOTRON_EXPERTS}, more=_NEMOTRON_RULES
-    ),
-    "qwen35": Family("qwen3_5_text", "Qwen3_5ForCausalLM", _DELTA_NET, more=(*_QWEN_LAYERS, _sections), ignored=_SEEN),
-    "qwen35moe": Family(
-        "qwen3_5_moe_text",
-        "Qwen3_5MoeForCausalLM",
-        {**_DELTA_NET, **QWEN_EXPERTS},
-        more=(*_QWEN_LAYERS, _sections),
-        ignored=_SEEN,
-    ),
-    "qwen3next": Family(
-        "qwen3_next",
-        "Qwen3NextForCausalLM",
-        {**_DELTA_NET, **QWEN_EXPERTS},
-        {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []},
-        _QWEN_LAYERS,
-        _SEEN,
+    "qwen3next": Architecture(
+        Family(
+            "qwen3_next",
+            "Qwen3NextForCausalLM",
+            {**_DELTA_NET, **QWEN_EXPERTS},
+            {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []},
+            _QWEN_LAYERS,
+            _SEEN,
+        ),
+        heads=heads_rotated_in_part,
+        modules=(*_DELTA_MODULES, "linear_attn.in_proj_ba", *QWEN_MODULES),
+        parameters=_DELTA_PARAMETERS,
+        joined=(Joined("linear_attn.in_proj_qkvz.weight", ("attn_qkv.weight", "attn_gate.weight"), by_key_head),),
+        norms_plus_one=True,
     ),
 }

@@ -2,13 +2,13 @@
 
 gpt-oss: an expert's gate and up rows lie in turn in one parameter, and experts are [E, K, N] in the model, [E, N, K] in
 the file. Granite: gate and up one after another. Latent attention: kv_b_proj is k_b, whose heads are turned round, and
-v_b. Qwen3-Next: a key head's rows of queries, keys, values and gates lie together. Not here: tensors that are one
-parameter each (tensors).
+v_b. Qwen3-Next: a key head's rows of queries, keys, values and gates lie together. Not here: which architectures have
+them (their records), tensors that are one parameter each (tensors).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -51,7 +51,7 @@ def _in_turn(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.stack(tuple(parts), 2).flatten(1, 2)
 
 
-def _experts_in_turn(file: GgufFile, parts: Sequence[Part]) -> tuple[tuple[int, ...], WeightReader]:
+def experts_in_turn(file: GgufFile, parts: Sequence[Part]) -> tuple[tuple[int, ...], WeightReader]:
     """[E, K, P * N]"""
     num_experts, outputs, inputs = parts[0].shape
 
@@ -72,13 +72,13 @@ def _rows_in_turn(codes: Sequence[Codes]) -> Codes:
     return stacked(codes).rows(torch.arange(len(codes) * num_outputs).reshape(len(codes), num_outputs).T.flatten())
 
 
-def _biases(file: GgufFile, parts: Sequence[Part]) -> tuple[tuple[int, ...], WeightReader]:
+def biases_in_turn(file: GgufFile, parts: Sequence[Part]) -> tuple[tuple[int, ...], WeightReader]:
     """[E, P * n]"""
     shape = (parts[0].shape[0], len(parts) * parts[0].shape[1])
     return shape, WeightReader(lambda: _in_turn([part.read() for part in parts]))
 
 
-def _latent_heads(file: GgufFile, parts: Sequence[Part]) -> tuple[tuple[int, ...], WeightReader]:
+def keys_and_values(file: GgufFile, parts: Sequence[Part]) -> tuple[tuple[int, ...], WeightReader]:
     """k_b [H, latent, n] and v_b [H, v, latent] -> [H * (n + v), latent]"""
     keys, values = parts
     num_heads, latent, width = keys.shape
@@ -86,7 +86,7 @@ def _latent_heads(file: GgufFile, parts: Sequence[Part]) -> tuple[tuple[int, ...
     return shape, WeightReader(lambda: torch.cat((keys.read().transpose(1, 2), values.read()), 1).flatten(0, 1))
 
 
-def _one_after_another(file: GgufFile, parts: Sequence[Part]) -> tuple[tuple[int, ...], WeightReader]:
+def one_after_another(file: GgufFile, parts: Sequence[Part]) -> tuple[tuple[int, ...], WeightReader]:
     """P times [N, K] -> [P * N, K], or of every expert [E, N, K]"""
     *_, outputs, inputs = parts[0].shape
     shape = (*parts[0].shape[:-2], len(parts) * outputs, inputs)
@@ -105,7 +105,7 @@ def _one_after_another(file: GgufFile, parts: Sequence[Part]) -> tuple[tuple[int
     )
 
 
-def _by_key_head(file: GgufFile, parts: Sequence[Part]) -> tuple[tuple[int, ...], WeightReader]:
+def by_key_head(file: GgufFile, parts: Sequence[Part]) -> tuple[tuple[int, ...], WeightReader]:
     """Queries, keys and values [2Q + V, K], and gates [V, K] -> [2Q + 2V, K], each key head's rows of the four"""
     num_heads, inner = file.own("ssm.group_count"), file.own("ssm.inner_size")
     qkv, gates = parts
@@ -118,32 +118,10 @@ def _by_key_head(file: GgufFile, parts: Sequence[Part]) -> tuple[tuple[int, ...]
     return (qkv.shape[0] + inner, qkv.shape[1]), WeightReader(read)
 
 
-_GPT_OSS = (
-    Joined("mlp.experts.gate_up_proj", ("ffn_gate_exps.weight", "ffn_up_exps.weight"), _experts_in_turn),
-    Joined("mlp.experts.down_proj", ("ffn_down_exps.weight",), _experts_in_turn),
-    Joined("mlp.experts.gate_up_proj_bias", ("ffn_gate_exps.bias", "ffn_up_exps.bias"), _biases),
-    Joined("mlp.experts.down_proj_bias", ("ffn_down_exps.bias",), _biases),
-)
-
-
-def _input_and_output(module: str, suffix: str) -> tuple[Joined, Joined]:
+def input_and_output(module: str, suffix: str) -> tuple[Joined, Joined]:
+    """Granite's: gate and up are one linear. suffix: of the tensors' names."""
     gate_and_up = f"ffn_gate{suffix}.weight", f"ffn_up{suffix}.weight"
     return (
-        Joined(f"{module}.input_linear.weight", gate_and_up, _one_after_another),
-        Joined(f"{module}.output_linear.weight", (f"ffn_down{suffix}.weight",), _one_after_another),
+        Joined(f"{module}.input_linear.weight", gate_and_up, one_after_another),
+        Joined(f"{module}.output_linear.weight", (f"ffn_down{suffix}.weight",), one_after_another),
     )
-
-
-_GRANITE = (*_input_and_output("block_sparse_moe", "_exps"), *_input_and_output("shared_mlp", "_shexp"))
-# By architecture: what a layer may have of such parameters.
-JOINED: Mapping[str, tuple[Joined, ...]] = {
-    "gpt-oss": _GPT_OSS,
-    "deepseek2": (Joined("self_attn.kv_b_proj.weight", ("attn_k_b.weight", "attn_v_b.weight"), _latent_heads),),
-    "gemma4": (
-        Joined("experts.gate_up_proj", ("ffn_gate_up_exps.weight",), _one_after_another),
-        Joined("experts.down_proj", ("ffn_down_exps.weight",), _one_after_another),
-    ),
-    "granitemoe": _GRANITE,
-    "granitehybrid": (*_GRANITE, *_input_and_output("shared_mlp", "")),
-    "qwen3next": (Joined("linear_attn.in_proj_qkvz.weight", ("attn_qkv.weight", "attn_gate.weight"), _by_key_head),),
-}

@@ -1,14 +1,23 @@
-"""The config rules of mixtures of experts. Not here: Mixtral (dense), those with recurrent layers (hybrids)."""
+"""The architectures with experts. Not here: Mixtral (dense), those with recurrent layers (hybrids)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from outrider.engine.model.gguf.architecture import Architecture, experts, feed_forward
 from outrider.engine.model.gguf.dense import GRANITE_SCALES
-from outrider.engine.model.gguf.family import Family, Keys, Rules, has, values
+from outrider.engine.model.gguf.family import Family, Keys, has, heads_rotated_in_part, values
 from outrider.engine.model.gguf.file import GgufFile
+from outrider.engine.model.gguf.joined import (
+    Joined,
+    biases_in_turn,
+    experts_in_turn,
+    input_and_output,
+    keys_and_values,
+)
 from outrider.engine.model.gguf.rope import rope_parameters
+from outrider.engine.model.gguf.undone import rotated_pairs
 
 # expert_gating_func; files of DeepSeek-V2 from before the key have none, nor have some of GLM-4.7-Flash, which means
 # the sigmoid and is told apart by its vocabulary (llama.cpp, src/models/deepseek2.cpp).
@@ -72,7 +81,7 @@ def _last_layer(file: GgufFile) -> dict[str, Any]:
     return {"moe_layer_end_index": file.num_layers - 1}
 
 
-def latent_heads(file: GgufFile) -> dict[str, Any]:
+def _latent_heads(file: GgufFile) -> dict[str, Any]:
     """Widths of a head. Files from before April 2025 give them under the general names; since then those are the
     latents', as of one head for keys and values."""
     num_heads, rotated = file.own("attention.head_count"), file.own("rope.dimension_count")
@@ -131,62 +140,128 @@ def _choice_of_experts(file: GgufFile, config: dict[str, Any]) -> dict[str, Any]
     return {"model_type": "deepseek_v2", "architectures": ["DeepseekV2ForCausalLM"], "topk_method": method}
 
 
-MIXTURES: Mapping[str, Rules] = {
-    "deepseek2": _deepseek2,
-    "dots1": Family("dots1", "Dots1ForCausalLM", _DEEPSEEK, more=(_by_sigmoids, has("attn_q.bias", "attention_bias"))),
-    "ernie4_5-moe": Family(
-        "ernie4_5_moe",
-        "Ernie4_5_MoeForCausalLM",
-        {
-            "moe_num_experts": "expert_count",
-            "moe_k": "expert_used_count",
-            "moe_num_shared_experts": "expert_shared_count",
-            "moe_intermediate_size": "expert_feed_forward_length",
-            "moe_layer_start_index": ("leading_dense_block_count", 0),
-            "moe_layer_interval": "interleave_moe_layer_step",
-        },
-        more=(_last_layer, has("attn_q.bias", "use_bias")),
-        ignored=("expert_shared_feed_forward_length",),  # the converter's is not the width
+_EXPERTS = experts("mlp")
+_WITH_SHARED = (*_EXPERTS, *feed_forward("mlp.shared_experts"))
+QWEN_MODULES = (*_EXPERTS, *feed_forward("mlp.shared_expert"), "mlp.shared_expert_gate")
+_CORRECTION = {"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"}
+# Granite's, of its hybrids too: the router, the experts and what all tokens go through.
+GRANITE_ROUTER = ("block_sparse_moe.router.layer",)
+GRANITE_EXPERTS = (*input_and_output("block_sparse_moe", "_exps"), *input_and_output("shared_mlp", "_shexp"))
+MIXTURES: Mapping[str, Architecture] = {
+    "deepseek2": Architecture(
+        _deepseek2,
+        heads=_latent_heads,
+        modules=(
+            *_WITH_SHARED,
+            *(
+                f"self_attn.{name}"
+                for name in (
+                    "q_a_proj",
+                    "q_a_layernorm",
+                    "q_b_proj",
+                    "kv_a_proj_with_mqa",
+                    "kv_a_layernorm",
+                    "kv_b_proj",
+                )
+            ),
+        ),
+        parameters=_CORRECTION,
+        joined=(Joined("self_attn.kv_b_proj.weight", ("attn_k_b.weight", "attn_v_b.weight"), keys_and_values),),
     ),
-    "glm4moe": Family(
-        "glm4_moe",
-        "Glm4MoeForCausalLM",
-        _DEEPSEEK,
-        more=(_by_sigmoids, has("attn_q.bias", "attention_bias"), has("attn_q_norm.weight", "use_qk_norm")),
+    "dots1": Architecture(
+        Family("dots1", "Dots1ForCausalLM", _DEEPSEEK, more=(_by_sigmoids, has("attn_q.bias", "attention_bias"))),
+        modules=_WITH_SHARED,
+        parameters=_CORRECTION,
+    ),
+    "ernie4_5-moe": Architecture(
+        Family(
+            "ernie4_5_moe",
+            "Ernie4_5_MoeForCausalLM",
+            {
+                "moe_num_experts": "expert_count",
+                "moe_k": "expert_used_count",
+                "moe_num_shared_experts": "expert_shared_count",
+                "moe_intermediate_size": "expert_feed_forward_length",
+                "moe_layer_start_index": ("leading_dense_block_count", 0),
+                "moe_layer_interval": "interleave_moe_layer_step",
+            },
+            more=(_last_layer, has("attn_q.bias", "use_bias")),
+            ignored=("expert_shared_feed_forward_length",),  # the converter's is not the width
+        ),
+        modules=_WITH_SHARED,
+        parameters={"exp_probs_b.bias": "mlp.moe_statics.e_score_correction_bias"},
+        one_row=frozenset({"exp_probs_b"}),
+    ),
+    "glm4moe": Architecture(
+        Family(
+            "glm4_moe",
+            "Glm4MoeForCausalLM",
+            _DEEPSEEK,
+            more=(_by_sigmoids, has("attn_q.bias", "attention_bias"), has("attn_q_norm.weight", "use_qk_norm")),
+        ),
+        heads=heads_rotated_in_part,
+        modules=_WITH_SHARED,
+        parameters=_CORRECTION,
     ),
     # Layers with a window and without take turns, the first has one.
-    "gpt-oss": Family(
-        "gpt_oss",
-        "GptOssForCausalLM",
-        {
-            **_CHOICE,
-            "intermediate_size": "expert_feed_forward_length",
-            "sliding_window": "attention.sliding_window",
-        },
-        more=(_gpt_oss,),
+    "gpt-oss": Architecture(
+        Family(
+            "gpt_oss",
+            "GptOssForCausalLM",
+            {
+                **_CHOICE,
+                "intermediate_size": "expert_feed_forward_length",
+                "sliding_window": "attention.sliding_window",
+            },
+            more=(_gpt_oss,),
+        ),
+        modules=("mlp.router",),
+        parameters={"attn_sinks.weight": "self_attn.sinks"},
+        joined=(
+            Joined("mlp.experts.gate_up_proj", ("ffn_gate_exps.weight", "ffn_up_exps.weight"), experts_in_turn),
+            Joined("mlp.experts.down_proj", ("ffn_down_exps.weight",), experts_in_turn),
+            Joined("mlp.experts.gate_up_proj_bias", ("ffn_gate_exps.bias", "ffn_up_exps.bias"), biases_in_turn),
+            Joined("mlp.experts.down_proj_bias", ("ffn_down_exps.bias",), biases_in_turn),
+        ),
     ),
-    "granitemoe": _granite_moe,
-    "minimax-m2": Family(
-        "minimax_m2",
-        "MiniMaxM2ForCausalLM",
-        {**_CHOICE, "intermediate_size": "expert_feed_forward_length"},
-        more=(_by_sigmoids,),
+    "granitemoe": Architecture(_granite_moe, modules=GRANITE_ROUTER, joined=GRANITE_EXPERTS, row_order=rotated_pairs),
+    "minimax-m2": Architecture(
+        Family(
+            "minimax_m2",
+            "MiniMaxM2ForCausalLM",
+            {**_CHOICE, "intermediate_size": "expert_feed_forward_length"},
+            more=(_by_sigmoids,),
+        ),
+        heads=heads_rotated_in_part,
+        modules=experts("block_sparse_moe", "w1", "w3", "w2"),
+        parameters={"exp_probs_b.bias": "block_sparse_moe.e_score_correction_bias"},
     ),
-    "olmoe": Family(
-        "olmoe",
-        "OlmoeForCausalLM",
-        {"num_experts": "expert_count", "num_experts_per_tok": "expert_used_count"},
-        {"norm_topk_prob": False},
-        (has("attn_q.bias", "attention_bias"),),
+    "olmoe": Architecture(
+        Family(
+            "olmoe",
+            "OlmoeForCausalLM",
+            {"num_experts": "expert_count", "num_experts_per_tok": "expert_used_count"},
+            {"norm_topk_prob": False},
+            (has("attn_q.bias", "attention_bias"),),
+        ),
+        modules=_EXPERTS,
     ),
     # llama.cpp leaves the chosen experts' weights as they are, and so do the published checkpoints.
-    "qwen2moe": Family("qwen2_moe", "Qwen2MoeForCausalLM", QWEN_EXPERTS, {**_IN_EVERY_LAYER, "norm_topk_prob": False}),
+    "qwen2moe": Architecture(
+        Family("qwen2_moe", "Qwen2MoeForCausalLM", QWEN_EXPERTS, {**_IN_EVERY_LAYER, "norm_topk_prob": False}),
+        modules=QWEN_MODULES,
+        has_tokenizer_class=True,
+    ),
     # llama.cpp makes the chosen experts' weights add up to 1, whatever the checkpoint's norm_topk_prob was.
-    "qwen3moe": Family(
-        "qwen3_moe",
-        "Qwen3MoeForCausalLM",
-        {name: key for name, key in QWEN_EXPERTS.items() if not name.startswith("shared")},
-        {**_IN_EVERY_LAYER, "norm_topk_prob": True},
-        (has("attn_q.bias", "attention_bias"),),
+    "qwen3moe": Architecture(
+        Family(
+            "qwen3_moe",
+            "Qwen3MoeForCausalLM",
+            {name: key for name, key in QWEN_EXPERTS.items() if not name.startswith("shared")},
+            {**_IN_EVERY_LAYER, "norm_topk_prob": True},
+            (has("attn_q.bias", "attention_bias"),),
+        ),
+        modules=_EXPERTS,
+        has_tokenizer_class=True,
     ),
 }

@@ -1,7 +1,7 @@
 """A GGUF file's tensors as the parameters of transformers' model: dequantised when they are read, or as codes.
 
-A layer's experts, which are one tensor, are read one by one. Not here: the config (config), names (names), what the
-converter changed (undone), parameters of several tensors (joined).
+A layer's experts, which are one tensor, are read one by one. Not here: the config (config), what an architecture has
+(its record), what the converter changed (undone), parameters of several tensors (joined).
 """
 
 from __future__ import annotations
@@ -17,14 +17,17 @@ from numpy.typing import NDArray
 
 from outrider.engine.errors import ModelRefused
 from outrider.engine.model.gguf import undone
+from outrider.engine.model.gguf.architecture import Architecture, module_names, outside_names
+from outrider.engine.model.gguf.architectures import architecture_of
 from outrider.engine.model.gguf.codes import codes_of, has_codes
 from outrider.engine.model.gguf.file import GgufFile
-from outrider.engine.model.gguf.joined import JOINED, Joined, Part
-from outrider.engine.model.gguf.names import IN_CONFIG, MODULES, NAMES, OUTSIDE, Names
+from outrider.engine.model.gguf.joined import Joined, Part
 from outrider.engine.model.weight_files import StoredTensor
 from outrider.engine.model.weight_reader import WeightReader
 from outrider.kernels.linear.codes import Codes
 
+# Of any architecture: tensors that are no parameter, since the config has what they say.
+_IN_CONFIG = frozenset({"rope_freqs.weight"})
 _LAYER = re.compile(r"blk\.(\d+)\.([\w.]+?)(?:\.(weight|bias))?")
 
 
@@ -43,9 +46,9 @@ def gguf_tensors(file: GgufFile) -> dict[str, StoredTensor]:
 
 def _parameters(file: GgufFile) -> Iterator[tuple[str, tuple[int, ...], WeightReader]]:
     """(parameter's name, its shape, how it is read); those for multi-token prediction are left out."""
-    names = NAMES.get(file.architecture, Names())
-    used = set(IN_CONFIG | names.in_config)
-    for layer, joined in _joined(file):
+    architecture = architecture_of(file)
+    used = set(_IN_CONFIG | architecture.in_config)
+    for layer, joined in _joined(file, architecture):
         tensors = [f"blk.{layer}.{tensor}" for tensor in joined.tensors]
         used.update(tensors)
         yield f"model.layers.{layer}.{joined.parameter}", *joined.join(file, [_part(file, name) for name in tensors])
@@ -53,7 +56,7 @@ def _parameters(file: GgufFile) -> Iterator[tuple[str, tuple[int, ...], WeightRe
         match = _LAYER.fullmatch(name)
         if name in used or (match is not None and int(match[1]) >= file.num_layers):
             continue
-        parameter, shape = _parameter(file, names, name), _shape(file, name)
+        parameter, shape = _parameter(file, architecture, name), _shape(file, name)
         if "*" in parameter:
             for expert, data in enumerate(tensor.data):
                 yield parameter.replace("*", str(expert)), shape[1:], _reader(file, name, data)
@@ -61,10 +64,10 @@ def _parameters(file: GgufFile) -> Iterator[tuple[str, tuple[int, ...], WeightRe
             yield parameter, shape, _reader(file, name, tensor.data)
 
 
-def _joined(file: GgufFile) -> Iterator[tuple[int, Joined]]:
+def _joined(file: GgufFile, architecture: Architecture) -> Iterator[tuple[int, Joined]]:
     """(layer, what makes up a parameter of it), of layers that have such tensors. Raises ModelRefused: not all of
     them."""
-    for joined in JOINED.get(file.architecture, ()):
+    for joined in architecture.joined:
         for layer in range(file.num_layers):
             missing = [name for tensor in joined.tensors if (name := f"blk.{layer}.{tensor}") not in file.tensors]
             if len(missing) == len(joined.tensors):
@@ -102,17 +105,20 @@ def _split(name: str) -> tuple[str, str]:
 def _shape(file: GgufFile, name: str) -> tuple[int, ...]:
     stored = tuple(int(size) for size in reversed(file.tensors[name].shape))
     part, kind = _split(name)
-    return undone.shape_of(file, part, stored, kind)
+    return undone.shape_of(architecture_of(file), part, stored, kind)
 
 
-def _parameter(file: GgufFile, names: Names, name: str) -> str:
-    match, modules = _LAYER.fullmatch(name), {**MODULES, **names.modules}
+def _parameter(file: GgufFile, architecture: Architecture, name: str) -> str:
+    match = _LAYER.fullmatch(name)
     if match is None:
-        parameter = names.outside.get(name, OUTSIDE.get(name))
+        part, kind = _split(name)
+        module = outside_names(file.architecture, architecture.outside).get(part)
+        parameter = None if module is None else f"{module}.{kind}"
     else:
         layer, part, kind = match.groups()
         in_layer = name.split(".", 2)[2]
-        own = names.parameters.get(in_layer, f"{modules[part]}.{kind}" if kind and part in modules else None)
+        module = module_names(file.architecture, architecture.modules).get(part)
+        own = architecture.parameters.get(in_layer, f"{module}.{kind}" if kind and module is not None else None)
         parameter = None if own is None else f"model.layers.{layer}.{own}"
     if parameter is None:
         raise file.not_read(f"its tensor {name} is not read")
@@ -121,8 +127,12 @@ def _parameter(file: GgufFile, names: Names, name: str) -> str:
 
 def _reader(file: GgufFile, name: str, data: NDArray[Any]) -> WeightReader:
     """data: the tensor's, or one expert's of it."""
-    tensor_type = file.tensors[name].tensor_type
+    architecture, tensor_type = architecture_of(file), file.tensors[name].tensor_type
     part, kind = _split(name)
+
+    def orders(num_rows: int, num_columns: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        rows, columns = architecture.row_order, architecture.column_order
+        return rows and rows(file, part, num_rows), columns and columns(file, part, num_columns)
 
     def require_finite(*parts: torch.Tensor | None) -> None:
         if not all(bool(torch.isfinite(part).all()) for part in parts if part is not None):
@@ -130,10 +140,10 @@ def _reader(file: GgufFile, name: str, data: NDArray[Any]) -> WeightReader:
 
     def read() -> torch.Tensor:
         values = dequantised(data, tensor_type)
-        rows, columns = undone.row_order(file, part, len(values)), undone.column_order(file, part)
+        rows, columns = orders(values.shape[0], values.shape[-1])
         values = values if rows is None else values[rows]
         values = values if columns is None else values[:, columns]
-        values = undone.values_of(file, part, kind, values)
+        values = undone.values_of(architecture, part, kind, values)
         require_finite(values)
         return values
 
@@ -143,7 +153,7 @@ def _reader(file: GgufFile, name: str, data: NDArray[Any]) -> WeightReader:
         block_bytes = GGML_QUANT_SIZES[tensor_type][1]
         found = codes_of(torch.from_numpy(np.array(data)), tensor_type.name, block_bytes)
         require_finite(found.scales, found.minimums)
-        rows, columns = undone.row_order(file, part, found.shape[0]), undone.column_order(file, part)
+        rows, columns = orders(*found.shape)
         found = found if rows is None else found.rows(rows)
         return found if columns is None else found.columns(columns)
 

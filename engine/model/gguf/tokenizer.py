@@ -9,11 +9,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from outrider.engine.model.gguf.architectures import architecture_of
 from outrider.engine.model.gguf.file import GgufFile
 from outrider.engine.model.gguf.splits import SPLITS, WHOLE_WORDS
 
-# Architectures whose tokenizer is of a class of its own in transformers; it does not read the config of most others.
-_WITH_CLASS = {"gemma2", "gemma3", "llama", "phi3", "qwen2", "qwen2moe", "qwen3", "qwen3moe"}
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # sentencepiece's
 _MODELS = ("gemma4", "gpt2", "llama")
 
@@ -26,8 +25,10 @@ def write_tokenizer(file: GgufFile, first_part: Path, folder: Path) -> None:
         GGUF_SENTENCEPIECE_BUILDERS,
     )
 
-    # Its table leaves the newer one out.
-    GGUF_SENTENCEPIECE_BUILDERS.setdefault("gemma3n", GGUF_SENTENCEPIECE_BUILDERS["gemma3"])
+    architecture = architecture_of(file)
+    if architecture.tokenizer_like:
+        like = GGUF_SENTENCEPIECE_BUILDERS[architecture.tokenizer_like]
+        GGUF_SENTENCEPIECE_BUILDERS.setdefault(file.architecture, like)
     model, pre = file.general("tokenizer.ggml.model"), file.general("tokenizer.ggml.pre")
     if model not in _MODELS:
         raise file.not_read(f"its tokenizer.ggml.model is {model!r}; {', '.join(_MODELS)} are read")
@@ -35,7 +36,7 @@ def write_tokenizer(file: GgufFile, first_part: Path, folder: Path) -> None:
         known = ", ".join(sorted({*GGUF_PRE_TOKENIZER_SPLITS, *SPLITS}))
         raise file.not_read(f"its tokenizer.ggml.pre is {pre!r}; read are {known}")
     try:
-        reader = AutoTokenizer if file.architecture in _WITH_CLASS else PreTrainedTokenizerFast
+        reader = AutoTokenizer if architecture.has_tokenizer_class else PreTrainedTokenizerFast
         tokenizer = reader.from_pretrained(str(first_part.parent), gguf_file=first_part.name)
         tokenizer.save_pretrained(folder)
     except Exception as error:  # tokenizers raises no class of its own

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.engine.model.gguf.joined import JOINED, Part
+from outrider.engine.model.gguf.architectures import ARCHITECTURES
+from outrider.engine.model.gguf.joined import Part
 from outrider.kernels.linear import cpu_code_panels
 from outrider.kernels.linear.codes import Codes
 from tests.kernels.test_code_panels import integers, make_coded, make_codes
@@ -36,7 +37,7 @@ def part_of(kind: str, codes: Codes) -> Part:
 def test_gate_and_up_are_packed_as_one(kind: str, architecture: str) -> None:
     gate = _KINDS[kind]
     up = gate.rows(torch.arange(_NUM_OUTPUTS).flip(0))
-    joined = JOINED[architecture][0]
+    joined = ARCHITECTURES[architecture].joined[0]
     _, reader = joined.join(_FILE, [part_of(kind, gate), part_of(kind, up)])
     assert reader.expert_codes is not None
     codes = reader.expert_codes(0)

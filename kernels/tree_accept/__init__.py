@@ -1,1 +1,0 @@
-"""The path of a draft tree that the target's sampled tokens confirm."""
