@@ -63,7 +63,8 @@ def _stream(url: str, prompt: str, num_tokens: int) -> int:
         f"{url}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
     )
     with urllib.request.urlopen(request, timeout=60) as reply:
-        return sum(line.startswith(b"data: ") for line in reply) - 1
+        lines: list[bytes] = list(reply)
+    return sum(line.startswith(b"data: ") for line in lines) - 1
 
 
 async def _traced(arguments: list[str], url: str, num_tokens: int, num_before: int) -> tuple[CallCounter, int]:

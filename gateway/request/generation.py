@@ -227,6 +227,7 @@ class Generation:
             mode=start.mode,
             stream_key=start.stream_key,
             cache_salt=request.cache_salt,
+            speculation=request.speculation,
             numerics=self._numerics(start),
         )
 

@@ -16,22 +16,13 @@ from outrider.gateway.tool_calls.plan import OutputPlan
 from outrider.shared.draft_policy import draft_methods
 from outrider.shared.log.commit_log import LogEntry
 from outrider.shared.messages import Commit, FinishReason, SessionSpec, Timings, TokenLogprob, TokenOrigin
+from outrider.shared.request_params import Speculation
 from outrider.shared.sampling_params import SamplingParams, SpeculationMode
 from outrider.shared.tracing import Carrier
 from outrider.v1 import log_pb2 as pb
 
 METHOD_AUTO = draft_methods.AUTO
 METHOD_OFF = draft_methods.OFF
-
-
-@dataclass(frozen=True)
-class SpeculationRequest:
-    """`method` is "auto", "off" or a draft method; 0 and None mean the server's default."""
-
-    method: str = METHOD_AUTO
-    num_speculative_tokens: int = 0
-    mode: SpeculationMode | None = None
-    token_tree: bool | None = None
 
 
 class EntryLog(Protocol):
@@ -116,7 +107,7 @@ class ValidRequest:
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
-    speculation: SpeculationRequest = field(default_factory=SpeculationRequest)
+    speculation: Speculation = field(default_factory=lambda: Speculation(method=METHOD_AUTO))
     cache_salt: str = ""
     marker_tokens: tuple[str, ...] = ()
     only_call: OutputPlan | None = None
