@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from outrider.drafting.methods.paged_head import PagedHead
-from outrider.drafting.methods.target_vocabulary import TargetVocabulary
+from outrider.drafting.vocabulary.target_vocabulary import TargetVocabulary
 from outrider.engine.run.batch import ForwardBatch
 
 

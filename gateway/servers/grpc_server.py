@@ -15,6 +15,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from outrider.gateway.admission.auth import caller_of, owner_of
+from outrider.gateway.admission.body_budget import INLINE_BYTES, BodyBudget, Held
+from outrider.gateway.admission.quotas import metered
 from outrider.gateway.openai.checks import (
     check_grammar,
     check_model,
@@ -36,9 +39,6 @@ from outrider.gateway.request.types import (
     ValidRequest,
     Wanted,
 )
-from outrider.gateway.servers.auth import caller_of, owner_of
-from outrider.gateway.servers.body_budget import INLINE_BYTES, BodyBudget, Held
-from outrider.gateway.servers.quotas import metered
 from outrider.gateway.servers.service import GatewayService
 from outrider.shared import rpc
 from outrider.shared.errors import InternalError, InvalidRequest

@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from outrider.gateway.config import GatewayConfig
+from outrider.gateway.decoding.generation import Generation
 from outrider.gateway.fleet.drafter_choice import is_served
 from outrider.gateway.fleet.view import FleetView, fleet_view
 from outrider.gateway.openai.usage import SpecMetricsLevel
-from outrider.gateway.request.generation import Generation
 from outrider.gateway.request.served import AnswerDefaults, RequestLimits, ServedModel
 from outrider.gateway.request.start import begin, resume
 from outrider.gateway.request.tokenizer import Tokenizer

@@ -13,11 +13,11 @@ from prometheus_client import CollectorRegistry
 from verifier_fleet import Fleet
 
 from outrider.gateway.config import GatewayConfig
+from outrider.gateway.decoding.generation import Generation
 from outrider.gateway.fleet.pool import Member, Pool
 from outrider.gateway.metrics import GatewayMetrics
 from outrider.gateway.proposals.drafter_connection import Lease
 from outrider.gateway.proposals.hedging import AnswerTimes, HedgedDrafter
-from outrider.gateway.request.generation import Generation
 from outrider.gateway.request.tokenizer import Tokenizer
 from outrider.gateway.request.types import ValidRequest
 from outrider.shared.errors import DrafterLost

@@ -12,10 +12,10 @@ from prometheus_client import CollectorRegistry
 from verifier_fleet import Fleet, members_with, verifier_info
 
 from outrider.gateway.config import GatewayConfig
+from outrider.gateway.decoding.generation import Generation
 from outrider.gateway.fleet.pool import Member, Pool
 from outrider.gateway.metrics import GatewayMetrics
 from outrider.gateway.openai.checks import check_speculation
-from outrider.gateway.request.generation import Generation
 from outrider.gateway.request.tokenizer import Tokenizer
 from outrider.gateway.servers.live_service import LiveService
 from outrider.shared.errors import InvalidRequest

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outrider.gateway.servers.body_budget import Held
-from outrider.gateway.servers.quotas import Account
+from outrider.gateway.admission.body_budget import Held
+from outrider.gateway.admission.quotas import Account
 from outrider.shared.api_keys import ApiKey, key_digest, parse_key_file
 from outrider.shared.errors import ConfigError, Unauthenticated
 

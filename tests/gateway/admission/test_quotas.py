@@ -17,10 +17,10 @@ import pytest
 from gateway_script import NoLog, Script, ScriptedService
 from gateway_servers import ALICE, BOB, GatewayServers, key_file, open_servers
 
+from outrider.gateway.admission.quotas import Account, Quotas, TokenBucket, metered
 from outrider.gateway.config import GatewayConfig
 from outrider.gateway.request.start import EPOCHS_PER_TERM
 from outrider.gateway.request.types import ChoiceStart, GenerationUpdate, ValidRequest
-from outrider.gateway.servers.quotas import Account, Quotas, TokenBucket, metered
 from outrider.gateway.servers.service import GatewayService
 from outrider.shared import rpc
 from outrider.shared.api_keys import ApiKey, key_line
