@@ -1,6 +1,6 @@
 """What the HTTP and gRPC servers check before any work for a request: who is it, and is there capacity?
 
-Not here: reading requests and sending refusals (http/admission.py, grpc_admission.py).
+Not here: reading requests and sending refusals (servers/http/admission.py, servers/grpc_admission.py).
 """
 
 from __future__ import annotations

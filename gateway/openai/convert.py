@@ -30,9 +30,10 @@ from outrider.gateway.openai.schema import (
     CompletionRequest,
     GenerationFields,
 )
+from outrider.gateway.request.answers import AnswerOptions, Prepared
 from outrider.gateway.request.served import RequestLimits, Served, ServedModel
 from outrider.gateway.request.tokenizer import Tokenizer
-from outrider.gateway.request.types import AnswerOptions, Prepared, ValidRequest
+from outrider.gateway.request.types import ValidRequest
 from outrider.shared.errors import InvalidRequest
 from outrider.shared.request_params import Speculation
 from outrider.shared.sampling_params import MAX_LOGPROBS, SamplingParams

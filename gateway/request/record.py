@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
-from outrider.gateway.request.types import METHOD_AUTO, AnswerKind, AnswerOptions, Prepared, ValidRequest
-from outrider.gateway.responses.plan import ResponsePlan
+from outrider.gateway.request.answers import AnswerKind, AnswerOptions, Prepared, ResponsePlan
+from outrider.gateway.request.types import METHOD_AUTO, ValidRequest
 from outrider.gateway.tool_calls.plan import OutputPlan
 from outrider.shared.errors import InternalError, Unavailable
 from outrider.shared.request_params import Speculation

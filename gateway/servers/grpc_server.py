@@ -28,17 +28,10 @@ from outrider.gateway.openai.checks import (
     output_budget,
 )
 from outrider.gateway.openai.convert import DEFAULT_COMPLETION_TOKENS, REQUEST_ID
+from outrider.gateway.request.answers import AnswerKind, AnswerOptions, Prepared, Wanted
 from outrider.gateway.request.event_cursor import Seen
 from outrider.gateway.request.tracing import ending
-from outrider.gateway.request.types import (
-    AnswerKind,
-    AnswerOptions,
-    GenerationUpdate,
-    Prepared,
-    SpeculationSummary,
-    ValidRequest,
-    Wanted,
-)
+from outrider.gateway.request.types import GenerationUpdate, SpeculationSummary, ValidRequest
 from outrider.gateway.servers.service import GatewayService
 from outrider.shared import rpc
 from outrider.shared.errors import InternalError, InvalidRequest

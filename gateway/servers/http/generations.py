@@ -18,8 +18,8 @@ from outrider.gateway.anthropic.schema import MessagesRequest
 from outrider.gateway.openai.chat_batch import prepare_chat_batch
 from outrider.gateway.openai.convert import prepare_chat, prepare_completion
 from outrider.gateway.openai.schema import ChatCompletionRequest, CompletionRequest, parse_body
+from outrider.gateway.request.answers import AnswerKind, Prepared, Wanted
 from outrider.gateway.request.event_cursor import LAST_EVENT_ID, NOTHING_SEEN, EventCursor, parse_event_id
-from outrider.gateway.request.types import AnswerKind, Prepared, Wanted
 from outrider.gateway.responses.as_chat import prepare_response
 from outrider.gateway.responses.schema import ResponsesRequest
 from outrider.gateway.servers.http.body_work import BodyWork

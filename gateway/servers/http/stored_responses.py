@@ -15,9 +15,9 @@ from starlette.responses import JSONResponse, Response
 from outrider.gateway.admission.auth import caller_of, owner_of
 from outrider.gateway.admission.body_budget import BodyBudget, Held
 from outrider.gateway.admission.quotas import metered
+from outrider.gateway.request.answers import AnswerKind, Prepared, Wanted
 from outrider.gateway.request.event_cursor import NOTHING_SEEN, EventCursor, Seen
 from outrider.gateway.request.served import Served
-from outrider.gateway.request.types import AnswerKind, Prepared, Wanted
 from outrider.gateway.responses.as_chat import prepare_response
 from outrider.gateway.responses.response_types import DeletedResponse
 from outrider.gateway.responses.schema import ResponsesRequest

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from outrider.gateway.request.answers import AnswerKind, AnswerOptions, Prepared, ResponsePlan
 from outrider.gateway.request.record import RECORD_VERSION, SessionRecord, new_record
-from outrider.gateway.request.types import AnswerKind, AnswerOptions, Prepared, ValidRequest
-from outrider.gateway.responses.plan import ResponsePlan
+from outrider.gateway.request.types import ValidRequest
 from outrider.gateway.tool_calls.plan import OutputPlan
 from outrider.shared.errors import InternalError, Unavailable
 from outrider.shared.request_params import Speculation

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from google.protobuf.message import Message
 
-from outrider.gateway.responses.plan import ResponsePlan
+from outrider.gateway.request.answers import ResponsePlan
 from outrider.gateway.tool_calls.plan import OutputPlan
 from outrider.shared import wire
 from outrider.shared.errors import InvalidRequest
