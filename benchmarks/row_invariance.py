@@ -21,8 +21,8 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.records import quantiles, save_rows
+from outrider.engine.attention.batch import ForwardBatch, SessionRows, build_batch
 from outrider.engine.model.load import load_model
-from outrider.engine.run.batch import ForwardBatch, SessionRows, build_batch
 from outrider.engine.run.runner import ModelRunner
 from outrider.training.demo.expand import main as expand
 

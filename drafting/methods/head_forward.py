@@ -6,7 +6,7 @@ import torch
 
 from outrider.drafting.methods.paged_head import PagedHead
 from outrider.drafting.vocabulary.target_vocabulary import TargetVocabulary
-from outrider.engine.run.batch import ForwardBatch
+from outrider.engine.attention.batch import ForwardBatch
 
 
 class HeadForward:
