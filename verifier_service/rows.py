@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.engine.attention.batch import SessionRows
-from outrider.engine.attention.block_manager import IntegrityError
+from outrider.engine.errors import IntegrityError
 from outrider.engine.recurrent.rows import StateRows
 from outrider.engine.sampling.laws import token_logprob
 from outrider.shared.messages import TokenLogprob
