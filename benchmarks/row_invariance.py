@@ -22,8 +22,8 @@ from rich.table import Table
 
 from benchmarks.records import quantiles, save_rows
 from models.make.expand import main as expand
+from outrider.engine.attention.batch import ForwardBatch, SessionRows, build_batch
 from outrider.engine.model.load import load_model
-from outrider.engine.run.batch import ForwardBatch, SessionRows, build_batch
 from outrider.engine.run.runner import ModelRunner
 
 # characters; fits the table when the output goes to a file

@@ -24,8 +24,8 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.records import quantiles, save_rows
 from models.make.expand import main as expand
+from outrider.engine.attention.batch import SessionRows, build_batch
 from outrider.engine.model.load import load_model
-from outrider.engine.run.batch import SessionRows, build_batch
 from outrider.engine.run.cpu_graphs import MEETINGS_BEFORE_RECORDING
 from outrider.engine.run.runner import ModelRunner
 

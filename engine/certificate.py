@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from outrider.engine.attention.batch import SessionRows, build_batch
 from outrider.engine.certificate_states import NUM_SLOTS, with_states
 from outrider.engine.certificate_trace import History, Step, first_difference
 from outrider.engine.model.loaded import LoadedModel
-from outrider.engine.run.batch import SessionRows, build_batch
 from outrider.engine.run.runner import ModelRunner
 from outrider.kernels.kv_codes.layout import parts_of
 

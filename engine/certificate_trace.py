@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from outrider.engine.attention.batch import SessionRows, build_batch
 from outrider.engine.model.loaded import LoadedModel
-from outrider.engine.run.batch import SessionRows, build_batch
 from outrider.engine.run.runner import ModelRunner
 
 

@@ -28,3 +28,7 @@ class BackendUnavailable(EngineError):
 
 class RowInvarianceError(EngineError):
     """An operation of the model cannot be made row-invariant."""
+
+
+class IntegrityError(Exception):
+    """The bookkeeping is inconsistent: a bug."""

@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from outrider.engine.attention.batch import SessionRows, build_batch
 from outrider.engine.attention.paged_kv import DEFAULT_BLOCK_SIZE
 from outrider.engine.model.coded_weights import code_kinds
 from outrider.engine.model.loaded import LoadedModel
 from outrider.engine.recurrent.rows import StateRows
-from outrider.engine.run.batch import SessionRows, build_batch
 from outrider.engine.run.runner import ModelRunner
 from outrider.engine.sampling.coupling import perturbed_log_weights
 from outrider.engine.sampling.laws import LogitsProcessor

@@ -15,13 +15,13 @@ import grpc.aio
 import uvicorn
 from prometheus_client import CollectorRegistry
 
+from outrider.gateway.admission.admission import Admission
 from outrider.gateway.config import GatewayConfig
+from outrider.gateway.decoding.generation import Generation
 from outrider.gateway.fleet.pool import Pool
 from outrider.gateway.metrics import GatewayMetrics
 from outrider.gateway.request.chat_template import ChatTemplate
-from outrider.gateway.request.generation import Generation
 from outrider.gateway.request.tokenizer import Tokenizer
-from outrider.gateway.servers.admission import Admission
 from outrider.gateway.servers.endpoints import GatewayTls, fleet_channels, grpc_options, http_config, load_tls
 from outrider.gateway.servers.grpc_server import SERVICE_NAMES, add_gateway_servicer
 from outrider.gateway.servers.http.app import create_app

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from contextlib import aclosing
 
-from outrider.gateway.request.generation import Generation
+from outrider.gateway.decoding.generation import Generation
 from outrider.offline.errors import GenerationFailed
 from outrider.offline.outputs import Gathering, RequestOutput
 from outrider.offline.progress import BatchProgress

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client import CollectorRegistry
 
 from outrider.gateway.config import GatewayConfig
+from outrider.gateway.decoding.decode_loop import decode
+from outrider.gateway.decoding.generation import Generation
 from outrider.gateway.fleet.drafter_choice import AUTO_ORDER, draft_limit
 from outrider.gateway.fleet.pool import Pool
 from outrider.gateway.metrics import GatewayMetrics
 from outrider.gateway.proposals.drafter_connection import Lease
 from outrider.gateway.proposals.drafting import Drafting
 from outrider.gateway.request.commit_sink import CommitSink
-from outrider.gateway.request.decode_loop import decode
-from outrider.gateway.request.generation import Generation
 from outrider.gateway.request.tokenizer import Tokenizer
 from outrider.gateway.request.types import ValidRequest
 from outrider.offline.in_process import EngineDrafter, EngineVerifier

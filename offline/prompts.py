@@ -10,9 +10,10 @@ from typing import Any
 from outrider.gateway.openai.checks import check_prompt_chars
 from outrider.gateway.openai.convert import chat_token_ids, prepare_completion
 from outrider.gateway.openai.schema import ChatFields, CompletionRequest, parse_body
+from outrider.gateway.request.answers import AnswerKind
 from outrider.gateway.request.record import new_record
 from outrider.gateway.request.served import Served
-from outrider.gateway.request.types import AnswerKind, ChoiceStart, ValidRequest
+from outrider.gateway.request.types import ChoiceStart, ValidRequest
 from outrider.offline.generation import NoLog
 from outrider.shared.errors import InvalidRequest
 from outrider.shared.request_params import SamplingParams, StructuredOutputsParams, speculation_fields

@@ -4,7 +4,7 @@ One line per key, `name:sha256-hex[:max_concurrent[:tokens_per_minute]]`; `#` be
 holds hashes; plain SHA-256 is enough for keys of 256 random bits. Several lines may share a name if their limits agree,
 for a while two where a key is being replaced.
 
-Not here: what a key allows (gateway/servers/auth.py) and its quotas (gateway/servers/quotas.py).
+Not here: what a key allows (gateway/admission/auth.py) and its quotas (gateway/admission/quotas.py).
 """
 
 from __future__ import annotations

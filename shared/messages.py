@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from outrider.shared.request_params import Speculation
 from outrider.shared.sampling_params import SamplingParams, SpeculationMode
 
 # Counts of a sparse law sum to this: 16 bits keep the worst rounding of a top-32 law under 0.05 % of mass.
@@ -114,6 +115,8 @@ class SessionSpec:
     mode: SpeculationMode
     stream_key: int
     cache_salt: str = ""
+    # What the request said, unresolved; `method` is the one that this session is opened for.
+    speculation: Speculation = field(default_factory=Speculation)
     method: str = ""
     # The only kind of verifier that will do (VerifierInfo.numerics); None: any. Not sent to drafters.
     numerics: str | None = None

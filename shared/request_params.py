@@ -7,10 +7,14 @@ body of the OpenAI API (offline/prompts.py).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from outrider.shared.errors import InvalidRequest
+from outrider.shared.sampling_params import SpeculationMode
+
+# draft tokens per round that a request or a server's default may ask for; a tree of 64 nodes is the verifier's most
+MAX_SPECULATIVE_TOKENS = 32
 
 
 @dataclass(kw_only=True)
@@ -30,14 +34,63 @@ class StructuredOutputsParams:
     whitespace_pattern: str | None = None
 
 
+def _option(
+    default: Any,
+    description: str,
+    *,
+    choices: Sequence[str] = (),
+    limits: tuple[int, int] | None = None,
+    advice: str = "",
+) -> Any:
+    """A field of Speculation. limits: smallest and largest number; the default need not be between them."""
+    allowed = {"choices": choices, "limits": limits, "advice": advice}
+    return field(default=default, metadata={"description": description, **allowed})
+
+
 @dataclass(frozen=True, kw_only=True)
 class Speculation:
-    """How the request is drafted; what is empty, 0 or None is the server's default. mode: "exact" or "rejection"."""
+    """How a request is drafted; the default of each field is the server's choice.
 
-    method: str = ""
-    num_speculative_tokens: int = 0
-    mode: str = ""
-    token_tree: bool | None = None
+    One value from the API to the service that reads a field of it: the message `Speculation` has the same fields
+    (wire/fields.py), the HTTP schema takes them from here (gateway/openai/schema.py).
+    """
+
+    method: str = _option("", '"auto", "off" or a draft method that the server offers')
+    num_speculative_tokens: int = _option(
+        0,
+        "maximum draft tokens per round",
+        limits=(1, MAX_SPECULATIVE_TOKENS),
+        advice='; method "off" turns speculation off',
+    )
+    mode: str = _option("", '"exact" or "rejection"', choices=[mode.value for mode in SpeculationMode])
+    token_tree: bool | None = _option(None, "draft tokens as a tree; num_speculative_tokens caps its nodes")
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Speculation:
+        """Parses what is given, by name. Raises InvalidRequest that names the first field unknown or out of range."""
+        known = {entry.name: entry.metadata for entry in fields(cls)}
+        for name, value in given.items():
+            if name not in known:
+                raise InvalidRequest(f"speculation.{name} is not a known field", param=f"speculation.{name}")
+            _check_option(f"speculation.{name}", value, **known[name])
+        return cls(**given)
+
+    def given(self) -> dict[str, Any]:
+        """The fields that are not left to the server, by name."""
+        return {entry.name: value for entry in fields(self) if (value := getattr(self, entry.name)) != entry.default}
+
+    def validate(self) -> None:
+        """Raises InvalidRequest that names the first field out of range."""
+        self.of(self.given())
+
+
+def _check_option(
+    param: str, value: Any, *, description: str, choices: Sequence[str], limits: tuple[int, int] | None, advice: str
+) -> None:
+    if choices and value not in choices:
+        raise InvalidRequest(f"{param} {value[:80]!r} is not one of {', '.join(choices)}{advice}", param=param)
+    if limits is not None and not limits[0] <= value <= limits[1]:
+        raise InvalidRequest(f"{param} must be between {limits[0]} and {limits[1]}, got {value}{advice}", param=param)
 
 
 @dataclass(kw_only=True)
@@ -110,8 +163,7 @@ def _given(speculation: object) -> dict[str, Any]:
     if speculation is None:
         return {}
     if isinstance(speculation, Speculation):
-        defaults = vars(Speculation())
-        return {name: value for name, value in vars(speculation).items() if value != defaults[name]}
+        return speculation.given()
     if isinstance(speculation, Mapping):
         return {name: value for name, value in speculation.items() if value is not None}
     raise InvalidRequest(

@@ -62,6 +62,13 @@ class Grammar:
         """The schema of a JSON_SCHEMA grammar. Raises InvalidRequest."""
         return self._json()
 
+    def check_text(self) -> None:
+        """Raises InvalidRequest unless what is JSON can be read."""
+        if self.kind is GrammarKind.CHOICE:
+            self.choices()
+        elif self.kind is GrammarKind.JSON_SCHEMA:
+            self.json_schema()
+
     def _json(self) -> Any:
         try:
             return json.loads(self.text)

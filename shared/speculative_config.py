@@ -8,6 +8,7 @@ from typing import Any
 
 from outrider.shared.draft_policy.draft_methods import AUTO, known_method
 from outrider.shared.errors import ConfigError
+from outrider.shared.request_params import MAX_SPECULATIVE_TOKENS
 from outrider.shared.vllm_keys import FLAGS_ELSEWHERE
 
 
@@ -37,8 +38,10 @@ def parse_speculative_config(text: str) -> SpeculativeConfig:
     if not isinstance(config.token_tree, bool):
         raise ConfigError("--speculative-config: token_tree must be true or false")
     tokens = config.num_speculative_tokens
-    if isinstance(tokens, bool) or not isinstance(tokens, int) or not 1 <= tokens <= 32:
-        raise ConfigError("--speculative-config: num_speculative_tokens must be a whole number from 1 to 32")
+    if isinstance(tokens, bool) or not isinstance(tokens, int) or not 1 <= tokens <= MAX_SPECULATIVE_TOKENS:
+        raise ConfigError(
+            f"--speculative-config: num_speculative_tokens must be a whole number from 1 to {MAX_SPECULATIVE_TOKENS}"
+        )
     return replace(config, method=known_method(config.method, "--speculative-config"))
 
 

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 import torch
 
 from outrider.drafting.methods.interface import DraftMethod
+from outrider.engine.attention.batch import build_batch
 from outrider.engine.attention.block_manager import BlockManager
 from outrider.engine.attention.hidden_store import HiddenStateStore
 from outrider.engine.certificate import Certificate
 from outrider.engine.model.loaded import LoadedModel
 from outrider.engine.recurrent.table import StateTable
-from outrider.engine.run.batch import build_batch
 from outrider.engine.run.runner import ModelRunner
 from outrider.engine.sampling.grammar import GrammarCompiler, GrammarState
 from outrider.engine.sampling.laws import LogitsProcessor

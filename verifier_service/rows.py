@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.engine.attention.block_manager import IntegrityError
+from outrider.engine.attention.batch import SessionRows
+from outrider.engine.errors import IntegrityError
 from outrider.engine.recurrent.rows import StateRows
-from outrider.engine.run.batch import SessionRows
 from outrider.engine.sampling.laws import token_logprob
 from outrider.shared.messages import TokenLogprob
 from outrider.verifier_service.scheduler import Work

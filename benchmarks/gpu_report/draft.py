@@ -21,8 +21,8 @@ from benchmarks.gpu_report.llamas import LLAMA_1B, load_made, random_llama, stre
 from benchmarks.gpu_report.report import Finding, Part, Run, judged, noted
 from benchmarks.gpu_report.timing import copy_bandwidth, wall_us
 from outrider.drafting.growth.laws import sparse_law
+from outrider.engine.attention.batch import SessionRows, build_batch
 from outrider.engine.model.loaded import LoadedModel
-from outrider.engine.run.batch import SessionRows, build_batch
 from outrider.engine.run.runner import ModelRunner
 from outrider.engine.sampling.chains import ChainDraws, ChainStart, DrawnToken, ModelForward
 from outrider.engine.sampling.coupling import coupled_sample, index_key

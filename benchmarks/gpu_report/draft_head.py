@@ -25,8 +25,8 @@ from outrider.drafting.methods.eagle import EagleNet
 from outrider.drafting.methods.growing import GrowingMethod
 from outrider.drafting.methods.head_forward import HeadForward
 from outrider.drafting.methods.paged_head import PagedHead
-from outrider.drafting.methods.target_vocabulary import TargetVocabulary
 from outrider.drafting.session import DraftSession
+from outrider.drafting.vocabulary.target_vocabulary import TargetVocabulary
 from outrider.engine.attention.layer import ATTENTION_NAME
 from outrider.engine.attention.ops import resolve_attention_ops
 from outrider.engine.sampling.device_chains import DeviceChains

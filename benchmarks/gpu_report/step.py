@@ -22,8 +22,8 @@ from benchmarks.gpu_report.llamas import LLAMA_8B, load_made, random_llama, stre
 from benchmarks.gpu_report.report import Finding, Part, Run, judged, noted
 from benchmarks.gpu_report.stock_step import stock_step
 from benchmarks.gpu_report.timing import Call, copy_bandwidth, wall_us
+from outrider.engine.attention.batch import SessionRows, build_batch
 from outrider.engine.model.loaded import LoadedModel
-from outrider.engine.run.batch import SessionRows, build_batch
 from outrider.engine.run.runner import ModelRunner
 from outrider.kernels.coupled_sample.triton import coupled_sample
 from outrider.kernels.linear import triton as our_linear

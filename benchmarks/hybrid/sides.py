@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
+from outrider.engine.attention.batch import SessionRows, build_batch
 from outrider.engine.model.load import load_model
 from outrider.engine.recurrent.rows import StateRows
-from outrider.engine.run.batch import SessionRows, build_batch
 from outrider.engine.run.runner import ModelRunner
 
 BLOCK_SIZE = 16

@@ -19,12 +19,12 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.records import quantiles, save_rows
+from outrider.engine.attention.batch import SessionRows, build_batch
 from outrider.engine.model.gguf.folder import model_folder
 from outrider.engine.model.guards import read_config
 from outrider.engine.model.load import load_model
 from outrider.engine.model.loaded import LoadedModel
 from outrider.engine.model.weights import read_weights
-from outrider.engine.run.batch import SessionRows, build_batch
 from outrider.engine.run.runner import ModelRunner
 
 SIDES = ("packed", "dequantised")

@@ -1,4 +1,4 @@
-"""One request in simulated time: the gateway's side of it, gateway/request/decode_loop.py and
+"""One request in simulated time: the gateway's side of it, gateway/decoding/decode_loop.py and
 gateway/proposals/drafting.py as events.
 
 The draft policy is the real one, and is told what it would be told. Not simulated: hidden states, trees, lost services.

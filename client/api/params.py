@@ -10,14 +10,15 @@ from typing import Any, TypeAlias, TypeVar, cast
 from outrider.shared import sampling_params as shared_params
 from outrider.shared.errors import InvalidRequest
 from outrider.shared.request_params import SamplingParams, Speculation, StructuredOutputsParams, speculation_fields
-from outrider.shared.sampling_params import Grammar, GrammarKind, SpeculationMode
-from outrider.shared.wire.params import MODE_TO_WIRE, params_to_wire
+from outrider.shared.sampling_params import Grammar, GrammarKind
+from outrider.shared.wire import params_to_wire, to_message
 from outrider.v1 import common_pb2, gateway_pb2
 
 # Text, token ids, or the messages of a chat ({"role": ..., "content": ...}).
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, str]]
 ValueT = TypeVar("ValueT")
-FieldsT = TypeVar("FieldsT", Speculation, StructuredOutputsParams)
+# Fields that are lists, or None, here and tuples there.
+_LISTS = ("stop_token_ids", "allowed_token_ids")
 
 # Fields of SamplingParams that the gRPC API does not have.
 _NOT_IN_GRPC = (
@@ -41,7 +42,7 @@ def generate_message(
             model=model,
             sampling_params=params_to_wire(_shared_params(params)),
             stop=[params.stop] if isinstance(params.stop, str) else params.stop,
-            speculation=_speculation_message(params),
+            speculation=to_message(common_pb2.Speculation(), Speculation.of(speculation_fields(params))),
             cache_salt=params.cache_salt,
         )
         _set_prompt(message, prompt)
@@ -53,25 +54,18 @@ def generate_message(
 def _shared_params(params: SamplingParams) -> shared_params.SamplingParams:
     """The services' own value. Raises InvalidRequest that names the field out of range, or not in the gRPC API."""
     structured = params.structured_outputs
-    value = shared_params.SamplingParams(
-        temperature=params.temperature,
-        top_p=params.top_p,
-        top_k=0 if params.top_k == -1 else params.top_k,
-        min_p=params.min_p,
-        seed=params.seed,
-        max_tokens=_max_tokens(params),
-        min_tokens=params.min_tokens,
-        stop_token_ids=_tuple(params.stop_token_ids),
-        ignore_eos=params.ignore_eos,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        repetition_penalty=params.repetition_penalty,
-        logit_bias=tuple(sorted((params.logit_bias or {}).items())),
-        bad_words=_bad_words(params),
-        allowed_token_ids=_tuple(params.allowed_token_ids),
-        num_logprobs=params.logprobs,
-        grammar=_grammar(structured) if structured is not None else None,
-    )
+    names = {entry.name for entry in fields(shared_params.SamplingParams)} - set(_NOT_IN_GRPC)
+    same = {entry.name: getattr(params, entry.name) for entry in fields(params) if entry.name in names}
+    lists = {name: _tuple(value) for name, value in same.items() if name in _LISTS}
+    converted: dict[str, Any] = {
+        "top_k": 0 if params.top_k == -1 else params.top_k,
+        "max_tokens": _max_tokens(params),
+        "logit_bias": tuple(sorted((params.logit_bias or {}).items())),
+        "bad_words": _bad_words(params),
+        "num_logprobs": params.logprobs,
+        "grammar": _grammar(structured) if structured is not None else None,
+    }
+    value = shared_params.SamplingParams(**{**same, **lists, **converted})
     value.validate()
     return value
 
@@ -103,7 +97,11 @@ def _tuple(values: Sequence[ValueT] | None) -> tuple[ValueT, ...]:
 def _grammar(given: StructuredOutputsParams | Mapping[str, Any]) -> Grammar:
     """Raises InvalidRequest unless exactly one field is given."""
     if isinstance(given, Mapping):
-        given = _from_fields(StructuredOutputsParams, "structured_outputs", given)
+        unknown = given.keys() - {entry.name for entry in fields(StructuredOutputsParams)}
+        if unknown:
+            name = sorted(unknown)[0]
+            raise InvalidRequest(f"structured_outputs.{name} is not a known field", param="structured_outputs")
+        given = StructuredOutputsParams(**given)
     for name in ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern"):
         if getattr(given, name):
             raise InvalidRequest(
@@ -127,26 +125,6 @@ def _grammar(given: StructuredOutputsParams | Mapping[str, Any]) -> Grammar:
             param="structured_outputs",
         )
     return found[0]
-
-
-def _speculation_message(params: SamplingParams) -> gateway_pb2.Speculation:
-    asked = _from_fields(Speculation, "speculation", speculation_fields(params))
-    modes = {mode.value: MODE_TO_WIRE[mode] for mode in SpeculationMode}
-    if asked.mode and asked.mode not in modes:
-        raise InvalidRequest(f"speculation.mode must be exact or rejection, got {asked.mode!r}", param="speculation")
-    return gateway_pb2.Speculation(
-        method=asked.method,
-        num_speculative_tokens=asked.num_speculative_tokens,
-        mode=modes.get(asked.mode, common_pb2.SPECULATION_MODE_UNSPECIFIED),
-        token_tree=asked.token_tree,
-    )
-
-
-def _from_fields(kind: type[FieldsT], param: str, given: Mapping[str, Any]) -> FieldsT:
-    unknown = given.keys() - {entry.name for entry in fields(kind)}
-    if unknown:
-        raise InvalidRequest(f"{param}.{sorted(unknown)[0]} is not a known field", param=param)
-    return kind(**given)
 
 
 def _set_prompt(message: gateway_pb2.GenerateRequest, prompt: Prompt) -> None:

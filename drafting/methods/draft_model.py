@@ -23,9 +23,9 @@ from outrider.drafting.methods.draft_states import DraftState
 from outrider.drafting.methods.growing import GrowingMethod
 from outrider.drafting.session import DraftSession
 from outrider.drafting.vocabulary.mapping import VocabularyMap
+from outrider.engine.attention.batch import SessionRows, build_batch
 from outrider.engine.attention.block_manager import BlockManager
 from outrider.engine.model.loaded import LoadedModel
-from outrider.engine.run.batch import SessionRows, build_batch
 from outrider.engine.run.runner import ModelRunner
 from outrider.engine.sampling.chains import ChainStart
 from outrider.engine.sampling.grammar import GrammarCompiler

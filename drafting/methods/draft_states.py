@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outrider.engine.attention.block_manager import IntegrityError
+from outrider.engine.errors import IntegrityError
 from outrider.engine.recurrent.rows import StateRows
 from outrider.engine.recurrent.states import RecurrentStates
 from outrider.engine.recurrent.table import OutOfSlots, SessionState, StateTable

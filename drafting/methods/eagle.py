@@ -20,10 +20,10 @@ import torch
 
 from outrider.drafting.growth.draft import ROOT, Draft
 from outrider.drafting.methods.paged_head import PagedHead
-from outrider.drafting.methods.target_vocabulary import TargetVocabulary
 from outrider.drafting.session import DraftSession
+from outrider.drafting.vocabulary.target_vocabulary import TargetVocabulary
+from outrider.engine.attention.batch import SessionRows
 from outrider.engine.attention.block_manager import BlockTable, OutOfBlocks
-from outrider.engine.run.batch import SessionRows
 from outrider.engine.sampling.chains import ChainStart
 from outrider.engine.sampling.laws import Row
 

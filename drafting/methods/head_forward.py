@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from outrider.drafting.methods.paged_head import PagedHead
-from outrider.drafting.methods.target_vocabulary import TargetVocabulary
-from outrider.engine.run.batch import ForwardBatch
+from outrider.drafting.vocabulary.target_vocabulary import TargetVocabulary
+from outrider.engine.attention.batch import ForwardBatch
 
 
 class HeadForward:

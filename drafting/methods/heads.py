@@ -24,8 +24,8 @@ from outrider.drafting.methods.interface import DraftMethod
 from outrider.drafting.methods.medusa import MedusaNet
 from outrider.drafting.methods.mlp_speculator import MlpSpeculatorNet
 from outrider.drafting.methods.paged_head import PagedHead
-from outrider.drafting.methods.target_vocabulary import TargetVocabulary
 from outrider.drafting.settings import MethodSettings
+from outrider.drafting.vocabulary.target_vocabulary import TargetVocabulary
 from outrider.engine.attention.ops import AttentionOps, resolve_attention_ops
 from outrider.engine.model.end_of_text import read_eos_token_ids
 from outrider.engine.model.guards import read_config, resolve_dtype

@@ -12,8 +12,8 @@ import torch
 
 from outrider.drafting.growth.draft import Draft
 from outrider.drafting.heads.medusa import MedusaHeads
-from outrider.drafting.methods.target_vocabulary import TargetVocabulary
 from outrider.drafting.session import DraftSession
+from outrider.drafting.vocabulary.target_vocabulary import TargetVocabulary
 from outrider.engine.sampling.laws import Row
 
 

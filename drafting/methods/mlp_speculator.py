@@ -13,8 +13,8 @@ import torch
 from outrider.drafting.growth.draft import ROOT, Draft
 from outrider.drafting.heads.mlp_speculator import MlpSpeculator
 from outrider.drafting.methods.medusa import has_last_row, last_row
-from outrider.drafting.methods.target_vocabulary import TargetVocabulary
 from outrider.drafting.session import DraftSession
+from outrider.drafting.vocabulary.target_vocabulary import TargetVocabulary
 from outrider.engine.sampling.laws import Row
 
 

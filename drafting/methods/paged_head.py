@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
+from outrider.engine.attention.batch import ForwardBatch, SessionRows, build_batch
 from outrider.engine.attention.block_manager import BlockManager
 from outrider.engine.attention.layer import ATTENTION_NAME, AttentionProbe, PagedContext, register_attention
 from outrider.engine.attention.ops import AttentionOps, LayerShape
@@ -16,7 +17,6 @@ from outrider.engine.model.latent_attention import keep_latents
 from outrider.engine.model.lean.make_lean import make_lean
 from outrider.engine.model.lean.module_calls import Probe
 from outrider.engine.model.row_invariance import make_row_invariant
-from outrider.engine.run.batch import ForwardBatch, SessionRows, build_batch
 from outrider.engine.run.cpu_graphs import RecordedForwards, copied
 
 

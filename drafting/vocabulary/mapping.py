@@ -18,8 +18,8 @@ import tokenizers
 import torch
 
 from outrider.drafting.checkpoints.errors import CheckpointRefused, refusing
-from outrider.drafting.methods.target_vocabulary import TargetVocabulary
 from outrider.drafting.session import DraftSession
+from outrider.drafting.vocabulary.target_vocabulary import TargetVocabulary
 from outrider.drafting.vocabulary.token_bytes import TokenBytes, read_token_bytes
 from outrider.engine.model.end_of_text import read_eos_token_ids
 from outrider.engine.model.guards import read_config

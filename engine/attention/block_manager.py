@@ -15,13 +15,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from outrider.engine.errors import IntegrityError
+
 
 class OutOfBlocks(Exception):
     """Too few free blocks; the caller preempts a session or waits."""
-
-
-class IntegrityError(Exception):
-    """The bookkeeping is inconsistent: a bug."""
 
 
 @dataclass

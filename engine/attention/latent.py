@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from outrider.engine.model.row_invariant_modules import row_invariant_linears
+from outrider.kernels.linear.row_invariant import row_invariant_linears
 
 # attribute of an attention module of transformers' whose layer caches latents
 LATENT_HEADS = "latent_heads"

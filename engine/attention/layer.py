@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from transformers import AttentionInterface
 
+from outrider.engine.attention.batch import ForwardBatch
 from outrider.engine.attention.latent import LATENT_HEADS, LatentHeads
 from outrider.engine.attention.ops import AttentionOps, LayerShape
 from outrider.engine.attention.paged_kv import PagedKVCache
 from outrider.engine.errors import EngineError
 from outrider.engine.recurrent.states import RecurrentShape, RecurrentStates
-from outrider.engine.run.batch import ForwardBatch
 from outrider.kernels.paged_attention.arguments import Scoring
 from outrider.kernels.recurrent.rows import LayerStates, RecurrentRows
 
@@ -135,7 +135,7 @@ def paged_attention_hook(
     """query [1, Hq, T, D], key and value [1, Hkv, T, D], rotated; returns ([1, T, Hq, Dv], None).
 
     `scaling` and `paged` have no default: a model that does not forward its keyword arguments must fail. chunk_size and
-    query_scales, fp32 [1, T], come from engine/llama4; no model of transformers' passes them.
+    query_scales, fp32 [1, T], come from engine/model/llama4; no model of transformers' passes them.
     """
     scoring = Scoring(scaling, sliding_window, softcap, s_aux, chunk_size)
     if query_scales is not None:

@@ -8,19 +8,17 @@ Not here: block ownership (block_manager), writing and reading rows (kernels).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from outrider.engine.attention.ops import AttentionOps, LayerShape
+from outrider.engine.zeroed_memory import zeros
 from outrider.kernels.kv_codes.layout import LARGEST_CODE, head_bytes, view_codes
 
 CODE_DTYPES = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}  # by the names of shared/kv_cache_dtypes
 CODE_NAMES = {dtype: name for name, dtype in CODE_DTYPES.items()}
 DEFAULT_BLOCK_SIZE = 16  # positions
-_ALIGNMENT = 64  # bytes; a cache line, like torch's allocator
 
 
 class PagedKVCache:
@@ -77,16 +75,6 @@ def _codes(places: tuple[int, int, int], dim: int, dtype: torch.dtype, device: t
     """Codes and scales of zeros."""
     *heads, block_size = places
     return view_codes(zeros((*heads, head_bytes(block_size, dim)), torch.uint8, device), block_size, dim, dtype)
-
-
-def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """On the CPU pages are committed at first use: zeroing 512 MiB at start would take 0.6 to 1.7 s."""
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    num_bytes = math.prod(shape) * dtype.itemsize
-    raw = np.zeros(num_bytes + _ALIGNMENT, dtype=np.uint8)
-    start = -raw.ctypes.data % _ALIGNMENT
-    return torch.from_numpy(raw[start : start + num_bytes]).view(dtype).view(shape)
 
 
 def bytes_per_block(layer_shapes: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> int:

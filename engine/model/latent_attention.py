@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from outrider.engine.attention.batch import SessionRows, build_batch
 from outrider.engine.attention.latent import LATENT_HEADS, LatentHeads
 from outrider.engine.attention.layer import AttentionProbe, PagedContext
 from outrider.engine.attention.ops import AttentionOps
@@ -27,7 +28,6 @@ from outrider.engine.model.lean.module_calls import (
     record_calls,
     with_hidden_states,
 )
-from outrider.engine.run.batch import SessionRows, build_batch
 
 logger = logging.getLogger(__name__)
 

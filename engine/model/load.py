@@ -14,15 +14,16 @@ from typing import Any
 
 import torch
 
+from outrider.engine.attention.batch import SessionRows, build_batch
 from outrider.engine.attention.layer import PagedContext
 from outrider.engine.attention.ops import resolve_attention_ops
 from outrider.engine.errors import BackendUnavailable, ModelRefused
-from outrider.engine.llama4 import adapt as llama4
 from outrider.engine.model import guards as model_guards
 from outrider.engine.model.end_of_text import read_eos_token_ids
 from outrider.engine.model.latent_attention import keep_latents
 from outrider.engine.model.lean.make_lean import make_lean
 from outrider.engine.model.lean.module_calls import causal_lm_probe
+from outrider.engine.model.llama4 import adapt as llama4
 from outrider.engine.model.loaded import LoadedModel
 from outrider.engine.model.local_model import local_model
 from outrider.engine.model.row_invariance import make_row_invariant
@@ -31,7 +32,6 @@ from outrider.engine.model.row_kernels import resolve_code_kernels
 from outrider.engine.model.weights import read_weights
 from outrider.engine.recurrent.adapt import adapt
 from outrider.engine.recurrent.rows import StateRows
-from outrider.engine.run.batch import SessionRows, build_batch
 from outrider.engine.tensor_parallel.collectives import Collectives
 from outrider.engine.tensor_parallel.shard import Shard
 from outrider.kernels.errors import KernelArgumentError

@@ -12,13 +12,13 @@ from typing import Any, Protocol
 
 import torch
 
+from outrider.engine.attention.batch import ForwardBatch
 from outrider.engine.attention.ops import AttentionOps, LayerShape
 from outrider.engine.attention.paged_kv import CODE_NAMES, DEFAULT_BLOCK_SIZE, PagedKVCache, bytes_per_block
 from outrider.engine.errors import ModelRefused
 from outrider.engine.model.lean.make_lean import LeanReport
 from outrider.engine.model.row_invariance import RowInvarianceReport
 from outrider.engine.recurrent.states import NUM_LOG_ROWS, RecurrentShape, RecurrentStates
-from outrider.engine.run.batch import ForwardBatch
 
 
 class OtherRanks(Protocol):

@@ -69,7 +69,7 @@ def make_row_invariant(model: torch.nn.Module, backend: str = "cpu") -> RowInvar
 
 
 def _linear_method(backend: str, dtype: torch.dtype) -> str:
-    """See row_invariant_modules.row_invariant_linear."""
+    """See kernels/linear/row_invariant."""
     if backend == "triton":
         return "triton"
     if cpu_panels.supports(dtype):

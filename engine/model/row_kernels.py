@@ -26,7 +26,7 @@ class RmsNorm(Protocol):
 
 @dataclass(frozen=True)
 class RowKernels:
-    """One backend's kernels; `backend` also selects the linears (row_invariant_modules.row_invariant_linear).
+    """One backend's kernels; `backend` also selects the linears (kernels/linear/row_invariant).
 
     Functions, not modules: lean_check deep-copies the modules that hold them.
     """

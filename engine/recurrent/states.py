@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from outrider.engine.attention.paged_kv import zeros
+from outrider.engine.zeroed_memory import zeros
 from outrider.kernels.recurrent.rows import LayerStates
 
 # rows of a slot's log: the last committed token and the draft's; longer drafts are cut. Half of the largest tree that

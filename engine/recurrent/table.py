@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from outrider.engine.attention.block_manager import IntegrityError
+from outrider.engine.errors import IntegrityError
 
 
 class OutOfSlots(Exception):

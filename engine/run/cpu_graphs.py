@@ -18,10 +18,10 @@ from dataclasses import dataclass
 
 import torch
 
+from outrider.engine.attention.batch import ForwardBatch
 from outrider.engine.attention.ops import LayerShape
 from outrider.engine.model.loaded import LoadedModel
 from outrider.engine.model.row_invariant_modules import RowInvariantLinear
-from outrider.engine.run.batch import ForwardBatch
 from outrider.engine.run.row_buckets import Bucket, empty_batch, fill, padded_num_rows
 
 log = logging.getLogger(__name__)

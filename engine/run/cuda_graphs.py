@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from outrider.engine.run.batch import ForwardBatch
+from outrider.engine.attention.batch import ForwardBatch
 from outrider.engine.run.row_buckets import Bucket, bucket_of, empty_batch, fill
 
 # forwards before a capture, on a side stream; they compile kernels and allocate libraries' workspaces

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from outrider.engine.run.batch import ForwardBatch
+from outrider.engine.attention.batch import ForwardBatch
 from outrider.kernels.recurrent.rows import RecurrentRows
 
 ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
+from outrider.engine.attention.batch import ForwardBatch
 from outrider.engine.attention.layer import PagedContext
 from outrider.engine.attention.paged_kv import PagedKVCache
 from outrider.engine.model.loaded import LoadedModel
 from outrider.engine.recurrent.states import RecurrentStates
-from outrider.engine.run.batch import ForwardBatch
 from outrider.engine.run.cpu_graphs import RecordedForwards, is_recordable
 from outrider.engine.run.cuda_graphs import GraphedForwards, to_device
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from outrider.engine.run.batch import ForwardBatch
+from outrider.engine.attention.batch import ForwardBatch
 from outrider.engine.run.runner import ModelRunner
 from outrider.shared.messages import SparseLaw
 from outrider.shared.sampling_params import SamplingParams

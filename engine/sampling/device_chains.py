@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from outrider.engine.run.batch import ForwardBatch
+from outrider.engine.attention.batch import ForwardBatch
 from outrider.engine.run.cuda_graphs import captured_graph
 from outrider.engine.run.row_buckets import NO_SLOT, ROW_BUCKETS
 from outrider.engine.sampling.chains import ChainForward, ChainStart, DrawnToken

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
+from outrider.engine.attention.batch import SessionRows, build_batch
 from outrider.engine.attention.layer import PagedContext
 from outrider.engine.attention.ops import AttentionOps, LayerShape, resolve_attention_ops
 from outrider.engine.attention.paged_kv import PagedKVCache
 from outrider.engine.errors import ModelRefused
-from outrider.engine.run.batch import SessionRows, build_batch
 
 _NUM_ROWS = 8
 # relative to the largest logit; two ranks: another order of sums 1e-6 in fp32, 1 % in bf16; swapped heads 55 % and more

@@ -27,11 +27,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from outrider.engine.attention.batch import ForwardBatch
 from outrider.engine.attention.paged_kv import PagedKVCache
 from outrider.engine.errors import BackendUnavailable, EngineError
 from outrider.engine.model.load import load_model
 from outrider.engine.model.loaded import LoadedModel
-from outrider.engine.run.batch import ForwardBatch
 from outrider.engine.tensor_parallel.collectives import Collectives
 from outrider.engine.tensor_parallel.follower import follow
 from outrider.engine.tensor_parallel.protocol import DropCache, Forward, LoadSpec, MakeCache, Message, Move, Stop

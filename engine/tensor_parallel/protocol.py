@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from outrider.engine.run.batch import ForwardBatch
+from outrider.engine.attention.batch import ForwardBatch
 
 
 @dataclass(frozen=True)

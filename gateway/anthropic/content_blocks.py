@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from outrider.gateway.request.types import AnswerOptions, GenerationUpdate
+from outrider.gateway.request.answers import AnswerOptions
+from outrider.gateway.request.types import GenerationUpdate
 from outrider.gateway.tool_calls.chat_parts import call_id
 from outrider.gateway.tool_calls.events import CallArguments, CallBegins, ContentText, Event, ReasoningText
 from outrider.gateway.tool_calls.plan import OutputPlan

@@ -11,8 +11,8 @@ from outrider.gateway.anthropic.schema import CountTokensRequest, MessagesReques
 from outrider.gateway.openai.checks import check_grammar, check_model, check_stop
 from outrider.gateway.openai.convert import chat_token_ids, prepare_chat
 from outrider.gateway.openai.schema import ChatCompletionRequest, ChatFields, parse_body
+from outrider.gateway.request.answers import Prepared
 from outrider.gateway.request.served import Served
-from outrider.gateway.request.types import Prepared
 from outrider.gateway.tool_calls.formats import NONE, output_format
 from outrider.gateway.tool_calls.reasoning import can_bound
 from outrider.shared.errors import InvalidRequest

@@ -16,8 +16,9 @@ from outrider.gateway.anthropic.errors import messages_error
 from outrider.gateway.openai.response_types import ErrorAnswer
 from outrider.gateway.openai.responses import to_json
 from outrider.gateway.openai.usage import Account, SpecMetricsLevel
+from outrider.gateway.request.answers import Prepared
 from outrider.gateway.request.event_cursor import NOTHING_SEEN, EventCursor, EventNumbers
-from outrider.gateway.request.types import GenerationUpdate, Prepared
+from outrider.gateway.request.types import GenerationUpdate
 from outrider.shared.messages import FinishReason
 
 

@@ -10,9 +10,10 @@ from typing import Any
 from outrider.gateway.openai.response_types import ChatChunkChoice, CompletionChoice, ErrorAnswer
 from outrider.gateway.openai.responses import AnswerShape, to_json
 from outrider.gateway.openai.usage import SpecMetricsLevel
+from outrider.gateway.request.answers import Prepared
 from outrider.gateway.request.event_cursor import NOTHING_SEEN, EventCursor, Seen
 from outrider.gateway.request.tokenizer import Tokenizer
-from outrider.gateway.request.types import GenerationUpdate, Prepared
+from outrider.gateway.request.types import GenerationUpdate
 from outrider.gateway.tool_calls.chat_parts import ChatParts
 
 

@@ -14,8 +14,8 @@ from outrider.gateway.openai.convert import prepare_chat
 from outrider.gateway.openai.fields import json_kind
 from outrider.gateway.openai.messages import MESSAGES_SCHEMA
 from outrider.gateway.openai.schema import ChatCompletionRequest, parse_body
+from outrider.gateway.request.answers import Prepared
 from outrider.gateway.request.served import Served
-from outrider.gateway.request.types import Prepared
 from outrider.shared.errors import InvalidRequest
 
 # Fields of a chat that a batch does not take, with the values that have no effect.

@@ -6,15 +6,16 @@ families (tool_calls/formats.py).
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import dataclass, replace
 from typing import Any
 
 from outrider.gateway.openai.checks import check_grammar
 from outrider.gateway.openai.schema import ChatCompletionRequest, ChatFields
+from outrider.gateway.request.answers import Prepared
 from outrider.gateway.request.served import Served
 from outrider.gateway.request.tokenizer import Tokenizer
-from outrider.gateway.request.types import Prepared
 from outrider.gateway.tool_calls.call_grammar import CallGrammar, CallRule
 from outrider.gateway.tool_calls.fields import ToolChoice, is_strict, parameters_of
 from outrider.gateway.tool_calls.formats import NONE, OutputFormat, output_format
@@ -127,7 +128,8 @@ class ChatPlan:
     def _budget(self, tokenizer: Tokenizer) -> ThinkingBudget | None:
         if self.max_thinking_tokens is None:
             return None
-        return thinking_budget(self.max_thinking_tokens, self.output, self.state, tokenizer)
+        encode = functools.partial(tokenizer.encode, add_special_tokens=False)
+        return thinking_budget(self.max_thinking_tokens, self.output, self.state, tokenizer.control_tokens, encode)
 
     def _grammar(self, asked: Grammar | None, served: Served) -> Grammar | None:
         """asked: of response_format or structured_outputs, for the answer's text; a call that is demanded has none."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from outrider.gateway.fleet.drafter_choice import AUTO_ORDER
 from outrider.gateway.request.served import RequestLimits, ServedModel
 from outrider.gateway.request.tokenizer import Tokenizer
-from outrider.gateway.request.types import METHOD_AUTO, METHOD_OFF, SpeculationRequest
+from outrider.gateway.request.types import METHOD_AUTO, METHOD_OFF
 from outrider.shared.errors import InvalidRequest, UnknownModel
-from outrider.shared.sampling_params import SpeculationMode
+from outrider.shared.request_params import Speculation
 
 
 def check_model(name: str | None, model: ServedModel) -> None:
@@ -110,36 +111,14 @@ def check_grammar(text: str, model: ServedModel, limits: RequestLimits, param: s
         )
 
 
-def check_speculation(
-    method: str | None,
-    num_speculative_tokens: int | None,
-    mode: str | None,
-    model: ServedModel,
-    token_tree: bool | None = None,
-) -> SpeculationRequest:
-    """None means the server's default."""
+def check_speculation(asked: Speculation, model: ServedModel) -> Speculation:
+    """The same with a method by name. Raises InvalidRequest for one that is not served."""
     # The methods of a member that has not been seen are unknown; a request is decoded without drafts until then.
     knows_all = model.draft_methods and not model.has_unseen_members
     choices = (METHOD_AUTO, METHOD_OFF, *(model.draft_methods if knows_all else AUTO_ORDER))
-    if method is not None and method not in choices:
+    method = asked.method or METHOD_AUTO
+    if method not in choices:
         raise InvalidRequest(
             f"speculation.method {method[:80]!r} is not one of {', '.join(choices)}", param="speculation.method"
         )
-    most = model.max_speculative_tokens
-    if num_speculative_tokens is not None and not 1 <= num_speculative_tokens <= most:
-        raise InvalidRequest(
-            f"speculation.num_speculative_tokens must be between 1 and {most}, got {num_speculative_tokens}; "
-            'method "off" turns speculation off',
-            param="speculation.num_speculative_tokens",
-        )
-    modes = {entry.value: entry for entry in SpeculationMode}
-    if mode is not None and mode not in modes:
-        raise InvalidRequest(
-            f"speculation.mode {mode[:80]!r} is not one of {', '.join(modes)}", param="speculation.mode"
-        )
-    return SpeculationRequest(
-        method=method or METHOD_AUTO,
-        num_speculative_tokens=num_speculative_tokens or 0,
-        mode=modes[mode] if mode is not None else None,
-        token_tree=token_tree,
-    )
+    return replace(asked, method=method)

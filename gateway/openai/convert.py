@@ -9,7 +9,8 @@ import re
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
 
 from outrider.gateway.openai.chat_plan import ChatPlan, chat_prompt
 from outrider.gateway.openai.checks import (
@@ -28,12 +29,13 @@ from outrider.gateway.openai.schema import (
     ChatFields,
     CompletionRequest,
     GenerationFields,
-    Speculation,
 )
+from outrider.gateway.request.answers import AnswerOptions, Prepared
 from outrider.gateway.request.served import RequestLimits, Served, ServedModel
 from outrider.gateway.request.tokenizer import Tokenizer
-from outrider.gateway.request.types import AnswerOptions, Prepared, SpeculationRequest, ValidRequest
+from outrider.gateway.request.types import ValidRequest
 from outrider.shared.errors import InvalidRequest
+from outrider.shared.request_params import Speculation
 from outrider.shared.sampling_params import MAX_LOGPROBS, SamplingParams
 
 # tokens; OpenAI's default for /v1/completions; a chat may fill the context, or has its model's sampling default
@@ -160,7 +162,8 @@ def _prepare(
     model, limits = served.model, served.limits
     _check_counts(body.n, len(prompts), limits)
     check_stop(body.stop, limits)
-    speculation = _speculation(body.speculation, model)
+    asked = body.speculation.options() if body.speculation is not None else Speculation()
+    speculation = check_speculation(asked, model)
     params = _sampling_params(body, num_logprobs, served)
     _check_repeated(params, body.n * len(prompts))
     salt = body.cache_salt or ""
@@ -226,41 +229,32 @@ def _max_tokens(body: GenerationFields, prompt_len: int, chat: bool, model: Serv
     return output_budget(_asked_tokens(body), default, prompt_len, model, name)
 
 
-def _speculation(asked: Speculation | None, model: ServedModel) -> SpeculationRequest:
-    if asked is None:
-        return SpeculationRequest()
-    return check_speculation(asked.method, asked.num_speculative_tokens, asked.mode, model, asked.token_tree)
-
-
 def _sampling_params(body: GenerationFields, num_logprobs: int | None, served: Served) -> SamplingParams:
     """All but max_tokens, which depends on the prompt."""
     if body.allowed_token_ids == ():
         raise InvalidRequest("allowed_token_ids must not be empty", param="allowed_token_ids")
     if body.top_k is not None and body.top_k < -1:
         raise InvalidRequest(f"top_k must be -1 (off) or at least 0, got {body.top_k}", param="top_k")
-    defaults = served.model.sampling_defaults
-    return SamplingParams(
-        temperature=defaults.temperature if body.temperature is None else body.temperature,
-        top_p=defaults.top_p if body.top_p is None else body.top_p,
-        top_k=defaults.top_k if body.top_k is None else max(body.top_k, 0),
-        min_p=defaults.min_p if body.min_p is None else body.min_p,
-        seed=_seed(body.seed),
-        min_tokens=body.min_tokens,
-        stop_token_ids=tuple(dict.fromkeys(body.stop_token_ids)),
-        ignore_eos=body.ignore_eos,
-        presence_penalty=body.presence_penalty,
-        frequency_penalty=body.frequency_penalty,
-        repetition_penalty=(
-            defaults.repetition_penalty if body.repetition_penalty is None else body.repetition_penalty
-        ),
-        logit_bias=tuple(sorted((body.logit_bias or {}).items())),
-        bad_words=_bad_words(body.bad_words, served.tokenizer),
-        allowed_token_ids=tuple(sorted(set(body.allowed_token_ids or ()))),
-        num_logprobs=num_logprobs,
-        num_prompt_logprobs=body.prompt_logprobs,
-        logprob_token_ids=tuple(dict.fromkeys(body.logprob_token_ids)),
-        grammar=grammar_of(body.response_format, body.structured_outputs, served.model, served.limits),
-    )
+    converted = {
+        "top_k": None if body.top_k is None else max(body.top_k, 0),
+        "seed": _seed(body.seed),
+        "stop_token_ids": tuple(dict.fromkeys(body.stop_token_ids)),
+        "logit_bias": tuple(sorted((body.logit_bias or {}).items())),
+        "bad_words": _bad_words(body.bad_words, served.tokenizer),
+        "allowed_token_ids": tuple(sorted(set(body.allowed_token_ids or ()))),
+        "num_logprobs": num_logprobs,
+        "num_prompt_logprobs": body.prompt_logprobs,
+        "logprob_token_ids": tuple(dict.fromkeys(body.logprob_token_ids)),
+        "grammar": grammar_of(body.response_format, body.structured_outputs, served.model, served.limits),
+    }
+    defaults = vars(served.model.sampling_defaults)
+    given: dict[str, Any] = {}
+    for entry in fields(SamplingParams):
+        value = converted[entry.name] if entry.name in converted else getattr(body, entry.name, None)
+        value = defaults.get(entry.name) if value is None else value
+        if value is not None:
+            given[entry.name] = value
+    return SamplingParams(**given)
 
 
 def _seed(seed: int | None) -> int | None:

@@ -26,8 +26,9 @@ from outrider.gateway.openai.response_types import (
     RoundAnnotation,
 )
 from outrider.gateway.openai.usage import Account, SpecMetricsLevel
+from outrider.gateway.request.answers import Prepared
 from outrider.gateway.request.tokenizer import Tokenizer
-from outrider.gateway.request.types import GenerationUpdate, Prepared, Round
+from outrider.gateway.request.types import GenerationUpdate, Round
 from outrider.gateway.tool_calls.chat_parts import ChatParts
 from outrider.gateway.tool_calls.symbols import Symbols
 from outrider.shared.messages import FinishReason, TokenLogprob, TokenOrigin

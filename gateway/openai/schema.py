@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Self, TypeVar
+from dataclasses import fields
+from typing import Annotated, Any, ClassVar, Self, TypeVar, get_type_hints
 
 from pydantic import (
     BaseModel,
@@ -17,6 +18,7 @@ from pydantic import (
     Field,
     ValidationError,
     WithJsonSchema,
+    create_model,
     model_validator,
 )
 
@@ -35,6 +37,7 @@ from outrider.gateway.openai.fields import (
 )
 from outrider.gateway.openai.messages import Messages
 from outrider.gateway.tool_calls.fields import ToolChoiceField, ToolList
+from outrider.shared import request_params
 from outrider.shared.errors import InvalidRequest
 
 log = logging.getLogger(__name__)
@@ -128,16 +131,32 @@ class StreamOptions(Body):
     continuous_usage_stats: Bool = Field(False, description="with include_usage: in every event")
 
 
-class Speculation(Body):
+# By the type of an option, that of its field.
+_OPTION_FIELDS = {str: String, int: Int, bool | None: Bool}
+
+
+def _option_fields(options: type[request_params.Speculation]) -> dict[str, Any]:
+    kinds = get_type_hints(options)
+    return {
+        entry.name: (_OPTION_FIELDS[kinds[entry.name]] | None, Field(None, description=entry.metadata["description"]))
+        for entry in fields(options)
+    }
+
+
+_Options: Any = create_model("_Options", __base__=Body, **_option_fields(request_params.Speculation))
+
+
+class Speculation(_Options):  # type: ignore[misc]  # its fields are those of request_params.Speculation
     """Outrider's own: draft method, draft length, guarantee, and whether the answer has the origin of each token."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    method: String | None = Field(None, description='"auto", "off" or a draft method that the server offers')
-    num_speculative_tokens: Int | None = Field(None, description="maximum draft tokens per round")
-    mode: String | None = Field(None, description='"exact" or "rejection"')
-    token_tree: Bool | None = Field(None, description="draft tokens as a tree; num_speculative_tokens caps its nodes")
     annotate: Bool = Field(False, description="choices include the origin of each token")
+
+    def options(self) -> request_params.Speculation:
+        """What concerns drafting. Raises InvalidRequest."""
+        given: dict[str, Any] = self.model_dump(exclude={"annotate"}, exclude_none=True)
+        return request_params.Speculation.of(given)
 
 
 class ResponseFormat(Body):

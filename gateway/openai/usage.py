@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from itertools import zip_longest
 
 from outrider.gateway.openai.response_types import Metrics, SpeculationMetrics, Usage
-from outrider.gateway.request.types import GenerationUpdate, Prepared, SpeculationSummary
+from outrider.gateway.request.answers import Prepared
+from outrider.gateway.request.types import GenerationUpdate, SpeculationSummary
 from outrider.gateway.tool_calls.formats import NONE
 from outrider.gateway.tool_calls.plan import ReasoningTokens
 from outrider.shared.errors import InternalError

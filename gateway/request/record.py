@@ -11,16 +11,16 @@ from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
-from outrider.gateway.request.types import AnswerKind, AnswerOptions, Prepared, SpeculationRequest, ValidRequest
-from outrider.gateway.responses.plan import ResponsePlan
+from outrider.gateway.request.answers import AnswerKind, AnswerOptions, Prepared, ResponsePlan
+from outrider.gateway.request.types import METHOD_AUTO, ValidRequest
 from outrider.gateway.tool_calls.plan import OutputPlan
 from outrider.shared.errors import InternalError, Unavailable
+from outrider.shared.request_params import Speculation
 from outrider.shared.sampling_params import SamplingParams, SpeculationMode
 from outrider.shared.stream_key import stream_key
-from outrider.shared.wire import mode_from_wire, params_from_wire, params_to_wire
-from outrider.shared.wire.params import MODE_TO_WIRE
+from outrider.shared.wire import from_message, params_from_wire, params_to_wire, to_message
+from outrider.shared.wire.params import MODE_FROM_WIRE, MODE_TO_WIRE
 from outrider.v1 import common_pb2 as common
-from outrider.v1 import gateway_pb2 as gateway
 from outrider.v1 import log_pb2 as pb
 
 # Grows with every change that an older gateway would misread. It covers CommitExtras too.
@@ -150,7 +150,8 @@ def _with_lists(request: ValidRequest, lists: SamplingParams) -> ValidRequest:
 
 
 def _mode(request: ValidRequest) -> SpeculationMode:
-    return request.speculation.mode or request.sampling_params.default_mode
+    asked = request.speculation.mode
+    return SpeculationMode(asked) if asked else request.sampling_params.default_mode
 
 
 def _known_kind(message: pb.SessionRecord) -> AnswerKind:
@@ -161,7 +162,7 @@ def _known_kind(message: pb.SessionRecord) -> AnswerKind:
 
 
 def _known_mode(message: pb.RecordedPrompt) -> SpeculationMode:
-    mode = mode_from_wire(message.mode)
+    mode = MODE_FROM_WIRE.get(message.mode)
     if mode is None:
         raise InternalError(f"the record of a request is broken: mode {message.mode}")
     return mode
@@ -191,33 +192,10 @@ def _options_to_wire(options: AnswerOptions) -> pb.AnswerOptions:
         return_tokens_as_token_ids=options.return_tokens_as_token_ids,
         annotate=options.annotate,
         drop_output=options.drop_output,
-        output=_plan_to_wire(options.output) if options.output is not None else None,
-        response=pb.ResponsePlan(**dataclasses.asdict(options.response)) if options.response is not None else None,
+        output=to_message(pb.OutputPlan(), options.output) if options.output is not None else None,
+        response=to_message(pb.ResponsePlan(), options.response) if options.response is not None else None,
         message=options.message,
     )
-
-
-def _plan_to_wire(plan: OutputPlan) -> pb.OutputPlan:
-    return pb.OutputPlan(**dataclasses.asdict(plan))
-
-
-def _plan_from_wire(message: pb.OutputPlan) -> OutputPlan:
-    return OutputPlan(
-        reasoning_parser=message.reasoning_parser,
-        tool_call_parser=message.tool_call_parser,
-        starts_in_reasoning=message.starts_in_reasoning,
-        marker_tokens=tuple(message.marker_tokens),
-        properties=message.properties,
-        parallel=message.parallel,
-        is_named=message.is_named,
-        include_reasoning=message.include_reasoning,
-        reasoning_field=message.reasoning_field,
-        must_call=message.must_call,
-    )
-
-
-def _response_from_wire(message: pb.ResponsePlan) -> ResponsePlan:
-    return ResponsePlan(message.fields, message.input_items)
 
 
 def _options_from_wire(message: pb.AnswerOptions) -> AnswerOptions:
@@ -236,14 +214,13 @@ def _options_from_wire(message: pb.AnswerOptions) -> AnswerOptions:
         return_tokens_as_token_ids=message.return_tokens_as_token_ids,
         annotate=message.annotate,
         drop_output=message.drop_output,
-        output=_plan_from_wire(message.output) if message.HasField("output") else None,
-        response=_response_from_wire(message.response) if message.HasField("response") else None,
+        output=from_message(OutputPlan, message.output) if message.HasField("output") else None,
+        response=from_message(ResponsePlan, message.response) if message.HasField("response") else None,
         message=message.message,
     )
 
 
 def _prompt_to_wire(request: ValidRequest, mode: SpeculationMode, stream_keys: tuple[int, ...]) -> pb.RecordedPrompt:
-    asked = request.speculation
     return pb.RecordedPrompt(
         request_id=request.request_id,
         prompt_token_ids=request.prompt_token_ids,
@@ -251,12 +228,7 @@ def _prompt_to_wire(request: ValidRequest, mode: SpeculationMode, stream_keys: t
         stop=request.stop,
         include_stop_str_in_output=request.include_stop_str_in_output,
         skip_special_tokens=request.skip_special_tokens,
-        speculation=gateway.Speculation(
-            method=asked.method,
-            num_speculative_tokens=asked.num_speculative_tokens,
-            mode=MODE_TO_WIRE[asked.mode] if asked.mode is not None else common.SPECULATION_MODE_UNSPECIFIED,
-            token_tree=asked.token_tree,
-        ),
+        speculation=to_message(common.Speculation(), request.speculation),
         cache_salt=request.cache_salt,
         mode=MODE_TO_WIRE[mode],
         stream_keys=stream_keys,
@@ -272,12 +244,7 @@ def _prompt_from_wire(message: pb.RecordedPrompt, owner: str, output: OutputPlan
         stop=tuple(message.stop),
         include_stop_str_in_output=message.include_stop_str_in_output,
         skip_special_tokens=message.skip_special_tokens,
-        speculation=SpeculationRequest(
-            method=message.speculation.method,
-            num_speculative_tokens=message.speculation.num_speculative_tokens,
-            mode=mode_from_wire(message.speculation.mode),
-            token_tree=message.speculation.token_tree if message.speculation.HasField("token_tree") else None,
-        ),
+        speculation=from_message(Speculation, message.speculation, method=METHOD_AUTO),
         cache_salt=message.cache_salt,
         marker_tokens=output.marker_tokens if output is not None else (),
         only_call=output if output is not None and output.ends_with_call else None,

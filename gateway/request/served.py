@@ -29,7 +29,6 @@ class ServedModel:
     max_model_len: int
     vocab_size: int
     draft_methods: tuple[str, ...] = ()
-    max_speculative_tokens: int = 32
     supports_grammars: bool = True
     created: int = 0
     reasoning_parser: str = "none"

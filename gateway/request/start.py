@@ -12,9 +12,10 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from outrider.gateway.request.answers import AnswerKind, Prepared, Wanted
 from outrider.gateway.request.event_cursor import Seen
 from outrider.gateway.request.record import SessionRecord, new_record
-from outrider.gateway.request.types import AnswerKind, ChoiceStart, Prepared, Wanted
+from outrider.gateway.request.types import ChoiceStart
 from outrider.shared.errors import CommitRefused, InvalidRequest, UnknownModel, UnknownSession
 from outrider.shared.log.commit_log import CommitLog, LogEntry, RequestLog
 from outrider.shared.sampling_params import SpeculationMode

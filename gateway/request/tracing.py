@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from outrider.gateway.request.types import GenerationUpdate, Prepared, SessionTrace
+from outrider.gateway.request.answers import Prepared
+from outrider.gateway.request.types import GenerationUpdate, SessionTrace
 from outrider.shared.messages import Commit, SessionSpec, Timings
 from outrider.shared.tracing import Attributes
 

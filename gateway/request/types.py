@@ -5,33 +5,19 @@ Not here: what a request is checked against (served), and how it is validated (o
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from outrider.gateway.request.event_cursor import Seen
-from outrider.gateway.responses.plan import ResponsePlan
 from outrider.gateway.tool_calls.plan import OutputPlan
 from outrider.shared.draft_policy import draft_methods
 from outrider.shared.log.commit_log import LogEntry
 from outrider.shared.messages import Commit, FinishReason, SessionSpec, Timings, TokenLogprob, TokenOrigin
+from outrider.shared.request_params import Speculation
 from outrider.shared.sampling_params import SamplingParams, SpeculationMode
 from outrider.shared.tracing import Carrier
-from outrider.v1 import log_pb2 as pb
 
 METHOD_AUTO = draft_methods.AUTO
 METHOD_OFF = draft_methods.OFF
-
-
-@dataclass(frozen=True)
-class SpeculationRequest:
-    """`method` is "auto", "off" or a draft method; 0 and None mean the server's default."""
-
-    method: str = METHOD_AUTO
-    num_speculative_tokens: int = 0
-    mode: SpeculationMode | None = None
-    token_tree: bool | None = None
 
 
 class EntryLog(Protocol):
@@ -116,7 +102,7 @@ class ValidRequest:
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
-    speculation: SpeculationRequest = field(default_factory=SpeculationRequest)
+    speculation: Speculation = field(default_factory=lambda: Speculation(method=METHOD_AUTO))
     cache_salt: str = ""
     marker_tokens: tuple[str, ...] = ()
     only_call: OutputPlan | None = None
@@ -129,84 +115,6 @@ class ValidRequest:
     def metadata(self) -> Carrier:
         """What goes with every stream that is opened for the request."""
         return self.trace.metadata if self.trace is not None else ()
-
-
-@dataclass(frozen=True)
-class AnswerOptions:
-    """How the answer is shaped; nothing in it changes what is generated.
-
-    echo_texts: per prompt the text to put in front, None without echo. num_logprobs: None without.
-    return_tokens_as_token_ids: log-probabilities name tokens by their ids. drop_output: the prompt alone was asked for
-    (echo with max_tokens 0). output: how a chat's reasoning and tool calls are separated from its text; None: it is
-    all text. response: for /v1/responses, what its answer says of the request. message: the answer is one of
-    /v1/messages.
-    """
-
-    answer_id: str
-    created: int
-    model: str
-    chat: bool
-    stream: bool = False
-    include_usage: bool = False
-    continuous_usage: bool = False
-    echo_texts: tuple[str, ...] | None = None
-    num_logprobs: int | None = None
-    prompt_logprobs: bool = False
-    return_token_ids: bool = False
-    return_tokens_as_token_ids: bool = False
-    annotate: bool = False
-    drop_output: bool = False
-    output: OutputPlan | None = None
-    response: ResponsePlan | None = None
-    message: bool = False
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """One ValidRequest per prompt; choice indices run over prompts first: prompt * n + choice.
-
-    carrier: the trace that the caller is in. end_trace: called when the answer has ended; None: it is not traced.
-    """
-
-    requests: tuple[ValidRequest, ...]
-    options: AnswerOptions
-    carrier: Carrier = field(default=(), compare=False)
-    end_trace: Callable[[], None] | None = field(default=None, compare=False, repr=False)
-
-    @property
-    def in_background(self) -> bool:
-        return self.options.response is not None and self.options.response.is_background
-
-    def owned_by(self, owner: str, caller: str = "") -> Prepared:
-        """The same for a server's caller: ValidRequest says what they are."""
-        requests = tuple(replace(request, owner=owner, caller=caller) for request in self.requests)
-        return replace(self, requests=requests)
-
-
-class AnswerKind(enum.Enum):
-    """The API and the form that the answer has."""
-
-    COMPLETION = pb.ANSWER_KIND_COMPLETION
-    CHAT = pb.ANSWER_KIND_CHAT
-    GRPC = pb.ANSWER_KIND_GRPC
-    RESPONSE = pb.ANSWER_KIND_RESPONSE
-    MESSAGE = pb.ANSWER_KIND_MESSAGE
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What a client asks to continue. seen: per choice, what it has. kind: None is any; choice: None is all.
-
-    carrier: the trace that the client is in now. caller: as in ValidRequest.
-    """
-
-    request_id: str
-    owner: str
-    seen: Mapping[int, Seen]
-    kind: AnswerKind | None = None
-    choice: int | None = None
-    carrier: Carrier = ()
-    caller: str = ""
 
 
 @dataclass(frozen=True)

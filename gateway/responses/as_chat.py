@@ -11,10 +11,9 @@ from typing import Any
 from outrider.gateway.openai.convert import prepare_chat
 from outrider.gateway.openai.responses import to_json
 from outrider.gateway.openai.schema import ChatCompletionRequest, parse_body
+from outrider.gateway.request.answers import Prepared, ResponsePlan
 from outrider.gateway.request.served import Served
-from outrider.gateway.request.types import Prepared
 from outrider.gateway.responses.input_items import Item, chat_messages
-from outrider.gateway.responses.plan import ResponsePlan
 from outrider.gateway.responses.schema import ResponsesRequest
 from outrider.gateway.responses.stored import with_ids
 from outrider.gateway.responses.tools import chat_choice, chat_tools, served_tools

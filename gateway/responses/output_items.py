@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.gateway.openai.response_types import ChatTokenLogprob
-from outrider.gateway.request.types import AnswerOptions
+from outrider.gateway.request.answers import AnswerOptions
 from outrider.gateway.responses.tools import namespaces
 from outrider.gateway.tool_calls.chat_parts import call_id
 from outrider.gateway.tool_calls.events import CallArguments, CallBegins, ContentText, Event, ReasoningText

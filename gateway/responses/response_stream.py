@@ -13,9 +13,10 @@ from outrider.gateway.openai.logprobs import chat_logprobs
 from outrider.gateway.openai.response_types import ChatTokenLogprob, ErrorAnswer
 from outrider.gateway.openai.responses import to_json
 from outrider.gateway.openai.usage import Account, SpecMetricsLevel
+from outrider.gateway.request.answers import Prepared
 from outrider.gateway.request.event_cursor import NOTHING_SEEN, EventCursor, EventNumbers
 from outrider.gateway.request.tokenizer import Tokenizer
-from outrider.gateway.request.types import GenerationUpdate, Prepared
+from outrider.gateway.request.types import GenerationUpdate
 from outrider.gateway.responses.output_items import OutputItems, ResponseEvent
 from outrider.gateway.responses.response_types import ResponseBody, ResponseUsage
 from outrider.shared.errors import InternalError

@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from outrider.gateway.openai.responses import to_json
-from outrider.gateway.request.types import Prepared
+from outrider.gateway.request.answers import Prepared, ResponsePlan
 from outrider.gateway.responses.input_items import Item, parse_items
-from outrider.gateway.responses.plan import ResponsePlan
 from outrider.gateway.responses.response_types import ItemList, ResponseBody
 from outrider.gateway.responses.store import ResponseStore
 from outrider.shared.errors import InvalidRequest

@@ -14,8 +14,8 @@ import grpc.aio
 import uvicorn
 from fastapi import FastAPI
 
+from outrider.gateway.admission.admission import Admission
 from outrider.gateway.config import GatewayConfig
-from outrider.gateway.servers.admission import Admission
 from outrider.gateway.servers.grpc_admission import GrpcAdmission
 from outrider.gateway.servers.http.protocol import HttpLimits, protocol_factory
 from outrider.shared import rpc

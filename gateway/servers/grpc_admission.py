@@ -18,9 +18,9 @@ from typing import Any, TypeAlias
 import grpc
 import grpc.aio
 
-from outrider.gateway.servers.admission import Admission
-from outrider.gateway.servers.auth import Caller, CallerContext
-from outrider.gateway.servers.body_budget import Held
+from outrider.gateway.admission.admission import Admission
+from outrider.gateway.admission.auth import Caller, CallerContext
+from outrider.gateway.admission.body_budget import Held
 from outrider.gateway.servers.peer import peer_of_context
 from outrider.shared import rpc
 from outrider.shared.api_keys import ApiKey

@@ -15,6 +15,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from outrider.gateway.admission.auth import caller_of, owner_of
+from outrider.gateway.admission.body_budget import INLINE_BYTES, BodyBudget, Held
+from outrider.gateway.admission.quotas import metered
 from outrider.gateway.openai.checks import (
     check_grammar,
     check_model,
@@ -25,25 +28,16 @@ from outrider.gateway.openai.checks import (
     output_budget,
 )
 from outrider.gateway.openai.convert import DEFAULT_COMPLETION_TOKENS, REQUEST_ID
+from outrider.gateway.request.answers import AnswerKind, AnswerOptions, Prepared, Wanted
 from outrider.gateway.request.event_cursor import Seen
 from outrider.gateway.request.tracing import ending
-from outrider.gateway.request.types import (
-    AnswerKind,
-    AnswerOptions,
-    GenerationUpdate,
-    Prepared,
-    SpeculationSummary,
-    ValidRequest,
-    Wanted,
-)
-from outrider.gateway.servers.auth import caller_of, owner_of
-from outrider.gateway.servers.body_budget import INLINE_BYTES, BodyBudget, Held
-from outrider.gateway.servers.quotas import metered
+from outrider.gateway.request.types import GenerationUpdate, SpeculationSummary, ValidRequest
 from outrider.gateway.servers.service import GatewayService
 from outrider.shared import rpc
 from outrider.shared.errors import InternalError, InvalidRequest
+from outrider.shared.request_params import Speculation
 from outrider.shared.tracing import Carrier, carrier_of
-from outrider.shared.wire import logprob_to_wire, mode_from_wire, params_from_wire
+from outrider.shared.wire import from_message, logprob_to_wire, params_from_wire
 from outrider.v1 import common_pb2 as common
 from outrider.v1 import gateway_pb2 as pb
 from outrider.v1 import gateway_pb2_grpc as pb_grpc
@@ -154,13 +148,8 @@ def valid_request(request: pb.GenerateRequest, service: GatewayService) -> Valid
     check_stop(request.stop, limits)
     if request.sampling_params.HasField("grammar"):
         check_grammar(request.sampling_params.grammar.text, model, limits, "grammar")
-    speculation = check_speculation(
-        request.speculation.method or None,
-        request.speculation.num_speculative_tokens or None,
-        None,
-        model,
-        request.speculation.token_tree if request.speculation.HasField("token_tree") else None,
-    )
+    speculation = from_message(Speculation, request.speculation)
+    speculation.validate()
     if request.request_id and not REQUEST_ID.fullmatch(request.request_id):
         raise InvalidRequest("request_id must be 1 to 128 visible ASCII characters", param="request_id")
     prompt, param = _prompt(request, service)
@@ -176,7 +165,7 @@ def valid_request(request: pb.GenerateRequest, service: GatewayService) -> Valid
         prompt_token_ids=tuple(prompt),
         sampling_params=params,
         stop=tuple(request.stop),
-        speculation=replace(speculation, mode=mode_from_wire(request.speculation.mode)),
+        speculation=check_speculation(speculation, model),
         cache_salt=request.cache_salt,
     )
 

@@ -9,23 +9,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from outrider.gateway.config import GatewayConfig
+from outrider.gateway.decoding.generation import Generation
 from outrider.gateway.fleet.drafter_choice import is_served
 from outrider.gateway.fleet.view import FleetView, fleet_view
 from outrider.gateway.openai.usage import SpecMetricsLevel
-from outrider.gateway.request.generation import Generation
+from outrider.gateway.request.answers import AnswerKind, Prepared, Wanted
 from outrider.gateway.request.served import AnswerDefaults, RequestLimits, ServedModel
 from outrider.gateway.request.start import begin, resume
 from outrider.gateway.request.tokenizer import Tokenizer
 from outrider.gateway.request.tracing import traced
-from outrider.gateway.request.types import (
-    METHOD_AUTO,
-    METHOD_OFF,
-    AnswerKind,
-    GenerationUpdate,
-    Prepared,
-    ValidRequest,
-    Wanted,
-)
+from outrider.gateway.request.types import METHOD_AUTO, METHOD_OFF, GenerationUpdate, ValidRequest
 from outrider.gateway.responses.store import ResponseStore
 from outrider.gateway.responses.stored import num_reserved
 from outrider.gateway.servers.service import ReadyState

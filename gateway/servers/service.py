@@ -8,9 +8,10 @@ from typing import Protocol
 
 from outrider.gateway.fleet.view import FleetView
 from outrider.gateway.openai.usage import SpecMetricsLevel
+from outrider.gateway.request.answers import AnswerKind, Prepared, Wanted
 from outrider.gateway.request.served import RequestLimits, Served, ServedModel
 from outrider.gateway.request.tokenizer import Tokenizer
-from outrider.gateway.request.types import AnswerKind, GenerationUpdate, Prepared, ValidRequest, Wanted
+from outrider.gateway.request.types import GenerationUpdate, ValidRequest
 from outrider.gateway.responses.store import ResponseStore
 
 

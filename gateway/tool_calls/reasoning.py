@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
-from outrider.gateway.request.tokenizer import Tokenizer
 from outrider.gateway.tool_calls.formats import OutputFormat, ReasoningFormat
 from outrider.gateway.tool_calls.lark import Lark, expression_of
 from outrider.shared.sampling_params import Grammar, GrammarKind, ThinkingBudget
@@ -65,10 +64,17 @@ def can_bound(row: ReasoningFormat | None, token_ids: Mapping[str, int]) -> bool
 
 
 def thinking_budget(
-    max_tokens: int, output: OutputFormat, state: ReasoningState, tokenizer: Tokenizer
+    max_tokens: int,
+    output: OutputFormat,
+    state: ReasoningState,
+    token_ids: Mapping[str, int],
+    encode: Callable[[str], Sequence[int]],
 ) -> ThinkingBudget:
-    """Of an output that `can_bound` holds for. What ends reasoning is what does for the parser."""
-    token_ids, row = tokenizer.control_tokens, output.reasoning
+    """Of an output that `can_bound` holds for. What ends reasoning is what does for the parser.
+
+    token_ids: of the special tokens. encode: a text to token ids, none added.
+    """
+    row = output.reasoning
     if row is None:
         raise ValueError("an output without reasoning has no budget for it")
     begin_chars = max(row.begin.rfind(text) + len(text) for text in token_ids if text in row.begin)
@@ -78,7 +84,7 @@ def thinking_budget(
     return ThinkingBudget(
         max_tokens,
         token_ids[row.end],
-        tuple(tokenizer.encode(row.begin[:begin_chars], add_special_tokens=False)),
+        tuple(encode(row.begin[:begin_chars])),
         tuple(sorted({token_ids[max(texts, key=len)] for texts in starts if texts})),
         state is ReasoningState.OPEN,
     )

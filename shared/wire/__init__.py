@@ -12,7 +12,8 @@ from outrider.shared.wire.drafter import (
     proposal_reply_from_wire,
     proposal_reply_to_wire,
 )
-from outrider.shared.wire.params import mode_from_wire, params_from_wire, params_to_wire
+from outrider.shared.wire.fields import from_message, to_message
+from outrider.shared.wire.params import params_from_wire, params_to_wire
 from outrider.shared.wire.proposals import proposal_from_wire, proposal_to_wire
 from outrider.shared.wire.sessions import open_drafter, open_verifier, spec_from_wire
 from outrider.shared.wire.verifier import (
@@ -33,11 +34,11 @@ __all__ = [
     "draft_step_to_wire",
     "drafter_info_from_wire",
     "drafter_info_to_wire",
+    "from_message",
     "hidden_from_wire",
     "hidden_to_wire",
     "logprob_to_wire",
     "logprobs_from_wire",
-    "mode_from_wire",
     "open_drafter",
     "open_verifier",
     "params_from_wire",
@@ -49,6 +50,7 @@ __all__ = [
     "spec_from_wire",
     "steer_from_wire",
     "steer_to_wire",
+    "to_message",
     "verifier_info_from_wire",
     "verifier_info_to_wire",
     "verify_step_from_wire",

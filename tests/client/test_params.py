@@ -39,8 +39,8 @@ def test_what_the_grpc_api_does_not_have_is_refused_by_name(name: str, value: ob
 @pytest.mark.parametrize(
     ("given", "param"),
     [
-        ({"speculation": {"methods": "off"}}, "speculation"),
-        ({"speculation": Speculation(mode="fast")}, "speculation"),
+        ({"speculation": {"methods": "off"}}, "speculation.methods"),
+        ({"speculation": Speculation(mode="fast")}, "speculation.mode"),
         ({"structured_outputs": {"regexp": "a"}}, "structured_outputs"),
         ({"structured_outputs": {}}, "structured_outputs"),
         ({"structured_outputs": {"json_object": True, "disable_any_whitespace": True}}, "structured_outputs"),
@@ -78,7 +78,7 @@ def test_fields_that_are_given() -> None:
 def test_mappings_and_classes_say_the_same() -> None:
     asked = {"method": "ngram", "num_speculative_tokens": 3, "mode": "exact", "token_tree": False}
     by_class = message_of(speculation=Speculation(**asked))  # type: ignore[arg-type]
-    assert by_class.speculation == gateway_pb2.Speculation(
+    assert by_class.speculation == common_pb2.Speculation(
         method="ngram", num_speculative_tokens=3, mode=common_pb2.SPECULATION_MODE_EXACT, token_tree=False
     )
     assert by_class == message_of(speculation=asked) == message_of(extra_args={"speculation": asked})

@@ -11,9 +11,9 @@ from outrider.drafting.methods.draft_model import DraftModelNet, draft_model_met
 from outrider.drafting.methods.registry import build_methods
 from outrider.drafting.session import DraftSession
 from outrider.drafting.warm_up import warm_up
+from outrider.engine.attention.batch import ForwardBatch
 from outrider.engine.attention.block_manager import BlockManager
 from outrider.engine.model.load import load_model
-from outrider.engine.run.batch import ForwardBatch
 from outrider.engine.run.cpu_graphs import MEETINGS_BEFORE_RECORDING, ROW_BUCKETS
 from outrider.engine.run.runner import ForwardResult, ModelRunner
 from outrider.engine.sampling.coupling import compiled_race

@@ -20,6 +20,7 @@ from e2e_rest import Answer, complete, speculation
 from e2e_stack import DEMO_DRAFT, RunningStack, run_stack
 
 from outrider.client.stack.own_redis import redis_url_of
+from outrider.v1 import common_pb2
 from outrider.v1 import gateway_pb2 as pb
 from outrider.v1 import gateway_pb2_grpc as pb_grpc
 from tests.ports import nobodys_port
@@ -173,7 +174,9 @@ async def test_choices_of_one_request_are_in_one_trace(http: httpx.AsyncClient, 
 
 async def test_the_grpc_door_takes_a_trace_from_metadata(traced: RunningStack, collector: Collector) -> None:
     trace_id, caller_id, headers = new_trace()
-    request = pb.GenerateRequest(prompt=PROMPT, speculation=pb.Speculation(method="ngram", num_speculative_tokens=3))
+    request = pb.GenerateRequest(
+        prompt=PROMPT, speculation=common_pb2.Speculation(method="ngram", num_speculative_tokens=3)
+    )
     request.sampling_params.max_tokens = NUM_TOKENS
     async with grpc.aio.insecure_channel(traced.state.grpc_address) as channel:
         call = pb_grpc.GatewayStub(channel).Generate(request, metadata=tuple(headers.items()))

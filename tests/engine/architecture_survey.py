@@ -19,12 +19,12 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from docs.generate.architectures_page import PAGE, TABLE, Row, Survey, architectures_page
+from outrider.engine.attention.batch import SessionRows, build_batch
 from outrider.engine.certificate import certify
 from outrider.engine.errors import ModelRefused
 from outrider.engine.model.guards import require_supported_architecture
 from outrider.engine.model.load import load_model
 from outrider.engine.recurrent.rows import StateRows
-from outrider.engine.run.batch import SessionRows, build_batch
 from outrider.engine.run.runner import ModelRunner
 
 VOCAB_SIZE = 101

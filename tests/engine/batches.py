@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from outrider.engine.run.batch import SessionRows, build_batch
+from outrider.engine.attention.batch import SessionRows, build_batch
 from outrider.engine.run.runner import ModelRunner
 
 

@@ -109,7 +109,7 @@ def _drafter_steps() -> list[drafter.DrafterRequest]:
 
 
 def _generates() -> list[gateway.GenerateRequest]:
-    speculation = gateway.Speculation(method="draft_model", num_speculative_tokens=3, mode=_EXACT)
+    speculation = common.Speculation(method="draft_model", num_speculative_tokens=3, mode=_EXACT)
     chat = gateway.ChatMessages(messages=[gateway.ChatMessage(role="user", content="a")])
     return [
         gateway.GenerateRequest(prompt="import os", sampling_params=_GREEDY, speculation=speculation),

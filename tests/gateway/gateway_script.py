@@ -15,19 +15,11 @@ from pathlib import Path
 
 from outrider.gateway.fleet.view import FleetView, fleet_view
 from outrider.gateway.openai.usage import SpecMetricsLevel
+from outrider.gateway.request.answers import AnswerKind, Prepared, Wanted
 from outrider.gateway.request.detokenizer import IncrementalDetokenizer
 from outrider.gateway.request.served import RequestLimits, ServedModel
 from outrider.gateway.request.tokenizer import Tokenizer
-from outrider.gateway.request.types import (
-    AnswerKind,
-    ChoiceStart,
-    GenerationUpdate,
-    Prepared,
-    Round,
-    SpeculationSummary,
-    ValidRequest,
-    Wanted,
-)
+from outrider.gateway.request.types import ChoiceStart, GenerationUpdate, Round, SpeculationSummary, ValidRequest
 from outrider.gateway.responses.store import ResponseStore
 from outrider.gateway.servers.service import ReadyState
 from outrider.shared.errors import UnknownSession

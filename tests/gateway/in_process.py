@@ -17,6 +17,7 @@ import numpy as np
 from prometheus_client import CollectorRegistry
 
 from outrider.drafting.session import DraftSession
+from outrider.gateway.decoding.decode_loop import decode
 from outrider.gateway.draft_length.draft_policy import DraftPolicy, LateAnswer, RoundOutcome
 from outrider.gateway.metrics import GatewayMetrics
 from outrider.gateway.proposals.drafter_connection import Lease
@@ -24,7 +25,6 @@ from outrider.gateway.proposals.drafting import Drafting
 from outrider.gateway.proposals.local_source import NO_LOCAL_METHODS, LocalMethods
 from outrider.gateway.proposals.run_ahead import AheadTrials
 from outrider.gateway.request.commit_sink import CommitSink, SpeculationTally
-from outrider.gateway.request.decode_loop import decode
 from outrider.gateway.request.detokenizer import IncrementalDetokenizer
 from outrider.gateway.request.tokenizer import Tokenizer
 from outrider.gateway.request.types import ChoiceStart, GenerationUpdate
@@ -231,7 +231,7 @@ class NoLog:
 
 @dataclass
 class Choice:
-    """One choice as gateway.request.generation runs it: the real loop, drafting and sink between the two plain sides.
+    """One choice as gateway.decoding.generation runs it: the real loop, drafting and sink between the two plain sides.
 
     `offers`: the drafter given at each acquire, None for nobody, the last one again when all have been given.
     """

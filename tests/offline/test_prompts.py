@@ -9,13 +9,13 @@ import pytest
 
 from outrider.gateway.openai.convert import Served
 from outrider.gateway.request.tokenizer import Tokenizer
-from outrider.gateway.request.types import SpeculationRequest, ValidRequest
+from outrider.gateway.request.types import ValidRequest
 from outrider.gateway.servers.service import RequestLimits, ServedModel
 from outrider.offline import SamplingParams, StructuredOutputsParams
 from outrider.offline.prompts import Preparation, Prompt
 from outrider.shared.errors import InvalidRequest
 from outrider.shared.request_params import Speculation
-from outrider.shared.sampling_params import Grammar, GrammarKind, SpeculationMode
+from outrider.shared.sampling_params import Grammar, GrammarKind
 
 TARGET = Path(__file__).parents[2] / "models/demo-target"
 
@@ -38,10 +38,10 @@ def request_of(preparation: Preparation, prompt: object = "import os", **given: 
     ],
 )
 def test_speculation_is_a_field_and_an_extra_argument(preparation: Preparation, given: dict[str, Any]) -> None:
-    expected = SpeculationRequest("ngram", 3, SpeculationMode.EXACT, False)
+    expected = Speculation(method="ngram", num_speculative_tokens=3, mode="exact", token_tree=False)
     assert request_of(preparation, **given).speculation == expected
     assert request_of(preparation, extra_args=given).speculation == expected
-    assert request_of(preparation).speculation == SpeculationRequest()
+    assert request_of(preparation).speculation == Speculation(method="auto")
 
 
 def test_the_prompts_own_salt_goes_first(preparation: Preparation) -> None:

@@ -16,8 +16,8 @@ from typing import NamedTuple, Self
 
 import torch
 
+from outrider.engine.attention.batch import ForwardBatch, SessionRows, build_batch
 from outrider.engine.recurrent.rows import measured_state
-from outrider.engine.run.batch import ForwardBatch, SessionRows, build_batch
 from outrider.engine.run.cpu_graphs import MEETINGS_BEFORE_RECORDING
 from outrider.engine.run.runner import ModelRunner
 from outrider.verifier_service.scheduler import Work

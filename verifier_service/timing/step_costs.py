@@ -18,8 +18,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from outrider.engine.attention.batch import ForwardBatch, SessionRows, build_batch
 from outrider.engine.recurrent.rows import measured_state
-from outrider.engine.run.batch import ForwardBatch, SessionRows, build_batch
 from outrider.engine.run.cpu_graphs import MEETINGS_BEFORE_RECORDING, ROW_BUCKETS
 from outrider.engine.run.runner import ModelRunner
 from outrider.shared.draft_policy.loads import load_of

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from outrider.engine.attention.batch import SessionRows, build_batch
 from outrider.engine.attention.layer import PagedContext, attend, paged_attention_hook
 from outrider.engine.attention.ops import AttentionOps, LayerShape
 from outrider.engine.attention.paged_kv import PagedKVCache
@@ -19,7 +20,6 @@ from outrider.engine.model.lean.lean_mlp import stack
 from outrider.engine.model.lean.module_calls import NUM_ROWS, ModuleCall, random_rows, with_hidden_states
 from outrider.engine.model.row_invariant_modules import RowInvariantLinear
 from outrider.engine.model.row_kernels import RowKernels
-from outrider.engine.run.batch import SessionRows, build_batch
 from outrider.kernels.errors import KernelArgumentError
 from outrider.kernels.paged_attention.arguments import BatchTables, Scoring
 

@@ -17,11 +17,11 @@ from contextlib import closing, nullcontext, suppress
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from outrider.gateway.admission.admission import Admission
+from outrider.gateway.admission.auth import Caller, put_caller
+from outrider.gateway.admission.body_budget import Held
 from outrider.gateway.anthropic.errors import is_messages_path
 from outrider.gateway.playground.page import PREFIX as PLAYGROUND_PREFIX
-from outrider.gateway.servers.admission import Admission
-from outrider.gateway.servers.auth import Caller, put_caller
-from outrider.gateway.servers.body_budget import Held
 from outrider.gateway.servers.http.host_check import check_host
 from outrider.gateway.servers.http.limits import error_event, error_response
 from outrider.gateway.servers.http.protocol import ABORT

@@ -14,9 +14,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from outrider.gateway.admission.admission import Admission
+from outrider.gateway.admission.body_budget import BodyBudget
 from outrider.gateway.playground.page import add_playground
-from outrider.gateway.servers.admission import Admission
-from outrider.gateway.servers.body_budget import BodyBudget
 from outrider.gateway.servers.http.admission import HttpAdmission
 from outrider.gateway.servers.http.body_work import BodyWork
 from outrider.gateway.servers.http.generation_response import Load

@@ -9,8 +9,8 @@ from typing import TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from outrider.gateway.servers.auth import caller_of
-from outrider.gateway.servers.body_budget import ANSWER_RATIO, INLINE_BYTES, BodyBudget, Held
+from outrider.gateway.admission.auth import caller_of
+from outrider.gateway.admission.body_budget import ANSWER_RATIO, INLINE_BYTES, BodyBudget, Held
 from outrider.gateway.servers.http.limits import parse_json, read_body
 from outrider.gateway.servers.http.long_json import LongJson
 from outrider.gateway.servers.service import GatewayService

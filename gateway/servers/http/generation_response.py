@@ -20,9 +20,10 @@ from starlette.types import Receive, Scope, Send
 from outrider.gateway.anthropic.message_answer import MessageStream, WholeMessage
 from outrider.gateway.openai.answer_stream import AnswerStream
 from outrider.gateway.openai.responses import WholeAnswer, to_json
+from outrider.gateway.request.answers import Prepared
 from outrider.gateway.request.event_cursor import NOTHING_SEEN, EventCursor
 from outrider.gateway.request.tracing import ending
-from outrider.gateway.request.types import GenerationUpdate, Prepared, ValidRequest
+from outrider.gateway.request.types import GenerationUpdate, ValidRequest
 from outrider.gateway.responses.response_stream import ResponseStream, WholeResponse
 from outrider.gateway.responses.stored import keep
 from outrider.gateway.servers.http.limits import as_outrider_error, error_body, error_response

@@ -11,20 +11,20 @@ from dataclasses import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
+from outrider.gateway.admission.auth import caller_of
+from outrider.gateway.admission.quotas import metered
 from outrider.gateway.anthropic.convert import prepare_message
 from outrider.gateway.anthropic.schema import MessagesRequest
 from outrider.gateway.openai.chat_batch import prepare_chat_batch
 from outrider.gateway.openai.convert import prepare_chat, prepare_completion
 from outrider.gateway.openai.schema import ChatCompletionRequest, CompletionRequest, parse_body
+from outrider.gateway.request.answers import AnswerKind, Prepared, Wanted
 from outrider.gateway.request.event_cursor import LAST_EVENT_ID, NOTHING_SEEN, EventCursor, parse_event_id
-from outrider.gateway.request.types import AnswerKind, Prepared, Wanted
 from outrider.gateway.responses.as_chat import prepare_response
 from outrider.gateway.responses.schema import ResponsesRequest
-from outrider.gateway.servers.auth import caller_of
 from outrider.gateway.servers.http.body_work import BodyWork
 from outrider.gateway.servers.http.generation_response import GenerationResponse, Load
 from outrider.gateway.servers.http.stored_responses import StoredResponses, events_seen
-from outrider.gateway.servers.quotas import metered
 from outrider.gateway.servers.service import GatewayService, served_by
 from outrider.shared.errors import InvalidRequest
 from outrider.shared.tracing import carrier_of

@@ -17,9 +17,9 @@ from typing import Any, NoReturn
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
+from outrider.gateway.admission.body_budget import Held
 from outrider.gateway.anthropic.errors import MessagesErrorAnswer, is_messages_path, messages_error
 from outrider.gateway.openai.response_types import ErrorAnswer
-from outrider.gateway.servers.body_budget import Held
 from outrider.shared.errors import (
     InternalError,
     InvalidRequest,

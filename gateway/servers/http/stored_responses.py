@@ -12,20 +12,20 @@ from contextlib import closing
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from outrider.gateway.admission.auth import caller_of, owner_of
+from outrider.gateway.admission.body_budget import BodyBudget, Held
+from outrider.gateway.admission.quotas import metered
+from outrider.gateway.request.answers import AnswerKind, Prepared, Wanted
 from outrider.gateway.request.event_cursor import NOTHING_SEEN, EventCursor, Seen
 from outrider.gateway.request.served import Served
-from outrider.gateway.request.types import AnswerKind, Prepared, Wanted
 from outrider.gateway.responses.as_chat import prepare_response
-from outrider.gateway.responses.background import BackgroundResponse
 from outrider.gateway.responses.response_types import DeletedResponse
 from outrider.gateway.responses.schema import ResponsesRequest
 from outrider.gateway.responses.store import ResponseStore
 from outrider.gateway.responses.stored import cancel, end, input_page, is_running, stored_items, stored_response
-from outrider.gateway.servers.auth import caller_of, owner_of
-from outrider.gateway.servers.body_budget import BodyBudget, Held
+from outrider.gateway.servers.http.background import BackgroundResponse
 from outrider.gateway.servers.http.generation_response import GenerationResponse, Load
 from outrider.gateway.servers.http.long_json import LongJson
-from outrider.gateway.servers.quotas import metered
 from outrider.gateway.servers.service import GatewayService
 from outrider.shared.errors import CommitRefused, InvalidRequest, UnknownSession
 

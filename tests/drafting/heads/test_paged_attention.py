@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from outrider.drafting.heads.decoder import DecoderConfig
+from outrider.engine.attention.batch import SessionRows, build_batch
 from outrider.engine.attention.layer import ATTENTION_NAME, PagedContext, register_attention
 from outrider.engine.attention.ops import LayerShape, resolve_attention_ops
 from outrider.engine.attention.paged_kv import PagedKVCache
-from outrider.engine.run.batch import SessionRows, build_batch
 from tests.drafting.heads import small_heads
 
 BLOCK_SIZE, BLOCKS_PER_SEQUENCE = 4, 8

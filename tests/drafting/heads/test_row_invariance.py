@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from outrider.engine.attention.batch import SessionRows, build_batch
 from outrider.engine.attention.layer import ATTENTION_NAME, PagedContext, register_attention
 from outrider.engine.attention.ops import resolve_attention_ops
 from outrider.engine.model.row_invariance import make_row_invariant
-from outrider.engine.run.batch import SessionRows, build_batch
 from tests.drafting.heads import small_heads
 from tests.drafting.heads.test_paged_attention import BLOCK_SIZE, make_cache
 

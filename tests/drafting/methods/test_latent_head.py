@@ -9,8 +9,8 @@ import torch
 
 from outrider.drafting.checkpoints.mtp import load_mtp
 from outrider.drafting.methods.paged_head import PagedHead
+from outrider.engine.attention.batch import SessionRows
 from outrider.engine.attention.ops import resolve_attention_ops
-from outrider.engine.run.batch import SessionRows
 from tests.drafting.mtp_targets import HIDDEN, save_mtp_target
 
 TOKENS = [3, 36, 0, 5, 5, 9, 17]

@@ -12,9 +12,9 @@ import torch
 
 from outrider.drafting.heads.eagle import EagleConfig, EagleHead
 from outrider.drafting.methods.paged_head import PagedHead
+from outrider.engine.attention.batch import SessionRows
 from outrider.engine.attention.layer import ATTENTION_NAME
 from outrider.engine.attention.ops import resolve_attention_ops
-from outrider.engine.run.batch import SessionRows
 from tests.drafting.head_cases import DECODER, HIDDEN, NUM_TARGET_LAYERS, RECURRENT, VOCAB_SIZE, build_head
 
 BLOCK_SIZE = 4

@@ -202,12 +202,12 @@ BAD_GENERATES: dict[str, tuple[gateway_pb2.GenerateRequest, grpc.StatusCode, str
     ),
     "max-tokens": (gateway_pb2.GenerateRequest(prompt="a", sampling_params=params(max_tokens=-2)), INVALID, "max_tok"),
     "method": (
-        gateway_pb2.GenerateRequest(prompt="a", speculation=gateway_pb2.Speculation(method="crystal_ball")),
+        gateway_pb2.GenerateRequest(prompt="a", speculation=common_pb2.Speculation(method="crystal_ball")),
         INVALID,
         "speculation.method",
     ),
     "draft-length": (
-        gateway_pb2.GenerateRequest(prompt="a", speculation=gateway_pb2.Speculation(num_speculative_tokens=-1)),
+        gateway_pb2.GenerateRequest(prompt="a", speculation=common_pb2.Speculation(num_speculative_tokens=-1)),
         INVALID,
         "num_speculative_tokens",
     ),

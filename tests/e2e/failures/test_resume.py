@@ -354,7 +354,7 @@ REQUEST = gateway_pb2.GenerateRequest(
     sampling_params=common_pb2.SamplingParams(
         temperature=0.9, seed=99, max_tokens=NUM_TOKENS, ignore_eos=True, num_logprobs=1
     ),
-    speculation=gateway_pb2.Speculation(method="draft_model", num_speculative_tokens=3),
+    speculation=common_pb2.Speculation(method="draft_model", num_speculative_tokens=3),
 )
 
 

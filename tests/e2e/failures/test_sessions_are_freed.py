@@ -60,7 +60,7 @@ async def grpc_stream(stack: RunningStack, body: dict[str, Any], first_token: as
     request = gateway_pb2.GenerateRequest(
         prompt_token_ids=common_pb2.TokenSequence(token_ids=body["prompt"]),
         sampling_params=common_pb2.SamplingParams(max_tokens=body["max_tokens"], ignore_eos=True),
-        speculation=gateway_pb2.Speculation(method=body["speculation"]["method"]),
+        speculation=common_pb2.Speculation(method=body["speculation"]["method"]),
         cache_salt=body["cache_salt"],
     )
     async with grpc.aio.insecure_channel(stack.state.grpc_address) as channel:

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from outrider.engine.attention.batch import SessionRows, build_batch
 from outrider.engine.certificate import certify
 from outrider.engine.errors import ModelRefused
 from outrider.engine.model.load import load_model
 from outrider.engine.model.loaded import LoadedModel
 from outrider.engine.numerics import measure_numerics
 from outrider.engine.recurrent.memory import plan_memory
-from outrider.engine.run.batch import SessionRows, build_batch
 from outrider.engine.run.runner import ModelRunner
 from outrider.kernels.kv_codes.layout import scales_of
 from outrider.shared.kv_cache_dtypes import KV_CACHE_DTYPES

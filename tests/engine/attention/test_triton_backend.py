@@ -10,9 +10,9 @@ import pytest
 import torch
 from tiny_models import TINY_LLAMA, save_tiny_model
 
+from outrider.engine.attention.batch import ForwardBatch, SessionRows, build_batch
 from outrider.engine.model.load import load_model
 from outrider.engine.model.loaded import LoadedModel
-from outrider.engine.run.batch import ForwardBatch, SessionRows, build_batch
 from outrider.engine.run.row_buckets import ROW_BUCKETS, Bucket, bucket_of, empty_batch, fill
 from outrider.engine.run.runner import ModelRunner
 from tests.kernels.triton_device import device

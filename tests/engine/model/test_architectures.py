@@ -19,9 +19,9 @@ from latent_models import LATENT_MODELS, LATENT_PARAMS
 from lean_models import LEAN_MODELS
 from tiny_models import REFUSED, SERVED, VOCAB_SIZE, save_tiny_model
 
+from outrider.engine.attention.batch import SessionRows, build_batch
 from outrider.engine.errors import ModelRefused
 from outrider.engine.model.load import load_model
-from outrider.engine.run.batch import SessionRows, build_batch
 from outrider.engine.run.runner import ModelRunner
 
 # fp32, two layers, logits of order 1-10; sound runs differ by less than 1e-5 (largest seen: see below).

@@ -15,6 +15,7 @@ from quantised.packed_writers import CASES, write_model
 from tiny_models import HYBRIDS, SERVED, save_tiny_model
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention
 
+from outrider.engine.attention.batch import SessionRows, build_batch
 from outrider.engine.attention.latent import LatentHeads
 from outrider.engine.attention.layer import ATTENTION_NAME, register_attention
 from outrider.engine.attention.ops import resolve_attention_ops
@@ -23,7 +24,6 @@ from outrider.engine.model.latent_attention import keep_latents
 from outrider.engine.model.load import load_model
 from outrider.engine.model.loaded import LoadedModel
 from outrider.engine.recurrent.rows import StateRows
-from outrider.engine.run.batch import SessionRows, build_batch
 from outrider.engine.run.runner import ModelRunner
 from tests.kernels.triton_device import device
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from multimodal_models import MODELS, random_model
 
+from outrider.engine.attention.batch import SessionRows, build_batch
 from outrider.engine.model.load import load_model
 from outrider.engine.recurrent.rows import StateRows
-from outrider.engine.run.batch import SessionRows, build_batch
 from outrider.engine.run.runner import ModelRunner
 
 TOKENS = list(range(3, 33))

@@ -16,9 +16,9 @@ from latent_models import LATENT_MODELS, LATENT_PARAMS
 from lean_models import LEAN_MODELS
 from tiny_models import SERVED, VOCAB_SIZE, save_tiny_model
 
+from outrider.engine.attention.batch import SessionRows
 from outrider.engine.model.load import load_model
 from outrider.engine.model.row_invariant_modules import RowInvariantActivation, apply_in_whole_vectors
-from outrider.engine.run.batch import SessionRows
 from outrider.engine.run.runner import ModelRunner
 from outrider.kernels.linear import cpu, cpu_panels, padded, reference
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from outrider.engine.attention.batch import SessionRows, build_batch
 from outrider.engine.recurrent.rows import StateRows
 from outrider.engine.recurrent.table import SessionState, StateTable
-from outrider.engine.run.batch import SessionRows, build_batch
 from outrider.engine.run.runner import ModelRunner
 
 

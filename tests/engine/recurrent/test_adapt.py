@@ -12,6 +12,7 @@ from tiny_models import HYBRIDS, save_tiny_model
 from transformers import Qwen3_5TextConfig
 from transformers.models.qwen3_5 import modeling_qwen3_5 as theirs
 
+from outrider.engine.attention.batch import SessionRows, build_batch
 from outrider.engine.attention.ops import resolve_attention_ops
 from outrider.engine.errors import EngineError, ModelRefused
 from outrider.engine.model.guards import require_windows
@@ -20,7 +21,6 @@ from outrider.engine.model.load import load_model
 from outrider.engine.recurrent.kernels import resolve_recurrent_kernels
 from outrider.engine.recurrent.mixers.gated_delta import GatedDeltaMixer
 from outrider.engine.recurrent.rows import StateRows
-from outrider.engine.run.batch import SessionRows, build_batch
 from outrider.engine.run.runner import ModelRunner
 
 

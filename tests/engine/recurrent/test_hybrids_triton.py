@@ -13,12 +13,12 @@ import torch
 from hybrid_sequences import HybridSequence, Round, step, with_trees
 from tiny_models import HYBRIDS, VOCAB_SIZE, save_tiny_model
 
+from outrider.engine.attention.batch import SessionRows, build_batch
 from outrider.engine.model.load import load_model
 from outrider.engine.model.loaded import LoadedModel
 from outrider.engine.recurrent.mixers.mixer import RecurrentMixer
 from outrider.engine.recurrent.rows import StateRows
 from outrider.engine.recurrent.table import StateTable
-from outrider.engine.run.batch import SessionRows, build_batch
 from outrider.engine.run.row_buckets import Bucket, bucket_of, empty_batch, fill
 from outrider.engine.run.runner import ModelRunner
 from tests.kernels.triton_device import device

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from outrider.engine.attention.block_manager import IntegrityError
+from outrider.engine.errors import IntegrityError
 from outrider.engine.recurrent.table import OutOfSlots, SessionState, StateTable
 
 NUM_SLOTS = 5

@@ -13,10 +13,10 @@ import torch
 from lean_models import LEAN_MODELS
 from tiny_models import SERVED, VOCAB_SIZE, save_tiny_model
 
+from outrider.engine.attention.batch import SessionRows, build_batch
 from outrider.engine.model.load import load_model
 from outrider.engine.model.loaded import LoadedModel
 from outrider.engine.run import cpu_graphs
-from outrider.engine.run.batch import SessionRows, build_batch
 from outrider.engine.run.cpu_graphs import ROW_BUCKETS, RecordedForwards
 from outrider.engine.run.runner import ForwardResult, ModelRunner
 

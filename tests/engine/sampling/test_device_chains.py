@@ -12,9 +12,9 @@ import torch
 from tiny_models import TINY_LLAMA, save_tiny_model
 
 from outrider.drafting.growth.laws import sparse_law
+from outrider.engine.attention.batch import SessionRows, build_batch
 from outrider.engine.model.load import load_model
 from outrider.engine.model.loaded import LoadedModel
-from outrider.engine.run.batch import SessionRows, build_batch
 from outrider.engine.run.runner import ModelRunner
 from outrider.engine.sampling.chains import ChainDraws, ChainStart, DrawnToken, ModelForward
 from outrider.engine.sampling.coupling import index_key

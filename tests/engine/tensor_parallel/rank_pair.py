@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from outrider.engine.attention.batch import SessionRows, build_batch
 from outrider.engine.model.load import load_model
 from outrider.engine.model.loaded import LoadedModel
-from outrider.engine.run.batch import SessionRows, build_batch
 from outrider.engine.run.runner import ForwardResult, ModelRunner
 from outrider.engine.tensor_parallel import leader
 from outrider.engine.tensor_parallel.leader import load_sharded

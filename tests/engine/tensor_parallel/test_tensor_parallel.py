@@ -13,10 +13,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from outrider.engine.attention.batch import SessionRows, build_batch
 from outrider.engine.certificate import certify
 from outrider.engine.model.loaded import LoadedModel
 from outrider.engine.numerics import measure_numerics
-from outrider.engine.run.batch import SessionRows, build_batch
 from outrider.engine.run.runner import ModelRunner
 from outrider.engine.tensor_parallel.sharding import share
 from tests.engine.tensor_parallel.rank_pair import Pair, forward, load_pair

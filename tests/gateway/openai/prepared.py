@@ -6,8 +6,9 @@ from typing import Any
 
 from outrider.gateway.openai.convert import prepare_chat, prepare_completion
 from outrider.gateway.openai.schema import ChatCompletionRequest, CompletionRequest, parse_body
+from outrider.gateway.request.answers import Prepared
 from outrider.gateway.request.served import Served
-from outrider.gateway.request.types import Prepared, ValidRequest
+from outrider.gateway.request.types import ValidRequest
 
 USER = [{"role": "user", "content": "hi"}]
 

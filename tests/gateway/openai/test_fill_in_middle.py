@@ -11,9 +11,9 @@ from gateway_script import DEMO_TARGET, ScriptedService
 
 from outrider.gateway.openai.convert import prepare_completion
 from outrider.gateway.openai.schema import CompletionRequest, parse_body
+from outrider.gateway.request.answers import Prepared
 from outrider.gateway.request.served import Served
 from outrider.gateway.request.tokenizer import Tokenizer
-from outrider.gateway.request.types import Prepared
 from outrider.shared.errors import InvalidRequest
 
 # The added tokens, and the prompt with "def f(" before the gap and "return x" behind it.

@@ -12,10 +12,10 @@ import pytest
 from outrider.gateway.openai.schema import CompletionRequest
 from outrider.gateway.request.served import Served
 from outrider.gateway.request.tokenizer import Tokenizer
-from outrider.gateway.request.types import SpeculationRequest
 from outrider.shared.checkpoint.sampling_defaults import SamplingDefaults
 from outrider.shared.errors import InvalidRequest
-from outrider.shared.sampling_params import Grammar, GrammarKind, SamplingParams, SpeculationMode
+from outrider.shared.request_params import Speculation
+from outrider.shared.sampling_params import Grammar, GrammarKind, SamplingParams
 from tests.gateway.openai.prepared import USER, chat, completion, one
 
 
@@ -23,7 +23,7 @@ def test_defaults_of_completions(served: Served, tokenizer: Tokenizer) -> None:
     request = one(completion(served))
     assert request.prompt_token_ids == tuple(tokenizer.encode("Hello"))
     assert request.sampling_params == SamplingParams()
-    assert (request.n, request.stop, request.speculation) == (1, (), SpeculationRequest())
+    assert (request.n, request.stop, request.speculation) == (1, (), Speculation(method="auto"))
     assert request.request_id.startswith("cmpl-")
 
 
@@ -167,7 +167,7 @@ def test_request_id(served: Served) -> None:
 def test_speculation(served: Served) -> None:
     asked = {"method": "ngram", "num_speculative_tokens": 4, "mode": "rejection", "annotate": True}
     prepared = completion(served, speculation=asked)
-    assert one(prepared).speculation == SpeculationRequest("ngram", 4, SpeculationMode.REJECTION)
+    assert one(prepared).speculation == Speculation(method="ngram", num_speculative_tokens=4, mode="rejection")
     assert prepared.options.annotate
     assert one(completion(served, speculation={"method": "off"})).speculation.method == "off"
 

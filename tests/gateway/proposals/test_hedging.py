@@ -13,15 +13,16 @@ from prometheus_client import CollectorRegistry
 from verifier_fleet import Fleet
 
 from outrider.gateway.config import GatewayConfig
+from outrider.gateway.decoding.generation import Generation
 from outrider.gateway.fleet.pool import Member, Pool
 from outrider.gateway.metrics import GatewayMetrics
 from outrider.gateway.proposals.drafter_connection import Lease
 from outrider.gateway.proposals.hedging import AnswerTimes, HedgedDrafter
-from outrider.gateway.request.generation import Generation
 from outrider.gateway.request.tokenizer import Tokenizer
-from outrider.gateway.request.types import SpeculationRequest, ValidRequest
+from outrider.gateway.request.types import ValidRequest
 from outrider.shared.errors import DrafterLost
 from outrider.shared.messages import DrafterInfo, DraftMethodInfo, DraftStep
+from outrider.shared.request_params import Speculation
 from outrider.shared.sampling_params import SamplingParams
 from outrider.shared.speculative_config import SpeculativeConfig
 
@@ -230,7 +231,7 @@ async def test_only_exact_sessions_and_methods_that_need_no_hidden_states(
         drafters,
         GatewayMetrics(CollectorRegistry()),
     )
-    request = ValidRequest("r", (1,), SamplingParams(), speculation=SpeculationRequest(method))
+    request = ValidRequest("r", (1,), SamplingParams(), speculation=Speculation(method=method))
     lease = generation._lease_drafter(request, method, hedge=hedge)
     assert lease is not None
     assert isinstance(lease.drafter, HedgedDrafter) == expected

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import redis.asyncio as aioredis
 
+from outrider.gateway.request.answers import AnswerKind, AnswerOptions, Prepared, Wanted
 from outrider.gateway.request.event_cursor import Seen
 from outrider.gateway.request.record import RECORD_VERSION
 from outrider.gateway.request.start import EPOCHS_PER_TERM, begin, resume
-from outrider.gateway.request.types import AnswerKind, AnswerOptions, ChoiceStart, Prepared, ValidRequest, Wanted
+from outrider.gateway.request.types import ChoiceStart, ValidRequest
 from outrider.shared.errors import (
     CommitRefused,
     InvalidRequest,

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from outrider.gateway.request.answers import AnswerKind, AnswerOptions, Prepared, ResponsePlan
 from outrider.gateway.request.record import RECORD_VERSION, SessionRecord, new_record
-from outrider.gateway.request.types import AnswerKind, AnswerOptions, Prepared, SpeculationRequest, ValidRequest
-from outrider.gateway.responses.plan import ResponsePlan
+from outrider.gateway.request.types import ValidRequest
 from outrider.gateway.tool_calls.plan import OutputPlan
 from outrider.shared.errors import InternalError, Unavailable
+from outrider.shared.request_params import Speculation
 from outrider.shared.sampling_params import Grammar, GrammarKind, SamplingParams, SpeculationMode, ThinkingBudget
 from outrider.shared.stream_key import stream_key
 from outrider.v1 import common_pb2, log_pb2
@@ -60,7 +61,7 @@ REQUEST = ValidRequest(
     stop=("\n", "漢"),
     include_stop_str_in_output=True,
     skip_special_tokens=False,
-    speculation=SpeculationRequest("ngram", 4, SpeculationMode.REJECTION, token_tree=False),
+    speculation=Speculation(method="ngram", num_speculative_tokens=4, mode="rejection", token_tree=False),
     cache_salt="salt",
     marker_tokens=OUTPUT.marker_tokens,
     only_call=OUTPUT,

@@ -13,9 +13,9 @@ from responses_client import CALLS, PARAMETERS, TOOLS, answer, openai_client, po
 from tool_forms import HERMES
 from tool_tokenizers import tokenizer_of
 
+from outrider.gateway.admission.admission import Admission
+from outrider.gateway.admission.auth import KeyRing
 from outrider.gateway.request.served import RequestLimits
-from outrider.gateway.servers.admission import Admission
-from outrider.gateway.servers.auth import KeyRing
 from outrider.shared.api_keys import key_line
 
 TEMPLATE = (

@@ -17,7 +17,6 @@ from outrider.gateway.servers.grpc_server import SERVICE_NAMES, add_gateway_serv
 from outrider.shared import rpc
 from outrider.shared.checkpoint.sampling_defaults import SamplingDefaults
 from outrider.shared.errors import Overloaded, VerifierLost
-from outrider.shared.sampling_params import SpeculationMode
 from outrider.v1 import common_pb2 as common
 from outrider.v1 import gateway_pb2 as pb
 from outrider.v1 import gateway_pb2_grpc as pb_grpc
@@ -56,7 +55,7 @@ async def test_sampling_defaults_are_not_applied_but_their_limit_is(stub: Any, s
 
 async def test_a_generation(stub: Any, service: ScriptedService) -> None:
     sampling = params(num_logprobs=2, seed=7, temperature=0.5)
-    speculation = pb.Speculation(method="ngram", num_speculative_tokens=4, mode=common.SPECULATION_MODE_REJECTION)
+    speculation = common.Speculation(method="ngram", num_speculative_tokens=4, mode=common.SPECULATION_MODE_REJECTION)
     replies = await replies_of(
         stub, prompt="Hello", sampling_params=sampling, request_id="mine", speculation=speculation, cache_salt="s"
     )
@@ -74,7 +73,7 @@ async def test_a_generation(stub: Any, service: ScriptedService) -> None:
     assert last.speculation.mean_acceptance_length == 2.5
     [request] = service.requests
     assert (request.sampling_params.seed, request.sampling_params.temperature) == (7, 0.5)
-    assert request.speculation.mode is SpeculationMode.REJECTION
+    assert request.speculation.mode == "rejection"
     assert (request.speculation.method, request.speculation.num_speculative_tokens) == ("ngram", 4)
     assert request.cache_salt == "s"
 
@@ -112,9 +111,13 @@ async def test_stop_strings(stub: Any) -> None:
         ({"prompt": "a", "sampling_params": params(temperature=float("nan"))}, "INVALID_ARGUMENT", "temperature must"),
         ({"prompt": "a", "sampling_params": params(top_p=2)}, "INVALID_ARGUMENT", "top_p must be"),
         ({"prompt": "a", "sampling_params": params(stop_token_ids=[9999])}, "INVALID_ARGUMENT", "token id 9999"),
-        ({"prompt": "a", "speculation": pb.Speculation(method="x")}, "INVALID_ARGUMENT", "not one of auto, off, ngram"),
         (
-            {"prompt": "a", "speculation": pb.Speculation(num_speculative_tokens=99)},
+            {"prompt": "a", "speculation": common.Speculation(method="x")},
+            "INVALID_ARGUMENT",
+            "not one of auto, off, ngram",
+        ),
+        (
+            {"prompt": "a", "speculation": common.Speculation(num_speculative_tokens=99)},
             "INVALID_ARGUMENT",
             "num_speculative_tokens must be between 1 and 32",
         ),

@@ -13,11 +13,11 @@ from prometheus_client import CollectorRegistry
 from verifier_fleet import Fleet, members_with, verifier_info
 
 from outrider.gateway.config import GatewayConfig
+from outrider.gateway.decoding.generation import Generation
 from outrider.gateway.fleet.pool import Pool
 from outrider.gateway.metrics import GatewayMetrics
-from outrider.gateway.request.generation import Generation
-from outrider.gateway.request.types import AnswerKind, AnswerOptions, Prepared, ValidRequest, Wanted
-from outrider.gateway.responses.plan import ResponsePlan
+from outrider.gateway.request.answers import AnswerKind, AnswerOptions, Prepared, ResponsePlan, Wanted
+from outrider.gateway.request.types import ValidRequest
 from outrider.gateway.servers.live_service import LiveService
 from outrider.shared.checkpoint.sampling_defaults import SamplingDefaults
 from outrider.shared.errors import QuotaExceeded, Unavailable

@@ -11,10 +11,10 @@ import pytest
 from gguf_models import gguf_model
 from gguf_writer import VOCABULARY
 
+from outrider.engine.attention.batch import SessionRows, build_batch
 from outrider.engine.model.coded_weights import CodedRows, RowInvariantCodes
 from outrider.engine.model.load import load_model
 from outrider.engine.model.row_invariant_modules import RowInvariantLinear
-from outrider.engine.run.batch import SessionRows, build_batch
 from outrider.engine.run.runner import ModelRunner
 from tests.kernels.triton_device import device
 

@@ -18,6 +18,7 @@ from batches import CachedSequence, run_step
 from packed_writers import CASES, write_gpt_oss, write_model
 from tiny_models import SERVED, save_tiny_model
 
+from outrider.engine.attention.batch import SessionRows, build_batch
 from outrider.engine.certificate import Certificate, certify
 from outrider.engine.model.coded_weights import RowInvariantCodes, code_kinds
 from outrider.engine.model.load import load_model
@@ -25,7 +26,6 @@ from outrider.engine.model.loaded import LoadedModel
 from outrider.engine.model.row_invariant_experts import PackedExpert
 from outrider.engine.model.row_kernels import resolve_code_kernels
 from outrider.engine.numerics import measure_numerics
-from outrider.engine.run.batch import SessionRows, build_batch
 from outrider.engine.run.runner import ModelRunner
 from outrider.shared.sampling_params import SamplingParams
 from tests.kernels.triton_device import device

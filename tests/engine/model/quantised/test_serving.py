@@ -11,11 +11,11 @@ from packed_writers import CASES, write_gpt_oss, write_model
 from tiny_models import HYBRIDS, SERVED, save_tiny_model
 
 from outrider.drafting.checkpoints.recognise import recognise
+from outrider.engine.attention.batch import SessionRows, build_batch
 from outrider.engine.certificate import certify
 from outrider.engine.errors import ModelRefused
 from outrider.engine.model.load import load_model
 from outrider.engine.recurrent.rows import StateRows
-from outrider.engine.run.batch import SessionRows, build_batch
 from outrider.engine.run.runner import ModelRunner
 
 _WIDTHS = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16}

@@ -12,15 +12,16 @@ from prometheus_client import CollectorRegistry
 from verifier_fleet import Fleet, members_with, verifier_info
 
 from outrider.gateway.config import GatewayConfig
+from outrider.gateway.decoding.generation import Generation
 from outrider.gateway.fleet.pool import Member, Pool
 from outrider.gateway.metrics import GatewayMetrics
 from outrider.gateway.openai.checks import check_speculation
-from outrider.gateway.request.generation import Generation
 from outrider.gateway.request.tokenizer import Tokenizer
 from outrider.gateway.servers.live_service import LiveService
 from outrider.shared.errors import InvalidRequest
 from outrider.shared.log.commit_log import CommitLog
 from outrider.shared.messages import DrafterInfo, DraftMethodInfo, VerifierInfo
+from outrider.shared.request_params import Speculation
 from outrider.shared.speculative_config import parse_speculative_config
 
 TARGET = verifier_info()
@@ -100,10 +101,10 @@ async def test_a_drafter_that_was_never_reached_may_serve_any_method(tokenizer: 
     seen, dead.info, dead.healthy = dead.info, None, False
     service = service_of(tokenizer, "auto", drafters, [replace(TARGET, local_methods=(DraftMethodInfo("ngram"),))])
     assert service.model.draft_methods == ("ngram",)
-    assert check_speculation("suffix", None, None, service.model).method == "suffix"
+    assert check_speculation(Speculation(method="suffix"), service.model).method == "suffix"
     with pytest.raises(InvalidRequest, match="is not one of"):
-        check_speculation("guess", None, None, service.model)
+        check_speculation(Speculation(method="guess"), service.model)
     dead.info, dead.healthy = seen, True
-    assert check_speculation("suffix", None, None, service.model).method == "suffix"
+    assert check_speculation(Speculation(method="suffix"), service.model).method == "suffix"
     with pytest.raises(InvalidRequest, match="'eagle3' is not one of auto, off, ngram, suffix"):
-        check_speculation("eagle3", None, None, service.model)
+        check_speculation(Speculation(method="eagle3"), service.model)

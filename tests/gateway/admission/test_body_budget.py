@@ -11,9 +11,9 @@ import pytest
 from gateway_script import ScriptedService
 from gateway_servers import ALICE, BOB, key_file, open_servers
 
+from outrider.gateway.admission.body_budget import ANSWER_RATIO, INLINE_BYTES, BodyBudget, Held
 from outrider.gateway.config import GatewayConfig
 from outrider.gateway.request.tokenizer import Tokenizer
-from outrider.gateway.servers.body_budget import ANSWER_RATIO, INLINE_BYTES, BodyBudget, Held
 from outrider.shared.errors import GatewayFull, QuotaExceeded
 
 LONG = {"prompt": "word " * 20_000}

@@ -3,13 +3,13 @@
 An output holds a place from its start to its end. There is one place for each session that the verifiers take; without
 this queue the outputs beyond that would ask them again and again. A free place goes to the caller who holds fewest, in
 turn among equals: max-min fairness, as in fair queueing, over what cannot be taken back. While others hold places, a
-caller's share is limited so that their rounds stay short (fleet/room.py), and it opens few outputs at a time: an output
+caller's share is limited so that their rounds stay short (room.py), and it opens few outputs at a time: an output
 costs the most (its record, its session, its prompt) before its first token.
 
 A caller is an API key's name, or without keys an address. An output that has begun elsewhere never waits here, nor does
 one that moves to another verifier. VTC ("Fairness in Serving Large Language Models", OSDI 2024) balances tokens instead
 among callers who always wait; but it starts whatever fits, which slows down callers who do not wait. Not here: how many
-requests may wait (servers/quotas.py).
+requests may wait (quotas.py).
 
 All of this runs on one event loop and needs no clock.
 """

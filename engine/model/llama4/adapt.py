@@ -13,8 +13,8 @@ import torch
 from outrider.engine.attention.layer import ATTENTION_NAME
 from outrider.engine.attention.ops import AttentionOps
 from outrider.engine.errors import ModelRefused
-from outrider.engine.llama4.attention import ATTENTION_CLASS, adapt_attention, prove_attention
-from outrider.engine.llama4.mixture import MIXTURE_CLASS, Mixture, prove_mixture
+from outrider.engine.model.llama4.attention import ATTENTION_CLASS, adapt_attention, prove_attention
+from outrider.engine.model.llama4.mixture import MIXTURE_CLASS, Mixture, prove_mixture
 
 # Of the proofs' modules: one layer without rotation.
 _SMALL = {

@@ -11,7 +11,11 @@ import time
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 
+from outrider.gateway.admission.fair_starts import FairStarts, Place
+from outrider.gateway.admission.grammar_turns import GrammarTurns
+from outrider.gateway.admission.room import Room
 from outrider.gateway.config import GatewayConfig
+from outrider.gateway.decoding.decode_loop import decode
 from outrider.gateway.draft_length.adaptive_draft import AdaptiveDraft, AutoDrafting
 from outrider.gateway.draft_length.by_verifier import ByVerifier
 from outrider.gateway.draft_length.draft_policy import DraftPolicy, FixedDraftLength
@@ -19,7 +23,6 @@ from outrider.gateway.fleet.drafter_choice import acquire_drafter, offered_metho
 from outrider.gateway.fleet.placement import acquire_verifier
 from outrider.gateway.fleet.pool import Pool
 from outrider.gateway.fleet.remote import RemoteVerifier
-from outrider.gateway.fleet.room import Room
 from outrider.gateway.fleet.verifier_kinds import VerifierKinds, kind_of
 from outrider.gateway.metrics import GatewayMetrics
 from outrider.gateway.proposals.drafter_connection import Lease
@@ -28,10 +31,7 @@ from outrider.gateway.proposals.hedging import AnswerTimes, HedgedDrafter
 from outrider.gateway.proposals.local_source import LocalMethods
 from outrider.gateway.proposals.run_ahead import AheadTrials
 from outrider.gateway.request.commit_sink import CommitSink, SpeculationTally
-from outrider.gateway.request.decode_loop import decode
 from outrider.gateway.request.detokenizer import IncrementalDetokenizer
-from outrider.gateway.request.fair_starts import FairStarts, Place
-from outrider.gateway.request.grammar_turns import GrammarTurns
 from outrider.gateway.request.tokenizer import Tokenizer
 from outrider.gateway.request.types import METHOD_AUTO, METHOD_OFF, ChoiceStart, GenerationUpdate, ValidRequest
 from outrider.shared.errors import Overloaded, VerifierLost
@@ -227,6 +227,7 @@ class Generation:
             mode=start.mode,
             stream_key=start.stream_key,
             cache_salt=request.cache_salt,
+            speculation=request.speculation,
             numerics=self._numerics(start),
         )
 

@@ -4,7 +4,7 @@ What an output costs the others depends on the machine: on a GPU 64 sessions may
 cores 16 take twice as long as 8. So the verifiers say how long their rounds are (VerifierInfo.round_us), and one
 caller's outputs may make those of all others take at most twice as long.
 
-Not here: whose output starts next (request/fair_starts.py), and at which verifier (placement.py).
+Not here: whose output starts next (fair_starts.py), and at which verifier (fleet/placement.py).
 """
 
 from __future__ import annotations

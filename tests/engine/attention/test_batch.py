@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from outrider.engine.run.batch import SessionRows, build_batch
+from outrider.engine.attention.batch import SessionRows, build_batch
 
 BLOCK_SIZE = 4
 

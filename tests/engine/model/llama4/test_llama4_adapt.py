@@ -10,11 +10,11 @@ import torch
 import transformers
 from transformers.models.llama4 import modeling_llama4
 
+from outrider.engine.attention.batch import SessionRows, build_batch
 from outrider.engine.errors import ModelRefused
-from outrider.engine.llama4 import adapt as llama4
-from outrider.engine.llama4.attention import QueryScale
+from outrider.engine.model.llama4 import adapt as llama4
+from outrider.engine.model.llama4.attention import QueryScale
 from outrider.engine.model.load import load_model
-from outrider.engine.run.batch import SessionRows, build_batch
 from outrider.engine.run.runner import ModelRunner
 from outrider.engine.tensor_parallel.plan import read_plan
 from tests.engine.lean_models import LEAN_MODELS

@@ -14,8 +14,8 @@ from contextlib import aclosing, suppress
 from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
+from outrider.gateway.request.answers import Prepared
 from outrider.gateway.request.event_cursor import EventCursor
-from outrider.gateway.request.types import Prepared
 from outrider.gateway.responses.response_stream import WholeResponse
 from outrider.gateway.responses.response_types import ResponseBody
 from outrider.gateway.responses.store import BEAT_S, ResponseStore

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -17,11 +17,10 @@ import pytest
 from gateway_script import NoLog, Script, ScriptedService
 from gateway_servers import ALICE, BOB, GatewayServers, key_file, open_servers
 
+from outrider.gateway.admission.quotas import Account, Quotas, TokenBucket, metered
 from outrider.gateway.config import GatewayConfig
 from outrider.gateway.request.start import EPOCHS_PER_TERM
 from outrider.gateway.request.types import ChoiceStart, GenerationUpdate, ValidRequest
-from outrider.gateway.servers.quotas import Account, Quotas, TokenBucket, metered
-from outrider.gateway.servers.service import GatewayService
 from outrider.shared import rpc
 from outrider.shared.api_keys import ApiKey, key_line
 from outrider.shared.errors import GatewayFull, QuotaExceeded
@@ -228,7 +227,7 @@ async def test_what_is_resumed_is_charged_once(service: ScriptedService, num_log
     again: Any = _AfterALostConnection(service, num_logged)
     assert [update async for update in metered(again, account).generate(resumed)]
     assert account.bucket.wait_s() == pytest.approx(38 - num_logged, abs=0.01)
-    assert [update async for update in metered(cast(GatewayService, service), account).generate(request)]
+    assert [update async for update in metered(service, account).generate(request)]
     assert account.bucket.wait_s() == pytest.approx(38 - num_logged + 3 + 38, abs=0.01)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from outrider.gateway.request.fair_starts import MAX_OPENING, FairStarts, Place
+from outrider.gateway.admission.fair_starts import MAX_OPENING, FairStarts, Place
 
 
 @dataclass

@@ -17,10 +17,10 @@ import pytest
 from gateway_script import ScriptedService
 from gateway_servers import ALICE, BOB, GatewayServers, key_file, open_servers
 
+from outrider.gateway.admission import auth
+from outrider.gateway.admission.auth import KeyRing, caller_of, owner_of
 from outrider.gateway.config import GatewayConfig
 from outrider.gateway.request.types import ValidRequest
-from outrider.gateway.servers import auth
-from outrider.gateway.servers.auth import KeyRing, caller_of, owner_of
 from outrider.shared import rpc
 from outrider.shared.api_keys import key_line
 from outrider.shared.errors import ConfigError, Unauthenticated

@@ -13,10 +13,9 @@ import math
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
-from typing import Any, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from outrider.gateway.request.types import GenerationUpdate, ValidRequest
-from outrider.gateway.servers.service import GatewayService
 from outrider.shared.api_keys import ApiKey
 from outrider.shared.errors import GatewayFull, QuotaExceeded
 
@@ -118,15 +117,22 @@ def _check(key: ApiKey, account: Account) -> None:
         )
 
 
-def metered(service: GatewayService, account: Account | None) -> GatewayService:
+class _Generates(Protocol):
+    def generate(self, request: ValidRequest) -> AsyncGenerator[GenerationUpdate, None]: ...
+
+
+ServiceT = TypeVar("ServiceT", bound=_Generates)
+
+
+def metered(service: ServiceT, account: Account | None) -> ServiceT:
     """The service for one caller: tokens from `generate` are charged to the account, the rest is unchanged."""
     if account is None or account.bucket is None:
         return service
-    return cast(GatewayService, _MeteredService(service, account))
+    return cast(ServiceT, _MeteredService(service, account))
 
 
 class _MeteredService:
-    def __init__(self, service: GatewayService, account: Account) -> None:
+    def __init__(self, service: _Generates, account: Account) -> None:
         self._service = service
         self._account = account
 

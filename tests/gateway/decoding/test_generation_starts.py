@@ -10,10 +10,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from outrider.gateway.config import GatewayConfig
+from outrider.gateway.decoding.generation import MAX_PARALLEL_CHOICES, Generation
 from outrider.gateway.fleet.pool import Pool
 from outrider.gateway.metrics import GatewayMetrics
 from outrider.gateway.request.commit_sink import CommitSink
-from outrider.gateway.request.generation import MAX_PARALLEL_CHOICES, Generation
 from outrider.gateway.request.types import ChoiceStart, GenerationUpdate, ValidRequest
 from outrider.shared.errors import Unavailable
 from outrider.shared.log.commit_log import LogEntry

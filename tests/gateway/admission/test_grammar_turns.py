@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from outrider.gateway.request.grammar_turns import GrammarTurns
+from outrider.gateway.admission.grammar_turns import GrammarTurns
 from outrider.shared.sampling_params import Grammar, GrammarKind
 
 

@@ -3,7 +3,7 @@
 `KeyRing` reads the key file (format: shared/api_keys.py) and finds keys. The servers attach a `Caller` to each request,
 on the ASGI scope or on the gRPC method's context; `caller_of` and `owner_of` read it.
 
-Not here: quotas (quotas.py) and the servers (http/admission.py, grpc_admission.py).
+Not here: quotas (quotas.py) and the servers (servers/http/admission.py, servers/grpc_admission.py).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outrider.gateway.servers.body_budget import Held
-from outrider.gateway.servers.quotas import Account
+from outrider.gateway.admission.body_budget import Held
+from outrider.gateway.admission.quotas import Account
 from outrider.shared.api_keys import ApiKey, key_digest, parse_key_file
 from outrider.shared.errors import ConfigError, Unauthenticated
 

@@ -1,16 +1,16 @@
 """What the HTTP and gRPC servers check before any work for a request: who is it, and is there capacity?
 
-Not here: reading requests and sending refusals (http/admission.py, grpc_admission.py).
+Not here: reading requests and sending refusals (servers/http/admission.py, servers/grpc_admission.py).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from outrider.gateway.admission.auth import KeyRing
+from outrider.gateway.admission.body_budget import BodyBudget
+from outrider.gateway.admission.quotas import Quotas
 from outrider.gateway.config import GatewayConfig
-from outrider.gateway.servers.auth import KeyRing
-from outrider.gateway.servers.body_budget import BodyBudget
-from outrider.gateway.servers.quotas import Quotas
 from outrider.shared.api_keys import ApiKey
 from outrider.shared.service import is_loopback
 
