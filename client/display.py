@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from rich.console import Console
 from rich.text import Text
 
 from outrider.client.generate import StreamedToken, StreamEnd
 
+_Item: TypeAlias = StreamedToken | StreamEnd
 _STYLES = {
     "accepted": "green underline",
     "corrected": "yellow bold",
@@ -34,9 +36,17 @@ class StreamFigures:
     end: StreamEnd | None = None
 
 
-def show_stream(
-    console: Console, stream: Iterable[StreamedToken | StreamEnd], clock: Callable[[], float]
-) -> StreamFigures:
+def announced(stream: Iterable[_Item], announce: Callable[[], None]) -> Iterator[_Item]:
+    """The same items; `announce` is called once, before the first: what it prints is not followed by a failure to
+    connect.
+    """
+    for number, item in enumerate(stream):
+        if number == 0:
+            announce()
+        yield item
+
+
+def show_stream(console: Console, stream: Iterable[_Item], clock: Callable[[], float]) -> StreamFigures:
     """Prints tokens as they arrive; returns the stream's figures."""
     figures = StreamFigures()
     started = clock()

@@ -88,8 +88,9 @@ def refusal(status: int, text: str, asked_for: str = "") -> OutriderError:
         error = json.loads(text)["error"]
         words = str(error["message"] if isinstance(error, dict) else error)
     except (ValueError, KeyError, TypeError):
-        words = text
-    words = f"{words.strip()[:_MAX_WORDS]} (HTTP {status})" if status != 200 else words[:_MAX_WORDS]
+        words = "" if text.lstrip().startswith("<") else text  # a page for people
+    words = " ".join(words.split())
+    words = f"{words[:_MAX_WORDS]} (HTTP {status})".lstrip() if status != 200 else words[:_MAX_WORDS]
     words = f"{asked_for}: {words}" if asked_for else words
     if status in (401, 403):
         return Unauthenticated(words)

@@ -10,13 +10,17 @@ import json
 import os
 import signal
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from outrider.shared.errors import OutriderError
+from outrider.shared.checkpoint.draft_heads import require_model
+from outrider.shared.checkpoint.hub import local_checkpoint
+from outrider.shared.errors import ConfigError, OutriderError
+from outrider.shared.kv_cache_dtypes import KV_CACHE_DTYPES
 
 if TYPE_CHECKING:
     from outrider.engine.certificate import Certificate
@@ -30,8 +34,10 @@ _INTERRUPTED = 130
 
 def main(
     model: Annotated[str, typer.Argument(help="Folder of an HF checkpoint.")],
-    dtype: Annotated[str, typer.Option(help="auto, bfloat16 or float32.")] = "auto",
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    dtype: Annotated[
+        Literal["auto", "bfloat16", "float16", "float32"], typer.Option(help="Of weights and KV cache.")
+    ] = "auto",
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where the model runs.")] = "cpu",
     threads: Annotated[int, typer.Option(min=0, help="0: every core.")] = 0,
     tensor_parallel_size: Annotated[int, typer.Option(min=1, help="Processes that share the model.")] = 1,
     kv_cache_dtype: Annotated[str, typer.Option(help="auto, fp8 or int8.")] = "auto",
@@ -47,6 +53,9 @@ def main(
     """
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
     try:
+        if kv_cache_dtype not in KV_CACHE_DTYPES:
+            raise ConfigError(f"--kv-cache-dtype: {kv_cache_dtype!r} is not one of {', '.join(KV_CACHE_DTYPES)}")
+        require_model(Path(local_checkpoint(model, "MODEL")), "MODEL")
         with errors.status(f"loading and certifying {model}"):
             _import_torch(errors)
             loaded, certificate = _certified(model, dtype, device, threads, tensor_parallel_size, kv_cache_dtype)

@@ -21,10 +21,17 @@ OF_DRAFTER = (
     "suffix_decoding_min_token_prob",
 )
 OF_VERIFIER = ("rejection_sample_method",)
-# They place or size the draft; no output depends on them.
+_AS_IT_IS = "no text depends on how a draft is stored and computed"
+# They place, size or tune the draft; no output depends on them.
 IGNORED = {
     "draft_tensor_parallel_size": "a draft runs in one process",
+    "tensor_parallel_size": "a draft runs in one process",
     "max_model_len": "a draft follows the target up to its own limit",
+    "code_revision": "code from a checkpoint is never run",
+    "use_heterogeneous_vocab": "drafts of another vocabulary are always translated",
+    "draft_sample_method": "it follows from the request's mode",
+    **dict.fromkeys(("quantization", "kv_cache_dtype", "moe_backend", "attention_backend"), _AS_IT_IS),
+    **dict.fromkeys(("draft_load_config", "disable_padded_drafter_batch", "use_local_argmax_reduction"), _AS_IT_IS),
 }
 KNOWN = ("model", *OF_GATEWAY, *OF_DRAFTER, *OF_VERIFIER, *IGNORED)
 # For services started one by one: key -> the flag to use.

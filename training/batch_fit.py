@@ -16,9 +16,10 @@ from accelerate import Accelerator
 
 from outrider.shared.machine.memory import available_memory_bytes
 from outrider.training.data.head_data import TokenWindows, make_batch
-from outrider.training.head_trainer import OptimizationConfig, noise_generator
+from outrider.training.head_trainer import noise_generator
 from outrider.training.heads.interface import Batch, Objective, TargetView
 from outrider.training.heads.sliced_loss import SLICE_BYTES
+from outrider.training.run_config import OptimizationConfig
 
 # factor; memory of a window over what autograd keeps of it; a choice: a backward pass makes gradients and temporaries
 # of the same sizes

@@ -28,40 +28,7 @@ from outrider.training.optim import (
     is_inside_layer,
     scheduled_adamw,
 )
-
-PRECISIONS = ("bf16", "fp32")
-OPTIMIZERS = ("adamw", "muon")
-
-
-@dataclass(frozen=True)
-class OptimizationConfig:
-    """Length and learning rate. A step takes `accumulation` batches of `batch_size` windows."""
-
-    steps: int = 1000
-    batch_size: int = 8
-    accumulation: int = 1
-    lr: float = 1e-3
-    warmup_steps: int = 50
-    weight_decay: float = 0.01
-    max_grad_norm: float = 1.0
-    optimizer: str = "adamw"
-    precision: str = "bf16"
-    seed: int = 0
-
-    def check(self) -> None:
-        """Raises SettingError that names the option."""
-        for name in ("steps", "batch_size", "accumulation"):
-            if getattr(self, name) < 1:
-                raise SettingError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
-        for name in ("lr", "max_grad_norm"):
-            if not getattr(self, name) > 0:
-                raise SettingError(f"--{name.replace('_', '-')} must be above 0, not {getattr(self, name)}")
-        for name in ("warmup_steps", "weight_decay", "seed"):
-            if getattr(self, name) < 0:
-                raise SettingError(f"--{name.replace('_', '-')} must not be negative, not {getattr(self, name)}")
-        for name, choices in (("optimizer", OPTIMIZERS), ("precision", PRECISIONS)):
-            if getattr(self, name) not in choices:
-                raise SettingError(f"--{name} {getattr(self, name)!r}: must be one of {', '.join(choices)}")
+from outrider.training.run_config import OptimizationConfig
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,59 +24,22 @@ from outrider.shared.checkpoint.file_names import linked_parts, weight_files
 from outrider.training.batch_fit import fitted, free_bytes, window_bytes
 from outrider.training.data.head_data import BatchSource, TokenWindows, load_windows
 from outrider.training.data.tokenize_rows import RowEncoder
-from outrider.training.errors import CheckpointError, SettingError
+from outrider.training.errors import CheckpointError
 from outrider.training.frozen_target import FrozenTarget
-from outrider.training.head_trainer import HeadTrainer, OptimizationConfig, make_accelerator
+from outrider.training.head_trainer import HeadTrainer, make_accelerator
 from outrider.training.heads.interface import Batch, Objective, TargetView
-from outrider.training.heads.options import HeadOptions
 from outrider.training.heads.registry import build_objective
 from outrider.training.progress import Progress
+from outrider.training.run_config import OptimizationConfig, RunConfig, check_export_dtype
 from outrider.training.run_record import Interrupted, Meter, RunRecord, stop_requests
 from outrider.training.run_state import checkpoints, latest_checkpoint, load_checkpoint, require_same, settings_of
 
-_EXPORT_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
-
-@dataclass(frozen=True)
-class RunConfig:
-    """One run. Only the fields of the first block affect the result."""
-
-    method: str
-    target: Path
-    data: tuple[Path, ...]
-    output: Path
-    head: HeadOptions = field(default_factory=HeadOptions)
-    optimization: OptimizationConfig = field(default_factory=OptimizationConfig)
-    seq_len: int = 512
-    count_prompts: bool = False
-    fit_batch: bool = False  # smaller batches, more of them a step, if optimization.batch_size does not fit
-
-    eval_data: tuple[Path, ...] = ()
-    eval_batches: int = 8
-    eval_every: int = 200
-    checkpoint_every: int = 100
-    log_every: int = 10
-    export_dtype: str = "bfloat16"
-    target_name: str = ""
-    device: str = "cpu"
-    threads: int = 0
-    resume: bool = False
-
-    def check(self) -> None:
-        """Raises SettingError that names the option."""
-        self.head.check(self.method)
-        self.optimization.check()
-        for name in ("eval_batches", "eval_every", "checkpoint_every", "log_every"):
-            if getattr(self, name) < 1:
-                raise SettingError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
-        export_dtype(self.export_dtype)
-
-
-def export_dtype(name: str) -> torch.dtype:
+def torch_dtype(name: str) -> torch.dtype:
     """Raises SettingError that lists the choices."""
-    if name not in _EXPORT_DTYPES:
-        raise SettingError(f"--dtype {name!r}: must be one of {', '.join(_EXPORT_DTYPES)}")
-    return _EXPORT_DTYPES[name]
+    check_export_dtype(name)
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
 
 
 def run(config: RunConfig, progress: Progress) -> Path:
@@ -108,7 +71,7 @@ def run(config: RunConfig, progress: Progress) -> Path:
     with RunRecord(config.output, settings, trainer.step, config.optimization.steps, progress, is_main) as record:
         _train(config, trainer, eval_batches, record)
     if is_main:
-        trainer.objective.export(model_dir, export_dtype(config.export_dtype), config.target_name or str(config.target))
+        trainer.objective.export(model_dir, torch_dtype(config.export_dtype), config.target_name or str(config.target))
     accelerator.wait_for_everyone()
     accelerator.end_training()  # ends the process group here, not whenever each interpreter exits
     return model_dir

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from outrider.client.cli.bench import bench
+from outrider.client.cli.bench import BenchCommand, bench
 from outrider.client.cli.chat import chat
 from outrider.client.cli.common import Json, console, print_json
 from outrider.client.cli.complete import complete
@@ -46,7 +46,7 @@ app.command()(down)
 app.command()(status)
 app.command()(complete)
 app.command()(chat)
-app.command()(bench)
+app.command(cls=BenchCommand)(bench)
 app.command()(doctor)
 app.command()(demo)
 app.command(context_settings=ALL_ARGUMENTS)(certify)

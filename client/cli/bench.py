@@ -17,6 +17,7 @@ from outrider.client.bench.figures import METRICS, figures
 from outrider.client.bench.report import error_lines, report_lines
 from outrider.client.bench.request import RequestResult
 from outrider.client.bench.run import BenchRun, BenchSettings, run_bench
+from outrider.client.cli.bench_options import VLLM_BENCH
 from outrider.client.cli.common import (
     BASE_URL_VARIABLE,
     DEFAULT_RUN_DIR,
@@ -27,7 +28,9 @@ from outrider.client.cli.common import (
     errors,
     print_json,
     running_stack,
+    say_aside,
 )
+from outrider.client.cli.foreign_options import ForeignCommand, ignored_line, ignored_options
 from outrider.client.rest import rest_client, served_model
 from outrider.shared.errors import ConfigError
 
@@ -35,7 +38,10 @@ BaseUrl = Annotated[
     str,
     typer.Option(envvar=BASE_URL_VARIABLE, help="The server, with or without /v1; empty: the running stack."),
 ]
+ServerHost = Annotated[str, typer.Option(help="The server's host, instead of --base-url.")]
+ServerPort = Annotated[int, typer.Option(help="The server's port, instead of --base-url.")]
 Model = Annotated[str, typer.Option(help="Model name in the requests; empty: the first of the server's /v1/models.")]
+ServedName = Annotated[str, typer.Option(help="Counts before --model, which with vLLM names a tokenizer.")]
 Endpoint = Annotated[str, typer.Option(help="/v1/completions or /v1/chat/completions.")]
 RequestRate = Annotated[float, typer.Option(min=1e-6, help="Requests per second (Poisson); inf: all at once.")]
 MaxConcurrency = Annotated[int, typer.Option(min=0, help="Concurrent requests; 0: unlimited.")]
@@ -54,9 +60,19 @@ SaveResult = Annotated[bool, typer.Option("--save-result", help="Write the figur
 ResultFilename = Annotated[Path | None, typer.Option(help="Result file; default: named by model, rate and time.")]
 
 
+class BenchCommand(ForeignCommand):
+    """Takes the lines of `vllm bench serve`."""
+
+    tables = (VLLM_BENCH,)
+
+
 def bench(
+    context: typer.Context,
     base_url: BaseUrl = "",
+    host: ServerHost = "",
+    port: ServerPort = 0,
     model: Model = "",
+    served_model_name: ServedName = "",
     endpoint: Endpoint = "/v1/completions",
     num_prompts: Annotated[int, typer.Option(min=1, help="Number of requests.")] = 100,
     request_rate: RequestRate = float("inf"),
@@ -93,6 +109,11 @@ def bench(
     """
     with clear_errors():
         metrics, percentiles = _metrics(percentile_metrics), _percentiles(metric_percentiles)
+        if line := ignored_line(ignored_options(context)):
+            say_aside(line)
+        model = served_model_name or model
+        if host or port:
+            base_url = f"http://{host or '127.0.0.1'}:{port or 8000}"
         settings = BenchSettings(
             base_url=base_url or running_stack(run_dir, "--base-url").url,
             model=model,

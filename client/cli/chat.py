@@ -23,13 +23,15 @@ from outrider.client.cli.common import (
     TlsCaFile,
     TlsCertFile,
     TlsKeyFile,
+    Url,
+    clear_address,
     clear_errors,
     console,
     errors,
     grpc_target,
     print_json,
 )
-from outrider.client.display import LEGEND, StreamFigures, show_stream, summary
+from outrider.client.display import LEGEND, StreamFigures, announced, show_stream, summary
 from outrider.shared.errors import InvalidRequest, OutriderError
 from outrider.shared.request_params import SamplingParams, Speculation
 from outrider.shared.tls import client_tls
@@ -50,6 +52,7 @@ def chat(
     method: Method = "auto",
     num_speculative_tokens: NumSpeculativeTokens = 0,
     no_speculation: NoSpeculation = False,
+    url: Url = "",
     address: Address = "",
     api_key: ApiKey = "",
     tls_ca_file: TlsCaFile = "",
@@ -68,7 +71,7 @@ def chat(
 
       outrider chat "Add two numbers." --no-speculation
 
-      git diff | outrider chat --address llm.example:8001 > answer.txt
+      git diff | outrider chat --url https://llm.example > answer.txt
     """
     with clear_errors():
         params = SamplingParams(
@@ -80,8 +83,11 @@ def chat(
             ),
         )
         tls = client_tls(tls_cert_file, tls_key_file, tls_ca_file, setting="tls")
-        address, api_key = grpc_target(address, api_key, tls, run_dir)
-        with OutriderClient(address, api_key=api_key, tls=tls, timeout_s=None) as client:
+        address, api_key = grpc_target(address, url, api_key, tls, run_dir)
+        with (
+            clear_address(address),
+            OutriderClient(address, api_key=api_key, tls=tls, timeout_s=None) as client,
+        ):
             conversation = Conversation(client, params, system)
             if not question and sys.stdin.isatty():
                 _converse(conversation, as_json=as_json)
@@ -93,8 +99,7 @@ def _answer_once(conversation: Conversation, question: str, *, as_json: bool) ->
     if not question.strip():
         raise InvalidRequest("no question was given, neither as an argument nor on standard input")
     if not as_json:
-        errors.print(LEGEND)
-        _answer(conversation, question)
+        _answer(conversation, question, with_legend=True)
         return
     started = time.perf_counter()
     *_, end = conversation.ask(question)
@@ -107,8 +112,8 @@ def _converse(conversation: Conversation, *, as_json: bool) -> None:
         raise InvalidRequest("--json needs one question: give it as an argument or on standard input")
     with suppress(ImportError):  # arrow keys and history, if Python was built with readline
         import readline  # noqa: F401
-    errors.print(LEGEND)
     errors.print("[dim]/reset clears the history, /exit or Ctrl-D ends, Ctrl-C stops an answer[/dim]")
+    with_legend = True
     while True:
         try:
             question = input("> ").strip()
@@ -126,21 +131,24 @@ def _converse(conversation: Conversation, *, as_json: bool) -> None:
         elif question.startswith("/"):
             errors.print(f"{question.split()[0]} is not a command: /reset, /exit", markup=False)
         elif question:
-            _answer_or_say_why(conversation, question)
+            with_legend = not _answer_or_say_why(conversation, question, with_legend=with_legend) and with_legend
 
 
-def _answer_or_say_why(conversation: Conversation, question: str) -> None:
-    """Reports an error; a failed answer does not end the conversation."""
+def _answer_or_say_why(conversation: Conversation, question: str, *, with_legend: bool) -> bool:
+    """Reports an error; a failed answer does not end the conversation. True: it was answered."""
     try:
-        _answer(conversation, question)
+        _answer(conversation, question, with_legend=with_legend)
     except KeyboardInterrupt:
         errors.print("\n[dim]stopped[/dim]")
     except OutriderError as error:
         errors.print(f"\noutrider: {error.message}", style="red", markup=False, soft_wrap=True)
+        return False
+    return True
 
 
-def _answer(conversation: Conversation, question: str) -> StreamFigures:
+def _answer(conversation: Conversation, question: str, *, with_legend: bool) -> StreamFigures:
     with closing(conversation.ask(question)) as stream:
-        figures = show_stream(console, stream, time.perf_counter)
+        shown = announced(stream, lambda: errors.print(LEGEND)) if with_legend else stream
+        figures = show_stream(console, shown, time.perf_counter)
     errors.print(f"[dim]{summary(figures)}[/dim]", soft_wrap=True)
     return figures

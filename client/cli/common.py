@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +20,7 @@ from outrider.client.fleet import read_fleet
 from outrider.client.rest import rest_client
 from outrider.client.stack.commands import StackState
 from outrider.client.stack.processes import read_state
-from outrider.shared.errors import ConfigError, InvalidRequest, OutriderError
+from outrider.shared.errors import ConfigError, InvalidRequest, OutriderError, Unavailable
 from outrider.shared.tls import TlsConfig
 
 console = Console(highlight=False)
@@ -32,6 +35,15 @@ ApiKey = Annotated[str, typer.Option(envvar="OUTRIDER_API_KEY", help="API key, i
 Address = Annotated[
     str, typer.Option(help="Gateway's gRPC address; empty: that of $OPENAI_BASE_URL, else the running stack's.")
 ]
+_HOST_PORT = re.compile(r"[\w.-]+:\d{1,5}|\[[\da-fA-F:.]+\]:\d{1,5}|unix:.+")
+# Part of gRPC's message -> what it means.
+_ADDRESS_PROBLEMS = {
+    "Connection refused": "nothing listens there; a gateway's gRPC port is 8001 unless its --grpc-port says other",
+    "lookup failed": "the host is not known",
+    "parsing HTTP/2": "an HTTP server, not a gRPC server, listens there; give it as --url http://...",
+    "http1.x server": "an HTTP server, not a gRPC server, listens there; give it as --url http://...",
+    "timed out": "nothing answers there",
+}
 Url = Annotated[str, typer.Option(help="Gateway's REST address; empty: $OPENAI_BASE_URL, else the running stack's.")]
 TlsCaFile = Annotated[str, typer.Option(help="Use TLS and verify the gateway against this CA certificate.")]
 TlsCertFile = Annotated[str, typer.Option(help="Client certificate, with --tls-key-file.")]
@@ -67,21 +79,40 @@ def print_json(value: dict[str, Any]) -> None:
     console.print_json(json.dumps(value))
 
 
-def grpc_target(address: str, api_key: str, tls: TlsConfig | None, run_dir: Path) -> tuple[str, str]:
-    """gRPC address and API key. The address: `address`, else that of the gateway at $OPENAI_BASE_URL, which tells its
-    port, else that of the stack started from run_dir. Raises OutriderError.
+def grpc_target(address: str, url: str, api_key: str, tls: TlsConfig | None, run_dir: Path) -> tuple[str, str]:
+    """gRPC address and API key. The address: `address`, else that of the gateway at `url` or $OPENAI_BASE_URL, which
+    tells its port, else that of the stack started from run_dir. Raises OutriderError that names the option.
     """
-    url = os.environ.get(BASE_URL_VARIABLE, "")
-    if address or not url:
-        return address or running_stack(run_dir, f"--address or {BASE_URL_VARIABLE}").grpc_address, api_key
-    api_key = openai_api_key(api_key)
+    if address and url:
+        raise ConfigError(f"--url {url} and --address {address} are both given; give one of them")
+    for part in filter(None, (part.strip() for part in address.split(","))):
+        if _HOST_PORT.fullmatch(part) is None:
+            advice = f"give --url {part}" if "://" in part else "--url takes the address of the gateway's page"
+            raise ConfigError(f"--address: {part} is not host:port of a gateway's gRPC server; {advice}")
+    option = "--url" if url else BASE_URL_VARIABLE
+    if not (address or url) and (url := os.environ.get(BASE_URL_VARIABLE, "")):
+        api_key = openai_api_key(api_key)
+    if not url:
+        return address or running_stack(run_dir, f"--url, --address or {BASE_URL_VARIABLE}").grpc_address, api_key
     with rest_client(url, api_key, tls) as client:
         # A gateway of an earlier version does not say.
         port = read_fleet(client)["gateway"].get("grpc_port", -1)
         host = client.base_url.netloc.decode().rpartition("@")[2].removesuffix(f":{client.base_url.port}")
     if port < 0:
-        raise ConfigError(f"{BASE_URL_VARIABLE}: {url} tells no gRPC port, which this command needs; give --address")
+        raise ConfigError(f"{option}: {url} tells no gRPC port, which this command needs; give --address")
     return f"{host}:{port}", api_key
+
+
+@contextmanager
+def clear_address(address: str) -> Iterator[None]:
+    """Says in one line what is wrong with a gRPC address, where gRPC's own words are long."""
+    try:
+        yield
+    except Unavailable as error:
+        problem = next((said for part, said in _ADDRESS_PROBLEMS.items() if part in error.message), None)
+        if problem is None:
+            raise
+        raise Unavailable(f"{address}: {problem}") from None
 
 
 def openai_api_key(api_key: str) -> str:

@@ -19,12 +19,14 @@ from outrider.client.cli.common import (
     TlsCaFile,
     TlsCertFile,
     TlsKeyFile,
+    Url,
+    clear_address,
     clear_errors,
     console,
     grpc_target,
     print_json,
 )
-from outrider.client.display import LEGEND, show_stream, summary
+from outrider.client.display import LEGEND, announced, show_stream, summary
 from outrider.client.generate import Access, CompletionRequest, StreamEnd, stream_completion
 from outrider.shared.tls import client_tls
 
@@ -36,6 +38,7 @@ def complete(
     seed: Annotated[int | None, typer.Option(min=0)] = None,
     method: Method = "auto",
     num_speculative_tokens: NumSpeculativeTokens = 0,
+    url: Url = "",
     address: Address = "",
     api_key: ApiKey = "",
     tls_ca_file: TlsCaFile = "",
@@ -50,20 +53,21 @@ def complete(
 
       outrider complete "import os" --method ngram --max-tokens 64
 
-      outrider complete "import os" --address llm.example:8001 --api-key "$KEY"
+      outrider complete "import os" --url https://llm.example --api-key "$KEY"
 
       outrider complete "import os" --json | jq .speculation
     """
     with clear_errors():
         tls = client_tls(tls_cert_file, tls_key_file, tls_ca_file, setting="tls")
-        address, api_key = grpc_target(address, api_key, tls, run_dir)
+        address, api_key = grpc_target(address, url, api_key, tls, run_dir)
         request = CompletionRequest(prompt, max_tokens, temperature, seed, method, num_speculative_tokens)
         access = Access(api_key, tls)
-        if as_json:
-            print_json(_collected(address, request, access))
-            return
-        console.print(LEGEND)
-        figures = show_stream(console, stream_completion(address, request, access), time.perf_counter)
+        with clear_address(address):
+            if as_json:
+                print_json(_collected(address, request, access))
+                return
+            stream = announced(stream_completion(address, request, access), lambda: console.print(LEGEND))
+            figures = show_stream(console, stream, time.perf_counter)
         console.print(summary(figures))
 
 

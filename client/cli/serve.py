@@ -1,16 +1,17 @@
-"""`outrider serve MODEL`: `outrider up` with the options of `vllm serve`; the others of vLLM are refused by name."""
+"""`outrider serve MODEL`: `outrider up` with the options of `vllm serve` and `llama-server`."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperCommand
 
 from outrider.client.cli.common import DEFAULT_RUN_DIR, RunDir, clear_errors, say
+from outrider.client.cli.foreign_options import ForeignCommand, ignored_line, ignored_options, whole_number
+from outrider.client.cli.llama_options import LLAMA
 from outrider.client.cli.stack import GrpcPort, Host, Port, RedisUrl, run_in_foreground
-from outrider.client.cli.vllm_options import INSTEAD, spelling
+from outrider.client.cli.vllm_options import VLLM
 from outrider.client.stack.commands import StackSettings
 from outrider.client.stack.serve_plan import ServeOptions, plan_serving, service_args
 from outrider.shared.api_keys import key_line
@@ -29,19 +30,25 @@ ModelArgument = Annotated[
 ModelOption = Annotated[str, typer.Option("--model", help="The same as MODEL.")]
 Revision = Annotated[str, typer.Option(help="Branch, tag or commit of a Hub id; the same as MODEL@REVISION.")]
 ServedName = Annotated[str, typer.Option(help="Model name in requests; empty: the folder's name.")]
-MaxModelLen = Annotated[int, typer.Option(min=0, help="Longest prompt plus output; 0: the model's.")]
+MaxModelLen = Annotated[
+    int, typer.Option(parser=whole_number, help="Longest prompt plus output, e.g. 8192 or 8k; 0 or auto: the model's.")
+]
 Ranks = Annotated[int, typer.Option("--tensor-parallel-size", "-tp", min=1, help="Processes that share the target.")]
 Dtype = Annotated[str, typer.Option(help="auto, bfloat16, float16 or half, float32 or float.")]
 EnforceEager = Annotated[bool, typer.Option("--enforce-eager", help="No CUDA graphs, no recorded forwards.")]
-MaxNumSeqs = Annotated[int, typer.Option(min=0, help="Concurrent sessions; 0: the verifier's default.")]
-MaxBatchedTokens = Annotated[int, typer.Option(min=0, help="Rows per forward pass; 0: the verifier's default.")]
+MaxNumSeqs = Annotated[int, typer.Option(parser=whole_number, help="Concurrent sessions; 0: the verifier's default.")]
+MaxBatchedTokens = Annotated[
+    int, typer.Option(parser=whole_number, help="Rows per forward pass; 0 or auto: the verifier's default.")
+]
 BlockSize = Annotated[int, typer.Option(min=0, max=256, help="Positions per KV block; 0: the verifier's default.")]
 PrefixCaching = Annotated[bool, typer.Option(help="Keep KV blocks of finished requests for equal prefixes.")]
 KvCacheMb = Annotated[int, typer.Option("--kv-cache-mb", min=1, help="Memory for the KV cache, in MiB per rank.")]
 KvCacheType = Annotated[
     str, typer.Option(help="auto: the weights' dtype. fp8 or int8: twice the positions, a scale per token and head.")
 ]
-KvCacheBytes = Annotated[int, typer.Option("--kv-cache-memory-bytes", min=0, help="The same in bytes.")]
+KvCacheBytes = Annotated[
+    int, typer.Option("--kv-cache-memory-bytes", parser=whole_number, help="The same in bytes, e.g. 2G.")
+]
 ApiKeys = Annotated[
     list[str] | None,
     typer.Option("--api-key", envvar="VLLM_API_KEY", help="Key that requests must bring; may be given several times."),
@@ -65,29 +72,16 @@ ForceUsage = Annotated[
 TokenizerInfo = Annotated[
     bool, typer.Option("--enable-tokenizer-info-endpoint", help="/tokenizer_info, which shows the chat template.")
 ]
-AutoToolChoice = Annotated[bool, typer.Option("--enable-auto-tool-choice", help="Ignored: always on.")]
-Seed = Annotated[int, typer.Option(help="Ignored: set the seed per request.")]
-GpuShare = Annotated[float | None, typer.Option("--gpu-memory-utilization", help="Ignored: use --kv-cache-mb.")]
 
 
-class ServeCommand(TyperCommand):
-    """Takes vLLM's spelling with underscores, and says what to do instead of an option that is not taken."""
+class ServeCommand(ForeignCommand):
+    """Takes the lines of `vllm serve` and `llama-server`."""
 
-    # Any: typer's class is click's or its own copy of it, by version.
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        with clear_errors():
-            for option in map(spelling, args):
-                if option in INSTEAD:
-                    raise ConfigError(f"{option} of vLLM is not taken here: {INSTEAD[option]}")
-        return super().parse_args(ctx, [_with_hyphens(word) for word in args])
-
-
-def _with_hyphens(word: str) -> str:
-    name, equals, value = word.partition("=")
-    return f"{name.replace('_', '-')}{equals}{value}" if word.startswith("--") else word
+    tables = (VLLM, LLAMA)
 
 
 def serve(
+    context: typer.Context,
     model: ModelArgument = "",
     model_option: ModelOption = "",
     revision: Revision = "",
@@ -114,18 +108,15 @@ def serve(
     per_request_spec_decode_metrics: SpecMetrics = "",
     disable_fastapi_docs: NoDocs = False,
     otlp_traces_endpoint: TracesEndpoint = "",
-    seed: Seed = 0,
-    gpu_memory_utilization: GpuShare = None,
     tool_call_parser: ToolCallParser = "auto",
     reasoning_parser: ReasoningParser = "auto",
-    enable_auto_tool_choice: AutoToolChoice = False,
     return_tokens_as_token_ids: TokensAsIds = False,
     enable_force_include_usage: ForceUsage = False,
     enable_tokenizer_info_endpoint: TokenizerInfo = False,
     redis_url: RedisUrl = "",
     run_dir: RunDir = DEFAULT_RUN_DIR,
 ) -> None:
-    """Serve MODEL with vLLM's options until Ctrl-C. An option of vLLM that is not taken says what to do instead.
+    """Serve MODEL until Ctrl-C. Takes the options of `vllm serve` and `llama-server`; what changes no text is ignored.
 
     Example: outrider serve models/demo-target --port 8000 -tp 1 --speculative-config
     '{"model": "models/demo-draft", "num_speculative_tokens": 5, "method": "draft_model"}'
@@ -133,14 +124,9 @@ def serve(
     with clear_errors():
         name = _one_model(model, model_option)
         target = with_revision(name, revision, "--revision")
-        plan = plan_serving(speculative_config)
-        ignored = [*plan.ignored, *(["--seed: set the seed per request"] if seed else [])]
-        if gpu_memory_utilization is not None:
-            ignored.append("--gpu-memory-utilization: use --kv-cache-mb")
-        if enable_auto_tool_choice:
-            ignored.append("--enable-auto-tool-choice: always on")
-        for line in ignored:
-            say(f"ignored, {line}")
+        plan = plan_serving(speculative_config, name)
+        if line := ignored_line((*ignored_options(context), *plan.ignored)):
+            say(line)
         options = ServeOptions(
             served_model_name=served_model_name or (name if revision else ""),
             max_model_len=max_model_len,

@@ -144,7 +144,9 @@ def _show(state: StackState, *, as_json: bool) -> None:
 
 
 def show_running(state: StackState) -> None:
+    page = state.url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
     lines = (
+        f"Open {page}  (chat, completions and the fleet in a browser)",
         f"REST   {state.url}/v1  (OpenAI API; also /ready, /metrics)",
         f"gRPC   {state.grpc_address}  (outrider.v1.Gateway)",
         f"fleet  {len(state.verifiers)} verifier, {_drafters(state)}, {state.redis_url}",

@@ -1,193 +1,185 @@
-"""Options of `vllm serve` that `outrider serve` does not take, each with what to do instead.
+"""What `outrider serve` makes of the options of `vllm serve` that are not its own: the same as one of ours, ignored
+because no text of an answer depends on it, or refused with what to do instead.
 
 The names are those of vLLM's engine/arg_utils.py, entrypoints/openai/cli_args.py and entrypoints/cli/serve.py, also of
 releases before 0.33. Not here: the options that are taken (serve.py), the keys of --speculative-config
-(shared/vllm_keys.py).
+(shared/vllm_keys.py), how a line is read (foreign_options.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from outrider.client.cli.foreign_options import OptionTable, by_option
 
-_FORMAT = "the format of a checkpoint is recognised by its files (docs/checkpoints.md); leave the option out"
-_CONFIG = "the model is taken as its config.json says; change that file instead"
+_ONE_COPY = "one copy of the target per verifier, cut by --tensor-parallel-size; docs/scaling.md has more verifiers"
 _TEXT_ONLY = "only text is served; leave the option out"
-_PARALLEL = "the target runs on one machine, cut by --tensor-parallel-size; leave the option out"
-_REPLICAS = "start a verifier per replica and list them in the gateway's --verifiers (docs/scaling.md)"
-_MEMORY = "weights and KV cache stay in memory; size the cache with --kv-cache-mb"
-_SCHEDULER = "the scheduler has no such choice; leave the option out"
-_KERNELS = "kernels are chosen by the device; --enforce-eager turns recorded forwards off"
-_LORA = "adapters are not loaded; merge them into the checkpoint"
-_GRAMMAR = "llguidance serves all structured outputs; leave the option out"
-_REASONING = "parsers are built in; choose one with --reasoning-parser"
-_TOOLS = "parsers are built in; choose one with --tool-call-parser"
-_DRAFT = 'give it as a key of --speculative-config: {"model": ..., "method": ..., "num_speculative_tokens": ...}'
-_ACCEPTANCE = "every acceptance rule here is lossless; leave the option out"
-_LOGGING = "set OUTRIDER_LOG_LEVEL to debug, info, warning or error; prompts and outputs are never logged"
-_METRICS = "all figures are at /metrics, and a request's own in its answer; leave the option out"
-_TLS = "start the services one by one and give the gateway --tls-cert-file, --tls-key-file and --tls-ca-file"
-_PROXY = "put a reverse proxy before the gateway that does it"
-_HTTP_LIMITS = "set the gateway's limits by environment: OUTRIDER_MAX_BODY_MB, OUTRIDER_HEADER_TIMEOUT_S"
+_CONFIG = "the model is taken as its config.json says; change that file instead"
+_TOKENIZER = "the tokenizer is MODEL's, of the same --revision; put its tokenizer.json there"
 _PLUGINS = "no code is loaded by name; leave the option out"
-_POOLING = "only text generation is served; leave the option out"
-_FIXED_FIELD = "the answer's fields are fixed; leave the option out"
+_HEADLESS = "one machine serves; start `outrider serve` without --headless on one, and see docs/scaling.md for more"
 
-_BY_SENTENCE: Mapping[str, tuple[str, ...]] = {
-    "code from a checkpoint is never run; use a checkpoint of an architecture built into transformers": (
-        *("--trust-remote-code", "--code-revision"),
+IGNORED = by_option(
+    {
+        "code from a checkpoint is never run": "--trust-remote-code --code-revision",
+        "set the seed per request": "--seed",
+        "size the KV cache with --kv-cache-mb": "--gpu-memory-utilization --num-gpu-blocks-override",
+        "always on": "--enable-auto-tool-choice --enable-chunked-prefill",
+        "downloads are kept below HF_HOME": "--download-dir --ignore-patterns",
+        "the tokenizer is read from MODEL's files": """--tokenizer-mode --tokenizer-pool-size --tokenizer-pool-type
+            --tokenizer-pool-extra-config""",
+        "a checkpoint's format is recognised by its files": """--config-format --model-loader-extra-config --load-format
+            --safetensors-load-strategy --use-tqdm-on-load --pt-load-map-location --max-parallel-loading-workers
+            --model-impl""",
+        "the checkpoint's files say how its weights are quantised": "--quantization -q --allow-deprecated-quantization",
+        "each token and head has scales of its own": "--calculate-kv-scales",
+        "recurrent states are float32": """--mamba-cache-dtype --mamba-ssm-cache-dtype --mamba-block-size
+            --mamba-cache-mode""",
+        _ONE_COPY: """--pipeline-parallel-size -pp --distributed-executor-backend --worker-use-ray --nnodes --node-rank
+            --ray-workers-use-nsight --master-addr --master-port --distributed-timeout-seconds -pcp -dcp -ep
+            --prefill-context-parallel-size --decode-context-parallel-size --dcp-kv-cache-interleave-size
+            --cp-kv-cache-interleave-size --enable-expert-parallel --dcp-comm-backend --all2all-backend --enable-eplb
+            --eplb-config --expert-placement-strategy --enable-dbo --ubatch-size --dbo-decode-token-threshold
+            --dbo-prefill-token-threshold --disable-custom-all-reduce --disable-nccl-for-dp-synchronization --numa-bind
+            --numa-bind-nodes --numa-bind-cpus --enable-elastic-ep --enable-ep-weight-filter --device-ids
+            --data-parallel-size -dp --data-parallel-rank -dpn --data-parallel-start-rank -dpr -dpl -dpa -dpp -dpb -dph
+            --data-parallel-size-local --data-parallel-address --data-parallel-rpc-port --data-parallel-backend -dpe
+            --data-parallel-hybrid-lb --data-parallel-external-lb --data-parallel-supervisor-port
+            --dp-supervisor-probe-interval-s --dp-supervisor-probe-timeout-s --dp-supervisor-probe-failure-threshold
+            --data-parallel-multi-port-external-lb --api-server-count -asc --weight-transfer-config""",
+        "weights and KV cache stay in memory": """--swap-space --cpu-offload-gb --cpu-offload-params --offload-params
+            --kv-offloading-size --kv-offloading-backend --kv-transfer-config --kv-events-config --ec-transfer-config
+            --offload-backend --offload-group-size --offload-num-in-group --offload-prefetch-step --enable-sleep-mode
+            --kv-sharing-fast-prefill --disable-hybrid-kv-cache-manager --prefix-caching-hash-algo
+            --use-v2-block-manager""",
+        "the scheduler has no such choice": """--scheduling-policy --scheduler-cls --scheduler-delay-factor
+            --scheduler-reserve-full-isl --max-num-partial-prefills --max-long-partial-prefills --watermark
+            --long-prefill-token-threshold --num-lookahead-slots --num-scheduler-steps --multi-step-stream-outputs
+            --preemption-mode --async-scheduling --disable-async-output-proc --stream-interval --performance-mode
+            --shutdown-timeout --max-num-scheduled-tokens --disable-chunked-mm-input""",
+        "kernels are chosen by the device": """--attention-backend --attention-config -ac --compilation-config -cc -O
+            --optimization-level --cudagraph-capture-sizes --max-cudagraph-capture-size --cuda-graph-sizes
+            --max-seq-len-to-capture --disable-cascade-attn --kernel-config --enable-flashinfer-autotune --moe-backend
+            --linear-backend --mamba-backend --gdn-prefill-backend --mamba-config --full-cuda-graph --device
+            --additional-config --override-neuron-config""",
+        "only text is served": """--mm-processor-cache-gb --mm-processor-cache-type --mm-shm-cache-max-object-size-mb
+            --mm-encoder-tp-mode --mm-encoder-attn-backend --mm-encoder-attn-dtype --mm-tensor-ipc --skip-mm-profiling
+            --disable-mm-preprocessor-cache --language-model-only --limit-mm-per-prompt""",
+        "llguidance serves all structured outputs": "--guided-decoding-backend --structured-outputs-config",
+        "parsers are built in": "--reasoning-parser-plugin --tool-parser-plugin",
+        "every acceptance rule here is lossless": """--speculative-disable-mqa-scorer --speculative-model-quantization
+            --spec-decoding-acceptance-method --disable-logprobs-during-spec-decoding""",
+        'method "auto" drafts no more than pays at the present load': "--speculative-disable-by-batch-size",
+        "a request may ask for up to 20 log-probabilities of the unprocessed law": "--max-logprobs --logprobs-mode",
+        "OUTRIDER_LOG_LEVEL sets what is logged, never prompts nor outputs": """--uvicorn-log-level --log-config-file
+            --max-log-len --enable-log-requests --log-error-stack --disable-log-requests --enable-log-outputs
+            --enable-log-deltas --disable-uvicorn-access-log --disable-access-log-for-endpoints
+            --aggregate-engine-logging --enable-logging-iteration-details""",
+        "all figures are at /metrics, and a request's own in its answer": """--disable-log-stats --kv-cache-metrics
+            --show-hidden-metrics-for-version --kv-cache-metrics-sample --cudagraph-metrics --enable-mfu-metrics
+            --enable-server-load-tracking --profiler-config --enable-per-request-metrics --collect-detailed-traces
+            --enable-layerwise-nvtx-tracing""",
+        "OUTRIDER_MAX_BODY_MB and OUTRIDER_HEADER_TIMEOUT_S limit requests": """--h11-max-incomplete-event-size
+            --h11-max-header-count""",
+        "the answer's fields are fixed": """--enable-prompt-tokens-details --fingerprint-mode --fingerprint-value
+            --enable-request-id-headers --enable-offline-docs""",
+        "message content is rendered as the template asks": "--chat-template-content-format",
+        "the gRPC server always runs, at --grpc-port": "--grpc",
+        "the environment is always checked": "--fail-on-environ-validation",
+        "text is generated": "--task --runner --convert",
+    }
+)
+REFUSED = by_option(
+    {
+        "adapters are not loaded; merge them into the checkpoint": """--enable-lora --enable-lora-bias --lora-modules
+            --max-loras --max-lora-rank --lora-extra-vocab-size --lora-dtype --long-lora-scaling-factors --max-cpu-loras
+            --fully-sharded-loras --default-mm-loras --enable-tower-connector-lora --specialize-active-lora
+            --lora-target-modules --enable-prompt-adapter --max-prompt-adapters --max-prompt-adapter-token
+            --prompt-adapters --qlora-adapter-name-or-path""",
+        "only text generation is served; leave the option out": """--task --runner --convert --pooler-config
+            --override-pooler-config --enable-flash-late-interaction --cohere-is-reasoning-model --cohere-format
+            --io-processor-plugin --tokens-only""",
+        "weights are not quantised at load; give a quantised checkpoint": "--quantization -q --quantization-param-path",
+        _TEXT_ONLY: """--limit-mm-per-prompt --mm-processor-kwargs --media-io-kwargs --mm-encoder-only
+            --interleave-mm-strings --video-pruning-rate --enable-mm-embeds --allowed-local-media-path
+            --allowed-media-domains --enable-prompt-embeds --omni""",
+        _CONFIG: """--hf-config-path --hf-overrides --rope-scaling --rope-theta --disable-sliding-window
+            --override-attention-dtype""",
+        _TOKENIZER: """--tokenizer --tokenizer-revision --skip-tokenizer-init
+            --intial-incremental-detokenization-offset""",
+        "give a checkpoint with weights": "--load-format",
+        "set the variable HF_TOKEN": "--hf-token",
+        "with --kv-cache-dtype all layers have 8 bits; leave the option out": "--kv-cache-dtype-skip-layers",
+        _HEADLESS: "--headless --node-rank --data-parallel-start-rank",
+        "set OUTRIDER_DEVICE to cpu or cuda": "--device",
+        "llguidance serves all structured outputs, and has no such setting": """--structured-outputs-config
+            --logits-processor-pattern""",
+        "parsers are built in; choose one with --reasoning-parser": "--reasoning-config",
+        "tools are run by the client; leave the option out": "--tool-server --exclude-tools-when-tool-choice-none",
+        "every acceptance rule here is lossless; leave the option out": """--spec-decoding-acceptance-method
+            --typical-acceptance-sampler-posterior-threshold --typical-acceptance-sampler-posterior-alpha""",
+        "a request may ask for up to 20 log-probabilities of the unprocessed law": "--max-logprobs --logprobs-mode",
+        "start the services one by one and give the gateway --tls-cert-file, --tls-key-file and --tls-ca-file": """
+            --ssl-certfile --ssl-keyfile --ssl-ca-certs --ssl-cert-reqs --ssl-ciphers --enable-ssl-refresh""",
+        "put a reverse proxy before the gateway that does it": """--uds --root-path --allow-credentials
+            --allowed-origins --allowed-methods --allowed-headers""",
+        _PLUGINS: "--middleware --logits-processors --worker-cls --worker-extension-cls",
+        "the answer's role is assistant; leave the option out": "--response-role",
+        "send chat_template_kwargs with each request": "--default-chat-template-kwargs",
+        "a template in a request is refused; give one with --chat-template": "--trust-request-chat-template",
+        "give the options on the command line": "--config",
+        "it is --nnodes in vLLM and --predict in llama-server; give the long name": "-n",
+        "it is --node-rank in vLLM and --reverse-prompt in llama-server; give the long name": "-r",
+    }
+)
+_FLAGS = """
+--trust-remote-code --enable-auto-tool-choice --enable-chunked-prefill --use-tqdm-on-load --enable-sleep-mode
+--allow-deprecated-quantization --calculate-kv-scales --worker-use-ray --ray-workers-use-nsight -ep --numa-bind
+--enable-expert-parallel --enable-eplb --enable-dbo --disable-custom-all-reduce --disable-nccl-for-dp-synchronization
+--enable-elastic-ep --enable-ep-weight-filter -dph --data-parallel-hybrid-lb --data-parallel-external-lb -dpe
+--data-parallel-multi-port-external-lb --kv-sharing-fast-prefill --disable-hybrid-kv-cache-manager
+--use-v2-block-manager --scheduler-reserve-full-isl --multi-step-stream-outputs --async-scheduling
+--disable-async-output-proc --disable-chunked-mm-input --disable-cascade-attn --enable-flashinfer-autotune
+--full-cuda-graph --skip-mm-profiling --disable-mm-preprocessor-cache --language-model-only
+--speculative-disable-mqa-scorer --disable-logprobs-during-spec-decoding --enable-log-requests --log-error-stack
+--disable-log-requests --enable-log-outputs --enable-log-deltas --disable-uvicorn-access-log --aggregate-engine-logging
+--enable-logging-iteration-details --disable-log-stats --kv-cache-metrics --cudagraph-metrics --enable-mfu-metrics
+--enable-server-load-tracking --enable-per-request-metrics --enable-layerwise-nvtx-tracing
+--enable-prompt-tokens-details --enable-request-id-headers --enable-offline-docs --grpc --fail-on-environ-validation
+"""
+# Option -> values (a regular expression) with which nothing that is served differs.
+_ONLY = {
+    "--task": "auto|generate",
+    "--runner": "auto|generate",
+    "--convert": "auto|none",
+    "--load-format": "(?!dummy).*",
+    "--node-rank": "0",
+    "--data-parallel-start-rank": "0",
+    "--device": "auto",
+    "--max-logprobs": "[0-9]|1[0-9]|20",
+    "--logprobs-mode": "raw_logprobs",
+    "--spec-decoding-acceptance-method": "rejection_sampler",
+    # Formats of checkpoints; the others, such as fp8, quantise weights that are not quantised yet.
+    **dict.fromkeys(
+        ("--quantization", "-q"), "(awq|gptq|modelopt|mxfp|auto.round|compressed.tensors).*|ascend|gguf|quark"
     ),
-    "the tokenizer is MODEL's, of the same --revision; leave the option out": ("--tokenizer-revision",),
-    "downloads are kept below HF_HOME; set that variable": ("--download-dir",),
-    "set the variable HF_TOKEN": ("--hf-token",),
-    "only files that are read are downloaded; leave the option out": ("--ignore-patterns",),
-    "the tokenizer is read from MODEL; put its tokenizer.json there": (
-        *("--tokenizer", "--tokenizer-mode", "--skip-tokenizer-init", "--tokenizer-pool-size", "--tokenizer-pool-type"),
-        *("--tokenizer-pool-extra-config", "--intial-incremental-detokenization-offset"),
-    ),
-    _FORMAT: (
-        *("--load-format", "--config-format", "--model-loader-extra-config", "--safetensors-load-strategy"),
-        *("--use-tqdm-on-load", "--pt-load-map-location", "--max-parallel-loading-workers", "--weight-transfer-config"),
-    ),
-    _CONFIG: (
-        *("--hf-config-path", "--hf-overrides", "--rope-scaling", "--rope-theta", "--model-impl"),
-        *("--disable-sliding-window", "--override-attention-dtype"),
-    ),
-    "the checkpoint says how its weights are quantised; leave the option out, or give a quantised checkpoint": (
-        *("--quantization", "-q", "--quantization-param-path", "--allow-deprecated-quantization"),
-        *("--qlora-adapter-name-or-path",),
-    ),
-    "with --kv-cache-dtype all layers have 8 bits, with scales of each token's own; leave the option out": (
-        *("--calculate-kv-scales", "--kv-cache-dtype-skip-layers"),
-    ),
-    "recurrent states are float32, their windows and logs in the dtype of the weights; leave the option out": (
-        *("--mamba-cache-dtype", "--mamba-ssm-cache-dtype", "--mamba-block-size", "--mamba-cache-mode"),
-    ),
-    "there is one sequence of layers per process; use --tensor-parallel-size": ("--pipeline-parallel-size", "-pp"),
-    _PARALLEL: (
-        *("--distributed-executor-backend", "--worker-use-ray", "--ray-workers-use-nsight", "--nnodes", "-n"),
-        *("--node-rank", "-r", "--master-addr", "--master-port", "--distributed-timeout-seconds", "--headless"),
-        *("--prefill-context-parallel-size", "-pcp", "--decode-context-parallel-size", "-dcp"),
-        *("--dcp-kv-cache-interleave-size", "--cp-kv-cache-interleave-size", "--enable-expert-parallel", "-ep"),
-        *("--dcp-comm-backend", "--all2all-backend", "--enable-eplb", "--eplb-config", "--expert-placement-strategy"),
-        *("--enable-dbo", "--ubatch-size", "--dbo-decode-token-threshold", "--dbo-prefill-token-threshold"),
-        *("--disable-custom-all-reduce", "--disable-nccl-for-dp-synchronization", "--numa-bind", "--numa-bind-nodes"),
-        *("--numa-bind-cpus", "--enable-elastic-ep", "--enable-ep-weight-filter", "--device-ids"),
-    ),
-    _REPLICAS: (
-        *("--data-parallel-size", "-dp", "--data-parallel-rank", "-dpn", "--data-parallel-start-rank", "-dpr"),
-        *("--data-parallel-size-local", "-dpl", "--data-parallel-address", "-dpa", "--data-parallel-rpc-port", "-dpp"),
-        *("--data-parallel-backend", "-dpb", "--data-parallel-hybrid-lb", "-dph", "--data-parallel-external-lb"),
-        *("-dpe",),
-        *("--data-parallel-supervisor-port", "--dp-supervisor-probe-interval-s", "--dp-supervisor-probe-timeout-s"),
-        *("--dp-supervisor-probe-failure-threshold", "--data-parallel-multi-port-external-lb"),
-    ),
-    "one gateway process serves this machine; for more, start gateways one by one (docs/scaling.md)": (
-        *("--api-server-count", "-asc"),
-    ),
-    _MEMORY: (
-        *("--swap-space", "--cpu-offload-gb", "--cpu-offload-params", "--num-gpu-blocks-override"),
-        *("--kv-offloading-size", "--kv-offloading-backend", "--kv-transfer-config", "--kv-events-config"),
-        *("--ec-transfer-config", "--offload-backend", "--offload-group-size", "--offload-num-in-group"),
-        *("--offload-params", "--offload-prefetch-step", "--enable-sleep-mode", "--kv-sharing-fast-prefill"),
-        *("--disable-hybrid-kv-cache-manager", "--prefix-caching-hash-algo", "--use-v2-block-manager"),
-    ),
-    _SCHEDULER: (
-        *("--scheduling-policy", "--scheduler-cls", "--scheduler-delay-factor", "--scheduler-reserve-full-isl"),
-        *("--max-num-partial-prefills", "--max-long-partial-prefills", "--long-prefill-token-threshold"),
-        *("--num-lookahead-slots", "--num-scheduler-steps", "--multi-step-stream-outputs", "--preemption-mode"),
-        *("--async-scheduling", "--disable-async-output-proc", "--stream-interval", "--performance-mode"),
-        *("--shutdown-timeout", "--max-num-scheduled-tokens", "--watermark", "--disable-chunked-mm-input"),
-    ),
-    "prompts are always read in chunks; set the size with OUTRIDER_PREFILL_CHUNK_SIZE": ("--enable-chunked-prefill",),
-    _KERNELS: (
-        *("--attention-backend", "--attention-config", "-ac", "--compilation-config", "-cc", "-O"),
-        *("--optimization-level", "--cudagraph-capture-sizes", "--max-cudagraph-capture-size", "--cuda-graph-sizes"),
-        *("--max-seq-len-to-capture", "--disable-cascade-attn", "--kernel-config", "--enable-flashinfer-autotune"),
-        *("--moe-backend", "--linear-backend", "--mamba-backend", "--gdn-prefill-backend", "--mamba-config"),
-        *("--full-cuda-graph",),
-    ),
-    "set OUTRIDER_DEVICE to cpu or cuda": ("--device",),
-    _LORA: (
-        *("--enable-lora", "--enable-lora-bias", "--lora-modules", "--max-loras", "--max-lora-rank"),
-        *("--lora-extra-vocab-size", "--lora-dtype", "--long-lora-scaling-factors", "--max-cpu-loras"),
-        *("--fully-sharded-loras", "--default-mm-loras", "--enable-tower-connector-lora", "--specialize-active-lora"),
-        *("--lora-target-modules", "--enable-prompt-adapter", "--max-prompt-adapters", "--max-prompt-adapter-token"),
-        *("--prompt-adapters",),
-    ),
-    _TEXT_ONLY: (
-        *("--limit-mm-per-prompt", "--mm-processor-kwargs", "--media-io-kwargs", "--mm-processor-cache-gb"),
-        *("--mm-processor-cache-type", "--mm-shm-cache-max-object-size-mb", "--mm-encoder-only"),
-        *("--mm-encoder-tp-mode",),
-        *("--mm-encoder-attn-backend", "--interleave-mm-strings", "--skip-mm-profiling", "--video-pruning-rate"),
-        *("--enable-mm-embeds", "--allowed-local-media-path", "--allowed-media-domains", "--language-model-only"),
-        *("--disable-mm-preprocessor-cache", "--mm-tensor-ipc", "--enable-prompt-embeds", "--mm-encoder-attn-dtype"),
-    ),
-    _GRAMMAR: ("--guided-decoding-backend", "--structured-outputs-config", "--logits-processor-pattern"),
-    _REASONING: ("--reasoning-parser-plugin", "--reasoning-config"),
-    _TOOLS: (
-        *("--tool-parser-plugin", "--tool-server"),
-        *("--exclude-tools-when-tool-choice-none",),
-    ),
-    _DRAFT: (
-        *("--speculative-model", "--num-speculative-tokens", "--speculative-draft-tensor-parallel-size"),
-        *("-spec-draft-tp", "--speculative-max-model-len", "--ngram-prompt-lookup-max", "--ngram-prompt-lookup-min"),
-        *("--speculative-model-quantization", "--speculative-disable-mqa-scorer"),
-    ),
-    'method "auto" drafts no more than pays at the present load; leave the option out': (
-        "--speculative-disable-by-batch-size",
-    ),
-    _ACCEPTANCE: (
-        *("--spec-decoding-acceptance-method", "--typical-acceptance-sampler-posterior-threshold"),
-        *("--typical-acceptance-sampler-posterior-alpha", "--disable-logprobs-during-spec-decoding"),
-    ),
-    "a request may ask for up to 20 log-probabilities of the unprocessed law": ("--max-logprobs", "--logprobs-mode"),
-    _LOGGING: (
-        *("--uvicorn-log-level", "--log-config-file", "--max-log-len", "--enable-log-requests", "--log-error-stack"),
-        *("--disable-log-requests", "--enable-log-outputs", "--enable-log-deltas", "--disable-uvicorn-access-log"),
-        *("--disable-access-log-for-endpoints", "--aggregate-engine-logging", "--enable-logging-iteration-details"),
-    ),
-    _METRICS: (
-        *("--disable-log-stats", "--show-hidden-metrics-for-version", "--kv-cache-metrics"),
-        *("--kv-cache-metrics-sample",),
-        *("--cudagraph-metrics", "--enable-mfu-metrics", "--enable-server-load-tracking", "--profiler-config"),
-        *("--enable-per-request-metrics", "--collect-detailed-traces", "--enable-layerwise-nvtx-tracing"),
-    ),
-    _TLS: (
-        *("--ssl-certfile", "--ssl-keyfile", "--ssl-ca-certs", "--ssl-cert-reqs", "--ssl-ciphers"),
-        *("--enable-ssl-refresh",),
-    ),
-    _PROXY: (
-        *("--uds", "--root-path", "--allow-credentials", "--allowed-origins", "--allowed-methods", "--allowed-headers"),
-    ),
-    _HTTP_LIMITS: ("--h11-max-incomplete-event-size", "--h11-max-header-count"),
-    _PLUGINS: (
-        *("--middleware", "--logits-processors", "--io-processor-plugin", "--worker-cls", "--worker-extension-cls"),
-        *("--additional-config", "--override-neuron-config"),
-    ),
-    _POOLING: (
-        *("--task", "--runner", "--convert", "--pooler-config", "--override-pooler-config"),
-        *("--enable-flash-late-interaction", "--cohere-is-reasoning-model", "--cohere-format"),
-    ),
-    _FIXED_FIELD: (
-        *("--response-role", "--enable-prompt-tokens-details", "--fingerprint-mode", "--fingerprint-value"),
-        *("--enable-request-id-headers", "--tokens-only", "--enable-offline-docs"),
-    ),
-    "send chat_template_kwargs with each request": ("--default-chat-template-kwargs",),
-    "message content is rendered as the template asks; leave the option out": ("--chat-template-content-format",),
-    "a template in a request is refused; give one with --chat-template": ("--trust-request-chat-template",),
-    "the gRPC server always runs; --grpc-port sets its port": ("--grpc",),
-    "give the options on the command line": ("--config", "--fail-on-environ-validation"),
+    # No image, no video: 0, image=0, {"image": 0, "video": 0}.
+    "--limit-mm-per-prompt": r"""[{\s]*(["\w]+\s*[:=]\s*)?0([,\s]+["\w]+\s*[:=]\s*0)*[}\s]*""",
+    "--structured-outputs-config": r"""[a-z-]+|{\s*"backend"\s*:\s*"[a-z-]+"\s*}""",
 }
-INSTEAD: Mapping[str, str] = {option: sentence for sentence, options in _BY_SENTENCE.items() for option in options}
-
-
-def spelling(word: str) -> str:
-    """An option's name in our spelling, without its value: vLLM also writes underscores, --no- and JSON keys after a
-    dot. Words that are no options stay.
-    """
-    if not word.startswith("-"):
-        return word
-    name = word.partition("=")[0].partition(".")[0].replace("_", "-")
-    if name.startswith("-O") and not name.startswith("--"):
-        return "-O"
-    return f"--{name.removeprefix('--no-')}" if name.startswith("--no-") else name
+VLLM = OptionTable(
+    "vLLM",
+    # As vLLM's options were before --speculative-config.
+    same={
+        "--speculative-model": "--speculative-config.model",
+        "--num-speculative-tokens": "--speculative-config.num_speculative_tokens",
+        "--ngram-prompt-lookup-max": "--speculative-config.prompt_lookup_max",
+        "--ngram-prompt-lookup-min": "--speculative-config.prompt_lookup_min",
+        "--speculative-max-model-len": "--speculative-config.max_model_len",
+        "--speculative-draft-tensor-parallel-size": "--speculative-config.draft_tensor_parallel_size",
+        "-spec-draft-tp": "--speculative-config.draft_tensor_parallel_size",
+    },
+    ignored=IGNORED,
+    refused=REFUSED,
+    flags=frozenset(_FLAGS.split()),
+    lists=frozenset(("--cudagraph-capture-sizes", "--cuda-graph-sizes", "--device-ids", "--ignore-patterns")),
+    only=_ONLY,
+)

@@ -1,4 +1,6 @@
-"""Checks target and draft files: complete, same tokenizer. Not here: what they contain (programs.py)."""
+"""Checks target and draft files: complete, same tokenizer, heads of this target. Not here: what they contain
+(programs.py).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.client.doctor.check import Check
+from outrider.shared.checkpoint.draft_heads import is_draft_head, longest_context, mismatch, target_name
 from outrider.shared.checkpoint.file_names import linked_parts, older_tokenizer, weight_files
 from outrider.shared.errors import ConfigError
 
@@ -21,6 +24,11 @@ class Damaged(Exception):
 
 
 def check_checkpoints(target: str, drafts: Sequence[str]) -> Iterator[Check]:
+    if (Path(target) / "config.json").is_file() and is_draft_head(Path(target)):
+        of = target_name(_read_object(Path(target) / "config.json"))
+        found = f"{target} is a draft head{f' of {of}' if of else ''}, not a model"
+        yield Check("model", "fail", found, f"serve its target, with --draft-model {target}")
+        return
     for folder, option in [(target, "--model"), *((draft, "--draft-model") for draft in drafts)]:
         yield _files(Path(folder), option)
     if older := older_tokenizer(Path(target)):
@@ -30,8 +38,33 @@ def check_checkpoints(target: str, drafts: Sequence[str]) -> Iterator[Check]:
         yield Check("tokenizer", "fail", f"{target} has no tokenizer.json", "add the tokenizer's files")
         return
     for draft in drafts:
+        yield from _of_target(Path(draft), Path(target))
         if (Path(draft) / "tokenizer.json").is_file():
             yield _tokenizers(Path(target), Path(draft))
+
+
+def check_context(target: str, max_model_len: int) -> Iterator[Check]:
+    """Whether the model is as long as --max-model-len says; 0: its own length."""
+    try:
+        longest = longest_context(_read_object(Path(target) / "config.json"))
+    except Damaged:
+        return  # which another check reports
+    if longest is not None and max_model_len > longest:
+        found = f"{max_model_len} is above the {longest} positions of {target}"
+        yield Check("--max-model-len", "fail", found, f"give at most {longest}")
+
+
+def _of_target(draft: Path, target: Path) -> Iterator[Check]:
+    """Fails for a head of another target; silent about others, and about files that another check reports."""
+    try:
+        config, model = _read_object(draft / "config.json"), _read_object(target / "config.json")
+        why = mismatch(config, model) if is_draft_head(draft) else ""
+    except (Damaged, ConfigError):
+        return
+    if why:
+        of = target_name(config)
+        found = f"{draft} is a head of {of or 'another target'}: {why}"
+        yield Check("draft", "fail", found, f"give a head that was trained for {target}")
 
 
 def _files(folder: Path, option: str) -> Check:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -63,6 +64,23 @@ def check_memory(folders: Sequence[str], kv_cache_mb: int, is_running: bool) -> 
     if needed_mib <= available_mib:
         yield Check("memory", "ok", found)
     else:
+        yield Check("memory", "fail", found, "stop other programs, use a smaller model or a smaller --kv-cache-mb")
+
+
+def check_least_memory(folders: Sequence[str], kv_cache_mb: int, dtype: str) -> Iterator[Check]:
+    """Fails where weights and KV cache alone cannot fit. Silent where a GPU may hold them."""
+    available_bytes = available_memory_bytes()
+    has_gpu = Path("/proc/driver/nvidia/version").is_file() and os.environ.get("OUTRIDER_DEVICE") != "cpu"
+    if available_bytes is None or has_gpu:
+        return
+    # Weights of float32 may be kept as bfloat16, in half their bytes.
+    share = 2 if dtype == "bfloat16" else 1
+    weights_mib = sum(_weights_bytes(Path(folder)) for folder in folders) // share // _MIB
+    if weights_mib + kv_cache_mb > available_bytes // _MIB:
+        found = (
+            f"{available_bytes // _MIB} MiB available, at least {weights_mib + kv_cache_mb} needed: "
+            f"weights {weights_mib}, KV cache {kv_cache_mb}"
+        )
         yield Check("memory", "fail", found, "stop other programs, use a smaller model or a smaller --kv-cache-mb")
 
 

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from outrider.client.doctor.check import Check
-from outrider.client.doctor.checkpoints import check_checkpoints
-from outrider.client.doctor.machine import check_disk, check_port
+from outrider.client.doctor.checkpoints import check_checkpoints, check_context
+from outrider.client.doctor.machine import check_disk, check_least_memory, check_port
 from outrider.client.doctor.programs import ProgramFailed, check_gateway, probe
 from outrider.client.doctor.redis_server import check_redis
 from outrider.client.doctor.speculation import check_speculation
@@ -16,6 +16,9 @@ from outrider.client.stack.commands import StackSettings
 from outrider.shared.checkpoint.sampling_defaults import load_sampling_defaults
 from outrider.shared.errors import ConfigError
 from outrider.shared.speculative_config import parse_speculative_config
+
+# MiB; the verifier's default --kv-cache-mb
+_KV_CACHE_MB = 512
 
 
 def check_before_start(settings: StackSettings, run_dir: Path) -> None:
@@ -42,6 +45,15 @@ def _quick_checks(settings: StackSettings, run_dir: Path) -> Iterator[Check]:
     yield check_port(settings.host, settings.grpc_port, "--grpc-port", False)
     yield check_disk(run_dir)
     yield from check_checkpoints(settings.model, settings.draft_folders)
+    yield from check_context(settings.model, _number(settings, "--max-model-len", 0))
+    folders = [settings.model, *settings.draft_folders]
+    yield from check_least_memory(folders, _number(settings, "--kv-cache-mb", _KV_CACHE_MB), settings.dtype)
+
+
+def _number(settings: StackSettings, option: str, default: int) -> int:
+    """The value that the verifier is given."""
+    given = settings.verifier_args
+    return int(given[given.index(option) + 1]) if option in given else default
 
 
 def _program_checks(settings: StackSettings) -> Iterator[Check]:

@@ -18,13 +18,13 @@ from outrider.shared.vllm_keys import IGNORED, OF_DRAFTER, OF_GATEWAY, OF_VERIFI
 
 @dataclass(frozen=True)
 class ServePlan:
-    """gateway_config: the gateway's --speculative-config. ignored: the keys without effect, with reasons."""
+    """gateway_config: the gateway's --speculative-config. ignored: the keys without effect, each with its reason."""
 
     draft_model: str
     gateway_config: str
     drafter_args: tuple[str, ...] = ()
     verifier_args: tuple[str, ...] = ()
-    ignored: tuple[str, ...] = ()
+    ignored: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -75,23 +75,26 @@ def service_args(options: ServeOptions) -> tuple[tuple[str, ...], tuple[str, ...
     return _flags(given, _VERIFIER_OPTIONS), _flags(given, _GATEWAY_OPTIONS)
 
 
-def plan_serving(speculative_config: str) -> ServePlan:
-    """Empty: no speculation, as in vLLM. Raises ConfigError that names the key."""
+def plan_serving(speculative_config: str, target: str = "") -> ServePlan:
+    """Empty: no speculation, as in vLLM. target: its name in the line. Raises ConfigError that names the key."""
     if not speculative_config:
         return ServePlan("", '{"method": "off"}')
     given = given_keys(json_object(speculative_config), "--speculative-config")
     gateway_config = json.dumps({key: given[key] for key in OF_GATEWAY if key in given})
     method = parse_speculative_config(gateway_config).method
-    if method in FROM_TARGET and given.get("model"):
+    draft_model = str(given.get("model", ""))
+    if method in FROM_TARGET and draft_model == target:
+        draft_model = ""
+    if method in FROM_TARGET and draft_model:
         raise ConfigError(
             f"--speculative-config: method {method} drafts from the target's own files; leave out model", param="model"
         )
     return ServePlan(
-        draft_model=str(given.get("model", "")),
+        draft_model=draft_model,
         gateway_config=gateway_config,
         drafter_args=_flags(given, OF_DRAFTER),
         verifier_args=_flags(given, OF_VERIFIER),
-        ignored=tuple(f"{key} of --speculative-config: {IGNORED[key]}" for key in given if key in IGNORED),
+        ignored=tuple((f"--speculative-config.{key}", IGNORED[key]) for key in given if key in IGNORED),
     )
 
 

@@ -111,8 +111,8 @@ ENDPOINTS = (
     *("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/sleep", "/wake_up", "/pause", "/resume"),
     *("/reset_prefix_cache", "/start_profile", "/stop_profile", "/v1/realtime"),
 )
-# Options of `vllm serve` that a service has too: which, its name there, and what differs. The others are refused by
-# `outrider serve` (client/cli/vllm_options.py).
+# Options of `vllm serve` that a service has too: which, its name there, and what differs. What `outrider serve`
+# makes of the others is in client/cli/vllm_options.py.
 SERVE_OPTIONS: Mapping[str, tuple[str, str, str]] = {
     "MODEL": ("verifier_service", "--model", "folder, .gguf file or Hub id; the gateway takes folder or id"),
     "--revision": ("verifier_service", "--model", "as `ORG/NAME@REVISION`"),

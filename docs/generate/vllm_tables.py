@@ -26,7 +26,8 @@ from docs.generate.vllm_names import (
     SERVE_OPTIONS,
     SPECULATIVE_CONFIG,
 )
-from outrider.client.cli.vllm_options import INSTEAD
+from outrider.client.cli.llama_options import LLAMA
+from outrider.client.cli.vllm_options import IGNORED, REFUSED
 from outrider.client.stack.serve_plan import plan_serving
 from outrider.gateway.openai.schema import ChatCompletionRequest, CompletionRequest, parse_body
 from outrider.offline import LLM
@@ -102,16 +103,30 @@ def serve_options_table() -> str:
     for theirs, (service, ours, note) in SERVE_OPTIONS.items():
         if ours.removeprefix("--").replace("-", "_") not in dict(SERVICES)[service].__dataclass_fields__:
             raise ValueError(f"{service} has no setting {ours}; mend {__file__}")
-        taken = "yes" if theirs in served else "refused" if theirs in INSTEAD else ""
+        taken = (
+            "yes" if theirs in served else "ignored" if theirs in IGNORED else "refused" if theirs in REFUSED else ""
+        )
         rows.append([code(theirs), taken, f"{service.removesuffix('_service')} {code(ours)}", note])
     return table(("`vllm serve`", "`outrider serve`", "of the services", ""), rows)
 
 
+def ignored_options_table() -> str:
+    return _by_sentence("reason", IGNORED)
+
+
 def refused_options_table() -> str:
+    return _by_sentence("instead", REFUSED)
+
+
+def llama_options_table() -> str:
+    return _by_sentence("the same as", {theirs: code(ours) for theirs, ours in LLAMA.same.items()}, "`llama-server`")
+
+
+def _by_sentence(heading: str, sentences: Mapping[str, str], program: str = "`vllm serve`") -> str:
     options: dict[str, list[str]] = {}
-    for option, sentence in INSTEAD.items():
+    for option, sentence in sentences.items():
         options.setdefault(sentence, []).append(code(option))
-    return table(("`vllm serve`", "instead"), ([", ".join(names), cell(text)] for text, names in options.items()))
+    return table((program, heading), ([", ".join(names), cell(text)] for text, names in options.items()))
 
 
 def llm_arguments_table() -> str:
@@ -152,6 +167,8 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "vllm-metrics": metrics_table,
     "vllm-endpoints": endpoints_table,
     "vllm-serve-options": serve_options_table,
+    "vllm-ignored-options": ignored_options_table,
     "vllm-refused-options": refused_options_table,
+    "llama-options": llama_options_table,
     "vllm-llm-arguments": llm_arguments_table,
 }

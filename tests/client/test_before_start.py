@@ -19,6 +19,7 @@ from tests.ports import nobodys_port, server_port
 from tests.redis_server import RedisServer
 
 TARGET, DRAFT, HEAD = (str(ROOT / "models" / name) for name in ("demo-target", "demo-draft", "demo-eagle3"))
+HYBRID_HEAD = str(ROOT / "models" / "demo-hybrid-eagle3")
 AN_EAGLE_HEAD = '{"method": "eagle3"}'
 
 
@@ -40,6 +41,10 @@ def ports() -> tuple[str, ...]:
         (("serve", TARGET, "--generation-config", HEAD), f"{HEAD} has no generation_config.json; give auto, vllm or"),
         (("serve", TARGET, "--chat-template", "no.jinja"), "gateway: --chat-template: no.jinja: No such file"),
         (("serve", TARGET, "--tool-call-parser", "foo"), "gateway: --tool-call-parser: 'foo' is not one of auto,"),
+        (("serve", HEAD), f"model: {HEAD} is a draft head of demo-target, not a model; serve its target"),
+        (("up", "--draft-model", HYBRID_HEAD), f"{HYBRID_HEAD} is a head of demo-hybrid: its hidden_size is 160"),
+        (("serve", TARGET, "--max-model-len", "4k"), "--max-model-len: 4000 is above the 2048 positions of"),
+        (("serve", TARGET, "--kv-cache-memory-bytes", "900T"), "needed: weights"),
         (("demo", "--redis-url", "redis://127.0.0.1:{nobodys}/0"), "--redis-url"),
     ],
 )

@@ -44,7 +44,7 @@ def test_every_key_reaches_a_part_that_knows_it() -> None:
     assert drafter.enforce_eager
     verifier = load_config(VerifierConfig, list(plan.verifier_args), {}, prog="", description="")
     assert verifier.rejection_sample_method == "standard"
-    assert plan.ignored == ("draft_tensor_parallel_size of --speculative-config: a draft runs in one process",)
+    assert plan.ignored == (("--speculative-config.draft_tensor_parallel_size", "a draft runs in one process"),)
 
 
 def test_the_drafters_keys_are_all_there() -> None:
@@ -59,8 +59,8 @@ def test_the_drafters_keys_are_all_there() -> None:
     [
         ("{", "is not JSON"),
         ("[]", "must be a JSON object"),
-        ('{"method": "ngram", "quantization": "awq"}', "quantization is not supported"),
-        ('{"method": "glm4_moe_mtp", "model": "models/demo-target"}', "method mtp drafts from the target's own files"),
+        ('{"method": "ngram", "synthetic_acceptance_length": 2}', "synthetic_acceptance_length is not supported"),
+        ('{"method": "glm4_moe_mtp", "model": "models/demo-draft"}', "method mtp drafts from the target's own files"),
     ],
 )
 def test_what_cannot_be_served(config: str, told: str) -> None:
@@ -69,3 +69,11 @@ def test_what_cannot_be_served(config: str, told: str) -> None:
     done = CliRunner().invoke(app, ["serve", "models/demo-target", "-sc", config])
     assert done.exit_code == 2
     assert told in " ".join(done.stderr.split())
+
+
+def test_the_target_named_as_its_own_draft() -> None:
+    plan = plan_serving('{"method": "ernie_mtp", "model": "org/x", "quantization": "awq"}', "org/x")
+    assert (plan.draft_model, parse_speculative_config(plan.gateway_config).method) == ("", "mtp")
+    assert plan.ignored == (
+        ("--speculative-config.quantization", "no text depends on how a draft is stored and computed"),
+    )

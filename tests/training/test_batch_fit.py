@@ -16,12 +16,13 @@ from outrider.training.data.head_data import load_windows
 from outrider.training.data.tokenize_rows import RowEncoder
 from outrider.training.errors import CheckpointError
 from outrider.training.frozen_target import FrozenTarget
-from outrider.training.head_trainer import OptimizationConfig, make_accelerator
+from outrider.training.head_trainer import make_accelerator
 from outrider.training.heads.interface import Objective
 from outrider.training.heads.options import HeadOptions
 from outrider.training.heads.registry import build_objective
 from outrider.training.progress import Progress
-from outrider.training.train import RunConfig, run
+from outrider.training.run_config import OptimizationConfig, RunConfig
+from outrider.training.train import run
 from tests.training.tiny import VOCAB_SIZE, write_rows, write_target
 
 GIB = 2**30

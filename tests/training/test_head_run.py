@@ -24,13 +24,14 @@ from outrider.training.data.tokenize_rows import RowEncoder
 from outrider.training.errors import CheckpointError, DataError, DivergenceError, SettingError
 from outrider.training.export_run import export_run
 from outrider.training.frozen_target import FrozenTarget
-from outrider.training.head_trainer import HeadTrainer, OptimizationConfig, make_accelerator
+from outrider.training.head_trainer import HeadTrainer, make_accelerator
 from outrider.training.heads.interface import Batch
 from outrider.training.heads.options import HeadOptions
 from outrider.training.heads.registry import build_objective
 from outrider.training.progress import Progress
+from outrider.training.run_config import OptimizationConfig, RunConfig
 from outrider.training.run_state import checkpoints, latest_checkpoint, load_checkpoint, save_checkpoint
-from outrider.training.train import RunConfig, run
+from outrider.training.train import run
 from tests.training.tiny import HEAD_METHODS, VOCAB_SIZE, write_rows, write_target
 
 MUON = OptimizationConfig(steps=4, batch_size=4, optimizer="muon")

@@ -122,12 +122,21 @@ def export(
     Example: outrider train export --run .run/eagle3 --target models/demo-target --output models/my-eagle3
     """
     with clear_errors():
-        from outrider.engine.model.local_model import local_model
+        from outrider.shared.checkpoint.draft_heads import require_model
+        from outrider.shared.checkpoint.hub import local_checkpoint
+        from outrider.training.errors import CheckpointError
+        from outrider.training.run_config import check_export_dtype
+
+        check_export_dtype(dtype)
+        require_model(Path(local_checkpoint(target, "--target")), "--target")
+        if not run.is_dir():
+            raise CheckpointError(f"--run {run}: there is no such folder")
+        from outrider.engine.model.local_model import local_model  # now: torch takes seconds to import
         from outrider.training.export_run import export_run
-        from outrider.training.train import export_dtype
+        from outrider.training.train import torch_dtype
 
         folder = Path(local_model(target, "--target"))
-        step = export_run(run, folder, output, export_dtype(dtype), target_name or target)
+        step = export_run(run, folder, output, torch_dtype(dtype), target_name or target)
         print_result(f"{output}: the head of step {step}", {"output": str(output), "step": step}, as_json=as_json)
 
 

@@ -5,11 +5,13 @@ Not here: the run (training/train.py). Run: `outrider train train --help`.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from outrider.shared.checkpoint.hub import local_checkpoint
 from outrider.shared.machine.memory import use_huge_pages
 from outrider.training.commands.errors import clear_errors
 from outrider.training.commands.output import Json, print_result, progress_console
@@ -91,18 +93,12 @@ def train(
       outrider train train --method mtp --target ~/qwen3.5 --data data.jsonl --output .run/mtp
     """
     with clear_errors():
-        from accelerate import PartialState
-
-        from outrider.engine.model.local_model import local_model
-        from outrider.training.head_trainer import OptimizationConfig
         from outrider.training.heads.options import HeadOptions
-        from outrider.training.progress import Progress
-        from outrider.training.run_record import last_rows
-        from outrider.training.train import RunConfig, run
+        from outrider.training.run_config import OptimizationConfig, RunConfig
 
         config = RunConfig(
             method=method,
-            target=Path(local_model(target, "--target")),
+            target=Path(local_checkpoint(target, "--target")),
             data=tuple(data),
             output=output,
             head=HeadOptions(
@@ -152,6 +148,15 @@ def train(
             threads=threads,
             resume=resume,
         )
+        config.check()
+        from accelerate import PartialState  # after the settings are known to be right: torch takes seconds to import
+
+        from outrider.engine.model.local_model import local_model
+        from outrider.training.progress import Progress
+        from outrider.training.run_record import last_rows
+        from outrider.training.train import run
+
+        config = replace(config, target=Path(local_model(str(config.target), "--target")))
         if device == "cpu":
             use_huge_pages()
         model_dir = run(config, Progress(progress_console(as_json=as_json), method))

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.training.errors import SettingError
-from outrider.training.heads.scoring import LOSSES
 
+LOSS_NAMES = ("cross_entropy", "acceptance")  # their functions are in scoring.py, which needs torch
 METHODS = ("medusa", "mlp_speculator", "eagle", "eagle3", "mtp", "draft_model")
 
 
@@ -42,10 +42,12 @@ class HeadOptions:
         """Raises SettingError that names the option."""
         if method not in METHODS:
             raise SettingError(f"--method {method!r}: must be one of {', '.join(METHODS)}")
-        if self.loss not in LOSSES:
-            raise SettingError(f"--loss {self.loss!r}: must be one of {', '.join(LOSSES)}")
+        if self.loss not in LOSS_NAMES:
+            raise SettingError(f"--loss {self.loss!r}: must be one of {', '.join(LOSS_NAMES)}")
         if self.num_heads < 1:
             raise SettingError(f"--num-heads must be at least 1, not {self.num_heads}")
+        if self.init is not None and not (self.init / "config.json").is_file():
+            raise SettingError(f"--init {self.init} is no checkpoint folder (no config.json)")
         sizes = ("num_layers", "inner_dim", "intermediate_size", "num_attention_heads", "ttt_steps", "draft_vocab_size")
         for name in (*sizes, "feature_noise", "law_weight"):
             if getattr(self, name) < 0:
