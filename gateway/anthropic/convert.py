@@ -40,8 +40,7 @@ def prepare_message(body: MessagesRequest, served: Served) -> Prepared:
         chat["thinking_token_budget"] = _budget(body.thinking, served)
     if body.output_config is not None and body.output_config.format is not None:
         chat["response_format"] = _response_format(body.output_config.format, served)
-    prepared = prepare_chat(parse_body(ChatCompletionRequest, chat), served, id_prefix="msg_")
-    return replace(prepared, options=replace(prepared.options, message=True))
+    return prepare_chat(parse_body(ChatCompletionRequest, chat), served, id_prefix="msg_", as_message=True)
 
 
 def count_tokens(body: CountTokensRequest, served: Served) -> int:
@@ -74,7 +73,7 @@ def _effort(output_config: OutputConfig | None) -> dict[str, Any]:
 
 
 def _thinking(thinking: Thinking | None, served: Served) -> dict[str, bool]:
-    """The template's variables. Without the field, the template decides."""
+    """The template's variables. Without the field, the template decides; a model that does not think is not made to."""
     if thinking is None:
         return {}
     if thinking.type not in _THINKING_TYPES:
@@ -82,12 +81,10 @@ def _thinking(thinking: Thinking | None, served: Served) -> dict[str, bool]:
     if thinking.display not in (None, "summarized", "omitted"):
         raise InvalidRequest("thinking.display must be summarized or omitted", param="thinking.display")
     thinks = served.model.reasoning_parser != NONE
-    if thinking.type == "enabled" and not thinks:
-        raise InvalidRequest("thinking: the served model does not think; leave it out", param="thinking")
+    enable = thinking.type != "disabled"
     if _SWITCH.search(served.tokenizer.chat_template_source or ""):
-        enable = thinking.type != "disabled"
-        return {"enable_thinking": enable, "thinking": enable}
-    if thinking.type == "disabled" and thinks:
+        return {"enable_thinking": enable, "thinking": enable} if thinks or not enable else {}
+    if thinks and not enable:
         raise InvalidRequest("thinking: the served model's chat template cannot turn it off", param="thinking")
     return {}
 

@@ -84,13 +84,18 @@ def prepare_completion(body: CompletionRequest, served: Served) -> Prepared:
     return replace(prepared, options=replace(options, echo_texts=texts))
 
 
-def prepare_chat(body: ChatCompletionRequest, served: Served, id_prefix: str = "chatcmpl-") -> Prepared:
-    """id_prefix: how the answer's id begins. Raises InvalidRequest or UnknownModel."""
+def prepare_chat(
+    body: ChatCompletionRequest, served: Served, id_prefix: str = "chatcmpl-", *, as_message: bool = False
+) -> Prepared:
+    """id_prefix: how the answer's id begins. as_message: the answer is one of /v1/messages, where max_tokens is cut to
+    the room that the prompt leaves. Raises InvalidRequest or UnknownModel.
+    """
     check_model(body.model, served.model)
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
     num_logprobs = _num_logprobs("top_logprobs", body.top_logprobs or 0) if body.logprobs else None
-    options = replace(_options(body, served, id_prefix, chat=True), num_logprobs=num_logprobs)
+    options = _options(body, served, id_prefix, chat=True)
+    options = replace(options, num_logprobs=num_logprobs, message=as_message)
     if body.echo:
         options = replace(options, echo_texts=(_own_last_message(body),))
     text = chat_prompt(body, served.tokenizer)
@@ -173,6 +178,9 @@ def _prepare(
             prompt, body.truncate_prompt_tokens, body.truncation_side, _asked_tokens(body) or 1, model
         )
         check_prompt(prompt, model, prompt_name)
+        room = model.max_model_len - len(prompt)
+        if options.message and (_asked_tokens(body) or 0) > room:
+            body, options = body.model_copy(update={"max_tokens": room}), replace(options, fills_context=True)
         max_tokens = _max_tokens(body, len(prompt), options.chat, model)
         if max_tokens not in params_of:
             params_of[max_tokens] = replace(params, max_tokens=max_tokens)

@@ -24,8 +24,9 @@ from outrider.v1 import gateway_pb2 as gateway
 from outrider.v1 import log_pb2 as pb
 
 # Grows with every change that an older gateway would misread. It covers CommitExtras too.
-RECORD_VERSION = 5
+RECORD_VERSION = 6
 # For requests that need no more: an older gateway can continue them.
+_CALLS_RECORD_VERSION = 5
 _FIELDS_RECORD_VERSION = 4
 _DOORS_RECORD_VERSION = 3
 _PARSED_RECORD_VERSION = 2
@@ -65,7 +66,7 @@ class SessionRecord:
     def encode(self) -> bytes:
         lists = _shared_lists(self.prepared.requests)
         return pb.SessionRecord(
-            version=_version(self.prepared) if lists is None else RECORD_VERSION,
+            version=_version(self.prepared) if lists is None else _CALLS_RECORD_VERSION,
             kind=self.kind.value,
             owner=self.owner,
             nonce=self.nonce,
@@ -109,10 +110,12 @@ class SessionRecord:
 
 def _version(prepared: Prepared) -> int:
     options = prepared.options
+    if options.fills_context:
+        return RECORD_VERSION
     if options.output is not None and options.output.ends_with_call:
-        return RECORD_VERSION
+        return _CALLS_RECORD_VERSION
     if any(request.sampling_params.logprob_token_ids for request in prepared.requests):
-        return RECORD_VERSION
+        return _CALLS_RECORD_VERSION
     if options.return_tokens_as_token_ids or (options.chat and options.echo_texts is not None):
         return _FIELDS_RECORD_VERSION
     if options.response is not None or options.message:
@@ -194,6 +197,7 @@ def _options_to_wire(options: AnswerOptions) -> pb.AnswerOptions:
         output=_plan_to_wire(options.output) if options.output is not None else None,
         response=pb.ResponsePlan(**dataclasses.asdict(options.response)) if options.response is not None else None,
         message=options.message,
+        fills_context=options.fills_context,
     )
 
 
@@ -239,6 +243,7 @@ def _options_from_wire(message: pb.AnswerOptions) -> AnswerOptions:
         output=_plan_from_wire(message.output) if message.HasField("output") else None,
         response=_response_from_wire(message.response) if message.HasField("response") else None,
         message=message.message,
+        fills_context=message.fills_context,
     )
 
 

@@ -86,6 +86,7 @@ OPTIONS = AnswerOptions(
     output=OUTPUT,
     response=ResponsePlan('{"metadata":{}}', "[]"),
     message=True,
+    fills_context=True,
 )
 
 
@@ -143,15 +144,16 @@ def test_choices_count_over_the_prompts() -> None:
 def test_an_older_gateway_can_go_on_with_a_request_that_has_nothing_new() -> None:
     doors = dataclasses.replace(OPTIONS, echo_texts=None, return_tokens_as_token_ids=False)
     doors = dataclasses.replace(doors, output=dataclasses.replace(OUTPUT, parallel=True))
+    full, doors = doors, dataclasses.replace(doors, fills_context=False)
     parsed = dataclasses.replace(doors, response=None, message=False)
     one_call = dataclasses.replace(parsed, output=OUTPUT)
     plain = dataclasses.replace(parsed, output=None)
     with_ids = dataclasses.replace(plain, return_tokens_as_token_ids=True)
     echo = dataclasses.replace(plain, echo_texts=("a",))
     echoed_prompt = dataclasses.replace(echo, chat=False)
-    all_options = (plain, echoed_prompt, parsed, doors, with_ids, echo, one_call)
-    assert [version(options, OLDER) for options in all_options] == [1, 1, 2, 3, 4, 4, RECORD_VERSION]
-    assert version(plain, REQUEST) == RECORD_VERSION  # it names tokens
+    all_options = (plain, echoed_prompt, parsed, doors, with_ids, echo, one_call, full)
+    assert [version(options, OLDER) for options in all_options] == [1, 1, 2, 3, 4, 4, 5, RECORD_VERSION]
+    assert version(plain, REQUEST) == 5  # it names tokens
 
 
 def version(options: AnswerOptions, *requests: ValidRequest) -> int:
@@ -167,8 +169,8 @@ def test_lists_of_all_prompts_are_kept_once(params: SamplingParams) -> None:
     alone = new_record(AnswerKind.CHAT, Prepared(requests[:1], OPTIONS))
     assert SessionRecord.decode(before.encode()) == before
     assert before.encode().count(PARAMS_BIAS) == alone.encode().count(PARAMS_BIAS) == 1
-    plain = dataclasses.replace(OPTIONS, output=None)
-    assert version(plain, *requests[:1]) < version(plain, *requests) == RECORD_VERSION
+    plain = dataclasses.replace(OPTIONS, output=None, fills_context=False)
+    assert version(plain, *requests[:1]) < version(plain, *requests) == 5
 
 
 @pytest.mark.parametrize("field", ["bad_words", "logit_bias"])
