@@ -115,6 +115,8 @@ class SessionSpec:
     stream_key: int
     cache_salt: str = ""
     method: str = ""
+    # What the request predicts for its output, for drafts alone.
+    predicted_token_ids: tuple[int, ...] = ()
     # The only kind of verifier that will do (VerifierInfo.numerics); None: any. Not sent to drafters.
     numerics: str | None = None
 

@@ -156,9 +156,7 @@ _BY_SENTENCE: Mapping[str, tuple[str, ...]] = {
         *("--ssl-certfile", "--ssl-keyfile", "--ssl-ca-certs", "--ssl-cert-reqs", "--ssl-ciphers"),
         *("--enable-ssl-refresh",),
     ),
-    _PROXY: (
-        *("--uds", "--root-path", "--allow-credentials", "--allowed-origins", "--allowed-methods", "--allowed-headers"),
-    ),
+    _PROXY: ("--uds", "--root-path"),
     _HTTP_LIMITS: ("--h11-max-incomplete-event-size", "--h11-max-header-count"),
     _PLUGINS: (
         *("--middleware", "--logits-processors", "--io-processor-plugin", "--worker-cls", "--worker-extension-cls"),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outrider.drafting.methods.interface import DraftMethod
+from outrider.drafting.methods.predicted import PredictedMethod
 from outrider.drafting.settings import MethodSettings
 from outrider.shared.checkpoint.mtp_layers import count_mtp_layers, has_mtp_layers
 from outrider.shared.errors import ConfigError
@@ -37,7 +38,7 @@ def build_methods(
             methods[name] = _build_draft_model(settings, path, report, prefix)
         else:
             methods[name] = _HEAD_BUILDERS[name](settings, path, report)
-    return methods
+    return {name: PredictedMethod(method) for name, method in methods.items()}
 
 
 def plan_methods(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from typing import Any
 
 from outrider.gateway.anthropic.schema import CountTokensRequest, MessagesRequest, OutputConfig, Thinking

@@ -28,6 +28,7 @@ from outrider.gateway.openai.schema import (
     ChatFields,
     CompletionRequest,
     GenerationFields,
+    Prediction,
     Speculation,
 )
 from outrider.gateway.request.served import RequestLimits, Served, ServedModel
@@ -167,7 +168,8 @@ def _prepare(
     check_stop(body.stop, limits)
     speculation = _speculation(body.speculation, model)
     params = _sampling_params(body, num_logprobs, served)
-    _check_repeated(params, body.n * len(prompts))
+    predicted = _predicted(body.prediction, served)
+    _check_repeated(params, predicted, body.n * len(prompts))
     salt = body.cache_salt or ""
     if body.cache_salt is not None and not 1 <= len(salt) <= _MAX_SALT_CHARS:
         raise InvalidRequest(f"cache_salt must have 1 to {_MAX_SALT_CHARS} characters", param="cache_salt")
@@ -197,13 +199,29 @@ def _prepare(
                 skip_special_tokens=body.skip_special_tokens,
                 speculation=speculation,
                 cache_salt=salt,
+                predicted_token_ids=predicted,
             )
         )
     return Prepared(tuple(requests), options)
 
 
-def _check_repeated(params: SamplingParams, num_outputs: int) -> None:
-    lists = {"bad_words": sum(map(len, params.bad_words)), "logit_bias": len(params.logit_bias)}
+def _predicted(prediction: Prediction | None, served: Served) -> tuple[int, ...]:
+    """As far as an output can reach."""
+    if prediction is None:
+        return ()
+    if prediction.type != "content":
+        raise InvalidRequest("prediction.type must be content", param="prediction.type")
+    check_prompt_chars(prediction.content, served.tokenizer, served.model, "prediction")
+    token_ids = served.tokenizer.encode(prediction.content, add_special_tokens=False)
+    return tuple(token_ids[: served.model.max_model_len])
+
+
+def _check_repeated(params: SamplingParams, predicted: Sequence[int], num_outputs: int) -> None:
+    lists = {
+        "bad_words": sum(map(len, params.bad_words)),
+        "logit_bias": len(params.logit_bias),
+        "prediction": len(predicted),
+    }
     for name, size in lists.items():
         if size * num_outputs > _MAX_REPEATED:
             raise InvalidRequest(
@@ -247,9 +265,12 @@ def _sampling_params(body: GenerationFields, num_logprobs: int | None, served: S
     if body.top_k is not None and body.top_k < -1:
         raise InvalidRequest(f"top_k must be -1 (off) or at least 0, got {body.top_k}", param="top_k")
     defaults = served.model.sampling_defaults
+    temperature = defaults.temperature if body.temperature is None else body.temperature
+    # A nucleus of nothing is the likeliest token alone, as OpenAI has it.
+    is_greedy = body.top_p == 0
     return SamplingParams(
-        temperature=defaults.temperature if body.temperature is None else body.temperature,
-        top_p=defaults.top_p if body.top_p is None else body.top_p,
+        temperature=0.0 if is_greedy else temperature,
+        top_p=1.0 if is_greedy else defaults.top_p if body.top_p is None else body.top_p,
         top_k=defaults.top_k if body.top_k is None else max(body.top_k, 0),
         min_p=defaults.min_p if body.min_p is None else body.min_p,
         seed=_seed(body.seed),

@@ -227,6 +227,7 @@ class Generation:
             mode=start.mode,
             stream_key=start.stream_key,
             cache_salt=request.cache_salt,
+            predicted_token_ids=request.predicted_token_ids,
             numerics=self._numerics(start),
         )
 

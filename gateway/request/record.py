@@ -110,7 +110,7 @@ class SessionRecord:
 
 def _version(prepared: Prepared) -> int:
     options = prepared.options
-    if options.fills_context:
+    if options.fills_context or any(request.predicted_token_ids for request in prepared.requests):
         return RECORD_VERSION
     if options.output is not None and options.output.ends_with_call:
         return _CALLS_RECORD_VERSION
@@ -263,6 +263,7 @@ def _prompt_to_wire(request: ValidRequest, mode: SpeculationMode, stream_keys: t
             token_tree=asked.token_tree,
         ),
         cache_salt=request.cache_salt,
+        predicted_token_ids=request.predicted_token_ids,
         mode=MODE_TO_WIRE[mode],
         stream_keys=stream_keys,
     )
@@ -284,6 +285,7 @@ def _prompt_from_wire(message: pb.RecordedPrompt, owner: str, output: OutputPlan
             token_tree=message.speculation.token_tree if message.speculation.HasField("token_tree") else None,
         ),
         cache_salt=message.cache_salt,
+        predicted_token_ids=tuple(message.predicted_token_ids),
         marker_tokens=output.marker_tokens if output is not None else (),
         only_call=output if output is not None and output.ends_with_call else None,
         owner=owner,

@@ -47,7 +47,9 @@ def _tool(value: object, where: str) -> dict[str, Any]:
     given = {key: entry for key, entry in function.items() if entry is not None}
     name = given.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ValueError(f"{where}: function.name must be 1 to {_MAX_NAME_CHARS} letters, digits, underscores or hyphens")
+        raise ValueError(
+            f"{where}: function.name must be 1 to {_MAX_NAME_CHARS} letters, digits, underscores or hyphens"
+        )
     if not isinstance(given.get("description", ""), str):
         raise ValueError(f"{where}: function.description must be a string")
     if not isinstance(given.get("parameters", {}), dict):

@@ -64,10 +64,12 @@ REQUEST = ValidRequest(
     cache_salt="salt",
     marker_tokens=OUTPUT.marker_tokens,
     only_call=OUTPUT,
+    predicted_token_ids=(5, 6),
     owner="alice",
 )
-# What a gateway of the version before knows.
-OLDER = dataclasses.replace(REQUEST, sampling_params=dataclasses.replace(PARAMS, logprob_token_ids=()))
+# What earlier gateways know.
+NAMING = dataclasses.replace(REQUEST, predicted_token_ids=())
+OLDER = dataclasses.replace(NAMING, sampling_params=dataclasses.replace(PARAMS, logprob_token_ids=()))
 OPTIONS = AnswerOptions(
     answer_id="cmpl-1",
     created=1_700_000_000,
@@ -153,7 +155,8 @@ def test_an_older_gateway_can_go_on_with_a_request_that_has_nothing_new() -> Non
     echoed_prompt = dataclasses.replace(echo, chat=False)
     all_options = (plain, echoed_prompt, parsed, doors, with_ids, echo, one_call, full)
     assert [version(options, OLDER) for options in all_options] == [1, 1, 2, 3, 4, 4, 5, RECORD_VERSION]
-    assert version(plain, REQUEST) == 5  # it names tokens
+    assert version(plain, NAMING) == 5  # it names tokens
+    assert version(plain, REQUEST) == RECORD_VERSION  # it predicts
 
 
 def version(options: AnswerOptions, *requests: ValidRequest) -> int:
@@ -164,7 +167,7 @@ def version(options: AnswerOptions, *requests: ValidRequest) -> int:
 def test_lists_of_all_prompts_are_kept_once(params: SamplingParams) -> None:
     lists = dataclasses.replace(params, bad_words=params.bad_words and tuple((token, 7) for token in range(500)))
     own = [dataclasses.replace(lists, max_tokens=1 + place, logprob_token_ids=()) for place in range(20)]
-    requests = tuple(dataclasses.replace(REQUEST, sampling_params=each) for each in own)
+    requests = tuple(dataclasses.replace(NAMING, sampling_params=each) for each in own)
     before = new_record(AnswerKind.CHAT, Prepared(requests, OPTIONS))
     alone = new_record(AnswerKind.CHAT, Prepared(requests[:1], OPTIONS))
     assert SessionRecord.decode(before.encode()) == before
@@ -178,7 +181,7 @@ def test_each_prompt_keeps_lists_of_its_own(field: str) -> None:
     other = dataclasses.replace(OLDER, sampling_params=dataclasses.replace(OLDER.sampling_params, **{field: ()}))
     before = new_record(AnswerKind.CHAT, Prepared((OLDER, other), OPTIONS))
     assert SessionRecord.decode(before.encode()) == before
-    assert version(dataclasses.replace(OPTIONS, output=None), OLDER, other) < RECORD_VERSION
+    assert version(dataclasses.replace(OPTIONS, output=None, fills_context=False), OLDER, other) < 5
 
 
 def test_another_version_is_refused_by_name() -> None:
