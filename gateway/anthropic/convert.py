@@ -14,7 +14,7 @@ from outrider.gateway.request.served import Served
 from outrider.gateway.request.types import Prepared
 from outrider.gateway.tool_calls.formats import NONE, output_format
 from outrider.gateway.tool_calls.reasoning import can_bound
-from outrider.shared.errors import InvalidRequest
+from outrider.shared.errors import InvalidRequest, PromptTooLong
 
 # Fields that both have, with the same meaning.
 _SHARED = {"model", "max_tokens", "stream", "temperature", "top_p", "top_k", "seed", "request_id", "speculation"}
@@ -39,7 +39,11 @@ def prepare_message(body: MessagesRequest, served: Served) -> Prepared:
         chat["thinking_token_budget"] = _budget(body.thinking, served)
     if body.output_config is not None and body.output_config.format is not None:
         chat["response_format"] = _response_format(body.output_config.format, served)
-    return prepare_chat(parse_body(ChatCompletionRequest, chat), served, id_prefix="msg_", as_message=True)
+    try:
+        return prepare_chat(parse_body(ChatCompletionRequest, chat), served, id_prefix="msg_", as_message=True)
+    except PromptTooLong as error:  # in the words by which Claude Code knows that it must compact
+        told = f"prompt is too long: {error.num_tokens} tokens > {served.model.max_model_len} maximum"
+        raise InvalidRequest(told, param="messages") from None
 
 
 def count_tokens(body: CountTokensRequest, served: Served) -> int:

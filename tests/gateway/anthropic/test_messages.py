@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import httpx
@@ -353,6 +354,15 @@ async def test_max_tokens_beyond_the_room_is_cut_and_said() -> None:
     )
     assert (await answer(service, max_tokens=9, tools=[]))["stop_reason"] == "max_tokens"
     assert (await answer(service_of("Ok."), max_tokens=32_000))["stop_reason"] == "end_turn"
+
+
+async def test_a_prompt_beyond_the_context_is_refused_in_anthropics_words() -> None:
+    """Claude Code compacts its conversation when it reads them, and takes the numbers."""
+    for length in (5000, 100_000):
+        refused = await post(service_of("Ok."), messages=[{"role": "user", "content": "a" * length}], tools=[])
+        said = re.fullmatch(r"prompt is too long: (\d+) tokens > (\d+) maximum", refused.json()["error"]["message"])
+        assert said is not None
+        assert int(said[1]) > int(said[2]) == 4096
 
 
 async def test_any_number_of_tools_that_fits() -> None:
