@@ -7,7 +7,7 @@ each time, so that a wrong one costs a few rounds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from outrider.drafting.methods.guided import LookUp, guided_chain
@@ -92,6 +92,10 @@ class PredictedMethod:
             return None
         followed.drafted_at, followed.first_drafted = session.committed_len, token_ids[0]
         return Proposal(base_len=session.committed_len, token_ids=tuple(token_ids), method=self.info.name)
+
+
+def with_predictions(methods: Mapping[str, DraftMethod]) -> dict[str, DraftMethod]:
+    return {name: PredictedMethod(method) for name, method in methods.items()}
 
 
 def _looks_up(token_ids: list[int]) -> LookUp:

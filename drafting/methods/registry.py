@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outrider.drafting.methods.interface import DraftMethod
-from outrider.drafting.methods.predicted import PredictedMethod
 from outrider.drafting.settings import MethodSettings
 from outrider.shared.checkpoint.mtp_layers import count_mtp_layers, has_mtp_layers
 from outrider.shared.errors import ConfigError
@@ -38,7 +37,7 @@ def build_methods(
             methods[name] = _build_draft_model(settings, path, report, prefix)
         else:
             methods[name] = _HEAD_BUILDERS[name](settings, path, report)
-    return {name: PredictedMethod(method) for name, method in methods.items()}
+    return methods
 
 
 def plan_methods(

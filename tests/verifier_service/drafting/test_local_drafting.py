@@ -16,7 +16,6 @@ import torch
 import transformers
 
 from outrider.drafting.methods.interface import DraftMethod
-from outrider.drafting.methods.predicted import PredictedMethod
 from outrider.drafting.session import DraftSession
 from outrider.engine.certificate import Certificate
 from outrider.engine.model.loaded import LoadedModel
@@ -56,8 +55,7 @@ SHORT, WHOLE = 7, 1_000
 def drafting_pool(
     pools: Pools, names: Sequence[str], *, num_blocks: int = ROOMY_BLOCKS, prefill: str = "whole"
 ) -> Iterator[Pool]:
-    methods = {name: PredictedMethod(build_method(name, pools)) for name in names}
-    pool = pools.start(CHUNKS[prefill], num_blocks, methods)
+    pool = pools.start(CHUNKS[prefill], num_blocks, {name: build_method(name, pools) for name in names})
     try:
         yield pool
         pool.engine.check_integrity()  # after the last `close`
