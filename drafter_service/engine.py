@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 
 from outrider.drafter_service.metrics import DrafterMetrics
 from outrider.drafting.methods.interface import DraftMethod
+from outrider.drafting.methods.predicted import with_predictions
 from outrider.drafting.session import LONG_REPORT, DraftSession, OnReply
 from outrider.engine.sampling.grammar import GrammarState
 from outrider.shared.engine_thread import EngineThread
@@ -35,7 +36,7 @@ class DrafterEngine:
     """`open`, `submit` and `close` may be called from any thread and never wait for a proposal."""
 
     def __init__(self, methods: Mapping[str, DraftMethod], *, max_num_seqs: int, metrics: DrafterMetrics) -> None:
-        self.methods = dict(methods)
+        self.methods = with_predictions(methods)
         self._max_num_seqs = max_num_seqs
         self._metrics = metrics
         self._sessions: dict[int, DraftSession] = {}

@@ -24,7 +24,7 @@ from outrider.gateway.request.chat_template import ChatTemplate
 from outrider.gateway.request.tokenizer import Tokenizer
 from outrider.gateway.servers.endpoints import GatewayTls, fleet_channels, grpc_options, http_config, load_tls
 from outrider.gateway.servers.grpc_server import SERVICE_NAMES, add_gateway_servicer
-from outrider.gateway.servers.http.app import create_app
+from outrider.gateway.servers.http.app import Cors, create_app
 from outrider.gateway.servers.live_service import LiveService
 from outrider.shared import rpc, wire
 from outrider.shared.checkpoint.hub import local_checkpoint
@@ -168,6 +168,7 @@ async def _run_servers(
     api_docs = is_enabled_at(config.host, config.api_docs)
     app = create_app(
         service,
+        cors=Cors(config.allowed_origins, config.allowed_methods, config.allowed_headers, config.allow_credentials),
         admission=admission,
         api_docs=api_docs,
         playground=config.playground,

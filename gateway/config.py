@@ -127,6 +127,12 @@ class GatewayConfig:
         "Names in Host headers, comma-separated, that a server on loopback without API keys answers to, besides "
         "addresses, localhost and names without a dot; for a proxy on this machine.",
     )
+    allowed_origins: tuple[str, ...] = setting(
+        (), "Origins of pages that may call the HTTP server from a browser (CORS), comma-separated; *: all."
+    )
+    allowed_methods: tuple[str, ...] = setting(("*",), "Methods that those pages may use, comma-separated.")
+    allowed_headers: tuple[str, ...] = setting(("*",), "Headers that those pages may send, comma-separated.")
+    allow_credentials: bool = setting(False, "Those pages may send cookies and other credentials of the browser.")
     protect_metrics: bool = setting(False, "Require an API key for /metrics too; /health and /ready never need one.")
     max_concurrent_requests: int = setting(
         512, "Running and waiting requests, HTTP and gRPC together; more are refused with 503.", minimum=1

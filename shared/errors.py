@@ -5,6 +5,7 @@ OutriderError
 ├── Unauthenticated        no API key, or an unknown one                 401  UNAUTHENTICATED
 ├── InvalidRequest         the caller's fault; names the field           400  INVALID_ARGUMENT
 │   ├── UnknownModel                                                    404  NOT_FOUND
+│   ├── PromptTooLong      the prompt does not fit the context           400  INVALID_ARGUMENT
 │   ├── PayloadTooLarge                                                 413  INVALID_ARGUMENT
 │   ├── NoTokenPermitted    the request's fields leave no token          400  INVALID_ARGUMENT
 │   ├── RequestTooSlow     the request did not arrive in time            408  DEADLINE_EXCEEDED
@@ -70,6 +71,14 @@ class UnknownModel(InvalidRequest):
     http_status = 404
     grpc_code = "NOT_FOUND"
     openai_type = "not_found_error"
+
+
+class PromptTooLong(InvalidRequest):
+    """The prompt does not fit the model's context. num_tokens: of it, at least."""
+
+    def __init__(self, message: str, *, param: str | None = None, num_tokens: int = 0) -> None:
+        super().__init__(message, param=param)
+        self.num_tokens = num_tokens
 
 
 class PayloadTooLarge(InvalidRequest):

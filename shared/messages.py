@@ -118,6 +118,8 @@ class SessionSpec:
     # What the request said, unresolved; `method` is the one that this session is opened for.
     speculation: Speculation = field(default_factory=Speculation)
     method: str = ""
+    # What the request predicts for its output, for drafts alone.
+    predicted_token_ids: tuple[int, ...] = ()
     # The only kind of verifier that will do (VerifierInfo.numerics); None: any. Not sent to drafters.
     numerics: str | None = None
 

@@ -12,7 +12,12 @@ from outrider.shared.sampling_params import SpeculationMode
 def check_spec(spec: SessionSpec, vocab_size: int, max_model_len: int, capacity: int, certificate: Certificate) -> None:
     """capacity: positions of the whole KV cache. Raises InvalidRequest with the field's name, or ExactModeRefused."""
     spec.sampling_params.validate(vocab_size)
-    for name, token_ids in (("prompt", spec.prompt_token_ids), ("committed", spec.committed_token_ids)):
+    lists = {
+        "prompt": spec.prompt_token_ids,
+        "committed": spec.committed_token_ids,
+        "prediction": spec.predicted_token_ids,
+    }
+    for name, token_ids in lists.items():
         if token_ids and not (0 <= min(token_ids) and max(token_ids) < vocab_size):
             raise InvalidRequest(f"{name} has a token id outside the vocabulary [0, {vocab_size})", param=name)
     length = len(spec.prompt_token_ids) + len(spec.committed_token_ids)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from outrider.drafting.methods.interface import DraftMethod
+from outrider.drafting.methods.predicted import with_predictions
 from outrider.engine.attention.batch import build_batch
 from outrider.engine.attention.block_manager import BlockManager
 from outrider.engine.attention.hidden_store import HiddenStateStore
@@ -110,7 +111,10 @@ class VerifierEngine:
         self._outputs = _row_outputs(loaded)
         self._replies = ReplyQueue()
         self._local = LocalDrafting(
-            dict(local_methods or {}), limits.max_model_len, self._read_rows, before_reading=self._replies.send
+            with_predictions(local_methods or {}),
+            limits.max_model_len,
+            self._read_rows,
+            before_reading=self._replies.send,
         )
         self._thread = EngineThread(
             "verifier-engine",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -72,6 +73,10 @@ ForceUsage = Annotated[
 TokenizerInfo = Annotated[
     bool, typer.Option("--enable-tokenizer-info-endpoint", help="/tokenizer_info, which shows the chat template.")
 ]
+Origins = Annotated[str, typer.Option(help="Origins of pages in browsers that may call: JSON list or commas; *: all.")]
+Methods = Annotated[str, typer.Option(help="Methods that those pages may use; empty: all.")]
+Headers = Annotated[str, typer.Option(help="Headers that those pages may send; empty: all.")]
+Credentials = Annotated[bool, typer.Option("--allow-credentials", help="Those pages may send the browser's cookies.")]
 
 
 class ServeCommand(ForeignCommand):
@@ -113,6 +118,10 @@ def serve(
     return_tokens_as_token_ids: TokensAsIds = False,
     enable_force_include_usage: ForceUsage = False,
     enable_tokenizer_info_endpoint: TokenizerInfo = False,
+    allowed_origins: Origins = "",
+    allowed_methods: Methods = "",
+    allowed_headers: Headers = "",
+    allow_credentials: Credentials = False,
     redis_url: RedisUrl = "",
     run_dir: RunDir = DEFAULT_RUN_DIR,
 ) -> None:
@@ -147,6 +156,10 @@ def serve(
             per_request_spec_decode_metrics=per_request_spec_decode_metrics,
             api_docs=False if disable_fastapi_docs else None,
             otlp_traces_endpoint=otlp_traces_endpoint,
+            allowed_origins=_commas(allowed_origins, "--allowed-origins"),
+            allowed_methods=_commas(allowed_methods, "--allowed-methods"),
+            allowed_headers=_commas(allowed_headers, "--allowed-headers"),
+            allow_credentials=allow_credentials,
         )
         verifier_args, gateway_args = service_args(options)
         settings = StackSettings(
@@ -193,6 +206,19 @@ def _kv_cache_dtype(name: str) -> str:
             f"--kv-cache-dtype: {name!r} is not one of {', '.join(KV_CACHE_DTYPES)}", param="kv_cache_dtype"
         )
     return name
+
+
+def _commas(text: str, option: str) -> str:
+    """A list in JSON, as vLLM takes it, with commas instead. Raises ConfigError."""
+    if not text.startswith("["):
+        return text
+    try:
+        entries = json.loads(text)
+    except ValueError:
+        entries = None
+    if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
+        raise ConfigError(f"{option}: {text[:80]!r} is not a JSON list of strings", param=option)
+    return ",".join(entries)
 
 
 def _key_file(keys: list[str], run_dir: Path) -> tuple[str, ...]:

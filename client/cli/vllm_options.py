@@ -119,8 +119,7 @@ REFUSED = by_option(
         "a request may ask for up to 20 log-probabilities of the unprocessed law": "--max-logprobs --logprobs-mode",
         "start the services one by one and give the gateway --tls-cert-file, --tls-key-file and --tls-ca-file": """
             --ssl-certfile --ssl-keyfile --ssl-ca-certs --ssl-cert-reqs --ssl-ciphers --enable-ssl-refresh""",
-        "put a reverse proxy before the gateway that does it": """--uds --root-path --allow-credentials
-            --allowed-origins --allowed-methods --allowed-headers""",
+        "put a reverse proxy before the gateway that does it": "--uds --root-path",
         _PLUGINS: "--middleware --logits-processors --worker-cls --worker-extension-cls",
         "the answer's role is assistant; leave the option out": "--response-role",
         "send chat_template_kwargs with each request": "--default-chat-template-kwargs",

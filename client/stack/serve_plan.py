@@ -50,6 +50,10 @@ class ServeOptions:
     enable_tokenizer_info_endpoint: bool = False
     api_docs: bool | None = None
     otlp_traces_endpoint: str = ""
+    allowed_origins: str = ""
+    allowed_methods: str = ""
+    allowed_headers: str = ""
+    allow_credentials: bool = False
 
 
 _VERIFIER_OPTIONS = (
@@ -60,7 +64,7 @@ _VERIFIER_OPTIONS = (
 _GATEWAY_OPTIONS = (
     *("served_model_name", "chat_template", "tool_call_parser", "reasoning_parser", "per_request_spec_decode_metrics"),
     *("return_tokens_as_token_ids", "enable_force_include_usage", "enable_tokenizer_info_endpoint", "api_docs"),
-    "otlp_traces_endpoint",
+    *("otlp_traces_endpoint", "allowed_origins", "allowed_methods", "allowed_headers", "allow_credentials"),
 )
 
 

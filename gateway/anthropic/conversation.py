@@ -22,6 +22,10 @@ _BLOCKS: Mapping[str, tuple[str, ...]] = {
 }
 
 
+# Edits of the context, with a date behind: of old thinking, and of old tool results.
+_CLEARING = ("clear_thinking_", "clear_tool_uses_")
+
+
 def _chat_messages(value: object) -> tuple[dict[str, Any], ...]:
     """Neighbouring messages of one role are one turn, as Anthropic has it."""
     if not isinstance(value, list | tuple):
@@ -122,6 +126,17 @@ def _of_turn(role: str, blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [message]
 
 
+def _edits(value: object) -> tuple[str, ...]:
+    """Their types. Clearing is left out: it saves room, and a context that is too long is refused either way."""
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"must be a list, got {json_kind(value)}")
+    types = tuple(str(edit.get("type", "")) if isinstance(edit, dict) else "" for edit in value)
+    for place, kind in enumerate(types):
+        if not kind.startswith(_CLEARING):
+            raise ValueError(f"entry {place} has type {kind[:40]!r}; only edits that clear are accepted")
+    return types
+
+
 _CONTENT_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}
 _MESSAGE_SCHEMA = {
     "type": "object",
@@ -134,3 +149,6 @@ ChatMessages = Annotated[
     WithJsonSchema({"type": "array", "minItems": 1, "items": _MESSAGE_SCHEMA}),
 ]
 SystemText = Annotated[str, PlainValidator(_system), WithJsonSchema(_CONTENT_SCHEMA)]
+ContextEdits = Annotated[
+    tuple[str, ...], PlainValidator(_edits), WithJsonSchema({"type": "array", "items": {"type": "object"}})
+]

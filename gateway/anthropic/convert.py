@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from typing import Any
 
 from outrider.gateway.anthropic.schema import CountTokensRequest, MessagesRequest, OutputConfig, Thinking
@@ -15,7 +14,7 @@ from outrider.gateway.request.answers import Prepared
 from outrider.gateway.request.served import Served
 from outrider.gateway.tool_calls.formats import NONE, output_format
 from outrider.gateway.tool_calls.reasoning import can_bound
-from outrider.shared.errors import InvalidRequest
+from outrider.shared.errors import InvalidRequest, PromptTooLong
 
 # Fields that both have, with the same meaning.
 _SHARED = {"model", "max_tokens", "stream", "temperature", "top_p", "top_k", "seed", "request_id", "speculation"}
@@ -40,8 +39,11 @@ def prepare_message(body: MessagesRequest, served: Served) -> Prepared:
         chat["thinking_token_budget"] = _budget(body.thinking, served)
     if body.output_config is not None and body.output_config.format is not None:
         chat["response_format"] = _response_format(body.output_config.format, served)
-    prepared = prepare_chat(parse_body(ChatCompletionRequest, chat), served, id_prefix="msg_")
-    return replace(prepared, options=replace(prepared.options, message=True))
+    try:
+        return prepare_chat(parse_body(ChatCompletionRequest, chat), served, id_prefix="msg_", as_message=True)
+    except PromptTooLong as error:  # in the words by which Claude Code knows that it must compact
+        told = f"prompt is too long: {error.num_tokens} tokens > {served.model.max_model_len} maximum"
+        raise InvalidRequest(told, param="messages") from None
 
 
 def count_tokens(body: CountTokensRequest, served: Served) -> int:
@@ -74,7 +76,7 @@ def _effort(output_config: OutputConfig | None) -> dict[str, Any]:
 
 
 def _thinking(thinking: Thinking | None, served: Served) -> dict[str, bool]:
-    """The template's variables. Without the field, the template decides."""
+    """The template's variables. Without the field, the template decides; a model that does not think is not made to."""
     if thinking is None:
         return {}
     if thinking.type not in _THINKING_TYPES:
@@ -82,12 +84,10 @@ def _thinking(thinking: Thinking | None, served: Served) -> dict[str, bool]:
     if thinking.display not in (None, "summarized", "omitted"):
         raise InvalidRequest("thinking.display must be summarized or omitted", param="thinking.display")
     thinks = served.model.reasoning_parser != NONE
-    if thinking.type == "enabled" and not thinks:
-        raise InvalidRequest("thinking: the served model does not think; leave it out", param="thinking")
+    enable = thinking.type != "disabled"
     if _SWITCH.search(served.tokenizer.chat_template_source or ""):
-        enable = thinking.type != "disabled"
-        return {"enable_thinking": enable, "thinking": enable}
-    if thinking.type == "disabled" and thinks:
+        return {"enable_thinking": enable, "thinking": enable} if thinks or not enable else {}
+    if thinks and not enable:
         raise InvalidRequest("thinking: the served model's chat template cannot turn it off", param="thinking")
     return {}
 

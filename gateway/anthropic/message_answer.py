@@ -109,7 +109,8 @@ class MessageEvents:
         if last is not None and isinstance(last.stop_reason, str):
             return "stop_sequence", last.stop_reason
         if last is None or last.finish_reason is not FinishReason.STOP:  # cut, by a grammar's dead end too
-            return "max_tokens", None
+            is_full = self._options.fills_context and last is not None and last.finish_reason is FinishReason.LENGTH
+            return "model_context_window_exceeded" if is_full else "max_tokens", None
         return "tool_use" if self._blocks.has_calls else "end_turn", None
 
     def _usage(self) -> MessageUsage:

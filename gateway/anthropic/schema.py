@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from outrider.gateway.anthropic.conversation import ChatMessages, SystemText
+from outrider.gateway.anthropic.conversation import ChatMessages, ContextEdits, SystemText
 from outrider.gateway.anthropic.tools import ChoiceField, Functions
 from outrider.gateway.openai.fields import Bool, Int, JsonObject, Number, String, Strings
 from outrider.gateway.openai.schema import Body, Speculation
@@ -30,12 +30,15 @@ class OutputConfig(Body):
     format: JsonObject | None = Field(None, description='{"type": "json_schema", "schema": {...}}')
 
 
+class ContextManagement(Body):
+    edits: ContextEdits = ()
+
+
 class CountTokensRequest(Body):
     """What the prompt is made of."""
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "container": (),
-        "context_management": ({}, {"edits": []}),
         "inference_geo": (),
         "mcp_servers": ([],),
         "output_format": (),
@@ -50,6 +53,7 @@ class CountTokensRequest(Body):
     tool_choice: ChoiceField | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    context_management: ContextManagement | None = None
 
 
 class MessagesRequest(CountTokensRequest):

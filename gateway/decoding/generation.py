@@ -228,6 +228,7 @@ class Generation:
             stream_key=start.stream_key,
             cache_salt=request.cache_salt,
             speculation=request.speculation,
+            predicted_token_ids=request.predicted_token_ids,
             numerics=self._numerics(start),
         )
 

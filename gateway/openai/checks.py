@@ -9,7 +9,7 @@ from outrider.gateway.fleet.drafter_choice import AUTO_ORDER
 from outrider.gateway.request.served import RequestLimits, ServedModel
 from outrider.gateway.request.tokenizer import Tokenizer
 from outrider.gateway.request.types import METHOD_AUTO, METHOD_OFF
-from outrider.shared.errors import InvalidRequest, UnknownModel
+from outrider.shared.errors import InvalidRequest, PromptTooLong, UnknownModel
 from outrider.shared.request_params import Speculation
 
 
@@ -33,10 +33,11 @@ def check_prompt(token_ids: Sequence[int], model: ServedModel, param: str) -> No
         raise InvalidRequest(f"{param} is empty: it has no tokens", param=param)
     check_token_ids(token_ids, model, param)
     if len(token_ids) + 1 > model.max_model_len:
-        raise InvalidRequest(
+        raise PromptTooLong(
             f"{param} has {len(token_ids)} tokens; with one output token that exceeds the model's context of "
             f"{model.max_model_len} tokens",
             param=param,
+            num_tokens=len(token_ids),
         )
 
 
@@ -44,10 +45,11 @@ def check_prompt_chars(text: str, tokenizer: Tokenizer, model: ServedModel, para
     """Refuses a text that is too long for any tokenization; tokenizing megabytes would take seconds."""
     most_chars = tokenizer.most_chars_per_token
     if most_chars is not None and len(text) > most_chars * model.max_model_len:
-        raise InvalidRequest(
+        raise PromptTooLong(
             f"{param} has {len(text)} characters; no token has more than {most_chars}, so that exceeds the "
             f"model's context of {model.max_model_len} tokens",
             param=param,
+            num_tokens=-(-len(text) // most_chars),
         )
 
 

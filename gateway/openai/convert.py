@@ -29,6 +29,7 @@ from outrider.gateway.openai.schema import (
     ChatFields,
     CompletionRequest,
     GenerationFields,
+    Prediction,
 )
 from outrider.gateway.request.answers import AnswerOptions, Prepared
 from outrider.gateway.request.served import RequestLimits, Served, ServedModel
@@ -86,13 +87,18 @@ def prepare_completion(body: CompletionRequest, served: Served) -> Prepared:
     return replace(prepared, options=replace(options, echo_texts=texts))
 
 
-def prepare_chat(body: ChatCompletionRequest, served: Served, id_prefix: str = "chatcmpl-") -> Prepared:
-    """id_prefix: how the answer's id begins. Raises InvalidRequest or UnknownModel."""
+def prepare_chat(
+    body: ChatCompletionRequest, served: Served, id_prefix: str = "chatcmpl-", *, as_message: bool = False
+) -> Prepared:
+    """id_prefix: how the answer's id begins. as_message: the answer is one of /v1/messages, where max_tokens is cut to
+    the room that the prompt leaves. Raises InvalidRequest or UnknownModel.
+    """
     check_model(body.model, served.model)
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
     num_logprobs = _num_logprobs("top_logprobs", body.top_logprobs or 0) if body.logprobs else None
-    options = replace(_options(body, served, id_prefix, chat=True), num_logprobs=num_logprobs)
+    options = _options(body, served, id_prefix, chat=True)
+    options = replace(options, num_logprobs=num_logprobs, message=as_message)
     if body.echo:
         options = replace(options, echo_texts=(_own_last_message(body),))
     text = chat_prompt(body, served.tokenizer)
@@ -165,7 +171,8 @@ def _prepare(
     asked = body.speculation.options() if body.speculation is not None else Speculation()
     speculation = check_speculation(asked, model)
     params = _sampling_params(body, num_logprobs, served)
-    _check_repeated(params, body.n * len(prompts))
+    predicted = _predicted(body.prediction, served)
+    _check_repeated(params, predicted, body.n * len(prompts))
     salt = body.cache_salt or ""
     if body.cache_salt is not None and not 1 <= len(salt) <= _MAX_SALT_CHARS:
         raise InvalidRequest(f"cache_salt must have 1 to {_MAX_SALT_CHARS} characters", param="cache_salt")
@@ -176,6 +183,9 @@ def _prepare(
             prompt, body.truncate_prompt_tokens, body.truncation_side, _asked_tokens(body) or 1, model
         )
         check_prompt(prompt, model, prompt_name)
+        room = model.max_model_len - len(prompt)
+        if options.message and (_asked_tokens(body) or 0) > room:
+            body, options = body.model_copy(update={"max_tokens": room}), replace(options, fills_context=True)
         max_tokens = _max_tokens(body, len(prompt), options.chat, model)
         if max_tokens not in params_of:
             params_of[max_tokens] = replace(params, max_tokens=max_tokens)
@@ -192,13 +202,29 @@ def _prepare(
                 skip_special_tokens=body.skip_special_tokens,
                 speculation=speculation,
                 cache_salt=salt,
+                predicted_token_ids=predicted,
             )
         )
     return Prepared(tuple(requests), options)
 
 
-def _check_repeated(params: SamplingParams, num_outputs: int) -> None:
-    lists = {"bad_words": sum(map(len, params.bad_words)), "logit_bias": len(params.logit_bias)}
+def _predicted(prediction: Prediction | None, served: Served) -> tuple[int, ...]:
+    """As far as an output can reach."""
+    if prediction is None:
+        return ()
+    if prediction.type != "content":
+        raise InvalidRequest("prediction.type must be content", param="prediction.type")
+    check_prompt_chars(prediction.content, served.tokenizer, served.model, "prediction")
+    token_ids = served.tokenizer.encode(prediction.content, add_special_tokens=False)
+    return tuple(token_ids[: served.model.max_model_len])
+
+
+def _check_repeated(params: SamplingParams, predicted: Sequence[int], num_outputs: int) -> None:
+    lists = {
+        "bad_words": sum(map(len, params.bad_words)),
+        "logit_bias": len(params.logit_bias),
+        "prediction": len(predicted),
+    }
     for name, size in lists.items():
         if size * num_outputs > _MAX_REPEATED:
             raise InvalidRequest(
@@ -235,7 +261,10 @@ def _sampling_params(body: GenerationFields, num_logprobs: int | None, served: S
         raise InvalidRequest("allowed_token_ids must not be empty", param="allowed_token_ids")
     if body.top_k is not None and body.top_k < -1:
         raise InvalidRequest(f"top_k must be -1 (off) or at least 0, got {body.top_k}", param="top_k")
+    # A nucleus of nothing is the likeliest token alone, as OpenAI has it.
+    nucleus = {"temperature": 0.0, "top_p": 1.0} if body.top_p == 0 else {}
     converted = {
+        **nucleus,
         "top_k": None if body.top_k is None else max(body.top_k, 0),
         "seed": _seed(body.seed),
         "stop_token_ids": tuple(dict.fromkeys(body.stop_token_ids)),

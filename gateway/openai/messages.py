@@ -49,6 +49,14 @@ def _messages(value: object) -> tuple[dict[str, Any], ...]:
     return tuple(_message(message, f"entry {place}") for place, message in enumerate(value))
 
 
+def _content_text(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return "".join(_part_text(part, f"part {index}") for index, part in enumerate(value))
+    if not isinstance(value, str):
+        raise ValueError(f"must be text or a list of text parts, got {json_kind(value)}")
+    return value
+
+
 MESSAGES_SCHEMA: dict[str, Any] = {
     "type": "array",
     "minItems": 1,
@@ -63,3 +71,8 @@ MESSAGES_SCHEMA: dict[str, Any] = {
     },
 }
 Messages = Annotated[tuple[dict[str, Any], ...], PlainValidator(_messages), WithJsonSchema(MESSAGES_SCHEMA)]
+PredictedContent = Annotated[
+    str,
+    PlainValidator(_content_text),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}),
+]

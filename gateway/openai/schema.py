@@ -35,7 +35,7 @@ from outrider.gateway.openai.fields import (
     TokenIds,
     json_kind,
 )
-from outrider.gateway.openai.messages import Messages
+from outrider.gateway.openai.messages import Messages, PredictedContent
 from outrider.gateway.tool_calls.fields import ToolChoiceField, ToolList
 from outrider.shared import request_params
 from outrider.shared.errors import InvalidRequest
@@ -53,7 +53,7 @@ _IGNORABLE = frozenset(
         "prompt_cache_key",
         "prompt_cache_retention",
         "session_id",
-        "prediction",
+        "verbosity",
         "spaces_between_special_tokens",
         "stream_interval",
         "return_mm_kwargs",
@@ -86,7 +86,6 @@ _UNSUPPORTED_IN_CHAT: Mapping[str, tuple[Any, ...]] = {
     "return_prompt_text": (False,),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "verbosity": ("medium",),
     "modalities": (["text"],),
     "audio": (),
     "web_search_options": (),
@@ -181,6 +180,13 @@ class StructuredOutputs(Body):
     whitespace_pattern: String | None = Field(None, description="a regular expression")
 
 
+class Prediction(Body):
+    """What the output will be, as far as the caller knows: a file to edit. It makes drafts, and changes no token."""
+
+    type: String = "content"
+    content: PredictedContent
+
+
 class GenerationFields(Body):
     """The fields of both generating endpoints."""
 
@@ -217,6 +223,7 @@ class GenerationFields(Body):
     structured_outputs: StructuredOutputs | None = None
     request_id: String | None = Field(None, description="part of the answer's id, by which a stream is resumed")
     cache_salt: String | None = None
+    prediction: Prediction | None = None
     return_token_ids: Bool = False
     return_tokens_as_token_ids: Bool | None = Field(
         None, description="log-probabilities name tokens as `token_id:N`; the server's default if left out"

@@ -6,11 +6,12 @@ import enum
 from collections.abc import Sequence
 from itertools import zip_longest
 
-from outrider.gateway.openai.response_types import Metrics, SpeculationMetrics, Usage
+from outrider.gateway.openai.response_types import CompletionTokensDetails, Metrics, SpeculationMetrics, Usage
 from outrider.gateway.request.answers import Prepared
 from outrider.gateway.request.types import GenerationUpdate, SpeculationSummary
 from outrider.gateway.tool_calls.formats import NONE
 from outrider.gateway.tool_calls.plan import ReasoningTokens
+from outrider.shared.draft_policy.predicted_text import PredictedText
 from outrider.shared.errors import InternalError
 
 
@@ -35,6 +36,7 @@ class Account:
         plan = prepared.options.output
         self._reasoning = ReasoningTokens(plan) if plan is not None and plan.reasoning_parser != NONE else None
         self._speculation: list[SpeculationSummary] = []
+        self._predicted: dict[int, PredictedText] = {}
 
     def choice(self, prompt_index: int, update: GenerationUpdate) -> int:
         """The choice's index in the answer."""
@@ -45,6 +47,8 @@ class Account:
         self._num_tokens[choice] = self._num_tokens.get(choice, 0) + len(update.token_ids)
         if self._reasoning is not None:
             self._reasoning.add(choice, update.token_texts)
+        if predicted := self._requests[prompt_index].predicted_token_ids:
+            self._predicted.setdefault(choice, PredictedText(predicted)).extend(update.token_ids)
         if update.choice_index == 0:  # later choices reuse the first one's prompt
             self._num_cached[prompt_index] = max(self._num_cached[prompt_index], update.num_cached_tokens)
         if update.finish_reason is not None:
@@ -67,9 +71,17 @@ class Account:
             "total_tokens": prompt_tokens + completion_tokens,
             "prompt_tokens_details": {"cached_tokens": sum(self._num_cached)},
         }
-        if self._reasoning is not None:
-            usage["completion_tokens_details"] = {"reasoning_tokens": self._reasoning.count}
+        if self._reasoning is not None or self._predicted:
+            usage["completion_tokens_details"] = self._details()
         return usage
+
+    def _details(self) -> CompletionTokensDetails:
+        details: CompletionTokensDetails = {"reasoning_tokens": self._reasoning.count if self._reasoning else 0}
+        if self._predicted:
+            texts = self._predicted.values()
+            details["accepted_prediction_tokens"] = sum(text.num_accepted for text in texts)
+            details["rejected_prediction_tokens"] = sum(text.num_rejected for text in texts)
+        return details
 
     def choice_usage(self, prompt_index: int, choice: int) -> Usage:
         """One choice's usage so far, for streams that report it in every event."""

@@ -40,7 +40,7 @@ class AnswerOptions:
     return_tokens_as_token_ids: log-probabilities name tokens by their ids. drop_output: the prompt alone was asked for
     (echo with max_tokens 0). output: how a chat's reasoning and tool calls are separated from its text; None: it is
     all text. response: for /v1/responses, what its answer says of the request. message: the answer is one of
-    /v1/messages.
+    /v1/messages. fills_context: its max_tokens was cut to what the context has room for.
     """
 
     answer_id: str
@@ -60,6 +60,7 @@ class AnswerOptions:
     output: OutputPlan | None = None
     response: ResponsePlan | None = None
     message: bool = False
+    fills_context: bool = False
 
 
 @dataclass(frozen=True)

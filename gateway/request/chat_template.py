@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from typing import Any, NoReturn
 
 import jinja2
@@ -22,6 +23,11 @@ from outrider.shared.errors import ConfigError, InvalidRequest
 
 # Marks the end of the message to be continued; the template's output after it is cut off.
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
+# A conversation with system messages in all places.
+_PROBE = tuple(
+    {"role": role, "content": f"{role} probe {place}"}
+    for place, role in enumerate(("system", "system", "user", "assistant", "system", "user"))
+)
 _RESERVED_NAMES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
 Message = Mapping[str, Any]
@@ -52,6 +58,8 @@ class ChatTemplate:
         continue_final_message: leaves the last message open for the model to continue.
         """
         extra = dict(variables or {})
+        if not (continue_final_message and messages and _is_system(messages[-1])):  # that one must stay the last
+            messages = self._with_system_in_place(messages)
         reserved = sorted(_RESERVED_NAMES & extra.keys())
         if reserved:
             raise InvalidRequest(
@@ -62,7 +70,6 @@ class ChatTemplate:
         if continue_final_message:
             _mark_final_message(chat)
         names = {
-            **self._special_tokens,
             **extra,
             "messages": chat,
             "tools": list(tools) if tools else None,
@@ -70,13 +77,40 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            # As one dictionary: a variable named "self" must not collide with an argument of render.
-            text = self._template.render(names)
+            text = self._render(names)
         # A template is the checkpoint's program on the caller's data: any error (a missing key, text plus None) means
         # that these messages do not fit it.
         except Exception as error:
             raise InvalidRequest(f"messages do not fit the model's chat template: {error}", param="messages") from error
         return _cut_at_tag(text) if continue_final_message else text
+
+    def _render(self, names: Mapping[str, Any]) -> str:
+        # As one dictionary: a variable named "self" must not collide with an argument of render.
+        return self._template.render({**self._special_tokens, **names})
+
+    def _with_system_in_place(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """All system messages joined in order into the first, where the template shows no others."""
+        system = [message for message in messages if _is_system(message)]
+        if system in ([], list(messages[:1])) or self._takes_later_system:
+            return messages
+        text = "\n\n".join(str(message.get("content", "")) for message in system)
+        return [{**system[0], "content": text}, *(message for message in messages if not _is_system(message))]
+
+    @cached_property
+    def _takes_later_system(self) -> bool:
+        """Whether it shows system messages behind the first one, where they are. Qwen3.5's refuses them, and others
+        pass over them.
+        """
+        try:
+            text = self._render({"messages": _PROBE, "tools": None, "documents": None, "add_generation_prompt": True})
+        except Exception:  # whatever it is: the messages do not fit
+            return False
+        places = [text.find(message["content"]) for message in _PROBE]
+        return -1 not in places and places == sorted(places)
+
+
+def _is_system(message: Message) -> bool:
+    return message.get("role") == "system"
 
 
 def _mark_final_message(chat: list[dict[str, Any]]) -> None:

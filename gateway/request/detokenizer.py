@@ -157,10 +157,17 @@ class IncrementalDetokenizer:
         a parser that the output ends with, but not before `min_tokens` tokens.
         """
         self._decoder = make_text_decoder(tokenizer, prompt_token_ids, skip_special_tokens)
-        symbols = Symbols(marker_tokens)
-        if marker_tokens:
-            self._decoder = MarkerTextDecoder(self._decoder, symbols.by_id(tokenizer.control_tokens))
-        self._stops = {symbols.spell(text): text for text in stop}
+        # Special tokens that the text leaves out, and a stop string spells: symbols that only the search sees.
+        hidden = _hidden_tokens(tokenizer, stop, marker_tokens) if skip_special_tokens else ()
+        symbols = Symbols((*marker_tokens, *hidden))
+        by_id = symbols.by_id(tokenizer.control_tokens)
+        self._hidden = {tokenizer.control_tokens[token]: by_id.pop(tokenizer.control_tokens[token]) for token in hidden}
+        self._left_out = {ord(symbol): "" for symbol in self._hidden.values()}
+        self._written_out = {ord(symbol): symbols.show(symbol) for symbol in self._hidden.values()}
+        if by_id:
+            self._decoder = MarkerTextDecoder(self._decoder, by_id)
+        written = Symbols(marker_tokens)
+        self._stops = {spelled: text for text in stop for spelled in (written.spell(text), symbols.spell(text))}
         self._checker = StopChecker(tuple(self._stops), include_stop_str_in_output) if stop else None
         self._include_stop = include_stop_str_in_output
         self._only_call = only_call
@@ -184,7 +191,7 @@ class IncrementalDetokenizer:
                 break
             is_stop_token = ends_with_stop_token and place == len(token_ids) - 1
             texts.append("" if is_stop_token and not self._include_stop else self.push(token_id))
-            text, end = self._searched(texts[-1])
+            text, end = self._searched(texts[-1] + ("" if is_stop_token else self._hidden.get(token_id, "")))
             shown.append(text)
             if end is None and not is_stop_token and self._completes_call(text):
                 end = TextEnd()
@@ -194,9 +201,11 @@ class IncrementalDetokenizer:
     def _searched(self, text: str) -> tuple[str, TextEnd | None]:
         """What may be shown after the next token's text, and the stop string that it completes."""
         if self._checker is None or self._num_tokens <= self._min_tokens:
-            return text, None
+            return text.translate(self._left_out), None
         checked = self._checker.push(text)
-        return checked.text, TextEnd(self._stops[checked.stop]) if checked.stop is not None else None
+        if checked.stop is None:
+            return checked.text.translate(self._left_out), None
+        return checked.text.translate(self._written_out), TextEnd(self._stops[checked.stop])
 
     def _completes_call(self, shown: str) -> bool:
         if self._only_call is None:
@@ -212,4 +221,12 @@ class IncrementalDetokenizer:
         rest = self._decoder.flush()
         if self._checker is None:
             return rest
-        return self._checker.push(rest).text + self._checker.flush()
+        return (self._checker.push(rest).text + self._checker.flush()).translate(self._left_out)
+
+
+def _hidden_tokens(tokenizer: Tokenizer, stop: tuple[str, ...], marker_tokens: tuple[str, ...]) -> tuple[str, ...]:
+    special = tokenizer.special_ids
+    tokens = (token for token, token_id in tokenizer.control_tokens.items() if token_id in special)
+    return tuple(
+        token for token in tokens if token and token not in marker_tokens and any(token in text for text in stop)
+    )

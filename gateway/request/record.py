@@ -24,8 +24,9 @@ from outrider.v1 import common_pb2 as common
 from outrider.v1 import log_pb2 as pb
 
 # Grows with every change that an older gateway would misread. It covers CommitExtras too.
-RECORD_VERSION = 5
+RECORD_VERSION = 6
 # For requests that need no more: an older gateway can continue them.
+_CALLS_RECORD_VERSION = 5
 _FIELDS_RECORD_VERSION = 4
 _DOORS_RECORD_VERSION = 3
 _PARSED_RECORD_VERSION = 2
@@ -65,7 +66,7 @@ class SessionRecord:
     def encode(self) -> bytes:
         lists = _shared_lists(self.prepared.requests)
         return pb.SessionRecord(
-            version=_version(self.prepared) if lists is None else RECORD_VERSION,
+            version=_version(self.prepared) if lists is None else _CALLS_RECORD_VERSION,
             kind=self.kind.value,
             owner=self.owner,
             nonce=self.nonce,
@@ -109,10 +110,12 @@ class SessionRecord:
 
 def _version(prepared: Prepared) -> int:
     options = prepared.options
+    if options.fills_context or any(request.predicted_token_ids for request in prepared.requests):
+        return RECORD_VERSION
     if options.output is not None and options.output.ends_with_call:
-        return RECORD_VERSION
+        return _CALLS_RECORD_VERSION
     if any(request.sampling_params.logprob_token_ids for request in prepared.requests):
-        return RECORD_VERSION
+        return _CALLS_RECORD_VERSION
     if options.return_tokens_as_token_ids or (options.chat and options.echo_texts is not None):
         return _FIELDS_RECORD_VERSION
     if options.response is not None or options.message:
@@ -195,6 +198,7 @@ def _options_to_wire(options: AnswerOptions) -> pb.AnswerOptions:
         output=to_message(pb.OutputPlan(), options.output) if options.output is not None else None,
         response=to_message(pb.ResponsePlan(), options.response) if options.response is not None else None,
         message=options.message,
+        fills_context=options.fills_context,
     )
 
 
@@ -217,6 +221,7 @@ def _options_from_wire(message: pb.AnswerOptions) -> AnswerOptions:
         output=from_message(OutputPlan, message.output) if message.HasField("output") else None,
         response=from_message(ResponsePlan, message.response) if message.HasField("response") else None,
         message=message.message,
+        fills_context=message.fills_context,
     )
 
 
@@ -230,6 +235,7 @@ def _prompt_to_wire(request: ValidRequest, mode: SpeculationMode, stream_keys: t
         skip_special_tokens=request.skip_special_tokens,
         speculation=to_message(common.Speculation(), request.speculation),
         cache_salt=request.cache_salt,
+        predicted_token_ids=request.predicted_token_ids,
         mode=MODE_TO_WIRE[mode],
         stream_keys=stream_keys,
     )
@@ -246,6 +252,7 @@ def _prompt_from_wire(message: pb.RecordedPrompt, owner: str, output: OutputPlan
         skip_special_tokens=message.skip_special_tokens,
         speculation=from_message(Speculation, message.speculation, method=METHOD_AUTO),
         cache_salt=message.cache_salt,
+        predicted_token_ids=tuple(message.predicted_token_ids),
         marker_tokens=output.marker_tokens if output is not None else (),
         only_call=output if output is not None and output.ends_with_call else None,
         owner=owner,

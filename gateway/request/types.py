@@ -90,6 +90,7 @@ class ValidRequest:
 
     marker_tokens: special tokens that the text shows as symbols, for a parser (tool_calls/symbols.py). only_call: how
     the call is read that the output ends with; None: it may have any number of them.
+    predicted_token_ids: what the request predicts for its output.
     owner: name of the API key that it came with. caller: in whose share of the verifiers it runs: the key's name, or
     without keys an address. starts: the choices that run at this gateway; the service fills them
     in (GatewayService.begin, resume), and trace, where requests are traced.
@@ -106,6 +107,7 @@ class ValidRequest:
     cache_salt: str = ""
     marker_tokens: tuple[str, ...] = ()
     only_call: OutputPlan | None = None
+    predicted_token_ids: tuple[int, ...] = ()
     owner: str = ""
     caller: str = field(default="", compare=False)
     starts: tuple[ChoiceStart, ...] = field(default=(), compare=False, repr=False)

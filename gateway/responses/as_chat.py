@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from outrider.gateway.openai.responses import to_json
 from outrider.gateway.openai.schema import ChatCompletionRequest, parse_body
 from outrider.gateway.request.answers import Prepared, ResponsePlan
 from outrider.gateway.request.served import Served
-from outrider.gateway.responses.input_items import Item, chat_messages
+from outrider.gateway.responses.input_items import Item, chat_messages, tools_in
 from outrider.gateway.responses.schema import ResponsesRequest
 from outrider.gateway.responses.stored import with_ids
 from outrider.gateway.responses.tools import chat_choice, chat_tools, served_tools
@@ -26,8 +27,6 @@ _SHARED = ResponsesRequest.model_fields.keys() & ChatCompletionRequest.model_fie
     "top_logprobs",
 }
 _LOGPROBS = "message.output_text.logprobs"
-# The second: the reasoning is in the answer in plain text.
-_INCLUDES = (_LOGPROBS, "reasoning.encrypted_content")
 # entries, characters of a name and of a value; OpenAI's limits
 _MAX_METADATA, _MAX_METADATA_NAME, _MAX_METADATA_VALUE = 16, 64, 512
 # A chat's names in error messages, and those of a response.
@@ -59,7 +58,7 @@ def prepare_response(
     if body.background and body.request_id is not None:
         raise InvalidRequest("request_id: a response in the background has an id of its own", param="request_id")
     items = (*earlier, *body.input)
-    _check_include(body.include)
+    body = body.model_copy(update={"tools": _all_tools(body.tools, items)})
     _check_metadata(body.metadata or {})
     if body.speculation is not None and body.speculation.annotate:
         raise InvalidRequest(
@@ -84,12 +83,6 @@ def _names_of_a_response() -> Iterator[None]:
         raise type(error)(message, param=param) from None
 
 
-def _check_include(include: tuple[str, ...]) -> None:
-    for name in include:
-        if name not in _INCLUDES:
-            raise InvalidRequest(f"include: {name[:80]!r} is not one of {', '.join(_INCLUDES)}", param="include")
-
-
 def _check_metadata(metadata: Mapping[str, Any]) -> None:
     if len(metadata) > _MAX_METADATA:
         raise InvalidRequest(f"metadata has {len(metadata)} entries, the most is {_MAX_METADATA}", param="metadata")
@@ -100,6 +93,16 @@ def _check_metadata(metadata: Mapping[str, Any]) -> None:
                 f"{_MAX_METADATA_VALUE} characters, which {name[:80]!r} has not",
                 param="metadata",
             )
+
+
+def _all_tools(tools: object, items: Sequence[Item]) -> object:
+    """With those that the conversation brings; one that is declared again replaces the earlier one."""
+    brought = tools_in(items)
+    if not brought or not isinstance(tools, list | tuple):
+        return tools
+    names = {tool.get("name") for tool in brought if isinstance(tool, dict) and isinstance(tool.get("name"), str)}
+    kept = [tool for tool in tools if not (isinstance(tool, dict) and str(tool.get("name")) in names)]
+    return [*kept, *{json.dumps(tool.get("name")) if isinstance(tool, dict) else "": tool for tool in brought}.values()]
 
 
 def _chat(body: ResponsesRequest, items: Sequence[Item]) -> dict[str, Any]:
@@ -143,7 +146,7 @@ def _repeated_fields(body: ResponsesRequest, prepared: Prepared, stores: bool) -
         "tools": [_with_defaults(tool) for tool in served_tools(body.tools)],
         "top_logprobs": body.top_logprobs or 0,
         "top_p": params.top_p,
-        "truncation": "disabled",
+        "truncation": body.truncation,
     }
 
 

@@ -5,13 +5,14 @@ They raise ValueError, as pydantic wants it. Not here: the items of an output (o
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import PlainValidator, WithJsonSchema
 
 from outrider.gateway.openai.fields import json_kind
-from outrider.gateway.responses.tools import flat_name
+from outrider.gateway.responses.tools import custom_arguments, flat_name
 
 _ROLES = ("user", "assistant", "system", "developer")
 # Types of content parts, and which of their fields is the text.
@@ -23,7 +24,20 @@ _TEXT_FIELDS = {
     "summary_text": "text",
     "refusal": "refusal",
 }
-_INSTEAD = {"item_reference": "; send the item itself"}
+# Of an item that this server has stored.
+REFERENCE = "item_reference"
+# Items of tools that ran elsewhere, and of contexts encrypted there: nothing in them can be shown to the model.
+_SKIPPED = frozenset(
+    {
+        *("web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call", "computer_call"),
+        *("mcp_list_tools", "mcp_approval_request", "mcp_approval_response", "tool_search_call"),
+        *("compaction", "compaction_summary", "context_compaction"),
+    }
+)
+# Calls of tools that OpenAI's models have built in and the client runs, and which of their fields says what to do.
+_BUILT_IN_CALLS = {"local_shell_call": "action", "shell_call": "action", "apply_patch_call": "operation"}
+# Items that bring tools.
+_TOOLS = ("additional_tools", "tool_search_output")
 
 Item = dict[str, Any]
 
@@ -41,36 +55,78 @@ def _input(value: object) -> tuple[Item, ...]:
 
 def parse_items(items: Sequence[object]) -> tuple[Item, ...]:
     """What is needed of each, in one form; an id is kept. Raises ValueError."""
-    return tuple(_item(item, f"entry {place}") for place, item in enumerate(items))
+    return tuple(one for place, item in enumerate(items) for one in _items_of(item, f"entry {place}"))
 
 
-def _item(value: object, where: str) -> Item:
+def refers(items: Sequence[Item]) -> bool:
+    return any(item["type"] == REFERENCE for item in items)
+
+
+def _items_of(value: object, where: str) -> list[Item]:
+    """One, as a rule."""
     if not isinstance(value, dict):
         raise ValueError(f"{where} must be an object, got {json_kind(value)}")
     item = {name: entry for name, entry in value.items() if entry is not None}
+    kind = item.get("type", REFERENCE if item.keys() == {"id"} else "message")
+    if not isinstance(kind, str):
+        raise ValueError(f"{where} must have a string as type, got {json_kind(kind)}")
+    if kind in _SKIPPED:
+        return []
     head = {"id": item["id"]} if isinstance(item.get("id"), str) else {}
-    return {**head, **_content(item, where), "status": "completed"}
+    if kind == "mcp_call":
+        return _mcp_call(item, where)
+    return [{**head, **_content(kind, item, where), "status": "completed"}]
 
 
-def _content(item: Item, where: str) -> Item:
-    match item.get("type", "message"):
+def _mcp_call(item: Item, where: str) -> list[Item]:
+    call = {"call_id": _string(item, "id", where), "name": _string(item, "name", where)}
+    output = item.get("output", item.get("error", ""))
+    return [
+        {"type": "function_call", **call, "arguments": _string(item, "arguments", where), "status": "completed"},
+        {
+            "type": "function_call_output",
+            "call_id": call["call_id"],
+            "output": output if isinstance(output, str) else json.dumps(output),
+            "status": "completed",
+        },
+    ]
+
+
+def _content(kind: str, item: Item, where: str) -> Item:
+    match kind:
         case "message":
             return _message(item, where)
+        case "item_reference":
+            return {"type": REFERENCE, "id": _string(item, "id", where)}
+        case "custom_tool_call":
+            names = ("call_id", "name", "input", *(("namespace",) if "namespace" in item else ()))
+            return {"type": kind, **{name: _string(item, name, where) for name in names}}
+        case "additional_tools" | "tool_search_output":
+            if not isinstance(item.get("tools"), list):
+                raise ValueError(f"{where} must have a list of tools, got {json_kind(item.get('tools'))}")
+            return {"type": _TOOLS[0], "tools": item["tools"]}
+        case "local_shell_call" | "shell_call" | "apply_patch_call":
+            call_id = _string(item if "call_id" in item else {**item, "call_id": item.get("id")}, "call_id", where)
+            arguments = json.dumps(item.get(_BUILT_IN_CALLS[kind]), ensure_ascii=False)
+            return {"type": "function_call", "call_id": call_id, "name": kind[: -len("_call")], "arguments": arguments}
         case "function_call":
-            names: tuple[str, ...] = ("call_id", "name", "arguments")
-            if "namespace" in item:
-                names = (*names, "namespace")
-            return {"type": "function_call", **{name: _string(item, name, where) for name in names}}
-        case "function_call_output":
+            names = ("call_id", "name", "arguments", *(("namespace",) if "namespace" in item else ()))
+            return {"type": kind, **{name: _string(item, name, where) for name in names}}
+        case "function_call_output" | "custom_tool_call_output":
             output = _text(item.get("output"), f"{where}: output")
-            return {"type": "function_call_output", "call_id": _string(item, "call_id", where), "output": output}
+            return {"type": kind, "call_id": _string(item, "call_id", where), "output": output}
+        case "local_shell_call_output" | "shell_call_output" | "apply_patch_call_output":
+            call_id = _string(item if "call_id" in item else {**item, "call_id": item.get("id")}, "call_id", where)
+            output = item.get("output", "")
+            text = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
+            return {"type": "function_call_output", "call_id": call_id, "output": text}
         case "reasoning":
             parts = item.get("content") or item.get("summary") or []
             content = [{"type": "reasoning_text", "text": _text(parts, f"{where}: content")}]
             return {"type": "reasoning", "summary": [], "content": content}
         case other:
-            advice = _INSTEAD.get(str(other), "; only message, function_call, function_call_output and reasoning are")
-            raise ValueError(f"{where} has type {str(other)[:40]!r}, which is not supported{advice}")
+            advice = "only messages, reasoning, calls of tools and their outputs, and item_reference are"
+            raise ValueError(f"{where} has type {other[:40]!r}, which is not supported; {advice}")
 
 
 def _message(item: Item, where: str) -> Item:
@@ -112,6 +168,11 @@ InputItems = Annotated[
 ]
 
 
+def tools_in(items: Sequence[Item]) -> list[object]:
+    """Those that the conversation brings."""
+    return [tool for item in items if item["type"] == _TOOLS[0] for tool in item["tools"]]
+
+
 def chat_messages(instructions: str | None, items: Sequence[Item]) -> list[dict[str, Any]]:
     """The reasoning, text and calls of one turn are one message of the assistant."""
     messages: list[dict[str, Any]] = []
@@ -119,7 +180,9 @@ def chat_messages(instructions: str | None, items: Sequence[Item]) -> list[dict[
         messages.append({"role": "system", "content": instructions})
     for item in items:
         match item["type"]:
-            case "function_call_output":
+            case "additional_tools":  # which are among the tools
+                pass
+            case "function_call_output" | "custom_tool_call_output":
                 messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]})
             case "message" if item["role"] != "assistant":
                 messages.append({"role": item["role"], "content": item["content"][0]["text"]})
@@ -144,6 +207,7 @@ def _add_to_turn(messages: list[dict[str, Any]], item: Item) -> None:
     else:
         if last is None:
             messages.append(last := {"role": "assistant", "content": ""})
-        function = {"name": flat_name(item["name"], item.get("namespace")), "arguments": item["arguments"]}
+        arguments = item["arguments"] if item["type"] == "function_call" else custom_arguments(item["input"])
+        function = {"name": flat_name(item["name"], item.get("namespace")), "arguments": arguments}
         call = {"id": item["call_id"], "type": "function", "function": function}
         last.setdefault("tool_calls", []).append(call)

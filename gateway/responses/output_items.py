@@ -14,23 +14,24 @@ from typing import Any
 
 from outrider.gateway.openai.response_types import ChatTokenLogprob
 from outrider.gateway.request.answers import AnswerOptions
-from outrider.gateway.responses.tools import namespaces
+from outrider.gateway.responses.tools import CalledTool, called_tools, custom_input
 from outrider.gateway.tool_calls.chat_parts import call_id
 from outrider.gateway.tool_calls.events import CallArguments, CallBegins, ContentText, Event, ReasoningText
 from outrider.gateway.tool_calls.plan import OutputPlan
 
 # hexadecimal digits of an item's id
 _ID_DIGITS = 24
-_MESSAGE, _REASONING, _CALL = "message", "reasoning", "function_call"
-_ID_PREFIXES = {_MESSAGE: "msg", _REASONING: "rs", _CALL: "fc"}
+_MESSAGE, _REASONING, _CALL, _CUSTOM = "message", "reasoning", "function_call", "custom_tool_call"
+_ID_PREFIXES = {_MESSAGE: "msg", _REASONING: "rs", _CALL: "fc", _CUSTOM: "ctc"}
 # Of each kind of item, how the events of its text are called.
 _TEXT_EVENTS = {
     _MESSAGE: "response.output_text",
     _REASONING: "response.reasoning_text",
     _CALL: "response.function_call_arguments",
+    _CUSTOM: "response.custom_tool_call_input",
 }
 # The same of the text itself in an event that ends it.
-_TEXT_NAMES = {_MESSAGE: "text", _REASONING: "text", _CALL: "arguments"}
+_TEXT_NAMES = {_MESSAGE: "text", _REASONING: "text", _CALL: "arguments", _CUSTOM: "input"}
 
 ResponseEvent = dict[str, Any]
 
@@ -55,8 +56,8 @@ class _Open:
     def item(self, status: str) -> dict[str, Any]:
         """Its content is empty until it has ended."""
         head = {"id": self.item_id, "type": self.kind, "status": status}
-        if self.kind == _CALL:
-            return {**head, "call_id": self.call_id, **self.names, "arguments": self.text}
+        if self.kind in (_CALL, _CUSTOM):
+            return {**head, "call_id": self.call_id, **self.names, _TEXT_NAMES[self.kind]: self.text}
         content = [] if status == "in_progress" else [self.part()]
         if self.kind == _REASONING:
             return {**head, "summary": [], "content": content}
@@ -75,7 +76,9 @@ class OutputItems:
         self._plan = options.output or OutputPlan()
         self._parser = None if options.output is None else self._plan.parser()
         fields = {} if options.response is None else json.loads(options.response.fields)
-        self._namespaces = namespaces(fields.get("tools", ()))
+        self._tools = called_tools(fields.get("tools", ()))
+        # The arguments of a custom tool's call, whose input is told once it is whole.
+        self._arguments: list[str] = []
         self._open: _Open | None = None
         # Of tokens whose text has not come yet.
         self._logprobs: list[ChatTokenLogprob] = []
@@ -105,19 +108,18 @@ class OutputItems:
                     events += self._in(_REASONING) + self._delta(text)
                 case ContentText(text):
                     events += self._in(_MESSAGE) + self._delta(text)
-                case CallBegins():
-                    events += self._begin(
-                        _CALL, names=self._names(event.name), call_id=call_id(self._plan, self._key, event)
-                    )
+                case CallBegins(name=name):
+                    tool = self._tools.get(name, CalledTool({"name": name}, is_custom=False))
+                    kind = _CUSTOM if tool.is_custom else _CALL
+                    events += self._begin(kind, names=tool.names, call_id=call_id(self._plan, self._key, event))
+                case CallArguments(_, text) if self._open is not None and self._open.kind == _CUSTOM:
+                    self._arguments.append(text)
                 case CallArguments(_, text):
                     events += self._delta(text)
         return events
 
     def _in(self, kind: str) -> list[ResponseEvent]:
         return [] if self._open is not None and self._open.kind == kind else self._begin(kind)
-
-    def _names(self, name: str) -> dict[str, str]:
-        return self._namespaces.get(name, {"name": name})
 
     def _begin(self, kind: str, *, names: Mapping[str, str] | None = None, call_id: str = "") -> list[ResponseEvent]:
         events = self._close("completed")
@@ -147,12 +149,16 @@ class OutputItems:
         opened = self._open
         if opened is None:
             return []
+        events = []
+        if opened.kind == _CUSTOM:
+            arguments, self._arguments = "".join(self._arguments), []
+            events = self._delta(custom_input(arguments))
         done: dict[str, Any] = {_TEXT_NAMES[opened.kind]: opened.text}
         if opened.kind == _MESSAGE:
             done["logprobs"] = opened.logprobs
         elif opened.kind == _CALL:
             done["name"] = opened.names["name"]
-        events = [self._event(f"{_TEXT_EVENTS[opened.kind]}.done", **done)]
+        events.append(self._event(f"{_TEXT_EVENTS[opened.kind]}.done", **done))
         if opened.kind == _MESSAGE:
             events.append(self._event("response.content_part.done", part=opened.part()))
         item = opened.item(status)
@@ -165,6 +171,6 @@ class OutputItems:
         """Of the item that is open."""
         opened = self._open
         place: dict[str, Any] = {"output_index": len(self.items), "item_id": opened.item_id if opened else ""}
-        if opened is not None and opened.kind != _CALL:
+        if opened is not None and opened.kind in (_MESSAGE, _REASONING):
             place["content_index"] = 0
         return {"type": kind, **place, **fields}

@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 from outrider.gateway.openai.logprobs import chat_logprobs
-from outrider.gateway.openai.response_types import ChatTokenLogprob, ErrorAnswer
+from outrider.gateway.openai.response_types import ChatTokenLogprob, CompletionTokensDetails, ErrorAnswer
 from outrider.gateway.openai.responses import to_json
 from outrider.gateway.openai.usage import Account, SpecMetricsLevel
 from outrider.gateway.request.answers import Prepared
@@ -93,12 +93,12 @@ class WholeResponse:
     def _usage(self) -> ResponseUsage:
         usage = self._account.usage()
         cached = usage["prompt_tokens_details"]["cached_tokens"]
-        reasoning = usage.get("completion_tokens_details", {"reasoning_tokens": 0})["reasoning_tokens"]
+        no_details: CompletionTokensDetails = {"reasoning_tokens": 0}
         return {
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
             "output_tokens": usage["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": reasoning},
+            "output_tokens_details": usage.get("completion_tokens_details", no_details),
             "total_tokens": usage["total_tokens"],
         }
 

@@ -11,7 +11,14 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, WithJsonSchema
 
 from outrider.gateway.openai.fields import Bool, Int, JsonObject, LogitBias, Number, String, Strings
-from outrider.gateway.openai.schema import UNSUPPORTED, Body, ChatCompletionRequest, Speculation, StructuredOutputs
+from outrider.gateway.openai.schema import (
+    UNSUPPORTED,
+    Body,
+    ChatCompletionRequest,
+    Prediction,
+    Speculation,
+    StructuredOutputs,
+)
 from outrider.gateway.responses.input_items import InputItems
 
 # Of a chat, under another name here.
@@ -27,8 +34,6 @@ _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     **UNSUPPORTED,
     "conversation": (),
     "prompt": (),
-    "truncation": ("disabled",),
-    "context_management": ([],),
 }
 # Of a chat, without effect here at these values; any other chat field that a response does not have is refused.
 _HARMLESS: Mapping[str, tuple[Any, ...]] = {
@@ -48,7 +53,7 @@ _IGNORED = {"stream_options", "truncation_side"}
 
 
 class TextField(Body):
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"verbosity": ("medium",)}
+    """Its verbosity has no effect: no template knows one."""
 
     format: JsonObject | None = Field(None, description="text, json_object or json_schema")
 
@@ -79,7 +84,8 @@ class ResponsesRequest(Body):
     temperature: Number | None = None
     top_p: Number | None = None
     top_logprobs: Int | None = None
-    include: Strings = ()
+    include: Strings = Field((), description="message.output_text.logprobs; others have nothing to add")
+    truncation: String = Field("disabled", description="a conversation beyond the context is refused either way")
     metadata: JsonObject | None = None
     stream: Bool = False
     top_k: Int | None = Field(None, description="-1 and 0 keep everything")
@@ -93,6 +99,7 @@ class ResponsesRequest(Body):
     chat_template_kwargs: JsonObject | None = None
     request_id: String | None = Field(None, description="part of the answer's id, by which a stream is resumed")
     cache_salt: String | None = None
+    prediction: Prediction | None = None
     thinking_token_budget: Int | None = Field(
         None, description="tokens of reasoning, markers not counted; -1: no limit"
     )

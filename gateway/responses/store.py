@@ -1,6 +1,7 @@
 """Responses in Redis, so that any gateway can return one, or continue it as the beginning of another.
 
-A finished one is one value under its owner and id, which expires; the first that is put stays. A deleted one leaves an
+A finished one is one value under its owner and id, which expires; the first that is put stays. The items of its output
+are there once more under their own ids. A deleted one leaves an
 empty value for the rest of its life: who resumes the stream of its request must not store it again.
 
 One in the background has two more while it runs: what it is until then, and a sign of life of the gateway that works
@@ -9,6 +10,8 @@ on it. Not here: what is in them (stored.py).
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from urllib.parse import quote
 
 from outrider.shared.errors import CommitRefused, GatewayFull, QuotaExceeded, UnknownSession
@@ -17,6 +20,8 @@ from outrider.shared.log.patient_redis import PatientRedis
 
 # seconds; lease of the gateway that works on a response, after which another one continues it
 _LEASE_S = 15
+# keys; of one command, which Redis answers at once
+_MAX_KEYS = 256
 # seconds; between two renewals of the lease, and at most from a cancellation to the end of the work
 BEAT_S = 2.0
 
@@ -37,11 +42,34 @@ class ResponseStore:
             message = f"stored responses: {error.message}, or send store: false"
             raise type(error)(message, retry_after_s=error.retry_after_s or 1.0) from None
 
-    async def put(self, owner: str, response_id: str, document: bytes, num_reserved: int) -> None:
-        """Unless it is there. Its bytes beyond those reserved are counted in any case."""
+    async def put(self, owner: str, response_id: str, document: bytes, num_reserved: int) -> bool:
+        """Unless it is there: then False. Its bytes beyond those reserved are counted in any case."""
         key = self._key("response", owner, response_id)
         if await self._redis.call(lambda: ("SET", key, document, "NX", "EX", self._ttl_s)):
             self._budget.count(owner, max(0, len(document) - num_reserved), self._ttl_s)
+            return True
+        return False
+
+    async def put_items(self, owner: str, items: Mapping[str, bytes]) -> None:
+        """A finished response's, by their ids."""
+        for item_id, document in items.items():
+            words = ("SET", self._key("item", owner, item_id), document, "NX", "EX", self._ttl_s)
+            if await self._redis.call(partial(tuple, words)):
+                self._budget.count(owner, len(document), self._ttl_s)
+
+    async def get_items(self, owner: str, item_ids: Sequence[str]) -> dict[str, bytes]:
+        """Those that are stored."""
+        found: dict[str, bytes] = {}
+        for ids in _some(item_ids):
+            keys = [self._key("item", owner, item_id) for item_id in ids]
+            documents = await self._redis.call(partial(tuple, ("MGET", *keys)))
+            found.update((item_id, one) for item_id, one in zip(ids, documents, strict=True) if one)
+        return found
+
+    async def forget_items(self, owner: str, item_ids: Sequence[str]) -> None:
+        for ids in _some(item_ids):
+            keys = [self._key("item", owner, item_id) for item_id in ids]
+            await self._redis.call(partial(tuple, ("DEL", *keys)))
 
     async def get(self, owner: str, response_id: str) -> bytes:
         """Finished or running. Raises UnknownSession: never stored, expired, deleted or somebody else's, which all look
@@ -54,14 +82,14 @@ class ResponseStore:
             document = running or await self._get("response", owner, response_id)
         return _known(document, response_id)
 
-    async def delete(self, owner: str, response_id: str) -> None:
-        """Raises UnknownSession."""
+    async def delete(self, owner: str, response_id: str) -> bytes:
+        """What it was; empty of one that was running. Raises UnknownSession."""
         key = self._key("response", owner, response_id)
         document = await self._redis.call(lambda: ("SET", key, b"", "XX", "KEEPTTL", "GET"))
         if document is None and await self._get("running", owner, response_id):
             document = await self._redis.call(lambda: ("SET", key, b"", "EX", self._ttl_s)) and b"running"
         await self.forget_running(owner, response_id)
-        _known(document, response_id)
+        return _known(document, response_id).removeprefix(b"running")
 
     # ---- in the background ----
 
@@ -105,6 +133,10 @@ class ResponseStore:
     def _key(self, kind: str, owner: str, response_id: str) -> str:
         # Quoted, an owner has no colon: no id can reach into another owner's.
         return f"outrider:{kind}:{quote(owner, safe='')}:{response_id}"
+
+
+def _some(item_ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    return (item_ids[place : place + _MAX_KEYS] for place in range(0, len(item_ids), _MAX_KEYS))
 
 
 def _known(document: bytes | None, response_id: str) -> bytes:

@@ -9,7 +9,7 @@ from typing import Any
 
 from outrider.gateway.openai.responses import to_json
 from outrider.gateway.request.answers import Prepared, ResponsePlan
-from outrider.gateway.responses.input_items import Item, parse_items
+from outrider.gateway.responses.input_items import REFERENCE, Item, parse_items
 from outrider.gateway.responses.response_types import ItemList, ResponseBody
 from outrider.gateway.responses.store import ResponseStore
 from outrider.shared.errors import InvalidRequest
@@ -18,7 +18,15 @@ from outrider.shared.errors import InvalidRequest
 _DEFAULT_PAGE, _MAX_PAGE = 20, 100
 # hexadecimal digits of an item's id
 _ID_DIGITS = 24
-_ID_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+_ID_PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "reasoning": "rs",
+    "additional_tools": "at",
+}
 
 
 def num_reserved(prepared: Prepared) -> int:
@@ -33,7 +41,8 @@ async def keep(store: ResponseStore | None, prepared: Prepared, body: ResponseBo
     if store is None or plan is None or not plan.input_items:
         return
     owner, response_id = prepared.requests[0].owner, prepared.options.answer_id
-    await store.put(owner, response_id, document_of(body, plan), num_reserved(prepared))
+    if await store.put(owner, response_id, document_of(body, plan), num_reserved(prepared)):
+        await store.put_items(owner, {item["id"]: to_json(item).encode() for item in body["output"]})
     if plan.is_background:
         await store.forget_running(owner, response_id)
 
@@ -58,6 +67,13 @@ async def cancel(store: ResponseStore, owner: str, response_id: str) -> Response
     return await end(store, owner, document, {"status": "cancelled"}) if is_running(document) else body
 
 
+async def delete(store: ResponseStore, owner: str, response_id: str) -> None:
+    """Raises UnknownSession or Unavailable."""
+    document = await store.delete(owner, response_id)
+    if document:
+        await store.forget_items(owner, [item["id"] for item in stored_response(document)["output"]])
+
+
 async def end(store: ResponseStore, owner: str, document: bytes, changes: Mapping[str, Any]) -> ResponseBody:
     """Ends a running response, unless it has ended meanwhile; what it is then. Raises UnknownSession or Unavailable."""
     stored = json.loads(document)
@@ -77,6 +93,19 @@ def stored_items(document: bytes) -> tuple[Item, ...]:
     """The conversation up to the end of the response, as input items."""
     stored = json.loads(document)
     return (*stored["input"], *parse_items(stored["response"]["output"]))
+
+
+async def dereferenced(store: ResponseStore, owner: str, items: Sequence[Item], max_bytes: int) -> list[Item]:
+    """The items, with those that were stored in place of references to them. Raises ValueError or Unavailable."""
+    wanted = [item["id"] for item in items if item["type"] == REFERENCE]
+    documents = await store.get_items(owner, tuple(dict.fromkeys(wanted)))
+    for item_id in wanted:
+        if item_id not in documents:
+            raise ValueError(f"item {item_id[:200]!r} is not stored here; send the item itself")
+    if sum(len(documents[item_id]) for item_id in wanted) > max_bytes:
+        raise ValueError(f"the items that are referred to have more than {max_bytes} bytes")
+    found = {item_id: parse_items([json.loads(document)]) for item_id, document in documents.items()}
+    return [one for item in items for one in (found[item["id"]] if item["type"] == REFERENCE else (item,))]
 
 
 def with_ids(items: Sequence[Item], answer_id: str) -> list[Item]:

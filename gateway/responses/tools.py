@@ -1,11 +1,18 @@
-"""The tools of a response as a chat's, which has functions alone. What is wrong in either form stays as it is."""
+"""The tools of a response as a chat's, which has functions alone. What is wrong in either form stays as it is.
+
+A custom tool, whose calls have one text as input, is a function with one string.
+"""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from outrider.gateway.openai.fields import json_kind
+from outrider.gateway.responses.custom_grammar import custom_pattern
 from outrider.shared.errors import InvalidRequest
 
 # Built into OpenAI's servers and models; agents send them unasked. As vLLM, they are not shown to the model.
@@ -13,6 +20,10 @@ _BUILT_IN = (
     *("web_search", "file_search", "code_interpreter", "image_generation", "computer", "tool_search"),
     *("local_shell", "shell", "apply_patch"),
 )
+# The argument of the function that stands for a custom tool.
+_INPUT = "input"
+# Its beginning, where max_tokens has cut the arguments; whole escapes alone.
+_CUT_INPUT = re.compile(r'\s*\{\s*"input"\s*:\s*"((?:[^"\\]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*)')
 # Between the names of a namespace and of a function in it; vLLM's.
 _SEPARATOR = "__"
 
@@ -41,17 +52,48 @@ def flat_name(name: str, namespace: str | None) -> str:
     return name if namespace is None else f"{namespace}{_SEPARATOR}{name}"
 
 
-def namespaces(tools: Sequence[object]) -> dict[str, dict[str, str]]:
-    """Per flat name of a function in a namespace, what a call of it says of both."""
-    return {
-        flat_name(function["name"], tool["name"]): {"namespace": tool["name"], "name": function["name"]}
-        for tool in tools
-        if isinstance(tool, dict) and tool.get("type") == "namespace"
-        for function in tool["tools"]
-    }
+@dataclass(frozen=True)
+class CalledTool:
+    """What a call's item says of its tool. names: its name, and its namespace if it has one."""
+
+    names: Mapping[str, str]
+    is_custom: bool
 
 
-def _kind(tool: object) -> str:
+def called_tools(tools: Sequence[object]) -> dict[str, CalledTool]:
+    """By the flat names of a chat: those whose calls are told otherwise than a plain function's."""
+    found: dict[str, CalledTool] = {}
+    for tool in tools:
+        if _kind(tool) == "custom":
+            found[tool["name"]] = CalledTool({"name": tool["name"]}, is_custom=True)
+        elif _kind(tool) == "namespace":
+            for inner in tool["tools"]:
+                names = {"namespace": tool["name"], "name": inner["name"]}
+                found[flat_name(inner["name"], tool["name"])] = CalledTool(names, _kind(inner) == "custom")
+    return found
+
+
+def custom_arguments(text: str) -> str:
+    """A custom tool's input as the arguments of the function that stands for it."""
+    return json.dumps({_INPUT: text}, ensure_ascii=False)
+
+
+def custom_input(arguments: str) -> str:
+    """The input in arguments as a model wrote them, maybe under another name; those that are cut, as far as they go."""
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        begun = _CUT_INPUT.match(arguments)
+        value = {_INPUT: json.loads(f'"{begun[1]}"', strict=False)} if begun else None
+    if isinstance(value, dict) and _INPUT not in value and len(value) == 1:
+        value = {_INPUT: next(iter(value.values()))}
+    found = value.get(_INPUT) if isinstance(value, dict) else None
+    if not isinstance(found, str):
+        return arguments
+    return found.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _kind(tool: Any) -> str:
     return str(tool.get("type", "")) if isinstance(tool, dict) else ""
 
 
@@ -70,9 +112,24 @@ def _functions(tool: object) -> list[object]:
 
 def _nested(value: object) -> object:
     """Functions are flat here, and an object of their own in a chat."""
+    if _kind(value) == "custom":
+        return {"type": "function", "function": _custom_function(value)}
     if not isinstance(value, dict) or value.get("type") != "function":
         return value
     return {"type": "function", "function": _without_type(value)}
+
+
+def _custom_function(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """tool: of type custom, in the tools or in tool_choice, where it has only a name. Raises InvalidRequest."""
+    form = tool.get("format") or {"type": "text"}
+    text: dict[str, Any] = {"type": "string"}
+    if _kind(form) == "grammar":
+        text["pattern"] = custom_pattern(form, str(tool.get("name"))[:80])
+    elif _kind(form) != "text":
+        raise InvalidRequest("tools: a custom tool's format must have the type text or grammar", param="tools")
+    parameters = {"type": "object", "properties": {_INPUT: text}, "required": [_INPUT], "additionalProperties": False}
+    described = {name: tool[name] for name in ("name", "description") if tool.get(name) is not None}
+    return {**described, "parameters": parameters, "strict": "pattern" in text}
 
 
 def _without_type(function: Mapping[str, Any]) -> dict[str, Any]:

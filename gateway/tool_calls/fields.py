@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import PlainValidator, WithJsonSchema
 
-# count; OpenAI's limit
-MAX_TOOLS = 128
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+# characters; of a tool's name, as Anthropic has it; OpenAI's limit is 64
+_MAX_NAME_CHARS = 128
+_NAME = re.compile(rf"[a-zA-Z0-9_-]{{1,{_MAX_NAME_CHARS}}}")
 _MODES = ("none", "auto", "required")
 
 
@@ -26,13 +27,11 @@ class ToolChoice:
 def _tools(value: object) -> tuple[dict[str, Any], ...]:
     if not isinstance(value, list | tuple):
         raise ValueError("must be a list")
-    if len(value) > MAX_TOOLS:
-        raise ValueError(f"has {len(value)} entries, the maximum is {MAX_TOOLS}")
     tools = tuple(_tool(entry, f"entry {place}") for place, entry in enumerate(value))
-    names = [tool["function"]["name"] for tool in tools]
-    doubled = sorted({name for name in names if names.count(name) > 1})
-    if doubled:
-        raise ValueError(f"has more than one function of the name {doubled[0]!r}")
+    counts = Counter(tool["function"]["name"] for tool in tools)
+    doubled = min((name for name, count in counts.items() if count > 1), default=None)
+    if doubled is not None:
+        raise ValueError(f"has more than one function of the name {doubled!r}")
     return tools
 
 
@@ -48,7 +47,9 @@ def _tool(value: object, where: str) -> dict[str, Any]:
     given = {key: entry for key, entry in function.items() if entry is not None}
     name = given.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ValueError(f"{where}: function.name must be 1 to 64 letters, digits, underscores or hyphens")
+        raise ValueError(
+            f"{where}: function.name must be 1 to {_MAX_NAME_CHARS} letters, digits, underscores or hyphens"
+        )
     if not isinstance(given.get("description", ""), str):
         raise ValueError(f"{where}: function.description must be a string")
     if not isinstance(given.get("parameters", {}), dict):

@@ -36,6 +36,7 @@ def _of_both(spec: m.SessionSpec) -> dict[str, Any]:
         "mode": MODE_TO_WIRE[spec.mode],
         "stream_key": spec.stream_key,
         "cache_salt": spec.cache_salt,
+        "predicted_token_ids": spec.predicted_token_ids,
     }
 
 
@@ -62,6 +63,7 @@ def spec_from_wire(message: verifier.OpenVerifierSession | drafter.OpenDrafterSe
         mode=mode,
         stream_key=message.stream_key,
         cache_salt=message.cache_salt,
+        predicted_token_ids=tuple(message.predicted_token_ids),
         method=message.method if isinstance(message, drafter.OpenDrafterSession) else "",
         numerics=_numerics_from_wire(message),
     )

@@ -6,7 +6,7 @@ stored_responses.py and queries.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
@@ -31,16 +31,26 @@ from outrider.gateway.servers.http.stored_responses import StoredResponses
 from outrider.gateway.servers.service import GatewayService
 
 
+@dataclass(frozen=True)
+class Cors:
+    """Which pages in browsers may call the server; origins: none of them unless some are named, "*": all."""
+
+    origins: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ("*",)
+    headers: tuple[str, ...] = ("*",)
+    credentials: bool = False
+
+
 def create_app(
     service: GatewayService,
     *,
-    cors_origins: Sequence[str] = (),
+    cors: Cors = Cors(),
     admission: Admission | None = None,
     api_docs: bool = True,
     playground: bool = True,
     shows_tokenizer: bool = False,
 ) -> FastAPI:
-    """The application; serve it with uvicorn. CORS is off unless origins are given ("*" for all).
+    """The application; serve it with uvicorn.
 
     Without `admission`, no key is required and nothing is limited. `api_docs`: /docs and /openapi.json;
     `playground`: the page at /; `shows_tokenizer`: /tokenizer_info.
@@ -65,12 +75,13 @@ def create_app(
     if admission is not None:
         app.add_middleware(HttpAdmission, admission=admission)
     app.add_middleware(RequestLabel)  # outside of admission: refusals have the label too
-    if cors_origins:  # outermost: a browser must see refusals too
+    if cors.origins:  # outermost: a browser must see refusals too
         app.add_middleware(
             CORSMiddleware,
-            allow_origins=list(cors_origins),
-            allow_methods=["*"],
-            allow_headers=["*"],
+            allow_origins=cors.origins,
+            allow_methods=cors.methods,
+            allow_headers=cors.headers,
+            allow_credentials=cors.credentials,
             expose_headers=[REQUEST_LABEL_HEADER],
         )
     return app

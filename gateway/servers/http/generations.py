@@ -21,6 +21,7 @@ from outrider.gateway.openai.schema import ChatCompletionRequest, CompletionRequ
 from outrider.gateway.request.answers import AnswerKind, Prepared, Wanted
 from outrider.gateway.request.event_cursor import LAST_EVENT_ID, NOTHING_SEEN, EventCursor, parse_event_id
 from outrider.gateway.responses.as_chat import prepare_response
+from outrider.gateway.responses.input_items import refers
 from outrider.gateway.responses.schema import ResponsesRequest
 from outrider.gateway.servers.http.body_work import BodyWork
 from outrider.gateway.servers.http.generation_response import GenerationResponse, Load
@@ -79,7 +80,7 @@ class Generations:
 
         def prepared_or_body(body: object) -> Prepared | ResponsesRequest:
             parsed = parse_body(ResponsesRequest, body)
-            follows = parsed.previous_response_id is not None
+            follows = parsed.previous_response_id is not None or refers(parsed.input)
             return parsed if follows else prepare_response(parsed, served, can_store=can_store)
 
         prepared = await self._work.parsed(request, prepared_or_body)

@@ -22,7 +22,16 @@ from outrider.gateway.responses.as_chat import prepare_response
 from outrider.gateway.responses.response_types import DeletedResponse
 from outrider.gateway.responses.schema import ResponsesRequest
 from outrider.gateway.responses.store import ResponseStore
-from outrider.gateway.responses.stored import cancel, end, input_page, is_running, stored_items, stored_response
+from outrider.gateway.responses.stored import (
+    cancel,
+    delete,
+    dereferenced,
+    end,
+    input_page,
+    is_running,
+    stored_items,
+    stored_response,
+)
 from outrider.gateway.servers.http.background import BackgroundResponse
 from outrider.gateway.servers.http.generation_response import GenerationResponse, Load
 from outrider.gateway.servers.http.long_json import LongJson
@@ -42,26 +51,41 @@ class StoredResponses:
         self._load = load
 
     async def following(self, request: Request, body: ResponsesRequest, served: Served) -> Prepared:
-        """A request that begins with a stored conversation, worked on like a body of the length of both."""
-        store, previous = self._service.responses, body.previous_response_id or ""
+        """A request that begins with a stored conversation, or refers to stored items, worked on like a body of the
+        length of all.
+        """
+        store, owner = self._service.responses, owner_of(request)
         if store is None:
+            param = "input" if body.previous_response_id is None else _PREVIOUS
             raise InvalidRequest(
-                f"{_PREVIOUS}: this gateway stores no responses; start it with --stored-response-ttl-s, or send the "
+                f"{param}: this gateway stores no responses; start it with --stored-response-ttl-s, or send the "
                 "conversation as input",
-                param=_PREVIOUS,
+                param=param,
             )
+        document = b""
+        if body.previous_response_id is not None:
+            document = await self._previous(store, owner, body.previous_response_id)
         try:
-            document = await store.get(owner_of(request), previous)
-        except UnknownSession as error:
-            raise UnknownSession(f"{_PREVIOUS}: {error.message}", param=_PREVIOUS) from None
-        if is_running(document):
-            raise InvalidRequest(f"{_PREVIOUS}: response {previous[:200]!r} is still in progress", param=_PREVIOUS)
+            items = await dereferenced(store, owner, body.input, self._service.limits.max_body_bytes)
+        except ValueError as error:
+            raise InvalidRequest(f"input: {error}", param="input") from None
+        body = body.model_copy(update={"input": tuple(items)})
         num_bytes = len(document) + self._body_bytes(request)
         with closing(caller_of(request).held or Held(self._bodies)) as held:
             held.add_body(num_bytes)
             return await self._bodies.on_thread(
-                lambda: prepare_response(body, served, stored_items(document), can_store=True), num_bytes
+                lambda: prepare_response(body, served, stored_items(document) if document else (), can_store=True),
+                num_bytes,
             )
+
+    async def _previous(self, store: ResponseStore, owner: str, previous: str) -> bytes:
+        try:
+            document = await store.get(owner, previous)
+        except UnknownSession as error:
+            raise UnknownSession(f"{_PREVIOUS}: {error.message}", param=_PREVIOUS) from None
+        if is_running(document):
+            raise InvalidRequest(f"{_PREVIOUS}: response {previous[:200]!r} is still in progress", param=_PREVIOUS)
+        return document
 
     def _body_bytes(self, request: Request) -> int:
         """At most, where the client has not said."""
@@ -109,7 +133,7 @@ class StoredResponses:
 
     async def delete(self, request: Request) -> Response:
         response_id = request.path_params["response_id"]
-        await self._store(response_id).delete(owner_of(request), response_id)
+        await delete(self._store(response_id), owner_of(request), response_id)
         deleted: DeletedResponse = {"id": response_id, "object": "response", "deleted": True}
         return JSONResponse(deleted)
 

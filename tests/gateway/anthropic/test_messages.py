@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import httpx
@@ -312,6 +313,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"thinking": {"type": "disabled"}}, "chat template cannot turn it off"),
     ({"stop_sequences": [""]}, "stop_sequences must not contain an empty string"),
     ({"mcp_servers": [{"url": "http://x"}]}, "mcp_servers is not supported"),
+    ({"context_management": {"edits": [{"type": "compact_20260112"}]}}, "entry 0 has type 'compact_20260112'; only"),
     ({"container": "c"}, "container is not supported"),
     ({"output_format": {"type": "json_schema"}}, "output_format is not supported; use output_config.format"),
     ({"output_config": {"format": {"type": "text"}}}, "output_config.format must be"),
@@ -332,11 +334,46 @@ async def test_refusals_name_the_field_in_anthropics_form(body: dict[str, Any], 
 
 
 async def test_a_model_that_does_not_think() -> None:
-    service = service_of(CALLS, reasoning_parser="none")
-    refused = await post(service, thinking={"type": "enabled", "budget_tokens": 1024})
-    assert "the served model does not think" in refused.json()["error"]["message"]
-    assert (await post(service, thinking={"type": "disabled"})).status_code == 200
-    assert (await post(service, thinking={"type": "adaptive"})).status_code == 200
+    """Clients ask for it whatever the model; its template is not made to begin a thought that nothing would read."""
+    service = service_of("Ok.", reasoning_parser="none")
+    service.tokenizer = tokenizer_of(HERMES, "{{ messages[0].content }} {{ enable_thinking }}")
+    for kind, expected in (("enabled", "Weather? "), ("adaptive", "Weather? "), ("disabled", "Weather? False")):
+        await answer(service, thinking={"type": kind, "budget_tokens": 1024}, tools=[])
+        assert service.tokenizer.decode(service.requests[-1].prompt_token_ids) == expected
+
+
+async def test_max_tokens_beyond_the_room_is_cut_and_said() -> None:
+    service = service_of("a" * 9000)
+    message = await answer(service, max_tokens=32_000, tools=[])
+    assert (message["stop_reason"], message["stop_sequence"]) == ("model_context_window_exceeded", None)
+    assert (
+        message["usage"]["input_tokens"]
+        + message["usage"]["cache_read_input_tokens"]
+        + message["usage"]["output_tokens"]
+        == 4096
+    )
+    assert (await answer(service, max_tokens=9, tools=[]))["stop_reason"] == "max_tokens"
+    assert (await answer(service_of("Ok."), max_tokens=32_000))["stop_reason"] == "end_turn"
+
+
+async def test_a_prompt_beyond_the_context_is_refused_in_anthropics_words() -> None:
+    """Claude Code compacts its conversation when it reads them, and takes the numbers."""
+    for length in (5000, 100_000):
+        refused = await post(service_of("Ok."), messages=[{"role": "user", "content": "a" * length}], tools=[])
+        said = re.fullmatch(r"prompt is too long: (\d+) tokens > (\d+) maximum", refused.json()["error"]["message"])
+        assert said is not None
+        assert int(said[1]) > int(said[2]) == 4096
+
+
+async def test_any_number_of_tools_that_fits() -> None:
+    schema = {"type": "object", "properties": {}}
+    tools = [{"name": f"mcp__{number:0122d}a", "input_schema": schema} for number in range(300)]
+    service = service_of(f'<tool_call>\n{{"name": "{tools[299]["name"]}", "arguments": {{}}}}\n</tool_call>')
+    service.tokenizer = tokenizer_of(HERMES, "{% for t in tools %}.{% endfor %}{{ messages[0].content }}")
+    message = await answer(service, tools=tools)
+    assert without_ids(message["content"]) == [{"type": "tool_use", "name": tools[299]["name"], "input": {}}]
+    refused = await post(service, tools=[{"name": "a" * 129, "input_schema": schema}])
+    assert "function.name must be 1 to 128 letters" in refused.json()["error"]["message"]
 
 
 async def test_errors_have_anthropics_types() -> None:

@@ -37,6 +37,7 @@ def test_chat_may_fill_the_context(served: Served, tokenizer: Tokenizer) -> None
 FIELDS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"temperature": 0}, {"temperature": 0.0}),
     ({"temperature": 0.7, "top_p": 0.9, "min_p": 0.05}, {"temperature": 0.7, "top_p": 0.9, "min_p": 0.05}),
+    ({"temperature": 0.7, "top_p": 0}, {"temperature": 0.0, "top_p": 1.0}),
     ({"top_k": -1}, {"top_k": 0}),
     ({"top_k": 40}, {"top_k": 40}),
     ({"max_tokens": 7.0}, {"max_tokens": 7}),

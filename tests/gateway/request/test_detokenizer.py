@@ -240,6 +240,35 @@ def test_only_what_may_become_a_stop_is_held_back(parts: list[str], stop: tuple[
     assert shown + checker.flush() == given_text
 
 
+@pytest.mark.parametrize("marker_tokens", [(), ("<|system|>",)], ids=["text", "parsed"])
+@pytest.mark.parametrize(
+    ("stop", "include", "shown", "found"),
+    [
+        (("<|user|>",), False, "ab", "<|user|>"),
+        (("<|user|>",), True, "ab<|user|>", "<|user|>"),
+        (("b<|user|>c",), False, "a", "b<|user|>c"),
+        (("<|user|>d", "cd"), False, "ab", "cd"),
+        (("<|user|>d",), False, "abcd<|user|>e", None),
+        (("<|user|>e",), False, "abcd", "<|user|>e"),
+    ],
+)
+def test_a_stop_string_may_spell_a_special_token(
+    stop: tuple[str, ...], include: bool, shown: str, found: str | None, marker_tokens: tuple[str, ...]
+) -> None:
+    """As a token, which the text leaves out, or written out as a model may do."""
+    tokenizer = demo()
+    token_ids = [
+        *(*tokenizer.encode("ab", False), tokenizer.control_tokens["<|user|>"], *tokenizer.encode("cd", False)),
+        *(token_id for part in ("<|", "user", "|>", "e") for token_id in tokenizer.encode(part, False)),
+    ]
+    for size in (1, 2, len(token_ids)):
+        groups = [token_ids[place : place + size] for place in range(0, len(token_ids), size)]
+        detokenizer = IncrementalDetokenizer(tokenizer, (), True, stop, include, 0, marker_tokens)
+        text, pieces = run(detokenizer, groups)
+        ends = [piece.end.stop_string for piece in pieces if piece.end is not None]
+        assert (text, ends) == (shown, [found] if found else [])
+
+
 @pytest.mark.parametrize(
     ("stop", "text", "shown", "found"),
     [

@@ -65,10 +65,12 @@ REQUEST = ValidRequest(
     cache_salt="salt",
     marker_tokens=OUTPUT.marker_tokens,
     only_call=OUTPUT,
+    predicted_token_ids=(5, 6),
     owner="alice",
 )
-# What a gateway of the version before knows.
-OLDER = dataclasses.replace(REQUEST, sampling_params=dataclasses.replace(PARAMS, logprob_token_ids=()))
+# What earlier gateways know.
+NAMING = dataclasses.replace(REQUEST, predicted_token_ids=())
+OLDER = dataclasses.replace(NAMING, sampling_params=dataclasses.replace(PARAMS, logprob_token_ids=()))
 OPTIONS = AnswerOptions(
     answer_id="cmpl-1",
     created=1_700_000_000,
@@ -87,6 +89,7 @@ OPTIONS = AnswerOptions(
     output=OUTPUT,
     response=ResponsePlan('{"metadata":{}}', "[]"),
     message=True,
+    fills_context=True,
 )
 
 
@@ -144,15 +147,17 @@ def test_choices_count_over_the_prompts() -> None:
 def test_an_older_gateway_can_go_on_with_a_request_that_has_nothing_new() -> None:
     doors = dataclasses.replace(OPTIONS, echo_texts=None, return_tokens_as_token_ids=False)
     doors = dataclasses.replace(doors, output=dataclasses.replace(OUTPUT, parallel=True))
+    full, doors = doors, dataclasses.replace(doors, fills_context=False)
     parsed = dataclasses.replace(doors, response=None, message=False)
     one_call = dataclasses.replace(parsed, output=OUTPUT)
     plain = dataclasses.replace(parsed, output=None)
     with_ids = dataclasses.replace(plain, return_tokens_as_token_ids=True)
     echo = dataclasses.replace(plain, echo_texts=("a",))
     echoed_prompt = dataclasses.replace(echo, chat=False)
-    all_options = (plain, echoed_prompt, parsed, doors, with_ids, echo, one_call)
-    assert [version(options, OLDER) for options in all_options] == [1, 1, 2, 3, 4, 4, RECORD_VERSION]
-    assert version(plain, REQUEST) == RECORD_VERSION  # it names tokens
+    all_options = (plain, echoed_prompt, parsed, doors, with_ids, echo, one_call, full)
+    assert [version(options, OLDER) for options in all_options] == [1, 1, 2, 3, 4, 4, 5, RECORD_VERSION]
+    assert version(plain, NAMING) == 5  # it names tokens
+    assert version(plain, REQUEST) == RECORD_VERSION  # it predicts
 
 
 def version(options: AnswerOptions, *requests: ValidRequest) -> int:
@@ -163,13 +168,13 @@ def version(options: AnswerOptions, *requests: ValidRequest) -> int:
 def test_lists_of_all_prompts_are_kept_once(params: SamplingParams) -> None:
     lists = dataclasses.replace(params, bad_words=params.bad_words and tuple((token, 7) for token in range(500)))
     own = [dataclasses.replace(lists, max_tokens=1 + place, logprob_token_ids=()) for place in range(20)]
-    requests = tuple(dataclasses.replace(REQUEST, sampling_params=each) for each in own)
+    requests = tuple(dataclasses.replace(NAMING, sampling_params=each) for each in own)
     before = new_record(AnswerKind.CHAT, Prepared(requests, OPTIONS))
     alone = new_record(AnswerKind.CHAT, Prepared(requests[:1], OPTIONS))
     assert SessionRecord.decode(before.encode()) == before
     assert before.encode().count(PARAMS_BIAS) == alone.encode().count(PARAMS_BIAS) == 1
-    plain = dataclasses.replace(OPTIONS, output=None)
-    assert version(plain, *requests[:1]) < version(plain, *requests) == RECORD_VERSION
+    plain = dataclasses.replace(OPTIONS, output=None, fills_context=False)
+    assert version(plain, *requests[:1]) < version(plain, *requests) == 5
 
 
 @pytest.mark.parametrize("field", ["bad_words", "logit_bias"])
@@ -177,7 +182,7 @@ def test_each_prompt_keeps_lists_of_its_own(field: str) -> None:
     other = dataclasses.replace(OLDER, sampling_params=dataclasses.replace(OLDER.sampling_params, **{field: ()}))
     before = new_record(AnswerKind.CHAT, Prepared((OLDER, other), OPTIONS))
     assert SessionRecord.decode(before.encode()) == before
-    assert version(dataclasses.replace(OPTIONS, output=None), OLDER, other) < RECORD_VERSION
+    assert version(dataclasses.replace(OPTIONS, output=None, fills_context=False), OLDER, other) < 5
 
 
 def test_another_version_is_refused_by_name() -> None:

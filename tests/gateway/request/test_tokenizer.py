@@ -171,6 +171,35 @@ def test_kwargs_cannot_replace_the_messages(tokenizer: Tokenizer) -> None:
         template.render(CHAT, variables={"documents": []})
 
 
+SYSTEM_FIRST = """{%- for m in messages %}
+{%- if m.role == 'system' and not loop.first %}{{ raise_exception('It must be at the beginning.') }}{% endif %}
+{{- m.role }}:{{ m.content }};{% endfor %}"""
+ONE_SYSTEM = """{%- if messages[0].role == 'system' %}system:{{ messages[0].content }};{% endif %}
+{%- for m in messages if m.role != 'system' %}{{ m.role }}:{{ m.content }};{% endfor %}"""
+ANY_SYSTEM = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
+JOINED = "system:a\n\nb\n\nc;user:u;assistant:v;user:w;"
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (SYSTEM_FIRST, JOINED),
+        (ONE_SYSTEM, JOINED),
+        (ANY_SYSTEM, "system:a;system:b;user:u;system:c;assistant:v;user:w;"),
+    ],
+    ids=["refuses later ones", "passes over later ones", "shows them all"],
+)
+def test_system_messages_that_a_template_shows_at_the_beginning_only(source: str, expected: str) -> None:
+    said = (("system", "a"), ("system", "b"), ("user", "u"), ("system", "c"), ("assistant", "v"), ("user", "w"))
+    messages = [{"role": role, "content": text} for role, text in said]
+    template = ChatTemplate(source, {})
+    assert template.render(messages, add_generation_prompt=False) == expected
+    assert template.render(messages[2:3], add_generation_prompt=False) == "user:u;"
+    assert template.render(messages[2:4], add_generation_prompt=False) == (
+        "user:u;system:c;" if source == ANY_SYSTEM else "system:c;user:u;"
+    )
+
+
 @pytest.mark.parametrize("messages", [[], [{"role": "user"}]])
 def test_nothing_to_continue(messages: list[dict[str, str]]) -> None:
     with pytest.raises(InvalidRequest, match="needs a last message"):

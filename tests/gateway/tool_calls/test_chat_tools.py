@@ -205,7 +205,11 @@ async def test_tools_and_past_calls_reach_the_template() -> None:
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools", "entry 0 has type 'custom'; only function"),
     ({"tools": [TOOLS[1], TOOLS[1]]}, "tools", "more than one function of the name 'now'"),
-    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools", "entry 0: function.name must be 1 to 64"),
+    (
+        {"tools": [{"type": "function", "function": {"name": "a b"}}]},
+        "tools",
+        "function.name must be 1 to 128",
+    ),
     ({"tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", "names 'x', which is not among"),
     ({"tool_choice": "maybe"}, "tool_choice", "must be one of none, auto, required"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.tool_call_id", "must have a tool_call_id"),

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -131,12 +132,48 @@ def test_methods_may_take_turns_within_a_session(pools: Pools) -> None:
     assert min(drafted.values()) > 0
 
 
-@pytest.mark.parametrize("name", ["ngram", "draft_model", "eagle3"])
+@pytest.mark.parametrize("name", ["ngram", "draft_model"])
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_a_prediction_changes_rounds_and_no_token(pools: Pools, params: SamplingParams, name: str) -> None:
+    """Right, edited in two places, wrong, and all of these beside sessions without one."""
+    expected = [session.output for session in decode(pools.pool("whole", ROOMY_BLOCKS), params, None, WHOLE)]
+    right = expected[0]
+    edited = [*right[:10], 5, 5, 5, *right[14:30], *right[34:]]
+    predictions = [right, edited, [3, 4] * 30, expected[1], []]
+    with drafting_pool(pools, (name,)) as pool:
+        found = [
+            Session(
+                replace(
+                    spec_of(0, params, SpeculationMode.EXACT, long_prompt(0)), predicted_token_ids=tuple(prediction)
+                ),
+                None,
+                0,
+                WHOLE,
+                local=LocalDrafts(name, 6),
+            )
+            for prediction in predictions
+        ]
+        Driver(pool).run(found)
+    assert [session.output for session in found] == [right] * len(found)
+    accepted = [session.num_accepted_tokens for session in found]
+    assert accepted[0] >= 6 * len(right) // 7 - 6
+    assert accepted[1] >= 12
+    wrong = [session.num_draft_tokens - session.num_accepted_tokens for session in found]
+    assert wrong[2] <= wrong[4] + 3 * 6
+
+
+@pytest.mark.parametrize("name", ["ngram", "draft_model", "eagle3", "draft_model and a prediction"])
 def test_rejection_mode_keeps_the_targets_law(pools: Pools, law_of_two: np.ndarray, name: str) -> None:
     """The first token has no draft before it, the second is the first of a drafted round."""
+    name, *further = name.split(" and ")
+    predicted = tuple(map(int, divmod(int(law_of_two.argmax()), LAW_VOCAB_SIZE))) if further else ()
     with drafting_pool(pools, (name,)) as pool:
         counts, _, num_accepted = count_two_tokens(
-            pool, 7, lambda spec: Session(spec, None, 0, WHOLE, local=LocalDrafts(name, 3))
+            pool,
+            7,
+            lambda spec: Session(
+                replace(spec, predicted_token_ids=predicted), None, 0, WHOLE, local=LocalDrafts(name, 3)
+            ),
         )
     assert num_accepted > NUM_SESSIONS // 20
     assert chi_square_p_value(counts, law_of_two) > SMALLEST_P_VALUE

@@ -13,7 +13,7 @@ import pytest
 from gateway_script import Script, ScriptedService
 
 from outrider.gateway.request.tokenizer import Tokenizer
-from outrider.gateway.servers.http.app import create_app
+from outrider.gateway.servers.http.app import Cors, create_app
 from outrider.gateway.servers.service import ReadyState
 from outrider.shared.errors import Overloaded, Unavailable, VerifierLost
 
@@ -150,11 +150,27 @@ async def test_openapi_document(http: httpx.AsyncClient) -> None:
 
 async def test_cors_is_off_until_origins_are_named(service: ScriptedService) -> None:
     headers = {"origin": "https://a.example"}
-    for origins, expected in (((), None), (("https://a.example",), "https://a.example")):
-        transport = httpx.ASGITransport(app=create_app(service, cors_origins=origins))
+    for origins, expected in (((), None), (("https://a.example",), "https://a.example"), (("*",), "*")):
+        transport = httpx.ASGITransport(app=create_app(service, cors=Cors(origins)))
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             response = await client.post(COMPLETIONS, json=BODIES[COMPLETIONS], headers=headers)
             assert response.headers.get("access-control-allow-origin") == expected
+
+
+async def test_a_browser_asks_before_it_calls(service: ScriptedService) -> None:
+    asked = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
+    for cors, origin, allowed in (
+        (Cors(), "https://a.example", None),
+        (Cors(("https://a.example",)), "https://a.example", "https://a.example"),
+        (Cors(("https://a.example",)), "https://b.example", None),
+        (Cors(("*",), credentials=True), "https://b.example", "https://b.example"),
+        (Cors(("*",), methods=("GET",)), "https://b.example", None),
+    ):
+        transport = httpx.ASGITransport(app=create_app(service, cors=cors))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            answer = await client.options(COMPLETIONS, headers={"origin": origin, **asked})
+            granted = answer.headers.get("access-control-allow-origin") if answer.status_code == 200 else None
+            assert granted == allowed, (cors, origin)
 
 
 async def begun(http: httpx.AsyncClient, path: str) -> None:

@@ -1,0 +1,107 @@
+"""Any method, and in front of it what a request predicts for its output (OpenAI's `prediction`).
+
+A session that stands in its predicted text is drafted for from there, at no cost but the look-up; all others, and the
+same session where it has left the text, by the method. A prediction that fails must be found again by a longer match
+each time, so that a wrong one costs a few rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from outrider.drafting.methods.guided import LookUp, guided_chain
+from outrider.drafting.methods.interface import DraftMethod
+from outrider.drafting.session import DraftSession
+from outrider.shared.draft_policy.predicted_text import PredictedText
+from outrider.shared.messages import Proposal
+
+# tokens; longest proposal, the gateway's own limit
+_MAX_DRAFT_TOKENS = 32
+# tokens; that must agree after a failed draft, doubled with each further one up to the last
+_FIRST_NEEDED, _MOST_NEEDED = 2, 32
+# tokens; of the output's end, by which it is seen that some were withdrawn
+_TAIL = 8
+
+
+@dataclass
+class _Followed:
+    """One session's predicted text, and how many tokens of the output it has seen. num_needed: that must agree before
+    drafts are taken from it. drafted_at: output length at the last draft from it; -1: no draft is open.
+    """
+
+    text: PredictedText
+    num_seen: int = 0
+    num_needed: int = 0
+    drafted_at: int = -1
+    first_drafted: int = -1
+    tail: list[int] = field(default_factory=list)
+
+    def update(self, session: DraftSession) -> None:
+        output = session.output_token_ids
+        if output[max(0, self.num_seen - _TAIL) : self.num_seen] != self.tail:  # withdrawn; failed drafts stay failed
+            self.text, self.num_seen = PredictedText(session.spec.predicted_token_ids), 0
+        if 0 <= self.drafted_at < len(output):
+            has_failed = output[self.drafted_at] != self.first_drafted
+            needed = min(max(_FIRST_NEEDED, 2 * self.num_needed), _MOST_NEEDED)
+            self.num_needed = needed if has_failed else min(self.num_needed, _FIRST_NEEDED)
+            self.drafted_at = -1
+        self.text.extend(output[self.num_seen :])
+        self.num_seen, self.tail = len(output), output[-_TAIL:]
+
+
+class PredictedMethod:
+    """drafting.methods.interface.DraftMethod. Its predicted drafts are point masses, fixed before the round."""
+
+    def __init__(self, method: DraftMethod) -> None:
+        self._method = method
+        self.info = method.info
+        self.grammars = method.grammars
+        self._followed: dict[int, _Followed] = {}
+
+    def open(self, session: DraftSession) -> None:
+        if session.spec.predicted_token_ids:
+            self._followed[id(session)] = _Followed(PredictedText(session.spec.predicted_token_ids))
+        self._method.open(session)
+
+    def advance(self, session: DraftSession) -> bool:
+        return self._method.advance(session)
+
+    def propose(self, sessions: Sequence[DraftSession]) -> list[Proposal]:
+        predicted = [self._predicted(session) for session in sessions]
+        others = [session for session, found in zip(sessions, predicted, strict=True) if found is None]
+        rest = iter(self._method.propose(others) if others else ())
+        return [next(rest) if found is None else found for found in predicted]
+
+    def close(self, session: DraftSession) -> None:
+        self._followed.pop(id(session), None)
+        self._method.close(session)
+
+    def _predicted(self, session: DraftSession) -> Proposal | None:
+        followed, step = self._followed.get(id(session)), session.step
+        if followed is None or step is None:
+            return None
+        followed.update(session)
+        if followed.text.match_len < followed.num_needed:
+            return None
+        count = min(step.num_draft_tokens, self.info.max_num_draft_tokens or _MAX_DRAFT_TOKENS)
+        token_ids = followed.text.continuation(count)
+        if token_ids and session.grammar is not None:
+            token_ids = guided_chain(session.grammar, session.output_token_ids, count, _looks_up(token_ids))
+        if not token_ids:
+            return None
+        followed.drafted_at, followed.first_drafted = session.committed_len, token_ids[0]
+        return Proposal(base_len=session.committed_len, token_ids=tuple(token_ids), method=self.info.name)
+
+
+def with_predictions(methods: Mapping[str, DraftMethod]) -> dict[str, DraftMethod]:
+    return {name: PredictedMethod(method) for name, method in methods.items()}
+
+
+def _looks_up(token_ids: list[int]) -> LookUp:
+    def look_up(tail: list[int], num_tokens: int) -> list[int]:
+        """What is predicted behind the tail, while the draft is the prediction."""
+        agrees = token_ids[: len(tail)] == tail
+        return token_ids[len(tail) : len(tail) + num_tokens] if agrees else []
+
+    return look_up
