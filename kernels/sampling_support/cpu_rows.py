@@ -24,6 +24,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 _MASS_MARGIN = 1.0 + 1e-9  # ratio; exceeds what the order of a sum can change
 # log weights below the largest; only tokens above the first sufficient floor are sorted, as in engine/sampling/ranking
 _FLOORS = (-8.0, -16.0, -math.inf)
+_FEW = 64  # tokens; up to here the likeliest are found by insertion, not by a sort
 _LOG2_E, _LN2_HIGH, _LN2_LOW = 1.4426950408889634, 6.93147180369123816490e-01, 1.90821492927058770002e-10
 _ROUNDING = 1.5 * 2.0**52  # added to a number, leaves its integer in the low bits
 _I64 = ir.IntType(64)
@@ -204,8 +205,31 @@ def _nucleus_len(logits, tokens, largest, temperature, total, top_p):  # type: i
 
 
 @njit
+def _few_likeliest(logits, maxima, count):  # type: ignore[no-untyped-def]
+    """As likeliest, by insertion: without a sort of what is likely in a flat law."""
+    tokens, values = np.empty(count, np.int64), np.full(count, -np.inf, np.float32)
+    found = 0
+    for chunk in range(len(maxima)):
+        if found == count and not maxima[chunk] > values[count - 1]:
+            continue
+        for token in range(chunk * CHUNK, min(len(logits), chunk * CHUNK + CHUNK)):
+            value = logits[token]
+            if not value > -np.inf or (found == count and not value > values[count - 1]):
+                continue
+            place = min(found, count - 1)
+            while place > 0 and values[place - 1] < value:
+                tokens[place], values[place] = tokens[place - 1], values[place - 1]
+                place -= 1
+            tokens[place], values[place] = token, value
+            found = min(found + 1, count)
+    return tokens[:found]
+
+
+@njit
 def likeliest(logits, largest, temperature, maxima, count):  # type: ignore[no-untyped-def]
     """int64 [at most count]: the likeliest tokens, likeliest first; ties go to the smaller id."""
+    if count <= _FEW:
+        return _few_likeliest(logits, maxima, count)
     tokens = np.empty(0, np.int64)
     for floor in _FLOORS:
         tokens = _above(logits, largest, temperature, maxima, floor)
