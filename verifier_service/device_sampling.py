@@ -15,54 +15,43 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from outrider.engine.sampling.coupling import index_key
 from outrider.engine.sampling.device_sampling import ChainDraft, RowFields, accept_chains, draw_rows
-from outrider.shared.messages import Proposal
-from outrider.shared.sampling_params import SpeculationMode
 from outrider.verifier_service.acceptance.outcome import Acceptance
-from outrider.verifier_service.round import acceptance_rng
+from outrider.verifier_service.drawing_paths import (
+    DrawingPath,
+    depths_of,
+    draw_rng,
+    drawing_path,
+    is_exact,
+    shared_key_words,
+)
 from outrider.verifier_service.row_outputs import RowOutputs
 from outrider.verifier_service.scheduler import Work
-
-_HOST, _DRAWN, _REJECTED = "host", "drawn", "rejected"
 
 
 def device_outputs(plan: Sequence[Work], logits: torch.Tensor) -> list[RowOutputs]:
     """RowOutputs of each Work from logits [R, V] on a device; waits for the device."""
-    paths = [_path(work) for work in plan]
+    paths = [drawing_path(work) for work in plan]
     starts = np.cumsum([0, *(work.num_logits_rows for work in plan)])
     rows = [range(start, end) for start, end in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True)]
 
-    def of(path: str) -> list[tuple[Work, range]]:
+    def of(path: DrawingPath) -> list[tuple[Work, range]]:
         return [(work, own_rows) for work, own_rows, taken in zip(plan, rows, paths, strict=True) if taken == path]
 
-    drawn = _drawn(of(_DRAWN), logits)
-    rejected = _rejected(of(_REJECTED), logits)
-    copied_rows = [row for _, own_rows in of(_HOST) for row in own_rows]
+    drawn = _drawn(of(DrawingPath.DRAWN), logits)
+    rejected = _rejected(of(DrawingPath.REJECTED), logits)
+    copied_rows = [row for _, own_rows in of(DrawingPath.HOST) for row in own_rows]
     copied = iter(_rows_of(logits, copied_rows).float().cpu().numpy())
     outputs: list[RowOutputs] = []
     for work, own_rows, path in zip(plan, rows, paths, strict=True):
-        if path == _DRAWN:
+        if path == DrawingPath.DRAWN:
             outputs.append(RowOutputs(token_ids=drawn[own_rows.start : own_rows.stop]))
-        elif path == _REJECTED:
+        elif path == DrawingPath.REJECTED:
             outputs.append(RowOutputs(acceptance=next(rejected)))
         else:
             own = [next(copied) for _ in range(work.num_logits_rows)]
             outputs.append(RowOutputs(np.stack(own)) if own else RowOutputs())
     return outputs
-
-
-def _path(work: Work) -> str:
-    session, params = work.session, work.session.spec.sampling_params
-    if not session.processor.is_plain or params.num_logprobs is not None or params.num_prompt_logprobs is not None:
-        return _HOST
-    if _is_exact(work) or work.proposal is None or not work.proposal.laws:
-        return _DRAWN
-    return _HOST if work.proposal.parents else _REJECTED
-
-
-def _is_exact(work: Work) -> bool:
-    return work.session.spec.mode is SpeculationMode.EXACT or work.session.processor.is_plain_argmax
 
 
 def _rows_of(logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
@@ -78,7 +67,7 @@ def _drawn(members: Sequence[tuple[Work, range]], logits: torch.Tensor) -> NDArr
     fields = RowFields(logits.shape[0])
     key_words = np.zeros((logits.shape[0], 2), dtype=np.uint32)
     for work, own_rows in members:
-        depths = _depths(work.proposal) if work.samples else []
+        depths = depths_of(work.proposal) if work.samples else []
         if not depths or work.session.spec.sampling_params.greedy:
             continue
         # The last rows are the committed prefix's and the nodes'; no token is drawn from the rows before them.
@@ -90,24 +79,9 @@ def _drawn(members: Sequence[tuple[Work, range]], logits: torch.Tensor) -> NDArr
 
 def _key_words(work: Work, depths: Sequence[int]) -> NDArray[np.uint32]:
     """uint32 [N, 2]: the shared noise of each row's output index, or fresh noise in rejection mode."""
-    session = work.session
-    if _is_exact(work):
-        keys = [index_key(session.spec.stream_key, session.committed_len + depth) for depth in depths]
-        return np.array(keys, dtype=np.uint32)
-    return _rng(work).integers(0, 2**32, (len(depths), 2), dtype=np.uint32)
-
-
-def _rng(work: Work) -> np.random.Generator:
-    return acceptance_rng(work.session.spec.stream_key, work.session.spec.epoch, work.session.committed_len)
-
-
-def _depths(proposal: Proposal | None) -> list[int]:
-    """Per row, the number of draft tokens between the committed prefix and the token drawn from that row."""
-    depths = [0]
-    if proposal is not None:
-        for parent in proposal.parents or range(-1, len(proposal.token_ids) - 1):
-            depths.append(depths[parent + 1] + 1)
-    return depths
+    if is_exact(work):
+        return shared_key_words(work, depths)
+    return draw_rng(work).integers(0, 2**32, (len(depths), 2), dtype=np.uint32)
 
 
 def _rejected(members: Sequence[tuple[Work, range]], logits: torch.Tensor) -> Iterator[Acceptance]:
@@ -115,7 +89,7 @@ def _rejected(members: Sequence[tuple[Work, range]], logits: torch.Tensor) -> It
     chains: list[ChainDraft] = []
     rows: list[int] = []
     for work, own_rows in members:
-        proposal, rng = work.proposal, _rng(work)
+        proposal, rng = work.proposal, draw_rng(work)
         if proposal is None:
             raise ValueError("rejection sampling needs a proposal")
         num_rows = 1 + len(proposal.token_ids)

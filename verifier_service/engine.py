@@ -34,11 +34,12 @@ from outrider.shared.errors import InvalidRequest, OutriderError, Overloaded
 from outrider.shared.messages import DraftMethodInfo, SessionSpec, SteerRun, VerifyStep
 from outrider.verifier_service.admission import check_spec, check_start
 from outrider.verifier_service.hidden_states import keep_layers, read_rows, rows_to_send
+from outrider.verifier_service.host_sampling import drawn_outputs
 from outrider.verifier_service.local_drafting import LocalDrafting
 from outrider.verifier_service.metrics import VerifierMetrics
 from outrider.verifier_service.reply_queue import ReplyQueue
 from outrider.verifier_service.round import ForwardTimes, decide
-from outrider.verifier_service.row_outputs import RowOutputs, host_outputs
+from outrider.verifier_service.row_outputs import RowOutputs
 from outrider.verifier_service.rows import keep_prompt_logprobs, session_rows
 from outrider.verifier_service.scheduler import Scheduler, Work
 from outrider.verifier_service.session import OnReply, VerifierSession
@@ -393,9 +394,9 @@ class VerifierEngine:
 
 
 def _row_outputs(loaded: LoadedModel) -> Callable[[Sequence[Work], torch.Tensor], list[RowOutputs]]:
-    """host_outputs or device_outputs, by this model's device."""
+    """drawn_outputs or device_outputs, by this model's device."""
     if loaded.attention_ops.row_backend != "triton":
-        return host_outputs
+        return drawn_outputs
     from outrider.verifier_service.device_sampling import device_outputs  # triton is installed on GPU machines only
 
     return device_outputs

@@ -23,6 +23,7 @@ from outrider.engine.numerics import measure_numerics
 from outrider.engine.recurrent.memory import describe_slots, plan_memory
 from outrider.engine.run.runner import ModelRunner
 from outrider.engine.sampling.coupling import NOISE_VERSION, compiled_race
+from outrider.engine.sampling.host_sampling import compiled_acceptance
 from outrider.engine.tensor_parallel.leader import load_sharded
 from outrider.engine.tensor_parallel.protocol import LoadSpec
 from outrider.shared.checkpoint.hub import hub_id
@@ -123,7 +124,7 @@ def build_engine(
     )
     if states is not None:
         log.info(describe_slots(plan, bytes_per_slot, config.max_num_seqs))
-    compiled_race()  # compiles now, so that no request waits for it
+    compiled_race(), compiled_acceptance()  # compile now, so that no request waits for them
     methods = build_local_methods(config, loaded, log)
     tap_layers = sorted({layer for method in methods.values() for layer in method.info.hidden_layers})
     step_costs = measure_step_costs(runner, num_blocks, config.block_size, tap_layers)

@@ -7,6 +7,7 @@ of its token would bias the output, so the tree's shape is fixed beforehand (sam
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -58,11 +59,14 @@ class Draft:
 
     def __post_init__(self) -> None:
         spec = self.session.spec
-        self._rng = propose_rng(spec.stream_key, spec.epoch, self.session.committed_len)
         self._output = self.session.output_token_ids
         self._samples = samples(spec)
         if min(self.max_nodes, self.max_depth) <= 0:
             self.stop()
+
+    @functools.cached_property
+    def _rng(self) -> np.random.Generator:
+        return propose_rng(self.session.spec.stream_key, self.session.spec.epoch, self.session.committed_len)
 
     @property
     def is_chain(self) -> bool:

@@ -26,8 +26,9 @@ from outrider.drafting.vocabulary.mapping import VocabularyMap
 from outrider.engine.attention.batch import SessionRows, build_batch
 from outrider.engine.attention.block_manager import BlockManager
 from outrider.engine.model.loaded import LoadedModel
+from outrider.engine.run.cpu_chains import CpuChains
 from outrider.engine.run.runner import ModelRunner
-from outrider.engine.sampling.chains import ChainStart
+from outrider.engine.sampling.chains import ChainStart, DrawnToken
 from outrider.engine.sampling.grammar import GrammarCompiler
 from outrider.engine.sampling.laws import Row
 from outrider.shared.messages import DraftMethodInfo
@@ -69,11 +70,11 @@ class DraftModelNet:
         *,
         prefill_chunk_size: int,
         vocabulary: VocabularyMap | None = None,
-        chains: DeviceChains | None = None,
+        chains: DeviceChains | CpuChains | None = None,
     ) -> None:
         """vocabulary: None when the model's token ids are the target's. chains: over the same runner, for
-        `draw_chains`; None, another vocabulary, or recurrent layers, whose states a step on the device does not have:
-        all logits go to the host.
+        `draw_chains`; None, another vocabulary, or recurrent layers, whose states a chain's steps do not have: drafts
+        grow token by token.
         """
         self.vocabulary = vocabulary
         self.chains = chains if vocabulary is None and runner.states is None else None
@@ -127,13 +128,17 @@ class DraftModelNet:
         return [answers.get(id(draft), ()) for draft in drafts]
 
     def draw_chains(self, drafts: Sequence[Draft]) -> None:
-        """Finishes plain chains on the device, without copying their logits to the host."""
+        """Finishes plain chains without Python between their tokens; on the CPU not those of many rows."""
         if self.chains is None:
-            raise ValueError("this net's logits go to the host")
+            raise ValueError("this net's drafts grow token by token")
         served = self._make_room(drafts)
         if not served:
             return
         rows = [self._rows(draft) for draft in served]
+        if isinstance(self.chains, CpuChains):
+            taken = self.chains.taken(rows)
+            self._draw_recorded(self.chains, [served[place] for place in taken], [rows[place] for place in taken])
+            return
         logits = self._runner.forward(build_batch(rows, self._caches.blocks.block_size)).logits
         starts, last_rows = [], np.cumsum([draft_rows.num_logits_rows for draft_rows in rows]) - 1
         self._keep(served, rows)
@@ -141,7 +146,23 @@ class DraftModelNet:
             cache = self._caches.of(draft.session)
             starts.append(ChainStart(len(cache.cached_ids), cache.table.block_ids, draft.chain_draws()))
         first_logits = logits[torch.from_numpy(last_rows).to(logits.device)]
-        for draft, start, chain in zip(served, starts, self.chains.draw(first_logits, starts), strict=True):
+        self._take(served, starts, self.chains.draw(first_logits, starts))
+
+    def _draw_recorded(self, chains: CpuChains, served: Sequence[Draft], rows: Sequence[SessionRows]) -> None:
+        if not served:
+            return
+        starts = [
+            ChainStart(part.context_len + len(part.token_ids), part.block_ids, draft.chain_draws())
+            for draft, part in zip(served, rows, strict=True)
+        ]
+        found = chains.draw(rows, [torch.empty(len(part.token_ids), 0) for part in rows], starts)
+        self._keep(served, rows)
+        self._take(served, starts, found)
+
+    def _take(
+        self, served: Sequence[Draft], starts: Sequence[ChainStart], chains: Sequence[Sequence[DrawnToken]]
+    ) -> None:
+        for draft, start, chain in zip(served, starts, chains, strict=True):
             draft.take_chain(chain)
             computed = [drawn.token_id for drawn in chain[: start.draws.num_tokens - 1]]
             self._caches.of(draft.session).cached_ids.extend(computed)

@@ -24,6 +24,7 @@ from outrider.drafting.session import DraftSession
 from outrider.drafting.vocabulary.target_vocabulary import TargetVocabulary
 from outrider.engine.attention.batch import SessionRows
 from outrider.engine.attention.block_manager import BlockTable, OutOfBlocks
+from outrider.engine.run.cpu_chains import CpuChains
 from outrider.engine.sampling.chains import ChainStart
 from outrider.engine.sampling.laws import Row
 
@@ -53,9 +54,9 @@ class EagleNet:
         vocabulary: TargetVocabulary,
         *,
         prefill_chunk_size: int,
-        chains: DeviceChains | None = None,
+        chains: DeviceChains | CpuChains | None = None,
     ) -> None:
-        """chains: over the same head (head_forward.py), for `draw_chains`; None: all logits go to the host."""
+        """chains: over the same head (head_forward.py), for `draw_chains`; None: drafts grow token by token."""
         self._paged = paged_head
         self._vocabulary = vocabulary
         self._prefill_chunk_size = prefill_chunk_size
@@ -101,13 +102,17 @@ class EagleNet:
         return [answers.get(id(draft), ()) for draft in drafts]
 
     def draw_chains(self, drafts: Sequence[Draft]) -> None:
-        """Finishes plain chains on the device, without copying their logits to the host."""
+        """Finishes plain chains without Python between their tokens; on the CPU not those of many rows."""
         if self._chains is None:
-            raise ValueError("this net's logits go to the host")
+            raise ValueError("this net's drafts grow token by token")
         served = self._begin(drafts)
         if not served:
             return
         rows = [self._rows(draft) for draft in served]
+        if isinstance(self._chains, CpuChains):
+            taken = self._chains.taken(rows)
+            self._draw_recorded(self._chains, [served[place] for place in taken], [rows[place] for place in taken])
+            return
         features = self._inputs(served)
         outputs = torch.split(self._paged.forward(rows, features), [len(row.token_ids) for row in rows])
         last_features = torch.stack([output[-1] for output in outputs])
@@ -118,6 +123,19 @@ class EagleNet:
             starts.append(ChainStart(state.end - state.first, state.table.block_ids, draft.chain_draws()))
         first_logits = self._vocabulary.spread(self._logits(last_features))
         for draft, chain in zip(served, self._chains.draw(first_logits, starts, last_features), strict=True):
+            draft.take_chain(chain)
+
+    def _draw_recorded(self, chains: CpuChains, served: Sequence[Draft], rows: Sequence[SessionRows]) -> None:
+        if not served:
+            return
+        hidden, starts = [], []
+        for draft in served:
+            session, state = draft.session, self._states[id(draft.session)]
+            end = len(session.token_ids) - 1
+            hidden.append(self._in_order(session.hidden.rows(state.end, end)))
+            starts.append(ChainStart(end - state.first, state.table.block_ids, draft.chain_draws()))
+        for draft, chain in zip(served, chains.draw(rows, hidden, starts), strict=True):
+            self._keep(draft.session, self._states[id(draft.session)], len(draft.session.token_ids) - 1)
             draft.take_chain(chain)
 
     def close(self, session: DraftSession) -> None:
@@ -134,10 +152,14 @@ class EagleNet:
     def _fused(self, hidden_rows: Sequence[torch.Tensor]) -> torch.Tensor:
         """[T, H]: the features from the target's hidden states [., layers * width] of all sessions, in order."""
         rows = torch.cat([part.to(self._paged.device, self._paged.dtype) for part in hidden_rows])
-        if len(self._layer_indices) > len(self.hidden_layers):
-            by_layer = rows.view(len(rows), len(self.hidden_layers), -1)
-            rows = by_layer[:, self._layer_indices].reshape(len(rows), -1)
-        return self._paged.head.fuse(rows)
+        return self._paged.head.fuse(self._in_order(rows))
+
+    def _in_order(self, rows: torch.Tensor) -> torch.Tensor:
+        """Hidden states [T, layers * width] of the layers sent, in the order in which the head reads them."""
+        if len(self._layer_indices) == len(self.hidden_layers):
+            return rows
+        by_layer = rows.view(len(rows), len(self.hidden_layers), -1)
+        return by_layer[:, self._layer_indices].reshape(len(rows), -1)
 
     def _begin(self, drafts: Sequence[Draft]) -> list[Draft]:
         """Stops the drafts whose features are missing or for which no room can be made; returns the others."""

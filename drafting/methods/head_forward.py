@@ -1,12 +1,16 @@
-"""One step of chains over an EAGLE head: each row takes a draft token and the head's previous feature."""
+"""The forwards of chains over an EAGLE head: each row takes a draft token and the head's previous feature."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
 from outrider.drafting.methods.paged_head import PagedHead
 from outrider.drafting.vocabulary.target_vocabulary import TargetVocabulary
 from outrider.engine.attention.batch import ForwardBatch
+from outrider.engine.run.cpu_chains import CpuChains
+from outrider.engine.run.cpu_graphs import most_rows_per_session, most_threads
 
 
 class HeadForward:
@@ -26,3 +30,33 @@ class HeadForward:
     def forward(self, batch: ForwardBatch, carried: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         features = self._paged.compute(batch, carried)
         return self._vocabulary.spread(self._paged.head.logits(features)), features
+
+
+class _HeadPass:
+    """engine.run.cpu_chains.ChainPass over a head: the committed rows' input is the target's hidden states."""
+
+    def __init__(self, paged_head: PagedHead) -> None:
+        self._paged = paged_head
+
+    def first(self, batch: ForwardBatch, given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        features = self._paged.compute(batch, self._paged.head.fuse(given)).index_select(0, batch.logits_rows)
+        return self._paged.head.logits(features), features
+
+    def step(self, batch: ForwardBatch, carried: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        features = self._paged.compute(batch, carried)
+        return self._paged.head.logits(features), features
+
+
+def recorded_chains(paged: PagedHead) -> CpuChains:
+    """Over a head whose forwards are recorded (PagedHead.is_recordable)."""
+    head: Any = paged.head
+    hidden_size = getattr(head.config, "target_hidden_size", head.config.decoder.hidden_size)
+    return CpuChains(
+        _HeadPass(paged),
+        given_like=torch.zeros(len(head.feature_layers) * hidden_size, dtype=paged.dtype),
+        target_ids=getattr(head, "target_ids", None),
+        block_size=paged.blocks.block_size,
+        table_width=paged.table_width,
+        most_rows_per_session=most_rows_per_session(paged.layer_shapes),
+        num_threads=most_threads(head),
+    )

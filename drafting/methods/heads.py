@@ -19,7 +19,7 @@ from outrider.drafting.checkpoints.mtp import load_mtp
 from outrider.drafting.checkpoints.target_weights import TargetWeights, load_target_weights
 from outrider.drafting.methods.eagle import EagleNet
 from outrider.drafting.methods.growing import GrowingMethod
-from outrider.drafting.methods.head_forward import HeadForward
+from outrider.drafting.methods.head_forward import HeadForward, recorded_chains
 from outrider.drafting.methods.interface import DraftMethod
 from outrider.drafting.methods.medusa import MedusaNet
 from outrider.drafting.methods.mlp_speculator import MlpSpeculatorNet
@@ -47,6 +47,7 @@ class _Built:
     takes_hidden_history: bool
     max_depth: int
     max_model_len: int = 0
+    draws_chains: bool = False
 
 
 def build_head_method(kind: str, path: str, settings: MethodSettings, *, num_threads: int) -> DraftMethod:
@@ -93,7 +94,7 @@ def _method(kind: str, path: str, built: _Built, settings: MethodSettings, targe
     )
     eos_token_ids = read_eos_token_ids(settings.target_model, target_config)
     grammars = GrammarCompiler(settings.target_model, target.vocab_size, eos_token_ids)
-    draw_chains = built.net.draw_chains if _draws_on_device(settings) else None
+    draw_chains = built.net.draw_chains if built.draws_chains or _draws_on_device(settings) else None
     return GrowingMethod(built.net, info, eos_token_ids=eos_token_ids, grammars=grammars, draw_chains=draw_chains)
 
 
@@ -133,13 +134,15 @@ def _feature_net(head: Any, vocab_size: int, dtype: torch.dtype, settings: Metho
         device=settings.device,
         graphs=not settings.enforce_eager,
     )
-    chains = None
+    chains: Any = None
     if _draws_on_device(settings):
         from outrider.engine.sampling.device_chains import DeviceChains  # needs triton, installed on GPU machines
 
         chains = DeviceChains(HeadForward(paged, vocabulary, graphs=not settings.enforce_eager))
+    elif paged.is_recordable:
+        chains = recorded_chains(paged)
     net = EagleNet(paged, vocabulary, prefill_chunk_size=settings.prefill_chunk_size, chains=chains)
-    return _Built(net, net.hidden_layers, True, MAX_EAGLE_DEPTH)
+    return _Built(net, net.hidden_layers, True, MAX_EAGLE_DEPTH, draws_chains=chains is not None)
 
 
 def _draws_on_device(settings: MethodSettings) -> bool:

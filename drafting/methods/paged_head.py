@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
+from outrider.drafting.methods.packed_weights import pack_weights
 from outrider.engine.attention.batch import ForwardBatch, SessionRows, build_batch
 from outrider.engine.attention.block_manager import BlockManager
 from outrider.engine.attention.layer import ATTENTION_NAME, AttentionProbe, PagedContext, register_attention
@@ -63,6 +64,7 @@ class PagedHead:
         module: Any = head
         decoder = module.config.decoder
         module.to(self.device)
+        pack_weights(module, ops, dtype, self.device)
         no_features = torch.zeros(decoder.hidden_size, dtype=dtype, device=self.device)
 
         def run(token_ids: torch.Tensor, position_ids: torch.Tensor, paged: PagedContext) -> object:
@@ -77,14 +79,19 @@ class PagedHead:
         self.blocks = BlockManager(num_blocks, block_size)
         lean = make_lean(module, shapes, ops, max_positions=decoder.max_position_embeddings, probe=run)
         has_experts = make_row_invariant(module, ops.row_backend).num_routers > 0
+        self.table_width = min(num_blocks, -(-decoder.max_position_embeddings // block_size))
+        self.layer_shapes = shapes
+        self.is_recordable = (
+            graphs and lean.is_whole and not has_experts and self.device.type == "cpu" and ops.backend == "cpu"
+        )
         self._recorded: RecordedForwards | None = None
-        if graphs and lean.is_whole and not has_experts and self.device.type == "cpu" and ops.backend == "cpu":
+        if self.is_recordable:
             self._recorded = RecordedForwards(
                 self._net_forward,
                 module,
                 shapes,
                 vocab_size=decoder.vocab_size,
-                table_width=min(num_blocks, -(-decoder.max_position_embeddings // block_size)),
+                table_width=self.table_width,
                 carried_like=no_features,
             )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from outrider.drafting.methods.interface import DraftMethod
 from outrider.drafting.settings import MethodSettings
@@ -157,12 +157,16 @@ def _build_draft_model(settings: MethodSettings, path: str, report: Report, pref
         report(f"{path}: {describe_slots(plan, bytes_per_slot, settings.max_num_seqs, flag)}")
     cache = loaded.make_cache(plan.num_blocks, settings.block_size)
     runner = ModelRunner(loaded, cache, loaded.make_states(plan.num_slots), graphs=not settings.enforce_eager)
-    chains = None
+    chains: Any = None
     if loaded.attention_ops.row_backend == "triton":
         from outrider.engine.sampling.chains import ModelForward
         from outrider.engine.sampling.device_chains import DeviceChains  # needs triton, installed on GPU machines
 
         chains = DeviceChains(ModelForward(runner))
+    elif runner.uses_graphs:
+        from outrider.engine.run.cpu_chains import model_chains
+
+        chains = model_chains(runner)
     net = DraftModelNet(
         runner,
         BlockManager(plan.num_blocks, settings.block_size),

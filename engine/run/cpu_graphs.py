@@ -71,10 +71,10 @@ class RecordedForwards:
 
         self._forward = forward
         self._table_width = table_width
-        self._most_rows_per_session = _most_rows_per_session(layer_shapes)
+        self._most_rows_per_session = most_rows_per_session(layer_shapes)
         self._vocab_size = vocab_size
         self._carried_like = carried_like
-        self._max_threads = 1 if _num_weights(module) < _MIN_PARALLEL_WEIGHTS else torch.get_num_threads()
+        self._max_threads = most_threads(module)
         self._arena = Arena(_ARENA_BYTES)
         self._meetings: Counter[_Key] = Counter()
         self._recorded: dict[_Key, _Recorded] = {}
@@ -184,7 +184,7 @@ def is_recordable(loaded: LoadedModel) -> bool:
     return on_cpu and loaded.leader is None and is_lean and not has_experts
 
 
-def _most_rows_per_session(layer_shapes: Sequence[LayerShape]) -> int:
+def most_rows_per_session(layer_shapes: Sequence[LayerShape]) -> int:
     """Rows of a session that form one work item of attention; a recording fixes the number of items."""
     from outrider.kernels.paged_attention.cpu import MAX_PACKED_ROWS
 
@@ -192,9 +192,11 @@ def _most_rows_per_session(layer_shapes: Sequence[LayerShape]) -> int:
     return max(1, MAX_PACKED_ROWS // widest_group)
 
 
-def _num_weights(module: torch.nn.Module) -> int:
+def most_threads(module: torch.nn.Module) -> int:
+    """Threads worth waking for the module's recorded forwards."""
     linears = (part for part in module.modules() if isinstance(part, RowInvariantLinear))
-    return sum(linear.in_features * linear.out_features for linear in linears)
+    num_weights = sum(linear.in_features * linear.out_features for linear in linears)
+    return 1 if num_weights < _MIN_PARALLEL_WEIGHTS else torch.get_num_threads()
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:

@@ -95,6 +95,12 @@ class ModelRunner:
         with self.loaded.in_step(self.cache, batch):
             return ForwardResult(*self._compute(to_device(batch, self.loaded.device)))
 
+    @torch.inference_mode()
+    def logits(self, batch: ForwardBatch) -> torch.Tensor:
+        """`forward` without graphs, recordings and hidden states, for what is itself part of a recording."""
+        self._wanted = frozenset()
+        return self._compute(batch)[0]
+
     def _compute(self, batch: ForwardBatch) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         self._tapped = {}  # another runner of this model may have filled it
         output = self.loaded.model(

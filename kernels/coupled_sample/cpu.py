@@ -14,7 +14,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-_LIKELY = 10  # log weight below the largest; as in engine/sampling/coupling
+LIKELY = 10  # log weight below the largest; as in engine/sampling/coupling
 _SLACK = 1e-9  # log; exceeds any rounding of a logarithm
 _CHUNK = 256  # tokens excluded together
 
@@ -31,19 +31,19 @@ def _fmix32(word):  # type: ignore[no-untyped-def]
 
 
 @njit
-def _word(token, low, high):  # type: ignore[no-untyped-def]
+def noise_word(token, low, high):  # type: ignore[no-untyped-def]
     word = np.uint32(np.uint32(token) * np.uint32(0x9E3779B1) + low)
     return _fmix32(np.uint32(_fmix32(word) ^ high))
 
 
 @njit
-def _arrival(word, behind):  # type: ignore[no-untyped-def]
+def arrival_of(word, behind):  # type: ignore[no-untyped-def]
     """Log arrival time of a token with weight e^-behind, relative to the largest."""
     return math.log(-math.log1p(-(np.float64(word) + 0.5) * 2.0**-32)) + behind
 
 
 @njit
-def _latest_words(bounds, first):  # type: ignore[no-untyped-def]
+def latest_words(bounds, first):  # type: ignore[no-untyped-def]
     """bounds[k]: the largest word with which a token of relative weight e^-k or less can arrive by `first` (E >= U)."""
     for k in range(len(bounds)):
         bounds[k] = math.exp(min(first + _SLACK - k, 0.0)) * 2.0**32
@@ -56,32 +56,32 @@ def _race(row, low, high):  # type: ignore[no-untyped-def]
         if row[token] > largest:
             largest = row[token]
     winner, first = -1, math.inf
-    bounds = np.empty(_LIKELY + 1)
-    _latest_words(bounds, first)
+    bounds = np.empty(LIKELY + 1)
+    latest_words(bounds, first)
     for token in range(len(row)):
         behind = largest - row[token]
-        if behind < _LIKELY:
-            word = _word(token, low, high)
+        if behind < LIKELY:
+            word = noise_word(token, low, high)
             if word <= bounds[int(behind)]:
-                arrival = _arrival(word, behind)
+                arrival = arrival_of(word, behind)
                 if arrival < first:
                     winner, first = token, arrival
-                    _latest_words(bounds, first)
+                    latest_words(bounds, first)
     for start in range(0, len(row), _CHUNK):
         end = min(start + _CHUNK, len(row))
         smallest = np.uint32(0xFFFFFFFF)
         for token in range(start, end):
-            smallest = min(smallest, _word(token, low, high))
-        if smallest > bounds[_LIKELY]:
+            smallest = min(smallest, noise_word(token, low, high))
+        if smallest > bounds[LIKELY]:
             continue
         for token in range(start, end):
             behind = largest - row[token]
-            word = _word(token, low, high)
-            if word <= bounds[_LIKELY] and _LIKELY <= behind < math.inf:
-                arrival = _arrival(word, behind)
+            word = noise_word(token, low, high)
+            if word <= bounds[LIKELY] and LIKELY <= behind < math.inf:
+                arrival = arrival_of(word, behind)
                 if arrival < first or (arrival == first and token < winner):
                     winner, first = token, arrival
-                    _latest_words(bounds, first)
+                    latest_words(bounds, first)
     return winner
 
 

@@ -158,8 +158,9 @@ def run(work: Work, team: ThreadTeam | None = None) -> None:
 
 
 def raise_error(work: Work) -> None:
-    """Raises KernelArgumentError if the function has set its error."""
+    """Raises KernelArgumentError if the function has set its error, once: a program may not run all its calls again."""
     if work.errors and (code := work.error.value):
+        work.error.value = 0
         raise KernelArgumentError(work.errors[code])
 
 

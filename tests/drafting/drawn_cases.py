@@ -56,9 +56,9 @@ def expect_equal_rounds(found: Sequence[Mapping[str, Proposal]], expected: Seque
             assert len(mine.laws) == len(theirs.laws)
             for my_law, their_law in zip(mine.laws, theirs.laws, strict=True):
                 expect_equal_laws(my_law, their_law)
-            # Of races the host does not say how sure their winners are.
-            assert len(mine.confidence) == len(mine.token_ids)
-            if theirs.confidence:
+            # Of races the host does not say how sure their winners are, nor recorded programs of any but laws.
+            assert len(mine.confidence) in (0, len(mine.token_ids))
+            if mine.confidence and theirs.confidence:
                 assert list(mine.confidence) == pytest.approx(list(theirs.confidence), abs=1)
-    assert any(len(proposals["drawn"].token_ids) > 3 for proposals in expected)
-    assert any(len(proposals["rejection"].laws) > 3 for proposals in expected)
+    assert any(len(proposals["drawn"].token_ids) > 3 for proposals in expected if "drawn" in proposals)
+    assert any(len(proposals["rejection"].laws) > 3 for proposals in expected if "rejection" in proposals)

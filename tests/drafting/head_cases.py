@@ -21,7 +21,7 @@ from outrider.drafting.heads.mlp_speculator import MlpSpeculator, MlpSpeculatorC
 from outrider.drafting.heads.mtp import MtpConfig, MtpHead
 from outrider.drafting.methods.eagle import EagleNet
 from outrider.drafting.methods.growing import GrowingMethod
-from outrider.drafting.methods.head_forward import HeadForward
+from outrider.drafting.methods.head_forward import HeadForward, recorded_chains
 from outrider.drafting.methods.medusa import MedusaNet
 from outrider.drafting.methods.mlp_speculator import MlpSpeculatorNet
 from outrider.drafting.methods.paged_head import PagedHead
@@ -44,6 +44,8 @@ DECODER = DecoderConfig(
     head_dim=16,
     vocab_size=VOCAB_SIZE,
 )
+# What the kernels that stand in for the head's own modules take, so that its forwards are recorded.
+WIDE = dataclasses.replace(DECODER, head_dim=32)
 KINDS = (
     "eagle",
     "eagle two layers",
@@ -107,11 +109,13 @@ class Case:
         backend: str = "cpu",
         device: torch.device | str = "cpu",
         draws: bool = False,
+        decoder: DecoderConfig = DECODER,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
-        """draws: plain chains are drawn on the device, which takes the backend "triton"."""
+        """draws: plain chains are drawn on the device, or on the CPU in recorded programs, which takes wide heads."""
         self.kind = kind
-        self.oracle = build_head(kind, "eager")
-        served = copy.deepcopy(build_head(kind, ATTENTION_NAME)).to(device)
+        self.oracle = build_head(kind, "eager", decoder)
+        served = copy.deepcopy(build_head(kind, ATTENTION_NAME, decoder)).to(device, dtype)
         target_ids = getattr(served, "target_ids", None)
         vocabulary = TargetVocabulary(VOCAB_SIZE, target_ids)
         self.feature_layers = tuple(getattr(served, "feature_layers", (NUM_TARGET_LAYERS,)))
@@ -120,9 +124,14 @@ class Case:
         ops = resolve_attention_ops(backend, torch.device(device))
         if kind in RECURRENT:
             self.paged = PagedHead(
-                served, ops, torch.float32, kv_cache_bytes=kv_cache_bytes, block_size=4, device=device
-            )
-            chains = DeviceChains(HeadForward(self.paged, vocabulary, graphs=True)) if draws else None
+                served, ops, dtype, kv_cache_bytes=kv_cache_bytes, block_size=4, device=device,
+                graphs=draws and backend == "cpu",
+            )  # fmt: skip
+            chains: Any = None
+            if draws and backend == "cpu":
+                chains = recorded_chains(self.paged)
+            elif draws:
+                chains = DeviceChains(HeadForward(self.paged, vocabulary, graphs=True))
             net: Any = EagleNet(self.paged, vocabulary, prefill_chunk_size=16, chains=chains)
         else:
             make_row_invariant(served, ops.row_backend)

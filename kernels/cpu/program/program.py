@@ -42,26 +42,30 @@ def step_of(work: Work) -> Step:
     return Step((dataclasses.replace(work, writes=(), reads=()),), writes, writes + reads)
 
 
-def joined(steps: Sequence[Step]) -> list[Step]:
+def joined(steps: Sequence[Step], cuts: Sequence[int] = ()) -> tuple[list[Step], list[int]]:
     """Consecutive single-unit calls merged into one step, which saves the threads' synchronisation between them.
 
-    A call that overwrites what an earlier one of the step used is not merged: the step could not be repeated."""
+    A call that overwrites what an earlier one of the step used is not merged: the step could not be repeated. cuts:
+    ascending numbers of steps after which nothing is merged; returned as numbers of merged ones."""
     result: list[Step] = []
-    for step in steps:
-        last = result[-1] if result else None
+    ends: list[int] = []
+    for number, step in enumerate(steps):
+        is_cut = number in cuts
+        ends += [len(result)] * is_cut
+        last = result[-1] if result and not is_cut else None
         if last and last.num_units == step.num_units == 1 and not _overlap(step.writes, last.uses):
             result[-1] = Step(last.works + step.works, last.writes + step.writes, last.uses + step.uses)
         else:
             result.append(step)
-    return result
+    return result, ends + [len(result)] * (len(cuts) - len(ends))
 
 
 class Program:
     """Runs the steps in order on up to num_threads threads. One caller at a time."""
 
-    def __init__(self, steps: Sequence[Step], num_threads: int) -> None:
-        """The memory that the records point to must outlive this object."""
-        steps = joined(steps)
+    def __init__(self, steps: Sequence[Step], num_threads: int, cuts: Sequence[int] = ()) -> None:
+        """The memory that the records point to must outlive this object. cuts: where `run` may end, as in `joined`."""
+        steps, self._ends = joined(steps, cuts)
         self._works = tuple(work for step in steps for work in step.works)
         self._with_errors = tuple(work for work in self._works if work.errors)
         self._num_threads = num_threads if any(step.num_units > 1 for step in steps) else 1
@@ -84,8 +88,10 @@ class Program:
             yield StepRecord(calls, len(step.works), step.num_units, blocker)
             calls += len(step.works) * ctypes.sizeof(CallRecord)
 
-    def run(self) -> None:
-        """Make all calls. Raises KernelArgumentError if one reports an error; the calls after it have run too."""
+    def run(self, cut: int | None = None) -> None:
+        """Make all calls, or those before a cut, by its index. Raises KernelArgumentError if one reports an error; the
+        calls after it have run too."""
+        self._record.num_steps = len(self._steps) if cut is None else self._ends[cut]
         cpu_team.run_here(_entry(_make_clear), self._address)
         if self._num_threads == 1:
             cpu_team.run_here(_entry(_make_run), self._address)
@@ -98,7 +104,7 @@ class Program:
 def last_conflicts(steps: Sequence[Step]) -> list[int]:
     """For each step, the last earlier step that uses memory it writes; -1: none."""
     return [
-        max((earlier for earlier in range(index) if _overlap(step.writes, steps[earlier].uses)), default=-1)
+        next((earlier for earlier in range(index - 1, -1, -1) if _overlap(step.writes, steps[earlier].uses)), -1)
         for index, step in enumerate(steps)
     ]
 

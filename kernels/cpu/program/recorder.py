@@ -15,6 +15,8 @@ and a step that writes there would wait.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -61,6 +63,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._arena = arena
         self._num_threads = num_threads
         self._steps: list[Step | _Repeated] = []
+        self._cuts: list[int] = []  # numbers of steps
         self._kept: list[Any] = []
         self._held: deque[torch.Tensor] = deque(maxlen=_NUM_HELD)
 
@@ -71,28 +74,32 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # The call runs alone while recording and as part of the program later.
         return self._arena.scratch(bytes_per_thread, max(num_threads, self._num_threads))
 
+    def cut(self) -> None:
+        """The recorded function can end here."""
+        self._cuts.append(len(self._steps))
+
     def recorded(self) -> Callable[[], None]:
         """All steps in order, as one function."""
-        parts: list[Program | _Repeated] = []
-        steps: list[Step] = []
-        for step in self._steps:
-            if isinstance(step, Step):
-                steps.append(step)
-                continue
-            if steps:
-                parts.append(Program(steps, self._num_threads))
-            parts.append(step)
-            steps = []
-        if steps:
-            parts.append(Program(steps, self._num_threads))
+        return self.recorded_to_cuts()[-1]
+
+    def recorded_to_cuts(self) -> list[Callable[[], None]]:
+        """All steps in order up to each cut, and all of them."""
+        ends = [*self._cuts, len(self._steps)]
+        parts: list[tuple[Program | _Repeated, int, list[int]]] = []  # the part, its first step, its cuts
+        first = 0
+        for kind, group in itertools.groupby(self._steps, key=type):
+            steps: list[Any] = list(group)
+            last = first + len(steps)
+            if kind is _Repeated:
+                parts += [(step, first + index, [first + index + 1]) for index, step in enumerate(steps)]
+            else:
+                cuts = [end for end in dict.fromkeys(ends) if first < end <= last]
+                program = Program(steps, self._num_threads, [end - first for end in cuts])
+                parts.append((program, first, cuts))
+            first = last
         kept = tuple(self._kept)
         self._held.clear()
-
-        def run(_kept: Any = kept) -> None:
-            for part in parts:
-                part.run()
-
-        return run
+        return [_running(parts, end, kept) for end in ends]
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -180,6 +187,22 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tensor = self._arena.tensor(shape, strides, dtype)
         self._held.append(tensor)
         return tensor
+
+
+def _running(parts: Sequence[tuple[Program | _Repeated, int, list[int]]], end: int, kept: Any) -> Callable[[], None]:
+    """Runs the parts up to step `end`. kept: what must outlive it."""
+    runs: list[Callable[[], None]] = []
+    for part, first, cuts in parts:
+        if first < end and isinstance(part, Program) and end in cuts:
+            runs.append(functools.partial(part.run, cuts.index(end)))
+        elif first < end:
+            runs.append(part.run)
+
+    def run(_kept: Any = kept) -> None:
+        for each in runs:
+            each()
+
+    return run
 
 
 def _depends_on_data(func: Any, args: tuple[Any, ...]) -> bool:

@@ -15,13 +15,11 @@ from outrider.drafting.methods.paged_head import PagedHead
 from outrider.engine.attention.batch import SessionRows
 from outrider.engine.attention.layer import ATTENTION_NAME
 from outrider.engine.attention.ops import resolve_attention_ops
-from tests.drafting.head_cases import DECODER, HIDDEN, NUM_TARGET_LAYERS, RECURRENT, VOCAB_SIZE, build_head
+from tests.drafting.head_cases import HIDDEN, NUM_TARGET_LAYERS, RECURRENT, VOCAB_SIZE, WIDE, build_head
 
 BLOCK_SIZE = 4
 NUM_SESSIONS = 3
 BLOCKS_EACH = 16
-# What the kernels that stand in for the head's own modules take.
-WIDE = dataclasses.replace(DECODER, head_dim=32)
 
 
 def build(kind: str) -> Any:
