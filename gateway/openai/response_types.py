@@ -214,6 +214,8 @@ class ModelCard(TypedDict):
     parent: str | None
     max_model_len: int
     draft_methods: list[str]
+    chats: bool
+    tool_call_parser: str
 
 
 class ModelList(TypedDict):

@@ -7,7 +7,7 @@ import { build } from "esbuild";
 
 const OUT = "../static";
 const FONTS = ["ibm-plex-sans-latin-400-normal", "ibm-plex-sans-latin-600-normal", "ibm-plex-mono-latin-400-normal"];
-const LICENSES = ["preact", "@fontsource/ibm-plex-sans", "@fontsource/ibm-plex-mono"];
+const LICENSES = ["preact", "marked", "dompurify", "@fontsource/ibm-plex-sans", "@fontsource/ibm-plex-mono"];
 
 rmSync(OUT, { recursive: true, force: true });
 mkdirSync(OUT, { recursive: true });

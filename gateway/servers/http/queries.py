@@ -15,6 +15,7 @@ from outrider.gateway.request.served import ServedModel
 from outrider.gateway.servers.http.body_work import BodyWork
 from outrider.gateway.servers.http.generation_response import Load
 from outrider.gateway.servers.service import GatewayService, served_by
+from outrider.gateway.tool_calls.formats import NONE
 from outrider.shared.errors import UnknownModel
 
 
@@ -42,14 +43,28 @@ class Queries:
         return JSONResponse(tokenizer_info(self._service.tokenizer))
 
     async def models(self, request: Request) -> Response:
-        answer: ModelList = {"object": "list", "data": [_model_card(self._service.model)]}
+        answer: ModelList = {"object": "list", "data": [self._model_card(self._service.model)]}
         return JSONResponse(answer)
 
     async def model(self, request: Request) -> Response:
         model, name = self._service.model, request.path_params["model_id"]
         if name != model.name:
             raise UnknownModel(f"model {name[:200]!r} is not served; the served model is {model.name!r}", param="model")
-        return JSONResponse(_model_card(model))
+        return JSONResponse(self._model_card(model))
+
+    def _model_card(self, model: ServedModel) -> ModelCard:
+        return {
+            "id": model.name,
+            "object": "model",
+            "created": model.created,
+            "owned_by": "outrider",
+            "root": model.name,
+            "parent": None,
+            "max_model_len": model.max_model_len,
+            "draft_methods": list(model.draft_methods),
+            "chats": self._service.tokenizer.chat_template_source is not None,
+            "tool_call_parser": "" if model.tool_call_parser == NONE else model.tool_call_parser,
+        }
 
     async def health(self, request: Request) -> Response:
         """The process is alive; whether it can serve is /ready."""
@@ -72,16 +87,3 @@ class Queries:
 
     async def fleet(self, request: Request) -> Response:
         return JSONResponse(self._service.fleet())
-
-
-def _model_card(model: ServedModel) -> ModelCard:
-    return {
-        "id": model.name,
-        "object": "model",
-        "created": model.created,
-        "owned_by": "outrider",
-        "root": model.name,
-        "parent": None,
-        "max_model_len": model.max_model_len,
-        "draft_methods": list(model.draft_methods),
-    }

@@ -13,11 +13,11 @@ export class Refusal extends Error {
 export class Api {
   constructor(readonly key: string) {}
 
-  async model(): Promise<Model> {
+  /** At least one. */
+  async models(): Promise<Model[]> {
     const list = (await this.get("v1/models")) as { data: Model[] };
-    const model = list.data[0];
-    if (model === undefined) throw new Error("the gateway lists no model");
-    return model;
+    if (list.data.length === 0) throw new Error("the gateway lists no model");
+    return list.data;
   }
 
   /** The API's documentation, relative to the page; "" where the gateway does not serve it. */
@@ -62,7 +62,8 @@ export class Api {
 
 async function detailOf(answer: Response): Promise<ErrorDetail> {
   try {
-    return ((await answer.json()) as { error: ErrorDetail }).error;
+    const { error } = (await answer.json()) as { error: ErrorDetail };
+    return { ...error, retryAfterS: Number(answer.headers.get("retry-after") ?? "") };
   } catch {
     // A proxy's answer, not the gateway's.
     return { message: answer.statusText || "no reason given", type: "", param: null, code: answer.status };

@@ -24,7 +24,7 @@ export interface Mark {
   gone: boolean;
 }
 
-export type Status = "waiting" | "streaming" | "resuming" | "done" | "stopped" | "failed";
+export type Status = "waiting" | "away" | "streaming" | "resuming" | "done" | "stopped" | "failed";
 
 export interface Failure {
   message: string;
@@ -36,6 +36,8 @@ const RATE_WINDOW_S = 1;
 const RATE_STEP_S = 0.1;
 const RESUME_ATTEMPTS = 30;
 const RESUME_PAUSE_MS = 1000;
+/** A verifier loads its weights again for minutes at most. */
+const MOST_RETURNS = 60;
 
 export class Run {
   status: Status = "waiting";
@@ -45,6 +47,9 @@ export class Run {
   numTokens = 0;
   finishReason = "";
   failure: Failure | null = null;
+  /** While "away": seconds until the request is sent again. */
+  secondsLeft = 0;
+  numReturns = 0;
   /** Id of the last event: the answer can be taken up after it. */
   lastId = "";
   /** Tokens per second over the last second, with the seconds since the first token. */
@@ -62,6 +67,11 @@ export class Run {
   get said(): string {
     const { reasoning, calls } = this.parts;
     return reasoning || calls.length > 0 ? JSON.stringify([reasoning, this.text, calls]) : this.text;
+  }
+
+  /** Neither reasoning nor a tool call. */
+  get isTextOnly(): boolean {
+    return this.parts.reasoning === "" && this.parts.calls.length === 0;
   }
 
   get calls(): readonly Call[] {
@@ -183,6 +193,7 @@ export async function follow(run: Run, api: Api, path: string, body: object, sig
         changed();
       }
     } catch (error) {
+      if (run.lastId === "" && (await comesBack(run, error, signal, changed))) continue;
       if (end(run, error, signal)) return changed();
     }
     if (run.lastId === "" || attemptsLeft === 0) {
@@ -196,6 +207,22 @@ export async function follow(run: Run, api: Api, path: string, body: object, sig
     changed();
     await new Promise((resolve) => setTimeout(resolve, RESUME_PAUSE_MS));
   }
+}
+
+/** Waits, and shows how long, where no verifier serves now and the gateway says when to ask again. */
+async function comesBack(run: Run, error: unknown, signal: AbortSignal, changed: () => void): Promise<boolean> {
+  if (!(error instanceof Refusal) || error.detail.code !== 503 || !error.detail.retryAfterS) return false;
+  if (run.numReturns >= MOST_RETURNS) return false;
+  run.numReturns += 1;
+  run.status = "away";
+  for (run.secondsLeft = Math.ceil(error.detail.retryAfterS); run.secondsLeft > 0; run.secondsLeft -= 1) {
+    if (signal.aborted) return false;
+    changed();
+    await new Promise((resolve) => setTimeout(resolve, 1000));
+  }
+  run.status = "waiting";
+  changed();
+  return true;
 }
 
 /** Whether this error ends the run; network failures do not. */

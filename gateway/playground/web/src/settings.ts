@@ -14,7 +14,14 @@ export interface Settings {
   tools: string;
   mustCall: boolean;
   compare: boolean;
-  inTurn: boolean;
+  /** Both sides of a comparison at once: they share the machine, so their speeds say less. */
+  atOnce: boolean;
+  /** Of several that the gateway lists; empty: the only one. */
+  model: string;
+  /** Of a completion where the form names no number: OpenAI's default of 16 would cut it. A chat has all the room. */
+  completionTokens: number;
+  /** Whether tokens show where they come from; a chat's answer is rendered text otherwise. */
+  marks: { prompt: boolean; chat: boolean };
   method: string;
   tree: boolean;
   mode: "" | "exact" | "rejection";
@@ -59,7 +66,7 @@ export const EXAMPLE_TOOLS = `[{"type": "function", "function": {
 
 const NO_NUMBERS: Record<NumberField, string> = {
   num_speculative_tokens: "",
-  max_tokens: "160",
+  max_tokens: "",
   temperature: "0.6",
   seed: "2",
   top_p: "",
@@ -70,14 +77,6 @@ const NO_NUMBERS: Record<NumberField, string> = {
   repetition_penalty: "",
 };
 
-/** Best acceptance first. `auto` drafts only where it pays, which shows little on a small machine. */
-const SHOWN_FIRST = ["eagle3", "eagle", "draft_model", "mlp_speculator", "medusa", "suffix", "ngram"];
-
-/** The initially selected method. */
-export function methodToShow(served: readonly string[]): string {
-  return SHOWN_FIRST.find((name) => served.includes(name)) ?? "auto";
-}
-
 export const DEFAULTS: Settings = {
   kind: "prompt",
   prompt: EXAMPLES[0]?.text ?? "",
@@ -86,7 +85,10 @@ export const DEFAULTS: Settings = {
   tools: "",
   mustCall: false,
   compare: false,
-  inTurn: false,
+  atOnce: false,
+  model: "",
+  completionTokens: 16,
+  marks: { prompt: true, chat: false },
   method: "auto",
   tree: false,
   mode: "",
@@ -101,15 +103,17 @@ export function pathOf(settings: Settings): string {
   return settings.kind === "chat" ? "v1/chat/completions" : "v1/completions";
 }
 
-/** `method` overrides the form's: "off" for the other side of a comparison. */
-export function bodyOf(settings: Settings, history: readonly Turn[], method = settings.method): object {
-  const { num_speculative_tokens, ...sampling } = numbers(settings);
+/** `method` overrides the form's: "off" for the other side of a comparison. `seed` does so for another answer. */
+export function bodyOf(settings: Settings, history: readonly Turn[], method = settings.method, seed?: number): object {
+  const { num_speculative_tokens, ...given } = numbers(settings);
+  const sampling = seed === undefined ? given : { ...given, seed };
   const stop = settings.stop.split("\n").filter((line) => line !== "");
   const input =
     settings.kind === "chat"
       ? { messages: [...systemOf(settings), ...history], ...toolsOf(settings), logprobs: true, top_logprobs: NUM_TOP }
-      : { prompt: settings.prompt, logprobs: NUM_TOP };
+      : { prompt: settings.prompt, max_tokens: settings.completionTokens, logprobs: NUM_TOP };
   return {
+    ...(settings.model ? { model: settings.model } : {}),
     ...input,
     ...sampling,
     ...(stop.length > 0 ? { stop } : {}),

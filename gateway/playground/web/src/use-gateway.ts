@@ -11,7 +11,8 @@ const POLL_MS = 1000;
 export interface Gateway {
   api: Api;
   setKey: (key: string) => void;
-  model: Model | null;
+  /** Empty until they are known. */
+  models: Model[];
   /** Why the model is unknown. */
   trouble: string;
   needsKey: boolean;
@@ -22,7 +23,7 @@ export interface Gateway {
 export function useGateway(): Gateway {
   const [key, setKey] = useState(() => sessionStorage.getItem(KEY) ?? "");
   const api = useMemo(() => new Api(key), [key]);
-  const [model, setModel] = useState<Model | null>(null);
+  const [models, setModels] = useState<Model[]>([]);
   const [trouble, setTrouble] = useState("");
   const [needsKey, setNeedsKey] = useState(false);
   const [docs, setDocs] = useState("");
@@ -33,10 +34,10 @@ export function useGateway(): Gateway {
     setNeedsKey(false); // until this key is refused too
     const look = async () => {
       try {
-        const [found, docs] = await Promise.all([api.model(), api.docs()]);
+        const [found, docs] = await Promise.all([api.models(), api.docs()]);
         if (!isCurrent) return;
         setDocs(docs);
-        setModel(found);
+        setModels(found);
         setTrouble("");
       } catch (error) {
         if (!isCurrent) return;
@@ -58,7 +59,7 @@ export function useGateway(): Gateway {
     else sessionStorage.removeItem(KEY);
     setKey(text);
   };
-  return { api, setKey: keep, model, trouble, needsKey, docs };
+  return { api, setKey: keep, models, trouble, needsKey, docs };
 }
 
 function isWrongKey(error: unknown): boolean {

@@ -46,12 +46,18 @@ export interface ErrorDetail {
   type: string;
   param: string | null;
   code: number;
+  /** Seconds, from the answer's Retry-After. */
+  retryAfterS?: number;
 }
 
 export interface Model {
   id: string;
   max_model_len: number;
   draft_methods: string[];
+  /** Whether it has a chat template. */
+  chats: boolean;
+  /** How it writes tool calls; "": no parser knows. */
+  tool_call_parser: string;
 }
 
 export interface Verifier {

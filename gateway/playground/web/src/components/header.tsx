@@ -1,21 +1,39 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import type { Gateway } from "../use-gateway";
+import type { Model } from "../wire";
 
 const ABOUT =
   "Outrider serves language models with speculative decoding: several tokens are drafted, the model checks them in one pass, " +
   "and the answer is the model's own.";
 
-export function Header({ gateway, version }: { gateway: Gateway; version: string }) {
+interface Props {
+  gateway: Gateway;
+  model: Model | null;
+  choose: (id: string) => void;
+  version: string;
+}
+
+export function Header({ gateway, model, choose, version }: Props) {
   return (
     <header>
       <h1>
         <Mark /> Outrider <span class="quiet">playground</span>
       </h1>
       <p class="serving" role="status">
-        {gateway.model !== null && !gateway.trouble ? (
+        {model !== null && !gateway.trouble ? (
           <>
-            <span class="mono">{gateway.model.id}</span>
-            <span class="quiet"> context of {gateway.model.max_model_len} tokens</span>
+            {gateway.models.length > 1 ? (
+              <select aria-label="Model" value={model.id} onChange={(event) => choose(event.currentTarget.value)}>
+                {gateway.models.map(({ id }) => (
+                  <option key={id} value={id}>
+                    {id}
+                  </option>
+                ))}
+              </select>
+            ) : (
+              <span class="mono">{model.id}</span>
+            )}
+            <span class="quiet"> context of {model.max_model_len} tokens</span>
             {version && <span class="quiet"> · v{version}</span>}
           </>
         ) : (

@@ -75,10 +75,10 @@ export function SettingsForm({ settings, change, model, refusedField }: Props) {
           <label class="check">
             <input
               type="checkbox"
-              checked={settings.inTurn}
-              onChange={(event) => change({ inTurn: event.currentTarget.checked })}
+              checked={settings.atOnce}
+              onChange={(event) => change({ atOnce: event.currentTarget.checked })}
             />
-            Compare one after the other
+            Compare both at once
           </label>
         </fieldset>
         <fieldset>

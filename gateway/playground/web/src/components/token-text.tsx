@@ -7,7 +7,8 @@ import type { Mark, Run, Segment, Token } from "../run";
 
 const SLACK_PX = 24;
 
-export function TokenText({ run, label }: { run: Run; label: string }) {
+/** isPlain: no token is marked; the details on each are still there. */
+export function TokenText({ run, label, isPlain }: { run: Run; label: string; isPlain: boolean }) {
   const [active, setActive] = useState<number | null>(null);
   const [said, setSaid] = useState("");
   const text = useRef<HTMLDivElement>(null);
@@ -49,7 +50,7 @@ export function TokenText({ run, label }: { run: Run; label: string }) {
   return (
     <div class="token-text" onPointerLeave={onPointerLeave}>
       <div
-        class="text"
+        class={isPlain ? "text plain" : "text"}
         ref={text}
         tabIndex={0}
         role="group"
