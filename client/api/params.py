@@ -43,6 +43,7 @@ def generate_message(
             stop=[params.stop] if isinstance(params.stop, str) else params.stop,
             speculation=_speculation_message(params),
             cache_salt=params.cache_salt,
+            prediction=params.prediction,
         )
         _set_prompt(message, prompt)
     except (TypeError, ValueError, KeyError) as error:  # protobuf's own words for a wrong type or a number too large

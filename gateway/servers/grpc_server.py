@@ -23,6 +23,7 @@ from outrider.gateway.openai.checks import (
     check_speculation,
     check_stop,
     output_budget,
+    predicted_tokens,
 )
 from outrider.gateway.openai.convert import DEFAULT_COMPLETION_TOKENS, REQUEST_ID
 from outrider.gateway.request.event_cursor import Seen
@@ -178,6 +179,7 @@ def valid_request(request: pb.GenerateRequest, service: GatewayService) -> Valid
         stop=tuple(request.stop),
         speculation=replace(speculation, mode=mode_from_wire(request.speculation.mode)),
         cache_salt=request.cache_salt,
+        predicted_token_ids=predicted_tokens(request.prediction, service.tokenizer, model),
     )
 
 
