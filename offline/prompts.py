@@ -94,6 +94,7 @@ def _body(params: SamplingParams) -> dict[str, Any]:
     del body["extra_args"]
     body["speculation"] = speculation_fields(params) or None
     body["cache_salt"] = params.cache_salt or None
+    body["prediction"] = {"type": "content", "content": params.prediction} if params.prediction else None
     structured = params.structured_outputs
     if isinstance(structured, StructuredOutputsParams):
         body["structured_outputs"] = {entry.name: getattr(structured, entry.name) for entry in fields(structured)}

@@ -109,6 +109,7 @@ class SamplingParams:
     * bad_words: what must not come, as text (LLM) or as token id sequences (client).
     * speculation, or extra_args={"speculation": {...}}: how the request is drafted. No other extra argument is known.
     * cache_salt: prompts share cached prefixes only with prompts of the same salt.
+    * prediction: what the output will be, as far as it is known; drafts are taken from it.
 
     The client refuses the fields that the gRPC API does not have, with InvalidRequest that names the field: n,
     prompt_logprobs, include_stop_str_in_output, skip_special_tokens, spaces_between_special_tokens and
@@ -142,6 +143,7 @@ class SamplingParams:
     extra_args: Mapping[str, Any] | None = field(default_factory=dict)
     speculation: Speculation | Mapping[str, Any] = Speculation()
     cache_salt: str = ""
+    prediction: str = ""
 
 
 def speculation_fields(params: SamplingParams) -> dict[str, Any]:

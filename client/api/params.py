@@ -44,6 +44,7 @@ def generate_message(
             stop=[params.stop] if isinstance(params.stop, str) else params.stop,
             speculation=to_message(common_pb2.Speculation(), Speculation.of(speculation_fields(params))),
             cache_salt=params.cache_salt,
+            prediction=params.prediction,
         )
         _set_prompt(message, prompt)
     except (TypeError, ValueError, KeyError) as error:  # protobuf's own words for a wrong type or a number too large

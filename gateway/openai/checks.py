@@ -53,6 +53,12 @@ def check_prompt_chars(text: str, tokenizer: Tokenizer, model: ServedModel, para
         )
 
 
+def predicted_tokens(text: str, tokenizer: Tokenizer, model: ServedModel) -> tuple[int, ...]:
+    """What a request predicts for its output, as far as an output can reach."""
+    check_prompt_chars(text, tokenizer, model, "prediction")
+    return tuple(tokenizer.encode(text, add_special_tokens=False)[: model.max_model_len]) if text else ()
+
+
 def truncate_prompt(
     token_ids: list[int], limit: int | None, side: str, num_output_tokens: int, model: ServedModel
 ) -> list[int]:

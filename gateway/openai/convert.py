@@ -20,6 +20,7 @@ from outrider.gateway.openai.checks import (
     check_speculation,
     check_stop,
     output_budget,
+    predicted_tokens,
     truncate_prompt,
 )
 from outrider.gateway.openai.fill_in_middle import with_suffix
@@ -209,14 +210,11 @@ def _prepare(
 
 
 def _predicted(prediction: Prediction | None, served: Served) -> tuple[int, ...]:
-    """As far as an output can reach."""
     if prediction is None:
         return ()
     if prediction.type != "content":
         raise InvalidRequest("prediction.type must be content", param="prediction.type")
-    check_prompt_chars(prediction.content, served.tokenizer, served.model, "prediction")
-    token_ids = served.tokenizer.encode(prediction.content, add_special_tokens=False)
-    return tuple(token_ids[: served.model.max_model_len])
+    return predicted_tokens(prediction.content, served.tokenizer, served.model)
 
 
 def _check_repeated(params: SamplingParams, predicted: Sequence[int], num_outputs: int) -> None:

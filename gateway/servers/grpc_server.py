@@ -26,6 +26,7 @@ from outrider.gateway.openai.checks import (
     check_speculation,
     check_stop,
     output_budget,
+    predicted_tokens,
 )
 from outrider.gateway.openai.convert import DEFAULT_COMPLETION_TOKENS, REQUEST_ID
 from outrider.gateway.request.answers import AnswerKind, AnswerOptions, Prepared, Wanted
@@ -167,6 +168,7 @@ def valid_request(request: pb.GenerateRequest, service: GatewayService) -> Valid
         stop=tuple(request.stop),
         speculation=check_speculation(speculation, model),
         cache_salt=request.cache_salt,
+        predicted_token_ids=predicted_tokens(request.prediction, service.tokenizer, model),
     )
 
 

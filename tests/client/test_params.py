@@ -67,12 +67,14 @@ def test_the_defaults_in_the_message() -> None:
 
 
 def test_fields_that_are_given() -> None:
-    message = message_of(stop="x", bad_words=[[1, 2], (3,)], logit_bias={5: 1.5}, top_k=-1, cache_salt="s", logprobs=2)
+    fields: dict[str, Any] = {"cache_salt": "s", "prediction": "p", "logprobs": 2}
+    message = message_of(stop="x", bad_words=[[1, 2], (3,)], logit_bias={5: 1.5}, top_k=-1, **fields)
     assert list(message.stop) == ["x"]
     sampling = message.sampling_params
     assert [list(word.token_ids) for word in sampling.bad_words] == [[1, 2], [3]]
     assert dict(sampling.logit_bias) == {5: 1.5}
     assert (sampling.top_k, sampling.num_logprobs, message.cache_salt) == (0, 2, "s")
+    assert message.prediction == "p"
 
 
 def test_mappings_and_classes_say_the_same() -> None:

@@ -47,6 +47,8 @@ def test_speculation_is_a_field_and_an_extra_argument(preparation: Preparation, 
 def test_the_prompts_own_salt_goes_first(preparation: Preparation) -> None:
     assert request_of(preparation).cache_salt == ""
     assert request_of(preparation, cache_salt="a").cache_salt == "a"
+    assert request_of(preparation).predicted_token_ids == ()
+    assert request_of(preparation, prediction="import os").predicted_token_ids
     assert request_of(preparation, {"prompt": "x"}, cache_salt="a").cache_salt == "a"
     assert request_of(preparation, {"prompt": "x", "cache_salt": "b"}, cache_salt="a").cache_salt == "b"
 

@@ -44,7 +44,7 @@ DEFAULTS = {
     "bad_words": None,
     "extra_args": {},
 }
-OWN_DEFAULTS = {"speculation": Speculation(), "cache_salt": ""}
+OWN_DEFAULTS = {"speculation": Speculation(), "cache_salt": "", "prediction": ""}
 
 
 def in_a_fresh_process(code: str) -> str:

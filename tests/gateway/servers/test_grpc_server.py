@@ -57,7 +57,13 @@ async def test_a_generation(stub: Any, service: ScriptedService) -> None:
     sampling = params(num_logprobs=2, seed=7, temperature=0.5)
     speculation = common.Speculation(method="ngram", num_speculative_tokens=4, mode=common.SPECULATION_MODE_REJECTION)
     replies = await replies_of(
-        stub, prompt="Hello", sampling_params=sampling, request_id="mine", speculation=speculation, cache_salt="s"
+        stub,
+        prompt="Hello",
+        sampling_params=sampling,
+        request_id="mine",
+        speculation=speculation,
+        cache_salt="s",
+        prediction=" there",
     )
     assert "".join(reply.text for reply in replies) == TEXT
     token_ids = [token_id for reply in replies for token_id in reply.token_ids]
@@ -76,6 +82,7 @@ async def test_a_generation(stub: Any, service: ScriptedService) -> None:
     assert request.speculation.mode == "rejection"
     assert (request.speculation.method, request.speculation.num_speculative_tokens) == ("ngram", 4)
     assert request.cache_salt == "s"
+    assert request.predicted_token_ids == tuple(service.tokenizer.encode(" there", add_special_tokens=False))
 
 
 async def test_the_three_inputs(stub: Any, service: ScriptedService) -> None:
