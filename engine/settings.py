@@ -20,6 +20,12 @@ class ModelSettings:
         "Attention kernel; auto takes the fastest for the device.",
         choices=("auto", "cpu", "reference", "triton"),
     )
+    packed_arithmetic: str = setting(
+        "auto",
+        "Products of quantised weights: int8 also rounds each group of activations to 8 bits and sums integers "
+        "(faster; needs a CPU with VNNI), bf16 rounds neither; auto takes int8 where its error is measured to be small.",
+        choices=("auto", "bf16", "int8"),
+    )
     enforce_eager: bool = setting(False, "No CUDA graphs, and no recorded forwards on the CPU.")
     num_threads: int = setting(0, "Threads of the forward pass; 0 takes every core.", minimum=0)
     block_size: int = setting(16, "Positions per KV block.", minimum=1, maximum=256)

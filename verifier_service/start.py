@@ -91,6 +91,7 @@ def build_engine(
         config.max_model_len or None,
         config.num_threads or len(os.sched_getaffinity(0)),
         config.kv_cache_dtype,
+        config.packed_arithmetic,
     )
     loaded = load_sharded(spec, config.tensor_parallel_size, on_progress=log.info)
     bytes_per_slot = loaded.bytes_per_slot()

@@ -57,6 +57,7 @@ def load_model(
     collectives: Collectives | None = None,
     make_model: MakeModel | None = None,
     kv_cache_dtype: str = "auto",
+    packed_arithmetic: str = "auto",
 ) -> LoadedModel:
     """Load a checkpoint by its folder, .gguf file or Hub id; no code from the checkpoint is run.
 
@@ -65,7 +66,7 @@ def load_model(
     keeps transformers' linears, lean=False its other modules: for comparisons only. collectives: load this rank's share
     of a tensor-parallel model, on every rank (see tensor_parallel/leader). make_model: makes the weights; path then
     needs only the config (for measurements). kv_cache_dtype: "auto" (the model's), or a name of
-    shared/kv_cache_dtypes for 8 bits.
+    shared/kv_cache_dtypes for 8 bits. packed_arithmetic: "auto", "int8" or "bf16" (engine/settings).
     Raises ConfigError (no such model), ModelRefused (with cause and fix) and BackendUnavailable.
     """
     report = on_progress or (lambda _message: None)
@@ -90,7 +91,9 @@ def load_model(
     read_device = torch_device if collectives is None else torch.device("cpu")
     if make_model is None:
         packs = row_invariant and read_device == torch_device
-        code_kernels = resolve_code_kernels(ops.row_backend, torch_dtype, torch_device) if packs else None
+        code_kernels = (
+            resolve_code_kernels(ops.row_backend, torch_dtype, torch_device, packed_arithmetic) if packs else None
+        )
         model = read_weights(path, config, torch_dtype, read_device, code_kernels=code_kernels)
     else:
         model = make_model(path, torch_dtype, read_device)

@@ -14,6 +14,10 @@ import torch
 
 from outrider.engine.errors import BackendUnavailable
 from outrider.kernels.linear.codes import Codes
+from outrider.kernels.linear.int8.reference import group_inputs as int8_groups
+
+# inputs; widest group that "auto" multiplies in integers: the widest whose error is measured (docs/checkpoints.md)
+_MOST_INT8_INPUTS = 32
 
 
 class RmsNorm(Protocol):
@@ -103,13 +107,15 @@ class CodeKernels:
     outputs: Callable[[Any, int, int], PackedCodes | None]
 
 
-def resolve_code_kernels(backend: str, dtype: torch.dtype, device: torch.device) -> CodeKernels | None:
-    """The kernels of AttentionOps.row_backend; None: this machine has none for rows of this dtype."""
-    if backend == "cpu" and device.type == "cpu":
-        from outrider.kernels.linear import cpu_code_panels as cpu
+def resolve_code_kernels(
+    backend: str, dtype: torch.dtype, device: torch.device, arithmetic: str = "auto"
+) -> CodeKernels | None:
+    """The kernels of AttentionOps.row_backend; None: this machine has none for rows of this dtype.
 
-        if cpu.supports(dtype):
-            return CodeKernels(backend, device, cpu.takes_together, cpu.pack, cpu.linear, cpu.rows, cpu.outputs)
+    arithmetic: of engine/settings. Raises BackendUnavailable where the machine lacks what is asked for.
+    """
+    if backend == "cpu" and device.type == "cpu":
+        return _on_cpu(device, dtype, arithmetic)
     if backend == "triton":
         from outrider.kernels.linear import triton_code_blocks as blocks
         from outrider.kernels.linear import triton_codes
@@ -120,3 +126,33 @@ def resolve_code_kernels(backend: str, dtype: torch.dtype, device: torch.device)
                 backend, device, blocks.takes_together, pack, triton_codes.linear, triton_codes.rows, blocks.outputs
             )
     return None
+
+
+def _on_cpu(device: torch.device, dtype: torch.dtype, arithmetic: str) -> CodeKernels | None:
+    """Products in integers for the weights that they are chosen for, in bf16 for the others."""
+    from outrider.kernels.linear import cpu_code_panels as bf16
+    from outrider.kernels.linear.int8 import cpu_panels as int8
+
+    if arithmetic == "int8" and dtype == torch.bfloat16 and not int8.supports(dtype):
+        raise BackendUnavailable("packed_arithmetic='int8': this CPU has no VNNI; use 'auto' or 'bf16'")
+    has_int8, has_bf16 = arithmetic != "bf16" and int8.supports(dtype), bf16.supports(dtype)
+    if not has_int8 and not has_bf16:
+        return None
+
+    def in_integers(parts: Sequence[Codes]) -> bool:
+        size = int8_groups(parts) if has_int8 else None
+        return size is not None and (arithmetic == "int8" or size <= _MOST_INT8_INPUTS)
+
+    def takes_together(parts: Sequence[Codes]) -> bool:
+        return in_integers(parts) or (has_bf16 and bf16.takes_together(parts))
+
+    def pack(parts: Sequence[Codes]) -> PackedCodes:
+        return int8.pack(parts) if in_integers(parts) else bf16.pack(parts)
+
+    def linear(x: torch.Tensor, packed: Any, bias: torch.Tensor | None) -> torch.Tensor:
+        return (int8 if isinstance(packed, int8.Int8Panels) else bf16).linear(x, packed, bias)
+
+    def rows(ids: torch.Tensor, packed: Any) -> torch.Tensor:
+        return (int8 if isinstance(packed, int8.Int8Panels) else bf16).rows(ids, packed)
+
+    return CodeKernels("cpu", device, takes_together, pack, linear, rows, bf16.outputs)

@@ -26,6 +26,7 @@ class LoadSpec:
     max_model_len: int | None
     num_threads: int
     kv_cache_dtype: str = "auto"
+    packed_arithmetic: str = "auto"
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Packing of quantised weights, part by part: which kind a part's codes take, and its panels, scales and addresses.
 
-Layouts are those of cpu_code_decoding and cpu_code_tiles.
+Layouts are those of cpu_code_decoding and cpu_code_tiles. Scales and addresses are packed alike for products in integers
+(int8.cpu_panels).
 Needs numba.
 """
 
@@ -24,39 +25,50 @@ _SLAB_NUMBERS = 4_000_000
 
 @dataclass(frozen=True)
 class Part:
-    """One weight in panels; layouts in cpu_code_decoding and cpu_code_tiles."""
+    """One weight in panels; layouts in cpu_code_decoding or int8.cpu_lines, and in cpu_code_tiles."""
 
     kind: int
     num_outputs: int
     group_lines: int
     lines: torch.Tensor  # uint8 [panels, lines, bytes]
-    table: torch.Tensor | None  # of cpu_code_decoding.table_bytes
+    table: torch.Tensor | None
     scales: torch.Tensor  # float16 or float32 [panels, groups, 64]; int8: codes of scales
     minimums: torch.Tensor | None  # of the scales' type
     scale_steps: torch.Tensor | None = None  # of codes: float16 [panels, steps, 64]
     minimum_steps: torch.Tensor | None = None
+    base: int = 0  # of int8.cpu_lines
+
+
+# Scales, minimums, scale_steps and minimum_steps of a part.
+Factors = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 
 
 def pack_part(codes: Codes) -> Part:
     """Raises KernelArgumentError."""
-    grouping = grouping_of(codes)
-    size, numbers = grouping.group_inputs, codes.numbers.view(torch.uint8)
-    groups = codes.groups
+    grouping, numbers = grouping_of(codes), codes.numbers.view(torch.uint8)
     if grouping.order is not None:
-        numbers, groups = numbers[:, grouping.order], groups[grouping.order]
+        numbers = numbers[:, grouping.order]
     kind, table, lines = _lines(numbers, codes.numbers.dtype)
-    coded = codes.coded_scales
-    if coded is not None and grouping.order is None and len(groups[::size]) == coded.codes.shape[1]:
-        scales, scale_steps = _coded_factors(coded)
-        minimums = minimum_steps = None
-        if codes.coded_minimums is not None:
-            minimums, minimum_steps = _coded_factors(codes.coded_minimums)
-        return Part(kind, codes.shape[0], size // 2, lines, table, scales, minimums, scale_steps, minimum_steps)
+    size = grouping.group_inputs
+    return Part(kind, codes.shape[0], size // 2, lines, table, *factors_of(codes, size))
+
+
+def factors_of(codes: Codes, size: int) -> Factors:
+    """In panels, for groups of `size` inputs, which divides the law's groups."""
+    grouping, coded = grouping_of(codes), codes.coded_scales
+    groups = codes.groups if grouping.order is None else codes.groups[grouping.order]
+    if coded is not None and grouping.order is None:
+        repeats, rest = divmod(len(groups[::size]), coded.codes.shape[1])
+        if not rest and repeats.bit_count() == 1:
+            of_minimums = (None, None)
+            if codes.coded_minimums is not None:
+                of_minimums = _coded_factors(codes.coded_minimums, repeats)
+            scales, steps = _coded_factors(coded, repeats)
+            return scales, of_minimums[0], steps, of_minimums[1]
     scales, minimums = _factors(codes.scales.float(), groups[::size]), codes.folded_minimums()
     if minimums is not None:
         minimums = _factors(minimums, groups[::size])
-    scales, minimums = narrowed(scales, minimums)
-    return Part(kind, codes.shape[0], size // 2, lines, table, scales, minimums)
+    return *narrowed(scales, minimums), None, None
 
 
 def _lines(numbers: torch.Tensor, dtype: torch.dtype) -> tuple[int, torch.Tensor | None, torch.Tensor]:
@@ -71,7 +83,7 @@ def _lines(numbers: torch.Tensor, dtype: torch.dtype) -> tuple[int, torch.Tensor
     num_panels = -(-len(numbers) // coding.PANEL_COLUMNS)
     lines = torch.empty((num_panels, -(-numbers.shape[1] // 2), decoding.LINE_BYTES[kind]), dtype=torch.uint8)
     end = 0
-    for slab in _slabs(numbers):
+    for slab in slabs(numbers, 2):
         start, end = end, end + len(slab) // coding.PANEL_COLUMNS
         if kind not in decoding.TABLE_VALUES:
             lines[start:end] = decoding.lines_of_numbers(slab)
@@ -85,14 +97,15 @@ def _lines(numbers: torch.Tensor, dtype: torch.dtype) -> tuple[int, torch.Tensor
     return kind, decoding.table_bytes(kind, values), lines
 
 
-def _slabs(numbers: torch.Tensor) -> Iterator[torch.Tensor]:
+def slabs(numbers: torch.Tensor, line_inputs: int) -> Iterator[torch.Tensor]:
     """The numbers in whole panels of whole lines, where they end filled up with zeros."""
-    num_inputs = numbers.shape[1] + numbers.shape[1] % 2
+    missing = -numbers.shape[1] % line_inputs
+    num_inputs = numbers.shape[1] + missing
     num_panels = max(1, _SLAB_NUMBERS // (num_inputs * coding.PANEL_COLUMNS))
     num_rows = num_panels * coding.PANEL_COLUMNS
     for start in range(0, len(numbers), num_rows):
         slab = numbers[start : start + num_rows]
-        yield pad(slab, (0, numbers.shape[1] % 2, 0, -len(slab) % coding.PANEL_COLUMNS))
+        yield pad(slab, (0, missing, 0, -len(slab) % coding.PANEL_COLUMNS))
 
 
 def _factors(of_groups: torch.Tensor, group_of: torch.Tensor) -> torch.Tensor:
@@ -101,10 +114,10 @@ def _factors(of_groups: torch.Tensor, group_of: torch.Tensor) -> torch.Tensor:
     return padded.view(-1, coding.PANEL_COLUMNS, len(group_of)).transpose(1, 2).contiguous()
 
 
-def _coded_factors(factors: CodedFactors) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes and steps in panels."""
-    codes, steps = (_factors(part, torch.arange(part.shape[1])) for part in (factors.codes, factors.steps))
-    return codes, steps
+def _coded_factors(factors: CodedFactors, repeats: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes, each for as many groups, and steps, in panels."""
+    group_of = torch.arange(factors.codes.shape[1]).repeat_interleave(repeats)
+    return _factors(factors.codes, group_of), _factors(factors.steps, torch.arange(factors.steps.shape[1]))
 
 
 def records_of(part: Part, first_output: int) -> list[tuple[int, ...]]:
@@ -125,6 +138,7 @@ def records_of(part: Part, first_output: int) -> list[tuple[int, ...]]:
             scale_steps=place(part.scale_steps, panel),
             minimum_steps=place(part.minimum_steps, panel),
             step_shift=0 if part.scale_steps is None else _step_shift(part.scales, part.scale_steps),
+            base=part.base,
             group_lines=part.group_lines,
             first_output=first_output + panel * coding.PANEL_COLUMNS,
             end_output=first_output + min((panel + 1) * coding.PANEL_COLUMNS, part.num_outputs),

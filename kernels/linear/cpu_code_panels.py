@@ -12,7 +12,7 @@ import ctypes
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -32,7 +32,7 @@ _ERRORS = {1: "an id names no row of the weight"}
 
 
 @dataclass(frozen=True)
-class CodePanels:
+class PackedParts:
     """Weights packed as one; `panels` has the addresses of the parts."""
 
     num_outputs: int
@@ -40,7 +40,6 @@ class CodePanels:
     parts: tuple[Part, ...]
     panels: torch.Tensor  # int64 [panels, fields of cpu_code_tiles.PanelFields]
     order: torch.Tensor | None  # int64 [K]
-    sum_inputs: int  # inputs of a group of the parts with minimums; 0: none has any
 
     @property
     def nbytes(self) -> int:
@@ -49,6 +48,13 @@ class CodePanels:
         for part in self.parts:
             held += [part.lines, part.table, part.scales, part.minimums, part.scale_steps, part.minimum_steps]
         return sum(tensor.nbytes for tensor in held if tensor is not None)
+
+
+@dataclass(frozen=True)
+class CodePanels(PackedParts):
+    """Weights whose products are of bf16."""
+
+    sum_inputs: int  # inputs of a group of the parts with minimums; 0: none has any
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -91,7 +97,10 @@ def pack(codes: Sequence[Codes]) -> CodePanels:
     return CodePanels(first_output, codes[0].shape[1], parts, panels, grouping_of(codes[0]).order, sum_inputs)
 
 
-def outputs(packed: CodePanels, start: int, end: int) -> CodePanels | None:
+_Packed = TypeVar("_Packed", bound=PackedParts)
+
+
+def outputs(packed: _Packed, start: int, end: int) -> _Packed | None:
     """The outputs [start, end) of the same memory; None: they are no whole panels."""
     edge_of = tiles.PanelFields._fields.index
     first, last = edge_of("first_output"), edge_of("end_output")
@@ -157,6 +166,11 @@ def rows(ids: torch.Tensor, packed: CodePanels) -> torch.Tensor:
 
     Raises KernelArgumentError for packed weights of several parts, or an id outside.
     """
+    return decoded_rows(ids, packed, _entry(_make_decode_row))
+
+
+def decoded_rows(ids: torch.Tensor, packed: PackedParts, entry: int) -> torch.Tensor:
+    """As rows. entry: address of the compiled unit that decodes one (cpu_code_rows.make_decode_row)."""
     if len(packed.parts) > 1 or ids.dtype != torch.int64:
         raise KernelArgumentError("rows of one weight are read by int64 ids")
     out = torch.empty((*ids.shape, packed.num_inputs), dtype=torch.bfloat16)
@@ -170,7 +184,6 @@ def rows(ids: torch.Tensor, packed: CodePanels) -> torch.Tensor:
         0 if packed.order is None else packed.order.data_ptr(), packed.num_outputs, ctypes.addressof(error),
         cpu_team.scratch(4 * num_floats, 1),
     )  # fmt: skip
-    entry = _entry(_make_decode_row)
     cpu_team.run(cpu_team.Work(entry, call, (out,), (ids,), ids.numel(), 1, error=error, errors=_ERRORS))
     return out
 

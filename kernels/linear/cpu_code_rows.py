@@ -5,7 +5,7 @@ Needs numba.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
@@ -88,7 +88,7 @@ def prepare_rows(address, _unit, _thread):  # type: ignore[no-untyped-def]
         x = call.x + row * call.x_stride
         if call.ordered != 0:
             ordered = call.ordered + row * call.ordered_stride
-            _put_in_order(call, x, ordered)
+            put_in_order(call, x, ordered)
             x = ordered
         if call.x_sums != 0:
             for first in range(0, call.num_inputs, call.group_inputs):
@@ -98,7 +98,7 @@ def prepare_rows(address, _unit, _thread):  # type: ignore[no-untyped-def]
 
 
 @njit
-def _put_in_order(call, x, ordered):  # type: ignore[no-untyped-def]
+def put_in_order(call, x, ordered):  # type: ignore[no-untyped-def]
     num_inputs = call.num_inputs
     source = carray(pointer(x), (num_inputs,), np.uint16)
     target = carray(pointer(ordered), (num_inputs + num_inputs % 2,), np.uint16)
@@ -118,31 +118,38 @@ def _sum(x, count):  # type: ignore[no-untyped-def]
     return hsum(lanes)
 
 
-@njit
-def decode_row(address, unit, thread):  # type: ignore[no-untyped-def]
-    """A unit of work: one output's weights, as an embedding reads them."""
-    call = carray(address, 1, Rows)[0]
-    output = load_i64(call.ids + 8 * unit)
-    if output < 0 or output >= call.num_outputs:
-        store_i64(call.error, 1)
-        return
-    panel = carray(pointer(call.panels), (call.num_panels,), Panel)[output // PANEL_COLUMNS]
-    column, num_inputs = output % PANEL_COLUMNS, call.num_inputs
-    values = call.scratch + thread * 4 * (num_inputs + -num_inputs % LANES)
-    for place in range(num_inputs):
-        line, odd = place // 2, place % 2
-        group = line // panel.group_lines
-        weight = _code(panel, line, 2 * column + odd) * _factor(panel, panel.scales, panel.scale_steps, group, column)
-        if panel.minimums != 0:
-            weight += _factor(panel, panel.minimums, panel.minimum_steps, group, column)
-        store_f32(values + 4 * (place if call.order == 0 else load_i64(call.order + 8 * place)), weight)
-    out = call.out + 2 * unit * num_inputs
-    for place in range(0, num_inputs, LANES):
-        left = num_inputs - place
-        if left >= LANES:
-            vstore_bf16(out + 2 * place, vload(values + 4 * place))
-        else:
-            vstore_bf16_first(out + 2 * place, vload(values + 4 * place), left)
+def make_decode_row(code_at: Any, line_inputs: int) -> Any:
+    """A unit of work: one output's weights, as an embedding reads them.
+
+    code_at(panel, line, number): a number of a line, in the order of its vectors, as a float.
+    """
+
+    @njit
+    def decode_row(address, unit, thread):  # type: ignore[no-untyped-def]
+        call = carray(address, 1, Rows)[0]
+        output = load_i64(call.ids + 8 * unit)
+        if output < 0 or output >= call.num_outputs:
+            store_i64(call.error, 1)
+            return
+        panel = carray(pointer(call.panels), (call.num_panels,), Panel)[output // PANEL_COLUMNS]
+        column, num_inputs = output % PANEL_COLUMNS, call.num_inputs
+        values = call.scratch + thread * 4 * (num_inputs + -num_inputs % LANES)
+        for place in range(num_inputs):
+            line, number = place // line_inputs, line_inputs * column + place % line_inputs
+            group = line // panel.group_lines
+            weight = code_at(panel, line, number) * _factor(panel, panel.scales, panel.scale_steps, group, column)
+            if panel.minimums != 0:
+                weight += _factor(panel, panel.minimums, panel.minimum_steps, group, column)
+            store_f32(values + 4 * (place if call.order == 0 else load_i64(call.order + 8 * place)), weight)
+        out = call.out + 2 * unit * num_inputs
+        for place in range(0, num_inputs, LANES):
+            left = num_inputs - place
+            if left >= LANES:
+                vstore_bf16(out + 2 * place, vload(values + 4 * place))
+            else:
+                vstore_bf16_first(out + 2 * place, vload(values + 4 * place), left)
+
+    return decode_row
 
 
 @njit
@@ -198,3 +205,6 @@ def _byte(builder: Builder, address: Value) -> Value:
 def _word(builder: Builder, address: Value) -> Value:
     """The uint16 at an address."""
     return builder.zext(load(builder, address, ir.IntType(16), 1), ir.IntType(64))
+
+
+decode_row = make_decode_row(_code, 2)

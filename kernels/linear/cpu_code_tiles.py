@@ -52,7 +52,7 @@ _ZERO, _ONE = ir.Constant(_I64, 0), ir.Constant(_I64, 1)
 class PanelFields(NamedTuple):
     """A panel: addresses, and what its codes are."""
 
-    kind: int  # of cpu_code_decoding
+    kind: int  # of cpu_code_decoding, or of int8.cpu_lines
     lines: int  # uint8 [lines, LINE_BYTES[kind]]
     table: int  # table_bytes; 0: the kind has none
     scales: int  # [groups, 64]
@@ -61,6 +61,7 @@ class PanelFields(NamedTuple):
     scale_steps: int  # float16 [steps, 64]; 0: scales are no codes
     minimum_steps: int  # likewise
     step_shift: int  # log2 of the groups of a step
+    base: int  # of int8.cpu_lines
     group_lines: int  # at most CHUNK_LINES
     first_output: int
     end_output: int
@@ -137,12 +138,12 @@ def _make_add(kind: int, num_rows: int) -> Any:
                     for v in range(_VECTORS):
                         builder.store(dot_pairs(builder, builder.load(sums[r, v]), pair, columns[v]), sums[r, v])
             step = builder.ashr(builder.add(first_group, group), step_shift)
-            _load_factors(builder, scales, scale_bytes, group, scale_steps, step, factors)
+            load_factors(builder, scales, scale_bytes, group, scale_steps, step, factors)
             for r, v in cells:
                 total = builder.load(going_on[r, v]) if stay else load(builder, places[r, v], _VF32, 4)
                 builder.store(fma(builder, builder.load(sums[r, v]), builder.load(factors[v]), total), going_on[r, v])
             with builder.if_then(builder.icmp_signed("!=", minimums, _ZERO)):
-                _load_factors(builder, minimums, scale_bytes, group, minimum_steps, step, factors)
+                load_factors(builder, minimums, scale_bytes, group, minimum_steps, step, factors)
                 for r in range(num_rows):
                     row = offset(builder, x_sums, x_sums_stride, r)
                     sum_of_x = splat(builder, load(builder, offset(builder, row, 4, group), _F32, 4))
@@ -157,7 +158,7 @@ def _make_add(kind: int, num_rows: int) -> Any:
     return add
 
 
-def _load_factors(
+def load_factors(
     builder: Builder, address: Value, num_bytes: Value, group: Value, steps: Value, step: Value, factors: list[Value]
 ) -> None:
     """The 64 scales or minimums of a group, widened, to `factors`."""

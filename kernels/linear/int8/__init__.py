@@ -1,0 +1,1 @@
+"""Linears on quantised weights in integers: activations in 8 bits, by row and group of inputs."""

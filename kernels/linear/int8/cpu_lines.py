@@ -1,0 +1,187 @@
+"""Lines of codes for integer products, compiled: how each kind is stored, and the code that makes bytes of it.
+
+A line is QUAD adjacent inputs of a panel's 64 columns: 256 codes, in LLVM four vectors of 64 bytes; vector v has the
+quads of columns 16 v to 16 v + 15. Bytes are unsigned: the number minus the weight's base.
+
+    kind   bytes  content
+    i4     128    64 bytes: vector 0 in the low halves, 1 in the high ones; 64 bytes: likewise 2 and 3
+    table  128    likewise, indices into 16 bytes
+    i5     160    as i4, the lower four bits; then 8 bytes for each vector, its fifth bits
+    i6     192    as i4, the lower four bits; then 64 bytes, the other two of vector v in bits 2 v and 2 v + 1
+    i8     256    the bytes
+
+Needs numba.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from llvmlite import binding, ir
+from numba import njit, types
+
+from outrider.kernels.cpu.emitters import Builder, Value, load, offset
+from outrider.kernels.cpu.simd import operation
+from outrider.kernels.linear.codes import bytes_in
+from outrider.kernels.linear.cpu_code_packing import slabs
+from outrider.kernels.linear.cpu_panel_coding import PANEL_COLUMNS
+from outrider.kernels.linear.int8.reference import QUAD
+
+I4, TABLE, I5, I6, I8 = range(5)
+# By the bits of a weight and of an activation.
+NAMES = ("w4a8", "w4a8", "w5a8", "w6a8", "w8a8")
+LINE_BYTES = (128, 128, 160, 192, 256)
+# number that byte 0 stands for, where bytes take the whole range
+LOWEST_NUMBER = -128
+_VALUES = ((I4, 16), (I5, 32), (I6, 64))
+_TABLE_BYTES = 16
+_LOOK_UP = "llvm.x86.avx512.pshuf.b.512", "llvm.x86.avx2.pshuf.b"
+_VECTOR_BYTES = QUAD * 16
+_HALVES_BYTES = 2 * _VECTOR_BYTES  # bytes of a line that are lower halves and upper ones
+_I8, _I16, _I32, _I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+_BYTES, _WORDS, _BITS = ir.VectorType(_I8, 64), ir.VectorType(_I16, 32), ir.VectorType(ir.IntType(1), 64)
+_PLACES = ir.VectorType(_I32, 64)
+_i = types.int64
+
+
+@functools.cache
+def instruction() -> str | None:
+    """The CPU's instruction for products of bytes, by LLVM's name of the feature; None: it has none."""
+    features = binding.get_host_cpu_features()
+    return next((name for name in ("avx512vnni", "avxvnni") if features.get(name)), None)
+
+
+def call_on_bytes(builder: Builder, names: tuple[str, str], element: ir.Type, operands: Sequence[Value]) -> Value:
+    """An intrinsic on registers of 64 bytes, or on their halves with avxvnni alone. names: for 64 bytes, for 32."""
+    lanes = 512 // element.width
+
+    def call(name: str, num_lanes: int, parts: Sequence[Value]) -> Value:
+        vector = ir.VectorType(element, num_lanes)
+        function = builder.module.declare_intrinsic(name, fnty=ir.FunctionType(vector, [vector] * len(parts)))
+        return builder.call(function, parts)
+
+    if instruction() == "avx512vnni":
+        return call(names[0], lanes, operands)
+
+    def places(start: int, end: int) -> ir.Constant:
+        return ir.Constant(ir.VectorType(_I32, end - start), list(range(start, end)))
+
+    halves = []
+    for start in (0, lanes // 2):
+        own = [builder.shuffle_vector(part, part, places(start, start + lanes // 2)) for part in operands]
+        halves.append(call(names[1], lanes // 2, own))
+    return builder.shuffle_vector(*halves, places(0, lanes))
+
+
+class LineDecoder:
+    """Emits code that decodes lines of one kind."""
+
+    def __init__(self, builder: Builder, kind: int, table: Value) -> None:
+        """table: address of 16 bytes; read for the kind that has one."""
+        self._builder, self._kind = builder, kind
+        if kind == TABLE:
+            values = load(builder, table, ir.VectorType(_I8, _TABLE_BYTES), 1)
+            places = ir.Constant(_PLACES, [place % _TABLE_BYTES for place in range(64)])
+            self._table = builder.shuffle_vector(values, values, places)
+
+    def vectors(self, line: Value) -> Iterator[Value]:
+        """The four vectors of the line at an address, unsigned bytes."""
+        builder = self._builder
+        if self._kind == I8:
+            for vector in range(QUAD):
+                yield load(builder, offset(builder, line, _VECTOR_BYTES, vector), _BYTES, 1)
+            return
+        for vector in range(QUAD):
+            both = load(builder, offset(builder, line, _VECTOR_BYTES, vector // 2), _BYTES, 1)
+            lower = builder.and_(self._shifted(both, 4 * (vector % 2)), _in_bytes(15))
+            if self._kind == TABLE:
+                yield call_on_bytes(builder, _LOOK_UP, _I8, [self._table, lower])
+            elif self._kind == I4:
+                yield lower
+            else:
+                yield builder.or_(lower, self._fifth(line, vector) if self._kind == I5 else self._upper(line, vector))
+
+    def _fifth(self, line: Value, vector: int) -> Value:
+        builder = self._builder
+        place = builder.add(line, ir.Constant(_I64, _HALVES_BYTES + 8 * vector))
+        bits = builder.bitcast(load(builder, place, _I64, 1), _BITS)
+        return builder.select(bits, _in_bytes(16), _in_bytes(0))
+
+    def _upper(self, line: Value, vector: int) -> Value:
+        builder = self._builder
+        rest = load(builder, builder.add(line, ir.Constant(_I64, _HALVES_BYTES)), _BYTES, 1)
+        return builder.and_(self._shifted(rest, 2 * vector - 4), _in_bytes(48))
+
+    def _shifted(self, both: Value, bits: int) -> Value:
+        """Bytes shifted right, left if bits is negative; those that come from a neighbour are to be masked."""
+        if bits == 0:
+            return both
+        words, by = self._builder.bitcast(both, _WORDS), ir.Constant(_WORDS, [abs(bits)] * 32)
+        shifted = self._builder.lshr(words, by) if bits > 0 else self._builder.shl(words, by)
+        return self._builder.bitcast(shifted, _BYTES)
+
+
+def _in_bytes(number: int) -> ir.Constant:
+    return ir.Constant(_BYTES, [number] * 64)
+
+
+@operation(_i, _i)
+def _byte(builder: Builder, address: Value) -> Value:
+    """The byte at an address."""
+    return builder.zext(load(builder, address, _I8, 1), _I64)
+
+
+@njit
+def code_at(panel, line, number):  # type: ignore[no-untyped-def]
+    """Number 0 to 255 of a line, in the order of its vectors."""
+    start = panel.lines + LINE_BYTES[panel.kind] * line
+    vector, place = number // _VECTOR_BYTES, number % _VECTOR_BYTES
+    if panel.kind == I8:
+        return types.float32(_byte(start + number) + panel.base)
+    byte = _byte(start + _VECTOR_BYTES * (vector // 2) + place) >> (4 * (vector % 2)) & 15
+    if panel.kind == TABLE:
+        byte = _byte(panel.table + byte)
+    elif panel.kind == I5:
+        byte |= (_byte(start + _HALVES_BYTES + 8 * vector + place // 8) >> (place % 8) & 1) << 4
+    elif panel.kind == I6:
+        byte |= (_byte(start + _HALVES_BYTES + place) >> (2 * vector) & 3) << 4
+    return types.float32(byte + panel.base)
+
+
+def pack_lines(numbers: torch.Tensor) -> tuple[int, int, torch.Tensor | None, torch.Tensor]:
+    """Numbers int8 [N, K], as bytes -> kind, base, table, lines uint8 [panels, lines, LINE_BYTES[kind]]."""
+    values = sorted(byte - 256 if byte > 127 else byte for byte in bytes_in(numbers))
+    kind = next((kind for kind, size in _VALUES if values[-1] - values[0] < size), I8)
+    byte_of, table = (np.arange(256) - values[0]).astype(np.uint8), None
+    if kind != I4 and len(values) <= _TABLE_BYTES:
+        kind, table = TABLE, torch.zeros(_TABLE_BYTES, dtype=torch.uint8)
+        table[: len(values)] = torch.tensor(values) - LOWEST_NUMBER
+        byte_of[[value % 256 for value in values]] = np.arange(len(values))
+    elif kind == I8:
+        byte_of = (np.arange(256) - LOWEST_NUMBER).astype(np.uint8)
+    num_panels = -(-len(numbers) // PANEL_COLUMNS)
+    lines = torch.empty((num_panels, -(-numbers.shape[1] // QUAD), LINE_BYTES[kind]), dtype=torch.uint8)
+    end = 0
+    for slab in slabs(numbers, QUAD):
+        start, end = end, end + len(slab) // PANEL_COLUMNS
+        quads = torch.from_numpy(np.take(byte_of, slab.numpy())).view(-1, PANEL_COLUMNS, lines.shape[1], QUAD)
+        lines[start:end] = _lines_of(kind, quads.transpose(1, 2).reshape(end - start, -1, QUAD, _VECTOR_BYTES))
+    return kind, LOWEST_NUMBER if kind in (TABLE, I8) else values[0], table, lines
+
+
+def _lines_of(kind: int, vectors: torch.Tensor) -> torch.Tensor:
+    """uint8 [panels, lines, vectors, 64] -> [panels, lines, LINE_BYTES[kind]]"""
+    if kind == I8:
+        return vectors.flatten(2)
+    lower = vectors & 15
+    halves = (lower[:, :, ::2] | lower[:, :, 1::2] << 4).flatten(2)
+    if kind in (I4, TABLE):
+        return halves
+    upper = vectors >> 4
+    if kind == I5:
+        bits = upper.reshape(*upper.shape[:2], QUAD * 8, 8) << torch.arange(8, dtype=torch.uint8)
+        return torch.cat((halves, bits.sum(3, dtype=torch.uint8)), 2)
+    return torch.cat((halves, upper[:, :, 0] | upper[:, :, 1] << 2 | upper[:, :, 2] << 4 | upper[:, :, 3] << 6), 2)
