@@ -94,7 +94,9 @@ def test_the_last_line_of_an_error() -> None:
 
 
 def test_rows_and_table_hold_every_finding(tmp_path: Path) -> None:
-    lines = run_parts([Part("first", "fails", 0.0, failing), KERNELS["rejection_sample"]], tiny_run(), lambda _text: None)
+    lines = run_parts(
+        [Part("first", "fails", 0.0, failing), KERNELS["rejection_sample"]], tiny_run(), lambda _text: None
+    )
     path = tmp_path / "results" / "gpu.jsonl"
     for _ in range(2):
         rows.save_rows(path, lines, rows.provenance(DEVICE, "abc"))
