@@ -9,12 +9,17 @@ Names are loaded when they are first asked for, so the client's wheel, which has
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from outrider.client import AsyncOutriderClient, OutriderClient
     from outrider.offline import LLM
     from outrider.shared.request_params import SamplingParams
+
+# On a system without links, where git writes files in their place, the folders are found where they stand.
+if not (Path(__file__).parent / "shared").is_dir():
+    __path__.append(str(Path(__file__).resolve().parents[1]))
 
 __all__ = ["LLM", "AsyncOutriderClient", "OutriderClient", "SamplingParams"]
 

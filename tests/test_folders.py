@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -52,6 +55,19 @@ def test_no_folder_is_crowded() -> None:
 
 def test_the_links_of_outrider_lead_to_the_folders() -> None:
     assert wrong_links(ROOT) == []
+
+
+def test_a_clone_without_links_runs_too(tmp_path: Path) -> None:
+    """As git writes it where there are none: each link is a file with its target. No module is loaded twice."""
+    (tmp_path / "outrider").mkdir()
+    shutil.copy(ROOT / "outrider" / "__init__.py", tmp_path / "outrider")
+    for name in LINKED:
+        (tmp_path / "outrider" / name).write_text(f"../{name}")
+    shutil.copytree(ROOT / "shared", tmp_path / "shared")
+    code = "import sys, outrider.shared.errors as errors; print(errors.__file__, 'shared' in sys.modules)"
+    command = [sys.executable, "-c", code]
+    outcome = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert outcome.stdout.split() == [str(tmp_path / "shared" / "errors.py"), "False"], outcome.stderr
 
 
 def test_nothing_is_imported_by_a_bare_folder_name() -> None:
