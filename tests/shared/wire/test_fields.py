@@ -35,21 +35,6 @@ def test_both_have_the_same_fields(kind: type[Any], message: type[Message]) -> N
     assert {entry.name for entry in dataclasses.fields(kind)} == set(message.DESCRIPTOR.fields_by_name)
 
 
-@pytest.mark.parametrize(
-    "speculation",
-    [
-        Speculation(),
-        Speculation(method="ngram", num_speculative_tokens=3, mode="exact", token_tree=False),
-        Speculation(token_tree=True, mode="rejection"),
-    ],
-)
-def test_speculation_reaches_both_services_as_it_was_asked_for(speculation: Speculation) -> None:
-    spec = dataclasses.replace(SPEC, speculation=speculation)
-    for request, opened in ((wire.open_verifier(spec), "verifier"), (wire.open_drafter(spec), "drafter")):
-        message = through_bytes(request).open
-        assert wire.spec_from_wire(message).speculation == speculation, opened
-
-
 def test_an_older_gateway_says_nothing_of_speculation() -> None:
     message = wire.open_drafter(SPEC).open
     message.ClearField("speculation")
