@@ -36,7 +36,6 @@ MAY_USE_GENERATED = {
 }
 # Rooms (folders) that still import each other, and what to move to end it. Entries only go.
 MUTUAL_ROOMS = {
-    ("engine/model", "engine/tensor_parallel"): "load.py cuts a model into shards; leader and follower load models",
     ("training/data", "training/demo"): "prompts.py takes the demo's corpus",
     ("training/demo", "training/heads"): "the draft model's training takes the demo's distillation",
 }
