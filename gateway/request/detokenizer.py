@@ -184,23 +184,25 @@ class IncrementalDetokenizer:
                 break
             is_stop_token = ends_with_stop_token and place == len(token_ids) - 1
             texts.append("" if is_stop_token and not self._include_stop else self.push(token_id))
-            text = texts[-1]
-            if self._checker is not None and self._num_tokens > self._min_tokens:
-                text, end = self._searched(self._checker, text)
+            text, end = self._searched(texts[-1])
             shown.append(text)
-            if end is None and not is_stop_token and self._only_call is not None:
-                end = self._ended_by_call(self._only_call, text)
+            if end is None and not is_stop_token and self._completes_call(text):
+                end = TextEnd()
             self._stopped = end is not None
         return Piece(len(texts), "".join(shown), tuple(texts), end)
 
-    def _searched(self, checker: StopChecker, text: str) -> tuple[str, TextEnd | None]:
+    def _searched(self, text: str) -> tuple[str, TextEnd | None]:
         """What may be shown after the next token's text, and the stop string that it completes."""
-        checked = checker.push(text)
+        if self._checker is None or self._num_tokens <= self._min_tokens:
+            return text, None
+        checked = self._checker.push(text)
         return checked.text, TextEnd(self._stops[checked.stop]) if checked.stop is not None else None
 
-    def _ended_by_call(self, only_call: OutputParser, shown: str) -> TextEnd | None:
-        only_call.push(shown)
-        return TextEnd() if only_call.ended_with_call and self._num_tokens >= self._min_tokens else None
+    def _completes_call(self, shown: str) -> bool:
+        if self._only_call is None:
+            return False
+        self._only_call.push(shown)
+        return self._only_call.ended_with_call and self._num_tokens >= self._min_tokens
 
     def finish(self) -> str:
         """The text held back until now: the start of a stop string, or an unfinished character."""
