@@ -25,6 +25,11 @@ OutriderError
 
 from __future__ import annotations
 
+# seconds; when a refused caller may try again, where it cannot be computed (admission/quotas and log_budget can)
+RETRY_S = 1.0  # until one of many requests has ended, or a member of the fleet is back
+LONG_BODY_RETRY_S = 2.0  # until a body of 4 MiB has been read
+LOG_RETRY_S = 5.0  # until Redis may take writes again, a few of the gateway's own checks
+
 
 class OutriderError(Exception):
     """Base class. `http_status` and `grpc_code`: how the HTTP and gRPC servers report it.
@@ -118,14 +123,11 @@ class Overloaded(OutriderError):
     http_status = 429
     grpc_code = "RESOURCE_EXHAUSTED"
     openai_type = "rate_limit_error"
-    retry_after_s = 1.0
+    retry_after_s = RETRY_S
 
 
 class QuotaExceeded(Overloaded):
     """The API key's own limit of concurrent requests, of tokens per minute or of bytes in the log."""
-
-    def __init__(self, message: str, *, retry_after_s: float) -> None:
-        super().__init__(message, retry_after_s=retry_after_s)
 
 
 class DeadlineExceeded(OutriderError):
@@ -150,7 +152,7 @@ class Unavailable(OutriderError):
     http_status = 503
     grpc_code = "UNAVAILABLE"
     openai_type = "service_unavailable_error"
-    retry_after_s = 1.0
+    retry_after_s = RETRY_S
 
 
 class GatewayFull(Unavailable):

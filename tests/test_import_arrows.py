@@ -1,5 +1,5 @@
-"""Who may import whom (docs/architecture.md), and that no modules import each other: held by reading every import of
-every file, wherever it stands in the file, and by a fresh process. Each check is shown wrong examples too.
+"""Who may import whom (docs/architecture.md), and that no modules and no rooms import each other: held by reading every
+import of every file, wherever it stands in the file, and by a fresh process. Each check is shown wrong examples too.
 """
 
 from __future__ import annotations
@@ -33,6 +33,11 @@ MAY_USE_GENERATED = {
     "shared": ("wire",),
     "drafter_service": ("server", "start"),
     "verifier_service": ("server", "start"),
+}
+# Rooms (folders) that still import each other, and what to move to end it. Entries only go.
+MUTUAL_ROOMS = {
+    ("training/data", "training/demo"): "prompts.py takes the demo's corpus",
+    ("training/demo", "training/heads"): "the draft model's training takes the demo's distillation",
 }
 NO_TORCH = {"shared", "gateway", "client"}
 HEAVY = {"torch", "transformers", "numba", "triton"}
@@ -78,6 +83,23 @@ def described_circles(tree: SourceTree, files: list[Path]) -> list[str]:
     ]
 
 
+def mutual_rooms(tree: SourceTree, files: list[Path]) -> set[tuple[str, str]]:
+    """Pairs of folders of which each imports a file of the other.
+
+    A folder and one within it are no pair: the outer one has the front, which uses all, and the base, which all use.
+    """
+    arrows = {
+        (path.parent.relative_to(tree.root), target.parent.relative_to(tree.root))
+        for path, targets in tree.import_graph(files).items()
+        for target in targets
+    }
+    return {
+        (str(one), str(other))
+        for one, other in arrows
+        if one < other and (other, one) in arrows and not other.is_relative_to(one)
+    }
+
+
 @pytest.mark.parametrize("package", sorted(ALLOWED))
 def test_no_arrow_points_up(package: str) -> None:
     assert TREE.files(package), f"{package} has no files: has it been renamed?"
@@ -99,6 +121,12 @@ def test_every_package_of_the_tree_is_known_here() -> None:
 def test_no_modules_import_each_other_in_a_circle() -> None:
     found = described_circles(TREE, [*TREE.files(), ROOT / "outrider" / "__init__.py"])
     assert not found, "\n\n".join(f"circle {number}:\n{text}" for number, text in enumerate(found, 1))
+
+
+def test_no_rooms_import_each_other() -> None:
+    found = mutual_rooms(TREE, TREE.files(*LINKED))
+    assert found - MUTUAL_ROOMS.keys() == set(), "move what both need below both, or what uses both above them"
+    assert MUTUAL_ROOMS.keys() - found == set(), "these no longer do: take them out of MUTUAL_ROOMS"
 
 
 def test_gateway_and_client_load_no_torch() -> None:
@@ -179,3 +207,19 @@ def test_the_check_itself_sees_circles_of_tests(tmp_path: Path) -> None:
     tree = SourceTree.of(tmp_path, {"tests/part/a.py": "import b", "tests/b.py": "from tests.part.a import A"})
     found = described_circles(tree, tree.files())
     assert found == ["tests/b.py imports tests/part/a.py\ntests/part/a.py imports tests/b.py"]
+
+
+@pytest.mark.parametrize(
+    ("sources", "expected"),
+    [
+        ({"log/a": "import outrider.shared.wire.b", "wire/c": "import outrider.shared.log.d"}, True),
+        ({"log/a": "from outrider.shared.wire import b", "wire/c": "from ..log import d"}, True),
+        ({"log/a": "import outrider.shared.wire.b", "wire/c": "import outrider.shared.e"}, False),
+        ({"log/x/a": "import outrider.shared.log.d", "log/d": "from .x import a"}, False),
+    ],
+)
+def test_the_check_itself_sees_rooms(tmp_path: Path, sources: dict[str, str], expected: bool) -> None:
+    """Without a circle of modules: it is the folders that import each other."""
+    sources = {"log/d": "", "wire/b": "", "e": "", **sources}
+    tree = SourceTree.of(tmp_path, {f"shared/{name}.py": source for name, source in sources.items()})
+    assert mutual_rooms(tree, tree.files("shared")) == ({("shared/log", "shared/wire")} if expected else set())

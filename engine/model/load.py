@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from outrider.engine.attention.batch import SessionRows, build_batch
 from outrider.engine.attention.layer import PagedContext
-from outrider.engine.attention.ops import resolve_attention_ops
+from outrider.engine.attention.ops import AttentionOps, LayerShape, resolve_attention_ops
 from outrider.engine.errors import BackendUnavailable, ModelRefused
 from outrider.engine.model import guards as model_guards
 from outrider.engine.model.end_of_text import read_eos_token_ids
@@ -32,8 +32,6 @@ from outrider.engine.model.row_kernels import resolve_code_kernels
 from outrider.engine.model.weights import read_weights
 from outrider.engine.recurrent.adapt import adapt
 from outrider.engine.recurrent.rows import StateRows
-from outrider.engine.tensor_parallel.collectives import Collectives
-from outrider.engine.tensor_parallel.shard import Shard
 from outrider.kernels.errors import KernelArgumentError
 from outrider.shared.machine.memory import give_back_freed_memory
 
@@ -41,6 +39,22 @@ logger = logging.getLogger(__name__)
 
 # (path, dtype, device) -> the model in eval mode, built with ATTENTION_NAME.
 MakeModel = Callable[[str, torch.dtype, torch.device], Any]
+
+
+class Share(Protocol):
+    """One rank's share of a model that has been cut.
+
+    Contract: a rank computes alone until `connect`, from then on every forward involves all ranks. `require_agreement`
+    raises ModelRefused, on rank 0, if they do not compute the whole model.
+    """
+
+    def connect(self) -> None: ...
+
+    def require_agreement(self, layer_shapes: list[LayerShape], ops: AttentionOps) -> None: ...
+
+
+# Cuts a whole model in place: its folder, the model, its layers' shapes.
+CutModel = Callable[[str, Any, list[LayerShape]], Share]
 
 
 def load_model(
@@ -54,7 +68,7 @@ def load_model(
     row_invariant: bool = True,
     lean: bool = True,
     on_progress: Callable[[str], None] | None = None,
-    collectives: Collectives | None = None,
+    cut: CutModel | None = None,
     make_model: MakeModel | None = None,
     kv_cache_dtype: str = "auto",
     packed_arithmetic: str = "auto",
@@ -63,8 +77,8 @@ def load_model(
 
     dtype: "auto" (by the checkpoint), "bfloat16", "float32", or "float16": weights rounded to float16, computed in
     float32. device: "auto", "cpu" or "cuda". num_threads: torch's thread count, for the process. row_invariant=False
-    keeps transformers' linears, lean=False its other modules: for comparisons only. collectives: load this rank's share
-    of a tensor-parallel model, on every rank (see tensor_parallel/leader). make_model: makes the weights; path then
+    keeps transformers' linears, lean=False its other modules: for comparisons only. cut: keeps one rank's share of a
+    tensor-parallel model (tensor_parallel/shard), called on every rank. make_model: makes the weights; path then
     needs only the config (for measurements). kv_cache_dtype: "auto" (the model's), or a name of
     shared/kv_cache_dtypes for 8 bits. packed_arithmetic: "auto", "int8" or "bf16" (engine/settings).
     Raises ConfigError (no such model), ModelRefused (with cause and fix) and BackendUnavailable.
@@ -88,7 +102,7 @@ def load_model(
     if rounding is not None:
         logger.warning("%s: %s", path, rounding)
     # Ranks read on the CPU: the whole model need not fit on a rank's device.
-    read_device = torch_device if collectives is None else torch.device("cpu")
+    read_device = torch_device if cut is None else torch.device("cpu")
     if make_model is None:
         packs = row_invariant and read_device == torch_device
         code_kernels = (
@@ -102,17 +116,17 @@ def load_model(
     text_config = model.config.get_text_config()
     attention_layers = model_guards.attention_layers(config)
     recurrent_shapes = adapt(path, model, ops.backend)
-    if recurrent_shapes and collectives is not None:
+    if recurrent_shapes and cut is not None:
         raise ModelRefused(path, "its recurrent layers cannot be shared among ranks", "set tensor_parallel_size=1")
     llama4.adapt(path, model, ops)
     layer_shapes = model_guards.probe_layers(path, model, ops, attention_layers, recurrent_shapes)
     model_guards.require_windows(path, config, layer_shapes, max_len)
     model_guards.number_attention_layers(model, layer_shapes)
     attention_layers = list(range(len(layer_shapes)))
-    shard = None
-    if collectives is not None:
-        report(f"keeping the share of rank {collectives.rank} of {collectives.size}")
-        shard = Shard(path, model, layer_shapes, collectives)
+    share = None
+    if cut is not None:
+        report("keeping this rank's share")
+        share = cut(path, model, layer_shapes)
         model.to(torch_device)
         layer_shapes = model_guards.probe_layers(path, model, ops, attention_layers)
     # After the cut: a rank has its share of the heads, and the whole latents.
@@ -123,8 +137,8 @@ def load_model(
         report("fusing layers")
         lean_report = make_lean(model, layer_shapes, ops, max_positions=max_len)
         logger.info("%s", lean_report.describe())
-    if shard is not None:
-        shard.connect()
+    if share is not None:
+        share.connect()
     if row_invariant:
         report("preparing row-invariant linears")
         invariance = make_row_invariant(model, ops.row_backend)
@@ -156,8 +170,8 @@ def load_model(
     give_back_freed_memory()  # what reading and packing took: 220 MB for 490 MB of GGUF
     report("warming up the attention kernels")
     _warm_up(loaded)
-    if shard is not None:
-        shard.require_agreement(layer_shapes, ops)
+    if share is not None:
+        share.require_agreement(layer_shapes, ops)
     return loaded
 
 

@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 from dataclasses import asdict
+from functools import partial
 from multiprocessing import connection, parent_process
 
 import torch
@@ -20,6 +21,7 @@ from outrider.engine.model.loaded import LoadedModel
 from outrider.engine.run.runner import ModelRunner
 from outrider.engine.tensor_parallel.collectives import Collectives
 from outrider.engine.tensor_parallel.protocol import DropCache, Forward, LoadSpec, MakeCache, Message, Move, Stop
+from outrider.engine.tensor_parallel.shard import Shard
 from outrider.shared.errors import OutriderError
 
 # seconds; all ranks refuse the same model, and rank 0 reports its own refusal first
@@ -35,7 +37,7 @@ def follow(pipe: connection.Connection, spec: LoadSpec, rank: int, size: int, st
     store = TCPStore("127.0.0.1", store_port, is_master=False)
     collectives = Collectives(store, rank, size, spec.device)
     try:
-        loaded = load_model(**asdict(spec), collectives=collectives)
+        loaded = load_model(**asdict(spec), cut=partial(Shard, collectives=collectives))
     except OutriderError:
         if pipe.poll(_REFUSAL_GRACE_S):
             return  # rank 0 has sent Stop

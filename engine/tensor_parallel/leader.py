@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import functools
 import itertools
 import logging
 import os
@@ -36,6 +37,7 @@ from outrider.engine.tensor_parallel.collectives import Collectives
 from outrider.engine.tensor_parallel.follower import follow
 from outrider.engine.tensor_parallel.protocol import DropCache, Forward, LoadSpec, MakeCache, Message, Move, Stop
 from outrider.engine.tensor_parallel.rank_processes import RankProcesses
+from outrider.engine.tensor_parallel.shard import Shard
 
 log = logging.getLogger(__name__)
 _DEATH_NOTICE_S = 1.0  # seconds; from a broken pipe or collective until the kernel reports the rank's end
@@ -179,7 +181,8 @@ def load_sharded(
     spec = dataclasses.replace(spec, num_threads=max(1, spec.num_threads // size))
     leader = Leader(spec, size, on_failure)
     try:
-        loaded = load_model(**dataclasses.asdict(spec), on_progress=on_progress, collectives=leader.collectives)
+        cut = functools.partial(Shard, collectives=leader.collectives)
+        loaded = load_model(**dataclasses.asdict(spec), on_progress=on_progress, cut=cut)
     except BaseException:
         leader.close()
         raise

@@ -1,6 +1,7 @@
 """One rank's share of a model during loading: cut, connected, then checked against the whole model.
 
-load_model calls the steps on every rank in the same order. Not here: the steps themselves (sharding, agreement).
+load_model calls the steps on every rank in the same order, and knows the ranks by Share alone. Not here: the steps
+themselves (sharding, agreement).
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ _MAX_NAMES = 4
 
 
 class Shard:
+    """engine.model.load.Share of one rank among those that `collectives` connects."""
+
     def __init__(self, path: str, model: Any, layer_shapes: list[LayerShape], collectives: Collectives) -> None:
         """Cut a whole model in place; until `connect` a rank computes alone. Raises ModelRefused."""
         self._path = path

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import TypeVar
 
-from outrider.shared.errors import GatewayFull, QuotaExceeded
+from outrider.shared.errors import LONG_BODY_RETRY_S, GatewayFull, QuotaExceeded
 from outrider.shared.machine.memory import give_back_freed_memory
 
 # bytes; bodies up to this are worked on inline, one after the other, about 1 ms each, and are not counted
@@ -26,8 +26,6 @@ _OWNER_SHARE = 0.5
 _MAX_WORKED_ON, _MAX_LARGE = 2, 1
 # bytes; a body over this is large: it takes 0.1 to 0.9 GB and seconds
 _LARGE_BYTES = 2**20
-# seconds; Retry-After of a refusal, about what a body of 4 MiB takes
-_RETRY_S = 2.0
 
 T = TypeVar("T")
 
@@ -69,11 +67,11 @@ class BodyBudget:
         if num_bytes and owner and self._held[owner] + num_bytes > self._max_bytes * _OWNER_SHARE:
             raise QuotaExceeded(
                 "this API key has too many long requests under way; try again when one has been read",
-                retry_after_s=_RETRY_S,
+                retry_after_s=LONG_BODY_RETRY_S,
             )
         if num_bytes and self.num_bytes + num_bytes > self._max_bytes:
             raise GatewayFull(
-                "the gateway has too many long requests under way; try again later", retry_after_s=_RETRY_S
+                "the gateway has too many long requests under way; try again later", retry_after_s=LONG_BODY_RETRY_S
             )
 
     def count(self, owner: str, num_bytes: int) -> None:

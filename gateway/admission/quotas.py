@@ -105,8 +105,7 @@ class Quotas:
 def _check(key: ApiKey, account: Account) -> None:
     if key.max_concurrent and account.num_running >= key.max_concurrent:
         raise QuotaExceeded(
-            f"this API key is at its limit of {account.num_running} running requests; try again when one has ended",
-            retry_after_s=1.0,
+            f"this API key is at its limit of {account.num_running} running requests; try again when one has ended"
         )
     wait_s = account.bucket.wait_s() if account.bucket is not None else 0.0
     if wait_s > 0.0:

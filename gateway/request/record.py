@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
-from outrider.gateway.request.answers import AnswerKind, AnswerOptions, Prepared, ResponsePlan
+from outrider.gateway.request.answers import AnswerKind, AnswerOptions, Prepared
 from outrider.gateway.request.types import METHOD_AUTO, ValidRequest
 from outrider.gateway.tool_calls.plan import OutputPlan
 from outrider.shared.errors import InternalError, Unavailable
@@ -179,50 +179,15 @@ def _stream_key(request: ValidRequest, choice: int) -> int:
 
 
 def _options_to_wire(options: AnswerOptions) -> pb.AnswerOptions:
-    return pb.AnswerOptions(
-        answer_id=options.answer_id,
-        created=options.created,
-        model=options.model,
-        chat=options.chat,
-        stream=options.stream,
-        include_usage=options.include_usage,
-        continuous_usage=options.continuous_usage,
-        echo=options.echo_texts is not None,
-        echo_texts=options.echo_texts or (),
-        num_logprobs=options.num_logprobs,
-        prompt_logprobs=options.prompt_logprobs,
-        return_token_ids=options.return_token_ids,
-        return_tokens_as_token_ids=options.return_tokens_as_token_ids,
-        annotate=options.annotate,
-        drop_output=options.drop_output,
-        output=to_message(pb.OutputPlan(), options.output) if options.output is not None else None,
-        response=to_message(pb.ResponsePlan(), options.response) if options.response is not None else None,
-        message=options.message,
-        fills_context=options.fills_context,
-    )
+    message = to_message(pb.AnswerOptions(), options, skipped=("echo_texts",))
+    message.echo = options.echo_texts is not None
+    message.echo_texts.extend(options.echo_texts or ())
+    return message
 
 
 def _options_from_wire(message: pb.AnswerOptions) -> AnswerOptions:
-    return AnswerOptions(
-        answer_id=message.answer_id,
-        created=message.created,
-        model=message.model,
-        chat=message.chat,
-        stream=message.stream,
-        include_usage=message.include_usage,
-        continuous_usage=message.continuous_usage,
-        echo_texts=tuple(message.echo_texts) if message.echo else None,
-        num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else None,
-        prompt_logprobs=message.prompt_logprobs,
-        return_token_ids=message.return_token_ids,
-        return_tokens_as_token_ids=message.return_tokens_as_token_ids,
-        annotate=message.annotate,
-        drop_output=message.drop_output,
-        output=from_message(OutputPlan, message.output) if message.HasField("output") else None,
-        response=from_message(ResponsePlan, message.response) if message.HasField("response") else None,
-        message=message.message,
-        fills_context=message.fills_context,
-    )
+    echo_texts = tuple(message.echo_texts) if message.echo else None
+    return from_message(AnswerOptions, message, skipped=("echo_texts",), echo_texts=echo_texts)
 
 
 def _prompt_to_wire(request: ValidRequest, mode: SpeculationMode, stream_keys: tuple[int, ...]) -> pb.RecordedPrompt:

@@ -40,7 +40,7 @@ class ResponseStore:
             self._budget.hold(owner, num_bytes, self._ttl_s)
         except (QuotaExceeded, GatewayFull) as error:
             message = f"stored responses: {error.message}, or send store: false"
-            raise type(error)(message, retry_after_s=error.retry_after_s or 1.0) from None
+            raise type(error)(message, retry_after_s=error.retry_after_s) from None
 
     async def put(self, owner: str, response_id: str, document: bytes, num_reserved: int) -> bool:
         """Unless it is there: then False. Its bytes beyond those reserved are counted in any case."""

@@ -24,7 +24,7 @@ from outrider.gateway.responses.stored import num_reserved
 from outrider.gateway.servers.service import ReadyState
 from outrider.gateway.tool_calls.recognise import recognise_reasoning_parser, recognise_tool_call_parser
 from outrider.shared.checkpoint.sampling_defaults import load_sampling_defaults
-from outrider.shared.errors import Unavailable
+from outrider.shared.errors import LOG_RETRY_S, Unavailable
 from outrider.shared.log.commit_log import CommitLog
 from outrider.shared.log.log_budget import LogBudget
 from outrider.shared.log.patient_redis import RedisState
@@ -35,10 +35,6 @@ if TYPE_CHECKING:
     from outrider.shared.tracing.otlp import Tracer
 
 log = logging.getLogger(__name__)
-
-
-# seconds; Retry-After while Redis takes no writes, a few of the gateway's own checks
-_LOG_RETRY_S = 5.0
 
 
 class LiveService:
@@ -118,7 +114,7 @@ class LiveService:
         self._check_open()
         if self._redis.refusal:
             raise Unavailable(
-                f"the commit log takes no writes ({self._redis.refusal}); try again later", retry_after_s=_LOG_RETRY_S
+                f"the commit log takes no writes ({self._redis.refusal}); try again later", retry_after_s=LOG_RETRY_S
             )
 
     def ready(self) -> ReadyState:

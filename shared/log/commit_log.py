@@ -228,10 +228,10 @@ class RequestLog:
         if self._log.budget is not None and self._hold is not None:
             self._log.budget.grow(self._hold, num_bytes, ttl_s)
 
-    def keys_to_refresh(self, choice: int) -> tuple[str, ...]:
+    def keys_to_refresh(self, choice: int, *, has_ended: bool) -> tuple[str, ...]:
         """The other choices' keys, _REFRESHES_PER_TTL times per time to live and at the end; else none."""
         now = time.monotonic()
-        if now < self._refresh_at and not self.has_ended:
+        if now < self._refresh_at and not has_ended:
             return ()
         self._refresh_at = now + self._log.ttl_s / _REFRESHES_PER_TTL
         others = [other for other in self._choices if other != choice]
@@ -269,10 +269,12 @@ class ChoiceLog:
         try:
             await self._request.begun()
             self._entries.append(entry)
-            ttl_s = self._log.ended_ttl_s if self._request.has_ended else self._log.ttl_s
+            # The request has not ended while this choice goes on.
+            has_ended = entry.finish_reason != 0 and self._request.has_ended
+            ttl_s = self._log.ended_ttl_s if has_ended else self._log.ttl_s
             args = (self.term, self._request.holder, ttl_s, *_fields(entry))
             self._request.grow(4 * len(entry.token_ids) + len(entry.extras), ttl_s)
-            code = await self._log.run_script(scripts.APPEND, self._keys(), lambda: args)
+            code = await self._log.run_script(scripts.APPEND, self._keys(has_ended), lambda: args)
             if code == scripts.DOES_NOT_FIT:
                 await self._request.restore()
             self._is_taken_over |= code == scripts.TAKEN_OVER
@@ -297,9 +299,9 @@ class ChoiceLog:
         code = await self._log.run_script(scripts.RESTORE, named, args)
         self._is_taken_over |= code == scripts.TAKEN_OVER
 
-    def _keys(self) -> Sequence[str]:
+    def _keys(self, has_ended: bool) -> Sequence[str]:
         keys = self._request.keys
-        refreshed = self._request.keys_to_refresh(self.choice)
+        refreshed = self._request.keys_to_refresh(self.choice, has_ended=has_ended)
         return (keys.log(self.choice), keys.fence(self.choice), keys.record, *refreshed)
 
     def _committed(self) -> str:

@@ -207,9 +207,12 @@ class PatientRedis:
             _fail(calls, InternalError(f"a command to Redis failed: {error}"))
             return
         self._outage_pause_s = _FIRST_PAUSE_S
+        has_failures = False
         for call, reply in zip(calls, replies, strict=True):
             _settle(call, reply)
-        await self._recover(replies)
+            has_failures |= isinstance(reply, Exception)
+        if has_failures:
+            await self._recover(replies)
 
     async def _exchange(self, commands: Sequence[Words]) -> list[Any]:
         """The replies, errors included, in the commands' order."""

