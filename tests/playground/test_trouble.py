@@ -48,6 +48,7 @@ async def test_a_drafter_dies_in_mid_stream(screen: Screen, stack: RunningStack)
     page = screen.page
     await screen.settings(Method="draft_model", Draft_length="2", Temperature="0", Max_tokens="1900")
     await screen.page.get_by_role("switch", name="Compare").check()
+    await screen.page.get_by_label("Compare both at once").check()
     await screen.run()
     panel = "Speculation on"
     await until(screen, 60, panel)
@@ -164,6 +165,7 @@ async def test_a_key_is_asked_for_and_kept_in_the_tab(viewer: Viewer, service: S
         await field.fill(ALICE)
         await field.press("Enter")
         await page.get_by_text("context of").wait_for()
+        await screen.choose("Completion")
         await screen.run()
         await screen.until_done()
         assert service.requests[-1].owner == "alice"
