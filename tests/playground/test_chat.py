@@ -154,6 +154,13 @@ async def test_panes_of_a_comparison_scroll_together(viewer: Viewer) -> None:
         await expect(other).to_have_js_property("scrollTop", 300)
 
 
+async def test_the_documentation_of_the_api(viewer: Viewer) -> None:
+    """Drawn with what this gateway serves; the viewer fails the test for a request to any other host."""
+    async with chat(viewer, Script()) as (screen, _service):
+        await screen.page.get_by_role("link", name="API documentation").click()
+        await screen.page.get_by_text("/v1/chat/completions", exact=True).first.wait_for()
+
+
 async def test_small_things(viewer: Viewer) -> None:
     """One token is not "1 tokens"; the example of tools is there only where calls are read."""
     async with chat(viewer, Script("Paris", 1)) as (screen, service):
