@@ -200,7 +200,7 @@ class ForeignCommand(TyperCommand):
     # Any: typer's class is click's or its own copy of it, by version.
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         own = {
-            name: (parameter.opts[0] if name in parameter.opts else name, bool(parameter.is_flag))
+            name: (parameter.opts[0] if name in parameter.opts else name, bool(getattr(parameter, "is_flag", False)))
             for parameter in self.get_params(ctx)
             if parameter.param_type_name == "option"
             for name in (*parameter.opts, *parameter.secondary_opts)

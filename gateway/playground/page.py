@@ -87,14 +87,14 @@ def add_docs(app: FastAPI) -> None:
         _add(app, PREFIX + name, _sender(_File(file.content, {**file.headers, "content-encoding": "gzip"})))
 
     async def docs(_request: Request) -> Response:
-        # Relative addresses, as a proxy may add a path prefix.
-        files = {
-            "swagger_js_url": _SWAGGER_SCRIPT,
-            "swagger_css_url": _SWAGGER_STYLE,
-            "swagger_favicon_url": "favicon.svg",
-        }
-        found = {name: f"{PREFIX.removeprefix('/')}{file}" for name, file in files.items()}
-        return get_swagger_ui_html(openapi_url="openapi.json", title=f"{app.title} API", **found)
+        folder = PREFIX.removeprefix("/")  # relative, as a proxy may add a path prefix
+        return get_swagger_ui_html(
+            openapi_url="openapi.json",
+            title=f"{app.title} API",
+            swagger_js_url=f"{folder}{_SWAGGER_SCRIPT}",
+            swagger_css_url=f"{folder}{_SWAGGER_STYLE}",
+            swagger_favicon_url=f"{folder}favicon.svg",
+        )
 
     _add(app, DOCS, docs)
 
