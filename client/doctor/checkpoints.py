@@ -27,7 +27,7 @@ def check_checkpoints(target: str, drafts: Sequence[str]) -> Iterator[Check]:
     if (Path(target) / "config.json").is_file() and is_draft_head(Path(target)):
         of = target_name(_read_object(Path(target) / "config.json"))
         found = f"{target} is a draft head{f' of {of}' if of else ''}, not a model"
-        yield Check("model", "fail", found, f"serve its target, with --draft-model {target}")
+        yield Check("model", "fail", found, "serve its target, with this as its draft")
         return
     for folder, option in [(target, "--model"), *((draft, "--draft-model") for draft in drafts)]:
         yield _files(Path(folder), option)

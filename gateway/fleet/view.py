@@ -47,10 +47,13 @@ class DrafterView(TypedDict):
 
 
 class GatewayView(TypedDict):
-    """num_running: sessions that this gateway is decoding, over HTTP and gRPC. grpc_port: -1 without a gRPC server."""
+    """num_running: sessions that this gateway is decoding, over HTTP and gRPC. grpc_port: -1 without a gRPC server.
+    failover_s: how long a session waits for a verifier.
+    """
 
     num_running: int
     grpc_port: int
+    failover_s: float
 
 
 class FleetView(TypedDict):
@@ -73,13 +76,18 @@ def fleet_view(
     drafters: Sequence[Member[DrafterInfo]],
     warning: str = "",
     grpc_port: int = -1,
+    failover_s: float = 0.0,
 ) -> FleetView:
     return {
         "version": version,
         "model": model,
         "verifiers": [_verifier(member) for member in verifiers],
         "drafters": [_drafter(member) for member in drafters],
-        "gateway": {"num_running": sum(member.num_sessions for member in verifiers), "grpc_port": grpc_port},
+        "gateway": {
+            "num_running": sum(member.num_sessions for member in verifiers),
+            "grpc_port": grpc_port,
+            "failover_s": failover_s,
+        },
         "warning": warning,
     }
 

@@ -1,7 +1,7 @@
 """The playground: a page at / that shows speculation at work, built ahead and shipped with the gateway.
 
-`add_playground(app)` adds its routes. The page needs no API key; its requests do, like any client's. It loads nothing
-from other hosts, which its content security policy enforces.
+`add_playground(app)` adds its routes, `add_docs(app)` the API's documentation at /docs. The page needs no API key; its
+requests do, like any client's. Neither loads anything from other hosts; the page's content security policy enforces it.
 
 Not here: the page's source (web/; `make playground` builds it into static/).
 """
@@ -14,12 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fastapi import FastAPI
+from fastapi.openapi.docs import get_swagger_ui_html
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+DOCS = "/docs"
 STATIC = Path(__file__).parent / "static"
 PREFIX = "/playground/"
 _PAGE = "index.html"
+# Packed with gzip in STATIC, and sent so.
+_SWAGGER_SCRIPT, _SWAGGER_STYLE = "swagger-ui-bundle.js", "swagger-ui.css"
 _TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -75,21 +79,41 @@ def add_playground(app: FastAPI) -> None:
         _add(app, PREFIX + name, _sender(file))
 
 
+def add_docs(app: FastAPI) -> None:
+    """GET /docs and its files. As FastAPI's own page, which needs the internet."""
+    for name in (_SWAGGER_SCRIPT, _SWAGGER_STYLE):
+        path = STATIC / f"{name}.gz"
+        file = _file(path, _TYPES[Path(name).suffix])
+        _add(app, PREFIX + name, _sender(_File(file.content, {**file.headers, "content-encoding": "gzip"})))
+
+    async def docs(_request: Request) -> Response:
+        folder = PREFIX.removeprefix("/")  # relative, as a proxy may add a path prefix
+        return get_swagger_ui_html(
+            openapi_url="openapi.json",
+            title=f"{app.title} API",
+            swagger_js_url=f"{folder}{_SWAGGER_SCRIPT}",
+            swagger_css_url=f"{folder}{_SWAGGER_STYLE}",
+            swagger_favicon_url=f"{folder}favicon.svg",
+        )
+
+    _add(app, DOCS, docs)
+
+
 def _about(app: FastAPI) -> dict[str, str]:
     about = {"name": "outrider", "version": app.version, "api": "/v1"}
-    return about if app.docs_url is None else {**about, "docs": app.docs_url}
+    return about if app.openapi_url is None else {**about, "docs": DOCS}
 
 
 def _load(folder: Path) -> dict[str, _File]:
     """All files of a known type, about 100 KB; the rest belongs to the build."""
-    return {path.name: _file(path) for path in sorted(folder.iterdir()) if path.suffix in _TYPES}
+    return {path.name: _file(path, _TYPES[path.suffix]) for path in sorted(folder.iterdir()) if path.suffix in _TYPES}
 
 
-def _file(path: Path) -> _File:
+def _file(path: Path, content_type: str) -> _File:
     content = path.read_bytes()
     headers = {
         **_SECURITY,
-        "content-type": _TYPES[path.suffix],
+        "content-type": content_type,
         "cache-control": _IMMUTABLE if path.suffix in _HASHED else _REVALIDATE,
         "etag": f'"{hashlib.sha256(content).hexdigest()[:16]}"',
     }

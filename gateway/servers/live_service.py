@@ -148,6 +148,7 @@ class LiveService:
             self._generation.drafters.members,
             self._warning(),
             self.grpc_port,
+            self._config.failover_s,
         )
 
     def drain(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -21,7 +22,7 @@ from command import outrider as run
 from typer.testing import CliRunner
 
 from outrider.client.cli.app import app
-from outrider.client.cli.demo import CHAT_MODEL, QUESTION
+from outrider.client.cli.demo import CHAT, CHAT_MODEL, TINY, Show
 from tests.ports import nobodys_port, server_port
 
 # A test starts up to sixteen commands and a stack: each has TIMEOUT_S.
@@ -273,9 +274,8 @@ def test_demo_once_without_the_chat_model(run_dir: Path, tmp_path: Path) -> None
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{CHAT_MODEL} is not there (`make demo` gets it from the package index)" in " ".join(done.stdout.split())
     assert "def read_lines(path):" in done.stdout
-    assert "tokens/s" in done.stdout
-    assert "draft tokens accepted" in done.stdout
-    assert f"http://127.0.0.1:{port}/v1" in done.stdout
+    check_demo(TINY, done.stdout)
+    assert f"Open http://127.0.0.1:{port}  (" in done.stdout
     assert not (run_dir / "stack.json").exists()
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", int(port))) != 0
@@ -283,13 +283,20 @@ def test_demo_once_without_the_chat_model(run_dir: Path, tmp_path: Path) -> None
 
 @pytest.mark.storm
 @pytest.mark.skipif(not (ROOT / CHAT_MODEL).is_file(), reason=f"no {CHAT_MODEL}: `make demo` gets it")
-def test_the_demo_answers_a_question(run_dir: Path) -> None:
+def test_the_demo_answers_questions(run_dir: Path) -> None:
     port, grpc_port = free_ports()
     done = run("demo", "--once", "--run-dir", str(run_dir), "--port", port, "--grpc-port", grpc_port)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert QUESTION in done.stdout
-    assert "quiet" in done.stdout.partition(QUESTION)[2], "an answer about sleep"
-    assert "draft tokens accepted" in " ".join(done.stdout.split())
+    assert "quiet" in done.stdout.partition(CHAT.questions[-1].text)[2], "an answer about sleep"
+    check_demo(CHAT, done.stdout)
+
+
+def check_demo(show: Show, shown: str) -> None:
+    for question in show.questions:
+        line = (
+            rf"^{question.kind}: \d+ tokens/s with speculation, \d+ without: (\d+\.\d times as fast|speculation hardly"
+        )
+        assert re.search(rf"{line} helps here), same \d+ bytes$", shown, re.MULTILINE), shown
 
 
 def wait_for_state(run_dir: Path, process: subprocess.Popen[str]) -> dict[str, int]:

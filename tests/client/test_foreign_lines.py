@@ -240,13 +240,37 @@ def test_keys_beside_a_config_that_is_none() -> None:
 
 
 @pytest.mark.parametrize(
+    "line",
+    [
+        "-sc.a 1 -sc.a.b 2",
+        "-sc.a.b.c.d",
+        "--speculative-config.",
+        "-.",
+        "--=",
+        "--.a=1",
+        "--no-",
+        "-sc=",
+        "-O",
+        "--trust-remote-code=x -- --",
+        "-sc.a " + "[" * 100_000,
+    ],
+)
+def test_hostile_words_are_read_or_refused(line: str) -> None:
+    try:
+        words, _ = read(line)
+    except ConfigError:
+        return
+    assert all(isinstance(word, str) for word in words)
+
+
+@pytest.mark.parametrize(
     ("text", "number"), [("auto", 0), ("-1", 0), ("8k", 8000), ("8K", 8192), ("2.5k", 2500), ("1G", 2**30), ("7", 7)]
 )
 def test_numbers(text: str, number: int) -> None:
     assert whole_number(text) == number
 
 
-@pytest.mark.parametrize("text", ["", "k", "2.5K", "1e3", "-2", "8kk", "0x10"])
+@pytest.mark.parametrize("text", ["", "k", "2.5K", "1e3", "-2", "8kk", "0x10", "9" * 400 + "k", "9" * 5000])
 def test_no_numbers(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="is not a whole number, such as 8192"):
         whole_number(text)

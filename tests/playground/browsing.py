@@ -29,7 +29,14 @@ class Viewer:
     _contexts: list[BrowserContext] = field(default_factory=list)
 
     async def open(
-        self, url: str, *, scheme: str = "light", size: tuple[int, int] = DESK, touch: bool = False, wait: bool = True
+        self,
+        url: str,
+        *,
+        kind: str = "Completion",
+        scheme: str = "light",
+        size: tuple[int, int] = DESK,
+        touch: bool = False,
+        wait: bool = True,
     ) -> Screen:
         context = await self.browser.new_context(
             color_scheme="dark" if scheme == "dark" else "light",
@@ -48,8 +55,9 @@ class Viewer:
         if wait:
             await page.get_by_text("context of").wait_for()
             await page.locator(".fleet .node.gateway").wait_for()
-            # The effect that names the model chooses the method too; what a test chooses must come after it.
+            # The effect that names the model chooses the kind too; what a test chooses must come after it.
             await expect(page).to_have_title(re.compile(" · "))
+            await screen.choose(kind)
         return screen
 
     async def close(self) -> None:
@@ -76,6 +84,15 @@ class Token:
 @dataclass
 class Screen:
     page: Page
+
+    async def choose(self, kind: str) -> None:
+        """Chat or Completion."""
+        await self.page.get_by_text(kind, exact=True).click()
+
+    async def send(self, message: str) -> None:
+        """Of a chat."""
+        await self.page.get_by_label("Message", exact=True).fill(message)
+        await self.page.get_by_role("button", name="Send").click()
 
     async def settings(self, **fields: str) -> None:
         """By the labels' text, underscores for spaces."""

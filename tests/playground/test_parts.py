@@ -25,8 +25,7 @@ def tool_stack(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture
 async def chat(viewer: Viewer, tool_stack: RunningStack) -> Screen:
-    screen = await viewer.open(tool_stack.url)
-    await screen.page.get_by_text("Chat", exact=True).click()
+    screen = await viewer.open(tool_stack.url, kind="Chat")
     await screen.settings(Method="draft_model", Draft_length="4")
     return screen
 
@@ -34,7 +33,7 @@ async def chat(viewer: Viewer, tool_stack: RunningStack) -> Screen:
 async def test_a_call_is_shown_as_a_call(chat: Screen) -> None:
     page = chat.page
     await page.get_by_role("button", name="gravity").click()
-    await page.get_by_text("Tools", exact=True).click()
+    await page.get_by_text("System message and tools").click()
     await page.get_by_role("button", name="An example").click()
     await page.get_by_label("The model must call one").check()
     await page.get_by_role("button", name="Send").click()
@@ -59,7 +58,7 @@ async def test_a_call_is_shown_as_a_call(chat: Screen) -> None:
 
 async def test_tools_that_are_no_json_are_not_sent(chat: Screen) -> None:
     await chat.page.get_by_role("button", name="gravity").click()
-    await chat.page.get_by_text("Tools", exact=True).click()
+    await chat.page.get_by_text("System message and tools").click()
     await chat.page.get_by_label("Tools", exact=True).fill('[{"type":')
     await expect(chat.page.get_by_role("alert")).to_have_text("The tools are not JSON.")
     await expect(chat.page.get_by_role("button", name="Send")).to_be_disabled()

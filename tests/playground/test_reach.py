@@ -78,9 +78,9 @@ async def test_the_switch_and_the_tabs_from_a_keyboard(screen: Screen) -> None:
     keyboard, page = screen.page.keyboard, screen.page
     await tab_to(screen, "switch")
     await keyboard.press("Space")
-    await expect(page.get_by_role("switch", name="Compare")).to_be_checked()
-    await page.get_by_role("radio", name="Prompt").focus()
-    await keyboard.press("ArrowRight")
+    await expect(page.get_by_role("switch", name="Mark accepted tokens")).not_to_be_checked()
+    await page.get_by_role("radio", name="Completion").focus()
+    await keyboard.press("ArrowLeft")
     await expect(page.get_by_label("Message", exact=True)).to_be_visible()
 
 

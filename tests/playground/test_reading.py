@@ -41,15 +41,21 @@ async def test_tokens_are_told_apart_as_they_stream(screen: Screen, stack: Runni
     assert (
         {"accepted", "corrected", "bonus", "target"} >= {token.origin for token in tokens} >= {"accepted", "corrected"}
     )
-    for origin in ("accepted", "corrected", "bonus", "target"):
-        entry = screen.page.locator(".legend li", has=screen.page.locator(f".token.{origin}"))
-        assert await entry.locator("b").inner_text() == str(sum(token.origin == origin for token in tokens))
-    styles = await screen.page.locator(".legend .token").evaluate_all(
-        """spans => spans.map(span => { const style = getComputedStyle(span);
-           return [style.color, `${style.textDecorationLine} ${style.textDecorationStyle}`]; })"""
+    num_accepted = sum(token.origin == "accepted" for token in tokens)
+    counts = await screen.page.locator(".legend b").all_inner_texts()
+    assert counts == [str(num_accepted), str(len(tokens) - num_accepted)]
+    looks = (
+        await screen.panel()
+        .locator(".token:not(.blank)")
+        .evaluate_all(
+            """spans => spans.map(span => { const style = getComputedStyle(span);
+           return [span.classList[1] === "accepted", style.color, style.textDecorationLine]; })"""
+        )
     )
-    colours, underlines = zip(*styles, strict=True)
-    assert len(set(colours)) == len(set(underlines)) == 4  # each alone would do
+    marked, plain = ({tuple(look[1:]) for look in looks if look[0] is wanted} for wanted in (True, False))
+    # Accepted tokens differ in colour and underline, each of which alone would do; the target's own all look alike.
+    assert (len(marked), len(plain)) == (1, 1)
+    assert all(one != other for one, other in zip(marked.pop(), plain.pop(), strict=True))
 
 
 async def test_a_token_tells_its_round(screen: Screen, stack: RunningStack) -> None:
@@ -123,9 +129,10 @@ async def test_without_a_seed_two_draws_may_differ_and_the_page_says_so(screen: 
 
 async def test_a_chat(screen: Screen) -> None:
     page = screen.page
-    await page.get_by_text("Chat", exact=True).click()
+    await screen.choose("Chat")
     await page.get_by_role("button", name="gravity").click()
     await expect(page.get_by_label("Message", exact=True)).to_have_value("What is gravity?")
+    await page.get_by_text("System message and tools").click()
     await screen.settings(System_message="Answer in code.", Max_tokens="24")
     for message in ("Write a stack.", "Now a queue."):
         await page.get_by_label("Message", exact=True).fill(message)
@@ -138,10 +145,12 @@ async def test_a_chat(screen: Screen) -> None:
     first, said, asked, second = [turn["content"] for turn in body["messages"]]
     assert (first, said, second) == ("Answer in code.", "Write a stack.", "Now a queue.")
     assert [turn["role"] for turn in body["messages"]] == ["system", "user", "assistant", "user"]
-    assert await page.locator(".turn.assistant .said").text_content() == asked
+    assert (await page.locator(".turn.assistant .markdown").inner_text()).split() == asked.split()
+    assert await screen.num_tokens() == 0
+    await page.get_by_role("switch", name="Mark accepted tokens").check()
     assert await screen.num_tokens() > 0
     await page.get_by_role("button", name="New chat").click()
-    await expect(page.get_by_text("No request yet")).to_be_visible()
+    await expect(page.get_by_text("Ask something")).to_be_visible()
 
 
 async def test_the_form_says_what_is_asked(screen: Screen) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -48,6 +49,7 @@ async def test_a_drafter_dies_in_mid_stream(screen: Screen, stack: RunningStack)
     page = screen.page
     await screen.settings(Method="draft_model", Draft_length="2", Temperature="0", Max_tokens="1900")
     await screen.page.get_by_role("switch", name="Compare").check()
+    await screen.page.get_by_label("Compare both at once").check()
     await screen.run()
     panel = "Speculation on"
     await until(screen, 60, panel)
@@ -72,6 +74,23 @@ async def test_a_drafter_dies_in_mid_stream(screen: Screen, stack: RunningStack)
     finally:
         stack.revive()
     await expect(page.locator(".fleet .drafters .state-word")).to_have_text("serving", timeout=LOADING_MS)
+
+
+async def test_a_verifier_that_comes_back_is_waited_for(screen: Screen, stack: RunningStack) -> None:
+    """The page counts down while the gateway waits; then the answer goes on as if nothing had been."""
+    await screen.settings(Temperature="0", Max_tokens="1500")
+    await screen.run()
+    await until(screen, 20)
+    stack.kill("verifier")
+    try:
+        await expect(screen.panel().locator(".state")).to_contain_text(
+            re.compile(r"a verifier to come back: \d+ s left")
+        )
+    finally:
+        stack.revive()
+    num_tokens = await screen.num_tokens()
+    await screen.page.locator(f'[data-token="{num_tokens + 20}"]').wait_for(state="attached", timeout=LOADING_MS)
+    await screen.page.get_by_role("button", name="Stop").click()
 
 
 async def test_a_refusal_is_said_in_words(screen: Screen) -> None:
@@ -164,6 +183,7 @@ async def test_a_key_is_asked_for_and_kept_in_the_tab(viewer: Viewer, service: S
         await field.fill(ALICE)
         await field.press("Enter")
         await page.get_by_text("context of").wait_for()
+        await screen.choose("Completion")
         await screen.run()
         await screen.until_done()
         assert service.requests[-1].owner == "alice"

@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from outrider.gateway.admission.admission import Admission
 from outrider.gateway.admission.body_budget import BodyBudget
-from outrider.gateway.playground.page import add_playground
+from outrider.gateway.playground.page import add_docs, add_playground
 from outrider.gateway.servers.http.admission import HttpAdmission
 from outrider.gateway.servers.http.body_work import BodyWork
 from outrider.gateway.servers.http.generation_response import Load
@@ -59,7 +59,7 @@ def create_app(
         title="Outrider",
         summary="Lossless speculative decoding behind the OpenAI API",
         version=service.version,
-        docs_url="/docs" if api_docs else None,
+        docs_url=None,
         openapi_url="/openapi.json" if api_docs else None,
         redoc_url=None,
         redirect_slashes=False,
@@ -69,6 +69,8 @@ def create_app(
     add_routes(app.router, endpoints, shows_tokenizer=shows_tokenizer)
     if playground:
         add_playground(app)
+    if api_docs:
+        add_docs(app)
     install_openapi(app, lambda router: add_routes(router, endpoints, shows_tokenizer=shows_tokenizer))
     app.add_exception_handler(HTTPException, _routing_error)
     app.add_exception_handler(Exception, _unexpected_error)

@@ -76,7 +76,7 @@ async def test_members_that_answer(channel: grpc.aio.Channel) -> None:
                 "methods": [{"name": "draft_model", "model": "demo-draft"}, {"name": "ngram", "model": ""}],
             }
         ],
-        "gateway": {"num_running": 3, "grpc_port": -1},
+        "gateway": {"num_running": 3, "grpc_port": -1, "failover_s": 0.0},
         "warning": "",
     }
 

@@ -43,7 +43,7 @@ export function App() {
       <Header gateway={gateway} model={model} choose={(id) => change({ model: id })} version={fleet.view?.version ?? ""} />
       <main>
         <section class="talk card" aria-label="Conversation">
-          <Answer runs={runs} settings={settings} change={change} />
+          <Answer runs={runs} settings={settings} change={change} secondsLeft={fleet.secondsLeft} />
           <Composer settings={settings} change={change} runs={runs} send={send} model={model} choose={choose} />
         </section>
         <SettingsForm settings={settings} change={change} model={model} refusedField={refusedField} />

@@ -70,10 +70,12 @@ export interface FleetState {
   view: Fleet | null;
   /** The last poll failed: `view` is the state before. */
   isStale: boolean;
+  /** While no verifier serves: how long the gateway still waits for one. */
+  secondsLeft: number | null;
 }
 
 export function useFleet(gateway: Gateway, tell: (change: Change) => void): FleetState {
-  const [state, setState] = useState<FleetState>({ view: null, isStale: false });
+  const [state, setState] = useState<FleetState>({ view: null, isStale: false, secondsLeft: null });
   const latest = useRef(tell);
   latest.current = tell;
   const { api, needsKey } = gateway;
@@ -83,6 +85,7 @@ export function useFleet(gateway: Gateway, tell: (change: Change) => void): Flee
     let timer: ReturnType<typeof setTimeout> | undefined;
     let isCurrent = true;
     let before: Fleet | null = null;
+    let goneAtMs: number | null = null;
     const look = async () => {
       if (!document.hidden) {
         try {
@@ -90,10 +93,14 @@ export function useFleet(gateway: Gateway, tell: (change: Change) => void): Flee
           if (!isCurrent) return;
           changes(before, now).forEach((change) => latest.current(change));
           before = now;
-          setState({ view: now, isStale: false });
+          const serves = now.verifiers.length === 0 || now.verifiers.some((verifier) => verifier.healthy);
+          goneAtMs = serves ? null : (goneAtMs ?? performance.now());
+          const waitedS = goneAtMs === null ? 0 : (performance.now() - goneAtMs) / 1000;
+          const secondsLeft = serves ? null : Math.max(0, Math.round(now.gateway.failover_s - waitedS));
+          setState({ view: now, isStale: false, secondsLeft });
         } catch (error) {
           if (!isCurrent || isWrongKey(error)) return; // the header asks for another key
-          setState({ view: before, isStale: true });
+          setState({ view: before, isStale: true, secondsLeft: null });
         }
       }
       if (isCurrent) timer = setTimeout(look, POLL_MS);

@@ -93,7 +93,8 @@ export interface Fleet {
   model: string | null;
   verifiers: Verifier[];
   drafters: Drafter[];
-  gateway: { num_running: number };
+  /** failover_s: how long the gateway waits for a verifier. */
+  gateway: { num_running: number; failover_s: number };
 }
 
 /** A token's log-probability under the target, and the likeliest tokens, from either of OpenAI's two formats. */

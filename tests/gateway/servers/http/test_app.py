@@ -47,6 +47,7 @@ async def test_models(http: httpx.AsyncClient) -> None:
     assert card == (await http.get("/v1/models/demo")).json()
     assert (card["id"], card["max_model_len"], card["created"]) == ("demo", 512, 1_700_000_000)
     assert card["draft_methods"] == ["ngram", "draft_model"]
+    assert (card["chats"], card["tool_call_parser"]) == (True, "")
     missing = await http.get("/v1/models/org/other")
     assert missing.status_code == 404
     assert error_of(missing)["type"] == "not_found_error"

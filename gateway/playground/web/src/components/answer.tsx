@@ -12,10 +12,12 @@ interface Props {
   runs: Runs;
   settings: Settings;
   change: (part: Partial<Settings>) => void;
+  /** See FleetState. */
+  secondsLeft: number | null;
 }
 
 /** The turns and the newest answer, which stays in sight while it grows unless the reader scrolls away. */
-export function Answer({ runs, settings, change }: Props) {
+export function Answer({ runs, settings, change, secondsLeft }: Props) {
   const { main, plain, history } = runs;
   const isChat = settings.kind === "chat";
   const hasMarks = settings.marks[settings.kind];
@@ -33,7 +35,14 @@ export function Answer({ runs, settings, change }: Props) {
     isAtEnd.current = scrollTop + clientHeight > scrollHeight - SLACK_PX;
   };
   const panel = (run: Run, title: string) => (
-    <Panel run={run} title={title} goOn={runs.goOn} isRendered={isChat && !hasMarks} again={plain === null ? runs.again : null} />
+    <Panel
+      run={run}
+      title={title}
+      goOn={runs.goOn}
+      isRendered={isChat && !hasMarks}
+      again={plain === null ? runs.again : null}
+      secondsLeft={secondsLeft}
+    />
   );
   return (
     <div class="answer" ref={view} onScroll={onScroll} tabIndex={0} role="region" aria-label="Answer">
@@ -99,9 +108,10 @@ interface PanelProps {
   /** As Markdown, without where its tokens come from. */
   isRendered: boolean;
   again: (() => void) | null;
+  secondsLeft: number | null;
 }
 
-function Panel({ run, title, goOn, isRendered, again }: PanelProps) {
+function Panel({ run, title, goOn, isRendered, again, secondsLeft }: PanelProps) {
   // Reasoning and tool calls are drawn token by token.
   const asMarkdown = isRendered && run.isTextOnly;
   return (
@@ -146,7 +156,9 @@ function Panel({ run, title, goOn, isRendered, again }: PanelProps) {
       )}
       <div class="row">
         <p class="state" role="status">
-          {stateOf(run)}
+          {secondsLeft !== null && !run.isOver && run.status !== "away"
+            ? `Waiting for a verifier to come back: ${secondsLeft} s left…`
+            : stateOf(run)}
         </p>
         {run.isOver && run.text !== "" && (
           <p class="acts">

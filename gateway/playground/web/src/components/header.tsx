@@ -34,7 +34,7 @@ export function Header({ gateway, model, choose, version }: Props) {
               <span class="mono">{model.id}</span>
             )}
             <span class="quiet"> context of {model.max_model_len} tokens</span>
-            {version && <span class="quiet"> · v{version}</span>}
+            {version && <span class="quiet version"> · v{version}</span>}
           </>
         ) : (
           <span class={gateway.trouble ? "trouble" : "quiet"}>{gateway.trouble || "Loading model information…"}</span>
