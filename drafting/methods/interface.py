@@ -22,7 +22,9 @@ class DraftMethod(Protocol):
     """
 
     info: DraftMethodInfo
-    grammars: GrammarCompiler | None
+
+    @property
+    def grammars(self) -> GrammarCompiler | None: ...
 
     def open(self, session: DraftSession) -> None:
         """Creates per-session state. The session may already have committed tokens."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from outrider.drafting.methods.guided import LookUp, guided_chain
 from outrider.drafting.methods.interface import DraftMethod
 from outrider.drafting.session import DraftSession
+from outrider.engine.sampling.grammar import GrammarCompiler
 from outrider.shared.draft_policy.predicted_text import PredictedText
 from outrider.shared.messages import Proposal
 
@@ -56,8 +57,11 @@ class PredictedMethod:
     def __init__(self, method: DraftMethod) -> None:
         self._method = method
         self.info = method.info
-        self.grammars = method.grammars
         self._followed: dict[int, _Followed] = {}
+
+    @property
+    def grammars(self) -> GrammarCompiler | None:
+        return self._method.grammars
 
     def open(self, session: DraftSession) -> None:
         if session.spec.predicted_token_ids:

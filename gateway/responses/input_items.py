@@ -36,8 +36,8 @@ _SKIPPED = frozenset(
 )
 # Calls of tools that OpenAI's models have built in and the client runs, and which of their fields says what to do.
 _BUILT_IN_CALLS = {"local_shell_call": "action", "shell_call": "action", "apply_patch_call": "operation"}
-# Items that bring tools.
-_TOOLS = ("additional_tools", "tool_search_output")
+# An item that brings tools.
+TOOLS = "additional_tools"
 
 Item = dict[str, Any]
 
@@ -72,24 +72,20 @@ def _items_of(value: object, where: str) -> list[Item]:
         raise ValueError(f"{where} must have a string as type, got {json_kind(kind)}")
     if kind in _SKIPPED:
         return []
+    return _mcp_call(item, where) if kind == "mcp_call" else [_whole(kind, item, where)]
+
+
+def _whole(kind: str, item: Item, where: str) -> Item:
     head = {"id": item["id"]} if isinstance(item.get("id"), str) else {}
-    if kind == "mcp_call":
-        return _mcp_call(item, where)
-    return [{**head, **_content(kind, item, where), "status": "completed"}]
+    return {**head, **_content(kind, item, where), "status": "completed"}
 
 
 def _mcp_call(item: Item, where: str) -> list[Item]:
-    call = {"call_id": _string(item, "id", where), "name": _string(item, "name", where)}
-    output = item.get("output", item.get("error", ""))
-    return [
-        {"type": "function_call", **call, "arguments": _string(item, "arguments", where), "status": "completed"},
-        {
-            "type": "function_call_output",
-            "call_id": call["call_id"],
-            "output": output if isinstance(output, str) else json.dumps(output),
-            "status": "completed",
-        },
-    ]
+    """The call, and what came of it."""
+    own = {"call_id": item.get("id"), "output": _written(item.get("output", item.get("error", "")))}
+    call = _content("function_call", {**item, **own}, where)
+    result = _content("function_call_output", own, where)
+    return [{**one, "status": "completed"} for one in (call, result)]
 
 
 def _content(kind: str, item: Item, where: str) -> Item:
@@ -98,28 +94,24 @@ def _content(kind: str, item: Item, where: str) -> Item:
             return _message(item, where)
         case "item_reference":
             return {"type": REFERENCE, "id": _string(item, "id", where)}
-        case "custom_tool_call":
-            names = ("call_id", "name", "input", *(("namespace",) if "namespace" in item else ()))
-            return {"type": kind, **{name: _string(item, name, where) for name in names}}
-        case "additional_tools" | "tool_search_output":
-            if not isinstance(item.get("tools"), list):
-                raise ValueError(f"{where} must have a list of tools, got {json_kind(item.get('tools'))}")
-            return {"type": _TOOLS[0], "tools": item["tools"]}
-        case "local_shell_call" | "shell_call" | "apply_patch_call":
-            call_id = _string(item if "call_id" in item else {**item, "call_id": item.get("id")}, "call_id", where)
-            arguments = json.dumps(item.get(_BUILT_IN_CALLS[kind]), ensure_ascii=False)
-            return {"type": "function_call", "call_id": call_id, "name": kind[: -len("_call")], "arguments": arguments}
-        case "function_call":
-            names = ("call_id", "name", "arguments", *(("namespace",) if "namespace" in item else ()))
+        case "function_call" | "custom_tool_call":
+            names = ["call_id", "name", "arguments" if kind == "function_call" else "input"]
+            names += ["namespace"] if "namespace" in item else []
             return {"type": kind, **{name: _string(item, name, where) for name in names}}
         case "function_call_output" | "custom_tool_call_output":
             output = _text(item.get("output"), f"{where}: output")
             return {"type": kind, "call_id": _string(item, "call_id", where), "output": output}
+        case "local_shell_call" | "shell_call" | "apply_patch_call":
+            arguments = _written(item.get(_BUILT_IN_CALLS[kind]))
+            call = {"call_id": _own_call_id(item), "name": kind[: -len("_call")], "arguments": arguments}
+            return _content("function_call", call, where)
         case "local_shell_call_output" | "shell_call_output" | "apply_patch_call_output":
-            call_id = _string(item if "call_id" in item else {**item, "call_id": item.get("id")}, "call_id", where)
-            output = item.get("output", "")
-            text = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
-            return {"type": "function_call_output", "call_id": call_id, "output": text}
+            result = {"call_id": _own_call_id(item), "output": _written(item.get("output", ""))}
+            return _content("function_call_output", result, where)
+        case "additional_tools" | "tool_search_output":
+            if not isinstance(item.get("tools"), list):
+                raise ValueError(f"{where} must have a list of tools, got {json_kind(item.get('tools'))}")
+            return {"type": TOOLS, "tools": item["tools"]}
         case "reasoning":
             parts = item.get("content") or item.get("summary") or []
             content = [{"type": "reasoning_text", "text": _text(parts, f"{where}: content")}]
@@ -127,6 +119,18 @@ def _content(kind: str, item: Item, where: str) -> Item:
         case other:
             advice = "only messages, reasoning, calls of tools and their outputs, and item_reference are"
             raise ValueError(f"{where} has type {other[:40]!r}, which is not supported; {advice}")
+
+
+def _own_call_id(item: Item) -> object:
+    """Of a built-in tool's call, some of which are named by their items."""
+    return item.get("call_id", item.get("id"))
+
+
+def _written(value: object) -> str:
+    try:
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
 
 
 def _message(item: Item, where: str) -> Item:
@@ -170,7 +174,7 @@ InputItems = Annotated[
 
 def tools_in(items: Sequence[Item]) -> list[object]:
     """Those that the conversation brings."""
-    return [tool for item in items if item["type"] == _TOOLS[0] for tool in item["tools"]]
+    return [tool for item in items if item["type"] == TOOLS for tool in item["tools"]]
 
 
 def chat_messages(instructions: str | None, items: Sequence[Item]) -> list[dict[str, Any]]:
