@@ -37,8 +37,9 @@ class Tokenizer:
         config: Mapping[str, Any] | None = None,
         tool_template: str | None = None,
     ) -> None:
-        """special_tokens: maps names ("eos_token") to the token's text. config: tokenizer_config.json. tool_template: for
-        chats with tools, where the checkpoint has one.
+        """special_tokens: maps names ("eos_token") to the token's text. config: tokenizer_config.json.
+
+        tool_template: of chats with tools, where the checkpoint has one.
         """
         backend.no_truncation()
         backend.no_padding()
