@@ -212,7 +212,7 @@ class _SchemaReader:
         if key in _SCALARS:
             found[key] = value
         elif key == "$ref":
-            found.update(self._reference(value, path, is_part=parts))
+            found.update(self._reference(value, path.rpartition(".")[0], is_part=parts))
         elif key in _MAPS:
             found[key] = {
                 name: self._schema(entry, f"{path}.{name}", depth + 1, is_part=False) for name, entry in value.items()

@@ -174,6 +174,7 @@ def qwen(value: str) -> str:
 
 
 LONG = "ab " * 2_000
+TAGS = {"k": "</parameter> </function>"}
 STRING, NUMBER, LIST = {"type": "string"}, {"type": "number"}, {"type": "array"}
 
 
@@ -189,7 +190,7 @@ STRING, NUMBER, LIST = {"type": "string"}, {"type": "number"}, {"type": "array"}
         ("qwen3_coder", qwen("a\n</function>\nb"), STRING, "a\n</function>\nb"),
         ("qwen3_coder", qwen("x").replace("\n</parameter>", ""), STRING, "x"),
         ("qwen3_coder", qwen("x").partition("\n</parameter>")[0], STRING, "x"),
-        ("qwen3_coder", qwen('{"k": "</parameter>\n</function>"}'), {"type": "object"}, {"k": "</parameter>\n</function>"}),
+        ("qwen3_coder", qwen(json.dumps(TAGS)), {"type": "object"}, TAGS),
         ("glm45", "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>x</tool_call>", STRING, "x"),
         ("gemma4", "<|tool_call>call:f{a:['x', 'y']}<tool_call|>", None, ["x", "y"]),
         ("gemma4", "<|tool_call>call:f{a:some words}<tool_call|>", None, "some words"),
