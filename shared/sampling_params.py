@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import enum
 import itertools
-import json
 import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from outrider.shared.errors import InvalidRequest
+from outrider.shared.strict_json import strict_json
 
 # temperature; below it logits / temperature leave float32's range, and the largest logit has all the mass in practice
 GREEDY_BELOW = 1e-4
@@ -70,12 +70,7 @@ class Grammar:
             self.json_schema()
 
     def _json(self) -> Any:
-        try:
-            return json.loads(self.text)
-        except (ValueError, RecursionError):
-            raise InvalidRequest(
-                f"grammar: a {self.kind.value} must be JSON, nested a few hundred deep at most", param="grammar"
-            ) from None
+        return strict_json(self.text, f"grammar: a {self.kind.value}", "grammar")
 
 
 @dataclass(frozen=True)

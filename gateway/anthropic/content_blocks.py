@@ -55,8 +55,8 @@ class ContentBlocks:
     def push(self, text: str) -> list[StreamEvent]:
         return self._of(self._parser.push(text))
 
-    def finish(self) -> list[StreamEvent]:
-        return self._of(self._parser.finish()) + self._close()
+    def finish(self, *, was_cut: bool) -> list[StreamEvent]:
+        return self._of(self._parser.finish(was_cut=was_cut)) + self._close()
 
     def _of(self, events: list[Event]) -> list[StreamEvent]:
         return [one for event in _joined(events) for one in self._of_event(event)]

@@ -5,7 +5,6 @@ Not here: the content blocks (content_blocks.py), HTTP (servers/app.py).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import Any, NotRequired
 
@@ -19,7 +18,9 @@ from outrider.gateway.openai.usage import Account, SpecMetricsLevel
 from outrider.gateway.request.answers import Prepared
 from outrider.gateway.request.event_cursor import NOTHING_SEEN, EventCursor, EventNumbers
 from outrider.gateway.request.types import GenerationUpdate
+from outrider.shared.errors import InvalidRequest
 from outrider.shared.messages import FinishReason
+from outrider.shared.strict_json import strict_json
 
 
 class OutputTokensDetails(TypedDict):
@@ -76,7 +77,7 @@ class MessageEvents:
             yield from self._blocks.push(text)
         if update.finish_reason is not None:
             self.num_tokens = end
-            yield from self._blocks.finish()
+            yield from self._blocks.finish(was_cut=update.finish_reason is not FinishReason.STOP)
 
     def end(self) -> Iterable[StreamEvent]:
         """Raises InternalError when the output has not finished."""
@@ -198,7 +199,7 @@ def _content(events: Iterable[StreamEvent]) -> list[dict[str, Any]]:
 def _input(text: str) -> dict[str, Any]:
     """Arguments that max_tokens has cut, or that are no object otherwise, cannot be shown: Anthropic's are objects."""
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        value = strict_json(text, "arguments")
+    except InvalidRequest:
         return {}
     return value if isinstance(value, dict) else {}

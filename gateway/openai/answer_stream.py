@@ -70,7 +70,7 @@ class AnswerStream:
             self._outputs[index] = self._shape.chat_output(index)
         output = self._outputs[index]
         if output is not None:
-            return output.delta(update.text, finished=update.finish_reason is not None)
+            return output.delta(update.text, update.finish_reason)
         return {"content": update.text} if update.text else {}
 
     def _worth_an_event(self, update: GenerationUpdate, delta: dict[str, Any] | None) -> bool:

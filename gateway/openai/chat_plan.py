@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from outrider.gateway.openai.checks import check_grammar
@@ -30,12 +33,16 @@ from outrider.gateway.tool_calls.reasoning import (
     thinking_budget,
     with_reasoning,
 )
-from outrider.gateway.tool_calls.schemas import properties_of
+from outrider.gateway.tool_calls.schemas import argument_types
 from outrider.gateway.tool_calls.symbols import marker_tokens
 from outrider.shared.errors import InvalidRequest
 from outrider.shared.sampling_params import Grammar, GrammarKind, ThinkingBudget
 
+log = logging.getLogger(__name__)
+
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+# notes; on tools' schemas, each of which is logged once
+_MAX_SAID = 1_000
 # What the template of Llama 3 says of a message with two calls.
 _ONE_CALL_A_TURN = "single tool-calls at once"
 
@@ -49,8 +56,9 @@ def chat_prompt(body: ChatFields, tokenizer: Tokenizer) -> str:
     effort = body.reasoning_effort
     if effort is not None and effort not in _EFFORTS:
         raise InvalidRequest(f"reasoning_effort must be one of {', '.join(_EFFORTS)}", param="reasoning_effort")
+    source = tokenizer.tool_template_source if body.tools else tokenizer.chat_template_source
     return tokenizer.apply_chat_template(
-        template_messages(body.messages, tokenizer.chat_template_source or ""),
+        template_messages(body.messages, source or ""),
         body.add_generation_prompt,
         body.continue_final_message,
         template_variables(effort, body.chat_template_kwargs),
@@ -84,8 +92,8 @@ class ChatPlan:
         if output.reasoning is not None:
             content = body.messages[-1]["content"] if body.continue_final_message else None
             state = reasoning_state(output.reasoning, prompt, content)
-        template = served.tokenizer.chat_template_source or ""
-        properties = {tool["function"]["name"]: properties_of(parameters_of(tool)) for tool in body.tools}
+        template = served.tokenizer.tool_template_source or ""
+        properties = {tool["function"]["name"]: argument_types(parameters_of(tool)) for tool in body.tools}
         options = OutputPlan(
             reasoning_parser=model.reasoning_parser,
             tool_call_parser=model.tool_call_parser if reads_calls else NONE,
@@ -142,6 +150,7 @@ class ChatPlan:
         lark = Lark(tokens)
         calls = CallGrammar(lark, self.output.calls, self.rules, parallel=self.options.parallel)
         answer = self._answer(lark, calls, asked)
+        _say_what_is_beyond(calls.beyond, {rule.name for rule in self.rules if rule.is_strict})
         return Grammar(GrammarKind.LARK, lark.source(answer))
 
     def _answer(self, lark: Lark, calls: CallGrammar, asked: Grammar | None) -> str:
@@ -211,8 +220,21 @@ def _rules(body: ChatCompletionRequest, choice: ToolChoice) -> tuple[CallRule, .
     )
 
 
+def _say_what_is_beyond(beyond: Sequence[tuple[str, str]], strict: Collection[str]) -> None:
+    """Calls of tools that are strict must fit their schemas; of others, the operator learns once what may not."""
+    for name, what in beyond:
+        if name in strict:
+            raise InvalidRequest(f"tools: {name}: a grammar cannot hold {what}; leave it out, or strict", param="tools")
+        _say(name, what)
+
+
+@lru_cache(maxsize=_MAX_SAID)
+def _say(name: str, what: str) -> None:
+    log.warning("calls of the tool %s may not fit its schema: a grammar cannot hold %s", name, what)
+
+
 def _no_parser(tokenizer: Tokenizer) -> InvalidRequest:
-    if "tools" in (tokenizer.chat_template_source or ""):
+    if "tools" in (tokenizer.tool_template_source or ""):
         return InvalidRequest(
             "tools: how the served model writes calls is not known; start the gateway with --tool-call-parser",
             param="tools",

@@ -10,6 +10,7 @@ from outrider.gateway.openai.schema import ResponseFormat, StructuredOutputs
 from outrider.gateway.request.served import RequestLimits, ServedModel
 from outrider.shared.errors import InvalidRequest
 from outrider.shared.sampling_params import Grammar, GrammarKind
+from outrider.shared.strict_json import strict_json
 
 _FORMATS = ("text", "json_object", "json_schema")
 
@@ -74,10 +75,7 @@ def _from_structured_outputs(asked: StructuredOutputs) -> Grammar:
 def _json_schema(schema: object, asked: StructuredOutputs) -> Grammar:
     param = "structured_outputs.json"
     if isinstance(schema, str):
-        try:
-            schema = json.loads(schema)
-        except (ValueError, RecursionError):
-            raise InvalidRequest(f"{param} is not JSON", param=param) from None
+        schema = strict_json(schema, param, param)
     if not isinstance(schema, dict):
         raise InvalidRequest(f"{param} must be an object or its JSON text", param=param)
     if asked.disable_additional_properties:

@@ -250,7 +250,7 @@ class WholeAnswer:
         if output is None:
             choice["message"] = {"role": "assistant", "content": update.text}
         else:
-            choice["message"] = output.message(update.text)
+            choice["message"] = output.message(update.text, update.finish_reason)
             choice["finish_reason"] = output.finish_reason(choice["finish_reason"], update.stop_reason)
         if echo_text := self._shape.echo_text(self._prompt_index(index)):
             choice["message"]["content"] = echo_text + (choice["message"]["content"] or "")

@@ -20,6 +20,9 @@ from outrider.shared.checkpoint.json_file import read_object
 from outrider.shared.errors import ConfigError, InvalidRequest
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+# Names of a checkpoint's templates, where it has several.
+_DEFAULT, _WITH_TOOLS = "default", "tool_use"
+_MORE_TEMPLATES = "additional_chat_templates"
 _SPACE_MARK = "▁"
 
 
@@ -32,8 +35,12 @@ class Tokenizer:
         special_tokens: Mapping[str, str],
         chat_template: str | None,
         config: Mapping[str, Any] | None = None,
+        tool_template: str | None = None,
     ) -> None:
-        """special_tokens: maps names ("eos_token") to the token's text. config: tokenizer_config.json."""
+        """special_tokens: maps names ("eos_token") to the token's text. config: tokenizer_config.json.
+
+        tool_template: of chats with tools, where the checkpoint has one.
+        """
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
@@ -49,7 +56,9 @@ class Tokenizer:
         }
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         self.chat_template_source = chat_template or None
-        self._chat_template = ChatTemplate(chat_template, special_tokens) if chat_template else None
+        self.tool_template_source = tool_template or self.chat_template_source
+        sources = (self.chat_template_source, self.tool_template_source)
+        self._templates = {source: ChatTemplate(source, special_tokens) for source in sources if source}
         description = json.loads(backend.to_str())
         self._bytes_per_token = _token_bytes_table(backend, description)
         # Characters of text per token at most; None if unbounded.
@@ -69,8 +78,9 @@ class Tokenizer:
         except Exception as error:  # the library raises bare Exception
             raise ConfigError(f"{path} cannot be read: {error}") from error
         config = read_object(folder / "tokenizer_config.json")
-        source = _chat_template_source(folder, config) if chat_template is None else chat_template
-        return cls(backend, _special_tokens(config), source, config)
+        templates = _chat_templates(folder, config) if chat_template is None else {_DEFAULT: chat_template}
+        source = templates.get(_DEFAULT, next(iter(templates.values())) if len(templates) == 1 else None)
+        return cls(backend, _special_tokens(config), source, config, templates.get(_WITH_TOOLS))
 
     @property
     def has_token_bytes(self) -> bool:
@@ -117,9 +127,10 @@ class Tokenizer:
 
         Raises InvalidRequest when there is no template or it refuses the messages.
         """
-        if self._chat_template is None:
+        source = self.tool_template_source if tools else self.chat_template_source
+        if source is None:
             raise InvalidRequest("the served model has no chat template; use /v1/completions instead", param="messages")
-        return self._chat_template.render(
+        return self._templates[source].render(
             messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
@@ -149,18 +160,18 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def _chat_template_source(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """chat_template.jinja wins over the config, as in transformers; of several named ones, "default"."""
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text(encoding="utf-8")
-    value = config.get("chat_template")
-    if isinstance(value, list):
-        named = {entry["name"]: entry["template"] for entry in value}
-        value = named.get("default", next(iter(named.values())) if len(named) == 1 else None)
-    if value is not None and not isinstance(value, str):
+def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """By name. Files win over the config, as in transformers."""
+    found = config.get("chat_template") or {}
+    if isinstance(found, list):
+        found = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}
+    named = dict(found) if isinstance(found, dict) else {_DEFAULT: found}
+    more = sorted((folder / _MORE_TEMPLATES).glob("*.jinja"))
+    files = {path.stem: path for path in more} | {_DEFAULT: folder / "chat_template.jinja"}
+    named |= {name: path.read_text(encoding="utf-8") for name, path in files.items() if path.is_file()}
+    if not all(isinstance(name, str) and isinstance(source, str) for name, source in named.items()):
         raise ConfigError(f"{folder}: chat_template must be text or a list of named templates")
-    return value
+    return named
 
 
 # ---- bytes per token --------------------------------------------------------------------------------------------

@@ -92,7 +92,7 @@ class OutputItems:
         return self._events(found)
 
     def finish(self, *, is_complete: bool) -> list[ResponseEvent]:
-        events = self._events(self._parser.finish() if self._parser is not None else [])
+        events = self._events(self._parser.finish(was_cut=not is_complete) if self._parser is not None else [])
         return events + self._close("completed" if is_complete else "incomplete")
 
     def _read(self, text: str) -> list[Event]:

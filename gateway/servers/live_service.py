@@ -205,7 +205,7 @@ def _response_store(config: GatewayConfig, commit_log: CommitLog) -> ResponseSto
 
 def _parsers(config: GatewayConfig, tokenizer: Tokenizer) -> tuple[str, str]:
     """The rows of tool_calls/formats.py that outputs are read by: those set, else those of the chat template."""
-    template = tokenizer.chat_template_source
+    template = tokenizer.tool_template_source
     reasoning, calls = config.reasoning_parser, config.tool_call_parser
     if reasoning == "auto":
         reasoning = recognise_reasoning_parser(template)

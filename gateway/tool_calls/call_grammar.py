@@ -5,14 +5,25 @@ What may come before is free: reasoning (reasoning.py), and text where the calls
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from outrider.gateway.tool_calls.formats import Body, CallFormat
-from outrider.gateway.tool_calls.lark import ANY_TEXT, Lark, json_value, quoted, regex_escaped, text_without
-from outrider.gateway.tool_calls.schemas import closed, is_only_string, lifted, properties_of
+from outrider.gateway.tool_calls.lark import (
+    ANY_TEXT,
+    Lark,
+    json_value,
+    quoted,
+    regex_escaped,
+    string_rules,
+    text_without,
+)
+from outrider.gateway.tool_calls.schemas import Reading, Schema, ToolObject, reading_of
+from outrider.shared.errors import InvalidRequest
 
+# A name that no schema gives: what may stand in all forms' places for names.
+_KEY = "/[a-zA-Z0-9_.-]{1,64}/"
 # As json.dumps writes, which templates show to the model; free whitespace lets a model write it without end.
 _JSON_STYLE = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
 _SPACE = "/[ \\n]{0,2}/"
@@ -28,14 +39,17 @@ class CallRule:
 
 
 class CallGrammar:
-    """Adds the rules of one row's calls to `lark`."""
+    """Adds the rules of one row's calls to `lark`. beyond: what no grammar of theirs holds, and the tool's name."""
 
     def __init__(self, lark: Lark, row: CallFormat, tools: Sequence[CallRule], *, parallel: bool) -> None:
+        """Raises InvalidRequest, which names the tool whose schema cannot be read."""
         self._lark = lark
         self._row = row
         self._tools = tools
         self._parallel = parallel and row.body is not Body.HARMONY
         self._space = lark.rule(_SPACE)
+        self._readings = {tool.name: _reading(tool) for tool in tools}
+        self.beyond = [(tool.name, what) for tool in tools for what in self._readings[tool.name].beyond]
 
     def forced(self) -> str:
         """At least one call, and nothing else."""
@@ -69,7 +83,7 @@ class CallGrammar:
         spaces = _SPACE[1:-1]
         begin = self._lark.rule(f"/{spaces}{regex_escaped(self._row.unmarked).replace(' ', spaces)}/")
         named = quoted(f'{tool.name}", "{self._row.arguments_key}": ')
-        return f'{begin} {named} {self._json(tool.parameters)} "}}"'
+        return f'{begin} {named} {self._parameters(tool)} "}}"'
 
     def _framed_text(self) -> str:
         """Text between the markers that some families put around an answer; optional."""
@@ -114,7 +128,7 @@ class CallGrammar:
                 number = self._lark.rule("/[0-9]{1,4}/") if row.numbered_names else ""
                 opened = f"{marker(row.head)} {quoted(name)} {number} {space} {marker(row.separator)} {space}"
                 fence = '"```"' if row.separator.startswith("```") else ""
-                return f"{opened} {self._json(tool.parameters)} {space} {fence}"
+                return f"{opened} {self._parameters(tool)} {space} {fence}"
             case Body.TAGGED:
                 return self._tagged(tool)
             case Body.PYTHONIC:
@@ -123,74 +137,127 @@ class CallGrammar:
                 return f'{quoted(f"{row.head}{tool.name}")} "{{" {self._listed(tool, self._keyed)} "}}"'
             case Body.HARMONY:
                 header = marker(f"commentary to=functions.{tool.name} <|constrain|>json<|message|>")
-                return f"{header} {self._json(tool.parameters)}"
+                return f"{header} {self._parameters(tool)}"
 
-    def _json(self, schema: dict[str, Any]) -> str:
-        return self._lark.rule(json_value({**closed(schema), **_JSON_STYLE}))
+    def _json(self, reading: Reading, schema: Any) -> str:
+        return self._lark.rule(json_value({**reading.with_definitions(schema), **_JSON_STYLE}))
+
+    def _parameters(self, tool: CallRule) -> str:
+        reading = self._readings[tool.name]
+        return self._json(reading, reading.schema)
 
     def _object(self, tool: CallRule) -> str:
-        row, parameters = self._row, closed(tool.parameters)
-        inner = {key: value for key, value in parameters.items() if key not in ("$defs", "definitions")}
-        properties = {row.name_key: {"const": tool.name}, row.arguments_key: inner}
+        row, reading = self._row, self._readings[tool.name]
+        properties: Schema = {row.name_key: {"const": tool.name}, row.arguments_key: reading.schema}
         if row.id_key:
             properties = {row.id_key: {"type": "string", "pattern": "^[0-9]{1,4}$"}, **properties}
         wrap = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
-        return self._lark.rule(json_value({**lifted(parameters, wrap), **_JSON_STYLE}))
+        return self._json(reading, wrap)
 
-    def _arguments(self, tool: CallRule) -> list[tuple[str, dict[str, Any], bool]]:
-        """Name, schema and whether it is required, in the order of the schema."""
-        required = tool.parameters.get("required")
-        names = required if isinstance(required, list) else []
-        found = []
-        for name, schema in properties_of(tool.parameters).items():
-            own = lifted(tool.parameters, schema if isinstance(schema, dict) else {})
-            found.append((name, own, name in names))
-        return found
+    # ---- forms that write each argument apart ----
+
+    def _objects(self, tool: CallRule) -> tuple[ToolObject, ...]:
+        reading = self._readings[tool.name]
+        if reading.objects is not None:
+            for key in ("patternProperties", "minProperties", "maxProperties"):
+                if key in reading.schema:
+                    self.beyond.append((tool.name, f"the schema: {key}"))
+            return reading.objects
+        self.beyond.append((tool.name, "the schema: its parts together"))
+        return (ToolObject(reading.types, frozenset(), True),)
 
     def _tagged(self, tool: CallRule) -> str:
         row, marker, space = self._row, self._lark.marker, self._space
-        parts = [f"{quoted(tool.name)} {marker(row.separator)} {space}"]
-        for name, schema, required in self._arguments(tool):
-            is_string = is_only_string(schema)
-            key_end = next((text for text, kind in row.key_ends if kind in (None, is_string)), "")
-            key = f"{marker(row.key_begin)} {quoted(name)} {marker(key_end)}"
-            opened = f"{key} {space} {marker(row.value_begin)}" if row.value_begin else key
-            part = f"{opened} {self._tagged_value(schema, is_string=is_string)} {space}"
-            parts.append(part if required else f"({part})?")
-        return " ".join(parts)
+        key_ends = {kind: text for text, kind in row.key_ends}
 
-    def _tagged_value(self, schema: dict[str, Any], *, is_string: bool) -> str:
-        row, marker = self._row, self._lark.marker
-        choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
-        if not is_string:
-            return f"{self._space} {self._json(schema)} {self._space} {marker(row.value_end)}"
-        if isinstance(choices, list):
-            return f"{self._space} ({' | '.join(map(quoted, choices))}) {self._space} {marker(row.value_end)}"
-        return self._lark.text_until(row.value_end)
+        def argument(name: str, value: str, *, is_string: bool) -> str:
+            key = f"{marker(row.key_begin)} {name} {marker(key_ends.get(is_string, key_ends.get(None, '')))}"
+            return f"{key} {f'{space} {marker(row.value_begin)}' if row.value_begin else ''} {value} {space}"
+
+        choices = []
+        for one in self._objects(tool):
+            parts = []
+            for name, schema in one.properties.items():
+                part = self._tagged_argument(tool, quoted(name), schema, argument)
+                parts.append(part if name in one.required else f"({part})?")
+            if one.others is not None:
+                parts.append(f"({self._tagged_argument(tool, self._other_key(one), one.others, argument)})*")
+            choices.append(" ".join(parts))
+        return f"{quoted(tool.name)} {marker(row.separator)} {space} ({' | '.join(choices)})"
+
+    def _tagged_argument(self, tool: CallRule, name: str, schema: Any, argument: Callable[..., str]) -> str:
+        row, space, reading = self._row, self._space, self._readings[tool.name]
+        end = self._lark.marker(row.value_end)
+        strings = self._strings(tool, name, schema)
+        if strings is None:
+            return argument(name, f"{space} {self._json(reading, schema)} {space} {end}", is_string=False)
+        choices, regexes = strings
+        before, after = "" if row.value_begin else '"\\n"?', '"\\n"?'  # what the parser does not take for the value's
+        values = [f"{before} ({' | '.join(map(quoted, choices))}) {after} {end}"] if choices else []
+        values += [
+            self._lark.fitting_until(row.value_end, one, before="" if row.value_begin else "\n", after="\n")
+            if one
+            else self._lark.text_until(row.value_end)
+            for one in regexes
+        ]
+        return argument(name, f"({' | '.join(values)})", is_string=True)
+
+    def _other_key(self, one: ToolObject) -> str:
+        """A name that is none of the object's own."""
+        own = "|".join(map(regex_escaped, one.properties))
+        return self._lark.terminal(f"{_KEY} & ~/{own}/" if own else _KEY)
+
+    def _strings(self, tool: CallRule, name: str, schema: Any) -> tuple[list[str], list[tuple[str, ...]]] | None:
+        """As StringRules has them; None: it may be more than a string."""
+        reading = self._readings[tool.name]
+        found = string_rules(schema, reading.resolved)
+        if found is None:
+            return None
+        self.beyond += [(tool.name, f"{name}: {what}") for what in found.beyond]
+        return found.choices, found.regexes
 
     def _listed(self, tool: CallRule, argument: Any) -> str:
         """Arguments with commas between them, the required ones first, so that no comma stands alone."""
-        arguments = self._arguments(tool)
-        required = [argument(name, schema) for name, schema, needed in arguments if needed]
-        optional = [argument(name, schema) for name, schema, needed in arguments if not needed]
+        return f"({' | '.join(self._list_of(tool, one, argument) for one in self._objects(tool))})"
+
+    def _list_of(self, tool: CallRule, one: ToolObject, argument: Any) -> str:
+        required = [
+            argument(tool, quoted(name), schema) for name, schema in one.properties.items() if name in one.required
+        ]
+        optional = [
+            argument(tool, quoted(name), schema) for name, schema in one.properties.items() if name not in one.required
+        ]
         separator = '"," ' + self._space
+        more = ""
+        if one.others is not None:
+            other = argument(tool, self._other_key(one), one.others)
+            more = f" ({separator} {other})*"
         if required:
-            rest = "".join(f" ({separator} {part})?" for part in optional)
-            return f" {separator} ".join(required) + rest
-        expression = ""
-        for place, part in enumerate(optional):
-            rest = "".join(f" ({separator} {other})?" for other in optional[place + 1 :])
-            expression += (" | " if expression else "") + f"{part}{rest}"
-        return f"({expression})?" if expression else ""
+            return f" {separator} ".join(required) + "".join(f" ({separator} {part})?" for part in optional) + more
+        # Each optional one may be the first: what follows it is one rule, which it shares with those before it.
+        firsts, rest = [f"{other}{more}"] if more else [], more
+        for part in reversed(optional):
+            part = self._lark.rule(part)
+            firsts.append(f"{part}{rest}")
+            rest = " " + self._lark.rule(f"({separator} {part})?{rest}")
+        return f"({' | '.join(reversed(firsts))})?" if firsts else ""
 
-    def _assigned(self, name: str, schema: dict[str, Any]) -> str:
-        return f"{quoted(name + '=')} {self._json(schema)}"
+    def _assigned(self, tool: CallRule, name: str, schema: Any) -> str:
+        return f'{name} "=" {self._json(self._readings[tool.name], schema)}'
 
-    def _keyed(self, name: str, schema: dict[str, Any]) -> str:
-        if not is_only_string(schema):
-            return f"{quoted(name + ':')} {self._json(schema)}"
-        quote = self._lark.marker(self._row.value_begin)
-        choices = schema.get("enum")
-        text = " | ".join(map(quoted, choices)) if isinstance(choices, list) else ""
-        value = f"({text}) {quote}" if text else self._lark.text_until(self._row.value_begin)
-        return f"{quoted(name + ':')} {quote} {value}"
+    def _keyed(self, tool: CallRule, name: str, schema: Any) -> str:
+        strings = self._strings(tool, name, schema)
+        if strings is None:
+            return f'{name} ":" {self._json(self._readings[tool.name], schema)}'
+        quote = self._row.value_begin
+        choices, regexes = strings
+        values = [f"({' | '.join(map(quoted, choices))}) {self._lark.marker(quote)}"] if choices else []
+        values += [self._lark.fitting_until(quote, one) if one else self._lark.text_until(quote) for one in regexes]
+        return f'{name} ":" {self._lark.marker(quote)} ({" | ".join(values)})'
+
+
+def _reading(tool: CallRule) -> Reading:
+    try:
+        return reading_of(tool.parameters)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"tools: {tool.name}: {error.message}", param="tools") from None

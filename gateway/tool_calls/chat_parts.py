@@ -11,6 +11,7 @@ from typing import Any
 from outrider.gateway.tool_calls.events import Call, CallBegins, Event, fold
 from outrider.gateway.tool_calls.formats import NONE
 from outrider.gateway.tool_calls.plan import OutputPlan
+from outrider.shared.messages import FinishReason
 
 # hexadecimal digits of a call's id; OpenAI's have 24 characters behind "call_"
 _ID_DIGITS = 24
@@ -29,7 +30,7 @@ def call_id(plan: OutputPlan, key: str, call: Call | CallBegins) -> str:
 
 
 class ChatParts:
-    """Feed it the choice's text in order, the last with `finished`."""
+    """Feed it the choice's text in order, the last with the reason for which it has finished."""
 
     def __init__(self, plan: OutputPlan, answer_id: str, created: int, choice_index: int) -> None:
         self._plan = plan
@@ -37,16 +38,16 @@ class ChatParts:
         self._key = f"{answer_id} {created} {choice_index}"
         self.has_calls = False
 
-    def _events(self, text: str, *, finished: bool) -> list[Event]:
+    def _events(self, text: str, finish: FinishReason | None) -> list[Event]:
         events = self._parser.push(text)
-        if finished:
-            events += self._parser.finish()
+        if finish is not None:
+            events += self._parser.finish(was_cut=finish is not FinishReason.STOP)
         self.has_calls = self.has_calls or any(isinstance(event, CallBegins) for event in events)
         return events
 
-    def delta(self, text: str, *, finished: bool) -> dict[str, Any]:
+    def delta(self, text: str, finish: FinishReason | None) -> dict[str, Any]:
         """What this text adds; at most one entry per call. A call's id, type and name come once."""
-        events = self._events(text, finished=finished)
+        events = self._events(text, finish)
         folded = fold(events)
         begun = {event.index for event in events if isinstance(event, CallBegins)}
         delta: dict[str, Any] = {}
@@ -63,11 +64,11 @@ class ChatParts:
             ]
         return delta
 
-    def message(self, text: str) -> dict[str, Any]:
+    def message(self, text: str, finish: FinishReason | None) -> dict[str, Any]:
         """The whole choice. Its content is null where there are only calls or reasoning, the reasoning of a model that
         reasons where there is none to show.
         """
-        folded = fold(self._events(text, finished=True))
+        folded = fold(self._events(text, finish or FinishReason.ABORT))
         message: dict[str, Any] = {"role": "assistant", "content": folded.content}
         if self._plan.reasoning_parser != NONE:
             message[self._plan.reasoning_field] = (folded.reasoning if self._plan.include_reasoning else "") or None

@@ -1,17 +1,18 @@
 """What the readers of all forms of a call share. A reader is a coroutine that returns whether there was a call.
 
 Until a name is known nothing has been reported, and the caller gives the text back; after it, what does not fit the
-form ends the call. Arguments in JSON are passed on as the model wrote them.
+form ends the call. Arguments are passed on as strict JSON, unless the output was cut within them.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from outrider.gateway.tool_calls.formats import CallFormat
+from outrider.gateway.tool_calls.lenient_json import LenientJson
 from outrider.gateway.tool_calls.reader import Reader, Step
 from outrider.gateway.tool_calls.symbols import is_symbol
 
@@ -34,23 +35,24 @@ class CallWriter(Protocol):
 
 @dataclass(frozen=True)
 class BodyContext:
-    """ends: markers that end a JSON value outside of strings. properties: per tool, the schema of each argument."""
+    """ends: markers that end a JSON value outside of strings. properties: per tool, the schema of each argument.
+    may_hold_all: whether arguments in front of a name may be held at any length.
+    """
 
     reader: Reader
     row: CallFormat
     writer: CallWriter
     ends: tuple[str, ...]
     properties: Mapping[str, Mapping[str, Any]]
+    may_hold_all: bool = True
 
-    def held_too_long(self) -> bool:
-        return self.reader.since_mark() > MAX_HELD_CHARS
+    def json(self, sink: Callable[[str], None], *, quote: str = "", is_python: bool = False) -> LenientJson:
+        return LenientJson(self.reader, sink, self.ends, quote, is_python)
 
-
-def any_follows(reader: Reader, markers: Iterable[str]) -> Step[bool]:
-    for marker in markers:
-        if (yield from reader.follows(marker)):
-            return True
-    return False
+    def value_or_object(self, value: LenientJson) -> Step[None]:
+        """A call's arguments; none are {}."""
+        if not (yield from value.value()) and not self.reader.ended_by_cut:
+            self.writer.arguments("{}")
 
 
 def name_of(reader: Reader) -> Step[str]:

@@ -45,10 +45,10 @@ class Body(enum.Enum):
 
 @dataclass(frozen=True)
 class CallFormat:
-    """begin: in front of each call, or of each list of calls. end: after it. section: around all calls, or around each
-    (section_each). framing: other markers that are no text. bare: the whole output may be a call without its marker.
-    unmarked: how such an output begins where the template asks for the marker and small models leave it out; a space
-    stands for any whitespace.
+    """begin: in front of each call, or of each list of calls. also_begin: what some write in its place. end: after it.
+    section: around all calls, or around each (section_each). framing: other markers that are no text. bare: the whole
+    output may be a call without its marker. unmarked: how such an output begins where the template asks for the marker
+    and small models leave it out; a space stands for any whitespace.
 
     NAMED and TAGGED: head comes before the name, separator after it. TAGGED: key_begin, the key, one of key_ends (true:
     the value is a string, false: it is JSON, None: the tool's schema says), value_begin, the value, value_end.
@@ -57,6 +57,7 @@ class CallFormat:
     body: Body
     begin: str
     end: str = ""
+    also_begin: tuple[str, ...] = ()
     section: tuple[str, str] = ("", "")
     section_each: bool = False
     framing: tuple[str, ...] = ()
@@ -80,7 +81,7 @@ class CallFormat:
 
     def markers(self) -> tuple[str, ...]:
         """Every text of the row that may be, or hold, a special token."""
-        texts = (self.begin, self.end, *self.around(), self.head, self.separator, self.id_separator)
+        texts = (self.begin, self.end, *self.also_begin, *self.around(), self.head, self.separator, self.id_separator)
         tags = (self.key_begin, *(text for text, _ in self.key_ends), self.value_begin, self.value_end)
         return tuple(text for text in (*texts, *tags) if text)
 
@@ -90,6 +91,7 @@ class CallFormat:
             self,
             begin=spell(self.begin),
             end=spell(self.end),
+            also_begin=tuple(map(spell, self.also_begin)),
             section=(spell(self.section[0]), spell(self.section[1])),
             framing=tuple(map(spell, self.framing)),
             head=spell(self.head),
@@ -126,7 +128,8 @@ CALLS: dict[str, CallFormat] = {
     "ernie45": CallFormat(Body.OBJECT, "<tool_call>", "</tool_call>", framing=("<response>", "</response>")),
     "internlm": CallFormat(Body.OBJECT, "<|action_start|><|plugin|>", "<|action_end|>", arguments_key="parameters"),
     "llama3_json": CallFormat(Body.OBJECT, "<|python_tag|>", bare=True, arguments_key="parameters"),
-    "granite": CallFormat(Body.ARRAY, "<|tool_call|>"),
+    # Granite 3.1 writes the marker of its earlier versions as text.
+    "granite": CallFormat(Body.ARRAY, "<|tool_call|>", also_begin=("<tool_call>",)),
     "phi4_mini_json": CallFormat(Body.ARRAY, "functools"),
     "jamba": CallFormat(Body.ARRAY, "<tool_calls>", "</tool_calls>"),
     "hunyuan_a13b": CallFormat(Body.ARRAY, "<tool_calls>", "</tool_calls>"),

@@ -6,11 +6,13 @@ the first message's start and role already.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
-from outrider.gateway.tool_calls.context import MAX_HELD_CHARS, any_follows
+from outrider.gateway.tool_calls.context import MAX_HELD_CHARS
 from outrider.gateway.tool_calls.formats import CallFormat
-from outrider.gateway.tool_calls.reader import Reader, Step
+from outrider.gateway.tool_calls.lenient_json import LenientJson
+from outrider.gateway.tool_calls.reader import Reader, Step, outside
 
 _RECIPIENT = "to=functions."
 
@@ -30,7 +32,7 @@ class HarmonyWriter(Protocol):
 def messages(reader: Reader, row: CallFormat, writer: HarmonyWriter) -> Step[None]:
     """row.begin is the channel's marker; row.framing: start, message, and the ends of a message."""
     start, message, *ends = row.framing
-    is_header = yield from any_follows(reader, (row.begin, start, " to=", "to="))
+    is_header = yield from reader.any_follows((row.begin, start, " to=", "to="))
     while (yield from reader.peek()):
         if is_header:
             header, complete = yield from _header(reader, message)
@@ -42,7 +44,7 @@ def messages(reader: Reader, row: CallFormat, writer: HarmonyWriter) -> Step[Non
             yield from _body(reader, [], (start, row.begin, *ends), writer)
         for end in ends:
             yield from reader.match(end)
-        is_header = yield from any_follows(reader, (row.begin, start))
+        is_header = yield from reader.any_follows((row.begin, start))
 
 
 def _header(reader: Reader, message: str) -> Step[tuple[str, bool]]:
@@ -64,20 +66,22 @@ def _words(header: str, markers: tuple[str, ...]) -> list[str]:
 
 def _body(reader: Reader, header: list[str], ends: tuple[str, ...], writer: HarmonyWriter) -> Step[None]:
     names = [word.removeprefix(_RECIPIENT) for word in header if word.startswith(_RECIPIENT)]
-    sink = writer.text
+    sink: Callable[[str], None] = writer.text
     if names and names[0] and writer.begin(names[0]):
-        sink = writer.arguments
+        yield from reader.skip_space()
+        if not (yield from LenientJson(reader, writer.arguments, ends).value()) and not reader.ended_by_cut:
+            writer.arguments("{}")
+        writer.end()
+        sink = _nothing  # what may stand behind the arguments
     writer.in_reasoning = not names and "analysis" in header
-    stops = {end[0] for end in ends}
-    is_empty = True
-    while not (yield from any_follows(reader, ends)):
-        more = (yield from reader.run(stops)) or (yield from reader.take())
+    plain = outside("".join({end[0] for end in ends}))
+    while not (yield from reader.any_follows(ends)):
+        more = (yield from reader.run(plain)) or (yield from reader.take())
         if not more:
             break
         sink(more)
-        is_empty = False
     writer.in_reasoning = False
-    if sink == writer.arguments:
-        if is_empty and (yield from reader.peek()):
-            writer.arguments("{}")
-        writer.end()
+
+
+def _nothing(_text: str) -> None:
+    pass

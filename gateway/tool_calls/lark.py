@@ -1,4 +1,4 @@
-"""Pieces of Lark, as llguidance reads it, for text in front of a marker, for markers and for callers' grammars.
+"""Pieces of Lark, as llguidance reads it, for text in front of a marker, for markers, callers' grammars and strings.
 
 A special token stands as `<[id]>`: no text can spell it, so where a marker begins is exact at every token of a draft.
 """
@@ -6,7 +6,8 @@ A special token stands as `<[id]>`: no text can spell it, so where a marker begi
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.shared.sampling_params import Grammar, GrammarKind
@@ -15,6 +16,23 @@ from outrider.shared.sampling_params import Grammar, GrammarKind
 ANY_TEXT = "/(?s:.*)/"
 # What Python's str.isspace is true of, in a class of a regex.
 _SPACE_CLASS = "\\s\\x1c-\\x1f"
+
+# choices of an anyOf; each is a lexeme of its own
+_MAX_CHOICES = 16
+_DATE = r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
+_TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
+_LABEL = r"[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
+_BYTE = r"(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_FORMATS = {
+    "date": _DATE,
+    "time": _TIME,
+    "date-time": f"{_DATE}T{_TIME}",
+    "email": rf"[a-zA-Z0-9_+-]+(\.[a-zA-Z0-9_+-]+)*@{_LABEL}(\.{_LABEL})*",
+    "hostname": rf"{_LABEL}(\.{_LABEL})*",
+    "ipv4": rf"{_BYTE}(\.{_BYTE}){{3}}",
+    "uuid": r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
+    "uri": r"[a-zA-Z][a-zA-Z0-9+.-]*:[^\s<>\"{}|\\^`]+",
+}
 
 
 class Lark:
@@ -29,6 +47,12 @@ class Lark:
         """The name of a new rule. Empty lines of an expression stay out of it: none can be read as another rule."""
         name = f"r{len(self._rules)}"
         self._rules.append(f"{name}{attributes}: {expression}")
+        return name
+
+    def terminal(self, expression: str) -> str:
+        """The name of a new one: of regexes, which & and ~ may join."""
+        name = f"T{len(self._rules)}"
+        self._rules.append(f"{name}: {expression}")
         return name
 
     def source(self, start: str) -> str:
@@ -48,6 +72,18 @@ class Lark:
         # The text in front of the token must be of one lexeme with what comes before it.
         head = f"{text[:-1]}{regex_escaped(first)}/"
         return f"{self.rule(head)} {self.marker(marker.removeprefix(first))}"
+
+    def fitting_until(self, marker: str, regexes: Sequence[str], *, before: str = "", after: str = "") -> str:
+        """A text that fits all the regexes, and the marker. before, after: an optional text that is none of it."""
+        first = self._pieces(marker)[0]
+        without = [f"(?s:.*){regex_escaped(first)}(?s:.*)"] if isinstance(first, str) else []
+        without += [f"{regex_escaped(before)}(?s:.*)"] if before else []
+        without += [f"(?s:.*){regex_escaped(after)}"] if after else []
+        text = self.terminal(" & ".join((*regexes, *(f"~/{one}/" for one in without))))
+        whole = f"{_optional(before)} {text} {_optional(after)}"
+        if isinstance(first, int):
+            return f"{self.terminal(whole)} {self.marker(marker)}"
+        return f"{self.terminal(f'{whole} {quoted(first)}')} {self.marker(marker.removeprefix(first))}"
 
     def _pieces(self, text: str) -> list[str | int]:
         pieces: list[str | int] = [text] if text else []
@@ -75,6 +111,10 @@ def text_without(beginning: str) -> str:
     return f"/[{_SPACE_CLASS}]*{rest}/"
 
 
+def _optional(text: str) -> str:
+    return f"{quoted(text)}?" if text else ""
+
+
 def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
@@ -94,12 +134,12 @@ def expression_of(grammar: Grammar) -> str:
         case GrammarKind.CHOICE:
             return " | ".join(map(quoted, grammar.choices()))
         case GrammarKind.REGEX:
-            return f"/{_regex_literal(grammar.text)}/"
+            return f"/{regex_literal(grammar.text)}/"
         case GrammarKind.LARK:
             return f"%lark {{\n{grammar.text}\n}}"
 
 
-def _regex_literal(pattern: str) -> str:
+def regex_literal(pattern: str) -> str:
     """The pattern between slashes: those inside are escaped, and so are line breaks."""
     written, is_escaped = "", False
     for character in pattern:
@@ -114,4 +154,76 @@ def _regex_literal(pattern: str) -> str:
 
 
 def regex_escaped(text: str) -> str:
-    return "".join(f"\\{character}" if character in "\\/.*+?()[]{}|^$" else character for character in text)
+    escaped = (f"\\{character}" if character in "\\/.*+?()[]{}|^$" else character for character in text)
+    return "".join(escaped).replace("\n", "\\n")
+
+
+# ---- strings that stand without quotes ----
+
+
+@dataclass
+class StringRules:
+    """choices: texts, of which it may be one. regexes: lists; it may fit all of one. beyond: what is not held."""
+
+    choices: list[str] = field(default_factory=list)
+    regexes: list[tuple[str, ...]] = field(default_factory=list)
+    beyond: list[str] = field(default_factory=list)
+
+
+def string_rules(schema: Any, resolved: Callable[[Any], Any]) -> StringRules | None:
+    """None where the schema allows anything but strings. resolved: follows its references."""
+    found = StringRules()
+    schema = resolved(schema)
+    branches = schema["anyOf"] if isinstance(schema, dict) and schema.keys() == {"anyOf"} else [schema]
+    if len(branches) > _MAX_CHOICES:
+        return None
+    for branch in map(resolved, branches):
+        if not isinstance(branch, dict) or not _is_string(branch):
+            return None
+        _add(found, branch)
+    return found
+
+
+def _is_string(schema: dict[str, Any]) -> bool:
+    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if isinstance(values, list):
+        return bool(values) and all(isinstance(value, str) for value in values)
+    return schema.get("type") in ("string", ["string"])
+
+
+def _add(found: StringRules, schema: dict[str, Any]) -> None:
+    least, most = schema.get("minLength", 0), schema.get("maxLength")
+    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    rest = schema.keys() - {"type", "enum", "const", "minLength", "maxLength"}
+    if values is not None:
+        fitting = [value for value in values if len(value) >= least and (most is None or len(value) <= most)]
+        found.choices += fitting or values
+        found.beyond += sorted(rest) + ([] if fitting else ["length"])
+        return
+    regexes = [f"/(?s:.{{{int(least)},{'' if most is None else int(most)}}})/"] if least or most is not None else []
+    for key in sorted(rest):
+        regex = _FORMATS.get(schema[key]) if key == "format" else _searched(schema[key]) if key == "pattern" else None
+        if regex is None:
+            found.beyond.append(f"{key} {str(schema[key])[:40]}")
+        else:
+            regexes.append(f"/{regex_literal(regex)}/")
+    found.regexes.append(tuple(regexes))
+
+
+def _searched(pattern: str) -> str | None:
+    """A pattern that may stand anywhere in a text as one of the whole text; None if its anchors stand within."""
+    begins = pattern.startswith("^")
+    ends = pattern.endswith("$") and not pattern.endswith("\\$")
+    inner = pattern[begins : len(pattern) - ends]
+    bare = inner.replace("\\\\", "").replace("\\^", "").replace("\\$", "").replace("[^", "")
+    if "^" in bare or "$" in bare or ((begins or ends) and "|" in _outside_groups(bare)):
+        return None
+    return f"{'' if begins else '(?s:.*)'}({inner}){'' if ends else '(?s:.*)'}"
+
+
+def _outside_groups(pattern: str) -> str:
+    depth, found = 0, ""
+    for character in pattern:
+        depth += {"(": 1, "[": 1, ")": -1, "]": -1}.get(character, 0)
+        found += character if depth == 0 else ""
+    return found

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from outrider.gateway.tool_calls.chat_parts import MISTRAL_ID_CHARS
+from outrider.gateway.tool_calls.lenient_json import repaired
 from outrider.shared.errors import InvalidRequest
 
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
@@ -61,11 +62,10 @@ def _call(call: object, template: str, where: str) -> dict[str, Any]:
         raise InvalidRequest(f"{where} must have a function with a name", param=where)
     arguments = function.get("arguments")
     if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            arguments = None
-    # Broken arguments of an earlier turn must not end the conversation: the tool has said what it thinks of them.
+        # As models write it, with their mistakes. What is no JSON at all must not end the conversation either: the tool
+        # has said what it thinks of it.
+        written = repaired(arguments)
+        arguments = None if written is None else json.loads(written)
     kept = arguments if isinstance(arguments, dict) else {}
     shown = {"type": "function", "function": {**function, "arguments": kept}}
     return {**shown, "id": _id(call["id"], template)} if isinstance(call.get("id"), str) else shown

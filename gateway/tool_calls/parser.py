@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from outrider.gateway.tool_calls import gemma_calls, harmony, json_calls, pythonic_calls, tagged_calls
-from outrider.gateway.tool_calls.context import BodyContext, any_follows
-from outrider.gateway.tool_calls.events import CallArguments, CallBegins, ContentText, Event, ReasoningText
+from outrider.gateway.tool_calls import harmony, json_calls, pythonic_calls, tagged_calls
+from outrider.gateway.tool_calls.context import MAX_HELD_CHARS, BodyContext
+from outrider.gateway.tool_calls.events import CallArguments, CallBegins, ContentText, Event, ReasoningText, joined
 from outrider.gateway.tool_calls.formats import Body, CallFormat, OutputFormat
-from outrider.gateway.tool_calls.reader import Reader, Step
+from outrider.gateway.tool_calls.reader import Reader, Step, outside
 from outrider.gateway.tool_calls.symbols import Symbols, is_symbol
 
 _DONE = object()
@@ -26,7 +26,7 @@ _BODIES: Mapping[Body, Callable[[BodyContext], Step[bool]]] = {
     Body.NAMED: json_calls.named,
     Body.TAGGED: tagged_calls.tagged,
     Body.PYTHONIC: pythonic_calls.calls,
-    Body.GEMMA: gemma_calls.call,
+    Body.GEMMA: json_calls.gemma,
 }
 # With which character a call begins that stands without its marker.
 _BARE_BEGIN = {Body.OBJECT: "{", Body.PYTHONIC: "["}
@@ -64,7 +64,8 @@ class OutputParser:
         self.in_reasoning = starts_in_reasoning
         spelled = output.spelled(symbols.spell)
         self._reasoning_row, self._row = spelled.reasoning, spelled.calls
-        self._is_bare = False
+        # Up to where a call's beginning was looked for at any length, in vain.
+        self._searched_to = 0
         self._has_markers = False
         self._coroutine = self._output()
         self._is_done = False
@@ -75,8 +76,9 @@ class OutputParser:
             self._reader.feed(text)
         return self._step()
 
-    def finish(self) -> list[Event]:
-        self._reader.end()
+    def finish(self, *, was_cut: bool = False) -> list[Event]:
+        """was_cut: the model did not end the output itself. A call that it has ended is whole, whatever it left out."""
+        self._reader.end(was_cut=was_cut)
         return self._step()
 
     def _step(self) -> list[Event]:
@@ -86,7 +88,7 @@ class OutputParser:
             except _FirstCallEnds:
                 self._is_done = self.ended_with_call = True
         events, self._events = self._events, []
-        return events
+        return joined(events)
 
     # ---- what the coroutines report ----
 
@@ -94,19 +96,15 @@ class OutputParser:
         if not text or self._is_cut_call():
             return
         kind = ReasoningText if self.in_reasoning else ContentText
-        shown, last = self._symbols.show(text), self._events[-1] if self._events else None
-        if isinstance(last, ReasoningText | ContentText) and isinstance(last, kind):
-            self._events[-1] = kind(last.text + shown)  # what one push brings is one event
-        else:
-            self._events.append(kind(shown))
+        self._events.append(kind(self._symbols.show(text)))
 
     def _is_cut_call(self) -> bool:
         """Whether text that is reported now was held back as a call's beginning, and the output ended within it."""
-        return self._tools.must_call and self._reader.ended and not self.in_reasoning
+        return self._tools.must_call and self._reader.has_ended and not self.in_reasoning
 
     def begin(self, name: str, model_id: str = "") -> bool:
-        """From here on nothing is given back. A call without its marker must name one of the tools."""
-        if self._is_bare and name not in self._tools.properties:
+        """From here on nothing is given back. A call must name one of the tools."""
+        if name not in self._tools.properties:
             return False
         self._reader.forget()
         self._num_calls += 1
@@ -141,7 +139,7 @@ class OutputParser:
         self.in_reasoning = True
         call_markers = () if self._row is None else (self._row.begin, *self._row.around())
         ends = [marker for marker in call_markers if is_symbol(marker[0])]
-        stops = {row.end[0], *(marker[0] for marker in ends), *_SPACES}
+        plain = outside("".join({row.end[0], *(marker[0] for marker in ends), *_SPACES}))
         yield from reader.skip_space()
         space = ""
         while True:
@@ -150,9 +148,9 @@ class OutputParser:
                 self.in_reasoning = False  # before the whitespace, which is none of it
                 yield from reader.skip_space()
                 return
-            if (yield from any_follows(reader, ends)):
+            if (yield from reader.any_follows(ends)):
                 break
-            more = (yield from reader.run(stops)) or (yield from reader.take())
+            more = (yield from reader.run(plain)) or (yield from reader.take())
             if not more:
                 self.text(space)
                 break
@@ -161,7 +159,7 @@ class OutputParser:
         self.in_reasoning = False
 
     def _content(self) -> Step[None]:
-        reader, space, stops = self._reader, "", self._stops()
+        reader, space, plain = self._reader, "", outside(self._stops())
         is_at_start = True
         while True:
             space += yield from reader.skip_space()
@@ -170,18 +168,18 @@ class OutputParser:
                 yield from reader.skip_space()
                 space = ""
                 continue
-            more = given_back or (yield from reader.run(stops)) or (yield from reader.take())
+            more = given_back or (yield from reader.run(plain)) or (yield from reader.take())
             if not more:
                 self.text(space)
                 return
             self.text(space + more)
             space, is_at_start = "", False
 
-    def _stops(self) -> set[str]:
-        markers = [] if self._row is None else [self._row.begin, *self._row.around()]
+    def _stops(self) -> str:
+        markers = [] if self._row is None else [self._row.begin, *self._row.also_begin, *self._row.around()]
         if self._reasoning_row is not None:
             markers.append(self._reasoning_row.begin)
-        return {*_SPACES, *(marker[0] for marker in markers)}
+        return "".join({*_SPACES, *(marker[0] for marker in markers)})
 
     def _markup(self, *, is_at_start: bool) -> Step[str | None]:
         """Takes what is no text, if some follows, and returns the part of it that turned out to be text ("": none).
@@ -198,14 +196,12 @@ class OutputParser:
         for marker in row.around():
             if (yield from reader.match(marker)):
                 return ""
-        if (yield from reader.match(row.begin)):
-            self._has_markers = True
-            return "" if (yield from self._call()) else row.begin
+        for begin in (row.begin, *row.also_begin):
+            if (yield from reader.match(begin)):
+                self._has_markers = True
+                return "" if (yield from self._call()) else begin
         if is_at_start and (yield from self._bare_follows(row)):
-            self._is_bare = True
-            found = yield from self._call()
-            self._is_bare = False
-            return "" if found else None
+            return "" if (yield from self._call()) else None
         return None
 
     def _bare_follows(self, row: CallFormat) -> Step[bool]:
@@ -243,10 +239,12 @@ class OutputParser:
     def _body(self, row: CallFormat) -> Step[bool]:
         reader = self._reader
         ends = tuple(marker for marker in (row.end, row.begin, *row.around()) if marker)
-        context = BodyContext(reader, row, self, ends, self._tools.properties)
-        reader.mark()
+        may_hold_all = reader.position >= self._searched_to
+        context = BodyContext(reader, row, self, ends, self._tools.properties, may_hold_all)
+        reader.mark(MAX_HELD_CHARS)
         yield from reader.skip_space()
         if (yield from _BODIES[row.body](context)):
             return True
+        self._searched_to = max(self._searched_to, reader.position)
         reader.rewind()
         return False

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import json
-import warnings
 
 from outrider.gateway.tool_calls.context import MAX_HELD_CHARS, BodyContext, name_of
-from outrider.gateway.tool_calls.reader import Reader, Step
-from outrider.gateway.tool_calls.schemas import as_json
-from outrider.gateway.tool_calls.symbols import is_symbol, without_surrogates
+from outrider.gateway.tool_calls.reader import Reader, Step, outside
+from outrider.gateway.tool_calls.symbols import is_symbol
 
-_WORDS = {"true": True, "false": False, "null": None}
+_NAME_ENDS = outside("=,()[]{}\"'\n")
 
 
 def calls(context: BodyContext) -> Step[bool]:
@@ -33,7 +30,7 @@ def calls(context: BodyContext) -> Step[bool]:
             return found
         yield from reader.take()
         found = True
-        yield from _arguments(context)
+        yield from _arguments(context, list(context.properties.get(name, ())))
         context.writer.end()
     if found and is_list:
         yield from reader.match("]")
@@ -45,79 +42,37 @@ def _starts_a_name(reader: Reader) -> Step[bool]:
     return bool(character) and not is_symbol(character) and (character.isalpha() or character == "_")
 
 
-def _arguments(context: BodyContext) -> Step[None]:
-    reader, writer, opening = context.reader, context.writer, "{"
+def _arguments(context: BodyContext, names: list[str]) -> Step[None]:
+    """names: of the arguments, for those that are written without."""
+    reader, writer, num_read = context.reader, context.writer, 0
+    value = context.json(writer.arguments, is_python=True)
     while True:
         yield from reader.skip_space()
-        if (yield from reader.match(",")):
+        character = yield from reader.peek()
+        if character == ",":
+            yield from reader.take()
             continue
-        if (yield from reader.match(")")):
-            writer.arguments("{}" if opening == "{" else "}")
-            return
-        key = yield from _up_to(reader, "=,)")
-        if not key.strip() or not (yield from reader.match("=")):
-            writer.arguments(key)
-            return
-        writer.arguments(f"{opening}{json.dumps(key.strip(), ensure_ascii=False)}: ")
-        opening = ", "
-        value = yield from _up_to(reader, ",)")
-        is_whole = bool((yield from reader.peek()))
-        writer.arguments(literal_as_json(value.strip()) if is_whole else value.strip())
-
-
-def _up_to(reader: Reader, stops: str) -> Step[str]:
-    """The text before one of the stops that is neither in brackets nor in a string."""
-    text, depth, quote = "", 0, ""
-    while (character := (yield from reader.peek())) and not is_symbol(character):
-        if not quote and depth == 0 and character in stops:
+        if not character or character in ")]}" or is_symbol(character):
             break
-        text += yield from reader.take()
-        if quote:
-            if character == "\\":
-                text += yield from reader.take()
-            elif character == quote:
-                quote = ""
-        elif character in "\"'":
-            quote = character
-        elif character in "[{(":
-            depth += 1
-        elif character in ")]}":
-            depth -= 1
-        if "=" in stops and len(text) > MAX_HELD_CHARS:
-            break
-    return text
+        key = (yield from _key(reader)) or (names[num_read] if num_read < len(names) else f"argument_{num_read}")
+        writer.arguments(f"{', ' if num_read else '{'}{json.dumps(key, ensure_ascii=False)}: ")
+        num_read += 1
+        yield from reader.skip_space()
+        if not (yield from value.value()) and not reader.ended_by_cut:
+            writer.arguments("null")
+    if not reader.ended_by_cut:
+        writer.arguments("}" if num_read else "{}")
+    yield from reader.match(")")
 
 
-def literal_as_json(text: str) -> str:
-    """A Python literal, or JSON, as JSON; anything else as a string."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of escapes that Python does not know: the text is a model's
-            value = _value(ast.parse(text, mode="eval").body)
-        return without_surrogates(json.dumps(value, ensure_ascii=False))
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
-        return as_json(text, None)
-
-
-def _value(node: ast.expr) -> object:
-    match node:
-        case ast.Constant(value=None | bool() | int() | float() | str() as value):
-            if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-                raise ValueError("not in JSON")
-            return value
-        case ast.List(elts=items) | ast.Tuple(elts=items) | ast.Set(elts=items):
-            return [_value(item) for item in items]
-        case ast.Dict(keys=keys, values=values):
-            return {_key(key): _value(value) for key, value in zip(keys, values, strict=True)}
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
-            return -value
-        case ast.Name(id=name) if name in _WORDS:
-            return _WORDS[name]
-        case _:
-            raise ValueError("not a literal")
-
-
-def _key(node: ast.expr | None) -> str:
-    if not isinstance(node, ast.Constant):
-        raise ValueError("not a key of JSON")
-    return str(node.value)
+def _key(reader: Reader) -> Step[str]:
+    """The name before an equals sign, which is taken; "" if a value follows."""
+    reader.mark(MAX_HELD_CHARS)
+    key = ""
+    while more := (yield from reader.run(_NAME_ENDS)):
+        key += more
+    if key.strip() and (yield from reader.match("=")):
+        reader.forget()
+        return key.strip()
+    reader.rewind()
+    return ""

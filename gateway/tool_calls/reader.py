@@ -6,11 +6,17 @@ characters alone, never on how they were cut.
 
 from __future__ import annotations
 
-from collections.abc import Container, Generator
+import re
+from collections.abc import Generator, Iterable
+from functools import lru_cache
 from typing import TypeVar
 
 T = TypeVar("T")
 Step = Generator[None, None, T]
+
+_SPACE = re.compile(r"\s*")
+# characters; read text that may stay in front of the rest, so that a piece is not paid for with a copy of all of it
+_SPENT_CHARS = 4096
 
 
 class Reader:
@@ -19,26 +25,54 @@ class Reader:
     def __init__(self) -> None:
         self._text = ""
         self._at = 0
+        self._num_dropped = 0
         self._mark: int | None = None
-        self.ended = False
+        self._most_held: int | None = None
+        self.has_ended = False
+        self.was_cut = False
 
     def feed(self, text: str) -> None:
         keep = self._at if self._mark is None else self._mark
-        self._text = self._text[keep:] + text
-        self._at -= keep
-        if self._mark is not None:
-            self._mark = 0
+        whole, self._text = self._text, ""  # the only reference to it: Python appends in place
+        if keep > _SPENT_CHARS:
+            whole = whole[keep:]
+            self._at -= keep
+            self._num_dropped += keep
+            self._mark = None if self._mark is None else 0
+        whole += text
+        self._text = whole
 
-    def end(self) -> None:
-        self.ended = True
+    def end(self, *, was_cut: bool = False) -> None:
+        """was_cut: the writer would have written more."""
+        self.has_ended, self.was_cut = True, was_cut
+
+    @property
+    def ended(self) -> bool:
+        """Whether no character follows, nor ever will."""
+        return self.has_ended and self._at >= len(self._text)
+
+    @property
+    def ended_by_cut(self) -> bool:
+        return self.was_cut and self.ended
+
+    @property
+    def position(self) -> int:
+        """Characters taken so far."""
+        return self._num_dropped + self._at
+
+    def _end(self) -> int:
+        """Where the text ends for now, or may be held no further."""
+        if self._mark is None or self._most_held is None:
+            return len(self._text)
+        return min(len(self._text), self._mark + self._most_held)
 
     def _available(self, count: int) -> Step[bool]:
-        """Waits until `count` characters follow; False if the text ends before."""
+        """Waits until `count` characters follow; False if the text ends before, or may not be held so far."""
         while len(self._text) - self._at < count:
-            if self.ended:
+            if self.has_ended:
                 return False
             yield
-        return True
+        return self._end() - self._at >= count
 
     def peek(self) -> Step[str]:
         """The next character, which is left there; "" at the end."""
@@ -63,36 +97,43 @@ class Reader:
         self._at -= len(marker) if found else 0
         return found
 
-    def run(self, stops: Container[str]) -> Step[str]:
-        """The characters before the next of `stops` that have arrived; none only if a stop or the end follows."""
+    def any_follows(self, markers: Iterable[str]) -> Step[bool]:
+        for marker in markers:
+            if (yield from self.follows(marker)):
+                return True
+        return False
+
+    def run(self, characters: re.Pattern[str]) -> Step[str]:
+        """Takes those that have arrived; none only if another one or the end follows."""
         if not (yield from self._available(1)):
             return ""
-        start = self._at
-        while self._at < len(self._text) and self._text[self._at] not in stops:
-            self._at += 1
-        return self._text[start : self._at]
+        found = characters.match(self._text, self._at, self._end())
+        run = found[0] if found is not None else ""
+        self._at += len(run)
+        return run
 
     def skip_space(self) -> Step[str]:
         """Takes whitespace and returns it."""
-        taken = ""
-        while (character := (yield from self.peek())) and character.isspace():
-            taken += character
-            self._at += 1
-        return taken
+        taken = []
+        while space := (yield from self.run(_SPACE)):
+            taken.append(space)
+        return "".join(taken)
 
     # ---- going back ----
 
     def unread(self, text: str) -> None:
         """Puts text that was taken in front of what follows. Not while there is a mark."""
+        self._num_dropped += self._at - len(text)
         self._text, self._at = text + self._text[self._at :], 0
 
-    def mark(self) -> None:
-        """Keeps the text from here on, for `rewind`. One mark at a time."""
-        self._mark = self._at
+    def mark(self, most_held: int | None = None) -> None:
+        """Keeps the text from here on, for `rewind`: the text seems to end behind `most_held` characters, if given. One
+        mark at a time.
+        """
+        self._mark, self._most_held = self._at, most_held
 
-    def since_mark(self) -> int:
-        """Characters taken since the mark; 0 without one."""
-        return 0 if self._mark is None else self._at - self._mark
+    def hold_all(self) -> None:
+        self._most_held = None
 
     def rewind(self) -> None:
         if self._mark is not None:
@@ -101,3 +142,9 @@ class Reader:
     def forget(self) -> None:
         """Drops the mark: what was taken since stays taken."""
         self._mark = None
+
+
+@lru_cache(maxsize=256)
+def outside(stops: str) -> re.Pattern[str]:
+    """Any characters but these."""
+    return re.compile(f"[^{re.escape(stops)}]*")

@@ -1,14 +1,21 @@
-"""Calls whose arguments stand in tags of their own: <function=f><parameter=k>v</parameter></function> and relatives."""
+"""Calls whose arguments stand in tags of their own: <function=f><parameter=k>v</parameter></function> and relatives.
+
+A tag ends a value only where what may follow it does: a value may well hold the same characters.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
-from outrider.gateway.tool_calls.context import MAX_HELD_CHARS, BodyContext, any_follows, escaped, name_of
-from outrider.gateway.tool_calls.reader import Reader, Step
-from outrider.gateway.tool_calls.schemas import as_json, is_only_string
+from outrider.gateway.tool_calls.context import MAX_HELD_CHARS, BodyContext, escaped, name_of
+from outrider.gateway.tool_calls.lenient_json import PYTHON_WORDS, repaired
+from outrider.gateway.tool_calls.reader import Step, outside
+from outrider.gateway.tool_calls.schemas import is_only_string, kind_of, types_of
 from outrider.gateway.tool_calls.symbols import is_symbol
+from outrider.shared.errors import InvalidRequest
+from outrider.shared.strict_json import strict_json
 
 # count; ends of a value that may stand inside one JSON string, each of which is tried
 _MAX_INNER_ENDS = 8
@@ -22,27 +29,31 @@ def tagged(context: BodyContext) -> Step[bool]:
     if not name or (row.separator and not (yield from reader.match(row.separator))):
         return False
     yield from reader.skip_space()
-    if not row.separator and not (yield from any_follows(reader, (row.key_begin, row.end))):
+    if not row.separator and not (yield from reader.any_follows((row.key_begin, row.end))):
         return False
     if not writer.begin(name):
         return False
     properties, opening = context.properties.get(name, {}), "{"
     while (yield from reader.match(row.key_begin)):
         key, is_string = yield from _key(context)
-        if not (yield from reader.peek()):  # cut off: as JSON would be
-            writer.arguments(f"{opening}{json.dumps(key, ensure_ascii=False)[:-1]}" if key else "")
-            return True
+        if not (yield from reader.peek()):
+            written = opening + json.dumps(key, ensure_ascii=False)
+            writer.arguments("" if not key else written[:-1] if reader.ended_by_cut else f"{written}: null")
+            opening = ", " if key else opening
+            break
         if row.value_begin:
             yield from reader.skip_space()
             yield from reader.match(row.value_begin)
         writer.arguments(f"{opening}{json.dumps(key, ensure_ascii=False)}: ")
         opening = ", "
-        if is_string or (is_string is None and is_only_string(properties.get(key))):
-            yield from _string_value(context)
+        schema = properties.get(key) if is_string is None else None
+        value = _Value(context, properties)
+        if is_string or (is_string is None and is_only_string(schema)):
+            yield from value.as_string()
         else:
-            yield from _other_value(context, properties.get(key) if is_string is None else None)
+            yield from value.as_other(schema)
         yield from reader.skip_space()
-    if (yield from reader.peek()):
+    if not reader.ended_by_cut:
         writer.arguments("{}" if opening == "{" else "}")
     writer.end()
     return True
@@ -60,58 +71,96 @@ def _key(context: BodyContext) -> Step[tuple[str, bool | None]]:
         key += yield from context.reader.take()
 
 
-def _string_value(context: BodyContext) -> Step[None]:
-    """Passed on as it comes, JSON-escaped, without the newline on each side."""
-    reader, writer, row = context.reader, context.writer, context.row
-    writer.arguments('"')
-    if not row.value_begin:
-        yield from reader.match("\n")
-    held = ""
-    while not (yield from reader.match(row.value_end)):
-        character = yield from reader.take()
-        if not character:
-            writer.arguments(escaped(held))
-            return
-        if held:
-            writer.arguments(escaped(held))
-        held = character if character == "\n" else ""
-        if not held:
-            writer.arguments(escaped(character))
-    writer.arguments('"')
+class _Value:
+    """What stands between a key and the next one, or the call's end."""
 
+    def __init__(self, context: BodyContext, properties: Any) -> None:
+        self._context = context
+        self._properties = properties
+        self._has_end = False
+        row = context.row
+        self._after = tuple(marker for marker in (row.begin, *row.around()) if marker)
+        self._stops = "".join({marker[0] for marker in (row.value_end, row.key_begin, row.end, *self._after)})
 
-def _other_value(context: BodyContext, schema: Any) -> Step[None]:
-    """Held to its end, then passed on as JSON; one that is cut off stays as it is."""
-    text, ended = yield from _raw_value(context)
-    context.writer.arguments(as_json(text.strip(), schema) if ended else text.strip())
+    def as_string(self) -> Step[None]:
+        """Passed on as it comes, JSON-escaped, without the newline on each side."""
+        reader, writer, newline = self._context.reader, self._context.writer, ""
+        writer.arguments('"')
+        if not self._context.row.value_begin:
+            yield from reader.match("\n")
+        plain = outside(self._stops + "\n")
+        while True:
+            more = yield from reader.run(plain)
+            if not more and not (yield from reader.follows("\n")) and (yield from self._ends()):
+                break
+            more = more or (yield from reader.take())
+            if more and newline:
+                writer.arguments("\\n")
+            newline = more if more == "\n" else ""
+            if not newline:
+                writer.arguments(escaped(more))
+        writer.arguments('"' if not reader.ended_by_cut else "\\n" if newline else "")
 
+    def as_other(self, schema: Any) -> Step[None]:
+        """Held to its end, then passed on as JSON; one that is cut off stays as it is. An end that stands inside a JSON
+        string belongs to the value, if that string is closed later.
+        """
+        reader, end = self._context.reader, self._context.row.value_end
+        parts = [(yield from self._text())]
+        while len(parts) <= _MAX_INNER_ENDS and self._has_end and _is_open_json(end.join(parts)):
+            parts.append((yield from self._text()))
+        if len(parts) > 1 and _is_open_json(end.join(parts)):  # no JSON after all: the first end was the end
+            reader.unread(end.join(parts[1:]) + (end if self._has_end else ""))
+            parts = parts[:1]
+        text = end.join(parts).strip()
+        self._context.writer.arguments(text if reader.ended_by_cut else as_json(text, schema))
 
-def _raw_value(context: BodyContext) -> Step[tuple[str, bool]]:
-    """The text up to the value's end, and whether the end is there. An end that stands inside a JSON string belongs to
-    the value, if that string is closed later.
-    """
-    reader, end = context.reader, context.row.value_end
-    parts: list[str] = []
-    ended = True
-    while ended and len(parts) <= _MAX_INNER_ENDS:
-        part, ended = yield from _until(reader, end)
-        parts.append(part)
-        if ended and not _is_open_json(end.join(parts)):
-            return end.join(parts), True
-    if len(parts) > 1:  # no JSON after all: the first end was the end
-        reader.unread(end.join(parts[1:]) + (end if ended else ""))
-        ended = True
-    return parts[0], ended
+    def _text(self) -> Step[str]:
+        parts, plain = list[str](), outside(self._stops)
+        while True:
+            parts.append((yield from self._context.reader.run(plain)))
+            if (yield from self._ends()):
+                return "".join(parts)
+            parts.append((yield from self._context.reader.take()))
 
+    def _ends(self) -> Step[bool]:
+        """Takes the value's end tag. Another tag ends it too, where the value's is missing, and stays."""
+        reader, row = self._context.reader, self._context.row
+        self._has_end = yield from self._if(self._is_followed, row.value_end, (row.key_begin, row.end, *self._after))
+        if self._has_end or not (yield from reader.peek()):
+            yield from reader.match(row.value_end)
+            return True
+        for marker in (row.end, *self._after):
+            if is_symbol(marker[0]) and (yield from reader.follows(marker)):
+                return True
+        if (yield from self._if(self._is_followed, row.end, self._after)):
+            return True
+        return (yield from self._if(self._is_key, row.key_begin, ()))
 
-def _until(reader: Reader, end: str) -> Step[tuple[str, bool]]:
-    text = ""
-    while not (yield from reader.match(end)):
-        more = (yield from reader.run(end[0])) or (yield from reader.take())
-        if not more:
-            return text, False
-        text += more
-    return text, True
+    def _if(self, test: Callable[[tuple[str, ...]], Step[bool]], marker: str, after: tuple[str, ...]) -> Step[bool]:
+        """Whether `marker` follows and the test holds of what comes behind it. Takes nothing."""
+        reader = self._context.reader
+        if not marker or not (yield from reader.follows(marker)):
+            return False
+        reader.mark()
+        yield from reader.match(marker)
+        found = yield from test(after)
+        reader.rewind()
+        return found
+
+    def _is_followed(self, after: tuple[str, ...]) -> Step[bool]:
+        reader = self._context.reader
+        yield from reader.skip_space()
+        character = yield from reader.peek()
+        return not character or is_symbol(character) or (yield from reader.any_follows(after))
+
+    def _is_key(self, _after: tuple[str, ...]) -> Step[bool]:
+        """Whether one of the tool's arguments begins."""
+        for key in self._properties:
+            for end, _ in self._context.row.key_ends:
+                if (yield from self._context.reader.follows(key + end)):
+                    return True
+        return False
 
 
 def _is_open_json(text: str) -> bool:
@@ -128,3 +177,21 @@ def _is_open_json(text: str) -> bool:
         elif character == '"':
             in_string = not in_string
     return in_string
+
+
+def as_json(text: str, schema: Any) -> str:
+    """A value's text as JSON: what the schema's types make of it, and a string otherwise. Where they allow strings too,
+    or say nothing, it is another value only if it is JSON, or a word of Python's, as it stands.
+    """
+    types = types_of(schema)
+    may_be_string = not types or "string" in types
+    try:
+        found, kinds = text, kind_of(strict_json(text, "a value"))
+    except InvalidRequest:
+        written = PYTHON_WORDS.get(text) if may_be_string else repaired(text)
+        if written is None:
+            return json.dumps(text, ensure_ascii=False)
+        found, kinds = written, kind_of(json.loads(written))
+    if not types or not may_be_string or "string" in kinds or not kinds.isdisjoint(types):
+        return found
+    return json.dumps(text, ensure_ascii=False)

@@ -41,6 +41,11 @@ def write_tokenizer(file: GgufFile, first_part: Path, folder: Path) -> None:
         tokenizer.save_pretrained(folder)
     except Exception as error:  # tokenizers raises no class of its own
         raise file.not_read(f"transformers cannot read its tokenizer: {error!r}") from error
+    with_tools = file.general("tokenizer.chat_template.tool_use")  # transformers reads the other one
+    if isinstance(with_tools, str):
+        more = folder / "additional_chat_templates"
+        more.mkdir(exist_ok=True)
+        (more / "tool_use.jinja").write_text(with_tools, encoding="utf-8")
     description = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     if model == "gpt2":
         description["pre_tokenizer"] = SPLITS.get(pre) or description["pre_tokenizer"]

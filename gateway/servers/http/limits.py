@@ -8,11 +8,10 @@ import asyncio
 import json
 import logging
 import math
-import re
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
@@ -28,12 +27,11 @@ from outrider.shared.errors import (
     RequestTooSlow,
     Unauthenticated,
 )
+from outrider.shared.strict_json import strict_json
 
 log = logging.getLogger(__name__)
 
 Endpoint = Callable[[Request], Awaitable[Response]]
-# Escaped surrogates: a pair is one character, a lone one is not text.
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 # factor of the body limit; how much of an oversized body is read and discarded before the refusal
 _LINGER_FACTOR = 8
 _LINGER_S = 5.0
@@ -79,28 +77,7 @@ def parse_json(body: bytes) -> object:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"the body is not UTF-8: invalid byte at offset {error.start}") from None
-    try:
-        value = json.loads(text, parse_constant=_refuse_constant)
-    except json.JSONDecodeError as error:
-        raise InvalidRequest(f"the body is not JSON: {error.msg} at line {error.lineno} column {error.colno}") from None
-    except RecursionError:
-        raise InvalidRequest("the body is nested too deeply") from None
-    except ValueError:  # an integer with thousands of digits
-        raise InvalidRequest("the body has a number with too many digits") from None
-    if _SURROGATE.search(text):
-        _refuse_lone_surrogates(value)
-    return value
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise InvalidRequest(f"the body has {name}, which is not JSON")
-
-
-def _refuse_lone_surrogates(value: object) -> None:
-    try:
-        json.dumps(value, ensure_ascii=False).encode("utf-8")
-    except UnicodeEncodeError:
-        raise InvalidRequest("the body has a lone surrogate, which is not text") from None
+    return strict_json(text, "the body")
 
 
 def as_outrider_error(error: Exception) -> OutriderError:

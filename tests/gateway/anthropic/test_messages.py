@@ -170,8 +170,16 @@ async def test_stop_reasons(body: dict[str, Any], reason: str, sequence: str | N
 
 
 async def test_a_call_that_is_cut_has_an_empty_input() -> None:
-    message = await answer(service_of(CALLS), stop_sequences=["rich"])
+    num_tokens = len(service_of(CALLS).tokenizer.encode(CALLS.partition("rich")[0], add_special_tokens=False))
+    message = await answer(service_of(CALLS), max_tokens=num_tokens)
+    assert message["stop_reason"] == "max_tokens"
     assert without_ids(message["content"])[-1] == {"type": "tool_use", "name": "get_weather", "input": {}}
+
+
+async def test_a_call_that_a_stop_sequence_ends_is_whole() -> None:
+    message = await answer(service_of(CALLS), stop_sequences=["rich"])
+    assert message["stop_reason"] == "stop_sequence"
+    assert without_ids(message["content"])[-1]["input"] == {"city": "Zü"}
 
 
 @pytest.mark.parametrize("body", BODIES)

@@ -103,7 +103,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str, str]] = [
     (completion, {"structured_outputs": {}}, "structured_outputs", "exactly one of"),
     (completion, {"structured_outputs": {"regex": "a", "json_object": True}}, "structured_outputs", "exactly one"),
     (completion, {"structured_outputs": {"json": "{"}}, "structured_outputs.json", "is not JSON"),
-    (completion, {"structured_outputs": {"json": "[" * 9999}}, "structured_outputs.json", "is not JSON"),
+    (completion, {"structured_outputs": {"json": "[" * 9999}}, "structured_outputs.json", "nested too deeply"),
     (completion, {"structured_outputs": {"json": "5"}}, "structured_outputs.json", "must be an object"),
     (completion, {"structured_outputs": {"choice": []}}, "structured_outputs.choice", "non-empty strings"),
     (completion, {"structured_outputs": {"regex": ""}}, "structured_outputs.regex", "must not be empty"),

@@ -76,7 +76,7 @@ class Case:
                 [1],
                 stop=self.stop,
                 include_stop_str_in_output=self.include_stop,
-                only_call=OutputPlan(tool_call_parser="hermes", parallel=False).parser(),
+                only_call=OutputPlan(tool_call_parser="hermes", properties='{"f": {}}', parallel=False).parser(),
             ),
             tally=SpeculationTally(5),
             updates=updates,

@@ -324,7 +324,7 @@ def test_min_tokens_come_before_stop_strings() -> None:
 
 
 CALL = '<tool_call>{"name": "f", "arguments": {"a": "} b"}}'
-ONE_CALL = OutputPlan(tool_call_parser="hermes", parallel=False)
+ONE_CALL = OutputPlan(tool_call_parser="hermes", properties='{"f": {}}', parallel=False)
 
 
 def one_call(text: str, sizes: Sequence[int], **fields: Any) -> tuple[int, str, TextEnd | None]:

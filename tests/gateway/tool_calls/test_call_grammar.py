@@ -16,7 +16,7 @@ from outrider.gateway.tool_calls.events import Folded, fold
 from outrider.gateway.tool_calls.formats import CALLS, output_format
 from outrider.gateway.tool_calls.lark import Lark
 from outrider.gateway.tool_calls.parser import OutputParser, Tools
-from outrider.gateway.tool_calls.schemas import properties_of
+from outrider.gateway.tool_calls.schemas import argument_types
 from outrider.gateway.tool_calls.symbols import Symbols, marker_tokens
 from outrider.shared.sampling_params import Grammar, GrammarKind
 
@@ -73,7 +73,7 @@ def parsed(name: str, token_ids: list[int]) -> Folded:
     """Token by token, as a choice's detokenizer shows them."""
     tokenizer, output = tokenizer_of(SPECIAL[name]), output_format("none", name)
     symbols = Symbols(marker_tokens(output.markers(), SPECIAL[name]))
-    parser = OutputParser(output, symbols, Tools({rule.name: properties_of(rule.parameters) for rule in RULES}))
+    parser = OutputParser(output, symbols, Tools({rule.name: argument_types(rule.parameters) for rule in RULES}))
     shown = symbols.by_id(tokenizer.control_tokens)
     raw = b"".join(
         shown[token].encode("utf-8", "surrogatepass") if token in shown else tokenizer.token_bytes(token)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -31,19 +32,33 @@ def symbols_of(transcript: Transcript) -> Symbols:
     return Symbols(marker_tokens(output.markers(), transcript.special))
 
 
-def parser_of(transcript: Transcript, *, parallel: bool, must_call: bool = False) -> OutputParser:
+def parser_of(
+    transcript: Transcript,
+    *,
+    parallel: bool,
+    must_call: bool = False,
+    tools: dict[str, dict[str, Any]] | None = None,
+) -> OutputParser:
     return OutputParser(
         output_format(transcript.reasoning_parser, transcript.tool_call_parser),
         symbols_of(transcript),
-        Tools(PROPERTIES, parallel, must_call),
+        Tools(PROPERTIES if tools is None else tools, parallel, must_call),
         starts_in_reasoning=transcript.in_reasoning,
     )
 
 
-def parse(transcript: Transcript, pieces: list[str], *, parallel: bool = True, must_call: bool = False) -> Folded:
-    """`pieces` have their special tokens as symbols."""
-    parser = parser_of(transcript, parallel=parallel, must_call=must_call)
-    events = [event for piece in pieces for event in parser.push(piece)] + parser.finish()
+def parse(
+    transcript: Transcript,
+    pieces: list[str],
+    *,
+    parallel: bool = True,
+    must_call: bool = False,
+    was_cut: bool = False,
+    tools: dict[str, dict[str, Any]] | None = None,
+) -> Folded:
+    """`pieces` have their special tokens as symbols. tools: in place of the transcripts'."""
+    parser = parser_of(transcript, parallel=parallel, must_call=must_call, tools=tools)
+    events = [event for piece in pieces for event in parser.push(piece)] + parser.finish(was_cut=was_cut)
     names = [event.index for event in events if isinstance(event, CallBegins)]
     assert names == sorted(set(names)), "a call begins twice"
     return fold(events)
@@ -92,7 +107,7 @@ def test_cut_by_max_tokens_the_calls_are_prefixes(transcript: Transcript) -> Non
     text = symbols_of(transcript).spell(transcript.text)
     whole = parse(transcript, [text])
     for end in range(len(text)):
-        cut = parse(transcript, [text[:end]])
+        cut = parse(transcript, [text[:end]], was_cut=True)
         assert len(cut.calls) <= len(whole.calls)
         for part, call in zip(cut.calls, whole.calls, strict=False):
             assert part.name == call.name
@@ -143,24 +158,26 @@ def test_a_marker_written_out_is_not_the_token() -> None:
     transcript = BY_NAME["hermes one"]
     spelled = symbols_of(transcript).spell
     begin, end = spelled("<tool_call>"), spelled("</tool_call>")
-    written = parse(transcript, [begin + '{"name": "f", "arguments": {"a": "</tool_call>"}}' + end])
+    written = parse(transcript, [begin + '{"name": "now", "arguments": {"a": "</tool_call>"}}' + end])
     assert json.loads(written.calls[0].arguments) == {"a": "</tool_call>"}
-    ended = parse(transcript, [begin + '{"name": "f", "arguments": {"a": "x' + end + " rest"])
-    assert (ended.calls[0].arguments, ended.content) == ('{"a": "x', "rest")
+    ended = parse(transcript, [begin + '{"name": "now", "arguments": {"a": "x' + end + " rest"])
+    assert (ended.calls[0].arguments, ended.content) == ('{"a": "x"}', "rest")
 
 
 @pytest.mark.parametrize(
     ("parser", "text"),
     [
-        ("hermes", '<tool_call>{"name": "a\\ud800b\\ud83d\\ude00", "arguments": "\\udfff"}</tool_call>'),
-        ("olmo3", "<function_calls>f(a='\\ud800', b='\\d')</function_calls>"),
+        ("hermes", '<tool_call>{"name": "no\\u0077", "arguments": {"a": "\\ud800b\\ud83d\\ude00\\udfff"}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "now", "arguments": "{\\"a\\": \\"\\\\udfff\\ud800\\"}"}</tool_call>'),
+        ("olmo3", "<function_calls>now(a='\\ud800', b='\\d\\udfff')</function_calls>"),
     ],
 )
 def test_escaped_surrogates_do_not_reach_the_answer(parser: str, text: str) -> None:
     """They are no UTF-8, and would stand for marker tokens."""
     whole = parse(Transcript("", parser, text, special=("<tool_call>",)), [Symbols(("<tool_call>",)).spell(text)])
     (call,) = whole.calls
-    assert (call.name + call.arguments).encode().count("\ufffd".encode()) == (2 if parser == "hermes" else 1)
+    arguments = json.loads(call.arguments)
+    assert "".join(arguments.values()).encode().count("\ufffd".encode()) == 2
 
 
 def test_every_family_has_a_transcript() -> None:
