@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from outrider.engine.run.batch import ForwardBatch, SessionRows
-from outrider.engine.run.cpu_graphs import ROW_BUCKETS, most_rows_per_session, most_threads
+from outrider.engine.run.cpu_graphs import MEETINGS_BEFORE_RECORDING, ROW_BUCKETS, most_rows_per_session, most_threads
 from outrider.engine.run.row_buckets import NO_SLOT, Bucket, empty_batch, padded_num_rows
 from outrider.engine.run.runner import ModelRunner
 from outrider.engine.sampling.chains import ChainStart, DrawnToken
@@ -34,8 +34,6 @@ log = logging.getLogger(__name__)
 
 # tokens; a program is recorded for at least as many
 LEAST_TOKENS = 5
-# chains of a size, the recorded one included
-MEETINGS_BEFORE_RECORDING = 2
 # of kernels/sampling_support/cpu_draws, which needs numba: of a row whose token is drawn from a law
 _LAW_RULE = 3
 # bytes of address space; only what the widest program uses is committed

@@ -20,7 +20,7 @@ from outrider.shared.messages import DraftStep, Proposal, SessionSpec
 from tests.drafting.drawn_cases import LAWS, NUM_PLAIN, counted, expect_equal_rounds, prompt_at
 from tests.drafting.head_cases import RECURRENT, WIDE, Case, Target
 
-NUM_ROUNDS = 24
+NUM_ROUNDS = 40
 
 
 def _of_a_model(loaded: LoadedModel, *, draws: bool) -> tuple[GrowingMethod, BlockManager, Any]:
