@@ -15,10 +15,11 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from outrider.engine.run.batch import ForwardBatch, SessionRows
 from outrider.engine.run.cpu_graphs import MEETINGS_BEFORE_RECORDING, ROW_BUCKETS, most_rows_per_session, most_threads
@@ -30,6 +31,7 @@ from outrider.shared.messages import LAW_SIZE, LAW_TOTAL, SparseLaw
 if TYPE_CHECKING:
     from outrider.kernels.sampling_support.cpu_draws import Drawn, DrawTables
 
+_Array = NDArray[Any]
 log = logging.getLogger(__name__)
 
 # tokens; a program is recorded for at least as many
@@ -211,6 +213,28 @@ class _Calls(NamedTuple):
     drawn: list[Drawn]
 
 
+class _Views(NamedTuple):
+    """The tables of _Inputs as numpy arrays, in the order of its fields: tokens in rows, sessions in columns."""
+
+    token_ids: _Array
+    positions: _Array
+    slots: _Array
+    query_starts: _Array
+    lens: _Array
+    tree_starts: _Array
+    tables: _Array
+    last_rows: _Array
+    step_slots: _Array
+    step_positions: _Array
+    step_lens: _Array
+    step_starts: _Array
+    rules: _Array
+    numbers: _Array
+    key_words: _Array
+    law_places: _Array
+    places: _Array
+
+
 class _Inputs:
     """What a program of R rows and S sessions reads and writes; padding belongs to no session."""
 
@@ -258,6 +282,13 @@ class _Inputs:
             )
             for d in range(num_tokens - 1)
         ]
+        self._views = _Views(
+            *(part.numpy() for part in (first.token_ids, first.position_ids, first.slot_mapping, first.query_starts)),
+            *(part.numpy() for part in (first.context_lens, first.tree_starts, first.block_tables, first.logits_rows)),
+            *(part.numpy() for part in (self._step_slots, self._step_positions, self._step_lens, self._step_starts)),
+            *(part.numpy() for part in (self._rules, self._numbers, self._key_words, self._places)),
+            places=np.arange(num_sessions + 1),
+        )
         self.calls = _Calls(first, given_like.new_zeros(num_rows, len(given_like)), steps, tables, drawn)
         self.clear()
 
@@ -280,45 +311,41 @@ class _Inputs:
         block_size: int,
     ) -> None:
         """By numpy: a torch call for each of these took longer than a forward of a small head."""
-        first, end = self.calls.first, 0
-        tokens, positions, slots = (t.numpy() for t in (first.token_ids, first.position_ids, first.slot_mapping))
-        query_starts, tables = first.query_starts.numpy(), first.block_tables.numpy()
-        lens, trees, last_rows = (t.numpy() for t in (first.context_lens, first.tree_starts, first.logits_rows))
-        step_slots, step_positions = self._step_slots.numpy(), self._step_positions.numpy()
-        slots.fill(NO_SLOT)
-        step_slots.fill(NO_SLOT)
-        step_positions.fill(0)
+        views, end = self._views, 0
+        views.slots.fill(NO_SLOT)
+        views.step_slots.fill(NO_SLOT)
+        views.step_positions.fill(0)
+        views.rules[len(rows) :] = 0
         for index, (part, start) in enumerate(zip(rows, starts, strict=True)):
             begin, end = end, end + len(part.token_ids)
-            tokens[begin:end] = part.token_ids
-            table = tables[index]
+            table, count = views.tables[index], end - begin
             table[: len(start.block_ids)] = start.block_ids
             places = np.arange(part.context_len, start.position + start.draws.num_tokens - 1)
             in_cache = table[places // block_size].astype(np.int64) * block_size + places % block_size
-            count = end - begin
-            positions[begin:end], slots[begin:end] = places[:count], in_cache[:count]
-            step_positions[: len(places) - count, index] = places[count:]
-            step_slots[: len(places) - count, index] = in_cache[count:]
-            query_starts[index], lens[index], trees[index], last_rows[index] = begin, part.context_len, count, end - 1
+            views.token_ids[begin:end] = part.token_ids
+            views.positions[begin:end], views.slots[begin:end] = places[:count], in_cache[:count]
+            views.step_positions[: len(places) - count, index] = places[count:]
+            views.step_slots[: len(places) - count, index] = in_cache[count:]
+            views.query_starts[index], views.last_rows[index] = begin, end - 1
+            views.lens[index], views.tree_starts[index] = part.context_len, count
             self.calls.given[begin:end] = given[index]
             self._fill_draws(index, start)
-        query_starts[len(rows) :] = end
-        last_rows[len(rows) :] = 0
-        self._rules.numpy()[len(rows) :] = 0
-        self._step_lens.numpy()[:] = step_positions
-        self._step_starts.numpy()[:] = np.minimum(np.arange(self._num_sessions + 1), len(rows))
+        views.query_starts[len(rows) :] = end
+        views.last_rows[len(rows) :] = 0
+        views.step_lens[:] = views.step_positions
+        views.step_starts[:] = np.minimum(views.places, len(rows))
 
     def _fill_draws(self, index: int, start: ChainStart) -> None:
         from outrider.kernels.sampling_support.cpu_draws import LARGEST, LAW, RACE
 
-        draws, params = start.draws, start.draws.params
+        draws, params, views = start.draws, start.draws.params, self._views
         rule = LARGEST if params.greedy else (RACE if draws.law_places is None else LAW)
-        self._rules.numpy()[index] = rule
-        self._numbers.numpy()[index] = (params.temperature, params.top_k, params.top_p, params.min_p)
+        views.rules[index] = rule
+        views.numbers[index] = (params.temperature, params.top_k, params.top_p, params.min_p)
         if rule == RACE:
-            self._key_words.numpy()[: draws.num_tokens, index] = draws.key_words
+            views.key_words[: draws.num_tokens, index] = draws.key_words
         elif draws.law_places is not None:
-            self._places.numpy()[: draws.num_tokens, index] = draws.law_places
+            views.law_places[: draws.num_tokens, index] = draws.law_places
 
     def without_padding(self, num_rows: int, num_sessions: int) -> _Calls:
         """The same memory, of the rows and sessions alone: for calls that check their batch."""
