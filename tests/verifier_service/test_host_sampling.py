@@ -97,3 +97,25 @@ def test_rounds_are_those_of_numpy(size: int, mode: SpeculationMode) -> None:
         assert rounds_of(plan, ours) == rounds_of(plan, theirs)
         accepted |= {len(rows.acceptance.accepted_nodes) for rows in ours if rows.acceptance is not None}
     assert accepted >= ({0, 1, 2, 3} if size < 10_000 else {0, 1})
+
+
+@pytest.mark.parametrize("mode", [EXACT, REJECTION])
+def test_a_session_decides_alike_alone_and_beside_others_on_any_number_of_threads(mode: SpeculationMode) -> None:
+    """The same bytes in every batch: a session's decision reads its rows alone, in one order."""
+    rng = np.random.default_rng(4)
+    logits = torch.from_numpy(rng.normal(size=(80, 5000)).astype(np.float32))
+    plan, first = [], 0
+    for index, changed in enumerate(2 * TRUNCATIONS):
+        session = make_session(replace(PLAIN, **changed), mode, stream_key=index, chain_rule="block")
+        plan.append(work_of(session, chain_with_laws(rng, logits.numpy(), first, 3, "near")))
+        first += 4
+    together = [rows.acceptance for rows in drawn_outputs(plan, logits[:first])]
+    threads = torch.get_num_threads()
+    try:
+        for num_threads in (1, 2, 5):
+            torch.set_num_threads(num_threads)
+            assert [rows.acceptance for rows in drawn_outputs(plan, logits[:first])] == together
+    finally:
+        torch.set_num_threads(threads)
+    alone = [drawn_outputs([work], logits[4 * place : 4 * place + 4])[0].acceptance for place, work in enumerate(plan)]
+    assert alone == together
