@@ -1,4 +1,4 @@
-"""A head's linears with weights of 8 bits, packed as a quantised target's are.
+"""A draft head's linears in 8 bits, packed as a quantised target's are.
 
 A draft need not be what the trained weights would draft; what is emitted does not depend on it. Not here: the packed
 linears (engine/model/coded_weights, kernels/linear).
@@ -23,7 +23,7 @@ _LARGEST_CODE = 127
 
 
 @torch.inference_mode()
-def pack_weights(head: torch.nn.Module, ops: AttentionOps, dtype: torch.dtype, device: torch.device) -> int:
+def pack_linears(head: torch.nn.Module, ops: AttentionOps, dtype: torch.dtype, device: torch.device) -> int:
     """Replaces the linears in place, in memory shared with nobody; returns how many. They are packed when the head is
     made lean and row-invariant. None are if the head is small or the machine has no kernels for codes on a CPU."""
     linears = [(name, part) for name, part in head.named_modules() if _takes(part)]

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from outrider.drafting.heads.eagle3 import Eagle3Config, Eagle3Head
-from outrider.drafting.methods.packed_weights import coded
 from outrider.drafting.methods.paged_head import PagedHead
 from outrider.engine.attention.layer import ATTENTION_NAME
 from outrider.engine.attention.ops import resolve_attention_ops
 from outrider.engine.model.coded_weights import code_kinds
+from outrider.engine.model.quantised.pack_linears import coded
 from outrider.engine.model.row_kernels import resolve_code_kernels
 from outrider.engine.run.batch import SessionRows
 from tests.drafting.head_cases import DECODER
@@ -56,7 +56,7 @@ def test_a_large_head_is_packed_and_drafts_nearly_the_same(monkeypatch: pytest.M
     head = large_head()
     packed = PagedHead(copy.deepcopy(head), OPS, torch.bfloat16, kv_cache_bytes=2**22, block_size=16)
     assert code_kinds(packed.head) == ["i8"]  # type: ignore[arg-type]
-    monkeypatch.setattr("outrider.drafting.methods.packed_weights._LEAST_WEIGHTS", 10**9)
+    monkeypatch.setattr("outrider.engine.model.quantised.pack_linears._LEAST_WEIGHTS", 10**9)
     plain = PagedHead(head, OPS, torch.bfloat16, kv_cache_bytes=2**22, block_size=16)
     assert code_kinds(plain.head) == []  # type: ignore[arg-type]
     rows = [SessionRows(list(range(40)), 0, [0, 1, 2], 40)]
