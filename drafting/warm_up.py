@@ -17,7 +17,8 @@ from outrider.shared.sampling_params import SamplingParams, SpeculationMode
 
 _PROMPT_LEN = 8
 _NUM_DRAFT_TOKENS = 3
-_NUM_ROUNDS = MEETINGS_BEFORE_RECORDING + 1
+# The first reads the prompt; in the others none to all of the drafts are accepted, in turn.
+_NUM_ROUNDS = 1 + MEETINGS_BEFORE_RECORDING * (1 + _NUM_DRAFT_TOKENS)
 # Sessions; with one and with two rows each, they cover every recorded forward size.
 _NUM_SESSIONS = tuple(sorted({size if 2 * size <= max(ROW_BUCKETS) else size // 2 for size in ROW_BUCKETS}))
 _BUDGET_S = 2.0
@@ -27,7 +28,7 @@ _DRAWN = (SamplingParams(temperature=1.0), SpeculationMode.REJECTION)
 
 
 def warm_up(method: DraftMethod, *, budget_s: float = _BUDGET_S) -> None:
-    """Runs rounds of sessions whose drafts are all accepted; leaves no session behind at the method.
+    """Runs rounds of sessions of whose drafts none to all are accepted; leaves no session behind at the method.
 
     budget_s: no larger number of sessions is started after this time.
     """
@@ -54,11 +55,12 @@ def _rounds(
             while method.advance(session):
                 pass
         accepted: list[tuple[int, ...]] = [()] * num_sessions
-        for _ in range(num_rounds):
+        for number in range(num_rounds):
             for session, news in zip(sessions, accepted, strict=True):
                 hidden = _rows_for(method.info, session, len(news))
                 session.report(DraftStep(1, session.committed_len, news, _NUM_DRAFT_TOKENS, hidden))
-            accepted = [(*proposal.token_ids, 0) for proposal in method.propose(sessions)]
+            num_accepted = number % (1 + _NUM_DRAFT_TOKENS)
+            accepted = [(*proposal.token_ids[:num_accepted], 0) for proposal in method.propose(sessions)]
     finally:
         for session in sessions:
             method.close(session)

@@ -125,7 +125,9 @@ def build_engine(
     )
     if states is not None:
         log.info(describe_slots(plan, bytes_per_slot, config.max_num_seqs))
-    compiled_race(), compiled_acceptance()  # compile now, so that no request waits for them
+    compiled_race()  # compiles now, so that no request waits for it
+    if loaded.attention_ops.row_backend != "triton":
+        compiled_acceptance()
     methods = build_local_methods(config, loaded, log)
     tap_layers = sorted({layer for method in methods.values() for layer in method.info.hidden_layers})
     step_costs = measure_step_costs(runner, num_blocks, config.block_size, tap_layers)

@@ -92,10 +92,12 @@ class Draft:
         would:
         call it once."""
         spec, num_tokens, first = self.session.spec, min(self.max_nodes, self.max_depth), len(self._output)
-        keys = [index_key(spec.stream_key, first + depth) for depth in range(num_tokens)]
+        keys = np.zeros((num_tokens, 2), dtype=np.uint32)
+        if not self._samples and not spec.sampling_params.greedy:
+            keys[:] = [index_key(spec.stream_key, first + depth) for depth in range(num_tokens)]
         # One integer per token, as in `draw_distinct`: the counts of a distribution sum to LAW_TOTAL.
         positions = self._rng.integers(LAW_TOTAL, size=num_tokens) if self._samples else None
-        return ChainDraws(spec.sampling_params, np.array(keys, dtype=np.uint32), positions)
+        return ChainDraws(spec.sampling_params, keys, positions)
 
     def take_chain(self, chain: Sequence[DrawnToken]) -> None:
         """Takes a whole chain drawn elsewhere, as `grow` would have drawn it."""

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 import torch
 
-from outrider.drafting.methods.packed_weights import pack_weights
 from outrider.engine.attention.batch import ForwardBatch, SessionRows, build_batch
 from outrider.engine.attention.block_manager import BlockManager
 from outrider.engine.attention.layer import ATTENTION_NAME, AttentionProbe, PagedContext, register_attention
@@ -17,6 +16,7 @@ from outrider.engine.attention.paged_kv import PagedKVCache, bytes_per_block
 from outrider.engine.model.latent_attention import keep_latents
 from outrider.engine.model.lean.make_lean import make_lean
 from outrider.engine.model.lean.module_calls import Probe
+from outrider.engine.model.quantised.pack_linears import pack_linears
 from outrider.engine.model.row_invariance import make_row_invariant
 from outrider.engine.run.cpu_graphs import RecordedForwards, copied
 
@@ -64,7 +64,7 @@ class PagedHead:
         module: Any = head
         decoder = module.config.decoder
         module.to(self.device)
-        pack_weights(module, ops, dtype, self.device)
+        pack_linears(module, ops, dtype, self.device)
         no_features = torch.zeros(decoder.hidden_size, dtype=dtype, device=self.device)
 
         def run(token_ids: torch.Tensor, position_ids: torch.Tensor, paged: PagedContext) -> object:

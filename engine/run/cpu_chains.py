@@ -14,30 +14,22 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import Protocol
 
-import numpy as np
 import torch
 
 from outrider.engine.attention.batch import ForwardBatch, SessionRows
-from outrider.engine.run.cpu_graphs import ROW_BUCKETS, most_rows_per_session, most_threads
-from outrider.engine.run.row_buckets import NO_SLOT, Bucket, empty_batch, padded_num_rows
+from outrider.engine.run.chain_inputs import Calls, Inputs
+from outrider.engine.run.cpu_graphs import MEETINGS_BEFORE_RECORDING, ROW_BUCKETS, most_rows_per_session, most_threads
+from outrider.engine.run.row_buckets import padded_num_rows
 from outrider.engine.run.runner import ModelRunner
 from outrider.engine.sampling.chains import ChainStart, DrawnToken
-from outrider.shared.messages import LAW_SIZE, LAW_TOTAL, SparseLaw
-
-if TYPE_CHECKING:
-    from outrider.kernels.sampling_support.cpu_draws import Drawn, DrawTables
+from outrider.shared.messages import LAW_TOTAL
 
 log = logging.getLogger(__name__)
 
 # tokens; a program is recorded for at least as many
 LEAST_TOKENS = 5
-# chains of a size, the recorded one included
-MEETINGS_BEFORE_RECORDING = 2
-# of kernels/sampling_support/cpu_draws, which needs numba: of a row whose token is drawn from a law
-_LAW_RULE = 3
 # bytes of address space; only what the widest program uses is committed
 _ARENA_BYTES = 1 << 27
 
@@ -82,7 +74,7 @@ class CpuChains:
         self._most_rows_per_session = most_rows_per_session
         self._num_threads = num_threads
         self._arena = Arena(_ARENA_BYTES)
-        self._sizes: dict[tuple[int, int], _Inputs] = {}
+        self._sizes: dict[tuple[int, int], Inputs] = {}
         self._meetings: Counter[tuple[int, int]] = Counter()
         self._runs: dict[tuple[int, int], list[Callable[[], None]]] = {}
         self._is_refused = False
@@ -110,7 +102,7 @@ class CpuChains:
         num_tokens = max(start.draws.num_tokens for start in starts)
         inputs = self._sizes.get(key)
         if inputs is None or inputs.num_tokens < num_tokens:
-            inputs = _Inputs(*key, max(num_tokens, LEAST_TOKENS), self._table_width, self._given_like)
+            inputs = Inputs(*key, max(num_tokens, LEAST_TOKENS), self._table_width, self._given_like)
             self._sizes[key] = inputs
             self._runs.pop(key, None)
         runs = self._runs.get(key)
@@ -126,7 +118,7 @@ class CpuChains:
             self._compute(inputs.without_padding(sum(lens), len(rows)), num_tokens)
         return inputs.chains([start.draws.num_tokens for start in starts])
 
-    def _compute(self, inputs: _Calls, num_tokens: int, cut: Callable[[], None] = lambda: None) -> None:
+    def _compute(self, inputs: Calls, num_tokens: int, cut: Callable[[], None] = lambda: None) -> None:
         from outrider.kernels.sampling_support.cpu_draws import draw
 
         logits, carried = self._pass.first(inputs.first, inputs.given)
@@ -142,7 +134,7 @@ class CpuChains:
                 law_total=LAW_TOTAL,
             )
 
-    def _record(self, inputs: _Inputs) -> list[Callable[[], None]] | None:
+    def _record(self, inputs: Inputs) -> list[Callable[[], None]] | None:
         """What runs chains of 1, 2, ... tokens; None if they cannot be recorded."""
         from outrider.kernels.cpu.program.recorder import Recorder
         from outrider.kernels.cpu.team import recording
@@ -161,8 +153,8 @@ class CpuChains:
         self,
         key: tuple[int, int],
         runs: list[Callable[[], None]],
-        inputs: _Inputs,
-        without_padding: _Calls,
+        inputs: Inputs,
+        without_padding: Calls,
         num_tokens: int,
     ) -> None:
         """Keeps what was recorded if it draws what its calls draw one by one; these are drawn now."""
@@ -201,186 +193,6 @@ def _key_of(lens: Sequence[int]) -> tuple[int, int] | None:
         return None
     num_rows = padded_num_rows(max(sum(lens), num_sessions), ROW_BUCKETS)
     return None if num_rows is None else (num_rows, num_sessions)
-
-
-class _Calls(NamedTuple):
-    """What the calls of a chain read and write: of its first forward, and of each token."""
-
-    first: ForwardBatch
-    given: torch.Tensor
-    steps: list[ForwardBatch]
-    tables: list[DrawTables]
-    drawn: list[Drawn]
-
-
-class _Inputs:
-    """What a program of R rows and S sessions reads and writes; padding belongs to no session."""
-
-    def __init__(
-        self, num_rows: int, num_sessions: int, num_tokens: int, table_width: int, given_like: torch.Tensor
-    ) -> None:
-        from outrider.kernels.sampling_support.cpu_draws import Drawn, DrawTables
-
-        self.num_tokens = num_tokens
-        self._num_sessions = num_sessions
-        first = replace(
-            empty_batch(Bucket(num_rows, table_width)), logits_rows=torch.zeros(num_sessions, dtype=torch.int64)
-        )
-
-        def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-            return torch.zeros(shape, dtype=dtype)
-
-        self._tokens, self._next_ids = zeros(num_tokens, num_sessions), zeros(num_tokens, num_sessions)
-        self._laws = zeros(2, num_tokens, num_sessions, LAW_SIZE)
-        self._law_sizes = zeros(num_tokens, num_sessions)
-        drawn = [
-            Drawn(self._tokens[d], self._next_ids[d], self._laws[0, d], self._laws[1, d], self._law_sizes[d])
-            for d in range(num_tokens)
-        ]
-        self._rules, self._numbers = zeros(num_sessions), zeros(num_sessions, 4, dtype=torch.float64)
-        self._key_words, self._places = zeros(num_tokens, num_sessions, 2), zeros(num_tokens, num_sessions)
-        tables = [
-            DrawTables(self._rules, self._numbers, self._key_words[d], self._places[d]) for d in range(num_tokens)
-        ]
-        self._step_slots, self._step_positions = zeros(num_tokens, num_sessions), zeros(num_tokens, num_sessions)
-        self._step_lens = zeros(num_tokens, num_sessions, dtype=torch.int32)
-        self._step_starts = zeros(num_sessions + 1, dtype=torch.int32)
-        tree_starts, parents = torch.ones(num_sessions, dtype=torch.int32), zeros(num_sessions, dtype=torch.int32)
-        steps = [
-            ForwardBatch(
-                token_ids=self._next_ids[d],
-                position_ids=self._step_positions[d],
-                slot_mapping=self._step_slots[d],
-                query_starts=self._step_starts,
-                context_lens=self._step_lens[d],
-                block_tables=first.block_tables[:num_sessions],
-                tree_starts=tree_starts,
-                parents=parents,
-                logits_rows=torch.arange(num_sessions),
-            )
-            for d in range(num_tokens - 1)
-        ]
-        self.calls = _Calls(first, given_like.new_zeros(num_rows, len(given_like)), steps, tables, drawn)
-        self.clear()
-
-    def clear(self) -> None:
-        """Only padding, but with the largest number of sessions: attention's work is divided for all of them."""
-        first = self.calls.first
-        for tensor in (first.slot_mapping, self._step_slots):
-            tensor.fill_(NO_SLOT)
-        for tensor in (first.context_lens, self._step_lens, self._step_positions, self._rules, self._next_ids):
-            tensor.zero_()
-        first.query_starts.copy_(torch.arange(len(first.query_starts)))
-        first.tree_starts.fill_(1)
-        self._step_starts.copy_(torch.arange(len(self._step_starts)))
-
-    def fill(
-        self,
-        rows: Sequence[SessionRows],
-        given: Sequence[torch.Tensor],
-        starts: Sequence[ChainStart],
-        block_size: int,
-    ) -> None:
-        """By numpy: a torch call for each of these took longer than a forward of a small head."""
-        first, end = self.calls.first, 0
-        tokens, positions, slots = (t.numpy() for t in (first.token_ids, first.position_ids, first.slot_mapping))
-        query_starts, tables = first.query_starts.numpy(), first.block_tables.numpy()
-        lens, trees, last_rows = (t.numpy() for t in (first.context_lens, first.tree_starts, first.logits_rows))
-        step_slots, step_positions = self._step_slots.numpy(), self._step_positions.numpy()
-        slots.fill(NO_SLOT)
-        step_slots.fill(NO_SLOT)
-        step_positions.fill(0)
-        for index, (part, start) in enumerate(zip(rows, starts, strict=True)):
-            begin, end = end, end + len(part.token_ids)
-            tokens[begin:end] = part.token_ids
-            table = tables[index]
-            table[: len(start.block_ids)] = start.block_ids
-            places = np.arange(part.context_len, start.position + start.draws.num_tokens - 1)
-            in_cache = table[places // block_size].astype(np.int64) * block_size + places % block_size
-            count = end - begin
-            positions[begin:end], slots[begin:end] = places[:count], in_cache[:count]
-            step_positions[: len(places) - count, index] = places[count:]
-            step_slots[: len(places) - count, index] = in_cache[count:]
-            query_starts[index], lens[index], trees[index], last_rows[index] = begin, part.context_len, count, end - 1
-            self.calls.given[begin:end] = given[index]
-            self._fill_draws(index, start)
-        query_starts[len(rows) :] = end
-        last_rows[len(rows) :] = 0
-        self._rules.numpy()[len(rows) :] = 0
-        self._step_lens.numpy()[:] = step_positions
-        self._step_starts.numpy()[:] = np.minimum(np.arange(self._num_sessions + 1), len(rows))
-
-    def _fill_draws(self, index: int, start: ChainStart) -> None:
-        from outrider.kernels.sampling_support.cpu_draws import LARGEST, LAW, RACE
-
-        draws, params = start.draws, start.draws.params
-        rule = LARGEST if params.greedy else (RACE if draws.law_places is None else LAW)
-        self._rules.numpy()[index] = rule
-        self._numbers.numpy()[index] = (params.temperature, params.top_k, params.top_p, params.min_p)
-        if rule == RACE:
-            self._key_words.numpy()[: draws.num_tokens, index] = draws.key_words
-        elif draws.law_places is not None:
-            self._places.numpy()[: draws.num_tokens, index] = draws.law_places
-
-    def without_padding(self, num_rows: int, num_sessions: int) -> _Calls:
-        """The same memory, of the rows and sessions alone: for calls that check their batch."""
-        from outrider.kernels.sampling_support.cpu_draws import Drawn, DrawTables
-
-        calls, (rows, sessions) = self.calls, (slice(num_rows), slice(num_sessions))
-
-        def cut(batch: ForwardBatch, rows: slice) -> ForwardBatch:
-            return ForwardBatch(
-                token_ids=batch.token_ids[rows],
-                position_ids=batch.position_ids[rows],
-                slot_mapping=batch.slot_mapping[rows],
-                query_starts=batch.query_starts[: num_sessions + 1],
-                context_lens=batch.context_lens[sessions],
-                block_tables=batch.block_tables[sessions],
-                tree_starts=batch.tree_starts[sessions],
-                parents=batch.parents[rows],
-                logits_rows=batch.logits_rows[sessions],
-            )
-
-        return _Calls(
-            cut(calls.first, rows),
-            calls.given[rows],
-            [cut(step, sessions) for step in calls.steps],
-            [DrawTables(*(part[sessions] for part in table)) for table in calls.tables],
-            [Drawn(*(part[sessions] for part in each)) for each in calls.drawn],
-        )
-
-    def results(self, num_tokens: int, num_sessions: int) -> list[torch.Tensor]:
-        """Copies of all that was drawn."""
-        parts = (self._tokens, self._law_sizes)
-        laws = [tuple(law) for index in range(num_sessions) for law in self._laws_of(index, num_tokens)]
-        drawn = [part[:num_tokens, :num_sessions].clone() for part in parts]
-        return [*drawn, torch.tensor([value for ids, counts in laws for value in (*ids, *counts)])]
-
-    def chains(self, nums_tokens: Sequence[int]) -> list[list[DrawnToken]]:
-        """What was drawn for each session, up to the first row without a finite logit."""
-        tokens = self._tokens.numpy()[:, : len(nums_tokens)].T.tolist()
-        with_laws, chains = self._rules.tolist(), []
-        for index, num_tokens in enumerate(nums_tokens):
-            chain = tokens[index][:num_tokens]
-            chain = chain[: chain.index(-1)] if -1 in chain else chain
-            if with_laws[index] == _LAW_RULE:
-                laws = [SparseLaw(tuple(ids), tuple(counts)) for ids, counts in self._laws_of(index, len(chain))]
-                shares = [
-                    law.counts[law.token_ids.index(token)] / LAW_TOTAL for token, law in zip(chain, laws, strict=True)
-                ]
-                chains.append([DrawnToken(*each) for each in zip(chain, shares, laws, strict=True)])
-            else:
-                chains.append([DrawnToken(token, float("nan")) for token in chain])
-        return chains
-
-    def _laws_of(self, index: int, num_tokens: int) -> list[tuple[list[int], list[int]]]:
-        if self._rules[index] != _LAW_RULE:
-            return []
-        sizes = self._law_sizes[:num_tokens, index].tolist()
-        return [
-            (self._laws[0, d, index, :size].tolist(), self._laws[1, d, index, :size].tolist())
-            for d, size in enumerate(sizes)
-        ]
 
 
 def model_chains(runner: ModelRunner) -> CpuChains:

@@ -264,7 +264,7 @@ def accept_sessions(
         raise KernelArgumentError(f"logits must be float32 [rows, vocab], not {logits.dtype} {list(logits.shape)}")
     num_rows, vocab_size = logits.shape
     kept: list[Any] = []
-    outs = [np.zeros(2 + len(session.token_ids), np.int64) for session in sessions]
+    outs = [np.array([0, -1, *session.token_ids], np.int64) for session in sessions]
     records = (_SessionRecord * len(sessions))(
         *(_describe(session, out, num_rows, vocab_size, kept) for session, out in zip(sessions, outs, strict=True))
     )
@@ -297,6 +297,9 @@ def _describe(session: SessionDrafts, out: NDArray[np.int64], num_rows: int, voc
     ids = np.concatenate([ids for ids, _ in session.laws]) if session.laws else np.empty(0, np.int64)
     if session.rule in (STANDARD, BLOCK) and len(session.laws) != num_nodes:
         raise KernelArgumentError(f"{num_nodes} drafted tokens with {len(session.laws)} laws")
+    for token_id, (law_ids, _) in zip(session.token_ids, session.laws, strict=False):
+        if token_id not in law_ids:
+            raise KernelArgumentError(f"token {token_id} has no mass in its own law")
     if len(ids) and not (0 <= ids.min() and ids.max() < vocab_size):
         raise KernelArgumentError(f"a law names a token outside [0, {vocab_size})")
     if session.rule == RACE:

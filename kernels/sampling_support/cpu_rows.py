@@ -22,6 +22,9 @@ from outrider.kernels.cpu.simd import hmax, load_f32, operation, vload, vmax, vs
 CHUNK = 256  # tokens with a common maximum and a common sum
 _LARGEST = float(np.finfo(np.float32).max)
 _MASS_MARGIN = 1.0 + 1e-9  # ratio; exceeds what the order of a sum can change
+_SLACK = 1e-9  # log; exceeds any rounding of an exponential
+# of log weights, from the largest's down; what is below them all counts as one more
+_BINS_PER_UNIT, _NUM_BINS = 8, 128
 # log weights below the largest; only tokens above the first sufficient floor are sorted, as in engine/sampling/ranking
 _FLOORS = (-8.0, -16.0, -math.inf)
 _FEW = 64  # tokens; up to here the likeliest are found by insertion, not by a sort
@@ -238,25 +241,58 @@ def likeliest(logits, largest, temperature, maxima, count):  # type: ignore[no-u
     return likeliest_first(logits, tokens)[:count]
 
 
+@njit(inline="always")
+def _bin_of(logit, largest, temperature):  # type: ignore[no-untyped-def]
+    """Never falls as the logit does; without `_behind`, whose divisions took longer than the exponentials."""
+    return np.int64(min((largest - logit) * (_BINS_PER_UNIT / temperature), np.float64(_NUM_BINS)))
+
+
+@njit
+def _in_bins(logits, largest, temperature, maxima, first, end):  # type: ignore[no-untyped-def]
+    """int64: tokens of the bins [first, end), ascending."""
+    found = np.empty(len(logits), np.int64)
+    count = 0
+    for chunk in range(len(maxima)):
+        if maxima[chunk] > -np.inf and _bin_of(maxima[chunk], largest, temperature) < end:
+            for token in range(chunk * CHUNK, min(len(logits), chunk * CHUNK + CHUNK)):
+                if logits[token] > -np.inf and first <= _bin_of(logits[token], largest, temperature) < end:
+                    found[count] = token
+                    count += 1
+    return found[:count]
+
+
 @njit
 def _nucleus(logits, largest, temperature, maxima, top_p, weights, sums):  # type: ignore[no-untyped-def]
-    """The likeliest tokens that hold top_p of the mass, likeliest first. Overwrites weights and sums."""
+    """The likeliest tokens that hold top_p of the mass. Overwrites weights and sums.
+
+    Tokens are counted in bins by their log weight, and only the bins at the border are sorted: in a flat law the
+    nucleus is most of the vocabulary."""
     weigh(logits, largest, temperature, weights, sums)
-    total, tokens = total_of(sums), np.empty(0, np.int64)
-    for floor in _FLOORS:
-        tokens = _above(logits, largest, temperature, maxima, floor)
-        mass = 0.0
+    wanted = top_p * total_of(sums)
+    masses = np.zeros(_NUM_BINS + 1)
+    for token in _in_bins(logits, largest, temperature, maxima, 0, _NUM_BINS):
+        masses[_bin_of(logits[token], largest, temperature)] += weights[token]
+    mass, border = 0.0, 0
+    while border < _NUM_BINS and (mass + masses[border]) * _MASS_MARGIN < wanted:
+        mass += masses[border]
+        border += 1
+    kept = _in_bins(logits, largest, temperature, maxima, 0, border)
+    while border <= _NUM_BINS and (mass < wanted or len(kept) == 0):
+        tokens = likeliest_first(logits, _in_bins(logits, largest, temperature, maxima, border, border + 1))
+        count = 0
         for token in tokens:
+            if mass >= wanted and len(kept) + count > 0:
+                break
             mass += weights[token]
-        if mass > top_p * total * _MASS_MARGIN:
-            break
-    tokens = likeliest_first(logits, tokens)
-    return tokens[: _nucleus_len(logits, tokens, largest, temperature, total, top_p)]
+            count += 1
+        kept = np.concatenate((kept, tokens[:count]))
+        border += 1
+    return kept
 
 
 @njit
 def keep(logits, largest, maxima, temperature, top_k, top_p, min_p, weights, sums):  # type: ignore[no-untyped-def]
-    """int64: what top-k, then top-p over the rest, then min-p leave. Overwrites weights and sums."""
+    """int64: what top-k, then top-p over the rest, then min-p leave; one of them is on. Overwrites weights and sums."""
     if top_k > 0:
         tokens = likeliest(logits, largest, temperature, maxima, top_k)
         if top_p < 1.0:
@@ -267,7 +303,8 @@ def keep(logits, largest, maxima, temperature, top_k, top_p, min_p, weights, sum
     elif top_p < 1.0:
         tokens = _nucleus(logits, largest, temperature, maxima, top_p, weights, sums)
     else:
-        tokens = _above(logits, largest, temperature, maxima, -np.inf)
+        # Filtered exactly below.
+        tokens = _above(logits, largest, temperature, maxima, math.log(min_p) - _SLACK)
     if min_p > 0.0:
         count = 0
         for token in tokens:

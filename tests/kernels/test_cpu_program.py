@@ -158,3 +158,47 @@ def test_working_memory_of_another_size_lies_elsewhere() -> None:
 def test_a_recording_that_does_not_fit_says_so() -> None:
     with pytest.raises(ArenaFull):
         _record(_all_kernels, _indices(0), Arena(1 << 12))
+
+
+@pytest.mark.parametrize("torchs_own", [False, True])
+def test_a_program_can_end_at_each_of_its_cuts(torchs_own: bool) -> None:
+    """What is before the cut has other data's bits, what is behind it has not run."""
+
+    def between(x: torch.Tensor) -> torch.Tensor:
+        return x.tanh() if torchs_own else x
+
+    def parts(indices: torch.Tensor, cut: Callable[[], None]) -> list[torch.Tensor]:
+        outputs = [torch.nn.functional.embedding(indices, TABLE)]
+        for _ in range(3):
+            cut()
+            outputs.append(_layer(between(outputs[-1])))
+        return outputs
+
+    static = _indices(0)
+    recorder = Recorder(Arena(1 << 26), torch.get_num_threads())
+    with cpu_team.recording(recorder), recorder:
+        outputs = parts(static, recorder.cut)
+    runs = recorder.recorded_to_cuts()
+    assert len(runs) == 4
+    for seed, end in ((1, 2), (2, 0), (3, 3), (4, 1), (5, 2)):
+        static.copy_(_indices(seed))
+        before = [output.clone() for output in outputs]
+        runs[end]()
+        expected = parts(_indices(seed), lambda: None)
+        for place, (output, old) in enumerate(zip(outputs, before, strict=True)):
+            assert torch.equal(output, expected[place] if place <= end else old), (seed, place)
+
+
+def test_an_error_is_told_once() -> None:
+    """A shorter run later does not clear what a longer one reported."""
+    static = torch.tensor([1, 2, 3])
+    recorder = Recorder(Arena(1 << 22), 1)
+    with cpu_team.recording(recorder), recorder:
+        torch.nn.functional.embedding(torch.tensor([4]), TABLE)
+        recorder.cut()
+        torch.nn.functional.embedding(static, TABLE)
+    shorter, whole = recorder.recorded_to_cuts()
+    static[1] = 99
+    with pytest.raises(KernelArgumentError, match="outside the table"):
+        whole()
+    shorter()

@@ -11,6 +11,8 @@ import torch
 
 from outrider.drafting.growth.laws import draw_distinct, sparse_law
 from outrider.engine.attention.block_manager import BlockTable
+from outrider.kernels.errors import KernelArgumentError
+from outrider.kernels.rejection_sample.cpu import BLOCK, QUANTILE, RACE, SessionDrafts, accept_sessions
 from outrider.shared.messages import LAW_TOTAL, Proposal, SparseLaw
 from outrider.shared.sampling_params import SamplingParams, SpeculationMode
 from outrider.verifier_service.host_sampling import drawn_outputs
@@ -97,3 +99,56 @@ def test_rounds_are_those_of_numpy(size: int, mode: SpeculationMode) -> None:
         assert rounds_of(plan, ours) == rounds_of(plan, theirs)
         accepted |= {len(rows.acceptance.accepted_nodes) for rows in ours if rows.acceptance is not None}
     assert accepted >= ({0, 1, 2, 3} if size < 10_000 else {0, 1})
+
+
+@pytest.mark.parametrize("mode", [EXACT, REJECTION])
+def test_a_session_decides_alike_alone_and_beside_others_on_any_number_of_threads(mode: SpeculationMode) -> None:
+    """The same bytes in every batch: a session's decision reads its rows alone, in one order."""
+    rng = np.random.default_rng(4)
+    logits = torch.from_numpy(rng.normal(size=(80, 5000)).astype(np.float32))
+    plan, first = [], 0
+    for index, changed in enumerate(2 * TRUNCATIONS):
+        session = make_session(replace(PLAIN, **changed), mode, stream_key=index, chain_rule="block")
+        plan.append(work_of(session, chain_with_laws(rng, logits.numpy(), first, 3, "near")))
+        first += 4
+    together = [rows.acceptance for rows in drawn_outputs(plan, logits[:first])]
+    threads = torch.get_num_threads()
+    try:
+        for num_threads in (1, 2, 5):
+            torch.set_num_threads(num_threads)
+            assert [rows.acceptance for rows in drawn_outputs(plan, logits[:first])] == together
+    finally:
+        torch.set_num_threads(threads)
+    alone = [drawn_outputs([work], logits[4 * place : 4 * place + 4])[0].acceptance for place, work in enumerate(plan)]
+    assert alone == together
+
+
+def test_a_row_of_nothing_is_an_error_of_its_session() -> None:
+    law = SparseLaw((1, 2), (LAW_TOTAL // 2, LAW_TOTAL // 2))
+    for mode, laws in ((EXACT, ()), (REJECTION, ()), (REJECTION, (law,))):
+        for nothing in (-torch.inf, torch.nan):
+            plan = [work_of(make_session(PLAIN, mode), Proposal(0, (1,), "x", laws=laws)) for _ in range(2)]
+            logits = torch.randn(4, 300, generator=torch.Generator().manual_seed(1))
+            logits[0] = nothing
+            outputs = drawn_outputs(plan, logits)
+            with pytest.raises(ArithmeticError, match="no finite logit"):
+                rounds_of(plan[:1], outputs[:1])
+            assert rounds_of(plan[1:], outputs[1:]) == rounds_of(plan[1:], host_outputs(plan, logits)[1:])
+
+
+def test_what_a_kernel_cannot_take_is_refused() -> None:
+    law = (np.array([1, 2]), np.array([0.5, 0.5]))
+    numbers = {"uniforms": np.zeros(4)}
+    logits, params = torch.zeros(2, 10), (1.0, 0, 1.0, 0.0)
+    refused = (
+        SessionDrafts(BLOCK, 0, params, (3,), laws=(law,), **numbers),  # a token without mass in its law
+        SessionDrafts(BLOCK, 0, params, (1,), laws=(), **numbers),
+        SessionDrafts(BLOCK, 0, params, (1,), laws=((np.array([1, 10]), law[1]),), **numbers),
+        SessionDrafts(RACE, 0, params, (1,), key_words=np.zeros((1, 2), np.uint32)),
+        SessionDrafts(QUANTILE, 0, params, (10,), **numbers),
+        SessionDrafts(QUANTILE, 1, params, (1,), **numbers),
+        SessionDrafts(QUANTILE, 0, (0.0, 0, 1.0, 0.0), (1,), **numbers),
+    )
+    for session in refused:
+        with pytest.raises(KernelArgumentError):
+            accept_sessions(logits, [session], 1)

@@ -1,4 +1,4 @@
-"""A head's linears with weights of 8 bits, packed as a quantised target's are.
+"""A draft head's linears in 8 bits, packed as a quantised target's are.
 
 A draft need not be what the trained weights would draft; what is emitted does not depend on it. Not here: the packed
 linears (engine/model/coded_weights, kernels/linear).
@@ -23,7 +23,7 @@ _LARGEST_CODE = 127
 
 
 @torch.inference_mode()
-def pack_weights(head: torch.nn.Module, ops: AttentionOps, dtype: torch.dtype, device: torch.device) -> int:
+def pack_linears(head: torch.nn.Module, ops: AttentionOps, dtype: torch.dtype, device: torch.device) -> int:
     """Replaces the linears in place, in memory shared with nobody; returns how many. They are packed when the head is
     made lean and row-invariant. None are if the head is small or the machine has no kernels for codes on a CPU."""
     linears = [(name, part) for name, part in head.named_modules() if _takes(part)]
@@ -44,11 +44,15 @@ def _takes(module: torch.nn.Module) -> bool:
 
 
 def coded(weight: torch.Tensor) -> Codes:
-    """Weight [N, K] in 8 bits: the nearest multiples of a scale in float16, of which each group has one."""
+    """Weight [N, K] in 8 bits: the nearest multiples of a scale, of which each group has one, in float16 where it has
+    them all."""
     num_outputs, num_inputs = weight.shape
     padded = torch.nn.functional.pad(weight.float(), (0, -num_inputs % _GROUP_INPUTS))
     parts = padded.view(num_outputs, -1, _GROUP_INPUTS)
-    scales = (parts.abs().amax(2) / _LARGEST_CODE).half().float()
+    scales = parts.abs().amax(2) / _LARGEST_CODE
+    halves = scales.half().float()
+    if bool(((halves - scales).abs() <= scales * 2.0**-11).all()):  # neither too small nor too large for it
+        scales = halves
     numbers = torch.where(scales[..., None] > 0, parts / scales[..., None], 0).round()
     numbers = numbers.clamp(-_LARGEST_CODE, _LARGEST_CODE).to(torch.int8).view(num_outputs, -1)[:, :num_inputs]
     return Codes(numbers.contiguous(), scales, torch.arange(num_inputs) // _GROUP_INPUTS)

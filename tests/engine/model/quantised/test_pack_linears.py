@@ -1,0 +1,69 @@
+"""Heads packed in 8 bits: weights to half a step, features and tokens nearly the head's own; small heads stay."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+
+from outrider.drafting.heads.eagle3 import Eagle3Config, Eagle3Head
+from outrider.drafting.methods.paged_head import PagedHead
+from outrider.engine.attention.batch import SessionRows
+from outrider.engine.attention.layer import ATTENTION_NAME
+from outrider.engine.attention.ops import resolve_attention_ops
+from outrider.engine.model.coded_weights import code_kinds
+from outrider.engine.model.quantised.pack_linears import coded
+from outrider.engine.model.row_kernels import resolve_code_kernels
+from tests.drafting.head_cases import DECODER
+
+OPS = resolve_attention_ops("cpu", torch.device("cpu"))
+WIDE = dataclasses.replace(
+    DECODER, hidden_size=512, intermediate_size=1536, num_attention_heads=8, num_key_value_heads=2, head_dim=64,
+    vocab_size=1500,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", [(3, 64), (5, 200), (70, 1)])
+def test_weights_are_within_half_a_step(shape: tuple[int, int]) -> None:
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(1)) * torch.logspace(-6, 3, shape[0])[:, None]
+    weight[0] = 0.0
+    codes = coded(weight.bfloat16())
+    steps = codes.scales[:, codes.groups]
+    # Beyond half a step only by what float16 takes from the scale of the largest.
+    error = (codes.dequantised() - weight.bfloat16().float()).abs()
+    assert bool((error <= 0.5 * steps * (1 + 127 * 2**-10) + 1e-7).all())
+    assert not codes.dequantised()[0].any()
+
+
+def large_head() -> Eagle3Head:
+    torch.manual_seed(3)
+    head = Eagle3Head(
+        Eagle3Config(WIDE, feature_layers=(1, 2, 3)),
+        embedding=torch.randn(WIDE.vocab_size, WIDE.hidden_size),
+        lm_head=torch.randn(WIDE.vocab_size, WIDE.hidden_size) / 8,
+        attn_implementation=ATTENTION_NAME,
+    )
+    return head.eval().bfloat16()
+
+
+@pytest.mark.skipif(
+    resolve_code_kernels(OPS.row_backend, torch.bfloat16, torch.device("cpu")) is None,
+    reason="this CPU has no kernels for codes (AVX512-BF16)",
+)
+def test_a_large_head_is_packed_and_drafts_nearly_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = large_head()
+    packed = PagedHead(copy.deepcopy(head), OPS, torch.bfloat16, kv_cache_bytes=2**22, block_size=16)
+    assert code_kinds(packed.head) == ["i8"]  # type: ignore[arg-type]
+    monkeypatch.setattr("outrider.engine.model.quantised.pack_linears._LEAST_WEIGHTS", 10**9)
+    plain = PagedHead(head, OPS, torch.bfloat16, kv_cache_bytes=2**22, block_size=16)
+    assert code_kinds(plain.head) == []  # type: ignore[arg-type]
+    rows = [SessionRows(list(range(40)), 0, [0, 1, 2], 40)]
+    hidden = torch.randn(40, 3 * WIDE.hidden_size, generator=torch.Generator().manual_seed(5)).bfloat16()
+    with torch.inference_mode():
+        ours, theirs = (
+            each.head.logits(each.forward(rows, each.head.fuse(hidden))).float() for each in (packed, plain)
+        )
+    assert float(torch.nn.functional.cosine_similarity(ours, theirs).min()) > 0.998
+    assert int((ours.argmax(1) == theirs.argmax(1)).sum()) >= 36
