@@ -57,7 +57,7 @@ def packed_model(folder: Path, name: str) -> Path:
 
 @pytest.mark.parametrize("name", _KINDS)
 def test_a_packed_model_is_certified_and_near_the_exact_logits(tmp_path: Path, name: str) -> None:
-    loaded = load_model(str(packed_model(tmp_path, name)), dtype="bfloat16")
+    loaded = load_model(str(packed_model(tmp_path, name)), dtype="bfloat16", packed_arithmetic="bf16")
     assert code_kinds(loaded.model) == [_KINDS[name]]
     linears = [part for part in loaded.model.model.modules() if isinstance(part, RowInvariantLinear)]
     assert name in _SCATTERED or all(isinstance(part, RowInvariantCodes) for part in linears)
