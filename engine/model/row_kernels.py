@@ -154,7 +154,7 @@ def _on_cpu(device: torch.device, dtype: torch.dtype, arithmetic: str) -> CodeKe
 
     def in_integers(parts: Sequence[Codes]) -> bool:
         size = int8_groups(parts) if has_int8 else None
-        return size is not None and (arithmetic == "int8" or size <= _MOST_INT8_INPUTS)
+        return size is not None and (arithmetic == "int8" or size <= _MOST_INT8_INPUTS or not has_bf16)
 
     def takes_together(parts: Sequence[Codes]) -> bool:
         return in_integers(parts) or (has_bf16 and bf16.takes_together(parts))
