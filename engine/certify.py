@@ -41,6 +41,7 @@ def main(
     threads: Annotated[int, typer.Option(min=0, help="0: every core.")] = 0,
     tensor_parallel_size: Annotated[int, typer.Option(min=1, help="Processes that share the model.")] = 1,
     kv_cache_dtype: Annotated[str, typer.Option(help="auto, fp8 or int8.")] = "auto",
+    packed_arithmetic: Annotated[str, typer.Option(help="Of quantised weights: auto, bf16 or int8.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
     """Prove row invariance on a loaded model, check by check.
@@ -58,7 +59,9 @@ def main(
         require_model(Path(local_checkpoint(model, "MODEL")), "MODEL")
         with errors.status(f"loading and certifying {model}"):
             _import_torch(errors)
-            loaded, certificate = _certified(model, dtype, device, threads, tensor_parallel_size, kv_cache_dtype)
+            num_threads = threads or len(os.sched_getaffinity(0))
+            names = {"kv_cache_dtype": kv_cache_dtype, "packed_arithmetic": packed_arithmetic}
+            loaded, certificate = _certified(model, dtype, device, num_threads, tensor_parallel_size, names)
     except OutriderError as error:
         errors.print(f"outrider: {error.message}", style="red", markup=False)
         raise typer.Exit(2) from None
@@ -86,15 +89,14 @@ def _import_torch(console: Console) -> None:
 
 
 def _certified(
-    model: str, dtype: str, device: str, threads: int, tensor_parallel_size: int, kv_cache_dtype: str
+    model: str, dtype: str, device: str, num_threads: int, tensor_parallel_size: int, names: dict[str, str]
 ) -> tuple[LoadedModel, Certificate]:
     from outrider.engine.certificate import certify
     from outrider.engine.run.runner import ModelRunner
     from outrider.engine.tensor_parallel.leader import load_sharded
     from outrider.engine.tensor_parallel.protocol import LoadSpec
 
-    num_threads = threads or len(os.sched_getaffinity(0))
-    spec = LoadSpec(model, dtype, device, "auto", None, num_threads, kv_cache_dtype)
+    spec = LoadSpec(model, dtype, device, "auto", None, num_threads, **names)
     loaded = load_sharded(spec, tensor_parallel_size)
     try:
         runner = ModelRunner(loaded, loaded.make_cache(_NUM_BLOCKS, _BLOCK_SIZE))

@@ -43,6 +43,7 @@ class LLM:
     with "auto"), the number that pays. seed: makes whole programs repeatable; each request without its own seed draws
     one from it. max_num_seqs: outputs decoded concurrently, for any batch size. kv_cache_mb: the target's.
     kv_cache_dtype: "auto": the weights'; "fp8" or "int8": 8 bits and a scale per token and head.
+    packed_arithmetic: of quantised weights; "int8": activations in 8 bits too, "bf16": as stored, "auto": by the file.
     num_threads: 0: all cores. generation_config: folder of the generation_config.json for prompts without sampling
     parameters; "auto": the model's; "vllm": none. override_generation_config: replaces single values of it.
 
@@ -63,6 +64,7 @@ class LLM:
         max_num_batched_tokens: int = 512,
         kv_cache_mb: int = 512,
         kv_cache_dtype: str = "auto",
+        packed_arithmetic: str = "auto",
         enable_prefix_caching: bool = True,
         num_threads: int = 0,
         tensor_parallel_size: int = 1,
@@ -82,6 +84,7 @@ class LLM:
             "max_num_seqs": max_num_seqs,
             "num_threads": num_threads,
             "enforce_eager": enforce_eager,
+            "packed_arithmetic": packed_arithmetic,
         }
         target = {
             "model": model,

@@ -27,6 +27,7 @@ def build_local_methods(config: VerifierConfig, loaded: LoadedModel, log: loggin
         dtype=config.dtype,
         device=config.device,
         attention_backend=config.attention_backend,
+        packed_arithmetic=config.packed_arithmetic,
         enforce_eager=config.local_enforce_eager,
         num_threads=config.num_threads,
         block_size=config.block_size,

@@ -142,6 +142,7 @@ def _build_draft_model(settings: MethodSettings, path: str, report: Report, pref
         dtype=settings.dtype,
         device=settings.device,
         attention_backend=settings.attention_backend,
+        packed_arithmetic=settings.packed_arithmetic,
         num_threads=_num_threads(settings),
         on_progress=report,
     )

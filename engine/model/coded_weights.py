@@ -199,16 +199,23 @@ def _takes(module: torch.nn.Module) -> bool:
 
 
 def place(path: str, model: torch.nn.Module, weights: Mapping[str, Waiting], kernels: CodeKernels) -> None:
-    """Put a CodedLinear where the stand-in is a linear's, CodedRows where it is an embedding's. Raises ModelRefused."""
-    waiting_for = {id(model.get_parameter(name)): weight for name, weight in weights.items()}
+    """Put a CodedLinear where the stand-in is a linear's, CodedRows where it is an embedding's, or its weight where
+    the kernels do not take it. Raises ModelRefused."""
+    stand_ins = [model.get_parameter(name) for name in weights]  # kept, so that no other tensor gets the same id
+    waiting_for = {id(parameter): weight for parameter, weight in zip(stand_ins, weights.values(), strict=True)}
     modules = [(name, module) for name, module in model.named_modules() if _takes(module)]
     shared: dict[int, PackedCodes] = {}
     for _, module in modules:
         key = id(module.weight)
         if isinstance(module, torch.nn.Embedding) and key in waiting_for:
-            shared[key] = kernels.pack([waiting_for[key].codes()])
+            codes, dtype = waiting_for[key].codes(), module.weight.dtype
+            if not kernels.takes_together([codes]):
+                plain = codes.dequantised().to(kernels.device, dtype)
+                module.weight = torch.nn.Parameter(plain, requires_grad=False)
+                continue
+            shared[key] = kernels.pack([codes])
             # Not a parameter: no .to() of the model moves it.
-            own = stand_in(tuple(module.weight.shape), module.weight.dtype, kernels.device)
+            own = stand_in(tuple(module.weight.shape), dtype, kernels.device)
             rows = CodedRows.wrap(own, shared[key], kernels)
             del module.weight
             module.weight = rows

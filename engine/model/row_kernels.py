@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -117,15 +116,29 @@ def resolve_code_kernels(
     if backend == "cpu" and device.type == "cpu":
         return _on_cpu(device, dtype, arithmetic)
     if backend == "triton":
-        from outrider.kernels.linear import triton_code_blocks as blocks
-        from outrider.kernels.linear import triton_codes
-
-        if triton_codes.supports(dtype, device.type):
-            pack = partial(blocks.pack, device=device)
-            return CodeKernels(
-                backend, device, blocks.takes_together, pack, triton_codes.linear, triton_codes.rows, blocks.outputs
-            )
+        return _on_gpu(device, dtype, arithmetic)
     return None
+
+
+def _on_gpu(device: torch.device, dtype: torch.dtype, arithmetic: str) -> CodeKernels | None:
+    """auto: bf16, since nothing was measured on a GPU."""
+    from outrider.kernels.linear import triton_code_blocks as blocks
+    from outrider.kernels.linear import triton_codes as bf16
+    from outrider.kernels.linear.int8 import triton as int8
+
+    if not bf16.supports(dtype, device.type):
+        return None
+
+    def in_integers(parts: Sequence[Codes]) -> bool:
+        return arithmetic == "int8" and int8.takes_together(parts)
+
+    def pack(parts: Sequence[Codes]) -> PackedCodes:
+        return int8.pack(parts, device) if in_integers(parts) else blocks.pack(parts, device)
+
+    def linear(x: torch.Tensor, packed: Any, bias: torch.Tensor | None) -> torch.Tensor:
+        return (int8 if isinstance(packed, int8.Int8Blocks) else bf16).linear(x, packed, bias)
+
+    return CodeKernels("triton", device, blocks.takes_together, pack, linear, bf16.rows, blocks.outputs)
 
 
 def _on_cpu(device: torch.device, dtype: torch.dtype, arithmetic: str) -> CodeKernels | None:
@@ -141,7 +154,7 @@ def _on_cpu(device: torch.device, dtype: torch.dtype, arithmetic: str) -> CodeKe
 
     def in_integers(parts: Sequence[Codes]) -> bool:
         size = int8_groups(parts) if has_int8 else None
-        return size is not None and (arithmetic == "int8" or size <= _MOST_INT8_INPUTS)
+        return size is not None and (arithmetic == "int8" or size <= _MOST_INT8_INPUTS or not has_bf16)
 
     def takes_together(parts: Sequence[Codes]) -> bool:
         return in_integers(parts) or (has_bf16 and bf16.takes_together(parts))

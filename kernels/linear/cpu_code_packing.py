@@ -1,7 +1,7 @@
 """Packing of quantised weights, part by part: which kind a part's codes take, and its panels, scales and addresses.
 
-Layouts are those of cpu_code_decoding and cpu_code_tiles. Scales and addresses are packed alike for products in integers
-(int8.cpu_panels).
+Layouts are those of cpu_code_decoding and cpu_code_tiles. Scales and addresses are packed alike for products in
+integers (int8.cpu_panels).
 Needs numba.
 """
 

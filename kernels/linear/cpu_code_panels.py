@@ -170,7 +170,7 @@ def rows(ids: torch.Tensor, packed: CodePanels) -> torch.Tensor:
 
 
 def decoded_rows(ids: torch.Tensor, packed: PackedParts, entry: int) -> torch.Tensor:
-    """As rows. entry: address of the compiled unit that decodes one (cpu_code_rows.make_decode_row)."""
+    """As rows. entry: address of the compiled unit that decodes one (cpu_code_rows.decode_row)."""
     if len(packed.parts) > 1 or ids.dtype != torch.int64:
         raise KernelArgumentError("rows of one weight are read by int64 ids")
     out = torch.empty((*ids.shape, packed.num_inputs), dtype=torch.bfloat16)

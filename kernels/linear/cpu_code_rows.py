@@ -5,7 +5,7 @@ Needs numba.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from llvmlite import ir
@@ -118,38 +118,46 @@ def _sum(x, count):  # type: ignore[no-untyped-def]
     return hsum(lanes)
 
 
-def make_decode_row(code_at: Any, line_inputs: int) -> Any:
-    """A unit of work: one output's weights, as an embedding reads them.
+@njit
+def decode_row(address, unit, thread):  # type: ignore[no-untyped-def]
+    """A unit of work: one output's weights, as an embedding reads them."""
+    call = carray(address, 1, Rows)[0]
+    output = load_i64(call.ids + 8 * unit)
+    if output < 0 or output >= call.num_outputs:
+        store_i64(call.error, 1)
+        return
+    panel = carray(pointer(call.panels), (call.num_panels,), Panel)[output // PANEL_COLUMNS]
+    column = output % PANEL_COLUMNS
+    for place in range(call.num_inputs):
+        line, odd = place // 2, place % 2
+        store_weight(
+            call, panel, thread, place, line // panel.group_lines, column, _code(panel, line, 2 * column + odd)
+        )
+    store_row(call, unit, thread)
 
-    code_at(panel, line, number): a number of a line, in the order of its vectors, as a float.
-    """
 
-    @njit
-    def decode_row(address, unit, thread):  # type: ignore[no-untyped-def]
-        call = carray(address, 1, Rows)[0]
-        output = load_i64(call.ids + 8 * unit)
-        if output < 0 or output >= call.num_outputs:
-            store_i64(call.error, 1)
-            return
-        panel = carray(pointer(call.panels), (call.num_panels,), Panel)[output // PANEL_COLUMNS]
-        column, num_inputs = output % PANEL_COLUMNS, call.num_inputs
-        values = call.scratch + thread * 4 * (num_inputs + -num_inputs % LANES)
-        for place in range(num_inputs):
-            line, number = place // line_inputs, line_inputs * column + place % line_inputs
-            group = line // panel.group_lines
-            weight = code_at(panel, line, number) * _factor(panel, panel.scales, panel.scale_steps, group, column)
-            if panel.minimums != 0:
-                weight += _factor(panel, panel.minimums, panel.minimum_steps, group, column)
-            store_f32(values + 4 * (place if call.order == 0 else load_i64(call.order + 8 * place)), weight)
-        out = call.out + 2 * unit * num_inputs
-        for place in range(0, num_inputs, LANES):
-            left = num_inputs - place
-            if left >= LANES:
-                vstore_bf16(out + 2 * place, vload(values + 4 * place))
-            else:
-                vstore_bf16_first(out + 2 * place, vload(values + 4 * place), left)
+@njit
+def store_weight(call, panel, thread, place, group, column, code):  # type: ignore[no-untyped-def]
+    """Put an input's weight where the model has the input, in the thread's scratch memory."""
+    weight = code * _factor(panel, panel.scales, panel.scale_steps, group, column)
+    if panel.minimums != 0:
+        weight += _factor(panel, panel.minimums, panel.minimum_steps, group, column)
+    values = call.scratch + thread * 4 * (call.num_inputs + -call.num_inputs % LANES)
+    store_f32(values + 4 * (place if call.order == 0 else load_i64(call.order + 8 * place)), weight)
 
-    return decode_row
+
+@njit
+def store_row(call, unit, thread):  # type: ignore[no-untyped-def]
+    """Round the thread's scratch memory to the output."""
+    num_inputs = call.num_inputs
+    values = call.scratch + thread * 4 * (num_inputs + -num_inputs % LANES)
+    out = call.out + 2 * unit * num_inputs
+    for place in range(0, num_inputs, LANES):
+        left = num_inputs - place
+        if left >= LANES:
+            vstore_bf16(out + 2 * place, vload(values + 4 * place))
+        else:
+            vstore_bf16_first(out + 2 * place, vload(values + 4 * place), left)
 
 
 @njit
@@ -205,6 +213,3 @@ def _byte(builder: Builder, address: Value) -> Value:
 def _word(builder: Builder, address: Value) -> Value:
     """The uint16 at an address."""
     return builder.zext(load(builder, address, ir.IntType(16), 1), ir.IntType(64))
-
-
-decode_row = make_decode_row(_code, 2)

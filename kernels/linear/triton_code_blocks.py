@@ -3,7 +3,7 @@
 Inputs are cut into blocks, one group of the law each, filled up with codes that meet zeros to 16, 32, 64 or 128. Codes
 lie block by block, in a block output by output, so that a program's tile is one piece of memory. Codes of 4 bits: the
 low halves of a block's bytes are the first half of its inputs, the high halves the second. Two groups of at most 16
-inputs make one block.
+inputs make one block. For products in integers (int8.triton), 32 stands for 16.
 """
 
 from __future__ import annotations
@@ -86,11 +86,20 @@ def takes_together(parts: Sequence[Codes]) -> bool:
     return in_one_order(parts)
 
 
-def pack(codes: Sequence[Codes], device: torch.device | str = "cpu") -> CodeBlocks:
-    """The weights one below the other, on device. Raises KernelArgumentError: they cannot be packed together."""
+def pack(
+    codes: Sequence[Codes],
+    device: torch.device | str = "cpu",
+    *,
+    group_inputs: int | None = None,
+    min_width: int = _MIN_WIDTH,
+) -> CodeBlocks:
+    """The weights one below the other, on device. Raises KernelArgumentError: they cannot be packed together.
+
+    group_inputs: of all weights, a divisor of the law's groups; None: the law's own. min_width: a power of two.
+    """
     if not takes_together(codes):
         raise KernelArgumentError("these codes cannot be packed as one weight")
-    parts = tuple(_pack(run, values, device) for run, values in _runs(codes))
+    parts = tuple(_pack(run, values, device, group_inputs, min_width) for run, values in _runs(codes))
     order = grouping_of(codes[0]).order
     return CodeBlocks(
         sum(part.num_outputs for part in parts), codes[0].shape[1], parts, None if order is None else order.to(device)
@@ -140,20 +149,21 @@ def _is_alike(first: Codes, second: Codes) -> bool:
     return types(first) == types(second) and torch.equal(first.groups, second.groups)
 
 
-def _pack(codes: Codes, values: _Values, device: torch.device | str) -> Part:
+def _pack(codes: Codes, values: _Values, device: torch.device | str, group_inputs: int | None, min_width: int) -> Part:
     grouping = grouping_of(codes)
+    size = group_inputs or grouping.group_inputs
     numbers = codes.numbers.view(torch.uint8)
     if grouping.order is not None:
         numbers = numbers[:, grouping.order]
     kind, low, table, numbers = _coded(numbers, values)
-    blocks = _blocks(numbers, grouping.group_inputs, is_narrow=_is_narrow(values))
+    blocks = _blocks(numbers, size, min_width, is_narrow=_is_narrow(values))
     num_scales = codes.scales.shape[1]
-    num_groups = -(-codes.shape[1] // grouping.group_inputs)
-    scale_groups = num_groups if num_scales == 1 else int(torch.bincount(codes.groups).max()) // grouping.group_inputs
+    num_groups = -(-codes.shape[1] // size)
+    scale_groups = num_groups if num_scales == 1 else int(torch.bincount(codes.groups).max()) // size
     scales, minimums = codes.scales.float(), codes.folded_minimums()
     scales, minimums = narrowed(scales, minimums)
     part = Part(
-        kind, codes.shape[0], grouping.group_inputs, scale_groups, low,
+        kind, codes.shape[0], size, scale_groups, low,
         None if table is None else table.to(device), blocks.to(device),
         _by_group(scales).to(device), None if minimums is None else _by_group(minimums).to(device),
     )  # fmt: skip
@@ -179,17 +189,17 @@ def _coded(numbers: torch.Tensor, values: _Values) -> tuple[str, int, torch.Tens
     return "table", 0, table.view(torch.int64), torch.from_numpy(np.take(index_of, numbers.numpy()))
 
 
-def _blocks(codes: torch.Tensor, group_inputs: int, *, is_narrow: bool) -> torch.Tensor:
+def _blocks(codes: torch.Tensor, group_inputs: int, min_width: int, *, is_narrow: bool) -> torch.Tensor:
     """uint8 [N, K] -> [blocks, N, width]"""
     num_outputs, num_inputs = codes.shape
-    filled = max(_MIN_WIDTH, 1 << (group_inputs - 1).bit_length())
+    filled = max(min_width, 1 << (group_inputs - 1).bit_length())
     groups = pad(codes, (0, -num_inputs % group_inputs)).view(num_outputs, -1, group_inputs)
     groups = pad(groups, (0, filled - group_inputs))
     if not is_narrow:
         return groups.transpose(0, 1).contiguous()
-    if filled == _MIN_WIDTH:
+    if filled == min_width:
         groups = pad(groups, (0, 0, 0, groups.shape[1] % 2))
-    halves = groups.reshape(num_outputs, -1, 2, max(_MIN_WIDTH, filled // 2))
+    halves = groups.reshape(num_outputs, -1, 2, max(min_width, filled // 2))
     return (halves[:, :, 0] | halves[:, :, 1] << 4).transpose(0, 1).contiguous()
 
 

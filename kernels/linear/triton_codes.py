@@ -177,17 +177,9 @@ def linear_tiled(
     block_outputs: int | None = None,
 ) -> torch.Tensor:
     """As linear, with given blocks; for tests and timings."""
-    num_outputs, num_inputs = packed.num_outputs, packed.num_inputs
-    if x.dtype != torch.bfloat16 or x.shape[-1] != num_inputs:
-        expected = f"bfloat16 [..., {num_inputs}]"
-        raise KernelArgumentError(f"x is {str(x.dtype).removeprefix('torch.')} {list(x.shape)}, expected {expected}")
-    if bias is not None and (bias.shape != (num_outputs,) or bias.dtype != x.dtype or not bias.is_contiguous()):
-        raise KernelArgumentError(f"bias {tuple(bias.shape)} ({bias.dtype}) does not fit {num_outputs} outputs")
-    rows = x.reshape(-1, num_inputs)
-    if packed.order is not None:
-        rows = rows.index_select(1, packed.order)
-    elif rows.stride(1) != 1:
-        rows = rows.contiguous()
+    num_outputs = packed.num_outputs
+    require_fitting(x, packed, bias)
+    rows = in_order(x, packed)
     out = x.new_empty((*x.shape[:-1], num_outputs))
     if rows.shape[0] == 0:
         return out
@@ -202,6 +194,24 @@ def linear_tiled(
         _launch(rows, part, sums.get(shape), own_bias, out.view(-1, num_outputs)[:, own], block_rows, block_outputs)
         first += part.num_outputs
     return out
+
+
+def require_fitting(x: torch.Tensor, packed: CodeBlocks, bias: torch.Tensor | None) -> None:
+    """Raises KernelArgumentError."""
+    num_outputs, num_inputs = packed.num_outputs, packed.num_inputs
+    if x.dtype != torch.bfloat16 or x.shape[-1] != num_inputs:
+        expected = f"bfloat16 [..., {num_inputs}]"
+        raise KernelArgumentError(f"x is {str(x.dtype).removeprefix('torch.')} {list(x.shape)}, expected {expected}")
+    if bias is not None and (bias.shape != (num_outputs,) or bias.dtype != x.dtype or not bias.is_contiguous()):
+        raise KernelArgumentError(f"bias {tuple(bias.shape)} ({bias.dtype}) does not fit {num_outputs} outputs")
+
+
+def in_order(x: torch.Tensor, packed: CodeBlocks) -> torch.Tensor:
+    """x as rows [T, K] in the codes' order, of stride 1."""
+    rows = x.reshape(-1, packed.num_inputs)
+    if packed.order is not None:
+        return rows.index_select(1, packed.order)
+    return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
 def _sums_of(rows: torch.Tensor, num_groups: int, group_inputs: int) -> torch.Tensor:
@@ -227,9 +237,9 @@ def _launch(
     # As in triton: the stride of a single row is arbitrary.
     x_stride, out_stride = (num_inputs, part.num_outputs) if num_rows == 1 else (rows.stride(0), out.stride(0))
     _linear[(triton.cdiv(part.num_outputs, block_outputs), triton.cdiv(num_rows, block_rows))](
-        rows, part.codes, _or(part.table, part.codes), part.scales, _or(part.minimums, part.scales),
-        _or(x_sums, rows), _or(bias, rows), out, part.low, num_rows, part.num_outputs, x_stride, out_stride,
-        NUM_INPUTS=num_inputs, NUM_BLOCKS=part.codes.shape[0], **_layout(part), PADS=part.pads(num_inputs),
+        rows, part.codes, given_or(part.table, part.codes), part.scales, given_or(part.minimums, part.scales),
+        given_or(x_sums, rows), given_or(bias, rows), out, part.low, num_rows, part.num_outputs, x_stride, out_stride,
+        NUM_INPUTS=num_inputs, NUM_BLOCKS=part.codes.shape[0], **layout(part), PADS=part.pads(num_inputs),
         HAS_BIAS=bias is not None, BLOCK_ROWS=block_rows, BLOCK_OUTPUTS=block_outputs,
         num_warps=tile.num_warps, num_stages=num_stages(block_rows), enable_fp_fusion=False,
     )  # fmt: skip
@@ -240,7 +250,7 @@ def num_stages(block_rows: int) -> int:
     return 4 if block_rows <= 64 else 2
 
 
-def _layout(part: Part) -> dict[str, Any]:
+def layout(part: Part) -> dict[str, Any]:
     return {
         "WIDTH": part.codes.shape[2],
         "GROUP_INPUTS": part.group_inputs,
@@ -252,7 +262,7 @@ def _layout(part: Part) -> dict[str, Any]:
     }
 
 
-def _or(tensor: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:
+def given_or(tensor: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:
     """What is not there is not read, but has to be some tensor."""
     return other if tensor is None else tensor
 
@@ -269,9 +279,9 @@ def rows(ids: torch.Tensor, packed: CodeBlocks) -> torch.Tensor:
     out = torch.empty((*ids.shape, packed.num_inputs), dtype=torch.bfloat16, device=part.codes.device)
     if ids.numel():
         _rows[(ids.numel(), part.codes.shape[0])](
-            ids, part.codes, _or(part.table, part.codes), part.scales, _or(part.minimums, part.scales),
-            _or(packed.order, ids), out, part.low, part.num_outputs,
-            NUM_INPUTS=packed.num_inputs, **_layout(part), HAS_ORDER=packed.order is not None,
+            ids, part.codes, given_or(part.table, part.codes), part.scales, given_or(part.minimums, part.scales),
+            given_or(packed.order, ids), out, part.low, part.num_outputs,
+            NUM_INPUTS=packed.num_inputs, **layout(part), HAS_ORDER=packed.order is not None,
             num_warps=1, enable_fp_fusion=False,
         )  # fmt: skip
     return out

@@ -23,6 +23,7 @@ from outrider.engine.certificate import Certificate
 from outrider.engine.model.loaded import LoadedModel
 from outrider.gateway.fleet.remote import RemoteVerifier
 from outrider.kernels.linear import cpu_code_panels
+from outrider.kernels.linear.int8 import cpu_lines
 from outrider.shared import wire
 from outrider.shared.errors import VerifierLost
 from outrider.shared.messages import Commit, HiddenStates, HiddenStatesRequest, SessionSpec, VerifierInfo, VerifyStep
@@ -133,7 +134,8 @@ async def test_greedy_text_is_that_of_one_process(service: Service, truth: Calla
 @pytest.mark.skipif(not cpu_code_panels.supports(torch.bfloat16), reason="this CPU has no AVX512-BF16")
 async def test_quantised_weights_stay_packed(packed_service: Service) -> None:
     numerics = (await info_of(packed_service)).numerics
-    assert numerics.startswith("bfloat16+i4/cpu/")
+    kind = "i4" if cpu_lines.instruction() is None else "w4a8"
+    assert numerics.startswith(f"bfloat16+{kind}/cpu/")
     assert "/tp2/" in numerics
 
 

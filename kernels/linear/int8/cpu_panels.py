@@ -146,5 +146,15 @@ def _make_decode_row(digest: int) -> Callable[[Any, int, int], None]:
 
 @functools.cache
 def _entry(make_entry: Callable[[int], Callable[[Any, int, int], None]]) -> int:
-    sources = (record, cpu_panel_coding, cpu_panel_tiles, cpu_code_tiles, cpu_code_rows, lines, tiles, cpu_rows, reference)
+    sources = (
+        record,
+        cpu_panel_coding,
+        cpu_panel_tiles,
+        cpu_code_tiles,
+        cpu_code_rows,
+        lines,
+        tiles,
+        cpu_rows,
+        reference,
+    )
     return cpu_team.compile_unit(make_entry, sources)

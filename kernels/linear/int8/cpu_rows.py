@@ -26,8 +26,19 @@ from outrider.kernels.cpu.emitters import (
     store,
 )
 from outrider.kernels.cpu.record import record_types
-from outrider.kernels.cpu.simd import Vec16, operation, store_f32, vload_bf16, vload_bf16_first, vsplat
-from outrider.kernels.linear.cpu_code_rows import make_decode_row, put_in_order
+from outrider.kernels.cpu.simd import (
+    Vec16,
+    load_i64,
+    operation,
+    store_f32,
+    store_i64,
+    vload_bf16,
+    vload_bf16_first,
+    vsplat,
+)
+from outrider.kernels.linear.cpu_code_rows import Rows, put_in_order, store_row, store_weight
+from outrider.kernels.linear.cpu_code_tiles import Panel
+from outrider.kernels.linear.cpu_panel_coding import PANEL_COLUMNS, pointer
 from outrider.kernels.linear.int8.cpu_lines import code_at
 from outrider.kernels.linear.int8.cpu_tiles import GROUP_BYTES
 from outrider.kernels.linear.int8.reference import LARGEST_CODE, QUAD, SMALLEST_MAGNITUDE
@@ -167,4 +178,17 @@ def _quantise_group(x, count, codes, group):  # type: ignore[no-untyped-def]
     store_f32(group + 8, step * types.float32(total))
 
 
-decode_row = make_decode_row(code_at, QUAD)
+@njit
+def decode_row(address, unit, thread):  # type: ignore[no-untyped-def]
+    """A unit of work: one output's weights, as cpu_code_rows.decode_row."""
+    call = carray(address, 1, Rows)[0]
+    output = load_i64(call.ids + 8 * unit)
+    if output < 0 or output >= call.num_outputs:
+        store_i64(call.error, 1)
+        return
+    panel = carray(pointer(call.panels), (call.num_panels,), Panel)[output // PANEL_COLUMNS]
+    column = output % PANEL_COLUMNS
+    for place in range(call.num_inputs):
+        line, number = place // QUAD, QUAD * column + place % QUAD
+        store_weight(call, panel, thread, place, line // panel.group_lines, column, code_at(panel, line, number))
+    store_row(call, unit, thread)

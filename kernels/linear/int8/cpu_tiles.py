@@ -8,6 +8,7 @@ Needs an instruction of cpu_lines.instruction (checked by the caller) and numba.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 from llvmlite import ir
@@ -51,7 +52,7 @@ _CHUNK_LINES = 64
 _I32, _I64, _F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
 _i = types.int64
 _DOT = "llvm.x86.avx512.vpdpbusd.512", "llvm.x86.avx512.vpdpbusd.256"
-_ZERO, _ONE = ir.Constant(_I64, 0), ir.Constant(_I64, 1)
+_ZERO, _ONE, _UNROLLED = ir.Constant(_I64, 0), ir.Constant(_I64, 1), ir.Constant(_I64, 8)
 
 
 class CallFields(NamedTuple):
@@ -77,6 +78,20 @@ CallRecord, Call = record_types(CallFields)
 def dot_quads(builder: Builder, total: Value, codes: Value, quad: Value) -> Value:
     """total + the products of each lane's four unsigned codes with four signed ones, exactly."""
     return call_on_bytes(builder, _DOT, _I32, [total, builder.bitcast(codes, VI32), quad])
+
+
+def _add_line(
+    builder: Builder, kind: int, decoder: LineDecoder, lines: Value, rows: list[Value], sums: Any, j: Value
+) -> None:
+    """Add the products of line j to the sums of each row and vector."""
+    line = offset(builder, lines, LINE_BYTES[kind], j)
+    for byte in range(0, LINE_BYTES[kind], VECTOR_BYTES):
+        emit_prefetch(builder, builder.add(line, ir.Constant(_I64, _AHEAD_BYTES + byte)))
+    columns = list(decoder.vectors(line))
+    for r, row in enumerate(rows):
+        quad = splat(builder, load(builder, offset(builder, row, QUAD, j), _I32, 1))
+        for v in range(_VECTORS):
+            builder.store(dot_quads(builder, builder.load(sums[r, v]), columns[v], quad), sums[r, v])
 
 
 def _make_add(kind: int, num_rows: int) -> Any:
@@ -125,15 +140,13 @@ def _make_add(kind: int, num_rows: int) -> Any:
             first = builder.mul(group, group_lines)
             end = builder.add(first, group_lines)
             end = builder.select(builder.icmp_signed("<", end, num_lines), end, num_lines)
-            with cgutils.for_range_slice(builder, first, end, _ONE, _I64) as (j, _n):
-                line = offset(builder, lines, LINE_BYTES[kind], j)
-                for byte in range(0, LINE_BYTES[kind], VECTOR_BYTES):
-                    emit_prefetch(builder, builder.add(line, ir.Constant(_I64, _AHEAD_BYTES + byte)))
-                columns = list(decoder.vectors(line))
-                for r in range(num_rows):
-                    quad = splat(builder, load(builder, offset(builder, rows[r], QUAD, j), _I32, 1))
-                    for v in range(_VECTORS):
-                        builder.store(dot_quads(builder, builder.load(sums[r, v]), columns[v], quad), sums[r, v])
+            add_line = functools.partial(_add_line, builder, kind, decoder, lines, rows, sums)
+            with builder.if_else(builder.icmp_signed("==", builder.sub(end, first), _UNROLLED)) as (whole, others):
+                with whole:
+                    for place in range(_UNROLLED.constant):
+                        add_line(builder.add(first, ir.Constant(_I64, place)))
+                with others, cgutils.for_range_slice(builder, first, end, _ONE, _I64) as (j, _n):
+                    add_line(j)
             step = builder.ashr(builder.add(first_group, group), step_shift)
             load_factors(builder, scales, scale_bytes, group, scale_steps, step, factors)
             for r, v in cells:

@@ -33,7 +33,7 @@ QUAD = 4
 
 
 def group_inputs(parts: Sequence[Codes]) -> int | None:
-    """Inputs of a group of weights that are packed together, a multiple of QUAD; None: the law does not hold for them."""
+    """Inputs of a group of weights that are packed together, a multiple of QUAD; None: the law does not hold."""
     if not in_one_order(parts) or any(part.numbers.dtype != torch.int8 for part in parts):
         return None
     common = math.gcd(*(part.grouping.group_inputs for part in parts if part.grouping is not None))
@@ -41,7 +41,7 @@ def group_inputs(parts: Sequence[Codes]) -> int | None:
 
 
 def quantise(x: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows [T, K] in groups of `size` inputs, the last one filled up with zeros -> q int8 [T, G, size], steps [T, G]."""
+    """Rows [T, K] in groups of `size` inputs, the last one filled up with zeros -> q int8 [T, G, size], steps."""
     groups = pad(x.float(), (0, -x.shape[1] % size)).reshape(len(x), -1, size)
     largest = groups.abs().amax(2).clamp(min=SMALLEST_MAGNITUDE)
     largest = torch.where(groups.isfinite().all(2), largest, torch.nan)
@@ -50,9 +50,7 @@ def quantise(x: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
     return q.to(torch.int8), largest / LARGEST_CODE
 
 
-def linear(
-    x: torch.Tensor, codes: Codes, bias: torch.Tensor | None = None, *, size: int | None = None
-) -> torch.Tensor:
+def linear(x: torch.Tensor, codes: Codes, bias: torch.Tensor | None = None, *, size: int | None = None) -> torch.Tensor:
     """x bf16 [T, K], bias bf16 [N] or None -> bf16 [T, N]. size: inputs of a group; None: of this weight alone.
 
     Raises KernelArgumentError.

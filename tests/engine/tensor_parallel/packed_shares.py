@@ -59,7 +59,8 @@ def gguf_file(folder: Path, architecture: str, kind: str) -> Path:
 def packed_share(path: str, rank: int | None) -> dict[str, Any]:
     """By name, the linears of one rank's share, and its experts; rank None: of the whole model."""
     config = guards.read_config(path)
-    kernels = resolve_code_kernels("cpu", torch.bfloat16, torch.device("cpu"))
+    # In bf16, where a row with a single 1 brings out weights exactly.
+    kernels = resolve_code_kernels("cpu", torch.bfloat16, torch.device("cpu"), "bf16")
     model = read_weights(path, config, torch.bfloat16, torch.device("cpu"), code_kernels=kernels)
     ops = resolve_attention_ops("cpu", torch.device("cpu"))
     shapes = guards.probe_layers(path, model, ops, guards.attention_layers(config))

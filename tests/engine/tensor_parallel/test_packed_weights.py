@@ -128,7 +128,8 @@ def require_exact_and_near(pair: Pair, meant: Any) -> None:
     ours, of_one, theirs = (
         (found.float() - exact).square().mean(-1).median().sqrt() for found in (together, alone, rounded)
     )
-    assert ours <= 1.2 * theirs
+    in_integers = any(kind.endswith("a8") for kind in code_kinds(pair.together.model))
+    assert ours <= (3.0 if in_integers else 1.2) * theirs
     assert ours <= 1.2 * of_one
 
 

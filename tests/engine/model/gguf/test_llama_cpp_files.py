@@ -193,7 +193,7 @@ def test_a_file_may_have_its_own_attention_factor(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "codes"), [("gpt_oss", "i4"), ("phi3_long", "i8")])
 def test_what_is_quantised_stays_packed(name: str, codes: str) -> None:
     token_ids, logits, _ = expected(name)
-    loaded = load_model(str(_FOLDER / f"{name}.gguf"))
+    loaded = load_model(str(_FOLDER / f"{name}.gguf"), packed_arithmetic="bf16")
     assert code_kinds(loaded.model) == [codes]
     certificate = certify(loaded, runner_of(loaded))
     assert certificate.holds, certificate.describe()
@@ -207,7 +207,9 @@ def test_what_is_quantised_stays_packed(name: str, codes: str) -> None:
 )
 def test_a_quantised_file_stays_packed(tmp_path: Path, name: str) -> None:
     token_ids, logits, _ = expected(name)
-    loaded = load_model(str(requantised(_FOLDER / f"{name}.gguf", tmp_path / f"{name}.gguf", "Q8_0")))
+    loaded = load_model(
+        str(requantised(_FOLDER / f"{name}.gguf", tmp_path / f"{name}.gguf", "Q8_0")), packed_arithmetic="bf16"
+    )
     assert code_kinds(loaded.model) == ["i8"]
     linears = [
         (part, module) for part, module in loaded.model.named_modules() if isinstance(module, RowInvariantLinear)

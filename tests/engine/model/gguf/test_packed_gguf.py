@@ -18,7 +18,7 @@ from gguf_writer import VOCABULARY
 
 from outrider.engine.certificate import certify
 from outrider.engine.errors import ModelRefused
-from outrider.engine.model.coded_weights import CodedRows, RowInvariantCodes
+from outrider.engine.model.coded_weights import CodedRows, RowInvariantCodes, code_kinds
 from outrider.engine.model.load import load_model
 from outrider.engine.model.loaded import LoadedModel
 from outrider.engine.model.row_invariant_experts import PackedExpert
@@ -26,9 +26,12 @@ from outrider.engine.model.row_invariant_modules import RowInvariantLinear
 from outrider.engine.numerics import measure_numerics
 from outrider.engine.run.runner import ModelRunner
 from outrider.kernels.linear import cpu_code_panels
+from outrider.kernels.linear.int8 import cpu_panels as int8_panels
 
 pytestmark = pytest.mark.skipif(not cpu_code_panels.supports(torch.bfloat16), reason="this CPU has no AVX512-BF16")
 _LENGTH = 60
+# arithmetic -> error of logits at most, in those of bfloat16 throughout
+_ERRORS = {"bf16": 1.2, "int8": 3.0}
 # model -> (type of the matrices, types of others)
 KINDS: dict[str, tuple[str, str, dict[str, str]]] = {
     "i8": ("llama", "Q8_0", {}),
@@ -63,10 +66,14 @@ def dequantised(path: Path, folder: Path) -> Any:
     return original
 
 
+@pytest.mark.parametrize("arithmetic", _ERRORS)
 @pytest.mark.parametrize("name", KINDS)
-def test_a_packed_model_is_certified_and_near_the_exact_logits(tmp_path: Path, name: str) -> None:
+def test_a_packed_model_is_certified_and_near_the_exact_logits(tmp_path: Path, name: str, arithmetic: str) -> None:
+    if arithmetic == "int8" and not int8_panels.supports(torch.bfloat16):
+        pytest.skip("this CPU has no VNNI")
     file = packed_file(tmp_path, name)
-    loaded = load_model(str(file))
+    loaded = load_model(str(file), packed_arithmetic=arithmetic)
+    assert all(kind.endswith("a8") == (arithmetic == "int8") for kind in code_kinds(loaded.model))
     linears = [part for part in loaded.model.modules() if isinstance(part, RowInvariantLinear)]
     plain = [part for part in linears if not isinstance(part, RowInvariantCodes)]
     if name == "some-plain":  # its neighbours are packed, and not joined with it
@@ -85,7 +92,7 @@ def test_a_packed_model_is_certified_and_near_the_exact_logits(tmp_path: Path, n
         rounded = copy.deepcopy(original).bfloat16()(torch.tensor([token_ids]), use_cache=False).logits[0].float()
     ours = (logits_of(loaded, token_ids) - exact).square().mean().sqrt()
     theirs = (rounded - exact).square().mean().sqrt()
-    assert ours <= 1.2 * theirs
+    assert ours <= _ERRORS[arithmetic] * theirs
 
 
 @pytest.mark.parametrize(
@@ -95,7 +102,7 @@ def test_a_packed_model_is_certified_and_near_the_exact_logits(tmp_path: Path, n
 def test_experts_stay_packed(tmp_path: Path, name: str, kind: str, others: dict[str, str]) -> None:
     """A row with a single 1 brings out an input's weights, each rounded once."""
     folder, file = gguf_model(tmp_path, name, kind, None, others)
-    loaded = load_model(str(file))
+    loaded = load_model(str(file), packed_arithmetic="bf16")
     assert loaded.dtype == torch.bfloat16
     packed = [part for part in loaded.model.modules() if isinstance(part, PackedExpert)]
     meant = [
@@ -145,7 +152,10 @@ def test_an_embedding_has_the_dequantised_rows(tmp_path: Path) -> None:
 
 
 def test_the_numerics_name_the_kinds(tmp_path: Path) -> None:
-    assert measure_numerics(load_model(str(packed_file(tmp_path, "mixed")))).startswith("bfloat16+i4,i5,i8/cpu/")
+    file = str(packed_file(tmp_path, "mixed"))
+    assert measure_numerics(load_model(file, packed_arithmetic="bf16")).startswith("bfloat16+i4,i5,i8/cpu/")
+    if int8_panels.supports(torch.bfloat16):
+        assert measure_numerics(load_model(file)).startswith("bfloat16+w4a8,w5a8,w8a8/cpu/")
 
 
 def test_float32_is_not_packed(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from outrider.engine.model.load import load_model
 from outrider.engine.model.row_invariant_modules import RowInvariantLinear
 from outrider.engine.run.runner import ModelRunner
 from outrider.kernels.linear import cpu_code_panels
+from outrider.kernels.linear.int8 import cpu_lines
 
 pytestmark = pytest.mark.skipif(not cpu_code_panels.supports(torch.bfloat16), reason="this CPU has no AVX512-BF16")
 _WIDTHS = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 32}
@@ -57,7 +58,7 @@ def packed_model(folder: Path, name: str) -> Path:
 
 @pytest.mark.parametrize("name", _KINDS)
 def test_a_packed_model_is_certified_and_near_the_exact_logits(tmp_path: Path, name: str) -> None:
-    loaded = load_model(str(packed_model(tmp_path, name)), dtype="bfloat16")
+    loaded = load_model(str(packed_model(tmp_path, name)), dtype="bfloat16", packed_arithmetic="bf16")
     assert code_kinds(loaded.model) == [_KINDS[name]]
     linears = [part for part in loaded.model.model.modules() if isinstance(part, RowInvariantLinear)]
     assert name in _SCATTERED or all(isinstance(part, RowInvariantCodes) for part in linears)
@@ -84,3 +85,21 @@ def test_a_damaged_weight_is_refused_by_name_though_it_is_read_late(tmp_path: Pa
     save_file(tensors, file)
     with pytest.raises(ModelRefused, match=r"layers\.1\.mlp\.up_proj\.weight: it has values that are not finite"):
         load_model(str(packed), dtype="bfloat16")
+
+
+@pytest.mark.skipif(cpu_lines.instruction() is None, reason="this CPU has no VNNI")
+def test_with_vnni_alone_fp8_is_dequantised_in_the_embedding_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_code_panels, "supports", lambda _dtype: False)
+    config, arguments = SERVED["llama_tied"]
+    plain = save_tiny_model(config, {**arguments, **_WIDTHS}, tmp_path / "plain")
+    weights = r"(_proj|embed_tokens)\.weight$"
+    write_model(plain, CASES["fp8-block"], tmp_path / "packed", tmp_path / "meant", weights)
+    loaded = load_model(str(tmp_path / "packed"), dtype="bfloat16")
+    assert code_kinds(loaded.model) == []
+    meant = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "meant")
+    wanted = meant.get_input_embeddings().weight.bfloat16()
+    assert torch.equal(loaded.model.get_input_embeddings().weight, wanted)
+    certificate = certify(loaded, ModelRunner(loaded, loaded.make_cache(2, 16)))
+    assert certificate.holds, certificate.describe()

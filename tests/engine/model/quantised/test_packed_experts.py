@@ -63,7 +63,7 @@ def packed_model(folder: Path, architecture: str, case: str, linear: str | None 
 
 
 def load(folder: Path) -> Any:
-    return load_model(str(folder), dtype="bfloat16")
+    return load_model(str(folder), dtype="bfloat16", packed_arithmetic="bf16")
 
 
 def experts_of(model: torch.nn.Module) -> list[PackedExpert]:
