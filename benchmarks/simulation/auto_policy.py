@@ -8,8 +8,8 @@ commit as gateway/proposals/drafting.py does, and steering runs in progress. Whe
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from benchmarks.simulation.events import Events
 from benchmarks.simulation.rounds import Drafted, DraftLengths, SessionRound
@@ -25,13 +25,15 @@ from outrider.verifier_service.timing.gathering import LastRound
 DRAFT_METHOD = "draft_model"
 
 
-def auto_lengths(events: Events, trips_s: Sequence[float], max_draft_tokens: int) -> list[DraftLengths]:
-    """For verifiers behind one gateway that draft by themselves; trips_s: to each of them and back."""
+def auto_lengths(events: Events, trips_s: Sequence[float], limits: Sequence[Mapping[str, int]]) -> list[DraftLengths]:
+    """For verifiers behind one gateway that draft by themselves; trips_s: to each of them and back. limits: the methods
+    of each, with the most tokens that they draft.
+    """
     names = [f"verifier-{place}" for place in range(len(trips_s))]
     by_verifier = ByVerifier(AutoDrafting, lambda: names)
     return [
-        _GatewayLengths(events, trip_s, max_draft_tokens, by_verifier.of(name))
-        for name, trip_s in zip(names, trips_s, strict=True)
+        _GatewayLengths(events, trip_s, served, by_verifier.of(name))
+        for name, trip_s, served in zip(names, trips_s, limits, strict=True)
     ]
 
 
@@ -87,14 +89,14 @@ def remote_outcome(member: SessionRound, draft: RemoteDraft) -> RoundOutcome:
 class _Run:
     """What the gateway knows of a session in its run: the fields of gateway.proposals.drafting.Drafting of note.
 
-    read_len: output that the method had read at its last draft; -1: it has drafted nothing yet.
+    read_len: output that a method had read at its last draft; missing: it has drafted nothing yet.
     """
 
     draft: AdaptiveDraft
-    num_steered: int
+    num_steered: tuple[str, int]
     until_decision: int = 1
     num_wanted: int = 0
-    read_len: int = -1
+    read_len: dict[str, int] = field(default_factory=dict)
     compared_us: tuple[int, ...] = ()
     told_us: tuple[int, ...] = ()
     draft_rows_s: tuple[float, ...] = ()
@@ -103,18 +105,18 @@ class _Run:
 class _GatewayLengths:
     """Of one verifier; commits take half of the trip to the gateway, and what it says half of it back."""
 
-    def __init__(self, events: Events, trip_s: float, max_draft_tokens: int, shared: AutoDrafting) -> None:
+    def __init__(self, events: Events, trip_s: float, limits: Mapping[str, int], shared: AutoDrafting) -> None:
         self._events = events
         self._one_way_s = 0.5 * trip_s
-        self._max_draft_tokens = max_draft_tokens
+        self._limits = limits
         self._shared = shared
         self._runs: dict[int, _Run] = {}
 
     def opened(self, session: Drafted) -> None:
-        draft = AdaptiveDraft(self._shared, self._max_draft_tokens, lambda: {DRAFT_METHOD: 0})
+        draft = AdaptiveDraft(self._shared, max(self._limits.values()), lambda: self._limits)
         num_wanted = draft.num_draft_tokens(before_prefill=True)
-        self._runs[id(session)] = _Run(draft, num_wanted, num_wanted=num_wanted)
-        session.num_wanted = num_wanted
+        self._runs[id(session)] = _Run(draft, (draft.method, num_wanted), num_wanted=num_wanted)
+        session.method, session.num_wanted = draft.method, num_wanted
 
     def decide(self, sessions: Iterable[Drafted]) -> None:
         """The gateway decides when a commit has come to it."""
@@ -134,9 +136,9 @@ class _GatewayLengths:
             elif run.until_decision <= 0:
                 num_wanted = run.draft.num_draft_tokens()
                 run.until_decision = min(run.draft.free_run(), DECISION_TOKENS)
-                if num_wanted != run.num_steered:
-                    run.num_steered = num_wanted
-                    steered.append((member.session, num_wanted))
+                if (run.draft.method, num_wanted) != run.num_steered:
+                    run.num_steered = run.draft.method, num_wanted
+                    steered.append((member.session, *run.num_steered))
         if steered:
             self._events.after(self._one_way_s, _steer, steered)
 
@@ -147,10 +149,11 @@ class _GatewayLengths:
         draft_s, num_asked = 0.0, member.num_asked
         if num_asked:
             run.num_wanted, draft_s = num_asked, times.draft_s
-            is_catch_up = run.read_len < 0 or member.base_len - run.read_len > CATCH_UP_TOKENS
-            run.read_len = member.base_len + member.num_committed
+            read_len = run.read_len.get(member.method, -CATCH_UP_TOKENS - 1)
+            is_catch_up = member.base_len - read_len > CATCH_UP_TOKENS
+            run.read_len[member.method] = member.base_len + member.num_committed
         room = max(0, member.session.max_tokens - member.base_len - 1)
-        num_wanted = run.num_steered or run.num_wanted
+        num_wanted = run.num_steered[1] or run.num_wanted
         return RoundOutcome(
             num_asked=num_asked,
             num_draft_tokens=member.num_proposed,
@@ -158,7 +161,7 @@ class _GatewayLengths:
             batch_sessions=times.batch_sessions,
             draft_rows_s=_prices_s(run, times.draft_rows_us),
             tokens_per_s=times.tokens_per_s,
-            method=DRAFT_METHOD if num_asked else "",
+            method=member.method if num_asked else "",
             round_tokens=times.last_round.num_tokens,
             round_s=times.last_round.seconds,
             open_sessions=times.open_sessions,
@@ -181,6 +184,6 @@ def _prices_s(run: _Run, draft_rows_us: tuple[int, ...]) -> tuple[float, ...]:
     return run.draft_rows_s
 
 
-def _steer(steered: Sequence[tuple[Drafted, int]]) -> None:
-    for session, num_wanted in steered:
-        session.num_wanted = num_wanted
+def _steer(steered: Sequence[tuple[Drafted, str, int]]) -> None:
+    for session, method, num_wanted in steered:
+        session.method, session.num_wanted = method, num_wanted

@@ -196,7 +196,7 @@ class SimulatedVerifier:
             else:
                 work.session.num_pending -= work.num_chain_rows
         plan = cast(Sequence[Work], self._plan)
-        self._gathering.observe(plan, num_tokens, self._started, ended, num_open=num_open)
+        self._gathering.observe(plan, num_tokens, self._started, ended, num_open=num_open, draft_s=self._drafted[0])
         if self.own_drafts is not None:
             self.own_drafts.end_round(self._gathering.last_round, num_open)
         self._is_busy = False

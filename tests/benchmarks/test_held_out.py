@@ -11,6 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from benchmarks import held_out as command
+from benchmarks.simulation.auto_policy import DRAFT_METHOD
 from benchmarks.simulation.costs import DEFAULT_PATH, Costs, load_costs
 from benchmarks.simulation.local_drafts import DraftPrices
 from benchmarks.simulation.rounds import Drafted, SessionRound
@@ -115,7 +116,7 @@ class DecidesEachRound:
 
     def decide(self, sessions: Iterable[Drafted]) -> None:
         for session in sessions:
-            session.num_wanted = 2
+            session.method, session.num_wanted = DRAFT_METHOD, 2
 
     def observe(self, members: Sequence[SessionRound], last_round: LastRound, num_open: int) -> None:
         self.num_rounds += 1
