@@ -67,7 +67,6 @@ def main(
     lengths: Annotated[str, typer.Option(help="Fixed draft lengths, comma-separated.")] = "1,2,3,5",
     max_draft_tokens: Annotated[int, typer.Option(help="Longest draft of auto.", min=1, max=16)] = 5,
     scale: Annotated[float, typer.Option(help="Of simulated time.", min=0.01)] = 1.0,
-    decided_at: Annotated[str, typer.Option(help="Who decides for auto: gateway or verifier.")] = "gateway",
     workers: Annotated[int, typer.Option(help="Processes.", min=1)] = 1,
     costs: Annotated[Path, typer.Option(help="File of costs.")] = DEFAULT_PATH,
     save: Annotated[bool, typer.Option("--save", help="Append rows to benchmarks/results/held_out.jsonl.")] = False,
@@ -80,8 +79,9 @@ def main(
     except (ConfigError, ValueError) as error:
         console.print(f"error: {error}", markup=False)
         raise typer.Exit(2) from None
-    changed = {"max_draft_tokens": max_draft_tokens, "decided_at": decided_at}
-    chosen = [dataclasses.replace(c, world=dataclasses.replace(c.world, **changed)) for c in chosen]  # type: ignore[arg-type]
+    chosen = [
+        dataclasses.replace(c, world=dataclasses.replace(c.world, max_draft_tokens=max_draft_tokens)) for c in chosen
+    ]
     scores = list(_run_all(chosen, fixed, workers))
     for group, members in itertools.groupby(scores, key=lambda score: score.group):
         console.print(_table(group, list(members)))

@@ -79,6 +79,7 @@ class LocalSession:
     step_arrived_at: float = 0.0
     replied_at: float | None = None
     return_s: float | None = None
+    away_s: float = 0.0
     num_behind: int = 0
     num_draft_tokens: int = 0
     free_run_left: int = 0
@@ -151,10 +152,11 @@ class LocalSession:
 
 @dataclass(eq=False)
 class LocalDrafting:
-    """Of one verifier. prices: by method."""
+    """Of one verifier. prices: by method. waited_s: for no drafter."""
 
     prices: Mapping[str, DraftPrices]
     lengths: DraftLengths
+    waited_s: float = 0.0
     # Of the round that is being settled.
     members: list[SessionRound] = field(default_factory=list)
 

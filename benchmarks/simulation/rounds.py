@@ -18,9 +18,6 @@ class RoundTimes:
     """
 
     batch_sessions: int
-    draft_rows_us: tuple[int, ...]
-    tokens_per_s: float
-    last_round: LastRound
     open_sessions: int
     draft_s: float = 0.0
     draft_depth: int = 0

@@ -6,7 +6,7 @@ served per second, waiting time included: long while few sessions are ready and 
 batch is full. The sum leaves things out, so an A/B trial compares it with waiting for all sessions (docs/log.md:
 2a9685d).
 
-Also here: what each forward shows of the verifier's rate (ServedRates, LastRound).
+Also here: what each forward shows of the verifier's rate (ServedRounds, LastRound).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import NamedTuple
 from outrider.shared.draft_policy.ab_trial import ABTrial
 from outrider.shared.draft_policy.loads import load_of
 from outrider.verifier_service.scheduler import Work
-from outrider.verifier_service.served_rates import Served, ServedRates
 from outrider.verifier_service.session import VerifierSession
 from outrider.verifier_service.timing.context_costs import NO_CONTEXTS, Contexts
+from outrider.verifier_service.timing.served_rounds import Served, ServedRounds
 from outrider.verifier_service.timing.step_costs import StepCosts
 
 # ratio and s; a session is late beyond its usual return time times the first plus the second; b7efff9
@@ -56,7 +56,7 @@ class BatchGathering:
         self._last_ended = 0.0
         # Of the newest forward; NO_ROUND after a prefill or a pause, which say nothing of the rate.
         self.last_round = NO_ROUND
-        self.rates = ServedRates(costs)
+        self.served = ServedRounds(costs)
         # By load class: arms are the best wait by the cost model, and gathering all sessions. The next forward's trial
         # and arm; None: no trial.
         self._trials: dict[int, ABTrial] = {}
@@ -98,8 +98,8 @@ class BatchGathering:
                 if self._trial is not None:
                     self._trial.observe(seconds / num_decoding, second=self._gathers_all, count=num_decoding)
             num_open = max(num_open, len(plan))
-            served = Served(num_open, num_decoding, num_rows - prompt_rows, num_tokens, min(seconds, longest))
-            self.rates.observe(served)
+            served = Served(num_open, num_decoding, num_rows - prompt_rows, min(seconds, longest))
+            self.served.observe(served)
         self._last_ended = ended
 
     def prompts_s(self, num_decoding: int, prompt_rows: int) -> float:
@@ -117,6 +117,7 @@ class BatchGathering:
         if session.replied_at is not None:
             took = now - session.replied_at
             known = session.return_s
+            session.away_s = took
             session.return_s = took if known is None else known + _RETURN_WEIGHT * (took - known)
             session.replied_at = None
 
@@ -154,7 +155,7 @@ class BatchGathering:
 
     def _best_wait_s(self, num_here: int, num_rows: int, waits_s: Sequence[float]) -> float:
         """The wait that serves most sessions per second. waits_s: until each session away is expected, ascending."""
-        rows_each = self.rates.rows_each
+        rows_each = self.served.rows_each
         forward_s = self._costs.seconds(num_rows)
         best_s, best_rate = 0.0, num_here / forward_s
         for num_back, wait_s in enumerate(waits_s, 1):

@@ -13,7 +13,6 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.simulation.auto_policy import DRAFT_METHOD, GatewayAuto, auto_lengths
 from benchmarks.simulation.costs import Costs
 from benchmarks.simulation.drafter import SimulatedDrafter
 from benchmarks.simulation.events import Events, OwnMachine
@@ -21,9 +20,8 @@ from benchmarks.simulation.local_drafts import Count, DraftPrices, LocalDrafting
 from benchmarks.simulation.rounds import DraftLengths, FixedLengths
 from benchmarks.simulation.session import Link, Request, Session, Tally
 from benchmarks.simulation.verifier import SimulatedVerifier
-from benchmarks.simulation.verifier_auto import VerifierLengths
+from benchmarks.simulation.verifier_auto import DRAFT_METHOD, DrafterLengths, VerifierLengths
 from benchmarks.simulation.worlds.text import NUM_TOKENS, Acceptance, Text
-from outrider.gateway.draft_length.draft_policy import DraftPolicy, FixedDraftLength
 
 # share; a request is shorter or longer than the mean by at most this, so that streams do not end together
 _LENGTH_SPREAD = 0.25
@@ -68,8 +66,6 @@ class World:
     link: Link | None = None
     max_draft_tokens: int = 5
     seed: int = 0
-    # Who decides for `auto`: the gateway, or each verifier.
-    decided_at: str = "gateway"
 
 
 @dataclass(frozen=True)
@@ -112,12 +108,11 @@ class _Run:
     def __init__(self, world: World, length: int | None) -> None:
         self._world = world
         self.events = Events()
-        self._gateway = GatewayAuto()
         verifiers = [SimulatedVerifier(self.events, OwnMachine(self.events), s.costs) for s in world.servers]
         lengths: list[DraftLengths] = [FixedLengths(DRAFT_METHOD, length or 0) for _ in verifiers]
         if length is None:
             lengths = self._auto(verifiers)
-        self._length = length
+        self.length = length
         self._hosts = [
             _Host(self, world, place, verifier, LocalDrafting(_prices(server), lengths[place]))
             for place, (verifier, server) in enumerate(zip(verifiers, world.servers, strict=True))
@@ -126,17 +121,9 @@ class _Run:
     def _auto(self, verifiers: Sequence[SimulatedVerifier]) -> list[DraftLengths]:
         world = self._world
         limits = [dict.fromkeys(_prices(server), world.max_draft_tokens) for server in world.servers]
-        if world.decided_at == "verifier":
-            return [
-                VerifierLengths(verifier.step_costs, served) for verifier, served in zip(verifiers, limits, strict=True)
-            ]
-        return auto_lengths(self.events, [server.costs.verifier_trip_s for server in world.servers], limits)
-
-    def policy(self) -> DraftPolicy | None:
-        """Of a session that asks a drafter."""
-        if self._length is None:
-            return self._gateway.session(self._world.max_draft_tokens)
-        return FixedDraftLength(self._length) if self._length else None
+        return [
+            VerifierLengths(verifier.step_costs, served) for verifier, served in zip(verifiers, limits, strict=True)
+        ]
 
     def run(self) -> list[Served]:
         world = self._world
@@ -176,6 +163,8 @@ class _Host:
         if world.link is None:
             verifier.own_drafts = drafting
         else:
+            if run.length is None:
+                verifier.own_drafts = DrafterLengths(verifier.step_costs, world.max_draft_tokens)
             self._drafter = SimulatedDrafter(run.events, OwnMachine(run.events), self._server.costs)
 
     def begin(self) -> None:
@@ -231,6 +220,6 @@ class _Host:
             self._ended()
 
         Session(
-            self._events, self._server.costs, self._world.link or Link(), self._link_rng, request, self._run.policy(),
+            self._events, self._server.costs, self._world.link or Link(), self._link_rng, request, self._run.length,
             self._verifier, lambda: drafter, lambda _drafter: None, end, self.tally,
         ).start()  # fmt: skip

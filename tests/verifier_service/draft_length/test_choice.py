@@ -25,7 +25,7 @@ def costs() -> Costs:
 def rates(world: World, lengths: tuple[int, ...] = (0, 1, 3, 5)) -> tuple[float, dict[int, float]]:
     """Of `auto`, and by fixed length."""
     fixed = {length: run_world(world, length)[0].token_rate for length in lengths}
-    return run_world(dataclasses.replace(world, decided_at="verifier"), None)[0].token_rate, fixed
+    return run_world(world, None)[0].token_rate, fixed
 
 
 def make_world(costs: Costs, kind: Acceptance, num_streams: int, *others: Method, factor: float = 1.0) -> World:
