@@ -26,6 +26,8 @@ class Counts:
     num_failures: float
     num_draft_tokens: float
     num_accepted_tokens: float
+    # What speculation has saved, less what it has cost; an estimate.
+    saved_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class Rates:
     requests_per_s: float
     failures_per_s: float
     acceptance_rate: float | None
+    # Since the gateway's start.
+    saved_s: float = 0.0
 
 
 def read_fleet(client: httpx.Client) -> dict[str, Any]:
@@ -65,6 +69,7 @@ def read_counts(client: httpx.Client) -> Counts:
         num_failures=count("outrider:request_failure_total"),
         num_draft_tokens=count(_DRAFT_TOKENS),
         num_accepted_tokens=count(_ACCEPTED_TOKENS),
+        saved_s=count("outrider:seconds_saved_total") - count("outrider:seconds_lost_total"),
     )
 
 
@@ -81,4 +86,5 @@ def rates(earlier: Counts, later: Counts) -> Rates:
         acceptance_rate=max(0.0, later.num_accepted_tokens - earlier.num_accepted_tokens) / num_draft_tokens
         if num_draft_tokens
         else None,
+        saved_s=later.saved_s,
     )

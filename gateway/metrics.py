@@ -72,6 +72,8 @@ class GatewayMetrics:
         self._accepted_per_pos = counter(
             "spec_decode_num_accepted_tokens_per_pos", "Accepted draft tokens, by position in the draft.", ("position",)
         )
+        self._saved = counter("seconds_saved", "Time of streams that speculation has saved, estimated.")
+        self._lost = counter("seconds_lost", "Time of streams that speculation has cost, estimated.")
         self._ttft = histogram("time_to_first_token_seconds", "From request to first token.")
         self._itl = histogram("inter_token_latency_seconds", "Between two updates of a stream.")
         self._e2e = histogram("e2e_request_latency_seconds", "From request to last token.")
@@ -114,6 +116,9 @@ class GatewayMetrics:
             self._cached_tokens.inc(update.num_cached_tokens)
         else:
             self._itl.observe(since_last_s)
+        if update.speculation is not None:
+            saved_s = 1e-6 * update.speculation.saved_us
+            (self._saved if saved_s > 0.0 else self._lost).inc(abs(saved_s))
         if update.finish_reason is not None:
             self._e2e.observe(since_start_s)
             self._finished.labels(update.finish_reason.name.lower()).inc()

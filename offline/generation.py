@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from outrider.gateway.config import GatewayConfig
 from outrider.gateway.decoding.decode_loop import decode
 from outrider.gateway.decoding.generation import Generation
-from outrider.gateway.fleet.drafter_choice import AUTO_ORDER, draft_limit
+from outrider.gateway.fleet.drafter_choice import AUTO_ORDER
 from outrider.gateway.fleet.pool import Pool
 from outrider.gateway.metrics import GatewayMetrics
 from outrider.gateway.proposals.drafter_connection import Lease
@@ -25,7 +25,7 @@ from outrider.gateway.request.types import ValidRequest
 from outrider.offline.in_process import EngineDrafter, EngineVerifier
 from outrider.shared.errors import CommitRefused, OutriderError
 from outrider.shared.log.commit_log import LogEntry
-from outrider.shared.messages import SessionSpec
+from outrider.shared.messages import DrafterOffer, SessionSpec
 from outrider.shared.speculative_config import SpeculativeConfig
 
 if TYPE_CHECKING:  # it loads torch
@@ -71,10 +71,10 @@ class OfflineGeneration(Generation):
                 spec,
                 sink.committed_token_ids,
                 self._lease,
-                self._policy(request, ""),
-                token_tree=self._wants_tree(request),
+                self._draft_plan(request),
                 timeout_s=_DRAFT_TIMEOUT_S,
                 metrics=self.metrics,
+                hint=self.hints.of(""),
             )
             try:
                 await verifier.open(spec)
@@ -83,9 +83,10 @@ class OfflineGeneration(Generation):
                 await verifier.close()
                 await drafting.close()
 
-    def _offered_methods(self, *, token_tree: bool) -> dict[str, int]:
+    def _offers(self, *, token_tree: bool) -> tuple[DrafterOffer, ...]:
         served = self._engines.methods if self._engines.drafter else {}
-        return {name: draft_limit(served[name], token_tree=token_tree) for name in AUTO_ORDER if name in served}
+        limits = {name: served[name].limit(token_tree=token_tree) for name in AUTO_ORDER if name in served}
+        return tuple(DrafterOffer(name, limit) for name, limit in limits.items())
 
     def _lease(self, wanted: str) -> Lease | None:
         engines = self._engines

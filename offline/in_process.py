@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from outrider.shared.errors import DrafterLost, OutriderError
-from outrider.shared.messages import Commit, DraftStep, ProposalReply, SessionSpec, SteerRun, VerifyStep
+from outrider.shared.messages import Commit, DraftStep, ProposalReply, SessionSpec, VerifyStep
 
 if TYPE_CHECKING:  # they load torch
     from outrider.drafter_service.engine import DrafterEngine
@@ -58,10 +58,6 @@ class EngineVerifier:
             # Compiling can take seconds, so it runs on a thread.
             grammar = await asyncio.to_thread(self._engine.compile_grammar, spec)
         self._handle = self._engine.open(spec, self._replies.sender(), grammar)
-
-    async def steer(self, steer: SteerRun) -> None:
-        if self._handle is not None:
-            self._engine.steer(self._handle, steer)
 
     async def verify(self, step: VerifyStep) -> AsyncIterator[Commit]:
         if self._handle is None:

@@ -62,20 +62,10 @@ class Timings:
     sample_us: int = 0
     # Sessions that were served together.
     batch_sessions: int = 1
-    # Of a verifier: how many tokens a second all sessions get.
-    tokens_per_s: float = 0.0
-    # Of a verifier: tokens that the forward before committed, and from end to end; 0: it tells nothing of the rate.
-    round_tokens: int = 0
-    round_us: int = 0
     # Of a verifier: sessions that are open, in this forward or not; 0: unknown.
     open_sessions: int = 0
     # Of a verifier: its own drafting before the forward, for all that it drafted for; 0: none of this session's.
     draft_us: int = 0
-    # Of a verifier: the most tokens that one of them asked for; they are drafted for together, as deep as that.
-    draft_depth: int = 0
-    # Of a verifier: what draft tokens of every session (draft_prices.PRICED_DRAFTS) would add to the forward;
-    # empty: about what the session was sent last.
-    draft_rows_us: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -142,6 +132,43 @@ class LocalDrafts:
 
 
 @dataclass(frozen=True)
+class DrafterOffer:
+    """A method that drafters serve, and the most tokens that it drafts; 0: no limit."""
+
+    method: str
+    max_num_draft_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class AutoDrafts:
+    """What `auto` may choose from, beside the verifier's own methods. max_round_us: bounds a round; 0: no bound."""
+
+    max_num_draft_tokens: int
+    token_tree: bool = False
+    drafters: tuple[DrafterOffer, ...] = ()
+    max_round_us: int = 0
+
+
+@dataclass(frozen=True)
+class NextDraft:
+    """What a drafter shall draft for the next round, and how long the verifier finds it worth waiting for."""
+
+    method: str
+    num_draft_tokens: int
+    patience_us: int = 0
+
+
+@dataclass(frozen=True)
+class LastDraft:
+    """What became of the last NextDraft. late: it did not come in time. refused: why nobody was asked; "": one was."""
+
+    waited_us: int = 0
+    drafter_us: int = 0
+    late: bool = False
+    refused: str = ""
+
+
+@dataclass(frozen=True)
 class VerifyStep:
     """Cut back to `base_len`, score the proposal, commit. `max_new_tokens` > 0 with no proposal: free run."""
 
@@ -152,15 +179,9 @@ class VerifyStep:
     hidden_states: HiddenStatesRequest | None = None
     # Of a free run: each round begins with a draft of the verifier's own.
     local_drafts: LocalDrafts | None = None
-
-
-@dataclass(frozen=True)
-class SteerRun:
-    """A change of the free run in progress, from its next round on. `ends`: that round is its last."""
-
-    epoch: int
-    local_drafts: LocalDrafts | None = None
-    ends: bool = False
+    # The verifier decides what is drafted; None: as in the step before.
+    auto_drafts: AutoDrafts | None = None
+    last_draft: LastDraft | None = None
 
 
 @dataclass(frozen=True)
@@ -183,6 +204,10 @@ class Commit:
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     # What was asked of the verifier's own drafting for this round.
     local_drafts: LocalDrafts | None = None
+    # What the verifier wants of a drafter for the next round.
+    next_draft: NextDraft | None = None
+    # What speculation has saved the session in this round, estimated; 0: not known.
+    saved_us: int = 0
     # Known to the gateway alone: who drafted what was scored, and how; "" where nothing was.
     drafter: str = ""
     draft_method: str = ""
@@ -236,6 +261,10 @@ class DraftMethodInfo:
     vocab_size: int = 0
     takes_hidden_history: bool = False
     hidden_size: int = 0
+
+    def limit(self, *, token_tree: bool) -> int:
+        """The most tokens that it drafts; 0: no known limit. In trees only the depth is limited, not the tokens."""
+        return 0 if token_tree and self.proposes_trees else self.max_num_draft_tokens
 
     def fits(self, *, vocab_size: int, hidden_size: int, num_hidden_layers: int) -> bool:
         """Whether it can draft for such a target: the same token ids, and every hidden state it wants is there."""

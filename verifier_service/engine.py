@@ -31,8 +31,9 @@ from outrider.engine.sampling.grammar import GrammarCompiler, GrammarState
 from outrider.engine.sampling.laws import LogitsProcessor
 from outrider.shared.engine_thread import EngineThread
 from outrider.shared.errors import InvalidRequest, OutriderError, Overloaded
-from outrider.shared.messages import DraftMethodInfo, SessionSpec, SteerRun, VerifyStep
+from outrider.shared.messages import DraftMethodInfo, SessionSpec, VerifyStep
 from outrider.verifier_service.admission import check_spec, check_start
+from outrider.verifier_service.auto_drafting import AutoDrafting
 from outrider.verifier_service.hidden_states import keep_layers, read_rows, rows_to_send
 from outrider.verifier_service.host_sampling import drawn_outputs
 from outrider.verifier_service.local_drafting import LocalDrafting
@@ -117,6 +118,7 @@ class VerifierEngine:
             self._read_rows,
             before_reading=self._replies.send,
         )
+        self._auto = AutoDrafting(step_costs, {name: method.info for name, method in self._local.methods.items()})
         self._thread = EngineThread(
             "verifier-engine",
             has_work=self._has_work,
@@ -135,7 +137,7 @@ class VerifierEngine:
     @property
     def round_us(self) -> tuple[int, ...]:
         """VerifierInfo.round_us. Means that the engine's thread may just be changing, each by a little."""
-        return self._gathering.rates.round_us(self.limits.max_num_seqs)
+        return self._gathering.served.round_us(self.limits.max_num_seqs)
 
     @property
     def local_methods(self) -> tuple[DraftMethodInfo, ...]:
@@ -192,10 +194,6 @@ class VerifierEngine:
         """Requests the next tokens; errors come as the session's reply."""
         arrived = time.perf_counter()
         self._thread.command(lambda: self._begin(handle, step, arrived))
-
-    def steer(self, handle: int, steer: SteerRun) -> None:
-        """Changes the session's free run from its next round on; ignored without a free run."""
-        self._thread.command(lambda: self._steer(handle, steer))
 
     def close(self, handle: int) -> None:
         """Frees everything the session holds; does nothing for an unknown session."""
@@ -255,11 +253,6 @@ class VerifierEngine:
             session.step = None
             self._replies.fail(session, error)
 
-    def _steer(self, handle: int, steer: SteerRun) -> None:
-        session = self._sessions.get(handle)
-        if session is not None:
-            session.steer(steer)
-
     def _check_proposal(self, step: VerifyStep) -> None:
         vocab_size = self._runner.loaded.vocab_size
         if step.proposal is None:
@@ -292,12 +285,16 @@ class VerifierEngine:
         self._replies.fail(session, error)
 
     def _step(self) -> None:
-        self._metrics.observe_drafting(self._local.draft(self._sessions.values()))
+        self._auto.decide(self._sessions.values())
+        draft_s = self._local.draft(self._sessions.values())
+        self._metrics.observe_drafting(draft_s)
         plan = self._scheduler.plan(list(self._sessions.values()))
         if not plan:
             self._replies.send()
             return
         contexts = Contexts.of(plan)
+        prompts = [work.num_rows for work in plan if work.num_chain_rows > 1]
+        num_decoding = len(plan) - len(prompts)
         batch = build_batch([session_rows(work) for work in plan], self.blocks.block_size)
         started = time.perf_counter()
         result = self._runner.forward(batch, self._hidden.layers, on_start=self._replies.send)
@@ -307,12 +304,11 @@ class VerifierEngine:
             started,
             time.perf_counter(),
             len(plan),
-            self._gathering.rates.draft_rows_us(len(self._sessions)),
-            self._gathering.rates.tokens_per_s(len(self._sessions)),
-            self._gathering.last_round,
             len(self._sessions),
+            self._gathering.prompts_s(num_decoding, sum(prompts)),
+            self._auto.plain_round_s,
         )
-        if self._prompts is not None and any(work.num_chain_rows > 1 for work in plan):
+        if self._prompts is not None and prompts:
             self._prompts.read_prompts(times.ended)
         num_tokens_before, num_open = self._num_tokens, len(self._sessions)
         for work, rows in zip(plan, outputs, strict=True):
@@ -321,7 +317,16 @@ class VerifierEngine:
             except Exception as error:
                 self._fail(work.session, error)
         num_tokens = self._num_tokens - num_tokens_before
-        self._gathering.observe(plan, num_tokens, times.started, times.ended, contexts, num_open=num_open)
+        self._gathering.observe(
+            plan,
+            num_tokens,
+            times.started,
+            times.ended,
+            contexts,
+            num_open=num_open,
+            draft_s=draft_s + self._auto.waited_s,
+        )
+        self._auto.observe(num_decoding, num_open, self._gathering.last_round, draft_s)
         self._metrics.observe_forward(plan, times, self._scheduler.num_preemptions)
 
     def _settle(self, work: Work, outputs: RowOutputs, times: ForwardTimes) -> None:
@@ -333,8 +338,10 @@ class VerifierEngine:
             self._scheduler.register(session, work.table)
             return
         num_nodes = len(work.proposal.token_ids) if work.proposal else 0
-        outcome = decide(work, outputs.last(num_nodes + 1), self.limits.max_model_len, times)
+        next_draft = self._auto.next_draft(session)
+        outcome = decide(work, outputs.last(num_nodes + 1), self.limits.max_model_len, times, next_draft)
         commit = outcome.commit
+        self._auto.committed(session, commit)
         self._compact(work, outcome.kept_nodes)
         self._settle_state(work, outcome.kept_nodes)
         session.token_ids.extend(commit.token_ids)

@@ -99,7 +99,7 @@ class LocalDrafting:
 
     def _wanted(self, session: VerifierSession) -> LocalDrafts | None:
         """The drafts that the session's next round can use; None if it wants no local drafts or has one already."""
-        drafts = session.step.local_drafts if session.step is not None else None
+        drafts = session.local_drafts
         if drafts is None or drafts.method not in self.methods:
             return None  # the gateway may have read another verifier's methods at this address
         if session.local_draft is not None or session.num_pending != 1:
@@ -167,10 +167,10 @@ class LocalDrafting:
             for member in members:
                 member.state.has_failed = True
             return 0.0
-        took_s, depth = time.perf_counter() - started, max(member.drafts.num_draft_tokens for member in members)
+        took_s = time.perf_counter() - started
         for (session, state, drafts), proposal in zip(members, proposals, strict=True):
             found = proposal if proposal.token_ids else None
-            session.local_draft = LocalDraft(drafts, found, took_s + reading_s, depth)
+            session.local_draft = LocalDraft(drafts, found, took_s + reading_s)
             missing, state.draft.missing_hidden_from = state.draft.missing_hidden_from, None
             if missing is not None:
                 state.next_row = min(state.next_row, session.prompt_len + missing)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from dataclasses import dataclass
 
@@ -11,17 +10,14 @@ from numpy.typing import NDArray
 
 from outrider.engine.sampling.laws import LogWeights, token_logprob
 from outrider.shared.errors import InvalidRequest
-from outrider.shared.messages import Commit, FinishReason, Proposal, Timings, TokenLogprob, TokenOrigin
+from outrider.shared.messages import Commit, FinishReason, NextDraft, Proposal, Timings, TokenLogprob, TokenOrigin
 from outrider.shared.sampling_params import SpeculationMode
 from outrider.verifier_service.acceptance import block, coupled, point_mass, standard, tree
 from outrider.verifier_service.acceptance.outcome import ROOT, Acceptance, children_of
 from outrider.verifier_service.row_outputs import RowOutputs
 from outrider.verifier_service.scheduler import Work
 from outrider.verifier_service.session import VerifierSession
-from outrider.verifier_service.timing.gathering import NO_ROUND, LastRound
 
-# share and us; prices that differ by no more than the larger of the two are not sent again; ac11d09
-_SAME_PRICE, _SAME_PRICE_US = 0.05, 50
 # By vLLM's names for rejection_sample_method.
 CHAIN_RULES = {"standard": standard.accept, "block": block.accept}
 
@@ -30,16 +26,16 @@ CHAIN_RULES = {"standard": standard.accept, "block": block.accept}
 class ForwardTimes:
     """Of the forward that a round's logits came from: perf_counter seconds, and the rates reported with its commits.
 
-    num_sessions: in the forward. draft_rows_us, tokens_per_s: as in messages.Timings. open_sessions: at the verifier.
+    num_sessions: in the forward. open_sessions: at the verifier. prompts_s: of the forward, for reading prompts.
+    plain_round_s: what a round without drafts takes; 0: not known.
     """
 
     started: float
     ended: float
     num_sessions: int = 1
-    draft_rows_us: tuple[int, ...] = ()
-    tokens_per_s: float = 0.0
-    last_round: LastRound = NO_ROUND
     open_sessions: int = 0
+    prompts_s: float = 0.0
+    plain_round_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -50,8 +46,11 @@ class Round:
     kept_nodes: tuple[int, ...]
 
 
-def decide(work: Work, outputs: RowOutputs, max_model_len: int, times: ForwardTimes) -> Round:
-    """outputs: 1 + nodes rows; row 0 follows the last committed token, row 1 + i follows node i.
+def decide(
+    work: Work, outputs: RowOutputs, max_model_len: int, times: ForwardTimes, next_draft: NextDraft | None = None
+) -> Round:
+    """outputs: 1 + nodes rows; row 0 follows the last committed token, row 1 + i follows node i. next_draft: for the
+    session's next step, if this commit ends the one in progress.
 
     Raises ArithmeticError for a row without a finite logit.
     """
@@ -92,29 +91,25 @@ def decide(work: Work, outputs: RowOutputs, max_model_len: int, times: ForwardTi
             total_us=_us(now - session.step_arrived_at),
             sample_us=_us(now - times.ended),
             batch_sessions=times.num_sessions,
-            tokens_per_s=times.tokens_per_s,
-            round_tokens=times.last_round.num_tokens,
-            round_us=_us(times.last_round.seconds),
             open_sessions=times.open_sessions,
             draft_us=max(1, _us(drafted.seconds)) if drafted is not None else 0,
-            draft_depth=drafted.depth if drafted is not None else 0,
-            draft_rows_us=_prices_to_send(session, times.draft_rows_us),
         ),
         more=step_goes_on,
         num_cached_tokens=0 if session.has_replied else session.num_cached_tokens,
         prompt_logprobs=() if session.has_replied else tuple(session.prompt_logprobs),
         local_drafts=drafted.asked if drafted is not None else None,
+        next_draft=None if step_goes_on or finish_reason is not None else next_draft,
+        saved_us=_saved_us(session, times, count),
     )
     return Round(commit, acceptance.accepted_nodes[:num_accepted])
 
 
-def _prices_to_send(session: VerifierSession, draft_rows_us: tuple[int, ...]) -> tuple[int, ...]:
-    """Empty while they are close to those last sent: in every commit they were a tenth of plain decoding's bytes."""
-    pairs = itertools.zip_longest(session.sent_draft_rows_us, draft_rows_us, fillvalue=0)
-    if all(abs(rows_us - sent_us) <= max(_SAME_PRICE_US, _SAME_PRICE * sent_us) for sent_us, rows_us in pairs):
-        return ()
-    session.sent_draft_rows_us = draft_rows_us
-    return draft_rows_us
+def _saved_us(session: VerifierSession, times: ForwardTimes, num_tokens: int) -> int:
+    """What plain decoding would have taken for the tokens, less what they took; 0: not known, as in a first round."""
+    if not times.plain_round_s or session.committed_at is None:
+        return 0
+    took_s = times.ended - session.committed_at - times.prompts_s
+    return int(1e6 * (num_tokens * times.plain_round_s - took_s))
 
 
 def _accept(session: VerifierSession, proposal: Proposal, outputs: RowOutputs) -> Acceptance:

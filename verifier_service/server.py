@@ -60,12 +60,10 @@ class VerifierServicer(pb_grpc.VerifierServicer):
 
     def _step(self, handle: int, request: pb.VerifierRequest) -> None:
         kind = request.WhichOneof("request")
-        if kind == "steer":
-            self._engine.steer(handle, wire.steer_from_wire(request.steer))
-        elif kind == "step":
+        if kind == "step":
             self._engine.submit(handle, wire.verify_step_from_wire(request.step))
-        else:
-            raise InvalidRequest("after `open`, a session accepts only `step` and `steer`", param="request")
+        elif kind != "steer":  # which gateways of earlier versions send
+            raise InvalidRequest("after `open`, a session accepts only `step`", param="request")
 
 
 def _span_attributes(commit: Commit) -> Attributes:

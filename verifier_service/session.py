@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,7 +10,16 @@ from outrider.engine.attention.block_manager import BlockTable
 from outrider.engine.recurrent.table import SessionState
 from outrider.engine.sampling.laws import LogitsProcessor
 from outrider.shared.errors import CommitRefused, InvalidRequest
-from outrider.shared.messages import Commit, LocalDrafts, Proposal, SessionSpec, SteerRun, TokenLogprob, VerifyStep
+from outrider.shared.messages import (
+    AutoDrafts,
+    Commit,
+    LocalDrafts,
+    NextDraft,
+    Proposal,
+    SessionSpec,
+    TokenLogprob,
+    VerifyStep,
+)
 
 # Called on the engine's thread with each commit, or with the error that ends the session.
 OnReply = Callable[[Commit | Exception], None]
@@ -19,15 +27,13 @@ OnReply = Callable[[Commit | Exception], None]
 
 @dataclass(frozen=True)
 class LocalDraft:
-    """The result of local drafting for one session. proposal: None if the method found none.
-
-    seconds: of the whole drafted batch. depth: the most draft tokens that a session of that batch asked for.
+    """The result of local drafting for one session. proposal: None if the method found none. seconds: of the whole
+    drafted batch.
     """
 
     asked: LocalDrafts
     proposal: Proposal | None
     seconds: float
-    depth: int
 
 
 @dataclass
@@ -48,6 +54,14 @@ class VerifierSession:
     num_cached_tokens: int = 0
     step: VerifyStep | None = None
     step_arrived_at: float = 0.0
+    # Seconds from the commit before this step to the step: of the gateway, and its drafter if it asked one.
+    away_s: float = 0.0
+    # What `auto` may choose from (None: the gateway decides), what it has chosen for the next round (None: nothing),
+    # what the drafter was to draft for this one, and the output that each method has read.
+    auto: AutoDrafts | None = None
+    auto_choice: LocalDrafts | None = None
+    wanted: NextDraft | None = None
+    read_len: dict[str, int] = field(default_factory=dict)
     # Tokens that the free run in progress may still commit; 0: no free run.
     free_run_left: int = 0
     # The local draft for the next round; None: not drafted yet.
@@ -58,8 +72,6 @@ class VerifierSession:
     replied_at: float | None = None
     return_s: float | None = None
     has_replied: bool = False
-    # The draft prices it was last sent (Timings.draft_rows_us).
-    sent_draft_rows_us: tuple[int, ...] = ()
     # When its newest commit was made; None: no commit yet.
     committed_at: float | None = None
     finished: bool = False
@@ -82,20 +94,32 @@ class VerifierSession:
         """Committed tokens whose KV is not computed; at least one when logits are wanted."""
         return len(self.token_ids) - self.num_computed
 
-    def steer(self, steer: SteerRun) -> None:
-        """Changes the free run in progress; ignored without one, or of another epoch."""
-        if self.step is None or self.free_run_left <= 0 or steer.epoch != self.spec.epoch:
-            return
-        self.step = dataclasses.replace(self.step, local_drafts=steer.local_drafts)
-        if steer.ends:
-            self.free_run_left = 1
+    @property
+    def local_drafts(self) -> LocalDrafts | None:
+        """What the verifier shall draft with for the next round of a free run, if it serves the method."""
+        if self.step is None or self.step.proposal is not None or self.free_run_left <= 0:
+            return None
+        return self.auto_choice if self.auto is not None else self.step.local_drafts
+
+    @property
+    def runs_to_end(self) -> bool:
+        """Whether the free run in progress lasts to the end of the output, unless the verifier ends it."""
+        return (
+            self.free_run_left > 0 and self.free_run_left >= self.spec.sampling_params.max_tokens - self.committed_len
+        )
+
+    def unread_by(self, method: str) -> int:
+        """Tokens of prompt and output that the method had not read when it last drafted."""
+        read_len = self.read_len.get(method)
+        return len(self.token_ids) if read_len is None else self.committed_len - read_len
 
     @property
     def num_wanted_rows(self) -> int:
         """Rows that the step in progress needs, limits aside."""
-        if self.step is None or self.step.local_drafts is None or self.proposal is not None:
+        drafts = self.local_drafts
+        if drafts is None or self.proposal is not None:
             return self.num_pending + (len(self.proposal.token_ids) if self.proposal is not None else 0)
-        return self.num_pending + self.step.local_drafts.num_draft_tokens
+        return self.num_pending + drafts.num_draft_tokens
 
     @property
     def proposal(self) -> Proposal | None:
@@ -125,6 +149,7 @@ class VerifierSession:
         if self.finished and step.base_len == self.committed_len:
             raise InvalidRequest(f"the output has ended at {self.committed_len}", param="base_len")
         self.step = step
+        self.auto = step.auto_drafts or self.auto
         self.step_arrived_at = time.perf_counter()
         self.hidden_sent_len = 0
         self.free_run_left = step.max_new_tokens if step.proposal is None else 0

@@ -9,13 +9,12 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from benchmarks.records import quantiles
-from benchmarks.simulation.auto_policy import GatewayAuto
 from benchmarks.simulation.costs import Costs
 from benchmarks.simulation.drafter import SimulatedDrafter
 from benchmarks.simulation.events import Events, Machine, OwnMachine, SharedMachine
 from benchmarks.simulation.session import Link, Request, Session, Tally
 from benchmarks.simulation.verifier import SimulatedVerifier
-from outrider.gateway.draft_length.draft_policy import DraftPolicy, FixedDraftLength
+from benchmarks.simulation.verifier_auto import DrafterLengths
 from outrider.gateway.fleet.placement import LOAD_FACTOR, LOAD_MARGIN
 from outrider.shared.errors import ConfigError
 
@@ -46,7 +45,6 @@ class Scenario:
     # Mean of an exponential distribution in open loop; every request's in STREAMS.
     num_tokens: int = 96
     max_draft_tokens: int = 8
-    verifiers_per_gateway: int = 32
     # Measured, after those in which the fleet fills and the policy learns.
     seconds: float = 60.0
     warm_up_s: float = 5.0
@@ -131,8 +129,10 @@ class Fleet:
             for _ in range(scenario.num_drafters)
         ]
         self._verifiers, self._drafters = LeastLoaded(self._members), LeastLoaded(self._drafter_members)
-        num_gateways = -(-scenario.num_verifiers // scenario.verifiers_per_gateway)
-        self._gateways = [GatewayAuto() for _ in range(num_gateways)]
+        self._length = None if scenario.method == "auto" else scenario.fixed_length
+        if self._length is None:
+            for verifier in self._members:
+                verifier.own_drafts = DrafterLengths(verifier.step_costs, scenario.max_draft_tokens)
         self._num_requests = 0
         self.tally = Tally()
 
@@ -192,7 +192,6 @@ class Fleet:
         verifier = self._place()
         self._verifiers.add(verifier, 1)
         request = self._request()
-        policy = self._policy(self._num_requests % len(self._gateways))
         self._num_requests += 1
 
         def end() -> None:
@@ -201,7 +200,7 @@ class Fleet:
                 self._begin()
 
         Session(
-            self._events, self._costs, scenario.link, self._rng, request, policy, verifier,
+            self._events, self._costs, scenario.link, self._rng, request, self._length, verifier,
             self._acquire, lambda drafter: self._drafters.add(drafter, -1), end, self.tally,
         ).start()  # fmt: skip
 
@@ -219,14 +218,6 @@ class Fleet:
             num_tokens = max(2, round(self._request_rng.expovariate(1.0 / num_tokens)))
         num_rows = self._costs.cached_prompt_rows if scenario.cached_prompts else domain.num_prompt_tokens[place]
         return Request(num_tokens, num_rows, domain.accepted[place])
-
-    def _policy(self, gateway: int) -> DraftPolicy | None:
-        scenario = self._scenario
-        if scenario.method == "off":
-            return None
-        if scenario.fixed_length:
-            return FixedDraftLength(scenario.fixed_length)
-        return self._gateways[gateway].session(scenario.max_draft_tokens)
 
     def _acquire(self) -> SimulatedDrafter | None:
         if not self._drafter_members:

@@ -6,7 +6,7 @@ Not simulated: several methods at once, trees, the catch-up of prompts in pieces
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.simulation.costs import Costs, Table
@@ -59,7 +59,7 @@ class Count:
 class LocalSession:
     """A request; `opened_at` .. `asked_at` are what verifier.SimulatedSession says they are.
 
-    start: where its output stands in the text. max_tokens: its length.
+    texts: by method, how good its drafts are. start: where its output stands in them. max_tokens: its length.
     """
 
     events: Events
@@ -67,29 +67,34 @@ class LocalSession:
     verifier: SimulatedVerifier
     drafting: LocalDrafting
     count: Count
-    text: Text
+    texts: Mapping[str, Text]
     start: int
     max_tokens: int
     num_pending: int
     on_end: Callable[[], None]
+    method: str = ""
     num_wanted: int = 0
     opened_at: float = 0.0
     step: object | None = None
     step_arrived_at: float = 0.0
     replied_at: float | None = None
     return_s: float | None = None
+    away_s: float = 0.0
     num_behind: int = 0
     num_draft_tokens: int = 0
     free_run_left: int = 0
     num_asked: int = 0
     asked_at: float = 0.0
     num_committed: int = 0
+    num_prompt_rows: int = 0
+    # Tokens of prompt and output that each method has read.
+    num_read: dict[str, int] = field(default_factory=dict)
 
     def begin(self) -> None:
         """The request is at the gateway now."""
         self.count.change(1, self.events.now)
         self.opened_at = self.events.now
-        self.num_behind, self.free_run_left = self.num_pending, self.max_tokens
+        self.num_prompt_rows, self.free_run_left = self.num_pending, self.max_tokens
         self.events.after(0.5 * self.costs.request_s, self._open)
 
     def _open(self) -> None:
@@ -105,9 +110,17 @@ class LocalSession:
         num_accepted = 0
         if self.num_draft_tokens:
             position = self.start + self.num_committed
-            num_accepted = self.text.accepted(position, self.num_draft_tokens, self.events.now)
+            num_accepted = self.texts[self.method].accepted(position, self.num_draft_tokens, self.events.now)
         self.num_committed += num_accepted + 1
         return num_accepted + 1
+
+    @property
+    def num_tokens_known(self) -> int:
+        return self.num_prompt_rows + self.num_committed
+
+    def num_unread(self, method: str) -> int:
+        """Tokens that the method has to read before it drafts."""
+        return self.num_tokens_known - self.num_read.get(method, 0)
 
     def is_finished(self) -> bool:
         return self.num_committed >= self.max_tokens
@@ -115,8 +128,8 @@ class LocalSession:
     def committed(self, num_tokens: int, times: RoundTimes, total_s: float, *, more: bool) -> None:
         num_proposed, num_asked = self.num_draft_tokens, self.num_asked
         self.num_draft_tokens = self.num_asked = 0
-        # A draft's tokens are in the drafter's cache, but for the last one.
-        self.num_behind += num_tokens if not num_proposed else 1 + (num_tokens > num_proposed)
+        if num_proposed:  # a draft's tokens are in the drafter's cache, but for the last one
+            self.num_read[self.method] = self.num_tokens_known - 1 - (num_tokens > num_proposed)
         count = self.count
         count.num_tokens += num_tokens
         count.num_rounds += 1
@@ -124,7 +137,7 @@ class LocalSession:
         count.num_draft_tokens += num_proposed
         base_len = self.num_committed - num_tokens
         self.drafting.members.append(
-            SessionRound(self, times, base_len, num_asked, num_proposed, num_tokens, total_s, more)
+            SessionRound(self, times, base_len, num_asked, num_proposed, num_tokens, total_s, more, self.method)
         )
         if not more:
             self.events.after(0.5 * (self.costs.verifier_trip_s + self.costs.request_s), self._end)
@@ -139,52 +152,56 @@ class LocalSession:
 
 @dataclass(eq=False)
 class LocalDrafting:
-    """Of one verifier."""
+    """Of one verifier. prices: by method. waited_s: for no drafter."""
 
-    prices: DraftPrices
+    prices: Mapping[str, DraftPrices]
     lengths: DraftLengths
+    waited_s: float = 0.0
     # Of the round that is being settled.
     members: list[SessionRound] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._step_s = seconds_by_rows(self.prices.step)
+        self._step_s = {method: seconds_by_rows(prices.step) for method, prices in self.prices.items()}
 
     def draft(self, sessions: Iterable[LocalSession]) -> tuple[float, int]:
         """Sets the draft of everyone whose next round is to have one; returns seconds, and the longest draft."""
         waiting = [session for session in sessions if session.step is not None]
         self.lengths.decide(waiting)
-        asked = []
+        asked: dict[str, list[LocalSession]] = {}
         for session in waiting:
             if session.num_wanted and session.num_pending == 1:
                 session.num_asked = max(0, min(session.num_wanted, session.max_tokens - session.num_committed - 1))
                 if session.num_asked:
-                    asked.append(session)
-        if not asked:
-            return 0.0, 0
-        seconds = self._reading_s(asked) + self._propose_s(asked)
-        for session in asked:
-            position = session.start + session.num_committed
-            found = session.text.is_found(position, session.events.now)
-            session.num_draft_tokens = session.num_asked if found else 0
-            session.num_behind = 0
-        return seconds, max(session.num_asked for session in asked)
+                    asked.setdefault(session.method, []).append(session)
+        seconds, depth = 0.0, 0
+        for method, members in asked.items():
+            seconds += self._reading_s(method, members) + self._propose_s(method, members)
+            depth = max(depth, *(session.num_asked for session in members))
+            for session in members:
+                position = session.start + session.num_committed
+                found = session.texts[method].is_found(position, session.events.now)
+                session.num_draft_tokens = session.num_asked if found else 0
+                session.num_read[method] = session.num_tokens_known
+        return seconds, depth
 
-    def _reading_s(self, asked: Sequence[LocalSession]) -> float:
+    def _reading_s(self, method: str, asked: Sequence[LocalSession]) -> float:
         """Prompts, and what was decoded without drafts, session by session."""
-        if not self.prices.reads:
+        if not self.prices[method].reads:
             return 0.0
-        return sum(self._step_s(session.num_behind) for session in asked if session.num_behind > LONG_REPORT)
+        unread = [session.num_unread(method) for session in asked]
+        return sum(self._step_s[method](number) for number in unread if number > LONG_REPORT)
 
-    def _propose_s(self, asked: Sequence[LocalSession]) -> float:
+    def _propose_s(self, method: str, asked: Sequence[LocalSession]) -> float:
         """A forward per depth over those who still draft; the first computes what was committed meanwhile."""
-        rows = len(asked)
-        if self.prices.reads:
-            rows = sum(session.num_behind if 0 < session.num_behind <= LONG_REPORT else 1 for session in asked)
-        seconds = self.prices.fixed_s + self._step_s(rows)
-        if self.prices.one_forward:
+        prices, step_s, rows = self.prices[method], self._step_s[method], len(asked)
+        if prices.reads:
+            unread = [session.num_unread(method) for session in asked]
+            rows = sum(number if 0 < number <= LONG_REPORT else 1 for number in unread)
+        seconds = prices.fixed_s + step_s(rows)
+        if prices.one_forward:
             return seconds
         for depth in range(1, max(session.num_asked for session in asked)):
-            seconds += self._step_s(sum(session.num_asked > depth for session in asked))
+            seconds += step_s(sum(session.num_asked > depth for session in asked))
         return seconds
 
     def end_round(self, last_round: LastRound, num_open: int) -> None:

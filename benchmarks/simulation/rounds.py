@@ -18,9 +18,6 @@ class RoundTimes:
     """
 
     batch_sessions: int
-    draft_rows_us: tuple[int, ...]
-    tokens_per_s: float
-    last_round: LastRound
     open_sessions: int
     draft_s: float = 0.0
     draft_depth: int = 0
@@ -35,11 +32,13 @@ class Drafted(Protocol):
     @property
     def max_tokens(self) -> int: ...
 
-    # Draft tokens that its next rounds are to have; 0: none.
+    # The method of its next rounds, and the draft tokens that they are to have; 0: none.
+    method: str
     num_wanted: int
-    # Rows that the verifier still has to compute, and tokens that its method has not read.
+    # Rows that the verifier still has to compute.
     num_pending: int
-    num_behind: int
+
+    def num_unread(self, method: str) -> int: ...
 
 
 @dataclass(slots=True)
@@ -48,6 +47,7 @@ class SessionRound:
 
     base_len: output before it. num_asked: draft tokens that it asked for, cut at the end of its output; num_proposed:
     those that came. total_s: since its step arrived, or its round before was over. more: its run continues.
+    method: that drafted, if one did.
     """
 
     session: Drafted
@@ -58,14 +58,15 @@ class SessionRound:
     num_committed: int
     total_s: float
     more: bool
+    method: str = ""
 
 
 class DraftLengths(Protocol):
     """Contract: decides how many tokens the sessions of one verifier draft.
 
     `opened`: a request's session, before its prefill. `decide` comes before each round's drafts, with the sessions that
-    are about to be in it, and sets `num_wanted` where it shall be another. `observe` comes after each round:
-    last_round is its tokens and seconds, num_open the sessions of the verifier.
+    are about to be in it, and sets `method` and `num_wanted` where they shall be others. `observe` comes after each
+    round: last_round is its tokens and seconds, num_open the sessions of the verifier.
     """
 
     def opened(self, session: Drafted) -> None: ...
@@ -78,10 +79,12 @@ class DraftLengths(Protocol):
 class FixedLengths:
     """Always the same; 0: no drafts."""
 
-    def __init__(self, num_draft_tokens: int) -> None:
+    def __init__(self, method: str, num_draft_tokens: int) -> None:
+        self._method = method
         self._num_draft_tokens = num_draft_tokens
 
     def opened(self, session: Drafted) -> None:
+        session.method = self._method
         session.num_wanted = self._num_draft_tokens
 
     def decide(self, sessions: Iterable[Drafted]) -> None:

@@ -1,7 +1,8 @@
 """One request in simulated time: the gateway's side of it, gateway/decoding/decode_loop.py and
 gateway/proposals/drafting.py as events.
 
-The draft policy is the real one, and is told what it would be told. Not simulated: hidden states, trees, lost services.
+`auto` is decided at the verifier (verifier_auto.py): a session asks for what its last commit says. Not simulated:
+hidden states, trees, lost services.
 """
 
 from __future__ import annotations
@@ -10,16 +11,15 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from benchmarks.simulation.auto_policy import RemoteDraft, remote_outcome
 from benchmarks.simulation.costs import Costs
 from benchmarks.simulation.drafter import SimulatedDrafter
 from benchmarks.simulation.events import Events
 from benchmarks.simulation.rounds import RoundTimes, SessionRound
 from benchmarks.simulation.verifier import SimulatedVerifier
+from benchmarks.simulation.verifier_auto import DRAFT_METHOD, DrafterLengths
 from benchmarks.simulation.worlds.text import Text
+from outrider.drafting.session import LONG_REPORT
 from outrider.gateway.config import GatewayConfig
-from outrider.gateway.draft_length.draft_policy import DraftPolicy
-from outrider.gateway.proposals.drafter_connection import CATCH_UP_TOKENS
 from outrider.gateway.proposals.remote_source import ALONE_RUN, LONGEST_ALONE_RUN
 
 _DRAFT_TIMEOUT_S = GatewayConfig().draft_timeout_ms * 1e-3
@@ -70,14 +70,17 @@ class Tally:
 
 @dataclass(eq=False, slots=True)
 class Session:
-    """`opened_at` .. `asked_at` are what verifier.SimulatedSession says they are."""
+    """`opened_at` .. `asked_at` are what verifier.SimulatedSession says they are.
+
+    length: draft tokens of every round; 0: none; None: `auto`.
+    """
 
     events: Events
     costs: Costs
     link: Link
     rng: random.Random
     request: Request
-    policy: DraftPolicy | None
+    length: int | None
     verifier: SimulatedVerifier
     acquire: Callable[[], SimulatedDrafter | None]
     release: Callable[[SimulatedDrafter], None]
@@ -94,8 +97,10 @@ class Session:
     free_run_left: int = 0
     num_asked: int = 0
     asked_at: float = 0.0
-    # What rounds.Drafted has; decided by the policy at the gateway.
+    away_s: float = 0.0
+    # Of `auto`: the draft that the verifier wants next, and how long it is worth waiting for.
     num_wanted: int = 0
+    patience_s: float = _DRAFT_TIMEOUT_S
     _num_committed: int = 0
     _drafter: SimulatedDrafter | None = None
     # When the last message to the drafter arrives there: later ones do not overtake it.
@@ -103,13 +108,11 @@ class Session:
     _is_late: bool = False
     _num_timeouts: int = 0
     _ask: int = 0
+    # Whether the drafter had much to read before it drafted for this round.
+    is_catch_up: bool = False
+    drafter_s: float = 0.0
     # Of the round in progress, as the gateway times it.
     _asked_at: float = 0.0
-    _draft_wait_s: float = 0.0
-    _draft_s: float = 0.0
-    _drafter_total_s: float = 0.0
-    _is_catch_up: bool = False
-    _verify_started_at: float = 0.0
     _first_token_at: float = 0.0
 
     def start(self) -> None:
@@ -122,18 +125,12 @@ class Session:
     # ---- gateway ----
 
     def _round(self) -> None:
-        self._draft_wait_s = self._draft_s = self._drafter_total_s = 0.0
         self.num_asked = self.num_draft_tokens = 0
-        self._is_catch_up = False
-        if self.policy is None:
-            self._verify(self.request.num_tokens)
-            return
+        num_wanted = self.num_wanted if self.length is None else self.length
         if self._is_late:
             self._verify(self._alone_run())
-            return
-        num_wanted = self.policy.num_draft_tokens()
-        if num_wanted == 0:
-            self._verify(self.policy.free_run())
+        elif num_wanted == 0:
+            self._verify(self.request.num_tokens)
         elif not self._open():
             self._verify(self._alone_run())
         elif self._num_committed == 0:
@@ -163,18 +160,18 @@ class Session:
         self.num_asked = num_wanted
         self._asked_at = self.events.now
         self._ask += 1
-        self._is_catch_up = self.num_behind > CATCH_UP_TOKENS
+        self.is_catch_up = self.num_behind > LONG_REPORT
         if self._drafter is not None:
             self._tell(self._drafter.submit)
-        self.events.after(_DRAFT_TIMEOUT_S, self._timeout, self._ask)
+        patience_s = min(_DRAFT_TIMEOUT_S, self.patience_s) if self.length is None else _DRAFT_TIMEOUT_S
+        self.events.after(patience_s, self._timeout, self._ask)
 
     def _timeout(self, ask: int) -> None:
-        if ask != self._ask or self.num_asked == 0:
+        if ask != self._ask or self._is_late:
             return
         self.tally.num_timeouts += 1
         self._is_late = True
         self._num_timeouts += 1
-        self.num_asked = 0
         self._verify(self._alone_run())
 
     def _answer(self, ask: int, draft_s: float, total_s: float) -> None:
@@ -183,9 +180,7 @@ class Session:
         if self._is_late:
             self._is_late = False
             return
-        self._num_timeouts = 0
-        self._draft_wait_s = self.events.now - self._asked_at
-        self._draft_s, self._drafter_total_s = draft_s, total_s
+        self._num_timeouts, self.drafter_s = 0, total_s
         # What cannot be committed any more is not verified (the scheduler cuts it).
         self.num_draft_tokens = max(0, min(self.num_asked, self.request.num_tokens - self._num_committed - 1))
         self._ask += 1  # the timeout of this ask means nothing any more
@@ -193,7 +188,6 @@ class Session:
 
     def _verify(self, free_run: int) -> None:
         self.free_run_left = free_run
-        self._verify_started_at = self.events.now
         self.events.after(0.5 * self.costs.verifier_trip_s, self.verifier.submit, self)
 
     def _observe(self, member: SessionRound) -> None:
@@ -208,16 +202,9 @@ class Session:
             tally.num_accepted += num_tokens - 1
         # A draft's tokens are in the drafter's cache, but for the last one.
         self.num_behind += num_tokens if not num_proposed else 1 + (num_tokens > num_proposed)
-        round_s = now - self._verify_started_at + self._draft_wait_s
-        self._verify_started_at = now
         if not self._first_token_at:
             self._first_token_at = now + 0.5 * self.costs.request_s
             tally.first_token_s.append(self._first_token_at - self.opened_at)
-        if self.policy is not None:
-            overhead_s = max(0.0, round_s - member.total_s - self._drafter_total_s)
-            asked = RemoteDraft(member.num_asked, self._draft_s, overhead_s, self._is_catch_up)
-            self.policy.observe(remote_outcome(member, asked))
-            self._draft_wait_s = self._draft_s = self._drafter_total_s = 0.0
         if not member.more:
             if self._num_committed >= self.request.num_tokens:
                 self._end()
@@ -233,6 +220,18 @@ class Session:
         self.events.after(0.5 * self.costs.request_s, self.on_end)
 
     # ---- what the services call ----
+
+    @property
+    def method(self) -> str:
+        return DRAFT_METHOD if self.num_wanted else ""
+
+    @property
+    def runs_to_end(self) -> bool:
+        """Whether its free run lasts to the end of the output, unless the verifier ends it."""
+        return self.free_run_left > 0 and self.free_run_left >= self.request.num_tokens - self._num_committed
+
+    def num_unread(self, _method: str) -> int:
+        return self.num_behind
 
     @property
     def max_tokens(self) -> int:
@@ -258,7 +257,12 @@ class Session:
     def committed(self, num_tokens: int, times: RoundTimes, total_s: float, *, more: bool) -> None:
         num_proposed, self.num_draft_tokens = self.num_draft_tokens, 0
         base_len = self._num_committed - num_tokens
-        member = SessionRound(self, times, base_len, self.num_asked, num_proposed, num_tokens, total_s, more)
+        num_asked, self.num_asked = self.num_asked, 0
+        member = SessionRound(
+            self, times, base_len, num_asked, num_proposed, num_tokens, total_s, more, DRAFT_METHOD if num_asked else ""
+        )
+        if isinstance(self.verifier.own_drafts, DrafterLengths):
+            self.verifier.own_drafts.committed(self, member)
         self.events.after(0.5 * self.costs.verifier_trip_s, self._observe, member)
 
     def proposed(self, draft_s: float, total_s: float) -> None:

@@ -31,6 +31,7 @@ class SimulatedSession(Protocol):
     step_arrived_at: float
     replied_at: float | None
     return_s: float | None
+    away_s: float
     # Rows that the verifier and the drafter still have to compute.
     num_pending: int
     num_behind: int
@@ -57,7 +58,12 @@ class SimulatedSession(Protocol):
 
 
 class OwnDrafts(Protocol):
-    """Contract: the verifier's own drafting, before each forward; `end_round` comes when all of it is committed."""
+    """Contract: what is drafted for the verifier's sessions: `draft` comes before each forward, `end_round` when all of
+    it is committed. waited_s: for drafters, in that round.
+    """
+
+    @property
+    def waited_s(self) -> float: ...
 
     def draft(self, sessions: Iterable[Any]) -> tuple[float, int]:
         """Sets drafts of sessions; returns seconds (0: nothing is drafted), and the longest draft."""
@@ -177,12 +183,9 @@ class SimulatedVerifier:
         self._machine.run(gap_s, lambda ended=self._events.now: self._settle(ended))  # type: ignore[misc]
 
     def _settle(self, ended: float) -> None:
-        rates, num_open = self._gathering.rates, len(self.sessions)
+        num_open = len(self.sessions)
         times = RoundTimes(
             batch_sessions=len(self._plan),
-            draft_rows_us=rates.draft_rows_us(num_open),
-            tokens_per_s=rates.tokens_per_s(num_open),
-            last_round=self._gathering.last_round,
             open_sessions=num_open,
             draft_s=self._drafted[0],
             draft_depth=self._drafted[1],
@@ -196,7 +199,10 @@ class SimulatedVerifier:
             else:
                 work.session.num_pending -= work.num_chain_rows
         plan = cast(Sequence[Work], self._plan)
-        self._gathering.observe(plan, num_tokens, self._started, ended, num_open=num_open)
+        waited_s = self.own_drafts.waited_s if self.own_drafts is not None else 0.0
+        self._gathering.observe(
+            plan, num_tokens, self._started, ended, num_open=num_open, draft_s=self._drafted[0] + waited_s
+        )
         if self.own_drafts is not None:
             self.own_drafts.end_round(self._gathering.last_round, num_open)
         self._is_busy = False

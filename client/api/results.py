@@ -48,6 +48,8 @@ class SpeculationFigures:
     num_accepted_draft_tokens: int
     num_draft_tokens: int
     num_spec_tokens: int
+    # What speculation has saved against plain decoding, estimated; negative: it has cost time.
+    saved_ms: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,7 @@ def completion_of(reply: gateway_pb2.GenerateReply, text: str, tokens: Sequence[
             num_accepted_draft_tokens=figures.num_accepted_draft_tokens,
             num_draft_tokens=figures.num_draft_tokens,
             num_spec_tokens=figures.num_spec_tokens,
+            saved_ms=figures.saved_ms,
         ),
         num_resumes=num_resumes,
     )

@@ -190,4 +190,7 @@ def _gateway_line(fleet: dict[str, Any], speed: Rates | None) -> str:
             parts.append(f"[red]{speed.failures_per_s:.1f} failures/s[/red]")
         if speed.acceptance_rate is not None:
             parts.append(f"{speed.acceptance_rate:.0%} of the draft tokens accepted")
+        if speed.saved_s:
+            verb = "saved" if speed.saved_s > 0.0 else "cost"
+            parts.append(f"speculation has {verb} about {abs(speed.saved_s):.1f} s since the start")
     return ", ".join(parts)

@@ -11,7 +11,7 @@ import time
 from outrider.gateway.proposals.drafting import Drafting
 from outrider.gateway.request.commit_sink import CommitSink
 from outrider.gateway.request.interfaces import Verifier
-from outrider.shared.messages import SessionSpec, VerifyStep
+from outrider.shared.messages import SessionSpec
 
 
 async def decode(spec: SessionSpec, verifier: Verifier, drafting: Drafting, sink: CommitSink) -> None:
@@ -21,21 +21,12 @@ async def decode(spec: SessionSpec, verifier: Verifier, drafting: Drafting, sink
     committed_len = len(spec.committed_token_ids)
     while True:
         answer = await drafting.propose(committed_len)
-        step = VerifyStep(
-            epoch=spec.epoch,
-            base_len=committed_len,
-            proposal=answer.proposal,
-            max_new_tokens=answer.max_new_tokens,
-            hidden_states=drafting.hidden_states_request(committed_len),
-            local_drafts=answer.local_drafts,
-        )
+        step = drafting.step(answer, committed_len)
         started = time.perf_counter()
         async for commit in verifier.verify(step):
             verify_s = time.perf_counter() - started
             kept = await sink.put(drafting.signed(answer, commit))
             drafting.observe(answer, kept, verify_s)
-            if commit.more and (steer := drafting.steering(kept.end)) is not None:
-                await verifier.steer(steer)
             started = time.perf_counter()
             committed_len = kept.end
             if kept.finish_reason is not None:

@@ -6,9 +6,8 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
-import math
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from outrider.gateway.admission.fair_starts import FairStarts, Place
@@ -16,26 +15,24 @@ from outrider.gateway.admission.grammar_turns import GrammarTurns
 from outrider.gateway.admission.room import Room
 from outrider.gateway.config import GatewayConfig
 from outrider.gateway.decoding.decode_loop import decode
-from outrider.gateway.draft_length.adaptive_draft import AdaptiveDraft, AutoDrafting
-from outrider.gateway.draft_length.by_verifier import ByVerifier
-from outrider.gateway.draft_length.draft_policy import DraftPolicy, FixedDraftLength
-from outrider.gateway.fleet.drafter_choice import acquire_drafter, offered_methods
+from outrider.gateway.fleet.drafter_choice import acquire_drafter, drafter_offers
 from outrider.gateway.fleet.placement import acquire_verifier
 from outrider.gateway.fleet.pool import Pool
 from outrider.gateway.fleet.remote import RemoteVerifier
 from outrider.gateway.fleet.verifier_kinds import VerifierKinds, kind_of
 from outrider.gateway.metrics import GatewayMetrics
+from outrider.gateway.proposals.ask import DraftHint, DraftPlan, LocalMethods
+from outrider.gateway.proposals.by_verifier import ByVerifier
 from outrider.gateway.proposals.drafter_connection import Lease
 from outrider.gateway.proposals.drafting import Drafting
 from outrider.gateway.proposals.hedging import AnswerTimes, HedgedDrafter
-from outrider.gateway.proposals.local_source import LocalMethods
 from outrider.gateway.proposals.run_ahead import AheadTrials
 from outrider.gateway.request.commit_sink import CommitSink, SpeculationTally
 from outrider.gateway.request.detokenizer import IncrementalDetokenizer
 from outrider.gateway.request.tokenizer import Tokenizer
 from outrider.gateway.request.types import METHOD_AUTO, METHOD_OFF, ChoiceStart, GenerationUpdate, ValidRequest
 from outrider.shared.errors import Overloaded, VerifierLost
-from outrider.shared.messages import DrafterInfo, SessionSpec, VerifierInfo
+from outrider.shared.messages import DrafterInfo, DrafterOffer, SessionSpec, VerifierInfo
 from outrider.shared.sampling_params import SpeculationMode
 from outrider.shared.speculative_config import SpeculativeConfig
 
@@ -56,8 +53,7 @@ class Generation:
     verifiers: Pool[VerifierInfo]
     drafters: Pool[DrafterInfo]
     metrics: GatewayMetrics
-    # Load, guard and trials are of one verifier: its machine, its batch.
-    auto: ByVerifier[AutoDrafting] = dataclasses.field(init=False)
+    hints: ByVerifier[DraftHint] = dataclasses.field(init=False)
     ahead_trials: ByVerifier[AheadTrials] = dataclasses.field(init=False)
     answer_times: dict[str, AnswerTimes] = dataclasses.field(default_factory=dict)
     kinds: VerifierKinds = dataclasses.field(init=False)
@@ -65,8 +61,7 @@ class Generation:
     starts: FairStarts = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
-        slo_itl_s = self.config.slo_itl_ms * 1e-3 or math.inf
-        self.auto = ByVerifier(lambda: AutoDrafting(slo_itl_s=slo_itl_s), self._verifier_addresses)
+        self.hints = ByVerifier(DraftHint, self._verifier_addresses)
         self.ahead_trials = ByVerifier(AheadTrials, self._verifier_addresses)
         self.kinds = VerifierKinds(self.verifiers, self.config.numerics)
         self.starts = FairStarts(Room(self.verifiers))
@@ -173,11 +168,11 @@ class Generation:
                 spec,
                 sink.committed_token_ids,
                 acquire,
-                self._policy(request, member.address),
-                token_tree=self._wants_tree(request),
+                self._draft_plan(request),
                 timeout_s=self.config.draft_timeout_ms * 1e-3,
                 metrics=self.metrics,
                 local=LocalMethods.of(member.address, member.info),
+                hint=self.hints.of(member.address),
                 trace=request.trace.session(spec) if request.trace is not None else None,
                 trials=self.ahead_trials.of(member.address) if self.config.draft_ahead else None,
             )
@@ -258,25 +253,25 @@ class Generation:
     def _verifier_addresses(self) -> list[str]:
         return [member.address for member in self.verifiers.members]
 
-    def _policy(self, request: ValidRequest, verifier: str) -> DraftPolicy | None:
-        """A named method drafts the number of tokens asked for; `auto` drafts what pays at that verifier."""
-        method, length = self._method(request), self._num_speculative_tokens(request)
+    def _draft_plan(self, request: ValidRequest) -> DraftPlan | None:
+        """A named method drafts the number of tokens asked for; with `auto` the verifier drafts what pays there."""
+        method, token_tree = self._method(request), self._wants_tree(request)
         if method == METHOD_OFF:
             return None
-        if method != METHOD_AUTO:
-            return FixedDraftLength(length, method)
-        return AdaptiveDraft(
-            self.auto.of(verifier),
-            length,
-            functools.partial(self._offered_methods, token_tree=self._wants_tree(request)),
+        return DraftPlan(
+            method,
+            self._num_speculative_tokens(request),
+            token_tree,
+            max_round_us=round(1e3 * self.config.slo_itl_ms),
+            offers=functools.partial(self._offers, token_tree=token_tree),
         )
 
     def _wants_tree(self, request: ValidRequest) -> bool:
         asked = request.speculation.token_tree
         return self.speculative.token_tree if asked is None else asked
 
-    def _offered_methods(self, *, token_tree: bool) -> Mapping[str, int]:
-        return offered_methods(self.drafters, self._target(), token_tree=token_tree)
+    def _offers(self, *, token_tree: bool) -> tuple[DrafterOffer, ...]:
+        return drafter_offers(self.drafters, self._target(), token_tree=token_tree)
 
     def _target(self) -> VerifierInfo | None:
         return next((member.info for member in self.verifiers.healthy()), None)

@@ -1,6 +1,7 @@
 """Which drafter a session gets: the least loaded one that serves a wanted method and fits the target.
 
-Not here: the number of draft tokens (draft_length) and the session's connection to it (drafter_connection).
+Not here: the number of draft tokens (verifier_service/draft_length) and the session's connection to it
+(drafter_connection).
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from outrider.gateway.fleet.remote import RemoteDrafter
 from outrider.gateway.proposals.drafter_connection import Lease
 from outrider.gateway.request.types import METHOD_AUTO
 from outrider.shared.draft_policy.draft_methods import DRAFT_METHODS
-from outrider.shared.messages import DrafterInfo, DraftMethodInfo, VerifierInfo
+from outrider.shared.messages import DrafterInfo, DrafterOffer, DraftMethodInfo, VerifierInfo
 from outrider.shared.tracing import Carrier
 
-# Order in which `auto` first tries methods: by typical acceptance. From then on it measures them (adaptive_draft).
+# Order in which `auto` first tries methods: by typical acceptance. From then on it measures them.
 AUTO_ORDER = DRAFT_METHODS
 
 
@@ -43,20 +44,18 @@ def acquire_drafter(
     return None
 
 
-def offered_methods(drafters: Pool[DrafterInfo], target: VerifierInfo | None, *, token_tree: bool) -> dict[str, int]:
-    """Methods available now, at drafters with a free session slot or in the verifier, in AUTO_ORDER, each with its
-    smallest `draft_limit`.
-    """
+def drafter_offers(
+    drafters: Pool[DrafterInfo], target: VerifierInfo | None, *, token_tree: bool
+) -> tuple[DrafterOffer, ...]:
+    """Methods available now at drafters with a free session slot, in AUTO_ORDER, each with its smallest limit."""
     infos = [member.info for member in drafters.healthy()]
-    local = target.local_methods if target is not None else ()
-    offered = {}
-    for name in AUTO_ORDER:
+    offers = []
+    for name in AUTO_ORDER if infos else ():
         methods = [method for info in infos if (method := _fitting_method(info, name, target)) is not None]
-        methods += [method for method in local if method.name == name]
         if methods:
-            limits = [draft_limit(method, token_tree=token_tree) for method in methods]
-            offered[name] = min((limit for limit in limits if limit), default=0)
-    return offered
+            limits = [method.limit(token_tree=token_tree) for method in methods]
+            offers.append(DrafterOffer(name, min((limit for limit in limits if limit), default=0)))
+    return tuple(offers)
 
 
 def is_served(name: str, verifiers: Pool[VerifierInfo], drafters: Pool[DrafterInfo]) -> bool:
@@ -68,11 +67,6 @@ def is_served(name: str, verifiers: Pool[VerifierInfo], drafters: Pool[DrafterIn
         or any(method.name == name and fits(method, target) for method in remote)
         for target in targets
     )
-
-
-def draft_limit(method: DraftMethodInfo, *, token_tree: bool) -> int:
-    """The most tokens that the method drafts; 0: no known limit. In trees only the depth is limited, not the tokens."""
-    return 0 if token_tree and method.proposes_trees else method.max_num_draft_tokens
 
 
 def _fitting_method(info: DrafterInfo | None, name: str, target: VerifierInfo | None) -> DraftMethodInfo | None:

@@ -20,7 +20,7 @@ from outrider.shared.errors import (
     Unavailable,
     VerifierLost,
 )
-from outrider.shared.messages import Commit, DraftStep, ProposalReply, SessionSpec, SteerRun, VerifyStep
+from outrider.shared.messages import Commit, DraftStep, ProposalReply, SessionSpec, VerifyStep
 from outrider.shared.tracing import Carrier
 from outrider.v1 import drafter_pb2_grpc, verifier_pb2_grpc
 
@@ -115,9 +115,6 @@ class RemoteVerifier:
                 raise VerifierLost(f"{self._address}: broken reply: {broken.message}") from None
             more = commit.more
             yield commit
-
-    async def steer(self, steer: SteerRun) -> None:
-        await self._stream.write(wire.steer_to_wire(steer))
 
     async def close(self) -> None:
         if self._stream is not None:

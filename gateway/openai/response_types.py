@@ -49,6 +49,7 @@ class SpeculationMetrics(TypedDict):
     num_accepted_draft_tokens: int
     num_draft_tokens: int
     num_spec_tokens: int
+    saved_ms: float
     per_step_accepted: NotRequired[list[int]]
     per_step_drafted: NotRequired[list[int]]
 

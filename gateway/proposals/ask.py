@@ -1,26 +1,74 @@
-"""The two values that a round of drafting consists of, and the contract of a draft source."""
+"""The values that a round of drafting consists of."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from outrider.gateway.metrics import DraftCame
-from outrider.shared.messages import Commit, LocalDrafts, Proposal, Timings
+from outrider.shared.messages import (
+    Commit,
+    DrafterOffer,
+    DraftMethodInfo,
+    LastDraft,
+    LocalDrafts,
+    NextDraft,
+    Proposal,
+    Timings,
+    VerifierInfo,
+)
+
+
+@dataclass(frozen=True)
+class DraftPlan:
+    """What a request wants drafted.
+
+    method: a named one drafts exactly num_draft_tokens a round; METHOD_AUTO: the verifier decides, up to that number.
+    offers: what drafters serve now. max_round_us: bounds a round with drafts; 0: no bound.
+    """
+
+    method: str
+    num_draft_tokens: int
+    token_tree: bool = False
+    max_round_us: int = 0
+    offers: Callable[[], tuple[DrafterOffer, ...]] = tuple
+
+
+@dataclass
+class DraftHint:
+    """What a verifier has last asked of a drafter, for any session: a new session's drafter is opened with it, so that
+    it reads the prompt while the verifier does.
+    """
+
+    next_draft: NextDraft | None = None
+
+
+@dataclass(frozen=True)
+class LocalMethods:
+    """Methods that the verifier at `address` serves, by name."""
+
+    address: str
+    methods: Mapping[str, DraftMethodInfo]
+
+    @classmethod
+    def of(cls, address: str, info: VerifierInfo | None) -> LocalMethods:
+        return cls(address, {method.name: method for method in (info.local_methods if info is not None else ())})
+
+
+NO_LOCAL_METHODS = LocalMethods("", {})
 
 
 @dataclass(frozen=True)
 class Ask:
-    """What a session wants for its next round. method: METHOD_AUTO: any. num_draft_tokens: 0: none, for `free_run`
-    tokens. patience_s: seconds; how long a draft is worth waiting for.
+    """What a session asks of a drafter for its next round. method: METHOD_AUTO: any. patience_s: seconds; how long a
+    draft is worth waiting for.
     """
 
     committed_len: int
     method: str = ""
     num_draft_tokens: int = 0
-    free_run: int = 0
     patience_s: float = math.inf
 
 
@@ -36,35 +84,26 @@ class Answer:
     # Who was asked; "" where nobody was, and offline, where drafters have no address.
     method: str = ""
     drafter: str = ""
-    # Seconds that the round waited for the draft.
+    # Seconds that the round waited for the draft, and the drafter's own times.
     wait_s: float = 0.0
-    # The drafter's own.
     timings: Timings = field(default_factory=Timings)
-    # Whether the drafter had to read the prompt, or much of the output, before it could draft.
-    is_catch_up: bool = False
+    # Seconds after which it was no longer waited for, which are no cost of the round that follows; 0: it came. And why
+    # nobody was asked ("": somebody was).
+    gave_up_s: float = 0.0
+    refused: str = ""
     # Whether this draft may have been requested before its round began, and whether the next one may be.
     may_be_ahead: bool = False
     looks_ahead: bool = False
     # Tokens that the verifier may commit before the session asks again; 0: only what it makes of the proposal.
     max_new_tokens: int = 0
 
+    def last_draft(self) -> LastDraft:
+        """As the verifier that wanted the draft is told."""
+        waited_us = round(1e6 * (self.wait_s + self.gave_up_s))
+        return LastDraft(waited_us, self.timings.total_us, self.gave_up_s > 0.0, self.refused)
+
     def for_commit(self, commit: Commit) -> Answer:
         """This answer as it concerns the round of one commit: only the first round of a run waited for it."""
         if commit.base_len == self.ask.committed_len:
             return self
         return dataclasses.replace(self, proposal=None, method="", drafter="", wait_s=0.0, timings=Timings())
-
-
-class DraftSource(Protocol):
-    """Where a session's drafts come from: a drafter service, or its verifier.
-
-    Contract: `answer` waits no longer than ask.patience_s and raises for no fault of a drafter. None: this source does
-    not serve the method, so the next one is asked. `drafted` is called once for each commit, in order, and returns what
-    the draft of that round was and took. After `close` nothing else is called; `close` itself may be called again.
-    """
-
-    async def answer(self, ask: Ask) -> Answer | None: ...
-
-    def drafted(self, answer: Answer, commit: Commit) -> Answer: ...
-
-    async def close(self) -> None: ...

@@ -1,7 +1,7 @@
 """A session's connection to its drafter: the prefix it has been sent and the answer still outstanding.
 
 Tokens are sent by absolute index and overwrite those sent before, so a guess may be sent. Not here: which drafter
-(fleet/drafter_choice), and how many draft tokens (draft_length).
+(fleet/drafter_choice), and how many draft tokens (verifier_service/draft_length).
 """
 
 from __future__ import annotations
@@ -12,16 +12,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from outrider.gateway.draft_length.draft_policy import LateAnswer
 from outrider.gateway.metrics import GatewayMetrics
 from outrider.gateway.proposals.hidden_flow import HiddenFlow
 from outrider.gateway.proposals.pending_proposal import PendingProposal
 from outrider.gateway.request.interfaces import Drafter
 from outrider.gateway.request.types import SessionTrace
 from outrider.shared.messages import DraftMethodInfo, DraftStep, Proposal, ProposalReply, SessionSpec
-
-# tokens; a drafter that has more to read before it drafts takes longer than usual; 3a7fdf4
-CATCH_UP_TOKENS = 24
 
 
 class Lease:
@@ -61,11 +57,7 @@ class DrafterConnection:
         self._committed = committed
         self._spec = dataclasses.replace(spec, method=lease.method.name, committed_token_ids=tuple(committed))
         self._options = options
-        # Whether the drafter had to read the prompt, or more than CATCH_UP_TOKENS, for the last request.
-        self.is_catch_up = False
         self._sent_len = len(committed)
-        # Tokens sent without a request since the last one; inf before the first one: the prompt is unread.
-        self._num_unread = math.inf
         self._late: PendingProposal | None = None
         self._ahead: PendingProposal | None = None
 
@@ -88,7 +80,6 @@ class DrafterConnection:
             return True
         async with asyncio.timeout(self._options.timeout_s):
             await self.lease.drafter.advance(self._step(committed_len, 0))
-        self._num_unread += committed_len - self._sent_len
         self._sent_len = committed_len
         return False
 
@@ -105,8 +96,7 @@ class DrafterConnection:
                 pending = None
         if pending is None:
             pending = PendingProposal.ask(self.lease.drafter, self._step(committed_len, num_draft_tokens + one_more))
-        self.is_catch_up = self._num_unread + committed_len - self._sent_len > CATCH_UP_TOKENS
-        self._sent_len, self._num_unread = committed_len, 0
+        self._sent_len = committed_len
         if not await pending.answer_within(min(patience_s, self._options.timeout_s)):
             self._late = pending
             self._watch(pending)
@@ -128,16 +118,14 @@ class DrafterConnection:
         )
         self._ahead = PendingProposal.ask(self.lease.drafter, step, assumed)
 
-    async def late_answer(self) -> LateAnswer | None:
-        """How good the late answer would have been; None if it has not come or cannot be evaluated."""
+    async def drop_late(self) -> None:
+        """Drops the late answer if it has come."""
         late = self._late
-        if late is None:
-            return None
-        if not late.task.done():
+        if late is not None and not late.task.done():
             self._watch(late)
-            return None
-        self._late = None
-        return _evaluate(self._committed, late, await self._reply_to(late), is_catch_up=self.is_catch_up)
+        elif late is not None:
+            self._late = None
+            await self._reply_to(late)
 
     async def close(self) -> None:
         """Frees the session slot first, so that cancelling this cannot leak it."""
@@ -186,26 +174,6 @@ def guess_after(proposal: Proposal, num_draft_tokens: int) -> tuple[Proposal, tu
         confidence=proposal.confidence[:num_draft_tokens],
     )
     return cut, proposal.token_ids[: num_draft_tokens + 1]
-
-
-def _evaluate(
-    committed: Sequence[int], late: PendingProposal, reply: ProposalReply, *, is_catch_up: bool
-) -> LateAnswer | None:
-    """Compares a late draft with the committed output; None for a tree, or if too little is committed."""
-    proposal, timings = reply.proposal, reply.timings
-    known = tuple(committed[proposal.base_len : proposal.base_len + len(proposal.token_ids)])
-    num_accepted = next((index for index, token in enumerate(known) if token != proposal.token_ids[index]), len(known))
-    if proposal.parents or num_accepted == len(known) < len(proposal.token_ids):
-        return None
-    return LateAnswer(
-        method=proposal.method,
-        num_asked=late.step.num_draft_tokens,
-        num_draft_tokens=len(proposal.token_ids),
-        num_accepted=num_accepted,
-        draft_s=timings.forward_us * 1e-6,
-        overhead_s=max(0.0, late.took_s - timings.total_us * 1e-6),
-        is_catch_up=is_catch_up,
-    )
 
 
 async def _end(drafter: Drafter, unanswered: Sequence[PendingProposal]) -> None:

@@ -1,8 +1,8 @@
-"""One session's drafting: what its policy wants, who can draft it, and what came of each round.
+"""One session's drafting: asks a drafter for what the verifier or the request wants, and records what came of it.
 
 A method that the verifier serves is drafted there, within its own rounds; otherwise a drafter is asked. Where a
-proposal cannot change the output, an answer is waited for only as long as the policy finds it worth; what comes later
-is still observed.
+proposal cannot change the output, an answer is waited for only as long as the verifier finds it worth. Not here: how
+many tokens `auto` drafts, and with which method (verifier_service/draft_length).
 """
 
 from __future__ import annotations
@@ -11,98 +11,113 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
-from outrider.gateway.draft_length.draft_policy import DraftPolicy
-from outrider.gateway.metrics import GatewayMetrics
-from outrider.gateway.proposals.ask import Answer, Ask, DraftSource
+from outrider.gateway.metrics import DraftCame, GatewayMetrics
+from outrider.gateway.proposals.ask import NO_LOCAL_METHODS, Answer, Ask, DraftHint, DraftPlan, LocalMethods
 from outrider.gateway.proposals.drafter_connection import ConnectionOptions, Lease
-from outrider.gateway.proposals.local_source import NO_LOCAL_METHODS, LocalMethods, LocalSource
 from outrider.gateway.proposals.remote_source import RemoteSource
-from outrider.gateway.proposals.round_outcome import round_outcome
 from outrider.gateway.proposals.run_ahead import AheadTrials
-from outrider.gateway.request.types import SessionTrace
-from outrider.shared.messages import Commit, HiddenStatesRequest, LocalDrafts, SessionSpec, SteerRun
+from outrider.gateway.request.types import METHOD_AUTO, SessionTrace
+from outrider.shared.messages import (
+    AutoDrafts,
+    Commit,
+    LocalDrafts,
+    NextDraft,
+    SessionSpec,
+    Timings,
+    VerifyStep,
+)
 from outrider.shared.sampling_params import SpeculationMode
 
-# tokens; between two decisions on the local drafts of a run
-DECISION_TOKENS = 8
+# tokens; between two looks at what drafters serve; they come and go in seconds
+_OFFERS_TOKENS = 64
 
 
 class Drafting:
-    """Arguments as RemoteSource's. policy: None: no drafts. local: the methods that the verifier serves."""
+    """Arguments as RemoteSource's. plan: None: no drafts. local: the methods that the verifier serves."""
 
     def __init__(
         self,
         spec: SessionSpec,
         committed: Sequence[int],
         acquire: Callable[[str], Lease | None],
-        policy: DraftPolicy | None,
+        plan: DraftPlan | None,
         *,
-        token_tree: bool,
         timeout_s: float,
         metrics: GatewayMetrics,
         local: LocalMethods = NO_LOCAL_METHODS,
+        hint: DraftHint | None = None,
         trace: SessionTrace | None = None,
         trials: AheadTrials | None = None,
     ) -> None:
         self._spec = spec
-        self._policy = policy
+        self._plan = plan
+        self._local = local
+        self._hint = hint or DraftHint()
         self._metrics = metrics
         self._trace = trace
         # In rejection mode what is kept of a draft must depend neither on its own tokens nor on when it came.
         self._is_exact = spec.mode is SpeculationMode.EXACT
+        token_tree = plan is not None and plan.token_tree
         options = ConnectionOptions(token_tree, timeout_s, metrics, trace)
         ahead = trials if self._is_exact and not token_tree else None
-        self._local = LocalSource(spec, local, token_tree=token_tree)
         self._remote = RemoteSource(spec, committed, acquire, options, ahead)
-        # Of the run in progress: what the verifier drafts with, and tokens until the policy is asked again.
-        self._run_drafts: LocalDrafts | None = None
-        self._until_decision = math.inf
-        # What the verifier has said last; it says again what has changed.
-        self._draft_rows_s: tuple[float, ...] = ()
+        # What the verifier wants of a drafter for the next round.
+        self._next_draft: NextDraft | None = None
+        # What it was last told that it may choose from, and at which output length.
+        self._auto_drafts: AutoDrafts | None = None
+        self._told_at = -_OFFERS_TOKENS
 
     async def propose(self, committed_len: int) -> Answer:
         """What the next round stands on: a draft, drafts of the verifier's own, or none."""
-        max_tokens = self._spec.sampling_params.max_tokens
-        self._run_drafts, self._until_decision = None, math.inf
-        if self._policy is None:
+        plan, max_tokens = self._plan, self._spec.sampling_params.max_tokens
+        if plan is None:
             return Answer(Ask(committed_len), max_new_tokens=max_tokens)
-        is_late, late_answer = await self._remote.late()
-        if late_answer is not None and self._is_exact:
-            self._policy.observe_late(late_answer)
-        if is_late:
+        if await self._remote.is_late():
             return self._remote.answer_while_late(Ask(committed_len))
-        ask = self._ask(self._policy, committed_len)
-        answer = await self._local.answer(ask)
-        if answer is None and max_tokens == 1:  # the prompt's forward brings it; a drafter would be opened for nothing
+        if plan.method == METHOD_AUTO:
+            return await self._auto_answer(committed_len)
+        local = self._local.methods.get(plan.method)
+        ask = Ask(committed_len, plan.method, plan.num_draft_tokens)
+        if local is not None:
+            drafts = LocalDrafts(plan.method, plan.num_draft_tokens, plan.token_tree and local.proposes_trees)
+            return Answer(ask, local_drafts=drafts, max_new_tokens=max_tokens)
+        if max_tokens == 1:  # the prompt's forward brings it; a drafter would be opened for nothing
             return Answer(ask, max_new_tokens=1)
-        if answer is None:
-            return await self._remote.answer(ask)
-        # The policy decides again while the run continues. Before the prefill nobody knows what others come with it.
-        self._run_drafts = answer.local_drafts
-        self._until_decision = 1 if self._is_prefill(committed_len) else min(ask.free_run, DECISION_TOKENS)
-        return answer
+        return await self._remote.answer(ask)
 
-    def _ask(self, policy: DraftPolicy, committed_len: int) -> Ask:
-        num_draft_tokens = policy.num_draft_tokens(before_prefill=committed_len == 0)
-        patience_s = policy.patience_s if self._is_exact else math.inf
-        return Ask(committed_len, policy.method, num_draft_tokens, policy.free_run(), patience_s)
+    async def _auto_answer(self, committed_len: int) -> Answer:
+        """What the verifier wants; where that is nothing of a drafter, a run that the verifier ends when it is."""
+        wanted = self._next_draft
+        if wanted is None:
+            if committed_len == 0 and self._hint.next_draft is not None:
+                await self._remote.open_early(self._hint.next_draft.method)
+            return Answer(Ask(committed_len), max_new_tokens=self._spec.sampling_params.max_tokens)
+        patience_s = 1e-6 * wanted.patience_us if self._is_exact else math.inf
+        return await self._remote.answer(Ask(committed_len, wanted.method, wanted.num_draft_tokens, patience_s))
 
-    def steering(self, committed_len: int) -> SteerRun | None:
-        """A change for the verifier's run in progress; a return to the gateway would cost it a round."""
-        if self._policy is None or self._until_decision > 0:
+    def step(self, answer: Answer, committed_len: int) -> VerifyStep:
+        """The verifier's next step with this answer."""
+        was_wanted = self._next_draft is not None and answer.ask.num_draft_tokens > 0
+        return VerifyStep(
+            epoch=self._spec.epoch,
+            base_len=committed_len,
+            proposal=answer.proposal,
+            max_new_tokens=answer.max_new_tokens,
+            hidden_states=self._remote.hidden_states_request(committed_len),
+            local_drafts=answer.local_drafts,
+            auto_drafts=self._new_auto_drafts(committed_len),
+            last_draft=answer.last_draft() if was_wanted else None,
+        )
+
+    def _new_auto_drafts(self, committed_len: int) -> AutoDrafts | None:
+        """What `auto` may choose from, when that is not what the verifier was last told."""
+        plan = self._plan
+        if plan is None or plan.method != METHOD_AUTO or committed_len < self._told_at + _OFFERS_TOKENS:
             return None
-        ask = self._ask(self._policy, committed_len)
-        wanted = self._local.drafts(ask)
-        self._until_decision = min(ask.free_run, DECISION_TOKENS)
-        if ask.num_draft_tokens and wanted is None:  # a drafter is to be asked
-            self._until_decision = math.inf
-            return SteerRun(self._spec.epoch, ends=True)
-        before, self._run_drafts = self._run_drafts, wanted
-        return SteerRun(self._spec.epoch, wanted) if wanted != before else None
-
-    def hidden_states_request(self, committed_len: int) -> HiddenStatesRequest | None:
-        """The rows that the drafter needs next."""
-        return self._remote.hidden_states_request(committed_len)
+        self._told_at = committed_len
+        auto = AutoDrafts(plan.num_draft_tokens, plan.token_tree, plan.offers(), plan.max_round_us)
+        before, self._auto_drafts = self._auto_drafts, auto
+        return auto if auto != before else None
 
     def signed(self, answer: Answer, commit: Commit) -> Commit:
         """The commit, with who drafted what it scored."""
@@ -114,29 +129,16 @@ class Drafting:
 
     def observe(self, answer: Answer, commit: Commit, verify_s: float) -> None:
         """One commit: what it cost and how much of the draft was good. verify_s: the gateway waited for it."""
-        source: DraftSource = self._local if commit.local_drafts is not None else self._remote
-        drafted = source.drafted(answer, commit)
+        drafted = answer.for_commit(commit) if commit.local_drafts is None else _local_answer(answer, commit)
         if commit.local_drafts is not None:
             verify_s -= drafted.wait_s  # which is part of it
         round_s = verify_s + drafted.wait_s
-        is_prefill = self._is_prefill(commit.base_len)
+        is_prefill = commit.base_len == len(self._spec.committed_token_ids)
         if not is_prefill:
             self._count_round(drafted, commit, round_s)
         self._remote.observe(drafted, commit, None if is_prefill else round_s)
-        if commit.timings.draft_rows_us:
-            self._draft_rows_s = tuple(1e-6 * rows_us for rows_us in commit.timings.draft_rows_us)
-        self._until_decision -= len(commit.token_ids)
-        if self._policy is not None:
-            outcome = round_outcome(
-                drafted,
-                commit,
-                round_s=round_s,
-                is_prefill=is_prefill,
-                num_wanted=(self._run_drafts or drafted.ask).num_draft_tokens,
-                max_tokens=self._spec.sampling_params.max_tokens,
-                draft_rows_s=self._draft_rows_s,
-            )
-            self._policy.observe(outcome)
+        if not commit.more:
+            self._next_draft = self._hint.next_draft = commit.next_draft
         method = _method_of(drafted, commit)
         self._metrics.observe_commit(commit, method)
         if self._trace is not None:
@@ -144,7 +146,6 @@ class Drafting:
 
     async def close(self) -> None:
         """Leave the drafter, if there is one; may be called again."""
-        await self._local.close()
         await self._remote.close()
 
     def _count_round(self, drafted: Answer, commit: Commit, round_s: float) -> None:
@@ -154,8 +155,16 @@ class Drafting:
         self._metrics.observe_round(round_s, overhead_s, len(commit.token_ids), speculation=drafted.wait_s > 0.0)
         self._metrics.observe_draft(drafted.came)
 
-    def _is_prefill(self, base_len: int) -> bool:
-        return base_len == len(self._spec.committed_token_ids)
+
+def _local_answer(answer: Answer, commit: Commit) -> Answer:
+    """What the verifier's own drafting was for the round, as if a drafter had answered."""
+    draft_us = commit.timings.draft_us
+    return Answer(
+        answer.ask,
+        came=DraftCame.YES if commit.num_draft_tokens else DraftCame.EMPTY,
+        wait_s=draft_us * 1e-6,
+        timings=Timings(forward_us=draft_us, total_us=draft_us),
+    )
 
 
 def _method_of(answer: Answer, commit: Commit) -> str:

@@ -12,7 +12,6 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 
-from outrider.gateway.draft_length.draft_policy import LateAnswer
 from outrider.gateway.metrics import DraftCame
 from outrider.gateway.proposals.ask import Answer, Ask
 from outrider.gateway.proposals.drafter_connection import ConnectionOptions, DrafterConnection, Lease, guess_after
@@ -27,7 +26,7 @@ LONGEST_ALONE_RUN = 256
 
 
 class RemoteSource:
-    """A DraftSource that asks one drafter at a time.
+    """Asks one drafter at a time. `answer` waits no longer than ask.patience_s, and raises for no fault of a drafter.
 
     committed: the session's growing output; what the drafter has not been sent yet goes with the next ask.
     acquire(method): a lease on a drafter that serves the method; None: no drafter has room.
@@ -54,39 +53,39 @@ class RemoteSource:
         # What a round without the late answer has missed: nothing, where nobody meant to wait for it.
         self._missed = DraftCame.NO
 
-    async def late(self) -> tuple[bool, LateAnswer | None]:
-        """Whether an answer is still outstanding, and the late one that has come since, which is too old to be used."""
+    async def is_late(self) -> bool:
+        """Whether an answer is still outstanding; one that has come since is too old to be used."""
         if self._connection is None or not self._connection.is_late:
-            return False, None
+            return False
         try:
-            answer = await self._connection.late_answer()
+            await self._connection.drop_late()
         except OutriderError:
             await self._lose()
-            return False, None
-        return self._connection.is_late, answer
+            return False
+        return self._connection.is_late
+
+    async def open_early(self, method: str) -> None:
+        """Opens a drafter that will be asked once the prompt is read; nothing happens where none has room."""
+        if self._connection is None:
+            await self._open(method)
 
     def answer_while_late(self, ask: Ask) -> Answer:
         """The drafter is not asked: its last answer is outstanding."""
         return Answer(ask, came=self._missed, max_new_tokens=self._alone_run())
 
     async def answer(self, ask: Ask) -> Answer:
-        if ask.num_draft_tokens == 0:
-            return Answer(ask, max_new_tokens=ask.free_run)
         started = time.perf_counter()
         nothing = Answer(ask, came=DraftCame.NO)
         if self._connection is not None and ask.method != self._wanted_method:
             await self.close()
         if self._connection is None and not await self._open(ask.method):
-            return dataclasses.replace(nothing, max_new_tokens=self._alone_run())
+            return dataclasses.replace(nothing, refused="no drafter has room", max_new_tokens=self._alone_run())
         if ask.committed_len == 0 or self._connection is None:
             return dataclasses.replace(nothing, max_new_tokens=1)  # the prefill's token comes without a draft
         answer = await self._ask(self._connection, ask)
         if answer.came is DraftCame.NOT_WANTED or (self._connection is not None and self._connection.is_late):
             return answer  # a timeout is no cost of the round that follows it
         return dataclasses.replace(answer, wait_s=time.perf_counter() - started)
-
-    def drafted(self, answer: Answer, commit: Commit) -> Answer:
-        return answer.for_commit(commit)
 
     def observe(self, answer: Answer, commit: Commit, round_s: float | None) -> None:
         """One commit, whoever drafted for it. round_s: None for a prefill."""
@@ -122,11 +121,12 @@ class RemoteSource:
             return False
 
     async def _ask(self, connection: DrafterConnection, ask: Ask) -> Answer:
-        method = connection.lease.method.name
+        started, method = time.perf_counter(), connection.lease.method.name
         lost = Answer(ask, came=DraftCame.NO, method=method)
         try:
             if not await connection.has_hidden_states(ask.committed_len):
-                return Answer(ask, max_new_tokens=1)  # a round without a draft brings them
+                # A round without a draft brings them.
+                return Answer(ask, refused="hidden states are on their way", max_new_tokens=1)
             may_be_ahead, self._looks_ahead = self._looks_ahead, self._may_look_ahead(connection, ask)
             self._missed = DraftCame.NO if ask.patience_s > 0.0 else DraftCame.NOT_WANTED
             reply = await connection.ask(
@@ -134,9 +134,10 @@ class RemoteSource:
             )
         except (OutriderError, TimeoutError):
             await self._lose()
-            return dataclasses.replace(lost, max_new_tokens=self._alone_run())
+            return dataclasses.replace(lost, refused="the drafter was lost", max_new_tokens=self._alone_run())
         if reply is None:
-            return dataclasses.replace(lost, came=self._missed, method="", max_new_tokens=self._alone_run())
+            alone = dataclasses.replace(lost, came=self._missed, method="", max_new_tokens=self._alone_run())
+            return dataclasses.replace(alone, gave_up_s=time.perf_counter() - started)
         answer = self._answer_of(connection, ask, reply)
         return dataclasses.replace(answer, may_be_ahead=may_be_ahead, looks_ahead=self._looks_ahead)
 
@@ -149,7 +150,6 @@ class RemoteSource:
             method=connection.lease.method.name,
             drafter=connection.lease.address,
             timings=reply.timings,
-            is_catch_up=connection.is_catch_up,
             max_new_tokens=0 if proposal is not None else 1,
         )
 

@@ -33,8 +33,10 @@ class SpeculationTally:
         self._drafted: list[int] = []
         self._accepted: list[int] = []
         self._num_emitted = 0
+        self._saved_us = 0
 
     def add(self, commit: Commit) -> None:
+        self._saved_us += commit.saved_us
         if commit.num_draft_tokens:
             self._drafted.append(commit.num_draft_tokens)
             self._accepted.append(commit.num_accepted_tokens)
@@ -53,6 +55,7 @@ class SpeculationTally:
             per_step_accepted=tuple(self._accepted),
             per_step_drafted=tuple(self._drafted),
             num_emitted_tokens=self._num_emitted,
+            saved_us=self._saved_us,
         )
 
 

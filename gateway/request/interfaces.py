@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-from outrider.shared.messages import Commit, DraftStep, ProposalReply, SessionSpec, SteerRun, VerifyStep
+from outrider.shared.messages import Commit, DraftStep, ProposalReply, SessionSpec, VerifyStep
 
 
 class Verifier(Protocol):
@@ -16,16 +16,13 @@ class Verifier(Protocol):
 
     Contract: `verify` first cuts the session back to `step.base_len`, so a repeated step is safe. It yields one
     commit per round; only a free run (no proposal, `max_new_tokens` > 0) yields more than one, the last without
-    `more`. One step at a time: whoever leaves a free run before its end may only `close`. `steer` changes a free run
-    while it continues, some rounds later; where none does, nothing happens.
+    `more`. One step at a time: whoever leaves a free run before its end may only `close`.
     Raises VerifierLost when the verifier cannot be reached any more; then nothing but `close` may be called.
     """
 
     async def open(self, spec: SessionSpec) -> None: ...
 
     def verify(self, step: VerifyStep) -> AsyncIterator[Commit]: ...
-
-    async def steer(self, steer: SteerRun) -> None: ...
 
     async def close(self) -> None: ...
 

@@ -132,6 +132,8 @@ class SpeculationSummary:
     per_step_drafted: tuple[int, ...]
     # Of the rounds with a draft, bonus and corrected tokens included.
     num_emitted_tokens: int
+    # What speculation has saved against plain decoding, estimated by the verifier; negative: it has cost time.
+    saved_us: int = 0
 
     @property
     def mean_acceptance_length(self) -> float:

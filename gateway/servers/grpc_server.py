@@ -228,4 +228,5 @@ def _speculation(summary: SpeculationSummary) -> pb.SpeculationMetrics:
         num_accepted_draft_tokens=summary.num_accepted_draft_tokens,
         num_draft_tokens=summary.num_draft_tokens,
         num_spec_tokens=summary.num_spec_tokens,
+        saved_ms=summary.saved_us * 1e-3,
     )

@@ -19,8 +19,6 @@ from outrider.shared.wire.sessions import open_drafter, open_verifier, spec_from
 from outrider.shared.wire.verifier import (
     commit_from_wire,
     commit_to_wire,
-    steer_from_wire,
-    steer_to_wire,
     verifier_info_from_wire,
     verifier_info_to_wire,
     verify_step_from_wire,
@@ -48,8 +46,6 @@ __all__ = [
     "proposal_reply_to_wire",
     "proposal_to_wire",
     "spec_from_wire",
-    "steer_from_wire",
-    "steer_to_wire",
     "to_message",
     "verifier_info_from_wire",
     "verifier_info_to_wire",

@@ -67,13 +67,8 @@ def timings_to_wire(timings: m.Timings) -> common.Timings:
         total_us=timings.total_us,
         sample_us=timings.sample_us,
         batch_sessions=timings.batch_sessions,
-        tokens_per_s=timings.tokens_per_s,
-        round_tokens=timings.round_tokens,
-        round_us=timings.round_us,
         open_sessions=timings.open_sessions,
         draft_us=timings.draft_us,
-        draft_depth=timings.draft_depth,
-        draft_rows_us=timings.draft_rows_us,
     )
 
 
@@ -84,13 +79,8 @@ def timings_from_wire(message: common.Timings) -> m.Timings:
         total_us=message.total_us,
         sample_us=message.sample_us,
         batch_sessions=message.batch_sessions,
-        tokens_per_s=message.tokens_per_s,
-        round_tokens=message.round_tokens,
-        round_us=message.round_us,
         open_sessions=message.open_sessions,
         draft_us=message.draft_us,
-        draft_depth=message.draft_depth,
-        draft_rows_us=tuple(message.draft_rows_us),
     )
 
 

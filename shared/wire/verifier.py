@@ -18,6 +18,9 @@ from outrider.shared.wire.proposals import proposal_from_wire, proposal_to_wire
 from outrider.v1 import common_pb2 as common
 from outrider.v1 import verifier_pb2 as verifier
 
+# draft tokens, methods; most that `auto` may choose from: bounds what a hostile step can make the engine compute
+MAX_DRAFT_TOKENS, MAX_OFFERS = 64, 32
+
 
 def verify_step_to_wire(step: m.VerifyStep) -> verifier.VerifierRequest:
     return verifier.VerifierRequest(
@@ -28,6 +31,8 @@ def verify_step_to_wire(step: m.VerifyStep) -> verifier.VerifierRequest:
             max_new_tokens=step.max_new_tokens,
             hidden_states=_hidden_request_to_wire(step.hidden_states) if step.hidden_states is not None else None,
             local_drafts=_local_drafts_to_wire(step.local_drafts) if step.local_drafts is not None else None,
+            auto_drafts=_auto_drafts_to_wire(step.auto_drafts) if step.auto_drafts is not None else None,
+            last_draft=_last_draft_to_wire(step.last_draft) if step.last_draft is not None else None,
         )
     )
 
@@ -42,17 +47,53 @@ def verify_step_from_wire(message: verifier.VerifyStep) -> m.VerifyStep:
         max_new_tokens=message.max_new_tokens,
         hidden_states=_hidden_request_from_wire(message.hidden_states) if message.HasField("hidden_states") else None,
         local_drafts=_local_drafts_from_wire(message.local_drafts) if message.HasField("local_drafts") else None,
+        auto_drafts=_auto_drafts_from_wire(message.auto_drafts) if message.HasField("auto_drafts") else None,
+        last_draft=_last_draft_from_wire(message.last_draft) if message.HasField("last_draft") else None,
     )
 
 
-def steer_to_wire(steer: m.SteerRun) -> verifier.VerifierRequest:
-    drafts = _local_drafts_to_wire(steer.local_drafts) if steer.local_drafts is not None else None
-    return verifier.VerifierRequest(steer=verifier.SteerRun(epoch=steer.epoch, local_drafts=drafts, ends=steer.ends))
+def _auto_drafts_to_wire(auto: m.AutoDrafts) -> verifier.AutoDrafts:
+    return verifier.AutoDrafts(
+        max_num_draft_tokens=auto.max_num_draft_tokens,
+        token_tree=auto.token_tree,
+        drafters=[
+            verifier.LocalDrafts(method=offer.method, num_draft_tokens=offer.max_num_draft_tokens)
+            for offer in auto.drafters
+        ],
+        max_round_us=auto.max_round_us,
+    )
 
 
-def steer_from_wire(message: verifier.SteerRun) -> m.SteerRun:
-    drafts = _local_drafts_from_wire(message.local_drafts) if message.HasField("local_drafts") else None
-    return m.SteerRun(message.epoch, drafts, message.ends)
+def _auto_drafts_from_wire(message: verifier.AutoDrafts) -> m.AutoDrafts:
+    most = message.max_num_draft_tokens
+    if not 1 <= most <= MAX_DRAFT_TOKENS or len(message.drafters) > MAX_OFFERS:
+        raise InvalidRequest(
+            f"auto_drafts: 1 to {MAX_DRAFT_TOKENS} tokens, at most {MAX_OFFERS} methods", param="auto_drafts"
+        )
+    offers = tuple(m.DrafterOffer(offer.method, max(0, offer.num_draft_tokens)) for offer in message.drafters)
+    return m.AutoDrafts(most, message.token_tree, offers, max(0, message.max_round_us))
+
+
+def _last_draft_to_wire(last: m.LastDraft) -> verifier.LastDraft:
+    return verifier.LastDraft(
+        waited_us=last.waited_us, drafter_us=last.drafter_us, late=last.late, refused=last.refused
+    )
+
+
+def _last_draft_from_wire(message: verifier.LastDraft) -> m.LastDraft:
+    return m.LastDraft(max(0, message.waited_us), max(0, message.drafter_us), message.late, message.refused)
+
+
+def _next_draft_to_wire(draft: m.NextDraft) -> verifier.NextDraft:
+    return verifier.NextDraft(
+        method=draft.method, num_draft_tokens=draft.num_draft_tokens, patience_us=draft.patience_us
+    )
+
+
+def _next_draft_from_wire(message: verifier.NextDraft) -> m.NextDraft:
+    if message.num_draft_tokens <= 0:
+        raise InvalidRequest("next_draft: a token at least must be asked for", param="next_draft")
+    return m.NextDraft(message.method, message.num_draft_tokens, max(0, message.patience_us))
 
 
 def _hidden_request_to_wire(request: m.HiddenStatesRequest) -> verifier.HiddenStatesRequest:
@@ -94,6 +135,8 @@ def commit_to_wire(commit: m.Commit) -> verifier.Commit:
         num_cached_tokens=commit.num_cached_tokens,
         prompt_logprobs=map(logprob_to_wire, commit.prompt_logprobs),
         local_drafts=_local_drafts_to_wire(commit.local_drafts) if commit.local_drafts is not None else None,
+        next_draft=_next_draft_to_wire(commit.next_draft) if commit.next_draft is not None else None,
+        saved_us=commit.saved_us,
     )
 
 
@@ -120,6 +163,8 @@ def commit_from_wire(message: verifier.Commit) -> m.Commit:
         num_cached_tokens=message.num_cached_tokens,
         prompt_logprobs=logprobs_from_wire(message.prompt_logprobs),
         local_drafts=_local_drafts_from_wire(message.local_drafts) if message.HasField("local_drafts") else None,
+        next_draft=_next_draft_from_wire(message.next_draft) if message.HasField("next_draft") else None,
+        saved_us=message.saved_us,
     )
 
 

@@ -14,6 +14,7 @@ from benchmarks import held_out as command
 from benchmarks.simulation.costs import DEFAULT_PATH, Costs, load_costs
 from benchmarks.simulation.local_drafts import DraftPrices
 from benchmarks.simulation.rounds import Drafted, SessionRound
+from benchmarks.simulation.verifier_auto import DRAFT_METHOD
 from benchmarks.simulation.worlds import world
 from benchmarks.simulation.worlds.cells import LOOKUP, Cell, cells, reshaped
 from benchmarks.simulation.worlds.random_worlds import random_cells
@@ -115,7 +116,7 @@ class DecidesEachRound:
 
     def decide(self, sessions: Iterable[Drafted]) -> None:
         for session in sessions:
-            session.num_wanted = 2
+            session.method, session.num_wanted = DRAFT_METHOD, 2
 
     def observe(self, members: Sequence[SessionRound], last_round: LastRound, num_open: int) -> None:
         self.num_rounds += 1
@@ -124,7 +125,7 @@ class DecidesEachRound:
 
 def test_a_policy_at_the_verifier_decides_for_the_round_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = DecidesEachRound()
-    monkeypatch.setattr(world, "auto_lengths", lambda *_: [lengths])
+    monkeypatch.setattr(world, "VerifierLengths", lambda *_: lengths)
     cell = one(FALLING, 4)
     assert run_world(cell, None) == run_world(cell, 2)
     assert lengths.num_rounds > 1000

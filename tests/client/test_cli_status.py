@@ -93,6 +93,7 @@ def test_rates() -> None:
     assert found.acceptance_rate == 0.5
     assert rates(earlier, Counts(11.0, 0, 0, 0, 0, 0)).tokens_per_s == 0  # the gateway was started anew
     assert rates(earlier, earlier).acceptance_rate is None
+    assert rates(earlier, Counts(12.0, 180, 5, 1, 70, 30, saved_s=-3.5)).saved_s == -3.5
 
 
 def test_metrics_text() -> None:

@@ -32,6 +32,7 @@ METRIC_KEYS = {
     "num_accepted_draft_tokens",
     "num_draft_tokens",
     "num_spec_tokens",
+    "saved_ms",
 }
 OFF = speculation("off")
 # The repetition gives n-gram drafts something to find from the first token on.

@@ -157,7 +157,7 @@ class ScriptedService:
                     num_cached_tokens=2 + 100 * choice if base_len == 0 else 0,
                     finish_reason=(FinishReason.STOP if piece.end else finish) if ended else None,
                     stop_reason=piece.end.stop_string if piece.end else None,
-                    speculation=SpeculationSummary(5, 4, 20, 6, (1, 1, 1, 1), (0, 1, 2, 3), (5, 5, 5, 5), 10)
+                    speculation=SpeculationSummary(5, 4, 20, 6, (1, 1, 1, 1), (0, 1, 2, 3), (5, 5, 5, 5), 10, 120_500)
                     if ended and request.speculation.method != "off"
                     else None,
                 )

@@ -7,7 +7,6 @@ told in the drafter service's own DraftSession, which refuses gaps; how it answe
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,11 +17,10 @@ from prometheus_client import CollectorRegistry
 
 from outrider.drafting.session import DraftSession
 from outrider.gateway.decoding.decode_loop import decode
-from outrider.gateway.draft_length.draft_policy import DraftPolicy, LateAnswer, RoundOutcome
 from outrider.gateway.metrics import GatewayMetrics
+from outrider.gateway.proposals.ask import NO_LOCAL_METHODS, DraftPlan, LocalMethods
 from outrider.gateway.proposals.drafter_connection import Lease
 from outrider.gateway.proposals.drafting import Drafting
-from outrider.gateway.proposals.local_source import NO_LOCAL_METHODS, LocalMethods
 from outrider.gateway.proposals.run_ahead import AheadTrials
 from outrider.gateway.request.commit_sink import CommitSink, SpeculationTally
 from outrider.gateway.request.detokenizer import IncrementalDetokenizer
@@ -35,10 +33,10 @@ from outrider.shared.messages import (
     DraftStep,
     FinishReason,
     HiddenStates,
+    NextDraft,
     Proposal,
     ProposalReply,
     SessionSpec,
-    SteerRun,
     Timings,
     TokenOrigin,
     VerifyStep,
@@ -68,7 +66,8 @@ def hidden_rows(layers: tuple[int, ...], first_index: int, end: int) -> HiddenSt
 @dataclass
 class PlainVerifier:
     """gateway.request.interfaces.Verifier. `max_hidden_rows` per commit; rows before `hidden_from` are lost. Asked
-    for drafts of its own it guesses right, but before the first token.
+    for drafts of its own it guesses right, but before the first token. wants: with `auto`, what a drafter shall draft
+    next, by the step that has just ended; the last one again and again. A run to the end ends where that is something.
     """
 
     spec: SessionSpec
@@ -76,25 +75,22 @@ class PlainVerifier:
     hidden_from: int = -len(PROMPT)
     forward_s: float = 0.0
     steps: list[VerifyStep] = field(default_factory=list)
-    steered: list[SteerRun] = field(default_factory=list)
+    wants: tuple[NextDraft | None, ...] = (None,)
+    num_ended: int = 0
     num_closed: int = 0
 
     async def open(self, spec: SessionSpec) -> None:
         self.spec = spec
 
-    async def steer(self, steer: SteerRun) -> None:
-        self.steered.append(steer)
-
     async def verify(self, step: VerifyStep) -> AsyncIterator[Commit]:
         self.steps.append(step)
         base_len, free_left, hidden_sent = step.base_len, step.max_new_tokens, -len(PROMPT)
-        local, num_steered = step.local_drafts, len(self.steered)
-        more = True
+        local, more = step.local_drafts, True
+        wanted_next = self.wants[min(len(self.steps), len(self.wants)) - 1]
+        if wanted_next is not None and free_left >= LENGTH - base_len:
+            free_left = 1
         while more:
             await asyncio.sleep(self.forward_s)
-            for steer in self.steered[num_steered:]:
-                local, free_left = steer.local_drafts, 1 if steer.ends else free_left
-            num_steered = len(self.steered)
             asked = local if base_len > 0 else None
             proposal = reconcile(step.proposal, base_len, list(TRUTH[:base_len])) if step.proposal else None
             drafted = proposal.token_ids if proposal is not None else ()
@@ -112,6 +108,7 @@ class PlainVerifier:
             more = end < LENGTH and free_left > 0
             hidden = self._hidden(step, hidden_sent, end)
             hidden_sent = hidden.end if hidden is not None else hidden_sent
+            self.num_ended += not more
             yield Commit(
                 epoch=step.epoch,
                 base_len=base_len,
@@ -122,14 +119,12 @@ class PlainVerifier:
                 finish_reason=FinishReason.LENGTH if end == LENGTH else None,
                 timings=Timings(
                     total_us=int(self.forward_s * 1e6) + (3_000 if asked is not None else 0),
-                    tokens_per_s=100.0,
-                    draft_rows_us=(10, 20) if len(self.steps) == 1 and base_len == step.base_len else (),
                     draft_us=2_000 if asked is not None else 0,
-                    draft_depth=2 * asked.num_draft_tokens if asked is not None else 0,
                 ),
                 hidden_states=hidden,
                 more=more,
                 local_drafts=asked,
+                next_draft=None if more else wanted_next,
             )
             base_len = end
 
@@ -198,30 +193,6 @@ class PlainDrafter:
         return ProposalReply(step.epoch, proposal, Timings(), missing)
 
 
-@dataclass
-class RecordingPolicy:
-    """Always the same length; keeps what it was told."""
-
-    length: int = 4
-    run_len: int = 5
-    method: str = "auto"
-    patience_s: float = math.inf
-    outcomes: list[RoundOutcome] = field(default_factory=list)
-    late_answers: list[LateAnswer] = field(default_factory=list)
-
-    def num_draft_tokens(self, *, before_prefill: bool = False) -> int:
-        return self.length
-
-    def free_run(self) -> int:
-        return self.run_len
-
-    def observe(self, outcome: RoundOutcome) -> None:
-        self.outcomes.append(outcome)
-
-    def observe_late(self, answer: LateAnswer) -> None:
-        self.late_answers.append(answer)
-
-
 class NoLog:
     """Nothing is to be resumed here."""
 
@@ -238,7 +209,8 @@ class Choice:
 
     tokenizer: Tokenizer
     offers: list[PlainDrafter | None]
-    policy: DraftPolicy | None = field(default_factory=RecordingPolicy)
+    # Without a method: that of `method`.
+    plan: DraftPlan | None = field(default_factory=lambda: DraftPlan("", 4))
     method: DraftMethodInfo = NGRAM
     spec: SessionSpec = field(default_factory=make_spec)
     timeout_s: float = 5.0
@@ -255,11 +227,8 @@ class Choice:
 
     def __post_init__(self) -> None:
         self.verifier = PlainVerifier(self.spec)
-
-    @property
-    def outcomes(self) -> list[RoundOutcome]:
-        """What a RecordingPolicy was told."""
-        return getattr(self.policy, "outcomes", [])
+        if self.plan is not None and not self.plan.method:
+            self.plan = replace(self.plan, method=self.method.name)
 
     async def until_late(self) -> None:
         """Returns once a proposal has come too late; the counter has no event."""
@@ -287,8 +256,7 @@ class Choice:
             self.spec,
             committed,
             self.acquire,
-            self.policy,
-            token_tree=False,
+            self.plan,
             timeout_s=self.timeout_s,
             metrics=self.metrics,
             local=self.local,

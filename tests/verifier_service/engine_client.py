@@ -20,9 +20,11 @@ from outrider.engine.recurrent.states import RecurrentStates
 from outrider.engine.run.runner import ModelRunner
 from outrider.engine.sampling.laws import LogitsProcessor
 from outrider.shared.messages import (
+    AutoDrafts,
     Commit,
     FinishReason,
     HiddenStatesRequest,
+    LastDraft,
     LocalDrafts,
     Proposal,
     SessionSpec,
@@ -175,9 +177,11 @@ class Session:
         epoch: int | None = None,
         hidden: HiddenStatesRequest | None = None,
         local: LocalDrafts | None = None,
+        auto: AutoDrafts | None = None,
+        last: LastDraft | None = None,
     ) -> list[Commit]:
         """The commits of one step; raises the error that came instead."""
-        self.submit(base_len, proposal, max_new_tokens, epoch, hidden, local)
+        self.submit(base_len, proposal, max_new_tokens, epoch, hidden, local, auto, last)
         return self.collect()
 
     def submit(
@@ -188,9 +192,11 @@ class Session:
         epoch: int | None = None,
         hidden: HiddenStatesRequest | None = None,
         local: LocalDrafts | None = None,
+        auto: AutoDrafts | None = None,
+        last: LastDraft | None = None,
     ) -> None:
         epoch = self.spec.epoch if epoch is None else epoch
-        step = VerifyStep(epoch, base_len, proposal, max_new_tokens, hidden, local)
+        step = VerifyStep(epoch, base_len, proposal, max_new_tokens, hidden, local, auto, last)
         self.engine.submit(self.handle, step)
 
     def collect(self) -> list[Commit]:

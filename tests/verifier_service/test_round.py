@@ -232,17 +232,20 @@ def test_timings_are_microseconds_of_queue_forward_and_sampling() -> None:
     assert timings.total_us >= timings.sample_us > 0
 
 
-def test_prices_are_told_when_they_have_changed() -> None:
+def test_what_was_saved_is_plain_decodings_time_for_the_tokens_less_their_own() -> None:
+    """Two tokens in 30 ms, of which 5 ms read others' prompts, where plain decoding takes 20 ms for each."""
     session = make_session()
+    times = replace(TIMES, prompts_s=0.005, plain_round_s=0.02)
 
-    def told(*draft_rows_us: int) -> tuple[int, ...]:
-        times = replace(TIMES, draft_rows_us=draft_rows_us)
-        work = Work(session, BlockTable(), 1, None, 1)
-        return decide(work, RowOutputs(rows_for(3)), 100, times).commit.timings.draft_rows_us
+    def saved_us(times: ForwardTimes) -> int:
+        work = Work(session, BlockTable(), 1, Proposal(session.committed_len, (3,), "ngram"), 2)
+        commit = decide(work, RowOutputs(rows_for(3, 4)), 100, times).commit
+        assert len(commit.token_ids) == 2
+        return commit.saved_us
 
-    assert told(10, 2_000, 6_000) == (10, 2_000, 6_000)
-    assert told(50, 2_090, 5_750) == ()
-    assert told(50, 2_110, 6_000) == (50, 2_110, 6_000)
-    assert told(50, 2_200, 6_000) == (), "held against what was told last"
-    assert told(120, 2_110, 6_000) == (120, 2_110, 6_000)
-    assert told(120, 2_110) == (120, 2_110)
+    assert saved_us(times) == 0, "of a first round nobody knows how long it took"
+    session.committed_at = times.ended - 0.03
+    assert saved_us(times) == pytest.approx(1e6 * (2 * 0.02 - 0.025), abs=2)
+    session.committed_at = times.ended - 0.1
+    assert saved_us(times) == pytest.approx(1e6 * (2 * 0.02 - 0.095), abs=2), "it may have lost time"
+    assert saved_us(replace(times, plain_round_s=0.0)) == 0

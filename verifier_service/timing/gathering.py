@@ -6,7 +6,7 @@ served per second, waiting time included: long while few sessions are ready and 
 batch is full. The sum leaves things out, so an A/B trial compares it with waiting for all sessions (docs/log.md:
 2a9685d).
 
-Also here: what each forward shows of the verifier's rate (ServedRates, LastRound).
+Also here: what each forward shows of the verifier's rate (ServedRounds, LastRound).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import NamedTuple
 from outrider.shared.draft_policy.ab_trial import ABTrial
 from outrider.shared.draft_policy.loads import load_of
 from outrider.verifier_service.scheduler import Work
-from outrider.verifier_service.served_rates import Served, ServedRates
 from outrider.verifier_service.session import VerifierSession
 from outrider.verifier_service.timing.context_costs import NO_CONTEXTS, Contexts
+from outrider.verifier_service.timing.served_rounds import Served, ServedRounds
 from outrider.verifier_service.timing.step_costs import StepCosts
 
 # ratio and s; a session is late beyond its usual return time times the first plus the second; b7efff9
@@ -56,7 +56,7 @@ class BatchGathering:
         self._last_ended = 0.0
         # Of the newest forward; NO_ROUND after a prefill or a pause, which say nothing of the rate.
         self.last_round = NO_ROUND
-        self.rates = ServedRates(costs)
+        self.served = ServedRounds(costs)
         # By load class: arms are the best wait by the cost model, and gathering all sessions. The next forward's trial
         # and arm; None: no trial.
         self._trials: dict[int, ABTrial] = {}
@@ -72,8 +72,10 @@ class BatchGathering:
         contexts: Contexts = NO_CONTEXTS,
         *,
         num_open: int = 0,
+        draft_s: float = 0.0,
     ) -> None:
         """Learns from a forward. num_tokens: committed by it. contexts: before it. num_open: open sessions.
+        draft_s: of making, or waiting for, its drafts.
 
         Subtracted are the first tokens of prompts, and the time that prompts would take in a forward without drafts.
         With drafts they may cost more, as rows come in steps: drafting pays for that. Leaving such rounds out would
@@ -83,15 +85,12 @@ class BatchGathering:
         self.last_round = NO_ROUND
         prompts = [work for work in plan if work.num_chain_rows > 1]
         num_decoding = len(plan) - len(prompts)
-        decode_rows = num_rows - sum(work.num_rows for work in prompts)
-        prompts_s = 0.0
-        if prompts:
-            undrafted_rows = num_decoding + num_rows - decode_rows
-            prompts_s = self._costs.seconds(undrafted_rows) - self._costs.seconds(num_decoding)
+        prompt_rows = sum(work.num_rows for work in prompts)
+        prompts_s = self.prompts_s(num_decoding, prompt_rows)
         if num_decoding and prompts_s <= _MAX_PROMPT_SHARE * (ended - started):
             # Without the condition one long prompt would outweigh hundreds of forwards in the cost model.
             self._costs.observe(num_rows, ended - started, contexts, num_sessions=len(plan))
-            longest = _MAX_ROUND_FORWARDS * (ended - started)
+            longest = _MAX_ROUND_FORWARDS * (ended - started) + draft_s
             seconds = (ended - self._last_ended if self._last_ended else ended - started) - prompts_s
             num_tokens -= sum(work.num_logits_rows > 0 for work in prompts)
             if self._last_ended and seconds < longest:
@@ -99,8 +98,15 @@ class BatchGathering:
                 if self._trial is not None:
                     self._trial.observe(seconds / num_decoding, second=self._gathers_all, count=num_decoding)
             num_open = max(num_open, len(plan))
-            self.rates.observe(Served(num_open, num_decoding, decode_rows, num_tokens, min(seconds, longest)))
+            served = Served(num_open, num_decoding, num_rows - prompt_rows, min(seconds, longest))
+            self.served.observe(served)
         self._last_ended = ended
+
+    def prompts_s(self, num_decoding: int, prompt_rows: int) -> float:
+        """Seconds that reading prompts adds to a forward of num_decoding sessions without drafts."""
+        if not prompt_rows:
+            return 0.0
+        return self._costs.seconds(num_decoding + prompt_rows) - self._costs.seconds(num_decoding)
 
     def replied(self, session: VerifierSession, now: float) -> None:
         """The session has been sent its commit and will send a next step."""
@@ -111,6 +117,7 @@ class BatchGathering:
         if session.replied_at is not None:
             took = now - session.replied_at
             known = session.return_s
+            session.away_s = took
             session.return_s = took if known is None else known + _RETURN_WEIGHT * (took - known)
             session.replied_at = None
 
@@ -148,7 +155,7 @@ class BatchGathering:
 
     def _best_wait_s(self, num_here: int, num_rows: int, waits_s: Sequence[float]) -> float:
         """The wait that serves most sessions per second. waits_s: until each session away is expected, ascending."""
-        rows_each = self.rates.rows_each
+        rows_each = self.served.rows_each
         forward_s = self._costs.seconds(num_rows)
         best_s, best_rate = 0.0, num_here / forward_s
         for num_back, wait_s in enumerate(waits_s, 1):

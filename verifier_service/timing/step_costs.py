@@ -100,6 +100,12 @@ class StepCosts:
         pairs = Contexts(0, round(self._mean_context_tokens * num_draft_tokens))
         return rows_s + self._slope * self._context_costs.seconds(pairs)
 
+    def mean_drafts_s(self, num_sessions: float, num_draft_tokens: float) -> float:
+        """As `drafts_s`, over forwards of num_sessions on average: interpolated between the whole numbers of them."""
+        fewer = int(num_sessions)
+        fewer_s, above = self.drafts_s(fewer, num_draft_tokens), num_sessions - fewer
+        return fewer_s + (above * (self.drafts_s(fewer + 1, num_draft_tokens) - fewer_s) if above else 0.0)
+
     def observe(
         self, num_rows: int, seconds: float, contexts: Contexts = NO_CONTEXTS, *, num_sessions: int = 1
     ) -> None:

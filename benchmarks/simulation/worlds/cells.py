@@ -14,7 +14,7 @@ from benchmarks.simulation.costs import Costs, Table
 from benchmarks.simulation.local_drafts import DraftPrices
 from benchmarks.simulation.session import Link
 from benchmarks.simulation.worlds.text import NEVER, Acceptance
-from benchmarks.simulation.worlds.world import Server, World, run_world
+from benchmarks.simulation.worlds.world import Method, Server, World, run_world
 from outrider.verifier_service.timing.step_costs import StepCosts, staircase
 
 MODEL = Acceptance(easy=(0.9,), hard=(0.45,), easy_run=16.0, hard_run=8.0)
@@ -165,10 +165,42 @@ def _mixed(costs: Costs, scale: float) -> Iterator[Cell]:
         yield Cell("mixed", f"greedy+sampled-{num_streams}", _world(servers, (MODEL, SAMPLED), scale))
 
 
+def _stretches(costs: Costs, scale: float) -> Iterator[Cell]:
+    """Some hundred tokens that are easy to draft, then some hundred of which drafts lose."""
+    costs = reshaped(costs, "costly-rows")
+    for num_streams in (1, 4):
+        for num_tokens in (150, 400):
+            kind = Acceptance((0.9,), (0.15,), easy_run=num_tokens, hard_run=num_tokens)
+            world = dataclasses.replace(
+                _streams(costs, model_prices(costs, 2.0), kind, num_streams, scale),
+                num_tokens=400,
+                warm_up_s=30.0 * scale,
+            )
+            yield Cell("stretches", f"{num_tokens}-tokens-{num_streams}", world)
+
+
+def _beginnings(costs: Costs, scale: float) -> Iterator[Cell]:
+    """Measured: the first 3,000 tokens of one stream whose drafts lose, with one method, and with three, of which one
+    pays or none; and the first 800 after a turn for the worse.
+    """
+    costs = reshaped(costs, "costly-rows")
+    prices, round_s = model_prices(costs, 2.0), plain_round_s(costs, 1)
+    sampled = Acceptance((0.25,))
+    cold = dataclasses.replace(_streams(costs, prices, sampled, 1, scale), warm_up_s=0.0, seconds=3000 * round_s)
+    yield Cell("beginnings", "cold-sampled", cold)
+    lookups = tuple(Method(name, LOOKUP, dataclasses.replace(NGRAM, easy=(0.4,))) for name in ("suffix", "ngram"))
+    for name, model in (("cold-three", sampled), ("cold-three-head", HEAD)):
+        server = Server(costs, prices, 1, others=lookups)
+        yield Cell("beginnings", name, dataclasses.replace(cold, servers=(server,), kinds=(model,)))
+    turn = dataclasses.replace(cold, warm_up_s=3000 * round_s, seconds=800 * round_s, changes_at=0.0)
+    for name, kind in (("model", MODEL), ("head", HEAD)):
+        yield Cell("beginnings", f"turn-{name}", dataclasses.replace(turn, kinds=(kind,), later=(sampled,)))
+
+
 def _remote(costs: Costs, scale: float) -> Iterator[Cell]:
     for num_streams in (1, 4):
         world = _streams(costs, model_prices(costs), MODEL, num_streams, scale)
         yield Cell("remote", f"5ms-{num_streams}", dataclasses.replace(world, link=Link(0.005, 0.5)))
 
 
-_GROUPS = (_sessions, _answers, _arrivals, _shapes, _verifiers, _changes, _mixed, _remote)
+_GROUPS = (_sessions, _answers, _arrivals, _shapes, _verifiers, _changes, _mixed, _stretches, _beginnings, _remote)

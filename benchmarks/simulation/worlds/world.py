@@ -8,10 +8,11 @@ verifier has its own requests), services that share a machine's cores, KV memory
 from __future__ import annotations
 
 import functools
+import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.simulation.auto_policy import GatewayAuto, auto_lengths
 from benchmarks.simulation.costs import Costs
 from benchmarks.simulation.drafter import SimulatedDrafter
 from benchmarks.simulation.events import Events, OwnMachine
@@ -19,18 +20,27 @@ from benchmarks.simulation.local_drafts import Count, DraftPrices, LocalDrafting
 from benchmarks.simulation.rounds import DraftLengths, FixedLengths
 from benchmarks.simulation.session import Link, Request, Session, Tally
 from benchmarks.simulation.verifier import SimulatedVerifier
+from benchmarks.simulation.verifier_auto import DRAFT_METHOD, DrafterLengths, VerifierLengths
 from benchmarks.simulation.worlds.text import NUM_TOKENS, Acceptance, Text
-from outrider.gateway.draft_length.draft_policy import DraftPolicy, FixedDraftLength
 
 # share; a request is shorter or longer than the mean by at most this, so that streams do not end together
 _LENGTH_SPREAD = 0.25
 
 
 @dataclass(frozen=True)
+class Method:
+    """A draft method beside DRAFT_METHOD; all requests are alike to it."""
+
+    name: str
+    prices: DraftPrices
+    acceptance: Acceptance
+
+
+@dataclass(frozen=True)
 class Server:
     """A verifier, its method, and its load: streams, or with `is_rate` requests a second (Poisson).
 
-    kinds: of its requests; empty: the world's.
+    kinds: of its requests; empty: the world's. others: methods of which `auto` alone may choose too.
     """
 
     costs: Costs
@@ -38,11 +48,12 @@ class Server:
     load: float
     is_rate: bool = False
     kinds: tuple[Acceptance, ...] = ()
+    others: tuple[Method, ...] = ()
 
 
 @dataclass(frozen=True)
 class World:
-    """Requests are of one of `kinds` by chance; `later`: what these become in the middle of the measured time."""
+    """Requests are of one of `kinds` by chance; `later`: what these become after changes_at of the measured time."""
 
     servers: tuple[Server, ...]
     kinds: tuple[Acceptance, ...]
@@ -51,6 +62,7 @@ class World:
     warm_up_s: float
     seconds: float
     later: tuple[Acceptance, ...] = ()
+    changes_at: float = 0.5
     link: Link | None = None
     max_draft_tokens: int = 5
     seed: int = 0
@@ -73,7 +85,7 @@ def run_world(world: World, length: int | None) -> list[Served]:
 
 
 def _texts(world: World, server: Server) -> tuple[Text, ...]:
-    changes_at_s = world.warm_up_s + 0.5 * world.seconds
+    changes_at_s = world.warm_up_s + world.changes_at * world.seconds
     kinds = server.kinds or world.kinds
     later = kinds if server.kinds else world.later or kinds
     return tuple(
@@ -88,27 +100,30 @@ def _text(kind: Acceptance, seed: int, later: Acceptance, changes_at_s: float) -
     return Text(kind, seed, later, changes_at_s)
 
 
+def _prices(server: Server) -> dict[str, DraftPrices]:
+    return {DRAFT_METHOD: server.prices, **{method.name: method.prices for method in server.others}}
+
+
 class _Run:
     def __init__(self, world: World, length: int | None) -> None:
         self._world = world
         self.events = Events()
-        self._gateway = GatewayAuto()
         verifiers = [SimulatedVerifier(self.events, OwnMachine(self.events), s.costs) for s in world.servers]
-        lengths: list[DraftLengths] = [FixedLengths(length or 0) for _ in verifiers]
+        lengths: list[DraftLengths] = [FixedLengths(DRAFT_METHOD, length or 0) for _ in verifiers]
         if length is None:
-            trips_s = [server.costs.verifier_trip_s for server in world.servers]
-            lengths = auto_lengths(self.events, trips_s, world.max_draft_tokens)
-        self._length = length
+            lengths = self._auto(verifiers)
+        self.length = length
         self._hosts = [
-            _Host(self, world, place, verifier, LocalDrafting(server.prices, lengths[place]))
+            _Host(self, world, place, verifier, LocalDrafting(_prices(server), lengths[place]))
             for place, (verifier, server) in enumerate(zip(verifiers, world.servers, strict=True))
         ]
 
-    def policy(self) -> DraftPolicy | None:
-        """Of a session that asks a drafter."""
-        if self._length is None:
-            return self._gateway.session(self._world.max_draft_tokens)
-        return FixedDraftLength(self._length) if self._length else None
+    def _auto(self, verifiers: Sequence[SimulatedVerifier]) -> list[DraftLengths]:
+        world = self._world
+        limits = [dict.fromkeys(_prices(server), world.max_draft_tokens) for server in world.servers]
+        return [
+            VerifierLengths(verifier.step_costs, served) for verifier, served in zip(verifiers, limits, strict=True)
+        ]
 
     def run(self) -> list[Served]:
         world = self._world
@@ -135,6 +150,10 @@ class _Host:
         self._verifier = verifier
         self._drafting = drafting
         self._texts = _texts(world, world.servers[place])
+        self._other_texts = {
+            method.name: _text(method.acceptance, 1000 * world.seed + 500 + index, method.acceptance, math.inf)
+            for index, method in enumerate(world.servers[place].others)
+        }
         self._events = run.events
         self._arrival_rng = random.Random(f"arrivals {world.seed} {place}")
         self._request_rng = random.Random(f"requests {world.seed} {place}")
@@ -144,6 +163,8 @@ class _Host:
         if world.link is None:
             verifier.own_drafts = drafting
         else:
+            if run.length is None:
+                verifier.own_drafts = DrafterLengths(verifier.step_costs, world.max_draft_tokens)
             self._drafter = SimulatedDrafter(run.events, OwnMachine(run.events), self._server.costs)
 
     def begin(self) -> None:
@@ -186,7 +207,7 @@ class _Host:
         if self._drafter is None:
             LocalSession(
                 self._events, self._server.costs, self._verifier, self._drafting, self.count,
-                text, start, num_tokens, world.num_prompt_rows, self._ended,
+                {DRAFT_METHOD: text, **self._other_texts}, start, num_tokens, world.num_prompt_rows, self._ended,
             ).begin()  # fmt: skip
         else:
             self._begin_remote(self._drafter, Request(num_tokens, world.num_prompt_rows, (), text, start))
@@ -199,6 +220,6 @@ class _Host:
             self._ended()
 
         Session(
-            self._events, self._server.costs, self._world.link or Link(), self._link_rng, request, self._run.policy(),
+            self._events, self._server.costs, self._world.link or Link(), self._link_rng, request, self._run.length,
             self._verifier, lambda: drafter, lambda _drafter: None, end, self.tally,
         ).start()  # fmt: skip

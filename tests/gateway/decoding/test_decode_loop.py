@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from in_process import EAGLE, LENGTH, MEDUSA, NGRAM, TRUTH, Choice, PlainDrafter, RecordingPolicy, maker, resumed
+from in_process import EAGLE, LENGTH, MEDUSA, NGRAM, TRUTH, Choice, PlainDrafter, maker, resumed
 
-from outrider.gateway.draft_length.draft_policy import FixedDraftLength
+from outrider.gateway.proposals.ask import DraftPlan
 from outrider.gateway.proposals.remote_source import ALONE_RUN
 from outrider.gateway.request.tokenizer import Tokenizer
 from outrider.shared.errors import DrafterLost, InvalidRequest, Overloaded
@@ -50,21 +50,11 @@ async def test_a_good_drafter_is_asked_every_round(
     assert len(choice.verifier.steps) == num_plain + -(-(LENGTH - num_committed - num_plain) // 5)
 
 
-async def test_without_a_policy_nobody_is_asked_and_one_free_run_does_it_all(make: Callable[..., Choice]) -> None:
-    choice = make(PlainDrafter(), policy=None)
+async def test_without_a_plan_nobody_is_asked_and_one_free_run_does_it_all(make: Callable[..., Choice]) -> None:
+    choice = make(PlainDrafter(), plan=None)
     assert await choice.run() == TRUTH
     assert choice.num_acquired == 0
     assert [step.max_new_tokens for step in choice.verifier.steps] == [LENGTH]
-
-
-async def test_while_muted_no_drafter_is_opened(make: Callable[..., Choice]) -> None:
-    choice = make(PlainDrafter(), policy=RecordingPolicy(length=0, run_len=7))
-    assert await choice.run() == TRUTH
-    assert choice.num_acquired == 0
-    assert [step.max_new_tokens for step in choice.verifier.steps] == [7] * -(-LENGTH // 7)
-    assert len(choice.outcomes) == LENGTH
-    assert {outcome.num_asked for outcome in choice.outcomes} == {0}
-    assert all(outcome.overhead_s <= choice.seconds for outcome in choice.outcomes)
 
 
 async def test_where_no_drafter_is_to_be_had_it_asks_again_after_each_run(make: Callable[..., Choice]) -> None:
@@ -108,8 +98,8 @@ async def test_a_late_answer_is_dropped_and_the_drafter_asked_again(make: Callab
     assert budgets == [1, 0, ALONE_RUN, *[0] * (len(budgets) - 3)]
     bases = {step.proposal.base_len == step.base_len for step in choice.verifier.steps if step.proposal}
     assert bases == {True}
-    late = [outcome for outcome in choice.outcomes if outcome.overhead_s >= timeout_s]
-    assert late == [], "the timeout is no cost of the round that follows it"
+    overhead_s = float(choice.metrics._overhead._sum.get())
+    assert overhead_s < timeout_s, "the timeout is no cost of the round that follows it"
 
 
 @pytest.mark.parametrize("shift", [-30, -3, -1, 1, 3])
@@ -215,31 +205,9 @@ async def test_a_cancelled_choice_closes_everything(make: Callable[..., Choice],
     assert not left_over
 
 
-async def test_the_policy_is_told_what_each_round_cost(make: Callable[..., Choice]) -> None:
-    async def think(drafter: PlainDrafter, step: DraftStep) -> ProposalReply:
-        await asyncio.sleep(0.03)
-        reply = drafter.reply(step, (*TRUTH[step.committed_len :][:2], 1))
-        return replace(reply, timings=replace(reply.timings, forward_us=20_000, total_us=25_000))
-
-    policy = RecordingPolicy(length=5)
-    choice = make(PlainDrafter(think), policy=policy)
-    choice.verifier.forward_s = 0.01
-    assert await choice.run() == TRUTH
-    prefill, *rounds, room_for_four, _last = policy.outcomes
-    assert (prefill.num_asked, prefill.num_draft_tokens) == (0, 0)
-    assert (room_for_four.num_asked, room_for_four.num_draft_tokens, room_for_four.num_accepted) == (4, 3, 2)
-    for outcome in rounds:
-        assert (outcome.num_asked, outcome.num_draft_tokens, outcome.num_accepted) == (5, 3, 2)
-        assert (outcome.batch_sessions, outcome.tokens_per_s) == (1, 100.0)
-        assert outcome.draft_rows_s == pytest.approx((1e-5, 2e-5))
-        assert outcome.draft_s == pytest.approx(0.02)
-        # 30 + 10 ms by the clock, 25 + 10 ms by the services' own word.
-        assert 0.004 <= outcome.overhead_s <= choice.seconds
-
-
 async def test_a_fixed_length_is_asked_for_as_it_is(make: Callable[..., Choice]) -> None:
     drafter = PlainDrafter()
-    choice = make(drafter, policy=FixedDraftLength(3))
+    choice = make(drafter, plan=DraftPlan("ngram", 3))
     assert await choice.run() == TRUTH
     assert {step.num_draft_tokens for step in drafter.steps} == {3}
     assert {step.max_tree_nodes for step in drafter.steps} == {0}

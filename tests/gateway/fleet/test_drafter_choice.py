@@ -10,9 +10,9 @@ import pytest
 
 from outrider.drafter_service.config import DrafterConfig
 from outrider.drafting.methods.registry import build_methods
-from outrider.gateway.fleet.drafter_choice import AUTO_ORDER, acquire_drafter, offered_methods
+from outrider.gateway.fleet.drafter_choice import AUTO_ORDER, acquire_drafter, drafter_offers
 from outrider.gateway.fleet.pool import Member, Pool
-from outrider.shared.messages import DrafterInfo, DraftMethodInfo
+from outrider.shared.messages import DrafterInfo, DrafterOffer, DraftMethodInfo
 from tests.gateway.verifier_fleet import verifier_info
 
 TARGET = replace(verifier_info(), hidden_size=64, num_hidden_layers=4)
@@ -129,10 +129,9 @@ async def test_a_method_is_offered_with_what_its_drafters_draft_at_most(fleets: 
     unfit = replace(heads, max_num_draft_tokens=1, vocab_size=7)
     ngram = replace(NGRAM, max_num_draft_tokens=32)
     fleet = make(fleets, (heads, ngram), (unlimited,), (short,), (unfit,), (SUFFIX,))
-    chains = offered_methods(fleet, TARGET, token_tree=False)
-    assert chains == {"eagle3": 3, "suffix": 0, "ngram": 32}
-    assert list(chains) == ["eagle3", "suffix", "ngram"]
-    assert offered_methods(fleet, TARGET, token_tree=True) == {"eagle3": 0, "suffix": 0, "ngram": 32}
+    offers = [("eagle3", 3), ("suffix", 0), ("ngram", 32)]
+    assert drafter_offers(fleet, TARGET, token_tree=False) == tuple(DrafterOffer(*offer) for offer in offers)
+    assert drafter_offers(fleet, TARGET, token_tree=True)[0] == DrafterOffer("eagle3", 0)
 
 
 async def test_a_full_member_is_passed_over_for_the_same_method_first(fleets: list[Fleet]) -> None:

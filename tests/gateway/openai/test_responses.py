@@ -252,6 +252,7 @@ async def test_speculation_metrics(http: httpx.AsyncClient, service: ScriptedSer
         "num_accepted_draft_tokens": 6,
         "num_draft_tokens": 20,
         "num_spec_tokens": 5,
+        "saved_ms": 120.5,
     }
     several = (await whole(http, prompt="x", n=3))["metrics"]["speculative_decoding"]
     assert (several["num_spec_steps"], several["acceptance_histogram"]) == (12, [3, 3, 3, 3])

@@ -16,20 +16,27 @@ from in_process import (
     TRUTH,
     Choice,
     PlainDrafter,
-    RecordingPolicy,
     hidden_rows,
     make_spec,
     maker,
 )
 from prometheus_client.parser import text_string_to_metric_families
 
-from outrider.gateway.draft_length.draft_policy import DraftPolicy
-from outrider.gateway.proposals.ask import Answer
+from outrider.gateway.proposals.ask import Answer, DraftHint, DraftPlan
 from outrider.gateway.proposals.drafting import Drafting
 from outrider.gateway.proposals.remote_source import ALONE_RUN
 from outrider.gateway.request.tokenizer import Tokenizer
 from outrider.shared.errors import DrafterLost
-from outrider.shared.messages import Commit, DraftMethodInfo, DraftStep, HiddenStatesRequest, ProposalReply
+from outrider.shared.messages import (
+    AutoDrafts,
+    Commit,
+    DrafterOffer,
+    DraftMethodInfo,
+    DraftStep,
+    HiddenStatesRequest,
+    NextDraft,
+    ProposalReply,
+)
 
 
 @pytest.fixture
@@ -188,24 +195,14 @@ async def test_each_step_reports_what_was_committed_since_the_last(make: Callabl
 
 async def test_a_tree_is_asked_for_where_the_request_wants_one(make: Callable[..., Choice]) -> None:
     drafter = PlainDrafter()
-    choice = make(drafter, policy=RecordingPolicy(length=6))
-    drafting = Drafting(
-        choice.spec,
-        list(TRUTH[:2]),
-        choice.acquire,
-        choice.policy,
-        token_tree=True,
-        timeout_s=1.0,
-        metrics=choice.metrics,
-    )
+    choice = make(drafter, plan=DraftPlan("ngram", 6, token_tree=True))
+    drafting = choice.drafting(list(TRUTH[:2]))
     await drafting.propose(2)
     assert (drafter.steps[0].num_draft_tokens, drafter.steps[0].max_tree_nodes) == (6, 6)
     await drafting.close()
 
 
-async def test_a_late_answer_is_not_asked_for_twice_and_the_policy_hears_nothing_of_it(
-    make: Callable[..., Choice],
-) -> None:
+async def test_a_late_answer_is_not_asked_for_twice(make: Callable[..., Choice]) -> None:
     gate = asyncio.Event()
 
     async def wait(drafter: PlainDrafter, _step: DraftStep) -> None:
@@ -231,7 +228,6 @@ async def test_a_late_answer_is_not_asked_for_twice_and_the_policy_hears_nothing
     assert proposal is not None
     assert proposal.token_ids == TRUTH[6:10]
     assert drafter.steps[1] == DraftStep(1, 1, TRUTH[1:6], 4)
-    assert [outcome.num_asked for outcome in choice.outcomes] == [0] * 5
     await drafting.close()
 
 
@@ -283,8 +279,7 @@ async def test_an_answer_without_tokens_is_no_proposal_but_was_asked_for(make: C
     answer = await drafting.propose(3)
     assert (answer.proposal, answer.max_new_tokens) == (None, 1)
     observe(drafting, answer, 3)
-    (outcome,) = choice.outcomes
-    assert (outcome.num_asked, outcome.num_draft_tokens) == (4, 0)
+    assert draft_rounds(choice) == (0, 1, 0)
     await drafting.close()
 
 
@@ -323,9 +318,9 @@ async def test_a_round_says_whether_the_wanted_draft_came(make: Callable[..., Ch
     await drafting.close()
 
 
-@pytest.mark.parametrize("policy", [None, RecordingPolicy(length=0)], ids=["off", "does not pay"])
-async def test_rounds_that_want_no_draft_do_not_count(make: Callable[..., Choice], policy: DraftPolicy | None) -> None:
-    choice = make(PlainDrafter(), policy=policy)
+@pytest.mark.parametrize("plan", [None, DraftPlan("auto", 4)], ids=["off", "the verifier wants nothing"])
+async def test_rounds_that_want_no_draft_do_not_count(make: Callable[..., Choice], plan: DraftPlan | None) -> None:
+    choice = make(PlainDrafter(), plan=plan)
     assert await choice.run() == TRUTH
     assert draft_rounds(choice) == (0, 0, 0)
 
@@ -348,16 +343,73 @@ async def test_a_drafter_that_is_late_counts_until_it_answers(make: Callable[...
     assert draft_rounds(choice) == (0, 0, LENGTH - 1)
 
 
-async def test_a_probe_that_nobody_waits_for_is_no_wish(make: Callable[..., Choice]) -> None:
-    async def slow(_drafter: PlainDrafter, _step: DraftStep) -> None:
-        await asyncio.sleep(0.03)
+AUTO = DraftPlan("auto", 8, offers=lambda: (DrafterOffer("ngram", 16),))
 
-    choice = make(PlainDrafter(slow), policy=RecordingPolicy(patience_s=0.0))
-    choice.verifier.forward_s = 0.005
+
+async def test_the_verifier_is_told_what_it_may_choose_from_once(make: Callable[..., Choice]) -> None:
+    choice = make(PlainDrafter(), plan=AUTO)
     assert await choice.run() == TRUTH
-    assert draft_rounds(choice)[1:] == (0, 0)
-    assert isinstance(choice.policy, RecordingPolicy)
-    assert choice.policy.late_answers
+    [step] = choice.verifier.steps
+    assert step.auto_drafts == AutoDrafts(8, drafters=(DrafterOffer("ngram", 16),))
+    assert (step.max_new_tokens, step.last_draft, choice.num_acquired) == (LENGTH, None, 0)
+
+
+async def test_what_the_verifier_wants_is_asked_for_and_it_is_told_what_came_of_it(make: Callable[..., Choice]) -> None:
+    async def think(drafter: PlainDrafter, step: DraftStep) -> ProposalReply:
+        await asyncio.sleep(0.01)
+        reply = drafter.reply(step, TRUTH[step.committed_len :][: step.num_draft_tokens])
+        return replace(reply, timings=replace(reply.timings, total_us=4_000))
+
+    drafter = PlainDrafter(think)
+    choice = make(drafter, plan=AUTO)
+    choice.verifier.wants = (NextDraft("ngram", 3, 10**7), NextDraft("ngram", 5, 10**7), None)
+    assert await choice.run() == TRUTH
+    assert [step.num_draft_tokens for step in drafter.steps] == [3, 5]
+    first, second, third, rest = choice.verifier.steps
+    assert [step.auto_drafts is not None for step in choice.verifier.steps] == [True, False, False, False]
+    assert (first.proposal, first.last_draft) == (None, None)
+    for step, length in ((second, 3), (third, 5)):
+        assert step.proposal is not None
+        assert len(step.proposal.token_ids) == length
+        assert step.last_draft is not None
+        assert (step.last_draft.drafter_us, step.last_draft.late, step.last_draft.refused) == (4_000, False, "")
+        assert step.last_draft.waited_us >= 10_000
+    assert (rest.proposal, rest.last_draft, rest.max_new_tokens) == (None, None, LENGTH)
+
+
+async def test_a_draft_is_waited_for_as_long_as_the_verifier_says(make: Callable[..., Choice]) -> None:
+    async def slow(_drafter: PlainDrafter, _step: DraftStep) -> None:
+        await asyncio.sleep(0.05)
+
+    choice = make(PlainDrafter(slow), plan=AUTO)
+    choice.verifier.wants, choice.verifier.forward_s = (NextDraft("ngram", 3, 1_000),), 0.002
+    assert await choice.run() == TRUTH
+    late = choice.verifier.steps[1]
+    assert (late.proposal, late.max_new_tokens) == (None, ALONE_RUN)
+    assert late.last_draft is not None
+    assert late.last_draft.late
+    assert late.last_draft.waited_us >= 1_000
+    assert choice.count("draft_timeouts") == 0, "it was not worth waiting for, which is no fault of the drafter's"
+
+
+async def test_where_nobody_can_be_asked_the_verifier_is_told_why(make: Callable[..., Choice]) -> None:
+    choice = make(None, plan=AUTO)
+    choice.verifier.wants = (NextDraft("ngram", 3, 10**7),)
+    assert await choice.run() == TRUTH
+    refused = [step.last_draft.refused for step in choice.verifier.steps if step.last_draft is not None]
+    assert refused
+    assert set(refused) == {"no drafter has room"}
+
+
+async def test_a_new_session_opens_what_the_verifier_has_last_wanted(make: Callable[..., Choice]) -> None:
+    """So that the drafter reads the prompt while the verifier does."""
+    drafter, hint = PlainDrafter(), DraftHint(NextDraft("ngram", 3, 10**7))
+    choice = make(drafter, plan=AUTO)
+    drafting = Drafting(choice.spec, [], choice.acquire, AUTO, timeout_s=1.0, metrics=choice.metrics, hint=hint)
+    assert (await drafting.propose(0)).max_new_tokens == LENGTH
+    assert (drafter.session is not None, drafter.steps) == (True, [])
+    await drafting.close()
+    assert choice.num_released == 1
 
 
 async def test_a_session_that_takes_over_tells_its_drafter_everything(make: Callable[..., Choice]) -> None:
@@ -381,17 +433,6 @@ async def test_rows_that_nobody_asked_for_are_not_handed_on(make: Callable[..., 
     await drafting.propose(2)
     assert [step.hidden_states for step in drafter.steps] == [(), ()]
     await drafting.close()
-
-
-async def test_what_the_end_of_the_output_cuts_off_is_not_held_against_the_drafter(make: Callable[..., Choice]) -> None:
-    choice = make(PlainDrafter())
-    assert await choice.run() == TRUTH
-    asked = [outcome for outcome in choice.outcomes if outcome.num_asked]
-    assert [outcome.is_catch_up for outcome in asked] == [True] + [False] * (len(asked) - 1)
-    assert all(outcome.num_draft_tokens >= outcome.num_asked for outcome in asked)
-    assert asked[-1].num_asked < asked[0].num_asked
-    assert [outcome.num_beyond_end for outcome in choice.outcomes[:-1]] == [0] * (len(choice.outcomes) - 1)
-    assert choice.outcomes[-1].num_beyond_end == asked[0].num_asked - choice.outcomes[-1].num_asked > 0
 
 
 async def test_an_output_of_one_token_opens_no_drafter(make: Callable[..., Choice]) -> None:

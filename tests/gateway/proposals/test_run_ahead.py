@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from in_process import EAGLE, PROMPT, TRUTH, Choice, PlainDrafter, RecordingPolicy, make_spec, maker
+from in_process import EAGLE, PROMPT, TRUTH, Choice, PlainDrafter, make_spec, maker
 from prometheus_client.parser import text_string_to_metric_families
 
-from outrider.gateway.proposals.drafting import Drafting
+from outrider.gateway.proposals.ask import DraftPlan
 from outrider.gateway.proposals.run_ahead import AheadTrials
 from outrider.gateway.request.tokenizer import Tokenizer
 from outrider.shared.errors import DrafterLost
-from outrider.shared.messages import DraftMethodInfo, DraftStep, ProposalReply
+from outrider.shared.messages import DraftMethodInfo, DraftStep, NextDraft, ProposalReply
 from outrider.shared.sampling_params import SpeculationMode
 
-NUM = 4  # draft tokens of a RecordingPolicy
+NUM = 4  # draft tokens of a Choice's plan
 
 
 class Always(AheadTrials):
@@ -85,7 +84,7 @@ async def test_an_answer_that_is_still_on_its_way_is_waited_for(make: Callable[.
     running: list[int] = []  # forwards that had begun and not ended at each question
 
     async def slow(_drafter: PlainDrafter, _step: DraftStep) -> None:
-        running.append(len(choice.verifier.steps) - len(choice.outcomes))
+        running.append(len(choice.verifier.steps) - choice.verifier.num_ended)
         await asyncio.sleep(0.01)
 
     for trials in (Always(), None):
@@ -117,16 +116,8 @@ async def test_nothing_is_asked_ahead_where_a_proposal_could_change_the_output(m
 
 async def test_a_tree_is_not_asked_for_ahead(make: Callable[..., Choice]) -> None:
     choice = make(drafter := PlainDrafter())
-    drafting = Drafting(
-        choice.spec,
-        list(TRUTH[:2]),
-        choice.acquire,
-        choice.policy,
-        token_tree=True,
-        timeout_s=1.0,
-        metrics=choice.metrics,
-        trials=Always(),
-    )
+    choice.plan = DraftPlan("ngram", NUM, token_tree=True)
+    drafting = choice.drafting(list(TRUTH[:2]))
     await drafting.propose(2)
     assert [step.num_draft_tokens for step in drafter.steps] == [NUM]
     await drafting.close()
@@ -167,47 +158,17 @@ async def test_closing_ends_what_was_asked_ahead(make: Callable[..., Choice]) ->
 # ---- answers that nobody waits for ----
 
 
-async def test_a_late_answer_tells_what_it_would_have_been_worth(make: Callable[..., Choice]) -> None:
-    gate = asyncio.Event()
-
-    async def late(drafter: PlainDrafter, step: DraftStep) -> ProposalReply:
-        await gate.wait()
-        return drafter.reply(step, (TRUTH[1], TRUTH[2], 0, 0))
-
-    policy = RecordingPolicy(patience_s=0.01)
-    drafter = PlainDrafter(late)
-    choice = make(drafter, policy=policy, timeout_s=60.0)
-    choice.trials = None
-    committed = list(TRUTH[:1])
-    drafting = choice.drafting(committed)
-    started = time.perf_counter()
-    assert (await drafting.propose(1)).proposal is None
-    committed.extend(TRUTH[1:8])
-    assert (await drafting.propose(8)).proposal is None
-    assert policy.late_answers == []
-    await asyncio.sleep(0.05)
-    gate.set()
-    await asyncio.sleep(0)
-    await drafting.propose(8)
-    (answer,) = policy.late_answers
-    assert (answer.method, answer.num_asked, answer.num_draft_tokens, answer.num_accepted) == ("ngram", NUM, NUM, 2)
-    assert 0.05 < answer.overhead_s < time.perf_counter() - started
-    assert choice.count("draft_timeouts") == 0, "it was not worth waiting for, which is no fault of the drafter's"
-    await drafting.close()
-
-
 async def test_without_a_proof_that_it_changes_nothing_the_whole_timeout_is_waited_for(
     make: Callable[..., Choice],
 ) -> None:
     async def slow(_drafter: PlainDrafter, _step: DraftStep) -> None:
         await asyncio.sleep(0.03)
 
-    policy = RecordingPolicy(patience_s=0.0)
-    choice = make(PlainDrafter(slow), policy=policy, spec=replace(make_spec(), mode=SpeculationMode.REJECTION))
-    drafting = choice.drafting(list(TRUTH[:3]))
-    assert (await drafting.propose(3)).proposal is not None
-    assert policy.late_answers == []
-    await drafting.close()
+    plan, spec = DraftPlan("auto", NUM), replace(make_spec(), mode=SpeculationMode.REJECTION)
+    choice = make(PlainDrafter(slow), plan=plan, spec=spec)
+    choice.verifier.wants = (NextDraft("ngram", NUM, 0),)
+    assert await choice.run() == TRUTH
+    assert choice.verifier.steps[1].proposal is not None
 
 
 # ---- whether it pays ----

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,12 +15,10 @@ import pytest
 import torch
 import transformers
 
-from outrider.drafting.methods.interface import DraftMethod
 from outrider.drafting.session import DraftSession
 from outrider.engine.certificate import Certificate
 from outrider.engine.model.loaded import LoadedModel
-from outrider.engine.sampling.grammar import GrammarCompiler
-from outrider.shared.messages import DraftMethodInfo, LocalDrafts, Proposal, SessionSpec
+from outrider.shared.messages import LocalDrafts, SessionSpec
 from outrider.shared.sampling_params import SamplingParams, SpeculationMode
 from outrider.verifier_service.engine import VerifierEngine
 from tests.grid.driver import Driver, Session
@@ -33,6 +31,7 @@ from tests.verifier_service.drafting.drafting_pair import (
     build_method,
     count_two_tokens,
 )
+from tests.verifier_service.drafting.spy_method import Spy, engine_with
 from tests.verifier_service.engine_client import (
     PARAMS,
     PROMPT,
@@ -41,7 +40,6 @@ from tests.verifier_service.engine_client import (
     logprobs_of,
     make_spec,
     prompt_of,
-    running_engine,
     tokens_of,
 )
 from tests.verifier_service.engine_client import Session as EngineSession
@@ -177,43 +175,6 @@ def test_rejection_mode_keeps_the_targets_law(pools: Pools, law_of_two: np.ndarr
         )
     assert num_accepted > NUM_SESSIONS // 20
     assert chi_square_p_value(counts, law_of_two) > SMALLEST_P_VALUE
-
-
-class Spy:
-    """A DraftMethod that proposes what it is told to, and keeps what it was given."""
-
-    def __init__(self, guess: Callable[[DraftSession], Sequence[int]], layers: tuple[int, ...] = ()) -> None:
-        self.info = DraftMethodInfo(name="spy", hidden_layers=layers, takes_hidden_history=bool(layers), hidden_size=64)
-        self.grammars: GrammarCompiler | None = None
-        self.batches: list[int] = []
-        self.rows: dict[int, torch.Tensor] = {}
-        self.num_open = 0
-        self._guess = guess
-
-    def open(self, session: DraftSession) -> None:
-        self.num_open += 1
-
-    def advance(self, session: DraftSession) -> bool:
-        return False
-
-    def propose(self, sessions: Sequence[DraftSession]) -> list[Proposal]:
-        self.batches.append(len(sessions))
-        for session in sessions:
-            if self.info.hidden_layers:
-                self.rows[len(session.token_ids)] = session.hidden.rows(0, len(session.token_ids) - 1).clone()
-        return [Proposal(session.committed_len, tuple(self._guess(session)), "spy") for session in sessions]
-
-    def close(self, session: DraftSession) -> None:
-        self.num_open -= 1
-
-
-@contextmanager
-def engine_with(
-    spy: DraftMethod, loaded: LoadedModel, certificate: Certificate, shape: EngineShape | None = None
-) -> Iterator[VerifierEngine]:
-    methods: Mapping[str, DraftMethod] = {"spy": spy}
-    with running_engine(loaded, certificate, shape, methods) as engine:
-        yield engine
 
 
 SPY = LocalDrafts("spy", 4)

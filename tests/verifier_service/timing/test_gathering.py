@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.engine.attention.block_manager import BlockTable
-from outrider.shared.draft_policy.draft_prices import PRICED_DRAFTS
 from outrider.shared.messages import Proposal, VerifyStep
 from outrider.verifier_service.scheduler import Work
 from outrider.verifier_service.session import VerifierSession
@@ -120,36 +119,27 @@ def test_a_session_that_stalled_once_is_waited_for_again_later() -> None:
     assert 0.0 < gathering.patience_s([make_session(waits=True), session]) < 40.0
 
 
-@pytest.mark.parametrize(("num_sessions", "num_drafts", "pause_share"), [(1, 0, 0.0), (4, 0, 0.3), (3, 5, 1.5)])
-def test_the_rate_is_tokens_by_seconds_with_the_pauses(num_sessions: int, num_drafts: int, pause_share: float) -> None:
+@pytest.mark.parametrize("pause_share", [0.0, 0.3, 1.5])
+def test_a_round_takes_from_one_forwards_end_to_the_next(pause_share: float) -> None:
     forward_s = 0.01
-    gathering = BatchGathering(StepCosts([(1, 0.005), (64, 0.05)]))
-    plan, num_tokens, now = [work(num_drafts)] * num_sessions, num_sessions * 3, 50.0
-    for _ in range(150):
+    gathering, now = BatchGathering(StepCosts([(1, 0.005), (64, 0.05)])), 50.0
+    for _ in range(3):
         started = now + pause_share * forward_s
         now = started + forward_s
-        gathering.observe(plan, num_tokens, started, now)
-    rate = gathering.rates.tokens_per_s(num_sessions)
-    assert rate == pytest.approx(num_tokens / (forward_s * (1 + pause_share)), rel=0.01)
-    # Forwards of one size say nothing of the price of a row: it is the table's.
-    told = dict(zip(PRICED_DRAFTS, gathering.rates.draft_rows_us(num_sessions), strict=True))
-    steps_us = [told[length + 1] - told[length] for length in range(1, 8)]
-    assert steps_us == pytest.approx([1e6 * 0.045 / 63 * num_sessions] * 7, rel=0.15)
+        gathering.observe([work(5)] * 3, 9, started, now)
+    assert gathering.last_round == pytest.approx((9, forward_s * (1 + pause_share)))
 
 
-def test_idle_hours_and_prefills_leave_the_rate_alone() -> None:
+def test_idle_hours_and_prefills_are_no_rounds_but_drafting_is_part_of_one() -> None:
+    """However long: the first round of a method that reads a prompt is what a look at it costs."""
     gathering = BatchGathering(StepCosts([(1, 0.01), (64, 0.02)]))
-    now = 50.0
-    for _ in range(200):
-        gathering.observe([work()], 1, now, now + 0.01)
-        now += 0.01
-    before = gathering.rates.tokens_per_s(1)
-    assert before == pytest.approx(100.0, rel=0.01)
-    gathering.observe([work(is_prefill=True)], 0, now, now + 0.01)
-    assert gathering.rates.tokens_per_s(1) == before
-    now += 3600.0
-    gathering.observe([work()], 1, now, now + 0.01)
-    assert gathering.rates.tokens_per_s(1) > 0.75 * before
+    gathering.observe([work()], 1, 50.0, 50.01)
+    gathering.observe([work(is_prefill=True)], 0, 50.01, 50.02)
+    assert gathering.last_round == NO_ROUND
+    gathering.observe([work()], 1, 60.0, 60.01)
+    assert gathering.last_round == NO_ROUND
+    gathering.observe([work()], 1, 61.0, 61.01, draft_s=0.99)
+    assert gathering.last_round == pytest.approx((1, 1.0))
 
 
 def test_prompts_beside_decoding_are_taken_off_the_round() -> None:
@@ -164,7 +154,6 @@ def test_prompts_beside_decoding_are_taken_off_the_round() -> None:
         if now > 50.1:
             assert gathering.last_round.num_tokens == 4
             assert gathering.last_round.seconds == pytest.approx(0.013, rel=0.02)
-    assert gathering.rates.tokens_per_s(5) == pytest.approx(4 / 0.013, rel=0.02)
 
 
 def test_drafts_pay_for_what_prompts_cost_only_because_of_them() -> None:
@@ -186,12 +175,11 @@ def test_a_round_that_was_mostly_prompts_tells_nothing() -> None:
     for _ in range(10):
         gathering.observe([work()], 1, now, now + 0.01)
         now += 0.01
-    before, rows_us = gathering.rates.tokens_per_s(1), gathering.rates.draft_rows_us(1)
+    before = gathering.served.round_us(4)
     gathering.observe([work(), *[work(is_prefill=True)] * 10], 11, now, now + 0.035)
     assert gathering.last_round == NO_ROUND
-    assert gathering.rates.tokens_per_s(1) == before
     gathering.observe([work()], 1, now + 0.035, now + 0.045)
-    assert gathering.rates.draft_rows_us(1) == pytest.approx(rows_us, rel=0.01), "nor of what a row costs"
+    assert gathering.served.round_us(4) == pytest.approx(before, rel=0.05)
 
 
 def _gathered(*, helps: bool) -> BatchGathering:

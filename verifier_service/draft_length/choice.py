@@ -1,0 +1,287 @@
+"""`auto`: the method and the number of draft tokens of the next round, for all sessions of a verifier together.
+
+A forward waits for the sessions that draft, so all of them pay when some draft, or one drafts longer. Not here: how
+drafts are made (local_drafting), or asked of a drafter (gateway/proposals).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from outrider.verifier_service.draft_length.acceptance import Acceptance
+from outrider.verifier_service.draft_length.costs import DraftTime, LoadCosts, MethodCosts
+from outrider.verifier_service.draft_length.ledger import Ledger
+from outrider.verifier_service.draft_length.limits import (
+    COST_WEIGHT,
+    LOADS_PER_DOUBLING,
+    LOOK_DRAFTS,
+    LOOK_LENGTH,
+    LOOK_ROUNDS,
+    MIN_GAIN,
+    PLAIN_ROUNDS,
+    RATE_MEMORY,
+    SETTLE_ROUNDS,
+)
+
+# (sessions in a forward, mean draft tokens of each) -> seconds that the drafts add to it
+RowsS = Callable[[float, float], float]
+
+
+class Choice(NamedTuple):
+    """method: "" with no draft tokens."""
+
+    method: str
+    num_draft_tokens: int
+
+
+PLAIN = Choice("", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """One session's draft in a round. num_proposed: 0 where none was found, or came in time."""
+
+    method: str
+    num_asked: int
+    num_proposed: int
+    num_accepted: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoundSample:
+    """A forward and what it committed.
+
+    num_sessions: those in it that decode. num_open: at the verifier. tokens, seconds: since the forward before it; 0:
+    not meaningful. drafts: of the sessions that were to draft. draft_s: of making, or waiting for, them; travel_s: the
+    part of it that messages took. is_catch_up: whether methods first had to read much.
+    """
+
+    num_sessions: int
+    num_open: int
+    tokens: int
+    seconds: float
+    drafts: Sequence[Drafted] = ()
+    draft_s: float = 0.0
+    travel_s: float = 0.0
+    is_catch_up: bool = False
+
+
+@dataclass
+class Look:
+    """At a choice that is not the usual one. cost_s: beyond what the usual one would have taken for the same tokens."""
+
+    at: Choice
+    usual_gain: float
+    cost_s: float = 0.0
+    num_rounds: int = 0
+    num_drafts: int = 0
+
+    def observe(self, sample: RoundSample, plain_tokens_per_s: float) -> None:
+        self.num_rounds += 1
+        self.num_drafts += len(sample.drafts)
+        self.cost_s += sample.seconds - sample.tokens / (plain_tokens_per_s * self.usual_gain)
+
+
+@dataclass
+class DraftLength:
+    """Belongs to the engine's thread. `decide` comes before each round, `observe` after it.
+
+    rows_s: as RowsS. one_pass: methods whose drafts come from one forward. max_round_s: bounds a round with drafts.
+    """
+
+    rows_s: RowsS
+    one_pass: frozenset[str] = frozenset()
+    max_round_s: float = math.inf
+    now: Choice = PLAIN
+    ledger: Ledger = field(default_factory=Ledger)
+    _acceptance: dict[str, Acceptance] = field(default_factory=dict)
+    _loads: dict[int, LoadCosts] = field(default_factory=dict)
+    _load: LoadCosts | None = None
+    _latest_times: dict[str, DraftTime] = field(default_factory=dict)
+    _usual: Choice = PLAIN
+    _look: Look | None = None
+    _rounds_since_change: int = 0
+
+    def decide(self, limits: Mapping[str, int]) -> Choice:
+        """limits: the methods that can be had, best guess first, with the most tokens that each may draft."""
+        load, choice = self._load, PLAIN
+        if load is not None and limits and load.plain.count >= PLAIN_ROUNDS:
+            choice = self._decide(load, limits)
+        if choice.method != self.now.method:
+            self._rounds_since_change = 0
+            if choice.method:
+                self._of(choice.method).begin()
+        self.now = choice
+        return choice
+
+    @property
+    def plain_round_s(self) -> float:
+        """Seconds of a round without drafts at the newest load; 0: not known yet."""
+        return self._load.plain.mean_s if self._load is not None and self._load.plain.count else 0.0
+
+    @property
+    def patience_s(self) -> float:
+        """How long the draft of the choice now is worth waiting for: what it gains where all of it is accepted."""
+        return self.now.num_draft_tokens * self.plain_round_s
+
+    def observe(self, sample: RoundSample) -> None:
+        """The round that was decided last."""
+        load = self._enter(sample.num_open)
+        plain_s = load.plain.mean_s if load.plain.count else 0.0
+        methods = {draft.method for draft in sample.drafts}
+        length = max((draft.num_asked for draft in sample.drafts), default=0)
+        for name in methods:
+            drafts = [draft for draft in sample.drafts if draft.method == name]
+            found = [(draft.num_accepted, draft.num_proposed) for draft in drafts if draft.num_proposed]
+            self._of(name).observe(found, len(drafts), max(draft.num_asked for draft in drafts))
+        load.batch_sessions += COST_WEIGHT * (sample.num_sessions - load.batch_sessions)
+        self._rounds_since_change += 1
+        if len(methods) == 1 and not sample.is_catch_up:
+            self._costs(load, *methods).time.observe(length, sample.draft_s, sample.travel_s)
+        if sample.seconds <= 0.0 or sample.tokens <= 0:
+            return
+        if plain_s:
+            plain_seconds = sample.tokens / load.plain.tokens_per_s
+            self.ledger.observe(plain_seconds, sample.seconds, plain_s)
+        load.since_look_s += sample.seconds
+        load.since_plain_s = load.since_plain_s + sample.seconds if methods else 0.0
+        paid_s = self.ledger.look_share(is_drafting=bool(self._usual.method)) * sample.seconds
+        load.look_debt_s = max(0.0, load.look_debt_s - paid_s)
+        if self._look is not None:
+            self._look.observe(sample, load.plain.tokens_per_s)
+        if self._rounds_since_change <= SETTLE_ROUNDS and load.plain.count:
+            return
+        if not methods:
+            load.plain.add(sample.tokens, sample.seconds)
+        elif len(methods) == 1 and plain_s and 2 * len(sample.drafts) > sample.num_sessions:
+            costs = self._costs(load, *methods)
+            costs.drafted.add(sample.tokens, sample.seconds)
+            costs.modelled.add(0.0, self._model_s(load, costs, length, self._of(*methods).proposed))
+
+    # ---- the usual choice ----
+
+    def _decide(self, load: LoadCosts, limits: Mapping[str, int]) -> Choice:
+        allowed = self.ledger.allows_drafts(load.plain.mean_s)
+        if self._look is not None:
+            if self.ledger.credit_s > 0.0 and self._goes_on(self._look, load, limits):
+                return self._look.at
+            self._end_look(load)
+            allowed = self.ledger.allows_drafts(load.plain.mean_s)
+        gains = {name: self._gains(load, name, most) for name, most in limits.items()}
+        self._usual, usual_gain = self._best(gains) if allowed else (PLAIN, 1.0)
+        self._look = self._next_look(load, limits, gains, usual_gain)
+        return self._usual if self._look is None else self._look.at
+
+    def _best(self, gains: Mapping[str, Sequence[float]]) -> tuple[Choice, float]:
+        """The largest gain, with it; the usual choice while nothing is better by MIN_GAIN."""
+        best = [(_best_length(gains[name]), name) for name in gains if self._of(name).is_known]
+        if not best:
+            return PLAIN, 1.0
+        (length, method) = max(best, key=lambda found: gains[found[1]][found[0]])
+        usual = self._usual
+        kept = gains.get(usual.method, ())
+        if usual.num_draft_tokens < len(kept) and gains[method][length] <= (1.0 + MIN_GAIN) * kept[usual[1]]:
+            method, length = usual
+        gain = gains[method][length]
+        return (Choice(method, length), gain) if gain > 1.0 + MIN_GAIN else (PLAIN, 1.0)
+
+    def _gains(self, load: LoadCosts, method: str, most: int, errors: float = 0.0) -> list[float]:
+        """Rate over that of plain decoding, by draft length from 0 on. errors: as in Acceptance.tokens."""
+        costs, acceptance = self._costs(load, method), self._of(method)
+        plain_s, slowness, proposed = load.plain.mean_s, costs.slowness, acceptance.proposed
+        gains = [1.0]
+        for length, tokens in enumerate(acceptance.tokens(most, errors)[1:], 1):
+            round_s = slowness * self._model_s(load, costs, length, proposed)
+            gains.append(tokens * plain_s / round_s if round_s <= self.max_round_s else 0.0)
+        return gains
+
+    def _model_s(self, load: LoadCosts, costs: MethodCosts, length: int, proposed: float) -> float:
+        return load.plain.mean_s + self.rows_s(load.batch_sessions, length * proposed) + costs.time.seconds(length)
+
+    # ---- looks at the other choices ----
+
+    def _next_look(
+        self, load: LoadCosts, limits: Mapping[str, int], gains: Mapping[str, Sequence[float]], usual_gain: float
+    ) -> Look | None:
+        """The one that is due, if the account can pay for it, and past ones are paid for; a method of which nothing is
+        known does not wait for that.
+        """
+        plain_s = load.plain.mean_s
+        if load.since_look_s < 4 * LOOK_ROUNDS * plain_s:
+            return None
+        at = self._look_at(load, limits, gains, usual_gain)
+        is_unpaid = load.look_debt_s > 0.0 and (not at.method or self._of(at.method).is_known)
+        if is_unpaid or at == self._usual:
+            return None
+        gain = gains[at.method][at.num_draft_tokens] if at.method else 1.0
+        num_rounds = SETTLE_ROUNDS + (LOOK_ROUNDS if at.method else PLAIN_ROUNDS)
+        expected_s = num_rounds * plain_s * max(0.0, 1.0 - gain / usual_gain)
+        return Look(at, usual_gain) if self.ledger.credit_s > expected_s else None
+
+    def _look_at(
+        self, load: LoadCosts, limits: Mapping[str, int], gains: Mapping[str, Sequence[float]], usual_gain: float
+    ) -> Choice:
+        """A method of which nothing is known; plain decoding, if it has not been measured for long; or the method whose
+        upper bound is the highest, if that is above the usual one.
+        """
+        usual = self._usual
+        unknown = next((name for name in limits if not self._of(name).is_known), None)
+        if unknown is not None:
+            return Choice(unknown, min(LOOK_LENGTH, limits[unknown]))
+        if usual.method and load.since_plain_s > RATE_MEMORY * load.plain.mean_s:
+            return PLAIN
+        bounds = {name: max(self._gains(load, name, limits[name], 1.0)[1:]) for name in limits if name != usual.method}
+        name = max(bounds, key=lambda name: bounds[name], default="")
+        if usual.method and (not name or bounds[name] <= usual_gain):
+            return usual
+        return Choice(name, min(max(LOOK_LENGTH, _best_length(gains[name])), limits[name]))
+
+    def _goes_on(self, look: Look, load: LoadCosts, limits: Mapping[str, int]) -> bool:
+        if look.at.method not in ("", *limits):
+            return False
+        if not look.at.method:
+            return look.num_rounds < SETTLE_ROUNDS + PLAIN_ROUNDS
+        if look.num_rounds < SETTLE_ROUNDS + LOOK_ROUNDS:
+            return True
+        if min(look.num_drafts, look.num_rounds) >= LOOK_DRAFTS:
+            return False
+        gain, bound = (
+            max(self._gains(load, look.at.method, limits[look.at.method], errors)[1:]) for errors in (0.0, 1.0)
+        )
+        return gain <= (1.0 + MIN_GAIN) * look.usual_gain < bound
+
+    def _end_look(self, load: LoadCosts) -> None:
+        look, self._look = self._look, None
+        if look is None:
+            return
+        load.since_look_s = 0.0
+        if look.at.method and look.cost_s < 0.0:
+            self.ledger.look_gained()
+        load.look_debt_s += max(0.0, look.cost_s)
+
+    # ---- what is known ----
+
+    def _of(self, method: str) -> Acceptance:
+        return self._acceptance.setdefault(method, Acceptance())
+
+    def _enter(self, num_open: int) -> LoadCosts:
+        load_class = round(LOADS_PER_DOUBLING * math.log2(max(1, num_open)))
+        load = self._loads.setdefault(load_class, LoadCosts(batch_sessions=float(num_open)))
+        if load is not self._load:
+            self._load, self._look = load, None  # what a look has shown was of another load
+        return load
+
+    def _costs(self, load: LoadCosts, method: str) -> MethodCosts:
+        if method not in load.methods:
+            nearest = self._latest_times.get(method, DraftTime(method in self.one_pass))
+            load.methods[method] = MethodCosts(nearest.copy())
+        self._latest_times[method] = load.methods[method].time
+        return load.methods[method]
+
+
+def _best_length(gains: Sequence[float]) -> int:
+    """1 at least."""
+    return max(range(1, len(gains)), key=lambda length: gains[length])
