@@ -88,6 +88,15 @@ def test_chains_of_two_equal_references_take_no_time(key: str, leaf: dict[str, A
     assert len(json.dumps(reading.with_definitions(reading.schema))) < 20 * len(json.dumps(parameters))
 
 
+@pytest.mark.parametrize("key", ["anyOf", "oneOf"])
+def test_many_arguments_that_share_wide_references_take_no_time(key: str) -> None:
+    wide: dict[str, Any] = {f"d{n}": {key: [{"$ref": f"#/$defs/d{n + 1}"}] * 16} for n in range(8)}
+    definitions = wide | {"d8": {"type": "string"}}
+    started = time.process_time()
+    reading_of(obj({f"a{n}": {"$ref": "#/$defs/d0"} for n in range(50)}, **{"$defs": definitions}))
+    assert time.process_time() - started < 1
+
+
 def test_recursive_parts_and_many_schemas_are_bounded() -> None:
     def node(name: str) -> dict[str, Any]:
         return obj({key: {"$ref": f"#/$defs/{name}"} for key in "abcd"})
