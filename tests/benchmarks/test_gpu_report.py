@@ -31,11 +31,14 @@ def test_outcomes_are_counted_by_file(tmp_path: Path) -> None:
         "def test_left_out(): pass\n"
     )
     (tmp_path / "test_other.py").write_text("def test_right(): pass\n")
+    (tmp_path / "test_broken.py").write_text("import no_such_library\n")
     report = tmp_path / "report.xml"
     command = [sys.executable, "-m", "pytest", "-q", "-c", "/dev/null", f"--rootdir={tmp_path}", str(tmp_path)]
+    command.append("--continue-on-collection-errors")
     subprocess.run([*command, f"--junit-xml={report}"], check=False, capture_output=True, timeout=120)
     found = list(findings_of(report))
     assert [(finding.what, finding.measured, finding.verdict) for finding in found] == [
+        ("test_broken", "1 error", "FAILED"),
         ("test_other", "1 passed", "met"),
         ("test_some", "1 failure, 1 passed, 1 skipped", "FAILED"),
     ]
