@@ -148,8 +148,8 @@ format: setup ## reformat
 bench: setup ## measure the whole stack against transformers (about 15 minutes)
 	$(BIN)/python -m benchmarks.serving
 
-gpu-report: setup ## correctness and timings on an NVIDIA GPU, in 8 minutes (GPU_REPORT=--help for its options)
-	$(BIN)/python -m benchmarks.gpu_report $(GPU_REPORT)
+gpu-report: setup ## the tests marked gpu, and timings, on an NVIDIA GPU (GPU_REPORT=--help for its options)
+	$(BIN)/python -m benchmarks.gpu.report $(GPU_REPORT)
 
 .PHONY: docs
 docs: setup ## build the documentation site into build/docs

@@ -105,11 +105,6 @@ class GatewayConfig:
         "The verifier has a setting of the same name.",
         minimum=0,
     )
-    hedge_drafters: bool = setting(
-        False,
-        "Ask a second drafter when the first exceeds the 95th percentile of answer times; the first answer is used. "
-        "Only for requests with a seed or at temperature 0, and for methods that draft from tokens alone.",
-    )
     failover_s: float = setting(30.0, "Seconds that a session waits for another verifier.", minimum=0)
     numerics: str = setting(
         "",

@@ -53,8 +53,6 @@ class GatewayMetrics:
         )
         for used in ("yes", "no"):
             self._ahead.labels(used)
-        self.draft_hedges = counter("draft_hedges", "Proposals also requested from a second drafter.")
-        self.draft_hedges_won = counter("draft_hedges_won", "Hedged proposals that the second drafter answered first.")
         self.drafters_lost = counter("drafters_lost", "Drafters lost by a running session.")
         self.failovers = counter("verifier_failovers", "Sessions moved to another verifier.")
         self.resumed = counter("requests_resumed", "Requests to resume from an earlier connection.")

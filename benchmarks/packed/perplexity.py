@@ -19,9 +19,9 @@ from rich.table import Table
 
 from benchmarks.packed.__main__ import BLOCK_SIZE
 from benchmarks.records import save_rows
+from outrider.engine.attention.batch import SessionRows, build_batch
 from outrider.engine.model.gguf.folder import model_folder
 from outrider.engine.model.load import load_model
-from outrider.engine.attention.batch import SessionRows, build_batch
 from outrider.engine.run.runner import ModelRunner
 from outrider.gateway.request.tokenizer import Tokenizer
 

@@ -26,8 +26,6 @@ from typing import Self
 
 _CHUNK = 64 * 1024
 _STDIN = 0
-# ratio; delay of a late piece to another's
-_LATE_FACTOR = 6.0
 
 
 class DelayedLink:
@@ -51,11 +49,9 @@ class DelayedLink:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         return self._ask("")
 
-    def set_delay(self, rtt_s: float, jitter: float = 0.0, late_share: float = 0.0) -> None:
-        """From now on each way takes half of that, times something between 1 - jitter and 1 + jitter, and this share
-        of pieces _LATE_FACTOR times that: what is sent again after a loss.
-        """
-        self._ask(f"{rtt_s} {jitter} {late_share}\n")
+    def set_delay(self, rtt_s: float, jitter: float = 0.0) -> None:
+        """From now on each way takes half of that, times something between 1 - jitter and 1 + jitter."""
+        self._ask(f"{rtt_s} {jitter}\n")
 
     @property
     def num_bytes(self) -> tuple[int, int]:
@@ -92,7 +88,7 @@ class _Wire:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self._target = (host, port)
         self._rng = random.Random(0)
-        self._rtt_s = self._jitter = self._late_share = 0.0
+        self._rtt_s = self._jitter = 0.0
         self._num_bytes = ([0], [0])
         self._directions: list[_Direction] = []
         self._under_way: list[tuple[float, int, _Direction, bytes]] = []
@@ -122,7 +118,7 @@ class _Wire:
             if line == "bytes":
                 print(*self._num_bytes[0], *self._num_bytes[1], flush=True)
             else:
-                self._rtt_s, self._jitter, self._late_share = map(float, line.split())
+                self._rtt_s, self._jitter = map(float, line.split())
                 print("set", flush=True)
         return bool(lines)
 
@@ -147,8 +143,6 @@ class _Wire:
         direction.has_ended = not piece
         direction.num_bytes[0] += len(piece)
         one_way_s = 0.5 * self._rtt_s * self._rng.uniform(1.0 - self._jitter, 1.0 + self._jitter)
-        if self._rng.random() < self._late_share:
-            one_way_s *= _LATE_FACTOR
         direction.due = max(direction.due, time.monotonic() + one_way_s)
         self._num_pieces += 1
         heapq.heappush(self._under_way, (direction.due, self._num_pieces, direction, piece))

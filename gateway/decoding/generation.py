@@ -25,7 +25,6 @@ from outrider.gateway.proposals.ask import DraftHint, DraftPlan, LocalMethods
 from outrider.gateway.proposals.by_verifier import ByVerifier
 from outrider.gateway.proposals.drafter_connection import Lease
 from outrider.gateway.proposals.drafting import Drafting
-from outrider.gateway.proposals.hedging import AnswerTimes, HedgedDrafter
 from outrider.gateway.proposals.run_ahead import AheadTrials
 from outrider.gateway.request.commit_sink import CommitSink, SpeculationTally
 from outrider.gateway.request.detokenizer import IncrementalDetokenizer
@@ -55,7 +54,6 @@ class Generation:
     metrics: GatewayMetrics
     hints: ByVerifier[DraftHint] = dataclasses.field(init=False)
     ahead_trials: ByVerifier[AheadTrials] = dataclasses.field(init=False)
-    answer_times: dict[str, AnswerTimes] = dataclasses.field(default_factory=dict)
     kinds: VerifierKinds = dataclasses.field(init=False)
     grammar_turns: GrammarTurns = dataclasses.field(default_factory=GrammarTurns)
     starts: FairStarts = dataclasses.field(init=False)
@@ -146,8 +144,7 @@ class Generation:
 
     async def _decode_with_failover(self, request: ValidRequest, spec: SessionSpec, sink: CommitSink) -> None:
         """A lost verifier costs time, not tokens: the next epoch continues after what was committed."""
-        hedge = self.config.hedge_drafters and spec.mode is SpeculationMode.EXACT
-        acquire = functools.partial(self._lease_drafter, request, hedge=hedge)
+        acquire = functools.partial(self._lease_drafter, request)
         num_fruitless = 0
         overloaded_until = time.monotonic() + self.config.failover_s
         lost: VerifierLost | None = None
@@ -276,18 +273,10 @@ class Generation:
     def _target(self) -> VerifierInfo | None:
         return next((member.info for member in self.verifiers.healthy()), None)
 
-    def _lease_drafter(self, request: ValidRequest, wanted: str, *, hedge: bool) -> Lease | None:
+    def _lease_drafter(self, request: ValidRequest, wanted: str) -> Lease | None:
         """For the method wanted; where the request leaves it open, any other before none."""
         target = self._target()
-
-        def acquire(wanted: str, excluding: str = "") -> Lease | None:
-            return acquire_drafter(wanted, self.drafters, target, request.metadata, excluding=excluding)
-
-        lease = acquire(wanted)
+        lease = acquire_drafter(wanted, self.drafters, target, request.metadata)
         if lease is None and self._method(request) == METHOD_AUTO:
-            lease = acquire(METHOD_AUTO)
-        if lease is None or not hedge or lease.method.hidden_layers:
-            return lease
-        method = lease.method.name
-        times = self.answer_times.setdefault(method, AnswerTimes())
-        return HedgedDrafter(lease, lambda excluding: acquire(method, excluding), times, self.metrics).lease
+            lease = acquire_drafter(METHOD_AUTO, self.drafters, target, request.metadata)
+        return lease

@@ -25,17 +25,14 @@ def acquire_drafter(
     drafters: Pool[DrafterInfo],
     target: VerifierInfo | None,
     metadata: Carrier = (),
-    *,
-    excluding: str = "",
 ) -> Lease | None:
     """A session slot at a drafter for the method `wanted` (or "auto"); None if no drafter has one.
 
-    metadata: for the stream that will be opened. excluding: an address to leave out.
+    metadata: for the stream that will be opened.
     """
     methods = AUTO_ORDER if wanted == METHOD_AUTO else (wanted,)
-    members = [member for member in drafters.healthy() if member.address != excluding]
     for name in methods:
-        for member in members:
+        for member in drafters.healthy():
             method = _fitting_method(member.info, name, target)
             if method is not None:
                 member.num_sessions += 1

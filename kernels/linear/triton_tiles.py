@@ -4,7 +4,7 @@ Only the kind of multiply-add instruction may change a row's bits. An output is 
 order, 16 at a time for bf16 (m16n8k16 of `mma.sync`, m64nXk16 of `wgmma`), one at a time for fp32; block sizes, warps
 and stages do not change that order (tests/kernels/test_linear_triton.py asserts it for all tiles listed here). Triton
 uses `wgmma` if outputs are a multiple of 64 and warps of 4 (`uses_wgmma`); a weight keeps one kind at every row count
-unless KINDS_AGREE. benchmarks/linear_tiles.py times CANDIDATES.
+unless KINDS_AGREE. benchmarks/gpu/linear_tiles.py times CANDIDATES.
 """
 
 from __future__ import annotations

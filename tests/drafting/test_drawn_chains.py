@@ -28,6 +28,8 @@ from tests.drafting.drawn_cases import (
 from tests.kernels.triton_device import device
 from tests.verifier_service.engine_client import save_hybrid, save_llama
 
+pytestmark = pytest.mark.gpu
+
 _NUM_BLOCKS, _BLOCK_SIZE = 60, 4
 
 

@@ -18,6 +18,8 @@ from tests.drafting.drawn_cases import (
 from tests.drafting.head_cases import RECURRENT, Case, Target
 from tests.kernels.triton_device import device
 
+pytestmark = pytest.mark.gpu
+
 _KINDS = ("eagle", "eagle3", "eagle3 small vocabulary", "medusa", "mlp", "mlp tied")
 
 

@@ -24,6 +24,8 @@ from outrider.kernels.linear.codes import Codes
 from tests.kernels.test_code_panels import CASES, e4m3, error_bound, integers, make_codes, rows_and_bias, with_other
 from tests.kernels.triton_device import device
 
+pytestmark = pytest.mark.gpu
+
 ON_GPU = device().type == "cuda"
 BLOCKS = triton_tiles.ROW_BLOCKS + triton_tiles.MANY_ROW_BLOCKS
 _ROW_COUNTS = (*range(1, 21), 128, 129)
@@ -158,6 +160,20 @@ def test_every_kind_and_group_is_near_the_exact_product_and_keeps_its_bits(kind:
 def test_wide_weights_have_the_same_bits_in_every_number_of_rows(kind: str, num_outputs: int, num_inputs: int) -> None:
     numbers = e4m3(num_outputs, num_inputs) if kind == "e4m3" else numbers_of(kind, num_outputs, num_inputs)
     require_one_set_of_bits(make_codes(numbers, 32, minimums=True), (1, 16, 17, 33, 65))
+
+
+@pytest.mark.storm
+@pytest.mark.parametrize("group", [16, 32, 128, 0], ids=["16", "32", "128", "whole"])
+@pytest.mark.parametrize("kind", ["range", "table", "i8", "e4m3"])
+def test_weights_as_models_have_them(kind: str, group: int) -> None:
+    """All inputs in one group too; of rows up to the tiles of many."""
+    num_outputs, num_inputs = (1000, 2048) if ON_GPU else (37, 224)
+    numbers = e4m3(num_outputs, num_inputs) if kind == "e4m3" else numbers_of(kind, num_outputs, num_inputs)
+    codes = make_codes(numbers, group or num_inputs, minimums=group == 32)
+    x, bias = rows_and_bias(codes)
+    exact = x.double() @ codes.dequantised().double().T + bias.double()
+    assert bool(((found_by(x, codes, bias).double() - exact).abs() <= error_bound(x, codes, bias)).all())
+    require_one_set_of_bits(codes, (1, 2, 8, 17, 33, 64, 65, 130))
 
 
 @pytest.mark.storm

@@ -11,6 +11,8 @@ from outrider.kernels.errors import KernelArgumentError
 from outrider.kernels.gated_activation import cpu, reference, triton
 from tests.kernels.triton_device import device
 
+pytestmark = pytest.mark.gpu
+
 CPU = torch.device("cpu")
 KERNELS = pytest.mark.parametrize(("kernel", "on"), [(cpu, CPU), (triton, device())], ids=["cpu", "triton"])
 
@@ -19,8 +21,8 @@ KERNELS = pytest.mark.parametrize(("kernel", "on"), [(cpu, CPU), (triton, device
 @pytest.mark.parametrize("activation", reference.ACTIVATIONS)
 @pytest.mark.parametrize(
     ("kernel", "on", "width"),
-    [(cpu, CPU, 112), *((triton, device(), width) for width in (1, 112, 1030))],
-    ids=["cpu-112", "triton-1", "triton-112", "triton-1030"],
+    [(cpu, CPU, 112), *((triton, device(), width) for width in (1, 112, 1030, 14336))],
+    ids=["cpu-112", "triton-1", "triton-112", "triton-1030", "triton-14336"],
 )
 def test_rows_match_the_reference(
     kernel: Any, on: torch.device, width: int, activation: str, dtype: torch.dtype

@@ -14,6 +14,8 @@ from outrider.kernels.errors import KernelArgumentError
 from outrider.kernels.linear import reference, triton, triton_tiles
 from tests.kernels.triton_device import device
 
+pytestmark = pytest.mark.gpu
+
 ON_GPU = device().type == "cuda"
 DTYPES = (torch.bfloat16, torch.float32)
 BLOCKS = triton_tiles.ROW_BLOCKS + triton_tiles.MANY_ROW_BLOCKS

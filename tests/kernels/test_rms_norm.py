@@ -11,6 +11,8 @@ from outrider.kernels.errors import KernelArgumentError
 from outrider.kernels.rms_norm import cpu, reference, triton
 from tests.kernels.triton_device import device
 
+pytestmark = pytest.mark.gpu
+
 CPU = torch.device("cpu")
 KERNELS = pytest.mark.parametrize(("kernel", "on"), [(cpu, CPU), (triton, device())], ids=["cpu", "triton"])
 VARIANTS = [(False, True), (False, False), (True, False)]
@@ -30,7 +32,7 @@ def _norm(
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("width", [16, 80, 1024, 4096])
+@pytest.mark.parametrize("width", [16, 80, 1024, 4096, 5120])
 @KERNELS
 def test_rows_match_the_reference(
     kernel: Any, on: torch.device, width: int, variant: tuple[bool, bool], dtype: torch.dtype

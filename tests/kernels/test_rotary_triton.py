@@ -9,6 +9,8 @@ from outrider.kernels.errors import KernelArgumentError
 from outrider.kernels.rotary import reference, triton
 from tests.kernels.triton_device import device
 
+pytestmark = pytest.mark.gpu
+
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(("num_rotated", "head_dim"), [(2, 2), (32, 80), (96, 96), (128, 128)])

@@ -20,7 +20,7 @@ from tests.kernels.triton_device import device
 from tests.verifier_service.acceptance.toy import SMALLEST_P_VALUE, chi_square_p_value
 from tests.verifier_service.test_round import TIMES, VOCAB_SIZE, make_session
 
-pytestmark = pytest.mark.storm
+pytestmark = [pytest.mark.gpu, pytest.mark.storm]
 
 EXACT, REJECTION = SpeculationMode.EXACT, SpeculationMode.REJECTION
 PLAIN = SamplingParams(temperature=0.8, max_tokens=50)

@@ -17,6 +17,8 @@ from outrider.engine.run.row_buckets import ROW_BUCKETS, Bucket, bucket_of, empt
 from outrider.engine.run.runner import ModelRunner
 from tests.kernels.triton_device import device
 
+pytestmark = pytest.mark.gpu
+
 _TOKENS = [(11 * place) % 59 + 1 for place in range(21)]
 _BLOCKS = [3, 0]
 

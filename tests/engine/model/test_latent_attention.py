@@ -27,6 +27,8 @@ from outrider.engine.recurrent.rows import StateRows
 from outrider.engine.run.runner import ModelRunner
 from tests.kernels.triton_device import device
 
+pytestmark = pytest.mark.gpu
+
 MODELS = SERVED | HYBRIDS | LATENT_MODELS
 TOKENS = list(range(3, 30))
 BLOCKS = [3, 0]

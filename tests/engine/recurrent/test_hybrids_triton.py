@@ -23,6 +23,8 @@ from outrider.engine.run.row_buckets import Bucket, bucket_of, empty_batch, fill
 from outrider.engine.run.runner import ModelRunner
 from tests.kernels.triton_device import device
 
+pytestmark = pytest.mark.gpu
+
 BLOCK_SIZE = 4
 TOKENS = [(11 * place) % 59 + 1 for place in range(14)]
 _NUM_SLOTS = 8

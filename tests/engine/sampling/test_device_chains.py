@@ -31,7 +31,7 @@ from tests.kernels.triton_device import device
 _BLOCK_SIZE = 4
 _GREEDY, _DRAWN = SamplingParams(temperature=0.0), SamplingParams(temperature=0.75, top_k=20, top_p=0.875)
 # Padding leaves attention's outputs as they were; whatever that is goes through the linears, and numpy warns.
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,9 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     return load_model(str(folder), dtype="bfloat16", device=device().type, attention_backend="triton")
 
 
-def _prefilled(loaded: LoadedModel) -> tuple[ModelRunner, torch.Tensor]:
+def _prefilled(loaded: LoadedModel, *, graphs: bool = False) -> tuple[ModelRunner, torch.Tensor]:
     """A runner that has read the prompts, and the logits after each."""
-    runner = ModelRunner(loaded, loaded.make_cache(14, _BLOCK_SIZE))
+    runner = ModelRunner(loaded, loaded.make_cache(14, _BLOCK_SIZE), graphs=graphs)
     rows = [SessionRows(session.prompt, 0, session.block_ids, 1) for session in _SESSIONS]
     return runner, runner.forward(build_batch(rows, _BLOCK_SIZE)).logits.clone()
 
@@ -155,3 +155,14 @@ def test_a_chain_ends_before_a_row_without_a_number(loaded: LoadedModel) -> None
     starts = [session.start() for session in _SESSIONS[1:]]
     chains = DeviceChains(ModelForward(runner)).draw(first_logits[1:].to(device()), starts)
     assert [len(chain) for chain in chains] == [0, 1, 2, 0, 5]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
+def test_chains_of_graphs_are_those_of_single_launches(loaded: LoadedModel) -> None:
+    drawn = []
+    for graphs in (False, True):
+        runner, first_logits = _prefilled(loaded, graphs=graphs)
+        chains = DeviceChains(ModelForward(runner))
+        starts = [session.start() for session in _SESSIONS]
+        drawn.append([chains.draw(first_logits.to(device()), starts) for _ in range(2)])
+    assert drawn[0] == drawn[1]

@@ -16,6 +16,8 @@ from tests.engine.sampling.law_cases import expect_equal_laws
 from tests.kernels.sampling.sampling_cases import FIELDS, random_logits, transforms
 from tests.kernels.triton_device import device
 
+pytestmark = pytest.mark.gpu
+
 _FIELDS = [fields for fields in FIELDS if fields[0] > 0.0]
 
 

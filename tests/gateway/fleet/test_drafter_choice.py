@@ -148,13 +148,5 @@ async def test_a_full_member_is_passed_over_for_the_same_method_first(fleets: li
     assert (lease.method.name, fleet.loads()) == ("ngram", [0, 1, 1])
 
 
-async def test_another_one_than_that_at_an_address(fleets: list[Fleet]) -> None:
-    fleet = make(fleets, (NGRAM,), (NGRAM, EAGLE))
-    addresses = [member.address for member in fleet.members]
-    assert acquire_drafter("ngram", fleet, TARGET, excluding=addresses[0]) is not None
-    assert fleet.loads() == [0, 1]
-    assert acquire_drafter("eagle3", fleet, TARGET, excluding=addresses[1]) is None
-
-
 async def test_before_the_target_is_known_everything_fits(fleets: list[Fleet]) -> None:
     assert acquire_drafter("eagle3", make(fleets, (replace(EAGLE, vocab_size=7),)), None) is not None

@@ -15,6 +15,8 @@ from outrider.kernels.kv_write import triton as on_gpu
 from tests.kernels.paged_attention.paged_cases import coded, empty_codes
 from tests.kernels.triton_device import device
 
+pytestmark = pytest.mark.gpu
+
 NUM_HEADS, NUM_ROWS = 3, 25
 E4M3 = torch.float8_e4m3fn
 KERNELS = {"cpu": (cpu, torch.device("cpu")), "triton": (on_gpu, device())}

@@ -12,6 +12,8 @@ from outrider.kernels.errors import KernelArgumentError
 from outrider.kernels.kv_write import cpu, reference, triton
 from tests.kernels.triton_device import device
 
+pytestmark = pytest.mark.gpu
+
 CPU = torch.device("cpu")
 KERNELS = pytest.mark.parametrize(("kernel", "on"), [(cpu, CPU), (triton, device())], ids=["cpu", "triton"])
 NUM_BLOCKS, NUM_HEADS, BLOCK_SIZE = 6, 3, 5
@@ -43,7 +45,7 @@ def both(caches: list[torch.Tensor], act: Callable[..., None], expect: Callable[
 @KERNELS
 @pytest.mark.parametrize("num_rows", [1, 7, 30])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize(("head_dim", "value_dim"), [(16, 16), (43, 21)])
+@pytest.mark.parametrize(("head_dim", "value_dim"), [(16, 16), (43, 21), (128, 128)])
 def test_write_agrees_with_reference(
     kernel: Any, on: torch.device, num_rows: int, dtype: torch.dtype, head_dim: int, value_dim: int
 ) -> None:

@@ -15,12 +15,16 @@ from outrider.kernels.paged_attention import reference, triton
 from tests.kernels.paged_attention.paged_cases import Session, Shape, chain, lay_out, random_session, run_kernel
 from tests.kernels.triton_device import device
 
+pytestmark = pytest.mark.gpu
+
 # 48 heads are three blocks of 16 in fp32 too; 4 heads of 24 + 16 are packed with rows.
 SHAPES = {
     "fp32-48": Shape(48, 1, 40, 32),
     "bf16-48": Shape(48, 1, 40, 32, torch.bfloat16),
     "bf16-4-odd": Shape(4, 1, 43, 24, torch.bfloat16),
 }
+if device().type == "cuda":  # DeepSeek-V3's
+    SHAPES |= {"fp32-128": Shape(128, 1, 576, 512), "bf16-128": Shape(128, 1, 576, 512, torch.bfloat16)}
 
 
 def _latents(sessions: list[Session], shape: Shape) -> dict[str, Any]:

@@ -28,6 +28,8 @@ from tests.kernels.paged_attention.paged_cases import (
 )
 from tests.kernels.triton_device import device
 
+pytestmark = pytest.mark.gpu
+
 ON_GPU = device().type == "cuda"
 BF16 = torch.bfloat16
 SHAPES = {
@@ -46,13 +48,18 @@ SHAPES = {
 CASES = [(name, "plain") for name in SHAPES if name != "fp32-group2"]
 CASES += [("fp32-group2", name) for name in OPTIONS] + [("bf16-odd-dims", "all")]
 CASES += [("int8", "all"), ("fp8-bf16-odd-dims", "chunk37")]
+if ON_GPU:  # a Llama's of 8 billion parameters
+    SHAPES |= {"fp32-llama-8b": Shape(32, 8, 128, 128), "bf16-llama-8b": Shape(32, 8, 128, 128, BF16)}
+    CASES += [(name, options) for name in ("fp32-llama-8b", "bf16-llama-8b") for options in OPTIONS]
 
 
 def ragged_sessions(shape: Shape) -> list[Session]:
     """An empty context, a session without rows, block boundaries, chains, a tree, both."""
     cases: list[tuple[int, int, int | None]] = [(0, 1, None), (20, 0, None), (63, 3, None), (29, 5, 2), (0, 4, 0)]
     if ON_GPU:
-        cases += [(c, n, None) for c, n in [(15, 1), (64, 1), (130, 9), (511, 2), (512, 1), (1500, 8), (700, 300)]]
+        cases += [
+            (c, n, None) for c, n in [(15, 1), (64, 1), (130, 9), (511, 2), (512, 1), (1500, 8), (700, 300), (4000, 8)]
+        ]
         cases += [(c, n, t) for c, n, t in [(5, 9, 1), (61, 12, 2), (70, 40, 1), (505, 30, 3), (1023, 8, 0)]]
     return [random_session(shape, context, rows, seed, tree) for seed, (context, rows, tree) in enumerate(cases)]
 

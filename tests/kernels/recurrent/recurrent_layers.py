@@ -83,18 +83,24 @@ def kimi_delta_case(kernel: GatedDelta, dtype: torch.dtype) -> Case:
 
 
 def mamba2_layer(
-    dtype: torch.dtype, dt_bias: float = 0.0, *, with_bias: bool = True, num_groups: int = 2
+    dtype: torch.dtype,
+    dt_bias: float = 0.0,
+    *,
+    with_bias: bool = True,
+    num_groups: int = 2,
+    head_dim: int = 24,
+    state_size: int = 20,
 ) -> Mamba2Layer:
-    """6 heads of 24 in 2 groups with states of 20."""
+    """Three heads for each group."""
     generator = torch.Generator().manual_seed(2)
     draw = partial(torch.randn, generator=generator)
     num_heads = 3 * num_groups
-    num_channels = num_heads * 24 + 2 * num_groups * 20
+    num_channels = num_heads * head_dim + 2 * num_groups * state_size
     weight = (0.5 * draw(num_channels, CONV_ROWS)).to(dtype)
     bias = draw(num_channels).to(dtype) if with_bias else None
     rates, biases = -draw(num_heads).exp(), (draw(num_heads) + dt_bias).to(dtype)
     skip = draw(num_heads).to(dtype).float()
-    return Mamba2Layer(num_heads, 24, num_groups, 20, ShortConvLayer(weight, bias), rates, biases, skip)
+    return Mamba2Layer(num_heads, head_dim, num_groups, state_size, ShortConvLayer(weight, bias), rates, biases, skip)
 
 
 def mamba2_case(kernel: Mamba2, dtype: torch.dtype, layer: Mamba2Layer | None = None) -> Case:

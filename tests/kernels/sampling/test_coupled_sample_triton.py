@@ -14,6 +14,9 @@ from outrider.kernels.errors import KernelArgumentError
 from outrider.kernels.sampling_support.transforms import Transforms
 from outrider.shared.sampling_params import SamplingParams
 from tests.kernels.sampling.sampling_cases import FIELDS, random_keys, random_logits, rows, transforms
+from tests.kernels.triton_device import device
+
+pytestmark = pytest.mark.gpu
 
 # Of the race's two best values, what float32 may turn round: the rounding of logit / temperature and of log(E).
 NEAR_TIE = 1e-5
@@ -41,6 +44,7 @@ def expect_tokens(logits: torch.Tensor, fields: Transforms, keys: torch.Tensor) 
         # Three chunks of the vocabulary, the last of them short.
         (9001, torch.float32, FIELDS[:3]),
         (9001, torch.bfloat16, FIELDS[:2]),
+        *((128256, dtype, FIELDS[:6] * 8) for dtype in (torch.float32, torch.bfloat16) if device().type == "cuda"),
     ],
 )
 def test_token_is_the_references(

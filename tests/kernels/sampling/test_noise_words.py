@@ -13,6 +13,8 @@ from outrider.kernels.coupled_sample import noise
 from outrider.kernels.sampling_support.triton_noise import log_exponentials, noise_words
 from tests.kernels.triton_device import device
 
+pytestmark = pytest.mark.gpu
+
 KEYS = [0, 1, 2**32 - 1, 2**63 + 12345, 2**64 - 1, 0x0123456789ABCDEF]
 INDICES = [0, 1, 4096, 2**31, 2**40 + 7]
 TOKEN_IDS = np.concatenate([np.arange(500), [65535, 65536, 128255, 262143, 2**31 - 2, 2**31 - 1]]).astype(np.uint32)

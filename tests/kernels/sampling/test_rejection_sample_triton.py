@@ -20,6 +20,8 @@ from outrider.verifier_service.acceptance import block, standard
 from tests.kernels.sampling.sampling_cases import FIELDS, random_keys, random_logits, transforms
 from tests.kernels.triton_device import device
 
+pytestmark = pytest.mark.gpu
+
 RULES = {0: standard.accept, 1: block.accept}
 Law = dict[int, int]
 
@@ -122,6 +124,34 @@ def test_accepts_what_the_verifiers_rules_accept() -> None:
         counts.append(len(accepted.accepted_nodes))
     assert decisions.num_accepted.tolist() == counts
     assert len(set(counts)) > 2
+
+
+def test_many_sessions_are_decided_as_by_the_reference() -> None:
+    """Drafts of the target's likeliest tokens, so that some are accepted and some are not."""
+    vocab_size, num_sessions, length, width = (4096, 64, 5, 8) if device().type == "cuda" else (64, 4, 3, 4)
+    num_rows = num_sessions * (length + 1)
+    generator = torch.Generator().manual_seed(3)
+    logits = random_logits(num_rows, vocab_size, torch.float32)
+    law_ids = logits.topk(width, dim=1).indices.roll(1, 0).cpu()
+    shares = torch.rand(num_rows, width, generator=generator)
+    counts = (shares / shares.sum(1, keepdim=True) * (LAW_TOTAL - width)).long() + 1
+    counts[:, 0] += LAW_TOTAL - counts.sum(1)
+    drawn = torch.multinomial(counts.float(), 1, generator=generator)
+    drafts = ChainDrafts(
+        row_starts=tensor(range(0, num_rows + 1, length + 1), torch.int32),
+        token_ids=law_ids.gather(1, drawn)[:, 0].to(device()),
+        law_token_ids=law_ids.to(torch.int32).to(device()),
+        law_counts=counts.to(torch.int32).to(device()),
+        law_total=LAW_TOTAL,
+        block_rules=tensor([session % 2 for session in range(num_sessions)], torch.int32),
+    )
+    uniforms = torch.rand(num_rows, dtype=torch.float64, generator=generator).to(device())
+    arguments = (logits, transforms([FIELDS[1]] * num_rows), drafts, uniforms, random_keys(num_sessions))
+    accepted, tokens = rejection_sample(*arguments)
+    expected_accepted, expected_tokens = reference.rejection_sample(*arguments)
+    assert torch.equal(accepted, expected_accepted)
+    assert torch.equal(tokens, expected_tokens)
+    assert 0 < int(accepted.sum()) < num_sessions * length
 
 
 NUM_IDS = 4

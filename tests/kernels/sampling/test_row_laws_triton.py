@@ -14,6 +14,8 @@ from outrider.kernels.sampling_support.triton import RowLaws, row_laws
 from outrider.shared.sampling_params import SamplingParams
 from tests.kernels.sampling.sampling_cases import FIELDS, random_logits, rows, transforms
 
+pytestmark = pytest.mark.gpu
+
 
 def support(logits: torch.Tensor, laws: RowLaws) -> torch.Tensor:
     """bool [R, V], from the border alone."""

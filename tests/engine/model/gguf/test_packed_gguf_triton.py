@@ -18,7 +18,7 @@ from outrider.engine.model.row_invariant_modules import RowInvariantLinear
 from outrider.engine.run.runner import ModelRunner
 from tests.kernels.triton_device import device
 
-pytestmark = pytest.mark.storm
+pytestmark = [pytest.mark.gpu, pytest.mark.storm]
 _TOKENS = [(11 * place) % (len(VOCABULARY) - 3) + 3 for place in range(9)]
 
 

@@ -39,6 +39,8 @@ from tests.verifier_service.engine_client import (
     tokens_of,
 )
 
+pytestmark = pytest.mark.gpu
+
 _WIDTHS = {
     "num_hidden_layers": 1,
     "hidden_size": 64,

@@ -1,4 +1,4 @@
-"""The fastest tile of the triton linear for each weight: `python -m benchmarks.linear_tiles` on an NVIDIA GPU.
+"""The fastest tile of the triton linear for each weight: `python -m benchmarks.gpu.linear_tiles` on an NVIDIA GPU.
 
 For each weight of an 8B Llama and 1, 8 and 64 rows: the median time of every candidate of kernels/linear/triton_tiles,
 compared with cuBLAS (F.linear) and the floor (bytes of weight, inputs and outputs at a copy's measured bandwidth).
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.nn.functional import linear as stock_linear
 
-from benchmarks.gpu_report.timing import copy_bandwidth, graph_us, num_copies
+from benchmarks.gpu.timing import copy_bandwidth, graph_us, num_copies
 from outrider.kernels.linear.triton import linear_tiled
 from outrider.kernels.linear.triton_tiles import CANDIDATES, Tile, row_block, tile_config
 

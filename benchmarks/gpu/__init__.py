@@ -1,0 +1,1 @@
+"""What only an NVIDIA GPU can show."""
