@@ -104,6 +104,25 @@ async def test_no_json_within_json_is_a_bug_of_ours(num_requests: int) -> None:
     assert seen == {200, 400}
 
 
+async def test_what_no_grammar_holds_is_refused_for_strict_tools_and_logged_once_for_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    numbers = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+    schema = {"type": "object", "properties": {"numbers": numbers}, "required": ["numbers"]}
+    transport = httpx.ASGITransport(create_app(service_of("Hello.")))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+
+        async def ask(**more: Any) -> httpx.Response:
+            chat = {"messages": [USER], "tools": [tool(schema, "pick_unique", **more)], "tool_choice": "required"}
+            return await http.post("/v1/chat/completions", json=chat)
+
+        refused = (await ask(strict=True)).json()["error"]
+        assert refused["param"] == "tools"
+        assert refused["message"].startswith("tools: pick_unique: a grammar cannot hold numbers: uniqueItems")
+        assert [(await ask()).status_code for _ in range(2)] == [200, 200]
+    assert sum("pick_unique" in record.getMessage() for record in caplog.records) == 1
+
+
 @pytest.mark.parametrize("arguments", ['{"city": NaN}', '{"city": 1e999}', '{"city": "\\ud83d"}', '{"city": "a\n"}'])
 async def test_arguments_of_an_answer_are_in_each_apis_form(arguments: str) -> None:
     text = f'<tool_call>\n{{"name": "get_weather", "arguments": {arguments}}}\n</tool_call>'
