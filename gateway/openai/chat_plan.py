@@ -41,6 +41,8 @@ from outrider.shared.sampling_params import Grammar, GrammarKind, ThinkingBudget
 log = logging.getLogger(__name__)
 
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+# characters; what schemas of the size that a request may have come to at most, their definitions repeated
+_MAX_GRAMMAR_CHARS = 1_000_000
 # notes; on tools' schemas, each of which is logged once
 _MAX_SAID = 1_000
 # What the template of Llama 3 says of a message with two calls.
@@ -151,7 +153,13 @@ class ChatPlan:
         calls = CallGrammar(lark, self.output.calls, self.rules, parallel=self.options.parallel)
         answer = self._answer(lark, calls, asked)
         _say_what_is_beyond(calls.beyond, {rule.name for rule in self.rules if rule.is_strict})
-        return Grammar(GrammarKind.LARK, lark.source(answer))
+        source = lark.source(answer)
+        if len(source) > _MAX_GRAMMAR_CHARS:
+            raise InvalidRequest(
+                f"tools: the grammar of their calls has {len(source)} characters, the maximum is {_MAX_GRAMMAR_CHARS}",
+                param="tools",
+            )
+        return Grammar(GrammarKind.LARK, source)
 
     def _answer(self, lark: Lark, calls: CallGrammar, asked: Grammar | None) -> str:
         reasoning = self.output.reasoning

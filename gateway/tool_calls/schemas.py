@@ -156,7 +156,7 @@ class _SchemaReader:
         self._names: dict[tuple[str, bool], str] = {}
         self._waiting: list[tuple[str, Any, str, bool]] = []
         self._objects_of: dict[str, list[_Merged] | None] = {}
-        self._types_behind: dict[str, frozenset[str]] = {}
+        self._types_at: dict[str, frozenset[str]] = {}
 
     def reading(self) -> Reading:
         kind = self._root.get("type", "object")
@@ -393,24 +393,25 @@ class _SchemaReader:
 
     def _types(self, schemas: list[Any], depth: int = 0) -> frozenset[str]:
         """Those that any of the schemas names; none if one does not say."""
-        found = [self._types_of(schema, depth) for schema in schemas]
-        return frozenset().union(*found) if all(found) else frozenset()
+        found = [self._types_of(schema, depth) for schema in schemas[: _MAX_OBJECTS + 1]]
+        return frozenset().union(*found) if all(found) and len(found) <= _MAX_OBJECTS else frozenset()
 
     def _types_of(self, schema: Any, depth: int) -> frozenset[str]:
         own = frozenset(types_of(schema)) & _ALL_TYPES
-        if own or not isinstance(schema, dict) or depth > 8:
+        if own or not isinstance(schema, dict) or depth > _MAX_MERGED:
             return own
         pointer = schema.get("$ref")
         if isinstance(pointer, str):
-            if pointer not in self._types_behind:  # each once: shared references would multiply
-                self._types_behind[pointer] = frozenset()  # within itself
-                self._types_behind[pointer] = self._types_of(self._target(pointer), depth + 1)
-            return self._types_behind[pointer]
+            if pointer not in self._types_at:
+                self._types_at[pointer] = frozenset()  # within itself
+                self._types_at[pointer] = self._types_of(self._target(pointer), depth + 1)
+            return self._types_at[pointer]
         for key in ("anyOf", "oneOf"):
             if isinstance(schema.get(key), list):
-                return self._types(schema[key], depth + 1) if len(schema[key]) <= _MAX_OBJECTS else own
-        if isinstance(schema.get("allOf"), list):
-            return next(filter(None, (self._types_of(part, depth + 1) for part in schema["allOf"][:4])), own)
+                return self._types(schema[key], depth + 1)
+        parts = schema.get("allOf")
+        if isinstance(parts, list):
+            return next(filter(None, (self._types_of(part, depth + 1) for part in parts[:_MAX_OBJECTS])), own)
         return own
 
 

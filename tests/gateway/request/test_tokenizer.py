@@ -240,6 +240,22 @@ def test_named_templates(tmp_path: Path, named: object) -> None:
     assert Tokenizer.load(_checkpoint(tmp_path, config)).apply_chat_template(CHAT) == "</s>"
 
 
+@pytest.mark.parametrize("in_files", [False, True])
+def test_a_template_of_its_own_for_chats_with_tools(tmp_path: Path, in_files: bool) -> None:
+    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools {{ tools | length }}"}]
+    folder = _checkpoint(tmp_path, {} if in_files else {"chat_template": named}, jinja="plain" if in_files else None)
+    if in_files:
+        (folder / "additional_chat_templates").mkdir()
+        (folder / "additional_chat_templates" / "tool_use.jinja").write_text(named[1]["template"])
+    tokenizer = Tokenizer.load(folder)
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    assert (tokenizer.apply_chat_template(CHAT), tokenizer.apply_chat_template(CHAT, tools=tools)) == (
+        "plain",
+        "tools 1",
+    )
+    assert tokenizer.tool_template_source == named[1]["template"]
+
+
 @pytest.mark.parametrize("config", [None, {}, {"chat_template": None}])
 def test_no_template(tmp_path: Path, config: object) -> None:
     tokenizer = Tokenizer.load(_checkpoint(tmp_path, config))
