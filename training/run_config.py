@@ -83,7 +83,7 @@ class RunConfig:
         check_export_dtype(self.export_dtype)
         for path in (*self.data, *self.eval_data):
             if not path.is_file():
-                raise DataError(f"{path}: there is no such file")
+                raise DataError(f"{path} does not exist")
         require_model(self.target, "--target")
 
 

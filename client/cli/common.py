@@ -67,12 +67,12 @@ class clear_errors:
 
 
 def say(message: str) -> None:
-    console.print(f"[dim]==> {message}[/dim]")
+    console.print(f"[dim]==> {message}[/dim]", soft_wrap=True)
 
 
 def say_aside(message: str) -> None:
     """`say` on standard error, where standard output is for the result."""
-    errors.print(f"[dim]==> {message}[/dim]")
+    errors.print(f"[dim]==> {message}[/dim]", soft_wrap=True)
 
 
 def print_json(value: dict[str, Any]) -> None:

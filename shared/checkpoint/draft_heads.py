@@ -29,7 +29,7 @@ def require_model(folder: Path, setting: str) -> None:
     if folder.is_file() and folder.suffix == ".gguf":
         return
     if not (folder / "config.json").is_file():
-        raise ConfigError(f"{setting}: {folder} is no checkpoint folder (no config.json)")
+        raise ConfigError(f"{setting}: {folder} is not a checkpoint folder (no config.json)")
     if is_draft_head(folder):
         of = target_name(read_object(folder / "config.json"))
         raise ConfigError(

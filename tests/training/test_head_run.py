@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from outrider.drafting.checkpoints.recognise import recognise
+from outrider.shared.errors import ConfigError
 from outrider.training.commands.app import app
 from outrider.training.data.head_data import BatchSource, load_windows
 from outrider.training.data.tokenize_rows import RowEncoder
@@ -34,6 +35,7 @@ from outrider.training.run_state import checkpoints, latest_checkpoint, load_che
 from outrider.training.train import run
 from tests.training.tiny import HEAD_METHODS, VOCAB_SIZE, write_rows, write_target
 
+ROOT = Path(__file__).parents[2]
 MUON = OptimizationConfig(steps=4, batch_size=4, optimizer="muon")
 HEAD = HeadOptions(num_heads=2, inner_dim=16, ttt_steps=2, draft_vocab_size=30)
 
@@ -351,7 +353,7 @@ def test_the_two_latest_checkpoints_are_kept(tmp_path: Path) -> None:
         ({"export_dtype": "int8"}, SettingError, "--dtype 'int8': must be one of"),
         ({"log_every": 0}, SettingError, "--log-every must be at least 1"),
         ({"data": (Path("absent.npy"),)}, DataError, "absent.npy does not exist"),
-        ({"target": Path("absent")}, SettingError, "--target absent is not a checkpoint folder"),
+        ({"target": Path("absent")}, ConfigError, "--target: absent is not a checkpoint folder"),
     ],
 )
 def test_settings_that_cannot_be(
@@ -363,8 +365,11 @@ def test_settings_that_cannot_be(
 
 def test_a_missing_package_is_named() -> None:
     code = "import sys; sys.modules['accelerate'] = None\nfrom outrider.training.commands.app import app\n"
-    code += "app(['train', '--method', 'eagle', '--target', 't', '--data', 'd', '--output', 'o'])"
-    outcome = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=280, check=False)
+    code += (
+        "app(['train', '--method', 'eagle', '--target', 'models/demo-target', '--data', 'README.md', '--output', 'o'])"
+    )
+    command = [sys.executable, "-c", code]
+    outcome = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
     assert outcome.returncode == 2
     assert "this needs package accelerate: pip install 'outrider[engine,train]'" in outcome.stderr.replace("\n", " ")
 

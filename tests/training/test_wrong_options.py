@@ -29,10 +29,10 @@ def run(module: str, arguments: list[str]) -> subprocess.CompletedProcess[str]:
     ("arguments", "said"),
     [
         ((*TRAIN, "--method", "eagle4"), "--method 'eagle4': must be one of medusa,"),
-        ((*TRAIN, "--data", "no.jsonl"), "no.jsonl: there is no such file"),
+        ((*TRAIN, "--data", "no.jsonl"), "no.jsonl does not exist"),
         ((*TRAIN, "--target", HEAD), f"--target: {HEAD} is a draft head of demo-target, not a model; give its target"),
         ((*TRAIN, "--steps", "0"), "--steps must be at least 1, not 0"),
-        ((*TRAIN, "--init", "nowhere"), "--init nowhere is no checkpoint folder"),
+        ((*TRAIN, "--init", "nowhere"), "--init nowhere is not a checkpoint folder"),
         (("export", "--run", "nowhere", "--target", TARGET, "--output", "{tmp}/x"), "--run nowhere: there is no such"),
     ],
 )

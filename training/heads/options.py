@@ -47,7 +47,7 @@ class HeadOptions:
         if self.num_heads < 1:
             raise SettingError(f"--num-heads must be at least 1, not {self.num_heads}")
         if self.init is not None and not (self.init / "config.json").is_file():
-            raise SettingError(f"--init {self.init} is no checkpoint folder (no config.json)")
+            raise SettingError(f"--init {self.init} is not a checkpoint folder (no config.json)")
         sizes = ("num_layers", "inner_dim", "intermediate_size", "num_attention_heads", "ttt_steps", "draft_vocab_size")
         for name in (*sizes, "feature_noise", "law_weight"):
             if getattr(self, name) < 0:

@@ -106,7 +106,7 @@ def port(hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
         code = process.wait(120)
         log = (run_dir / "serve.log").read_text()
     assert code == 0, log
-    assert "--seed: set the seed per request" in " ".join(log.split())
+    assert "ignored: --seed (set the seed per request)" in " ".join(log.split())
 
 
 def test_its_client_gets_a_completion(port: int) -> None:

@@ -58,5 +58,5 @@ def test_names_and_lengths() -> None:
 
 
 def test_no_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--target: .* is no checkpoint folder"):
+    with pytest.raises(ConfigError, match=r"--target: .* is not a checkpoint folder"):
         require_model(tmp_path, "--target")
