@@ -56,10 +56,11 @@ def _quantise(  # type: ignore[no-untyped-def]
     values = tl.load(x + row.to(tl.int64) * x_stride + column, mask=mask, other=0.0).to(tl.float32)
     bits = tl.max(values.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=0)
     largest = tl.maximum(bits.to(tl.float32, bitcast=True), _SMALLEST)
-    largest = tl.where(bits < 0x7F800000, largest, float("nan"))
+    is_finite = bits < 0x7F800000
+    largest = tl.where(is_finite, largest, float("nan"))
     factor = tl.div_rn(tl.full((), _LARGEST, tl.float32), largest)
     rounded = values * factor + _ROUNDING
-    integers = rounded.to(tl.int32, bitcast=True) - _ROUNDING_BITS
+    integers = tl.where(is_finite, rounded.to(tl.int32, bitcast=True) - _ROUNDING_BITS, 0)
     step = tl.div_rn(largest, tl.full((), _LARGEST, tl.float32))
     tl.store(q + row.to(tl.int64) * NUM_GROUPS * GROUP_INPUTS + column, integers.to(tl.int8), mask=place < GROUP_INPUTS)
     tl.store(steps + group * num_rows + row, step)
