@@ -25,6 +25,8 @@ _BUDGET_S = 2.0
 # Rejection mode samples from distributions: on a GPU a separate graph, captured on first use.
 _GREEDY = (SamplingParams(temperature=0.0), SpeculationMode.EXACT)
 _DRAWN = (SamplingParams(temperature=1.0), SpeculationMode.REJECTION)
+# Grows token by token where plain chains are drawn in one program.
+_PENALISED = (SamplingParams(temperature=0.0, presence_penalty=0.1), SpeculationMode.EXACT)
 
 
 def warm_up(method: DraftMethod, *, budget_s: float = _BUDGET_S) -> None:
@@ -35,6 +37,7 @@ def warm_up(method: DraftMethod, *, budget_s: float = _BUDGET_S) -> None:
     compiled_race()  # for exact mode, which these rounds do not use
     deadline = time.perf_counter() + budget_s
     _rounds(method, *_DRAWN, num_rounds=1, num_sessions=1)
+    _rounds(method, *_PENALISED, num_rounds=_NUM_ROUNDS, num_sessions=1)
     for num_sessions in _NUM_SESSIONS:
         _rounds(method, *_GREEDY, num_rounds=_NUM_ROUNDS, num_sessions=num_sessions)
         if time.perf_counter() > deadline:

@@ -37,7 +37,7 @@ class Calls(NamedTuple):
 
 
 class _Views(NamedTuple):
-    """The tables of Inputs as numpy arrays, in the order of its fields: tokens in rows, sessions in columns."""
+    """The tables of Inputs as numpy arrays: tokens in rows, sessions in columns."""
 
     token_ids: _Array
     positions: _Array
@@ -106,10 +106,22 @@ class Inputs:
             for d in range(num_tokens - 1)
         ]
         self._views = _Views(
-            *(part.numpy() for part in (first.token_ids, first.position_ids, first.slot_mapping, first.query_starts)),
-            *(part.numpy() for part in (first.context_lens, first.tree_starts, first.block_tables, first.logits_rows)),
-            *(part.numpy() for part in (self._step_slots, self._step_positions, self._step_lens, self._step_starts)),
-            *(part.numpy() for part in (self._rules, self._numbers, self._key_words, self._places)),
+            token_ids=first.token_ids.numpy(),
+            positions=first.position_ids.numpy(),
+            slots=first.slot_mapping.numpy(),
+            query_starts=first.query_starts.numpy(),
+            lens=first.context_lens.numpy(),
+            tree_starts=first.tree_starts.numpy(),
+            tables=first.block_tables.numpy(),
+            last_rows=first.logits_rows.numpy(),
+            step_slots=self._step_slots.numpy(),
+            step_positions=self._step_positions.numpy(),
+            step_lens=self._step_lens.numpy(),
+            step_starts=self._step_starts.numpy(),
+            rules=self._rules.numpy(),
+            numbers=self._numbers.numpy(),
+            key_words=self._key_words.numpy(),
+            law_places=self._places.numpy(),
             places=np.arange(num_sessions + 1),
         )
         self.calls = Calls(first, given_like.new_zeros(num_rows, len(given_like)), steps, tables, drawn)

@@ -102,8 +102,12 @@ def log_weight(logit, largest, temperature):  # type: ignore[no-untyped-def]
 @njit
 def weigh(logits, largest, temperature, weights, sums):  # type: ignore[no-untyped-def]
     """weights float64 [V]: of all tokens, the largest is 1; sums [chunks]: of each chunk."""
-    for token in range(len(logits)):
-        weights[token] = exp(log_weight(logits[token], largest, temperature))
+    if temperature == 1.0:  # the same bits without divisions, which take a tenth of the time
+        for token in range(len(logits)):
+            weights[token] = exp(min(np.float64(logits[token]), _LARGEST) - largest)
+    else:
+        for token in range(len(logits)):
+            weights[token] = exp(log_weight(logits[token], largest, temperature))
     for chunk in range(len(sums)):
         sum_chunk(weights, sums, chunk)
 

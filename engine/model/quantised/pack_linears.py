@@ -28,19 +28,19 @@ def pack_linears(head: torch.nn.Module, ops: AttentionOps, dtype: torch.dtype, d
     made lean and row-invariant. None are if the head is small or the machine has no kernels for codes on a CPU."""
     linears = [(name, part) for name, part in head.named_modules() if _takes(part)]
     kernels = resolve_code_kernels(ops.row_backend, dtype, device) if device.type == "cpu" else None
-    if kernels is None or sum(linear.weight.numel() for _, linear in linears) < _LEAST_WEIGHTS:  # type: ignore[union-attr, operator, misc]
+    if kernels is None or sum(linear.weight.numel() for _, linear in linears) < _LEAST_WEIGHTS:
         return 0
     for name, linear in linears:
-        weight: torch.Tensor = linear.weight.detach()  # type: ignore[union-attr, operator]
+        weight: torch.Tensor = linear.weight.detach()
         waiting = Waiting("", f"{name}.weight", tuple(weight.shape), partial(coded, weight))
         parent, _, child = name.rpartition(".")
-        setattr(head.get_submodule(parent), child, CodedLinear(linear, waiting, kernels))  # type: ignore[arg-type]
+        setattr(head.get_submodule(parent), child, CodedLinear(linear, waiting, kernels))
     return len(linears)
 
 
 def _takes(module: torch.nn.Module) -> bool:
     is_linear = isinstance(module, torch.nn.Linear) and type(module).forward is torch.nn.Linear.forward
-    return is_linear and module.weight.dim() == 2  # type: ignore[union-attr, operator]
+    return is_linear and module.weight.dim() == 2  # type: ignore[operator]
 
 
 def coded(weight: torch.Tensor) -> Codes:
