@@ -137,7 +137,7 @@ class Drafting:
         if not is_prefill:
             self._count_round(drafted, commit, round_s)
         self._remote.observe(drafted, commit, None if is_prefill else round_s)
-        if not commit.more:
+        if self._plan is not None and self._plan.method == METHOD_AUTO and not commit.more:
             self._next_draft = self._hint.next_draft = commit.next_draft
         method = _method_of(drafted, commit)
         self._metrics.observe_commit(commit, method)

@@ -104,6 +104,7 @@ class DraftLength:
     _usual: Choice = PLAIN
     _look: Look | None = None
     _rounds_since_change: int = 0
+    _num_rounds: int = 0
 
     def decide(self, limits: Mapping[str, int]) -> Choice:
         """limits: the methods that can be had, best guess first, with the most tokens that each may draft."""
@@ -139,6 +140,7 @@ class DraftLength:
             self._of(name).observe(found, len(drafts), max(draft.num_asked for draft in drafts))
         load.batch_sessions += COST_WEIGHT * (sample.num_sessions - load.batch_sessions)
         self._rounds_since_change += 1
+        self._num_rounds += 1
         if len(methods) == 1 and not sample.is_catch_up:
             self._costs(load, *methods).time.observe(length, sample.draft_s, sample.travel_s)
         if sample.seconds <= 0.0 or sample.tokens <= 0:
@@ -159,7 +161,8 @@ class DraftLength:
         elif len(methods) == 1 and plain_s and 2 * len(sample.drafts) > sample.num_sessions:
             costs = self._costs(load, *methods)
             costs.drafted.add(sample.tokens, sample.seconds)
-            costs.modelled.add(0.0, self._model_s(load, costs, length, self._of(*methods).proposed))
+            rows_s = self._rows_s(load, costs, length, self._of(*methods).proposed)
+            costs.modelled.add(0.0, plain_s + rows_s[length] + costs.time.seconds(length))
 
     # ---- the usual choice ----
 
@@ -191,15 +194,20 @@ class DraftLength:
     def _gains(self, load: LoadCosts, method: str, most: int, errors: float = 0.0) -> list[float]:
         """Rate over that of plain decoding, by draft length from 0 on. errors: as in Acceptance.tokens."""
         costs, acceptance = self._costs(load, method), self._of(method)
-        plain_s, slowness, proposed = load.plain.mean_s, costs.slowness, acceptance.proposed
-        gains = [1.0]
+        plain_s, slowness = load.plain.mean_s, costs.slowness
+        rows_s, gains = self._rows_s(load, costs, most, acceptance.proposed), [1.0]
         for length, tokens in enumerate(acceptance.tokens(most, errors)[1:], 1):
-            round_s = slowness * self._model_s(load, costs, length, proposed)
+            round_s = slowness * (plain_s + rows_s[length] + costs.time.seconds(length))
             gains.append(tokens * plain_s / round_s if round_s <= self.max_round_s else 0.0)
         return gains
 
-    def _model_s(self, load: LoadCosts, costs: MethodCosts, length: int, proposed: float) -> float:
-        return load.plain.mean_s + self.rows_s(load.batch_sessions, length * proposed) + costs.time.seconds(length)
+    def _rows_s(self, load: LoadCosts, costs: MethodCosts, most: int, proposed: float) -> Sequence[float]:
+        """Seconds that drafts add to a forward, by length up to `most` at least; some rounds old."""
+        if len(costs.rows_s) <= most or self._num_rounds >= costs.rows_at + LOOK_ROUNDS:
+            sessions = load.batch_sessions
+            costs.rows_s = [0.0, *(self.rows_s(sessions, length * proposed) for length in range(1, most + 1))]
+            costs.rows_at = self._num_rounds
+        return costs.rows_s
 
     # ---- looks at the other choices ----
 

@@ -82,11 +82,16 @@ class DraftTime:
 
 @dataclass
 class MethodCosts:
-    """Of one method at one load. drafted, modelled: the same rounds, as measured and as the model has them."""
+    """Of one method at one load. drafted, modelled: the same rounds, as measured and as the model has them.
+
+    rows_s: seconds that drafts add to a forward, by length, as of round `rows_at`.
+    """
 
     time: DraftTime
     drafted: Rounds = field(default_factory=Rounds)
     modelled: Rounds = field(default_factory=Rounds)
+    rows_s: list[float] = field(default_factory=list)
+    rows_at: int = 0
 
     @property
     def slowness(self) -> float:
