@@ -188,12 +188,15 @@ City: Porto
 Country: Portugal
 Phone: +351 22 555 0142
 Email: ana.silva@example.com"""
-_FUNCTION = '''def total_price(items):
-    """Return the price of all items."""
-    total = 0
-    for item in items:
-        total += item.price * item.quantity
-    return total'''
+_FUNCTION = '''def greet(name, language):
+    """Return a greeting in the given language."""
+    if language == "english":
+        return f"Good morning, {name}!"
+    if language == "german":
+        return f"Guten Morgen, {name}!"
+    if language == "spanish":
+        return f"Buenos dias, {name}!"
+    raise ValueError(f"unknown language: {language}")'''
 
 CHAT = Show(
     str(CHAT_MODEL),
@@ -211,7 +214,7 @@ CHAT = Show(
             "Fill a form",
             f"Write this as JSON with the keys name, date_of_birth, street, city, country, phone, email:\n\n{_FORM}",
         ),
-        Question("Extend a function", f"Add a parameter `discount` to this function:\n\n```python\n{_FUNCTION}\n```"),
+        Question("Extend a function", f"Add French to this function:\n\n```python\n{_FUNCTION}\n```"),
         Question("An open question", "Give me three tips for sleeping well."),
     ),
     _chat,

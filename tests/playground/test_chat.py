@@ -80,6 +80,7 @@ async def test_the_newest_answer_and_the_composer_are_in_sight(viewer: Viewer, s
             assert 0 < box["y"]
             assert box["y"] + box["height"] <= size[1]
         assert await screen.page.evaluate("document.documentElement.scrollWidth") <= size[0]
+        await screen.check_accessible()
 
 
 async def test_another_answer_an_edit_and_a_stop(viewer: Viewer) -> None:

@@ -160,9 +160,9 @@ function Panel({ run, title, goOn, isRendered, again, secondsLeft }: PanelProps)
             ? `Waiting for a verifier to come back: ${secondsLeft} s left…`
             : stateOf(run)}
         </p>
-        {run.isOver && run.text !== "" && (
+        {run.isOver && run.numTokens > 0 && (
           <p class="acts">
-            <Copy text={run.text} />
+            {run.text !== "" && <Copy text={run.text} />}
             {again !== null && (
               <button type="button" class="link" onClick={again}>
                 Regenerate
