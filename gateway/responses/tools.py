@@ -60,7 +60,7 @@ class CalledTool:
     is_custom: bool
 
 
-def called_tools(tools: Sequence[object]) -> dict[str, CalledTool]:
+def called_tools(tools: Sequence[Any]) -> dict[str, CalledTool]:
     """By the flat names of a chat: those whose calls are told otherwise than a plain function's."""
     found: dict[str, CalledTool] = {}
     for tool in tools:
@@ -110,7 +110,7 @@ def _functions(tool: object) -> list[object]:
     return [{**function, "name": flat_name(function["name"], name)} for function in functions]
 
 
-def _nested(value: object) -> object:
+def _nested(value: Any) -> object:
     """Functions are flat here, and an object of their own in a chat."""
     if _kind(value) == "custom":
         return {"type": "function", "function": _custom_function(value)}

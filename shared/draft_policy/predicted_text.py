@@ -68,7 +68,8 @@ class PredictedText:
         nearest = bisect_right(places, self._lost_at)
         ahead = places[nearest : nearest + _MOST_COMPARED]
         before = places[max(0, nearest - _MOST_COMPARED) : nearest]
-        best, longest = None, 0
+        best: int | None = None
+        longest = 0
         for place in (*ahead, *reversed(before)):
             length = self._match_len(place)
             if length > longest:

@@ -37,7 +37,7 @@ class Rounds:
     def all(self) -> list[int]:
         """Draft tokens that were wrong, per round, until the text has come."""
         wrong: list[int] = []
-        length, new = 0, []
+        length, new = 0, list[int]()
         while length < len(self.text):
             draft = self.draft(length - len(new), new)
             rest = self.text[length:]
