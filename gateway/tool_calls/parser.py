@@ -178,11 +178,14 @@ class OutputParser:
         self.in_reasoning = False
 
     def _content(self) -> Step[None]:
-        reader, space, plain = self._reader, "", outside(self._stops())
+        reader, space, stops = self._reader, "", self._stops()
+        plain = outside(stops)
         is_at_start = True
         while True:
             space += yield from reader.skip_space()
-            given_back = yield from self._markup(is_at_start=is_at_start)
+            given_back = None
+            if is_at_start or (yield from reader.peek()) in stops:
+                given_back = yield from self._markup(is_at_start=is_at_start)
             if given_back == "":
                 yield from reader.skip_space()
                 space = ""

@@ -200,7 +200,7 @@ class _SchemaReader:
         parts = is_part or not is_alone or composed == ["allOf"]
         found: Schema = {}
         for key, value in schema.items():
-            if isinstance(value, _VALUE_KINDS.get(key, object)) and (key != "required" or all(map(_is_text, value))):
+            if _is_of_its_kind(key, value):
                 self._entry(found, key, value, f"{path}.{key}", depth, parts=bool(composed) and parts)
             else:
                 self._left_out(path, f"{key}, of the wrong type")
@@ -413,6 +413,12 @@ class _SchemaReader:
         if isinstance(parts, list):
             return next(filter(None, (self._types_of(part, depth + 1) for part in parts[:_MAX_OBJECTS])), own)
         return own
+
+
+def _is_of_its_kind(key: str, value: Any) -> bool:
+    return isinstance(value, _VALUE_KINDS.get(key, object)) and (
+        key != "required" or all(isinstance(name, str) for name in value)
+    )
 
 
 def _wrong(path: str, what: str) -> InvalidRequest:
