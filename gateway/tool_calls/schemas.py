@@ -51,7 +51,7 @@ _BEYOND = frozenset(
 )
 _VALUE_KINDS: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(_MAPS, dict),
-    **dict.fromkeys(("allOf", "anyOf", "oneOf", "prefixItems", "required", "enum"), list),
+    **dict.fromkeys(("allOf", "anyOf", "oneOf", "prefixItems", "enum"), list),
     **dict.fromkeys(("$ref", "pattern", "format"), str),
 }
 _FORMATS = frozenset(["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"])
@@ -416,9 +416,9 @@ class _SchemaReader:
 
 
 def _is_of_its_kind(key: str, value: Any) -> bool:
-    return isinstance(value, _VALUE_KINDS.get(key, object)) and (
-        key != "required" or all(isinstance(name, str) for name in value)
-    )
+    if key == "required":
+        return isinstance(value, list) and all(map(_is_text, value))
+    return isinstance(value, _VALUE_KINDS.get(key, object))
 
 
 def _wrong(path: str, what: str) -> InvalidRequest:
