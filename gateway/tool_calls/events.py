@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import groupby
 
 
 @dataclass(frozen=True)
@@ -34,27 +33,6 @@ class CallArguments:
 
 
 Event = ReasoningText | ContentText | CallBegins | CallArguments
-
-
-def joined(events: list[Event]) -> list[Event]:
-    """Neighbours that say more of the same as one."""
-    if len(events) < 2:
-        return events
-    found: list[Event] = []
-    for (kind, index), group in groupby(events, lambda event: (type(event), getattr(event, "index", 0))):
-        same = list(group)
-        text = "".join(event.text for event in same if not isinstance(event, CallBegins))
-        if kind is CallBegins:
-            found += same
-        else:
-            found.append(
-                CallArguments(index, text)
-                if kind is CallArguments
-                else ContentText(text)
-                if kind is ContentText
-                else ReasoningText(text)
-            )
-    return found
 
 
 @dataclass

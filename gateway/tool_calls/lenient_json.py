@@ -42,6 +42,8 @@ def _outside(stops: str) -> re.Pattern[str]:
 
 # Numbers with a comma behind each, in which lists can be long.
 _ITEMS = re.compile(r"(?:-?(?:0|[1-9][0-9]{0,15})(?:\.[0-9]{1,16})?[ \t\n\r]*,[ \t\n\r]*)*")
+# The beginning of a number; a short one that is whole.
+_DIGITS, _INTEGER = re.compile("[-0-9]*"), re.compile("-?(?:0|[1-9][0-9]{0,15})")
 # What may stand between quotes of either kind as it is, whole escapes included.
 _PLAIN = {
     '"': re.compile(
@@ -240,11 +242,18 @@ class LenientJson:
 
     def _word(self) -> Step[None]:
         """A number or a word; whatever else it is becomes a string."""
-        reader, word, depth = self.reader, "", 0
+        reader, depth = self.reader, 0
+        word = yield from reader.run(_DIGITS)
+        character = yield from reader.peek()
+        if word and character and character in ",]}" and _INTEGER.fullmatch(word):
+            self.sink(word)
+            return
         is_inner = bool(self._levels) or self.is_python
         stops = f",{_CLOSING}\n" + ("" if is_inner else " \t\r")
-        first = yield from reader.take()  # even a bracket that is too deep
-        first = "" if is_symbol(first) else first
+        first = ""
+        if not word:
+            first = yield from reader.take()  # even a bracket that is too deep
+            first = "" if is_symbol(first) else first
         while True:
             word += first + (yield from self._run(stops + ("(" + _QUOTES if self.is_python else "")))
             first = ""

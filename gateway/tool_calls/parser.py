@@ -13,7 +13,7 @@ from typing import Any
 
 from outrider.gateway.tool_calls import harmony, json_calls, pythonic_calls, tagged_calls
 from outrider.gateway.tool_calls.context import MAX_HELD_CHARS, BodyContext
-from outrider.gateway.tool_calls.events import CallArguments, CallBegins, ContentText, Event, ReasoningText, joined
+from outrider.gateway.tool_calls.events import CallArguments, CallBegins, ContentText, Event, ReasoningText
 from outrider.gateway.tool_calls.formats import Body, CallFormat, OutputFormat
 from outrider.gateway.tool_calls.reader import Reader, Step, outside
 from outrider.gateway.tool_calls.symbols import Symbols, is_symbol
@@ -60,6 +60,9 @@ class OutputParser:
         self._tools = tools or Tools()
         self._reader = Reader()
         self._events: list[Event] = []
+        # What more has been read of the same kind: what one push brings is one event.
+        self._kind: type[Event] = ContentText
+        self._parts: list[str] = []
         self._num_calls = 0
         self.in_reasoning = starts_in_reasoning
         spelled = output.spelled(symbols.spell)
@@ -87,16 +90,31 @@ class OutputParser:
                 self._is_done = next(self._coroutine, _DONE) is _DONE
             except _FirstCallEnds:
                 self._is_done = self.ended_with_call = True
+        self._flush()
         events, self._events = self._events, []
-        return joined(events)
+        return events
+
+    def _flush(self) -> None:
+        text, self._parts = self._symbols.show("".join(self._parts)), []
+        if not text:
+            return
+        if self._kind is CallArguments:
+            self._events.append(CallArguments(self._num_calls - 1, text))
+        else:
+            self._events.append(ReasoningText(text) if self._kind is ReasoningText else ContentText(text))
+
+    def _add(self, kind: type[Event], text: str) -> None:
+        if kind is not self._kind:
+            self._flush()
+            self._kind = kind
+        self._parts.append(text)
 
     # ---- what the coroutines report ----
 
     def text(self, text: str) -> None:
         if not text or self._is_cut_call():
             return
-        kind = ReasoningText if self.in_reasoning else ContentText
-        self._events.append(kind(self._symbols.show(text)))
+        self._add(ReasoningText if self.in_reasoning else ContentText, text)
 
     def _is_cut_call(self) -> bool:
         """Whether text that is reported now was held back as a call's beginning, and the output ended within it."""
@@ -107,13 +125,14 @@ class OutputParser:
         if name not in self._tools.properties:
             return False
         self._reader.forget()
+        self._flush()
         self._num_calls += 1
         self._events.append(CallBegins(self._num_calls - 1, self._symbols.show(name), model_id))
         return True
 
     def arguments(self, text: str) -> None:
         if text:
-            self._events.append(CallArguments(self._num_calls - 1, self._symbols.show(text)))
+            self._add(CallArguments, text)
 
     def end(self) -> None:
         if not self._tools.parallel:
@@ -159,11 +178,14 @@ class OutputParser:
         self.in_reasoning = False
 
     def _content(self) -> Step[None]:
-        reader, space, plain = self._reader, "", outside(self._stops())
+        reader, space, stops = self._reader, "", self._stops()
+        plain = outside(stops)
         is_at_start = True
         while True:
             space += yield from reader.skip_space()
-            given_back = yield from self._markup(is_at_start=is_at_start)
+            given_back = None
+            if is_at_start or (yield from reader.peek()) in stops:
+                given_back = yield from self._markup(is_at_start=is_at_start)
             if given_back == "":
                 yield from reader.skip_space()
                 space = ""

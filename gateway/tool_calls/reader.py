@@ -76,6 +76,8 @@ class Reader:
 
     def peek(self) -> Step[str]:
         """The next character, which is left there; "" at the end."""
+        if self._mark is None and self._at < len(self._text):
+            return self._text[self._at]
         return self._text[self._at] if (yield from self._available(1)) else ""
 
     def take(self) -> Step[str]:
@@ -105,15 +107,20 @@ class Reader:
 
     def run(self, characters: re.Pattern[str]) -> Step[str]:
         """Takes those that have arrived; none only if another one or the end follows."""
-        if not (yield from self._available(1)):
+        if self._mark is None and self._at < len(self._text):
+            found = characters.match(self._text, self._at)
+        elif (yield from self._available(1)):
+            found = characters.match(self._text, self._at, self._end())
+        else:
             return ""
-        found = characters.match(self._text, self._at, self._end())
         run = found[0] if found is not None else ""
         self._at += len(run)
         return run
 
     def skip_space(self) -> Step[str]:
         """Takes whitespace and returns it."""
+        if self._mark is None and self._at < len(self._text) and not self._text[self._at].isspace():
+            return ""
         taken = []
         while space := (yield from self.run(_SPACE)):
             taken.append(space)

@@ -51,7 +51,7 @@ _BEYOND = frozenset(
 )
 _VALUE_KINDS: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(_MAPS, dict),
-    **dict.fromkeys(("allOf", "anyOf", "oneOf", "prefixItems", "required", "enum"), list),
+    **dict.fromkeys(("allOf", "anyOf", "oneOf", "prefixItems", "enum"), list),
     **dict.fromkeys(("$ref", "pattern", "format"), str),
 }
 _FORMATS = frozenset(["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"])
@@ -200,7 +200,7 @@ class _SchemaReader:
         parts = is_part or not is_alone or composed == ["allOf"]
         found: Schema = {}
         for key, value in schema.items():
-            if isinstance(value, _VALUE_KINDS.get(key, object)):
+            if _is_of_its_kind(key, value):
                 self._entry(found, key, value, f"{path}.{key}", depth, parts=bool(composed) and parts)
             else:
                 self._left_out(path, f"{key}, of the wrong type")
@@ -415,6 +415,12 @@ class _SchemaReader:
         return own
 
 
+def _is_of_its_kind(key: str, value: Any) -> bool:
+    if key == "required":
+        return isinstance(value, list) and all(map(_is_text, value))
+    return isinstance(value, _VALUE_KINDS.get(key, object))
+
+
 def _wrong(path: str, what: str) -> InvalidRequest:
     where = f"parameters{path}"
     return InvalidRequest(f"{where[:200]} {what}", param="tools")
@@ -456,15 +462,19 @@ def _name_of(reference: str) -> str:
 
 
 def _references(schema: Any) -> Iterator[str]:
+    """The names of definitions that a schema in the normal form refers to."""
     waiting = [schema]
     while waiting:
         node = waiting.pop()
-        if isinstance(node, dict):
-            if isinstance(node.get("$ref"), str):
-                yield _name_of(node["$ref"])
-            waiting += [value for key, value in node.items() if key not in ("enum", "const")]
-        elif isinstance(node, list):
-            waiting += node
+        for key, value in node.items() if isinstance(node, dict) else ():
+            if key == "$ref":
+                yield _name_of(value)
+            elif key in _MAPS:
+                waiting += value.values()
+            elif isinstance(value, list) and key not in _SCALARS:
+                waiting += value
+            elif key in _ONE:
+                waiting.append(value)
 
 
 # ---- types ----

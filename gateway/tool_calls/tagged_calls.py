@@ -118,7 +118,8 @@ class _Value:
     def _text(self) -> Step[str]:
         parts, plain = list[str](), outside(self._stops)
         while True:
-            parts.append((yield from self._context.reader.run(plain)))
+            while more := (yield from self._context.reader.run(plain)):
+                parts.append(more)
             if (yield from self._ends()):
                 return "".join(parts)
             parts.append((yield from self._context.reader.take()))

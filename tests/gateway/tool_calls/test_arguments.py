@@ -138,7 +138,9 @@ def test_a_call_that_the_model_has_ended_is_whole(transcript: Transcript) -> Non
         assert parse(transcript, list(text[:end])) == whole
 
 
-@pytest.mark.parametrize("num_outputs", [1_500, pytest.param(100_000, marks=pytest.mark.storm)])
+@pytest.mark.parametrize(
+    "num_outputs", [1_500, pytest.param(100_000, marks=[pytest.mark.storm, pytest.mark.timeout(1_800)])]
+)
 def test_broken_outputs_have_strict_arguments(num_outputs: int) -> None:
     source = random.Random(num_outputs)
     for _ in range(num_outputs):

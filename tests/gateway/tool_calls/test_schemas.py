@@ -42,6 +42,7 @@ def takes(parameters: dict[str, Any], arguments: Any) -> bool:
         (obj({"a": {"$ref": "#/$defs/x~1y/anyOf/1"}}, **{"$defs": {"x/y": {"anyOf": [{}, DIGIT]}}}),
          {"a": 1}, {"a": "1"}),
         ({"type": "object", "additionalProperties": DIGIT}, {"any": 1}, {"any": "1"}),
+        (obj({"enum": {"$ref": "#/$defs/d"}}, **{"$defs": {"d": DIGIT}}), {"enum": 1}, {"enum": "1"}),
         (obj({"a": {"allOf": [{"$ref": "#/$defs/o"}, {"required": ["y"]}]}},
              **{"$defs": {"o": {"type": "object", "properties": {"x": DIGIT, "y": DIGIT}}}}),
          {"a": {"y": 1}}, {"a": {"x": 1}}),
@@ -66,6 +67,7 @@ def test_what_the_form_means(parameters: dict[str, Any], fits: Any, does_not: An
         ({"$ref": "http://example.com/schema"}, "a: $ref http://example.com/schema"),
         ({"$ref": "#/$defs/nowhere"}, "a: $ref #/$defs/nowhere"),
         ({"type": "object", "properties": 5}, "a: properties, of the wrong type"),
+        ({"type": "object", "required": [{"$ref": "#"}]}, "a: required, of the wrong type"),
     ],
 )
 def test_what_no_grammar_holds_is_said(schema: dict[str, Any], what: str) -> None:
