@@ -53,7 +53,9 @@ _CHUNK_LINES = 64
 _I32, _I64, _F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
 _i = types.int64
 _DOT = "llvm.x86.avx512.vpdpbusd.512", "llvm.x86.avx512.vpdpbusd.256"
-_ZERO, _ONE, _UNROLLED = ir.Constant(_I64, 0), ir.Constant(_I64, 1), ir.Constant(_I64, 8)
+_ZERO, _ONE = ir.Constant(_I64, 0), ir.Constant(_I64, 1)
+# lines of a group of 32 inputs, added without a loop: LLVM's own unrolling puts four lines' prefetches in one burst
+_UNROLLED_LINES = 8
 
 
 class CallFields(NamedTuple):
@@ -142,9 +144,10 @@ def _make_add(kind: int, num_rows: int) -> Any:
             end = builder.add(first, group_lines)
             end = builder.select(builder.icmp_signed("<", end, num_lines), end, num_lines)
             add_line = functools.partial(_add_line, builder, kind, decoder, lines, rows, sums)
-            with builder.if_else(builder.icmp_signed("==", builder.sub(end, first), _UNROLLED)) as (whole, others):
+            is_whole = builder.icmp_signed("==", builder.sub(end, first), ir.Constant(_I64, _UNROLLED_LINES))
+            with builder.if_else(is_whole) as (whole, others):
                 with whole:
-                    for place in range(_UNROLLED.constant):
+                    for place in range(_UNROLLED_LINES):
                         add_line(builder.add(first, ir.Constant(_I64, place)))
                 with others, cgutils.for_range_slice(builder, first, end, _ONE, _I64) as (j, _n):
                     add_line(j)
