@@ -98,6 +98,8 @@ class AutoDrafting:
         )
 
     def _add(self, session: VerifierSession, method: str, num_asked: int, commit: Commit) -> None:
+        if method not in DRAFT_METHODS and method not in self._methods:
+            return  # nothing is kept of names that a peer makes up
         num_proposed, num_accepted = commit.num_draft_tokens, commit.num_accepted_tokens
         self._drafts.append(Drafted(method, max(num_asked, num_proposed), num_proposed, num_accepted))
         session.read_len[method] = commit.end
@@ -121,7 +123,7 @@ class AutoDrafting:
 
     def _limits(self, auto: AutoDrafts) -> Mapping[str, int]:
         """By method, the most tokens that it may draft."""
-        limits = {offer.method: offer.max_num_draft_tokens for offer in auto.drafters}
+        limits = {offer.method: offer.max_num_draft_tokens for offer in auto.drafters if offer.method in DRAFT_METHODS}
         limits.update({name: info.limit(token_tree=auto.token_tree) for name, info in self._methods.items()})
         most = auto.max_num_draft_tokens
         return {name: min(limit or most, most) for name, limit in limits.items()}

@@ -99,6 +99,7 @@ class Session:
     asked_at: float = 0.0
     away_s: float = 0.0
     # Of `auto`: the draft that the verifier wants next, and how long it is worth waiting for.
+    method: str = DRAFT_METHOD
     num_wanted: int = 0
     patience_s: float = _DRAFT_TIMEOUT_S
     _num_committed: int = 0
@@ -220,10 +221,6 @@ class Session:
         self.events.after(0.5 * self.costs.request_s, self.on_end)
 
     # ---- what the services call ----
-
-    @property
-    def method(self) -> str:
-        return DRAFT_METHOD if self.num_wanted else ""
 
     @property
     def runs_to_end(self) -> bool:

@@ -1,1 +1,1 @@
-"""What gateway and verifier share to decide how much is drafted: priced lengths, load classes, A/B trials."""
+"""What several packages share of drafting: names of methods, load classes, A/B trials."""

@@ -115,6 +115,14 @@ hidden_requests = st.none() | st.builds(
     st.lists(st.integers(0, 99), min_size=1, max_size=3, unique=True).map(tuple),
     st.integers(-(2**40), 2**40),
 )
+auto_drafts = st.none() | st.builds(
+    m.AutoDrafts,
+    st.integers(1, 64),
+    st.booleans(),
+    st.lists(st.builds(m.DrafterOffer, names, st.integers(0, 99)), max_size=3).map(tuple),
+    st.integers(0, 2**40),
+)
+last_drafts = st.none() | st.builds(m.LastDraft, st.integers(0, 2**40), st.integers(0, 2**40), st.booleans(), names)
 commits = st.builds(
     m.Commit,
     epoch=lengths,
@@ -131,6 +139,8 @@ commits = st.builds(
     more=st.booleans(),
     num_cached_tokens=st.integers(0, 2**20),
     prompt_logprobs=logprobs,
+    next_draft=st.none() | st.builds(m.NextDraft, names, st.integers(1, 99), st.integers(0, 2**40)),
+    saved_us=st.integers(-(2**40), 2**40),
 )
 
 
@@ -156,7 +166,19 @@ def test_proposals(proposal: m.Proposal) -> None:
 
 
 @options
-@given(st.builds(m.VerifyStep, lengths, lengths, st.none() | proposals(), st.integers(0, 2**20), hidden_requests))
+@given(
+    st.builds(
+        m.VerifyStep,
+        lengths,
+        lengths,
+        st.none() | proposals(),
+        st.integers(0, 2**20),
+        hidden_requests,
+        st.none(),
+        auto_drafts,
+        last_drafts,
+    )
+)
 def test_verify_steps(step: m.VerifyStep) -> None:
     assert wire.verify_step_from_wire(through_bytes(wire.verify_step_to_wire(step)).step) == step
 
@@ -336,6 +358,26 @@ def test_hidden_states_that_do_not_fit_their_bytes(change: dict[str, Any]) -> No
 def test_negative_steps(fields: dict[str, int]) -> None:
     with pytest.raises(InvalidRequest):
         wire.verify_step_from_wire(verifier_pb2.VerifyStep(**fields))
+
+
+@pytest.mark.parametrize(
+    "auto",
+    [
+        {},
+        {"max_num_draft_tokens": -1},
+        {"max_num_draft_tokens": 65},
+        {"max_num_draft_tokens": 4, "drafters": [verifier_pb2.LocalDrafts(method="ngram")] * 33},
+    ],
+    ids=str,
+)
+def test_what_auto_cannot_choose_from(auto: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match="auto_drafts"):
+        wire.verify_step_from_wire(verifier_pb2.VerifyStep(auto_drafts=verifier_pb2.AutoDrafts(**auto)))
+
+
+def test_a_next_draft_of_no_tokens() -> None:
+    with pytest.raises(InvalidRequest, match="next_draft"):
+        wire.commit_from_wire(verifier_pb2.Commit(next_draft=verifier_pb2.NextDraft(method="ngram")))
 
 
 @pytest.mark.parametrize("fields", [{"base_len": -1}, {"num_draft_tokens": -1}])
