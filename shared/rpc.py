@@ -6,13 +6,14 @@ Not here: what the methods do (the servicers) and how messages are parsed (`wire
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import math
 import signal
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import grpc
 import grpc.aio
@@ -20,12 +21,13 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from outrider.shared.broken_messages import BrokenMessages
 from outrider.shared.errors import InternalError, OutriderError
 from outrider.shared.listening import cannot_listen
 from outrider.shared.tls import TlsConfig, channel_credentials, server_credentials
 
 log = logging.getLogger(__name__)
+
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 # bytes; one message: fits a prompt of a million tokens with its hidden states
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -189,3 +191,43 @@ async def until_signal() -> AsyncIterator[asyncio.Event]:
     finally:
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(signum)
+
+
+class BrokenMessages(grpc.aio.ServerInterceptor):
+    """Answers a request that is not valid protobuf with INVALID_ARGUMENT; gRPC alone reports UNKNOWN, as for our bugs.
+
+    The outermost interceptor, for calls whose single request gRPC parses before our code runs: unary calls and the
+    health service's Watch. Request streams are parsed as they are read; there `abort` reports the same status.
+    """
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        handler = await continuation(handler_call_details)
+        if handler is None or handler.request_streaming or handler.request_deserializer is None:
+            return handler
+        method: Any = handler.unary_stream if handler.response_streaming else handler.unary_unary
+        return _reporting_broken(handler, method) if inspect.iscoroutinefunction(method) else handler
+
+
+def _reporting_broken(handler: Handler, method: Any) -> Handler:
+    parse: Any = handler.request_deserializer
+
+    def parse_or_error(data: bytes) -> Any:
+        try:
+            return parse(data)
+        except DecodeError as error:
+            return error
+
+    async def serve(request: Any, context: Any) -> Any:
+        if isinstance(request, DecodeError):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"broken protobuf: {request}")
+        return await method(request, context)
+
+    make: Any = (
+        grpc.unary_stream_rpc_method_handler if handler.response_streaming else grpc.unary_unary_rpc_method_handler
+    )
+    made: Handler = make(serve, request_deserializer=parse_or_error, response_serializer=handler.response_serializer)
+    return made

@@ -35,10 +35,7 @@ MAY_USE_GENERATED = {
     "verifier_service": ("server", "start"),
 }
 # Rooms (folders) that still import each other, and what to move to end it. Entries only go.
-MUTUAL_ROOMS = {
-    ("training/data", "training/demo"): "prompts.py takes the demo's corpus",
-    ("training/demo", "training/heads"): "the draft model's training takes the demo's distillation",
-}
+MUTUAL_ROOMS: dict[tuple[str, str], str] = {}
 NO_TORCH = {"shared", "gateway", "client"}
 HEAVY = {"torch", "transformers", "numba", "triton"}
 

@@ -26,9 +26,9 @@ from outrider.drafting.vocabulary.mapping import VocabularyMap
 from outrider.engine.attention.batch import SessionRows, build_batch
 from outrider.engine.attention.block_manager import BlockManager
 from outrider.engine.model.loaded import LoadedModel
-from outrider.engine.run.cpu_chains import CpuChains
 from outrider.engine.run.runner import ModelRunner
 from outrider.engine.sampling.chains import ChainStart, DrawnToken
+from outrider.engine.sampling.cpu_chains import CpuChains
 from outrider.engine.sampling.grammar import GrammarCompiler
 from outrider.engine.sampling.laws import Row
 from outrider.shared.messages import DraftMethodInfo

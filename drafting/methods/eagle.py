@@ -24,8 +24,8 @@ from outrider.drafting.session import DraftSession
 from outrider.drafting.vocabulary.target_vocabulary import TargetVocabulary
 from outrider.engine.attention.batch import SessionRows
 from outrider.engine.attention.block_manager import BlockTable, OutOfBlocks
-from outrider.engine.run.cpu_chains import CpuChains
 from outrider.engine.sampling.chains import ChainStart
+from outrider.engine.sampling.cpu_chains import CpuChains
 from outrider.engine.sampling.laws import Row
 
 if TYPE_CHECKING:

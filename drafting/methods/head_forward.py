@@ -9,8 +9,8 @@ import torch
 from outrider.drafting.methods.paged_head import PagedHead
 from outrider.drafting.vocabulary.target_vocabulary import TargetVocabulary
 from outrider.engine.attention.batch import ForwardBatch
-from outrider.engine.run.cpu_chains import CpuChains
 from outrider.engine.run.cpu_graphs import most_rows_per_session, most_threads
+from outrider.engine.sampling.cpu_chains import CpuChains
 
 
 class HeadForward:
@@ -33,7 +33,7 @@ class HeadForward:
 
 
 class _HeadPass:
-    """engine.run.cpu_chains.ChainPass over a head: the committed rows' input is the target's hidden states."""
+    """engine.sampling.cpu_chains.ChainPass over a head: the committed rows' input is the target's hidden states."""
 
     def __init__(self, paged_head: PagedHead) -> None:
         self._paged = paged_head

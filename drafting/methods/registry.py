@@ -165,7 +165,7 @@ def _build_draft_model(settings: MethodSettings, path: str, report: Report, pref
 
         chains = DeviceChains(ModelForward(runner))
     elif runner.uses_graphs:
-        from outrider.engine.run.cpu_chains import model_chains
+        from outrider.engine.sampling.cpu_chains import model_chains
 
         chains = model_chains(runner)
     net = DraftModelNet(

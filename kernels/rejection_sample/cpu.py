@@ -1,7 +1,7 @@
 """Which draft tokens of each session stand, and its next token, from logits: one compiled call, on all threads.
 
 The rules of verifier_service/acceptance for chains and trees whose law is temperature, top-k, top-p and min-p alone
-(sampling_support/cpu_rows). A unit is a session: the laws of rows that its decision does not reach are never computed.
+(row_laws/cpu). A unit is a session: the laws of rows that its decision does not reach are never computed.
 Needs numba.
 """
 
@@ -22,8 +22,8 @@ from outrider.kernels.coupled_sample import cpu as coupled_sample
 from outrider.kernels.cpu import record
 from outrider.kernels.cpu import team as cpu_team
 from outrider.kernels.errors import KernelArgumentError
-from outrider.kernels.sampling_support import cpu_rows
-from outrider.kernels.sampling_support.cpu_rows import (
+from outrider.kernels.row_laws import cpu as cpu_rows
+from outrider.kernels.row_laws.cpu import (
     CHUNK,
     doubles_at,
     find_maxima,

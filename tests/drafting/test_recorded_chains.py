@@ -14,8 +14,8 @@ from outrider.drafting.session import DraftSession
 from outrider.engine.attention.block_manager import BlockManager
 from outrider.engine.model.load import load_model
 from outrider.engine.model.loaded import LoadedModel
-from outrider.engine.run.cpu_chains import model_chains
 from outrider.engine.run.runner import ModelRunner
+from outrider.engine.sampling.cpu_chains import model_chains
 from outrider.shared.messages import DraftStep, Proposal, SessionSpec
 from tests.drafting.drawn_cases import LAWS, NUM_PLAIN, counted, expect_equal_rounds, prompt_at
 from tests.drafting.head_cases import RECURRENT, WIDE, Case, Target

@@ -6,7 +6,7 @@ The counterpart of sampling/device_chains. A program is recorded for a number of
 padded (ROW_BUCKETS), for at least LEAST_TOKENS tokens; a shorter chain ends before the program does. What is recorded
 computes what the same calls compute one by one, and is compared with them before its first use.
 
-Not here: whose chains they are (drafting/methods), the kernels (kernels/cpu/program, sampling_support/cpu_draws).
+Not here: whose chains they are (drafting/methods), the kernels (kernels/cpu/program, row_laws/cpu_draws).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Protocol
 import torch
 
 from outrider.engine.attention.batch import ForwardBatch, SessionRows
-from outrider.engine.run.chain_inputs import Calls, Inputs
 from outrider.engine.run.cpu_graphs import MEETINGS_BEFORE_RECORDING, ROW_BUCKETS, most_rows_per_session, most_threads
 from outrider.engine.run.row_buckets import padded_num_rows
 from outrider.engine.run.runner import ModelRunner
+from outrider.engine.sampling.chain_inputs import Calls, Inputs
 from outrider.engine.sampling.chains import ChainStart, DrawnToken
 from outrider.shared.messages import LAW_TOTAL
 
@@ -119,7 +119,7 @@ class CpuChains:
         return inputs.chains([start.draws.num_tokens for start in starts])
 
     def _compute(self, inputs: Calls, num_tokens: int, cut: Callable[[], None] = lambda: None) -> None:
-        from outrider.kernels.sampling_support.cpu_draws import draw
+        from outrider.kernels.row_laws.cpu_draws import draw
 
         logits, carried = self._pass.first(inputs.first, inputs.given)
         for depth in range(num_tokens):

@@ -19,9 +19,9 @@ from outrider.engine.sampling.chains import ChainStart, DrawnToken
 from outrider.shared.messages import LAW_SIZE, LAW_TOTAL, SparseLaw
 
 if TYPE_CHECKING:
-    from outrider.kernels.sampling_support.cpu_draws import Drawn, DrawTables
+    from outrider.kernels.row_laws.cpu_draws import Drawn, DrawTables
 
-# of kernels/sampling_support/cpu_draws, which needs numba: of a row whose token is drawn from a law
+# of kernels/row_laws/cpu_draws, which needs numba: of a row whose token is drawn from a law
 _LAW_RULE = 3
 _Array = NDArray[Any]
 
@@ -64,7 +64,7 @@ class Inputs:
     def __init__(
         self, num_rows: int, num_sessions: int, num_tokens: int, table_width: int, given_like: torch.Tensor
     ) -> None:
-        from outrider.kernels.sampling_support.cpu_draws import Drawn, DrawTables
+        from outrider.kernels.row_laws.cpu_draws import Drawn, DrawTables
 
         self.num_tokens = num_tokens
         self._num_sessions = num_sessions
@@ -171,7 +171,7 @@ class Inputs:
         views.step_starts[:] = np.minimum(views.places, len(rows))
 
     def _fill_draws(self, index: int, start: ChainStart) -> None:
-        from outrider.kernels.sampling_support.cpu_draws import LARGEST, LAW, RACE
+        from outrider.kernels.row_laws.cpu_draws import LARGEST, LAW, RACE
 
         draws, params, views = start.draws, start.draws.params, self._views
         rule = LARGEST if params.greedy else (RACE if draws.law_places is None else LAW)
@@ -184,7 +184,7 @@ class Inputs:
 
     def without_padding(self, num_rows: int, num_sessions: int) -> Calls:
         """The same memory, of the rows and sessions alone: for calls that check their batch."""
-        from outrider.kernels.sampling_support.cpu_draws import Drawn, DrawTables
+        from outrider.kernels.row_laws.cpu_draws import Drawn, DrawTables
 
         calls, (rows, sessions) = self.calls, (slice(num_rows), slice(num_sessions))
 

@@ -1,6 +1,6 @@
 """The next token of each row of a draft, compiled: the largest, a race's winner, or drawn from a law that is sent.
 
-Part of a recorded chain of drafts (engine/run/cpu_chains): a row's token is written to where the next forward reads it.
+Part of a recorded chain of drafts (engine/sampling/cpu_chains): a row's token is written where the next forward reads it.
 The rules are those of drafting/growth. Needs numba.
 """
 
@@ -18,8 +18,8 @@ from outrider.kernels.coupled_sample import cpu as coupled_sample
 from outrider.kernels.cpu import record
 from outrider.kernels.cpu import team as cpu_team
 from outrider.kernels.errors import KernelArgumentError
-from outrider.kernels.sampling_support import cpu_rows
-from outrider.kernels.sampling_support.cpu_rows import (
+from outrider.kernels.row_laws import cpu as cpu_rows
+from outrider.kernels.row_laws.cpu import (
     CHUNK,
     doubles_at,
     exp,
