@@ -1,7 +1,7 @@
 """The next token of each row of a draft, compiled: the largest, a race's winner, or drawn from a law that is sent.
 
-Part of a recorded chain of drafts (engine/sampling/cpu_chains): a row's token is written where the next forward reads it.
-The rules are those of drafting/growth. Needs numba.
+Part of a recorded chain of drafts (engine/sampling/cpu_chains): a row's token is written where the next forward
+reads it. The rules are those of drafting/growth. Needs numba.
 """
 
 from __future__ import annotations
