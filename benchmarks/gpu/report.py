@@ -115,10 +115,9 @@ def run_tests(expression: str) -> Iterator[Finding]:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         # No plugin of ours is taken for granted: the settings are gpu.ini's, not pyproject's.
-        options = ("-c", "tests/gpu.ini", "--rootdir", ".", "-m", expression, f"--junit-xml={report}")
         # A file that needs a library that is not there fails for itself.
-        options = (*options, "--continue-on-collection-errors")
-        command = [sys.executable, "-m", "pytest", *options, *map(str, marked_files())]
+        options = ["-c", "tests/gpu.ini", "--rootdir", ".", "-m", expression, "--continue-on-collection-errors"]
+        command = [sys.executable, "-m", "pytest", *options, f"--junit-xml={report}", *map(str, marked_files())]
         finished = subprocess.run(command, cwd=ROOT, check=False)
         if not report.is_file():
             yield Finding("tests", "pytest", f"ended with status {finished.returncode}", "", "FAILED")
@@ -131,7 +130,7 @@ def findings_of(report: Path) -> Iterator[Finding]:
     outcomes: dict[str, Counter[str]] = {}
     for case in ElementTree.parse(report).iter("testcase"):
         kind = next((child.tag for child in case if child.tag in ("failure", "error", "skipped")), "passed")
-        outcomes.setdefault(case.get("classname") or case.get("name", ""), Counter())[kind] += 1
+        outcomes.setdefault(case.get("classname") or case.get("name") or "", Counter())[kind] += 1
     for name, counts in sorted(outcomes.items()):
         shown = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
         failed = counts["failure"] + counts["error"] > 0
@@ -248,7 +247,7 @@ def time_steps() -> Iterator[Finding]:
     stream_us = streamed_bytes() / copy_bandwidth() * 1e6
     for num_rows in (1, 8):
         laws, keys = Transforms.of_rows([LAWS["temperature 1"]] * num_rows, torch.device("cuda")), _keys(num_rows)
-        exact = engine_step(loaded, num_rows, lambda logits, laws=laws, keys=keys: coupled_sample(logits, laws, keys))
+        exact = engine_step(loaded, num_rows, functools.partial(coupled_sample, transforms=laws, key_words=keys))
         with cublas_linears():
             plain = engine_step(loaded, num_rows, plain_draw)
         times = wall_us({"exact": exact, "cublas": plain}, 40)

@@ -45,7 +45,7 @@ class ResponseStore:
     async def put(self, owner: str, response_id: str, document: bytes, num_reserved: int) -> bool:
         """Unless it is there: then False. Its bytes beyond those reserved are counted in any case."""
         key = self._key("response", owner, response_id)
-        if await self._redis.call(lambda: ("SET", key, document, "NX", "EX", self._ttl_s)):
+        if await self._redis.call(partial(_put_once, key, document, self._ttl_s)):
             self._budget.count(owner, max(0, len(document) - num_reserved), self._ttl_s)
             return True
         return False
@@ -53,8 +53,8 @@ class ResponseStore:
     async def put_items(self, owner: str, items: Mapping[str, bytes]) -> None:
         """A finished response's, by their ids."""
         for item_id, document in items.items():
-            words = ("SET", self._key("item", owner, item_id), document, "NX", "EX", self._ttl_s)
-            if await self._redis.call(partial(tuple, words)):
+            key = self._key("item", owner, item_id)
+            if await self._redis.call(partial(_put_once, key, document, self._ttl_s)):
                 self._budget.count(owner, len(document), self._ttl_s)
 
     async def get_items(self, owner: str, item_ids: Sequence[str]) -> dict[str, bytes]:
@@ -96,7 +96,7 @@ class ResponseStore:
     async def begin(self, owner: str, response_id: str, document: bytes) -> None:
         """Raises CommitRefused when there is one of this id."""
         key = self._key("running", owner, response_id)
-        if not await self._redis.call(lambda: ("SET", key, document, "NX", "EX", self._ttl_s)):
+        if not await self._redis.call(partial(_put_once, key, document, self._ttl_s)):
             raise CommitRefused("a response with this request_id is running already; choose another id")
         await self.beat(owner, response_id)
 
@@ -143,3 +143,8 @@ def _known(document: bytes | None, response_id: str) -> bytes:
     if not document:
         raise UnknownSession(f"Response with id {response_id[:200]!r} not found: it may have expired")
     return document
+
+
+def _put_once(key: str, document: bytes, ttl_s: int) -> tuple[str | bytes | int, ...]:
+    """Returns the command that stores a value for ttl_s seconds, unless there is one."""
+    return "SET", key, document, "NX", "EX", ttl_s

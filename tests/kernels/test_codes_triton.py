@@ -14,6 +14,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -114,7 +115,8 @@ def test_whole_numbers_are_multiplied_exactly(kind: str, group: int, num_inputs:
 @pytest.mark.parametrize("what", ["numbers", "scales", "zeros", "minimums"])
 def test_one_wrong_part_is_seen(what: str) -> None:
     codes = exact_codes("range", 16, num_inputs=80, has_minimums=True)
-    wrong = replace(codes, **{what: with_other(getattr(codes, what))})
+    parts: dict[str, Any] = {what: with_other(getattr(codes, what))}
+    wrong = replace(codes, **parts)
     x = whole_rows(3, 80)
     assert not torch.equal(found_by(x, wrong), exact_product(x, codes))
 
