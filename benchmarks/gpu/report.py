@@ -115,9 +115,9 @@ def run_tests(expression: str) -> Iterator[Finding]:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         # No plugin of ours is taken for granted: the settings are gpu.ini's, not pyproject's.
-        options = ("-c", "tests/gpu.ini", "--rootdir", ".", "-m", expression, f"--junit-xml={report}")
-        # A file that needs a library that is not there fails for itself.
-        options = (*options, "--continue-on-collection-errors")
+        options = ["-c", "tests/gpu.ini", "--rootdir", ".", "-m", expression, f"--junit-xml={report}"]
+        # A file that needs a library that is not there fails alone.
+        options.append("--continue-on-collection-errors")
         command = [sys.executable, "-m", "pytest", *options, *map(str, marked_files())]
         finished = subprocess.run(command, cwd=ROOT, check=False)
         if not report.is_file():
@@ -131,7 +131,7 @@ def findings_of(report: Path) -> Iterator[Finding]:
     outcomes: dict[str, Counter[str]] = {}
     for case in ElementTree.parse(report).iter("testcase"):
         kind = next((child.tag for child in case if child.tag in ("failure", "error", "skipped")), "passed")
-        outcomes.setdefault(case.get("classname") or case.get("name", ""), Counter())[kind] += 1
+        outcomes.setdefault(case.get("classname") or case.get("name") or "", Counter())[kind] += 1
     for name, counts in sorted(outcomes.items()):
         shown = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
         failed = counts["failure"] + counts["error"] > 0
@@ -167,13 +167,18 @@ def time_codes() -> Iterator[Finding]:
     """The linear on packed codes beside ours on bfloat16 weights."""
     from outrider.kernels.linear import triton_code_blocks, triton_codes
     from outrider.kernels.linear.triton import linear
-    from tests.kernels.test_code_panels import e4m3, make_codes
-    from tests.kernels.test_codes_triton import numbers_of
+    from tests.kernels.test_code_panels import e4m3, integers, make_codes
 
     shape = (4096, 4096)
     plain = [_normal(*shape) for _ in range(num_copies(2 * shape[0] * shape[1]))]
     for kind, group, has_minimums in CODES:
-        numbers = e4m3(*shape) if kind == "e4m3" else numbers_of(kind, *shape)
+        if kind == "e4m3":
+            numbers = e4m3(*shape)
+        elif kind == "table":  # 4 bits, spaced as E2M1's
+            e2m1 = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, -1, -2, -3, -4, -6, -8, -12, 0], dtype=torch.int8)
+            numbers = e2m1[integers(*shape, 0, 16).int()]
+        else:
+            numbers = integers(*shape, *((-8, 8) if kind == "range" else (-128, 128)))
         packed = triton_code_blocks.pack([make_codes(numbers, group, minimums=has_minimums)], "cuda")
         copies = [copy.deepcopy(packed) for _ in range(num_copies(packed.nbytes))]
         rows = []
@@ -248,7 +253,7 @@ def time_steps() -> Iterator[Finding]:
     stream_us = streamed_bytes() / copy_bandwidth() * 1e6
     for num_rows in (1, 8):
         laws, keys = Transforms.of_rows([LAWS["temperature 1"]] * num_rows, torch.device("cuda")), _keys(num_rows)
-        exact = engine_step(loaded, num_rows, lambda logits, laws=laws, keys=keys: coupled_sample(logits, laws, keys))
+        exact = engine_step(loaded, num_rows, functools.partial(coupled_sample, transforms=laws, key_words=keys))
         with cublas_linears():
             plain = engine_step(loaded, num_rows, plain_draw)
         times = wall_us({"exact": exact, "cublas": plain}, 40)
