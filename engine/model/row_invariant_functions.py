@@ -34,8 +34,10 @@ _IN_PLACE = frozenset(
         *(torch.selu_, torch.celu_, functional.elu_),
     }
 )
-# Packages whose modules call no such function. Not tensor_parallel: its modules hold whole experts of transformers'.
+# Packages whose modules call no such function. Not tensor_parallel, nor Llama 4's mixture: they hold experts, or the
+# router, of transformers.
 _OUR_PACKAGES = ("outrider.engine.model.", "outrider.engine.recurrent.")
+_NOT_OURS = "outrider.engine.model.llama4."
 
 
 class WholeVectorFunctions(TorchFunctionMode):
@@ -67,7 +69,8 @@ def run_in_whole_vectors(model: torch.nn.Module) -> None:
 
 def _outermost_of_ours(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
     for child in module.children():
-        if type(child).__module__.startswith(_OUR_PACKAGES):
+        package = type(child).__module__
+        if package.startswith(_OUR_PACKAGES) and not package.startswith(_NOT_OURS):
             yield child
         else:
             yield from _outermost_of_ours(child)

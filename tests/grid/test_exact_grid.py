@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 
 from outrider.engine.sampling.coupling import coupled_sample
 from outrider.shared.messages import Proposal
+from outrider.verifier_service import host_sampling
 from outrider.verifier_service.acceptance import coupled
 from outrider.verifier_service.acceptance.outcome import Acceptance, LawAt
 from outrider.verifier_service.engine import VerifierEngine
@@ -144,6 +145,8 @@ def _by_round(accept: Callable[..., Acceptance]) -> Callable[..., Acceptance]:
 def test_noise_of_a_round_instead_of_a_position_is_caught(small_grid: Grid, monkeypatch: pytest.MonkeyPatch) -> None:
     cell = _oracle("t1.3", "chain")
     assert small_grid.run([cell]).mismatches == []
+    # The rule of the sessions that are decided row by row; no session is decided by the compiled one here.
+    monkeypatch.setattr(host_sampling, "compiled_acceptance", lambda: None)
     monkeypatch.setattr(coupled, "accept", _by_round(coupled.accept))
     (outcome,) = small_grid.run([cell]).mismatches
     assert outcome.first_difference == 1

@@ -163,7 +163,7 @@ def test_calls_of_one_unit_are_joined_unless_one_overwrites_what_another_used() 
 
     one, two, many = step((8, 16), (0, 8)), step((16, 24), (8, 16)), step((24, 32), (16, 24), 4)
     back = step((0, 8), (24, 32))
-    assert [len(part.works) for part in joined([one, two, many, one, back])] == [2, 1, 1, 1]
-    together = joined([one, two])[0]
+    assert [len(part.works) for part in joined([one, two, many, one, back])[0]] == [2, 1, 1, 1]
+    together = joined([one, two])[0][0]
     assert together.writes == ((8, 16), (16, 24))
     assert set(together.uses) == {(0, 8), (8, 16), (16, 24)}

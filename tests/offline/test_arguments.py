@@ -59,7 +59,7 @@ def test_an_argument_that_only_tunes_vllm_may_stay() -> None:
         ({"method": "eagle", "model": MODELS / "demo-draft"}, "is a checkpoint of kind draft_model, not of method"),
         ({"method": "mtp", "model": MODELS / "demo-draft"}, "method mtp drafts from the target's own files"),
         ({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens must be a whole number from 1"),
-        ({"method": "ngram", "quantization": "fp8"}, "quantization is not supported; known are model, method"),
+        ({"method": "ngram", "draft_vocab": 8}, "draft_vocab is not supported; known are model, method"),
     ],
 )
 def test_a_wrong_key_of_speculative_config_is_refused_by_name(given: dict[str, Any], says: str) -> None:

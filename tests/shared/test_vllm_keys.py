@@ -35,6 +35,6 @@ def test_the_gateway_says_whose_flag_a_key_is(key: str) -> None:
 
 def test_what_says_nothing_is_left_out_and_dashes_are_underscores() -> None:
     assert given_keys({"num-speculative-tokens": 7, "model": None}, "x") == {"num_speculative_tokens": 7}
-    with pytest.raises(ConfigError, match="x: quantization is not supported; known are model, method") as refused:
-        given_keys({"quantization": "awq"}, "x")
-    assert refused.value.param == "quantization"
+    with pytest.raises(ConfigError, match="x: draft_model_config is not supported; known are model, method") as refused:
+        given_keys({"draft_model_config": "awq"}, "x")
+    assert refused.value.param == "draft_model_config"

@@ -10,9 +10,7 @@ import json
 from pathlib import Path
 
 from outrider.engine.errors import ModelRefused
-from outrider.engine.model.gguf.config import eos_token_ids, model_config
 from outrider.engine.model.gguf.file import GgufFile, parts_of
-from outrider.engine.model.gguf.tokenizer import write_tokenizer
 from outrider.engine.model.made_folder import made_folder
 from outrider.shared.checkpoint.file_names import GGUF_PARTS
 from outrider.shared.checkpoint.quantization import require_readable
@@ -35,6 +33,10 @@ def model_folder(path: str) -> str:
 
 
 def _make(path: str, parts: list[Path], folder: Path) -> None:
+    # The records of architectures load torch, which a path that names no such file does not need.
+    from outrider.engine.model.gguf.config import eos_token_ids, model_config
+    from outrider.engine.model.gguf.tokenizer import write_tokenizer
+
     file = GgufFile(path, parts)
     config = model_config(file)
     (folder / "config.json").write_text(json.dumps(config, indent=1))

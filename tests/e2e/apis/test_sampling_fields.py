@@ -43,6 +43,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
     "allowed_token_ids": ({**SEEDED, "allowed_token_ids": list(range(30, 400))}, SEEDED),
     "bad_words": ({"temperature": 0, "bad_words": [",", " b"]}, {"temperature": 0}),
     "logprobs": ({**SEEDED, "logprobs": 3}, None),
+    "prediction": ({**SEEDED, "prediction": {"type": "content", "content": "import os\nimport sys\n"}}, None),
     "logprob_token_ids": ({**SEEDED, "logprobs": 1, "logprob_token_ids": [40, 18]}, None),
     "structured_outputs.json": ({**SEEDED, "structured_outputs": {"json": SCHEMA}}, SEEDED),
     "structured_outputs.json_object": ({**SEEDED, "structured_outputs": {"json_object": True}}, SEEDED),

@@ -9,15 +9,16 @@ import pytest
 from e2e_gateways import Fleet, Gateway
 
 from outrider.client import AsyncOutriderClient, Completion, SamplingParams, Speculation
-from outrider.client.cli.demo import DEMO_PROMPT
 from outrider.client.generate import CompletionRequest, StreamedToken, StreamEnd, stream_completion
 
 pytestmark = pytest.mark.storm
 
+PROMPT = '''def read_lines(path):
+    """Return the lines of a text file as a list."""'''
 NUM_TOKENS = 320
 CUT_AFTER = 30
 REQUEST = CompletionRequest(
-    DEMO_PROMPT,
+    PROMPT,
     max_tokens=NUM_TOKENS,
     temperature=0.7,
     seed=3,
@@ -87,7 +88,7 @@ async def test_another_gateway_goes_on_for_the_asyncio_client(
     async def completion(addresses: list[str], cut_after: int) -> Completion:
         num_tokens = 0
         async with AsyncOutriderClient(addresses) as client:
-            async for update in client.stream(DEMO_PROMPT, params):
+            async for update in client.stream(PROMPT, params):
                 if num_tokens < cut_after <= num_tokens + len(update.tokens):
                     gateway.process.send_signal(signal.SIGKILL)
                 num_tokens += len(update.tokens)
