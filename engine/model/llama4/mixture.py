@@ -2,8 +2,8 @@
 
 transformers sends every row through every expert, scaled by its router's score, which is 0 for most of them. Here as
 there the score scales an expert's input, not its output.
-Not here: the experts' arithmetic (model/row_invariant_experts). The router is transformers' own, whose functions of torch
-depend on the number of rows, so model/row_invariant_functions does not take these modules for ours.
+Not here: the experts' arithmetic (model/row_invariant_experts). The router is transformers' own, whose functions of
+torch depend on the number of rows, so model/row_invariant_functions does not take these modules for ours.
 """
 
 from __future__ import annotations
