@@ -101,7 +101,7 @@ async def serve(argv: list[str]) -> None:
 
 
 def check_settings(config: GatewayConfig) -> None:
-    """What can be said of the settings alone. Raises ConfigError that names the setting."""
+    """Checks what can be checked from the settings alone. Raises ConfigError that names the setting."""
     if not config.model:
         raise ConfigError("--model: give the folder of the target's checkpoint", param="model")
     if config.port > 0 and config.port == config.grpc_port:
@@ -138,7 +138,7 @@ def load_tokenizer(config: GatewayConfig) -> Tokenizer:
 
 
 def connect_log(config: GatewayConfig) -> CommitLog:
-    """Not started. Raises ConfigError that names the setting."""
+    """Returns the commit log, not started. Raises ConfigError that names the setting."""
     try:
         return CommitLog.connect(
             config.redis_url,

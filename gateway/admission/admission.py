@@ -1,4 +1,4 @@
-"""What the HTTP and gRPC servers check before any work for a request: who is it, and is there capacity?
+"""Admission checks of the HTTP and gRPC servers, made before any work for a request: identity and capacity.
 
 Not here: reading requests and sending refusals (servers/http/admission.py, servers/grpc_admission.py).
 """
@@ -46,6 +46,6 @@ class Admission:
         return None if self.ring is None else self.ring.find(authorization)
 
     def reload_keys(self) -> None:
-        """For SIGHUP."""
+        """Reloads the API keys, on SIGHUP."""
         if self.ring is not None:
             self.ring.reload()

@@ -38,7 +38,7 @@ class Caller:
 
     @property
     def name(self) -> str:
-        """In whose share of the verifiers its outputs run. Without keys an address is all that is known."""
+        """The caller whose share of the verifiers its outputs use: the key's owner, or without keys the address."""
         return self.owner or self.peer
 
 

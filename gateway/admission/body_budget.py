@@ -1,4 +1,4 @@
-"""How many bytes of long bodies, and of the answers to them, are in memory at a time, and how many are worked on.
+"""Bounds the bytes of long bodies and their answers in memory at a time, and how many bodies are worked on.
 
 Parsing and tokenizing a body takes 100 to 230 times its bytes for a moment: twelve of 4 MiB took 2.6 GB.
 """
@@ -63,7 +63,7 @@ class BodyBudget:
             task.exception()  # retrieved, or asyncio warns where nobody waits any more
 
     def check(self, owner: str, num_bytes: int) -> None:
-        """Whether num_bytes more have room. Raises QuotaExceeded or GatewayFull."""
+        """Raises QuotaExceeded or GatewayFull if num_bytes more do not fit."""
         if num_bytes and owner and self._held[owner] + num_bytes > self._max_bytes * _OWNER_SHARE:
             raise QuotaExceeded(
                 "this API key has too many long requests under way; try again when one has been read",
@@ -87,7 +87,7 @@ def _with_memory_given_back(work: Callable[[], T]) -> T:
 
 
 class Held:
-    """What one request holds of the budget: nothing for its first INLINE_BYTES."""
+    """One request's share of the budget: nothing for its first INLINE_BYTES."""
 
     def __init__(self, budget: BodyBudget, owner: str = "") -> None:
         self.budget = budget
@@ -101,7 +101,7 @@ class Held:
         self.add_answer(num_bytes)
 
     def add_answer(self, num_bytes: int) -> None:
-        """What has been worked out is sent in any case."""
+        """Counts bytes of the answer without a check: a finished answer is always sent."""
         counted = self._counted(num_bytes)
         self.budget.count(self._owner, counted - self._num_counted)
         self._num_bytes, self._num_counted = self._num_bytes + num_bytes, counted

@@ -1,4 +1,4 @@
-"""Whose output starts next, so that one caller's many outputs do not keep those of another waiting.
+"""Decides whose output starts next, so that one caller's many outputs do not hold up another caller's.
 
 An output holds a place from its start to its end. There is one place for each session that the verifiers take; without
 this queue the outputs beyond that would ask them again and again. A free place goes to the caller who holds fewest, in
@@ -78,7 +78,7 @@ class FairStarts:
         return sum(len(share.waiting) for share in self._shares.values())
 
     def take_now(self, caller: str) -> Place:
-        """For an output that must not wait."""
+        """Takes a place at once, for an output that must not wait."""
         share = self._shares.setdefault(caller, _Share())
         self._count(caller, share)
         return Place(self, share)
@@ -101,7 +101,7 @@ class FairStarts:
         return Place(self, share)
 
     def give_back(self, share: _Share, *, num_held: int, num_opening: int) -> None:
-        """For Place: the counts go down by so much."""
+        """Lowers the counts by those given and starts waiting outputs. Called by Place."""
         share.num_held -= num_held
         share.num_opening -= num_opening
         self._num_held -= num_held
@@ -135,7 +135,9 @@ class FairStarts:
                 turn.set_result(None)
 
     def _may_start(self, share: _Share) -> bool:
-        """Beside those who hold something. With nothing held, everybody may."""
+        """Returns whether a caller may start an output in a free place. A sole caller always may. Another may while
+        fewer than MAX_OPENING of its outputs are opening and it holds nothing, or less than its share.
+        """
         if len(self._shares) == 1:
             return True
         if share.num_opening >= MAX_OPENING:

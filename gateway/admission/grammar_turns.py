@@ -1,6 +1,7 @@
-"""How many new grammars one caller may have compiled at a time, so that his do not keep those of others waiting.
+"""Bounds the new grammars that one caller may have compiled at a time, so that they do not hold up other callers.
 
-New is what has not been decoded by here: a service asks with the same few schemas again and again, and does not wait.
+A grammar is new until an output has been decoded with it here. A service sends the same few schemas again and again,
+and so does not wait.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How many outputs the verifiers have room for: those of all callers, and of one caller while others wait.
+"""The verifiers' capacity for outputs: of all callers together, and of one caller while others wait.
 
 What an output costs the others depends on the machine: on a GPU 64 sessions may take as long a round as one, on two CPU
 cores 16 take twice as long as 8. So the verifiers say how long their rounds are (VerifierInfo.round_us), and one
@@ -25,7 +25,7 @@ _MAX_SHARE_AMONG_OTHERS = 0.5
 
 @dataclass(frozen=True)
 class Room:
-    """Of the verifiers that serve now."""
+    """The capacity of the verifiers that serve now."""
 
     verifiers: Pool[VerifierInfo]
 
@@ -45,7 +45,7 @@ class Room:
 
 
 def _max_per_caller(round_us: Sequence[int], most: int, num_others: float) -> int:
-    """At one verifier, with num_others sessions of others."""
+    """Returns the outputs, up to `most`, that one caller may run at one verifier with num_others sessions of others."""
     if not round_us:
         return most
     rising_us = list(itertools.accumulate(round_us, max))  # more sessions that measure less are noise

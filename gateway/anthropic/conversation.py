@@ -12,7 +12,8 @@ from pydantic import PlainValidator, WithJsonSchema
 
 from outrider.gateway.openai.fields import json_kind
 
-# Of Claude Code's first system block, which differs with every request: it would spoil the verifier's prefix cache.
+# Prefix of a system block that is dropped: Claude Code's first one differs with every request and would defeat the
+# verifier's prefix cache.
 _BILLING_HEADER = "x-anthropic-billing-header"
 # Blocks of each role. redacted_thinking: encrypted for another server, so it is left out.
 _BLOCKS: Mapping[str, tuple[str, ...]] = {

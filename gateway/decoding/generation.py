@@ -274,7 +274,7 @@ class Generation:
         return next((member.info for member in self.verifiers.healthy()), None)
 
     def _lease_drafter(self, request: ValidRequest, wanted: str) -> Lease | None:
-        """For the method wanted; where the request leaves it open, any other before none."""
+        """Leases a drafter for the wanted method; with `auto`, falls back to any other method before none."""
         target = self._target()
         lease = acquire_drafter(wanted, self.drafters, target, request.metadata)
         if lease is None and self._method(request) == METHOD_AUTO:

@@ -1,4 +1,4 @@
-"""Which verifier decodes a session: the one likely to have the prompt's prefix cached, unless it is busy.
+"""Chooses the verifier that decodes a session: the one likely to have the prompt's prefix cached, unless it is busy.
 
 Rendezvous hashing: every verifier has a score per prompt prefix and the highest wins. When a verifier joins or leaves,
 only sessions that it wins or had won move, and gateways agree without communicating.

@@ -78,7 +78,7 @@ class Pool(Generic[InfoT]):
 
     @property
     def has_unseen(self) -> bool:
-        """Whether a member has not been reached since the start."""
+        """True if a member has not been reached since the start."""
         return any(member.info is None for member in self._members.values())
 
     def healthy(self) -> list[Member[InfoT]]:

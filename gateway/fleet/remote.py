@@ -70,7 +70,7 @@ class _Stream:
         self._ending = (_run_now(call.code()), _run_now(call.details()) or "")
 
     async def _error(self) -> OutriderError:
-        """Why the stream has ended. For a fault of the request, the details begin with the field's name and a colon."""
+        """Returns the error that ended the stream. If a field is at fault, its name and a colon begin the details."""
         code, detail = self._ending or (await self._call.code(), await self._call.details() or "")
         kind = _STATUS_ERRORS.get(code)
         if kind is None:

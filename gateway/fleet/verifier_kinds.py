@@ -1,4 +1,4 @@
-"""Which kind of verifier exact requests use, in a fleet with more than one kind of arithmetic.
+"""Chooses the kind of verifier that exact requests use, in a fleet with more than one kind of arithmetic.
 
 Exact mode's output depends on the arithmetic, so a request starts with one kind (VerifierInfo.numerics), stores it in
 its record, and is decoded only by verifiers of that kind. In rejection mode every token follows the distribution of the
@@ -66,5 +66,5 @@ def kind_of(member: Member[VerifierInfo]) -> str:
 
 
 def show(numerics: str) -> str:
-    """For people."""
+    """Returns the kind as messages to people show it."""
     return numerics or "unreported"

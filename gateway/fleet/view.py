@@ -37,7 +37,7 @@ class VerifierView(TypedDict):
 
 
 class DrafterView(TypedDict):
-    """As VerifierView."""
+    """A drafter's last report; empty or 0 except for the address until first reached."""
 
     address: str
     healthy: bool

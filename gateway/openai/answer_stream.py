@@ -65,7 +65,7 @@ class AnswerStream:
         return events.encode()
 
     def _delta(self, index: int, update: GenerationUpdate) -> dict[str, Any]:
-        """Of every update, seen or not: the parser needs the text from its beginning."""
+        """Returns an update's delta. Takes every update, seen or not: the parser needs the text from its beginning."""
         if index not in self._outputs:
             self._outputs[index] = self._shape.chat_output(index)
         output = self._outputs[index]
@@ -141,7 +141,7 @@ class AnswerStream:
 
 
 def _covers(seen: Seen | None, reached: Seen) -> bool:
-    """Whether the client has seen the event that reaches this far."""
+    """Returns whether the client, at `seen`, has the event that ends at `reached`."""
     if seen is None:
         return False
     return seen.finished or (not reached.finished and reached.num_tokens <= seen.num_tokens)

@@ -25,7 +25,7 @@ _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "tools": ([],),
     "prompt_logprobs": (),
 }
-# Of the OpenAPI document.
+# Schema of the request body in the OpenAPI document.
 BATCH_SCHEMA: Mapping[str, Any] = {
     "type": "object",
     "required": ["messages"],

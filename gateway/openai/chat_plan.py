@@ -45,7 +45,7 @@ _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _MAX_GRAMMAR_CHARS = 1_000_000
 # notes; on tools' schemas, each of which is logged once
 _MAX_SAID = 1_000
-# What the template of Llama 3 says of a message with two calls.
+# Part of the error that Llama 3's template raises for a message with two calls.
 _ONE_CALL_A_TURN = "single tool-calls at once"
 
 
@@ -70,8 +70,8 @@ def chat_prompt(body: ChatFields, tokenizer: Tokenizer) -> str:
 
 @dataclass(frozen=True)
 class ChatPlan:
-    """How one request's output is read, and what it must call. state: where the output begins. max_thinking_tokens:
-    None means no limit.
+    """The plan for reading one request's output, and the calls that it must make. state: where the output begins.
+    max_thinking_tokens: None means no limit.
     """
 
     output: OutputFormat
@@ -176,7 +176,7 @@ class ChatPlan:
         return with_reasoning(lark, reasoning, self.state, answer)
 
     def _is_strict(self) -> bool:
-        """Whether calls of the model's own accord must follow a grammar."""
+        """Returns whether calls that the model makes unprompted must follow a grammar."""
         return self.choice.names is not None or any(rule.is_strict for rule in self.rules)
 
 
@@ -194,7 +194,7 @@ def _choice(body: ChatCompletionRequest) -> ToolChoice:
 
 
 def _max_thinking_tokens(body: ChatCompletionRequest, output: OutputFormat, tokenizer: Tokenizer) -> int | None:
-    """As vLLM, -1 is no limit."""
+    """Returns the budget; None for no limit, which may be sent as -1, as in vLLM. Raises InvalidRequest."""
     name, asked = "thinking_token_budget", body.thinking_token_budget
     if asked is None or asked == -1:
         return None

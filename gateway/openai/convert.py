@@ -110,7 +110,7 @@ def prepare_chat(
 
 
 def _own_last_message(body: ChatCompletionRequest) -> str:
-    """What the answer continues from; empty after a message of another role, as in vLLM."""
+    """Returns the message that the answer continues; empty if the last message has another role, as in vLLM."""
     last = body.messages[-1]
     return str(last["content"]) if last["role"] == "assistant" else ""
 

@@ -87,8 +87,9 @@ def echo_logprobs(
 
 
 def _echoed_texts(tokenizer: Tokenizer, prompt_token_ids: Sequence[int], echo_text: str) -> list[str]:
-    """Per token, the part of the echoed text that it completes: none for a special token that is not in the text,
-    as when the tokenizer put it in front."""
+    """Returns, per token, the part of the echoed text that it completes: "" for a special token that is not in the
+    text, such as one that the tokenizer put in front.
+    """
     decoder = make_text_decoder(tokenizer, (), skip_special_tokens=False)
     texts: list[str] = []
     end = 0

@@ -64,7 +64,7 @@ def merge_updates(updates: Sequence[GenerationUpdate]) -> GenerationUpdate:
 
 
 class AnswerShape:
-    """What both forms of an answer share: the parts of one choice."""
+    """The parts of one choice that whole and streamed answers share."""
 
     def __init__(self, prepared: Prepared, tokenizer: Tokenizer, level: SpecMetricsLevel, version: str) -> None:
         self.prepared = prepared
@@ -140,7 +140,7 @@ class AnswerShape:
         }
 
     def chat_output(self, index: int) -> ChatParts | None:
-        """What tells a choice's reasoning and tool calls apart from its text; None: all is text."""
+        """Returns what separates a choice's reasoning and tool calls from its text; None: all is text."""
         options = self.options
         return ChatParts(options.output, options.answer_id, options.created, index) if options.output else None
 
@@ -230,8 +230,8 @@ class WholeAnswer:
         return choice
 
     def _add_prompt(self, target: Any, update: GenerationUpdate) -> None:
-        """On the choice for completions, at the top level for chat; null where they were not asked for, as in vLLM, and
-        for a batch of chats.
+        """Adds the prompt's token ids and log-probabilities: to the choice for completions, at the top level for chat.
+        Null if not requested, as in vLLM, and for a batch of chats.
         """
         options, tokenizer = self._shape.options, self._shape.tokenizer
         if options.chat and len(self._shape.prepared.requests) > 1:

@@ -1,4 +1,4 @@
-"""What the gateway learns about each verifier: one value per address, dropped when the verifier leaves the fleet."""
+"""Values that the gateway learns per verifier: one per address, dropped when the verifier leaves the fleet."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class DrafterConnection:
 
     @property
     def is_late(self) -> bool:
-        """Whether a late answer is outstanding."""
+        """True if a late answer is outstanding."""
         return self._late is not None
 
     async def open(self) -> None:
@@ -72,8 +72,8 @@ class DrafterConnection:
             await self.lease.drafter.open(self._spec)
 
     async def has_hidden_states(self, committed_len: int) -> bool:
-        """Whether the drafter can be asked. If not, sends the rows received so far, as a long prompt comes in parts.
-
+        """Returns whether the drafter can be asked. If not, sends the rows received so far: those of a long prompt come
+        in parts.
         Raises TimeoutError too.
         """
         if self.hidden.has_all(committed_len):
@@ -105,7 +105,7 @@ class DrafterConnection:
         return await self._reply_to(pending)
 
     def can_ask_ahead(self, num_draft_tokens: int) -> bool:
-        """Whether the request ahead fits the drafter's limits and needs no hidden states."""
+        """Returns whether the request ahead fits the drafter's limits and needs no hidden states."""
         method = self.lease.method
         length = len(self._spec.prompt_token_ids) + len(self._committed) + 2 * (num_draft_tokens + 1)
         fits = length < (method.max_model_len or math.inf)

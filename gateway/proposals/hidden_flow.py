@@ -10,7 +10,9 @@ from outrider.shared.messages import DraftMethodInfo, HiddenStates, HiddenStates
 
 
 class HiddenFlow:
-    """Of one lease. Row i belongs to output token i (negative: prompt) and exists once token i + 1 is committed."""
+    """The hidden states received for one lease. Row i belongs to output token i (negative: prompt) and exists once
+    token i + 1 is committed.
+    """
 
     def __init__(self, method: DraftMethodInfo, prompt_len: int) -> None:
         self._layers = method.hidden_layers
@@ -33,7 +35,7 @@ class HiddenFlow:
             self._next = max(self._next, hidden.end)
 
     def has_all(self, committed_len: int) -> bool:
-        """Whether every row that exists at `committed_len` has been received."""
+        """Returns whether every row that exists at `committed_len` has been received."""
         return not self._layers or self._next >= committed_len - 1
 
     def hand_over(self) -> tuple[HiddenStates, ...]:

@@ -50,11 +50,11 @@ class RemoteSource:
         self._wanted_method = ""  # for which the drafter was found
         self._looks_ahead = False  # whether this round's ask may be followed by one for the next round
         self._open_sessions = 1  # at the verifier, as of its last commit
-        # What a round without the late answer has missed: nothing, where nobody meant to wait for it.
+        # Outcome of a round without the late answer: NOT_WANTED if the request for it had no patience.
         self._missed = DraftCame.NO
 
     async def is_late(self) -> bool:
-        """Whether an answer is still outstanding; one that has come since is too old to be used."""
+        """Returns whether an answer is still outstanding; drops one that has arrived since, as it is too old."""
         if self._connection is None or not self._connection.is_late:
             return False
         try:
@@ -159,7 +159,7 @@ class RemoteSource:
         return min(ALONE_RUN << max(0, num_timeouts - 1), LONGEST_ALONE_RUN)
 
     def _may_look_ahead(self, connection: DrafterConnection, ask: Ask) -> bool:
-        """Whether the next proposal may be asked for before this one is verified, and it is thought to pay."""
+        """Returns whether to ask for the next proposal before this one is verified: if possible and expected to pay."""
         if self._trials is None or not connection.can_ask_ahead(ask.num_draft_tokens):
             return False
         return self._trials.allows(connection.lease.method.name, self._open_sessions)

@@ -23,7 +23,7 @@ class AheadTrials:
         self._trials: defaultdict[tuple[str, int], ABTrial] = defaultdict(ABTrial)
 
     def allows(self, method: str, open_sessions: int) -> bool:
-        """Whether to ask ahead now."""
+        """Returns whether to ask ahead now."""
         return self._trials[_key(method, open_sessions)].takes_second
 
     def observe(self, method: str, open_sessions: int, round_s: float, *, ahead: bool) -> None:

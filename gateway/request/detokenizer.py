@@ -33,7 +33,7 @@ class TextDecoder(Protocol):
 
 
 class ByteTextDecoder:
-    """For tokenizers whose text is the concatenation of their tokens' bytes: one table look-up per token.
+    """Decoder for tokenizers whose text is the concatenation of their tokens' bytes: one table look-up per token.
 
     Invalid UTF-8 becomes one U+FFFD per maximal subpart, as the tokenizers library does for byte-level BPE. (Its
     byte-fallback decoder shows every byte of such a run as U+FFFD; characters already sent cannot be changed.)
@@ -65,7 +65,7 @@ class ByteTextDecoder:
 
 
 class WindowTextDecoder:
-    """For all other tokenizers: decodes a short window with and without the new token, and takes the difference."""
+    """Decoder for other tokenizers: decodes a short window with and without the new token, and takes the difference."""
 
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
@@ -120,14 +120,14 @@ class MarkerTextDecoder:
 
 @dataclass(frozen=True)
 class TextEnd:
-    """What in its text ended an output: a stop string, or (None) the call that is the only one it may have."""
+    """The text that ended an output: a stop string, or (None) the only call that it may have."""
 
     stop_string: str | None = None
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What some tokens add to the output.
+    """The addition of some tokens to the output.
 
     num_tokens_kept: how many of the tokens belong to the output; fewer than given only if one completed its `end`,
     which is the last kept. text: may be shown now. token_texts: per kept token the text it completed, shown or not.
@@ -199,7 +199,7 @@ class IncrementalDetokenizer:
         return Piece(len(texts), "".join(shown), tuple(texts), end)
 
     def _searched(self, text: str) -> tuple[str, TextEnd | None]:
-        """What may be shown after the next token's text, and the stop string that it completes."""
+        """Returns the text that may be shown once `text` is added, and the stop string that `text` completes."""
         if self._checker is None or self._num_tokens <= self._min_tokens:
             return text.translate(self._left_out), None
         checked = self._checker.push(text)

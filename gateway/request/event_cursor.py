@@ -1,4 +1,4 @@
-"""How much of an answer a client has seen, as a server-sent event's id: `<request id>:<cursor>`.
+"""The position of a client in an answer, as a server-sent event's id: `<request id>:<cursor>`.
 
 A cursor has one part per choice, separated by dots: the number of output tokens in its events so far, with an `f` once
 its last event is among them, or `-` before its first event. Choices after the last part have had no event. `$` at the
@@ -29,8 +29,8 @@ _CURSOR = re.compile(rf"({_PART}(?:\.{_PART})*)(\$?)")
 
 @dataclass(frozen=True)
 class Seen:
-    """Of one choice: output tokens [0, num_tokens) and, if `finished`, its last event. event: the last one's number,
-    where events are numbered.
+    """The part of one choice that a client has seen: output tokens [0, num_tokens) and, if `finished`, its last event.
+    event: the last one's number, where events are numbered.
     """
 
     num_tokens: int = 0

@@ -1,4 +1,4 @@
-"""What any gateway needs to continue a request, as it is kept in Redis: written once, before the first token.
+"""The record from which any gateway can continue a request. Stored in Redis; written once, before the first token.
 
 Not here: the tokens themselves (commit_entry.py, shared/log/commit_log.py), and who reads it (start.py).
 """
@@ -25,7 +25,7 @@ from outrider.v1 import log_pb2 as pb
 
 # Grows with every change that an older gateway would misread. It covers CommitExtras too.
 RECORD_VERSION = 6
-# For requests that need no more: an older gateway can continue them.
+# Versions for requests that need no more, so that an older gateway can continue them.
 _CALLS_RECORD_VERSION = 5
 _FIELDS_RECORD_VERSION = 4
 _DOORS_RECORD_VERSION = 3

@@ -1,4 +1,4 @@
-"""How a request starts at this gateway: as a new one, or where another connection, maybe at another gateway, left off.
+"""Starts a request at this gateway: as a new one, or where another connection, maybe at another gateway, left off.
 
 Both fill in `ValidRequest.starts`, one per choice; generation.py continues from there. Continuing a request supersedes
 the gateway that was writing it: the log refuses its next append, so that no token is ever sent twice.

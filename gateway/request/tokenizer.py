@@ -66,8 +66,8 @@ class Tokenizer:
 
     @classmethod
     def load(cls, model_path: str | Path, *, chat_template: str | None = None) -> Tokenizer:
-        """From a checkpoint folder; chat_template None: its own. Raises ConfigError when tokenizer.json is missing or
-        broken.
+        """Loads the tokenizer of a checkpoint folder. chat_template None: the folder's own. Raises ConfigError when
+        tokenizer.json is missing or broken.
         """
         folder = Path(model_path)
         path = folder / "tokenizer.json"
@@ -84,7 +84,7 @@ class Tokenizer:
 
     @property
     def has_token_bytes(self) -> bool:
-        """Whether a text is the concatenation of its tokens' bytes (byte-level BPE, SentencePiece)."""
+        """True if a text is the concatenation of its tokens' bytes (byte-level BPE, SentencePiece)."""
         return self._bytes_per_token is not None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -161,7 +161,7 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """By name. Files win over the config, as in transformers."""
+    """Returns chat templates by name. Files win over the config, as in transformers. Raises ConfigError."""
     found = config.get("chat_template") or {}
     if isinstance(found, list):
         found = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}

@@ -96,7 +96,7 @@ def _check_metadata(metadata: Mapping[str, Any]) -> None:
 
 
 def _all_tools(tools: object, items: Sequence[Item]) -> object:
-    """With those that the conversation brings; one that is declared again replaces the earlier one."""
+    """Returns the tools with those that the conversation brings; one declared again replaces the earlier one."""
     brought = tools_in(items)
     if not brought or not isinstance(tools, list | tuple):
         return tools
@@ -129,7 +129,7 @@ def _response_format(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _repeated_fields(body: ResponsesRequest, prepared: Prepared, stores: bool) -> dict[str, Any]:
-    """Of the request, what OpenAI's answers repeat."""
+    """Returns the request's fields that OpenAI's answers repeat."""
     params = prepared.requests[0].sampling_params
     return {
         "background": body.background,

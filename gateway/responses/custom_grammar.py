@@ -50,7 +50,7 @@ _COMMON = {
 
 
 def custom_pattern(form: Mapping[str, Any], tool: str) -> str:
-    """Of a format of type grammar. Raises InvalidRequest that names the tool."""
+    """Returns the regex for a format of type grammar. Raises InvalidRequest that names the tool."""
     syntax, definition = form.get("syntax"), form.get("definition")
     try:
         if not isinstance(definition, str) or syntax not in ("lark", "regex"):

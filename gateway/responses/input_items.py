@@ -24,7 +24,7 @@ _TEXT_FIELDS = {
     "summary_text": "text",
     "refusal": "refusal",
 }
-# Of an item that this server has stored.
+# Type of an item that refers to one stored by this server.
 REFERENCE = "item_reference"
 # Items of tools that ran elsewhere, and of contexts encrypted there: nothing in them can be shown to the model.
 _SKIPPED = frozenset(
@@ -54,7 +54,7 @@ def _input(value: object) -> tuple[Item, ...]:
 
 
 def parse_items(items: Sequence[object]) -> tuple[Item, ...]:
-    """What is needed of each, in one form; an id is kept. Raises ValueError."""
+    """Parses items into one form that has the parts needed of each; ids are preserved. Raises ValueError."""
     return tuple(one for place, item in enumerate(items) for one in _items_of(item, f"entry {place}"))
 
 
@@ -122,7 +122,7 @@ def _content(kind: str, item: Item, where: str) -> Item:
 
 
 def _own_call_id(item: Item) -> object:
-    """Of a built-in tool's call, some of which are named by their items."""
+    """Returns the call id of a built-in tool's call, which for some of them is the item's id."""
     return item.get("call_id", item.get("id"))
 
 
@@ -173,7 +173,7 @@ InputItems = Annotated[
 
 
 def tools_in(items: Sequence[Item]) -> list[object]:
-    """Those that the conversation brings."""
+    """Returns the tools that the conversation brings."""
     return [tool for item in items if item["type"] == TOOLS for tool in item["tools"]]
 
 
@@ -196,7 +196,7 @@ def chat_messages(instructions: str | None, items: Sequence[Item]) -> list[dict[
 
 
 def _add_to_turn(messages: list[dict[str, Any]], item: Item) -> None:
-    """To the last message if it is the assistant's and the item can follow what it has, else to a new one."""
+    """Adds the item to the last message if that is the assistant's and the item can follow, else to a new one."""
     last = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
     if item["type"] == "reasoning":
         if not item["content"][0]["text"]:  # encrypted, elsewhere

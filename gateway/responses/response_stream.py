@@ -143,7 +143,7 @@ class ResponseStream:
         return self._numbered({"type": f"response.{body['status']}", "response": body}, finished=True).encode()
 
     def failed(self, error: ErrorAnswer) -> bytes:
-        """Without an id: a client that continues the stream does so from the event before."""
+        """Returns the failure's event, without an id: a client that continues the stream starts at the event before."""
         body = self._whole.so_far("failed")
         body["error"] = {"code": "server_error", "message": error["error"]["message"]}
         return _sse({"type": "response.failed", "sequence_number": self._numbers.count, "response": body}).encode()

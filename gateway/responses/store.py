@@ -43,7 +43,7 @@ class ResponseStore:
             raise type(error)(message, retry_after_s=error.retry_after_s) from None
 
     async def put(self, owner: str, response_id: str, document: bytes, num_reserved: int) -> bool:
-        """Unless it is there: then False. Its bytes beyond those reserved are counted in any case."""
+        """Stores a new response; False if the id is taken. Bytes beyond those reserved are counted without a check."""
         key = self._key("response", owner, response_id)
         if await self._redis.call(lambda: ("SET", key, document, "NX", "EX", self._ttl_s)):
             self._budget.count(owner, max(0, len(document) - num_reserved), self._ttl_s)
@@ -58,7 +58,7 @@ class ResponseStore:
                 self._budget.count(owner, len(document), self._ttl_s)
 
     async def get_items(self, owner: str, item_ids: Sequence[str]) -> dict[str, bytes]:
-        """Those that are stored."""
+        """Returns the documents of those items that are stored, by id."""
         found: dict[str, bytes] = {}
         for ids in _some(item_ids):
             keys = [self._key("item", owner, item_id) for item_id in ids]
@@ -83,7 +83,7 @@ class ResponseStore:
         return _known(document, response_id)
 
     async def delete(self, owner: str, response_id: str) -> bytes:
-        """What it was; empty of one that was running. Raises UnknownSession."""
+        """Deletes a response and returns what it was; empty if it was running. Raises UnknownSession."""
         key = self._key("response", owner, response_id)
         document = await self._redis.call(lambda: ("SET", key, b"", "XX", "KEEPTTL", "GET"))
         if document is None and await self._get("running", owner, response_id):
@@ -101,7 +101,7 @@ class ResponseStore:
         await self.beat(owner, response_id)
 
     async def has_ended(self, owner: str, response_id: str) -> bool:
-        """Whether it is finished, cancelled or deleted."""
+        """Returns whether the response is finished, cancelled or deleted."""
         key = self._key("response", owner, response_id)
         return bool(await self._redis.call(lambda: ("EXISTS", key)))
 
@@ -111,7 +111,7 @@ class ResponseStore:
         await self._redis.call(lambda: ("SET", key, b"1", "EX", _LEASE_S))
 
     async def take_over(self, owner: str, response_id: str) -> bool:
-        """Whether nobody worked on it, and so this gateway does now."""
+        """Takes over the response's generation; returns False if a gateway is already working on it."""
         key = self._key("lease", owner, response_id)
         return bool(await self._redis.call(lambda: ("SET", key, b"1", "NX", "EX", _LEASE_S)))
 

@@ -1,4 +1,4 @@
-"""What is stored of a response, and what the routes on a stored one answer."""
+"""The stored form of a response, and the answers of the routes on a stored one."""
 
 from __future__ import annotations
 
@@ -56,7 +56,10 @@ def is_running(document: bytes) -> bool:
 
 
 async def cancel(store: ResponseStore, owner: str, response_id: str) -> ResponseBody:
-    """What it is then: one that has ended stays as it is. Raises InvalidRequest, UnknownSession or Unavailable."""
+    """Cancels a running response and returns its body; one that has ended stays as it is.
+
+    Raises InvalidRequest, UnknownSession or Unavailable.
+    """
     document = await store.get(owner, response_id)
     body = stored_response(document)
     if not body["background"]:

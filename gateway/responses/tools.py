@@ -36,7 +36,7 @@ def chat_tools(value: object) -> list[object]:
 
 
 def served_tools(tools: Sequence[object]) -> list[object]:
-    """Without those that are built in: of each kind also what is newer, `web_search_preview` or with a date."""
+    """Returns the tools without built-in kinds and their newer versions: `web_search_preview`, or one with a date."""
     return [tool for tool in tools if not _kind(tool).startswith(_BUILT_IN)]
 
 
@@ -54,14 +54,14 @@ def flat_name(name: str, namespace: str | None) -> str:
 
 @dataclass(frozen=True)
 class CalledTool:
-    """What a call's item says of its tool. names: its name, and its namespace if it has one."""
+    """The part of a call's item that names its tool. names: its name, and its namespace if it has one."""
 
     names: Mapping[str, str]
     is_custom: bool
 
 
 def called_tools(tools: Sequence[Any]) -> dict[str, CalledTool]:
-    """By the flat names of a chat: those whose calls are told otherwise than a plain function's."""
+    """Maps the flat names of a chat to the tools whose calls are shown differently from a plain function's."""
     found: dict[str, CalledTool] = {}
     for tool in tools:
         if _kind(tool) == "custom":
@@ -98,7 +98,7 @@ def _kind(tool: Any) -> str:
 
 
 def _functions(tool: object) -> list[object]:
-    """Of a namespace, under their flat names. Raises InvalidRequest."""
+    """Returns a namespace's functions under their flat names; any other tool unchanged. Raises InvalidRequest."""
     if not isinstance(tool, dict) or tool.get("type") != "namespace":
         return [tool]
     name, functions = tool.get("name"), tool.get("tools")

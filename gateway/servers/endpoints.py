@@ -45,7 +45,7 @@ def load_tls(config: GatewayConfig) -> GatewayTls:
 
 
 def http_config(config: GatewayConfig, app: FastAPI, tls: TlsConfig | None) -> uvicorn.Config:
-    """For uvicorn.Server."""
+    """Returns the configuration for uvicorn.Server."""
     limits = HttpLimits(
         max_connections=config.max_connections,
         header_timeout_s=config.header_timeout_s,

@@ -192,7 +192,7 @@ def _prompt(request: pb.GenerateRequest, service: GatewayService) -> tuple[list[
 
 
 def _prepared(valid: ValidRequest, service: GatewayService) -> Prepared:
-    """With the answer's form for GET /v1/streams/ID, should it be resumed over HTTP."""
+    """Returns the request with the answer's form for GET /v1/streams/ID, in case it is resumed over HTTP."""
     options = AnswerOptions(
         answer_id=valid.request_id,
         created=int(time.time()),

@@ -118,7 +118,7 @@ class LiveService:
             )
 
     def ready(self) -> ReadyState:
-        """Also ready without a drafter: then decoding runs without speculation."""
+        """Returns whether the gateway is ready. It is without a drafter too: decoding then runs without speculation."""
         if self._draining:
             return ReadyState(False, "the gateway is shutting down")
         if not self._redis.answers:
@@ -195,7 +195,7 @@ class LiveService:
 
 
 def _response_store(config: GatewayConfig, commit_log: CommitLog) -> ResponseStore | None:
-    """In the log's Redis, with room of its own."""
+    """Returns the store, in the log's Redis with a budget of its own; None if responses are not stored."""
     if not config.stored_response_ttl_s:
         return None
     total_bytes = int(config.max_stored_mb * 2**20)

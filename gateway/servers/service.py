@@ -1,4 +1,4 @@
-"""What the two servers (REST, gRPC) need from the gateway, and nothing more."""
+"""The gateway's interface for its two servers (REST, gRPC), and nothing more."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from outrider.shared.errors import InvalidRequest
 
 # A name that no schema gives: what may stand in all forms' places for names.
 _KEY = "/[a-zA-Z0-9_.-]{1,64}/"
-# As json.dumps writes, which templates show to the model; free whitespace lets a model write it without end.
+# The style of json.dumps, which templates show to the model; with free whitespace a model could write it without end.
 _JSON_STYLE = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
 _SPACE = "/[ \\n]{0,2}/"
 
@@ -52,7 +52,7 @@ class CallGrammar:
         self.beyond = [(tool.name, what) for tool in tools for what in self._readings[tool.name].beyond]
 
     def forced(self) -> str:
-        """At least one call, and nothing else."""
+        """Returns the expression for at least one call, and nothing else."""
         row = self._row
         calls = self._calls()
         return calls if row.bare else f"{self._lark.marker(self._trigger())} {calls}"
@@ -96,7 +96,7 @@ class CallGrammar:
         return self._row.section[0] or self._row.begin
 
     def _calls(self) -> str:
-        """What follows the trigger: all calls, and the end."""
+        """Returns the rule for what follows the trigger: all calls, and the end."""
         row, marker, space = self._row, self._lark.marker, self._space
         one = self._lark.rule(" | ".join(self._call(tool) for tool in self._tools))
         end = f"{space} {marker(row.end)}" if row.end else ""
@@ -208,7 +208,7 @@ class CallGrammar:
         return self._lark.terminal(f"{_KEY} & ~/{own}/" if own else _KEY)
 
     def _strings(self, tool: CallRule, name: str, schema: Any) -> tuple[list[str], list[tuple[str, ...]]] | None:
-        """As StringRules has them; None: it may be more than a string."""
+        """Returns the choices and regexes of StringRules; None: the value may be more than a string."""
         reading = self._readings[tool.name]
         found = string_rules(schema, reading.resolved)
         if found is None:

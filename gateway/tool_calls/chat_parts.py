@@ -46,7 +46,7 @@ class ChatParts:
         return events
 
     def delta(self, text: str, finish: FinishReason | None) -> dict[str, Any]:
-        """What this text adds; at most one entry per call. A call's id, type and name come once."""
+        """Returns the delta that the text adds; at most one entry per call. A call's id, type and name come once."""
         events = self._events(text, finish)
         folded = fold(events)
         begun = {event.index for event in events if isinstance(event, CallBegins)}

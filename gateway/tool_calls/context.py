@@ -1,4 +1,4 @@
-"""What the readers of all forms of a call share. A reader is a coroutine that returns whether there was a call.
+"""The context shared by the readers of all call formats. A reader is a coroutine that returns whether there was a call.
 
 Until a name is known nothing has been reported, and the caller gives the text back; after it, what does not fit the
 form ends the call. Arguments are passed on as strict JSON, unless the output was cut within them.
@@ -16,7 +16,7 @@ from outrider.gateway.tool_calls.lenient_json import LenientJson
 from outrider.gateway.tool_calls.reader import Reader, Step
 from outrider.gateway.tool_calls.symbols import is_symbol
 
-# characters; from a call's begin marker to its name, of which broken output can make as many as it has markers
+# characters; longest text from a call's begin marker to its name; broken output can have this much after every marker
 MAX_HELD_CHARS = 1024
 _NAME_MARKS = frozenset("_-.:/")
 

@@ -14,7 +14,7 @@ from outrider.shared.sampling_params import Grammar, GrammarKind
 
 # Any text but special tokens.
 ANY_TEXT = "/(?s:.*)/"
-# What Python's str.isspace is true of, in a class of a regex.
+# Contents of a regex class that matches where Python's str.isspace is true.
 _SPACE_CLASS = "\\s\\x1c-\\x1f"
 
 # choices of an anyOf; each is a lexeme of its own
@@ -171,7 +171,7 @@ class StringRules:
 
 
 def string_rules(schema: Any, resolved: Callable[[Any], Any]) -> StringRules | None:
-    """None where the schema allows anything but strings. resolved: follows its references."""
+    """Returns the rules of a schema for strings; None if it allows anything else. resolved: follows its references."""
     found = StringRules()
     schema = resolved(schema)
     branches = schema["anyOf"] if isinstance(schema, dict) and schema.keys() == {"anyOf"} else [schema]

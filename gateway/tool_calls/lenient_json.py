@@ -44,7 +44,7 @@ def _outside(stops: str) -> re.Pattern[str]:
 _ITEMS = re.compile(r"(?:-?(?:0|[1-9][0-9]{0,15})(?:\.[0-9]{1,16})?[ \t\n\r]*,[ \t\n\r]*)*")
 # The beginning of a number; a short one that is whole.
 _DIGITS, _INTEGER = re.compile("[-0-9]*"), re.compile("-?(?:0|[1-9][0-9]{0,15})")
-# What may stand between quotes of either kind as it is, whole escapes included.
+# Text that may be copied unchanged between quotes of either kind, complete escapes included.
 _PLAIN = {
     '"': re.compile(
         r'(?:[^"\\\x00-\x1f\ud800-\udfff]+|\\["\\bfnrt]|\\u(?:[0-9abcefABCEF][0-9a-fA-F]|[dD][0-7])[0-9a-fA-F]{2})*'
@@ -224,7 +224,7 @@ class LenientJson:
     # ---- values ----
 
     def _begin_value(self, character: str) -> Step[bool]:
-        """Whether it is whole: not so where a bracket opens."""
+        """Begins a value. Returns whether it is complete, which it is not where a bracket opens."""
         reader = self.reader
         if character in _PAIRS and len(self._levels) < _MAX_DEPTH:
             yield from reader.take()
@@ -274,7 +274,7 @@ class LenientJson:
             self._space(word[len(bare) :])
 
     def _string(self, quote: str, *, is_key: bool = False, is_raw: bool = False) -> Step[bool]:
-        """What follows a quote. Whether the quote that ends it is there."""
+        """Reads a string after its opening quote. Returns whether the closing quote was found."""
         reader, sink = self.reader, self.sink
         is_marker = quote not in _QUOTES
         sink('"')
@@ -302,7 +302,7 @@ class LenientJson:
                 sink(_escaped((yield from reader.take())))
 
     def _closes(self, quote: str) -> Step[bool]:
-        """Whether the quote that was taken ends its string: behind it comes what may follow a value."""
+        """Returns whether the quote just taken ends its string: what comes after it may follow a value."""
         space = yield from self.reader.skip_space()
         character = yield from self.reader.peek()
         closes = (
@@ -317,7 +317,7 @@ class LenientJson:
         return True
 
     def _escape(self, quote: str) -> Step[None]:
-        """What follows a backslash."""
+        """Reads an escape after its backslash."""
         reader = self.reader
         is_python = self.is_python or quote[0] == "'"
         character = yield from reader.peek()

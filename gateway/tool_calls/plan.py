@@ -1,4 +1,4 @@
-"""What the shape of a chat's answer depends on besides its tokens, so that any gateway can continue it."""
+"""The inputs other than its tokens that shape a chat's answer, so that any gateway can continue it."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Reader:
 
     @property
     def ended(self) -> bool:
-        """Whether no character follows, nor ever will."""
+        """True if no character follows, nor ever will."""
         return self.has_ended and self._at >= len(self._text)
 
     @property
@@ -61,7 +61,7 @@ class Reader:
         return self._num_dropped + self._at
 
     def _end(self) -> int:
-        """Where the text ends for now, or may be held no further."""
+        """Returns where the readable text ends: at the end of what has come, or where no more may be held."""
         if self._mark is None or self._most_held is None:
             return len(self._text)
         return min(len(self._text), self._mark + self._most_held)
@@ -94,7 +94,7 @@ class Reader:
         return True
 
     def follows(self, marker: str) -> Step[bool]:
-        """As `match`, but takes nothing."""
+        """Like `match`, but takes nothing."""
         found = yield from self.match(marker)
         self._at -= len(marker) if found else 0
         return found

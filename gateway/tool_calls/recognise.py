@@ -1,4 +1,4 @@
-"""Which rows of formats.py a checkpoint needs, read off its chat template and its special tokens.
+"""Finds the rows of formats.py that a checkpoint needs, from its chat template and its special tokens.
 
 A row is taken only where the template writes its markers: a wrong row would take text for markup.
 """

@@ -95,7 +95,7 @@ class Reading:
         return {**whole, "$defs": needed} if needed else whole
 
     def resolved(self, schema: Any) -> Any:
-        """Without references at the top."""
+        """Returns the schema that a chain of references leads to."""
         for _ in range(_MAX_DEPTH):
             if not isinstance(schema, dict) or schema.keys() != {"$ref"}:
                 break
@@ -115,7 +115,7 @@ def _known(text: str) -> Reading:
 
 
 def argument_types(parameters: Mapping[str, Any]) -> Mapping[str, Schema]:
-    """Per argument, a schema of its types alone; none of a schema that cannot be read."""
+    """Maps each argument to a schema of its types only; empty if the parameters' schema cannot be read."""
     try:
         return reading_of(parameters).types
     except InvalidRequest:
@@ -135,7 +135,7 @@ class _Merged:
     names_all: bool = False
 
     def and_also(self, other: _Merged) -> _Merged | None:
-        """None where one says of further properties, or how many there are: that is of its own alone."""
+        """Merges two objects. None if either restricts further properties or their number, which is its own affair."""
         if self.rest or other.rest:
             return None
         names = dict.fromkeys((*self.properties, *other.properties))
@@ -244,7 +244,7 @@ class _SchemaReader:
             self._left_out(path, f"pattern {found.pop('pattern')[:40]}")
         for pattern in [one for one in found.get("patternProperties", ()) if _BEYOND_REGEX.search(one)]:
             self._left_out(path, f"patternProperties {pattern[:40]}")
-            # What the pattern matches is neither named nor further.
+            # Without the pattern its matches would count as additional properties, so these must be allowed.
             found.pop("patternProperties")
             found["additionalProperties"] = True
             break
@@ -273,7 +273,7 @@ class _SchemaReader:
         return {"$ref": f"#/$defs/{name}"}
 
     def _target(self, pointer: str) -> Any:
-        """None where it leads to no schema of this document."""
+        """Returns the schema at a JSON pointer; None if it leads to no schema of this document."""
         if self._has_ids or not (pointer == "#" or pointer.startswith("#/")):
             return None
         found: Any = self._root
@@ -288,7 +288,9 @@ class _SchemaReader:
     # ---- objects of several parts ----
 
     def _objects(self, schema: Any, depth: int = 0) -> list[_Merged] | None:
-        """What the schema stands for, each with all of its parts; None where it says anything else, or too many."""
+        """Returns the alternative objects that the schema allows, each merged from all of its parts; None if it is not
+        made of objects alone, or has too many.
+        """
         if not isinstance(schema, dict) or depth > _MAX_OBJECTS or _BEYOND & schema.keys():
             return None
         own = _Merged(rest={key: schema[key] for key in schema if key in (*_SCALARS, *_MAPS, *_ONE)})
@@ -310,7 +312,7 @@ class _SchemaReader:
         return found
 
     def _parts(self, schema: Schema, depth: int) -> Iterator[list[_Merged] | None]:
-        """What stands beside the schema's own keywords: one list per condition, of its choices."""
+        """Yields, for each condition besides the schema's own keywords, the objects that it allows; None if unknown."""
         for key in _IN_PLACE:
             value = schema.get(key)
             if key == "$ref" and isinstance(value, str):
@@ -345,7 +347,7 @@ class _SchemaReader:
     # ---- types ----
 
     def _are_disjoint(self, choices: list[Any]) -> bool:
-        """Whether it is plain that no value fits two: by their types, or by constants of one property."""
+        """Returns whether it is plain that no value fits two choices, by types or by constants of one property."""
         if len(choices) > _MAX_OBJECTS:
             return False
         kinds = [self._types([choice]) for choice in choices]
@@ -366,7 +368,7 @@ class _SchemaReader:
         return schema
 
     def _arguments(self, schema: Any) -> dict[str, list[Any]]:
-        """Per property that any part of the schema names, what is said of it."""
+        """Maps each property that any part of the schema names to its schemas in those parts."""
         found: dict[str, list[Any]] = {}
         for part in self._all_parts(schema):
             properties = part.get("properties")
@@ -392,7 +394,7 @@ class _SchemaReader:
                     waiting += part[key]
 
     def _types(self, schemas: list[Any], depth: int = 0) -> frozenset[str]:
-        """Those that any of the schemas names; none if one does not say."""
+        """Returns the types that any of the schemas names; empty if one names none, or there are too many."""
         found = [self._types_of(schema, depth) for schema in schemas[: _MAX_OBJECTS + 1]]
         return frozenset().union(*found) if all(found) and len(found) <= _MAX_OBJECTS else frozenset()
 
@@ -446,7 +448,7 @@ def _is_text(value: object) -> bool:
 
 
 def _constants(schema: Any) -> dict[str, frozenset[str]]:
-    """Per required property, its values as JSON, where they are listed."""
+    """Maps each required property whose values are listed, and are strings, to those values."""
     properties = schema.get("properties") if isinstance(schema, dict) else None
     required = schema.get("required") if isinstance(schema, dict) else None
     found = {}

@@ -16,7 +16,7 @@ def is_symbol(character: str) -> bool:
 
 
 def without_surrogates(text: str) -> str:
-    """For text that was decoded from escapes, which can spell surrogates: pairs joined, lone ones as U+FFFD."""
+    """Replaces surrogates, which escapes in a decoded text can spell: pairs are joined, lone ones become U+FFFD."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -46,6 +46,6 @@ class Symbols:
 
 
 def marker_tokens(markers: Iterable[str], special_tokens: Iterable[str]) -> tuple[str, ...]:
-    """Those special tokens that are part of a marker, in a fixed order."""
+    """Returns the special tokens that are part of a marker, in a fixed order."""
     texts = tuple(markers)
     return tuple(sorted(token for token in special_tokens if token and any(token in text for text in texts)))

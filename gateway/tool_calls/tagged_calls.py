@@ -72,7 +72,7 @@ def _key(context: BodyContext) -> Step[tuple[str, bool | None]]:
 
 
 class _Value:
-    """What stands between a key and the next one, or the call's end."""
+    """Reader of an argument's value: the text between a key and the next one, or the call's end."""
 
     def __init__(self, context: BodyContext, properties: Any) -> None:
         self._context = context
@@ -139,7 +139,7 @@ class _Value:
         return (yield from self._if(self._is_key, row.key_begin, ()))
 
     def _if(self, test: Callable[[tuple[str, ...]], Step[bool]], marker: str, after: tuple[str, ...]) -> Step[bool]:
-        """Whether `marker` follows and the test holds of what comes behind it. Takes nothing."""
+        """Returns whether `marker` follows and the test is true of what comes after it. Takes nothing."""
         reader = self._context.reader
         if not marker or not (yield from reader.follows(marker)):
             return False
@@ -156,7 +156,7 @@ class _Value:
         return not character or is_symbol(character) or (yield from reader.any_follows(after))
 
     def _is_key(self, _after: tuple[str, ...]) -> Step[bool]:
-        """Whether one of the tool's arguments begins."""
+        """Returns whether one of the tool's arguments begins."""
         for key in self._properties:
             for end, _ in self._context.row.key_ends:
                 if (yield from self._context.reader.follows(key + end)):
@@ -165,7 +165,7 @@ class _Value:
 
 
 def _is_open_json(text: str) -> bool:
-    """Whether the text begins a JSON value and stops within one of its strings."""
+    """Returns whether the text begins a JSON value and stops within one of its strings."""
     text = text.lstrip()
     if not text.startswith(("{", "[", '"')):
         return False

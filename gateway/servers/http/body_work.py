@@ -46,7 +46,7 @@ class BodyWork:
 
 
 def _has_many_texts(body: object) -> bool:
-    """Whether it has more texts to tokenize than streams should wait for: about 0.03 ms each, however short."""
+    """Returns whether it has more texts to tokenize than streams should wait for: about 0.03 ms each, however short."""
     if not isinstance(body, dict):
         return False
     lists, messages = [body.get(name) for name in ("bad_words", "prompt")], body.get("messages")

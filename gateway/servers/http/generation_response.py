@@ -83,7 +83,7 @@ async def merged_updates(service: GatewayService, requests: tuple[ValidRequest, 
 
 
 async def _next_entry(queue: asyncio.Queue[Indexed | None], pumps: asyncio.Task[None]) -> Indexed | None:
-    """None once the pumps are done and the queue is empty."""
+    """Returns the queue's next entry; None once the pumps are done and the queue is empty."""
     if pumps.done() and queue.empty():
         return None
     return await queue.get()
@@ -186,7 +186,7 @@ class GenerationResponse(Response):
             await asyncio.gather(comments, return_exceptions=True)
 
     async def _keep(self, answer: object) -> None:
-        """Before the client reads that the response has completed, it can be found."""
+        """Stores a response, so that it can be found before the client reads that it has completed."""
         if isinstance(answer, WholeResponse | ResponseStream):
             await keep(self._service.responses, self._prepared, answer.body())
 
@@ -199,7 +199,7 @@ class GenerationResponse(Response):
         return b": server time %.4f s\n" % (update.committed_at_s - started)
 
     async def _comment_while_waiting(self, send: Send) -> None:
-        """Between two updates, while no verifier serves. Before the first one the answer may still be an error."""
+        """Sends comments between updates while no verifier serves; before the first, an error may still be sent."""
         while True:
             num_updates = self._num_updates
             await asyncio.sleep(WAIT_COMMENT_S)

@@ -123,7 +123,7 @@ def error_event(error: OutriderError, path: str) -> bytes:
 
 
 def status_error_response(status: int, message: str, path: str, headers: Any = None) -> JSONResponse:
-    """For routing errors, which are not OutriderErrors: 404, 405."""
+    """Returns the answer to a routing error (404, 405), which is not an OutriderError."""
     if is_messages_path(path):
         return JSONResponse(messages_error(status, message), status_code=status, headers=headers)
     kind = "not_found_error" if status == 404 else "invalid_request_error"

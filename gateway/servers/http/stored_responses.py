@@ -88,7 +88,7 @@ class StoredResponses:
         return document
 
     def _body_bytes(self, request: Request) -> int:
-        """At most, where the client has not said."""
+        """Returns the body's size in bytes; the server's limit if the client has not sent one."""
         length = request.headers.get("content-length", "")
         return int(length) if length.isdigit() else self._service.limits.max_body_bytes
 
@@ -158,7 +158,9 @@ class StoredResponses:
 
 
 def events_seen(query: Mapping[str, str]) -> EventCursor | None:
-    """By ?stream=true&starting_after=N; None: the response is asked for, not its events. Raises InvalidRequest."""
+    """Returns the position after which ?stream=true&starting_after=N continues; None: the query is for the response,
+    not its events. Raises InvalidRequest.
+    """
     if query.get("stream", "false").lower() in ("false", "0"):
         return None
     after = query.get("starting_after")
