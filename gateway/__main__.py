@@ -45,7 +45,7 @@ EPILOG = """examples:
   python -m outrider.gateway --model models/demo-target --drafters drafter-a:7002,drafter-b:7002
   python -m outrider.gateway --model models/demo-target --speculative-config '{"method": "ngram"}'
 """
-# seconds; how old what /ready says of Redis may be
+# seconds; greatest age of the state of Redis that /ready reports
 WATCH_INTERVAL_S = 1.0
 
 

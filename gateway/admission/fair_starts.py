@@ -21,7 +21,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Protocol
 
-# outputs that one caller opens at a time while others wait: one prompt is read while the next one is on its way
+# outputs; that one caller opens at a time while others wait; one prompt is read while the next one is on its way
 MAX_OPENING = 2
 
 
@@ -114,7 +114,7 @@ class FairStarts:
         self._shares.move_to_end(caller)
 
     def _start_next(self) -> None:
-        """Starts all that may start. Whatever changes what may start calls this."""
+        """Starts all outputs that may start. To be called after every change to what may start."""
         for caller in [caller for caller, share in self._shares.items() if not (share.num_held or share.waiting)]:
             del self._shares[caller]
         num_places = self._places.num_places()

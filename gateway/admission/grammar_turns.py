@@ -12,9 +12,10 @@ from collections import OrderedDict
 
 from outrider.shared.sampling_params import Grammar
 
-# grammars; one owner's that verifiers may be compiling; their queues hold 8 (engine/sampling/grammar_check.py)
+# grammars; new ones of one owner that verifiers compile at a time; their queues hold 8
+# (engine/sampling/grammar_check.py)
 _MAX_NEW = 2
-# grammars; known to have been decoded by, forgotten in the order of use
+# grammars; remembered as decoded with; the least recently used is forgotten first
 _MAX_KNOWN = 1024
 
 

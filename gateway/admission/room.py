@@ -19,7 +19,7 @@ from outrider.shared.messages import VerifierInfo
 
 # ratio; how much longer one caller may make the rounds of the others; tests/attacks measures it
 MAX_SLOWDOWN = 2.0
-# share of all places; what one caller may hold while others hold some, so that these find one free when they send more
+# share; of all places, for one caller while others hold some; leaves the others a free place for their next output
 _MAX_SHARE_AMONG_OTHERS = 0.5
 
 
@@ -30,11 +30,11 @@ class Room:
     verifiers: Pool[VerifierInfo]
 
     def num_places(self) -> int:
-        """Sessions that they take in all; 0: unknown, as none serves."""
+        """Returns the sessions that the verifiers take in total; 0: unknown, as none serves."""
         return sum(info.max_sessions for info in self._infos())
 
     def max_per_caller(self, num_others: int) -> int:
-        """Outputs of one caller while others have num_others; at least 1."""
+        """Returns the outputs that one caller may run while others have num_others; at least 1."""
         infos = self._infos()
         places = max(1, int(_MAX_SHARE_AMONG_OTHERS * sum(info.max_sessions for info in infos)))
         own = [_max_per_caller(info.round_us, places, num_others / len(infos)) for info in infos]
@@ -54,7 +54,7 @@ def _max_per_caller(round_us: Sequence[int], most: int, num_others: float) -> in
 
 
 def _round_us(round_us: Sequence[int], num_sessions: float) -> float:
-    """Linear between the powers of two that are known, and beyond them."""
+    """Interpolates between the known powers of two, linearly; extrapolates beyond them."""
     power = min(int(num_sessions).bit_length() - 1, len(round_us) - 2)
     if power < 0:
         return float(round_us[0])

@@ -30,7 +30,7 @@ class TokenTexts:
         self._lengths: deque[int] = deque()
 
     def add(self, update: GenerationUpdate) -> Iterator[str]:
-        """The texts that are complete now, one per token; after the last update also what is left over."""
+        """Yields the texts that are complete now, one per token; after the last update also the remaining text."""
         self._text += update.text
         self._lengths.extend(map(len, update.token_texts))
         while self._lengths and self._lengths[0] <= len(self._text):
@@ -78,7 +78,7 @@ class ContentBlocks:
                 return self._delta({"type": "input_json_delta", "partial_json": text})
 
     def _open(self, block: StreamEvent) -> list[StreamEvent]:
-        """Nothing where a block of this type is open."""
+        """Returns the events that open a block; none if a block of its type is open."""
         if self._kind == block["type"]:
             return []
         closed = self._close()
@@ -99,7 +99,7 @@ class ContentBlocks:
 
 
 def _joined(events: list[Event]) -> list[Event]:
-    """Neighbours that say more of the same as one."""
+    """Joins neighbouring events of the same type into one."""
     joined: list[Event] = []
     for event in events:
         last = joined[-1] if joined else None

@@ -251,7 +251,7 @@ class Generation:
         return [member.address for member in self.verifiers.members]
 
     def _draft_plan(self, request: ValidRequest) -> DraftPlan | None:
-        """A named method drafts the number of tokens asked for; with `auto` the verifier drafts what pays there."""
+        """Returns the plan: a named method drafts the requested number of tokens; with `auto` the verifier decides."""
         method, token_tree = self._method(request), self._wants_tree(request)
         if method == METHOD_OFF:
             return None

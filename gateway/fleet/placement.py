@@ -31,7 +31,7 @@ _LOOK_AGAIN_S = 0.25
 def place(
     members: Sequence[Member[VerifierInfo]], prompt_token_ids: Sequence[int], cache_salt: str
 ) -> Member[VerifierInfo]:
-    """One of `members`, which must not be empty."""
+    """Returns one of `members`, which must not be empty."""
     beginning = prompt_token_ids[:PREFIX_LEN]
     key = cache_salt.encode() + b"\0" + struct.pack(f"<{len(beginning)}I", *beginning)
     affine = max(members, key=lambda member: _score(key, member.address))
@@ -40,7 +40,7 @@ def place(
 
 
 def load(member: Member[VerifierInfo]) -> int:
-    """Sessions there: this gateway's own, counted now, or all gateways', at the last poll; the larger."""
+    """Returns the sessions there: this gateway's own, counted now, or all gateways', at the last poll; the larger."""
     return max(member.num_sessions, member.info.num_sessions if member.info is not None else 0)
 
 

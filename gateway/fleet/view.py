@@ -125,7 +125,7 @@ def _methods(methods: Sequence[DraftMethodInfo]) -> list[MethodView]:
 
 
 def _num_sessions(member: Member[VerifierInfo] | Member[DrafterInfo]) -> int:
-    """This gateway's own, counted now, or all gateways', at the last poll; 0 for a lost member."""
+    """Returns this gateway's own sessions, counted now, or all gateways', at the last poll; 0 for a lost member."""
     if not member.healthy or member.info is None:
         return 0
     return max(member.num_sessions, member.info.num_sessions)

@@ -41,9 +41,9 @@ from outrider.shared.sampling_params import Grammar, GrammarKind, ThinkingBudget
 log = logging.getLogger(__name__)
 
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-# characters; what schemas of the size that a request may have come to at most, their definitions repeated
+# characters; longest grammar; bounds what the schemas of a request come to when definitions are repeated
 _MAX_GRAMMAR_CHARS = 1_000_000
-# notes; on tools' schemas, each of which is logged once
+# notes; on tools' schemas, remembered so that each is logged once
 _MAX_SAID = 1_000
 # Part of the error that Llama 3's template raises for a message with two calls.
 _ONE_CALL_A_TURN = "single tool-calls at once"

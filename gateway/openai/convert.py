@@ -116,7 +116,7 @@ def _own_last_message(body: ChatCompletionRequest) -> str:
 
 
 def chat_token_ids(body: ChatFields, tokenizer: Tokenizer, most_in: ServedModel | None = None) -> list[int]:
-    """`most_in`: refuses what cannot fit that model's context before it is tokenized."""
+    """Returns the prompt's tokens. `most_in`: refuses what cannot fit that model's context before it is tokenized."""
     return _encoded(chat_prompt(body, tokenizer), body, tokenizer, most_in)
 
 
@@ -290,7 +290,7 @@ def _seed(seed: int | None) -> int | None:
 
 
 def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """Each word as it is written at the start of a text and after a space, which are different tokens."""
+    """Tokenizes each word as at the start of a text and as after a space, which are different tokens."""
     if len(words) > _MAX_BAD_WORDS:
         raise InvalidRequest(f"bad_words has {len(words)} entries, the most is {_MAX_BAD_WORDS}", param="bad_words")
     sequences: dict[tuple[int, ...], None] = {}

@@ -11,7 +11,7 @@ from outrider.shared.errors import InvalidRequest
 
 @dataclass(frozen=True)
 class _Form:
-    """The tokens in front of the one text, between the two, and behind the other."""
+    """The tokens before the first text, between the two, and after the second."""
 
     begin: str
     between: str

@@ -80,7 +80,7 @@ def add_playground(app: FastAPI) -> None:
 
 
 def add_docs(app: FastAPI) -> None:
-    """GET /docs and its files. As FastAPI's own page, which needs the internet."""
+    """Serves GET /docs and its files: the page that FastAPI has, without internet access."""
     for name in (_SWAGGER_SCRIPT, _SWAGGER_STYLE):
         path = STATIC / f"{name}.gz"
         file = _file(path, _TYPES[Path(name).suffix])

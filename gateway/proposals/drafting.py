@@ -28,7 +28,7 @@ from outrider.shared.messages import (
 )
 from outrider.shared.sampling_params import SpeculationMode
 
-# tokens; between two looks at what drafters serve; they come and go in seconds
+# tokens; between two checks of what drafters serve; drafters come and go within seconds
 _OFFERS_TOKENS = 64
 
 
@@ -55,7 +55,7 @@ class Drafting:
         self._hint = hint or DraftHint()
         self._metrics = metrics
         self._trace = trace
-        # Which draft tokens are used in rejection mode must depend neither on the tokens nor on when they arrive.
+        # Rejection mode: which draft tokens are used must depend neither on the tokens nor on when they arrive.
         self._is_exact = spec.mode is SpeculationMode.EXACT
         token_tree = plan is not None and plan.token_tree
         options = ConnectionOptions(token_tree, timeout_s, metrics, trace)
@@ -96,7 +96,7 @@ class Drafting:
         return await self._remote.answer(Ask(committed_len, wanted.method, wanted.num_draft_tokens, patience_s))
 
     def step(self, answer: Answer, committed_len: int) -> VerifyStep:
-        """The verifier's next step with this answer."""
+        """Returns the verifier's next step with this answer."""
         was_wanted = self._next_draft is not None and answer.ask.num_draft_tokens > 0
         return VerifyStep(
             epoch=self._spec.epoch,
@@ -120,7 +120,7 @@ class Drafting:
         return auto if auto != before else None
 
     def signed(self, answer: Answer, commit: Commit) -> Commit:
-        """The commit, with who drafted what it scored."""
+        """Returns the commit with the method and the drafter of the draft that it scored."""
         if commit.num_draft_tokens == 0:
             return commit
         if commit.local_drafts is not None:
@@ -128,7 +128,9 @@ class Drafting:
         return dataclasses.replace(commit, drafter=answer.drafter, draft_method=_method_of(answer, commit))
 
     def observe(self, answer: Answer, commit: Commit, verify_s: float) -> None:
-        """One commit: what it cost and how much of the draft was good. verify_s: the gateway waited for it."""
+        """Records one commit: its cost, and how much of the draft was accepted. verify_s: how long the gateway waited
+        for it.
+        """
         drafted = answer.for_commit(commit) if commit.local_drafts is None else _local_answer(answer, commit)
         if commit.local_drafts is not None:
             verify_s -= drafted.wait_s  # which is part of it
@@ -145,7 +147,7 @@ class Drafting:
             self._trace.add_round(commit, method, verify_s, drafted.wait_s, drafted.timings)
 
     async def close(self) -> None:
-        """Leave the drafter, if there is one; may be called again."""
+        """Leaves the drafter, if there is one. May be called again."""
         await self._remote.close()
 
     def _count_round(self, drafted: Answer, commit: Commit, round_s: float) -> None:

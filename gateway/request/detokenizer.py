@@ -104,7 +104,7 @@ def make_text_decoder(tokenizer: Tokenizer, prompt_token_ids: Sequence[int], ski
 
 
 class MarkerTextDecoder:
-    """Another decoder, but that each marker token is one symbol, whatever is pending before it."""
+    """Wraps another decoder: shows each marker token as one symbol, whatever text is pending before it."""
 
     def __init__(self, decoder: TextDecoder, symbols: Mapping[int, str]) -> None:
         self._decoder = decoder

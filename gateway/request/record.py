@@ -138,7 +138,7 @@ def new_record(kind: AnswerKind, prepared: Prepared, numerics: str | None = None
 
 
 def _shared_lists(requests: tuple[ValidRequest, ...]) -> SamplingParams | None:
-    """The lists of several prompts, to be kept once: 1,024 bad words for each of 17 prompts were 290 KB, and 6 ms."""
+    """Returns lists that all prompts share, to store once: 1,024 bad words for each of 17 prompts took 290 KB, 6 ms."""
     first = requests[0].sampling_params
     lists = SamplingParams(bad_words=first.bad_words, logit_bias=first.logit_bias)
     others = [request.sampling_params for request in requests[1:]]

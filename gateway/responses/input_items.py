@@ -34,7 +34,7 @@ _SKIPPED = frozenset(
         *("compaction", "compaction_summary", "context_compaction"),
     }
 )
-# Calls of tools that OpenAI's models have built in and the client runs, and which of their fields says what to do.
+# Calls of tools that are built into OpenAI's models and run by the client, and the field that holds the action.
 _BUILT_IN_CALLS = {"local_shell_call": "action", "shell_call": "action", "apply_patch_call": "operation"}
 # An item that brings tools.
 TOOLS = "additional_tools"
@@ -43,7 +43,7 @@ Item = dict[str, Any]
 
 
 def _input(value: object) -> tuple[Item, ...]:
-    """A text is one message of the user."""
+    """Parses the input: a list of items, or a text, which is one message of the user."""
     if isinstance(value, str):
         return (_message({"role": "user", "content": value}, "it"),)
     if not isinstance(value, list | tuple):
@@ -63,7 +63,7 @@ def refers(items: Sequence[Item]) -> bool:
 
 
 def _items_of(value: object, where: str) -> list[Item]:
-    """One, as a rule."""
+    """Parses one item: into one as a rule, none if it is skipped, two for an MCP call."""
     if not isinstance(value, dict):
         raise ValueError(f"{where} must be an object, got {json_kind(value)}")
     item = {name: entry for name, entry in value.items() if entry is not None}
@@ -81,7 +81,7 @@ def _whole(kind: str, item: Item, where: str) -> Item:
 
 
 def _mcp_call(item: Item, where: str) -> list[Item]:
-    """The call, and what came of it."""
+    """Returns the call and its result."""
     own = {"call_id": item.get("id"), "output": _written(item.get("output", item.get("error", "")))}
     call = _content("function_call", {**item, **own}, where)
     result = _content("function_call_output", own, where)
@@ -178,7 +178,7 @@ def tools_in(items: Sequence[Item]) -> list[object]:
 
 
 def chat_messages(instructions: str | None, items: Sequence[Item]) -> list[dict[str, Any]]:
-    """The reasoning, text and calls of one turn are one message of the assistant."""
+    """Returns the chat's messages. The reasoning, text and calls of one turn are one message of the assistant."""
     messages: list[dict[str, Any]] = []
     if instructions is not None:
         messages.append({"role": "system", "content": instructions})

@@ -30,7 +30,7 @@ _TEXT_EVENTS = {
     _CALL: "response.function_call_arguments",
     _CUSTOM: "response.custom_tool_call_input",
 }
-# The same of the text itself in an event that ends it.
+# Kind of item to the field of its text in the event that ends it.
 _TEXT_NAMES = {_MESSAGE: "text", _REASONING: "text", _CALL: "arguments", _CUSTOM: "input"}
 
 ResponseEvent = dict[str, Any]
@@ -54,7 +54,7 @@ class _Open:
         return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": list(self.logprobs)}
 
     def item(self, status: str) -> dict[str, Any]:
-        """Its content is empty until it has ended."""
+        """Returns the item as JSON; its content is empty while it is in progress."""
         head = {"id": self.item_id, "type": self.kind, "status": status}
         if self.kind in (_CALL, _CUSTOM):
             return {**head, "call_id": self.call_id, **self.names, _TEXT_NAMES[self.kind]: self.text}

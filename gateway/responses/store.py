@@ -35,7 +35,7 @@ class ResponseStore:
         self._budget = budget
 
     def reserve(self, owner: str, num_bytes: int) -> None:
-        """Room for a response that begins. Raises PayloadTooLarge, QuotaExceeded or GatewayFull."""
+        """Reserves room for a new response. Raises PayloadTooLarge, QuotaExceeded or GatewayFull."""
         try:
             self._budget.hold(owner, num_bytes, self._ttl_s)
         except (QuotaExceeded, GatewayFull) as error:
@@ -51,7 +51,7 @@ class ResponseStore:
         return False
 
     async def put_items(self, owner: str, items: Mapping[str, bytes]) -> None:
-        """A finished response's, by their ids."""
+        """Stores the items of a finished response under their ids."""
         for item_id, document in items.items():
             words = ("SET", self._key("item", owner, item_id), document, "NX", "EX", self._ttl_s)
             if await self._redis.call(partial(tuple, words)):
@@ -72,8 +72,8 @@ class ResponseStore:
             await self._redis.call(partial(tuple, ("DEL", *keys)))
 
     async def get(self, owner: str, response_id: str) -> bytes:
-        """Finished or running. Raises UnknownSession: never stored, expired, deleted or somebody else's, which all look
-        the same.
+        """Returns a finished or running response. Raises UnknownSession: never stored, expired, deleted or another
+        owner's, which all look the same.
         """
         document = await self._get("response", owner, response_id)
         if document is None:
@@ -106,7 +106,7 @@ class ResponseStore:
         return bool(await self._redis.call(lambda: ("EXISTS", key)))
 
     async def beat(self, owner: str, response_id: str) -> None:
-        """Says that this gateway works on it."""
+        """Renews the lease of this gateway, which works on the response."""
         key = self._key("lease", owner, response_id)
         await self._redis.call(lambda: ("SET", key, b"1", "EX", _LEASE_S))
 
@@ -116,7 +116,7 @@ class ResponseStore:
         return bool(await self._redis.call(lambda: ("SET", key, b"1", "NX", "EX", _LEASE_S)))
 
     async def let_go(self, owner: str, response_id: str) -> None:
-        """Another gateway may continue at once."""
+        """Drops the lease, so that another gateway may continue at once."""
         key = self._key("lease", owner, response_id)
         await self._redis.call(lambda: ("DEL", key))
 

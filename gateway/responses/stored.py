@@ -78,7 +78,7 @@ async def delete(store: ResponseStore, owner: str, response_id: str) -> None:
 
 
 async def end(store: ResponseStore, owner: str, document: bytes, changes: Mapping[str, Any]) -> ResponseBody:
-    """Ends a running response, unless it has ended meanwhile; what it is then. Raises UnknownSession or Unavailable."""
+    """Ends a running response unless it has ended meanwhile, and returns it. Raises UnknownSession or Unavailable."""
     stored = json.loads(document)
     stored["response"].update(changes)
     response_id = stored["response"]["id"]
@@ -99,7 +99,7 @@ def stored_items(document: bytes) -> tuple[Item, ...]:
 
 
 async def dereferenced(store: ResponseStore, owner: str, items: Sequence[Item], max_bytes: int) -> list[Item]:
-    """The items, with those that were stored in place of references to them. Raises ValueError or Unavailable."""
+    """Replaces references by the items stored under their ids. Raises ValueError or Unavailable."""
     wanted = [item["id"] for item in items if item["type"] == REFERENCE]
     documents = await store.get_items(owner, tuple(dict.fromkeys(wanted)))
     for item_id in wanted:

@@ -22,7 +22,7 @@ _BUILT_IN = (
 )
 # The argument of the function that stands for a custom tool.
 _INPUT = "input"
-# Its beginning, where max_tokens has cut the arguments; whole escapes alone.
+# The beginning of arguments that max_tokens has cut; complete escapes only.
 _CUT_INPUT = re.compile(r'\s*\{\s*"input"\s*:\s*"((?:[^"\\]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*)')
 # Between the names of a namespace and of a function in it; vLLM's.
 _SEPARATOR = "__"
@@ -79,7 +79,7 @@ def custom_arguments(text: str) -> str:
 
 
 def custom_input(arguments: str) -> str:
-    """The input in arguments as a model wrote them, maybe under another name; those that are cut, as far as they go."""
+    """Returns the input in a model's arguments, maybe under another name; that of cut ones as far as it goes."""
     try:
         value = json.loads(arguments)
     except (ValueError, RecursionError):
@@ -111,7 +111,7 @@ def _functions(tool: object) -> list[object]:
 
 
 def _nested(value: Any) -> object:
-    """Functions are flat here, and an object of their own in a chat."""
+    """Nests a function: functions are flat here, and an object of their own in a chat."""
     if _kind(value) == "custom":
         return {"type": "function", "function": _custom_function(value)}
     if not isinstance(value, dict) or value.get("type") != "function":

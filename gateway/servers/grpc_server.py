@@ -70,7 +70,7 @@ class GatewayServicer(pb_grpc.GatewayServicer):
             await rpc.abort(context, error)
 
     async def _valid(self, request: pb.GenerateRequest, context: Context) -> ValidRequest:
-        """Long texts are tokenized on a thread, a few at a time, so that streams keep flowing."""
+        """Validates a request. Long texts are tokenized on a thread, a few at a time, so that streams keep flowing."""
         num_bytes = request.ByteSize()
         if num_bytes <= INLINE_BYTES:
             return valid_request(request, self._service)

@@ -110,7 +110,9 @@ class LiveService:
             raise Unavailable("the gateway is shutting down")
 
     def _check_log(self) -> None:
-        """A Redis that is away is waited for; one that is full or read-only would be waited for in vain."""
+        """Raises Unavailable if Redis takes no writes. One that is unreachable is waited for; a full or read-only one
+        is not.
+        """
         self._check_open()
         if self._redis.refusal:
             raise Unavailable(

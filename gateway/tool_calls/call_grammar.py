@@ -71,7 +71,7 @@ class CallGrammar:
         return f"{self._framed_text()} {more}" if not self._row.unmarked else self._or_unmarked(calls, more)
 
     def _or_unmarked(self, calls: str, more: str) -> str:
-        """Calls without markers, or text in which none is read."""
+        """Returns the expression for calls without markers, or for text in which none is read."""
         text = text_without(self._row.unmarked)
         begun = f"{self._lark.text_until(self._trigger(), text)} {calls}"
         one = self._lark.rule(" | ".join(self._unmarked(tool) for tool in self._tools))
@@ -79,7 +79,9 @@ class CallGrammar:
         return f"{unmarked} | {self._lark.rule(text)} | {begun} {more if self._parallel else self._lark.rule(ANY_TEXT)}"
 
     def _unmarked(self, tool: CallRule) -> str:
-        """Its beginning is one lexeme: the longest wins, and text may share all but its last character."""
+        """Returns the expression for a call without a marker. Its beginning is one lexeme: the longest wins, and text
+        may share all but its last character.
+        """
         spaces = _SPACE[1:-1]
         begin = self._lark.rule(f"/{spaces}{regex_escaped(self._row.unmarked).replace(' ', spaces)}/")
         named = quoted(f'{tool.name}", "{self._row.arguments_key}": ')
@@ -203,7 +205,7 @@ class CallGrammar:
         return argument(name, f"({' | '.join(values)})", is_string=True)
 
     def _other_key(self, one: ToolObject) -> str:
-        """A name that is none of the object's own."""
+        """Returns a terminal for a name that is none of the object's own."""
         own = "|".join(map(regex_escaped, one.properties))
         return self._lark.terminal(f"{_KEY} & ~/{own}/" if own else _KEY)
 
@@ -217,7 +219,7 @@ class CallGrammar:
         return found.choices, found.regexes
 
     def _listed(self, tool: CallRule, argument: Any) -> str:
-        """Arguments with commas between them, the required ones first, so that no comma stands alone."""
+        """Returns the expression for arguments between commas, required ones first, so that no comma stands alone."""
         return f"({' | '.join(self._list_of(tool, one, argument) for one in self._objects(tool))})"
 
     def _list_of(self, tool: CallRule, one: ToolObject, argument: Any) -> str:

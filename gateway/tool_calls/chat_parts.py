@@ -20,8 +20,8 @@ MISTRAL_ID_CHARS = 9
 
 
 def call_id(plan: OutputPlan, key: str, call: Call | CallBegins) -> str:
-    """The model's own, or one that depends on the request alone: whoever continues it says the same. key: names the
-    choice, the same at every gateway.
+    """Returns the model's own id, or one that depends on the request alone, so that any gateway that continues it
+    returns the same. key: names the choice, the same at every gateway.
     """
     if call.model_id:
         return call.model_id
@@ -65,8 +65,8 @@ class ChatParts:
         return delta
 
     def message(self, text: str, finish: FinishReason | None) -> dict[str, Any]:
-        """The whole choice. Its content is null where there are only calls or reasoning, the reasoning of a model that
-        reasons where there is none to show.
+        """Returns the message of a whole choice. Its content is null if there are only calls or reasoning; a reasoning
+        model's reasoning is null if there is none to show.
         """
         folded = fold(self._events(text, finish or FinishReason.ABORT))
         message: dict[str, Any] = {"role": "assistant", "content": folded.content}

@@ -17,7 +17,7 @@ from functools import lru_cache
 from outrider.gateway.tool_calls.reader import Reader, Step
 from outrider.gateway.tool_calls.symbols import is_symbol
 
-# levels; brackets within each other, beyond which they are text: readers of JSON recurse
+# levels; nesting of brackets, beyond which they are text; readers of JSON recurse
 _MAX_DEPTH = 100
 # characters; a longer number is text: Python refuses to read more than 4,300 digits
 _MAX_NUMBER_CHARS = 300
@@ -36,11 +36,11 @@ _REPLACEMENT = "\\ufffd"
 
 @lru_cache(maxsize=64)
 def _outside(stops: str) -> re.Pattern[str]:
-    """Any characters but these, and symbols."""
+    """Returns a regex of any characters but these and symbols."""
     return re.compile(f"[^{re.escape(stops)}\ud800-\udfff]*")
 
 
-# Numbers with a comma behind each, in which lists can be long.
+# Numbers, each with a comma after it: lists of them can be long.
 _ITEMS = re.compile(r"(?:-?(?:0|[1-9][0-9]{0,15})(?:\.[0-9]{1,16})?[ \t\n\r]*,[ \t\n\r]*)*")
 # The beginning of a number; a short one that is whole.
 _DIGITS, _INTEGER = re.compile("[-0-9]*"), re.compile("-?(?:0|[1-9][0-9]{0,15})")
@@ -83,7 +83,7 @@ class LenientJson:
         self._first_of_ends = "".join({end[0] for end in self.ends})
 
     def value(self) -> Step[bool]:
-        """One value. False if none follows, of which nothing is taken then but brackets' content."""
+        """Reads one value. Returns False if none follows; then only the content of brackets is taken."""
         reader, levels = self.reader, self._levels
         awaits_value = True
         while True:
@@ -120,7 +120,7 @@ class LenientJson:
         return self._finish(awaits_value=awaits_value)
 
     def text(self) -> Step[str | None]:
-        """A whole string, decoded; None if none follows. Nothing goes to `sink`."""
+        """Reads and decodes a complete string; returns None if none follows. Nothing goes to `sink`."""
         held: list[str] = []
         character = yield from self.reader.peek()
         if not character or character not in _QUOTES:
@@ -153,7 +153,7 @@ class LenientJson:
         level.held = ""
 
     def _items(self) -> Step[bool]:
-        """Many items of a list at once."""
+        """Reads many items of a list at once."""
         level = self._levels[-1]
         items = (yield from self.reader.run(_ITEMS)) if level.closing != "}" else ""
         if items:
@@ -163,7 +163,7 @@ class LenientJson:
         return bool(items)
 
     def _closed_by(self, character: str) -> bool:
-        """Closes what the bracket does, and whatever is open within it. Whether the value is complete."""
+        """Closes the bracket and whatever is open within it. Returns whether the value is complete."""
         levels = self._levels
         if all(level.closing != character for level in levels):
             return False
@@ -241,7 +241,7 @@ class LenientJson:
         return True
 
     def _word(self) -> Step[None]:
-        """A number or a word; whatever else it is becomes a string."""
+        """Reads a number or a word; anything else becomes a string."""
         reader, depth = self.reader, 0
         word = yield from reader.run(_DIGITS)
         character = yield from reader.peek()
@@ -343,7 +343,7 @@ class LenientJson:
         return digits
 
     def _code(self, digits: str) -> Step[None]:
-        """A \\u escape; half a character becomes U+FFFD."""
+        """Reads a \\u escape; half a character becomes U+FFFD."""
         code = int(digits, 16)
         while 0xD800 <= code < 0xDC00 and (yield from self.reader.match("\\u")):
             low = yield from self._hex(4)

@@ -17,9 +17,9 @@ _WANTS_SHORT_IDS = "length 9"
 
 
 def template_messages(messages: Sequence[Mapping[str, Any]], template: str) -> list[dict[str, Any]]:
-    """Arguments as objects, reasoning under the template's own key, and developer messages as system messages where
-    the template knows none: as one with a system message before it, of which many templates take one. Raises
-    InvalidRequest.
+    """Returns messages for the template: arguments as objects, and reasoning under the template's own key. Developer
+    messages become system messages where the template knows none, joined to a system message before them, as many
+    templates take only one. Raises InvalidRequest.
     """
     chat: list[dict[str, Any]] = []
     for place, message in enumerate(messages):

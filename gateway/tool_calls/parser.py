@@ -80,7 +80,9 @@ class OutputParser:
         return self._step()
 
     def finish(self, *, was_cut: bool = False) -> list[Event]:
-        """was_cut: the model did not end the output itself. A call that it has ended is whole, whatever it left out."""
+        """Ends the output and returns the last events. was_cut: the model did not end it itself. If it did, an open
+        call is complete, whatever is missing.
+        """
         self._reader.end(was_cut=was_cut)
         return self._step()
 
@@ -151,7 +153,7 @@ class OutputParser:
         yield from self._content()
 
     def _reasoning(self) -> Step[None]:
-        """Up to its end marker, or to a call's begin where that is a special token."""
+        """Reads reasoning up to its end marker, or to a call's begin marker if that is a special token."""
         row, reader = self._reasoning_row, self._reader
         if row is None:
             return

@@ -15,7 +15,7 @@ T = TypeVar("T")
 Step = Generator[None, None, T]
 
 _SPACE = re.compile(r"\s*")
-# characters; read text that may stay in front of the rest, so that a piece is not paid for with a copy of all of it
+# characters; consumed text left in the buffer; dropping it copies the rest, which is too slow to do for each piece
 _SPENT_CHARS = 4096
 
 

@@ -20,17 +20,17 @@ from outrider.shared.errors import InvalidRequest
 
 Schema = dict[str, Any]
 
-# schemas within one, references' targets included; each takes about 5 us and 100 characters
+# schemas; nested in one, referenced ones included; each takes about 5 us and 100 characters
 _MAX_SCHEMAS = 5_000
-# levels of schemas within each other; the engine reads recursively too
+# levels; nesting of schemas; the grammar engine reads them recursively too
 _MAX_DEPTH = 64
-# objects that one schema may stand for, each written out: allOf of anyOfs is their product
+# objects; alternatives of one schema, each written out; an allOf of anyOfs multiplies them
 _MAX_OBJECTS = 16
-# levels; down to which the parts of properties are merged, of which recursive schemas have no end
+# levels; depth down to which the parts of properties are merged; recursive schemas have no end
 _MAX_MERGED = 8
-# readings; kept for further requests: agents send the same tools with each
+# readings; cached for further requests; agents send the same tools with each
 _MAX_KNOWN = 512
-# characters; of a schema whose reading is kept
+# characters; longest schema whose reading is cached
 _MAX_KNOWN_CHARS = 32_768
 
 _SCALARS = frozenset(
@@ -124,8 +124,8 @@ def argument_types(parameters: Mapping[str, Any]) -> Mapping[str, Schema]:
 
 @dataclass
 class _Merged:
-    """An object of several parts: per property the schemas that it must fit, all of them. is_object: it says so itself.
-    names_all: what may be there is named.
+    """An object merged from several parts. properties: per name, all the schemas that its value must fit. is_object:
+    the schema has `type` or `properties`. names_all: it lists its properties.
     """
 
     properties: dict[str, list[Any]] = field(default_factory=dict)
@@ -180,7 +180,7 @@ class _SchemaReader:
     # ---- the normal form ----
 
     def _schema(self, schema: Any, path: str, depth: int, *, is_part: bool) -> Any:
-        """is_part: of an object, other parts of which stand elsewhere."""
+        """Brings a schema into the normal form. is_part: of an object whose other parts stand elsewhere."""
         if isinstance(schema, bool) or schema == {}:
             return schema or schema == {}
         if not isinstance(schema, dict):
@@ -256,7 +256,7 @@ class _SchemaReader:
                     self._left_out(path, key)
 
     def _left_out(self, path: str, what: str) -> Schema:
-        """The schema that anything fits."""
+        """Notes what is left out, and returns the schema that anything fits."""
         self._beyond[f"{path.removeprefix('.')[-120:] or 'the schema'}: {what}"] = None
         return {}
 
@@ -429,7 +429,7 @@ def _wrong(path: str, what: str) -> InvalidRequest:
 
 
 def _close(found: Schema) -> None:
-    """No properties but those that are named, or demanded; unless the schema says so itself."""
+    """Allows only properties that are named or required, unless the schema itself says otherwise."""
     if "additionalProperties" not in found:
         names = filter(_is_text, found.get("required", ()))
         found["properties"] = {**found["properties"], **{name: {} for name in names if name not in found["properties"]}}

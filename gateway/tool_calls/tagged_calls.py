@@ -17,7 +17,7 @@ from outrider.gateway.tool_calls.symbols import is_symbol
 from outrider.shared.errors import InvalidRequest
 from outrider.shared.strict_json import strict_json
 
-# count; ends of a value that may stand inside one JSON string, each of which is tried
+# ends; tried within one JSON string before the first one is taken as the value's end
 _MAX_INNER_ENDS = 8
 
 
@@ -83,7 +83,7 @@ class _Value:
         self._stops = "".join({marker[0] for marker in (row.value_end, row.key_begin, row.end, *self._after)})
 
     def as_string(self) -> Step[None]:
-        """Passed on as it comes, JSON-escaped, without the newline on each side."""
+        """Passes the value on as it comes, JSON-escaped, without the newline on each side."""
         reader, writer, newline = self._context.reader, self._context.writer, ""
         writer.arguments('"')
         if not self._context.row.value_begin:
@@ -102,8 +102,8 @@ class _Value:
         writer.arguments('"' if not reader.ended_by_cut else "\\n" if newline else "")
 
     def as_other(self, schema: Any) -> Step[None]:
-        """Held to its end, then passed on as JSON; one that is cut off stays as it is. An end that stands inside a JSON
-        string belongs to the value, if that string is closed later.
+        """Holds the value to its end, then passes it on as JSON; one that is cut off stays as it is. An end marker
+        inside a JSON string belongs to the value, if that string is closed later.
         """
         reader, end = self._context.reader, self._context.row.value_end
         parts = [(yield from self._text())]

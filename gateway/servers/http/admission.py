@@ -42,7 +42,7 @@ _METRICS_PATH = "/metrics"
 _PAGE_PATH = "/"
 # A GET that generates: the rest of a stream, by its request's path or by its response's.
 _STREAMS_PREFIX, _RESPONSES_PREFIX = "/v1/streams/", "/v1/responses/"
-# seconds; to report a timeout to the client, whose connection is cut if it does not read
+# seconds; for reporting a timeout; the connection of a client that does not read the report is cut
 _LAST_WORDS_S = 1.0
 
 

@@ -49,7 +49,7 @@ class BackgroundResponse(GenerationResponse):
         self._names = prepared.requests[0].owner, prepared.options.answer_id
 
     async def begin(self) -> None:
-        """A new one: from now on it can be found. Raises CommitRefused or Unavailable."""
+        """Stores a new response, which can be found from now on. Raises CommitRefused or Unavailable."""
         await self._store.begin(*self._names, document_of(self._so_far("in_progress"), self._plan))
         if not self._prepared.options.stream:
             self._answer = JSONResponse(self._so_far("queued"))
@@ -98,7 +98,7 @@ class BackgroundResponse(GenerationResponse):
             await asyncio.gather(ended, return_exceptions=True)
 
     async def _until_ended(self) -> None:
-        """Gives signs of life until the response has an end that this gateway has not put."""
+        """Renews the lease until the response has an end, stored by a cancellation or by another gateway."""
         while True:
             with suppress(Unavailable):
                 if await self._store.has_ended(*self._names):

@@ -191,8 +191,8 @@ class GenerationResponse(Response):
             await keep(self._service.responses, self._prepared, answer.body())
 
     def _server_time(self, update: GenerationUpdate, started: float) -> bytes:
-        """A comment where annotations were asked for: when the gateway had the tokens, in seconds of this connection.
-        No part of the event, whose bytes are the same whenever and from wherever it comes.
+        """Returns a comment, if annotations are requested: when the gateway had the tokens, in seconds of this
+        connection. It is no part of the event, whose bytes are the same whenever and wherever it is sent.
         """
         if update.replayed or not self._prepared.options.annotate:
             return b""
