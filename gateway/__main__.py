@@ -114,7 +114,7 @@ def check_settings(config: GatewayConfig) -> None:
 
 
 def given_template(setting: str) -> str | None:
-    """The template of --chat-template, a file or the text itself; None for the checkpoint's. Raises ConfigError."""
+    """Returns the template that --chat-template names or holds; None for the checkpoint's. Raises ConfigError."""
     if not setting:
         return None
     try:

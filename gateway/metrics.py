@@ -96,7 +96,7 @@ class GatewayMetrics:
             self._draft_rounds.labels(came.value).inc()
 
     def observe_ahead(self, *, used: bool) -> None:
-        """A proposal requested ahead, once it is known whether its assumption held."""
+        """Counts a proposal requested ahead, once it is known whether its assumption held."""
         self._ahead.labels("yes" if used else "no").inc()
 
     def observe_commit(self, commit: Commit, method: str) -> None:

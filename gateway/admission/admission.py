@@ -42,7 +42,7 @@ class Admission:
         )
 
     def identify(self, authorization: str | None) -> ApiKey | None:
-        """The key in an Authorization header; None where no key is required. Raises Unauthenticated."""
+        """Returns the key in an Authorization header; None where no key is required. Raises Unauthenticated."""
         return None if self.ring is None else self.ring.find(authorization)
 
     def reload_keys(self) -> None:

@@ -62,7 +62,7 @@ class KeyRing:
             log.info("%d API keys from %s", len(self._keys), self._path)
 
     def find(self, authorization: str | None) -> ApiKey:
-        """The key in an Authorization header. Raises Unauthenticated."""
+        """Returns the key in an Authorization header. Raises Unauthenticated."""
         scheme, _, text = (authorization or "").strip().partition(" ")
         if scheme.lower() != "bearer" or not text.strip():
             raise Unauthenticated("an API key is required: send it as Authorization: Bearer KEY")
@@ -107,7 +107,7 @@ def put_caller(scope: Any, caller: Caller) -> None:
 
 
 def caller_of(request_or_context: Any) -> Caller:
-    """The caller of a Starlette request or a gRPC context; NOBODY where none is attached."""
+    """Returns the caller of a Starlette request or a gRPC context; NOBODY where none is attached."""
     if isinstance(request_or_context, CallerContext):
         return request_or_context.caller
     scope = getattr(request_or_context, "scope", None)
@@ -116,5 +116,5 @@ def caller_of(request_or_context: Any) -> Caller:
 
 
 def owner_of(request_or_context: Any) -> str:
-    """The name of the request's API key; "" where keys are not required."""
+    """Returns the name of the request's API key; "" where keys are not required."""
     return caller_of(request_or_context).owner

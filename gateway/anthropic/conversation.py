@@ -103,7 +103,7 @@ def _result(block: Mapping[str, Any], where: str) -> str:
 
 
 def _text(blocks: list[dict[str, Any]]) -> str:
-    """Joined by newlines, like the text parts of a chat."""
+    """Joins the blocks' texts by newlines, like the text parts of a chat."""
     return "\n".join(block["text"] for block in blocks if block["type"] == "text")
 
 

@@ -65,7 +65,7 @@ class Generation:
         self.starts = FairStarts(Room(self.verifiers))
 
     async def generate(self, request: ValidRequest) -> AsyncGenerator[GenerationUpdate, None]:
-        """Updates of the choices in `request.starts` as they come; closing the generator frees every session."""
+        """Yields updates of the choices in `request.starts` as they come; closing the generator frees every session."""
         updates: asyncio.Queue[GenerationUpdate | Exception] = asyncio.Queue(self.config.max_queued_commits)
         started = time.perf_counter()
         last: dict[int, float] = {}
@@ -203,7 +203,7 @@ class Generation:
                 await drafting.close()
 
     def _numerics(self, start: ChoiceStart) -> str | None:
-        """The kind of verifier that a choice needs; None: any."""
+        """Returns the kind of verifier that a choice needs; None: any."""
         if start.mode is not SpeculationMode.EXACT:
             return None
         # An older gateway has begun it, and did not say.

@@ -26,7 +26,7 @@ def acquire_drafter(
     target: VerifierInfo | None,
     metadata: Carrier = (),
 ) -> Lease | None:
-    """A session slot at a drafter for the method `wanted` (or "auto"); None if no drafter has one.
+    """Takes a session slot at a drafter for the method `wanted` (or "auto"); None if no drafter has one.
 
     metadata: for the stream that will be opened.
     """

@@ -27,12 +27,12 @@ class VerifierKinds:
         self._reported: tuple[str, ...] = ()
 
     def present(self) -> tuple[str, ...]:
-        """Kinds of the healthy verifiers, sorted."""
+        """Returns the kinds of the healthy verifiers, sorted."""
         healthy = self._verifiers.healthy()
         return tuple(sorted({kind_of(member) for member in healthy}))
 
     def for_new_request(self) -> str | None:
-        """The kind that an exact request begins with; None while no verifier has ever been reached.
+        """Returns the kind for a new exact request; None while no verifier has ever been reached.
 
         The most common kind among known members: one odd machine does not attract all traffic, and an upgraded fleet
         changes over once, halfway. Unreachable members count, or each restart could tip a near tie, but a kind needs a
@@ -61,7 +61,7 @@ class VerifierKinds:
 
 
 def kind_of(member: Member[VerifierInfo]) -> str:
-    """Empty for verifiers of versions without this field: those are one kind."""
+    """Returns the verifier's kind; empty for versions without this field, which are one kind."""
     return member.info.numerics if member.info is not None else ""
 
 

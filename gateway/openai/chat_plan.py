@@ -50,7 +50,7 @@ _ONE_CALL_A_TURN = "single tool-calls at once"
 
 
 def chat_prompt(body: ChatFields, tokenizer: Tokenizer) -> str:
-    """The prompt's text. Raises InvalidRequest."""
+    """Returns the prompt's text. Raises InvalidRequest."""
     if body.add_generation_prompt and body.continue_final_message:
         raise InvalidRequest(
             "continue_final_message and add_generation_prompt cannot both be true", param="continue_final_message"
@@ -214,7 +214,7 @@ def _max_thinking_tokens(body: ChatCompletionRequest, output: OutputFormat, toke
 
 
 def _rules(body: ChatCompletionRequest, choice: ToolChoice) -> tuple[CallRule, ...]:
-    """The tools that may be called. Where nothing demands a schema, a call's arguments are any object."""
+    """Returns the rules of callable tools. Where nothing demands a schema, a call's arguments are any object."""
     must_call = choice.mode in ("required", "named")
     loose: dict[str, Any] = {"type": "object"}
     return tuple(

@@ -254,7 +254,7 @@ def _max_tokens(body: GenerationFields, prompt_len: int, chat: bool, model: Serv
 
 
 def _sampling_params(body: GenerationFields, num_logprobs: int | None, served: Served) -> SamplingParams:
-    """All but max_tokens, which depends on the prompt."""
+    """Returns the parameters except max_tokens, which depends on the prompt."""
     if body.allowed_token_ids == ():
         raise InvalidRequest("allowed_token_ids must not be empty", param="allowed_token_ids")
     if body.top_k is not None and body.top_k < -1:

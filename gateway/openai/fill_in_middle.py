@@ -36,7 +36,7 @@ _FORMS = (
 
 
 def with_suffix(body: CompletionRequest, tokenizer: Tokenizer) -> CompletionRequest:
-    """The request with its suffix in the prompts; itself where that is empty. Raises InvalidRequest."""
+    """Returns the request with its suffix in the prompts; itself if that is empty. Raises InvalidRequest."""
     if not body.suffix:
         return body
     if body.echo:

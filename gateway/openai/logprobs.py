@@ -80,7 +80,7 @@ def echo_logprobs(
     *,
     as_ids: bool = False,
 ) -> CompletionLogprobs:
-    """The prompt in the legacy format; its first token has no log-probability."""
+    """Returns the prompt in the legacy format; its first token has no log-probability."""
     texts = _echoed_texts(tokenizer, prompt_token_ids, echo_text)
     laws = _after_first(prompt_token_ids, entries)
     return completion_logprobs(tokenizer, prompt_token_ids, texts, laws, num_top, 0, as_ids=as_ids)

@@ -40,13 +40,13 @@ _LINE_BREAKS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 
 
 def to_json(value: object) -> str:
-    """Compact JSON; raises ValueError on NaN, which JSON does not have."""
+    """Returns compact JSON; raises ValueError on NaN, which JSON does not have."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text if text.isascii() else text.translate(_LINE_BREAKS)
 
 
 def merge_updates(updates: Sequence[GenerationUpdate]) -> GenerationUpdate:
-    """All updates of one choice as one."""
+    """Merges all updates of one choice into one."""
     first, last = updates[0], updates[-1]
     return GenerationUpdate(
         choice_index=first.choice_index,
@@ -93,7 +93,7 @@ class AnswerShape:
         return texts[prompt_index] if texts is not None else ""
 
     def echo(self, prompt_index: int, entries: Sequence[TokenLogprob]) -> CompletionLogprobs | None:
-        """The prompt's log-probabilities, if both echo and logprobs are set."""
+        """Returns the prompt's log-probabilities, if both echo and logprobs are set."""
         if self.options.echo_texts is None or self.options.num_logprobs is None:
             return None
         prompt, text = self.prompt(prompt_index), self.echo_text(prompt_index)
@@ -145,7 +145,7 @@ class AnswerShape:
         return ChatParts(options.output, options.answer_id, options.created, index) if options.output else None
 
     def chat_parts(self, index: int, update: GenerationUpdate) -> dict[str, Any]:
-        """A chat choice without its message or delta."""
+        """Returns a chat choice without its message or delta."""
         options = self.options
         parts: dict[str, Any] = {
             "index": index,

@@ -39,7 +39,7 @@ class Account:
         self._predicted: dict[int, PredictedText] = {}
 
     def choice(self, prompt_index: int, update: GenerationUpdate) -> int:
-        """The choice's index in the answer."""
+        """Returns the choice's index in the answer."""
         return prompt_index * self._requests[prompt_index].n + update.choice_index
 
     def add(self, prompt_index: int, update: GenerationUpdate) -> None:
@@ -84,7 +84,7 @@ class Account:
         return details
 
     def choice_usage(self, prompt_index: int, choice: int) -> Usage:
-        """One choice's usage so far, for streams that report it in every event."""
+        """Returns one choice's usage so far, for streams that report it in every event."""
         return self._usage_of(prompt_index, 0 if self._drop_output else self._num_tokens.get(choice, 0))
 
     def prompt_usage(self, prompt_index: int) -> Usage:

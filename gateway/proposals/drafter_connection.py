@@ -86,7 +86,7 @@ class DrafterConnection:
     async def ask(
         self, committed_len: int, num_draft_tokens: int, patience_s: float, *, one_more: bool
     ) -> ProposalReply | None:
-        """The answer; None if it does not come within patience_s. one_more: asks for a guess of the bonus token too."""
+        """Returns the answer; None if it takes over patience_s. one_more: also asks for a guess of the bonus token."""
         pending, self._ahead = self._ahead, None
         if pending is not None:
             holds = pending.holds(self._committed)
@@ -164,7 +164,7 @@ class DrafterConnection:
 
 
 def guess_after(proposal: Proposal, num_draft_tokens: int) -> tuple[Proposal, tuple[int, ...]]:
-    """The proposal cut to num_draft_tokens; and those tokens with the guess of the bonus token, if a chain has it."""
+    """Cuts the proposal to num_draft_tokens. Also returns its tokens with a chain's guess of the bonus token."""
     if proposal.parents or len(proposal.token_ids) <= num_draft_tokens:
         return proposal, ()
     cut = dataclasses.replace(

@@ -22,7 +22,7 @@ class HiddenFlow:
         self._pieces: list[HiddenStates] = []
 
     def request(self, committed_len: int) -> HiddenStatesRequest | None:
-        """The rows that a step at `committed_len` should request; None for a method without hidden states."""
+        """Returns the rows that a step at `committed_len` should request; None for a method without hidden states."""
         if not self._layers:
             return None
         first_index = self._next if self._takes_history else max(self._next, committed_len - 1)
@@ -39,7 +39,7 @@ class HiddenFlow:
         return not self._layers or self._next >= committed_len - 1
 
     def hand_over(self) -> tuple[HiddenStates, ...]:
-        """The rows received since the last call."""
+        """Returns the rows received since the last call."""
         pieces, self._pieces = tuple(self._pieces), []
         return pieces
 

@@ -97,7 +97,7 @@ class RemoteSource:
         self._open_sessions = commit.timings.open_sessions or self._open_sessions
 
     def hidden_states_request(self, committed_len: int) -> HiddenStatesRequest | None:
-        """The rows that the drafter needs next."""
+        """Returns the rows that the drafter needs next."""
         return self._connection.hidden.request(committed_len) if self._connection is not None else None
 
     async def close(self) -> None:

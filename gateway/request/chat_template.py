@@ -53,7 +53,7 @@ class ChatTemplate:
         variables: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """The prompt text. Raises InvalidRequest (param "messages") when the template refuses the messages.
+        """Returns the prompt text. Raises InvalidRequest (param "messages") when the template refuses the messages.
 
         continue_final_message: leaves the last message open for the model to continue.
         """
@@ -89,7 +89,7 @@ class ChatTemplate:
         return self._template.render({**self._special_tokens, **names})
 
     def _with_system_in_place(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """All system messages joined in order into the first, where the template shows no others."""
+        """Joins all system messages in order into the first, where the template shows no others."""
         system = [message for message in messages if _is_system(message)]
         if system in ([], list(messages[:1])) or self._takes_later_system:
             return messages

@@ -40,7 +40,7 @@ def entry_of(commit: Commit, end: TextEnd | None) -> LogEntry:
 
 
 def commit_of(entry: LogEntry) -> tuple[Commit, TextEnd | None]:
-    """The commit, and what in its text ended the output. Raises InternalError when the entry is broken."""
+    """Returns the commit, and what in its text ended the output. Raises InternalError when the entry is broken."""
     try:
         extras = pb.CommitExtras.FromString(entry.extras)
         origins = tuple(map(TokenOrigin, extras.origins))

@@ -176,7 +176,7 @@ class IncrementalDetokenizer:
         self._stopped = False
 
     def push(self, token_id: int) -> str:
-        """The text that this token completes; does not look for stop strings."""
+        """Returns the text that this token completes; does not look for stop strings."""
         self._num_tokens += 1
         return self._decoder.push(token_id)
 
@@ -214,7 +214,7 @@ class IncrementalDetokenizer:
         return self._only_call.ended_with_call and self._num_tokens >= self._min_tokens
 
     def finish(self) -> str:
-        """The text held back until now: the start of a stop string, or an unfinished character."""
+        """Returns the text held back until now: the start of a stop string, or an unfinished character."""
         if self._stopped:
             return ""
         self._stopped = True

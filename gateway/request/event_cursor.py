@@ -73,7 +73,7 @@ class EventNumbers:
         self.count = 0
 
     def next_id(self, num_tokens: int, *, finished: bool) -> str | None:
-        """The next event's id; None: the client has it. num_tokens: that the events up to it come from."""
+        """Returns the next event's id; None: the client has it. num_tokens: those behind the events up to it."""
         number = self.count
         self.count += 1
         if number <= self._last_seen:
@@ -82,7 +82,7 @@ class EventNumbers:
 
 
 def parse_event_id(text: str) -> tuple[str, EventCursor]:
-    """The request's id and the cursor. Raises InvalidRequest."""
+    """Returns the request's id and the cursor. Raises InvalidRequest."""
     request_id, _, cursor = text.strip().rpartition(":")
     match = _CURSOR.fullmatch(cursor)
     if not request_id or match is None:

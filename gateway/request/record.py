@@ -60,7 +60,7 @@ class SessionRecord:
         return sum(map(len, self.stream_keys))
 
     def place(self, choice: int) -> tuple[int, int]:
-        """Index of the prompt, and of the choice within it, of a choice of the answer (prompts first)."""
+        """Returns the index of the prompt, and of the choice within it, for a choice of the answer (prompts first)."""
         return divmod(choice, self.prepared.requests[0].n)
 
     def encode(self) -> bytes:

@@ -57,7 +57,7 @@ def _keeps(pre_tokenizer: Mapping[str, Any]) -> bool:
 
 
 def _most_joined(normalizer: Mapping[str, Any] | None) -> int | None:
-    """Input characters per character of the normalized text; None when some are dropped."""
+    """Returns the input characters per character of the normalized text; None when some are dropped."""
     most = 1
     for part in _parts(normalizer, "normalizers"):
         if part["type"] == "NFC":

@@ -100,11 +100,11 @@ class Tokenizer:
         return text
 
     def token_string(self, token_id: int) -> str:
-        """The vocabulary entry as in the file ("Ġthe"); empty for an unknown id."""
+        """Returns the vocabulary entry as in the file ("Ġthe"); empty for an unknown id."""
         return self._backend.id_to_token(token_id) or ""
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that this token adds to a text, special tokens included; empty for an unknown id."""
+        """Returns the bytes that this token adds to a text, special tokens included; empty for an unknown id."""
         if self._bytes_per_token is None:
             return self.decode([token_id], skip_special_tokens=False).encode()
         return self._bytes_per_token.get(token_id, b"")
@@ -150,7 +150,7 @@ def _conversion(folder: Path) -> str:
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Names to text; an entry of the config is text, an object with `content`, or null."""
+    """Maps names to text; an entry of the config is text, an object with `content`, or null."""
     found = {}
     for name in _SPECIAL_NAMES:
         value = config.get(name)
@@ -178,7 +178,7 @@ def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _token_bytes_table(backend: tokenizers.Tokenizer, description: Mapping[str, Any]) -> dict[int, bytes] | None:
-    """Each id's bytes, or None for decoders (WordPiece, BPE suffixes) that depend on a token's neighbours."""
+    """Returns each id's bytes, or None for decoders (WordPiece, BPE suffixes) that depend on a token's neighbours."""
     kinds = _decoder_kinds(description)
     vocab = {token_id: token for token, token_id in backend.get_vocab(with_added_tokens=True).items()}
     if kinds == ["ByteLevel"]:
@@ -199,7 +199,7 @@ def _decoder_kinds(description: Mapping[str, Any]) -> list[str]:
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """GPT-2's map from printable stand-ins to bytes."""
+    """Returns GPT-2's map from printable stand-ins to bytes."""
     plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     alphabet = {chr(byte): byte for byte in plain}
     others = [byte for byte in range(256) if byte not in set(plain)]

@@ -106,7 +106,7 @@ def _all_tools(tools: object, items: Sequence[Item]) -> object:
 
 
 def _chat(body: ResponsesRequest, items: Sequence[Item]) -> dict[str, Any]:
-    """The body of the chat, as JSON."""
+    """Returns the body of the chat, as JSON."""
     chat = body.model_dump(include=set(_SHARED), exclude_unset=True, by_alias=True)
     chat["messages"] = chat_messages(body.instructions, items)
     chat["tools"] = chat_tools(body.tools)

@@ -90,7 +90,7 @@ class _Rules:
                 rule.append(token)
 
     def expanded(self, name: str) -> str:
-        """The rule with all rules that it names put in."""
+        """Returns the rule with all rules that it names expanded."""
         if name not in self._expressions:
             if name not in self._tokens:
                 raise ValueError(f"has no rule {name[:80]!r}")

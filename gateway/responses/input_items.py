@@ -150,7 +150,7 @@ def _string(item: Item, name: str, where: str) -> str:
 
 
 def _text(value: object, where: str) -> str:
-    """Parts are joined by newlines, as in a chat."""
+    """Joins parts by newlines, as in a chat."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list | tuple):

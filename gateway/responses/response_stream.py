@@ -38,7 +38,7 @@ class WholeResponse:
         self._finish: FinishReason | None = None
 
     def add(self, prompt_index: int, update: GenerationUpdate) -> list[tuple[int, ResponseEvent]]:
-        """The events that the update brings, each with the number of tokens that it took."""
+        """Returns the update's events, each with the number of tokens that it took."""
         self._account.add(prompt_index, update)
         events: list[tuple[int, ResponseEvent]] = []
         for place, text in enumerate(update.token_texts):

@@ -30,7 +30,7 @@ _ID_PREFIXES = {
 
 
 def num_reserved(prepared: Prepared) -> int:
-    """Bytes of a response that are known before it begins; 0 where it is not to be stored."""
+    """Returns the bytes of a response that are known before it begins; 0 if it will not be stored."""
     plan = prepared.options.response
     return len(plan.fields) + len(plan.input_items) if plan is not None and plan.input_items else 0
 
@@ -93,7 +93,7 @@ def stored_response(document: bytes) -> ResponseBody:
 
 
 def stored_items(document: bytes) -> tuple[Item, ...]:
-    """The conversation up to the end of the response, as input items."""
+    """Returns the conversation up to the end of the response, as input items."""
     stored = json.loads(document)
     return (*stored["input"], *parse_items(stored["response"]["output"]))
 
@@ -112,7 +112,7 @@ async def dereferenced(store: ResponseStore, owner: str, items: Sequence[Item], 
 
 
 def with_ids(items: Sequence[Item], answer_id: str) -> list[Item]:
-    """Items that have none get one that depends on the request alone."""
+    """Gives items without an id one that depends on the request alone."""
     return [
         item if "id" in item else {"id": _item_id(item, f"{answer_id} {place}"), **item}
         for place, item in enumerate(items)
@@ -124,7 +124,7 @@ def _item_id(item: Item, key: str) -> str:
 
 
 def input_page(document: bytes, query: Mapping[str, str]) -> ItemList:
-    """The input's items, the last first unless order says asc. Raises InvalidRequest."""
+    """Returns the input's items, the last first unless order says asc. Raises InvalidRequest."""
     items: list[dict[str, Any]] = json.loads(document)["input"]
     order, limit = query.get("order", "desc"), query.get("limit", str(_DEFAULT_PAGE))
     if order not in ("asc", "desc"):

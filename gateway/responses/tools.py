@@ -74,7 +74,7 @@ def called_tools(tools: Sequence[Any]) -> dict[str, CalledTool]:
 
 
 def custom_arguments(text: str) -> str:
-    """A custom tool's input as the arguments of the function that stands for it."""
+    """Returns a custom tool's input as the arguments of the function that stands for it."""
     return json.dumps({_INPUT: text}, ensure_ascii=False)
 
 

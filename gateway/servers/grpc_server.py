@@ -102,7 +102,7 @@ class GatewayServicer(pb_grpc.GatewayServicer):
     async def _replies(
         self, prepared: Prepared, num_seen: int, context: Context
     ) -> AsyncGenerator[pb.GenerateReply, None]:
-        """The replies after the tokens already seen of the one running choice."""
+        """Yields the replies after the tokens already seen of the one running choice."""
         [request] = [request for request in prepared.requests if request.starts]
         service = metered(self._service, caller_of(context).account)
         num_tokens = num_cached = 0
@@ -173,7 +173,7 @@ def valid_request(request: pb.GenerateRequest, service: GatewayService) -> Valid
 
 
 def _prompt(request: pb.GenerateRequest, service: GatewayService) -> tuple[list[int], str]:
-    """The prompt's token ids, and the name of the field that held them."""
+    """Returns the prompt's token ids, and the name of the field that held them."""
     match request.WhichOneof("input"):
         case "prompt":
             check_prompt_chars(request.prompt, service.tokenizer, service.model, "prompt")

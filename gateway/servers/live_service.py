@@ -170,7 +170,7 @@ class LiveService:
         self._logged_warning = now
 
     def _warning(self) -> str:
-        """Empty where all is as configured, and before a verifier has been reached."""
+        """Returns the warning; empty if all is as configured, and before a verifier has been reached."""
         method, generation = self._generation.speculative.method, self._generation
         if method in (METHOD_AUTO, METHOD_OFF) or not generation.verifiers.healthy():
             return ""
@@ -182,7 +182,7 @@ class LiveService:
         )
 
     def _known_methods(self) -> set[str]:
-        """Every method ever offered: a request that names one is served without drafts while its drafters are away."""
+        """Returns every method ever offered: a request for one is served without drafts while its drafters are away."""
         verifiers, drafters = self._generation.verifiers.healthy(), self._generation.drafters.healthy()
         offered = [member.info.methods for member in drafters if member.info is not None]
         offered += [member.info.local_methods for member in verifiers if member.info is not None]
@@ -206,7 +206,7 @@ def _response_store(config: GatewayConfig, commit_log: CommitLog) -> ResponseSto
 
 
 def _parsers(config: GatewayConfig, tokenizer: Tokenizer) -> tuple[str, str]:
-    """The rows of tool_calls/formats.py that outputs are read by: those set, else those of the chat template."""
+    """Returns the rows of tool_calls/formats.py to read outputs by: those set, else those of the chat template."""
     template = tokenizer.tool_template_source
     reasoning, calls = config.reasoning_parser, config.tool_call_parser
     if reasoning == "auto":

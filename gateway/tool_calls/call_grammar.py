@@ -58,7 +58,7 @@ class CallGrammar:
         return calls if row.bare else f"{self._lark.marker(self._trigger())} {calls}"
 
     def optional(self) -> str:
-        """Text with calls in it, or none."""
+        """Returns the expression for text with or without calls in it."""
         if self._row.body is Body.HARMONY:
             marker, text = self._lark.marker, self._lark.rule(ANY_TEXT)
             return f"{marker('<|channel|>')} ({self._calls()} | {marker('final<|message|>')} {text})"
@@ -88,7 +88,7 @@ class CallGrammar:
         return f'{begin} {named} {self._parameters(tool)} "}}"'
 
     def _framed_text(self) -> str:
-        """Text between the markers that some families put around an answer; optional."""
+        """Returns the expression for optional text between the markers that some families put around an answer."""
         if not self._row.framing:
             return ""
         begin, end = map(self._lark.marker, self._row.framing)

@@ -50,7 +50,7 @@ class BodyContext:
         return LenientJson(self.reader, sink, self.ends, quote, is_python)
 
     def value_or_object(self, value: LenientJson) -> Step[None]:
-        """A call's arguments; none are {}."""
+        """Reads a call's arguments; none are {}."""
         if not (yield from value.value()) and not self.reader.ended_by_cut:
             self.writer.arguments("{}")
 

@@ -112,7 +112,7 @@ ToolChoiceField = Annotated[
 
 
 def parameters_of(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool without parameters takes none."""
+    """Returns a tool's parameters; a tool without them takes none."""
     parameters: dict[str, Any] = tool["function"].get("parameters") or {"type": "object", "properties": {}}
     return parameters
 

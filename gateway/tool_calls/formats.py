@@ -76,11 +76,11 @@ class CallFormat:
     value_end: str = ""
 
     def around(self) -> tuple[str, ...]:
-        """The markers that are passed over wherever they stand between calls."""
+        """Returns the markers that are passed over wherever they stand between calls."""
         return tuple(marker for marker in (*self.section, *self.framing) if marker)
 
     def markers(self) -> tuple[str, ...]:
-        """Every text of the row that may be, or hold, a special token."""
+        """Returns every text of the row that may be, or hold, a special token."""
         texts = (self.begin, self.end, *self.also_begin, *self.around(), self.head, self.separator, self.id_separator)
         tags = (self.key_begin, *(text for text, _ in self.key_ends), self.value_begin, self.value_end)
         return tuple(text for text in (*texts, *tags) if text)

@@ -59,7 +59,7 @@ class Lark:
         return "\n".join([f"start: {start}", *self._rules])
 
     def marker(self, text: str) -> str:
-        """The text, its special tokens as tokens; "" for none."""
+        """Returns the expression for the text, its special tokens as tokens; "" for none."""
         return " ".join(f"<[{piece}]>" if isinstance(piece, int) else quoted(piece) for piece in self._pieces(text))
 
     def text_until(self, marker: str, text: str = ANY_TEXT) -> str:
@@ -127,7 +127,7 @@ def json_value(schema: Any) -> str:
 
 
 def expression_of(grammar: Grammar) -> str:
-    """A caller's grammar as one expression."""
+    """Returns a caller's grammar as one expression."""
     match grammar.kind:
         case GrammarKind.JSON_OBJECT:
             return json_value({"type": "object"})

@@ -185,7 +185,7 @@ class LenientJson:
         return True
 
     def _key(self) -> Step[bool]:
-        """A key and its colon; False if there is no colon."""
+        """Reads a key and its colon; returns False if there is no colon."""
         reader, character = self.reader, (yield from self.reader.peek())
         if self.quote and (yield from reader.match(self.quote)):
             yield from self._string(self.quote, is_key=True)
@@ -211,7 +211,7 @@ class LenientJson:
         return False
 
     def _run(self, stops: str) -> Step[str]:
-        """The text up to one of `stops`, a symbol or an end."""
+        """Reads the text up to one of `stops`, a symbol or an end."""
         parts, plain = [], _outside(stops + self._first_of_ends)
         while True:
             while more := (yield from self.reader.run(plain)):
@@ -361,7 +361,7 @@ class LenientJson:
 
 
 def word_as_json(word: str) -> str:
-    """A number or a word of JSON or Python as JSON; anything else, and a number beyond floats, as a string."""
+    """Returns a number or a word of JSON or Python as JSON; anything else, or a number beyond floats, as a string."""
     if word in _WORDS:
         return _WORDS[word]
     if len(word) <= _MAX_NUMBER_CHARS:
@@ -379,7 +379,7 @@ def word_as_json(word: str) -> str:
 
 
 def repaired(text: str) -> str | None:
-    """Strict JSON of a text that is one value; None if it is none, or goes on behind it."""
+    """Returns strict JSON of a text that is one value; None if it is none, or goes on after it."""
     reader, held = Reader(), list[str]()
     reader.feed(text.strip())
     reader.end()

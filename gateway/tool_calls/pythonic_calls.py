@@ -66,7 +66,7 @@ def _arguments(context: BodyContext, names: list[str]) -> Step[None]:
 
 
 def _key(reader: Reader) -> Step[str]:
-    """The name before an equals sign, which is taken; "" if a value follows."""
+    """Reads the name before an equals sign, and the sign; returns "" if a value follows."""
     reader.mark(MAX_HELD_CHARS)
     key = ""
     while more := (yield from reader.run(_NAME_ENDS)):

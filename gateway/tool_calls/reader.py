@@ -75,7 +75,7 @@ class Reader:
         return self._end() - self._at >= count
 
     def peek(self) -> Step[str]:
-        """The next character, which is left there; "" at the end."""
+        """Returns the next character, without taking it; "" at the end."""
         if self._mark is None and self._at < len(self._text):
             return self._text[self._at]
         return self._text[self._at] if (yield from self._available(1)) else ""
@@ -153,5 +153,5 @@ class Reader:
 
 @lru_cache(maxsize=256)
 def outside(stops: str) -> re.Pattern[str]:
-    """Any characters but these."""
+    """Returns a regex of any characters but these."""
     return re.compile(f"[^{re.escape(stops)}]*")

@@ -34,7 +34,7 @@ def reasoning_state(row: ReasoningFormat, prompt: str, continued: str | None = N
 
 
 def with_reasoning(lark: Lark, row: ReasoningFormat | None, state: ReasoningState, answer: str) -> str:
-    """The expression `answer`, behind the reasoning that may or must still come."""
+    """Returns the expression `answer` behind the reasoning that may or must still come."""
     if row is None:
         return answer
     answer = f"{lark.marker(row.answer_begin)} {answer}" if row.answer_begin else answer

@@ -49,7 +49,7 @@ _REASONING: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 
 def recognise_tool_call_parser(template: str | None, special_tokens: Container[str]) -> str:
-    """The parser's name, or "none"."""
+    """Returns the parser's name, or "none"."""
     if template is None or "tools" not in template:
         return NONE
     name = _first(_CALLS, template)

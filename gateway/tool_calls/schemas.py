@@ -83,7 +83,7 @@ class Reading:
     beyond: tuple[str, ...]
 
     def with_definitions(self, schema: Any) -> Schema:
-        """A schema of this reading, complete with the definitions that it needs."""
+        """Returns a schema of this reading, complete with the definitions that it needs."""
         needed: dict[str, Any] = {}
         waiting = list(_references(schema))
         while waiting:
@@ -464,7 +464,7 @@ def _name_of(reference: str) -> str:
 
 
 def _references(schema: Any) -> Iterator[str]:
-    """The names of definitions that a schema in the normal form refers to."""
+    """Yields the names of definitions that a schema in the normal form refers to."""
     waiting = [schema]
     while waiting:
         node = waiting.pop()
@@ -501,7 +501,7 @@ def kind_of(value: Any) -> set[str]:
 
 
 def types_of(schema: Any) -> set[str]:
-    """The JSON types that a schema itself names; empty if it does not say."""
+    """Returns the JSON types that a schema itself names; empty if it does not say."""
     if not isinstance(schema, dict):
         return set()
     if isinstance(schema.get("enum"), list):

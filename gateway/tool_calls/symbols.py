@@ -32,13 +32,13 @@ class Symbols:
         return bool(self._symbols)
 
     def spell(self, text: str) -> str:
-        """A marker, or a stop string, as it appears in the text: its tokens as symbols."""
+        """Returns a marker, or a stop string, as it appears in the text: its tokens as symbols."""
         for token in self._longest_first:
             text = text.replace(token, self._symbols[token])
         return text
 
     def show(self, text: str) -> str:
-        """The text with the tokens written out."""
+        """Returns the text with the tokens written out."""
         return text.translate(self._texts) if self._texts else text
 
     def by_id(self, token_ids: Mapping[str, int]) -> dict[int, str]:

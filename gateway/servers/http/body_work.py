@@ -38,7 +38,7 @@ class BodyWork:
             return await self._bodies.on_thread(lambda: work(parse_json(body)), len(body))
 
     async def answered(self, request: Request, work: Callable[[object], Mapping[str, object]]) -> Response:
-        """`work` on the body's JSON, as JSON; a long answer counts until it is sent."""
+        """Returns `work` on the body's JSON, as JSON; a long answer counts until it is sent."""
         answer = await self.parsed(request, lambda body: LongJson(work(body)), ANSWER_RATIO)
         if (held := caller_of(request).held) is not None:
             held.add_answer(len(answer.body))

@@ -46,7 +46,7 @@ class Load:
 
 
 async def merged_updates(service: GatewayService, requests: tuple[ValidRequest, ...]) -> AsyncGenerator[Indexed, None]:
-    """The updates of all prompts as they come, each with its prompt's index. The first error ends them all."""
+    """Yields the updates of all prompts as they come, each with its prompt's index. The first error ends them all."""
     if len(requests) == 1:
         async with aclosing(service.generate(requests[0])) as updates:
             async for update in updates:
@@ -227,7 +227,7 @@ def _body(data: bytes, *, more: bool) -> dict[str, Any]:
 
 
 async def _send(send: Send, message: dict[str, Any]) -> None:
-    """Some servers raise OSError for a disconnected client; it must not look like an OSError of the generation."""
+    """Raises ClientDisconnect for some servers' OSError, which must not look like an OSError of the generation."""
     try:
         await send(message)
     except OSError as error:

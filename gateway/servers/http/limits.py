@@ -72,7 +72,7 @@ async def _discard(chunks: AsyncGenerator[bytes, None], most_bytes: int) -> None
 
 
 def parse_json(body: bytes) -> object:
-    """Strict UTF-8 JSON. Raises InvalidRequest that says what is wrong where."""
+    """Parses strict UTF-8 JSON. Raises InvalidRequest that says what is wrong where."""
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -81,7 +81,7 @@ def parse_json(body: bytes) -> object:
 
 
 def as_outrider_error(error: Exception) -> OutriderError:
-    """An OutriderError unchanged; any other error is logged, and the caller gets the log's reference."""
+    """Returns an OutriderError unchanged; any other error is logged, and the caller gets the log's reference."""
     if isinstance(error, OutriderError) and not isinstance(error, InternalError):
         return error
     reference = uuid.uuid4().hex[:12]
@@ -117,7 +117,7 @@ def _body_on(path: str, error: OutriderError) -> ErrorAnswer | MessagesErrorAnsw
 
 
 def error_event(error: OutriderError, path: str) -> bytes:
-    """The error as a server-sent event, for a stream that has begun."""
+    """Returns the error as a server-sent event, for a stream that has begun."""
     name = "event: error\n" if is_messages_path(path) else ""
     return f"{name}data: {json.dumps(_body_on(path, error), ensure_ascii=False)}\n\n".encode()
 
