@@ -84,7 +84,7 @@ class GatewayMetrics:
         return generate_latest(self._registry)
 
     def observe_round(self, round_s: float, overhead_s: float, num_tokens: int, *, speculation: bool) -> None:
-        """speculation: the round waited for a draft, with any outcome. Prefills are not rounds."""
+        """Counts one round; prefills are not rounds. speculation: the round waited for a draft, with any outcome."""
         kind = "on" if speculation else "off"
         self._round.labels(kind).observe(round_s)
         self._round_tokens.labels(kind).inc(num_tokens)

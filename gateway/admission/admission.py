@@ -17,7 +17,7 @@ from outrider.shared.service import is_loopback
 
 @dataclass
 class Admission:
-    """One per gateway. Without a key ring, no key is required."""
+    """Admission checks, one set per gateway. Without a key ring, no key is required."""
 
     ring: KeyRing | None = None
     quotas: Quotas = field(default_factory=lambda: Quotas(512))

@@ -27,8 +27,9 @@ _MAX_FILE_BYTES = 4 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Caller:
-    """owner: the key's name, "" where no keys are required. account: the owner's usage, None if not counted. held:
-    what the request's body and answer hold of the gateway's memory. peer: the address that it came from.
+    """The caller of a request. owner: the key's name, "" where no keys are required. account: the owner's usage, None
+    if not counted. held: the share of the gateway's memory that the request's body and answer use. peer: the address
+    that it came from.
     """
 
     owner: str = ""

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class BodyBudget:
-    """One per gateway, for both of its servers."""
+    """The budget of long bodies, one per gateway, for both of its servers."""
 
     def __init__(self, max_bytes: int = _MAX_BYTES) -> None:
         self._max_bytes = max_bytes

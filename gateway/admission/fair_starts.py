@@ -26,9 +26,10 @@ MAX_OPENING = 2
 
 
 class Places(Protocol):
-    """Contract: cheap, and current at each call. num_places: outputs that may run at once; 0: unknown, so nothing waits
-    here, since each output waits for a verifier anyway. max_per_caller: those of one caller while others hold
-    num_others; at least 1.
+    """The places that outputs can run in. Contract: cheap, and current at each call.
+
+    num_places: outputs that may run at once; 0: unknown, so nothing waits here, since each output waits for a verifier
+    anyway. max_per_caller: those of one caller while others hold num_others; at least 1.
     """
 
     def num_places(self) -> int: ...
@@ -65,7 +66,7 @@ class Place:
 
 
 class FairStarts:
-    """One per gateway."""
+    """The queue of outputs that wait to start, one per gateway."""
 
     def __init__(self, places: Places) -> None:
         self._places = places

@@ -20,7 +20,7 @@ _MAX_KNOWN = 1024
 
 
 class GrammarTurns:
-    """One per gateway. Owners are the names of API keys; without keys all callers are one."""
+    """Turns at compiling new grammars. Owners are the names of API keys; without keys all callers are one."""
 
     def __init__(self) -> None:
         self._room: dict[str, asyncio.Semaphore] = {}
@@ -42,7 +42,7 @@ class GrammarTurns:
 
 
 class Turn:
-    """Held until the first tokens, or the end, of the request."""
+    """A turn of a request, which ends with its first tokens or with the request."""
 
     def __init__(self, turns: GrammarTurns, room: asyncio.Semaphore | None, digest: bytes) -> None:
         self._turns = turns
@@ -50,7 +50,7 @@ class Turn:
         self._digest = digest
 
     def end(self, *, decoded: bool) -> None:
-        """decoded: tokens have come, so the grammar is known from now on. Further calls do nothing."""
+        """Ends the turn; further calls do nothing. decoded: tokens have come, so the grammar is known from now on."""
         if self._room is None:
             return
         if decoded:

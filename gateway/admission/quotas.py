@@ -69,7 +69,7 @@ class Account:
 
 
 class Quotas:
-    """`admit` reserves a slot for one request while its block runs."""
+    """The usage of all owners. `admit` reserves a slot for one request while its block runs."""
 
     def __init__(self, max_concurrent_requests: int, clock: Clock = time.monotonic) -> None:
         self._max_concurrent_requests = max_concurrent_requests

@@ -42,7 +42,9 @@ class TokenTexts:
 
 
 class ContentBlocks:
-    """Feed it the text of each token in order, then call `finish` once. Each returns the new events."""
+    """Content blocks made from an output. Pass the text of each token in order to `push`, then call `finish` once. Each
+    returns the new events.
+    """
 
     def __init__(self, options: AnswerOptions) -> None:
         self._plan = options.output or OutputPlan()

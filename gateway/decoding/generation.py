@@ -44,7 +44,7 @@ MAX_PARALLEL_CHOICES = 32
 
 @dataclass
 class Generation:
-    """Everything a choice needs from the gateway around it."""
+    """The parts of the gateway that choices are generated with."""
 
     config: GatewayConfig
     speculative: SpeculativeConfig

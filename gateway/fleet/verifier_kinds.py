@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class VerifierKinds:
-    """pinned: the kind for all exact requests (--numerics); empty: the fleet's most common kind."""
+    """The verifiers' kinds. pinned: the kind for all exact requests (--numerics); empty: the most common one."""
 
     def __init__(self, verifiers: Pool[VerifierInfo], pinned: str) -> None:
         self._verifiers = verifiers

@@ -142,7 +142,9 @@ class ChatPlan:
         return thinking_budget(self.max_thinking_tokens, self.output, self.state, tokenizer.control_tokens, encode)
 
     def _grammar(self, asked: Grammar | None, served: Served) -> Grammar | None:
-        """asked: of response_format or structured_outputs, for the answer's text; a call that is demanded has none."""
+        """Returns the output's grammar. asked: of response_format or structured_outputs, for the answer's text; there
+        is no such text if a call is required.
+        """
         reasoning, tokens = self.output.reasoning, served.tokenizer.control_tokens
         if self.output.calls is None or not (self.options.must_call or asked is not None or self._is_strict()):
             if asked is None or reasoning is None:

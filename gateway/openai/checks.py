@@ -81,9 +81,9 @@ def truncate_prompt(
 
 
 def output_budget(requested: int | None, default: int | None, prompt_len: int, model: ServedModel, param: str) -> int:
-    """max_tokens: the requested value if it fits, else the default limited to the context, else all of the context.
+    """Returns the requested value if it fits, else the default limited to the context, else all of the context.
 
-    None of them exceeds the server's limit (--override-generation-config).
+    No max_tokens exceeds the server's limit (--override-generation-config).
     """
     room = model.max_model_len - prompt_len
     limit = model.sampling_defaults.max_tokens_limit

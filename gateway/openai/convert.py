@@ -91,8 +91,8 @@ def prepare_completion(body: CompletionRequest, served: Served) -> Prepared:
 def prepare_chat(
     body: ChatCompletionRequest, served: Served, id_prefix: str = "chatcmpl-", *, as_message: bool = False
 ) -> Prepared:
-    """id_prefix: how the answer's id begins. as_message: the answer is one of /v1/messages, where max_tokens is cut to
-    the room that the prompt leaves. Raises InvalidRequest or UnknownModel.
+    """Validates a chat request. id_prefix: how the answer's id begins. as_message: the answer is one of /v1/messages,
+    where max_tokens is cut to the room that the prompt leaves. Raises InvalidRequest or UnknownModel.
     """
     check_model(body.model, served.model)
     if body.top_logprobs is not None and not body.logprobs:

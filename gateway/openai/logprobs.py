@@ -117,8 +117,8 @@ def chat_logprobs(
     as_ids: bool = False,
     named: bool = False,
 ) -> ChatLogprobs:
-    """as_ids: tokens are named by their ids; their bytes stay those of the text. named: the request has named the
-    tokens of the entries, so all are shown, behind the chosen one, as in vLLM.
+    """Returns log-probabilities in the chat format. as_ids: tokens are named by their ids; their bytes stay those of
+    the text. named: the request has named the entries' tokens, so all are shown, after the chosen one, as in vLLM.
     """
     content: list[ChatTokenLogprob] = []
     for token_id, entry in zip(token_ids, entries, strict=True):

@@ -24,7 +24,7 @@ class SpecMetricsLevel(enum.Enum):
 
 
 class Account:
-    """Pass every update to `add`; the other methods only read."""
+    """The account of an answer's usage and speculation. Pass every update to `add`; the other methods only read."""
 
     def __init__(self, prepared: Prepared, level: SpecMetricsLevel) -> None:
         self._requests = prepared.requests

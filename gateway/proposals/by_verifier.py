@@ -9,7 +9,7 @@ ValueT = TypeVar("ValueT")
 
 
 class ByVerifier(Generic[ValueT]):
-    """make: the initial value of a verifier. addresses: of the verifiers in the fleet now."""
+    """A value per verifier. make: its initial value. addresses: the verifiers in the fleet now."""
 
     def __init__(self, make: Callable[[], ValueT], addresses: Callable[[], Collection[str]]) -> None:
         self._make = make

@@ -43,7 +43,7 @@ class ConnectionOptions:
 
 
 class DrafterConnection:
-    """committed: the session's growing output.
+    """A session's connection to its drafter. committed: the session's growing output.
 
     `open` comes first. All methods but `close` raise OutriderError when the drafter is lost; then only `close` may be
     called.

@@ -33,7 +33,7 @@ _OFFERS_TOKENS = 64
 
 
 class Drafting:
-    """Arguments as RemoteSource's. plan: None: no drafts. local: the methods that the verifier serves."""
+    """A session's drafting. Arguments as RemoteSource's. plan: None: no drafts. local: the verifier's methods."""
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from outrider.shared.messages import DraftStep, ProposalReply
 
 @dataclass
 class PendingProposal:
-    """assumed: tokens before the proposal that were not yet committed at asked_at. Times: perf_counter seconds."""
+    """A requested proposal. assumed: tokens before it, uncommitted at asked_at. Times: perf_counter seconds."""
 
     task: asyncio.Task[ProposalReply]
     step: DraftStep

@@ -19,8 +19,9 @@ from outrider.v1 import log_pb2 as pb
 
 @dataclass(frozen=True)
 class ResponsePlan:
-    """fields: JSON, those of the request that the answer repeats. input_items: JSON, the items of the input, with those
-    of the responses before it; "" where nothing is stored.
+    """The parts of a response that are known before it begins. fields: JSON, the request's fields that the answer
+    repeats. input_items: JSON, the items of the input, with those of the responses before it; "" where nothing is
+    stored.
     """
 
     fields: str

@@ -16,7 +16,7 @@ from outrider.v1 import log_pb2 as pb
 
 
 def entry_of(commit: Commit, end: TextEnd | None) -> LogEntry:
-    """end: what in its text ended the output; None: nothing has, or the verifier ended it."""
+    """Returns the log entry. end: what in the text ended the output; None: nothing, or the verifier ended it."""
     extras = pb.CommitExtras(
         origins=bytes(commit.origins),
         logprobs=map(logprob_to_wire, commit.logprobs),

@@ -25,7 +25,9 @@ _MAX_HELD_TOKENS = 8
 
 
 class TextDecoder(Protocol):
-    """`push` returns the text that a token completes, `flush` how an unfinished character is shown."""
+    """Decoder of one output's tokens. `push` returns the text that a token completes, `flush` how an unfinished
+    character is shown.
+    """
 
     def push(self, token_id: int) -> str: ...
 
@@ -181,8 +183,9 @@ class IncrementalDetokenizer:
         return self._decoder.push(token_id)
 
     def process(self, token_ids: Sequence[int], *, ends_with_stop_token: bool = False) -> Piece:
-        """ends_with_stop_token: the last one is a stop or end-of-sequence token, which is in the output but not in its
-        text, unless stops are included."""
+        """Processes a commit's tokens. ends_with_stop_token: the last one is a stop or end-of-sequence token, which is
+        in the output but not in its text, unless stops are included.
+        """
         texts: list[str] = []
         shown: list[str] = []
         end: TextEnd | None = None

@@ -44,7 +44,9 @@ class Seen:
 
 @dataclass(frozen=True)
 class EventCursor:
-    """choices: in the answer's order, None before the first event. ended: the usage has been seen."""
+    """A client's position in an answer. choices: in the answer's order, None before the first event. ended: the client
+    has seen the usage.
+    """
 
     choices: tuple[Seen | None, ...] = ()
     ended: bool = False

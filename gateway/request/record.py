@@ -35,9 +35,10 @@ _PLAIN_RECORD_VERSION = 1
 
 @dataclass(frozen=True)
 class SessionRecord:
-    """modes: per prompt. stream_keys: per prompt, per choice. All that is random about a request is in here.
+    """The stored form of a request. It contains everything random about the request.
 
-    numerics: the kind of verifier that its exact prompts are decoded by; None: an older gateway did not settle it.
+    modes: per prompt. stream_keys: per prompt, per choice. numerics: the kind of verifier that its exact prompts are
+    decoded by; None: an older gateway did not settle it.
     """
 
     kind: AnswerKind

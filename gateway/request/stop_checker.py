@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Checked:
-    """text: may be shown now. stop: the stop string that was found, which ends the output."""
+    """The result of a push. text: may be shown now. stop: the stop string that was found, which ends the output."""
 
     text: str
     stop: str | None = None
 
 
 class StopChecker:
-    """Feed text with `push`, until a stop string is found."""
+    """Finds stop strings in an output's text. Pass the text to `push` until one is found."""
 
     def __init__(self, stop: tuple[str, ...], include_stop: bool) -> None:
         self._include_stop = include_stop

@@ -16,7 +16,9 @@ _PRE_TOKENIZERS_THAT_KEEP = {"ByteLevel", "Metaspace", "Digits"}
 
 
 def most_chars_per_token(description: Mapping[str, Any], bytes_per_token: Mapping[int, bytes] | None) -> int | None:
-    """description: tokenizer.json. bytes_per_token: the bytes each id adds to a text. None: no known bound."""
+    """Returns the most characters that one token covers; None: no known bound. description: tokenizer.json.
+    bytes_per_token: the bytes that each id adds to a text.
+    """
     model, added = description["model"], description.get("added_tokens") or []
     if not bytes_per_token or model.get("type") != "BPE":
         return None

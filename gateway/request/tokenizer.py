@@ -110,7 +110,7 @@ class Tokenizer:
         return self._bytes_per_token.get(token_id, b"")
 
     def token_text(self, token_id: int) -> str:
-        """`token_bytes` for display: incomplete characters show as U+FFFD."""
+        """Returns `token_bytes` for display: incomplete characters show as U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
     def apply_chat_template(

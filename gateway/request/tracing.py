@@ -97,7 +97,9 @@ class SessionSpans:
         self._round_started_ns = time.time_ns()
 
     def add_round(self, commit: Commit, method: str, verify_s: float, draft_s: float, draft: Timings) -> None:
-        """verify_s, draft_s: how long the gateway waited for each; the rest of the timings are the services' own."""
+        """Adds a round's spans. verify_s, draft_s: how long the gateway waited for each; other timings are the
+        services' own.
+        """
         attributes: Attributes = {
             **self._attributes,
             "outrider.base_len": commit.base_len,

@@ -42,7 +42,8 @@ _NAMES = (
 def prepare_response(
     body: ResponsesRequest, served: Served, earlier: Sequence[Item] = (), *, can_store: bool = False
 ) -> Prepared:
-    """earlier: the conversation before the input. can_store: whether the gateway stores responses.
+    """Validates a request by way of a chat. earlier: the conversation before the input. can_store: whether the gateway
+    stores responses.
 
     Raises InvalidRequest or UnknownModel.
     """

@@ -65,7 +65,8 @@ class _Open:
 
 
 class OutputItems:
-    """`push` each token's text, then `finish` once. Each returns its events, without their numbers.
+    """The items of a response's output. `push` each token's text, then `finish` once. Each returns its events, without
+    their numbers.
 
     items: those that have ended.
     """

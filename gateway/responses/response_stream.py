@@ -24,7 +24,7 @@ from outrider.shared.messages import FinishReason
 
 
 class WholeResponse:
-    """Pass every update to `add`, then take the `body`."""
+    """Builds the body of a response. Pass every update to `add`, then take the `body`."""
 
     def __init__(self, prepared: Prepared, tokenizer: Tokenizer, level: SpecMetricsLevel, version: str) -> None:
         """version: of the server; the API has no field for it."""

@@ -59,7 +59,7 @@ class TextField(Body):
 
 
 class ReasoningField(Body):
-    """A summary that is asked for is not made: the reasoning itself is in the answer."""
+    """A requested summary is not made: the reasoning itself is in the answer."""
 
     effort: String | None = Field(None, description="none, minimal, low, medium, high, xhigh or max")
 

@@ -1,11 +1,11 @@
 """Responses in Redis, so that any gateway can return one, or continue it as the beginning of another.
 
-A finished one is one value under its owner and id, which expires; the first that is put stays. The items of its output
-are there once more under their own ids. A deleted one leaves an
-empty value for the rest of its life: who resumes the stream of its request must not store it again.
+A finished response is one value under its owner and id, which expires; the first that is stored stays. The items of its
+output are also stored under their own ids. A deleted response leaves an empty value until it would have expired: a
+gateway that resumes its request's stream must not store it again.
 
-One in the background has two more while it runs: what it is until then, and a sign of life of the gateway that works
-on it. Not here: what is in them (stored.py).
+A response in the background has two more values while it runs: its state until then, and the lease of the gateway that
+works on it. Not here: what the values contain (stored.py).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BEAT_S = 2.0
 
 
 class ResponseStore:
-    """owner: the name of an API key; "" where none is required. Every method but `reserve` raises Unavailable."""
+    """The stored responses. owner: an API key's name; "" if none is required. All but `reserve` raise Unavailable."""
 
     def __init__(self, redis: PatientRedis, *, ttl_s: int, budget: LogBudget) -> None:
         self._redis = redis

@@ -120,7 +120,9 @@ def _nested(value: Any) -> object:
 
 
 def _custom_function(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """tool: of type custom, in the tools or in tool_choice, where it has only a name. Raises InvalidRequest."""
+    """Returns the function that stands for a custom tool. tool: of type custom, from the tools, or from tool_choice,
+    where it has only a name. Raises InvalidRequest.
+    """
     form = tool.get("format") or {"type": "text"}
     text: dict[str, Any] = {"type": "string"}
     if _kind(form) == "grammar":

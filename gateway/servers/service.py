@@ -17,7 +17,7 @@ from outrider.gateway.responses.store import ResponseStore
 
 @dataclass(frozen=True)
 class ReadyState:
-    """reason: why not. warning: what does not work as configured although it is ready."""
+    """The answer of /ready. reason: why not. warning: what does not work as configured although it is ready."""
 
     ready: bool
     reason: str = ""

@@ -30,7 +30,7 @@ def call_id(plan: OutputPlan, key: str, call: Call | CallBegins) -> str:
 
 
 class ChatParts:
-    """Feed it the choice's text in order, the last with the reason for which it has finished."""
+    """The parts of a chat choice. Feed it the choice's text in order, the last with the finish reason."""
 
     def __init__(self, plan: OutputPlan, answer_id: str, created: int, choice_index: int) -> None:
         self._plan = plan

@@ -35,8 +35,8 @@ class CallWriter(Protocol):
 
 @dataclass(frozen=True)
 class BodyContext:
-    """ends: markers that end a JSON value outside of strings. properties: per tool, the schema of each argument.
-    may_hold_all: whether arguments in front of a name may be held at any length.
+    """The context of reading one call's body. ends: markers that end a JSON value outside of strings. properties: per
+    tool, the schema of each argument. may_hold_all: whether arguments in front of a name may be held at any length.
     """
 
     reader: Reader

@@ -18,7 +18,9 @@ _MODES = ("none", "auto", "required")
 
 @dataclass(frozen=True)
 class ToolChoice:
-    """mode: "none", "auto", "required" or "named" (which has one name). names: the tools allowed; None: all."""
+    """The tools that may or must be called. mode: "none", "auto", "required" or "named" (with one name). names: the
+    tools allowed; None: all.
+    """
 
     mode: str
     names: tuple[str, ...] | None = None

@@ -20,7 +20,7 @@ _SPENT_CHARS = 4096
 
 
 class Reader:
-    """`feed` and `end` are the writer's side; all else is for the one coroutine that reads."""
+    """Text that comes in pieces. `feed` and `end` are the writer's side; all else is for the one reading coroutine."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -43,7 +43,7 @@ class Reader:
         self._text = whole
 
     def end(self, *, was_cut: bool = False) -> None:
-        """was_cut: the writer would have written more."""
+        """Ends the text. was_cut: the writer would have written more."""
         self.has_ended, self.was_cut = True, was_cut
 
     @property

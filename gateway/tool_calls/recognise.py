@@ -9,7 +9,7 @@ from collections.abc import Container
 
 from outrider.gateway.tool_calls.formats import NONE
 
-# (parser, texts that the template has all of); the first that fits.
+# (parser, texts that the template must all have); the first match wins.
 _CALLS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("openai", ("<|channel|>", "<|message|>")),
     ("gemma4", ("<|tool_call>",)),

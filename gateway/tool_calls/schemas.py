@@ -1,9 +1,9 @@
 """One reading of the JSON schema of a tool's parameters, which grammars and the readers of arguments share.
 
-The form that comes out has references to definitions of its own alone, and keywords that the grammar engine holds. What
-it does not hold is left out: the schema then allows more, and `Reading.beyond` says so. Objects have no properties but
-those named, unless the schema says otherwise: models make up further ones where they may, and OpenAI's strict mode does
-not let them either. That is said of an object as a whole, never of one part of an allOf. Work and size are bounded.
+The resulting form refers only to its own definitions, and has only keywords that the grammar engine enforces. Others
+are left out: the schema then allows more, and `Reading.beyond` lists them. Objects have no properties but those named,
+unless the schema says otherwise: models invent further ones where they may, and OpenAI's strict mode forbids them too.
+That rule is applied to an object as a whole, never to one part of an allOf. Work and size are bounded.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ class ToolObject:
 
 @dataclass(frozen=True)
 class Reading:
-    """schema: of the arguments, an object, without its definitions. objects: the same for a grammar that writes each
-    argument apart; None: it cannot be said so. types: per argument, a schema of its types alone. beyond: what is not
-    held, with its path.
+    """A schema that was read. schema: of the arguments, an object, without its definitions. objects: the same for a
+    grammar that writes each argument apart; None: it has no such form. types: per argument, a schema of its types
+    alone. beyond: constraints that are left out, with their paths.
     """
 
     schema: Schema

@@ -21,7 +21,7 @@ def without_surrogates(text: str) -> str:
 
 
 class Symbols:
-    """tokens: the texts of the marker tokens; their order numbers the symbols."""
+    """The symbols of marker tokens in the text. tokens: the marker tokens' texts; their order numbers the symbols."""
 
     def __init__(self, tokens: Sequence[str]) -> None:
         self._symbols = {token: chr(_FIRST + place) for place, token in enumerate(tokens)}

@@ -1,8 +1,8 @@
 """A response in the background: generated to its end, whether its client reads, hangs up or was answered before.
 
-It is the ordinary answer of its request on a connection that may be gone. A lease in Redis says that a gateway works on
-it; when it has expired, the next gateway that is asked for the response continues it, from the log. The first end that
-is stored counts: an answer, a failure with its reason, or a cancellation.
+It is the ordinary answer of its request on a connection that may be gone. A lease in Redis shows that a gateway works
+on it; once it has expired, the next gateway to receive a request for the response continues it, from the log. The first
+end that is stored counts: an answer, a failure with its reason, or a cancellation.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from outrider.shared.errors import CommitRefused, InternalError, Unavailable
 
 
 class BackgroundResponse(GenerationResponse):
-    """answer: of a client that has asked for the response as it is so far. Without it, a new one's is `queued`, or the
-    stream.
+    """The answer of a response in the background. answer: for a client that asks for the response as it is so far.
+    Without it, a new one's is `queued`, or the stream.
     """
 
     def __init__(

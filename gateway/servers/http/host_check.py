@@ -14,7 +14,7 @@ from outrider.shared.errors import InvalidRequest
 
 
 def check_host(header: str, allowed: Container[str]) -> None:
-    """header: name or address, with or without a port. Raises InvalidRequest."""
+    """Checks a Host header: name or address, with or without a port. Raises InvalidRequest."""
     name = header.strip().lower()
     if not name.endswith("]"):
         host, colon, port = name.rpartition(":")

@@ -101,7 +101,7 @@ def error_body(error: OutriderError) -> ErrorAnswer:
 
 
 def error_response(error: OutriderError, path: str) -> JSONResponse:
-    """path: of the request; its route decides the form."""
+    """Returns an error's response. path: the request's; its route decides the form."""
     headers = {}
     if isinstance(error, PayloadTooLarge | RequestTooSlow):
         headers["connection"] = "close"  # the rest of the body stays unread
