@@ -14,7 +14,7 @@ _FINE_BUCKETS = (0.0001, 0.0002, 0.0005, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.0
 
 
 class DraftCame(Enum):
-    """Tells whether a round got the draft that it wanted. EMPTY: no proposal was found; more drafters would not help.
+    """Tells whether a round got the draft that it wanted. EMPTY: the drafter had none; more drafters would not help.
     NO: no drafter had capacity, or the answer came too late or never. Probes that nobody waits for are NOT_WANTED.
     """
 

@@ -30,11 +30,11 @@ class Room:
     verifiers: Pool[VerifierInfo]
 
     def num_places(self) -> int:
-        """Returns the sessions that the verifiers take in total; 0: unknown, as none serves."""
+        """Returns the number of sessions that the verifiers take in total; 0: unknown, as none serves."""
         return sum(info.max_sessions for info in self._infos())
 
     def max_per_caller(self, num_others: int) -> int:
-        """Returns the outputs that one caller may run while others have num_others; at least 1."""
+        """Returns the number of outputs that one caller may run while others have num_others; at least 1."""
         infos = self._infos()
         places = max(1, int(_MAX_SHARE_AMONG_OTHERS * sum(info.max_sessions for info in infos)))
         own = [_max_per_caller(info.round_us, places, num_others / len(infos)) for info in infos]
@@ -45,7 +45,7 @@ class Room:
 
 
 def _max_per_caller(round_us: Sequence[int], most: int, num_others: float) -> int:
-    """Returns the outputs, up to `most`, that one caller may run at one verifier with num_others sessions of others."""
+    """Returns how many outputs, up to `most`, one caller may run at a verifier with num_others sessions of others."""
     if not round_us:
         return most
     rising_us = list(itertools.accumulate(round_us, max))  # more sessions that measure less are noise

@@ -101,7 +101,7 @@ class ContentBlocks:
 
 
 def _joined(events: list[Event]) -> list[Event]:
-    """Joins neighbouring events of the same type into one."""
+    """Joins neighbouring events of the same type into one, except for beginnings of calls."""
     joined: list[Event] = []
     for event in events:
         last = joined[-1] if joined else None

@@ -40,7 +40,7 @@ def place(
 
 
 def load(member: Member[VerifierInfo]) -> int:
-    """Returns the sessions there: this gateway's own, counted now, or all gateways', at the last poll; the larger."""
+    """Returns the number of sessions there: this gateway's, now, or all gateways', at the last poll; the larger."""
     return max(member.num_sessions, member.info.num_sessions if member.info is not None else 0)
 
 

@@ -125,7 +125,7 @@ def _methods(methods: Sequence[DraftMethodInfo]) -> list[MethodView]:
 
 
 def _num_sessions(member: Member[VerifierInfo] | Member[DrafterInfo]) -> int:
-    """Returns this gateway's own sessions, counted now, or all gateways', at the last poll; 0 for a lost member."""
+    """Returns the number of sessions: this gateway's, now, or all gateways', at the last poll; 0 for a lost member."""
     if not member.healthy or member.info is None:
         return 0
     return max(member.num_sessions, member.info.num_sessions)

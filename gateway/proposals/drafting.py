@@ -68,7 +68,7 @@ class Drafting:
         self._told_at = -_OFFERS_TOKENS
 
     async def propose(self, committed_len: int) -> Answer:
-        """Returns the draft of the next round: a drafter's, an order for the verifier to draft, or none."""
+        """Returns the next round's basis: a drafter's proposal, drafts that the verifier is to make, or neither."""
         plan, max_tokens = self._plan, self._spec.sampling_params.max_tokens
         if plan is None:
             return Answer(Ask(committed_len), max_new_tokens=max_tokens)

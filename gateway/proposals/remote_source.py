@@ -154,7 +154,7 @@ class RemoteSource:
         )
 
     def _alone_run(self) -> int:
-        """Returns the tokens to decode without drafts before asking again."""
+        """Returns the number of tokens to decode without drafts before asking again."""
         num_timeouts = self._connection.num_timeouts if self._connection is not None else 0
         return min(ALONE_RUN << max(0, num_timeouts - 1), LONGEST_ALONE_RUN)
 

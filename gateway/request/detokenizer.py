@@ -129,7 +129,7 @@ class TextEnd:
 
 @dataclass(frozen=True)
 class Piece:
-    """The addition of some tokens to the output.
+    """The part of the output that some tokens add.
 
     num_tokens_kept: how many of the tokens belong to the output; fewer than given only if one completed its `end`,
     which is the last kept. text: may be shown now. token_texts: per kept token the text it completed, shown or not.

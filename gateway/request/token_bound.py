@@ -16,7 +16,7 @@ _PRE_TOKENIZERS_THAT_KEEP = {"ByteLevel", "Metaspace", "Digits"}
 
 
 def most_chars_per_token(description: Mapping[str, Any], bytes_per_token: Mapping[int, bytes] | None) -> int | None:
-    """Returns the most characters that one token covers; None: no known bound. description: tokenizer.json.
+    """Returns a bound on the characters that one token covers; None: no known bound. description: tokenizer.json.
     bytes_per_token: the bytes that each id adds to a text.
     """
     model, added = description["model"], description.get("added_tokens") or []
@@ -59,7 +59,7 @@ def _keeps(pre_tokenizer: Mapping[str, Any]) -> bool:
 
 
 def _most_joined(normalizer: Mapping[str, Any] | None) -> int | None:
-    """Returns the input characters per character of the normalized text; None when some are dropped."""
+    """Returns the number of input characters per character of the normalized text; None when some are dropped."""
     most = 1
     for part in _parts(normalizer, "normalizers"):
         if part["type"] == "NFC":

@@ -164,7 +164,7 @@ class Round:
 
 @dataclass(frozen=True)
 class GenerationUpdate:
-    """The addition of one commit to one choice. The last update of a choice carries `finish_reason`."""
+    """The part of one choice that one commit adds. The last update of a choice carries `finish_reason`."""
 
     choice_index: int
     base_len: int

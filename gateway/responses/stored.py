@@ -30,7 +30,7 @@ _ID_PREFIXES = {
 
 
 def num_reserved(prepared: Prepared) -> int:
-    """Returns the bytes of a response that are known before it begins; 0 if it will not be stored."""
+    """Returns how many bytes of a response are known before it begins; 0 if it will not be stored."""
     plan = prepared.options.response
     return len(plan.fields) + len(plan.input_items) if plan is not None and plan.input_items else 0
 
