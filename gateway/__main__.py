@@ -45,7 +45,7 @@ EPILOG = """examples:
   python -m outrider.gateway --model models/demo-target --drafters drafter-a:7002,drafter-b:7002
   python -m outrider.gateway --model models/demo-target --speculative-config '{"method": "ngram"}'
 """
-# seconds; how old what /ready says of Redis may be
+# seconds; greatest age of the state of Redis that /ready reports
 WATCH_INTERVAL_S = 1.0
 
 
@@ -101,7 +101,7 @@ async def serve(argv: list[str]) -> None:
 
 
 def check_settings(config: GatewayConfig) -> None:
-    """What can be said of the settings alone. Raises ConfigError that names the setting."""
+    """Checks what can be checked from the settings alone. Raises ConfigError that names the setting."""
     if not config.model:
         raise ConfigError("--model: give the folder of the target's checkpoint", param="model")
     if config.port > 0 and config.port == config.grpc_port:
@@ -114,7 +114,7 @@ def check_settings(config: GatewayConfig) -> None:
 
 
 def given_template(setting: str) -> str | None:
-    """The template of --chat-template, a file or the text itself; None for the checkpoint's. Raises ConfigError."""
+    """Returns the template that --chat-template names or holds; None for the checkpoint's. Raises ConfigError."""
     if not setting:
         return None
     try:
@@ -138,7 +138,7 @@ def load_tokenizer(config: GatewayConfig) -> Tokenizer:
 
 
 def connect_log(config: GatewayConfig) -> CommitLog:
-    """Not started. Raises ConfigError that names the setting."""
+    """Returns the commit log, not started. Raises ConfigError that names the setting."""
     try:
         return CommitLog.connect(
             config.redis_url,

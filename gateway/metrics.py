@@ -14,7 +14,7 @@ _FINE_BUCKETS = (0.0001, 0.0002, 0.0005, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.0
 
 
 class DraftCame(Enum):
-    """Whether a round got the draft that it wanted. EMPTY: the drafter had no proposal; more drafters would not help.
+    """Tells whether a round got the draft that it wanted. EMPTY: the drafter had none; more drafters would not help.
     NO: no drafter had capacity, or the answer came too late or never. Probes that nobody waits for are NOT_WANTED.
     """
 
@@ -84,19 +84,19 @@ class GatewayMetrics:
         return generate_latest(self._registry)
 
     def observe_round(self, round_s: float, overhead_s: float, num_tokens: int, *, speculation: bool) -> None:
-        """speculation: the round waited for a draft, with any outcome. Prefills are not rounds."""
+        """Counts one round; prefills are not rounds. speculation: the round waited for a draft, with any outcome."""
         kind = "on" if speculation else "off"
         self._round.labels(kind).observe(round_s)
         self._round_tokens.labels(kind).inc(num_tokens)
         self._overhead.observe(overhead_s)
 
     def observe_draft(self, came: DraftCame) -> None:
-        """Per round; a verifier's free run counts each of its rounds."""
+        """Counts one round with a wanted draft; called for each round of a verifier's free run."""
         if came is not DraftCame.NOT_WANTED:
             self._draft_rounds.labels(came.value).inc()
 
     def observe_ahead(self, *, used: bool) -> None:
-        """A proposal requested ahead, once it is known whether its assumption held."""
+        """Counts a proposal requested ahead, once it is known whether its assumption held."""
         self._ahead.labels("yes" if used else "no").inc()
 
     def observe_commit(self, commit: Commit, method: str) -> None:

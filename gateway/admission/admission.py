@@ -1,4 +1,4 @@
-"""What the HTTP and gRPC servers check before any work for a request: who is it, and is there capacity?
+"""Admission checks of the HTTP and gRPC servers, made before any work for a request: identity and capacity.
 
 Not here: reading requests and sending refusals (servers/http/admission.py, servers/grpc_admission.py).
 """
@@ -17,7 +17,7 @@ from outrider.shared.service import is_loopback
 
 @dataclass
 class Admission:
-    """One per gateway. Without a key ring, no key is required."""
+    """Admission checks, one set per gateway. Without a key ring, no key is required."""
 
     ring: KeyRing | None = None
     quotas: Quotas = field(default_factory=lambda: Quotas(512))
@@ -42,10 +42,10 @@ class Admission:
         )
 
     def identify(self, authorization: str | None) -> ApiKey | None:
-        """The key in an Authorization header; None where no key is required. Raises Unauthenticated."""
+        """Returns the key in an Authorization header; None where no key is required. Raises Unauthenticated."""
         return None if self.ring is None else self.ring.find(authorization)
 
     def reload_keys(self) -> None:
-        """For SIGHUP."""
+        """Reloads the API keys, on SIGHUP."""
         if self.ring is not None:
             self.ring.reload()

@@ -27,8 +27,9 @@ _MAX_FILE_BYTES = 4 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Caller:
-    """owner: the key's name, "" where no keys are required. account: the owner's usage, None if not counted. held:
-    what the request's body and answer hold of the gateway's memory. peer: the address that it came from.
+    """The caller of a request. owner: the key's name, "" where no keys are required. account: the owner's usage, None
+    if not counted. held: the share of the gateway's memory that the request's body and answer use. peer: the address
+    that it came from.
     """
 
     owner: str = ""
@@ -38,7 +39,7 @@ class Caller:
 
     @property
     def name(self) -> str:
-        """In whose share of the verifiers its outputs run. Without keys an address is all that is known."""
+        """The caller whose share of the verifiers its outputs use: the key's owner, or without keys the address."""
         return self.owner or self.peer
 
 
@@ -62,7 +63,7 @@ class KeyRing:
             log.info("%d API keys from %s", len(self._keys), self._path)
 
     def find(self, authorization: str | None) -> ApiKey:
-        """The key in an Authorization header. Raises Unauthenticated."""
+        """Returns the key in an Authorization header. Raises Unauthenticated."""
         scheme, _, text = (authorization or "").strip().partition(" ")
         if scheme.lower() != "bearer" or not text.strip():
             raise Unauthenticated("an API key is required: send it as Authorization: Bearer KEY")
@@ -107,7 +108,7 @@ def put_caller(scope: Any, caller: Caller) -> None:
 
 
 def caller_of(request_or_context: Any) -> Caller:
-    """The caller of a Starlette request or a gRPC context; NOBODY where none is attached."""
+    """Returns the caller of a Starlette request or a gRPC context; NOBODY where none is attached."""
     if isinstance(request_or_context, CallerContext):
         return request_or_context.caller
     scope = getattr(request_or_context, "scope", None)
@@ -116,5 +117,5 @@ def caller_of(request_or_context: Any) -> Caller:
 
 
 def owner_of(request_or_context: Any) -> str:
-    """The name of the request's API key; "" where keys are not required."""
+    """Returns the name of the request's API key; "" where keys are not required."""
     return caller_of(request_or_context).owner

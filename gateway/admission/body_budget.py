@@ -1,4 +1,4 @@
-"""How many bytes of long bodies, and of the answers to them, are in memory at a time, and how many are worked on.
+"""Bounds the bytes of long bodies and their answers in memory at a time, and how many bodies are worked on.
 
 Parsing and tokenizing a body takes 100 to 230 times its bytes for a moment: twelve of 4 MiB took 2.6 GB.
 """
@@ -20,9 +20,9 @@ _MAX_BYTES = 128 * 2**20
 # ratio; bytes of an answer to /tokenize, with the tokens' texts, per byte of its body; 11 for ideograms of which each
 # byte is a token, where ids have four digits
 ANSWER_RATIO = 14
-# share; of these, one API key's
+# share; of _MAX_BYTES, for one API key
 _OWNER_SHARE = 0.5
-# bodies; that are parsed and tokenized on threads at a time, and how many of those may be large
+# bodies; parsed and tokenized on threads at a time, and how many of those may be large
 _MAX_WORKED_ON, _MAX_LARGE = 2, 1
 # bytes; a body over this is large: it takes 0.1 to 0.9 GB and seconds
 _LARGE_BYTES = 2**20
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class BodyBudget:
-    """One per gateway, for both of its servers."""
+    """The budget of long bodies, one per gateway, for both of its servers."""
 
     def __init__(self, max_bytes: int = _MAX_BYTES) -> None:
         self._max_bytes = max_bytes
@@ -44,14 +44,14 @@ class BodyBudget:
         return sum(self._held.values())
 
     async def on_thread(self, work: Callable[[], T], num_bytes: int) -> T:
-        """Runs `work` on a body of num_bytes on a thread once it is its turn; large ones leave others a thread."""
+        """Runs `work` on a body of num_bytes on a thread, in its turn; large bodies leave a thread to the others."""
         if num_bytes <= _LARGE_BYTES:
             return await self._in_turn(work)
         async with self._large:
             return await self._in_turn(lambda: _with_memory_given_back(work))
 
     async def _in_turn(self, work: Callable[[], T]) -> T:
-        """A caller that gives up gives his turn back when the thread, which cannot be stopped, is done."""
+        """Runs `work` on a thread. A cancelled caller's turn ends with the thread, which cannot be stopped."""
         await self._turns.acquire()
         task = asyncio.ensure_future(asyncio.to_thread(work))
         task.add_done_callback(self._done)
@@ -63,7 +63,7 @@ class BodyBudget:
             task.exception()  # retrieved, or asyncio warns where nobody waits any more
 
     def check(self, owner: str, num_bytes: int) -> None:
-        """Whether num_bytes more have room. Raises QuotaExceeded or GatewayFull."""
+        """Raises QuotaExceeded or GatewayFull if num_bytes more do not fit."""
         if num_bytes and owner and self._held[owner] + num_bytes > self._max_bytes * _OWNER_SHARE:
             raise QuotaExceeded(
                 "this API key has too many long requests under way; try again when one has been read",
@@ -87,7 +87,7 @@ def _with_memory_given_back(work: Callable[[], T]) -> T:
 
 
 class Held:
-    """What one request holds of the budget: nothing for its first INLINE_BYTES."""
+    """One request's share of the budget: nothing for its first INLINE_BYTES."""
 
     def __init__(self, budget: BodyBudget, owner: str = "") -> None:
         self.budget = budget
@@ -96,12 +96,12 @@ class Held:
         self._num_counted = 0
 
     def add_body(self, num_bytes: int) -> None:
-        """More of the body. Raises QuotaExceeded or GatewayFull."""
+        """Adds bytes of the body. Raises QuotaExceeded or GatewayFull."""
         self.budget.check(self._owner, self._counted(num_bytes) - self._num_counted)
         self.add_answer(num_bytes)
 
     def add_answer(self, num_bytes: int) -> None:
-        """What has been worked out is sent in any case."""
+        """Counts bytes of the answer without a check: a finished answer is always sent."""
         counted = self._counted(num_bytes)
         self.budget.count(self._owner, counted - self._num_counted)
         self._num_bytes, self._num_counted = self._num_bytes + num_bytes, counted
@@ -110,6 +110,6 @@ class Held:
         return max(0, self._num_bytes + num_bytes - INLINE_BYTES)
 
     def close(self) -> None:
-        """Gives all of it back; harmless when repeated, and more can be added."""
+        """Releases all of it. May be called again, and more can be added afterwards."""
         self.budget.count(self._owner, -self._num_counted)
         self._num_bytes = self._num_counted = 0

@@ -1,4 +1,4 @@
-"""Whose output starts next, so that one caller's many outputs do not keep those of another waiting.
+"""Decides whose output starts next, so that one caller's many outputs do not hold up another caller's.
 
 An output holds a place from its start to its end. There is one place for each session that the verifiers take; without
 this queue the outputs beyond that would ask them again and again. A free place goes to the caller who holds fewest, in
@@ -21,14 +21,15 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Protocol
 
-# outputs that one caller opens at a time while others wait: one prompt is read while the next one is on its way
+# outputs; that one caller opens at a time while others wait; one prompt is read while the next one is on its way
 MAX_OPENING = 2
 
 
 class Places(Protocol):
-    """Contract: cheap, and current at each call. num_places: outputs that may run at once; 0: unknown, so nothing waits
-    here, since each output waits for a verifier anyway. max_per_caller: those of one caller while others hold
-    num_others; at least 1.
+    """The places that outputs can run in. Contract: cheap, and current at each call.
+
+    num_places: outputs that may run at once; 0: unknown, so nothing waits here, since each output waits for a verifier
+    anyway. max_per_caller: those of one caller while others hold num_others; at least 1.
     """
 
     def num_places(self) -> int: ...
@@ -65,7 +66,7 @@ class Place:
 
 
 class FairStarts:
-    """One per gateway."""
+    """The queue of outputs that wait to start, one per gateway."""
 
     def __init__(self, places: Places) -> None:
         self._places = places
@@ -78,7 +79,7 @@ class FairStarts:
         return sum(len(share.waiting) for share in self._shares.values())
 
     def take_now(self, caller: str) -> Place:
-        """For an output that must not wait."""
+        """Takes a place at once, for an output that must not wait."""
         share = self._shares.setdefault(caller, _Share())
         self._count(caller, share)
         return Place(self, share)
@@ -101,7 +102,7 @@ class FairStarts:
         return Place(self, share)
 
     def give_back(self, share: _Share, *, num_held: int, num_opening: int) -> None:
-        """For Place: the counts go down by so much."""
+        """Lowers the counts by those given and starts waiting outputs. Called by Place."""
         share.num_held -= num_held
         share.num_opening -= num_opening
         self._num_held -= num_held
@@ -114,7 +115,7 @@ class FairStarts:
         self._shares.move_to_end(caller)
 
     def _start_next(self) -> None:
-        """Starts all that may start. Whatever changes what may start calls this."""
+        """Starts all outputs that may start. To be called after every change to what may start."""
         for caller in [caller for caller, share in self._shares.items() if not (share.num_held or share.waiting)]:
             del self._shares[caller]
         num_places = self._places.num_places()
@@ -135,7 +136,9 @@ class FairStarts:
                 turn.set_result(None)
 
     def _may_start(self, share: _Share) -> bool:
-        """Beside those who hold something. With nothing held, everybody may."""
+        """Returns whether a caller may start an output in a free place. A sole caller always may. Another may while
+        fewer than MAX_OPENING of its outputs are opening and it holds nothing, or less than its share.
+        """
         if len(self._shares) == 1:
             return True
         if share.num_opening >= MAX_OPENING:

@@ -1,6 +1,7 @@
-"""How many new grammars one caller may have compiled at a time, so that his do not keep those of others waiting.
+"""Bounds the new grammars that one caller may have compiled at a time, so that they do not hold up other callers.
 
-New is what has not been decoded by here: a service asks with the same few schemas again and again, and does not wait.
+A grammar is new until an output has been decoded with it here. A service sends the same few schemas again and again,
+and so does not wait.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ from collections import OrderedDict
 
 from outrider.shared.sampling_params import Grammar
 
-# grammars; one owner's that verifiers may be compiling; their queues hold 8 (engine/sampling/grammar_check.py)
+# grammars; new ones of one owner that verifiers compile at a time; their queues hold 8
+# (engine/sampling/grammar_check.py)
 _MAX_NEW = 2
-# grammars; known to have been decoded by, forgotten in the order of use
+# grammars; remembered as decoded with; the least recently used is forgotten first
 _MAX_KNOWN = 1024
 
 
 class GrammarTurns:
-    """One per gateway. Owners are the names of API keys; without keys all callers are one."""
+    """Turns at compiling new grammars. Owners are the names of API keys; without keys all callers are one."""
 
     def __init__(self) -> None:
         self._room: dict[str, asyncio.Semaphore] = {}
@@ -40,7 +42,7 @@ class GrammarTurns:
 
 
 class Turn:
-    """Held until the first tokens, or the end, of the request."""
+    """A turn of a request, which ends with its first tokens or with the request."""
 
     def __init__(self, turns: GrammarTurns, room: asyncio.Semaphore | None, digest: bytes) -> None:
         self._turns = turns
@@ -48,7 +50,7 @@ class Turn:
         self._digest = digest
 
     def end(self, *, decoded: bool) -> None:
-        """decoded: tokens have come, so the grammar is known from now on. Further calls do nothing."""
+        """Ends the turn; further calls do nothing. decoded: tokens have come, so the grammar is known from now on."""
         if self._room is None:
             return
         if decoded:

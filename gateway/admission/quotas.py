@@ -57,7 +57,7 @@ class Account:
         self._clock = clock
 
     def set_limit(self, tokens_per_minute: int) -> None:
-        """An unchanged bucket size keeps its level: reloading the key file is not a refill."""
+        """Sets the limit. An unchanged bucket size keeps its level: reloading the key file is not a refill."""
         if tokens_per_minute == 0:
             self.bucket = None
         elif self.bucket is None or self.bucket.tokens_per_minute != tokens_per_minute:
@@ -69,7 +69,7 @@ class Account:
 
 
 class Quotas:
-    """`admit` reserves a slot for one request while its block runs."""
+    """The usage of all owners. `admit` reserves a slot for one request while its block runs."""
 
     def __init__(self, max_concurrent_requests: int, clock: Clock = time.monotonic) -> None:
         self._max_concurrent_requests = max_concurrent_requests
@@ -124,7 +124,7 @@ ServiceT = TypeVar("ServiceT", bound=_Generates)
 
 
 def metered(service: ServiceT, account: Account | None) -> ServiceT:
-    """The service for one caller: tokens from `generate` are charged to the account, the rest is unchanged."""
+    """Wraps the service for one caller: tokens from `generate` are charged to the account, the rest is unchanged."""
     if account is None or account.bucket is None:
         return service
     return cast(ServiceT, _MeteredService(service, account))

@@ -1,4 +1,4 @@
-"""How many outputs the verifiers have room for: those of all callers, and of one caller while others wait.
+"""The verifiers' capacity for outputs: of all callers together, and of one caller while others wait.
 
 What an output costs the others depends on the machine: on a GPU 64 sessions may take as long a round as one, on two CPU
 cores 16 take twice as long as 8. So the verifiers say how long their rounds are (VerifierInfo.round_us), and one
@@ -19,22 +19,22 @@ from outrider.shared.messages import VerifierInfo
 
 # ratio; how much longer one caller may make the rounds of the others; tests/attacks measures it
 MAX_SLOWDOWN = 2.0
-# share of all places; what one caller may hold while others hold some, so that these find one free when they send more
+# share; of all places, for one caller while others hold some; leaves the others a free place for their next output
 _MAX_SHARE_AMONG_OTHERS = 0.5
 
 
 @dataclass(frozen=True)
 class Room:
-    """Of the verifiers that serve now."""
+    """The capacity of the verifiers that serve now."""
 
     verifiers: Pool[VerifierInfo]
 
     def num_places(self) -> int:
-        """Sessions that they take in all; 0: unknown, as none serves."""
+        """Returns the number of sessions that the verifiers take in total; 0: unknown, as none serves."""
         return sum(info.max_sessions for info in self._infos())
 
     def max_per_caller(self, num_others: int) -> int:
-        """Outputs of one caller while others have num_others; at least 1."""
+        """Returns the number of outputs that one caller may run while others have num_others; at least 1."""
         infos = self._infos()
         places = max(1, int(_MAX_SHARE_AMONG_OTHERS * sum(info.max_sessions for info in infos)))
         own = [_max_per_caller(info.round_us, places, num_others / len(infos)) for info in infos]
@@ -45,7 +45,7 @@ class Room:
 
 
 def _max_per_caller(round_us: Sequence[int], most: int, num_others: float) -> int:
-    """At one verifier, with num_others sessions of others."""
+    """Returns how many outputs, up to `most`, one caller may run at a verifier with num_others sessions of others."""
     if not round_us:
         return most
     rising_us = list(itertools.accumulate(round_us, max))  # more sessions that measure less are noise
@@ -54,7 +54,7 @@ def _max_per_caller(round_us: Sequence[int], most: int, num_others: float) -> in
 
 
 def _round_us(round_us: Sequence[int], num_sessions: float) -> float:
-    """Linear between the powers of two that are known, and beyond them."""
+    """Interpolates between the known powers of two, linearly; extrapolates beyond them."""
     power = min(int(num_sessions).bit_length() - 1, len(round_us) - 2)
     if power < 0:
         return float(round_us[0])

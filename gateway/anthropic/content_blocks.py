@@ -30,7 +30,7 @@ class TokenTexts:
         self._lengths: deque[int] = deque()
 
     def add(self, update: GenerationUpdate) -> Iterator[str]:
-        """The texts that are complete now, one per token; after the last update also what is left over."""
+        """Yields the texts that are complete now, one per token; after the last update also the remaining text."""
         self._text += update.text
         self._lengths.extend(map(len, update.token_texts))
         while self._lengths and self._lengths[0] <= len(self._text):
@@ -42,7 +42,9 @@ class TokenTexts:
 
 
 class ContentBlocks:
-    """Feed it the text of each token in order, then call `finish` once. Each returns the new events."""
+    """Content blocks made from an output. Pass the text of each token in order to `push`, then call `finish` once. Each
+    returns the new events.
+    """
 
     def __init__(self, options: AnswerOptions) -> None:
         self._plan = options.output or OutputPlan()
@@ -78,7 +80,7 @@ class ContentBlocks:
                 return self._delta({"type": "input_json_delta", "partial_json": text})
 
     def _open(self, block: StreamEvent) -> list[StreamEvent]:
-        """Nothing where a block of this type is open."""
+        """Returns the events that open a block; none if a block of its type is open."""
         if self._kind == block["type"]:
             return []
         closed = self._close()
@@ -99,7 +101,7 @@ class ContentBlocks:
 
 
 def _joined(events: list[Event]) -> list[Event]:
-    """Neighbours that say more of the same as one."""
+    """Joins neighbouring events of the same type into one, except for beginnings of calls."""
     joined: list[Event] = []
     for event in events:
         last = joined[-1] if joined else None

@@ -12,7 +12,8 @@ from pydantic import PlainValidator, WithJsonSchema
 
 from outrider.gateway.openai.fields import json_kind
 
-# Of Claude Code's first system block, which differs with every request: it would spoil the verifier's prefix cache.
+# Prefix of a system block that is dropped: Claude Code's first one differs with every request and would defeat the
+# verifier's prefix cache.
 _BILLING_HEADER = "x-anthropic-billing-header"
 # Blocks of each role. redacted_thinking: encrypted for another server, so it is left out.
 _BLOCKS: Mapping[str, tuple[str, ...]] = {
@@ -27,7 +28,7 @@ _CLEARING = ("clear_thinking_", "clear_tool_uses_")
 
 
 def _chat_messages(value: object) -> tuple[dict[str, Any], ...]:
-    """Neighbouring messages of one role are one turn, as Anthropic has it."""
+    """Converts Anthropic messages. Neighbouring messages of one role are one turn, as in Anthropic's API."""
     if not isinstance(value, list | tuple):
         raise ValueError(f"must be a list, got {json_kind(value)}")
     if not value:
@@ -67,7 +68,7 @@ def _blocks(content: object, allowed: tuple[str, ...], where: str) -> list[dict[
 
 
 def _block(block: object, allowed: tuple[str, ...], where: str) -> dict[str, Any]:
-    """The block, with what is needed of it in the right types."""
+    """Returns the parts of a block that are needed, checked for their types. Raises ValueError."""
     if not isinstance(block, dict):
         raise ValueError(f"{where} must be an object, got {json_kind(block)}")
     kind = block.get("type")
@@ -93,7 +94,7 @@ def _string(block: Mapping[str, Any], name: str, where: str) -> str:
 
 
 def _result(block: Mapping[str, Any], where: str) -> str:
-    """Templates have no field for an error, so the text says it."""
+    """Returns a tool's result as text. Templates have no field for an error, so the text states it."""
     content, is_error = block.get("content"), block.get("is_error")
     if is_error is not None and not isinstance(is_error, bool):
         raise ValueError(f"{where}: is_error must be true or false, got {json_kind(is_error)}")
@@ -102,12 +103,12 @@ def _result(block: Mapping[str, Any], where: str) -> str:
 
 
 def _text(blocks: list[dict[str, Any]]) -> str:
-    """Joined by newlines, like the text parts of a chat."""
+    """Joins the blocks' texts by newlines, like the text parts of a chat."""
     return "\n".join(block["text"] for block in blocks if block["type"] == "text")
 
 
 def _of_turn(role: str, blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The results of tools come before what the user says to them."""
+    """Returns the messages of one turn. A user's tool results come before the user's text."""
     if role == "user":
         results = [
             {"role": "tool", "tool_call_id": block["id"], "content": block["text"]}
@@ -127,7 +128,7 @@ def _of_turn(role: str, blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _edits(value: object) -> tuple[str, ...]:
-    """Their types. Clearing is left out: it saves room, and a context that is too long is refused either way."""
+    """Returns the edits' types. Nothing is cleared: it saves room, and a context that is too long is refused anyway."""
     if not isinstance(value, list | tuple):
         raise ValueError(f"must be a list, got {json_kind(value)}")
     types = tuple(str(edit.get("type", "")) if isinstance(edit, dict) else "" for edit in value)

@@ -76,7 +76,7 @@ def _effort(output_config: OutputConfig | None) -> dict[str, Any]:
 
 
 def _thinking(thinking: Thinking | None, served: Served) -> dict[str, bool]:
-    """The template's variables. Without the field, the template decides; a model that does not think is not made to."""
+    """Returns the template's variables; none if the field is unset, or asks a model without reasoning to think."""
     if thinking is None:
         return {}
     if thinking.type not in _THINKING_TYPES:
@@ -93,7 +93,7 @@ def _thinking(thinking: Thinking | None, served: Served) -> dict[str, bool]:
 
 
 def _budget(thinking: Thinking, served: Served) -> int | None:
-    """Clients send one whatever the model: where it cannot be held, max_tokens is the bound."""
+    """Returns the thinking budget; None if unset, or if it cannot be enforced: then only max_tokens bounds it."""
     budget = thinking.budget_tokens
     if thinking.type != "enabled" or budget is None:
         return None

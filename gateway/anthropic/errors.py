@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing_extensions import TypedDict
 
 _PATH = "/v1/messages"
-# By HTTP status, the types of Anthropic's documentation.
+# HTTP status to error type, as in Anthropic's documentation.
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",

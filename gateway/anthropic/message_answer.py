@@ -64,7 +64,7 @@ class MessageEvents:
         self.num_tokens = 0
 
     def of(self, update: GenerationUpdate) -> Iterable[StreamEvent]:
-        """`num_tokens` is how many tokens the events so far come from."""
+        """Yields the events of an update. `num_tokens` then counts the tokens that the events so far come from."""
         is_first = self._last is None
         self._last = update
         self._account.add(0, update)
@@ -197,7 +197,7 @@ def _content(events: Iterable[StreamEvent]) -> list[dict[str, Any]]:
 
 
 def _input(text: str) -> dict[str, Any]:
-    """Arguments that max_tokens has cut, or that are no object otherwise, cannot be shown: Anthropic's are objects."""
+    """Returns arguments as an object, as Anthropic requires; {} if max_tokens has cut them or they are no object."""
     try:
         value = strict_json(text, "arguments")
     except InvalidRequest:

@@ -35,7 +35,7 @@ class ContextManagement(Body):
 
 
 class CountTokensRequest(Body):
-    """What the prompt is made of."""
+    """The parts of a request that make up its prompt."""
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "container": (),

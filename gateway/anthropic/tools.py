@@ -29,7 +29,7 @@ class Choice:
 
 
 def _functions(value: object) -> tuple[dict[str, Any], ...]:
-    """As /v1/chat/completions takes tools; their names and schemas are checked there."""
+    """Converts tools to the form that /v1/chat/completions takes, which checks their names and schemas."""
     if not isinstance(value, list | tuple):
         raise ValueError(f"must be a list, got {json_kind(value)}")
     return tuple(_function(tool, f"entry {place}") for place, tool in enumerate(value))

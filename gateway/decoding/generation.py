@@ -44,7 +44,7 @@ MAX_PARALLEL_CHOICES = 32
 
 @dataclass
 class Generation:
-    """Everything a choice needs from the gateway around it."""
+    """The parts of the gateway that choices are generated with."""
 
     config: GatewayConfig
     speculative: SpeculativeConfig
@@ -65,7 +65,7 @@ class Generation:
         self.starts = FairStarts(Room(self.verifiers))
 
     async def generate(self, request: ValidRequest) -> AsyncGenerator[GenerationUpdate, None]:
-        """Updates of the choices in `request.starts` as they come; closing the generator frees every session."""
+        """Yields updates of the choices in `request.starts` as they come; closing the generator frees every session."""
         updates: asyncio.Queue[GenerationUpdate | Exception] = asyncio.Queue(self.config.max_queued_commits)
         started = time.perf_counter()
         last: dict[int, float] = {}
@@ -203,7 +203,7 @@ class Generation:
                 await drafting.close()
 
     def _numerics(self, start: ChoiceStart) -> str | None:
-        """The kind of verifier that a choice needs; None: any."""
+        """Returns the kind of verifier that a choice needs; None: any."""
         if start.mode is not SpeculationMode.EXACT:
             return None
         # An older gateway has begun it, and did not say.
@@ -251,7 +251,7 @@ class Generation:
         return [member.address for member in self.verifiers.members]
 
     def _draft_plan(self, request: ValidRequest) -> DraftPlan | None:
-        """A named method drafts the number of tokens asked for; with `auto` the verifier drafts what pays there."""
+        """Returns the plan: a named method drafts the requested number of tokens; with `auto` the verifier decides."""
         method, token_tree = self._method(request), self._wants_tree(request)
         if method == METHOD_OFF:
             return None
@@ -274,7 +274,7 @@ class Generation:
         return next((member.info for member in self.verifiers.healthy()), None)
 
     def _lease_drafter(self, request: ValidRequest, wanted: str) -> Lease | None:
-        """For the method wanted; where the request leaves it open, any other before none."""
+        """Leases a drafter for the wanted method; with `auto`, falls back to any other method before none."""
         target = self._target()
         lease = acquire_drafter(wanted, self.drafters, target, request.metadata)
         if lease is None and self._method(request) == METHOD_AUTO:

@@ -1,1 +1,1 @@
-"""Which verifiers and drafters exist, and which of them a session gets."""
+"""The fleet: its verifiers and drafters, and the choice of those that a session gets."""

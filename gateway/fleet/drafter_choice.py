@@ -1,4 +1,4 @@
-"""Which drafter a session gets: the least loaded one that serves a wanted method and fits the target.
+"""Chooses a session's drafter: the least loaded one that serves a wanted method and fits the target.
 
 Not here: the number of draft tokens (verifier_service/draft_length) and the session's connection to it
 (drafter_connection).
@@ -26,7 +26,7 @@ def acquire_drafter(
     target: VerifierInfo | None,
     metadata: Carrier = (),
 ) -> Lease | None:
-    """A session slot at a drafter for the method `wanted` (or "auto"); None if no drafter has one.
+    """Takes a session slot at a drafter for the method `wanted` (or "auto"); None if no drafter has one.
 
     metadata: for the stream that will be opened.
     """
@@ -56,7 +56,7 @@ def drafter_offers(
 
 
 def is_served(name: str, verifiers: Pool[VerifierInfo], drafters: Pool[DrafterInfo]) -> bool:
-    """Whether a healthy drafter or verifier has the method, busy or not."""
+    """Returns whether a healthy drafter or verifier has the method, busy or not."""
     targets = [member.info for member in verifiers.healthy() if member.info is not None]
     remote = [method for member in drafters.healthy() if member.info is not None for method in member.info.methods]
     return any(
@@ -76,7 +76,7 @@ def _fitting_method(info: DrafterInfo | None, name: str, target: VerifierInfo | 
 
 
 def fits(method: DraftMethodInfo, target: VerifierInfo) -> bool:
-    """Whether token ids are the same, and the target has the hidden states that the method needs."""
+    """Returns whether token ids are the same and the target has the hidden states that the method needs."""
     return method.fits(
         vocab_size=target.vocab_size, hidden_size=target.hidden_size, num_hidden_layers=target.num_hidden_layers
     )

@@ -1,4 +1,4 @@
-"""Which verifier decodes a session: the one likely to have the prompt's prefix cached, unless it is busy.
+"""Chooses the verifier that decodes a session: the one likely to have the prompt's prefix cached, unless it is busy.
 
 Rendezvous hashing: every verifier has a score per prompt prefix and the highest wins. When a verifier joins or leaves,
 only sessions that it wins or had won move, and gateways agree without communicating.
@@ -31,7 +31,7 @@ _LOOK_AGAIN_S = 0.25
 def place(
     members: Sequence[Member[VerifierInfo]], prompt_token_ids: Sequence[int], cache_salt: str
 ) -> Member[VerifierInfo]:
-    """One of `members`, which must not be empty."""
+    """Returns one of `members`, which must not be empty."""
     beginning = prompt_token_ids[:PREFIX_LEN]
     key = cache_salt.encode() + b"\0" + struct.pack(f"<{len(beginning)}I", *beginning)
     affine = max(members, key=lambda member: _score(key, member.address))
@@ -40,7 +40,7 @@ def place(
 
 
 def load(member: Member[VerifierInfo]) -> int:
-    """Sessions there: this gateway's own, counted now, or all gateways', at the last poll; the larger."""
+    """Returns the number of sessions there: this gateway's, now, or all gateways', at the last poll; the larger."""
     return max(member.num_sessions, member.info.num_sessions if member.info is not None else 0)
 
 

@@ -78,11 +78,11 @@ class Pool(Generic[InfoT]):
 
     @property
     def has_unseen(self) -> bool:
-        """Whether a member has not been reached since the start."""
+        """True if a member has not been reached since the start."""
         return any(member.info is None for member in self._members.values())
 
     def healthy(self) -> list[Member[InfoT]]:
-        """Members that answer, the least loaded first."""
+        """Returns the members that answer, the least loaded first."""
         ready = [member for member in self._members.values() if member.healthy and member.info is not None]
         return sorted(ready, key=lambda member: member.num_sessions)
 
@@ -135,7 +135,7 @@ class Pool(Generic[InfoT]):
 
 
 async def _resolve(name: str) -> list[str]:
-    """host:port -> every address of the host, in a stable order; [] while the name does not resolve."""
+    """Resolves host:port to every address of the host, in a stable order; [] while the name does not resolve."""
     host, _, port = name.rpartition(":")
     bare = host.strip("[]")
     try:

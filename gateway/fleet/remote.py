@@ -54,7 +54,7 @@ class _Stream:
             raise await self._error() from None
 
     async def read(self) -> Any:
-        """The peer's next message. Raises the reason when there is none."""
+        """Returns the peer's next message. Raises the reason when there is none."""
         try:
             reply = await self._call.read()
         except grpc.aio.AioRpcError:
@@ -70,7 +70,7 @@ class _Stream:
         self._ending = (_run_now(call.code()), _run_now(call.details()) or "")
 
     async def _error(self) -> OutriderError:
-        """Why the stream has ended. For a fault of the request, the details begin with the field's name and a colon."""
+        """Returns the error that ended the stream. If a field is at fault, its name and a colon begin the details."""
         code, detail = self._ending or (await self._call.code(), await self._call.details() or "")
         kind = _STATUS_ERRORS.get(code)
         if kind is None:
@@ -82,7 +82,7 @@ class _Stream:
 
 
 def _run_now(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """The result of a coroutine that never suspends, without yielding to the event loop."""
+    """Returns the result of a coroutine that never suspends, without yielding to the event loop."""
     try:
         coroutine.send(None)
     except StopIteration as returned:
@@ -181,7 +181,7 @@ class RemoteDrafter:
             self._replies.put_nowait(DrafterLost(error.message))
 
     async def _write_after(self, earlier: asyncio.Task[None] | None, message: Any) -> None:
-        """A stream takes one message at a time; an earlier one may belong to an abandoned step."""
+        """Writes after earlier messages: a stream takes one at a time, and one may belong to an abandoned step."""
         if earlier is not None and not earlier.done():
             await asyncio.wait({earlier})
         await self._write(message)

@@ -1,4 +1,4 @@
-"""Which kind of verifier exact requests use, in a fleet with more than one kind of arithmetic.
+"""Chooses the kind of verifier that exact requests use, in a fleet with more than one kind of arithmetic.
 
 Exact mode's output depends on the arithmetic, so a request starts with one kind (VerifierInfo.numerics), stores it in
 its record, and is decoded only by verifiers of that kind. In rejection mode every token follows the distribution of the
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class VerifierKinds:
-    """pinned: the kind for all exact requests (--numerics); empty: the fleet's most common kind."""
+    """The verifiers' kinds. pinned: the kind for all exact requests (--numerics); empty: the most common one."""
 
     def __init__(self, verifiers: Pool[VerifierInfo], pinned: str) -> None:
         self._verifiers = verifiers
@@ -27,12 +27,12 @@ class VerifierKinds:
         self._reported: tuple[str, ...] = ()
 
     def present(self) -> tuple[str, ...]:
-        """Kinds of the healthy verifiers, sorted."""
+        """Returns the kinds of the healthy verifiers, sorted."""
         healthy = self._verifiers.healthy()
         return tuple(sorted({kind_of(member) for member in healthy}))
 
     def for_new_request(self) -> str | None:
-        """The kind that an exact request begins with; None while no verifier has ever been reached.
+        """Returns the kind for a new exact request; None while no verifier has ever been reached.
 
         The most common kind among known members: one odd machine does not attract all traffic, and an upgraded fleet
         changes over once, halfway. Unreachable members count, or each restart could tip a near tie, but a kind needs a
@@ -61,10 +61,10 @@ class VerifierKinds:
 
 
 def kind_of(member: Member[VerifierInfo]) -> str:
-    """Empty for verifiers of versions without this field: those are one kind."""
+    """Returns the verifier's kind; empty for versions without this field, which are one kind."""
     return member.info.numerics if member.info is not None else ""
 
 
 def show(numerics: str) -> str:
-    """For people."""
+    """Returns the kind as messages to people show it."""
     return numerics or "unreported"

@@ -37,7 +37,7 @@ class VerifierView(TypedDict):
 
 
 class DrafterView(TypedDict):
-    """As VerifierView."""
+    """A drafter's last report; empty or 0 except for the address until first reached."""
 
     address: str
     healthy: bool
@@ -125,7 +125,7 @@ def _methods(methods: Sequence[DraftMethodInfo]) -> list[MethodView]:
 
 
 def _num_sessions(member: Member[VerifierInfo] | Member[DrafterInfo]) -> int:
-    """This gateway's own, counted now, or all gateways', at the last poll; 0 for a lost member."""
+    """Returns the number of sessions: this gateway's, now, or all gateways', at the last poll; 0 for a lost member."""
     if not member.healthy or member.info is None:
         return 0
     return max(member.num_sessions, member.info.num_sessions)

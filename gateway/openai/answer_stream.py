@@ -42,7 +42,7 @@ class AnswerStream:
         self._reached: list[Seen | None] = list(seen.choices)
 
     def events(self, prompt_index: int, update: GenerationUpdate) -> bytes:
-        """May be empty: for tokens whose text is held back, unless the caller asked for the tokens."""
+        """Returns an update's events: none for tokens whose text is held back, unless the tokens are requested."""
         account = self._shape.account
         account.add(prompt_index, update)
         index = account.choice(prompt_index, update)
@@ -65,7 +65,7 @@ class AnswerStream:
         return events.encode()
 
     def _delta(self, index: int, update: GenerationUpdate) -> dict[str, Any]:
-        """Of every update, seen or not: the parser needs the text from its beginning."""
+        """Returns an update's delta. Takes every update, seen or not: the parser needs the text from its beginning."""
         if index not in self._outputs:
             self._outputs[index] = self._shape.chat_output(index)
         output = self._outputs[index]
@@ -96,7 +96,7 @@ class AnswerStream:
         return answer
 
     def _opening(self, index: int, prompt_index: int, update: GenerationUpdate) -> dict[str, Any] | None:
-        """The first event of a choice: what is echoed, in a chat behind the role."""
+        """Returns a choice's first event: the echoed text, in a chat after the role."""
         options = self._shape.options
         choice: Any = {"index": index, "logprobs": None, "finish_reason": None, "stop_reason": None}
         event: dict[str, Any] = {"choices": [choice]}
@@ -124,7 +124,7 @@ class AnswerStream:
         return f"id: {self._shape.options.answer_id}:{cursor}\ndata: {self._head},{to_json(fields)[1:]}\n\n"
 
     def end(self) -> bytes:
-        """The usage, if requested, and the end mark. Raises InternalError when a choice has not finished."""
+        """Returns the usage, if requested, and the end mark. Raises InternalError when a choice has not finished."""
         account = self._shape.account
         account.check_finished()
         events = ""
@@ -141,7 +141,7 @@ class AnswerStream:
 
 
 def _covers(seen: Seen | None, reached: Seen) -> bool:
-    """Whether the client has seen the event that reaches this far."""
+    """Returns whether the client, at `seen`, has the event that ends at `reached`."""
     if seen is None:
         return False
     return seen.finished or (not reached.finished and reached.num_tokens <= seen.num_tokens)

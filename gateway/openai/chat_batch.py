@@ -25,7 +25,7 @@ _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "tools": ([],),
     "prompt_logprobs": (),
 }
-# Of the OpenAPI document.
+# Schema of the request body in the OpenAPI document.
 BATCH_SCHEMA: Mapping[str, Any] = {
     "type": "object",
     "required": ["messages"],
@@ -65,7 +65,7 @@ def prepare_chat_batch(body: object, served: Served) -> Prepared:
 
 
 def _parts(body: object, max_conversations: int) -> tuple[dict[str, Any], list[Any]]:
-    """The fields that all conversations share, and the conversations."""
+    """Returns the fields that all conversations share, and the conversations."""
     if not isinstance(body, dict):
         raise InvalidRequest(f"the body must be an object, got {json_kind(body)}")
     for name, harmless in _UNSUPPORTED.items():

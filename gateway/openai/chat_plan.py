@@ -41,16 +41,16 @@ from outrider.shared.sampling_params import Grammar, GrammarKind, ThinkingBudget
 log = logging.getLogger(__name__)
 
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-# characters; what schemas of the size that a request may have come to at most, their definitions repeated
+# characters; longest grammar; bounds what the schemas of a request come to when definitions are repeated
 _MAX_GRAMMAR_CHARS = 1_000_000
-# notes; on tools' schemas, each of which is logged once
+# notes; on tools' schemas, remembered so that each is logged once
 _MAX_SAID = 1_000
-# What the template of Llama 3 says of a message with two calls.
+# Part of the error that Llama 3's template raises for a message with two calls.
 _ONE_CALL_A_TURN = "single tool-calls at once"
 
 
 def chat_prompt(body: ChatFields, tokenizer: Tokenizer) -> str:
-    """The prompt's text. Raises InvalidRequest."""
+    """Returns the prompt's text. Raises InvalidRequest."""
     if body.add_generation_prompt and body.continue_final_message:
         raise InvalidRequest(
             "continue_final_message and add_generation_prompt cannot both be true", param="continue_final_message"
@@ -70,8 +70,8 @@ def chat_prompt(body: ChatFields, tokenizer: Tokenizer) -> str:
 
 @dataclass(frozen=True)
 class ChatPlan:
-    """How one request's output is read, and what it must call. state: where the output begins. max_thinking_tokens:
-    None means no limit.
+    """The plan for reading one request's output, and the calls that it must make. state: where the output begins.
+    max_thinking_tokens: None means no limit.
     """
 
     output: OutputFormat
@@ -142,7 +142,9 @@ class ChatPlan:
         return thinking_budget(self.max_thinking_tokens, self.output, self.state, tokenizer.control_tokens, encode)
 
     def _grammar(self, asked: Grammar | None, served: Served) -> Grammar | None:
-        """asked: of response_format or structured_outputs, for the answer's text; a call that is demanded has none."""
+        """Returns the output's grammar. asked: of response_format or structured_outputs, for the answer's text; there
+        is no such text if a call is required.
+        """
         reasoning, tokens = self.output.reasoning, served.tokenizer.control_tokens
         if self.output.calls is None or not (self.options.must_call or asked is not None or self._is_strict()):
             if asked is None or reasoning is None:
@@ -176,7 +178,7 @@ class ChatPlan:
         return with_reasoning(lark, reasoning, self.state, answer)
 
     def _is_strict(self) -> bool:
-        """Whether calls of the model's own accord must follow a grammar."""
+        """Returns whether calls that the model makes unprompted must follow a grammar."""
         return self.choice.names is not None or any(rule.is_strict for rule in self.rules)
 
 
@@ -194,7 +196,7 @@ def _choice(body: ChatCompletionRequest) -> ToolChoice:
 
 
 def _max_thinking_tokens(body: ChatCompletionRequest, output: OutputFormat, tokenizer: Tokenizer) -> int | None:
-    """As vLLM, -1 is no limit."""
+    """Returns the budget; None for no limit, which may be sent as -1, as in vLLM. Raises InvalidRequest."""
     name, asked = "thinking_token_budget", body.thinking_token_budget
     if asked is None or asked == -1:
         return None
@@ -214,7 +216,7 @@ def _max_thinking_tokens(body: ChatCompletionRequest, output: OutputFormat, toke
 
 
 def _rules(body: ChatCompletionRequest, choice: ToolChoice) -> tuple[CallRule, ...]:
-    """The tools that may be called. Where nothing demands a schema, a call's arguments are any object."""
+    """Returns the rules of callable tools. Where nothing demands a schema, a call's arguments are any object."""
     must_call = choice.mode in ("required", "named")
     loose: dict[str, Any] = {"type": "object"}
     return tuple(

@@ -14,7 +14,7 @@ from outrider.shared.request_params import Speculation
 
 
 def check_model(name: str | None, model: ServedModel) -> None:
-    """None means the served model."""
+    """Raises UnknownModel if another model is named; None means the served model."""
     if name is not None and name != model.name:
         raise UnknownModel(f"model {name[:200]!r} is not served; the served model is {model.name!r}", param="model")
 
@@ -28,7 +28,10 @@ def check_token_ids(token_ids: Sequence[int], model: ServedModel, param: str) ->
 
 
 def check_prompt(token_ids: Sequence[int], model: ServedModel, param: str) -> None:
-    """At least one token, all in the vocabulary, and room for one more in the context."""
+    """Checks for at least one token, all of them in the vocabulary, and room for one more in the context.
+
+    Raises InvalidRequest or PromptTooLong.
+    """
     if not token_ids:
         raise InvalidRequest(f"{param} is empty: it has no tokens", param=param)
     check_token_ids(token_ids, model, param)
@@ -54,7 +57,7 @@ def check_prompt_chars(text: str, tokenizer: Tokenizer, model: ServedModel, para
 
 
 def predicted_tokens(text: str, tokenizer: Tokenizer, model: ServedModel) -> tuple[int, ...]:
-    """What a request predicts for its output, as far as an output can reach."""
+    """Returns the tokens of the predicted output, cut to the context's length."""
     check_prompt_chars(text, tokenizer, model, "prediction")
     return tuple(tokenizer.encode(text, add_special_tokens=False)[: model.max_model_len]) if text else ()
 
@@ -78,9 +81,9 @@ def truncate_prompt(
 
 
 def output_budget(requested: int | None, default: int | None, prompt_len: int, model: ServedModel, param: str) -> int:
-    """max_tokens: the requested value if it fits, else the default limited to the context, else all of the context.
+    """Returns the requested value if it fits, else the default limited to the context, else all of the context.
 
-    None of them exceeds the server's limit (--override-generation-config).
+    No max_tokens exceeds the server's limit (--override-generation-config).
     """
     room = model.max_model_len - prompt_len
     limit = model.sampling_defaults.max_tokens_limit
@@ -120,7 +123,7 @@ def check_grammar(text: str, model: ServedModel, limits: RequestLimits, param: s
 
 
 def check_speculation(asked: Speculation, model: ServedModel) -> Speculation:
-    """The same with a method by name. Raises InvalidRequest for one that is not served."""
+    """Returns the options with a method, `auto` if none is named. Raises InvalidRequest for one that is not served."""
     # The methods of a member that has not been seen are unknown; a request is decoded without drafts until then.
     knows_all = model.draft_methods and not model.has_unseen_members
     choices = (METHOD_AUTO, METHOD_OFF, *(model.draft_methods if knows_all else AUTO_ORDER))

@@ -91,8 +91,8 @@ def prepare_completion(body: CompletionRequest, served: Served) -> Prepared:
 def prepare_chat(
     body: ChatCompletionRequest, served: Served, id_prefix: str = "chatcmpl-", *, as_message: bool = False
 ) -> Prepared:
-    """id_prefix: how the answer's id begins. as_message: the answer is one of /v1/messages, where max_tokens is cut to
-    the room that the prompt leaves. Raises InvalidRequest or UnknownModel.
+    """Validates a chat request. id_prefix: how the answer's id begins. as_message: the answer is one of /v1/messages,
+    where max_tokens is cut to the room that the prompt leaves. Raises InvalidRequest or UnknownModel.
     """
     check_model(body.model, served.model)
     if body.top_logprobs is not None and not body.logprobs:
@@ -110,13 +110,13 @@ def prepare_chat(
 
 
 def _own_last_message(body: ChatCompletionRequest) -> str:
-    """What the answer continues from; empty after a message of another role, as in vLLM."""
+    """Returns the message that the answer continues; empty if the last message has another role, as in vLLM."""
     last = body.messages[-1]
     return str(last["content"]) if last["role"] == "assistant" else ""
 
 
 def chat_token_ids(body: ChatFields, tokenizer: Tokenizer, most_in: ServedModel | None = None) -> list[int]:
-    """`most_in`: refuses what cannot fit that model's context before it is tokenized."""
+    """Returns the prompt's tokens. `most_in`: refuses what cannot fit that model's context before it is tokenized."""
     return _encoded(chat_prompt(body, tokenizer), body, tokenizer, most_in)
 
 
@@ -254,7 +254,7 @@ def _max_tokens(body: GenerationFields, prompt_len: int, chat: bool, model: Serv
 
 
 def _sampling_params(body: GenerationFields, num_logprobs: int | None, served: Served) -> SamplingParams:
-    """All but max_tokens, which depends on the prompt."""
+    """Returns the parameters except max_tokens, which depends on the prompt."""
     if body.allowed_token_ids == ():
         raise InvalidRequest("allowed_token_ids must not be empty", param="allowed_token_ids")
     if body.top_k is not None and body.top_k < -1:
@@ -290,7 +290,7 @@ def _seed(seed: int | None) -> int | None:
 
 
 def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """Each word as it is written at the start of a text and after a space, which are different tokens."""
+    """Tokenizes each word as at the start of a text and as after a space, which are different tokens."""
     if len(words) > _MAX_BAD_WORDS:
         raise InvalidRequest(f"bad_words has {len(words)} entries, the most is {_MAX_BAD_WORDS}", param="bad_words")
     sequences: dict[tuple[int, ...], None] = {}

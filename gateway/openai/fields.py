@@ -22,7 +22,7 @@ PromptInput = str | tuple[int, ...]
 
 
 def json_kind(value: object) -> str:
-    """The name of a JSON value's type."""
+    """Returns the name of a JSON value's type."""
     match value:
         case None:
             return "null"
@@ -104,7 +104,7 @@ def _string_or_strings(value: object) -> tuple[str, ...]:
 
 
 def _logit_bias(value: object) -> dict[int, float]:
-    """JSON object keys are strings; each must spell a token id."""
+    """Parses the biases. JSON object keys are strings; each must spell a token id."""
     if not isinstance(value, Mapping):
         raise ValueError(f"must be an object of token ids and numbers, got {json_kind(value)}")
     entries = {str(key): bias for key, bias in value.items()}
@@ -122,7 +122,7 @@ def _logit_bias(value: object) -> dict[int, float]:
 
 
 def _prompts(value: object) -> tuple[PromptInput, ...]:
-    """One entry per prompt: text, or token ids."""
+    """Returns one entry per prompt: text, or token ids."""
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, list | tuple):

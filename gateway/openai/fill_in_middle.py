@@ -11,7 +11,7 @@ from outrider.shared.errors import InvalidRequest
 
 @dataclass(frozen=True)
 class _Form:
-    """The tokens in front of the one text, between the two, and behind the other."""
+    """The tokens before the first text, between the two, and after the second."""
 
     begin: str
     between: str
@@ -36,7 +36,7 @@ _FORMS = (
 
 
 def with_suffix(body: CompletionRequest, tokenizer: Tokenizer) -> CompletionRequest:
-    """The request with its suffix in the prompts; itself where that is empty. Raises InvalidRequest."""
+    """Returns the request with its suffix in the prompts; itself if that is empty. Raises InvalidRequest."""
     if not body.suffix:
         return body
     if body.echo:

@@ -21,7 +21,7 @@ def grammar_of(
     model: ServedModel,
     limits: RequestLimits,
 ) -> Grammar | None:
-    """None for unconstrained output. Raises InvalidRequest."""
+    """Returns the output's grammar; None for unconstrained output. Raises InvalidRequest."""
     by_format = _from_response_format(response_format) if response_format is not None else None
     by_outputs = _from_structured_outputs(structured_outputs) if structured_outputs is not None else None
     if by_format is not None and by_outputs is not None:

@@ -22,7 +22,7 @@ _WITH_LIST = ("items", "prefixItems", "allOf", "anyOf", "oneOf")
 
 
 def with_whitespace(schema: dict[str, Any], disable_any_whitespace: bool, pattern: str | None) -> dict[str, Any]:
-    """The schema with these options; raises InvalidRequest when both are given."""
+    """Returns the schema with these options; raises InvalidRequest when both are given."""
     if disable_any_whitespace and pattern is not None:
         raise InvalidRequest(
             "give structured_outputs.disable_any_whitespace or whitespace_pattern, not both",
@@ -40,7 +40,7 @@ def with_whitespace(schema: dict[str, Any], disable_any_whitespace: bool, patter
 
 
 def without_additional_properties(schema: dict[str, Any]) -> dict[str, Any]:
-    """A copy in which every object schema that names properties has no others, unless it says what others."""
+    """Returns a copy in which every object schema that names properties has no others, unless it says what others."""
     closed: dict[str, Any] = json.loads(json.dumps(schema))  # copy.deepcopy recurses in Python
     to_visit = [closed]
     while to_visit:

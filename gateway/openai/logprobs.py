@@ -80,15 +80,16 @@ def echo_logprobs(
     *,
     as_ids: bool = False,
 ) -> CompletionLogprobs:
-    """The prompt in the legacy format; its first token has no log-probability."""
+    """Returns the prompt in the legacy format; its first token has no log-probability."""
     texts = _echoed_texts(tokenizer, prompt_token_ids, echo_text)
     laws = _after_first(prompt_token_ids, entries)
     return completion_logprobs(tokenizer, prompt_token_ids, texts, laws, num_top, 0, as_ids=as_ids)
 
 
 def _echoed_texts(tokenizer: Tokenizer, prompt_token_ids: Sequence[int], echo_text: str) -> list[str]:
-    """Per token, the part of the echoed text that it completes: none for a special token that is not in the text,
-    as when the tokenizer put it in front."""
+    """Returns, per token, the part of the echoed text that it completes: "" for a special token that is not in the
+    text, such as one that the tokenizer put in front.
+    """
     decoder = make_text_decoder(tokenizer, (), skip_special_tokens=False)
     texts: list[str] = []
     end = 0
@@ -116,8 +117,8 @@ def chat_logprobs(
     as_ids: bool = False,
     named: bool = False,
 ) -> ChatLogprobs:
-    """as_ids: tokens are named by their ids; their bytes stay those of the text. named: the request has named the
-    tokens of the entries, so all are shown, behind the chosen one, as in vLLM.
+    """Returns log-probabilities in the chat format. as_ids: tokens are named by their ids; their bytes stay those of
+    the text. named: the request has named the entries' tokens, so all are shown, after the chosen one, as in vLLM.
     """
     content: list[ChatTokenLogprob] = []
     for token_id, entry in zip(token_ids, entries, strict=True):

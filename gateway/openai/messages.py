@@ -25,7 +25,7 @@ def _part_text(part: object, where: str) -> str:
 
 
 def _message(message: object, where: str) -> dict[str, Any]:
-    """Text parts are joined by newlines, as vLLM does for text-only templates."""
+    """Returns a message with its text parts joined by newlines, as vLLM does for text-only templates."""
     if not isinstance(message, dict):
         raise ValueError(f"{where} must be an object, got {json_kind(message)}")
     given = {name: value for name, value in message.items() if value is not None}

@@ -40,13 +40,13 @@ _LINE_BREAKS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 
 
 def to_json(value: object) -> str:
-    """Compact JSON; raises ValueError on NaN, which JSON does not have."""
+    """Returns compact JSON; raises ValueError on NaN, which JSON does not have."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text if text.isascii() else text.translate(_LINE_BREAKS)
 
 
 def merge_updates(updates: Sequence[GenerationUpdate]) -> GenerationUpdate:
-    """All updates of one choice as one."""
+    """Merges all updates of one choice into one."""
     first, last = updates[0], updates[-1]
     return GenerationUpdate(
         choice_index=first.choice_index,
@@ -64,7 +64,7 @@ def merge_updates(updates: Sequence[GenerationUpdate]) -> GenerationUpdate:
 
 
 class AnswerShape:
-    """What both forms of an answer share: the parts of one choice."""
+    """The parts of one choice that whole and streamed answers share."""
 
     def __init__(self, prepared: Prepared, tokenizer: Tokenizer, level: SpecMetricsLevel, version: str) -> None:
         self.prepared = prepared
@@ -93,7 +93,7 @@ class AnswerShape:
         return texts[prompt_index] if texts is not None else ""
 
     def echo(self, prompt_index: int, entries: Sequence[TokenLogprob]) -> CompletionLogprobs | None:
-        """The prompt's log-probabilities, if both echo and logprobs are set."""
+        """Returns the prompt's log-probabilities, if both echo and logprobs are set."""
         if self.options.echo_texts is None or self.options.num_logprobs is None:
             return None
         prompt, text = self.prompt(prompt_index), self.echo_text(prompt_index)
@@ -140,12 +140,12 @@ class AnswerShape:
         }
 
     def chat_output(self, index: int) -> ChatParts | None:
-        """What tells a choice's reasoning and tool calls apart from its text; None: all is text."""
+        """Returns what separates a choice's reasoning and tool calls from its text; None: all is text."""
         options = self.options
         return ChatParts(options.output, options.answer_id, options.created, index) if options.output else None
 
     def chat_parts(self, index: int, update: GenerationUpdate) -> dict[str, Any]:
-        """A chat choice without its message or delta."""
+        """Returns a chat choice without its message or delta."""
         options = self.options
         parts: dict[str, Any] = {
             "index": index,
@@ -230,8 +230,8 @@ class WholeAnswer:
         return choice
 
     def _add_prompt(self, target: Any, update: GenerationUpdate) -> None:
-        """On the choice for completions, at the top level for chat; null where they were not asked for, as in vLLM, and
-        for a batch of chats.
+        """Adds the prompt's token ids and log-probabilities: to the choice for completions, at the top level for chat.
+        Null if not requested, as in vLLM, and for a batch of chats.
         """
         options, tokenizer = self._shape.options, self._shape.tokenizer
         if options.chat and len(self._shape.prepared.requests) > 1:

@@ -104,7 +104,7 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True, protected_namespaces=())
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
-    # What to send in place of an unsupported field.
+    # Unsupported field to what to send in its place.
     instead: ClassVar[Mapping[str, str]] = {}
 
     @model_validator(mode="before")
@@ -130,7 +130,7 @@ class StreamOptions(Body):
     continuous_usage_stats: Bool = Field(False, description="with include_usage: in every event")
 
 
-# By the type of an option, that of its field.
+# Python type of an option to the type of its field.
 _OPTION_FIELDS = {str: String, int: Int, bool | None: Bool}
 
 
@@ -153,7 +153,7 @@ class Speculation(_Options):  # type: ignore[misc]  # its fields are those of re
     annotate: Bool = Field(False, description="choices include the origin of each token")
 
     def options(self) -> request_params.Speculation:
-        """What concerns drafting. Raises InvalidRequest."""
+        """Returns the options that concern drafting. Raises InvalidRequest."""
         given: dict[str, Any] = self.model_dump(exclude={"annotate"}, exclude_none=True)
         return request_params.Speculation.of(given)
 
@@ -181,7 +181,7 @@ class StructuredOutputs(Body):
 
 
 class Prediction(Body):
-    """What the output will be, as far as the caller knows: a file to edit. It makes drafts, and changes no token."""
+    """The output as far as the caller can predict it, such as a file to edit. It makes drafts and changes no token."""
 
     type: String = "content"
     content: PredictedContent

@@ -16,7 +16,7 @@ _FILES = ("vocab_file", "merges_file", "tokenizer_file", "name_or_path")
 
 
 def tokenize(body: object, served: Served) -> TokenizeAnswer:
-    """A text, or messages. Raises InvalidRequest or UnknownModel."""
+    """Tokenizes a text, or messages. Raises InvalidRequest or UnknownModel."""
     if isinstance(body, dict) and "messages" in body:
         chat = parse_body(TokenizeChatRequest, body)
         check_model(chat.model, served.model)
@@ -44,7 +44,7 @@ def detokenize(body: object, served: Served) -> DetokenizeAnswer:
 
 
 def tokenizer_info(tokenizer: Tokenizer) -> dict[str, Any]:
-    """The checkpoint's tokenizer_config.json with tokens as their text, and the chat template that is served."""
+    """Returns the checkpoint's tokenizer_config.json with tokens as their text, and the served chat template."""
     info = {name: _plain(value) for name, value in tokenizer.config.items() if name not in _FILES}
     info.setdefault("tokenizer_class", "PreTrainedTokenizerFast")  # what transformers makes of a tokenizer.json alone
     if tokenizer.chat_template_source is not None:

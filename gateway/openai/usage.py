@@ -16,7 +16,7 @@ from outrider.shared.errors import InternalError
 
 
 class SpecMetricsLevel(enum.Enum):
-    """How much an answer reports about its own speculation (vLLM's --per-request-spec-decode-metrics)."""
+    """Level of detail of an answer's report on its own speculation (vLLM's --per-request-spec-decode-metrics)."""
 
     NONE = "none"
     SUMMARY = "summary"
@@ -24,7 +24,7 @@ class SpecMetricsLevel(enum.Enum):
 
 
 class Account:
-    """Pass every update to `add`; the other methods only read."""
+    """The account of an answer's usage and speculation. Pass every update to `add`; the other methods only read."""
 
     def __init__(self, prepared: Prepared, level: SpecMetricsLevel) -> None:
         self._requests = prepared.requests
@@ -39,7 +39,7 @@ class Account:
         self._predicted: dict[int, PredictedText] = {}
 
     def choice(self, prompt_index: int, update: GenerationUpdate) -> int:
-        """The choice's index in the answer."""
+        """Returns the choice's index in the answer."""
         return prompt_index * self._requests[prompt_index].n + update.choice_index
 
     def add(self, prompt_index: int, update: GenerationUpdate) -> None:
@@ -84,11 +84,11 @@ class Account:
         return details
 
     def choice_usage(self, prompt_index: int, choice: int) -> Usage:
-        """One choice's usage so far, for streams that report it in every event."""
+        """Returns one choice's usage so far, for streams that report it in every event."""
         return self._usage_of(prompt_index, 0 if self._drop_output else self._num_tokens.get(choice, 0))
 
     def prompt_usage(self, prompt_index: int) -> Usage:
-        """Of an event before a choice's first token."""
+        """Returns the usage for an event before a choice's first token."""
         return self._usage_of(prompt_index, 0)
 
     def _usage_of(self, prompt_index: int, completion_tokens: int) -> Usage:
@@ -100,7 +100,7 @@ class Account:
         }
 
     def metrics(self) -> Metrics | None:
-        """None when turned off, or when nothing was speculated."""
+        """Returns the answer's metrics; None when turned off, or when nothing was speculated."""
         if self._level is SpecMetricsLevel.NONE or not self._speculation:
             return None
         total = add_summaries(self._speculation)
@@ -129,7 +129,7 @@ def add_summaries(summaries: Sequence[SpeculationSummary]) -> SpeculationSummary
 
 
 def speculation_metrics(summary: SpeculationSummary) -> SpeculationMetrics:
-    """Under vLLM's names; saved_ms is ours."""
+    """Returns the metrics under vLLM's names; saved_ms is an addition."""
     return {
         "mean_acceptance_length": summary.mean_acceptance_length,
         "draft_acceptance_rate": summary.draft_acceptance_rate,

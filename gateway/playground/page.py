@@ -64,7 +64,7 @@ class _File:
 
 
 def add_playground(app: FastAPI) -> None:
-    """GET / and the files under /playground/. At /, clients that do not accept HTML get a JSON pointer to the API."""
+    """Serves GET / and the files under /playground/. Without HTML in Accept, GET / is a JSON pointer to the API."""
     files = _load(STATIC)
     page = files.pop(_PAGE)
     about = _about(app)
@@ -80,7 +80,7 @@ def add_playground(app: FastAPI) -> None:
 
 
 def add_docs(app: FastAPI) -> None:
-    """GET /docs and its files. As FastAPI's own page, which needs the internet."""
+    """Serves GET /docs and its files: the page that FastAPI has, without internet access."""
     for name in (_SWAGGER_SCRIPT, _SWAGGER_STYLE):
         path = STATIC / f"{name}.gz"
         file = _file(path, _TYPES[Path(name).suffix])
@@ -105,7 +105,7 @@ def _about(app: FastAPI) -> dict[str, str]:
 
 
 def _load(folder: Path) -> dict[str, _File]:
-    """All files of a known type, about 100 KB; the rest belongs to the build."""
+    """Loads all files of a known type, about 100 KB; the rest belongs to the build."""
     return {path.name: _file(path, _TYPES[path.suffix]) for path in sorted(folder.iterdir()) if path.suffix in _TYPES}
 
 

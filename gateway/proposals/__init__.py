@@ -1,1 +1,1 @@
-"""Where a session's draft tokens come from: a drafter service, or the verifier itself."""
+"""Sources of a session's draft tokens: a drafter service, or the verifier itself."""

@@ -23,7 +23,7 @@ from outrider.shared.messages import (
 
 @dataclass(frozen=True)
 class DraftPlan:
-    """What a request wants drafted.
+    """The drafting that a request wants.
 
     method: a named one drafts exactly num_draft_tokens a round; METHOD_AUTO: the verifier decides, up to that number.
     offers: what drafters serve now. max_round_us: bounds a round with drafts; 0: no bound.
@@ -38,8 +38,8 @@ class DraftPlan:
 
 @dataclass
 class DraftHint:
-    """What a verifier has last asked of a drafter, for any session: a new session's drafter is opened with it, so that
-    it reads the prompt while the verifier does.
+    """The draft that a verifier last wanted from a drafter, in any session. A new session's drafter is opened with it,
+    so that it reads the prompt while the verifier does.
     """
 
     next_draft: NextDraft | None = None
@@ -62,7 +62,7 @@ NO_LOCAL_METHODS = LocalMethods("", {})
 
 @dataclass(frozen=True)
 class Ask:
-    """What a session asks of a drafter for its next round. method: METHOD_AUTO: any. patience_s: seconds; how long a
+    """A session's request to a drafter for its next round. method: METHOD_AUTO: any. patience_s: seconds; how long a
     draft is worth waiting for.
     """
 
@@ -74,31 +74,31 @@ class Ask:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of an Ask, and how long it took."""
+    """The outcome of an Ask, and how long it took."""
 
     ask: Ask
     came: DraftCame = DraftCame.NOT_WANTED
     # At most one of the two: a draft to verify, or the local drafts that the verifier is to make.
     proposal: Proposal | None = None
     local_drafts: LocalDrafts | None = None
-    # Who was asked; "" where nobody was, and offline, where drafters have no address.
+    # The method and drafter that were asked; "" if none was, and offline, where drafters have no address.
     method: str = ""
     drafter: str = ""
     # Seconds that the round waited for the draft, and the drafter's own times.
     wait_s: float = 0.0
     timings: Timings = field(default_factory=Timings)
-    # Seconds after which it was no longer waited for, which are no cost of the round that follows; 0: it came. And why
-    # nobody was asked ("": somebody was).
+    # gave_up_s: seconds of waiting before giving up, not a cost of the round that follows; 0: the draft came.
+    # refused: why no drafter was asked; "": one was.
     gave_up_s: float = 0.0
     refused: str = ""
-    # Whether this draft may have been requested before its round began, and whether the next one may be.
+    # may_be_ahead: this draft may have been requested before its round began. looks_ahead: the next one may be.
     may_be_ahead: bool = False
     looks_ahead: bool = False
     # Tokens that the verifier may commit before the session asks again; 0: only what it makes of the proposal.
     max_new_tokens: int = 0
 
     def last_draft(self) -> LastDraft:
-        """As the verifier that wanted the draft is told."""
+        """Returns the draft's outcome, as reported to the verifier that wanted it."""
         waited_us = round(1e6 * (self.wait_s + self.gave_up_s))
         return LastDraft(waited_us, self.timings.total_us, self.gave_up_s > 0.0, self.refused)
 

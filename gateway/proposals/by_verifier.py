@@ -1,4 +1,4 @@
-"""What the gateway learns about each verifier: one value per address, dropped when the verifier leaves the fleet."""
+"""Values that the gateway learns per verifier: one per address, dropped when the verifier leaves the fleet."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ ValueT = TypeVar("ValueT")
 
 
 class ByVerifier(Generic[ValueT]):
-    """make: the initial value of a verifier. addresses: of the verifiers in the fleet now."""
+    """A value per verifier. make: its initial value. addresses: the verifiers in the fleet now."""
 
     def __init__(self, make: Callable[[], ValueT], addresses: Callable[[], Collection[str]]) -> None:
         self._make = make

@@ -43,7 +43,7 @@ class ConnectionOptions:
 
 
 class DrafterConnection:
-    """committed: the session's growing output.
+    """A session's connection to its drafter. committed: the session's growing output.
 
     `open` comes first. All methods but `close` raise OutriderError when the drafter is lost; then only `close` may be
     called.
@@ -63,7 +63,7 @@ class DrafterConnection:
 
     @property
     def is_late(self) -> bool:
-        """Whether a late answer is outstanding."""
+        """True if a late answer is outstanding."""
         return self._late is not None
 
     async def open(self) -> None:
@@ -72,8 +72,8 @@ class DrafterConnection:
             await self.lease.drafter.open(self._spec)
 
     async def has_hidden_states(self, committed_len: int) -> bool:
-        """Whether the drafter can be asked. If not, sends the rows received so far, as a long prompt comes in parts.
-
+        """Returns whether the drafter can be asked. If not, sends the rows received so far: those of a long prompt come
+        in parts.
         Raises TimeoutError too.
         """
         if self.hidden.has_all(committed_len):
@@ -86,7 +86,7 @@ class DrafterConnection:
     async def ask(
         self, committed_len: int, num_draft_tokens: int, patience_s: float, *, one_more: bool
     ) -> ProposalReply | None:
-        """The answer; None if it does not come within patience_s. one_more: asks for a guess of the bonus token too."""
+        """Returns the answer; None if it takes over patience_s. one_more: also asks for a guess of the bonus token."""
         pending, self._ahead = self._ahead, None
         if pending is not None:
             holds = pending.holds(self._committed)
@@ -105,7 +105,7 @@ class DrafterConnection:
         return await self._reply_to(pending)
 
     def can_ask_ahead(self, num_draft_tokens: int) -> bool:
-        """Whether the request ahead fits the drafter's limits and needs no hidden states."""
+        """Returns whether the request ahead fits the drafter's limits and needs no hidden states."""
         method = self.lease.method
         length = len(self._spec.prompt_token_ids) + len(self._committed) + 2 * (num_draft_tokens + 1)
         fits = length < (method.max_model_len or math.inf)
@@ -164,7 +164,7 @@ class DrafterConnection:
 
 
 def guess_after(proposal: Proposal, num_draft_tokens: int) -> tuple[Proposal, tuple[int, ...]]:
-    """The proposal cut to num_draft_tokens; and those tokens with the guess of the bonus token, if a chain has it."""
+    """Cuts the proposal to num_draft_tokens. Also returns its tokens with a chain's guess of the bonus token."""
     if proposal.parents or len(proposal.token_ids) <= num_draft_tokens:
         return proposal, ()
     cut = dataclasses.replace(

@@ -28,12 +28,12 @@ from outrider.shared.messages import (
 )
 from outrider.shared.sampling_params import SpeculationMode
 
-# tokens; between two looks at what drafters serve; they come and go in seconds
+# tokens; between two checks of what drafters serve; drafters come and go within seconds
 _OFFERS_TOKENS = 64
 
 
 class Drafting:
-    """Arguments as RemoteSource's. plan: None: no drafts. local: the methods that the verifier serves."""
+    """A session's drafting. Arguments as RemoteSource's. plan: None: no drafts. local: the verifier's methods."""
 
     def __init__(
         self,
@@ -55,20 +55,20 @@ class Drafting:
         self._hint = hint or DraftHint()
         self._metrics = metrics
         self._trace = trace
-        # In rejection mode what is kept of a draft must depend neither on its own tokens nor on when it came.
+        # Rejection mode: which draft tokens are used must depend neither on the tokens nor on when they arrive.
         self._is_exact = spec.mode is SpeculationMode.EXACT
         token_tree = plan is not None and plan.token_tree
         options = ConnectionOptions(token_tree, timeout_s, metrics, trace)
         ahead = trials if self._is_exact and not token_tree else None
         self._remote = RemoteSource(spec, committed, acquire, options, ahead)
-        # What the verifier wants of a drafter for the next round.
+        # The draft that the verifier wants from a drafter for the next round.
         self._next_draft: NextDraft | None = None
-        # What it was last told that it may choose from, and at which output length.
+        # The choices of `auto` last sent to the verifier, and the output length at which they were checked.
         self._auto_drafts: AutoDrafts | None = None
         self._told_at = -_OFFERS_TOKENS
 
     async def propose(self, committed_len: int) -> Answer:
-        """What the next round stands on: a draft, drafts of the verifier's own, or none."""
+        """Returns the next round's basis: a drafter's proposal, drafts that the verifier is to make, or neither."""
         plan, max_tokens = self._plan, self._spec.sampling_params.max_tokens
         if plan is None:
             return Answer(Ask(committed_len), max_new_tokens=max_tokens)
@@ -86,7 +86,7 @@ class Drafting:
         return await self._remote.answer(ask)
 
     async def _auto_answer(self, committed_len: int) -> Answer:
-        """What the verifier wants; where that is nothing of a drafter, a run that the verifier ends when it is."""
+        """Returns the draft that the verifier wants; if it wants none from a drafter, a run until it does."""
         wanted = self._next_draft
         if wanted is None:
             if committed_len == 0 and self._hint.next_draft is not None:
@@ -96,7 +96,7 @@ class Drafting:
         return await self._remote.answer(Ask(committed_len, wanted.method, wanted.num_draft_tokens, patience_s))
 
     def step(self, answer: Answer, committed_len: int) -> VerifyStep:
-        """The verifier's next step with this answer."""
+        """Returns the verifier's next step with this answer."""
         was_wanted = self._next_draft is not None and answer.ask.num_draft_tokens > 0
         return VerifyStep(
             epoch=self._spec.epoch,
@@ -110,7 +110,7 @@ class Drafting:
         )
 
     def _new_auto_drafts(self, committed_len: int) -> AutoDrafts | None:
-        """What `auto` may choose from, when that is not what the verifier was last told."""
+        """Returns the methods that `auto` may choose from; None if they are what the verifier was last sent."""
         plan = self._plan
         if plan is None or plan.method != METHOD_AUTO or committed_len < self._told_at + _OFFERS_TOKENS:
             return None
@@ -120,7 +120,7 @@ class Drafting:
         return auto if auto != before else None
 
     def signed(self, answer: Answer, commit: Commit) -> Commit:
-        """The commit, with who drafted what it scored."""
+        """Returns the commit with the method and the drafter of the draft that it scored."""
         if commit.num_draft_tokens == 0:
             return commit
         if commit.local_drafts is not None:
@@ -128,7 +128,9 @@ class Drafting:
         return dataclasses.replace(commit, drafter=answer.drafter, draft_method=_method_of(answer, commit))
 
     def observe(self, answer: Answer, commit: Commit, verify_s: float) -> None:
-        """One commit: what it cost and how much of the draft was good. verify_s: the gateway waited for it."""
+        """Records one commit: its cost, and how much of the draft was accepted. verify_s: how long the gateway waited
+        for it.
+        """
         drafted = answer.for_commit(commit) if commit.local_drafts is None else _local_answer(answer, commit)
         if commit.local_drafts is not None:
             verify_s -= drafted.wait_s  # which is part of it
@@ -145,11 +147,11 @@ class Drafting:
             self._trace.add_round(commit, method, verify_s, drafted.wait_s, drafted.timings)
 
     async def close(self) -> None:
-        """Leave the drafter, if there is one; may be called again."""
+        """Leaves the drafter, if there is one. May be called again."""
         await self._remote.close()
 
     def _count_round(self, drafted: Answer, commit: Commit, round_s: float) -> None:
-        # What the drafter did while the verifier worked is no part of the round.
+        # The round does not include the drafter's work while the verifier is busy.
         drafter_forward_s = min(drafted.timings.forward_us * 1e-6, drafted.wait_s)
         overhead_s = max(0.0, round_s - commit.timings.forward_us * 1e-6 - drafter_forward_s)
         self._metrics.observe_round(round_s, overhead_s, len(commit.token_ids), speculation=drafted.wait_s > 0.0)
@@ -157,7 +159,7 @@ class Drafting:
 
 
 def _local_answer(answer: Answer, commit: Commit) -> Answer:
-    """What the verifier's own drafting was for the round, as if a drafter had answered."""
+    """Returns the answer for the verifier's own drafting in the round, as if a drafter had given it."""
     draft_us = commit.timings.draft_us
     return Answer(
         answer.ask,
@@ -168,7 +170,7 @@ def _local_answer(answer: Answer, commit: Commit) -> Answer:
 
 
 def _method_of(answer: Answer, commit: Commit) -> str:
-    """Whose draft the round had, or was to have; "" where it was nobody's."""
+    """Returns the method of the round's draft, requested or received; "" if it has none."""
     if commit.local_drafts is not None:
         return commit.local_drafts.method
     return answer.proposal.method if answer.proposal is not None else ""

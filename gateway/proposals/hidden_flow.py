@@ -10,7 +10,9 @@ from outrider.shared.messages import DraftMethodInfo, HiddenStates, HiddenStates
 
 
 class HiddenFlow:
-    """Of one lease. Row i belongs to output token i (negative: prompt) and exists once token i + 1 is committed."""
+    """The hidden states received for one lease. Row i belongs to output token i (negative: prompt) and exists once
+    token i + 1 is committed.
+    """
 
     def __init__(self, method: DraftMethodInfo, prompt_len: int) -> None:
         self._layers = method.hidden_layers
@@ -20,7 +22,7 @@ class HiddenFlow:
         self._pieces: list[HiddenStates] = []
 
     def request(self, committed_len: int) -> HiddenStatesRequest | None:
-        """The rows that a step at `committed_len` should request; None for a method without hidden states."""
+        """Returns the rows that a step at `committed_len` should request; None for a method without hidden states."""
         if not self._layers:
             return None
         first_index = self._next if self._takes_history else max(self._next, committed_len - 1)
@@ -33,11 +35,11 @@ class HiddenFlow:
             self._next = max(self._next, hidden.end)
 
     def has_all(self, committed_len: int) -> bool:
-        """Whether every row that exists at `committed_len` has been received."""
+        """Returns whether every row that exists at `committed_len` has been received."""
         return not self._layers or self._next >= committed_len - 1
 
     def hand_over(self) -> tuple[HiddenStates, ...]:
-        """The rows received since the last call."""
+        """Returns the rows received since the last call."""
         pieces, self._pieces = tuple(self._pieces), []
         return pieces
 

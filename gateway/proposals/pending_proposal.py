@@ -13,7 +13,7 @@ from outrider.shared.messages import DraftStep, ProposalReply
 
 @dataclass
 class PendingProposal:
-    """assumed: tokens before the proposal that were not yet committed at asked_at. Times: perf_counter seconds."""
+    """A requested proposal. assumed: tokens before it, uncommitted at asked_at. Times: perf_counter seconds."""
 
     task: asyncio.Task[ProposalReply]
     step: DraftStep
@@ -39,7 +39,7 @@ class PendingProposal:
         return (self.answered_at or time.perf_counter()) - self.asked_at
 
     def holds(self, committed: Sequence[int]) -> bool:
-        """Whether the assumed tokens are exactly what was committed."""
+        """Returns whether the assumed tokens are exactly what was committed."""
         assumed_from = self.base_len - len(self.assumed)
         return len(committed) == self.base_len and tuple(committed[assumed_from:]) == self.assumed
 

@@ -19,9 +19,9 @@ from outrider.gateway.proposals.run_ahead import AheadTrials
 from outrider.shared.errors import OutriderError
 from outrider.shared.messages import Commit, HiddenStatesRequest, Proposal, ProposalReply, SessionSpec
 
-# tokens; what a session decodes without drafts between two attempts to find a drafter
+# tokens; decoded without drafts between two attempts to find a drafter
 ALONE_RUN = 16
-# tokens; bounds the same where a drafter keeps timing out, which doubles it each time
+# tokens; longest such run; each further timeout of a drafter doubles the run
 LONGEST_ALONE_RUN = 256
 
 
@@ -50,11 +50,11 @@ class RemoteSource:
         self._wanted_method = ""  # for which the drafter was found
         self._looks_ahead = False  # whether this round's ask may be followed by one for the next round
         self._open_sessions = 1  # at the verifier, as of its last commit
-        # What a round without the late answer has missed: nothing, where nobody meant to wait for it.
+        # Outcome of a round without the late answer: NOT_WANTED if the request for it had no patience.
         self._missed = DraftCame.NO
 
     async def is_late(self) -> bool:
-        """Whether an answer is still outstanding; one that has come since is too old to be used."""
+        """Returns whether an answer is still outstanding; drops one that has arrived since, as it is too old."""
         if self._connection is None or not self._connection.is_late:
             return False
         try:
@@ -65,12 +65,12 @@ class RemoteSource:
         return self._connection.is_late
 
     async def open_early(self, method: str) -> None:
-        """Opens a drafter that will be asked once the prompt is read; nothing happens where none has room."""
+        """Opens a drafter that will be asked once the prompt is read; does nothing if none has room."""
         if self._connection is None:
             await self._open(method)
 
     def answer_while_late(self, ask: Ask) -> Answer:
-        """The drafter is not asked: its last answer is outstanding."""
+        """Returns an answer without a draft: the drafter is not asked while its last answer is outstanding."""
         return Answer(ask, came=self._missed, max_new_tokens=self._alone_run())
 
     async def answer(self, ask: Ask) -> Answer:
@@ -88,7 +88,7 @@ class RemoteSource:
         return dataclasses.replace(answer, wait_s=time.perf_counter() - started)
 
     def observe(self, answer: Answer, commit: Commit, round_s: float | None) -> None:
-        """One commit, whoever drafted for it. round_s: None for a prefill."""
+        """Records one commit, whether or not this source drafted for it. round_s: None for a prefill."""
         if self._connection is not None:
             self._connection.hidden.take(commit.hidden_states)
         is_of_one_kind = answer.looks_ahead == answer.may_be_ahead
@@ -97,11 +97,11 @@ class RemoteSource:
         self._open_sessions = commit.timings.open_sessions or self._open_sessions
 
     def hidden_states_request(self, committed_len: int) -> HiddenStatesRequest | None:
-        """The rows that the drafter needs next."""
+        """Returns the rows that the drafter needs next."""
         return self._connection.hidden.request(committed_len) if self._connection is not None else None
 
     async def close(self) -> None:
-        """Leave the drafter, if there is one."""
+        """Leaves the drafter, if there is one."""
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()
@@ -154,18 +154,18 @@ class RemoteSource:
         )
 
     def _alone_run(self) -> int:
-        """Tokens until it is worth asking again."""
+        """Returns the number of tokens to decode without drafts before asking again."""
         num_timeouts = self._connection.num_timeouts if self._connection is not None else 0
         return min(ALONE_RUN << max(0, num_timeouts - 1), LONGEST_ALONE_RUN)
 
     def _may_look_ahead(self, connection: DrafterConnection, ask: Ask) -> bool:
-        """Whether the next proposal may be asked for before this one is verified, and it is thought to pay."""
+        """Returns whether to ask for the next proposal before this one is verified: if possible and expected to pay."""
         if self._trials is None or not connection.can_ask_ahead(ask.num_draft_tokens):
             return False
         return self._trials.allows(connection.lease.method.name, self._open_sessions)
 
     def _ask_ahead(self, connection: DrafterConnection, ask: Ask, proposal: Proposal) -> Proposal:
-        """Cut off the guess of the bonus token, and ask for what would follow it."""
+        """Cuts off the guess of the bonus token, and asks for the proposal that would follow it."""
         proposal, assumed = guess_after(proposal, ask.num_draft_tokens)
         if assumed and self._looks_ahead:
             connection.ask_ahead(assumed, proposal.base_len, ask.num_draft_tokens)

@@ -23,11 +23,11 @@ class AheadTrials:
         self._trials: defaultdict[tuple[str, int], ABTrial] = defaultdict(ABTrial)
 
     def allows(self, method: str, open_sessions: int) -> bool:
-        """Whether to ask ahead now."""
+        """Returns whether to ask ahead now."""
         return self._trials[_key(method, open_sessions)].takes_second
 
     def observe(self, method: str, open_sessions: int, round_s: float, *, ahead: bool) -> None:
-        """A round with a draft. ahead: whether it was a round of the second arm."""
+        """Records a round with a draft. ahead: whether it was a round of the second arm."""
         self._trials[_key(method, open_sessions)].observe(round_s, second=ahead)
 
 

@@ -19,8 +19,9 @@ from outrider.v1 import log_pb2 as pb
 
 @dataclass(frozen=True)
 class ResponsePlan:
-    """fields: JSON, those of the request that the answer repeats. input_items: JSON, the items of the input, with those
-    of the responses before it; "" where nothing is stored.
+    """The parts of a response that are known before it begins. fields: JSON, the request's fields that the answer
+    repeats. input_items: JSON, the items of the input, with those of the responses before it; "" where nothing is
+    stored.
     """
 
     fields: str
@@ -28,13 +29,13 @@ class ResponsePlan:
 
     @property
     def is_background(self) -> bool:
-        """Whether it is generated to its end, read or not."""
+        """True if the answer is generated to its end whether or not anyone reads it."""
         return bool(json.loads(self.fields).get("background"))
 
 
 @dataclass(frozen=True)
 class AnswerOptions:
-    """How the answer is shaped; nothing in it changes what is generated.
+    """The form of an answer; nothing in it changes what is generated.
 
     echo_texts: per prompt the text to put in front, None without echo. num_logprobs: None without.
     return_tokens_as_token_ids: log-probabilities name tokens by their ids. drop_output: the prompt alone was asked for
@@ -80,7 +81,7 @@ class Prepared:
         return self.options.response is not None and self.options.response.is_background
 
     def owned_by(self, owner: str, caller: str = "") -> Prepared:
-        """The same for a server's caller: ValidRequest says what they are."""
+        """Returns a copy for a server's caller; ValidRequest defines both arguments."""
         requests = tuple(replace(request, owner=owner, caller=caller) for request in self.requests)
         return replace(self, requests=requests)
 
@@ -97,7 +98,7 @@ class AnswerKind(enum.Enum):
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a client asks to continue. seen: per choice, what it has. kind: None is any; choice: None is all.
+    """A client's request to continue an answer. seen: per choice, what it has. kind: None is any; choice: None is all.
 
     carrier: the trace that the client is in now. caller: as in ValidRequest.
     """

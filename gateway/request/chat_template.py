@@ -53,7 +53,7 @@ class ChatTemplate:
         variables: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """The prompt text. Raises InvalidRequest (param "messages") when the template refuses the messages.
+        """Returns the prompt text. Raises InvalidRequest (param "messages") when the template refuses the messages.
 
         continue_final_message: leaves the last message open for the model to continue.
         """
@@ -85,11 +85,11 @@ class ChatTemplate:
         return _cut_at_tag(text) if continue_final_message else text
 
     def _render(self, names: Mapping[str, Any]) -> str:
-        # As one dictionary: a variable named "self" must not collide with an argument of render.
+        # Passed as one dictionary: a variable named "self" must not collide with an argument of render.
         return self._template.render({**self._special_tokens, **names})
 
     def _with_system_in_place(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """All system messages joined in order into the first, where the template shows no others."""
+        """Joins all system messages in order into the first, where the template shows no others."""
         system = [message for message in messages if _is_system(message)]
         if system in ([], list(messages[:1])) or self._takes_later_system:
             return messages
@@ -98,9 +98,7 @@ class ChatTemplate:
 
     @cached_property
     def _takes_later_system(self) -> bool:
-        """Whether it shows system messages behind the first one, where they are. Qwen3.5's refuses them, and others
-        pass over them.
-        """
+        """True if the template shows later system messages in place. Qwen3.5's refuses them; others skip them."""
         try:
             text = self._render({"messages": _PROBE, "tools": None, "documents": None, "add_generation_prompt": True})
         except Exception:  # whatever it is: the messages do not fit

@@ -16,7 +16,7 @@ from outrider.v1 import log_pb2 as pb
 
 
 def entry_of(commit: Commit, end: TextEnd | None) -> LogEntry:
-    """end: what in its text ended the output; None: nothing has, or the verifier ended it."""
+    """Returns the log entry. end: what in the text ended the output; None: nothing, or the verifier ended it."""
     extras = pb.CommitExtras(
         origins=bytes(commit.origins),
         logprobs=map(logprob_to_wire, commit.logprobs),
@@ -40,7 +40,7 @@ def entry_of(commit: Commit, end: TextEnd | None) -> LogEntry:
 
 
 def commit_of(entry: LogEntry) -> tuple[Commit, TextEnd | None]:
-    """The commit, and what in its text ended the output. Raises InternalError when the entry is broken."""
+    """Returns the commit, and what in its text ended the output. Raises InternalError when the entry is broken."""
     try:
         extras = pb.CommitExtras.FromString(entry.extras)
         origins = tuple(map(TokenOrigin, extras.origins))

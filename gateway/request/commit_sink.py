@@ -190,7 +190,7 @@ def _round(index: int, commit: Commit) -> Round:
 
 
 def _cut(commit: Commit, count: int) -> Commit:
-    """The commit up to the token that completed the text's end; later draft tokens do not count as accepted."""
+    """Cuts the commit after the token that completed the text's end; later draft tokens do not count as accepted."""
     return dataclasses.replace(
         commit,
         token_ids=commit.token_ids[:count],

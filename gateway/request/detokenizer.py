@@ -25,7 +25,9 @@ _MAX_HELD_TOKENS = 8
 
 
 class TextDecoder(Protocol):
-    """`push` returns the text that a token completes, `flush` how an unfinished character is shown."""
+    """Decoder of one output's tokens. `push` returns the text that a token completes, `flush` how an unfinished
+    character is shown.
+    """
 
     def push(self, token_id: int) -> str: ...
 
@@ -33,7 +35,7 @@ class TextDecoder(Protocol):
 
 
 class ByteTextDecoder:
-    """For tokenizers whose text is the concatenation of their tokens' bytes: one table look-up per token.
+    """Decoder for tokenizers whose text is the concatenation of their tokens' bytes: one table look-up per token.
 
     Invalid UTF-8 becomes one U+FFFD per maximal subpart, as the tokenizers library does for byte-level BPE. (Its
     byte-fallback decoder shows every byte of such a run as U+FFFD; characters already sent cannot be changed.)
@@ -65,7 +67,7 @@ class ByteTextDecoder:
 
 
 class WindowTextDecoder:
-    """For all other tokenizers: decodes a short window with and without the new token, and takes the difference."""
+    """Decoder for other tokenizers: decodes a short window with and without the new token, and takes the difference."""
 
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
@@ -104,7 +106,7 @@ def make_text_decoder(tokenizer: Tokenizer, prompt_token_ids: Sequence[int], ski
 
 
 class MarkerTextDecoder:
-    """Another decoder, but that each marker token is one symbol, whatever is pending before it."""
+    """Wraps another decoder: shows each marker token as one symbol, whatever text is pending before it."""
 
     def __init__(self, decoder: TextDecoder, symbols: Mapping[int, str]) -> None:
         self._decoder = decoder
@@ -120,14 +122,14 @@ class MarkerTextDecoder:
 
 @dataclass(frozen=True)
 class TextEnd:
-    """What in its text ended an output: a stop string, or (None) the call that is the only one it may have."""
+    """The text that ended an output: a stop string, or (None) the only call that it may have."""
 
     stop_string: str | None = None
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What some tokens add to the output.
+    """The part of the output that some tokens add.
 
     num_tokens_kept: how many of the tokens belong to the output; fewer than given only if one completed its `end`,
     which is the last kept. text: may be shown now. token_texts: per kept token the text it completed, shown or not.
@@ -176,13 +178,14 @@ class IncrementalDetokenizer:
         self._stopped = False
 
     def push(self, token_id: int) -> str:
-        """The text that this token completes; does not look for stop strings."""
+        """Returns the text that this token completes; does not look for stop strings."""
         self._num_tokens += 1
         return self._decoder.push(token_id)
 
     def process(self, token_ids: Sequence[int], *, ends_with_stop_token: bool = False) -> Piece:
-        """ends_with_stop_token: the last one is a stop or end-of-sequence token, which is in the output but not in its
-        text, unless stops are included."""
+        """Processes a commit's tokens. ends_with_stop_token: the last one is a stop or end-of-sequence token, which is
+        in the output but not in its text, unless stops are included.
+        """
         texts: list[str] = []
         shown: list[str] = []
         end: TextEnd | None = None
@@ -199,7 +202,7 @@ class IncrementalDetokenizer:
         return Piece(len(texts), "".join(shown), tuple(texts), end)
 
     def _searched(self, text: str) -> tuple[str, TextEnd | None]:
-        """What may be shown after the next token's text, and the stop string that it completes."""
+        """Returns the text that may be shown once `text` is added, and the stop string that `text` completes."""
         if self._checker is None or self._num_tokens <= self._min_tokens:
             return text.translate(self._left_out), None
         checked = self._checker.push(text)
@@ -214,7 +217,7 @@ class IncrementalDetokenizer:
         return self._only_call.ended_with_call and self._num_tokens >= self._min_tokens
 
     def finish(self) -> str:
-        """The text held back until now: the start of a stop string, or an unfinished character."""
+        """Returns the text held back until now: the start of a stop string, or an unfinished character."""
         if self._stopped:
             return ""
         self._stopped = True

@@ -1,4 +1,4 @@
-"""How much of an answer a client has seen, as a server-sent event's id: `<request id>:<cursor>`.
+"""The position of a client in an answer, as a server-sent event's id: `<request id>:<cursor>`.
 
 A cursor has one part per choice, separated by dots: the number of output tokens in its events so far, with an `f` once
 its last event is among them, or `-` before its first event. Choices after the last part have had no event. `$` at the
@@ -29,8 +29,8 @@ _CURSOR = re.compile(rf"({_PART}(?:\.{_PART})*)(\$?)")
 
 @dataclass(frozen=True)
 class Seen:
-    """Of one choice: output tokens [0, num_tokens) and, if `finished`, its last event. event: the last one's number,
-    where events are numbered.
+    """The part of one choice that a client has seen: output tokens [0, num_tokens) and, if `finished`, its last event.
+    event: the last one's number, where events are numbered.
     """
 
     num_tokens: int = 0
@@ -44,7 +44,9 @@ class Seen:
 
 @dataclass(frozen=True)
 class EventCursor:
-    """choices: in the answer's order, None before the first event. ended: the usage has been seen."""
+    """A client's position in an answer. choices: in the answer's order, None before the first event. ended: the client
+    has seen the usage.
+    """
 
     choices: tuple[Seen | None, ...] = ()
     ended: bool = False
@@ -73,7 +75,7 @@ class EventNumbers:
         self.count = 0
 
     def next_id(self, num_tokens: int, *, finished: bool) -> str | None:
-        """The next event's id; None: the client has it. num_tokens: that the events up to it come from."""
+        """Returns the next event's id; None: the client has it. num_tokens: those behind the events up to it."""
         number = self.count
         self.count += 1
         if number <= self._last_seen:
@@ -82,7 +84,7 @@ class EventNumbers:
 
 
 def parse_event_id(text: str) -> tuple[str, EventCursor]:
-    """The request's id and the cursor. Raises InvalidRequest."""
+    """Returns the request's id and the cursor. Raises InvalidRequest."""
     request_id, _, cursor = text.strip().rpartition(":")
     match = _CURSOR.fullmatch(cursor)
     if not request_id or match is None:

@@ -1,4 +1,4 @@
-"""What any gateway needs to continue a request, as it is kept in Redis: written once, before the first token.
+"""The record from which any gateway can continue a request. Stored in Redis; written once, before the first token.
 
 Not here: the tokens themselves (commit_entry.py, shared/log/commit_log.py), and who reads it (start.py).
 """
@@ -25,7 +25,7 @@ from outrider.v1 import log_pb2 as pb
 
 # Grows with every change that an older gateway would misread. It covers CommitExtras too.
 RECORD_VERSION = 6
-# For requests that need no more: an older gateway can continue them.
+# Versions for requests that need no more, so that an older gateway can continue them.
 _CALLS_RECORD_VERSION = 5
 _FIELDS_RECORD_VERSION = 4
 _DOORS_RECORD_VERSION = 3
@@ -35,9 +35,10 @@ _PLAIN_RECORD_VERSION = 1
 
 @dataclass(frozen=True)
 class SessionRecord:
-    """modes: per prompt. stream_keys: per prompt, per choice. All that is random about a request is in here.
+    """The stored form of a request. It contains everything random about the request.
 
-    numerics: the kind of verifier that its exact prompts are decoded by; None: an older gateway did not settle it.
+    modes: per prompt. stream_keys: per prompt, per choice. numerics: the kind of verifier that its exact prompts are
+    decoded by; None: an older gateway did not settle it.
     """
 
     kind: AnswerKind
@@ -60,7 +61,7 @@ class SessionRecord:
         return sum(map(len, self.stream_keys))
 
     def place(self, choice: int) -> tuple[int, int]:
-        """Index of the prompt, and of the choice within it, of a choice of the answer (prompts first)."""
+        """Returns the index of the prompt, and of the choice within it, for a choice of the answer (prompts first)."""
         return divmod(choice, self.prepared.requests[0].n)
 
     def encode(self) -> bytes:
@@ -138,7 +139,7 @@ def new_record(kind: AnswerKind, prepared: Prepared, numerics: str | None = None
 
 
 def _shared_lists(requests: tuple[ValidRequest, ...]) -> SamplingParams | None:
-    """The lists of several prompts, to be kept once: 1,024 bad words for each of 17 prompts were 290 KB, and 6 ms."""
+    """Returns lists that all prompts share, to store once: 1,024 bad words for each of 17 prompts took 290 KB, 6 ms."""
     first = requests[0].sampling_params
     lists = SamplingParams(bad_words=first.bad_words, logit_bias=first.logit_bias)
     others = [request.sampling_params for request in requests[1:]]

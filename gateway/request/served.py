@@ -1,4 +1,4 @@
-"""What a request is checked against, whichever server it came through: the model, its tokenizer and the limits."""
+"""The model, its tokenizer and the limits: what a request is checked against, whichever server it came through."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from outrider.shared.checkpoint.sampling_defaults import SamplingDefaults
 
 @dataclass(frozen=True)
 class AnswerDefaults:
-    """What answers have although a request does not say so, by the fields' names in AnswerOptions."""
+    """Fields that answers have although a request does not set them, under their names in AnswerOptions."""
 
     return_tokens_as_token_ids: bool = False
     include_usage: bool = False
@@ -53,7 +53,7 @@ class RequestLimits:
 
 @dataclass(frozen=True)
 class Served:
-    """What a request is checked against."""
+    """The model, tokenizer and limits that a request is checked against."""
 
     model: ServedModel
     tokenizer: Tokenizer

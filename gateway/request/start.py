@@ -1,4 +1,4 @@
-"""How a request starts at this gateway: as a new one, or where another connection, maybe at another gateway, left off.
+"""Starts a request at this gateway: as a new one, or where another connection, maybe at another gateway, left off.
 
 Both fill in `ValidRequest.starts`, one per choice; generation.py continues from there. Continuing a request supersedes
 the gateway that was writing it: the log refuses its next append, so that no token is ever sent twice.
@@ -73,7 +73,7 @@ def _choices(record: SessionRecord, wanted: Wanted) -> Sequence[int]:
 
 
 def _log_id(request_id: str, owner: str) -> str:
-    """Ids have no spaces: no owner's request can be taken for another's, or for one without an owner."""
+    """Returns an id for the log. Ids have no spaces: no request can be taken for another owner's, or for no owner's."""
     return f"{owner} {request_id}" if owner else request_id
 
 

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Checked:
-    """text: may be shown now. stop: the stop string that was found, which ends the output."""
+    """The result of a push. text: may be shown now. stop: the stop string that was found, which ends the output."""
 
     text: str
     stop: str | None = None
 
 
 class StopChecker:
-    """Feed text with `push`, until a stop string is found."""
+    """Finds stop strings in an output's text. Pass the text to `push` until one is found."""
 
     def __init__(self, stop: tuple[str, ...], include_stop: bool) -> None:
         self._include_stop = include_stop
@@ -49,7 +49,7 @@ class StopChecker:
         self._match[node] = text
 
     def _link(self) -> None:
-        """Breadth-first: a node's fallback is its longest proper suffix that is also a node."""
+        """Links nodes breadth-first: a node's fallback is its longest proper suffix that is also a node."""
         queue = deque(self._children[0].values())
         while queue:
             node = queue.popleft()
@@ -65,7 +65,7 @@ class StopChecker:
         return self._children[node].get(character, 0)
 
     def push(self, text: str) -> Checked:
-        """The text that may be shown after adding `text`."""
+        """Returns the text that may be shown after adding `text`."""
         state = self._state
         for position, character in enumerate(text):
             state = self._step(state, character)
@@ -84,6 +84,6 @@ class StopChecker:
         return Checked(pending if self._include_stop else pending[: len(pending) - len(match)], match)
 
     def flush(self) -> str:
-        """The text held back, when the output ended without a stop string."""
+        """Returns the text held back, when the output ended without a stop string."""
         held, self._held, self._state = self._held, "", 0
         return held

@@ -1,4 +1,4 @@
-"""How many characters of text one token can cover, read from tokenizer.json.
+"""An upper bound on the characters of text that one token covers, read from tokenizer.json.
 
 With it the servers refuse a text that cannot fit the context without tokenizing it. Conservative: no bound unless every
 character is known to survive (not with Unigram and its unknown token, pre-tokenizers that drop spaces, or added tokens
@@ -16,7 +16,9 @@ _PRE_TOKENIZERS_THAT_KEEP = {"ByteLevel", "Metaspace", "Digits"}
 
 
 def most_chars_per_token(description: Mapping[str, Any], bytes_per_token: Mapping[int, bytes] | None) -> int | None:
-    """description: tokenizer.json. bytes_per_token: the bytes each id adds to a text. None: no known bound."""
+    """Returns a bound on the characters that one token covers; None: no known bound. description: tokenizer.json.
+    bytes_per_token: the bytes that each id adds to a text.
+    """
     model, added = description["model"], description.get("added_tokens") or []
     if not bytes_per_token or model.get("type") != "BPE":
         return None
@@ -35,7 +37,10 @@ def most_chars_per_token(description: Mapping[str, Any], bytes_per_token: Mappin
 def _knows_every_character(
     model: Mapping[str, Any], pre_tokenizers: list[Mapping[str, Any]], bytes_per_token: Mapping[int, bytes]
 ) -> bool:
-    """Without an unknown token, unknown characters are dropped; with `fuse_unk`, a run of them is one token."""
+    """Returns whether every character of a text has a token.
+
+    Without an unknown token, unknown characters are dropped; with `fuse_unk`, a run of them is one token.
+    """
     if model.get("unk_token") is not None and not model.get("fuse_unk"):
         return True
     has_bytes = model.get("byte_fallback") or any(part["type"] == "ByteLevel" for part in pre_tokenizers)
@@ -54,7 +59,7 @@ def _keeps(pre_tokenizer: Mapping[str, Any]) -> bool:
 
 
 def _most_joined(normalizer: Mapping[str, Any] | None) -> int | None:
-    """Input characters per character of the normalized text; None when some are dropped."""
+    """Returns the number of input characters per character of the normalized text; None when some are dropped."""
     most = 1
     for part in _parts(normalizer, "normalizers"):
         if part["type"] == "NFC":

@@ -66,8 +66,8 @@ class Tokenizer:
 
     @classmethod
     def load(cls, model_path: str | Path, *, chat_template: str | None = None) -> Tokenizer:
-        """From a checkpoint folder; chat_template None: its own. Raises ConfigError when tokenizer.json is missing or
-        broken.
+        """Loads the tokenizer of a checkpoint folder. chat_template None: the folder's own. Raises ConfigError when
+        tokenizer.json is missing or broken.
         """
         folder = Path(model_path)
         path = folder / "tokenizer.json"
@@ -84,7 +84,7 @@ class Tokenizer:
 
     @property
     def has_token_bytes(self) -> bool:
-        """Whether a text is the concatenation of its tokens' bytes (byte-level BPE, SentencePiece)."""
+        """True if a text is the concatenation of its tokens' bytes (byte-level BPE, SentencePiece)."""
         return self._bytes_per_token is not None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -100,17 +100,17 @@ class Tokenizer:
         return text
 
     def token_string(self, token_id: int) -> str:
-        """The vocabulary entry as in the file ("Ġthe"); empty for an unknown id."""
+        """Returns the vocabulary entry as in the file ("Ġthe"); empty for an unknown id."""
         return self._backend.id_to_token(token_id) or ""
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that this token adds to a text, special tokens included; empty for an unknown id."""
+        """Returns the bytes that this token adds to a text, special tokens included; empty for an unknown id."""
         if self._bytes_per_token is None:
             return self.decode([token_id], skip_special_tokens=False).encode()
         return self._bytes_per_token.get(token_id, b"")
 
     def token_text(self, token_id: int) -> str:
-        """`token_bytes` for display: incomplete characters show as U+FFFD."""
+        """Returns `token_bytes` for display: incomplete characters show as U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
     def apply_chat_template(
@@ -150,7 +150,7 @@ def _conversion(folder: Path) -> str:
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Names to text; an entry of the config is text, an object with `content`, or null."""
+    """Maps names to text; an entry of the config is text, an object with `content`, or null."""
     found = {}
     for name in _SPECIAL_NAMES:
         value = config.get(name)
@@ -161,7 +161,7 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """By name. Files win over the config, as in transformers."""
+    """Returns chat templates by name. Files win over the config, as in transformers. Raises ConfigError."""
     found = config.get("chat_template") or {}
     if isinstance(found, list):
         found = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}
@@ -178,7 +178,7 @@ def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _token_bytes_table(backend: tokenizers.Tokenizer, description: Mapping[str, Any]) -> dict[int, bytes] | None:
-    """Each id's bytes, or None for decoders (WordPiece, BPE suffixes) that depend on a token's neighbours."""
+    """Returns each id's bytes, or None for decoders (WordPiece, BPE suffixes) that depend on a token's neighbours."""
     kinds = _decoder_kinds(description)
     vocab = {token_id: token for token, token_id in backend.get_vocab(with_added_tokens=True).items()}
     if kinds == ["ByteLevel"]:
@@ -199,7 +199,7 @@ def _decoder_kinds(description: Mapping[str, Any]) -> list[str]:
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """GPT-2's map from printable stand-ins to bytes."""
+    """Returns GPT-2's map from printable stand-ins to bytes."""
     plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     alphabet = {chr(byte): byte for byte in plain}
     others = [byte for byte in range(256) if byte not in set(plain)]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def traced(tracer: Tracer, prepared: Prepared) -> Prepared:
-    """The request with its span begun; the server that answers it ends the span."""
+    """Begins the request's span and returns the request; the server that answers it ends the span."""
     trace = RequestSpan(tracer, prepared)
     requests = tuple(replace(request, trace=trace) for request in prepared.requests)
     return replace(prepared, requests=requests, end_trace=trace.end)
@@ -34,7 +34,7 @@ def traced(tracer: Tracer, prepared: Prepared) -> Prepared:
 
 @contextmanager
 def ending(prepared: Prepared) -> Iterator[None]:
-    """The request's span ends with the block, however it ends."""
+    """Ends the request's span with the block, however that ends."""
     try:
         yield
     finally:
@@ -64,7 +64,7 @@ class RequestSpan:
         self._span.add_event(name, attributes)
 
     def lost_verifier(self, spec: SessionSpec, address: str, num_committed: int) -> None:
-        """The next epoch continues at another one, after num_committed tokens."""
+        """Records that the next epoch continues at another verifier, after num_committed tokens."""
         lost: Attributes = {"outrider.verifier": address, "outrider.num_committed_tokens": num_committed}
         self.add_event("verifier_lost", {**_of_session(spec), **lost})
 
@@ -97,7 +97,9 @@ class SessionSpans:
         self._round_started_ns = time.time_ns()
 
     def add_round(self, commit: Commit, method: str, verify_s: float, draft_s: float, draft: Timings) -> None:
-        """verify_s, draft_s: how long the gateway waited for each; the rest of the timings are the services' own."""
+        """Adds a round's spans. verify_s, draft_s: how long the gateway waited for each; other timings are the
+        services' own.
+        """
         attributes: Attributes = {
             **self._attributes,
             "outrider.base_len": commit.base_len,

@@ -21,7 +21,8 @@ METHOD_OFF = draft_methods.OFF
 
 
 class EntryLog(Protocol):
-    """Where commits go before anybody sees them (shared.log.commit_log.ChoiceLog, or memory for offline use).
+    """The log that receives commits before anybody sees them (shared.log.commit_log.ChoiceLog, or memory for offline
+    use).
 
     Raises CommitRefused (this gateway may not write any more) or Unavailable.
     """
@@ -62,7 +63,7 @@ class RequestTrace(Protocol):
 
 @dataclass(frozen=True)
 class ChoiceStart:
-    """Where one choice begins at this gateway: at its beginning, or after what has been logged by another one.
+    """The start of one choice at this gateway: at its beginning, or after what another gateway has logged of it.
 
     epoch: the first that this gateway may use. logged: what is there already. seen_len: the client has the tokens
     before this output index, so that no update may reach across it. numerics: the kind of verifier that an exact choice
@@ -80,7 +81,7 @@ class ChoiceStart:
 
     @property
     def is_new(self) -> bool:
-        """Whether nobody has decoded it yet, here or elsewhere."""
+        """True if no gateway has decoded any of it yet."""
         return not (self.epoch or self.logged)
 
 
@@ -115,7 +116,7 @@ class ValidRequest:
 
     @property
     def metadata(self) -> Carrier:
-        """What goes with every stream that is opened for the request."""
+        """The metadata of every stream that is opened for the request."""
         return self.trace.metadata if self.trace is not None else ()
 
 
@@ -130,9 +131,9 @@ class SpeculationSummary:
     acceptance_histogram: tuple[int, ...]
     per_step_accepted: tuple[int, ...]
     per_step_drafted: tuple[int, ...]
-    # Of the rounds with a draft, bonus and corrected tokens included.
+    # Tokens of the rounds with a draft, bonus and corrected tokens included.
     num_emitted_tokens: int
-    # What speculation has saved against plain decoding, estimated by the verifier; negative: it has cost time.
+    # microseconds saved against plain decoding, estimated by the verifier; negative: speculation has cost time.
     saved_us: int = 0
 
     @property
@@ -163,7 +164,7 @@ class Round:
 
 @dataclass(frozen=True)
 class GenerationUpdate:
-    """What one commit adds to one choice. The last update of a choice carries `finish_reason`."""
+    """The part of one choice that one commit adds. The last update of a choice carries `finish_reason`."""
 
     choice_index: int
     base_len: int

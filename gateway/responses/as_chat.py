@@ -42,7 +42,8 @@ _NAMES = (
 def prepare_response(
     body: ResponsesRequest, served: Served, earlier: Sequence[Item] = (), *, can_store: bool = False
 ) -> Prepared:
-    """earlier: the conversation before the input. can_store: whether the gateway stores responses.
+    """Validates a request by way of a chat. earlier: the conversation before the input. can_store: whether the gateway
+    stores responses.
 
     Raises InvalidRequest or UnknownModel.
     """
@@ -96,7 +97,7 @@ def _check_metadata(metadata: Mapping[str, Any]) -> None:
 
 
 def _all_tools(tools: object, items: Sequence[Item]) -> object:
-    """With those that the conversation brings; one that is declared again replaces the earlier one."""
+    """Returns the tools with those that the conversation brings; one declared again replaces the earlier one."""
     brought = tools_in(items)
     if not brought or not isinstance(tools, list | tuple):
         return tools
@@ -106,7 +107,7 @@ def _all_tools(tools: object, items: Sequence[Item]) -> object:
 
 
 def _chat(body: ResponsesRequest, items: Sequence[Item]) -> dict[str, Any]:
-    """The body of the chat, as JSON."""
+    """Returns the body of the chat, as JSON."""
     chat = body.model_dump(include=set(_SHARED), exclude_unset=True, by_alias=True)
     chat["messages"] = chat_messages(body.instructions, items)
     chat["tools"] = chat_tools(body.tools)
@@ -129,7 +130,7 @@ def _response_format(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _repeated_fields(body: ResponsesRequest, prepared: Prepared, stores: bool) -> dict[str, Any]:
-    """Of the request, what OpenAI's answers repeat."""
+    """Returns the request's fields that OpenAI's answers repeat."""
     params = prepared.requests[0].sampling_params
     return {
         "background": body.background,

@@ -13,7 +13,7 @@ from typing import Any
 
 from outrider.shared.errors import InvalidRequest
 
-# characters; of the expression that a grammar comes to, which doubles with every rule that is used twice
+# characters; longest expanded expression; every rule that is used twice doubles it
 _MAX_CHARS = 64 * 1024
 _TOKEN = re.compile(
     r"""(?P<skip>[ \t\r\n]+|//[^\n]*)
@@ -27,7 +27,7 @@ _TOKEN = re.compile(
     |(?P<mark>[()\[\]|?*+])""",
     re.VERBOSE,
 )
-# Lark's terminals of these names.
+# Lark's common terminals, by name.
 _COMMON = {
     "LF": r"\n",
     "CR": r"\r",
@@ -50,7 +50,7 @@ _COMMON = {
 
 
 def custom_pattern(form: Mapping[str, Any], tool: str) -> str:
-    """Of a format of type grammar. Raises InvalidRequest that names the tool."""
+    """Returns the regex for a format of type grammar. Raises InvalidRequest that names the tool."""
     syntax, definition = form.get("syntax"), form.get("definition")
     try:
         if not isinstance(definition, str) or syntax not in ("lark", "regex"):
@@ -90,7 +90,7 @@ class _Rules:
                 rule.append(token)
 
     def expanded(self, name: str) -> str:
-        """The rule with all rules that it names put in."""
+        """Returns the rule with all rules that it names expanded."""
         if name not in self._expressions:
             if name not in self._tokens:
                 raise ValueError(f"has no rule {name[:80]!r}")
@@ -105,7 +105,7 @@ class _Rules:
         return self._expressions[name]
 
     def _alternatives(self, tokens: Any) -> tuple[str, str | None]:
-        """Up to the token that closes them, and what it is; None: the rule's end."""
+        """Returns the alternatives as one expression, and the token that closes them; None: the rule's end."""
         parts: list[str] = [""]
         last = ""
         for token in tokens:

@@ -24,7 +24,7 @@ _TEXT_FIELDS = {
     "summary_text": "text",
     "refusal": "refusal",
 }
-# Of an item that this server has stored.
+# Type of an item that refers to one stored by this server.
 REFERENCE = "item_reference"
 # Items of tools that ran elsewhere, and of contexts encrypted there: nothing in them can be shown to the model.
 _SKIPPED = frozenset(
@@ -34,7 +34,7 @@ _SKIPPED = frozenset(
         *("compaction", "compaction_summary", "context_compaction"),
     }
 )
-# Calls of tools that OpenAI's models have built in and the client runs, and which of their fields says what to do.
+# Calls of tools that are built into OpenAI's models and run by the client, and the field that holds the action.
 _BUILT_IN_CALLS = {"local_shell_call": "action", "shell_call": "action", "apply_patch_call": "operation"}
 # An item that brings tools.
 TOOLS = "additional_tools"
@@ -43,7 +43,7 @@ Item = dict[str, Any]
 
 
 def _input(value: object) -> tuple[Item, ...]:
-    """A text is one message of the user."""
+    """Parses the input: a list of items, or a text, which is one message of the user."""
     if isinstance(value, str):
         return (_message({"role": "user", "content": value}, "it"),)
     if not isinstance(value, list | tuple):
@@ -54,7 +54,7 @@ def _input(value: object) -> tuple[Item, ...]:
 
 
 def parse_items(items: Sequence[object]) -> tuple[Item, ...]:
-    """What is needed of each, in one form; an id is kept. Raises ValueError."""
+    """Parses items into one form that has the parts needed of each; ids are preserved. Raises ValueError."""
     return tuple(one for place, item in enumerate(items) for one in _items_of(item, f"entry {place}"))
 
 
@@ -63,7 +63,7 @@ def refers(items: Sequence[Item]) -> bool:
 
 
 def _items_of(value: object, where: str) -> list[Item]:
-    """One, as a rule."""
+    """Parses one item: into one as a rule, none if it is skipped, two for an MCP call."""
     if not isinstance(value, dict):
         raise ValueError(f"{where} must be an object, got {json_kind(value)}")
     item = {name: entry for name, entry in value.items() if entry is not None}
@@ -81,7 +81,7 @@ def _whole(kind: str, item: Item, where: str) -> Item:
 
 
 def _mcp_call(item: Item, where: str) -> list[Item]:
-    """The call, and what came of it."""
+    """Returns the call and its result."""
     own = {"call_id": item.get("id"), "output": _written(item.get("output", item.get("error", "")))}
     call = _content("function_call", {**item, **own}, where)
     result = _content("function_call_output", own, where)
@@ -122,7 +122,7 @@ def _content(kind: str, item: Item, where: str) -> Item:
 
 
 def _own_call_id(item: Item) -> object:
-    """Of a built-in tool's call, some of which are named by their items."""
+    """Returns the call id of a built-in tool's call, which for some of them is the item's id."""
     return item.get("call_id", item.get("id"))
 
 
@@ -150,7 +150,7 @@ def _string(item: Item, name: str, where: str) -> str:
 
 
 def _text(value: object, where: str) -> str:
-    """Parts are joined by newlines, as in a chat."""
+    """Joins parts by newlines, as in a chat."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list | tuple):
@@ -173,12 +173,12 @@ InputItems = Annotated[
 
 
 def tools_in(items: Sequence[Item]) -> list[object]:
-    """Those that the conversation brings."""
+    """Returns the tools that the conversation brings."""
     return [tool for item in items if item["type"] == TOOLS for tool in item["tools"]]
 
 
 def chat_messages(instructions: str | None, items: Sequence[Item]) -> list[dict[str, Any]]:
-    """The reasoning, text and calls of one turn are one message of the assistant."""
+    """Returns the chat's messages. The reasoning, text and calls of one turn are one message of the assistant."""
     messages: list[dict[str, Any]] = []
     if instructions is not None:
         messages.append({"role": "system", "content": instructions})
@@ -196,7 +196,7 @@ def chat_messages(instructions: str | None, items: Sequence[Item]) -> list[dict[
 
 
 def _add_to_turn(messages: list[dict[str, Any]], item: Item) -> None:
-    """To the last message if it is the assistant's and the item can follow what it has, else to a new one."""
+    """Adds the item to the last message if that is the assistant's and the item can follow, else to a new one."""
     last = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
     if item["type"] == "reasoning":
         if not item["content"][0]["text"]:  # encrypted, elsewhere

@@ -23,14 +23,14 @@ from outrider.gateway.tool_calls.plan import OutputPlan
 _ID_DIGITS = 24
 _MESSAGE, _REASONING, _CALL, _CUSTOM = "message", "reasoning", "function_call", "custom_tool_call"
 _ID_PREFIXES = {_MESSAGE: "msg", _REASONING: "rs", _CALL: "fc", _CUSTOM: "ctc"}
-# Of each kind of item, how the events of its text are called.
+# Kind of item to the prefix of its text events' types.
 _TEXT_EVENTS = {
     _MESSAGE: "response.output_text",
     _REASONING: "response.reasoning_text",
     _CALL: "response.function_call_arguments",
     _CUSTOM: "response.custom_tool_call_input",
 }
-# The same of the text itself in an event that ends it.
+# Kind of item to the field of its text in the event that ends it.
 _TEXT_NAMES = {_MESSAGE: "text", _REASONING: "text", _CALL: "arguments", _CUSTOM: "input"}
 
 ResponseEvent = dict[str, Any]
@@ -44,7 +44,7 @@ class _Open:
     item_id: str
     text: str = ""
     logprobs: list[ChatTokenLogprob] = field(default_factory=list)
-    # Of a call: its name, and its namespace if it has one.
+    # A call's name, and its namespace if it has one.
     names: Mapping[str, str] = field(default_factory=dict)
     call_id: str = ""
 
@@ -54,7 +54,7 @@ class _Open:
         return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": list(self.logprobs)}
 
     def item(self, status: str) -> dict[str, Any]:
-        """Its content is empty until it has ended."""
+        """Returns the item as JSON; its content is empty while it is in progress."""
         head = {"id": self.item_id, "type": self.kind, "status": status}
         if self.kind in (_CALL, _CUSTOM):
             return {**head, "call_id": self.call_id, **self.names, _TEXT_NAMES[self.kind]: self.text}
@@ -65,7 +65,8 @@ class _Open:
 
 
 class OutputItems:
-    """`push` each token's text, then `finish` once. Each returns its events, without their numbers.
+    """The items of a response's output. `push` each token's text, then `finish` once. Each returns its events, without
+    their numbers.
 
     items: those that have ended.
     """
@@ -77,10 +78,10 @@ class OutputItems:
         self._parser = None if options.output is None else self._plan.parser()
         fields = {} if options.response is None else json.loads(options.response.fields)
         self._tools = called_tools(fields.get("tools", ()))
-        # The arguments of a custom tool's call, whose input is told once it is whole.
+        # The arguments of a custom tool's call, whose input is sent once it is complete.
         self._arguments: list[str] = []
         self._open: _Open | None = None
-        # Of tokens whose text has not come yet.
+        # Log-probabilities of tokens whose text has not come yet.
         self._logprobs: list[ChatTokenLogprob] = []
 
     def push(self, text: str, logprobs: Sequence[ChatTokenLogprob] = ()) -> list[ResponseEvent]:
@@ -168,7 +169,7 @@ class OutputItems:
         return events
 
     def _event(self, kind: str, **fields: Any) -> ResponseEvent:
-        """Of the item that is open."""
+        """Returns an event of the open item."""
         opened = self._open
         place: dict[str, Any] = {"output_index": len(self.items), "item_id": opened.item_id if opened else ""}
         if opened is not None and opened.kind in (_MESSAGE, _REASONING):

@@ -24,7 +24,7 @@ from outrider.shared.messages import FinishReason
 
 
 class WholeResponse:
-    """Pass every update to `add`, then take the `body`."""
+    """Builds the body of a response. Pass every update to `add`, then take the `body`."""
 
     def __init__(self, prepared: Prepared, tokenizer: Tokenizer, level: SpecMetricsLevel, version: str) -> None:
         """version: of the server; the API has no field for it."""
@@ -38,7 +38,7 @@ class WholeResponse:
         self._finish: FinishReason | None = None
 
     def add(self, prompt_index: int, update: GenerationUpdate) -> list[tuple[int, ResponseEvent]]:
-        """The events that the update brings, each with the number of tokens that it took."""
+        """Returns the update's events, each with the number of tokens that it took."""
         self._account.add(prompt_index, update)
         events: list[tuple[int, ResponseEvent]] = []
         for place, text in enumerate(update.token_texts):
@@ -143,7 +143,7 @@ class ResponseStream:
         return self._numbered({"type": f"response.{body['status']}", "response": body}, finished=True).encode()
 
     def failed(self, error: ErrorAnswer) -> bytes:
-        """Without an id: a client that continues the stream does so from the event before."""
+        """Returns the failure's event, without an id: a client that continues the stream starts at the event before."""
         body = self._whole.so_far("failed")
         body["error"] = {"code": "server_error", "message": error["error"]["message"]}
         return _sse({"type": "response.failed", "sequence_number": self._numbers.count, "response": body}).encode()

@@ -48,7 +48,7 @@ class DeletedResponse(TypedDict):
 
 
 class ResponseBody(TypedDict):
-    """With the request's fields that OpenAI repeats."""
+    """A response's body, which also has the request's fields that OpenAI repeats."""
 
     id: str
     object: str

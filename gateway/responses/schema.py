@@ -21,7 +21,7 @@ from outrider.gateway.openai.schema import (
 )
 from outrider.gateway.responses.input_items import InputItems
 
-# Of a chat, under another name here.
+# Chat fields that have another name here.
 _INSTEAD = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
@@ -35,7 +35,7 @@ _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "conversation": (),
     "prompt": (),
 }
-# Of a chat, without effect here at these values; any other chat field that a response does not have is refused.
+# Chat fields that have no effect here at these values; any other chat field that a response lacks is refused.
 _HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
     "logprobs": (False,),
@@ -48,7 +48,7 @@ _HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "stop": ([],),
     "min_tokens": (0,),
 }
-# Which say nothing of the output.
+# Fields that do not affect the output.
 _IGNORED = {"stream_options", "truncation_side"}
 
 
@@ -59,7 +59,7 @@ class TextField(Body):
 
 
 class ReasoningField(Body):
-    """A summary that is asked for is not made: the reasoning itself is in the answer."""
+    """A requested summary is not made: the reasoning itself is in the answer."""
 
     effort: String | None = Field(None, description="none, minimal, low, medium, high, xhigh or max")
 

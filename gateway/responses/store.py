@@ -1,11 +1,11 @@
 """Responses in Redis, so that any gateway can return one, or continue it as the beginning of another.
 
-A finished one is one value under its owner and id, which expires; the first that is put stays. The items of its output
-are there once more under their own ids. A deleted one leaves an
-empty value for the rest of its life: who resumes the stream of its request must not store it again.
+A finished response is one value under its owner and id, which expires; the first that is stored stays. The items of its
+output are also stored under their own ids. A deleted response leaves an empty value until it would have expired: a
+gateway that resumes its request's stream must not store it again.
 
-One in the background has two more while it runs: what it is until then, and a sign of life of the gateway that works
-on it. Not here: what is in them (stored.py).
+A response in the background has two more values while it runs: its state until then, and the lease of the gateway that
+works on it. Not here: what the values contain (stored.py).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BEAT_S = 2.0
 
 
 class ResponseStore:
-    """owner: the name of an API key; "" where none is required. Every method but `reserve` raises Unavailable."""
+    """The stored responses. owner: an API key's name; "" if none is required. All but `reserve` raise Unavailable."""
 
     def __init__(self, redis: PatientRedis, *, ttl_s: int, budget: LogBudget) -> None:
         self._redis = redis
@@ -35,7 +35,7 @@ class ResponseStore:
         self._budget = budget
 
     def reserve(self, owner: str, num_bytes: int) -> None:
-        """Room for a response that begins. Raises PayloadTooLarge, QuotaExceeded or GatewayFull."""
+        """Reserves room for a new response. Raises PayloadTooLarge, QuotaExceeded or GatewayFull."""
         try:
             self._budget.hold(owner, num_bytes, self._ttl_s)
         except (QuotaExceeded, GatewayFull) as error:
@@ -43,7 +43,7 @@ class ResponseStore:
             raise type(error)(message, retry_after_s=error.retry_after_s) from None
 
     async def put(self, owner: str, response_id: str, document: bytes, num_reserved: int) -> bool:
-        """Unless it is there: then False. Its bytes beyond those reserved are counted in any case."""
+        """Stores a new response; False if the id is taken. Bytes beyond those reserved are counted without a check."""
         key = self._key("response", owner, response_id)
         if await self._redis.call(partial(_put_once, key, document, self._ttl_s)):
             self._budget.count(owner, max(0, len(document) - num_reserved), self._ttl_s)
@@ -51,14 +51,14 @@ class ResponseStore:
         return False
 
     async def put_items(self, owner: str, items: Mapping[str, bytes]) -> None:
-        """A finished response's, by their ids."""
+        """Stores the items of a finished response under their ids."""
         for item_id, document in items.items():
             key = self._key("item", owner, item_id)
             if await self._redis.call(partial(_put_once, key, document, self._ttl_s)):
                 self._budget.count(owner, len(document), self._ttl_s)
 
     async def get_items(self, owner: str, item_ids: Sequence[str]) -> dict[str, bytes]:
-        """Those that are stored."""
+        """Returns the documents of those items that are stored, by id."""
         found: dict[str, bytes] = {}
         for ids in _some(item_ids):
             keys = [self._key("item", owner, item_id) for item_id in ids]
@@ -72,8 +72,8 @@ class ResponseStore:
             await self._redis.call(partial(tuple, ("DEL", *keys)))
 
     async def get(self, owner: str, response_id: str) -> bytes:
-        """Finished or running. Raises UnknownSession: never stored, expired, deleted or somebody else's, which all look
-        the same.
+        """Returns a finished or running response. Raises UnknownSession: never stored, expired, deleted or another
+        owner's, which all look the same.
         """
         document = await self._get("response", owner, response_id)
         if document is None:
@@ -83,7 +83,7 @@ class ResponseStore:
         return _known(document, response_id)
 
     async def delete(self, owner: str, response_id: str) -> bytes:
-        """What it was; empty of one that was running. Raises UnknownSession."""
+        """Deletes a response and returns what it was; empty if it was running. Raises UnknownSession."""
         key = self._key("response", owner, response_id)
         document = await self._redis.call(lambda: ("SET", key, b"", "XX", "KEEPTTL", "GET"))
         if document is None and await self._get("running", owner, response_id):
@@ -101,22 +101,22 @@ class ResponseStore:
         await self.beat(owner, response_id)
 
     async def has_ended(self, owner: str, response_id: str) -> bool:
-        """Whether it is finished, cancelled or deleted."""
+        """Returns whether the response is finished, cancelled or deleted."""
         key = self._key("response", owner, response_id)
         return bool(await self._redis.call(lambda: ("EXISTS", key)))
 
     async def beat(self, owner: str, response_id: str) -> None:
-        """Says that this gateway works on it."""
+        """Renews the lease of this gateway, which works on the response."""
         key = self._key("lease", owner, response_id)
         await self._redis.call(lambda: ("SET", key, b"1", "EX", _LEASE_S))
 
     async def take_over(self, owner: str, response_id: str) -> bool:
-        """Whether nobody worked on it, and so this gateway does now."""
+        """Takes over the response's generation; returns False if a gateway is already working on it."""
         key = self._key("lease", owner, response_id)
         return bool(await self._redis.call(lambda: ("SET", key, b"1", "NX", "EX", _LEASE_S)))
 
     async def let_go(self, owner: str, response_id: str) -> None:
-        """Another gateway may continue at once."""
+        """Drops the lease, so that another gateway may continue at once."""
         key = self._key("lease", owner, response_id)
         await self._redis.call(lambda: ("DEL", key))
 

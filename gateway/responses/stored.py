@@ -1,4 +1,4 @@
-"""What is stored of a response, and what the routes on a stored one answer."""
+"""The stored form of a response, and the answers of the routes on a stored one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ID_PREFIXES = {
 
 
 def num_reserved(prepared: Prepared) -> int:
-    """Bytes of a response that are known before it begins; 0 where it is not to be stored."""
+    """Returns how many bytes of a response are known before it begins; 0 if it will not be stored."""
     plan = prepared.options.response
     return len(plan.fields) + len(plan.input_items) if plan is not None and plan.input_items else 0
 
@@ -56,7 +56,10 @@ def is_running(document: bytes) -> bool:
 
 
 async def cancel(store: ResponseStore, owner: str, response_id: str) -> ResponseBody:
-    """What it is then: one that has ended stays as it is. Raises InvalidRequest, UnknownSession or Unavailable."""
+    """Cancels a running response and returns its body; one that has ended stays as it is.
+
+    Raises InvalidRequest, UnknownSession or Unavailable.
+    """
     document = await store.get(owner, response_id)
     body = stored_response(document)
     if not body["background"]:
@@ -75,7 +78,7 @@ async def delete(store: ResponseStore, owner: str, response_id: str) -> None:
 
 
 async def end(store: ResponseStore, owner: str, document: bytes, changes: Mapping[str, Any]) -> ResponseBody:
-    """Ends a running response, unless it has ended meanwhile; what it is then. Raises UnknownSession or Unavailable."""
+    """Ends a running response unless it has ended meanwhile, and returns it. Raises UnknownSession or Unavailable."""
     stored = json.loads(document)
     stored["response"].update(changes)
     response_id = stored["response"]["id"]
@@ -90,13 +93,13 @@ def stored_response(document: bytes) -> ResponseBody:
 
 
 def stored_items(document: bytes) -> tuple[Item, ...]:
-    """The conversation up to the end of the response, as input items."""
+    """Returns the conversation up to the end of the response, as input items."""
     stored = json.loads(document)
     return (*stored["input"], *parse_items(stored["response"]["output"]))
 
 
 async def dereferenced(store: ResponseStore, owner: str, items: Sequence[Item], max_bytes: int) -> list[Item]:
-    """The items, with those that were stored in place of references to them. Raises ValueError or Unavailable."""
+    """Replaces references by the items stored under their ids. Raises ValueError or Unavailable."""
     wanted = [item["id"] for item in items if item["type"] == REFERENCE]
     documents = await store.get_items(owner, tuple(dict.fromkeys(wanted)))
     for item_id in wanted:
@@ -109,7 +112,7 @@ async def dereferenced(store: ResponseStore, owner: str, items: Sequence[Item], 
 
 
 def with_ids(items: Sequence[Item], answer_id: str) -> list[Item]:
-    """Items that have none get one that depends on the request alone."""
+    """Gives items without an id one that depends on the request alone."""
     return [
         item if "id" in item else {"id": _item_id(item, f"{answer_id} {place}"), **item}
         for place, item in enumerate(items)
@@ -121,7 +124,7 @@ def _item_id(item: Item, key: str) -> str:
 
 
 def input_page(document: bytes, query: Mapping[str, str]) -> ItemList:
-    """The input's items, the last first unless order says asc. Raises InvalidRequest."""
+    """Returns the input's items, the last first unless order says asc. Raises InvalidRequest."""
     items: list[dict[str, Any]] = json.loads(document)["input"]
     order, limit = query.get("order", "desc"), query.get("limit", str(_DEFAULT_PAGE))
     if order not in ("asc", "desc"):

@@ -22,7 +22,7 @@ _BUILT_IN = (
 )
 # The argument of the function that stands for a custom tool.
 _INPUT = "input"
-# Its beginning, where max_tokens has cut the arguments; whole escapes alone.
+# The beginning of arguments that max_tokens has cut; complete escapes only.
 _CUT_INPUT = re.compile(r'\s*\{\s*"input"\s*:\s*"((?:[^"\\]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*)')
 # Between the names of a namespace and of a function in it; vLLM's.
 _SEPARATOR = "__"
@@ -36,7 +36,7 @@ def chat_tools(value: object) -> list[object]:
 
 
 def served_tools(tools: Sequence[object]) -> list[object]:
-    """Without those that are built in: of each kind also what is newer, `web_search_preview` or with a date."""
+    """Returns the tools without built-in kinds and their newer versions: `web_search_preview`, or one with a date."""
     return [tool for tool in tools if not _kind(tool).startswith(_BUILT_IN)]
 
 
@@ -54,14 +54,14 @@ def flat_name(name: str, namespace: str | None) -> str:
 
 @dataclass(frozen=True)
 class CalledTool:
-    """What a call's item says of its tool. names: its name, and its namespace if it has one."""
+    """The part of a call's item that names its tool. names: its name, and its namespace if it has one."""
 
     names: Mapping[str, str]
     is_custom: bool
 
 
 def called_tools(tools: Sequence[Any]) -> dict[str, CalledTool]:
-    """By the flat names of a chat: those whose calls are told otherwise than a plain function's."""
+    """Maps the flat names of a chat to the tools whose calls are shown differently from a plain function's."""
     found: dict[str, CalledTool] = {}
     for tool in tools:
         if _kind(tool) == "custom":
@@ -74,12 +74,12 @@ def called_tools(tools: Sequence[Any]) -> dict[str, CalledTool]:
 
 
 def custom_arguments(text: str) -> str:
-    """A custom tool's input as the arguments of the function that stands for it."""
+    """Returns a custom tool's input as the arguments of the function that stands for it."""
     return json.dumps({_INPUT: text}, ensure_ascii=False)
 
 
 def custom_input(arguments: str) -> str:
-    """The input in arguments as a model wrote them, maybe under another name; those that are cut, as far as they go."""
+    """Returns the input in a model's arguments, maybe under another name; that of cut ones as far as it goes."""
     try:
         value = json.loads(arguments)
     except (ValueError, RecursionError):
@@ -98,7 +98,7 @@ def _kind(tool: Any) -> str:
 
 
 def _functions(tool: object) -> list[object]:
-    """Of a namespace, under their flat names. Raises InvalidRequest."""
+    """Returns a namespace's functions under their flat names; any other tool unchanged. Raises InvalidRequest."""
     if not isinstance(tool, dict) or tool.get("type") != "namespace":
         return [tool]
     name, functions = tool.get("name"), tool.get("tools")
@@ -111,7 +111,7 @@ def _functions(tool: object) -> list[object]:
 
 
 def _nested(value: Any) -> object:
-    """Functions are flat here, and an object of their own in a chat."""
+    """Nests a function: functions are flat here, and an object of their own in a chat."""
     if _kind(value) == "custom":
         return {"type": "function", "function": _custom_function(value)}
     if not isinstance(value, dict) or value.get("type") != "function":
@@ -120,7 +120,9 @@ def _nested(value: Any) -> object:
 
 
 def _custom_function(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """tool: of type custom, in the tools or in tool_choice, where it has only a name. Raises InvalidRequest."""
+    """Returns the function that stands for a custom tool. tool: of type custom, from the tools, or from tool_choice,
+    where it has only a name. Raises InvalidRequest.
+    """
     form = tool.get("format") or {"type": "text"}
     text: dict[str, Any] = {"type": "string"}
     if _kind(form) == "grammar":

@@ -45,7 +45,7 @@ def load_tls(config: GatewayConfig) -> GatewayTls:
 
 
 def http_config(config: GatewayConfig, app: FastAPI, tls: TlsConfig | None) -> uvicorn.Config:
-    """For uvicorn.Server."""
+    """Returns the configuration for uvicorn.Server."""
     limits = HttpLimits(
         max_connections=config.max_connections,
         header_timeout_s=config.header_timeout_s,
@@ -77,7 +77,7 @@ def _uvicorn_tls(tls: TlsConfig) -> dict[str, Any]:
 
 
 def grpc_options(config: GatewayConfig, admission: Admission, tls: TlsConfig | None) -> rpc.ServerOptions:
-    """Options for rpc.start_server. Requests are limited like HTTP bodies, far below the fleet's message size."""
+    """Returns rpc.start_server's options. Requests are limited like HTTP bodies, far below the fleet's message size."""
     return rpc.ServerOptions(
         tls=tls,
         reflection=is_enabled_at(config.host, config.reflection),

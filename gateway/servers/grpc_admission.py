@@ -109,7 +109,7 @@ async def _abort_within(context: Any, error: Exception) -> None:
 
 
 def _refusing(refusal: OutriderError) -> Handler:
-    """A handler that refuses without reading the request."""
+    """Returns a handler that refuses without reading the request."""
 
     async def refuse(requests: AsyncIterator[Any], context: Any) -> None:
         await rpc.abort(context, refusal)

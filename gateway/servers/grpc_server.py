@@ -70,7 +70,7 @@ class GatewayServicer(pb_grpc.GatewayServicer):
             await rpc.abort(context, error)
 
     async def _valid(self, request: pb.GenerateRequest, context: Context) -> ValidRequest:
-        """Long texts are tokenized on a thread, a few at a time, so that streams keep flowing."""
+        """Validates a request. Long texts are tokenized on a thread, a few at a time, so that streams keep flowing."""
         num_bytes = request.ByteSize()
         if num_bytes <= INLINE_BYTES:
             return valid_request(request, self._service)
@@ -102,7 +102,7 @@ class GatewayServicer(pb_grpc.GatewayServicer):
     async def _replies(
         self, prepared: Prepared, num_seen: int, context: Context
     ) -> AsyncGenerator[pb.GenerateReply, None]:
-        """The replies after the tokens already seen of the one running choice."""
+        """Yields the replies after the tokens already seen of the one running choice."""
         [request] = [request for request in prepared.requests if request.starts]
         service = metered(self._service, caller_of(context).account)
         num_tokens = num_cached = 0
@@ -173,7 +173,7 @@ def valid_request(request: pb.GenerateRequest, service: GatewayService) -> Valid
 
 
 def _prompt(request: pb.GenerateRequest, service: GatewayService) -> tuple[list[int], str]:
-    """The prompt's token ids, and the name of the field that held them."""
+    """Returns the prompt's token ids, and the name of the field that held them."""
     match request.WhichOneof("input"):
         case "prompt":
             check_prompt_chars(request.prompt, service.tokenizer, service.model, "prompt")
@@ -192,7 +192,7 @@ def _prompt(request: pb.GenerateRequest, service: GatewayService) -> tuple[list[
 
 
 def _prepared(valid: ValidRequest, service: GatewayService) -> Prepared:
-    """With the answer's form for GET /v1/streams/ID, should it be resumed over HTTP."""
+    """Returns the request with the answer's form for GET /v1/streams/ID, in case it is resumed over HTTP."""
     options = AnswerOptions(
         answer_id=valid.request_id,
         created=int(time.time()),

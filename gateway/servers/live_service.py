@@ -110,7 +110,9 @@ class LiveService:
             raise Unavailable("the gateway is shutting down")
 
     def _check_log(self) -> None:
-        """A Redis that is away is waited for; one that is full or read-only would be waited for in vain."""
+        """Raises Unavailable if Redis takes no writes. One that is unreachable is waited for; a full or read-only one
+        is not.
+        """
         self._check_open()
         if self._redis.refusal:
             raise Unavailable(
@@ -118,7 +120,7 @@ class LiveService:
             )
 
     def ready(self) -> ReadyState:
-        """Also ready without a drafter: then decoding runs without speculation."""
+        """Returns whether the gateway is ready. It is without a drafter too: decoding then runs without speculation."""
         if self._draining:
             return ReadyState(False, "the gateway is shutting down")
         if not self._redis.answers:
@@ -168,7 +170,7 @@ class LiveService:
         self._logged_warning = now
 
     def _warning(self) -> str:
-        """Empty where all is as configured, and before a verifier has been reached."""
+        """Returns the warning; empty if all is as configured, and before a verifier has been reached."""
         method, generation = self._generation.speculative.method, self._generation
         if method in (METHOD_AUTO, METHOD_OFF) or not generation.verifiers.healthy():
             return ""
@@ -180,7 +182,7 @@ class LiveService:
         )
 
     def _known_methods(self) -> set[str]:
-        """Every method ever offered: a request that names one is served without drafts while its drafters are away."""
+        """Returns every method ever offered: a request for one is served without drafts while its drafters are away."""
         verifiers, drafters = self._generation.verifiers.healthy(), self._generation.drafters.healthy()
         offered = [member.info.methods for member in drafters if member.info is not None]
         offered += [member.info.local_methods for member in verifiers if member.info is not None]
@@ -195,7 +197,7 @@ class LiveService:
 
 
 def _response_store(config: GatewayConfig, commit_log: CommitLog) -> ResponseStore | None:
-    """In the log's Redis, with room of its own."""
+    """Returns the store, in the log's Redis with a budget of its own; None if responses are not stored."""
     if not config.stored_response_ttl_s:
         return None
     total_bytes = int(config.max_stored_mb * 2**20)
@@ -204,7 +206,7 @@ def _response_store(config: GatewayConfig, commit_log: CommitLog) -> ResponseSto
 
 
 def _parsers(config: GatewayConfig, tokenizer: Tokenizer) -> tuple[str, str]:
-    """The rows of tool_calls/formats.py that outputs are read by: those set, else those of the chat template."""
+    """Returns the rows of tool_calls/formats.py to read outputs by: those set, else those of the chat template."""
     template = tokenizer.tool_template_source
     reasoning, calls = config.reasoning_parser, config.tool_call_parser
     if reasoning == "auto":

@@ -15,13 +15,15 @@ _IPV6_PREFIX_LEN = 64  # bits
 
 
 def peer_of_scope(scope: Any) -> str:
-    """Of an HTTP request's ASGI scope; "" where the server does not say."""
+    """Returns the peer of an HTTP request's ASGI scope; "" if the server does not report one."""
     client = scope.get("client")
     return _network(client[0]) if client else ""
 
 
 def peer_of_context(context: Any) -> str:
-    """Of a gRPC call: its context's peer() is `ipv4:HOST:PORT`, `ipv6:[HOST]:PORT` with escaped brackets, or other."""
+    """Returns the peer of a gRPC call, from its context's peer(): `ipv4:HOST:PORT`, `ipv6:[HOST]:PORT` with escaped
+    brackets, or another form.
+    """
     kind, _, rest = unquote(context.peer()).partition(":")
     return _network(rest.rpartition(":")[0].strip("[]")) if kind in ("ipv4", "ipv6") else kind
 

@@ -1,4 +1,4 @@
-"""What the two servers (REST, gRPC) need from the gateway, and nothing more."""
+"""The gateway's interface for its two servers (REST, gRPC), and nothing more."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from outrider.gateway.responses.store import ResponseStore
 
 @dataclass(frozen=True)
 class ReadyState:
-    """reason: why not. warning: what does not work as configured although it is ready."""
+    """The answer of /ready. reason: why not. warning: what does not work as configured although it is ready."""
 
     ready: bool
     reason: str = ""

@@ -1,1 +1,1 @@
-"""What a model writes besides its answer: reasoning and tool calls, read from its tokens and asked for by grammars."""
+"""Reasoning and tool calls in a model's output: read from its tokens, and enforced by grammars."""

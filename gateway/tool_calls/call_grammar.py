@@ -24,7 +24,7 @@ from outrider.shared.errors import InvalidRequest
 
 # A name that no schema gives: what may stand in all forms' places for names.
 _KEY = "/[a-zA-Z0-9_.-]{1,64}/"
-# As json.dumps writes, which templates show to the model; free whitespace lets a model write it without end.
+# The style of json.dumps, which templates show to the model; with free whitespace a model could write it without end.
 _JSON_STYLE = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
 _SPACE = "/[ \\n]{0,2}/"
 
@@ -52,13 +52,13 @@ class CallGrammar:
         self.beyond = [(tool.name, what) for tool in tools for what in self._readings[tool.name].beyond]
 
     def forced(self) -> str:
-        """At least one call, and nothing else."""
+        """Returns the expression for at least one call, and nothing else."""
         row = self._row
         calls = self._calls()
         return calls if row.bare else f"{self._lark.marker(self._trigger())} {calls}"
 
     def optional(self) -> str:
-        """Text with calls in it, or none."""
+        """Returns the expression for text with or without calls in it."""
         if self._row.body is Body.HARMONY:
             marker, text = self._lark.marker, self._lark.rule(ANY_TEXT)
             return f"{marker('<|channel|>')} ({self._calls()} | {marker('final<|message|>')} {text})"
@@ -71,7 +71,7 @@ class CallGrammar:
         return f"{self._framed_text()} {more}" if not self._row.unmarked else self._or_unmarked(calls, more)
 
     def _or_unmarked(self, calls: str, more: str) -> str:
-        """Calls without markers, or text in which none is read."""
+        """Returns the expression for calls without markers, or for text in which none is read."""
         text = text_without(self._row.unmarked)
         begun = f"{self._lark.text_until(self._trigger(), text)} {calls}"
         one = self._lark.rule(" | ".join(self._unmarked(tool) for tool in self._tools))
@@ -79,14 +79,16 @@ class CallGrammar:
         return f"{unmarked} | {self._lark.rule(text)} | {begun} {more if self._parallel else self._lark.rule(ANY_TEXT)}"
 
     def _unmarked(self, tool: CallRule) -> str:
-        """Its beginning is one lexeme: the longest wins, and text may share all but its last character."""
+        """Returns the expression for a call without a marker. Its beginning is one lexeme: the longest wins, and text
+        may share all but its last character.
+        """
         spaces = _SPACE[1:-1]
         begin = self._lark.rule(f"/{spaces}{regex_escaped(self._row.unmarked).replace(' ', spaces)}/")
         named = quoted(f'{tool.name}", "{self._row.arguments_key}": ')
         return f'{begin} {named} {self._parameters(tool)} "}}"'
 
     def _framed_text(self) -> str:
-        """Text between the markers that some families put around an answer; optional."""
+        """Returns the expression for optional text between the markers that some families put around an answer."""
         if not self._row.framing:
             return ""
         begin, end = map(self._lark.marker, self._row.framing)
@@ -96,7 +98,7 @@ class CallGrammar:
         return self._row.section[0] or self._row.begin
 
     def _calls(self) -> str:
-        """What follows the trigger: all calls, and the end."""
+        """Returns the rule for what follows the trigger: all calls, and the end."""
         row, marker, space = self._row, self._lark.marker, self._space
         one = self._lark.rule(" | ".join(self._call(tool) for tool in self._tools))
         end = f"{space} {marker(row.end)}" if row.end else ""
@@ -203,12 +205,12 @@ class CallGrammar:
         return argument(name, f"({' | '.join(values)})", is_string=True)
 
     def _other_key(self, one: ToolObject) -> str:
-        """A name that is none of the object's own."""
+        """Returns a terminal for a name that is none of the object's own."""
         own = "|".join(map(regex_escaped, one.properties))
         return self._lark.terminal(f"{_KEY} & ~/{own}/" if own else _KEY)
 
     def _strings(self, tool: CallRule, name: str, schema: Any) -> tuple[list[str], list[tuple[str, ...]]] | None:
-        """As StringRules has them; None: it may be more than a string."""
+        """Returns the choices and regexes of StringRules; None: the value may be more than a string."""
         reading = self._readings[tool.name]
         found = string_rules(schema, reading.resolved)
         if found is None:
@@ -217,7 +219,7 @@ class CallGrammar:
         return found.choices, found.regexes
 
     def _listed(self, tool: CallRule, argument: Any) -> str:
-        """Arguments with commas between them, the required ones first, so that no comma stands alone."""
+        """Returns the expression for arguments between commas, required ones first, so that no comma stands alone."""
         return f"({' | '.join(self._list_of(tool, one, argument) for one in self._objects(tool))})"
 
     def _list_of(self, tool: CallRule, one: ToolObject, argument: Any) -> str:

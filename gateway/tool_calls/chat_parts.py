@@ -20,8 +20,8 @@ MISTRAL_ID_CHARS = 9
 
 
 def call_id(plan: OutputPlan, key: str, call: Call | CallBegins) -> str:
-    """The model's own, or one that depends on the request alone: whoever continues it says the same. key: names the
-    choice, the same at every gateway.
+    """Returns the model's own id, or one that depends on the request alone, so that any gateway that continues it
+    returns the same. key: names the choice, the same at every gateway.
     """
     if call.model_id:
         return call.model_id
@@ -30,7 +30,7 @@ def call_id(plan: OutputPlan, key: str, call: Call | CallBegins) -> str:
 
 
 class ChatParts:
-    """Feed it the choice's text in order, the last with the reason for which it has finished."""
+    """The parts of a chat choice. Feed it the choice's text in order, the last with the finish reason."""
 
     def __init__(self, plan: OutputPlan, answer_id: str, created: int, choice_index: int) -> None:
         self._plan = plan
@@ -46,7 +46,7 @@ class ChatParts:
         return events
 
     def delta(self, text: str, finish: FinishReason | None) -> dict[str, Any]:
-        """What this text adds; at most one entry per call. A call's id, type and name come once."""
+        """Returns the delta that the text adds; at most one entry per call. A call's id, type and name come once."""
         events = self._events(text, finish)
         folded = fold(events)
         begun = {event.index for event in events if isinstance(event, CallBegins)}
@@ -65,8 +65,8 @@ class ChatParts:
         return delta
 
     def message(self, text: str, finish: FinishReason | None) -> dict[str, Any]:
-        """The whole choice. Its content is null where there are only calls or reasoning, the reasoning of a model that
-        reasons where there is none to show.
+        """Returns the message of a whole choice. Its content is null if there are only calls or reasoning; a reasoning
+        model's reasoning is null if there is none to show.
         """
         folded = fold(self._events(text, finish or FinishReason.ABORT))
         message: dict[str, Any] = {"role": "assistant", "content": folded.content}

@@ -1,4 +1,4 @@
-"""What the readers of all forms of a call share. A reader is a coroutine that returns whether there was a call.
+"""The context shared by the readers of all call formats. A reader is a coroutine that returns whether there was a call.
 
 Until a name is known nothing has been reported, and the caller gives the text back; after it, what does not fit the
 form ends the call. Arguments are passed on as strict JSON, unless the output was cut within them.
@@ -16,7 +16,7 @@ from outrider.gateway.tool_calls.lenient_json import LenientJson
 from outrider.gateway.tool_calls.reader import Reader, Step
 from outrider.gateway.tool_calls.symbols import is_symbol
 
-# characters; from a call's begin marker to its name, of which broken output can make as many as it has markers
+# characters; longest text from a call's begin marker to its name; broken output can have this much after every marker
 MAX_HELD_CHARS = 1024
 _NAME_MARKS = frozenset("_-.:/")
 
@@ -35,8 +35,8 @@ class CallWriter(Protocol):
 
 @dataclass(frozen=True)
 class BodyContext:
-    """ends: markers that end a JSON value outside of strings. properties: per tool, the schema of each argument.
-    may_hold_all: whether arguments in front of a name may be held at any length.
+    """The context of reading one call's body. ends: markers that end a JSON value outside of strings. properties: per
+    tool, the schema of each argument. may_hold_all: whether arguments in front of a name may be held at any length.
     """
 
     reader: Reader
@@ -50,7 +50,7 @@ class BodyContext:
         return LenientJson(self.reader, sink, self.ends, quote, is_python)
 
     def value_or_object(self, value: LenientJson) -> Step[None]:
-        """A call's arguments; none are {}."""
+        """Reads a call's arguments; none are {}."""
         if not (yield from value.value()) and not self.reader.ended_by_cut:
             self.writer.arguments("{}")
 

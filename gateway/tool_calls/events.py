@@ -1,4 +1,4 @@
-"""What the parser finds in an output, in the order in which the model wrote it. Nothing is ever taken back."""
+"""Events that the parser finds in an output, in the order in which the model wrote it. Nothing is ever taken back."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Call:
 
 @dataclass
 class Folded:
-    """What some events come to."""
+    """The reasoning, content and calls of several events, joined."""
 
     reasoning: str = ""
     content: str = ""

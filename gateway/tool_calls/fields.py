@@ -18,7 +18,9 @@ _MODES = ("none", "auto", "required")
 
 @dataclass(frozen=True)
 class ToolChoice:
-    """mode: "none", "auto", "required" or "named" (which has one name). names: the tools allowed; None: all."""
+    """The tools that may or must be called. mode: "none", "auto", "required" or "named" (with one name). names: the
+    tools allowed; None: all.
+    """
 
     mode: str
     names: tuple[str, ...] | None = None
@@ -112,7 +114,7 @@ ToolChoiceField = Annotated[
 
 
 def parameters_of(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool without parameters takes none."""
+    """Returns a tool's parameters; a tool without them takes none."""
     parameters: dict[str, Any] = tool["function"].get("parameters") or {"type": "object", "properties": {}}
     return parameters
 

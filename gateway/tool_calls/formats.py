@@ -1,4 +1,4 @@
-"""How model families write reasoning and tool calls: one row per family, under vLLM's parser names.
+"""The formats in which model families write reasoning and tool calls: one row per family, under vLLM's parser names.
 
 The formats are those of the checkpoints' chat templates. Not here: which row a checkpoint needs (recognise.py), reading
 an output by a row (parser.py, *_calls.py), and forcing a model to write by it (grammar.py).
@@ -76,11 +76,11 @@ class CallFormat:
     value_end: str = ""
 
     def around(self) -> tuple[str, ...]:
-        """The markers that are passed over wherever they stand between calls."""
+        """Returns the markers that are passed over wherever they stand between calls."""
         return tuple(marker for marker in (*self.section, *self.framing) if marker)
 
     def markers(self) -> tuple[str, ...]:
-        """Every text of the row that may be, or hold, a special token."""
+        """Returns every text of the row that may be, or hold, a special token."""
         texts = (self.begin, self.end, *self.also_begin, *self.around(), self.head, self.separator, self.id_separator)
         tags = (self.key_begin, *(text for text, _ in self.key_ends), self.value_begin, self.value_end)
         return tuple(text for text in (*texts, *tags) if text)
@@ -244,7 +244,7 @@ NONE = "none"
 
 @dataclass(frozen=True)
 class OutputFormat:
-    """What a checkpoint writes besides text; None: it does not, or the request does not ask for it."""
+    """The formats that a checkpoint writes besides text; None: it has none, or the request does not ask for it."""
 
     reasoning: ReasoningFormat | None = None
     calls: CallFormat | None = None
@@ -259,7 +259,7 @@ class OutputFormat:
 
 
 def output_format(reasoning_parser: str, tool_call_parser: str) -> OutputFormat:
-    """By name; "" and "none" are without. Raises ConfigError with the known names."""
+    """Returns the format with these parsers; "" and "none" leave one out. Raises ConfigError with the known names."""
     return OutputFormat(
         _row(REASONING, reasoning_parser, "--reasoning-parser"), _row(CALLS, tool_call_parser, "--tool-call-parser")
     )

@@ -48,7 +48,7 @@ def messages(reader: Reader, row: CallFormat, writer: HarmonyWriter) -> Step[Non
 
 
 def _header(reader: Reader, message: str) -> Step[tuple[str, bool]]:
-    """The text up to the message marker, and whether that is there."""
+    """Reads the text up to the message marker; returns it and whether the marker is there."""
     header = ""
     while not (yield from reader.match(message)):
         character = yield from reader.take()

@@ -55,7 +55,7 @@ def json_object(context: BodyContext) -> Step[bool]:
 
 
 def _arguments(context: BodyContext, sink: Callable[[str], None]) -> Step[bool]:
-    """A JSON value; one that is written as a string, decoded once. False if there is none."""
+    """Reads a JSON value; one that is written as a string is decoded once. Returns False if there is none."""
     if (yield from context.reader.peek()) not in ('"', "'"):
         return (yield from context.json(sink).value())
     held: list[str] = []

@@ -14,7 +14,7 @@ from outrider.shared.sampling_params import Grammar, GrammarKind
 
 # Any text but special tokens.
 ANY_TEXT = "/(?s:.*)/"
-# What Python's str.isspace is true of, in a class of a regex.
+# Contents of a regex class that matches where Python's str.isspace is true.
 _SPACE_CLASS = "\\s\\x1c-\\x1f"
 
 # choices of an anyOf; each is a lexeme of its own
@@ -44,13 +44,13 @@ class Lark:
         self._rules: list[str] = []
 
     def rule(self, expression: str, attributes: str = "") -> str:
-        """The name of a new rule. Empty lines of an expression stay out of it: none can be read as another rule."""
+        """Adds a rule and returns its name. Empty lines of an expression stay out: none can be read as another rule."""
         name = f"r{len(self._rules)}"
         self._rules.append(f"{name}{attributes}: {expression}")
         return name
 
     def terminal(self, expression: str) -> str:
-        """The name of a new one: of regexes, which & and ~ may join."""
+        """Adds a terminal and returns its name. expression: regexes, which & and ~ may join."""
         name = f"T{len(self._rules)}"
         self._rules.append(f"{name}: {expression}")
         return name
@@ -59,11 +59,11 @@ class Lark:
         return "\n".join([f"start: {start}", *self._rules])
 
     def marker(self, text: str) -> str:
-        """The text, its special tokens as tokens; "" for none."""
+        """Returns the expression for the text, its special tokens as tokens; "" for none."""
         return " ".join(f"<[{piece}]>" if isinstance(piece, int) else quoted(piece) for piece in self._pieces(text))
 
     def text_until(self, marker: str, text: str = ANY_TEXT) -> str:
-        """text: a regex. The marker behind it ends it wherever it stands first."""
+        """Returns the expression for text up to the first marker, and the marker. text: a regex."""
         first, *rest = self._pieces(marker)
         if isinstance(first, int):
             return f"{self.rule(text)} {self.marker(marker)}"
@@ -74,7 +74,9 @@ class Lark:
         return f"{self.rule(head)} {self.marker(marker.removeprefix(first))}"
 
     def fitting_until(self, marker: str, regexes: Sequence[str], *, before: str = "", after: str = "") -> str:
-        """A text that fits all the regexes, and the marker. before, after: an optional text that is none of it."""
+        """Returns the expression for text that fits all the regexes, and the marker. before, after: optional text
+        outside of it.
+        """
         first = self._pieces(marker)[0]
         without = [f"(?s:.*){regex_escaped(first)}(?s:.*)"] if isinstance(first, str) else []
         without += [f"{regex_escaped(before)}(?s:.*)"] if before else []
@@ -98,8 +100,8 @@ class Lark:
 
 
 def text_without(beginning: str) -> str:
-    """A regex of any text but special tokens that does not begin so, where a space stands for any whitespace and
-    whitespace may be before it.
+    """Returns a regex of any text but special tokens that does not begin with `beginning`, where a space stands for any
+    whitespace and whitespace may come before it.
     """
     rest, after = "", reversed(f" {beginning}"[:-1])
     for character, before in zip(reversed(beginning), after, strict=True):
@@ -125,7 +127,7 @@ def json_value(schema: Any) -> str:
 
 
 def expression_of(grammar: Grammar) -> str:
-    """A caller's grammar as one expression."""
+    """Returns a caller's grammar as one expression."""
     match grammar.kind:
         case GrammarKind.JSON_OBJECT:
             return json_value({"type": "object"})
@@ -140,7 +142,7 @@ def expression_of(grammar: Grammar) -> str:
 
 
 def regex_literal(pattern: str) -> str:
-    """The pattern between slashes: those inside are escaped, and so are line breaks."""
+    """Escapes slashes and line breaks of a pattern that will stand between slashes."""
     written, is_escaped = "", False
     for character in pattern:
         if character == "/" and not is_escaped:
@@ -163,7 +165,9 @@ def regex_escaped(text: str) -> str:
 
 @dataclass
 class StringRules:
-    """choices: texts, of which it may be one. regexes: lists; it may fit all of one. beyond: what is not held."""
+    """The rules of a string. It is one of `choices`, or fits all regexes of one entry of `regexes`. beyond: constraints
+    that are not enforced.
+    """
 
     choices: list[str] = field(default_factory=list)
     regexes: list[tuple[str, ...]] = field(default_factory=list)
@@ -171,7 +175,7 @@ class StringRules:
 
 
 def string_rules(schema: Any, resolved: Callable[[Any], Any]) -> StringRules | None:
-    """None where the schema allows anything but strings. resolved: follows its references."""
+    """Returns the rules of a schema for strings; None if it allows anything else. resolved: follows its references."""
     found = StringRules()
     schema = resolved(schema)
     branches = schema["anyOf"] if isinstance(schema, dict) and schema.keys() == {"anyOf"} else [schema]
@@ -211,7 +215,7 @@ def _add(found: StringRules, schema: dict[str, Any]) -> None:
 
 
 def _searched(pattern: str) -> str | None:
-    """A pattern that may stand anywhere in a text as one of the whole text; None if its anchors stand within."""
+    """Returns a pattern for the whole text from one that may match anywhere in it; None if it has anchors within."""
     begins = pattern.startswith("^")
     ends = pattern.endswith("$") and not pattern.endswith("\\$")
     inner = pattern[begins : len(pattern) - ends]

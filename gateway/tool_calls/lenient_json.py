@@ -17,7 +17,7 @@ from functools import lru_cache
 from outrider.gateway.tool_calls.reader import Reader, Step
 from outrider.gateway.tool_calls.symbols import is_symbol
 
-# levels; brackets within each other, beyond which they are text: readers of JSON recurse
+# levels; nesting of brackets, beyond which they are text; readers of JSON recurse
 _MAX_DEPTH = 100
 # characters; a longer number is text: Python refuses to read more than 4,300 digits
 _MAX_NUMBER_CHARS = 300
@@ -36,15 +36,15 @@ _REPLACEMENT = "\\ufffd"
 
 @lru_cache(maxsize=64)
 def _outside(stops: str) -> re.Pattern[str]:
-    """Any characters but these, and symbols."""
+    """Returns a regex of any characters but these and symbols."""
     return re.compile(f"[^{re.escape(stops)}\ud800-\udfff]*")
 
 
-# Numbers with a comma behind each, in which lists can be long.
+# Numbers, each with a comma after it: lists of them can be long.
 _ITEMS = re.compile(r"(?:-?(?:0|[1-9][0-9]{0,15})(?:\.[0-9]{1,16})?[ \t\n\r]*,[ \t\n\r]*)*")
 # The beginning of a number; a short one that is whole.
 _DIGITS, _INTEGER = re.compile("[-0-9]*"), re.compile("-?(?:0|[1-9][0-9]{0,15})")
-# What may stand between quotes of either kind as it is, whole escapes included.
+# Text that may be copied unchanged between quotes of either kind, complete escapes included.
 _PLAIN = {
     '"': re.compile(
         r'(?:[^"\\\x00-\x1f\ud800-\udfff]+|\\["\\bfnrt]|\\u(?:[0-9abcefABCEF][0-9a-fA-F]|[dD][0-7])[0-9a-fA-F]{2})*'
@@ -83,7 +83,7 @@ class LenientJson:
         self._first_of_ends = "".join({end[0] for end in self.ends})
 
     def value(self) -> Step[bool]:
-        """One value. False if none follows, of which nothing is taken then but brackets' content."""
+        """Reads one value. Returns False if none follows; then only the content of brackets is taken."""
         reader, levels = self.reader, self._levels
         awaits_value = True
         while True:
@@ -120,7 +120,7 @@ class LenientJson:
         return self._finish(awaits_value=awaits_value)
 
     def text(self) -> Step[str | None]:
-        """A whole string, decoded; None if none follows. Nothing goes to `sink`."""
+        """Reads and decodes a complete string; returns None if none follows. Nothing goes to `sink`."""
         held: list[str] = []
         character = yield from self.reader.peek()
         if not character or character not in _QUOTES:
@@ -153,7 +153,7 @@ class LenientJson:
         level.held = ""
 
     def _items(self) -> Step[bool]:
-        """Many items of a list at once."""
+        """Reads many items of a list at once."""
         level = self._levels[-1]
         items = (yield from self.reader.run(_ITEMS)) if level.closing != "}" else ""
         if items:
@@ -163,7 +163,7 @@ class LenientJson:
         return bool(items)
 
     def _closed_by(self, character: str) -> bool:
-        """Closes what the bracket does, and whatever is open within it. Whether the value is complete."""
+        """Closes the bracket and whatever is open within it. Returns whether the value is complete."""
         levels = self._levels
         if all(level.closing != character for level in levels):
             return False
@@ -185,7 +185,7 @@ class LenientJson:
         return True
 
     def _key(self) -> Step[bool]:
-        """A key and its colon; False if there is no colon."""
+        """Reads a key and its colon; returns False if there is no colon."""
         reader, character = self.reader, (yield from self.reader.peek())
         if self.quote and (yield from reader.match(self.quote)):
             yield from self._string(self.quote, is_key=True)
@@ -211,7 +211,7 @@ class LenientJson:
         return False
 
     def _run(self, stops: str) -> Step[str]:
-        """The text up to one of `stops`, a symbol or an end."""
+        """Reads the text up to one of `stops`, a symbol or an end."""
         parts, plain = [], _outside(stops + self._first_of_ends)
         while True:
             while more := (yield from self.reader.run(plain)):
@@ -224,7 +224,7 @@ class LenientJson:
     # ---- values ----
 
     def _begin_value(self, character: str) -> Step[bool]:
-        """Whether it is whole: not so where a bracket opens."""
+        """Begins a value. Returns whether it is complete, which it is not where a bracket opens."""
         reader = self.reader
         if character in _PAIRS and len(self._levels) < _MAX_DEPTH:
             yield from reader.take()
@@ -241,7 +241,7 @@ class LenientJson:
         return True
 
     def _word(self) -> Step[None]:
-        """A number or a word; whatever else it is becomes a string."""
+        """Reads a number or a word; anything else becomes a string."""
         reader, depth = self.reader, 0
         word = yield from reader.run(_DIGITS)
         character = yield from reader.peek()
@@ -274,7 +274,7 @@ class LenientJson:
             self._space(word[len(bare) :])
 
     def _string(self, quote: str, *, is_key: bool = False, is_raw: bool = False) -> Step[bool]:
-        """What follows a quote. Whether the quote that ends it is there."""
+        """Reads a string after its opening quote. Returns whether the closing quote was found."""
         reader, sink = self.reader, self.sink
         is_marker = quote not in _QUOTES
         sink('"')
@@ -302,7 +302,7 @@ class LenientJson:
                 sink(_escaped((yield from reader.take())))
 
     def _closes(self, quote: str) -> Step[bool]:
-        """Whether the quote that was taken ends its string: behind it comes what may follow a value."""
+        """Returns whether the quote just taken ends its string: what comes after it may follow a value."""
         space = yield from self.reader.skip_space()
         character = yield from self.reader.peek()
         closes = (
@@ -317,7 +317,7 @@ class LenientJson:
         return True
 
     def _escape(self, quote: str) -> Step[None]:
-        """What follows a backslash."""
+        """Reads an escape after its backslash."""
         reader = self.reader
         is_python = self.is_python or quote[0] == "'"
         character = yield from reader.peek()
@@ -343,7 +343,7 @@ class LenientJson:
         return digits
 
     def _code(self, digits: str) -> Step[None]:
-        """A \\u escape; half a character becomes U+FFFD."""
+        """Reads a \\u escape; half a character becomes U+FFFD."""
         code = int(digits, 16)
         while 0xD800 <= code < 0xDC00 and (yield from self.reader.match("\\u")):
             low = yield from self._hex(4)
@@ -361,7 +361,7 @@ class LenientJson:
 
 
 def word_as_json(word: str) -> str:
-    """A number or a word of JSON or Python as JSON; anything else, and a number beyond floats, as a string."""
+    """Returns a number or a word of JSON or Python as JSON; anything else, or a number beyond floats, as a string."""
     if word in _WORDS:
         return _WORDS[word]
     if len(word) <= _MAX_NUMBER_CHARS:
@@ -379,7 +379,7 @@ def word_as_json(word: str) -> str:
 
 
 def repaired(text: str) -> str | None:
-    """Strict JSON of a text that is one value; None if it is none, or goes on behind it."""
+    """Returns strict JSON of a text that is one value; None if it is none, or goes on after it."""
     reader, held = Reader(), list[str]()
     reader.feed(text.strip())
     reader.end()

@@ -12,14 +12,14 @@ from outrider.gateway.tool_calls.lenient_json import repaired
 from outrider.shared.errors import InvalidRequest
 
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
-# What Mistral's templates say of other ids.
+# Part of the error that Mistral's templates raise for other ids.
 _WANTS_SHORT_IDS = "length 9"
 
 
 def template_messages(messages: Sequence[Mapping[str, Any]], template: str) -> list[dict[str, Any]]:
-    """Arguments as objects, reasoning under the template's own key, and developer messages as system messages where
-    the template knows none: as one with a system message before it, of which many templates take one. Raises
-    InvalidRequest.
+    """Returns messages for the template: arguments as objects, and reasoning under the template's own key. Developer
+    messages become system messages where the template knows none, joined to a system message before them, as many
+    templates take only one. Raises InvalidRequest.
     """
     chat: list[dict[str, Any]] = []
     for place, message in enumerate(messages):
@@ -62,8 +62,8 @@ def _call(call: object, template: str, where: str) -> dict[str, Any]:
         raise InvalidRequest(f"{where} must have a function with a name", param=where)
     arguments = function.get("arguments")
     if isinstance(arguments, str):
-        # As models write it, with their mistakes. What is no JSON at all must not end the conversation either: the tool
-        # has said what it thinks of it.
+        # Models make mistakes in their JSON. Arguments that are no JSON at all must not end the conversation either:
+        # the tool has already answered them.
         written = repaired(arguments)
         arguments = None if written is None else json.loads(written)
     kept = arguments if isinstance(arguments, dict) else {}
@@ -78,7 +78,7 @@ def _id(ident: str, template: str) -> str:
 
 
 def template_variables(effort: str | None, given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Of reasoning_effort, what templates know: its value, and whether to reason at all. The caller's own win."""
+    """Returns template variables for reasoning_effort: its value, and whether to reason. The caller's own win."""
     if effort is None:
         return dict(given or {})
     reasons = effort != "none"

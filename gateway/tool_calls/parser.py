@@ -28,13 +28,13 @@ _BODIES: Mapping[Body, Callable[[BodyContext], Step[bool]]] = {
     Body.PYTHONIC: pythonic_calls.calls,
     Body.GEMMA: json_calls.gemma,
 }
-# With which character a call begins that stands without its marker.
+# First character of a call that has no begin marker.
 _BARE_BEGIN = {Body.OBJECT: "{", Body.PYTHONIC: "["}
 
 
 @dataclass(frozen=True)
 class Tools:
-    """What the parser knows of a request's tools. properties: per name, the schema of each argument.
+    """A request's tools, as far as the parser needs them. properties: per name, the schema of each argument.
 
     parallel: false ends the output with the first call's last character; what follows is not read. must_call: a grammar
     lets nothing but calls be written, so what the end of the output leaves undecided is the beginning of a call.
@@ -46,7 +46,7 @@ class Tools:
 
 
 class _FirstCallEnds(Exception):
-    """Where a request takes one call at most. It leaves the readers of any form of a call alike."""
+    """Raised after the first call, if a request takes one at most, to leave the readers of any call format."""
 
 
 class OutputParser:
@@ -60,7 +60,7 @@ class OutputParser:
         self._tools = tools or Tools()
         self._reader = Reader()
         self._events: list[Event] = []
-        # What more has been read of the same kind: what one push brings is one event.
+        # Text of one kind that has been read and not yet reported: one push makes one event of it.
         self._kind: type[Event] = ContentText
         self._parts: list[str] = []
         self._num_calls = 0
@@ -80,7 +80,9 @@ class OutputParser:
         return self._step()
 
     def finish(self, *, was_cut: bool = False) -> list[Event]:
-        """was_cut: the model did not end the output itself. A call that it has ended is whole, whatever it left out."""
+        """Ends the output and returns the last events. was_cut: the model did not end it itself. If it did, an open
+        call is complete, whatever is missing.
+        """
         self._reader.end(was_cut=was_cut)
         return self._step()
 
@@ -117,11 +119,11 @@ class OutputParser:
         self._add(ReasoningText if self.in_reasoning else ContentText, text)
 
     def _is_cut_call(self) -> bool:
-        """Whether text that is reported now was held back as a call's beginning, and the output ended within it."""
+        """Returns whether text reported now was held back as a call's beginning, and the output ended within it."""
         return self._tools.must_call and self._reader.has_ended and not self.in_reasoning
 
     def begin(self, name: str, model_id: str = "") -> bool:
-        """From here on nothing is given back. A call must name one of the tools."""
+        """Begins a call and returns True, after which no text is given back; False if no tool has the name."""
         if name not in self._tools.properties:
             return False
         self._reader.forget()
@@ -151,7 +153,7 @@ class OutputParser:
         yield from self._content()
 
     def _reasoning(self) -> Step[None]:
-        """Up to its end marker, or to a call's begin where that is a special token."""
+        """Reads reasoning up to its end marker, or to a call's begin marker if that is a special token."""
         row, reader = self._reasoning_row, self._reader
         if row is None:
             return
@@ -227,7 +229,7 @@ class OutputParser:
         return None
 
     def _bare_follows(self, row: CallFormat) -> Step[bool]:
-        """Whether the text continues as a call without its marker begins."""
+        """Returns whether a call without its begin marker follows. Takes nothing."""
         if row.bare:
             return (yield from self._reader.follows(_BARE_BEGIN[row.body]))
         if not row.unmarked or self._has_markers:
@@ -242,7 +244,7 @@ class OutputParser:
         return found
 
     def _call(self) -> Step[bool]:
-        """What follows a begin marker, and its end. If it is no call, nothing is taken."""
+        """Reads a call after its begin marker, and its end. Returns False, with nothing taken, if it is no call."""
         reader, row = self._reader, self._row
         if row is None or not (yield from self._body(row)):
             return False

@@ -1,4 +1,4 @@
-"""What the shape of a chat's answer depends on besides its tokens, so that any gateway can continue it."""
+"""The inputs other than its tokens that shape a chat's answer, so that any gateway can continue it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class ReasoningTokens:
         self.count = 0
 
     def add(self, choice: int, token_texts: Sequence[str]) -> None:
-        """token_texts: what each token of the choice added to its text, in order."""
+        """Counts an update's tokens. token_texts: what each token of the choice added to its text, in order."""
         parser = self._parsers.get(choice)
         if parser is None:
             parser = self._parsers[choice] = self._plan.parser()

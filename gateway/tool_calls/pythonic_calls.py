@@ -43,7 +43,7 @@ def _starts_a_name(reader: Reader) -> Step[bool]:
 
 
 def _arguments(context: BodyContext, names: list[str]) -> Step[None]:
-    """names: of the arguments, for those that are written without."""
+    """Reads the arguments. names: those of the arguments, for values that are written without one."""
     reader, writer, num_read = context.reader, context.writer, 0
     value = context.json(writer.arguments, is_python=True)
     while True:
@@ -66,7 +66,7 @@ def _arguments(context: BodyContext, names: list[str]) -> Step[None]:
 
 
 def _key(reader: Reader) -> Step[str]:
-    """The name before an equals sign, which is taken; "" if a value follows."""
+    """Reads the name before an equals sign, and the sign; returns "" if a value follows."""
     reader.mark(MAX_HELD_CHARS)
     key = ""
     while more := (yield from reader.run(_NAME_ENDS)):

@@ -15,12 +15,12 @@ T = TypeVar("T")
 Step = Generator[None, None, T]
 
 _SPACE = re.compile(r"\s*")
-# characters; read text that may stay in front of the rest, so that a piece is not paid for with a copy of all of it
+# characters; consumed text left in the buffer; dropping it copies the rest, which is too slow to do for each piece
 _SPENT_CHARS = 4096
 
 
 class Reader:
-    """`feed` and `end` are the writer's side; all else is for the one coroutine that reads."""
+    """Text that comes in pieces. `feed` and `end` are the writer's side; all else is for the one reading coroutine."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -43,12 +43,12 @@ class Reader:
         self._text = whole
 
     def end(self, *, was_cut: bool = False) -> None:
-        """was_cut: the writer would have written more."""
+        """Ends the text. was_cut: the writer would have written more."""
         self.has_ended, self.was_cut = True, was_cut
 
     @property
     def ended(self) -> bool:
-        """Whether no character follows, nor ever will."""
+        """True if no character follows, nor ever will."""
         return self.has_ended and self._at >= len(self._text)
 
     @property
@@ -61,7 +61,7 @@ class Reader:
         return self._num_dropped + self._at
 
     def _end(self) -> int:
-        """Where the text ends for now, or may be held no further."""
+        """Returns where the readable text ends: at the end of what has come, or where no more may be held."""
         if self._mark is None or self._most_held is None:
             return len(self._text)
         return min(len(self._text), self._mark + self._most_held)
@@ -75,7 +75,7 @@ class Reader:
         return self._end() - self._at >= count
 
     def peek(self) -> Step[str]:
-        """The next character, which is left there; "" at the end."""
+        """Returns the next character, without taking it; "" at the end."""
         if self._mark is None and self._at < len(self._text):
             return self._text[self._at]
         return self._text[self._at] if (yield from self._available(1)) else ""
@@ -94,7 +94,7 @@ class Reader:
         return True
 
     def follows(self, marker: str) -> Step[bool]:
-        """As `match`, but takes nothing."""
+        """Like `match`, but takes nothing."""
         found = yield from self.match(marker)
         self._at -= len(marker) if found else 0
         return found
@@ -153,5 +153,5 @@ class Reader:
 
 @lru_cache(maxsize=256)
 def outside(stops: str) -> re.Pattern[str]:
-    """Any characters but these."""
+    """Returns a regex of any characters but these."""
     return re.compile(f"[^{re.escape(stops)}]*")

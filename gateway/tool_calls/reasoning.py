@@ -13,7 +13,7 @@ _SPACE = "/[ \\t\\r\\n]{0,8}/"
 
 
 class ReasoningState(enum.Enum):
-    """Where the output begins."""
+    """The state in which the output begins."""
 
     OPEN = "open"  # in reasoning, which the prompt has begun
     CLOSED = "closed"  # behind it: the prompt holds an empty one, or its end
@@ -21,8 +21,8 @@ class ReasoningState(enum.Enum):
 
 
 def reasoning_state(row: ReasoningFormat, prompt: str, continued: str | None = None) -> ReasoningState:
-    """By the prompt's last characters alone: a user's message may hold the markers. continued: the text of the final
-    message, where the model continues it.
+    """Returns the state by the prompt's last characters only: a user's message may hold the markers. continued: the
+    text of the final message, if the model continues it.
     """
     if continued is not None:
         begin, end = continued.rfind(row.begin), continued.rfind(row.end)
@@ -34,7 +34,7 @@ def reasoning_state(row: ReasoningFormat, prompt: str, continued: str | None = N
 
 
 def with_reasoning(lark: Lark, row: ReasoningFormat | None, state: ReasoningState, answer: str) -> str:
-    """The expression `answer`, behind the reasoning that may or must still come."""
+    """Returns the expression `answer` behind the reasoning that may or must still come."""
     if row is None:
         return answer
     answer = f"{lark.marker(row.answer_begin)} {answer}" if row.answer_begin else answer
@@ -50,7 +50,7 @@ def with_reasoning(lark: Lark, row: ReasoningFormat | None, state: ReasoningStat
 def behind_reasoning(
     grammar: Grammar, row: ReasoningFormat, state: ReasoningState, token_ids: Mapping[str, int]
 ) -> Grammar:
-    """The same grammar, for the answer alone. One that holds from the first token on stays as it is."""
+    """Returns the grammar behind the reasoning that may come; unchanged if the answer begins with the first token."""
     if state is ReasoningState.CLOSED and not row.answer_begin:
         return grammar
     lark = Lark(token_ids)
@@ -59,7 +59,9 @@ def behind_reasoning(
 
 
 def can_bound(row: ReasoningFormat | None, token_ids: Mapping[str, int]) -> bool:
-    """Whether reasoning ends with one special token, and begins with some: text can be cut into tokens in many ways."""
+    """Returns whether reasoning ends with one special token and its begin marker has one: other text can be cut into
+    tokens in many ways.
+    """
     return row is not None and row.end in token_ids and any(text in row.begin for text in token_ids)
 
 
@@ -70,7 +72,7 @@ def thinking_budget(
     token_ids: Mapping[str, int],
     encode: Callable[[str], Sequence[int]],
 ) -> ThinkingBudget:
-    """Of an output that `can_bound` holds for. What ends reasoning is what does for the parser.
+    """Returns the budget for an output for which `can_bound` is true. Reasoning ends where it ends for the parser.
 
     token_ids: of the special tokens. encode: a text to token ids, none added.
     """

@@ -1,4 +1,4 @@
-"""Which rows of formats.py a checkpoint needs, read off its chat template and its special tokens.
+"""Finds the rows of formats.py that a checkpoint needs, from its chat template and its special tokens.
 
 A row is taken only where the template writes its markers: a wrong row would take text for markup.
 """
@@ -9,7 +9,7 @@ from collections.abc import Container
 
 from outrider.gateway.tool_calls.formats import NONE
 
-# (parser, texts that the template has all of); the first that fits.
+# (parser, texts that the template must all have); the first match wins.
 _CALLS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("openai", ("<|channel|>", "<|message|>")),
     ("gemma4", ("<|tool_call>",)),
@@ -49,7 +49,7 @@ _REASONING: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 
 def recognise_tool_call_parser(template: str | None, special_tokens: Container[str]) -> str:
-    """The parser's name, or "none"."""
+    """Returns the parser's name, or "none"."""
     if template is None or "tools" not in template:
         return NONE
     name = _first(_CALLS, template)

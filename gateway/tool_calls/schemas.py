@@ -1,9 +1,9 @@
 """One reading of the JSON schema of a tool's parameters, which grammars and the readers of arguments share.
 
-The form that comes out has references to definitions of its own alone, and keywords that the grammar engine holds. What
-it does not hold is left out: the schema then allows more, and `Reading.beyond` says so. Objects have no properties but
-those named, unless the schema says otherwise: models make up further ones where they may, and OpenAI's strict mode does
-not let them either. That is said of an object as a whole, never of one part of an allOf. Work and size are bounded.
+The resulting form refers only to its own definitions, and has only keywords that the grammar engine enforces. Others
+are left out: the schema then allows more, and `Reading.beyond` lists them. Objects have no properties but those named,
+unless the schema says otherwise: models invent further ones where they may, and OpenAI's strict mode forbids them too.
+That rule is applied to an object as a whole, never to one part of an allOf. Work and size are bounded.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from outrider.shared.errors import InvalidRequest
 
 Schema = dict[str, Any]
 
-# schemas within one, references' targets included; each takes about 5 us and 100 characters
+# schemas; nested in one, referenced ones included; each takes about 5 us and 100 characters
 _MAX_SCHEMAS = 5_000
-# levels of schemas within each other; the engine reads recursively too
+# levels; nesting of schemas; the grammar engine reads them recursively too
 _MAX_DEPTH = 64
-# objects that one schema may stand for, each written out: allOf of anyOfs is their product
+# objects; alternatives of one schema, each written out; an allOf of anyOfs multiplies them
 _MAX_OBJECTS = 16
-# levels; down to which the parts of properties are merged, of which recursive schemas have no end
+# levels; depth down to which the parts of properties are merged; recursive schemas have no end
 _MAX_MERGED = 8
-# readings; kept for further requests: agents send the same tools with each
+# readings; cached for further requests; agents send the same tools with each
 _MAX_KNOWN = 512
-# characters; of a schema whose reading is kept
+# characters; longest schema whose reading is cached
 _MAX_KNOWN_CHARS = 32_768
 
 _SCALARS = frozenset(
@@ -71,9 +71,9 @@ class ToolObject:
 
 @dataclass(frozen=True)
 class Reading:
-    """schema: of the arguments, an object, without its definitions. objects: the same for a grammar that writes each
-    argument apart; None: it cannot be said so. types: per argument, a schema of its types alone. beyond: what is not
-    held, with its path.
+    """A schema that was read. schema: of the arguments, an object, without its definitions. objects: the same for a
+    grammar that writes each argument apart; None: it has no such form. types: per argument, a schema of its types
+    alone. beyond: constraints that are left out, with their paths.
     """
 
     schema: Schema
@@ -83,7 +83,7 @@ class Reading:
     beyond: tuple[str, ...]
 
     def with_definitions(self, schema: Any) -> Schema:
-        """A schema of this reading, complete with the definitions that it needs."""
+        """Returns a schema of this reading, complete with the definitions that it needs."""
         needed: dict[str, Any] = {}
         waiting = list(_references(schema))
         while waiting:
@@ -95,7 +95,7 @@ class Reading:
         return {**whole, "$defs": needed} if needed else whole
 
     def resolved(self, schema: Any) -> Any:
-        """Without references at the top."""
+        """Returns the schema that a chain of references leads to."""
         for _ in range(_MAX_DEPTH):
             if not isinstance(schema, dict) or schema.keys() != {"$ref"}:
                 break
@@ -115,7 +115,7 @@ def _known(text: str) -> Reading:
 
 
 def argument_types(parameters: Mapping[str, Any]) -> Mapping[str, Schema]:
-    """Per argument, a schema of its types alone; none of a schema that cannot be read."""
+    """Maps each argument to a schema of its types only; empty if the parameters' schema cannot be read."""
     try:
         return reading_of(parameters).types
     except InvalidRequest:
@@ -124,8 +124,8 @@ def argument_types(parameters: Mapping[str, Any]) -> Mapping[str, Schema]:
 
 @dataclass
 class _Merged:
-    """An object of several parts: per property the schemas that it must fit, all of them. is_object: it says so itself.
-    names_all: what may be there is named.
+    """An object merged from several parts. properties: per name, all the schemas that its value must fit. is_object:
+    the schema has `type` or `properties`. names_all: it lists its properties.
     """
 
     properties: dict[str, list[Any]] = field(default_factory=dict)
@@ -135,7 +135,7 @@ class _Merged:
     names_all: bool = False
 
     def and_also(self, other: _Merged) -> _Merged | None:
-        """None where one says of further properties, or how many there are: that is of its own alone."""
+        """Merges two objects. None if either restricts further properties or their number, which is its own affair."""
         if self.rest or other.rest:
             return None
         names = dict.fromkeys((*self.properties, *other.properties))
@@ -180,7 +180,7 @@ class _SchemaReader:
     # ---- the normal form ----
 
     def _schema(self, schema: Any, path: str, depth: int, *, is_part: bool) -> Any:
-        """is_part: of an object, other parts of which stand elsewhere."""
+        """Brings a schema into the normal form. is_part: of an object whose other parts stand elsewhere."""
         if isinstance(schema, bool) or schema == {}:
             return schema or schema == {}
         if not isinstance(schema, dict):
@@ -244,7 +244,7 @@ class _SchemaReader:
             self._left_out(path, f"pattern {found.pop('pattern')[:40]}")
         for pattern in [one for one in found.get("patternProperties", ()) if _BEYOND_REGEX.search(one)]:
             self._left_out(path, f"patternProperties {pattern[:40]}")
-            # What the pattern matches is neither named nor further.
+            # Without the pattern its matches would count as additional properties, so these must be allowed.
             found.pop("patternProperties")
             found["additionalProperties"] = True
             break
@@ -256,7 +256,7 @@ class _SchemaReader:
                     self._left_out(path, key)
 
     def _left_out(self, path: str, what: str) -> Schema:
-        """The schema that anything fits."""
+        """Notes what is left out, and returns the schema that anything fits."""
         self._beyond[f"{path.removeprefix('.')[-120:] or 'the schema'}: {what}"] = None
         return {}
 
@@ -273,7 +273,7 @@ class _SchemaReader:
         return {"$ref": f"#/$defs/{name}"}
 
     def _target(self, pointer: str) -> Any:
-        """None where it leads to no schema of this document."""
+        """Returns the schema at a JSON pointer; None if it leads to no schema of this document."""
         if self._has_ids or not (pointer == "#" or pointer.startswith("#/")):
             return None
         found: Any = self._root
@@ -288,7 +288,9 @@ class _SchemaReader:
     # ---- objects of several parts ----
 
     def _objects(self, schema: Any, depth: int = 0) -> list[_Merged] | None:
-        """What the schema stands for, each with all of its parts; None where it says anything else, or too many."""
+        """Returns the alternative objects that the schema allows, each merged from all of its parts; None if it is not
+        made of objects alone, or has too many.
+        """
         if not isinstance(schema, dict) or depth > _MAX_OBJECTS or _BEYOND & schema.keys():
             return None
         own = _Merged(rest={key: schema[key] for key in schema if key in (*_SCALARS, *_MAPS, *_ONE)})
@@ -310,7 +312,7 @@ class _SchemaReader:
         return found
 
     def _parts(self, schema: Schema, depth: int) -> Iterator[list[_Merged] | None]:
-        """What stands beside the schema's own keywords: one list per condition, of its choices."""
+        """Yields, for each condition besides the schema's own keywords, the objects that it allows; None if unknown."""
         for key in _IN_PLACE:
             value = schema.get(key)
             if key == "$ref" and isinstance(value, str):
@@ -345,7 +347,7 @@ class _SchemaReader:
     # ---- types ----
 
     def _are_disjoint(self, choices: list[Any]) -> bool:
-        """Whether it is plain that no value fits two: by their types, or by constants of one property."""
+        """Returns whether it is plain that no value fits two choices, by types or by constants of one property."""
         if len(choices) > _MAX_OBJECTS:
             return False
         kinds = [self._types([choice]) for choice in choices]
@@ -366,7 +368,7 @@ class _SchemaReader:
         return schema
 
     def _arguments(self, schema: Any) -> dict[str, list[Any]]:
-        """Per property that any part of the schema names, what is said of it."""
+        """Maps each property that any part of the schema names to its schemas in those parts."""
         found: dict[str, list[Any]] = {}
         for part in self._all_parts(schema):
             properties = part.get("properties")
@@ -392,7 +394,7 @@ class _SchemaReader:
                     waiting += part[key]
 
     def _types(self, schemas: list[Any], depth: int = 0) -> frozenset[str]:
-        """Those that any of the schemas names; none if one does not say."""
+        """Returns the types that any of the schemas names; empty if one names none, or there are too many."""
         found = [self._types_of(schema, depth) for schema in schemas[: _MAX_OBJECTS + 1]]
         return frozenset().union(*found) if all(found) and len(found) <= _MAX_OBJECTS else frozenset()
 
@@ -427,7 +429,7 @@ def _wrong(path: str, what: str) -> InvalidRequest:
 
 
 def _close(found: Schema) -> None:
-    """No properties but those that are named, or demanded; unless the schema says so itself."""
+    """Allows only properties that are named or required, unless the schema itself says otherwise."""
     if "additionalProperties" not in found:
         names = filter(_is_text, found.get("required", ()))
         found["properties"] = {**found["properties"], **{name: {} for name in names if name not in found["properties"]}}
@@ -446,7 +448,7 @@ def _is_text(value: object) -> bool:
 
 
 def _constants(schema: Any) -> dict[str, frozenset[str]]:
-    """Per required property, its values as JSON, where they are listed."""
+    """Maps each required property whose values are listed, and are strings, to those values."""
     properties = schema.get("properties") if isinstance(schema, dict) else None
     required = schema.get("required") if isinstance(schema, dict) else None
     found = {}
@@ -462,7 +464,7 @@ def _name_of(reference: str) -> str:
 
 
 def _references(schema: Any) -> Iterator[str]:
-    """The names of definitions that a schema in the normal form refers to."""
+    """Yields the names of definitions that a schema in the normal form refers to."""
     waiting = [schema]
     while waiting:
         node = waiting.pop()
@@ -499,7 +501,7 @@ def kind_of(value: Any) -> set[str]:
 
 
 def types_of(schema: Any) -> set[str]:
-    """The JSON types that a schema itself names; empty if it does not say."""
+    """Returns the JSON types that a schema itself names; empty if it does not say."""
     if not isinstance(schema, dict):
         return set()
     if isinstance(schema.get("enum"), list):

@@ -16,12 +16,12 @@ def is_symbol(character: str) -> bool:
 
 
 def without_surrogates(text: str) -> str:
-    """For text that was decoded from escapes, which can spell surrogates: pairs joined, lone ones as U+FFFD."""
+    """Replaces surrogates, which escapes in a decoded text can spell: pairs are joined, lone ones become U+FFFD."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 class Symbols:
-    """tokens: the texts of the marker tokens; their order numbers the symbols."""
+    """The symbols of marker tokens in the text. tokens: the marker tokens' texts; their order numbers the symbols."""
 
     def __init__(self, tokens: Sequence[str]) -> None:
         self._symbols = {token: chr(_FIRST + place) for place, token in enumerate(tokens)}
@@ -32,13 +32,13 @@ class Symbols:
         return bool(self._symbols)
 
     def spell(self, text: str) -> str:
-        """A marker, or a stop string, as it appears in the text: its tokens as symbols."""
+        """Returns a marker, or a stop string, as it appears in the text: its tokens as symbols."""
         for token in self._longest_first:
             text = text.replace(token, self._symbols[token])
         return text
 
     def show(self, text: str) -> str:
-        """The text with the tokens written out."""
+        """Returns the text with the tokens written out."""
         return text.translate(self._texts) if self._texts else text
 
     def by_id(self, token_ids: Mapping[str, int]) -> dict[int, str]:
@@ -46,6 +46,6 @@ class Symbols:
 
 
 def marker_tokens(markers: Iterable[str], special_tokens: Iterable[str]) -> tuple[str, ...]:
-    """Those special tokens that are part of a marker, in a fixed order."""
+    """Returns the special tokens that are part of a marker, in a fixed order."""
     texts = tuple(markers)
     return tuple(sorted(token for token in special_tokens if token and any(token in text for text in texts)))

@@ -17,7 +17,7 @@ from outrider.gateway.tool_calls.symbols import is_symbol
 from outrider.shared.errors import InvalidRequest
 from outrider.shared.strict_json import strict_json
 
-# count; ends of a value that may stand inside one JSON string, each of which is tried
+# ends; tried within one JSON string before the first one is taken as the value's end
 _MAX_INNER_ENDS = 8
 
 
@@ -72,7 +72,7 @@ def _key(context: BodyContext) -> Step[tuple[str, bool | None]]:
 
 
 class _Value:
-    """What stands between a key and the next one, or the call's end."""
+    """Reader of an argument's value: the text between a key and the next one, or the call's end."""
 
     def __init__(self, context: BodyContext, properties: Any) -> None:
         self._context = context
@@ -83,7 +83,7 @@ class _Value:
         self._stops = "".join({marker[0] for marker in (row.value_end, row.key_begin, row.end, *self._after)})
 
     def as_string(self) -> Step[None]:
-        """Passed on as it comes, JSON-escaped, without the newline on each side."""
+        """Passes the value on as it comes, JSON-escaped, without the newline on each side."""
         reader, writer, newline = self._context.reader, self._context.writer, ""
         writer.arguments('"')
         if not self._context.row.value_begin:
@@ -102,8 +102,8 @@ class _Value:
         writer.arguments('"' if not reader.ended_by_cut else "\\n" if newline else "")
 
     def as_other(self, schema: Any) -> Step[None]:
-        """Held to its end, then passed on as JSON; one that is cut off stays as it is. An end that stands inside a JSON
-        string belongs to the value, if that string is closed later.
+        """Holds the value to its end, then passes it on as JSON; one that is cut off stays as it is. An end marker
+        inside a JSON string belongs to the value, if that string is closed later.
         """
         reader, end = self._context.reader, self._context.row.value_end
         parts = [(yield from self._text())]
@@ -139,7 +139,7 @@ class _Value:
         return (yield from self._if(self._is_key, row.key_begin, ()))
 
     def _if(self, test: Callable[[tuple[str, ...]], Step[bool]], marker: str, after: tuple[str, ...]) -> Step[bool]:
-        """Whether `marker` follows and the test holds of what comes behind it. Takes nothing."""
+        """Returns whether `marker` follows and the test is true of what comes after it. Takes nothing."""
         reader = self._context.reader
         if not marker or not (yield from reader.follows(marker)):
             return False
@@ -156,7 +156,7 @@ class _Value:
         return not character or is_symbol(character) or (yield from reader.any_follows(after))
 
     def _is_key(self, _after: tuple[str, ...]) -> Step[bool]:
-        """Whether one of the tool's arguments begins."""
+        """Returns whether one of the tool's arguments begins."""
         for key in self._properties:
             for end, _ in self._context.row.key_ends:
                 if (yield from self._context.reader.follows(key + end)):
@@ -165,7 +165,7 @@ class _Value:
 
 
 def _is_open_json(text: str) -> bool:
-    """Whether the text begins a JSON value and stops within one of its strings."""
+    """Returns whether the text begins a JSON value and stops within one of its strings."""
     text = text.lstrip()
     if not text.startswith(("{", "[", '"')):
         return False

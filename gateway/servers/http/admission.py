@@ -31,18 +31,18 @@ from outrider.shared.errors import DeadlineExceeded, InvalidRequest, OutriderErr
 
 log = logging.getLogger(__name__)
 
-# Where Anthropic's clients send the key; read on its routes alone.
+# Header in which Anthropic's clients send the key; read on Anthropic's routes only.
 _KEY_HEADER = "x-api-key"
 TIMEOUT_HEADER = "x-request-timeout"
 _MAX_TIMEOUT_S = 24 * 3600.0
-# For monitoring: these need no key and must answer while the gateway is full.
+# Monitoring routes: they need no key and must answer while the gateway is full.
 _OPEN_PATHS = {"/health", "/ping", "/ready", "/readyz"}
 _METRICS_PATH = "/metrics"
 # The page that asks for the key, so it needs none.
 _PAGE_PATH = "/"
 # A GET that generates: the rest of a stream, by its request's path or by its response's.
 _STREAMS_PREFIX, _RESPONSES_PREFIX = "/v1/streams/", "/v1/responses/"
-# seconds; to report a timeout to the client, whose connection is cut if it does not read
+# seconds; for reporting a timeout; the connection of a client that does not read the report is cut
 _LAST_WORDS_S = 1.0
 
 
@@ -171,7 +171,7 @@ class _TimedBody:
 
 
 def _is_work(scope: Scope) -> bool:
-    """Whether the request counts against the limits: it has a body to parse, or it generates."""
+    """Returns whether the request counts against the limits: it has a body to parse, or it generates."""
     path: str = scope["path"]
     streams = path.startswith(_RESPONSES_PREFIX) and b"stream=" in scope["query_string"]
     return path not in _OPEN_PATHS and (scope["method"] == "POST" or path.startswith(_STREAMS_PREFIX) or streams)

@@ -33,7 +33,7 @@ from outrider.gateway.servers.service import GatewayService
 
 @dataclass(frozen=True)
 class Cors:
-    """Which pages in browsers may call the server; origins: none of them unless some are named, "*": all."""
+    """The web pages whose scripts may call the server. origins: empty: none; "*": all."""
 
     origins: tuple[str, ...] = ()
     methods: tuple[str, ...] = ("*",)

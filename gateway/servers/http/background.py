@@ -1,8 +1,8 @@
 """A response in the background: generated to its end, whether its client reads, hangs up or was answered before.
 
-It is the ordinary answer of its request on a connection that may be gone. A lease in Redis says that a gateway works on
-it; when it has expired, the next gateway that is asked for the response continues it, from the log. The first end that
-is stored counts: an answer, a failure with its reason, or a cancellation.
+It is the ordinary answer of its request on a connection that may be gone. A lease in Redis shows that a gateway works
+on it; once it has expired, the next gateway to receive a request for the response continues it, from the log. The first
+end that is stored counts: an answer, a failure with its reason, or a cancellation.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from outrider.shared.errors import CommitRefused, InternalError, Unavailable
 
 
 class BackgroundResponse(GenerationResponse):
-    """answer: of a client that has asked for the response as it is so far. Without it, a new one's is `queued`, or the
-    stream.
+    """The answer of a response in the background. answer: for a client that asks for the response as it is so far.
+    Without it, a new one's is `queued`, or the stream.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class BackgroundResponse(GenerationResponse):
         self._names = prepared.requests[0].owner, prepared.options.answer_id
 
     async def begin(self) -> None:
-        """A new one: from now on it can be found. Raises CommitRefused or Unavailable."""
+        """Stores a new response, which can be found from now on. Raises CommitRefused or Unavailable."""
         await self._store.begin(*self._names, document_of(self._so_far("in_progress"), self._plan))
         if not self._prepared.options.stream:
             self._answer = JSONResponse(self._so_far("queued"))
@@ -98,7 +98,7 @@ class BackgroundResponse(GenerationResponse):
             await asyncio.gather(ended, return_exceptions=True)
 
     async def _until_ended(self) -> None:
-        """Gives signs of life until the response has an end that this gateway has not put."""
+        """Renews the lease until the response has an end, stored by a cancellation or by another gateway."""
         while True:
             with suppress(Unavailable):
                 if await self._store.has_ended(*self._names):

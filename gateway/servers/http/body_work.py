@@ -38,7 +38,7 @@ class BodyWork:
             return await self._bodies.on_thread(lambda: work(parse_json(body)), len(body))
 
     async def answered(self, request: Request, work: Callable[[object], Mapping[str, object]]) -> Response:
-        """`work` on the body's JSON, as JSON; a long answer counts until it is sent."""
+        """Returns `work` on the body's JSON, as JSON; a long answer counts until it is sent."""
         answer = await self.parsed(request, lambda body: LongJson(work(body)), ANSWER_RATIO)
         if (held := caller_of(request).held) is not None:
             held.add_answer(len(answer.body))
@@ -46,7 +46,7 @@ class BodyWork:
 
 
 def _has_many_texts(body: object) -> bool:
-    """Whether it has more texts to tokenize than streams should wait for: about 0.03 ms each, however short."""
+    """Returns whether it has more texts to tokenize than streams should wait for: about 0.03 ms each, however short."""
     if not isinstance(body, dict):
         return False
     lists, messages = [body.get(name) for name in ("bad_words", "prompt")], body.get("messages")

@@ -46,7 +46,7 @@ class Load:
 
 
 async def merged_updates(service: GatewayService, requests: tuple[ValidRequest, ...]) -> AsyncGenerator[Indexed, None]:
-    """The updates of all prompts as they come, each with its prompt's index. The first error ends them all."""
+    """Yields the updates of all prompts as they come, each with its prompt's index. The first error ends them all."""
     if len(requests) == 1:
         async with aclosing(service.generate(requests[0])) as updates:
             async for update in updates:
@@ -83,7 +83,7 @@ async def merged_updates(service: GatewayService, requests: tuple[ValidRequest, 
 
 
 async def _next_entry(queue: asyncio.Queue[Indexed | None], pumps: asyncio.Task[None]) -> Indexed | None:
-    """None once the pumps are done and the queue is empty."""
+    """Returns the queue's next entry; None once the pumps are done and the queue is empty."""
     if pumps.done() and queue.empty():
         return None
     return await queue.get()
@@ -186,20 +186,20 @@ class GenerationResponse(Response):
             await asyncio.gather(comments, return_exceptions=True)
 
     async def _keep(self, answer: object) -> None:
-        """Before the client reads that the response has completed, it can be found."""
+        """Stores a response, so that it can be found before the client reads that it has completed."""
         if isinstance(answer, WholeResponse | ResponseStream):
             await keep(self._service.responses, self._prepared, answer.body())
 
     def _server_time(self, update: GenerationUpdate, started: float) -> bytes:
-        """A comment where annotations were asked for: when the gateway had the tokens, in seconds of this connection.
-        No part of the event, whose bytes are the same whenever and from wherever it comes.
+        """Returns a comment, if annotations are requested: when the gateway had the tokens, in seconds of this
+        connection. It is no part of the event, whose bytes are the same whenever and wherever it is sent.
         """
         if update.replayed or not self._prepared.options.annotate:
             return b""
         return b": server time %.4f s\n" % (update.committed_at_s - started)
 
     async def _comment_while_waiting(self, send: Send) -> None:
-        """Between two updates, while no verifier serves. Before the first one the answer may still be an error."""
+        """Sends comments between updates while no verifier serves; before the first, an error may still be sent."""
         while True:
             num_updates = self._num_updates
             await asyncio.sleep(WAIT_COMMENT_S)
@@ -227,7 +227,7 @@ def _body(data: bytes, *, more: bool) -> dict[str, Any]:
 
 
 async def _send(send: Send, message: dict[str, Any]) -> None:
-    """Some servers raise OSError for a disconnected client; it must not look like an OSError of the generation."""
+    """Raises ClientDisconnect for some servers' OSError, which must not look like an OSError of the generation."""
     try:
         await send(message)
     except OSError as error:

@@ -126,7 +126,7 @@ class Generations:
         return GenerationResponse(metered(self._service, caller_of(request).account), begun, self._load)
 
     async def _resumed(self, request: Request, kind: AnswerKind) -> Response | None:
-        """The rest of an earlier answer, if the client sends its last event's id; None for a new request."""
+        """Returns the rest of an earlier answer, if the client sends its last event's id; None for a new request."""
         last_event_id = request.headers.get(LAST_EVENT_ID)
         if not last_event_id:
             return None

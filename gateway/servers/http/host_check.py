@@ -1,4 +1,4 @@
-"""Which Host headers a server on loopback without API keys answers to.
+"""Checks the Host header of requests to a server on loopback without API keys.
 
 A page in a browser on this machine can have its own name resolve to 127.0.0.1 (DNS rebinding) and then read answers as
 its own site's. Its requests still carry that name. Addresses and names without a dot cannot be such a page's.
@@ -14,7 +14,7 @@ from outrider.shared.errors import InvalidRequest
 
 
 def check_host(header: str, allowed: Container[str]) -> None:
-    """header: name or address, with or without a port. Raises InvalidRequest."""
+    """Checks a Host header: name or address, with or without a port. Raises InvalidRequest."""
     name = header.strip().lower()
     if not name.endswith("]"):
         host, colon, port = name.rpartition(":")

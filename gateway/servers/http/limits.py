@@ -72,7 +72,7 @@ async def _discard(chunks: AsyncGenerator[bytes, None], most_bytes: int) -> None
 
 
 def parse_json(body: bytes) -> object:
-    """Strict UTF-8 JSON. Raises InvalidRequest that says what is wrong where."""
+    """Parses strict UTF-8 JSON. Raises InvalidRequest that says what is wrong where."""
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -81,7 +81,7 @@ def parse_json(body: bytes) -> object:
 
 
 def as_outrider_error(error: Exception) -> OutriderError:
-    """An OutriderError unchanged; any other error is logged, and the caller gets the log's reference."""
+    """Returns an OutriderError unchanged; any other error is logged, and the caller gets the log's reference."""
     if isinstance(error, OutriderError) and not isinstance(error, InternalError):
         return error
     reference = uuid.uuid4().hex[:12]
@@ -101,7 +101,7 @@ def error_body(error: OutriderError) -> ErrorAnswer:
 
 
 def error_response(error: OutriderError, path: str) -> JSONResponse:
-    """path: of the request; its route decides the form."""
+    """Returns an error's response. path: the request's; its route decides the form."""
     headers = {}
     if isinstance(error, PayloadTooLarge | RequestTooSlow):
         headers["connection"] = "close"  # the rest of the body stays unread
@@ -117,13 +117,13 @@ def _body_on(path: str, error: OutriderError) -> ErrorAnswer | MessagesErrorAnsw
 
 
 def error_event(error: OutriderError, path: str) -> bytes:
-    """The error as a server-sent event, for a stream that has begun."""
+    """Returns the error as a server-sent event, for a stream that has begun."""
     name = "event: error\n" if is_messages_path(path) else ""
     return f"{name}data: {json.dumps(_body_on(path, error), ensure_ascii=False)}\n\n".encode()
 
 
 def status_error_response(status: int, message: str, path: str, headers: Any = None) -> JSONResponse:
-    """For routing errors, which are not OutriderErrors: 404, 405."""
+    """Returns the answer to a routing error (404, 405), which is not an OutriderError."""
     if is_messages_path(path):
         return JSONResponse(messages_error(status, message), status_code=status, headers=headers)
     kind = "not_found_error" if status == 404 else "invalid_request_error"

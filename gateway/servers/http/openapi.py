@@ -38,7 +38,7 @@ _BODIES: tuple[type[BaseModel], ...] = (
 
 
 def json_body(*kinds: type[BaseModel]) -> dict[str, Any]:
-    """`openapi_extra` of a route that accepts one of these bodies."""
+    """Returns the `openapi_extra` of a route that accepts one of these bodies."""
     references = [{"$ref": f"#/components/schemas/{kind.__name__}"} for kind in kinds]
     schema = references[0] if len(references) == 1 else {"anyOf": references}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

@@ -37,7 +37,7 @@ class HttpLimits:
 
 
 def protocol_factory(limits: HttpLimits) -> Callable[..., asyncio.Protocol]:
-    """The value for uvicorn.Config's `http`."""
+    """Returns the value for uvicorn.Config's `http`."""
     return partial(LimitedHttpProtocol, limits)
 
 

@@ -43,7 +43,7 @@ from outrider.gateway.servers.http.stored_responses import StoredResponses
 
 @dataclass(frozen=True)
 class Endpoints:
-    """What the routes lead to."""
+    """The handlers behind the routes."""
 
     generations: Generations
     stored: StoredResponses

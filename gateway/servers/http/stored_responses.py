@@ -51,8 +51,8 @@ class StoredResponses:
         self._load = load
 
     async def following(self, request: Request, body: ResponsesRequest, served: Served) -> Prepared:
-        """A request that begins with a stored conversation, or refers to stored items, worked on like a body of the
-        length of all.
+        """Prepares a request that begins with a stored conversation or refers to stored items. It counts as a body of
+        the length of all of them.
         """
         store, owner = self._service.responses, owner_of(request)
         if store is None:
@@ -88,12 +88,12 @@ class StoredResponses:
         return document
 
     def _body_bytes(self, request: Request) -> int:
-        """At most, where the client has not said."""
+        """Returns the body's size in bytes; the server's limit if the client has not sent one."""
         length = request.headers.get("content-length", "")
         return int(length) if length.isdigit() else self._service.limits.max_body_bytes
 
     async def response(self, request: Request) -> Response:
-        """A running one that no gateway works on any more is continued here."""
+        """Returns a stored response; continues a running one that no gateway works on any more."""
         owner, response_id = owner_of(request), request.path_params["response_id"]
         document = await self._document(request)
         answer = self._answer(request, stored_response(document))
@@ -109,13 +109,13 @@ class StoredResponses:
         return BackgroundResponse(self._metered(request), prepared, self._load, answer=answer)
 
     async def begun(self, request: Request, prepared: Prepared) -> Response:
-        """A new one in the background."""
+        """Begins a response in the background."""
         response = BackgroundResponse(self._metered(request), prepared, self._load)
         await response.begin()
         return response
 
     async def rest_of(self, request: Request, prepared: Prepared, seen: EventCursor) -> Response:
-        """The rest of the stream of one that was begun in the background. Raises UnknownSession or CommitRefused."""
+        """Returns the rest of a stream that was begun in the background. Raises UnknownSession or CommitRefused."""
         response_id = prepared.options.answer_id
         document = await self._store(response_id).get(owner_of(request), response_id)
         status = stored_response(document)["status"]
@@ -150,7 +150,7 @@ class StoredResponses:
         return self._service.responses
 
     def _answer(self, request: Request, answer: Mapping[str, object]) -> Response:
-        """A long one counts until it is sent."""
+        """Returns the answer as JSON; a long one counts against the caller's memory until it is sent."""
         response = LongJson(answer)
         if (held := caller_of(request).held) is not None:
             held.add_answer(len(response.body))
@@ -158,7 +158,9 @@ class StoredResponses:
 
 
 def events_seen(query: Mapping[str, str]) -> EventCursor | None:
-    """By ?stream=true&starting_after=N; None: the response is asked for, not its events. Raises InvalidRequest."""
+    """Returns the position after which ?stream=true&starting_after=N continues; None: the query is for the response,
+    not its events. Raises InvalidRequest.
+    """
     if query.get("stream", "false").lower() in ("false", "0"):
         return None
     after = query.get("starting_after")
