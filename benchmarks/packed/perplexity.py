@@ -70,10 +70,10 @@ def main(
             logits = {name: runner.forward(batch).logits.float() for name, runner in runners.items()}
             _add(sums, logits, following)
     num_positions = len(pieces) * (window - 1)
-    rows = [_row(Path(model).name, name, sums[name], num_positions) for name in SIDES]
-    Console(highlight=False).print(_table(rows))
+    found = [_row(Path(model).name, name, sums[name], num_positions) for name in SIDES]
+    Console(highlight=False).print(_table(found))
     if save:
-        print(f"rows appended to {save_rows('packed_perplexity', rows)}")
+        print(f"rows appended to {save_rows('packed_perplexity', found)}")
 
 
 def _add(sums: dict[str, _Sums], logits: dict[str, torch.Tensor], following: torch.Tensor) -> None:

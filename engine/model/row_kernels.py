@@ -136,7 +136,9 @@ def _on_gpu(device: torch.device, dtype: torch.dtype, arithmetic: str) -> CodeKe
         return int8.pack(parts, device) if in_integers(parts) else blocks.pack(parts, device)
 
     def linear(x: torch.Tensor, packed: Any, bias: torch.Tensor | None) -> torch.Tensor:
-        return (int8 if isinstance(packed, int8.Int8Blocks) else bf16).linear(x, packed, bias)
+        if isinstance(packed, int8.Int8Blocks):
+            return int8.linear(x, packed, bias)
+        return bf16.linear(x, packed, bias)
 
     return CodeKernels("triton", device, blocks.takes_together, pack, linear, bf16.rows, blocks.outputs)
 
@@ -163,9 +165,13 @@ def _on_cpu(device: torch.device, dtype: torch.dtype, arithmetic: str) -> CodeKe
         return int8.pack(parts) if in_integers(parts) else bf16.pack(parts)
 
     def linear(x: torch.Tensor, packed: Any, bias: torch.Tensor | None) -> torch.Tensor:
-        return (int8 if isinstance(packed, int8.Int8Panels) else bf16).linear(x, packed, bias)
+        if isinstance(packed, int8.Int8Panels):
+            return int8.linear(x, packed, bias)
+        return bf16.linear(x, packed, bias)
 
     def rows(ids: torch.Tensor, packed: Any) -> torch.Tensor:
-        return (int8 if isinstance(packed, int8.Int8Panels) else bf16).rows(ids, packed)
+        if isinstance(packed, int8.Int8Panels):
+            return int8.rows(ids, packed)
+        return bf16.rows(ids, packed)
 
     return CodeKernels("cpu", device, takes_together, pack, linear, rows, bf16.outputs)
