@@ -64,11 +64,13 @@ def factors_of(codes: Codes, size: int) -> Factors:
             if codes.coded_minimums is not None:
                 of_minimums = _coded_factors(codes.coded_minimums, repeats)
             scales, steps = _coded_factors(coded, repeats)
-            return scales, of_minimums[0], steps, of_minimums[1]
-    scales, minimums = _factors(codes.scales.float(), groups[::size]), codes.folded_minimums()
-    if minimums is not None:
-        minimums = _factors(minimums, groups[::size])
-    return *narrowed(scales, minimums), None, None
+            if codes.coded_minimums is None:
+                return scales, None, steps, None
+            minimums, minimum_steps = _coded_factors(codes.coded_minimums, repeats)
+            return scales, minimums, steps, minimum_steps
+    folded = codes.folded_minimums()
+    of_groups = None if folded is None else _factors(folded, groups[::size])
+    return *narrowed(_factors(codes.scales.float(), groups[::size]), of_groups), None, None
 
 
 def _lines(numbers: torch.Tensor, dtype: torch.dtype) -> tuple[int, torch.Tensor | None, torch.Tensor]:
