@@ -60,9 +60,6 @@ def factors_of(codes: Codes, size: int) -> Factors:
     if coded is not None and grouping.order is None:
         repeats, rest = divmod(len(groups[::size]), coded.codes.shape[1])
         if not rest and repeats.bit_count() == 1:
-            of_minimums: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
-            if codes.coded_minimums is not None:
-                of_minimums = _coded_factors(codes.coded_minimums, repeats)
             scales, steps = _coded_factors(coded, repeats)
             if codes.coded_minimums is None:
                 return scales, None, steps, None
