@@ -29,6 +29,7 @@ def entry_of(commit: Commit, end: TextEnd | None) -> LogEntry:
         ends_with_call=end is not None and end.stop_string is None,
         drafter=commit.drafter,
         draft_method=commit.draft_method,
+        saved_us=commit.saved_us,
     )
     return LogEntry(
         base_len=commit.base_len,
@@ -61,6 +62,7 @@ def commit_of(entry: LogEntry) -> tuple[Commit, TextEnd | None]:
         prompt_logprobs=logprobs_from_wire(extras.prompt_logprobs),
         drafter=extras.drafter,
         draft_method=extras.draft_method,
+        saved_us=extras.saved_us,
     )
     if extras.HasField("stop_string"):
         return commit, TextEnd(extras.stop_string)
