@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -236,7 +235,7 @@ async def test_a_stop_string_that_spans_the_boundary_is_found(tokenizer: Tokeniz
 @ENDS
 def test_an_entry_holds_all_of_a_commit(finish: FinishReason, stop_token_id: int | None) -> None:
     [commit] = commits([5, 6, 7], 3, finish, stop_token_id)
-    commit = dataclasses.replace(commit, saved_us=-250)
+    commit = replace(commit, saved_us=-250)
     assert commit_of(entry_of(commit, None)) == (commit, None)
     for end in (TextEnd("stop"), TextEnd()):
         assert commit_of(entry_of(commit, end)) == (commit, end)
