@@ -90,7 +90,7 @@ class LenientJson:
             if levels:
                 self._space((yield from reader.skip_space()))
             character = yield from reader.peek()
-            if not character or (yield from self._ends_here(character)):
+            if not character or (yield from self.ends_here(character)):
                 break
             if awaits_value:
                 if character in _CLOSING or character == ",":
@@ -129,7 +129,8 @@ class LenientJson:
         is_whole = yield from LenientJson(self.reader, held.append)._string(character, is_key=True)
         return str(json.loads("".join(held))) if is_whole else None
 
-    def _ends_here(self, character: str) -> Step[bool]:
+    def ends_here(self, character: str) -> Step[bool]:
+        """Returns whether an end of the value follows, whose first character is `character`."""
         if is_symbol(character) and not (self.quote and self.quote[0] == character):
             return True
         if character not in self._first_of_ends:
@@ -217,7 +218,7 @@ class LenientJson:
             while more := (yield from self.reader.run(plain)):
                 parts.append(more)
             character = yield from self.reader.peek()
-            if not character or character in stops or is_symbol(character) or (yield from self._ends_here(character)):
+            if not character or character in stops or is_symbol(character) or (yield from self.ends_here(character)):
                 return "".join(parts)
             parts.append((yield from self.reader.take()))
 
@@ -258,7 +259,7 @@ class LenientJson:
             word += first + (yield from self._run(stops + ("(" + _QUOTES if self.is_python else "")))
             first = ""
             character = yield from reader.peek()
-            if not self.is_python or not character or (yield from self._ends_here(character)):
+            if not self.is_python or not character or (yield from self.ends_here(character)):
                 break
             if character in _QUOTES and word.strip().lower() in _PREFIXES:
                 yield from reader.take()
@@ -308,7 +309,7 @@ class LenientJson:
         closes = (
             not character or character in f",:{_CLOSING}{_QUOTES}" or "\n" in space or bool(space and not self._levels)
         )
-        if not closes and not (yield from self._ends_here(character)):
+        if not closes and not (yield from self.ends_here(character)):
             self.sink(_escaped(quote + space))
             return False
         self.sink('"')

@@ -52,7 +52,7 @@ def _arguments(context: BodyContext, names: list[str]) -> Step[None]:
         if character == ",":
             yield from reader.take()
             continue
-        if not character or character in ")]}" or is_symbol(character):
+        if not character or character in ")]}" or (yield from value.ends_here(character)):
             break
         key = (yield from _key(reader)) or (names[num_read] if num_read < len(names) else f"argument_{num_read}")
         writer.arguments(f"{', ' if num_read else '{'}{json.dumps(key, ensure_ascii=False)}: ")

@@ -151,6 +151,17 @@ def test_broken_outputs_have_strict_arguments(num_outputs: int) -> None:
         assert parse(transcript, random_pieces(text, 9, source)) == whole
 
 
+@pytest.mark.parametrize("marker", ["<function_calls>", "</function_calls>"])
+@pytest.mark.parametrize("before", ["f(", "f(a=", "f(a=1, ", "f(a={'b': ", "f(a=['x'", "[f(", "f(a=g("])
+def test_a_marker_between_parentheses_ends_the_call(before: str, marker: str) -> None:
+    """The arguments were read on and on where an end stood in place of one."""
+    transcript = Transcript("", "olmo3", f"<function_calls>{before}{marker} rest")
+    whole = parse(transcript, [transcript.text], tools={"f": {}})
+    assert parse(transcript, list(transcript.text), tools={"f": {}}) == whole
+    (call,) = whole.calls
+    strict(call.arguments)
+
+
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_nobodys_tool_makes_no_call(family: Family) -> None:
     transcript = family.transcript("foo", [("foo", {"city": "x"}), (WEATHER, {"city": "y"})], is_bare=True)
