@@ -1,4 +1,4 @@
-"""The target's hidden states of one session: those received and still needed."""
+"""The target's hidden states of one session: those received, and those still needed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torc
 
 
 class HiddenRows:
-    """Rows [first, end) of absolute positions, contiguous. Row i is the target's state after token i."""
+    """Holds rows [first, end) of absolute positions, contiguous. Row i is the target's state after token i."""
 
     def __init__(self) -> None:
         self.first = 0
@@ -22,11 +22,11 @@ class HiddenRows:
         return self.first + (0 if self._rows is None else self._rows.shape[0])
 
     def begin_at(self, position: int) -> None:
-        """Rows before `position` are not needed. Only for a session without rows."""
+        """Sets the first position whose row is needed. Only for a session without rows."""
         self.first = position
 
     def add(self, piece: HiddenStates, prompt_len: int) -> None:
-        """`add_rows` for a message from the wire."""
+        """Runs `add_rows` for a message from the wire."""
         position = prompt_len + piece.first_index
         if position < 0:
             raise InvalidRequest(
@@ -39,10 +39,10 @@ class HiddenRows:
         self.add_rows(position, flat.view(shape).transpose(0, 1).reshape(piece.num_rows, -1))
 
     def add_rows(self, position: int, rows: torch.Tensor) -> None:
-        """Stores rows [N, layers * width], N > 0, by position, overwriting known ones. After a gap only the new rows
-        remain.
+        """Stores rows [N, layers * width], N > 0, by position, overwriting known ones.
 
-        Raises InvalidRequest when the rows differ from earlier ones in width or dtype.
+        After a gap only the new rows remain. Raises InvalidRequest when the rows differ from earlier ones in width or
+        dtype.
         """
         known = self._rows
         if known is not None and (known.shape[1] != rows.shape[1] or known.dtype != rows.dtype):
@@ -57,7 +57,7 @@ class HiddenRows:
             self._rows = torch.cat((known[: position - self.first], rows))
 
     def rows(self, start: int, end: int) -> torch.Tensor:
-        """[end - start, layers * width]; the range must be present."""
+        """Returns rows [end - start, layers * width]; the range must be present."""
         if self._rows is None or not self.first <= start <= end <= self.end:
             raise IndexError(f"hidden rows [{start}, {end}) of [{self.first}, {self.end})")
         return self._rows[start - self.first : end - self.first]

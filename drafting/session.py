@@ -15,7 +15,7 @@ from outrider.shared.messages import DraftStep, ProposalReply, SessionSpec
 if TYPE_CHECKING:
     from outrider.engine.sampling.grammar import GrammarState
 
-# tokens; longer reports (after a free run) are caught up apart from proposals
+# tokens; longest report that a proposal catches up with; longer ones (after a free run) are processed separately
 LONG_REPORT = 32
 # Called on the engine's thread with each proposal, or with the error that ends the session.
 OnReply = Callable[[ProposalReply | Exception], None]
@@ -23,7 +23,7 @@ OnReply = Callable[[ProposalReply | Exception], None]
 
 @dataclass
 class DraftSession:
-    """token_ids: prompt and committed output, never draft tokens."""
+    """One session's state. token_ids: prompt and committed output, never draft tokens."""
 
     spec: SessionSpec
     token_ids: list[int]
@@ -50,7 +50,7 @@ class DraftSession:
         return self.token_ids[self.prompt_len :]
 
     def take_unchanged_len(self) -> int:
-        """How many leading tokens are unchanged since the last call; the rest is new or replaced."""
+        """Returns the number of leading tokens unchanged since the last call; the rest is new or replaced."""
         unchanged_len, self._unchanged_len = self._unchanged_len, len(self.token_ids)
         return unchanged_len
 

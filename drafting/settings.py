@@ -34,14 +34,14 @@ class LookupSettings:
     )
 
     def __post_init__(self) -> None:
-        """Raises ConfigError."""
+        """Raises ConfigError if the settings contradict each other."""
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise ConfigError("--prompt-lookup-min is larger than --prompt-lookup-max", param="prompt_lookup_min")
 
 
 @dataclass(frozen=True)
 class MethodSettings(LookupSettings, ModelSettings):
-    """What `methods.registry.build_methods` needs."""
+    """The settings of `methods.registry.build_methods`."""
 
     draft_model: tuple[str, ...] = setting(
         (), "Folders of draft models and trained heads, comma-separated; their methods are detected."

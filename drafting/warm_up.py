@@ -1,4 +1,4 @@
-"""A few proposals before the drafter serves, so that kernels are compiled and forwards recorded.
+"""Makes a few proposals before the drafter serves, so that kernels are compiled and forwards recorded.
 
 Otherwise the first sessions would wait (0.36 s for the demo family's first draft), and the cost model of `auto` would
 learn inflated draft costs from them. Only for methods with a model.
@@ -17,20 +17,20 @@ from outrider.shared.sampling_params import SamplingParams, SpeculationMode
 
 _PROMPT_LEN = 8
 _NUM_DRAFT_TOKENS = 3
-# The first reads the prompt; in the others none to all of the drafts are accepted, in turn.
+# rounds; the first reads the prompt; the others accept 0, 1, ... all of the drafts in turn
 _NUM_ROUNDS = 1 + MEETINGS_BEFORE_RECORDING * (1 + _NUM_DRAFT_TOKENS)
-# Sessions; with one and with two rows each, they cover every recorded forward size.
+# sessions; with one and with two rows each, they cover every recorded forward size
 _NUM_SESSIONS = tuple(sorted({size if 2 * size <= max(ROW_BUCKETS) else size // 2 for size in ROW_BUCKETS}))
 _BUDGET_S = 2.0
 # Rejection mode samples from distributions: on a GPU a separate graph, captured on first use.
 _GREEDY = (SamplingParams(temperature=0.0), SpeculationMode.EXACT)
 _DRAWN = (SamplingParams(temperature=1.0), SpeculationMode.REJECTION)
-# Grows token by token where plain chains are drawn in one program.
+# Penalties make a draft grow token by token where plain chains are drawn in one program.
 _PENALISED = (SamplingParams(temperature=0.0, presence_penalty=0.1), SpeculationMode.EXACT)
 
 
 def warm_up(method: DraftMethod, *, budget_s: float = _BUDGET_S) -> None:
-    """Runs rounds of sessions of whose drafts none to all are accepted; leaves no session behind at the method.
+    """Runs rounds of sessions that accept from none to all of their drafts; the method keeps none of the sessions.
 
     budget_s: no larger number of sessions is started after this time.
     """
@@ -70,7 +70,7 @@ def _rounds(
 
 
 def _rows_for(info: DraftMethodInfo, session: DraftSession, num_new: int) -> tuple[HiddenStates, ...]:
-    """Zeros as the target's hidden states, up to the newest token but one."""
+    """Returns zeros as the target's hidden states, up to the newest token but one."""
     if not info.hidden_layers:
         return ()
     first = session.hidden.end - _PROMPT_LEN

@@ -20,7 +20,7 @@ from outrider.engine.model.loaded import LoadedModel
 from outrider.engine.run.runner import ModelRunner
 from outrider.kernels.kv_codes.layout import parts_of
 
-# tokens; crosses tiles of keys (16 to 64 positions) and blocks
+# tokens; length of the prompt; crosses tiles of keys (16 to 64 positions) and blocks
 _NUM_PROMPT_TOKENS = 70
 _NUM_DECODED = 7
 
@@ -35,7 +35,10 @@ class Check:
 
 @dataclass(frozen=True)
 class Certificate:
-    """holds: exact mode may be offered. failing_operation: the first operation with different output bits."""
+    """The outcome of all checks.
+
+    holds: exact mode may be offered. failing_operation: the first operation with different output bits.
+    """
 
     holds: bool
     checks: tuple[Check, ...]
@@ -43,7 +46,7 @@ class Certificate:
     seconds: float
 
     def describe(self) -> str:
-        """One sentence for logs and errors."""
+        """Describes the outcome in one sentence, for logs and errors."""
         if self.holds:
             return f"row invariance holds to the bit ({len(self.checks)} checks, {self.seconds:.1f} s)"
         failed = ", ".join(check.name for check in self.checks if not check.holds)
@@ -51,7 +54,7 @@ class Certificate:
 
 
 def certify(loaded: LoadedModel, runner: ModelRunner) -> Certificate:
-    """Run all checks on separate small caches with the runner's block size.
+    """Runs all checks on separate small caches with the runner's block size.
 
     Takes about 20 forwards of a few rows and 8 of up to 77 rows.
     """
@@ -74,7 +77,7 @@ def certify(loaded: LoadedModel, runner: ModelRunner) -> Certificate:
 
 
 class _Plan:
-    """The sequence, its blocks, and the other sequences of a batch."""
+    """The token sequence, its blocks, and the other sequences of a batch."""
 
     def __init__(self, loaded: LoadedModel, runner: ModelRunner) -> None:
         self.loaded = loaded
@@ -96,7 +99,7 @@ class _Plan:
         self._strangers = [draw(9), draw(4), draw(1)]
 
     def new_cache(self) -> ModelRunner:
-        """A runner on a zeroed cache."""
+        """Returns a runner on a zeroed cache."""
         cache = self.loaded.make_cache(4 * self._blocks_each, self.block_size)
         return ModelRunner(self.loaded, cache, self.loaded.make_states(NUM_SLOTS), graphs=self._graphs)
 
@@ -131,7 +134,7 @@ class _Plan:
         return others
 
     def _chain(self, start: int, count: int, place: int | None = None) -> Step:
-        """Our tokens [start, start + count), alone or at a position among three other sequences."""
+        """Returns the step of our tokens [start, start + count), alone or at a position among three other sequences."""
         tokens = self.token_ids[start : start + count]
         wanted = sum(start + row >= self.num_prompt for row in range(count))
         rows = SessionRows(tokens, start, self._blocks[0], wanted)
@@ -144,18 +147,18 @@ class _Plan:
         return Step((*company[:place], rows, *company[place:]), place, positions)
 
     def _chain_with_wrong_draft(self, start: int, count: int) -> Step:
-        """Our tokens [start, start + count), and another one after them that is rejected."""
+        """Returns the step of our tokens [start, start + count), and another one after them that is rejected."""
         step = self._chain(start, count + 1)
         tokens = [*self.token_ids[start : start + count], (self.token_ids[start + count] + 1) % self.loaded.vocab_size]
         rows = replace(step.sessions[0], token_ids=tokens)
         return Step((rows,), 0, {start + row: row for row in range(count)})
 
     def _stranger_in(self, block_ids: Sequence[int]) -> Step:
-        """Another sequence overwrites our blocks."""
+        """Returns the step in which another sequence overwrites our blocks."""
         return Step((SessionRows(self.token_ids[::-1], 0, block_ids, 0),), 0, {})
 
     def _tree(self, start: int) -> Step:
-        """Our tokens from `start` on as a path of a tree, each with a sibling off the path."""
+        """Returns the step of our tokens from `start` on as a path of a tree, each with a sibling off the path."""
         path = self.token_ids[start + 1 :]
         siblings = [(token + 1) % self.loaded.vocab_size for token in path]
         tree = [token for pair in zip(siblings, path, strict=True) for token in pair]
@@ -165,7 +168,7 @@ class _Plan:
 
 
 def _bits(plan: _Plan, history: History) -> list[torch.Tensor]:
-    """Logits [decoded, V] and each layer's keys and values [length, Hkv, D] after a history."""
+    """Returns logits [decoded, V] and each layer's keys and values [length, Hkv, D] after a history."""
     runner = plan.new_cache()
     cache = runner.cache
     logits: dict[int, torch.Tensor] = {}

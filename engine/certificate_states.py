@@ -1,4 +1,4 @@
-"""The recurrent states of the certificate's histories: which slot each step reads, which rows it replays."""
+"""Assigns recurrent states to the certificate's histories: the slot that a step reads, and the rows it replays."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ from dataclasses import replace
 from outrider.engine.certificate_trace import History, Step
 from outrider.engine.recurrent.rows import StateRows
 
-# of our sequence, which reads one and writes the other; the other sessions have one each
+# slots; our sequence reads one and writes the other; each of the other sessions has one
 _OUR_SLOTS = 2
 MOST_SESSIONS = 4
 NUM_SLOTS = _OUR_SLOTS + MOST_SESSIONS
 
 
 def with_states(history: History, num_prompt: int) -> History:
-    """The same steps with states. Tokens from position num_prompt on are drafts, all of which are accepted, but in a
-    step from position 0 on."""
+    """Returns the same steps with states.
+
+    Tokens from position num_prompt on are drafts, and all of them are accepted. In a step that starts at position 0,
+    every token is committed.
+    """
     steps: list[Step] = []
     slot: int | None = None
     log_rows: dict[int, int] = {}  # position -> row of our slot's log
@@ -41,5 +44,5 @@ def with_states(history: History, num_prompt: int) -> History:
 
 
 def _stranger(place: int, num_rows: int) -> StateRows:
-    """All of whose tokens are computed in one step."""
+    """Returns the state of another session, all of whose tokens are computed in one step."""
     return StateRows(None, (), _OUR_SLOTS + place, num_rows)

@@ -25,7 +25,7 @@ class Step:
     row_of_position: dict[int, int]  # absolute position -> row in our session
 
     def flat_rows(self) -> dict[int, int]:
-        """Absolute position -> row in the flattened batch."""
+        """Maps absolute position -> row in the flattened batch."""
         first = sum(len(rows.token_ids) for rows in self.sessions[: self.ours])
         return {position: first + row for position, row in self.row_of_position.items()}
 
@@ -36,7 +36,7 @@ History = tuple[Step, ...]
 def first_difference(
     loaded: LoadedModel, first: ModelRunner, second: ModelRunner, plain: History, other: History
 ) -> str | None:
-    """The first operation, by position and then by order of execution, whose output bits differ.
+    """Returns the first operation, by position and then by order of execution, whose output bits differ.
 
     first, second: runners on zeroed caches. Rows depend on earlier positions only, so the first difference is a cause,
     not a consequence.
@@ -86,8 +86,10 @@ def _trace(loaded: LoadedModel, runner: ModelRunner, history: History) -> Trace:
 
 
 def _recorder(trace: Trace, step: Step) -> Callable[[str, Any], None]:
-    """A function that files each row of an operation's output under its position; repeated names (attention, once per
-    layer) get a number."""
+    """Returns a function that files each row of an operation's output under its position.
+
+    Repeated names (attention, once per layer) get a number.
+    """
     rows = step.flat_rows()
     num_rows = sum(len(session.token_ids) for session in step.sessions)
     seen: dict[str, int] = {}

@@ -27,21 +27,21 @@ from outrider.engine.sampling.coupling import perturbed_log_weights
 from outrider.engine.sampling.laws import LogitsProcessor
 from outrider.shared.sampling_params import SamplingParams
 
-# tokens; crosses tiles of keys (16 to 64 positions)
+# tokens; length of the prompt; crosses tiles of keys (16 to 64 positions)
 _NUM_PROMPT_TOKENS = 96
 _NUM_DECODED = 3
-_FAR_POSITION = 2000  # crosses splits of 512 positions; large rotary angles
+_FAR_POSITION = 2000  # position; crosses splits of 512 positions; large rotary angles
 _DIGEST_BYTES = 8
-# Temperature alone, and with truncation.
+# Two laws: temperature only, and temperature with truncation.
 _LAWS = (SamplingParams(temperature=0.7, seed=1), SamplingParams(temperature=1.3, seed=1, top_k=50, top_p=0.9))
 
 
 def measure_numerics(loaded: LoadedModel, *, tensor_parallel_size: int = 1, graphs: bool = False) -> str:
-    """dtype/device/kernels/tpN/digest; the parts before the digest are for human readers. The dtype is followed by the
-    kinds of packed codes, if there are any, and by the KV cache's type, if it is another: bfloat16+i4,i8+kv-int8.
+    """Returns the fingerprint as dtype/device/kernels/tpN/digest; the parts before the digest are for human readers.
 
-    Runs one forward of 96 rows and at most four of one to three rows, on its own small cache (demo target, two busy
-    cores: 0.04 to 0.6 s).
+    The dtype is followed by the kinds of packed codes, if there are any, and by the KV cache's type, if it differs:
+    bfloat16+i4,i8+kv-int8. Runs one forward of 96 rows and at most four of one to three rows, on its own small cache
+    (demo target, two busy cores: 0.04 to 0.6 s).
     """
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     for logits in _probe(loaded, graphs):
@@ -59,9 +59,9 @@ def measure_numerics(loaded: LoadedModel, *, tensor_parallel_size: int = 1, grap
 
 
 def _probe(loaded: LoadedModel, graphs: bool) -> Iterator[torch.Tensor]:
-    """Logits [rows, V] of each forward: a prompt, some tokens one by one, and some rows at a far position.
+    """Yields the logits [rows, V] of each forward: a prompt, some tokens one by one, and some rows at a far position.
 
-    Fixed block size: bits do not depend on it (test_attention_invariance.py), but the far position does.
+    The block size is fixed: bits do not depend on it (test_attention_invariance.py), but the far position does.
     """
     block_size = DEFAULT_BLOCK_SIZE
     length = min(_NUM_PROMPT_TOKENS + _NUM_DECODED, loaded.max_model_len)
@@ -80,13 +80,13 @@ def _probe(loaded: LoadedModel, graphs: bool) -> Iterator[torch.Tensor]:
     cache = loaded.make_cache(num_blocks + 1, block_size)
     own = ModelRunner(loaded, cache, loaded.make_states(2), graphs=graphs)
     for index, rows in enumerate(sessions):
-        # Each forward continues from the one before, the far rows too.
+        # Each forward continues from the previous one, the far rows too.
         state = StateRows((index + 1) % 2, (0,), index % 2, 1) if index else StateRows(None, (), 0, num_prompt)
         yield own.forward(build_batch([replace(rows, state=state)], block_size)).logits
 
 
 def _sampled_bits(logits: NDArray[np.float32], output_index: int) -> bytes:
-    """All values of the race that draws a token; the winner alone would seldom reveal a different logarithm."""
+    """Returns all values of the race that draws a token; the winner alone would seldom reveal a different logarithm."""
     races = (
         perturbed_log_weights(LogitsProcessor(params, (), ()).log_weights(logits, ()), key=1, output_index=output_index)
         for params in _LAWS

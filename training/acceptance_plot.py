@@ -43,5 +43,5 @@ def write_plot(figures: Figures, path: Path) -> None:
     axes[0][0].legend(fontsize=8)
     figure.supxlabel("draft tokens per step", fontsize=9)
     figure.supylabel("tokens per step of the target", fontsize=9)
-    # Without a date, so that the same figures give the same file.
+    # No date, so that the same figures give the same file.
     figure.savefig(path, format="svg", metadata={"Date": None})

@@ -1,4 +1,4 @@
-"""How many windows a batch has if the user does not say: what a window takes, against the free memory.
+"""Fits the batch size, unless the user sets it: the memory that a window takes, against the free memory.
 
 A step trains on the same number of windows whatever the memory: smaller batches are accumulated. Not here: arrays of
 [positions, vocabulary], which do not grow with the batch (heads/sliced_loss.py).
@@ -21,12 +21,12 @@ from outrider.training.heads.interface import Batch, Objective, TargetView
 from outrider.training.heads.sliced_loss import SLICE_BYTES
 from outrider.training.run_config import OptimizationConfig
 
-# factor; memory of a window over what autograd keeps of it; a choice: a backward pass makes gradients and temporaries
+# factor; memory of a window over what autograd keeps of it; chosen, as a backward pass makes gradients and temporaries
 # of the same sizes
 _BACKWARD_FACTOR = 2
-# share of the free memory that a step may fill; a choice: the rest is for other programs and fragmentation
+# share of the free memory; most that a step may fill; chosen, to leave the rest to other programs and fragmentation
 _SHARE = 0.8
-# bytes per trained float32 weight that a step adds; gradient, its sum over slices, AdamW's two moments
+# bytes; added per trained float32 weight in a step: gradient, its sum over slices, AdamW's two moments
 _BYTES_PER_WEIGHT = 16
 _GIB = 2**30
 
@@ -41,7 +41,10 @@ class _Kept:
 def window_bytes(
     objective: Objective, view: Callable[[Batch], TargetView], windows: TokenWindows, accelerator: Accelerator
 ) -> int:
-    """Bytes that one more window of the greatest length adds to a step, measured by forward passes of one and two."""
+    """Returns the bytes that one more window of the greatest length adds to a step.
+
+    Measured by forward passes of one and two windows.
+    """
     longest = int((windows.ends - windows.starts).argmax())
 
     def kept_bytes(num_windows: int) -> int:
@@ -66,7 +69,7 @@ def window_bytes(
 
 
 def free_bytes(accelerator: Accelerator) -> int | None:
-    """This process's share of the free memory of its device, the least over all processes; None if unknown."""
+    """Returns this process's share of its device's free memory, the least over all processes; None if unknown."""
     if accelerator.device.type == "cuda":
         free: int | None = torch.cuda.mem_get_info(accelerator.device)[0]
     else:
@@ -80,9 +83,10 @@ def free_bytes(accelerator: Accelerator) -> int | None:
 def fitted(
     config: OptimizationConfig, objective: Objective, bytes_per_window: int, free: int, num_processes: int
 ) -> tuple[OptimizationConfig, str]:
-    """(`config` with its batch halved, and accumulation doubled, until a step fits into `free` bytes; a line about it).
+    """Fits the batch into `free` bytes; returns (the new config, a line about it).
 
-    A batch is not made smaller than one window per process.
+    The batch is halved, and accumulation doubled, until a step fits. It does not get smaller than one window per
+    process.
     """
     num_weights = sum(parameter.numel() for parameter in objective.parameters() if parameter.requires_grad)
     room = int(_SHARE * free) - SLICE_BYTES - _BYTES_PER_WEIGHT * num_weights

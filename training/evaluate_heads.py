@@ -55,9 +55,10 @@ class EvaluateConfig:
 
 @dataclass(frozen=True)
 class Cell:
-    """One combination, summed over its requests. acceptance_histogram[i]: steps with exactly i accepted draft tokens.
+    """One combination, summed over its requests.
 
-    draft_len: the number of nodes if `token_tree`; n-gram and suffix have only chains.
+    acceptance_histogram[i]: steps with exactly i accepted draft tokens. draft_len: the number of nodes if `token_tree`;
+    n-gram and suffix have only chains.
     """
 
     method: str
@@ -74,12 +75,12 @@ class Cell:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Tokens per step with a draft, the target's own included; 0 without such steps."""
+        """Returns the tokens per step with a draft, the target's own included; 0 without such steps."""
         return 1 + self.num_accepted_draft_tokens / self.num_spec_steps if self.num_spec_steps else 0.0
 
     @property
     def acceptance_by_position(self) -> tuple[float, ...]:
-        """Share of those steps with at least i+1 accepted draft tokens."""
+        """Returns the share of those steps with at least i+1 accepted draft tokens."""
         reached = [sum(self.acceptance_histogram[i:]) for i in range(1, len(self.acceptance_histogram))]
         return tuple(round(count / self.num_spec_steps, 4) for count in reached) if self.num_spec_steps else ()
 

@@ -21,7 +21,7 @@ def write_model(model: PreTrainedModel, model_dir: Path, dtype: torch.dtype) -> 
     config: dict[str, Any] = model.config.to_diff_dict()
     config |= {"architectures": [type(model).__name__], "model_type": model.config.model_type}
     config |= {"dtype": str(dtype).removeprefix("torch.")}
-    # In both styles: transformers 5 reads rope_parameters, older readers rope_theta.
+    # Written in both styles: transformers 5 reads rope_parameters, older readers rope_theta.
     config |= {"rope_theta": (config.get("rope_parameters") or {}).get("rope_theta", 10000.0)}
     config.pop("_name_or_path", None)
     write_json(model_dir / "config.json", config)

@@ -30,7 +30,7 @@ def export_run(run_dir: Path, target_dir: Path, out: Path, dtype: torch.dtype, t
 
 
 def load_objective(path: Path, state: dict[str, Any], target_dir: Path) -> Objective:
-    """The head of a checkpoint's state with its objective, in eval mode, over the target it was trained for."""
+    """Rebuilds the head of a checkpoint's state with its objective, in eval mode, over the target of its training."""
     try:
         settings = settings_of(state)
         fields = dict(settings["head"])
@@ -47,7 +47,7 @@ def load_objective(path: Path, state: dict[str, Any], target_dir: Path) -> Objec
 
 
 def _counts_of(head: dict[str, torch.Tensor], vocab_size: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Token counts that select the same draft vocabulary again: 1 for its tokens."""
+    """Returns token counts that select the same draft vocabulary again: 1 for its tokens."""
     counts = np.zeros(vocab_size, dtype=np.int64)
     offsets = head.get("d2t")
     if offsets is not None:

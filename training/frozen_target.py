@@ -24,7 +24,7 @@ from outrider.training.heads.read_out import read_out_logits
 class FrozenTarget:
     """A causal LM checkpoint, dequantised as the engine does; `view` runs it.
 
-    dtype: "auto": the engine's for it. Raises SettingError when it cannot be loaded or has no layer list.
+    dtype: "auto": the engine's choice. Raises SettingError when it cannot be loaded or has no layer list.
     """
 
     def __init__(self, path: Path, dtype: torch.dtype | str = "auto", device: str = "cpu") -> None:
@@ -44,19 +44,19 @@ class FrozenTarget:
 
     @property
     def embedding(self) -> torch.Tensor:
-        """[vocab, H], frozen."""
+        """Returns the embedding [vocab, H], frozen."""
         weight: torch.Tensor = self.model.get_input_embeddings().weight
         return weight
 
     @property
     def lm_head(self) -> torch.Tensor:
-        """[vocab, H], frozen; the embedding itself if they are tied."""
+        """Returns the output head [vocab, H], frozen; the embedding itself if they are tied."""
         weight: torch.Tensor = self.model.get_output_embeddings().weight
         return weight
 
     @torch.no_grad()
     def view(self, token_ids: torch.Tensor, feature_layers: Sequence[int]) -> TargetView:
-        """The target over `token_ids` int64[B, T]. Rows may be padded on the right with any id.
+        """Runs the target over `token_ids` int64[B, T]. Rows may be padded on the right with any id.
 
         Attention is causal, so padding does not affect earlier positions and no mask is needed.
         Raises SettingError for a layer that the target does not have.

@@ -96,7 +96,7 @@ class HeadTrainer:
 
     @torch.no_grad()
     def evaluate(self, batches: Sequence[Batch]) -> DraftScores:
-        """Estimates over `batches`, without noise, at the depth used in service."""
+        """Returns estimates over `batches`, without noise, at the depth used in service."""
         self._model.eval()
         noise = noise_generator(0, 0, 0)
         scores = []
@@ -110,7 +110,7 @@ class HeadTrainer:
             return self.target.view(batch.token_ids, self.objective.feature_layers)
 
     def _share(self, batch: Batch) -> Batch:
-        """This process's rows, on its device."""
+        """Returns this process's rows, on its device."""
         rank, world, device = self.accelerator.process_index, self.accelerator.num_processes, self.accelerator.device
         return Batch(batch.token_ids[rank::world].to(device), batch.counts[rank::world].to(device))
 
@@ -123,14 +123,14 @@ class HeadTrainer:
         return DraftScores(summed[0], summed[1], summed[2])
 
     def is_true_anywhere(self, flag: bool) -> bool:
-        """Whether `flag` is true in any process: a signal may reach only some, or at different steps."""
+        """Returns whether `flag` is true in any process: a signal may reach only some, or at different steps."""
         if self.accelerator.num_processes == 1:
             return flag
         total = self.accelerator.reduce(torch.tensor(float(flag), device=self.accelerator.device), reduction="sum")
         return bool(total > 0)
 
     def state(self) -> dict[str, Any]:
-        """Weights, optimizer, random state and step: tensors and plain values."""
+        """Returns weights, optimizer, random state and step: tensors and plain values."""
         return {
             "step": self.step,
             "head": self.objective.head.state_dict(),
@@ -147,13 +147,13 @@ class HeadTrainer:
 
 
 def noise_generator(seed: int, index: int, rank: int) -> torch.Generator:
-    """The random numbers of one batch: a function of the run's seed, the batch's index and the process."""
+    """Returns the random numbers of one batch: a function of the run's seed, the batch's index and the process."""
     word = np.random.SeedSequence([seed, index, rank]).generate_state(1, np.uint64)[0]
     return torch.Generator().manual_seed(int(word) & (2**63 - 1))
 
 
 def make_accelerator(config: OptimizationConfig, device: str) -> Accelerator:
-    """accelerate's context; raises SettingError for a batch that the processes cannot share equally."""
+    """Returns accelerate's context; raises SettingError for a batch that the processes cannot share equally."""
     # Frozen tensors are buffers, equal in every process: broadcasting them before each step would dominate its cost.
     handlers = [DistributedDataParallelKwargs(broadcast_buffers=False)]
     precision = "bf16" if config.precision == "bf16" else "no"

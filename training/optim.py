@@ -22,7 +22,7 @@ class Schedule:
     total_steps: int
 
     def factor(self, step: int) -> float:
-        """Multiplier of the base learning rates at `step`, in (0, 1]."""
+        """Returns the multiplier of the base learning rates at `step`, in (0, 1]."""
         warm = min(1.0, (step + 1) / max(1, self.warmup_steps))
         decay_steps = max(1, self.total_steps - self.decay_from)
         return warm * min(1.0, max(0.02, (self.total_steps - step) / decay_steps))
@@ -37,7 +37,7 @@ class CosineSchedule:
     last_factor: float = 0.02
 
     def factor(self, step: int) -> float:
-        """Multiplier of the base learning rates at `step`, in (0, 1]."""
+        """Returns the multiplier of the base learning rates at `step`, in (0, 1]."""
         if step < self.warmup_steps:
             return (step + 1) / self.warmup_steps
         share = (step - self.warmup_steps) / max(1, self.total_steps - 1 - self.warmup_steps)
@@ -45,7 +45,7 @@ class CosineSchedule:
 
 
 class ScheduledOptimizer:
-    """Optimizers behind one `step`; the caller's schedule sets the learning rates before every step."""
+    """Runs several optimizers as one; the caller's schedule sets the learning rates before every step."""
 
     def __init__(self, optimizers: list[torch.optim.Optimizer], base_lrs: list[float]) -> None:
         self.optimizers, self._base_lrs = optimizers, base_lrs
@@ -66,7 +66,7 @@ class ScheduledOptimizer:
 
 
 class HybridOptimizer(ScheduledOptimizer):
-    """Muon for the matrices inside the layers, AdamW for the rest; a model needs some of both."""
+    """Uses Muon for the matrices inside the layers, AdamW for the rest; a model needs some of both."""
 
     def __init__(self, model: nn.Module, muon_lr: float, adamw_lr: float, weight_decay: float) -> None:
         named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
@@ -78,12 +78,12 @@ class HybridOptimizer(ScheduledOptimizer):
 
 
 def is_inside_layer(name: str, parameter: torch.Tensor) -> bool:
-    """Whether the parameter uses Muon."""
+    """Returns whether the parameter uses Muon."""
     return parameter.ndim == 2 and ".layers." in name
 
 
 def scheduled_adamw(model: nn.Module, lr: float, weight_decay: float) -> ScheduledOptimizer:
-    """AdamW on everything trainable; norms and biases do not decay."""
+    """Builds AdamW on everything trainable; norms and biases do not decay."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [parameter for parameter in trained if parameter.ndim >= 2], "weight_decay": weight_decay},

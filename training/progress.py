@@ -15,7 +15,7 @@ _LINE_EVERY_S = 10.0
 
 
 class Progress:
-    """`start`, then `advance` once per item, then `stop`; `say` prints a line of its own at any time."""
+    """Reports progress: `start`, then `advance` once per item, then `stop`; `say` prints a line at any time."""
 
     def __init__(self, console: Console, what: str) -> None:
         self._console, self._what = console, what
@@ -28,7 +28,7 @@ class Progress:
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def start(self, total: int, done: int = 0) -> None:
-        """`done` items of `total` were done by an earlier run: they count, but not for the speed."""
+        """Starts the display. An earlier run has done `done` items of `total`: they count, but not for the speed."""
         self._total, self._done, self._done_before = total, done, done
         self._started_at = self._line_at = time.monotonic()
         if self._console.is_terminal:
@@ -46,7 +46,7 @@ class Progress:
             self._bar.start()
 
     def advance(self, note: str = "", done: int | None = None) -> None:
-        """One more item is done, or `done` of them are."""
+        """Records that one more item is done, or that `done` of them are."""
         self._done = self._done + 1 if done is None else done
         if self._bar is not None:
             self._bar.update(self._task, completed=self._done, note=note)

@@ -19,7 +19,7 @@ EXPORT_DTYPES = ("bfloat16", "float16", "float32")
 
 @dataclass(frozen=True)
 class OptimizationConfig:
-    """Length and learning rate. A step takes `accumulation` batches of `batch_size` windows."""
+    """The length of the run and its learning rate. A step takes `accumulation` batches of `batch_size` windows."""
 
     steps: int = 1000
     batch_size: int = 8
@@ -50,7 +50,7 @@ class OptimizationConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """One run. Only the fields of the first block affect the result."""
+    """The settings of one run. Only the fields of the first block affect the result."""
 
     method: str
     target: Path

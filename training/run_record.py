@@ -1,4 +1,4 @@
-"""What a training run writes while it runs (progress line, log, checkpoints), and how it is asked to stop.
+"""Writes a training run's records (progress line, log, checkpoints), and receives requests to stop it.
 
 Not here: the loop (train.py), the form of a checkpoint (run_state.py).
 """
@@ -21,7 +21,7 @@ from outrider.training.run_state import save_checkpoint
 
 
 class Interrupted(KeyboardInterrupt):
-    """The run was asked to stop, and has written a checkpoint."""
+    """Raised when the run was asked to stop, and has written a checkpoint."""
 
 
 class RunRecord:
@@ -69,7 +69,7 @@ class RunRecord:
 
 
 def last_rows(output: Path) -> dict[str, Any]:
-    """A log's newest training row and newest held-out row (None if there is none)."""
+    """Returns a log's newest training row and newest held-out row (None if there is none)."""
     last: dict[str, Any] = {"train": None, "held_out": None}
     for line in (output / "train.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
@@ -83,7 +83,7 @@ def _figures(means: dict[str, Any]) -> str:
 
 
 class Meter:
-    """Means over the steps since the last log line."""
+    """Averages over the steps since the last log line."""
 
     def __init__(self) -> None:
         self._reports: list[StepReport] = []
@@ -108,7 +108,7 @@ class Meter:
 
 @contextmanager
 def stop_requests() -> Iterator[list[int]]:
-    """A list that is non-empty once SIGINT or SIGTERM has come; a second SIGINT stops at once."""
+    """Yields a list that is non-empty once SIGINT or SIGTERM has arrived; a second SIGINT stops at once."""
     received: list[int] = []
 
     def note(signum: int, _frame: FrameType | None) -> None:

@@ -45,14 +45,14 @@ def save_checkpoint(run_dir: Path, step: int, state: Mapping[str, Any]) -> Path:
 
 
 def checkpoints(run_dir: Path) -> list[Path]:
-    """A run's complete checkpoints, oldest first."""
+    """Returns a run's complete checkpoints, oldest first."""
     if not run_dir.is_dir():
         return []
     return sorted(path for path in run_dir.iterdir() if _NAME.fullmatch(path.name))
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """The state of a checkpoint folder, on CPU. Raises CheckpointError."""
+    """Loads the state of a checkpoint folder, on CPU. Raises CheckpointError."""
     try:
         state: object = torch.load(path / STATE_FILE, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file may raise anything
@@ -64,7 +64,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def latest_checkpoint(run_dir: Path) -> Path:
-    """Raises CheckpointError when the run has none."""
+    """Returns the run's latest checkpoint. Raises CheckpointError when it has none."""
     found = checkpoints(run_dir)
     if not found:
         raise CheckpointError(f"{run_dir} has no checkpoint")
@@ -72,7 +72,7 @@ def latest_checkpoint(run_dir: Path) -> Path:
 
 
 def settings_of(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings in a checkpoint's state. Raises KeyError, TypeError or ValueError when it has none."""
+    """Returns the settings in a checkpoint's state. Raises KeyError, TypeError or ValueError when it has none."""
     settings: dict[str, Any] = json.loads(state["settings"])
     settings["head"].setdefault("fc_bias", "fc.bias" in state["head"])  # version 0.1 had no such option
     return settings

@@ -36,7 +36,7 @@ from outrider.training.run_state import checkpoints, latest_checkpoint, load_che
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """Raises SettingError that lists the choices."""
+    """Returns the dtype of this name. Raises SettingError that lists the choices."""
     check_export_dtype(name)
     dtype: torch.dtype = getattr(torch, name)
     return dtype
@@ -125,7 +125,7 @@ def _fit_batch(
     progress: Progress,
     saved: dict[str, Any] | None,
 ) -> OptimizationConfig:
-    """`optimization` with batches that fit, or those of the run that is resumed."""
+    """Returns `optimization` with batches that fit, or those of the run that is resumed."""
     if saved is not None:
         batch_size, accumulation = (saved["optimization"][name] for name in ("batch_size", "accumulation"))
         is_same = batch_size * accumulation == optimization.batch_size * optimization.accumulation
@@ -144,7 +144,7 @@ def _fit_batch(
 
 
 def target_fingerprint(path: Path) -> str:
-    """Hash of a target's config and of its weight files' sizes and beginnings: fast, and different for each model."""
+    """Hashes a target's config and its weight files' sizes and beginnings: fast, and different for each model."""
     digest = hashlib.sha256((path / "config.json").read_bytes())
     for file in linked_parts(path) or weight_files(path):
         with file.open("rb") as weights:
@@ -172,6 +172,6 @@ def _train(config: RunConfig, trainer: HeadTrainer, eval_batches: list[Batch], r
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    """Values as JSON returns them, since a resumed run compares with what it reads."""
+    """Returns values as JSON returns them, since a resumed run compares with what it reads."""
     plain: dict[str, Any] = json.loads(json.dumps(values, default=str))
     return plain

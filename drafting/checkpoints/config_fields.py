@@ -15,12 +15,12 @@ from typing import Any
 from outrider.drafting.checkpoints.errors import CheckpointRefused
 
 MAX_JSON_BYTES = 256 * 2**20
-# far above any model's sizes; products of two sizes stay below 64 bits
+# largest size that a config may state; far above any model's; products of two sizes stay below 64 bits
 MAX_SIZE = 2**24
 
 
 def read_json_object(file: Path) -> dict[str, Any]:
-    """The object in `file`. Raises CheckpointRefused if it is missing, too large, or not a JSON object."""
+    """Reads the object in `file`. Raises CheckpointRefused if it is missing, too large, or not a JSON object."""
     try:
         num_bytes = file.stat().st_size
         if num_bytes > MAX_JSON_BYTES:
@@ -54,7 +54,7 @@ class ConfigFields:
         return found
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A finite number above 0."""
+        """Returns a finite number above 0."""
         found = self.get(key)
         if found is None and default is not None:
             return default
@@ -81,7 +81,7 @@ class ConfigFields:
         return found
 
     def integers(self, key: str, *, minimum: int = 0) -> tuple[int, ...] | None:
-        """A list of whole numbers, or None if the key is absent."""
+        """Returns a list of whole numbers, or None if the key is absent."""
         found = self.get(key)
         if found is None:
             return None
@@ -93,7 +93,7 @@ class ConfigFields:
         return tuple(found)
 
     def mapping(self, key: str) -> ConfigFields | None:
-        """A nested object, or None if the key is absent."""
+        """Returns a nested object, or None if the key is absent."""
         found = self.get(key)
         if found is None:
             return None
@@ -116,7 +116,7 @@ class ConfigFields:
 
 
 def read_config(folder: Path) -> ConfigFields:
-    """The folder's config.json. Raises CheckpointRefused."""
+    """Reads the folder's config.json. Raises CheckpointRefused."""
     if not folder.is_dir():
         raise CheckpointRefused(folder, "the folder does not exist", "download the checkpoint and name its folder")
     return ConfigFields(folder / "config.json", read_json_object(folder / "config.json"))

@@ -1,7 +1,7 @@
-"""The decoder layers of an EAGLE checkpoint, from a Llama-like config and its tensors' names.
+"""Reads the decoder layers of an EAGLE checkpoint, from a Llama-like config and its tensors' names.
 
-Biases and per-head norms are detected from the tensors: Qwen checkpoints have them without saying so in the config.
-Not here: what is specific to EAGLE-1 (eagle.py) or EAGLE-3 (eagle3.py).
+Biases and per-head norms are detected from the tensors: Qwen checkpoints have them without saying so in the config. Not
+here: what is specific to EAGLE-1 (eagle.py) or EAGLE-3 (eagle3.py).
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ MAX_HEAD_DIM = 4096
 
 
 def read_decoder(config: ConfigFields, table: TensorTable, target: TargetWeights, first_layer: str) -> DecoderConfig:
-    """first_layer: the first layer's name in the file, "layers.0" or "midlayer". Raises CheckpointRefused."""
+    """Reads the decoder's config. first_layer: the first layer's name in the file, "layers.0" or "midlayer".
+
+    Raises CheckpointRefused.
+    """
     folder = table.folder
     hidden_size = config.integer("hidden_size")
     num_heads = config.integer("num_attention_heads")
@@ -62,7 +65,7 @@ def read_decoder(config: ConfigFields, table: TensorTable, target: TargetWeights
 
 
 def read_rope(config: ConfigFields) -> Mapping[str, Any]:
-    """rope_parameters of transformers 5, or the equivalent of older rope_theta and rope_scaling.
+    """Returns rope_parameters of transformers 5, or the equivalent of older rope_theta and rope_scaling.
 
     Raises CheckpointRefused for an unsupported type, naming the supported ones, or for a missing number.
     """

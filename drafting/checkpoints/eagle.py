@@ -1,7 +1,7 @@
 """EAGLE-1 and EAGLE-2 checkpoints (yuhuili/EAGLE-*), which share one format.
 
-A plain Llama config; `fc`, `layers.*`, and usually the target's embedding. No norm before the first or after the last
-layer, and no output head. Not here: EAGLE-3 (eagle3.py), the head itself (drafting.heads.eagle).
+They have a plain Llama config; `fc`, `layers.*`, and usually the target's embedding; no norm before the first or after
+the last layer, and no output head. Not here: EAGLE-3 (eagle3.py), the head itself (drafting.heads.eagle).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from outrider.engine.attention.layer import ATTENTION_NAME
 def load_eagle(
     path: str | Path, target: TargetWeights, dtype: torch.dtype, *, attn_implementation: str = ATTENTION_NAME
 ) -> EagleHead:
-    """The head in eval mode. An embedding equal to the target's is shared with it.
+    """Loads the head in eval mode. An embedding equal to the target's is shared with it.
 
     The caller must have registered attn_implementation (engine.attention.layer.register_attention).
     Raises CheckpointRefused for any mismatch.

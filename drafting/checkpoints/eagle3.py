@@ -24,7 +24,7 @@ from outrider.drafting.heads.eagle3 import Eagle3Config, Eagle3Head, default_fea
 from outrider.engine.attention.layer import ATTENTION_NAME
 
 _OLD_FC_NORMS = ("aux_norm_low", "aux_norm_mid", "aux_norm_high")
-# Used only by trainers, or derived from others.
+# Tensors that only trainers use, or that are derived from others.
 _USELESS = re.compile(r"t2d|verifier_(norm|lm_head)\.weight|.*rotary_emb\.inv_freq")
 # ModelOpt's settings, with the only supported values.
 _MODELOPT_SETTINGS = {
@@ -37,7 +37,10 @@ _MODELOPT_SETTINGS = {
 
 @dataclass(frozen=True)
 class _Settings:
-    """config.json in its three forms: `own` is the top level, `eagle` ModelOpt's block, `decoder` the layers'."""
+    """The settings of config.json in its three forms.
+
+    `own` is the top level, `eagle` ModelOpt's block, `decoder` the layers'.
+    """
 
     own: ConfigFields
     eagle: ConfigFields
@@ -45,14 +48,14 @@ class _Settings:
     is_speculators: bool
 
     def holder(self, key: str) -> ConfigFields:
-        """Which block has a setting that may be in either of two."""
+        """Returns the block that has a setting which may be in `own` or in `eagle`."""
         return self.own if self.own.get(key) is not None else self.eagle
 
 
 def load_eagle3(
     path: str | Path, target: TargetWeights, dtype: torch.dtype, *, attn_implementation: str = ATTENTION_NAME
 ) -> Eagle3Head:
-    """The head in eval mode. An embedding equal to the target's is shared with it.
+    """Loads the head in eval mode. An embedding equal to the target's is shared with it.
 
     The caller must have registered attn_implementation (engine.attention.layer.register_attention).
     Raises CheckpointRefused for any mismatch.
@@ -106,7 +109,7 @@ def _has_midlayer(table: TensorTable) -> bool:
 
 
 def _sources(table: TensorTable) -> dict[str, str]:
-    """Name in the head -> name in the file, where they differ."""
+    """Maps a name in the head -> the name in the file, where they differ."""
     sources = {
         f"fc_norm.{index}.weight": f"{old}.weight"
         for index, old in enumerate(_OLD_FC_NORMS)
@@ -167,7 +170,7 @@ def _feature_layers(settings: _Settings, target: TargetWeights) -> tuple[int, ..
 
 
 def _read_d2t(table: TensorTable, config: Eagle3Config) -> torch.Tensor | None:
-    """The offsets from draft to target ids; None if the head has the whole vocabulary."""
+    """Reads the offsets from draft to target ids; None if the head has the whole vocabulary."""
     is_reduced = config.draft_vocab_size < config.decoder.vocab_size
     if "d2t" not in table and not is_reduced:
         return None

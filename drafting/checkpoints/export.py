@@ -27,9 +27,10 @@ SPECULATORS_VERSION = "0.9.0"
 
 
 def export_medusa(heads: MedusaHeads, directory: Path, *, target: str, dtype: torch.dtype | None = None) -> None:
-    """vLLM's Medusa layout. A shared output head is written as lm_head.weight too: vLLM does not use the target's.
+    """Writes vLLM's Medusa layout.
 
-    target: name or path of the heads' target. dtype: of the written floats; None: unchanged.
+    A shared output head is written as lm_head.weight too: vLLM does not use the target's. target: name or path of the
+    heads' target. dtype: of the written floats; None: unchanged.
     """
     config = heads.config
     tensors = dict(heads.state_dict())
@@ -53,7 +54,7 @@ def export_medusa(heads: MedusaHeads, directory: Path, *, target: str, dtype: to
 
 
 def export_mlp_speculator(head: MlpSpeculator, directory: Path, *, dtype: torch.dtype | None = None) -> None:
-    """IBM's layout."""
+    """Writes IBM's layout of an MLP speculator."""
     config = head.config
     content = {
         "architectures": ["MLPSpeculatorPreTrainedModel"],
@@ -73,10 +74,10 @@ def export_mlp_speculator(head: MlpSpeculator, directory: Path, *, dtype: torch.
 def export_eagle(
     head: EagleHead, directory: Path, *, with_embedding: bool = True, dtype: torch.dtype | None = None
 ) -> None:
-    """SafeAILab's EAGLE-1 layout. with_embedding=False omits an embedding that is the target's own.
+    """Writes SafeAILab's EAGLE-1 layout. with_embedding=False omits an embedding that is the target's own.
 
-    `bias` of config.json is that of `fc` for SafeAILab's code, which takes it as true where it is absent, and that of
-    the attention for vLLM, which takes it as false. So it is only written where both are right.
+    SafeAILab's code takes config.json's `bias` as that of `fc`, and as true where it is absent; vLLM takes it as that
+    of the attention, and as false. So it is only written where both are right.
     """
     tensors = dict(head.state_dict())
     if with_embedding:
@@ -99,9 +100,10 @@ def export_eagle3(
     with_embedding: bool = True,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """The speculators format. target: name or path of the model; target_architecture: e.g. "LlamaForCausalLM".
+    """Writes the speculators format of EAGLE-3.
 
-    with_embedding=False omits an embedding that is the target's own.
+    target: name or path of the model; target_architecture: e.g. "LlamaForCausalLM". with_embedding=False omits an
+    embedding that is the target's own.
     """
     config, decoder = head.config, head.config.decoder
     tensors = dict(head.state_dict()) | {"lm_head.weight": head.lm_head.weight}
@@ -143,7 +145,10 @@ def export_eagle3(
 
 
 def _decoder_content(decoder: DecoderConfig) -> dict[str, Any]:
-    """RoPE is written in both styles: transformers 5 reads rope_parameters, older readers the other two keys."""
+    """Returns the decoder's config, with RoPE in both styles.
+
+    transformers 5 reads rope_parameters, older readers the other two keys.
+    """
     rope = dict(decoder.rope_parameters)
     scaling = {key: found for key, found in rope.items() if key != "rope_theta"}
     return {
@@ -174,7 +179,7 @@ def _write(
     tensors: Mapping[str, torch.Tensor],
     dtype: torch.dtype | None,
 ) -> None:
-    """model.safetensors, then config.json, each renamed into place once complete. Raises HeadConfigError."""
+    """Writes model.safetensors, then config.json, each renamed into place once complete. Raises HeadConfigError."""
     if any(isinstance(module, RowInvariantLinear) for module in head.modules()):
         raise HeadConfigError("a head whose linears were made row-invariant has no plain weights to write")
     directory.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
 """Writes a target with an MTP layer: a whole checkpoint, in which transformers, vLLM and load_mtp find both.
 
 The layer is in a shard of its own, under its published names. The target's shards are hard links where the file system
-has them, so the folder takes no more space than the layer; a shard with an earlier MTP layer is written again without
-it. Not here: names and shapes (mtp_layout.py).
+has them, so the folder takes no more space than the layer; a shard with an earlier MTP layer is rewritten without it.
+Not here: names and shapes (mtp_layout.py).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from outrider.shared.checkpoint.mtp_layers import MTP_NAMES
 from outrider.shared.checkpoint.quantization import read_quantization
 
 SHARD = "model-mtp.safetensors"
-# The one file of an undivided target: under its own name it would be read in place of the index.
+# The single file of an unsharded target is renamed: under its own name it would be read in place of the index.
 _UNDIVIDED, _TARGET_SHARD, _INDEX = "model.safetensors", "model-target.safetensors", "model.safetensors.index.json"
 _OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json", ".partial")
 _NOT_COPIED = ("config.json", "README.md")
@@ -48,7 +48,7 @@ def require_exportable(target: Path) -> None:
 
 
 def export_mtp(head: MtpHead, target: Path, out: Path, dtype: torch.dtype) -> None:
-    """Writes the folder `out`: the target with this MTP layer, in place of the one that it may have.
+    """Writes the folder `out`: the target with this MTP layer, which replaces one that it already has.
 
     dtype: of the layer's weights; buffers keep theirs. Raises CheckpointRefused.
     """
@@ -73,7 +73,7 @@ def _require_room(target: Path, out: Path) -> None:
 
 
 def _layer_tensors(head: MtpHead, layout: MtpLayout, table: TensorTable, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """The layer's tensors by name in the file.
+    """Returns the layer's tensors by name in the file.
 
     Published layouts with copies of the target's embedding and output head get both, in the target's dtype, unless the
     file has them.
@@ -96,7 +96,7 @@ def _layer_tensors(head: MtpHead, layout: MtpLayout, table: TensorTable, dtype: 
 
 
 def _write_shards(target: Path, layer: Mapping[str, torch.Tensor], out: Path) -> dict[str, str]:
-    """The file of every tensor."""
+    """Writes or links the shards; returns the file of every tensor."""
     own_shard = dict(layer)
     weight_map: dict[str, str] = {}
     for file in weight_files(target):
@@ -133,7 +133,7 @@ def _save(tensors: Mapping[str, torch.Tensor], out: Path) -> None:
 
 
 def _config_with_layer(target: Path, layout: MtpLayout) -> dict[str, object]:
-    """The target's config.json with at least one MTP layer."""
+    """Returns the target's config.json with at least one MTP layer."""
     config = read_object(target / "config.json")
     text = config.get("text_config")
     fields = text if isinstance(text, dict) else config

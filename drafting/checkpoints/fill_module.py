@@ -18,7 +18,7 @@ Head = TypeVar("Head", bound=torch.nn.Module)
 
 
 def build_on_meta(table: TensorTable, build: Callable[[], Head]) -> Head:
-    """The head with its own tensors on the meta device: shapes are known, nothing is allocated."""
+    """Builds the head with its own tensors on the meta device: shapes are known, nothing is allocated."""
     with refusing(table.folder, "building the head"), torch.device("meta"):
         head = build()
     return head
@@ -74,7 +74,7 @@ def require_ids(table: TensorTable, name: str, token_ids: torch.Tensor, vocab_si
 
 
 def is_target_embedding(table: TensorTable, target: TargetWeights, dtype: torch.dtype) -> bool:
-    """Whether the head uses the target's embedding: it has none, or one with the same numbers.
+    """Returns whether the head uses the target's embedding: it has none, or one with the same numbers.
 
     Most public checkpoints contain a copy; with 128k tokens, sharing saves a gigabyte.
     """

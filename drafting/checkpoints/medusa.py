@@ -32,7 +32,7 @@ _NUM_LAYERS = ("medusa_num_layers", "num_layers")
 
 @dataclass(frozen=True)
 class _Layout:
-    """How the file names its tensors. prefix: of all of the heads' tensors."""
+    """The file's naming of its tensors. prefix: that of all of the heads' tensors."""
 
     is_vllm: bool
     prefix: str
@@ -41,7 +41,7 @@ class _Layout:
     has_bias: bool
 
     def sources(self, config: MedusaConfig) -> dict[str, str]:
-        """Name in the head -> name in the file."""
+        """Maps a name in the head -> the name in the file."""
         sources = {}
         for i in range(config.num_heads):
             for j in range(config.num_layers):
@@ -54,7 +54,7 @@ class _Layout:
 
 
 def load_medusa(path: str | Path, target: TargetWeights, dtype: torch.dtype) -> MedusaHeads:
-    """The heads in eval mode; a shared output head comes from the checkpoint, or else from the target.
+    """Loads the heads in eval mode; a shared output head comes from the checkpoint, or else from the target.
 
     Raises CheckpointRefused for any mismatch.
     """
@@ -134,7 +134,7 @@ def _head_config(fields: ConfigFields, table: TensorTable, layout: _Layout, targ
 
 
 def _count(fields: ConfigFields, keys: tuple[str, ...], in_file: int) -> int:
-    """The count under the first key present; else that of the tensors."""
+    """Returns the count under the first key present; else that of the tensors."""
     for key in keys:
         if fields.get(key) is not None:
             count = fields.integer(key, maximum=1000)
@@ -163,7 +163,7 @@ def _shared_lm_head_name(table: TensorTable, layout: _Layout) -> str | None:
 def _rows(
     table: TensorTable, name: str | None, weight: torch.Tensor, config: MedusaConfig, token_map: torch.Tensor | None
 ) -> torch.Tensor:
-    """The rows of an output head that a reduced vocabulary uses; weight [head vocabulary or whole vocabulary, H]."""
+    """Returns the rows of an output head that a reduced vocabulary uses; weight [head or whole vocabulary, H]."""
     kept = (config.head_vocab_size, config.hidden_size)
     if token_map is not None and tuple(weight.shape) == (config.vocab_size, config.hidden_size) != kept:
         weight = weight[token_map]
@@ -174,7 +174,7 @@ def _rows(
 
 
 def _tensors_of_the_target(table: TensorTable, layout: _Layout) -> set[str]:
-    """The target's own tensors, which ModelOpt stores in the same checkpoint."""
+    """Returns the names of the target's own tensors, which ModelOpt stores in the same checkpoint."""
     if layout.is_vllm or not layout.prefix:
         return set()
     return {name for name in table.tensors if not name.startswith(_PREFIX)}

@@ -22,7 +22,7 @@ MAX_NUM_PREDICT = 64
 
 
 def load_mlp_speculator(path: str | Path, target: TargetWeights, dtype: torch.dtype) -> MlpSpeculator:
-    """The speculator in eval mode. Raises CheckpointRefused for any mismatch."""
+    """Loads the speculator in eval mode. Raises CheckpointRefused for any mismatch."""
     folder = Path(path)
     fields = read_config(folder)
     require_not_quantised(folder, fields)
@@ -55,7 +55,7 @@ def load_mlp_speculator(path: str | Path, target: TargetWeights, dtype: torch.dt
 
 
 def _tied_copies(table: TensorTable, prefix: str, config: MlpSpeculatorConfig) -> dict[str, str]:
-    """Repeated tensors of tied heads, each with its original."""
+    """Maps the repeated tensors of tied heads -> their originals."""
     copies = {}
     for index in range(1, config.n_predict):
         for layer, part in (("emb", "weight"), ("ln", "weight"), ("ln", "bias"), ("head", "weight")):

@@ -1,4 +1,4 @@
-"""The MTP layer of a target: read from its own checkpoint, of which transformers leaves its tensors out, or a new one.
+"""Loads a target's MTP layer from its own checkpoint, whose MTP tensors transformers ignores, or makes a new one.
 
 Not here: names and shapes (mtp_layout.py), the head (drafting.heads.mtp), whether a checkpoint has such a layer
 (shared/checkpoint/mtp_layers.py), writing one (export_mtp.py).
@@ -37,10 +37,10 @@ class _Source(NamedTuple):
 def load_mtp(
     path: str | Path, dtype: torch.dtype, *, embedding: nn.Module | None = None, lm_head: nn.Module | None = None
 ) -> MtpHead:
-    """The first MTP layer of a target's folder, on the CPU in eval mode, with paged attention.
+    """Loads the first MTP layer of a target's folder, on the CPU in eval mode, with paged attention.
 
-    embedding, lm_head: modules of the loaded target to share; None: their tensors are read from the folder too.
-    Raises CheckpointRefused: there is no such layer, or a tensor of it is missing, unexpected, misshapen or quantised.
+    embedding, lm_head: modules of the loaded target to share; None: their tensors are read from the folder too. Raises
+    CheckpointRefused if there is no such layer, or a tensor of it is missing, unexpected, misshapen or quantised.
     """
     folder = Path(path)
     try:
@@ -68,9 +68,9 @@ def load_mtp(
 
 
 def new_mtp(path: str | Path, *, embedding: nn.Module, lm_head: nn.Module) -> MtpHead:
-    """An MTP layer with new float32 weights, of the shape that the target's family publishes; on the CPU.
+    """Makes an MTP layer with new float32 weights, of the shape that the target's family publishes; on the CPU.
 
-    embedding, lm_head: of the target. Raises CheckpointRefused; the family must be one of FAMILIES.
+    embedding, lm_head: those of the target. Raises CheckpointRefused; the family must be one of FAMILIES.
     """
     folder = Path(path)
     layout = MtpLayout(folder, TensorTable.read(folder))
@@ -84,7 +84,7 @@ def _head(layout: MtpLayout, model: Any, embedding: nn.Module, lm_head: nn.Modul
 
 
 def _require_exactly(table: TensorTable, sources: Sequence[_Source], layout: MtpLayout, num_mtp_layers: int) -> None:
-    """Raises CheckpointRefused that names the tensor, unless the file has these of the MTP layer and no others."""
+    """Raises CheckpointRefused that names the tensor, unless the file has exactly these tensors of the MTP layer."""
     for name, shape in sources:
         if name not in table:
             raise CheckpointRefused(table.folder, f"tensor {name} {list(shape)} of its MTP layer is missing")
@@ -106,7 +106,7 @@ def _require_exactly(table: TensorTable, sources: Sequence[_Source], layout: Mtp
 def _read(
     folder: Path, layout: MtpLayout, wanted: Mapping[str, _Source], dtype: torch.dtype
 ) -> tuple[dict[str, torch.Tensor], Any]:
-    """(the head's tensors by name, the one-layer model)."""
+    """Reads (the head's tensors by name, the one-layer model)."""
     refusals: list[ModelRefused] = []
     stored = lazy_tensors(str(folder), refusals)
     for name, _shape in wanted.values():
@@ -133,8 +133,10 @@ def _end(
     kind: type[FrozenEmbedding] | type[FrozenLinear],
     given: nn.Module | None,
 ) -> nn.Module:
-    """An embedding or output head: the MTP layer's own if its numbers are not the target's, else the one given or the
-    target's."""
+    """Returns an embedding or output head: the MTP layer's own if it differs from the target's, else a shared one.
+
+    The shared one is the given module, or the target's tensor.
+    """
     own = of_target if source is None else table.floats(source.name, of_target.dtype)
     if not torch.equal(own, of_target):
         return kind(own)

@@ -1,4 +1,4 @@
-"""What the MTP layer of each family of models is made of, and how its tensors are named in a checkpoint.
+"""Describes the MTP layer of each family of models, and its tensors' names in a checkpoint.
 
 The layer is layer 0 of a one-layer model of the target's own class, so renaming and merging of experts are
 transformers'. Not here: reading them (mtp.py), writing them (export_mtp.py).
@@ -25,10 +25,11 @@ EMBEDDING, LM_HEAD, NORM = "model.embed_tokens.", "lm_head.", "model.norm."
 
 @dataclass(frozen=True)
 class MtpFamily:
-    """names: start of a tensor's name in the head -> in the file; {n}: the target's num_hidden_layers.
+    """A family's naming of its MTP layer's tensors.
 
-    layer: settings with which layer 0 of a one-layer model is the MTP layer. unused: starts of names that the file may
-    have besides. All families concatenate embedding and feature in this order.
+    names: prefix of a tensor's name in the head -> in the file; {n}: the target's num_hidden_layers. layer: settings
+    with which layer 0 of a one-layer model is the MTP layer. unused: prefixes of names that the file may have in
+    addition. All families concatenate embedding and feature in this order.
     """
 
     names: Mapping[str, str]
@@ -62,13 +63,13 @@ _ERNIE = {  # no norm after the layer
     "model.layers.0.": "model.mtp_block.0.",
 }
 _FULL_ATTENTION = {"layer_types": ["full_attention"]}
-# By the model_type of the text model's config, as MTP_NAMES.
+# Maps the model_type of the text model's config, like MTP_NAMES.
 FAMILIES = {
     "deepseek_v3": MtpFamily(_DEEPSEEK, {"first_k_dense_replace": 0}),
     "ernie4_5_moe": MtpFamily(_ERNIE, {"moe_layer_start_index": 1, "moe_layer_end_index": 1}),  # a dense layer
     "glm4_moe": MtpFamily(_DEEPSEEK, {"first_k_dense_replace": 0}),
     "glm4_moe_lite": MtpFamily(_DEEPSEEK, {"mlp_layer_types": ["sparse"]}),
-    # Its own output head is not used, as in the model's reference: the target's is.
+    # Its own output head is unused: like the model's reference, the target's is used.
     "hy_v3": MtpFamily(
         _after_layers("final_layernorm"), {"mlp_layer_types": ["sparse"]}, unused=("model.layers.{n}.shared_head.",)
     ),
@@ -81,17 +82,17 @@ FAMILIES = {
 class MtpLayout:
     """The first MTP layer in the checkpoint of one target, whether it is there or not.
 
-    config: of the target's text model; layer_config: of the one-layer model. It has one token: embedding and output
-    head of the model that is built from it are not used. starts: start of a tensor's name in the head -> in the file.
+    config: of the target's text model; layer_config: of the one-layer model. That has one token: embedding and output
+    head of the model that is built from it are not used. starts: prefix of a tensor's name in the head -> in the file.
     """
 
     def __init__(self, folder: Path, table: TensorTable) -> None:
-        """Raises CheckpointRefused. The family of the target must be one of FAMILIES."""
+        """Reads the layout. Raises CheckpointRefused. The family of the target must be one of FAMILIES."""
         with refusing(folder, "reading its config"):
             self.config: Any = read_config(str(folder)).get_text_config()
         self.family = FAMILIES[self.config.model_type]
         self.starts = {ours: theirs.format(n=self.num_layers) for ours, theirs in self.family.names.items()}
-        # Some of Qwen3.5-MoE; where the layer is not there, as in the target's other layers.
+        # Some Qwen3.5-MoE checkpoints merge experts; a missing layer is written as the target's other layers are.
         names = [name for name in table.tensors if name.endswith(".mlp.experts.down_proj")]
         own = self.starts["model.layers.0."]
         self._merges_experts = f"{own}mlp.experts.down_proj" in names or (
@@ -104,25 +105,25 @@ class MtpLayout:
 
     @property
     def num_layers(self) -> int:
-        """The target's own layers."""
+        """Returns the number of the target's own layers."""
         return int(self.config.num_hidden_layers)
 
     @property
     def has_norm(self) -> bool:
-        """Whether there is a norm after the layer."""
+        """Returns whether there is a norm after the layer."""
         return NORM in self.starts
 
     def new_model(self) -> Any:
-        """The one-layer model with new weights, on torch's current device."""
+        """Builds the one-layer model with new weights, on torch's current device."""
         return AutoModelForCausalLM._model_mapping[type(self.layer_config)](self.layer_config)
 
     def stored(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Tensors of the one-layer model by their names before transformers renames and merges them."""
+        """Returns tensors of the one-layer model by their names before transformers renames and merges them."""
         named = dict(tensors)
         return named if self._merges_experts else revert_weight_conversion(self._outline, named)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of every tensor that the file must have, by its name in the head (`stored`)."""
+        """Maps the name in the head (`stored`) of every tensor that the file must have -> its shape."""
         stored = self.stored(self._outline.state_dict())
         shapes = {name: tuple(tensor.shape) for name, tensor in stored.items() if name.startswith("model.")}
         del shapes[f"{EMBEDDING}weight"]
@@ -136,21 +137,21 @@ class MtpLayout:
         }
 
     def file_name(self, name: str) -> str:
-        """The name in the file of a tensor of the head (`stored`)."""
+        """Returns the name in the file of a tensor of the head (`stored`)."""
         ours = next(start for start in self.starts if name.startswith(start))
         return self.starts[ours] + name.removeprefix(ours)
 
     def end_names(self) -> dict[str, str]:
-        """In the file, of the layer's own embedding and output head, for a family that has them."""
+        """Maps the head's embedding and output head to their names in the file, for a family that has its own."""
         return {ours: f"{self.starts[ours]}weight" for ours in (EMBEDDING, LM_HEAD) if ours in self.starts}
 
     def unused_starts(self) -> tuple[str, ...]:
-        """Starts of names that the file may have besides."""
+        """Returns prefixes of names that the file may have in addition."""
         return tuple(start.format(n=self.num_layers) for start in self.family.unused)
 
 
 def _one_layer(config: Any, family: MtpFamily) -> Any:
-    """A copy of the target's config whose only layer is the MTP layer."""
+    """Returns a copy of the target's config whose only layer is the MTP layer."""
     edited = copy.deepcopy(config)
     settings = {"num_hidden_layers": 1, "vocab_size": 1, "pad_token_id": None, "tie_word_embeddings": False}
     for name, value in (settings | dict(family.layer)).items():

@@ -20,7 +20,7 @@ _FOREIGN = ("peagle", "dflash2", "dflash", "dspark", "xpress", "domino", "mtp")
 
 
 def recognise(path: str | Path) -> str:
-    """One of KINDS. Raises CheckpointRefused: damaged, of an unsupported algorithm, or unknown."""
+    """Returns one of KINDS. Raises CheckpointRefused for a damaged, unsupported or unknown checkpoint."""
     folder = Path(path)
     config = read_config(folder)
     foreign = foreign_algorithm(config)
@@ -44,7 +44,7 @@ def recognise(path: str | Path) -> str:
 
 
 def foreign_algorithm(config: ConfigFields) -> str | None:
-    """The unsupported algorithm that config.json names, if any."""
+    """Returns the unsupported algorithm that config.json names, if any."""
     named = config.get("speculators_model_type")
     if named is not None and named != "eagle3":
         return str(named)[:40]
@@ -66,7 +66,7 @@ def require_not_quantised(folder: Path, config: ConfigFields) -> None:
 
 
 def _words(name: str) -> str:
-    """A class name in lower-case words: DFlashDraftModel -> dflash draft model; DFlash has no word boundary."""
+    """Splits a class name into lower-case words: DFlashDraftModel -> dflash draft model; DFlash is one word."""
     name = re.sub(r"(?<=[a-z0-9])(?=[A-Z][a-z])", " ", name.replace("DF", "Df").replace("DS", "Ds"))
     return name.replace("_", " ").replace("-", " ").lower()
 

@@ -34,7 +34,7 @@ _LOGIT_SETTINGS = {"logits_scaling": 1.0, "logit_scale": 1.0, "final_logit_softc
 
 @dataclass(frozen=True)
 class TargetWeights:
-    """embedding and lm_head: [vocab_size, hidden_size] each; the same tensor if they are tied."""
+    """A target's embedding and lm_head: [vocab_size, hidden_size] each; the same tensor if they are tied."""
 
     path: str
     architecture: str
@@ -111,7 +111,7 @@ def _find(table: TensorTable, suffixes: tuple[str, ...], num_layers: int) -> str
 
 
 def _is_of_multi_token_prediction(name: str, num_layers: int) -> bool:
-    """Whether a tensor belongs to what predicts further tokens: layers beyond the model's, or "mtp" (Qwen3-Next)."""
+    """Returns whether a tensor is for multi-token prediction: in a layer beyond the model's, or "mtp" (Qwen3-Next)."""
     number = _LAYER_NUMBER.search(name)
     return "mtp" in name.split(".") or (number is not None and int(number.group(1)) >= num_layers)
 

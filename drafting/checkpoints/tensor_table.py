@@ -28,7 +28,9 @@ class TensorTable:
 
     @classmethod
     def read(cls, folder: Path) -> TensorTable:
-        """Raises CheckpointRefused when the folder has no file of weights, or one is damaged, missing or not of plain
+        """Memory-maps the folder's files.
+
+        Raises CheckpointRefused when the folder has no file of weights, or one is damaged, missing or not of plain
         tensors.
         """
         if not folder.is_dir():
@@ -41,13 +43,13 @@ class TensorTable:
         return name in self.tensors
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Raises CheckpointRefused for an unknown tensor."""
+        """Returns a tensor's shape. Raises CheckpointRefused for an unknown tensor."""
         if name not in self.tensors:
             raise CheckpointRefused(self.folder, f"tensor {name} is missing; there are {self.summary()}")
         return self.tensors[name].shape
 
     def floats(self, name: str, dtype: torch.dtype | None) -> torch.Tensor:
-        """A tensor of finite numbers, as `dtype` (None: as stored, but float64 and float16 as float32)."""
+        """Reads a tensor of finite numbers, as `dtype` (None: as stored, but float64 and float16 as float32)."""
         info = self.tensors[name]
         if not info.is_float:
             cause = f"tensor {name} is stored as {info.stored_type}, not as one of {', '.join(sorted(FLOAT_TYPES))}"
@@ -61,7 +63,7 @@ class TensorTable:
         return tensor
 
     def integers(self, name: str) -> torch.Tensor:
-        """A tensor of whole numbers, as int64."""
+        """Reads a tensor of whole numbers, as int64."""
         info = self.tensors[name]
         if info.stored_type not in INTEGER_TYPES:
             cause = f"tensor {name} is stored as {info.stored_type}, not as one of {', '.join(sorted(INTEGER_TYPES))}"
@@ -69,7 +71,7 @@ class TensorTable:
         return self._read(name).to(torch.int64)
 
     def summary(self) -> str:
-        """A few names, for messages."""
+        """Lists a few names, for messages."""
         names = sorted(self.tensors)
         return ", ".join(names[:8]) + (f", ... ({len(names)} in all)" if len(names) > 8 else "")
 

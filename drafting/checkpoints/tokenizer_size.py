@@ -9,7 +9,7 @@ from outrider.drafting.checkpoints.config_fields import read_json_object
 
 
 def tokenizer_size(folder: Path) -> int | None:
-    """The largest token id of folder/tokenizer.json plus 1; None without a file or ids.
+    """Returns the largest token id of folder/tokenizer.json plus 1; None without a file or ids.
 
     Raises CheckpointRefused if it is not a JSON object.
     """

@@ -1,1 +1,1 @@
-"""How a proposal grows, chain or tree, from a net's logits at its positions."""
+"""Grows a proposal, chain or tree, from a net's logits at its positions."""

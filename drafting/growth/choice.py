@@ -33,16 +33,16 @@ class Guess:
 
 
 def samples(spec: SessionSpec) -> bool:
-    """Whether this session's draft tokens are sampled from a distribution, not ranked."""
+    """Returns whether this session's draft tokens are sampled from a distribution, not ranked."""
     return spec.mode is SpeculationMode.REJECTION and not spec.sampling_params.greedy
 
 
 def ranked_guesses(
     spec: SessionSpec, processor: LogitsProcessor, logits: Row, output_token_ids: Sequence[int], count: int
 ) -> list[Guess]:
-    """The best `count` tokens to follow `output_token_ids` (draft path included), best first; logits float32 [V].
+    """Returns the best `count` tokens to follow `output_token_ids` (draft path included), best first.
 
-    Raises InvalidRequest where the output ends.
+    logits: float32 [V]. Raises InvalidRequest where the output ends.
     """
     if processor.is_plain_argmax:
         return _largest(logits, count)
@@ -56,19 +56,19 @@ def ranked_guesses(
 
 
 def draft_law(processor: LogitsProcessor, logits: Row, output_token_ids: Sequence[int]) -> SparseLaw:
-    """The distribution after `output_token_ids`. Raises InvalidRequest where the output ends."""
+    """Returns the distribution after `output_token_ids`. Raises InvalidRequest where the output ends."""
     return sparse_law(processor.log_weights(logits, output_token_ids))
 
 
 def _winner(log_weights: LogWeights, key: int, output_index: int) -> list[Guess]:
-    """Without confidences: a chain does not use them, and they take longer than the race."""
+    """Returns the race's winner without confidence: a chain does not use it, and it takes longer than the race."""
     if not log_weights.max() > -np.inf:
         return []
     return [Guess(coupled_sample(log_weights, key, output_index), math.nan)]
 
 
 def _largest(scores: NDArray[np.floating], count: int) -> list[Guess]:
-    """Ties go to the smaller id, as everywhere; a row of NaNs has no largest."""
+    """Returns the largest scores' tokens. Ties go to the smaller id, as everywhere; a row of NaNs has no largest."""
     best = scores.max(initial=-np.inf)
     if not np.isfinite(best):
         return []

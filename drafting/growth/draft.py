@@ -27,7 +27,7 @@ from outrider.shared.messages import LAW_TOTAL, Proposal, SparseLaw
 
 T = TypeVar("T")
 ROOT = -1
-# nodes expanded per depth, and children of each, unless the step sets them
+# nodes; number expanded per depth, and most children of each, unless the step sets them
 BEAM_WIDTH = 6
 MAX_BRANCHES = 4
 
@@ -47,7 +47,7 @@ class Node:
 
 @dataclass
 class Draft:
-    """frontier: positions (ROOT, or indices of `nodes`) whose logits are needed next; empty when done."""
+    """A growing proposal. frontier: positions (ROOT, or indices of `nodes`) that need logits next; empty when done."""
 
     session: DraftSession
     processor: LogitsProcessor
@@ -74,23 +74,24 @@ class Draft:
 
     @property
     def depth(self) -> int:
-        """Tokens between the committed ones and those that will follow the frontier."""
+        """Counts the tokens between the committed ones and those that will follow the frontier."""
         return 0 if not self.frontier or self.frontier[0] == ROOT else self.nodes[self.frontier[0]].depth
 
     @property
     def max_rows(self) -> int:
-        """Upper bound of the number of `rows`."""
+        """Returns an upper bound of the number of `rows`."""
         return self.max_nodes if self.is_chain else BEAM_WIDTH * self.max_depth
 
     @property
     def is_plain_chain(self) -> bool:
-        """Whether each token is sampled, raced or an argmax, without processors that depend on earlier tokens."""
+        """Returns whether each token is sampled, raced or an argmax, without processors that read earlier tokens."""
         return self.is_chain and self.processor.is_plain
 
     def chain_draws(self) -> ChainDraws:
-        """How to draw a plain chain's tokens, at the maximum length. Consumes the proposal's randomness as `grow`
-        would:
-        call it once."""
+        """Returns the parameters and randomness to draw a plain chain's tokens with, at the maximum length.
+
+        Consumes the proposal's randomness as `grow` would: call it once.
+        """
         spec, num_tokens, first = self.session.spec, min(self.max_nodes, self.max_depth), len(self._output)
         keys = np.zeros((num_tokens, 2), dtype=np.uint32)
         if not self._samples and not spec.sampling_params.greedy:
@@ -107,7 +108,7 @@ class Draft:
         self.stop()
 
     def rows(self) -> list[int]:
-        """The frontier's nodes and their ancestors, parents first: what a net must compute for the frontier."""
+        """Returns the frontier's nodes and their ancestors, parents first: the rows that a net must compute for it."""
         wanted: set[int] = set()
         for position in self.frontier:
             while position != ROOT and position not in wanted:
@@ -116,12 +117,12 @@ class Draft:
         return sorted(wanted)
 
     def frontier_of(self, results: Sequence[T]) -> list[T]:
-        """Of one result per row of `rows`, those of the frontier, in its order."""
+        """Picks the frontier's results, in its order, from one result per row of `rows`."""
         by_position = dict(zip(self.rows(), results, strict=True))
         return [by_position[position] for position in self.frontier]
 
     def parents_of(self, positions: Sequence[int]) -> list[int]:
-        """For nodes from `rows`: the index of each one's parent among them, or ROOT."""
+        """Returns, for nodes from `rows`, the index of each one's parent among them, or ROOT."""
         index = {position: row for row, position in enumerate(positions)} | {ROOT: ROOT}
         return [index[self.nodes[position].parent] for position in positions]
 
@@ -130,7 +131,7 @@ class Draft:
         self.frontier = []
 
     def path(self, position: int) -> list[int]:
-        """Token ids from the root to a position."""
+        """Returns the token ids from the root to a position."""
         tokens: list[int] = []
         while position != ROOT:
             tokens.append(self.nodes[position].token_id)
@@ -166,7 +167,7 @@ class Draft:
         return added
 
     def _draw(self, positions: Sequence[int], logits: Sequence[Row]) -> list[int]:
-        """Children sampled at the positions, in the numbers that the tree's shape gives."""
+        """Samples children at the positions, in the numbers that the tree's shape gives."""
         added = []
         for position, row in zip(positions, logits, strict=True):
             law = draft_law(self.processor, row, self._output + self.path(position))
@@ -176,7 +177,7 @@ class Draft:
         return added
 
     def _num_children(self, position: int) -> int:
-        """The number of sampled children; a chain is the shape with one branch."""
+        """Returns the number of sampled children; a chain is the shape with one branch."""
         shape = sampled_shape(self.max_nodes, self.max_depth, self.max_branches, BEAM_WIDTH)
         ranks: list[int] = []
         while position != ROOT:
@@ -204,7 +205,7 @@ class Draft:
         return sorted(position for position in best if self.nodes[position].joint > worst_kept)
 
     def _kept(self) -> list[int]:
-        """The proposed nodes, parents first. The best nodes' ancestors are always among them."""
+        """Returns the proposed nodes, parents first. The best nodes' ancestors are always among them."""
         if len(self.nodes) <= self.max_nodes:
             return list(range(len(self.nodes)))
         # Parents have smaller indices and are at least as confident, so a stable sort keeps them before their children.
@@ -213,7 +214,7 @@ class Draft:
 
 
 def _in_bytes(confidences: Sequence[float]) -> bytes:
-    """Empty if any confidence was not computed."""
+    """Encodes confidences as bytes; empty if any was not computed."""
     if any(map(math.isnan, confidences)):
         return b""
     return bytes(min(255, int(confidence * 256)) for confidence in confidences)

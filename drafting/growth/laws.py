@@ -13,8 +13,10 @@ from outrider.shared.messages import LAW_SIZE, LAW_TOTAL, SparseLaw
 
 
 def sparse_law(log_weights: LogWeights) -> SparseLaw:
-    """The LAW_SIZE likeliest tokens, likeliest first, with integer counts that sum to LAW_TOTAL; empty for a row of
-    NaNs."""
+    """Returns the LAW_SIZE likeliest tokens, likeliest first, with integer counts that sum to LAW_TOTAL.
+
+    The law is empty for a row of NaNs.
+    """
     token_ids = likeliest(log_weights, LAW_SIZE)
     if not len(token_ids):
         return SparseLaw((), ())
@@ -27,7 +29,7 @@ def sparse_law(log_weights: LogWeights) -> SparseLaw:
 
 
 def draw_distinct(law: SparseLaw, count: int, rng: np.random.Generator) -> list[int]:
-    """Up to `count` different tokens, sampled without replacement, in the order drawn."""
+    """Samples up to `count` different tokens without replacement, in the order drawn."""
     counts = np.array(law.counts, dtype=np.int64)
     drawn: list[int] = []
     for _ in range(min(count, len(counts))):
@@ -38,7 +40,7 @@ def draw_distinct(law: SparseLaw, count: int, rng: np.random.Generator) -> list[
 
 
 def propose_rng(stream_key: int, epoch: int, base_len: int) -> np.random.Generator:
-    """Randomness of one proposal in rejection mode, not shared with any other stream.
+    """Returns the randomness of one proposal in rejection mode, not shared with any other stream.
 
     A generator per session would repeat its numbers when the session reopens at another drafter. Drafts would then
     depend on tokens that the same numbers produced, and the output would not follow the target's distribution.

@@ -12,8 +12,8 @@ import heapq
 from collections import Counter
 from collections.abc import Mapping
 
-# probability; the k-th draw at a position is accepted. Measured on the demo family at temperature 1, EAGLE and draft
-# model alike: 0.57 for the first draw, 0.09 for the next five together.
+# probability that the k-th draw at a position is accepted; measured on the demo family at temperature 1, EAGLE and
+# draft model alike: 0.57 for the first draw, 0.09 for the next five together
 ACCEPTED_SHARES = (0.6, 0.06, 0.03, 0.015)
 
 # A position as the ranks of the draws leading to it: () is the root, (0, 1) the second child of the first child.
@@ -22,7 +22,7 @@ Ranks = tuple[int, ...]
 
 @functools.cache
 def sampled_shape(max_nodes: int, max_depth: int, max_branches: int, beam_width: int) -> Mapping[Ranks, int]:
-    """Number of children of each inner position; at most `beam_width` such positions per depth."""
+    """Returns the number of children of each inner position; at most `beam_width` such positions per depth."""
     num_children: Counter[Ranks] = Counter()
     places_at: Counter[int] = Counter()
     offers: list[tuple[float, Ranks]] = [(-ACCEPTED_SHARES[0], (0,))] if max_nodes > 0 and max_depth > 0 else []

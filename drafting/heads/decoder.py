@@ -25,8 +25,8 @@ _FAMILIES: dict[str, tuple[type[Any], type[nn.Module]]] = {
     "qwen3": (Qwen3Config, Qwen3DecoderLayer),
 }
 MODEL_TYPES = tuple(_FAMILIES)
-# Static RoPE: a row's angles depend on its position alone. With "dynamic" and "longrope" they depend on the longest
-# position in the batch.
+# Only static RoPE, where a row's angles depend on its position alone. With "dynamic" and "longrope" they depend on the
+# longest position in the batch.
 ROPE_TYPES = ("default", "linear", "yarn", "llama3")
 
 
@@ -82,7 +82,7 @@ class DecoderConfig:
             raise HeadConfigError(f"decoder: rope_type={rope_type!r} is not one of {choices}", param="rope_parameters")
 
     def to_transformers(self, attn_implementation: str) -> Any:
-        """transformers' config of the family, with its attention implementation set."""
+        """Returns transformers' config of the family, with its attention implementation set."""
         config_class, _ = _FAMILIES[self.model_type]
         return config_class(
             vocab_size=self.vocab_size,
@@ -101,14 +101,14 @@ class DecoderConfig:
 
 
 class Float32RotaryEmbedding(LlamaRotaryEmbedding):  # type: ignore[misc]
-    """RoPE whose frequencies stay float32 for any dtype of the head.
+    """Implements RoPE with frequencies that stay float32 for any dtype of the head.
 
     `module.to(torch.bfloat16)` would round them: at position 2,000, angles are then off by up to 0.9 radians with heads
     of 64.
     """
 
     def __init__(self, config: Any) -> None:
-        # A head may be built on the meta device and filled by load_state_dict(assign=True), which does not have these.
+        # A head may be built on the meta device and filled by load_state_dict(assign=True), which lacks these buffers.
         with torch.device("cpu"):
             super().__init__(config)
 
@@ -123,7 +123,7 @@ class Float32RotaryEmbedding(LlamaRotaryEmbedding):  # type: ignore[misc]
 
 
 def build_layer(config: DecoderConfig, hf_config: Any, layer_idx: int, num_qkv_inputs: int | None = None) -> nn.Module:
-    """One decoder layer of the family; num_qkv_inputs (default hidden_size): the width of its attention's input."""
+    """Builds one decoder layer. num_qkv_inputs (default hidden_size): the width of its attention's input."""
     layer = _FAMILIES[config.model_type][1](hf_config, layer_idx)
     attention: Any = layer.self_attn
     num_inputs = config.hidden_size if num_qkv_inputs is None else num_qkv_inputs
@@ -142,13 +142,16 @@ def build_layer(config: DecoderConfig, hf_config: Any, layer_idx: int, num_qkv_i
 
 
 def rms_norm(width: int, eps: float) -> nn.Module:
-    """transformers' RMSNorm of the Llama family."""
+    """Builds transformers' RMSNorm of the Llama family."""
     return LlamaRMSNorm(width, eps=eps)  # type: ignore[no-any-return]
 
 
 def causal_mask(hf_config: Any, features: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor | None:
-    """The layers' mask: the caller's, or for "eager", which has no causality of its own, an additive lower triangle
-    [1, 1, T, T] in the features' dtype. "sdpa" is causal without a mask, a paged kernel always."""
+    """Returns the layers' mask.
+
+    That is the caller's, or for "eager", which has no causality of its own, an additive lower triangle [1, 1, T, T] in
+    the features' dtype. "sdpa" is causal without a mask, a paged kernel always.
+    """
     if attention_mask is not None or hf_config._attn_implementation != "eager":
         return attention_mask
     num_rows = features.shape[1]

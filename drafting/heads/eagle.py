@@ -21,7 +21,7 @@ from outrider.drafting.heads.last_state import LastStateHead
 
 @dataclass(frozen=True)
 class EagleConfig:
-    """num_target_layers: the target's; the head's own is decoder.num_hidden_layers."""
+    """The config of an EAGLE-1 head. num_target_layers: the target's; the head's own is decoder.num_hidden_layers."""
 
     decoder: DecoderConfig
     num_target_layers: int
@@ -34,7 +34,9 @@ class EagleConfig:
 
 
 class EagleHead(LastStateHead):
-    """State dict: `fc.{weight,bias}`, `layers.{i}.*`, and the head's own `embed_tokens.weight` and `lm_head.weight`.
+    """The EAGLE-1 head.
+
+    State dict: `fc.{weight,bias}`, `layers.{i}.*`, and the head's own `embed_tokens.weight` and `lm_head.weight`.
 
     embedding, lm_head: the target's, [vocab_size, hidden_size] each. If the config gives the head none of its own, they
     are used frozen and outside the state dict; else they initialise its own.
@@ -74,7 +76,7 @@ class EagleHead(LastStateHead):
         attention_mask: torch.Tensor | None = None,
         **attention_kwargs: Any,
     ) -> torch.Tensor:
-        """token_ids, position_ids int64 [B, T], features [B, T, H] -> next features [B, T, H].
+        """Maps token_ids, position_ids int64 [B, T], features [B, T, H] -> next features [B, T, H].
 
         Row i pairs a position's feature with the token after it, as given. attention_mask [B or 1, 1, T, S] is added to
         the scores (boolean for "sdpa" only); None means causal. attention_kwargs are passed to the attention function.
@@ -95,5 +97,5 @@ class EagleHead(LastStateHead):
         return hidden_states
 
     def logits(self, features: torch.Tensor) -> torch.Tensor:
-        """features [..., H] from forward -> logits [..., V] of the token after the next."""
+        """Maps features [..., H] from forward -> logits [..., V] of the token after the next."""
         return self.lm_head(features)  # type: ignore[no-any-return]

@@ -27,13 +27,19 @@ from outrider.drafting.heads.frozen import build_embedding, build_lm_head
 
 
 def default_feature_layers(num_target_layers: int) -> tuple[int, ...]:
-    """A target's low, middle and high hidden states, for checkpoints that name none: vLLM's choice and order."""
+    """Returns a target's low, middle and high hidden states, for checkpoints that name none.
+
+    vLLM makes the same choice, in the same order.
+    """
     return tuple(sorted((2, num_target_layers // 2, num_target_layers - 3)))
 
 
 @dataclass(frozen=True)
 class Eagle3Config:
-    """feature_layers: hidden states in transformers' numbering. Sizes of 0 mean the decoder's."""
+    """The config of an EAGLE-3 head.
+
+    feature_layers: hidden states in transformers' numbering. Sizes of 0 mean the decoder's.
+    """
 
     decoder: DecoderConfig
     feature_layers: tuple[int, ...]
@@ -42,7 +48,7 @@ class Eagle3Config:
     norm_before_residual: bool = False
     norm_before_fc: bool = False  # one RMSNorm over the concatenated hidden states
     fc_norm: bool = False  # one RMSNorm for each of them
-    norm_output: bool = False  # `norm` is part of the feature that goes back in
+    norm_output: bool = False  # `norm` is part of the feature that is fed back
     fc_bias: bool = False
     has_fc: bool = True  # False: a single hidden state is the feature (use_aux_hidden_state: false)
     has_embedding: bool = False  # an embedding of its own instead of the target's
@@ -87,7 +93,7 @@ class Eagle3Layer(nn.Module):
         self.mlp = plain.mlp
 
     def forward(self, embeddings: torch.Tensor, features: torch.Tensor, **attention_kwargs: Any) -> torch.Tensor:
-        """embeddings, features [B, T, H] -> [B, T, H], with the residual added."""
+        """Maps embeddings, features [B, T, H] -> [B, T, H], with the residual added."""
         normed = self.hidden_norm(features)
         residual = normed if self.norm_before_residual else features
         both = torch.cat((self.input_layernorm(embeddings), normed), dim=-1)
@@ -96,8 +102,9 @@ class Eagle3Layer(nn.Module):
 
 
 class Eagle3Head(nn.Module):
-    """State dict: the names of public checkpoints (`fc`, `layers.0.*`, `norm`, `lm_head`, `d2t`, ...).
+    """The EAGLE-3 head.
 
+    State dict: the names of public checkpoints (`fc`, `layers.0.*`, `norm`, `lm_head`, `d2t`, ...).
     embedding [vocab_size, hidden_size], lm_head [draft_vocab_size, hidden_size]: the target's. If the config gives the
     head none of its own, they are used frozen and outside the state dict; else they initialise its own.
     d2t: int64 [draft_vocab_size], target id minus draft id; needed for a reduced draft vocabulary.
@@ -142,18 +149,18 @@ class Eagle3Head(nn.Module):
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
-        """The target's hidden states that it reads, in transformers' numbering."""
+        """Returns the target's hidden states that it reads, in transformers' numbering."""
         return self.config.feature_layers
 
     @property
     def target_ids(self) -> torch.Tensor | None:
-        """int64 [draft_vocab_size], the target id of each draft id; None: identical ids."""
+        """Returns int64 [draft_vocab_size], the target id of each draft id; None: identical ids."""
         if self.d2t is None:
             return None
         return torch.arange(self.d2t.shape[0], device=self.d2t.device) + self.d2t
 
     def fuse(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """hidden_states [..., len(feature_layers) * target_hidden_size], in that order -> feature [..., H]."""
+        """Maps hidden_states [..., len(feature_layers) * target_hidden_size], in that order -> feature [..., H]."""
         if self.fc is None:
             return hidden_states
         hidden_states = hidden_states.to(self.embed_tokens.weight.dtype)
@@ -172,7 +179,7 @@ class Eagle3Head(nn.Module):
         attention_mask: torch.Tensor | None = None,
         **attention_kwargs: Any,
     ) -> torch.Tensor:
-        """token_ids, position_ids int64 [B, T], features [B, T, H] (fused, or returned by forward) -> next ones.
+        """Maps token_ids, position_ids int64 [B, T], features [B, T, H] (fused or from forward) -> next features.
 
         Row i pairs a position's feature with the token after it, as given. attention_mask [B or 1, 1, T, S] is added to
         the scores (boolean for "sdpa" only); None means causal. attention_kwargs are passed to the attention function.
@@ -192,5 +199,5 @@ class Eagle3Head(nn.Module):
         return self.norm(hidden_states) if self.config.norm_output else hidden_states
 
     def logits(self, features: torch.Tensor) -> torch.Tensor:
-        """features [..., H] from forward -> logits [..., draft_vocab_size] of the token after the next."""
+        """Maps features [..., H] from forward -> logits [..., draft_vocab_size] of the token after the next."""
         return self.lm_head(features if self.config.norm_output else self.norm(features))  # type: ignore[no-any-return]

@@ -14,7 +14,7 @@ from outrider.drafting.heads.errors import HeadConfigError, require_shape
 
 
 class FrozenLinear(nn.Linear):
-    """x [..., H] -> x @ weight.T for weight [V, H]; no bias."""
+    """Maps x [..., H] -> x @ weight.T for weight [V, H]; no bias."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         nn.Module.__init__(self)
@@ -24,7 +24,7 @@ class FrozenLinear(nn.Linear):
 
 
 class FrozenEmbedding(nn.Embedding):
-    """Token ids [...] -> rows [..., H] of weight [V, H]."""
+    """Maps token ids [...] -> rows [..., H] of weight [V, H]."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         nn.Module.__init__(self)
@@ -35,7 +35,7 @@ class FrozenEmbedding(nn.Embedding):
 
 
 def build_embedding(owner: str, shape: tuple[int, int], *, has_own: bool, target: torch.Tensor | None) -> nn.Embedding:
-    """The head's own embedding [V, H], initialised from the target's if given, or the frozen target's.
+    """Builds the head's own embedding [V, H], initialised from the target's if given, or the frozen target's.
 
     The head's own is not trainable unless the caller enables gradients.
     """
@@ -50,7 +50,7 @@ def build_embedding(owner: str, shape: tuple[int, int], *, has_own: bool, target
 
 
 def build_lm_head(owner: str, shape: tuple[int, int], *, has_own: bool, target: torch.Tensor | None) -> nn.Linear:
-    """The head's own trainable output head [V, H], initialised from the target's if given, or the frozen target's."""
+    """Builds the head's own trainable output head [V, H], initialised from the target's if given, or the frozen one."""
     _require_target(owner, "lm_head", shape, has_own, target)
     if not has_own and target is not None:
         return FrozenLinear(target)

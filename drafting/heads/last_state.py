@@ -1,4 +1,4 @@
-"""What heads have in common that read one feature: the target's last hidden state, after its final norm."""
+"""The base class of heads that read one feature: the target's last hidden state, after its final norm."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ class LastStateConfig(Protocol):
 
 
 class LastStateHead(nn.Module):
-    """Its draft ids are the target's ids."""
+    """A head over the target's last hidden state. Its draft ids are the target's ids."""
 
     config: LastStateConfig
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
-        """The target's hidden states that it reads, in transformers' numbering."""
+        """Returns the target's hidden states that it reads, in transformers' numbering."""
         return (self.config.num_target_layers,)
 
     @property
     def target_ids(self) -> torch.Tensor | None:
-        """None: draft ids are target ids."""
+        """Returns None: draft ids are target ids."""
         return None
 
     def fuse(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """hidden_states [..., H] -> feature [..., H]: unchanged."""
+        """Maps hidden_states [..., H] -> feature [..., H]: unchanged."""
         return hidden_states

@@ -20,7 +20,10 @@ from outrider.drafting.heads.frozen import build_lm_head
 
 @dataclass(frozen=True)
 class MedusaConfig:
-    """head_vocab_size < vocab_size: the heads have part of the target's vocabulary, given by a token map."""
+    """The config of Medusa heads.
+
+    head_vocab_size < vocab_size: the heads have part of the target's vocabulary, given by a token map.
+    """
 
     hidden_size: int
     vocab_size: int  # of the target
@@ -47,7 +50,7 @@ class MedusaConfig:
 
 
 class ResidualBlock(nn.Module):
-    """x [..., H] -> x + SiLU(W x + b), `num_layers` times."""
+    """Maps x [..., H] -> x + SiLU(W x + b), `num_layers` times."""
 
     def __init__(self, hidden_size: int, num_layers: int, has_bias: bool) -> None:
         super().__init__()
@@ -65,7 +68,7 @@ class ResidualBlock(nn.Module):
 
 
 class MedusaHeads(nn.Module):
-    """All heads. State dict: `blocks.{i}.layers.{j}.{weight,bias}`, `lm_heads.{i}.weight`, `token_map`.
+    """All Medusa heads. State dict: `blocks.{i}.layers.{j}.{weight,bias}`, `lm_heads.{i}.weight`, `token_map`.
 
     lm_head: [head_vocab_size, hidden_size], the target's. With config.shares_lm_head it is used frozen and outside the
     state dict; else it initialises every head's own.
@@ -100,11 +103,11 @@ class MedusaHeads(nn.Module):
         self.register_buffer("token_map", token_map)
 
     def output_head(self, head: int) -> nn.Linear:
-        """What turns the features [N, hidden_size] of block `head` into logits [N, head_vocab_size]."""
+        """Returns the linear from the features [N, hidden_size] of block `head` to logits [N, head_vocab_size]."""
         return self.lm_head if self.lm_heads is None else self.lm_heads[head]  # type: ignore[return-value]
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [N, hidden_size] -> logits [N, num_heads, head_vocab_size]."""
+        """Maps hidden [N, hidden_size] -> logits [N, num_heads, head_vocab_size]."""
         features = [block(hidden) for block in self.blocks]
         if self.lm_head is not None:
             return self.lm_head(torch.stack(features, dim=-2))  # type: ignore[no-any-return]

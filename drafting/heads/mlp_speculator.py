@@ -24,7 +24,7 @@ NORM_EPS = 1e-6
 
 @dataclass(frozen=True)
 class MlpSpeculatorConfig:
-    """The keys of the public config.json."""
+    """The config of an MLP speculator, with the keys of the public config.json."""
 
     vocab_size: int
     emb_dim: int  # hidden size of the target
@@ -50,12 +50,12 @@ class MlpSpeculatorConfig:
 
     @property
     def width(self) -> int:
-        """Width of the state after the first step."""
+        """Returns the width of the state after the first step."""
         return self.inner_dim or self.emb_dim
 
 
 class MeanSquareNorm(nn.Module):
-    """x [..., width] / sqrt(mean(x ** 2) + eps), times weight plus bias; statistics in float32."""
+    """Maps x [..., width] -> x / sqrt(mean(x ** 2) + eps), times weight plus bias; statistics in float32."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -67,13 +67,13 @@ class MeanSquareNorm(nn.Module):
 
 
 def mean_square_norm(x: torch.Tensor) -> torch.Tensor:
-    """x [..., width] divided by the root of its mean square."""
+    """Divides x [..., width] by the root of its mean square."""
     wide = x.float()
     return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + NORM_EPS)).to(x.dtype)
 
 
 class MlpSpeculator(nn.Module):
-    """State dict: `emb.{i}.weight`, `proj.{i}.weight`, `ln.{i}.{weight,bias}`, `head.{i}.weight`.
+    """The MLP speculator. State dict: `emb.{i}.weight`, `proj.{i}.weight`, `ln.{i}.{weight,bias}`, `head.{i}.weight`.
 
     With tied weights there is only index 0, plus proj.1 for all steps after the first.
     """
@@ -99,11 +99,11 @@ class MlpSpeculator(nn.Module):
             nn.init.normal_(module.weight, 0.0, 1 / math.sqrt(width))
 
     def start(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [N, emb_dim], the target's last hidden state -> state [N, emb_dim]."""
+        """Maps hidden [N, emb_dim], the target's last hidden state -> state [N, emb_dim]."""
         return mean_square_norm(hidden) / math.sqrt(2) if self.config.scale_input else hidden
 
     def advance(self, state: torch.Tensor, token_ids: torch.Tensor, head: int) -> torch.Tensor:
-        """state [N, width] ([N, emb_dim] for head 0), token_ids int64 [N] -> next state [N, width].
+        """Maps state [N, width] ([N, emb_dim] for head 0), token_ids int64 [N] -> next state [N, width].
 
         Raises HeadConfigError unless 0 <= head < n_predict.
         """
@@ -115,10 +115,10 @@ class MlpSpeculator(nn.Module):
         return self.activation(self.ln[index](mixed))  # type: ignore[no-any-return]
 
     def output_head(self, head: int) -> nn.Module:
-        """What turns the state [N, width] after `advance` of `head` into logits [N, V]."""
+        """Returns the linear from the state [N, width] after `advance` of `head` to logits [N, V]."""
         return self.head[0 if self.config.tie_weights else head]
 
     def step(self, state: torch.Tensor, token_ids: torch.Tensor, head: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """`advance`, then the logits: next state [N, width], logits [N, V]."""
+        """Runs `advance`, then computes the logits: next state [N, width], logits [N, V]."""
         state = self.advance(state, token_ids, head)
         return state, self.output_head(head)(state)

@@ -21,17 +21,21 @@ from outrider.drafting.heads.last_state import LastStateHead
 
 @dataclass(frozen=True)
 class MtpConfig:
-    """decoder: transformers' config of the target's text model; of the layer, it differs in what the layer is."""
+    """The config of an MTP layer.
+
+    decoder: transformers' config of the target's text model; the layer's own config has other layer settings.
+    """
 
     decoder: Any
     num_target_layers: int
 
 
 class MtpHead(LastStateHead):
-    """State dict: `fc.weight`, `embedding_norm.weight`, `hidden_norm.weight`, and the one-layer model's `model.*`.
+    """An MTP layer.
 
-    body: that model without an output head. has_norm: False for a family without a norm after the layer.
-    embedding, lm_head: the target's own modules, or frozen copies of its tensors.
+    State dict: `fc.weight`, `embedding_norm.weight`, `hidden_norm.weight`, and the one-layer model's `model.*`. body:
+    that model without an output head. has_norm: False for a family without a norm after the layer. embedding, lm_head:
+    the target's own modules, or frozen copies of its tensors.
     """
 
     config: MtpConfig
@@ -60,7 +64,7 @@ class MtpHead(LastStateHead):
         attention_mask: torch.Tensor | None = None,
         **attention_kwargs: Any,
     ) -> torch.Tensor:
-        """token_ids, position_ids int64 [B, T], features [B, T, H] -> next features [B, T, H].
+        """Maps token_ids, position_ids int64 [B, T], features [B, T, H] -> next features [B, T, H].
 
         Row i pairs a position's feature with the token after it, as given. attention_mask: as the target's model takes
         it; None means causal. attention_kwargs are passed to the attention function.
@@ -76,5 +80,5 @@ class MtpHead(LastStateHead):
         ).last_hidden_state
 
     def logits(self, features: torch.Tensor) -> torch.Tensor:
-        """features [..., H] from forward -> logits [..., V] of the token after the next."""
+        """Maps features [..., H] from forward -> logits [..., V] of the token after the next."""
         return self.lm_head(features)  # type: ignore[no-any-return]

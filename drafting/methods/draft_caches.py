@@ -1,7 +1,7 @@
-"""What a draft model has cached of its sessions: committed tokens' keys and values, and recurrent states.
+"""Caches of a draft model's sessions: committed tokens' keys and values, and recurrent states.
 
-The end of a cache is where the next forward begins. Of a model with recurrent layers (draft_states) a cache can be cut
-only where a state is left. Not here: forwards, and what they draft (draft_model).
+The next forward begins at the end of a cache. In a model with recurrent layers (draft_states) a cache can be cut only
+where a state is left. Not here: forwards, and what they draft (draft_model).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from outrider.engine.sampling.prefixes import common_prefix_len
 
 @dataclass
 class DraftCache:
-    """In draft ids: the committed tokens, and the tokens whose KV is cached, a chain's included.
+    """One session's cache, in draft ids: the committed tokens, and those whose KV is cached, a chain's included.
 
-    recurrent: at the position where the cache ends; None: the model has no recurrent layers.
+    recurrent: the state at the position where the cache ends; None: the model has no recurrent layers.
     """
 
     table: BlockTable
@@ -33,7 +33,7 @@ class DraftCache:
 
 
 class DraftCaches:
-    """Of all sessions."""
+    """The caches of all sessions."""
 
     def __init__(self, blocks: BlockManager, states: RecurrentStates | None) -> None:
         self.blocks = blocks
@@ -48,7 +48,7 @@ class DraftCaches:
         self._open[id(session)] = cache
 
     def of(self, session: DraftSession) -> DraftCache:
-        """Of an open session."""
+        """Returns the cache of an open session."""
         return self._open[id(session)]
 
     def close(self, session: DraftSession) -> None:
@@ -76,8 +76,8 @@ class DraftCaches:
     ) -> bool:
         """Makes room, if needed by evicting the caches of sessions not `spared`, which are recomputed.
 
-        For recurrent states only the `unmoved` are spared: each session at rest has one, so that in a batch of spared
-        ones none might find another.
+        For recurrent states only the `unmoved` are spared: each session at rest holds one slot, so in a batch of spared
+        sessions there might be no free slot left.
         """
         while True:
             try:
@@ -97,13 +97,16 @@ class DraftCaches:
                 self.recurrent.evict(victim.recurrent)
 
     def end_of_piece(self, start: int, num_ids: int, most: int) -> int:
-        """Where a piece of at most `most` tokens ends that begins at `start`: before the last token, and with recurrent
-        layers at a block's end, since only states there can be shared with other sessions."""
+        """Returns the end of a piece of at most `most` tokens that begins at `start`.
+
+        It ends before the last token, and with recurrent layers at a block's end, since only states there can be shared
+        with other sessions.
+        """
         end, size = min(start + most, num_ids - 1), self.blocks.block_size
         return end if self.recurrent is None or end // size * size <= start else end // size * size
 
     def state_rows(self, cache: DraftCache, start: int, num_committed: int) -> StateRows | None:
-        """Of a forward from `start` on; None without recurrent layers."""
+        """Returns the state rows of a forward from `start` on; None without recurrent layers."""
         if self.recurrent is None or cache.recurrent is None:
             return None
         return self.recurrent.rows(cache.recurrent, start, num_committed)

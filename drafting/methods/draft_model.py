@@ -2,8 +2,8 @@
 
 Each session has its own paged KV cache. A chain's draft tokens stay in it until the next commit, which truncates it to
 the confirmed ones. A tree's nodes are recomputed at each depth in one forward: at a draft model's size the extra rows
-cost next to nothing, and they are not cached. A hybrid's recurrent states go along with the cache (draft_caches); its
-trees begin with the last committed token, since a forward of theirs needs one.
+cost next to nothing, and they are not cached. A hybrid's recurrent states are cut along with the cache (draft_caches);
+its trees begin with the last committed token, since a forward with recurrent states needs one.
 
 A draft model with another vocabulary than the target's reads and caches its own ids (vocabulary/mapping.py); sessions
 and proposals use the target's.
@@ -37,13 +37,14 @@ if TYPE_CHECKING:
     from outrider.engine.sampling.device_chains import DeviceChains
 
 MAX_DRAFT_TOKENS = 16
-# tokens; a larger backlog goes through `advance`, so that a long prompt does not delay other sessions' drafts
+# tokens; largest backlog that a proposal catches up with; more goes through `advance`, so that a long prompt does not
+# delay other sessions' drafts
 CATCH_UP_ROWS = 64
 _FEW_ROWS = 4
 
 
 def draft_model_method(net: DraftModelNet, model_name: str) -> GrowingMethod:
-    """The method over a loaded draft model; its info and its proposals are in target ids."""
+    """Makes the method over a loaded draft model; its info and its proposals are in target ids."""
     loaded, target = net.loaded, net.vocabulary.target if net.vocabulary else None
     spoken = target or loaded
     info = DraftMethodInfo(
@@ -51,7 +52,7 @@ def draft_model_method(net: DraftModelNet, model_name: str) -> GrowingMethod:
         model=model_name,
         max_num_draft_tokens=MAX_DRAFT_TOKENS,
         proposes_trees=True,
-        # A limit in draft tokens means nothing to others; the net enforces it.
+        # A limit in draft tokens means nothing to callers; the net enforces it.
         max_model_len=0 if target else loaded.max_model_len,
         vocab_size=spoken.vocab_size,
     )
@@ -61,7 +62,7 @@ def draft_model_method(net: DraftModelNet, model_name: str) -> GrowingMethod:
 
 
 class DraftModelNet:
-    """drafting.methods.net.DraftNet over an HF causal language model."""
+    """Implements drafting.methods.net.DraftNet over an HF causal language model."""
 
     def __init__(
         self,
@@ -72,9 +73,11 @@ class DraftModelNet:
         vocabulary: VocabularyMap | None = None,
         chains: DeviceChains | CpuChains | None = None,
     ) -> None:
-        """vocabulary: None when the model's token ids are the target's. chains: over the same runner, for
-        `draw_chains`; None, another vocabulary, or recurrent layers, whose states a chain's steps do not have: drafts
-        grow token by token.
+        """Takes the model's runner.
+
+        vocabulary: None when the model's token ids are the target's. chains: over the same runner, for `draw_chains`.
+        Drafts grow token by token without chains, with another vocabulary, or with recurrent layers, whose states a
+        chain's steps do not have.
         """
         self.vocabulary = vocabulary
         self.chains = chains if vocabulary is None and runner.states is None else None
@@ -128,7 +131,7 @@ class DraftModelNet:
         return [answers.get(id(draft), ()) for draft in drafts]
 
     def draw_chains(self, drafts: Sequence[Draft]) -> None:
-        """Finishes plain chains without Python between their tokens; on the CPU not those of many rows."""
+        """Finishes plain chains without Python between their tokens; the CPU leaves chains with many rows to `grow`."""
         if self.chains is None:
             raise ValueError("this net's drafts grow token by token")
         served = self._make_room(drafts)
@@ -176,7 +179,7 @@ class DraftModelNet:
         served: list[DraftCache] = []
         for draft, cache in zip(drafts, caches, strict=True):
             if draft.nodes:
-                # Where no shared token is allowed, an end token is proposed, which the draft model may not have.
+                # If no shared token is allowed, an end token is proposed, which the draft model may not have.
                 has_tokens = len(self._own_ids(draft, draft.frontier)) == len(draft.frontier)
                 has_room = has_tokens and self._caches.grow(cache, 0, spared=caches, unmoved=caches)
             else:
@@ -193,9 +196,10 @@ class DraftModelNet:
         return [draft for draft in drafts if draft.frontier]
 
     def _most(self, draft: Draft) -> int:
-        """The depth that fits a log of recurrent states: of a chain a row per token, of a tree those above a frontier.
+        """Returns the depth that fits a log of recurrent states.
 
-        It depends on no token, so that sampled proposals keep their law.
+        A chain takes a row per token, a tree one per node above a frontier. The depth depends on no token, so that
+        sampled proposals keep their law.
         """
         if self._caches.recurrent is None:
             return draft.max_depth
@@ -207,8 +211,8 @@ class DraftModelNet:
         committed, start, block_ids = cache.committed.ids, len(cache.cached_ids), cache.table.block_ids
         if not draft.nodes:
             num_rows = len(committed) - start
-            # One row after a rejection, two otherwise.
-            # CUDA graphs replay only batches of which the logits of every row are wanted.
+            # A round after a rejection has one row, any other has two. CUDA graphs replay only batches of which the
+            # logits of every row are wanted.
             num_logits_rows = num_rows if num_rows <= _FEW_ROWS else 1
             states = self._caches.state_rows(cache, start, num_rows)
             return SessionRows(committed[start:], start, block_ids, num_logits_rows, state=states)
@@ -216,7 +220,7 @@ class DraftModelNet:
             token_ids = self._own_ids(draft, [len(draft.nodes) - 1])
             return SessionRows(token_ids, start, block_ids, 1, state=self._caches.state_rows(cache, start, 1))
         positions = draft.rows()
-        # A state needs a committed token: the last one again, whose KV comes out as it is.
+        # A state needs a committed token: the last one is computed again, and its KV does not change.
         chain = [] if self._caches.recurrent is None else committed[-1:]
         first = len(committed) - len(chain)
         return SessionRows(
@@ -230,7 +234,7 @@ class DraftModelNet:
         )
 
     def _keep(self, drafts: Sequence[Draft], rows: Sequence[SessionRows]) -> None:
-        """After a forward: what it has computed is cached, but not a tree's nodes."""
+        """Marks what a forward has computed as cached, except a tree's nodes."""
         grown: list[DraftState] = []
         for draft, draft_rows in zip(drafts, rows, strict=True):
             cache = self._caches.of(draft.session)
@@ -253,7 +257,7 @@ class DraftModelNet:
             self._caches.recurrent.append(grown)
 
     def _own_ids(self, draft: Draft, positions: Sequence[int]) -> list[int]:
-        """The draft model's ids of nodes; without those that it does not have."""
+        """Returns the draft model's ids of nodes, without those that it does not have."""
         token_ids = [draft.nodes[position].token_id for position in positions]
         if self.vocabulary is None:
             return token_ids
@@ -261,5 +265,5 @@ class DraftModelNet:
         return [token_id for token_id in twins if token_id is not None]
 
     def _rows_of_target(self, logits: torch.Tensor) -> Sequence[Row]:
-        """logits [N, draft vocabulary] as N rows over the target's, which outlive the next forward."""
+        """Converts logits [N, draft vocabulary] to N rows over the target's, which outlive the next forward."""
         return list(logits.float().cpu().numpy().copy()) if self.vocabulary is None else self.vocabulary.rows(logits)

@@ -31,13 +31,14 @@ from outrider.engine.sampling.laws import Row
 if TYPE_CHECKING:
     from outrider.engine.sampling.device_chains import DeviceChains
 
-# rows; a larger backlog goes through `advance`, so that a long prompt does not delay other sessions' drafts
+# rows; largest backlog that a proposal catches up with; more goes through `advance`, so that a long prompt does not
+# delay other sessions' drafts
 CATCH_UP_ROWS = 64
 
 
 @dataclass
 class _State:
-    """Rows of positions [first, end) are cached; features: the head's own, of the current proposal."""
+    """One session's rows: positions [first, end) are cached. features: the head's own, of the current proposal."""
 
     table: BlockTable
     first: int = 0
@@ -46,7 +47,7 @@ class _State:
 
 
 class EagleNet:
-    """drafting.methods.net.DraftNet over an EAGLE-1 or EAGLE-3 head."""
+    """Implements drafting.methods.net.DraftNet over an EAGLE-1 or EAGLE-3 head."""
 
     def __init__(
         self,
@@ -56,12 +57,12 @@ class EagleNet:
         prefill_chunk_size: int,
         chains: DeviceChains | CpuChains | None = None,
     ) -> None:
-        """chains: over the same head (head_forward.py), for `draw_chains`; None: drafts grow token by token."""
+        """Takes the head. chains: over the same head, for `draw_chains`; None: drafts grow token by token."""
         self._paged = paged_head
         self._vocabulary = vocabulary
         self._prefill_chunk_size = prefill_chunk_size
         self._chains = chains
-        # A head for a shallow target may read one layer twice (4-layer targets: 2, 2, 1); it is sent once.
+        # A head for a shallow target may read one layer twice (4-layer targets: 2, 2, 1); the layer is sent once.
         layers = paged_head.head.feature_layers
         self.hidden_layers = tuple(dict.fromkeys(layers))
         self._layer_indices = [self.hidden_layers.index(layer) for layer in layers]
@@ -102,7 +103,7 @@ class EagleNet:
         return [answers.get(id(draft), ()) for draft in drafts]
 
     def draw_chains(self, drafts: Sequence[Draft]) -> None:
-        """Finishes plain chains without Python between their tokens; on the CPU not those of many rows."""
+        """Finishes plain chains without Python between their tokens; the CPU leaves chains with many rows to `grow`."""
         if self._chains is None:
             raise ValueError("this net's drafts grow token by token")
         served = self._begin(drafts)
@@ -150,12 +151,12 @@ class EagleNet:
 
     @torch.inference_mode()
     def _fused(self, hidden_rows: Sequence[torch.Tensor]) -> torch.Tensor:
-        """[T, H]: the features from the target's hidden states [., layers * width] of all sessions, in order."""
+        """Returns the features [T, H] from the target's hidden states [., layers * width] of all sessions, in order."""
         rows = torch.cat([part.to(self._paged.device, self._paged.dtype) for part in hidden_rows])
         return self._paged.head.fuse(self._in_order(rows))
 
     def _in_order(self, rows: torch.Tensor) -> torch.Tensor:
-        """Hidden states [T, layers * width] of the layers sent, in the order in which the head reads them."""
+        """Arranges hidden states [T, layers * width] of the layers sent in the order in which the head reads them."""
         if len(self._layer_indices) == len(self.hidden_layers):
             return rows
         by_layer = rows.view(len(rows), len(self.hidden_layers), -1)
@@ -219,7 +220,7 @@ class EagleNet:
         )
 
     def _inputs(self, drafts: Sequence[Draft]) -> torch.Tensor:
-        """[T, H]: the input features of `_rows` for drafts of equal depth."""
+        """Returns the input features [T, H] of `_rows` for drafts of equal depth."""
         states = [self._states[id(draft.session)] for draft in drafts]
         if not drafts[0].nodes:
             ends = [len(draft.session.token_ids) - 1 for draft in drafts]
@@ -247,7 +248,7 @@ class EagleNet:
     def _keep(self, session: DraftSession, state: _State, end: int) -> None:
         state.end = end
         session.hidden.forget_before(end - 1)
-        # Without the output: shared rows cannot be truncated one by one.
+        # Only the prompt's rows are shared, not the output's: shared rows cannot be truncated one by one.
         self._share(session, state, min(end, session.prompt_len - 1))
 
     def _share(self, session: DraftSession, state: _State, end: int) -> None:
@@ -256,7 +257,7 @@ class EagleNet:
             self._paged.blocks.register(state.table, session.token_ids[1:], end)
 
     def _make_room(self, state: _State, num_rows: int, *, spared: Sequence[_State]) -> bool:
-        """If needed, evicts the rows of sessions not `spared`; those restart from later features."""
+        """Makes room, if needed by evicting the rows of sessions not `spared`; those restart from later features."""
         while True:
             try:
                 self._paged.blocks.grow(state.table, num_rows)

@@ -11,12 +11,12 @@ from outrider.engine.sampling.grammar import GrammarCompiler
 from outrider.engine.sampling.laws import LogitsProcessor
 from outrider.shared.messages import DraftMethodInfo, Proposal
 
-# nodes; more would not fit the verifier's row budget with other sessions in the batch
+# nodes; largest tree; more would not fit the verifier's row budget with other sessions in the batch
 MAX_TREE_NODES = 64
 
 
 class GrowingMethod:
-    """drafting.methods.interface.DraftMethod: chains, and trees where the step asks for one."""
+    """Implements drafting.methods.interface.DraftMethod: chains, and trees where the step asks for one."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class GrowingMethod:
         grammars: GrammarCompiler,
         draw_chains: Callable[[Sequence[Draft]], None] | None = None,
     ) -> None:
-        """draw_chains: draws whole plain chains where the logits stay on a device; it leaves other drafts to `grow`."""
+        """Takes the net. draw_chains: draws whole plain chains where the logits are; `grow` draws all others."""
         self.info = info
         self._net = net
         self._eos_token_ids = tuple(eos_token_ids)

@@ -1,7 +1,7 @@
 """Lookup drafts under a grammar: what the lookup finds, as far as the grammar allows it, and what the grammar forces.
 
 A forced tool call is mostly known in advance: its markers, names and keys. Where the lookup has nothing, the grammar's
-only continuation is drafted, and behind it the lookup is asked again. The lookup goes first: of several spellings of a
+only continuation is drafted, and the lookup runs again after it. The lookup goes first: of several spellings of a
 forced text it knows the one that the model writes. On forced calls of SmolLM2 135M, five tokens a draft, that brings
 2.5 instead of 1.7 tokens per round; the grammar first, 2.2 (docs/log.md).
 """
@@ -16,12 +16,12 @@ from outrider.shared.errors import InvalidRequest
 if TYPE_CHECKING:
     from outrider.engine.sampling.grammar import GrammarState
 
-# (tokens behind the committed ones, number of tokens) -> what the lookup proposes behind both; may be shorter
+# Maps (tokens after the committed ones, number of tokens) -> what the lookup proposes after both; may be shorter.
 LookUp = Callable[[list[int], int], list[int]]
 
 
 def guided_chain(grammar: GrammarState, output_token_ids: list[int], num_tokens: int, look_up: LookUp) -> list[int]:
-    """At most `num_tokens` tokens, each of which the grammar allows. Depends on the arguments alone."""
+    """Returns at most `num_tokens` tokens, each of which the grammar allows. Depends on the arguments alone."""
     draft: list[int] = []
     found = look_up(draft, num_tokens)
     try:

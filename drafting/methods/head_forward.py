@@ -1,4 +1,4 @@
-"""The forwards of chains over an EAGLE head: each row takes a draft token and the head's previous feature."""
+"""Forwards of chains over an EAGLE head: each row takes a draft token and the head's previous feature."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from outrider.engine.sampling.cpu_chains import CpuChains
 
 
 class HeadForward:
-    """engine.sampling.chains.ChainForward over a head; its features [R, H] are carried from row to row."""
+    """Implements engine.sampling.chains.ChainForward over a head; its features [R, H] are carried from row to row."""
 
     def __init__(self, paged_head: PagedHead, vocabulary: TargetVocabulary, *, graphs: bool) -> None:
-        """graphs: steps run as CUDA graphs where the device has them."""
+        """Takes the head. graphs: steps run as CUDA graphs where the device has them."""
         decoder = paged_head.head.config.decoder  # type: ignore[attr-defined]
         self._paged = paged_head
         self._vocabulary = vocabulary
@@ -33,7 +33,7 @@ class HeadForward:
 
 
 class _HeadPass:
-    """engine.sampling.cpu_chains.ChainPass over a head: the committed rows' input is the target's hidden states."""
+    """Implements engine.sampling.cpu_chains.ChainPass; the committed rows' input is the target's hidden states."""
 
     def __init__(self, paged_head: PagedHead) -> None:
         self._paged = paged_head
@@ -48,7 +48,7 @@ class _HeadPass:
 
 
 def recorded_chains(paged: PagedHead) -> CpuChains:
-    """Over a head whose forwards are recorded (PagedHead.is_recordable)."""
+    """Makes the chains of a head whose forwards are recorded (PagedHead.is_recordable)."""
     head: Any = paged.head
     hidden_size = getattr(head.config, "target_hidden_size", head.config.decoder.hidden_size)
     return CpuChains(

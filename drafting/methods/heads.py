@@ -34,13 +34,13 @@ from outrider.engine.model.row_invariance import make_row_invariant
 from outrider.engine.sampling.grammar import GrammarCompiler
 from outrider.shared.messages import DraftMethodInfo
 
-# tokens; beyond this depth EAGLE heads and MTP layers continue only from their own errors
+# tokens; deepest draft of EAGLE heads and MTP layers; beyond this depth they only continue from their own errors
 MAX_EAGLE_DEPTH = 12
 
 
 @dataclass(frozen=True)
 class _Built:
-    """A net, the target layers it reads, and how many tokens ahead it predicts."""
+    """A net, the target layers it reads, and the number of tokens that it predicts ahead."""
 
     net: EagleNet | MedusaNet | MlpSpeculatorNet
     hidden_layers: tuple[int, ...]
@@ -51,7 +51,7 @@ class _Built:
 
 
 def build_head_method(kind: str, path: str, settings: MethodSettings, *, num_threads: int) -> DraftMethod:
-    """Raises CheckpointRefused (a ConfigError) when head and target do not match."""
+    """Builds a head's method. Raises CheckpointRefused (a ConfigError) when head and target do not match."""
     torch.set_num_threads(num_threads)
     target_config = read_config(settings.target_model)
     dtype = resolve_dtype(settings.target_model, target_config, settings.dtype)
@@ -60,14 +60,15 @@ def build_head_method(kind: str, path: str, settings: MethodSettings, *, num_thr
 
 
 def build_mtp_method(settings: MethodSettings, *, num_threads: int, loaded: LoadedModel | None) -> DraftMethod:
-    """loaded: the target, if it is in this process: the head then uses its embedding and output head.
+    """Builds the method of the target's own MTP layer.
 
-    Raises CheckpointRefused when the target's folder has no MTP layer that can be read.
+    loaded: the target, if it is in this process: the head then uses its embedding and output head. Raises
+    CheckpointRefused when the target's folder has no MTP layer that can be read.
     """
     torch.set_num_threads(num_threads)
     target_config = read_config(settings.target_model)
     dtype = resolve_dtype(settings.target_model, target_config, settings.dtype)
-    # Of a tensor-parallel target this process has a share alone.
+    # A process has only its share of a tensor-parallel target.
     target = loaded.model if loaded is not None and loaded.leader is None else None
     head = load_mtp(
         settings.target_model,

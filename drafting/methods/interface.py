@@ -11,14 +11,13 @@ from outrider.shared.messages import DraftMethodInfo, Proposal
 
 
 class DraftMethod(Protocol):
-    """One way to propose tokens, for many sessions at once. All calls come from one thread.
+    """Proposes tokens for many sessions at once. All calls come from one thread.
 
     Contract: proposals may be wrong but never biased. In rejection mode every token is sampled from exactly the
     distribution sent with it; without distributions, proposals depend deterministically on the prefix alone. In exact
     mode, a method that has a distribution uses the shared noise of the session's stream key.
-
-    `grammars`: what it compiles requests' grammars with; None for a method that compiles none, which may still use the
-    session's. A service that serves others meanwhile compiles on another thread and gives the session its grammar.
+    `grammars`: the compiler of requests' grammars; None for a method that compiles none, which may still use the
+    session's. A service that must not block compiles on another thread and gives the session its grammar.
     """
 
     info: DraftMethodInfo
@@ -35,7 +34,7 @@ class DraftMethod(Protocol):
         ...
 
     def propose(self, sessions: Sequence[DraftSession]) -> list[Proposal]:
-        """One proposal per session (each has a `step`) on its committed tokens, with at most the requested tokens."""
+        """Returns one proposal per session (each has a `step`) on its committed tokens, no longer than requested."""
         ...
 
     def close(self, session: DraftSession) -> None:

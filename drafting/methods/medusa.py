@@ -18,7 +18,7 @@ from outrider.engine.sampling.laws import Row
 
 
 class MedusaNet:
-    """drafting.methods.net.DraftNet over Medusa heads."""
+    """Implements drafting.methods.net.DraftNet over Medusa heads."""
 
     def __init__(
         self,
@@ -27,12 +27,12 @@ class MedusaNet:
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
     ) -> None:
-        """The heads are already on the device."""
+        """Takes the heads, which are already on the device."""
         self._heads = heads
         self._vocabulary = vocabulary
         self._dtype = dtype
         self._device = torch.device(device)
-        # Of the current proposal: [num_heads, V] per session.
+        # Logits of the current proposal: [num_heads, V] per session.
         self._guesses: dict[int, Sequence[Row]] = {}
 
     def open(self, session: DraftSession) -> None:
@@ -74,7 +74,7 @@ class MedusaNet:
 
 
 def has_last_row(draft: Draft) -> bool:
-    """Whether the hidden state that predicted the last committed token has come; if not, requests it."""
+    """Returns whether the hidden state that predicted the last committed token has arrived; if not, requests it."""
     session = draft.session
     last = len(session.token_ids) - 2
     if session.hidden.first <= last < session.hidden.end:
@@ -85,7 +85,7 @@ def has_last_row(draft: Draft) -> bool:
 
 
 def last_row(session: DraftSession) -> torch.Tensor:
-    """[1, width]; drops earlier rows."""
+    """Returns the session's last hidden state [1, width]; drops earlier rows."""
     last = len(session.token_ids) - 2
     session.hidden.forget_before(last)
     return session.hidden.rows(last, last + 1)

@@ -19,7 +19,7 @@ from outrider.engine.sampling.laws import Row
 
 
 class MlpSpeculatorNet:
-    """drafting.methods.net.DraftNet over an MLP speculator."""
+    """Implements drafting.methods.net.DraftNet over an MLP speculator."""
 
     def __init__(
         self,
@@ -28,12 +28,12 @@ class MlpSpeculatorNet:
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
     ) -> None:
-        """The speculator is already on the device."""
+        """Takes the speculator, which is already on the device."""
         self._speculator = speculator
         self._vocabulary = vocabulary
         self._dtype = dtype
         self._device = torch.device(device)
-        # Of the current proposal: session -> position -> state [1, width] after the token there.
+        # States of the current proposal: session -> position -> state [1, width] after the token there.
         self._states: dict[int, dict[int, torch.Tensor]] = {}
 
     def open(self, session: DraftSession) -> None:
@@ -75,7 +75,7 @@ class MlpSpeculatorNet:
         num_steps, with_laws = max(draws.num_tokens for draws in chains), any_laws(chains)
         tables = DrawTables.of_chains(chains, num_steps, len(chains), self._device)
         steps = []
-        # Chains that have ended are computed along and cut off at the end.
+        # Chains that have ended are still computed, and cut off at the end.
         for depth in range(num_steps):
             state, logits = self._speculator.step(state, token_ids, depth)
             logits = self._vocabulary.spread(logits)
@@ -89,7 +89,7 @@ class MlpSpeculatorNet:
         self._states.pop(id(session), None)
 
     def _step(self, drafts: Sequence[Draft], depth: int) -> dict[int, Sequence[Row]]:
-        """One step for all positions at a depth: from the parent's state, with the position's token."""
+        """Runs one step for all positions at a depth: from the parent's state, with the position's token."""
         positions = [(draft, position) for draft in drafts for position in draft.frontier]
         above = [
             self._states[id(draft.session)][ROOT if position == ROOT else draft.nodes[position].parent]

@@ -11,7 +11,7 @@ from outrider.engine.sampling.laws import Row
 
 
 class DraftNet(Protocol):
-    """A network, or a few heads, that predicts next tokens. All calls come from one thread.
+    """Predicts next tokens, as a network or a few heads. All calls come from one thread.
 
     Contract: logits at a position depend only on the committed tokens (and the target's hidden states) and on the draft
     path to it.
@@ -26,10 +26,10 @@ class DraftNet(Protocol):
         ...
 
     def logits(self, drafts: Sequence[Draft]) -> list[Sequence[Row]]:
-        """For each draft, float32 [V] for every position of its frontier; V: the target's vocabulary (-inf: never).
+        """Returns, for each draft, float32 [V] for every position of its frontier.
 
-        In the first call for a proposal every frontier is [ROOT]. A draft that cannot be served is stopped, and gets
-        an empty list.
+        V: the target's vocabulary (-inf: never). In the first call for a proposal every frontier is [ROOT]. A draft
+        that cannot be served is stopped, and gets an empty list.
         """
         ...
 

@@ -14,12 +14,12 @@ from outrider.drafting.session import DraftSession
 from outrider.engine.sampling.grammar import GrammarCompiler
 from outrider.shared.messages import DraftMethodInfo, Proposal
 
-# tokens; longest proposal, the gateway's own limit
+# tokens; longest proposal; the gateway has the same limit
 MAX_DRAFT_TOKENS = 32
 
 
 class _Index:
-    """The latest position at which each n-gram of one session was followed by another token."""
+    """Records the latest position at which each n-gram of one session was followed by another token."""
 
     def __init__(self, lookup_min: int, lookup_max: int) -> None:
         self._sizes = range(lookup_max, lookup_min - 1, -1)
@@ -41,7 +41,7 @@ class _Index:
         self._token_ids = list(token_ids)
 
     def continuation(self, tail: list[int], count: int) -> list[int]:
-        """What followed, in the indexed tokens, the last of them with `tail` behind them."""
+        """Returns the tokens that followed the latest occurrence of the last tokens, those of `tail` included."""
         longest = self._sizes[0]
         last = [*self._token_ids[-longest:], *tail][-longest:]
         for size, positions in zip(self._sizes, self._positions, strict=True):
@@ -54,7 +54,7 @@ class _Index:
 
 
 def _copy_forward(token_ids: list[int], position: int, count: int) -> list[int]:
-    """`count` tokens from `position` on; past the end the copy reads its own output, so a loop continues."""
+    """Copies `count` tokens from `position` on; past the end the copy reads its own output, so a loop continues."""
     known = len(token_ids)
     copied: list[int] = []
     for offset in range(count):
@@ -64,7 +64,7 @@ def _copy_forward(token_ids: list[int], position: int, count: int) -> list[int]:
 
 
 class NgramMethod:
-    """Deterministic given the prefix: a point mass in rejection mode."""
+    """The n-gram method. It is deterministic given the prefix: a point mass in rejection mode."""
 
     def __init__(self, *, prompt_lookup_min: int, prompt_lookup_max: int) -> None:
         self.info = DraftMethodInfo(name="ngram", max_num_draft_tokens=MAX_DRAFT_TOKENS)

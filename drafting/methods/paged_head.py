@@ -40,7 +40,10 @@ class FeatureHead(Protocol):
 
 
 class PagedHead:
-    """Row i of a session pairs the feature of position i with token i + 1. Not thread-safe."""
+    """An EAGLE head or MTP layer over a paged cache.
+
+    Row i of a session pairs the feature of position i with token i + 1. Not thread-safe.
+    """
 
     def __init__(
         self,
@@ -53,8 +56,10 @@ class PagedHead:
         device: torch.device | str = "cpu",
         graphs: bool = False,
     ) -> None:
-        """The head must have been built with attn_implementation=ATTENTION_NAME; it is moved to the device, and its
-        modules are replaced by leaner ones. graphs: on the CPU, small batches run as recorded forwards.
+        """Moves the head to the device and replaces its modules by leaner ones.
+
+        The head must have been built with attn_implementation=ATTENTION_NAME. graphs: on the CPU, small batches run as
+        recorded forwards.
         """
         register_attention()
         self.head = head
@@ -97,18 +102,18 @@ class PagedHead:
 
     @torch.inference_mode()
     def forward(self, rows: Sequence[SessionRows], features: torch.Tensor) -> torch.Tensor:
-        """features [T, H] of all rows in order -> next features [T, H]; writes keys and values."""
+        """Maps features [T, H] of all rows in order -> next features [T, H]; writes keys and values."""
         batch = build_batch(rows, self.blocks.block_size, self.device)
         if self._recorded is None:
             return self.compute(batch, features)
-        # For any requested logits: a recorded forward returns a row's features here.
+        # Every row is requested, whichever logits are wanted: a recorded forward returns a row's features here.
         every_row = torch.arange(len(features), device=self.device)
         found = self._recorded.run(dataclasses.replace(batch, logits_rows=every_row), features)
         return self.compute(batch, features) if found is None else copied(found[0])
 
     @torch.inference_mode()
     def compute(self, batch: ForwardBatch, features: torch.Tensor) -> torch.Tensor:
-        """`forward` for a batch already on the device."""
+        """Runs `forward` for a batch already on the device."""
         paged = PagedContext(self._ops, batch, self._cache)
         return self.head(batch.token_ids[None], features[None], batch.position_ids[None], paged=paged)[0]
 
@@ -122,7 +127,7 @@ class PagedHead:
 
 @torch.inference_mode()
 def _layer_shapes(module: torch.nn.Module, ops: AttentionOps, run: Probe) -> list[LayerShape]:
-    """From the attention calls of a forward of one row, whose attention function only records."""
+    """Returns the layers' shapes, from a one-row forward whose attention function only records."""
     probe = AttentionProbe({id(part): name for name, part in module.named_modules()})
     row = torch.zeros((1, 1), dtype=torch.int64, device=next(module.parameters()).device)
     run(row, row, PagedContext(ops, probe=probe))

@@ -1,8 +1,8 @@
-"""Any method, and in front of it what a request predicts for its output (OpenAI's `prediction`).
+"""Drafts from the output that a request predicts (OpenAI's `prediction`), and else with another method.
 
-A session that stands in its predicted text is drafted for from there, at no cost but the look-up; all others, and the
-same session where it has left the text, by the method. A prediction that fails must be found again by a longer match
-each time, so that a wrong one costs a few rounds.
+A session whose output follows its predicted text is drafted from it, at no cost but the lookup; all other sessions, and
+that session once it has left the text, are drafted by the method. A prediction that fails must be found again by a
+longer match each time, so that a wrong one costs a few rounds.
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ from outrider.engine.sampling.grammar import GrammarCompiler
 from outrider.shared.draft_policy.predicted_text import PredictedText
 from outrider.shared.messages import Proposal
 
-# tokens; longest proposal, the gateway's own limit
+# tokens; longest proposal; the gateway has the same limit
 _MAX_DRAFT_TOKENS = 32
-# tokens; that must agree after a failed draft, doubled with each further one up to the last
+# tokens; match length required after the first failed draft, and its upper bound; doubles with each further failure
 _FIRST_NEEDED, _MOST_NEEDED = 2, 32
-# tokens; of the output's end, by which it is seen that some were withdrawn
+# tokens; length of the output's end that is compared to detect that some tokens were withdrawn
 _TAIL = 8
 
 
 @dataclass
 class _Followed:
-    """One session's predicted text, and how many tokens of the output it has seen. num_needed: that must agree before
-    drafts are taken from it. drafted_at: output length at the last draft from it; -1: no draft is open.
+    """One session's predicted text, and the number of output tokens it has seen.
+
+    num_needed: tokens that must agree before drafts are taken from it. drafted_at: output length at the last draft from
+    it; -1: no draft is open.
     """
 
     text: PredictedText
@@ -52,7 +54,7 @@ class _Followed:
 
 
 class PredictedMethod:
-    """drafting.methods.interface.DraftMethod. Its predicted drafts are point masses, fixed before the round."""
+    """Implements drafting.methods.interface.DraftMethod. Predicted drafts are point masses, fixed before the round."""
 
     def __init__(self, method: DraftMethod) -> None:
         self._method = method
@@ -104,7 +106,7 @@ def with_predictions(methods: Mapping[str, DraftMethod]) -> dict[str, DraftMetho
 
 def _looks_up(token_ids: list[int]) -> LookUp:
     def look_up(tail: list[int], num_tokens: int) -> list[int]:
-        """What is predicted behind the tail, while the draft is the prediction."""
+        """Returns the prediction after the tail, while the draft is the prediction."""
         agrees = token_ids[: len(tail)] == tail
         return token_ids[len(tail) : len(tail) + num_tokens] if agrees else []
 

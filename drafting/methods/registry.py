@@ -22,9 +22,10 @@ _HEADS = ("eagle3", "eagle", "mlp_speculator", "medusa")
 def build_methods(
     settings: MethodSettings, report: Report, loaded: LoadedModel | None = None, *, prefix: str = "--"
 ) -> dict[str, DraftMethod]:
-    """The methods of `plan_methods`. loaded: the target, if it is in this process. prefix: of the settings' flags.
+    """Builds the methods of `plan_methods`.
 
-    Raises ConfigError as `plan_methods`, for an unusable checkpoint, and for too little memory.
+    loaded: the target, if it is in this process. prefix: of the settings' flags. Raises ConfigError as `plan_methods`
+    does, for an unusable checkpoint, and for too little memory.
     """
     methods: dict[str, DraftMethod] = {}
     planned = plan_methods(settings.draft_model, settings.methods, settings.target_model, prefix=prefix)
@@ -43,7 +44,7 @@ def build_methods(
 def plan_methods(
     draft_model: tuple[str, ...], methods: tuple[str, ...], target_model: str, *, prefix: str = "--"
 ) -> dict[str, str | None]:
-    """Method -> its checkpoint, without reading weights. prefix: of the settings' flags.
+    """Maps each method -> its checkpoint, without reading weights. prefix: of the settings' flags.
 
     Empty methods: those of the checkpoints, or without one those of the target's own files, and those that need none.
     Raises ConfigError for an unknown, repeated or missing method, two checkpoints of a kind, an unrecognised one, a
@@ -83,7 +84,7 @@ def _require_mtp_layers(target_model: str, prefix: str) -> None:
 
 
 def _recognise_all(paths: tuple[str, ...], prefix: str) -> dict[str, str]:
-    """Method -> checkpoint, in the order given."""
+    """Maps a method -> its checkpoint, in the order given."""
     if not paths:
         return {}
     from outrider.drafting.checkpoints.errors import CheckpointRefused
@@ -133,7 +134,7 @@ def _build_draft_model(settings: MethodSettings, path: str, report: Report, pref
     from outrider.engine.recurrent.memory import describe_slots, plan_memory
     from outrider.engine.run.runner import ModelRunner
 
-    # Before the weights are read, so that an unusable vocabulary is refused at once.
+    # Mapped before the weights are read, so that an unusable vocabulary is refused at once.
     vocabulary = map_vocabulary(path, settings.target_model) if settings.target_model else None
     if vocabulary is not None:
         report(f"{path} shares {vocabulary.num_shared} tokens with the target's vocabulary")
@@ -195,7 +196,7 @@ def _build_mtp(settings: MethodSettings, report: Report, loaded: LoadedModel | N
     return build_mtp_method(settings, num_threads=_num_threads(settings), loaded=loaded)
 
 
-# From the target's own files.
+# Methods whose weights are in the target's own files.
 _FROM_TARGET: dict[str, Callable[[MethodSettings, Report, LoadedModel | None], DraftMethod]] = {"mtp": _build_mtp}
 _WITHOUT_CHECKPOINT: dict[str, Callable[[MethodSettings], DraftMethod]] = {
     "ngram": _build_ngram,

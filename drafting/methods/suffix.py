@@ -23,19 +23,19 @@ from outrider.drafting.suffix.tree import Position, SuffixTree
 from outrider.engine.sampling.grammar import GrammarCompiler, GrammarState
 from outrider.shared.messages import DraftMethodInfo, DraftStep, Proposal
 
-# tokens; longest chain and deepest tree, the gateway's own limit
+# tokens; longest chain and deepest tree; the gateway has the same limit
 MAX_DRAFT_TOKENS = 32
-# nodes; more would not fit the verifier's row budget with other sessions in the batch
+# nodes; largest tree; more would not fit the verifier's row budget with other sessions in the batch
 MAX_TREE_NODES = 64
-# tokens; indexed at a time while other sessions' drafts wait, a few milliseconds
+# tokens; most that are indexed per call of `advance`, a few milliseconds, while other sessions' drafts wait
 CATCH_UP_TOKENS = 256
-# Slack for a spec factor times a whole number that falls short of the exact product.
+# tokens; slack for a spec factor times a whole number that falls short of the exact product
 _ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
 class SuffixSettings:
-    """vLLM's `suffix_decoding_*`; max_cached_nodes is our own: 130 bytes each, about 1.2 per token."""
+    """vLLM's `suffix_decoding_*` settings; max_cached_nodes is our own: 130 bytes each, about 1.2 per token."""
 
     max_tree_depth: int
     max_cached_requests: int
@@ -45,10 +45,10 @@ class SuffixSettings:
 
 
 class SuffixMethod:
-    """drafting.methods.interface.DraftMethod. Deterministic given the texts it has seen, in order.
+    """Implements drafting.methods.interface.DraftMethod. Deterministic given the texts it has seen, in order.
 
-    A committed token costs O(max_tree_depth) for any text length. A chain of k tokens costs at most
-    O(max_tree_depth * k): suffixes that cannot beat the best draft so far are skipped.
+    A committed token costs O(max_tree_depth) for any text length. A chain of k tokens costs at most O(max_tree_depth *
+    k): suffixes that cannot beat the best draft so far are skipped.
     """
 
     def __init__(self, settings: SuffixSettings) -> None:
@@ -78,7 +78,7 @@ class SuffixMethod:
             self.past.add(spec.cache_salt, spec.session_id, session.output_token_ids)
 
     def _catch_up(self, session: DraftSession, max_num_tokens: int) -> int:
-        """Indexes up to max_num_tokens committed tokens; returns how many are left. Restarts after a withdrawal."""
+        """Indexes up to max_num_tokens committed tokens; returns the number left. Restarts after a withdrawal."""
         live = self._live[id(session)]
         if session.take_unchanged_len() < len(live.token_ids):
             live = self._live[id(session)] = LiveText(self._settings.max_tree_depth)
@@ -110,7 +110,10 @@ class SuffixMethod:
         return Proposal(base_len=session.committed_len, token_ids=tuple(token_ids), method=self.info.name)
 
     def _best_draft(self, session: DraftSession, step: DraftStep, tail: Sequence[int] = ()) -> SuffixDraft:
-        """Behind the session's text and `tail`. Of equal scores its own text wins, then the longer match."""
+        """Returns the draft with the best score after the session's text and `tail`.
+
+        Of equal scores its own text wins, then the longer match.
+        """
         best, source = SuffixDraft(), None
         for tree, position in self._matches(session, tail):
             limits = self._limits(step, position.depth)
@@ -124,7 +127,7 @@ class SuffixMethod:
         return best
 
     def _matches(self, session: DraftSession, tail: Sequence[int]) -> Iterator[tuple[SuffixTree, Position]]:
-        """Occurrences of the session's last tokens, the longest suffix first, in its own text and then in past ones."""
+        """Yields occurrences of the session's last tokens, longest suffix first, in its own text, then in past ones."""
         live = self._live[id(session)]
         for position in live.suffixes_with(tail) if tail else live.suffixes():
             yield live.tree, position
@@ -133,7 +136,7 @@ class SuffixMethod:
             yield self.past.tree, position
 
     def _limits(self, step: DraftStep, match_len: int) -> DraftLimits:
-        """The step's limits, reduced to what a match of this length supports."""
+        """Returns the step's limits, reduced to what a match of this length supports."""
         settings = self._settings
         max_depth = min(
             step.num_draft_tokens,

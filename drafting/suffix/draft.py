@@ -13,13 +13,16 @@ from dataclasses import dataclass, field
 from outrider.drafting.suffix.tree import Follower, Position, SuffixTree
 
 _ROOT = -1
-# Slack for a quotient multiplied back, which may miss its origin; excess candidates are checked again.
+# ratio; slack for a quotient multiplied back, which may miss its origin; excess candidates are checked again
 _ROUNDING = 1 - 1e-9
 
 
 @dataclass(frozen=True)
 class DraftLimits:
-    """min_path_prob: minimum product of shares along a path. max_branches: children per node; 1: chain, 0: no limit."""
+    """Limits of a draft.
+
+    min_path_prob: minimum product of shares along a path. max_branches: children per node; 1: chain, 0: no limit.
+    """
 
     max_nodes: int
     max_depth: int
@@ -29,10 +32,10 @@ class DraftLimits:
 
 @dataclass
 class SuffixDraft:
-    """Tokens with parents first (-1: the committed prefix). shares: how often each followed its parent.
+    """A draft's tokens with parents first (-1: the committed prefix).
 
-    score: sum over the tokens of their path's product of shares, the expected number of accepted tokens. last_position:
-    the last token's.
+    shares: how often each token followed its parent. score: sum over the tokens of their path's product of shares, the
+    expected number of accepted tokens. last_position: that of the last token.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -55,7 +58,7 @@ class SuffixDraft:
 
 
 def draft_from(tree: SuffixTree, position: Position, limits: DraftLimits) -> SuffixDraft:
-    """The draft after the string at `position`; empty where nothing followed it often enough."""
+    """Returns the draft after the string at `position`; empty where nothing followed it often enough."""
     return _chain(tree, position, limits) if limits.max_branches == 1 else _tree(tree, position, limits)
 
 
@@ -72,7 +75,7 @@ def _chain(tree: SuffixTree, position: Position, limits: DraftLimits) -> SuffixD
 
 
 def _tree(tree: SuffixTree, position: Position, limits: DraftLimits) -> SuffixDraft:
-    """Repeatedly adds the likeliest child of a chosen node: no other tree has a higher score."""
+    """Adds the likeliest child of a chosen node repeatedly: no other tree has a higher score."""
     draft, order = SuffixDraft(), itertools.count()
     waiting: list[tuple[float, int, int, int, Follower]] = []
 

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 
 from outrider.drafting.suffix.tree import ROOT, Position, SuffixTree
 
-# tokens; from this many new ones on, completing each open window at once is cheaper
+# tokens; longest extension that is done token by token; for longer ones, completing each open window at once is cheaper
 _BULK = 8
 
 
 def suffixes_in(tree: SuffixTree, root: int, token_ids: array[int]) -> list[Position]:
-    """Positions of the last tokens below `root`, the longest suffix found first."""
+    """Returns the positions of the last tokens below `root`, the longest suffix found first."""
     positions: list[Position] = []
     for length in range(1, min(tree.max_depth - 1, len(token_ids)) + 1):
         position = tree.find(token_ids[-length:], root)
@@ -32,11 +32,11 @@ class LiveText:
     def __init__(self, max_depth: int) -> None:
         self.token_ids = array("i")
         self.tree = SuffixTree(max_depth)
-        # Nodes at which the open windows end, the longest first; the last has one token.
+        # Nodes at which the open windows end, the longest first; the last window has one token.
         self._open: list[int] = []
 
     def extend(self, token_ids: Sequence[int]) -> None:
-        """O(max_depth) per token."""
+        """Appends tokens to the text; O(max_depth) per token."""
         if len(token_ids) > _BULK:
             self._extend_in_bulk(token_ids)
             return
@@ -48,11 +48,14 @@ class LiveText:
                 del self._open[0]
 
     def suffixes(self) -> list[Position]:
-        """Positions of the text's own last tokens, the longest suffix first: max_depth - 1 tokens down to 1."""
+        """Returns the positions of the text's last tokens, the longest suffix first: max_depth - 1 tokens down to 1."""
         return [Position(node, len(self._open) - index) for index, node in enumerate(self._open)]
 
     def suffixes_with(self, tail: Sequence[int]) -> list[Position]:
-        """The same of the text with `tail` behind it, as far as they occur in the text; O(max_depth squared)."""
+        """Returns the positions of the last tokens of the text plus `tail`, as far as they occur in the text.
+
+        O(max_depth squared).
+        """
         last = self.token_ids[max(0, len(self.token_ids) - self.tree.max_depth) :]
         last.extend(tail)
         return suffixes_in(self.tree, ROOT, last)
@@ -72,7 +75,7 @@ class LiveText:
 
 
 class PastTexts:
-    """Outputs of ended sessions, with one tree per salt: without the salt, none of its texts are visible.
+    """Holds outputs of ended sessions, with one tree per salt: without the salt, none of its texts are visible.
 
     Bounded by the number of texts and by the nodes of all trees; evicts the least recently used.
     """
@@ -82,7 +85,7 @@ class PastTexts:
         self._max_num_texts = max_num_texts
         self._max_num_nodes = max_num_nodes
         self._roots: dict[str, int] = {}
-        # By salt and session; the least recently used first.
+        # Maps (salt, session) -> text, the least recently used first.
         self._texts: OrderedDict[tuple[str, str], array[int]] = OrderedDict()
         self._keys: dict[int, tuple[str, str]] = {}
 
@@ -90,12 +93,12 @@ class PastTexts:
         return len(self._texts)
 
     def suffixes(self, cache_salt: str, token_ids: array[int]) -> list[Position]:
-        """Positions of a text's last tokens in this salt's texts, the longest suffix found first."""
+        """Returns the positions of a text's last tokens in this salt's texts, the longest suffix found first."""
         root = self._roots.get(cache_salt)
         return [] if root is None else suffixes_in(self.tree, root, token_ids)
 
     def add(self, cache_salt: str, session_id: str, token_ids: Sequence[int]) -> None:
-        """Adds an output, or its end if it is too long; replaces what the session left here before.
+        """Adds an output, or its end if it is too long; replaces the session's earlier output.
 
         A text needs at most two nodes per token and one for its salt's root, so the limit is never exceeded.
         """

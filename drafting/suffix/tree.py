@@ -1,4 +1,4 @@
-"""A suffix tree of bounded depth with counts: how often each short piece of some texts occurs, and what follows it.
+"""A suffix tree of bounded depth with counts: how often each short string of some texts occurs, and what follows it.
 
 Each position of a text starts a window of up to `max_depth` tokens. The tree is the trie of all windows with unbranched
 paths merged (McCreight 1976, cut off at a depth): at most two nodes per token of text, for any depth. Suffix decoding
@@ -6,7 +6,7 @@ proposes from it (Oliaro et al. 2024, arXiv 2411.04975).
 
 Nodes are numbers with their fields in arrays, so garbage collection has nothing to visit, where a million objects would
 delay every session's draft. Freed numbers are reused. Several isolated trees share one store, each under its own root,
-so their nodes bound the memory of all.
+so that one limit on nodes bounds the memory of all.
 
 Not here: which texts are stored (texts.py), what is proposed (draft.py). Not thread-safe.
 """
@@ -40,7 +40,7 @@ class Follower(NamedTuple):
 
 
 class SuffixTree:
-    """Every window ends at a node, so the number of windows along an edge is constant.
+    """A suffix tree with counts. Every window ends at a node, so the number of windows along an edge is constant.
 
     The tree refers to the arrays of its texts: they may grow, but must not change or shrink.
     """
@@ -52,7 +52,7 @@ class SuffixTree:
         self._ends = array("q")
         self._depths = array("i")
         self._parents = array("i")
-        # Windows that pass through the node or end there, and those that continue below it.
+        # Numbers of windows that pass through the node or end there, and of those that continue below it.
         self._counts = array("q")
         self._followed = array("q")
         # The commonest child, ties going to the most recent; _NONE where it must be searched.
@@ -64,13 +64,13 @@ class SuffixTree:
 
     @property
     def num_nodes(self) -> int:
-        """Including all roots."""
+        """Counts the nodes, all roots included."""
         return len(self._ends) - len(self._free)
 
     # ---- roots ----
 
     def add_root(self) -> int:
-        """An isolated tree: no text of another root is reachable from it. ROOT always exists."""
+        """Adds an isolated tree: no text of another root is reachable from it. ROOT always exists."""
         return self._add_node(_EMPTY_TEXT, end=0, depth=0, parent=_NONE, count=0)
 
     def drop_root(self, root: int) -> bool:
@@ -83,7 +83,7 @@ class SuffixTree:
     # ---- growth ----
 
     def insert(self, text: array[int], start: int, root: int = ROOT) -> Position:
-        """Adds the window that starts at `start`; returns where it ends. O(max_depth)."""
+        """Adds the window that starts at `start`; returns the position of its end. O(max_depth)."""
         length = min(len(text) - start, self.max_depth)
         node, depth = root, 0
         while depth < length:
@@ -103,7 +103,7 @@ class SuffixTree:
         return Position(node, depth)
 
     def extend(self, node: int, text: array[int], end: int) -> int:
-        """Extends the window of `text` that ends before `end`, at `node`, by one token; returns where it ends now.
+        """Extends by one token the window of `text` that ends before `end`, at `node`; returns its new end node.
 
         O(1). The window must not have full depth; a root begins a window.
         """
@@ -151,7 +151,7 @@ class SuffixTree:
     # ---- queries ----
 
     def find(self, token_ids: array[int], root: int = ROOT) -> Position | None:
-        """Where a string occurs, or None; `token_ids` has at most max_depth tokens."""
+        """Returns the position of a string, or None; `token_ids` has at most max_depth tokens."""
         node, depth = root, 0
         while depth < len(token_ids):
             node = self._children[node].get(token_ids[depth], _NONE)
@@ -164,7 +164,7 @@ class SuffixTree:
         return Position(node, depth)
 
     def best_follower(self, position: Position) -> Follower | None:
-        """The commonest next token, ties going to the most recent; None where nothing follows. O(1).
+        """Returns the commonest next token, ties going to the most recent; None where nothing follows. O(1).
 
         After a removal ties are arbitrary, and the first query of a node looks at all its children.
         """
@@ -179,7 +179,7 @@ class SuffixTree:
         return self._follower(node, child)
 
     def followers(self, position: Position, min_share: float) -> list[Follower]:
-        """Every next token with at least this share, the commonest first.
+        """Returns every next token with at least this share, the commonest first.
 
         O(1) if the commonest leaves the others too little, else O(number of different next tokens).
         """
@@ -198,16 +198,16 @@ class SuffixTree:
         return [best, *sorted(others, key=lambda follower: -follower.share)]
 
     def num_followed(self, position: Position) -> int:
-        """How often the string occurs in the texts with a token after it, within one window."""
+        """Counts the string's occurrences in the texts with a token after it, within one window."""
         node, depth = position
         return self._counts[node] if depth < self._depths[node] else self._followed[node]
 
     def text_of(self, position: Position) -> array[int]:
-        """A text with the string, or a copy of part of a removed one."""
+        """Returns a text with the string, or a copy of part of a removed one."""
         return self._texts[position.node]
 
     def walk(self, root: int = ROOT) -> Iterator[tuple[tuple[int, ...], int, int]]:
-        """String, windows and continued windows of every node below a root, for checks and tools."""
+        """Yields string, windows and continued windows of every node below a root, for checks and tools."""
         waiting = list(self._children[root].values())
         while waiting:
             node = waiting.pop()
@@ -227,11 +227,11 @@ class SuffixTree:
         return Follower(self._token(child, depth), share, Position(child, depth + 1))
 
     def _token(self, node: int, depth: int) -> int:
-        """The token of the node's string at `depth`."""
+        """Returns the token of the node's string at `depth`."""
         return self._texts[node][self._ends[node] - self._depths[node] + depth]
 
     def _num_agreed(self, node: int, depth: int, text: array[int], start: int, length: int) -> int:
-        """How many tokens of the edge to `node`, which begins at `depth`, match the window."""
+        """Counts the leading tokens of the edge to `node`, which begins at `depth`, that match the window."""
         label_start = self._ends[node] - self._depths[node]
         num_tokens = min(self._depths[node], length) - depth
         label = self._texts[node][label_start + depth : label_start + depth + num_tokens]

@@ -1,1 +1,1 @@
-"""Draft models with another vocabulary than the target's."""
+"""Supports draft models with another vocabulary than the target's."""

@@ -25,8 +25,8 @@ from outrider.engine.model.end_of_text import read_eos_token_ids
 from outrider.engine.model.guards import read_config
 from outrider.engine.sampling.laws import Row
 
-# tokens; with fewer shared ones (single bytes aside) drafts are accepted too rarely to pay for a forward. Measured with
-# the demo pair, greedy, 4 draft tokens: 37 % accepted at 2,258 shared, 18 % at 758.
+# tokens; fewest shared ones, single bytes not counted; with fewer, drafts are accepted too rarely to pay for a forward.
+# Measured with the demo pair, greedy, 4 draft tokens: 37 % accepted at 2,258 shared, 18 % at 758.
 MIN_SHARED_TOKENS = 1_000
 MIN_SHARED_SHARE = 0.05
 
@@ -42,7 +42,7 @@ class ModelIds:
 
     @classmethod
     def read(cls, path: str) -> ModelIds:
-        """Raises ModelRefused without a config.json that transformers knows."""
+        """Reads the config. Raises ModelRefused without a config.json that transformers knows."""
         config = read_config(path)
         text_config = config.get_text_config()
         vocab_size = int(text_config.vocab_size)
@@ -63,7 +63,7 @@ class VocabularyMap:
         self._draft_bytes, self._target_bytes = draft_bytes, target_bytes
         self._id_of_bytes = _by_bytes(draft_bytes)
         self._longest = max(map(len, self._id_of_bytes), default=0)
-        # Draft id -> target id, one to one: each draft logit belongs to one target token.
+        # Maps draft id -> target id, one to one: each draft logit belongs to one target token.
         target_ids = _shared_text(self._id_of_bytes, _by_bytes(target_bytes))
         self.num_shared_words = sum(len(draft_bytes.ordinary[draft_id]) > 1 for draft_id in target_ids)
         target_ids |= _shared_names(draft_bytes, target_bytes)
@@ -84,27 +84,27 @@ class VocabularyMap:
 
     @property
     def num_shared(self) -> int:
-        """Shared texts, single bytes included, and shared names."""
+        """Counts the shared texts, single bytes included, and shared names."""
         return len(self._twins)
 
     def twin(self, token_id: int) -> int | None:
-        """The draft's id of a target token that may be proposed; None if it is not shared."""
+        """Returns the draft's id of a target token that may be proposed; None if it is not shared."""
         return self._twins.get(token_id)
 
     def spell(self, token_id: int) -> tuple[int, ...]:
-        """Draft ids for any target token; () if it has no text."""
+        """Returns draft ids for any target token; () if it has no text."""
         if token_id not in self._spellings:
             self._spellings[token_id] = self._spell(token_id)
         return self._spellings[token_id]
 
     def beginning(self, first_token_id: int) -> tuple[int, ...]:
-        """The prefix of a sequence: the draft's BOS, if its texts begin with one and this does not."""
+        """Returns the prefix of a sequence: the draft's BOS, if its texts begin with one and this does not."""
         if self._bos_id is None or self.spell(first_token_id)[:1] == (self._bos_id,):
             return ()
         return (self._bos_id,)
 
     def rows(self, logits: torch.Tensor) -> Sequence[Row]:
-        """logits [N, draft vocabulary] -> float32 [N, target vocabulary]; -inf for tokens not shared."""
+        """Maps logits [N, draft vocabulary] -> float32 [N, target vocabulary]; -inf for tokens not shared."""
         return self._vocabulary.rows(logits[:, self._draft_columns.to(logits.device)])
 
     def _spell(self, token_id: int) -> tuple[int, ...]:
@@ -120,7 +120,10 @@ class VocabularyMap:
         return self._encode(data)
 
     def _encode(self, data: bytes) -> tuple[int, ...]:
-        """As the draft's tokenizer; where that adds or loses something (a leading space), longest match."""
+        """Encodes bytes with the draft's tokenizer.
+
+        Where that adds or loses something (a leading space), it takes the longest matches.
+        """
         known = self._draft_bytes.ordinary
         try:
             ids = self._draft_bytes.backend.encode(data.decode(), add_special_tokens=False).ids
@@ -140,7 +143,7 @@ class VocabularyMap:
 
 
 class DraftIds:
-    """A session's committed tokens in draft ids. Without a map: the session's own list, uncopied."""
+    """Holds a session's committed tokens in draft ids. Without a map: the session's own list, uncopied."""
 
     def __init__(self, vocabulary: VocabularyMap | None) -> None:
         self._vocabulary = vocabulary
@@ -168,10 +171,10 @@ class DraftIds:
 
 
 def map_vocabulary(draft_path: str, target_path: str) -> VocabularyMap | None:
-    """None when the draft's token ids are the target's: same tokenizer, same number of ids.
+    """Maps a draft model's vocabulary; None when its token ids are the target's: same tokenizer, same number of ids.
 
-    Without both tokenizer.json files, an equal number of ids counts as the same vocabulary.
-    Raises CheckpointRefused: too few shared tokens, or a missing or unsupported tokenizer.json.
+    Without both tokenizer.json files, an equal number of ids counts as the same vocabulary. Raises CheckpointRefused
+    for too few shared tokens, or a missing or unsupported tokenizer.json.
     """
     draft, target = ModelIds.read(draft_path), ModelIds.read(target_path)
     files = [Path(ids.path) / "tokenizer.json" for ids in (draft, target)]
@@ -198,7 +201,7 @@ def map_vocabulary(draft_path: str, target_path: str) -> VocabularyMap | None:
 
 
 def _hold_the_same(left: Path, right: Path) -> bool:
-    """Whether two tokenizer.json give the same ids to the same tokens; settings and white space may differ."""
+    """Returns whether two tokenizer.json give the same ids to the same tokens; settings and white space may differ."""
     if left.read_bytes() == right.read_bytes():
         return True
     known = []
@@ -211,7 +214,7 @@ def _hold_the_same(left: Path, right: Path) -> bool:
 
 
 def _by_bytes(tokens: TokenBytes) -> dict[bytes, int]:
-    """One id per text: an ordinary token before <0xNN>, then the smaller id."""
+    """Maps each text -> one id: an ordinary token before <0xNN>, then the smaller id."""
     found: dict[bytes, int] = {}
     for token_id in sorted(tokens.ordinary, key=lambda token_id: (token_id in tokens.fallback, token_id)):
         found.setdefault(tokens.ordinary[token_id], token_id)
@@ -223,7 +226,7 @@ def _shared_text(draft: Mapping[bytes, int], target: Mapping[bytes, int]) -> dic
 
 
 def _shared_names(draft: TokenBytes, target: TokenBytes) -> dict[int, int]:
-    """Special tokens of the same name."""
+    """Maps draft id -> target id of special tokens with the same name."""
     target_ids = {name: token_id for token_id, name in target.special.items()}
     return {token_id: target_ids[name] for token_id, name in draft.special.items() if name in target_ids}
 

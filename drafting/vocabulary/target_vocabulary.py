@@ -11,7 +11,10 @@ from outrider.engine.sampling.laws import Row
 
 
 class TargetVocabulary:
-    """target_ids int64 [head vocabulary]: the target's id of each head id; None: identical ids."""
+    """Maps a head's logits to the target's vocabulary.
+
+    target_ids int64 [head vocabulary]: the target's id of each head id; None: identical ids.
+    """
 
     def __init__(self, vocab_size: int, target_ids: torch.Tensor | None) -> None:
         self.vocab_size = vocab_size
@@ -20,7 +23,7 @@ class TargetVocabulary:
         self._device_ids = target_ids
 
     def rows(self, logits: torch.Tensor) -> Sequence[Row]:
-        """logits [N, head vocabulary] -> float32 [N, vocab_size]; -inf for tokens the head does not have."""
+        """Maps logits [N, head vocabulary] -> float32 [N, vocab_size]; -inf for tokens the head does not have."""
         found: np.ndarray[tuple[int, int], np.dtype[np.float32]] = logits.float().cpu().numpy()
         if self._target_ids is None:
             return list(found)
@@ -29,7 +32,7 @@ class TargetVocabulary:
         return list(rows)
 
     def spread(self, logits: torch.Tensor) -> torch.Tensor:
-        """logits [N, head vocabulary] -> [N, vocab_size] on the same device, of the same dtype; -inf as in `rows`."""
+        """Maps logits [N, head vocabulary] -> [N, vocab_size], same device and dtype; -inf as in `rows`."""
         if self._device_ids is None:
             return logits
         if self._device_ids.device != logits.device:

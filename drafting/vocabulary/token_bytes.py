@@ -1,4 +1,4 @@
-"""What each token of a tokenizer.json stands for: bytes of text, or a special token's name.
+"""Finds what each token of a tokenizer.json stands for: bytes of text, or a special token's name.
 
 Byte-level BPE and SentencePiece (Metaspace, with or without <0xNN> tokens) have such bytes. Tokenizers whose tokens
 depend on their neighbours (WordPiece) do not. Not here: the gateway's tokenizer (it decodes whole outputs), and
@@ -24,7 +24,10 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 @dataclass(frozen=True)
 class TokenBytes:
-    """`ordinary`: id -> bytes, never empty; `special`: id -> name; `fallback`: those of `ordinary` written <0xNN>."""
+    """The tokens' bytes.
+
+    `ordinary`: id -> bytes, never empty; `special`: id -> name; `fallback`: those of `ordinary` written <0xNN>.
+    """
 
     folder: Path
     backend: tokenizers.Tokenizer
@@ -34,9 +37,9 @@ class TokenBytes:
 
 
 def read_token_bytes(folder: Path, vocab_size: int) -> TokenBytes:
-    """Tokens below vocab_size, the model's number of rows.
+    """Reads the bytes of tokens below vocab_size, the model's number of rows.
 
-    Raises CheckpointRefused: no tokenizer.json, a broken one, or tokens without bytes of their own.
+    Raises CheckpointRefused for a missing or broken tokenizer.json, or tokens without bytes of their own.
     """
     file = folder / "tokenizer.json"
     if not file.is_file():
@@ -79,7 +82,7 @@ def _decoder_kinds(decoder: Any) -> list[str]:
 
 
 def _byte_level(tokens: Mapping[int, str]) -> dict[int, bytes]:
-    """By GPT-2's table of printable stand-ins; a token with other characters is plain text."""
+    """Decodes tokens by GPT-2's table of printable stand-ins; a token with other characters is plain text."""
     plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = sorted(set(range(256)) - set(plain))
     alphabet = {chr(byte): byte for byte in plain} | {chr(256 + place): byte for place, byte in enumerate(others)}

@@ -24,7 +24,10 @@ from outrider.kernels.recurrent.rows import RecurrentRows
 
 @dataclass(frozen=True)
 class ForwardBatch:
-    """Shapes: T rows, S sessions, at most B blocks per session, R rows with wanted logits."""
+    """The rows of one ragged forward.
+
+    Shapes: T rows, S sessions, at most B blocks per session, R rows whose logits are wanted.
+    """
 
     token_ids: torch.Tensor  # int64 [T]
     position_ids: torch.Tensor  # int64 [T]: logical position; in a tree, context + depth
@@ -39,15 +42,15 @@ class ForwardBatch:
 
     @functools.cached_property
     def attention_tables(self) -> BatchTables:
-        """The part that paged attention reads."""
+        """Returns the part that paged attention reads."""
         return BatchTables(self.block_tables, self.context_lens, self.query_starts, self.tree_starts, self.parents)
 
     def tensors(self) -> list[torch.Tensor]:
-        """All but `recurrent`, in the order of the fields: of a model without recurrent layers the whole batch."""
+        """Returns all tensors but `recurrent`'s, in field order: without recurrent layers, the whole batch."""
         return [getattr(self, each.name) for each in dataclasses.fields(self) if each.name != "recurrent"]
 
     def mapped(self, function: Callable[[torch.Tensor], torch.Tensor]) -> ForwardBatch:
-        """With what the function makes of every tensor, those of `recurrent` too."""
+        """Returns a batch with `function` applied to every tensor, those of `recurrent` included."""
         recurrent = None if self.recurrent is None else RecurrentRows(*map(function, self.recurrent.tensors()))
         return ForwardBatch(*map(function, self.tensors()), recurrent=recurrent)
 
@@ -58,7 +61,7 @@ class SessionRows:
 
     `token_ids`: the rows; the first `num_chain_rows` are a chain from cache index `context_len` on, the rest a tree.
     `parents`: one relative row per tree row (the last chain row is the root). `block_ids` must cover `context_len +
-    len(token_ids)` cache indices. Logits are wanted for the last `num_logits_rows` rows. `state`: of a model with
+    len(token_ids)` cache indices. Logits are wanted for the last `num_logits_rows` rows. `state`: only for models with
     recurrent layers.
     """
 
@@ -72,7 +75,7 @@ class SessionRows:
 
 
 def build_batch(sessions: Sequence[SessionRows], block_size: int, device: torch.device | str = "cpu") -> ForwardBatch:
-    """Flatten the sessions in order, without a torch call per session.
+    """Flattens the sessions in order, without a torch call per session.
 
     Block tables are as wide as the longest session needs; unused entries are 0 and never read.
     """
@@ -124,7 +127,7 @@ def build_batch(sessions: Sequence[SessionRows], block_size: int, device: torch.
 
 
 def _recurrent(sessions: Sequence[SessionRows], device: torch.device | str) -> RecurrentRows | None:
-    """None if a session has no state: the first recurrent layer then refuses the batch."""
+    """Returns the recurrent rows; None if a session has no state: the first recurrent layer then refuses the batch."""
     states = [rows.state for rows in sessions if rows.state is not None]
     if len(states) < len(sessions) or not states:
         return None
@@ -134,7 +137,7 @@ def _recurrent(sessions: Sequence[SessionRows], device: torch.device | str) -> R
 
 
 def _single_rows(sessions: Sequence[SessionRows], block_size: int, device: torch.device | str) -> ForwardBatch:
-    """Batches of one row per session (decoding), without numpy per session (log: 20a6f59)."""
+    """Builds a batch of one row per session (decoding), without numpy calls per session (log: 20a6f59)."""
     num_rows = len(sessions)
     lens = [rows.context_len for rows in sessions]
     width = max((len(rows.block_ids) for rows in sessions), default=0)
@@ -163,7 +166,7 @@ def _single_rows(sessions: Sequence[SessionRows], block_size: int, device: torch
 
 
 def _tree_positions(rows: SessionRows, num_chain_rows: int) -> list[int]:
-    """Logical positions of the tree rows: one past the parent's. Any parent before the tree is the root."""
+    """Returns the logical position of each tree row: one past its parent's. A parent before the tree means the root."""
     root = rows.context_len + num_chain_rows - 1
     positions: list[int] = []
     for parent in rows.parents:

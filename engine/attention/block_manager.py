@@ -33,7 +33,7 @@ class BlockTable:
 
 
 class BlockManager:
-    """Half-open ranges; every method leaves `check_integrity` true."""
+    """Allocates, shares and frees KV blocks. Ranges are half-open; every method leaves `check_integrity` true."""
 
     def __init__(self, num_blocks: int, block_size: int, *, prefix_caching: bool = True) -> None:
         self.num_blocks = num_blocks
@@ -54,10 +54,10 @@ class BlockManager:
     def open(
         self, token_ids: Sequence[int], cache_salt: str = "", may_end: Callable[[bytes], bool] = lambda _hash: True
     ) -> tuple[BlockTable, int]:
-        """A table with the longest cached prefix of `token_ids`, and that prefix's length in tokens.
+        """Returns a table with the longest cached prefix of `token_ids`, and that prefix's length in tokens.
 
-        Always leaves the last token to compute: its logits are needed. may_end: whether a prefix may end with the block
-        of this hash.
+        Always leaves the last token to compute, since its logits are needed. may_end: whether a prefix may end with the
+        block that has this hash.
         """
         table = BlockTable(cache_salt=cache_salt)
         self._tables[id(table)] = table
@@ -87,8 +87,8 @@ class BlockManager:
     def truncate(self, table: BlockTable, num_positions: int) -> int:
         """Frees the blocks past positions [0, num_positions); returns the number of positions still valid.
 
-        Fewer than num_positions if the cut is inside a block that is shared or cached: positions after the cut will be
-        overwritten, so the whole block is released and its positions are computed again.
+        That is fewer than num_positions if the cut is inside a block that is shared or cached: positions after the cut
+        will be overwritten, so the whole block is released and its positions are computed again.
         """
         keep = self._blocks_for(num_positions)
         if (
@@ -173,7 +173,7 @@ class BlockManager:
                 self._free.append(block_id)
 
     def _hashes(self, table: BlockTable, token_ids: Sequence[int], num_blocks: int, start: int = 0) -> list[bytes]:
-        """Chained hashes of blocks [start, num_blocks): each covers all tokens up to its end, and the salt."""
+        """Returns chained hashes of blocks [start, num_blocks): each covers all tokens up to its end, and the salt."""
         previous = table.block_hashes[start - 1] if start else table.cache_salt.encode()
         hashes = []
         for index in range(start, num_blocks):

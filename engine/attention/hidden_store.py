@@ -14,7 +14,7 @@ import torch
 
 
 class HiddenStateStore:
-    """Layers as transformers numbers them (see `ModelRunner.forward`); slots as in `PagedKVCache`."""
+    """Stores hidden states by layer, numbered as in `ModelRunner.forward`, and by slot, as in `PagedKVCache`."""
 
     def __init__(self, *, num_slots: int, width: int, dtype: torch.dtype, device: torch.device | str) -> None:
         self.width = width
@@ -22,7 +22,7 @@ class HiddenStateStore:
         self._num_slots = num_slots
         self._device = device
         self._rows: dict[int, torch.Tensor] = {}
-        # Slots written since the layer is stored; earlier contents do not count.
+        # Slots written since the layer has been stored; rows of other slots are not valid.
         self._written: dict[int, np.ndarray[tuple[int], np.dtype[np.bool_]]] = {}
 
     @property
@@ -30,14 +30,14 @@ class HiddenStateStore:
         return tuple(self._rows)
 
     def keep(self, layers: Sequence[int]) -> None:
-        """Start storing layers; already stored ones are unchanged."""
+        """Starts storing layers; layers already stored are unchanged."""
         for layer in layers:
             if layer not in self._rows:
                 self._rows[layer] = torch.zeros((self._num_slots, self.width), dtype=self.dtype, device=self._device)
                 self._written[layer] = np.zeros(self._num_slots, dtype=np.bool_)
 
     def write(self, hidden: Mapping[int, torch.Tensor], slots: torch.Tensor) -> None:
-        """hidden[layer] [T, width] for every stored layer, slots int64 [T]."""
+        """Writes hidden[layer] [T, width] of every stored layer to slots, int64 [T]."""
         indices = slots.cpu().numpy()
         for layer, rows in self._rows.items():
             if rows.device.type == "cpu":
@@ -47,14 +47,14 @@ class HiddenStateStore:
             self._written[layer][indices] = True
 
     def move(self, source_slots: torch.Tensor, target_slots: torch.Tensor) -> None:
-        """Copy slots (int64 [N] each); reads all sources before it writes any target."""
+        """Copies slots (int64 [N] each); reads all sources before it writes any target."""
         sources, targets = source_slots.cpu().numpy(), target_slots.cpu().numpy()
         for layer, rows in self._rows.items():
             rows[target_slots] = rows[source_slots]
             self._written[layer][targets] = self._written[layer][sources]
 
     def num_missing(self, layers: Sequence[int], slots: Sequence[int]) -> int:
-        """Length of the shortest prefix of slots after which every slot is stored in every layer."""
+        """Returns the length of the shortest prefix of slots after which every slot is stored in every layer."""
         indices = np.asarray(slots, dtype=np.int64)
         is_stored = np.ones(len(indices), dtype=np.bool_)
         for layer in layers:
@@ -63,7 +63,7 @@ class HiddenStateStore:
         return int(missing[-1]) + 1 if len(missing) else 0
 
     def read(self, layers: Sequence[int], slots: Sequence[int]) -> torch.Tensor:
-        """[len(slots), len(layers) * width], a copy; layers are concatenated."""
+        """Returns a copy [len(slots), len(layers) * width]; layers are concatenated."""
         if torch.device(self._device).type == "cpu":
             found = torch.empty(len(slots), len(layers) * self.width, dtype=self.dtype)
             parts = _numbers(found).reshape(len(slots), len(layers), self.width)
@@ -75,5 +75,5 @@ class HiddenStateStore:
 
 
 def _numbers(rows: torch.Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.signedinteger]]:
-    """The same memory on the CPU: numpy, which has no bfloat16, needs a fifth of torch's time for a few rows."""
+    """Views CPU rows as numpy integers: numpy has no bfloat16, but copies a few rows in a fifth of torch's time."""
     return rows.view(torch.int16 if rows.element_size() == 2 else torch.int32).numpy()

@@ -26,7 +26,7 @@ from outrider.kernels.recurrent.rows import LayerStates, RecurrentRows
 # transformers interprets names with "flash", "sdpa", "flex_attention", "paged|" or "org/name".
 ATTENTION_NAME = "outrider_paged"
 
-# Arguments of attention functions that do not change what ours computes.
+# Arguments of attention functions that do not change what paged attention computes.
 _HARMLESS_ARGUMENTS = frozenset(
     {
         "cache_position",
@@ -67,7 +67,7 @@ class AttentionProbe:
         scoring: Scoring,
         other_arguments: dict[str, Any],
     ) -> torch.Tensor:
-        """Check and record one hook call; returns zeros of the output's shape [1, T, Hq, Dv]."""
+        """Checks and records one hook call; returns zeros of the output's shape [1, T, Hq, Dv]."""
         query, key, value = tensors
         name = self.module_names.get(id(module), type(module).__name__)
         unknown = sorted(
@@ -94,23 +94,23 @@ class AttentionProbe:
         return query.new_zeros((1, query.shape[2], query.shape[1], value.shape[3]))
 
     def record_mixer(self, shape: RecurrentShape) -> None:
-        """One call of a recurrent mixer."""
+        """Records one call of a recurrent mixer."""
         self.mixers.append(shape)
 
 
 @dataclass(frozen=True)
 class PagedContext:
-    """What a forward passes to every layer's hook. The probe forward has a probe, and neither batch nor cache."""
+    """The arguments of every layer's hook. The probe forward has a probe, and neither batch nor cache."""
 
     ops: AttentionOps
     batch: ForwardBatch | None = None
     cache: PagedKVCache | None = None
     probe: AttentionProbe | None = None
     plans: dict[Any, Any] = field(default_factory=dict)  # kept by the attention kernel between layers
-    states: RecurrentStates | None = None  # of a model with recurrent layers
+    states: RecurrentStates | None = None  # only for a model with recurrent layers
 
     def layer_states(self, state_idx: int) -> tuple[LayerStates, RecurrentRows]:
-        """What a recurrent mixer's kernel takes. Raises EngineError if the forward has no states."""
+        """Returns the arguments of a recurrent mixer's kernel. Raises EngineError if the forward has no states."""
         if self.states is None or self.batch is None or self.batch.recurrent is None:
             raise EngineError("a forward of a model with recurrent layers needs its sessions' states")
         return self.states.layers[state_idx], self.batch.recurrent
@@ -132,10 +132,10 @@ def paged_attention_hook(
     query_scales: torch.Tensor | None = None,
     **other_arguments: Any,
 ) -> tuple[torch.Tensor, None]:
-    """query [1, Hq, T, D], key and value [1, Hkv, T, D], rotated; returns ([1, T, Hq, Dv], None).
+    """Attends query [1, Hq, T, D] to key and value [1, Hkv, T, D], rotated; returns ([1, T, Hq, Dv], None).
 
     `scaling` and `paged` have no default: a model that does not forward its keyword arguments must fail. chunk_size and
-    query_scales, fp32 [1, T], come from engine/model/llama4; no model of transformers' passes them.
+    query_scales, fp32 [1, T], come from engine/model/llama4; no transformers model passes them.
     """
     scoring = Scoring(scaling, sliding_window, softcap, s_aux, chunk_size)
     if query_scales is not None:
@@ -161,7 +161,7 @@ def attend(
     tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     scoring: Scoring,
 ) -> torch.Tensor:
-    """Write key [T, Hkv, D] and value [T, Hkv, Dv], then attend query [T, Hq, D]; returns [T, Hq, Dv]."""
+    """Writes key [T, Hkv, D] and value [T, Hkv, Dv], then attends query [T, Hq, D]; returns [T, Hq, Dv]."""
     batch, cache = paged.batch, paged.cache
     if batch is None or cache is None:
         raise EngineError("a paged forward needs a batch and a cache")
@@ -174,7 +174,8 @@ def attend(
 
 
 def register_attention() -> None:
-    """Register ATTENTION_NAME with transformers. Safe to call again.
+    """Registers ATTENTION_NAME with transformers. Safe to call again.
 
-    No mask is registered, so transformers makes none: the kernel handles causality, windows and trees."""
+    No mask is registered, so transformers makes none: the kernel handles causality, windows and trees.
+    """
     AttentionInterface.register(ATTENTION_NAME, paged_attention_hook)

@@ -42,12 +42,15 @@ class AttentionOps:
 
     @property
     def row_backend(self) -> str:
-        """The backend of the model's linears, norms, gates and rotations: "triton" or "cpu" (row_kernels)."""
+        """Names the backend of the model's linears, norms, gates and rotations: "triton" or "cpu" (row_kernels)."""
         return "triton" if self.backend == "triton" else "cpu"
 
 
 def resolve_attention_ops(backend: str, device: torch.device) -> AttentionOps:
-    """The kernels of a backend in ATTENTION_BACKENDS; "auto": the fastest on the device. Raises BackendUnavailable."""
+    """Returns the kernels of a backend in ATTENTION_BACKENDS.
+
+    "auto" chooses the fastest on the device. Raises BackendUnavailable.
+    """
     if backend not in ATTENTION_BACKENDS:
         raise BackendUnavailable(f"attention_backend={backend!r}: choose one of {', '.join(ATTENTION_BACKENDS)}")
     if backend == "auto":

@@ -1,8 +1,7 @@
 """The paged KV cache: per layer, keys [num_blocks, num_kv_heads, block_size, key_dim] and values [..., value_dim].
 
-Of a layer that caches latents the values are a view of the keys.
-
-A slot is `block_id * block_size + offset`. With an 8-bit dtype they are codes with their scales (kernels/kv_codes).
+In a layer that caches latents, the values are a view of the keys. A slot is `block_id * block_size + offset`. With an
+8-bit dtype, keys and values are codes with their scales (kernels/kv_codes).
 Not here: block ownership (block_manager), writing and reading rows (kernels).
 """
 
@@ -47,7 +46,7 @@ class PagedKVCache:
         ]
 
     def move(self, source_slots: torch.Tensor, target_slots: torch.Tensor) -> None:
-        """Copy slots (int64 [N] each) in every layer; reads all sources before it writes any target."""
+        """Copies slots (int64 [N] each) in every layer; reads all sources before it writes any target."""
         if source_slots.numel() == 0:
             return
         device = self.layers[0][0].device
@@ -59,7 +58,7 @@ class PagedKVCache:
 def _layer(
     shape: LayerShape, places: tuple[int, int, int], dtype: torch.dtype, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values of one layer. places: blocks, heads, slots of a block."""
+    """Allocates the keys and values of one layer. places: (blocks, heads, slots of a block)."""
     if dtype in LARGEST_CODE:
         if shape.values_in_keys:
             raise ValueError(f"{shape.module_name} caches latents, which have no 8-bit codes")
@@ -72,13 +71,13 @@ def _layer(
 
 
 def _codes(places: tuple[int, int, int], dim: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Codes and scales of zeros."""
+    """Allocates codes and scales, all zero."""
     *heads, block_size = places
     return view_codes(zeros((*heads, head_bytes(block_size, dim)), torch.uint8, device), block_size, dim, dtype)
 
 
 def bytes_per_block(layer_shapes: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block over all layers: keys and values, and the scales of codes."""
+    """Returns the bytes of one block over all layers: keys and values, and the scales of codes."""
     if dtype in LARGEST_CODE:
         dims = ((shape.num_kv_heads, dim) for shape in layer_shapes for dim in (shape.key_dim, shape.value_dim))
         return sum(num_heads * head_bytes(block_size, dim) for num_heads, dim in dims)

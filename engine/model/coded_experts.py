@@ -1,8 +1,8 @@
-"""Finds the quantised weights of mixtures' experts in a checkpoint, so that each expert is packed by itself.
+"""Finds the quantised weights of mixtures' experts in a checkpoint, so that each expert is packed separately.
 
-The model has all experts of a layer in one parameter. A file has them so (gpt-oss), or weight by weight; then
-transformers would stack and join them, and what it would do is read from its own table of conversions. Not here: what
-waits (coded_weights), how it is packed (row_invariant_experts).
+The model has all experts of a layer in one parameter. A checkpoint stores them the same way (gpt-oss), or weight by
+weight; transformers would then stack and join them, as its own table of conversions says. Not here: the weights that
+wait to be packed (coded_weights), how an expert is packed (row_invariant_experts).
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from outrider.engine.model.weight_reader import WeightReader
 def waiting_experts(
     path: str, skeleton: Any, readers: Mapping[str, WeightReader], kernels: CodeKernels
 ) -> dict[str, WaitingExperts]:
-    """By the parameter's name, experts all of whose weights have codes.
+    """Maps a parameter's name to its experts, where all of their weights have codes.
 
-    skeleton: the model on the meta device; kernels: those that they are to be packed for. A conversion that does more
-    than stack and join is left to transformers.
+    skeleton: the model on the meta device; kernels: those that the experts are to be packed for. A conversion that does
+    more than stack and join is left to transformers.
     """
     modules = {
         f"{name}.{weight}": module
@@ -57,7 +57,7 @@ def waiting_experts(
 
 
 def place(model: torch.nn.Module, experts: Mapping[str, WaitingExperts]) -> None:
-    """Put them in the place of the stand-ins."""
+    """Puts the experts in the place of the stand-ins."""
     for name, waiting in experts.items():
         parent, _, child = name.rpartition(".")
         module = model.get_submodule(parent)
@@ -66,8 +66,10 @@ def place(model: torch.nn.Module, experts: Mapping[str, WaitingExperts]) -> None
 
 
 def _sources(skeleton: Any, readers: Iterable[str]) -> dict[str, list[list[str]]]:
-    """Parameter's name -> names of the weights that make it up: a list for each pattern whose tensors are joined, in it
-    those that are stacked. As transformers' loader finds them."""
+    """Maps a parameter's name -> names of the weights that make it up, as transformers' loader finds them.
+
+    The outer list has an entry for each pattern whose tensors are joined; the inner list names those that are stacked.
+    """
     transforms = get_model_conversion_mapping(skeleton)
     renamings = [transform for transform in transforms if isinstance(transform, WeightRenaming)]
     converters = [transform for transform in transforms if isinstance(transform, WeightConverter)]
@@ -91,7 +93,7 @@ def _sources(skeleton: Any, readers: Iterable[str]) -> dict[str, list[list[str]]
 
 
 def _stacks_and_joins(converter: WeightConverter) -> bool:
-    """Whether it makes [E, N, K] of E weights for each of its patterns, and joins the patterns' outputs."""
+    """Returns whether it makes [E, N, K] of E weights for each of its patterns, and joins the patterns' outputs."""
     steps = [(type(step), getattr(step, "dim", None)) for step in converter.operations]
     stacks, joins = (MergeModulelist, 0), (Concatenate, 1)
     return steps == ([stacks, joins] if len(converter.source_patterns) > 1 else [stacks])

@@ -1,9 +1,9 @@
 """Quantised weights of a model that is being loaded: they stay in the file until they are packed.
 
-transformers gets a tensor of one number for each (`stand_in`). `place` then puts a CodedLinear where a linear is, which
-`pack` replaces, and decodes an embedding's rows from packed codes, which a tied head shares. Not here: reading
-(weight_reader), experts of mixtures (coded_experts), computing before they are packed (dequantising), the order of
-replacements (lean, row_invariance).
+transformers gets a tensor that takes the memory of one number for each (`stand_in`). `place` then puts a CodedLinear
+where a linear is, which `pack` replaces, and decodes an embedding's rows from packed codes, which a tied head shares.
+Not here: reading (weight_reader), experts of mixtures (coded_experts), computing before they are packed (dequantising),
+the order of replacements (lean, row_invariance).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from outrider.engine.model.row_kernels import CodeKernels, PackedCodes
 from outrider.engine.model.weight_reader import WeightReader
 from outrider.kernels.linear.codes import Codes
 
-# numbers; dequantised at once, which takes six bytes for each
+# numbers; dequantised per step; bounds memory, at six bytes for each
 _SLAB_NUMBERS = 16_000_000
 
 
 def stand_in(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | None = None) -> torch.Tensor:
-    """Zeros in the memory of one."""
+    """Returns zeros that take the memory of one number."""
     return torch.zeros((), dtype=dtype, device=device).expand(shape)
 
 
@@ -33,15 +33,15 @@ class Waiting:
     """A weight that stays in the file until it is packed."""
 
     def __init__(self, path: str, name: str, shape: tuple[int, ...], read: Callable[[], Codes]) -> None:
-        """shape: as the model has it, [N, K]."""
+        """Describes a weight of the model's shape [N, K] that `read` reads."""
         self._path, self._name, self._shape, self._read = path, name, shape, read
 
     def stand_in(self, dtype: torch.dtype) -> torch.Tensor:
-        """Zeros of its shape in the memory of one."""
+        """Returns zeros of its shape that take the memory of one number."""
         return stand_in(self._shape, dtype)
 
     def codes(self) -> Codes:
-        """Raises ModelRefused."""
+        """Reads the codes. Raises ModelRefused if they do not have the model's shape."""
         found = self._read()
         if found.shape != self._shape:  # transformers saw the stand-in alone
             shapes = f"{self._name} has shape {list(found.shape)}, not {list(self._shape)}"
@@ -49,13 +49,16 @@ class Waiting:
         return found
 
     def of_outputs(self, *ranges: tuple[int, int]) -> Waiting:
-        """The outputs of half-open ranges, one below the other."""
+        """Returns the weight of the outputs in half-open ranges, concatenated."""
         index = torch.cat([torch.arange(start, end) for start, end in ranges])
         return Waiting(self._path, self._name, (len(index), self._shape[1]), lambda: self.codes().rows(index))
 
     def of_inputs(self, start: int, end: int, uneven: set[str]) -> Waiting:
-        """The inputs [start, end). Reading them adds the weight's name to `uneven` if they cannot be packed, as whole
-        ones can: their groups are of different sizes, or too small."""
+        """Returns the weight of the inputs [start, end).
+
+        Reading it adds the weight's name to `uneven` if the whole weight can be packed but this part cannot, because
+        its groups differ in size or are too small.
+        """
 
         def read() -> Codes:
             whole = self.codes()
@@ -71,8 +74,8 @@ class Waiting:
 class WaitingExperts:
     """The weights of all experts of a layer, in the place of the model's parameter until they are packed.
 
-    shape: the parameter's, [E, N, K] or [E, K, N]. parts: each expert's weights [n, K], one below the other. sources:
-    names of all these weights in the checkpoint. kernels: those that it is packed for.
+    shape: the parameter's, [E, N, K] or [E, K, N]. parts: each expert's weights [n, K], whose outputs are concatenated.
+    sources: names of all these weights in the checkpoint. kernels: those that they are packed for.
     """
 
     shape: tuple[int, ...]
@@ -87,7 +90,10 @@ class CodedLinear(torch.nn.Module):
     def __init__(
         self, linear: torch.nn.Linear, weight: Waiting, kernels: CodeKernels, packed: PackedCodes | None = None
     ) -> None:
-        """kernels: those that it is packed for; packed: the weight where it is packed already."""
+        """Takes the linear's sizes and bias.
+
+        kernels: those that the weight is packed for; packed: the weight, if it is packed already.
+        """
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias
@@ -96,7 +102,7 @@ class CodedLinear(torch.nn.Module):
         self.computes = False  # set by dequantising
 
     def codes(self) -> Codes:
-        """Raises ModelRefused."""
+        """Reads the codes. Raises ModelRefused."""
         return self.waiting.codes()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -105,7 +111,7 @@ class CodedLinear(torch.nn.Module):
         return x.new_zeros((*x.shape[:-1], self.out_features))
 
     def keep_outputs(self, start: int, end: int) -> None:
-        """Become the linear with the outputs [start, end)."""
+        """Keeps the outputs [start, end) only."""
         self.waiting, self.out_features = self.waiting.of_outputs((start, end)), end - start
         if self.packed is not None:
             self.packed = self.kernels.outputs(self.packed, start, end)
@@ -113,11 +119,11 @@ class CodedLinear(torch.nn.Module):
             self.bias = torch.nn.Parameter(self.bias.detach()[start:end].clone(), requires_grad=False)
 
     def keep_inputs(self, start: int, end: int, uneven: set[str]) -> None:
-        """Become the linear with the inputs [start, end), and the same bias. uneven: as of_inputs."""
+        """Keeps the inputs [start, end) only, and the whole bias. uneven: as for of_inputs."""
         self.waiting, self.in_features, self.packed = self.waiting.of_inputs(start, end, uneven), end - start, None
 
     def plain(self, dtype: torch.dtype) -> torch.nn.Linear:
-        """The linear that it stands for, dequantised. Raises ModelRefused."""
+        """Returns the linear that it stands for, dequantised. Raises ModelRefused."""
         linear = torch.nn.Linear(self.in_features, self.out_features, bias=False, dtype=dtype)
         weight = self.codes().dequantised().to(self.kernels.device, dtype)
         linear.weight = torch.nn.Parameter(weight, requires_grad=False)
@@ -127,7 +133,7 @@ class CodedLinear(torch.nn.Module):
 
 
 def dequantised_linear(x: torch.Tensor, weights: Sequence[Waiting], bias: torch.Tensor | None) -> torch.Tensor:
-    """x [..., K] -> [..., N] of the weights' concatenated outputs, in x's dtype; little of them is in memory at once.
+    """Maps x [..., K] -> [..., N], the weights' concatenated outputs, in x's dtype; dequantises a slab at a time.
 
     Raises ModelRefused.
     """
@@ -157,7 +163,7 @@ class RowInvariantCodes(RowInvariantLinear):
 
 
 class CodedRows(torch.Tensor):
-    """The weight [N, K] of an embedding: F.embedding decodes rows of packed codes. Anything else sees a stand-in."""
+    """The weight [N, K] of an embedding: F.embedding decodes rows of packed codes. Others see a stand-in."""
 
     packed: PackedCodes
     _kernels: CodeKernels
@@ -173,14 +179,14 @@ class CodedRows(torch.Tensor):
 
     @classmethod
     def wrap(cls, weight: torch.Tensor, packed: PackedCodes, kernels: CodeKernels) -> CodedRows:
-        """weight: the stand-in."""
+        """Makes the stand-in `weight` a CodedRows with these packed codes."""
         wrapped = weight.detach().as_subclass(cls)
         wrapped.packed, wrapped._kernels = packed, kernels
         return wrapped
 
 
 def waiting(path: str, skeleton: torch.nn.Module, readers: Mapping[str, WeightReader]) -> dict[str, Waiting]:
-    """By name, the weights with codes that can wait: those of plain linears and embeddings.
+    """Maps a parameter's name to its weight, for plain linears and embeddings whose weights have codes.
 
     skeleton: the model on the meta device. Parameters that transformers merges or renames are not among them.
     """
@@ -199,8 +205,8 @@ def _takes(module: torch.nn.Module) -> bool:
 
 
 def place(path: str, model: torch.nn.Module, weights: Mapping[str, Waiting], kernels: CodeKernels) -> None:
-    """Put a CodedLinear where the stand-in is a linear's, CodedRows where it is an embedding's, or its weight where
-    the kernels do not take it. Raises ModelRefused."""
+    """Replaces the stand-ins: a linear's by a CodedLinear, an embedding's by CodedRows, or by its weight where the
+    kernels do not take its codes. Raises ModelRefused."""
     stand_ins = [model.get_parameter(name) for name in weights]  # kept, so that no other tensor gets the same id
     waiting_for = {id(parameter): weight for parameter, weight in zip(stand_ins, weights.values(), strict=True)}
     modules = [(name, module) for name, module in model.named_modules() if _takes(module)]
@@ -230,9 +236,9 @@ def place(path: str, model: torch.nn.Module, weights: Mapping[str, Waiting], ker
 
 
 def pack(linears: Sequence[CodedLinear]) -> RowInvariantLinear:
-    """One linear with their concatenated outputs: on their codes if they can be packed together, else dequantised.
+    """Returns one linear with their concatenated outputs.
 
-    Raises ModelRefused.
+    It is on their codes if they can be packed together, else dequantised. Raises ModelRefused.
     """
     biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
     bias, kernels = torch.cat(biases) if biases else None, linears[0].kernels
@@ -243,8 +249,10 @@ def pack(linears: Sequence[CodedLinear]) -> RowInvariantLinear:
 
 
 def pack_codes(codes: Sequence[Codes], bias: torch.Tensor | None, kernels: CodeKernels) -> RowInvariantLinear:
-    """One linear with the weights' concatenated outputs: on their codes if they can be packed together, else
-    dequantised. bias: of all outputs."""
+    """Returns one linear with the weights' concatenated outputs.
+
+    It is on their codes if they can be packed together, else dequantised. bias: that of all outputs.
+    """
     if kernels.takes_together(codes):
         return RowInvariantCodes(kernels.pack(codes), bias, kernels)
     weight = torch.cat([part.dequantised().bfloat16() for part in codes]).to(kernels.device)
@@ -252,7 +260,7 @@ def pack_codes(codes: Sequence[Codes], bias: torch.Tensor | None, kernels: CodeK
 
 
 def code_kinds(model: torch.nn.Module) -> list[str]:
-    """Names of the kinds of codes that the model's linears multiply, sorted; none: no weight is packed."""
+    """Returns the kinds of codes that the model's linears multiply, sorted; empty if no weight is packed."""
     return sorted(
         {kind for part in model.modules() if isinstance(part, RowInvariantCodes) for kind in part.packed.kinds}
     )

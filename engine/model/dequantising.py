@@ -1,6 +1,6 @@
-"""Has quantised weights that wait to be packed compute, from what they stand for: a check of the whole model needs it.
+"""Lets quantised weights that wait to be packed compute by dequantising them: a check of the whole model needs it.
 
-Not here: the weights (coded_weights, coded_experts), what probes need of them, which is zeros.
+Not here: the weights (coded_weights, coded_experts), and probes, for which zeros suffice.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from outrider.engine.model.row_invariant_experts import PACKED, has_waiting_weig
 
 @contextmanager
 def dequantising(model: torch.nn.Module) -> Iterator[None]:
-    """Within it, the model's coded linears and experts compute instead of giving zeros: each call reads its weight and
-    dequantises it, so that the memory of one is taken."""
+    """Makes the model's coded linears and experts compute instead of giving zeros while the context is open.
+
+    Each call reads its weight and dequantises it, so that memory holds one at a time.
+    """
     linears = [part for part in model.modules() if isinstance(part, CodedLinear)]
     mixtures: list[Any] = [part for part in model.modules() if is_experts(part) and has_waiting_weights(part)]
     try:
@@ -35,7 +37,7 @@ def dequantising(model: torch.nn.Module) -> Iterator[None]:
 
 
 class _Experts:
-    """In the place of a module's list of packed experts."""
+    """Stands for a module's list of packed experts."""
 
     def __init__(self, experts: Any) -> None:
         self._experts = experts

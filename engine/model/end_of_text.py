@@ -1,4 +1,4 @@
-"""Which tokens end a text: those that any of a checkpoint's files names as its end.
+"""Finds the tokens that end a text: those that any of a checkpoint's files names as its end.
 
 generation_config.json often lacks what config.json or the tokenizer names, and the other way round: a chat model's
 turns end with the tokenizer's eos_token, while config.json has the base model's. Not here: stop tokens of a request
@@ -19,10 +19,11 @@ from outrider.shared.errors import ConfigError
 
 
 def read_eos_token_ids(path: str, config: Any) -> tuple[int, ...]:
-    """End-of-sequence ids of generation_config.json, config.json and the tokenizer, in this order and each once.
+    """Returns the end-of-sequence ids that the checkpoint names.
 
-    config: transformers' of the checkpoint, whose class has a default where no file names one. Ids outside the
-    vocabulary stand for none. Raises ModelRefused that names the file.
+    They are those of generation_config.json, config.json and the tokenizer, in this order and each once. config:
+    transformers' config of the checkpoint, whose class has a default where no file names one. Ids outside the
+    vocabulary are ignored. Raises ModelRefused that names the file.
     """
     folder, text_config = Path(path), config.get_text_config()
     try:

@@ -1,6 +1,6 @@
-"""Which checkpoints the engine refuses: those that would load and be silently wrong.
+"""Refuses checkpoints that would load and be silently wrong.
 
-Each rule was seen to give wrong logits, or follows from transformers' code; docs/architectures.md lists what they
+Each rule comes from a case with wrong logits, or follows from transformers' code; docs/architectures.md lists what they
 refuse. Not here: loading (load).
 """
 
@@ -26,7 +26,7 @@ from outrider.shared.checkpoint.quantization import read_quantization, require_r
 from outrider.shared.errors import ConfigError
 from outrider.shared.kv_cache_dtypes import KV_CACHE_DTYPES
 
-# vLLM's names -> what the model computes in. No kernel computes in float16.
+# Maps vLLM's names to the dtype that the model computes in. No kernel computes in float16.
 _SERVED_DTYPES = {
     "float32": torch.float32,
     "float": torch.float32,
@@ -39,7 +39,8 @@ _PROBE_NUM_TOKENS = 3
 _SIZES_IN_CONFIG = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
 _ATTENTION_LAYERS = frozenset({"full_attention", *_SIZES_IN_CONFIG})
 _WITHOUT_ATTENTION = frozenset({"linear_attention", "conv", "mlp", "moe"})
-# Their recurrent modules are replaced by ours (recurrent/adapt). transformers' flag says nothing about them.
+# Models whose recurrent modules are replaced by our mixers (recurrent/adapt); transformers' flag does not apply to
+# them.
 _LINEAR = frozenset({"linear_attention"})
 _OTHER_LAYERS = {
     **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), _LINEAR),
@@ -50,14 +51,14 @@ _OTHER_LAYERS = {
 }
 _SERVE_ANOTHER_ARCHITECTURE = "serve one of the architectures that docs/architectures.md lists as served"
 _SERVE_UNQUANTISED = "serve the bfloat16 or float32 checkpoint that it was made from"
-# Endings of what goes with packed weights, in every format that is known.
+# Endings of tensors that belong to packed weights, in every known format.
 _PACKED_NAME = re.compile(
     r"(scales?|scale_inv|scale_2|global_scale|absmax|quant_map|SCB|zero_point|zeros|qweight|packed|g_idx|blocks)$"
 )
 
 
 def read_config(path: str) -> Any:
-    """The checkpoint's config; refuses checkpoints with their own code or with quantised weights that are not read."""
+    """Reads the checkpoint's config; refuses checkpoints with their own code or quantised weights that are not read."""
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
@@ -71,7 +72,7 @@ def read_config(path: str) -> Any:
 
 
 def _require_readable_weights(path: str) -> None:
-    """Refuse quantised weights that are not read: transformers would load them as something else, or not at all."""
+    """Refuses quantised weights that are not read: transformers would load them as something else, or not at all."""
     try:
         require_readable(Path(path))
     except ConfigError as error:
@@ -79,7 +80,7 @@ def _require_readable_weights(path: str) -> None:
 
 
 def require_weight_files(path: str) -> None:
-    """Refuse a folder without weights, before anything is read."""
+    """Refuses a folder without weights, before anything is read."""
     if linked_parts(Path(path)):
         return
     try:
@@ -89,8 +90,11 @@ def require_weight_files(path: str) -> None:
 
 
 def resolve_dtype(path: str, config: Any, requested: str) -> torch.dtype:
-    """What the model computes in; "auto" goes by what its weights are: a quantised checkpoint's are dequantised to
-    bfloat16, unless its other weights are float32. float16 is computed in float32, which loses nothing of it."""
+    """Returns the dtype that the model computes in.
+
+    "auto" follows the weights: a quantised checkpoint is dequantised to bfloat16, unless its other weights are float32.
+    float16 is computed in float32, which is lossless.
+    """
     if requested != "auto":
         if requested not in _SERVED_DTYPES:
             choices = ", ".join(("auto", *_SERVED_DTYPES))
@@ -108,7 +112,7 @@ def resolve_dtype(path: str, config: Any, requested: str) -> torch.dtype:
 
 
 def resolve_kv_codes(path: str, config: Any, requested: str) -> torch.dtype | None:
-    """The dtype of the KV cache's codes; None for "auto", a cache in the model's dtype. Needs no weights."""
+    """Returns the dtype of the KV cache's codes; None for "auto", a cache in the model's dtype. Needs no weights."""
     if requested not in KV_CACHE_DTYPES:
         choices = ", ".join(KV_CACHE_DTYPES)
         raise ModelRefused(path, f"kv_cache_dtype={requested!r} is not served", f"choose one of {choices}")
@@ -121,12 +125,12 @@ def resolve_kv_codes(path: str, config: Any, requested: str) -> torch.dtype | No
 
 
 def rounds_to_float16(requested: str) -> bool:
-    """Whether this dtype rounds weights to float16, before they are computed with in float32."""
+    """Returns whether this dtype rounds weights to float16 before they are computed with in float32."""
     return requested in ("float16", "half")
 
 
 def describe_rounding(path: str, config: Any, requested: str) -> str | None:
-    """What becomes of quantised or float16 weights, for the log; None for all others."""
+    """Describes for the log how quantised or float16 weights are rounded; None for all others."""
     quantization = read_quantization(Path(path))
     if quantization is not None:
         name = str(resolve_dtype(path, config, requested)).removeprefix("torch.")
@@ -168,7 +172,7 @@ def require_supported_architecture(path: str, config: Any) -> None:
 
 
 def resolve_max_model_len(path: str, config: Any, requested: int | None) -> int:
-    """The longest sequence (prompt + output) that this checkpoint may serve, in tokens.
+    """Returns the longest sequence (prompt + output) that this checkpoint may serve, in tokens.
 
     Guard 5: with longrope and dynamic RoPE the frequencies of all rows of a forward depend on its longest position (a
     short request's logits moved by 2.5 next to a long one). longrope has one regime up to its original length and is
@@ -212,7 +216,7 @@ def _first_int(config: Any, names: tuple[str, ...]) -> int | None:
 
 
 def _rope_parameters(text_config: Any) -> list[dict[str, Any]]:
-    """All RoPE settings of a model: one dict, or one per layer type (gemma3)."""
+    """Returns all RoPE settings of a model: one dict, or one per layer type (gemma3)."""
     found: list[dict[str, Any]] = []
     for name in ("rope_parameters", "rope_scaling"):
         parameters = getattr(text_config, name, None)
@@ -223,8 +227,11 @@ def _rope_parameters(text_config: Any) -> list[dict[str, Any]]:
 
 
 def require_windows(path: str, config: Any, layer_shapes: list[LayerShape], max_model_len: int) -> None:
-    """The hook must get every sliding window and chunk size; some models (phimoe) put theirs only into the mask, which
-    is not used. One of at least max_model_len does not matter."""
+    """Requires that the hook gets every sliding window and chunk size.
+
+    Some models (phimoe) put theirs only into the mask, which is not used. One of at least max_model_len does not
+    matter.
+    """
     text_config = config.get_text_config()
     layer_types = getattr(text_config, "layer_types", None)
     unknown = sorted(set(layer_types or ()) - _ATTENTION_LAYERS - _OTHER_LAYERS.get(config.model_type, frozenset()))
@@ -242,12 +249,12 @@ def require_windows(path: str, config: Any, layer_shapes: list[LayerShape], max_
 
 
 def is_hybrid(config: Any) -> bool:
-    """Whether some of its layers are recurrent."""
+    """Returns whether some of its layers are recurrent."""
     return config.model_type in _OTHER_LAYERS
 
 
 def attention_layers(config: Any) -> list[int]:
-    """Numbers of the layers that must attend; the others are recurrent."""
+    """Returns the numbers of the layers that must attend; the others are recurrent."""
     text_config = config.get_text_config()
     layers = range(int(text_config.num_hidden_layers))
     if not is_hybrid(config):
@@ -256,7 +263,7 @@ def attention_layers(config: Any) -> list[int]:
 
 
 def require_all_weights(path: str, loading_info: dict[str, Any]) -> None:
-    """Refuse missing weights, which transformers fills with random numbers, and scales that nothing reads.
+    """Refuses missing weights, which transformers fills with random numbers, and scales that nothing reads.
 
     transformers only warns of both.
     """
@@ -272,7 +279,7 @@ def require_all_weights(path: str, loading_info: dict[str, Any]) -> None:
 
 
 def require_all_used(path: str, loading_info: dict[str, Any]) -> None:
-    """Refuse weights that the model has not, of which transformers only warns: what they would do would be left out."""
+    """Refuses weights that the model does not have, of which transformers only warns: their effect would be lost."""
     names = sorted(loading_info.get("unexpected_keys") or ())
     if names:
         cause = f"it has weights that would be {json.dumps(names[:5])}, which the model does not have"
@@ -287,7 +294,7 @@ def probe_layers(
     attention_layers: Sequence[int],
     recurrent_shapes: Sequence[RecurrentShape] = (),
 ) -> list[LayerShape]:
-    """Run a three-token forward whose hook only records; returns the LayerShape of every layer that attends.
+    """Runs a three-token forward whose hook only records; returns the LayerShape of every layer that attends.
 
     Guards 1, 2 and 7: each of attention_layers, a layer_idx, must call the hook exactly once and pass `scaling` and
     `paged` (stablelm does not); each recurrent mixer must be called once. Head counts come from tensor shapes, not from
@@ -320,9 +327,9 @@ def probe_layers(
 
 
 def number_attention_layers(model: torch.nn.Module, layer_shapes: Sequence[LayerShape]) -> None:
-    """Give the attention modules the layer_idx 0 to m - 1: their places in the KV cache, which has no recurrent layers.
+    """Numbers the attention modules' layer_idx 0 to m - 1: their index in the KV cache, which has no recurrent layers.
 
-    Nothing else reads it without a cache of transformers'.
+    Without a cache of transformers', nothing else reads layer_idx.
     """
     for index, shape in enumerate(layer_shapes):
         module: Any = model.get_submodule(shape.module_name)

@@ -1,9 +1,8 @@
-"""Has transformers' latent attention modules cache latents instead of heads, where that is proved to be the same.
+"""Makes transformers' latent attention modules cache latents instead of heads, where that is proved to be the same.
 
-transformers' modules make the heads in a method of their own, `expand_kv`, from the latents that its caches keep. We
-put ours in its place (attention/latent); everything else stays the module's: projections, norms, rotation, scaling. No
-architecture is known by name here. A module whose proof fails, or raises, keeps its heads. Runs on a model that the
-guards have probed, before make_lean.
+transformers' modules compute the heads in a method of their own, `expand_kv`, from the latents. It is replaced by ours
+(attention/latent); projections, norms, rotation and scaling stay the module's. No architecture is known by name here. A
+module whose proof fails, or raises, keeps its heads. Runs on a model that the guards have probed, before make_lean.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 @torch.inference_mode()
 def keep_latents(model: torch.nn.Module, ops: AttentionOps, *, max_positions: int, probe: Probe) -> int:
-    """Change modules in place; returns their number. probe: as for lean.make_lean."""
+    """Changes modules in place; returns their number. probe: as for lean.make_lean."""
     names = [name for name, module in model.named_modules() if _has_latents(module)]
     if not names:
         return 0
@@ -57,7 +56,7 @@ def _has_latents(module: torch.nn.Module) -> bool:
 
 
 def _keep_latents(module: Any, dtype: torch.dtype, ops: AttentionOps) -> None:
-    """Raises AttributeError or RuntimeError if it has not the parts."""
+    """Makes a module cache latents. Raises AttributeError or RuntimeError if it lacks a part."""
     linear: torch.nn.Linear | CodedLinear = module.kv_b_proj
     plain = linear.plain(dtype) if isinstance(linear, CodedLinear) else linear
     if plain._parameters.get("bias") is not None:
@@ -70,7 +69,7 @@ def _keep_latents(module: Any, dtype: torch.dtype, ops: AttentionOps) -> None:
 
 
 def _is_proved(module: Any, calls: list[ModuleCall], ops: AttentionOps) -> bool:
-    """Whether both forms compute the same: in fp32, and to its rounding in the model's dtype."""
+    """Returns whether both forms compute the same: in fp32, and to rounding in the model's dtype."""
     kind = type(module).__name__
     try:
         if len(calls) != 1:
@@ -89,7 +88,7 @@ def _is_proved(module: Any, calls: list[ModuleCall], ops: AttentionOps) -> bool:
 
 
 def _computes_the_same(copied: Any, call: ModuleCall, ops: AttentionOps) -> bool:
-    """The copy's output before and after its change, on random rows at the positions of the call."""
+    """Compares the copy's output before and after its change, on random rows at the positions of the call."""
     dtype = next(copied.parameters()).dtype
     rows = random_rows(call.hidden_states).to(dtype)
     copied.layer_idx = 0
@@ -99,7 +98,7 @@ def _computes_the_same(copied: Any, call: ModuleCall, ops: AttentionOps) -> bool
 
 
 def _output(module: Any, call: ModuleCall, rows: torch.Tensor, ops: AttentionOps) -> torch.Tensor:
-    """[1, NUM_ROWS, H], of the rows as a prompt in a cache of its own."""
+    """Returns the module's output [1, NUM_ROWS, H] for the rows, as a prompt in a cache of its own."""
     args, kwargs = with_hidden_states(call, rows)
     probe = AttentionProbe({})
     module(*args, **{**kwargs, "paged": PagedContext(ops, probe=probe)})

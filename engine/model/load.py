@@ -53,7 +53,7 @@ class Share(Protocol):
     def require_agreement(self, layer_shapes: list[LayerShape], ops: AttentionOps) -> None: ...
 
 
-# Cuts a whole model in place: its folder, the model, its layers' shapes.
+# Cuts a whole model in place; takes its folder, the model and its layers' shapes.
 CutModel = Callable[[str, Any, list[LayerShape]], Share]
 
 
@@ -73,14 +73,14 @@ def load_model(
     kv_cache_dtype: str = "auto",
     packed_arithmetic: str = "auto",
 ) -> LoadedModel:
-    """Load a checkpoint by its folder, .gguf file or Hub id; no code from the checkpoint is run.
+    """Loads a checkpoint by its folder, .gguf file or Hub id; no code from the checkpoint is run.
 
     dtype: "auto" (by the checkpoint), "bfloat16", "float32", or "float16": weights rounded to float16, computed in
     float32. device: "auto", "cpu" or "cuda". num_threads: torch's thread count, for the process. row_invariant=False
     keeps transformers' linears, lean=False its other modules: for comparisons only. cut: keeps one rank's share of a
-    tensor-parallel model (tensor_parallel/shard), called on every rank. make_model: makes the weights; path then
-    needs only the config (for measurements). kv_cache_dtype: "auto" (the model's), or a name of
-    shared/kv_cache_dtypes for 8 bits. packed_arithmetic: "auto", "int8" or "bf16" (engine/settings).
+    tensor-parallel model (tensor_parallel/shard), called on every rank. make_model: makes the weights; path then needs
+    only the config (for measurements). kv_cache_dtype: "auto" (the model's), or a name of shared/kv_cache_dtypes for 8
+    bits. packed_arithmetic: "auto", "int8" or "bf16" (engine/settings).
     Raises ConfigError (no such model), ModelRefused (with cause and fix) and BackendUnavailable.
     """
     report = on_progress or (lambda _message: None)
@@ -101,7 +101,7 @@ def load_model(
     rounding = model_guards.describe_rounding(path, config, dtype)
     if rounding is not None:
         logger.warning("%s: %s", path, rounding)
-    # Ranks read on the CPU: the whole model need not fit on a rank's device.
+    # Ranks read on the CPU, as the whole model need not fit on a rank's device.
     read_device = torch_device if cut is None else torch.device("cpu")
     if make_model is None:
         packs = row_invariant and read_device == torch_device
@@ -177,7 +177,7 @@ def load_model(
 
 @torch.no_grad()
 def _round_to_float16(path: str, model: torch.nn.Module) -> None:
-    """The weights alone: buffers are constants of the architecture."""
+    """Rounds the weights only: buffers are constants of the architecture."""
     for name, parameter in model.named_parameters():
         parameter.copy_(parameter.to(torch.float16))
         if not bool(torch.isfinite(parameter).all()):
@@ -186,7 +186,7 @@ def _round_to_float16(path: str, model: torch.nn.Module) -> None:
 
 @torch.inference_mode()
 def _warm_up(loaded: LoadedModel) -> None:
-    """Run one row through the real kernels: compiles them, and refuses shapes that they do not support."""
+    """Runs one row through the real kernels: compiles them, and refuses shapes that they do not support."""
     cache = loaded.make_cache(num_blocks=1)
     fresh = SessionRows([0], 0, [0], 1, state=StateRows(None, (), 0, 1))
     batch = build_batch([fresh], cache.block_size, loaded.device)

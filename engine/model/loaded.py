@@ -69,11 +69,11 @@ class LoadedModel:
 
     @property
     def kv_cache_name(self) -> str:
-        """What the KV cache holds: "bfloat16", "float32", "fp8" or "int8"."""
+        """Returns the type of the KV cache's contents: "bfloat16", "float32", "fp8" or "int8"."""
         return str(self.dtype).removeprefix("torch.") if self.kv_code_dtype is None else CODE_NAMES[self.kv_code_dtype]
 
     def make_cache(self, num_blocks: int, block_size: int = DEFAULT_BLOCK_SIZE) -> PagedKVCache:
-        """A zeroed cache of num_blocks blocks for all layers."""
+        """Makes a zeroed cache of num_blocks blocks for all layers."""
         make = PagedKVCache if self.leader is None else self.leader.make_cache
         return make(
             self.layer_shapes,
@@ -85,7 +85,7 @@ class LoadedModel:
         )
 
     def make_states(self, num_slots: int, num_log_rows: int = NUM_LOG_ROWS) -> RecurrentStates | None:
-        """Zeroed slots for all recurrent layers; None for a model without."""
+        """Makes zeroed slots for all recurrent layers; None for a model without recurrent layers."""
         if not self.recurrent_shapes:
             return None
         return RecurrentStates(
@@ -93,11 +93,11 @@ class LoadedModel:
         )
 
     def bytes_per_slot(self, num_log_rows: int = NUM_LOG_ROWS) -> int:
-        """Bytes of one slot over all recurrent layers; 0 for a model without."""
+        """Returns the bytes of one slot over all recurrent layers; 0 for a model without recurrent layers."""
         return sum(shape.bytes_per_slot(self.dtype, num_log_rows) for shape in self.recurrent_shapes)
 
     def in_step(self, cache: PagedKVCache, batch: ForwardBatch) -> AbstractContextManager[None]:
-        """Enter it around each forward: the other ranks of a tensor-parallel model then run it too."""
+        """Returns the context of each forward: within it the other ranks of a tensor-parallel model run it too."""
         return nullcontext() if self.leader is None else self.leader.in_step(cache, batch)
 
     def close(self) -> None:
@@ -106,19 +106,19 @@ class LoadedModel:
             self.leader.close()
 
     def bytes_per_block(self, block_size: int = DEFAULT_BLOCK_SIZE) -> int:
-        """Bytes of one block over all layers, of this rank's share."""
+        """Returns the bytes of one block over all layers, of this rank's share."""
         return bytes_per_block(self.layer_shapes, block_size, self.kv_code_dtype or self.dtype)
 
     def decoder_layer(self, layer: int) -> torch.nn.Module:
-        """The module whose output is the residual stream after `layer`."""
+        """Returns the module whose output is the residual stream after `layer`."""
         return self._layer_list()[1][layer]
 
     def body(self) -> torch.nn.Module:
-        """The module that holds the decoder layers; its output, after the final norm, is the head's input."""
+        """Returns the module that holds the decoder layers; its output, after the final norm, is the head's input."""
         return self._layer_list()[0]
 
     def _layer_list(self) -> tuple[torch.nn.Module, torch.nn.ModuleList]:
-        """The list of decoder layers, an ancestor of every attention module, and the module that holds it."""
+        """Returns the module that holds the decoder layers, and their list, an ancestor of every attention module."""
         name = self.layer_shapes[0].module_name
         parts = name.split(".")
         for length in range(1, len(parts)):

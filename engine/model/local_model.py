@@ -1,4 +1,4 @@
-"""A model's name to a checkpoint folder: a folder, a .gguf file or an id of the Hugging Face Hub."""
+"""Resolves a model's name to a checkpoint folder: a folder, a .gguf file or an id of the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from outrider.shared.checkpoint.hub import local_checkpoint
 
 
 def local_model(name: str, setting: str) -> str:
-    """setting: names it in errors. "", no model, stays as it is.
+    """Returns the model's folder. setting: its name in errors. The empty name, no model, is returned unchanged.
 
-    Raises ConfigError: not to be had; ModelRefused: a GGUF file or a tokenizer that is not read.
+    Raises ConfigError if there is no such model, ModelRefused for a GGUF file or a tokenizer that is not read.
     """
     if not name:
         return name

@@ -1,4 +1,4 @@
-"""Folders that are made of a checkpoint's files once, and kept in the user's cache.
+"""Folders that are made once from a checkpoint's files, and kept in the user's cache.
 
 Not here: what is in them (gguf/folder, tokenizer_folder).
 """
@@ -13,9 +13,9 @@ from pathlib import Path
 
 
 def made_folder(kind: str, version: int, name: str, sources: Sequence[Path], make: Callable[[Path], None]) -> str:
-    """outrider/KIND/.../NAME in the cache, filled by `make`; another one for each state of the sources.
+    """Returns outrider/KIND/.../NAME in the cache, filled by `make`; another folder for each state of the sources.
 
-    version: of what is written; another one makes the folders anew. Raises what `make` raises.
+    version: of the written files; changing it remakes the folders. Raises what `make` raises.
     """
     folder = _user_cache() / kind / _key(version, sources) / name
     if not folder.is_dir():
@@ -25,7 +25,7 @@ def made_folder(kind: str, version: int, name: str, sources: Sequence[Path], mak
 
 def _make(folder: Path, make: Callable[[Path], None]) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
-    # Whole or not at all: others may be making the same one.
+    # Made in a temporary folder and renamed: another process may be making the same one.
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         made = Path(scratch) / "made"
         made.mkdir()

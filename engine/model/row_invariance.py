@@ -26,7 +26,7 @@ _ACTIVATION_CLASSES: tuple[type[torch.nn.Module], ...] = tuple(
 
 @dataclass(frozen=True)
 class RowInvarianceReport:
-    """Numbers of replaced modules, without the linears inside lean modules (row-invariant too)."""
+    """Counts replaced modules, without the linears inside lean modules (row-invariant too)."""
 
     linear_method: str  # of most linears: "bf16-panels", "onednn-prepacked", "padded-8" or "triton"
     num_linears: int
@@ -36,7 +36,7 @@ class RowInvarianceReport:
 
 
 def make_row_invariant(model: torch.nn.Module, backend: str = "cpu") -> RowInvarianceReport:
-    """Replace linears, experts, routers' weights and activations in place; backend: "cpu" or "triton".
+    """Replaces linears, experts, routers' weights and activations in place; backend: "cpu" or "triton".
 
     Tied weights: the embedding keeps the plain weight, the head gets a packed copy. Unshared plain weights are freed.
     """
@@ -69,7 +69,7 @@ def make_row_invariant(model: torch.nn.Module, backend: str = "cpu") -> RowInvar
 
 
 def _linear_method(backend: str, dtype: torch.dtype) -> str:
-    """See kernels/linear/row_invariant."""
+    """Names the method of kernels/linear/row_invariant."""
     if backend == "triton":
         return "triton"
     if cpu_panels.supports(dtype):
@@ -78,14 +78,14 @@ def _linear_method(backend: str, dtype: torch.dtype) -> str:
 
 
 def _is_plain_linear(module: torch.nn.Module) -> bool:
-    """nn.Linear, subclasses with the same forward, and gpt2's Conv1D; not routers derived from nn.Linear."""
+    """Returns whether it is nn.Linear, gpt2's Conv1D or a subclass with nn.Linear's forward; routers have their own."""
     return isinstance(module, Conv1D) or (
         isinstance(module, torch.nn.Linear) and type(module).forward is torch.nn.Linear.forward
     )
 
 
 def _is_router(module: torch.nn.Module) -> bool:
-    """A module with its own weight matrix; not cohere's norms, which have one too."""
+    """Returns whether it is a module with its own weight matrix; cohere's norms, which have one too, are excluded."""
     weight = module._parameters.get("weight")
     is_other = isinstance(module, torch.nn.Embedding) or type(module).__name__.endswith("Norm")
     return weight is not None and weight.ndim == 2 and not is_other

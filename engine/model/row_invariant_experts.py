@@ -26,33 +26,36 @@ _MAX_TILE_ELEMENTS = 16_384  # elements; torch splits larger elementwise ranges 
 
 class PackedExpert(torch.nn.Module):
     def __init__(self, up: RowInvariantLinear, down: RowInvariantLinear) -> None:
-        """up: hidden -> intermediate (gate and up concatenated if the model gates); down: intermediate -> hidden."""
+        """Takes the expert's two linears.
+
+        up: hidden -> intermediate (gate and up concatenated if the model gates); down: intermediate -> hidden.
+        """
         super().__init__()
         self.up, self.down = up, down
 
 
 def register_experts() -> None:
-    """Make EXPERTS_NAME known to transformers. Safe to call again."""
+    """Registers EXPERTS_NAME with transformers. Safe to call again."""
     ExpertsInterface.register(EXPERTS_NAME, experts_forward)
 
 
 def is_experts(module: torch.nn.Module) -> bool:
-    """Whether transformers dispatches this module through its experts interface."""
+    """Returns whether transformers dispatches this module through its experts interface."""
     return all(hasattr(module, name) for name in ("has_gate", "has_bias", "is_transposed", "down_proj"))
 
 
 def weight_names(experts: Any) -> tuple[str, str]:
-    """Names of its two parameters [E, N, K] (or [E, K, N])."""
+    """Returns the names of its two parameters [E, N, K] (or [E, K, N])."""
     return ("gate_up_proj" if experts.has_gate else "up_proj"), "down_proj"
 
 
 def has_waiting_weights(experts: Any) -> bool:
-    """Whether some of its weights are quantised and not packed yet."""
+    """Returns whether some of its weights are quantised and not packed yet."""
     return any(isinstance(getattr(experts, name, None), WaitingExperts) for name in weight_names(experts))
 
 
 def pack_experts(experts: Any, backend: str = "cpu") -> int:
-    """Pack all experts' weights and free the plain ones; returns the number of packed matrices.
+    """Packs all experts' weights and frees the plain ones; returns the number of packed matrices.
 
     Quantised ones are read expert by expert. Raises ModelRefused.
     """
@@ -69,7 +72,7 @@ def pack_experts(experts: Any, backend: str = "cpu") -> int:
 
 
 def _linears(experts: Any, name: str, backend: str) -> Iterator[RowInvariantLinear]:
-    """Each expert's, in turn."""
+    """Yields each expert's linear in order."""
     stacked = getattr(experts, name)
     biases = list(getattr(experts, f"{name}_bias").detach()) if experts.has_bias else [None] * stacked.shape[0]
     if isinstance(stacked, WaitingExperts):
@@ -83,7 +86,7 @@ def _linears(experts: Any, name: str, backend: str) -> Iterator[RowInvariantLine
 def experts_forward(
     experts: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
-    """hidden_states [T, H], top_k_index int64 [T, k], top_k_weights [T, k]; returns [T, H]."""
+    """Maps hidden_states [T, H], top_k_index int64 [T, k], top_k_weights [T, k] -> [T, H]."""
     packed: Any = getattr(experts, PACKED, None)
     if packed is None and has_waiting_weights(experts):
         return torch.zeros_like(hidden_states)  # as CodedLinear
@@ -109,8 +112,8 @@ def experts_forward(
 
 
 def _apply_gate(experts: Any, up: torch.Tensor) -> torch.Tensor:
-    """The model's own gating, in tiles of rows that fill whole vectors, since gpt-oss calls torch.sigmoid itself
-    (see row_invariant_modules.RowInvariantActivation)."""
+    """Applies the model's own gating, in tiles of rows that fill whole vectors, since gpt-oss calls torch.sigmoid
+    itself (see row_invariant_modules.RowInvariantActivation)."""
     if not experts.has_gate:
         return experts.act_fn(up)  # type: ignore[no-any-return]
     width = up.shape[1] // 2

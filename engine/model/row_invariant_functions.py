@@ -1,7 +1,7 @@
-"""Elementwise functions without scalar tails: what a model's forward calls as functions, not as modules.
+"""Runs elementwise functions without scalar tails where a model's forward calls them as functions, not as modules.
 
-`torch.sigmoid(gate)` of a shared expert, a router's `F.sigmoid`, `F.silu`: no module stands for them that could be
-replaced. Not here: activation modules, and why tails differ (row_invariant_modules.RowInvariantActivation).
+`torch.sigmoid(gate)` of a shared expert, a router's `F.sigmoid`, `F.silu`: there is no module that could be replaced.
+Not here: activation modules, and why tails differ (row_invariant_modules.RowInvariantActivation).
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from torch.overrides import TorchFunctionMode
 
 from outrider.engine.model.row_invariant_modules import apply_in_whole_vectors
 
-# Those whose bits differed between a row alone and the same row among others (torch 2.13, AVX512; widths 1 to 100). Not
-# exp, expm1, log, log1p, tanh, erf, sqrt, softmax, logsigmoid, hardswish, glu; rsqrt in bf16 only, which no norm uses.
+# Functions whose bits differed between a row alone and the same row among others (torch 2.13, AVX512; widths 1 to 100).
+# Not exp, expm1, log, log1p, tanh, erf, sqrt, softmax, logsigmoid, hardswish, glu; rsqrt in bf16 only, which no norm
+# uses.
 _FUNCTIONS = frozenset(
     {
         *(torch.sigmoid, torch.Tensor.sigmoid, torch.special.expit),
@@ -34,14 +35,14 @@ _IN_PLACE = frozenset(
         *(torch.selu_, torch.celu_, functional.elu_),
     }
 )
-# Packages whose modules call no such function. Not tensor_parallel, nor Llama 4's mixture: they hold experts, or the
-# router, of transformers.
+# Packages whose modules call no such function. tensor_parallel and Llama 4's mixture are excluded: they hold experts,
+# or the router, of transformers.
 _OUR_PACKAGES = ("outrider.engine.model.", "outrider.engine.recurrent.")
 _NOT_OURS = "outrider.engine.model.llama4."
 
 
 class WholeVectorFunctions(TorchFunctionMode):
-    """While it is entered, elementwise functions run in whole vectors; num_calls counts them."""
+    """Runs elementwise functions in whole vectors while it is entered; num_calls counts them."""
 
     num_calls = 0
 
@@ -59,8 +60,9 @@ class WholeVectorFunctions(TorchFunctionMode):
 
 
 def run_in_whole_vectors(model: torch.nn.Module) -> None:
-    """Enter a WholeVectorFunctions in every forward of the model, and leave it in modules of ours, which are
-    row-invariant by themselves. Costs about 1.4 us per torch call of the modules that are not ours.
+    """Wraps every forward of the model in WholeVectorFunctions, except within our own modules.
+
+    These are already row-invariant. Costs about 1.4 us per torch call of the modules that are not ours.
     """
     for module in _outermost_of_ours(model):
         _run_within(module, torch._C.DisableTorchFunction)

@@ -13,11 +13,11 @@ import torch
 
 from outrider.kernels.linear.row_invariant import LinearFunction, row_invariant_linear
 
-# elements; widest step of torch's vectorised loops (two vectors of 32 bf16), the rest of a range is a scalar tail
+# elements; widest step of torch's vectorised loops (two vectors of 32 bf16); the rest of a range is a scalar tail
 _VECTOR_STEP = 64
 # elements; torch splits n evenly over min(num_threads, ceil(n / grain)) threads
 _GRAIN = 32_768
-# elements; from here on gelu is split over all threads
+# elements; least number at which gelu is split over all threads
 _GELU_GRAIN = 16_384
 
 
@@ -35,7 +35,7 @@ class RowInvariantLinear(torch.nn.Module):
 
 class RowInvariantWeight(torch.Tensor):
     """A weight [N, K] whose F.linear is row-invariant, for modules that call F.linear(x, self.weight) themselves
-    (routers of mixtures of experts). For anything else it is a plain tensor."""
+    (routers of mixtures of experts). All other functions see a plain tensor."""
 
     _linears: dict[int | None, LinearFunction]
     _backend: str
@@ -82,7 +82,7 @@ class RowInvariantActivation(torch.nn.Module):
 
 
 def apply_in_whole_vectors(elementwise: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    """elementwise(x) for any shape, padded so that no element falls into a scalar tail."""
+    """Computes elementwise(x) for any shape, padded so that no element falls into a scalar tail."""
     num_elements = x.numel()
     num_padded = _padded_num_elements(num_elements, torch.get_num_threads())
     if num_elements == num_padded and x.is_contiguous():
@@ -93,7 +93,7 @@ def apply_in_whole_vectors(elementwise: Callable[[torch.Tensor], torch.Tensor], 
 
 
 def _padded_num_elements(num_elements: int, num_threads: int) -> int:
-    """The smallest number >= num_elements that torch splits into ranges of whole vectors."""
+    """Returns the smallest number >= num_elements that torch splits into ranges of whole vectors."""
     if num_elements <= _GELU_GRAIN:
         return num_elements + -num_elements % _VECTOR_STEP
     for used in range(min(num_threads, -(-num_elements // _GRAIN)), num_threads + 1):

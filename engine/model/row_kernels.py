@@ -15,12 +15,12 @@ from outrider.engine.errors import BackendUnavailable
 from outrider.kernels.linear.codes import Codes
 from outrider.kernels.linear.int8.reference import group_inputs as int8_groups
 
-# inputs; widest group that "auto" multiplies in integers: the widest whose error is measured (docs/checkpoints.md)
+# inputs; widest group that "auto" multiplies in integers; the widest whose error is measured (docs/checkpoints.md)
 _MOST_INT8_INPUTS = 32
 
 
 class RmsNorm(Protocol):
-    """kernels/rms_norm."""
+    """The signature of kernels/rms_norm."""
 
     def __call__(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, *, one_plus_weight: bool, rounds_first: bool
@@ -31,7 +31,7 @@ class RmsNorm(Protocol):
 class RowKernels:
     """One backend's kernels; `backend` also selects the linears (kernels/linear/row_invariant).
 
-    Functions, not modules: lean_check deep-copies the modules that hold them.
+    The fields are functions, not modules: lean_check deep-copies the modules that hold them.
     """
 
     backend: str  # "cpu" or "triton"
@@ -39,13 +39,13 @@ class RowKernels:
     takes_norm: Callable[[torch.Tensor], bool]  # weight
     gated_activation: Callable[[torch.Tensor, torch.Tensor, str], torch.Tensor]  # gate, up, name
     takes_activation: Callable[[int, torch.dtype], bool]  # width
-    # heads, cos, sin; returns the rotated heads, may also rotate its argument in place.
+    # Takes heads, cos, sin; returns the rotated heads, may also rotate its argument in place.
     rotate: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
     takes_rotation: Callable[[int, torch.dtype], bool]  # number of rotated elements
 
 
 def resolve_row_kernels(backend: str) -> RowKernels:
-    """The kernels of AttentionOps.row_backend. Raises BackendUnavailable."""
+    """Returns the kernels of AttentionOps.row_backend. Raises BackendUnavailable."""
     # Imported here: numba and triton import slowly, and a machine may lack one of them.
     if backend == "cpu":
         from outrider.kernels.gated_activation import cpu as cpu_activation
@@ -98,20 +98,21 @@ class CodeKernels:
     device: torch.device
     takes_together: Callable[[Sequence[Codes]], bool]
     pack: Callable[[Sequence[Codes]], PackedCodes]
-    # x [..., K], what `pack` gave, bias [N] or None -> [..., N]
+    # Maps x [..., K], what `pack` returned, bias [N] or None -> [..., N].
     linear: Callable[[torch.Tensor, Any, torch.Tensor | None], torch.Tensor]
-    # ids int64 [...], what `pack` gave for one weight -> its dequantised rows [..., K]
+    # Maps ids int64 [...], what `pack` returned for one weight -> its dequantised rows [..., K].
     rows: Callable[[torch.Tensor, Any], torch.Tensor]
-    # what `pack` gave, start, end -> its outputs [start, end) in the same memory; None: they cannot be had
+    # Takes what `pack` returned, start, end; returns its outputs [start, end) in the same memory, or None if that is
+    # impossible.
     outputs: Callable[[Any, int, int], PackedCodes | None]
 
 
 def resolve_code_kernels(
     backend: str, dtype: torch.dtype, device: torch.device, arithmetic: str = "auto"
 ) -> CodeKernels | None:
-    """The kernels of AttentionOps.row_backend; None: this machine has none for rows of this dtype.
+    """Returns the kernels of AttentionOps.row_backend; None if this machine has none for rows of this dtype.
 
-    arithmetic: of engine/settings. Raises BackendUnavailable where the machine lacks what is asked for.
+    arithmetic: of engine/settings. Raises BackendUnavailable where the machine lacks what is requested.
     """
     if backend == "cpu" and device.type == "cpu":
         return _on_cpu(device, dtype, arithmetic)
@@ -121,7 +122,7 @@ def resolve_code_kernels(
 
 
 def _on_gpu(device: torch.device, dtype: torch.dtype, arithmetic: str) -> CodeKernels | None:
-    """auto: bf16, since nothing was measured on a GPU."""
+    """Returns the GPU's kernels. "auto" means bf16, since nothing was measured on a GPU."""
     from outrider.kernels.linear import triton_code_blocks as blocks
     from outrider.kernels.linear import triton_codes as bf16
     from outrider.kernels.linear.int8 import triton as int8
@@ -142,7 +143,7 @@ def _on_gpu(device: torch.device, dtype: torch.dtype, arithmetic: str) -> CodeKe
 
 
 def _on_cpu(device: torch.device, dtype: torch.dtype, arithmetic: str) -> CodeKernels | None:
-    """Products in integers for the weights that they are chosen for, in bf16 for the others."""
+    """Returns the CPU's kernels: products in integers for the weights that are suited to them, else in bf16."""
     from outrider.kernels.linear import cpu_code_panels as bf16
     from outrider.kernels.linear.int8 import cpu_panels as int8
 

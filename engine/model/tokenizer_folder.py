@@ -1,6 +1,6 @@
 """A folder for a checkpoint whose tokenizer has an older form: tokenizer.json, and links to the other files.
 
-transformers converts it. Not here: where the folder is kept (made_folder).
+transformers converts the tokenizer. Not here: where the folder is kept (made_folder).
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from outrider.engine.errors import ModelRefused
 from outrider.engine.model.made_folder import made_folder
 from outrider.shared.checkpoint.file_names import older_tokenizer
 
-# of what is written; another one makes the folders anew
+# version of the written files; changing it remakes the folders
 _VERSION = 1
 
 
 def tokenizer_folder(path: str) -> str:
-    """The folder made for a checkpoint's; the path itself if its tokenizer needs no conversion. Raises ModelRefused."""
+    """Returns the folder made for a checkpoint; the path if its tokenizer needs no conversion. Raises ModelRefused."""
     source = Path(path).absolute()
     if not older_tokenizer(source):
         return path
     files = sorted(entry for entry in source.iterdir() if entry.is_file())
-    # Of the same name, by which the model is served.
+    # The folder keeps the name, as the model is served under it.
     return made_folder("tokenizers", _VERSION, source.name, files, lambda folder: _make(path, files, folder))
 
 

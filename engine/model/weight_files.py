@@ -39,7 +39,7 @@ _TYPE_NAMES = {
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """stored_type: safetensors' name, e.g. "BF16"; read: from the mapped file."""
+    """A tensor of a mapped file. stored_type: safetensors' name, e.g. "BF16"; read: reads it from the file."""
 
     file: Path
     name: str
@@ -49,14 +49,15 @@ class StoredTensor:
 
     @property
     def is_float(self) -> bool:
-        """Whether its numbers are weights as they stand; 8-bit floats need a scale."""
+        """Returns whether its numbers are weights without a scale; 8-bit floats need one."""
         return self.stored_type in FLOAT_TYPES
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Maps every file of the checkpoint.
+    """Maps a tensor's name to the tensor, over all files of the checkpoint, which are mapped.
 
-    Raises ModelRefused: one is missing or damaged, has a name of another, or holds anything but plain tensors.
+    Raises ModelRefused if a file is missing or damaged, has a tensor that another one has, or holds anything but plain
+    tensors.
     """
     try:
         files = weight_files(folder)
@@ -102,13 +103,13 @@ def _from_pickle(file: Path) -> Iterator[StoredTensor]:
 
 def _unpickled(file: Path) -> object:
     try:
-        # Files older than torch 1.6 are no archives, which alone can be mapped.
+        # Files older than torch 1.6 are not archives, and only archives can be mapped.
         return torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
     except Exception as error:  # what a damaged pickle raises cannot be listed
         foreign = re.search(r"GLOBAL (\S+)", str(error))
         if foreign is not None:
             raise _not_plain(file, f"it names {foreign[1]}, which is not run") from error
-        # Without torch's advice, which is to unpickle it freely.
+        # Leaves out torch's advice, which is to unpickle the file without restrictions.
         said = re.sub(r"(?s).*WeightsUnpickler error: ", "", str(error)).strip().partition("\n")[0]
         cause = f"{file.name} cannot be read: {said or type(error).__name__}"
         raise ModelRefused(str(file.parent), cause, "download it again") from error

@@ -1,4 +1,4 @@
-"""How a weight of a checkpoint is read: as floats, and as codes where the file has codes.
+"""Reads a weight of a checkpoint: as floats, and as codes where the file has codes.
 
 Not here: the files (weight_files, gguf/file), what they mean (quantised, gguf), weights that wait to be packed
 (coded_weights).
@@ -16,8 +16,11 @@ from outrider.kernels.linear.codes import Codes
 
 @dataclass(frozen=True)
 class WeightReader:
-    """Calling it reads the weight, dequantised; codes: None where the file has none. expert_codes: those of one expert,
-    by its number, where the weight is all experts' of a layer. All raise ModelRefused."""
+    """Reads one weight.
+
+    Calling it returns the weight, dequantised. codes: None where the file has none. expert_codes: those of one expert,
+    by its number, where the weight holds all experts of a layer. All raise ModelRefused.
+    """
 
     read: Callable[[], torch.Tensor]
     codes: Callable[[], Codes] | None = None

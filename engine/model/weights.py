@@ -1,7 +1,7 @@
 """Builds transformers' model and fills it from the checkpoint's files, tensor by tensor.
 
 transformers renames tensors and merges experts; it never sees a quantised tensor. Not here: what the files hold
-(weight_files), reading packed weights (quantised), what the model is made into (load).
+(weight_files), reading packed weights (quantised), what is made of the model (load).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 class LazyTensor:
-    """What transformers takes for a safetensors slice: `[...]` reads. It reads those alone that the model has.
+    """Stands in for a safetensors slice: `[...]` reads it. transformers reads only those that the model has.
 
     transformers reports an error while reading as one of its own; `refusals` keeps the cause.
     """
@@ -62,9 +62,10 @@ def read_weights(
     code_kernels: CodeKernels | None = None,
     for_engine: bool = True,
 ) -> Any:
-    """The model in eval mode. code_kernels: quantised weights wait as coded_weights, to be packed for these.
+    """Returns the model in eval mode.
 
-    for_engine: with the engine's attention and experts; False: with transformers' own. Raises ModelRefused.
+    code_kernels: quantised weights wait as coded_weights, to be packed for these. for_engine: with the engine's
+    attention and experts; False: with transformers' own. Raises ModelRefused.
     """
     refusals: list[ModelRefused] = []
     readers = _readers(path)
@@ -76,7 +77,7 @@ def read_weights(
     tensors = {name: LazyTensor(read, refusals) for name, read in reads.items()}
     model = build_model(path, config, tensors, refusals, dtype, for_engine=for_engine)
     if read_quantization(Path(path)) is not None and any(isinstance(part, Conv1D) for part in model.modules()):
-        # A square one would be taken for its own transpose.
+        # transformers might take a square matrix for its own transpose.
         raise ModelRefused(path, "its weights are quantised, and its linears are transformers' Conv1D, transposed")
     if code_kernels is not None:
         coded_weights.place(path, model, waiting, code_kernels)
@@ -96,9 +97,9 @@ def build_model(
     *,
     for_engine: bool = True,
 ) -> Any:
-    """transformers' causal language model of the config, on the CPU, filled with tensors of the checkpoint by name.
+    """Returns transformers' causal language model on the CPU, filled with tensors of the checkpoint by name.
 
-    refusals: that of the lazy tensors; for_engine: as read_weights. Raises ModelRefused, also for a weight that no
+    refusals: that of the lazy tensors; for_engine: as for read_weights. Raises ModelRefused, also for a weight that no
     tensor fills.
     """
     options: dict[str, Any] = {"dtype": dtype, "output_loading_info": True}
@@ -106,7 +107,7 @@ def build_model(
         register_attention()
         register_experts()
         options |= {"attn_implementation": ATTENTION_NAME, "experts_implementation": EXPERTS_NAME}
-    # Its report of a checkpoint goes where our records go, not to standard error by a handler of its own.
+    # transformers' report of a checkpoint goes to our log, not to standard error through its own handler.
     transformers_logging.disable_default_handler()
     transformers_logging.enable_propagation()
     show_bar = transformers_logging.is_progress_bar_enabled()
@@ -128,7 +129,7 @@ def build_model(
 
 
 def lazy_tensors(path: str, refusals: list[ModelRefused]) -> dict[str, LazyTensor]:
-    """Every weight of the checkpoint by its name there; quantised ones are dequantised when they are read."""
+    """Maps a weight's name in the checkpoint to the weight; quantised ones are dequantised when they are read."""
     return {name: LazyTensor(read, refusals) for name, read in _readers(path).items()}
 
 
@@ -147,7 +148,7 @@ def _readers(path: str) -> dict[str, WeightReader]:
 def _waiting(
     path: str, config: Any, readers: dict[str, WeightReader], kernels: CodeKernels
 ) -> tuple[dict[str, coded_weights.Waiting], dict[str, coded_weights.WaitingExperts]]:
-    """By the parameter's name: what can wait of linears and embeddings, and of experts."""
+    """Returns waiting weights by parameter name: those of linears and embeddings, and those of experts."""
     if all(reader.codes is None and reader.expert_codes is None for reader in readers.values()):
         return {}, {}
     try:
@@ -155,7 +156,7 @@ def _waiting(
             model_class, own_config = _text_model(config)
             skeleton = model_class(own_config)
     except (KeyError, ValueError, RuntimeError):
-        return {}, {}  # build_model fails alike, and says why
+        return {}, {}  # build_model fails in the same way, and says why
     experts = coded_experts.waiting_experts(path, skeleton, readers, kernels)
     return coded_weights.waiting(path, skeleton, readers), experts
 
@@ -171,8 +172,8 @@ def _plain(path: str, stored: StoredTensor) -> Callable[[], torch.Tensor]:
 
 
 def _text_model(config: Any) -> tuple[Any, Any]:
-    """transformers' causal language model for a config, and the config that it takes: for some multimodal types
-    (Llama 4, Qwen3.5) the text part's."""
+    """Returns transformers' causal language model class for a config, and the config that it takes: for some multimodal
+    types (Llama 4, Qwen3.5) the text part's."""
     model_class = AutoModelForCausalLM._model_mapping[type(config)]
     config = _without_quantization(config)
     text_config = config.get_text_config()
@@ -180,7 +181,7 @@ def _text_model(config: Any) -> tuple[Any, Any]:
 
 
 def _without_quantization(config: Any) -> Any:
-    """transformers would build linears of its own for it."""
+    """Returns the config without its quantization_config, for which transformers would build linears of its own."""
     config = copy.deepcopy(config)
     for part in (config, config.get_text_config()):
         if hasattr(part, "quantization_config"):

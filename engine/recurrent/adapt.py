@@ -1,8 +1,8 @@
-"""Puts our mixers in place of transformers' recurrent modules, by class, and proves each at load.
+"""Replaces transformers' recurrent modules by our mixers, by class, and proves each at load.
 
 transformers computes a prompt in chunks and a token in a step, which differ in their bits; our mixers have one form. A
-mixer must compute what the original does, on random rows in fp32: that refuses a release of transformers that changed
-its module. Runs before everything else that replaces modules.
+mixer must compute what the original does, on random rows in fp32: so a release of transformers that changed its module
+is refused. Runs before everything else that replaces modules.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from outrider.engine.recurrent.mixers.mixer import RecurrentMixer
 from outrider.engine.recurrent.rows import StateRows, recurrent_rows
 from outrider.engine.recurrent.states import RecurrentShape, RecurrentStates
 
-# (original, name, state_idx, kernels) -> the mixer. Raises ValueError or AttributeError for another module.
+# Maps (original, name, state_idx, kernels) -> the mixer. Raises ValueError or AttributeError for another module.
 _Builder = Callable[[Any, str, int, RecurrentKernels], RecurrentMixer]
 
-# Classes of transformers' recurrent modules.
+# Builders of mixers, by the class name of transformers' module.
 _BUILDERS: dict[str, _Builder] = {
     "Qwen3NextGatedDeltaNet": gated_delta.from_interleaved,
     "Qwen3_5GatedDeltaNet": gated_delta.from_separate,
@@ -39,12 +39,12 @@ _BUILDERS: dict[str, _Builder] = {
     "Lfm2ShortConv": short_conv.ShortConvMixer,
     "Lfm2MoeShortConv": short_conv.ShortConvMixer,
 }
-# rows of the proof; more than a convolution's taps
+# rows; length of the proof; more than a convolution's taps
 _NUM_ROWS = 9
 
 
 def adapt(path: str, model: torch.nn.Module, backend: str) -> list[RecurrentShape]:
-    """Replace the recurrent modules in place; returns their shapes, in the order of their state_idx.
+    """Replaces the recurrent modules in place; returns their shapes, in the order of their state_idx.
 
     backend: AttentionOps.backend. Raises ModelRefused if a module is not what we know.
     """
@@ -83,7 +83,7 @@ def _prove(original: torch.nn.Module, name: str, build: _Builder, kernels: Recur
     """Raises ValueError if the mixer computes something else."""
     wide: Any = lean_check.wide_copy(original)
     mixer = build(wide, name, 0, kernels)
-    # Nemotron-H raises the time steps of prompts, and those alone (kernels/recurrent/mamba2/reference).
+    # Nemotron-H clamps the time steps of prompts only (kernels/recurrent/mamba2/reference).
     wide.time_step_limit = (0.0, math.inf)
     device = next(wide.parameters()).device
     rows = torch.randn((_NUM_ROWS, mixer.hidden_size), generator=torch.Generator().manual_seed(11)).to(device)

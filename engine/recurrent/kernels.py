@@ -16,7 +16,7 @@ from outrider.kernels.recurrent.short_conv.arguments import ShortConv
 
 @dataclass(frozen=True)
 class RecurrentKernels:
-    """Functions, not modules: they are deep-copied with the mixers that hold them."""
+    """One backend's kernels, as functions, not modules: they are deep-copied with the mixers that hold them."""
 
     gated_delta: GatedDelta
     mamba1: Mamba1
@@ -26,7 +26,7 @@ class RecurrentKernels:
 
 
 def resolve_recurrent_kernels(backend: str) -> RecurrentKernels:
-    """The kernels of AttentionOps.backend."""
+    """Returns the kernels of AttentionOps.backend."""
     # Imported here: numba and triton import slowly, and a machine may lack one of them.
     if backend == "cpu":
         from outrider.kernels.recurrent.gated_delta.cpu import gated_delta

@@ -1,4 +1,4 @@
-"""How a cache's memory is divided between KV blocks and the slots of recurrent states. No torch."""
+"""Divides a cache's memory between KV blocks and the slots of recurrent states. No torch."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from outrider.shared.errors import ConfigError
 
 FLAG = "--kv-cache-mb"
-# a session in a forward reads one and writes another
+# slots; least per session, which reads one and writes another in a forward
 _SLOTS_PER_SESSION = 2
-# the same, and the prefix cache's at the end of its prompt, or a draft model's before the last proposal
+# slots; per session with a snapshot: the prefix cache's at the end of its prompt, or a draft model's before the last
+# proposal
 _SLOTS_WITH_SNAPSHOT = 3
-# share of the budget; most that slots take: the rest is for KV, which every position needs
+# share of the budget; most that slots take; the rest is for KV, which every position needs
 _SLOTS_SHARE = 0.5
 
 
@@ -24,10 +25,10 @@ class MemoryPlan:
 def plan_memory(
     budget_bytes: int, bytes_per_block: int, bytes_per_slot: int, max_num_seqs: int, flag: str = FLAG
 ) -> MemoryPlan:
-    """Slots take what max_num_seqs sessions need, at most half of the budget; blocks take the rest.
+    """Divides a budget: slots take what max_num_seqs sessions need, at most half of it; blocks take the rest.
 
-    bytes_per_slot: 0 for a model without recurrent layers. flag: the budget's. Raises ConfigError if not a single
-    session can run.
+    bytes_per_slot: 0 for a model without recurrent layers. flag: the budget's option, for errors. Raises ConfigError if
+    not a single session can run.
     """
     if bytes_per_slot == 0:
         return MemoryPlan(max(1, budget_bytes // bytes_per_block), 0)
@@ -43,7 +44,7 @@ def plan_memory(
 
 
 def describe_slots(plan: MemoryPlan, bytes_per_slot: int, max_num_seqs: int, flag: str = FLAG) -> str:
-    """One sentence for the log."""
+    """Describes the slots in one sentence for the log."""
     held = f"{plan.num_slots} recurrent states of {bytes_per_slot / 2**20:.1f} MiB, two for each session in a forward"
     if plan.num_slots >= _SLOTS_PER_SESSION * max_num_seqs:
         return held

@@ -28,7 +28,7 @@ class StateRows:
 
 
 def measured_state(place: int) -> StateRows:
-    """For a session of a forward that is only measured: it replays a row and writes a slot, with whatever is there."""
+    """Returns a session's state for a measured forward: it replays a row and writes a slot, whatever they hold."""
     return StateRows(2 * place, (0,), 2 * place + 1, num_committed=1)
 
 
@@ -38,8 +38,10 @@ def recurrent_rows(
     tree_parents: Sequence[Sequence[int]],
     device: torch.device | str = "cpu",
 ) -> RecurrentRows:
-    """The sessions in the order of the batch, with num_rows rows each; the last of them are a tree with these parents,
-    relative rows as in SessionRows, if there are any."""
+    """Returns the sessions' rows in the order of the batch, num_rows each.
+
+    The last rows of a session are a tree with these parents, relative rows as in SessionRows, if there are any.
+    """
     num_kept = [len(state.kept_rows) for state in states]
     kept_rows = np.zeros((len(states), max(num_kept, default=0)), dtype=np.int32)
     parents: list[int] = []

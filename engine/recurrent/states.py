@@ -14,8 +14,8 @@ import torch
 from outrider.engine.zeroed_memory import zeros
 from outrider.kernels.recurrent.rows import LayerStates
 
-# rows of a slot's log: the last committed token and the draft's; longer drafts are cut. Half of the largest tree that
-# our methods grow (drafting/methods/growing.py); a row costs 1/128 of a Qwen3.5 slot
+# rows; length of a slot's log: the last committed token and the draft's; longer drafts are cut. Half of the largest
+# tree that our methods grow (drafting/methods/growing.py); a row costs 1/128 of a Qwen3.5 slot
 NUM_LOG_ROWS = 33
 
 
@@ -35,7 +35,7 @@ class RecurrentShape:
 
 
 class RecurrentStates:
-    """num_slots states of every layer; layers[i] belongs to the mixer with state_idx i."""
+    """Holds num_slots states of every layer; layers[i] belongs to the mixer with state_idx i."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class RecurrentStates:
         ]
 
     def copy_log_rows(self, sources: Sequence[tuple[int, int]], targets: Sequence[tuple[int, int]]) -> None:
-        """Raw rows of all layers from one place, (slot, row of its log), to another."""
+        """Copies raw rows of all layers; sources and targets: (slot, row of its log)."""
         if not sources:
             return
         device = self.layers[0].log.device

@@ -1,9 +1,10 @@
-"""Which slot holds a session's state, and the states kept for the prefix cache: numbers only, no torch.
+"""Assigns slots to sessions' states and to the states kept for the prefix cache: numbers only, no torch.
 
-A state is a slot's, at position `base`, and the kept rows of the slot's log after it. A slot is immutable once it was
-written: a forward reads one and writes another, so a rejected draft, a lost reply and a failed forward need nothing to
-be restored, and sessions and snapshots share a slot by reference count. A session holds two slots during a forward,
-else one. A snapshot is the state at the end of a cached block; when slots are needed, the least recently used ones go.
+A state is a slot's, at position `base`, and the kept rows of the slot's log after it. A slot is immutable once written:
+a forward reads one and writes another, so after a rejected draft, a lost reply or a failed forward nothing has to be
+restored, and sessions and snapshots share a slot by reference count. A session holds two slots during a forward, else
+one. A snapshot is the state at the end of a cached block; when slots are needed, the least recently used ones are
+dropped.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class SessionState:
 
     @property
     def position(self) -> int:
-        """Tokens that the state has read."""
+        """Returns the number of tokens that the state has read."""
         return self.base + len(self.kept_rows)
 
 
@@ -42,26 +43,26 @@ class _Snapshot:
 
 
 class StateTable:
-    """Every method leaves `check_integrity` true."""
+    """Assigns slots. Every method leaves `check_integrity` true."""
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
         self._free = list(range(num_slots - 1, -1, -1))
         self._ref_counts = [0] * num_slots
         self._sessions: dict[int, SessionState] = {}
-        # Hash of the cached block that it is at the end of -> the snapshot; oldest first.
+        # Maps the hash of a cached block -> the snapshot of the state at its end; oldest first.
         self._snapshots: OrderedDict[bytes, _Snapshot] = OrderedDict()
 
     @property
     def num_free_slots(self) -> int:
-        """Those that sessions can have: free, or held by snapshots alone. From any thread."""
+        """Counts the slots that sessions can have: free, or held by snapshots alone. May be called from any thread."""
         return self.num_slots - len(set(self._held_by_sessions()))
 
     def has_snapshot(self, block_hash: bytes) -> bool:
         return block_hash in self._snapshots
 
     def open(self, block_hash: bytes | None = None) -> SessionState:
-        """A session at the end of a block that has a snapshot; None: a fresh one."""
+        """Opens a session at the end of a block that has a snapshot; None: at position 0."""
         state = SessionState()
         if block_hash is not None:
             self._snapshots.move_to_end(block_hash)
@@ -72,7 +73,7 @@ class StateTable:
         return state
 
     def reserve(self, state: SessionState) -> int:
-        """The slot that the session's next forward writes. Raises OutOfSlots, leaving the state unchanged."""
+        """Returns the slot that the session's next forward writes. Raises OutOfSlots, leaving the state unchanged."""
         if state.slot_out is None:
             while not self._free and self._snapshots:
                 _, oldest = self._snapshots.popitem(last=False)
@@ -84,13 +85,13 @@ class StateTable:
         return state.slot_out
 
     def withdraw(self, state: SessionState) -> None:
-        """Gives up slot_out: what a forward wrote there is not wanted."""
+        """Releases slot_out: what a forward wrote there is not wanted."""
         if state.slot_out is not None:
             self._release(state.slot_out)
             state.slot_out = None
 
     def fork(self, state: SessionState) -> SessionState:
-        """A session of its own at the same state."""
+        """Opens another session at the same state."""
         twin = SessionState(state.slot, state.base, list(state.kept_rows))
         if twin.slot is not None:
             self._ref_counts[twin.slot] += 1
@@ -98,7 +99,7 @@ class StateTable:
         return twin
 
     def settle(self, state: SessionState, base: int, kept_rows: Sequence[int]) -> None:
-        """The forward has written slot_out, with the state at `base`; these rows of its log became tokens."""
+        """Records that a forward has written slot_out: the state at `base`, and the log rows that became tokens."""
         if state.slot_out is None:
             raise IntegrityError("a state is settled that no forward has written")
         written, state.slot_out = state.slot_out, None
@@ -106,16 +107,20 @@ class StateTable:
         state.slot, state.base, state.kept_rows = written, base, list(kept_rows)
 
     def rewind(self, state: SessionState, position: int) -> int:
-        """Forgets all after `position`; returns the position that the state now has: 0 if it was in the slot's state
-        already, which cannot be undone."""
+        """Drops everything after `position`; returns the position of the state that is left.
+
+        That is 0 if the slot's state already includes later tokens, which cannot be undone.
+        """
         if position < state.base:
             self._forget(state)
         del state.kept_rows[max(0, position - state.base) :]
         return state.position
 
     def keep(self, state: SessionState, block_hash: bytes, position: int) -> None:
-        """Makes the state at `position`, the end of this cached block, a snapshot; does nothing if there is one, or if
-        that position is no state of the session's any more."""
+        """Makes the state at `position`, the end of this cached block, a snapshot.
+
+        Does nothing if there is one already, or if the session no longer has a state at that position.
+        """
         if state.slot is None or not state.base <= position <= state.position or block_hash in self._snapshots:
             return
         self._ref_counts[state.slot] += 1
@@ -123,7 +128,7 @@ class StateTable:
         self._snapshots[block_hash] = _Snapshot(state.slot, state.base, kept_rows)
 
     def close(self, state: SessionState) -> None:
-        """Gives up both slots."""
+        """Releases both slots."""
         self._forget(state)
         self.withdraw(state)
         self._sessions.pop(id(state), None)

@@ -2,8 +2,8 @@
 
 The counterpart of cuda_graphs, with the same padding (row_buckets); see kernels/cpu/README.md. A size is recorded at
 its third forward, which takes as long as a few forwards. A recording is used only if it repeats the bits of a plain
-forward; a runner's first one also on other data. Models with modules that are not lean are not recorded: what these
-read from data in Python is not seen.
+forward; a runner's first one must also repeat them on other data. Models with modules that are not lean are not
+recorded: the recording cannot see what these read from data in Python.
 """
 
 from __future__ import annotations
@@ -26,19 +26,22 @@ from outrider.engine.run.row_buckets import Bucket, empty_batch, fill, padded_nu
 
 log = logging.getLogger(__name__)
 
-# rows; the last two: 32 sessions with 4 and 5 drafts each (2 cores of a Xeon: 55.5 -> 51.8 ms)
+# rows; sizes that forwards are padded to; the last two fit 32 sessions with 4 and 5 drafts each (2 cores of a Xeon:
+# 55.5 -> 51.8 ms)
 ROW_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 56, 64, 80, 96, 128, 160, 192)
-# forwards of a size, the recorded one included
+# forwards of a size until it is recorded, the recorded one included
 MEETINGS_BEFORE_RECORDING = 3
-# rows without wanted logits (prompts); with more, padding costs more than recording saves (log: ed0bc33)
+# rows; most without wanted logits (prompts) in a recording; with more, padding costs more than recording saves (log:
+# ed0bc33)
 _MAX_UNWANTED_ROWS = 32
-# weights; smaller models run on one thread: 1.7 M weights 0.07 -> 0.08 ms on idle cores, 4 to 7 -> 0.12 on busy ones
+# weights; fewest that run on several threads: 1.7 M weights take 0.07 -> 0.08 ms on one thread on idle cores, 4 to 7 ->
+# 0.12 ms on busy ones
 _MIN_PARALLEL_WEIGHTS = 4_000_000
-# bytes of address space; only what the widest forward uses is committed
+# bytes of address space; bounds the recordings' memory; only what the widest forward uses is committed
 _ARENA_BYTES = 1 << 28
 
 Tensors = tuple[torch.Tensor, dict[int, torch.Tensor]]  # logits (or another output), tapped hidden states
-# Arguments: a batch, and its rows' further input [T, carried_width] or None.
+# Takes a batch, and its rows' further input [T, carried_width] or None.
 Forward = Callable[[ForwardBatch, torch.Tensor | None], Tensors]
 _Key = tuple[int, tuple[int, ...]]  # rows of the bucket, tapped layers
 
@@ -52,7 +55,7 @@ class _Recorded:
 
 
 class RecordedForwards:
-    """`run` returns what `forward` would, or None if the batch has to run unrecorded."""
+    """Records and replays forwards: `run` returns what `forward` would, or None if the batch has to run unrecorded."""
 
     def __init__(
         self,
@@ -64,7 +67,9 @@ class RecordedForwards:
         table_width: int,
         carried_like: torch.Tensor | None = None,
     ) -> None:
-        """module: what `forward` runs. table_width: largest number of blocks of a session. carried_like: one row of the
+        """Takes the forward.
+
+        module: what `forward` runs. table_width: largest number of blocks of a session. carried_like: one row of the
         forward's further input; None: it has none.
         """
         from outrider.kernels.cpu.program.arena import Arena  # numba imports slowly
@@ -88,8 +93,11 @@ class RecordedForwards:
         tap_layers: tuple[int, ...] = (),
         on_start: Callable[[], None] | None = None,
     ) -> Tensors | None:
-        """The next run may overwrite the logits. tap_layers: the layers that the forward taps now, part of the
-        recording's key. on_start: called before the kernels run, if they do."""
+        """Replays the batch's forward, after recording it if need be; the next run may overwrite the logits.
+
+        tap_layers: the layers that the forward taps now, part of the recording's key. on_start: called before the
+        kernels run, if they do.
+        """
         num_rows = self._bucket(batch)
         if num_rows is None:
             return None
@@ -106,7 +114,7 @@ class RecordedForwards:
         return self._repeat(recorded, batch, carried, on_start)
 
     def _bucket(self, batch: ForwardBatch) -> int | None:
-        """The number of rows that the batch is padded to; None if it has to run unrecorded."""
+        """Returns the number of rows that the batch is padded to; None if it has to run unrecorded."""
         num_given, num_wanted = batch.token_ids.shape[0], batch.logits_rows.shape[0]
         if num_given - num_wanted > _MAX_UNWANTED_ROWS or num_wanted == 0:
             return None
@@ -123,7 +131,7 @@ class RecordedForwards:
         from outrider.kernels.cpu.team import recording
 
         static = empty_batch(Bucket(num_rows, self._table_width))
-        # The largest number of sessions, of one row each: attention's work is divided for all of them.
+        # The largest number of sessions, each with one row: attention's work is divided for this number.
         static.query_starts.copy_(torch.arange(num_rows + 1))
         static.tree_starts.fill_(1)
         given = None if self._carried_like is None else self._carried_like.new_zeros(num_rows, len(self._carried_like))
@@ -142,8 +150,8 @@ class RecordedForwards:
             return None
         outputs = self._arena.borrowed(logits), {layer: self._arena.borrowed(rows) for layer, rows in hidden.items()}
         recorded = _Recorded(recorder.recorded(), static, given, outputs)
-        # Other data once per runner: what a model does between kernels is the same for all sizes. The batch itself
-        # comes last, so that the cache holds its keys and values.
+        # Compared on other data once per runner: what a model does between kernels is the same for all sizes. The batch
+        # itself comes last, so that the cache holds its keys and values.
         other = dataclasses.replace(batch, token_ids=(batch.token_ids + 1) % self._vocab_size)
         for tried in (batch,) if self._recorded else (other, batch):
             expected = self._forward(tried, carried)
@@ -177,7 +185,7 @@ class RecordedForwards:
 
 
 def is_recordable(loaded: LoadedModel) -> bool:
-    """Whether all modules are lean, without experts, in one process, on the CPU with its compiled kernels."""
+    """Returns whether all modules are lean, without experts, in one process, on the CPU with its compiled kernels."""
     on_cpu = loaded.device.type == "cpu" and loaded.attention_ops.backend == "cpu"
     has_experts = loaded.row_invariance is not None and loaded.row_invariance.num_routers > 0
     is_lean = loaded.lean is not None and loaded.lean.is_whole
@@ -185,7 +193,7 @@ def is_recordable(loaded: LoadedModel) -> bool:
 
 
 def most_rows_per_session(layer_shapes: Sequence[LayerShape]) -> int:
-    """Rows of a session that form one work item of attention; a recording fixes the number of items."""
+    """Returns the most rows of a session in one work item of attention; a recording fixes the number of items."""
     from outrider.kernels.paged_attention.cpu import MAX_PACKED_ROWS
 
     widest_group = max(shape.num_query_heads // shape.num_kv_heads for shape in layer_shapes)
@@ -193,14 +201,14 @@ def most_rows_per_session(layer_shapes: Sequence[LayerShape]) -> int:
 
 
 def most_threads(module: torch.nn.Module) -> int:
-    """Threads worth waking for the module's recorded forwards."""
+    """Returns the number of threads that speed up the module's recorded forwards."""
     linears = (part for part in module.modules() if isinstance(part, RowInvariantLinear))
     num_weights = sum(linear.in_features * linear.out_features for linear in linears)
     return 1 if num_weights < _MIN_PARALLEL_WEIGHTS else torch.get_num_threads()
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:
-    """On this thread alone: torch's clone wakes the thread team (16 rows of logits, busy machine: 3 ms)."""
+    """Copies on this thread alone: torch's clone wakes the thread team (16 rows of logits, busy machine: 3 ms)."""
     tensor = tensor.contiguous()
     copy = torch.empty_like(tensor)
     ctypes.memmove(copy.data_ptr(), tensor.data_ptr(), tensor.nbytes)
@@ -208,9 +216,10 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _rows_of(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """tensor[rows] for ascending rows: the tensor itself for all of them, else consecutive rows are copied at once.
+    """Returns tensor[rows] for ascending rows.
 
-    A copy of 24 rows of 49,152 logits, in fresh memory, took 4 % of the engine's thread.
+    That is the tensor itself for all rows, else a copy by runs of consecutive rows. A copy of 24 rows of 49,152 logits,
+    in fresh memory, took 4 % of the engine's thread.
     """
     if len(rows) == len(tensor):
         return tensor

@@ -21,7 +21,7 @@ from outrider.engine.run.row_buckets import Bucket, bucket_of, empty_batch, fill
 # forwards before a capture, on a side stream; they compile kernels and allocate libraries' workspaces
 _WARM_UPS = 2
 
-# A forward on device tensors: logits [R, V] and the tapped hidden states [T, H] per layer.
+# Runs a forward on device tensors; returns logits [R, V] and the tapped hidden states [T, H] per layer.
 DeviceForward = Callable[[ForwardBatch], tuple[torch.Tensor, dict[int, torch.Tensor]]]
 
 
@@ -35,7 +35,7 @@ class _Captured:
 
 
 class GraphedForwards:
-    """`run` returns what `forward` would, for a batch in host memory; None if it fits no bucket."""
+    """Captures and replays forwards of host batches: `run` returns what `forward` would, or None if no bucket fits."""
 
     def __init__(self, forward: DeviceForward, device: torch.device) -> None:
         self._forward = forward
@@ -46,8 +46,11 @@ class GraphedForwards:
     def run(
         self, batch: ForwardBatch, tap_layers: tuple[int, ...], on_start: Callable[[], None]
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]] | None:
-        """tap_layers: the layers that the forward taps now, part of the capture's key. on_start: called after the graph
-        was launched."""
+        """Replays the batch's forward, after capturing it if need be.
+
+        tap_layers: the layers that the forward taps now, part of the capture's key. on_start: called after the graph
+        was launched.
+        """
         bucket = bucket_of(batch)
         if bucket is None:
             return None
@@ -79,7 +82,7 @@ class GraphedForwards:
 
 
 def captured_graph(compute: Callable[[], None], device: torch.device, pool: Any = None) -> Any:
-    """torch.cuda.CUDAGraph of what `compute` launches, after some warm-up runs; pool: of another graph."""
+    """Returns a torch.cuda.CUDAGraph of what `compute` launches, after some warm-up runs; pool: of another graph."""
     stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
@@ -94,7 +97,7 @@ def captured_graph(compute: Callable[[], None], device: torch.device, pool: Any 
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Keeps the cyclic collector out of a capture, which ends with an error if a graph is destroyed in it."""
+    """Keeps the cyclic collector out of a capture, which fails if a graph is destroyed in it."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -113,7 +116,7 @@ def _copy(source: ForwardBatch, target: ForwardBatch) -> None:
 
 
 def to_device(batch: ForwardBatch, device: torch.device) -> ForwardBatch:
-    """The batch in the device's memory; itself if it is there."""
+    """Returns the batch in the device's memory; the batch itself if it is there."""
     if batch.token_ids.device.type == device.type:
         return batch
     return batch.mapped(lambda tensor: tensor.to(device, non_blocking=True))

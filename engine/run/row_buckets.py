@@ -1,7 +1,7 @@
-"""Batches padded to a few sizes, so that one captured forward serves many: pure functions of host tensors.
+"""Pads batches to a few sizes, so that one captured forward serves many: pure functions of host tensors.
 
-Padding rows belong to no session: no slot is written for them, attention skips them, and their results are dropped.
-Not here: capture and replay (cuda_graphs, cpu_graphs).
+Padding rows belong to no session: no slot is written for them, attention skips them, and their results are dropped. Not
+here: capture and replay (cuda_graphs, cpu_graphs).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NO_SLOT = -1
 
 @dataclass(frozen=True)
 class Bucket:
-    """num_rows rows, sessions and logits rows each; block tables of table_width blocks."""
+    """The size of a padded batch: num_rows rows, sessions and logits rows each; block tables of table_width blocks."""
 
     num_rows: int
     table_width: int
@@ -28,8 +28,10 @@ class Bucket:
 
 
 def bucket_of(batch: ForwardBatch) -> Bucket | None:
-    """The smallest bucket that holds a batch; None if it has more rows, or rows without wanted logits (prefills, which
-    keep the GPU busy without a graph)."""
+    """Returns the smallest bucket that holds a batch.
+
+    None if the batch has more rows, or rows without wanted logits (prefills, which keep the GPU busy without a graph).
+    """
     num_rows = batch.token_ids.shape[0]
     rows = padded_num_rows(num_rows, ROW_BUCKETS) if batch.logits_rows.shape[0] == num_rows else None
     width = batch.block_tables.shape[1]
@@ -42,12 +44,12 @@ def _power_of_two(number: int) -> int:
 
 
 def padded_num_rows(num_rows: int, sizes: Sequence[int]) -> int | None:
-    """The smallest of the ascending sizes that is >= num_rows; None if there is none, or no rows."""
+    """Returns the smallest of the ascending sizes that is >= num_rows; None if there is none, or no rows."""
     return next((size for size in sizes if size >= num_rows > 0), None)
 
 
 def empty_batch(bucket: Bucket, device: torch.device | str = "cpu") -> ForwardBatch:
-    """A batch of padding only, with the bucket's shapes."""
+    """Returns a batch of padding only, with the bucket's shapes."""
     rows = bucket.num_rows
 
     def full(size: int | tuple[int, ...], value: int, dtype: torch.dtype) -> torch.Tensor:
@@ -79,7 +81,7 @@ def empty_batch(bucket: Bucket, device: torch.device | str = "cpu") -> ForwardBa
 
 
 def fill(padded: ForwardBatch, batch: ForwardBatch) -> None:
-    """Overwrite `padded` (host tensors of a bucket that holds the batch) with the batch, then padding."""
+    """Overwrites `padded` (host tensors of a bucket that holds the batch) with the batch, then padding."""
     num_rows, num_sessions = batch.token_ids.shape[0], batch.context_lens.shape[0]
     for name in ("token_ids", "position_ids", "parents"):
         getattr(padded, name)[:num_rows] = getattr(batch, name)

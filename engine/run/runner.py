@@ -27,10 +27,11 @@ def _nothing() -> None:
 
 @dataclass(frozen=True)
 class ForwardResult:
-    """logits [R, V] for batch.logits_rows, float32 on the CPU; hidden[L] [T, H] in the model's dtype.
+    """The result of a forward.
 
-    The runner's next forward may overwrite the logits, and on a CUDA device hidden too. There both are on it, logits in
-    the model's dtype.
+    logits [R, V] for batch.logits_rows, float32 on the CPU; hidden[L] [T, H] in the model's dtype. The runner's next
+    forward may overwrite the logits, and on a CUDA device hidden too. On a CUDA device both stay there, logits in the
+    model's dtype.
     """
 
     logits: torch.Tensor
@@ -43,8 +44,8 @@ class ModelRunner:
     def __init__(
         self, loaded: LoadedModel, cache: PagedKVCache, states: RecurrentStates | None = None, *, graphs: bool = False
     ) -> None:
-        """states: of a model with recurrent layers. graphs: run small batches as CUDA graphs, or recorded on the CPU;
-        no effect with several ranks."""
+        """Prepares forwards. states: only for a model with recurrent layers. graphs: runs small batches as CUDA graphs,
+        or recorded on the CPU; no effect with several ranks."""
         self.loaded = loaded
         self.cache = cache
         self.states = states
@@ -70,14 +71,14 @@ class ModelRunner:
 
     @property
     def most_measured_sessions(self) -> int:
-        """Of a forward whose sessions have the states of recurrent.rows.measured_state."""
+        """Returns the most sessions of a forward whose sessions have the states of recurrent.rows.measured_state."""
         return sys.maxsize if self.states is None else self.states.num_slots // 2
 
     @torch.inference_mode()
     def forward(
         self, batch: ForwardBatch, tap_layers: Sequence[int] = (), on_start: Callable[[], None] = _nothing
     ) -> ForwardResult:
-        """Write the batch's keys and values into the cache and return the logits of batch.logits_rows.
+        """Writes the batch's keys and values into the cache and returns the logits of batch.logits_rows.
 
         The batch may be in host memory on any device; CUDA graphs need it there.
         tap_layers: wanted hidden states, numbered as in transformers: 0 is the embedding, L the output of layer L-1,
@@ -97,7 +98,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def logits(self, batch: ForwardBatch) -> torch.Tensor:
-        """`forward` without graphs, recordings and hidden states, for what is itself part of a recording."""
+        """Runs `forward` without graphs, recordings and hidden states, for callers that are part of a recording."""
         self._wanted = frozenset()
         return self._compute(batch)[0]
 
@@ -116,7 +117,7 @@ class ModelRunner:
         return logits if logits.device.type == "cuda" else logits.float(), hidden
 
     def close(self) -> None:
-        """Remove the taps from the model."""
+        """Removes the taps from the model."""
         for handle in self._hooked.values():
             handle.remove()
         self._hooked.clear()

@@ -1,1 +1,1 @@
-"""From logits to tokens: probability laws, shared noise, grammars."""
+"""Sampling: from logits to tokens, with probability laws, shared noise and grammars."""

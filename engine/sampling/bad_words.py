@@ -1,4 +1,4 @@
-"""Which tokens would complete a bad word, found from the last output tokens alone."""
+"""Finds the tokens that would complete a bad word, from the last output tokens alone."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-# requests; whose tries are kept for their other outputs; at most 5 MB each (MAX_BAD_WORDS_TOKENS)
+# requests; number whose tries are cached for their other outputs; at most 5 MB each (MAX_BAD_WORDS_TOKENS)
 _NUM_TRIES = 8
 
 
 @dataclass(slots=True)
 class _Node:
-    """`before`: the node of each token that may stand before this one. `ids`: the tokens that complete a word here."""
+    """A node of the trie. `before`: the nodes of tokens that precede this one. `ids`: tokens that end a word here."""
 
     before: dict[int, _Node] = field(default_factory=dict)
     ids: list[int] = field(default_factory=list)
 
 
 class BadWords:
-    """A trie of all words without their last token, read backwards: a row's cost is the length of the longest match,
-    at most MAX_BAD_WORD_TOKENS (shared/sampling_params.py), whatever the number of words.
+    """A trie of all words without their last token, read backwards.
+
+    A row's cost is the length of the longest match, at most MAX_BAD_WORD_TOKENS (shared/sampling_params.py), whatever
+    the number of words.
     """
 
     def __init__(self, words: Sequence[Sequence[int]]) -> None:
@@ -38,7 +40,7 @@ class BadWords:
         return bool(self._root.ids or self._root.before)
 
     def completing(self, output_token_ids: Sequence[int]) -> Iterator[NDArray[np.int64]]:
-        """int64 arrays of the tokens that would complete a word after this output."""
+        """Yields int64 arrays of the tokens that would complete a word after this output."""
         node: _Node | None = self._root
         place = len(output_token_ids)
         while node is not None:
@@ -50,5 +52,5 @@ class BadWords:
 
 @lru_cache(maxsize=_NUM_TRIES)
 def bad_words_trie(words: tuple[tuple[int, ...], ...]) -> BadWords:
-    """The trie that all sessions with these words share: nothing writes to it, and 1,024 words take 5 ms to build."""
+    """Returns the trie, read-only, that all sessions with these words share: 1,024 words take 5 ms to build."""
     return BadWords(words)

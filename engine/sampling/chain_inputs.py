@@ -1,4 +1,4 @@
-"""What the calls of a draft chain on the CPU read and write, in memory that stays where it is.
+"""Buffers that the calls of a draft chain on the CPU read and write, in memory that stays where it is.
 
 Not here: the calls, and their recording (cpu_chains).
 """
@@ -21,13 +21,13 @@ from outrider.shared.messages import LAW_SIZE, LAW_TOTAL, SparseLaw
 if TYPE_CHECKING:
     from outrider.kernels.row_laws.cpu_draws import Drawn, DrawTables
 
-# of kernels/row_laws/cpu_draws, which needs numba: of a row whose token is drawn from a law
+# rule number of rows whose token is drawn from a law; copied from kernels/row_laws/cpu_draws, which needs numba
 _LAW_RULE = 3
 _Array = NDArray[Any]
 
 
 class Calls(NamedTuple):
-    """What the calls of a chain read and write: of its first forward, and of each token."""
+    """The buffers that a chain's calls read and write: those of its first forward, and those of each token."""
 
     first: ForwardBatch
     given: torch.Tensor
@@ -59,7 +59,7 @@ class _Views(NamedTuple):
 
 
 class Inputs:
-    """What a program of R rows and S sessions reads and writes; padding belongs to no session."""
+    """The buffers of a program of R rows and S sessions; padding belongs to no session."""
 
     def __init__(
         self, num_rows: int, num_sessions: int, num_tokens: int, table_width: int, given_like: torch.Tensor
@@ -128,7 +128,7 @@ class Inputs:
         self.clear()
 
     def clear(self) -> None:
-        """Only padding, but with the largest number of sessions: attention's work is divided for all of them."""
+        """Fills the buffers with padding, for the largest number of sessions: attention's work is divided for all."""
         first = self.calls.first
         for tensor in (first.slot_mapping, self._step_slots):
             tensor.fill_(NO_SLOT)
@@ -145,7 +145,7 @@ class Inputs:
         starts: Sequence[ChainStart],
         block_size: int,
     ) -> None:
-        """By numpy: a torch call for each of these took longer than a forward of a small head."""
+        """Fills the buffers, with numpy: a torch call for each took longer than a forward of a small head."""
         views, end = self._views, 0
         views.slots.fill(NO_SLOT)
         views.step_slots.fill(NO_SLOT)
@@ -183,7 +183,7 @@ class Inputs:
             views.law_places[: draws.num_tokens, index] = draws.law_places
 
     def without_padding(self, num_rows: int, num_sessions: int) -> Calls:
-        """The same memory, of the rows and sessions alone: for calls that check their batch."""
+        """Returns the same memory without padding: for calls that check their batch."""
         from outrider.kernels.row_laws.cpu_draws import Drawn, DrawTables
 
         calls, (rows, sessions) = self.calls, (slice(num_rows), slice(num_sessions))
@@ -210,14 +210,14 @@ class Inputs:
         )
 
     def results(self, num_tokens: int, num_sessions: int) -> list[torch.Tensor]:
-        """Copies of all that was drawn."""
+        """Returns copies of all that was drawn."""
         parts = (self._tokens, self._law_sizes)
         laws = [tuple(law) for index in range(num_sessions) for law in self._laws_of(index, num_tokens)]
         drawn = [part[:num_tokens, :num_sessions].clone() for part in parts]
         return [*drawn, torch.tensor([value for ids, counts in laws for value in (*ids, *counts)])]
 
     def chains(self, nums_tokens: Sequence[int]) -> list[list[DrawnToken]]:
-        """What was drawn for each session, up to the first row without a finite logit."""
+        """Returns the tokens drawn for each session, up to the first row without a finite logit."""
         tokens = self._tokens.numpy()[:, : len(nums_tokens)].T.tolist()
         with_laws, chains = self._rules.tolist(), []
         for index, num_tokens in enumerate(nums_tokens):

@@ -22,11 +22,11 @@ from outrider.shared.sampling_params import SamplingParams
 
 @dataclass(frozen=True)
 class ChainDraws:
-    """How the tokens of one session's chain are drawn."""
+    """The parameters and randomness with which the tokens of one session's chain are drawn."""
 
     params: SamplingParams
     key_words: NDArray[np.uint32]  # [tokens, 2], from engine.sampling.coupling.index_key; not read by argmax
-    # [tokens], uniform in [0, LAW_TOTAL): the quantile of each token in its law; None: tokens race.
+    # [tokens], uniform in [0, LAW_TOTAL): the quantile of each token in its law; None: tokens are drawn by a race.
     law_places: NDArray[np.int64] | None = None
 
     @property
@@ -79,13 +79,13 @@ class ChainForward(Protocol):
     def carried_dtype(self) -> torch.dtype: ...
 
     def forward(self, batch: ForwardBatch, carried: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """A batch on the device, one row per session -> logits [R, V] over the sessions' token ids (-inf: never), and
-        the next step's `carried`."""
+        """Runs a batch on the device, one row per session; returns logits [R, V] over the sessions' token ids (-inf:
+        never), and the next step's `carried`."""
         ...
 
 
 class ModelForward:
-    """ChainForward of a language model; its state is in the cache, `carried` is empty."""
+    """The ChainForward of a language model; its state is in the cache, `carried` is empty."""
 
     carried_width = 0
 

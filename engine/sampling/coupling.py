@@ -20,19 +20,19 @@ from numpy.typing import NDArray
 
 NOISE_VERSION = 1
 _MASK64 = (1 << 64) - 1
-_EARLIEST = -33.0 * math.log(2.0)  # log; the smallest uniform
+_EARLIEST = -33.0 * math.log(2.0)  # log; of the smallest uniform
 _LIKELY = 10.0  # log weight below the largest; in flat laws a few thousand of 152,000 tokens are within it
 _SLACK = 1e-9  # log; exceeds any rounding of a logarithm
 
 
 def index_key(key: int, output_index: int) -> tuple[int, int]:
-    """Two 32-bit words that key the noise of one output index."""
+    """Returns the two 32-bit words that key the noise of one output index."""
     mixed = _splitmix64(_splitmix64(key) ^ output_index)
     return mixed & 0xFFFFFFFF, mixed >> 32
 
 
 def noise_words(key: int, output_index: int, token_ids: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """uint32 [N]: the hash of every token id at one output index."""
+    """Returns uint32 [N]: the hash of every token id at one output index."""
     low, high = index_key(key, output_index)
     words = token_ids * np.uint32(0x9E3779B1) + np.uint32(low)
     words = _fmix32(words)
@@ -41,15 +41,15 @@ def noise_words(key: int, output_index: int, token_ids: NDArray[np.uint32]) -> N
 
 
 def exponentials(key: int, output_index: int, token_ids: NDArray[np.uint32]) -> NDArray[np.float64]:
-    """float64 [N], each Exp(1), with full resolution near 0, since small values win the race."""
+    """Returns float64 [N], each Exp(1), with full resolution near 0, since small values win the race."""
     uniforms = (noise_words(key, output_index, token_ids).astype(np.float64) + 0.5) * 2.0**-32
     return -np.log1p(-uniforms)
 
 
 def coupled_ranking(log_weights: NDArray[np.float64], key: int, output_index: int, count: int = 1) -> NDArray[np.int64]:
-    """The first `count` token ids of the race, best first; fewer if the support is smaller. Ties: the smallest id.
+    """Returns the first `count` token ids of the race, best first; fewer if the support is smaller.
 
-    `log_weights`: float64 [V], -inf outside the support.
+    Ties go to the smallest id. `log_weights`: float64 [V], -inf outside the support.
     """
     contenders, arrival = contenders_of(log_weights, key, output_index, count)
     if count == 1:
@@ -61,11 +61,11 @@ def coupled_ranking(log_weights: NDArray[np.float64], key: int, output_index: in
 def contenders_of(
     log_weights: NDArray[np.float64], key: int, output_index: int, count: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Ascending token ids that include the first `count` of the race, and their log arrival times.
+    """Returns ascending token ids that include the first `count` of the race, and their log arrival times.
 
-    All likely tokens, and any other that may arrive in time: since E >= U, a token of weight w needs U <= w * (the
-    count-th likely arrival), decided by its hash without a logarithm. Normal logits of standard deviation 5, 3, 1,
-    151,936 tokens: 0.3, 0.7, 1.0 ms; a race of all tokens 0.9 ms.
+    They are all likely tokens, and any other that may arrive in time: since E >= U, a token of weight w needs U <= w *
+    (the count-th likely arrival), which its hash decides without a logarithm. Normal logits of standard deviation 5, 3,
+    1, 151,936 tokens: 0.3, 0.7, 1.0 ms; a race of all tokens 0.9 ms.
     """
     lowest_likely = log_weights.max() - _LIKELY
     likely = np.flatnonzero(log_weights > lowest_likely)
@@ -85,7 +85,7 @@ def contenders_of(
 
 
 def perturbed_log_weights(log_weights: NDArray[np.float64], key: int, output_index: int) -> NDArray[np.float64]:
-    """float64 [V]: log(w / E); the largest entries win the race."""
+    """Returns float64 [V]: log(w / E); the largest entries win the race."""
     support = np.flatnonzero(log_weights > -np.inf)
     perturbed = np.full_like(log_weights, -np.inf)
     perturbed[support] = -_arrivals(support, log_weights, key, output_index)
@@ -100,7 +100,7 @@ def _arrivals(
 
 
 def coupled_sample(log_weights: NDArray[np.float64], key: int, output_index: int) -> int:
-    """The token that wins the race. Raises ValueError if the support is empty."""
+    """Returns the token that wins the race. Raises ValueError if the support is empty."""
     race = compiled_race()
     if race is None:
         return int(coupled_ranking(log_weights, key, output_index)[0])
@@ -112,7 +112,7 @@ def coupled_sample(log_weights: NDArray[np.float64], key: int, output_index: int
 
 @functools.cache
 def compiled_race() -> Callable[[NDArray[np.float64], tuple[int, int]], int] | None:
-    """kernels/coupled_sample/cpu, compiled (seconds the first time); None without numba."""
+    """Returns kernels/coupled_sample/cpu, compiled (seconds the first time); None without numba."""
     try:
         from outrider.kernels.coupled_sample.cpu import race
     except ImportError:

@@ -1,9 +1,9 @@
 """Draft chains on the CPU: all tokens of all sessions' drafts in one recorded program, without Python between them.
 
-    committed rows -> forward -> [token -> forward of one row per session] ... -> token
+  committed rows -> forward -> [token -> forward of one row per session] ... -> token
 
 The counterpart of sampling/device_chains. A program is recorded for a number of committed rows and of sessions, both
-padded (ROW_BUCKETS), for at least LEAST_TOKENS tokens; a shorter chain ends before the program does. What is recorded
+padded (ROW_BUCKETS), for at least LEAST_TOKENS tokens; a shorter chain ends before the program does. A recording
 computes what the same calls compute one by one, and is compared with them before its first use.
 
 Not here: whose chains they are (drafting/methods), the kernels (kernels/cpu/program, row_laws/cpu_draws).
@@ -28,22 +28,22 @@ from outrider.shared.messages import LAW_TOTAL
 
 log = logging.getLogger(__name__)
 
-# tokens; a program is recorded for at least as many
+# tokens; least length of a recorded program
 LEAST_TOKENS = 5
-# bytes of address space; only what the widest program uses is committed
+# bytes of address space; bounds the programs' memory; only what the widest program uses is committed
 _ARENA_BYTES = 1 << 27
 
 
 class ChainPass(Protocol):
-    """The forwards of a chain. Contract: as chains.ChainForward, on the CPU."""
+    """The forwards of a chain. Contract: as for chains.ChainForward, on the CPU."""
 
     def first(self, batch: ForwardBatch, given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The committed rows, with their input given [R, W] -> logits [S, V] of batch.logits_rows, and what the next
-        step reads [S, H]."""
+        """Computes the committed rows, with their input given [R, W] -> logits [S, V] of batch.logits_rows, and the
+        input of the next step [S, H]."""
         ...
 
     def step(self, batch: ForwardBatch, carried: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """One row per session, likewise."""
+        """Computes one row per session, with the same results as `first`."""
         ...
 
 
@@ -61,9 +61,11 @@ class CpuChains:
         most_rows_per_session: int,
         num_threads: int,
     ) -> None:
-        """given_like: one row of the first forward's input. target_ids: int64, the token ids of the logits; None: as
-        they are. table_width: largest number of blocks of a session. most_rows_per_session: as in cpu_graphs.
-        num_threads: of a recorded program, at most.
+        """Takes the forwards.
+
+        given_like: one row of the first forward's input. target_ids: int64, the token ids of the logits; None: the
+        logits' own. table_width: largest number of blocks of a session. most_rows_per_session: as in cpu_graphs.
+        num_threads: most that a recorded program uses.
         """
         from outrider.kernels.cpu.program.arena import Arena  # numba imports slowly
 
@@ -80,7 +82,7 @@ class CpuChains:
         self._is_refused = False
 
     def taken(self, rows: Sequence[SessionRows]) -> list[int]:
-        """Which sessions `draw` takes, by their places: those with few rows, if they are not too many together."""
+        """Returns the indices of the sessions that `draw` takes: those with few rows, unless too many."""
         places = [
             place
             for place, part in enumerate(rows)
@@ -92,8 +94,10 @@ class CpuChains:
     def draw(
         self, rows: Sequence[SessionRows], given: Sequence[torch.Tensor], starts: Sequence[ChainStart]
     ) -> list[list[DrawnToken]]:
-        """One chain per session, from its committed rows and their inputs. A chain ends before a row without a finite
-        logit. Writes the keys and values of all tokens but the last. Raises ValueError unless it takes the rows.
+        """Draws one chain per session, from its committed rows and their inputs.
+
+        A chain ends before a row without a finite logit. Writes the keys and values of all tokens but the last. Raises
+        ValueError if `taken` would not take all rows.
         """
         lens = [len(part.token_ids) for part in rows]
         key = _key_of(lens)
@@ -135,7 +139,7 @@ class CpuChains:
             )
 
     def _record(self, inputs: Inputs) -> list[Callable[[], None]] | None:
-        """What runs chains of 1, 2, ... tokens; None if they cannot be recorded."""
+        """Records the programs that run chains of 1, 2, ... tokens; None if they cannot be recorded."""
         from outrider.kernels.cpu.program.recorder import Recorder
         from outrider.kernels.cpu.team import recording
 
@@ -157,7 +161,7 @@ class CpuChains:
         without_padding: Calls,
         num_tokens: int,
     ) -> None:
-        """Keeps what was recorded if it draws what its calls draw one by one; these are drawn now."""
+        """Keeps the recording if it draws what its calls draw one by one; these draw the current chains."""
         num_sessions = len(without_padding.first.context_lens)
         runs[num_tokens - 1]()
         found = inputs.results(num_tokens, num_sessions)
@@ -174,7 +178,7 @@ class CpuChains:
 
 
 class ModelPass:
-    """ChainPass of a language model; its state is in the cache, nothing else is given or carried."""
+    """The ChainPass of a language model; its state is in the cache, nothing else is given or carried."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
@@ -187,7 +191,7 @@ class ModelPass:
 
 
 def _key_of(lens: Sequence[int]) -> tuple[int, int] | None:
-    """Committed rows and sessions that those of a batch are padded to; None: there are too many."""
+    """Returns the padded numbers of committed rows and sessions; None if there are too many."""
     num_sessions = padded_num_rows(len(lens), ROW_BUCKETS)
     if num_sessions is None:
         return None
@@ -196,7 +200,7 @@ def _key_of(lens: Sequence[int]) -> tuple[int, int] | None:
 
 
 def model_chains(runner: ModelRunner) -> CpuChains:
-    """Over a language model whose forwards are recorded, without recurrent layers."""
+    """Returns the chains of a language model whose forwards are recorded, without recurrent layers."""
     loaded, cache = runner.loaded, runner.cache
     return CpuChains(
         ModelPass(runner),

@@ -1,6 +1,6 @@
 """Draft chains drawn on the device: each token is the next step's input, without the host. Needs the triton kernels.
 
-    first token from given logits -> [forward of one row per session -> race or law -> next row's inputs] ... -> host
+  first token from given logits -> [forward of one row per session -> race or law -> next row's inputs] ... -> host
 
 One CUDA graph holds a step, position updates included, and is launched once per further token; nothing waits until the
 tokens are copied to the host. (A graph of all steps would need a capture per length, which changes every round.)
@@ -24,7 +24,7 @@ from outrider.engine.sampling.chains import ChainForward, ChainStart, DrawnToken
 from outrider.engine.sampling.device_draws import Drawn, DrawTables, any_laws, chains_on_host, draw_rows
 from outrider.kernels.sampling_support.transforms import Transforms
 
-MAX_CHAIN_TOKENS = 16  # tokens; size of the device's tables
+MAX_CHAIN_TOKENS = 16  # tokens; longest chain; size of the device's tables
 
 
 class DeviceChains:
@@ -33,15 +33,17 @@ class DeviceChains:
     def __init__(self, forward: ChainForward) -> None:
         self._forward = forward
         self._steps: dict[tuple[int, int, bool], _Steps] = {}
-        # Shared by all graphs: they run one after another, and what outlives a step lies outside the pool.
+        # Shared by all graphs: they run one after another, and tensors that outlive a step lie outside the pool.
         self._pool: Any = None
 
     @torch.inference_mode()
     def draw(
         self, first_logits: torch.Tensor, starts: Sequence[ChainStart], carried: torch.Tensor | None = None
     ) -> list[list[DrawnToken]]:
-        """first_logits [S, V] on the device: the logits of each session's last computed row, in order of starts.
-        carried [S, width]: that row's state for the next; None if the forward has none.
+        """Draws one chain per session, in the order of starts.
+
+        first_logits [S, V] on the device: the logits of each session's last computed row. carried [S, width]: that
+        row's state for the next; None if the forward has none.
 
         A chain ends before a row without a finite logit. Writes the keys and values of all tokens but the last.
         """
@@ -66,7 +68,7 @@ class DeviceChains:
 
 
 class _Steps:
-    """Device state of unfinished chains: R rows, one per session, then padding."""
+    """The device state of unfinished chains: R rows, one per session, then padding."""
 
     def __init__(self, forward: ChainForward, num_rows: int, table_width: int, *, with_laws: bool) -> None:
         self._forward = forward
@@ -94,8 +96,10 @@ class _Steps:
         self._step = zeros(1)
 
     def capture(self, pool: Any) -> Any:
-        """Capture a step while all rows are padding, which writes nothing to the cache. pool: of an earlier graph, or
-        None; returns the pool for the next."""
+        """Captures a step while all rows are padding, which writes nothing to the cache.
+
+        pool: of an earlier graph, or None; returns the pool for the next.
+        """
         self._graph = captured_graph(self._compute, self._device, pool)
         return self._graph.pool()
 
@@ -126,7 +130,7 @@ class _Steps:
             self._graph.replay()
 
     def _compute(self) -> None:
-        """One further token of every chain, entirely on the device."""
+        """Computes one further token of every chain, entirely on the device."""
         positions = torch.clamp(torch.minimum(self._positions, self._ends - 1), min=0)
         blocks = self._block_tables.gather(1, (positions // self._block_size)[:, None])[:, 0].long()
         slots = blocks * self._block_size + positions % self._block_size
@@ -147,7 +151,7 @@ class _Steps:
         self._draw(logits, self._token_ids.shape[0])
 
     def _draw(self, logits: torch.Tensor, num_rows: int) -> None:
-        """The next token of the first `num_rows` rows from their logits."""
+        """Draws the next token of the first `num_rows` rows from their logits."""
         transforms = Transforms(*(field[:num_rows] for field in self._tables.transforms))
         key_words = self._tables.key_words.index_select(0, self._step)[0, :num_rows].contiguous()
         law_places = self._tables.law_places.index_select(0, self._step)[0, :num_rows]

@@ -24,7 +24,7 @@ NO_PLACE = -1  # law_places of a row that races
 
 
 class DrawTables(NamedTuple):
-    """The draws of R sessions in T steps. Steps past a chain's end and padding rows draw tokens that nobody reads."""
+    """The draws of R sessions in T steps. Padding rows and steps past a chain's end draw tokens that are never read."""
 
     transforms: Transforms  # [R]
     key_words: torch.Tensor  # int32 [T, R, 2]
@@ -32,7 +32,7 @@ class DrawTables(NamedTuple):
 
     @classmethod
     def of_chains(cls, chains: Sequence[ChainDraws], num_steps: int, num_rows: int, device: torch.device) -> DrawTables:
-        """num_steps >= the tokens of every chain, num_rows >= the number of chains."""
+        """Makes the chains' tables; num_steps >= the tokens of every chain, num_rows >= the number of chains."""
         fields = RowFields(num_rows)
         key_words = np.zeros((num_steps, num_rows, 2), dtype=np.uint32)
         law_places = np.full((num_steps, num_rows), NO_PLACE, dtype=np.int64)
@@ -48,7 +48,7 @@ class DrawTables(NamedTuple):
         return cls(fields.to(device), tensor(key_words.view(np.int32)), tensor(law_places))
 
     def load(self, other: DrawTables) -> None:
-        """Overwrite these tables with others of the same sizes."""
+        """Overwrites these tables with others of the same sizes."""
         self.key_words.copy_(other.key_words)
         self.law_places.copy_(other.law_places)
         for mine, theirs in zip(self.transforms, other.transforms, strict=True):
@@ -65,7 +65,7 @@ class Drawn(NamedTuple):
 
     @classmethod
     def blank(cls, num_steps: int, num_rows: int, device: torch.device, *, with_laws: bool) -> Drawn:
-        """Zeros for T steps of R rows."""
+        """Returns zeros for T steps of R rows."""
 
         def zeros(*shape: int, dtype: torch.dtype) -> torch.Tensor:
             return torch.zeros((num_steps, num_rows, *shape), dtype=dtype, device=device)
@@ -76,7 +76,7 @@ class Drawn(NamedTuple):
 
     @classmethod
     def of_steps(cls, steps: Sequence[Drawn]) -> Drawn:
-        """One draw [R, ...] per step, stacked to [T, R, ...]."""
+        """Stacks one draw [R, ...] per step to [T, R, ...]."""
         return cls(*(torch.stack(parts) for parts in zip(*steps, strict=True)))
 
 
@@ -92,9 +92,10 @@ def draw_rows(
     *,
     with_laws: bool,
 ) -> Drawn:
-    """One token per row of logits [R, V]: from its race, or, with_laws, from its law unless law_places [R] is NO_PLACE.
+    """Draws one token per row of logits [R, V].
 
-    Does not wait for the device. Raises KernelArgumentError.
+    A row is drawn from its law if with_laws and law_places [R] is not NO_PLACE, else by its race. Does not wait for the
+    device. Raises KernelArgumentError.
     """
     tokens, shares = coupled_sample_with_shares(logits, transforms, key_words)
     if not with_laws:
@@ -107,7 +108,7 @@ def draw_rows(
 
 
 def draw_at_once(logits: torch.Tensor, chains: Sequence[ChainDraws]) -> list[list[DrawnToken]]:
-    """Chains whose logits are all known: [T, S, V], T >= the tokens of every chain."""
+    """Draws chains whose logits are all known: [T, S, V], T >= the tokens of every chain."""
     num_steps, num_rows = max(draws.num_tokens for draws in chains), len(chains)
     tables = DrawTables.of_chains(chains, num_steps, num_rows, logits.device)
     drawn = draw_rows(
@@ -121,7 +122,7 @@ def draw_at_once(logits: torch.Tensor, chains: Sequence[ChainDraws]) -> list[lis
 
 
 def chains_on_host(drawn: Drawn, chains: Sequence[ChainDraws]) -> list[list[DrawnToken]]:
-    """The chains of a draw [T, R, ...]; waits for the device. A chain ends before a row without a finite logit."""
+    """Copies the chains of a draw [T, R, ...] to the host. A chain ends before a row without a finite logit."""
     num_steps, num_rows = max(draws.num_tokens for draws in chains), len(chains)
     tokens, shares, law_token_ids, law_counts = (part[:num_steps, :num_rows].cpu().numpy() for part in drawn)
     finished: list[list[DrawnToken]] = []

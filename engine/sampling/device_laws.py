@@ -1,8 +1,8 @@
 """Draft laws on the device: integer counts over each row's likeliest tokens, and the token drawn from them.
 
-Same law as drafting/growth/laws on the host, up to rounding: temperatures and truncations are float32 here. Rounding
-does not bias a draft: the token is drawn from the very counts that are returned. Does not wait for the device; shapes
-depend on shapes alone.
+The law is that of drafting/growth/laws on the host, up to rounding: temperatures and truncations are float32 here.
+Rounding does not bias a draft: the token is drawn from the very counts that are returned. Does not wait for the device;
+output shapes depend on input shapes alone.
 
 Not here: the randomness (Draft.chain_draws), races (kernels/coupled_sample).
 """
@@ -29,11 +29,12 @@ class LawDraws(NamedTuple):
 
 
 def draw_from_laws(logits: torch.Tensor, transforms: Transforms, places: torch.Tensor) -> LawDraws:
-    """logits [R, V], float32, bfloat16 or float16; places int64 [R], uniform in [0, LAW_TOTAL), the randomness.
+    """Draws one token per row of logits [R, V], float32, bfloat16 or float16, from its law.
 
-    Truncations as in engine.sampling.laws: the border of top-k, top-p and min-p is found over the whole row, not only
-    the LAW_SIZE likeliest tokens. NaN counts as -inf, +inf as the largest float. Results of rows with temperature 0 are
-    meaningless (argmax has no law). Raises KernelArgumentError.
+    places int64 [R], uniform in [0, LAW_TOTAL), is the randomness. Truncations are those of engine.sampling.laws: the
+    border of top-k, top-p and min-p is found over the whole row, not only the LAW_SIZE likeliest tokens. NaN counts as
+    -inf, +inf as the largest float. Results of rows with temperature 0 are meaningless (argmax has no law). Raises
+    KernelArgumentError.
     """
     token_ids, values, kept = _likeliest(logits, transforms)
     temperatures = torch.where(transforms.temperatures > 0, transforms.temperatures, 1.0).double()
@@ -52,7 +53,7 @@ def draw_from_laws(logits: torch.Tensor, transforms: Transforms, places: torch.T
 
 
 def _likeliest(logits: torch.Tensor, transforms: Transforms) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """[R, at most LAW_SIZE]: ids (int64), logits (float32), and whether the truncations keep them.
+    """Returns [R, at most LAW_SIZE]: ids (int64), logits (float32), and whether the truncations keep them.
 
     Largest logit first, ties by the smaller id: the kernels' order, of which the kept tokens are a prefix.
     """
@@ -69,6 +70,6 @@ def _likeliest(logits: torch.Tensor, transforms: Transforms) -> tuple[torch.Tens
 
 
 def _order_keys(values: torch.Tensor) -> torch.Tensor:
-    """int64, ordered as the float32 values: the keys of kernels/sampling_support/triton_tiles; -0.0 equals 0.0."""
+    """Returns int64 keys in the order of float32 values, as kernels/sampling_support/triton_tiles; -0.0 equals 0.0."""
     bits = (values + 0.0).view(torch.int32)
     return torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()

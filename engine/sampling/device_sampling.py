@@ -22,7 +22,7 @@ from outrider.shared.sampling_params import SamplingParams
 
 
 class RowFields:
-    """The sampling parameters of rows; argmax until set."""
+    """The sampling parameters of rows; a row is argmax until set."""
 
     def __init__(self, num_rows: int) -> None:
         self._temperatures = np.zeros(num_rows, dtype=np.float32)
@@ -42,7 +42,7 @@ class RowFields:
 
 
 def draw_rows(logits: torch.Tensor, fields: RowFields, key_words: NDArray[np.uint32]) -> NDArray[np.int64]:
-    """int64 [R]: the winner of each row's race with its key (uint32 [R, 2]); -1 for a row without a finite logit."""
+    """Returns int64 [R]: the winner of each row's race with its key (uint32 [R, 2]); -1: no finite logit."""
     keys = torch.from_numpy(key_words.view(np.int32)).to(logits.device)
     drawn: NDArray[np.int64] = coupled_sample(logits, fields.to(logits.device), keys).cpu().numpy()
     return drawn
@@ -61,7 +61,7 @@ class ChainDraft:
 
 
 def accept_chains(logits: torch.Tensor, chains: Sequence[ChainDraft]) -> list[tuple[int, int]]:
-    """Per chain, the number of accepted tokens and the token after them (-1: its row has no finite logit).
+    """Returns, per chain, the number of accepted tokens and the token after them (-1: its row has no finite logit).
 
     logits [N, V]: the chains' rows in order, 1 + tokens each.
     """

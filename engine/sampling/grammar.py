@@ -1,4 +1,4 @@
-"""Grammars for outputs: which tokens may come next, anywhere on a draft path.
+"""Grammars for outputs: the tokens that may come next, anywhere on a draft path.
 
 llguidance does the matching; this moves its matcher along paths. A matcher has one position; `allowed` rolls back to
 the common prefix of the two paths and consumes the rest: chains, trees and repeated steps need no state of their own.
@@ -26,22 +26,23 @@ from outrider.engine.sampling.prefixes import common_prefix_len
 from outrider.shared.errors import InvalidRequest
 from outrider.shared.sampling_params import Grammar, GrammarKind
 
-# Without it llguidance 1.9 follows forced bytes, without end in `start: /b+/ /b+/` (log: 75531ca). Masks need none.
+# Without this option llguidance 1.9 follows forced bytes, without end in `start: /b+/ /b+/` (log: 75531ca). Masks need
+# none.
 _OPTIONS = '%llguidance {"no_forcing": true}\n'
-_GBNF_HEADER = "%llguidance {}\n"  # by the converter; there may be one such line
-# grammars; what is kept for further requests; 64 MiB each at worst (grammar_check.py), 2 MB as a rule
+_GBNF_HEADER = "%llguidance {}\n"  # written by the converter; a grammar may have only one such line
+# grammars; most that are cached for further requests; 64 MiB each at worst (grammar_check.py), usually 2 MB
 _MAX_KNOWN = 16
-# seconds of CPU; one session's masks on the mean, and beyond that once; schemas take 0.0001 to 0.003, an ambiguous
-# grammar 0.2 with its 400th token, and all sessions of a batch wait for it
+# seconds of CPU; limit of a session's mean time per mask, and an allowance beyond it; schemas take 0.0001 to 0.003, an
+# ambiguous grammar 0.2 by its 400th token, and all sessions of a batch wait for it
 _ROW_S, _ALLOWANCE_S = 0.005, 0.2
-# tokens; spellings of a forced text that are looked at; a token of n bytes has at most n beginnings
+# tokens; most spellings of a forced text that are compared; a token of n bytes has at most n beginnings
 _MAX_SPELLINGS = 32
 
 
 class GrammarCompiler:
     """Compiles grammars for one tokenizer; its trie is built once, about a second at 128k tokens.
 
-    What it compiles has been compiled within limits by another process before. May be called from any thread.
+    Another process has first compiled the grammar within limits. May be called from any thread.
     """
 
     def __init__(self, model_path: str, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
@@ -50,7 +51,8 @@ class GrammarCompiler:
         self._eos_token_ids = list(eos_token_ids)
         self._check = GrammarCheck(self._tokenizer_path, vocab_size, eos_token_ids)
         self._lock = threading.Lock()
-        # By the digest of the source, the one used last at the end; errors of grammars that were refused.
+        # Maps the digest of the source -> its matcher, or the error of a refused grammar; the most recently used one
+        # last.
         self._known: OrderedDict[bytes, LLMatcher | InvalidRequest] = OrderedDict()
 
     @functools.cached_property
@@ -60,8 +62,10 @@ class GrammarCompiler:
         return LLTokenizer(str(self._tokenizer_path), n_vocab=self._vocab_size, eos_token=self._eos_token_ids)
 
     def compile(self, grammar: Grammar) -> GrammarState:
-        """Raises InvalidRequest with llguidance's message if the grammar is invalid or beyond the limits, Overloaded
-        when too many are being compiled.
+        """Returns the matcher of a grammar.
+
+        Raises InvalidRequest with llguidance's message if the grammar is invalid or beyond the limits, Overloaded when
+        too many are being compiled.
         """
         try:
             source = _source(grammar)
@@ -110,11 +114,11 @@ class GrammarState:
         token_bytes: Callable[[int], bytes],
         clock: Callable[[], float] = time.thread_time,
     ) -> None:
-        """matcher: at the start of its grammar. clock: seconds that the calling thread has computed."""
+        """Starts at the grammar's beginning, where matcher is. clock: CPU seconds of the calling thread."""
         self._at_start = matcher
         self._matcher = matcher.deep_copy()
         self._consumed: list[int] = []
-        # The mask at the matcher's position; None: not computed.
+        # The mask at the matcher's position; None: not computed yet.
         self._mask: NDArray[np.bool_] | None = None
         self._bitmask = allocate_token_bitmask(1, vocab_size)
         self._vocab_size = vocab_size
@@ -123,11 +127,11 @@ class GrammarState:
         self._left_s = _ALLOWANCE_S
 
     def allowed(self, output_token_ids: Sequence[int]) -> NDArray[np.bool_]:
-        """bool [V], not to be written to: tokens that may follow these output tokens; none if these violate the
-        grammar. End-of-sequence tokens are among them where it may end.
+        """Returns bool [V], read-only: the tokens that may follow this output; none if it violates the grammar.
 
-        The last answer is kept: a round asks what may follow its last token, and the next one asks again.
-        Raises InvalidRequest where that takes more work than the limits allow (PARSER_LIMITS, _ROW_S).
+        End-of-sequence tokens are among them where the grammar may end. The last answer is kept: a round asks what may
+        follow its last token, and the next one asks again. Raises InvalidRequest where that takes more work than the
+        limits allow (PARSER_LIMITS, _ROW_S).
         """
         if self._mask is not None and self._consumed == list(output_token_ids):
             return self._mask
@@ -142,8 +146,9 @@ class GrammarState:
         return mask
 
     def forced(self, output_token_ids: Sequence[int]) -> int | None:
-        """The token that must follow, or the longest of several that spell the beginning of one text; None where the
-        grammar leaves a choice of texts. Raises as `allowed`.
+        """Returns the token that must follow, or the longest of several that spell the beginning of one text.
+
+        None where the grammar leaves a choice of texts. Raises as `allowed` does.
         """
         allowed = self.allowed(output_token_ids).nonzero()[0]
         if not 0 < len(allowed) <= _MAX_SPELLINGS:
@@ -167,7 +172,7 @@ class GrammarState:
         return self._mask
 
     def twin(self) -> GrammarState:
-        """Another matcher of the same grammar, without recompiling it."""
+        """Returns another matcher of the same grammar, without recompiling it."""
         return GrammarState(self._at_start, self._vocab_size, self._token_bytes)
 
     def _move_to(self, token_ids: Sequence[int]) -> bool:
@@ -188,7 +193,7 @@ class GrammarState:
 
 
 def _as_lark(text: str) -> str:
-    """The grammar in Lark's notation, converted if it is in GBNF. Raises InvalidRequest."""
+    """Returns the grammar in Lark's notation, converted if it is in GBNF. Raises InvalidRequest."""
     if is_lark_syntax(text) or "::=" not in text:
         return text
     try:

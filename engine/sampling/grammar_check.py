@@ -1,7 +1,7 @@
-"""Whether a grammar can be compiled within limits, tried in a process of its own before the service compiles it.
+"""Checks that a grammar compiles within limits, in a separate process, before the service compiles it.
 
-`{"type": "integer", "multipleOf": 1000003}` takes llguidance 8 s and 200 MB, and nothing stops it: a service that
-compiled it itself would be at its mercy.
+`{"type": "integer", "multipleOf": 1000003}` takes llguidance 8 s and 200 MB, and nothing stops it: it would block a
+service that compiled it directly.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from llguidance import LLParserLimits
 
 from outrider.shared.errors import InvalidRequest, OutriderError, Overloaded, Unavailable
 
-# seconds of CPU; one grammar's compilation; schemas of 200 fields and choices of 1,000 texts take 0.005
+# seconds of CPU; limit for compiling one grammar; schemas of 200 fields and choices of 1,000 texts take 0.005
 _CPU_S = 1.0
-# seconds; the same by the clock, on a machine that is busy with other things
+# seconds of wall clock; limit for compiling one grammar on a busy machine
 _CLOCK_S = 10.0
-# bytes; what one grammar may take on top of the tokenizer; the same schemas take 2 MB
+# bytes; limit for one grammar, in addition to the tokenizer; the same schemas take 2 MB
 _MEMORY_BYTES = 64 * 2**20
-# grammars; may wait for the process, at _CPU_S each
+# grammars; most that may wait for the process, at _CPU_S each
 _MAX_WAITING = 8
-# the scheduler's units; forwards go first
+# nice value of the process; forwards go first
 _NICENESS = 10
 # llguidance's units of work; a quarter of its defaults for one row's mask, its defaults for the rest
 PARSER_LIMITS = LLParserLimits(step_lexer_fuel=50_000, step_max_items=12_500, max_lexer_states=62_500)
@@ -38,7 +38,7 @@ _CHILD = Path(__file__).with_name("grammar_child.py")
 
 
 class GrammarCheck:
-    """One per tokenizer. The process starts with the first grammar, and again after one that killed it."""
+    """Checks one tokenizer's grammars. The process starts with the first one, and again after one that killed it."""
 
     def __init__(self, tokenizer: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         self._arguments = json.dumps(
@@ -59,7 +59,7 @@ class GrammarCheck:
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
-        """One grammar at a time, whoever compiles it. Raises Overloaded when too many wait already."""
+        """Admits one grammar at a time, from any thread. Raises Overloaded when too many wait already."""
         if not self._room.acquire(blocking=False):
             raise Overloaded(f"{_MAX_WAITING} grammars wait to be compiled; try again later")
         try:
@@ -69,8 +69,10 @@ class GrammarCheck:
             self._room.release()
 
     def check(self, source: str) -> None:
-        """To be called within a turn; waits for the process, so not for an event loop. Raises InvalidRequest with the
-        reason or the limit, Overloaded on a machine that is too busy, Unavailable when the process does not stay alive.
+        """Compiles a grammar in the process; must be called within a turn.
+
+        It waits for the process, so it must not be called in an event loop. Raises InvalidRequest with the reason or
+        the limit, Overloaded on a machine that is too busy, Unavailable when the process does not stay alive.
         """
         for _ in range(2):
             child = self._child or self._start()
@@ -89,7 +91,7 @@ class GrammarCheck:
         raise Unavailable("the process that compiles grammars is killed again and again; see the system's log")
 
     def _start(self) -> subprocess.Popen[bytes]:
-        # A session of its own: Ctrl-C in a terminal is for the service, whose end closes the process's input.
+        # A session of its own: Ctrl-C in a terminal reaches only the service, whose end closes the process's input.
         self._child = subprocess.Popen(
             [sys.executable, "-P", str(_CHILD), self._arguments],
             stdin=subprocess.PIPE,
@@ -102,14 +104,15 @@ class GrammarCheck:
 
 
 def reason(error: str) -> str:
-    """llguidance's message without the parser's state and the lines of the grammar, which follow it: a schema of a
-    caller's is part of a grammar that the caller has never seen.
+    """Returns llguidance's message without the parser's state and the grammar's lines, which follow it.
+
+    A caller's schema is part of a grammar that the caller has never seen.
     """
     return re.split(r"<state>|\n *\d+ \| ", error, maxsplit=1)[0].rstrip()
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """The process ends at the end of its input, or at a limit."""
+    """Ends the process by closing its input; a limit ends it if it is still compiling."""
     with contextlib.suppress(OSError), child:  # input that it no longer reads
         pass
 

@@ -1,7 +1,7 @@
 """Compiles grammars on trial, in a process that a hostile one may kill; grammar_check.py starts it by this file's path.
 
-Reads one JSON string a line, a grammar for llguidance, and answers one JSON value a line: null, or why it is invalid.
-The kernel ends the process at the limits: SIGPROF at the CPU time, SIGALRM at the time by the clock, a failed
+Reads one JSON string a line, a grammar for llguidance, and answers one JSON value a line: null, or the reason why it is
+invalid. The kernel ends the process at the limits: SIGPROF at the CPU time, SIGALRM at the wall-clock time, a failed
 allocation at the memory. The process ends with its parent: at the end of its input, or at one of these limits.
 """
 
@@ -18,7 +18,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 
 def main(arguments: str) -> None:
-    """`arguments`: a JSON object with the fields that grammar_check.py gives."""
+    """Answers grammars from standard input. `arguments`: a JSON object with the fields that grammar_check.py gives."""
     asked = json.loads(arguments)
     os.nice(asked["niceness"])
     tokenizer = LLTokenizer(asked["tokenizer"], n_vocab=asked["vocab_size"], eos_token=asked["eos_token_ids"])
@@ -38,7 +38,7 @@ def main(arguments: str) -> None:
 
 
 def _compile(tokenizer: LLTokenizer, source: str, limits: LLParserLimits) -> str | None:
-    """Why the grammar is invalid. The first row's mask is part of it: that is where lazy work shows."""
+    """Returns why the grammar is invalid, or None. Computes the first row's mask too, since that does lazy work."""
     try:
         matcher = LLMatcher(tokenizer, source, log_level=0, limits=limits)
         if not matcher.is_error():

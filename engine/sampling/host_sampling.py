@@ -1,7 +1,7 @@
-"""Acceptance and sampling on the CPU that holds the logits, compiled: the counterpart of device_sampling.
+"""Compiled acceptance and sampling on the CPU, where the logits are: the counterpart of device_sampling.
 
 Not here: whose rows they are and the randomness (verifier_service), the arithmetic (kernels/rejection_sample/cpu), and
-the same decided in numpy, row by row (laws, verifier_service/acceptance).
+the same decisions in numpy, row by row (laws, verifier_service/acceptance).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from outrider.shared.sampling_params import SamplingParams
 class HostDraft:
     """One session's draft and its randomness. parents: of a tree; (): a chain. laws: of a chain; (): none.
 
-    key_words: uint32 [1 + tokens, 2], each row's shared noise; None: `uniforms` are used instead, in turn, of which
-    there are 2 * tokens + 2. by_block: block verification of a chain with laws, else token by token.
+    key_words: uint32 [1 + tokens, 2], each row's shared noise; None: `uniforms` (2 * tokens + 2 of them) are used in
+    order instead. by_block: block verification of a chain with laws, else token by token.
     """
 
     params: SamplingParams
@@ -39,9 +39,10 @@ class HostDraft:
 
 @functools.cache
 def compiled_acceptance() -> Callable[[torch.Tensor, Sequence[HostDraft]], list[tuple[tuple[int, ...], int]]] | None:
-    """Per draft its accepted nodes and the token after them (-1: a row has no finite logit), from logits float32
-    [R, V]: row first_row follows the committed prefix, row first_row + 1 + i node i. Compiles (seconds the first time);
-    None without numba.
+    """Returns a function from logits and drafts to each draft's accepted nodes and the token after them.
+
+    Logits are float32 [R, V]: row first_row follows the committed prefix, row first_row + 1 + i node i. The token is -1
+    if a row has no finite logit. Compiles (seconds the first time); None without numba.
     """
     try:
         from outrider.kernels.rejection_sample import cpu
@@ -56,7 +57,7 @@ def compiled_acceptance() -> Callable[[torch.Tensor, Sequence[HostDraft]], list[
 
 
 def _described(draft: HostDraft, cpu: Any) -> Any:
-    """As the kernel takes it."""
+    """Converts a draft to the kernel's type."""
     rule = cpu.RACE if draft.key_words is not None else cpu.QUANTILE
     if draft.key_words is None and draft.laws:
         rule = cpu.BLOCK if draft.by_block else cpu.STANDARD

@@ -1,4 +1,4 @@
-"""From a row of logits to the law that its token is drawn from, with all of a request's sampling parameters.
+"""Turns a row of logits into the law that its token is drawn from, with all of a request's sampling parameters.
 
 Order: logit bias, penalties, the permitted tokens, then temperature, top-k, top-p, min-p.
 Each step depends only on the tokens before the row, so a draft path gets the same laws as plain decoding. All
@@ -29,7 +29,7 @@ _MASS_MARGIN = 1.0 + 1e-9  # ratio; exceeds what the order of a sum can change
 
 
 class LogitsProcessor:
-    """The transforms of one request. What they need is prepared here, once: a row pays for its own tokens only.
+    """The transforms of one request. They are prepared once, here: a row only costs the work of its own tokens.
 
     `prompt_token_ids`: for the repetition penalty. `eos_token_ids`: the model's, whatever `ignore_eos` says.
     """
@@ -51,16 +51,16 @@ class LogitsProcessor:
 
     @property
     def is_plain_argmax(self) -> bool:
-        """Whether the law is the argmax of the row, independent of earlier tokens."""
+        """Returns whether the law is the argmax of the row, independent of earlier tokens."""
         return self._params.greedy and not self._edits_logits
 
     @property
     def is_plain(self) -> bool:
-        """Whether the law is just temperature and truncation, independent of earlier tokens."""
+        """Returns whether the law is just temperature and truncation, independent of earlier tokens."""
         return not self._edits_logits
 
     def log_weights(self, logits: Row, output_token_ids: Sequence[int]) -> LogWeights:
-        """float64 [V]: unnormalised log-probabilities, -inf outside the support.
+        """Returns float64 [V]: unnormalised log-probabilities, -inf outside the support.
 
         `logits`: float32 [V]; `output_token_ids`: all output tokens before this row, draft path included.
         Raises as `permitted.mask` does.
@@ -76,7 +76,7 @@ class LogitsProcessor:
         return _truncate(row, self._params)
 
     def edited_logits(self, logits: Row, output_token_ids: Sequence[int]) -> LogWeights:
-        """float64 [V]: after all steps that depend on earlier tokens; no temperature, no truncation.
+        """Returns float64 [V]: the row after all steps that depend on earlier tokens; no temperature, no truncation.
 
         Raises as `permitted.mask` does.
         """
@@ -97,7 +97,7 @@ class LogitsProcessor:
 
 
 def _truncate(row: LogWeights, params: SamplingParams) -> LogWeights:
-    """top-k, then top-p over the rest, then min-p; max(row) is 0. Ties at a border go to the smaller id."""
+    """Applies top-k, then top-p over the rest, then min-p; max(row) is 0. Ties at a border go to the smaller id."""
     if not (params.top_k or params.top_p < 1.0 or params.min_p > 0.0):
         return row
     if params.top_k:
@@ -117,7 +117,7 @@ def _truncate(row: LogWeights, params: SamplingParams) -> LogWeights:
 
 
 def _nucleus(row: LogWeights, top_p: float) -> NDArray[np.int64]:
-    """The likeliest tokens that hold `top_p` of the mass, likeliest first; max(row) is 0."""
+    """Returns the likeliest tokens that hold `top_p` of the mass, likeliest first; max(row) is 0."""
     total = float(np.exp(row).sum())
     for floor in LOG_FLOORS:
         candidates = np.flatnonzero(row > floor)
@@ -129,13 +129,13 @@ def _nucleus(row: LogWeights, top_p: float) -> NDArray[np.int64]:
 
 
 def _nucleus_len(weights: LogWeights, total: float, top_p: float) -> int:
-    """Number of descending weights with less than `top_p` of the total before them."""
+    """Returns the number of descending weights with less than `top_p` of the total before them."""
     mass_before = np.cumsum(weights) - weights
     return max(1, int(np.count_nonzero(mass_before < top_p * total)))
 
 
 def probabilities(log_weights: LogWeights) -> NDArray[np.float64]:
-    """float64 [V], sums to 1."""
+    """Returns float64 [V], which sums to 1."""
     support = (log_weights > -np.inf).nonzero()[0]
     if 2 * len(support) > len(log_weights):
         weights: NDArray[np.float64] = np.exp(log_weights - log_weights.max())
@@ -147,7 +147,7 @@ def probabilities(log_weights: LogWeights) -> NDArray[np.float64]:
 
 
 def draw(probs: NDArray[np.float64], rng: np.random.Generator) -> int:
-    """One token id from a law that need not be normalised; never one without mass."""
+    """Draws one token id from a law that need not be normalised; never one without mass."""
     support = (probs > 0.0).nonzero()[0]
     cumulative = probs[support].cumsum()
     index = np.searchsorted(cumulative, rng.random() * cumulative[-1], side="right")
@@ -155,9 +155,10 @@ def draw(probs: NDArray[np.float64], rng: np.random.Generator) -> int:
 
 
 def token_logprob(logits: Row, token_id: int, num_top: int, others: Sequence[int] = ()) -> TokenLogprob:
-    """Log-probability before any transform (vLLM's `raw_logprobs`), and those of the `others` or the num_top likeliest.
+    """Returns a token's log-probability before any transform (vLLM's `raw_logprobs`), and others'.
 
-    others: token ids, in the order in which they come back; () asks for the likeliest.
+    These are the `others`, or else the num_top likeliest. others: token ids, in the order in which they come back; ()
+    asks for the likeliest.
     """
     row = logits.astype(np.float64)
     row -= row.max()

@@ -12,9 +12,10 @@ from outrider.shared.sampling_params import SamplingParams
 
 
 class Penalties:
-    """Repetition: prompt and output (CTRL, Keskar et al. 2019); presence and frequency: output.
+    """Applies one request's penalties.
 
-    The counts move from one row's output to the next one's, by the tokens that differ.
+    Repetition counts prompt and output (CTRL, Keskar et al. 2019); presence and frequency, the output. The counts move
+    from one row's output to the next one's, by the tokens that differ.
     """
 
     def __init__(self, params: SamplingParams, prompt_token_ids: Sequence[int]) -> None:
@@ -29,7 +30,7 @@ class Penalties:
         return params.presence_penalty != 0.0 or params.frequency_penalty != 0.0 or params.repetition_penalty != 1.0
 
     def apply(self, row: NDArray[np.float64], output_token_ids: Sequence[int]) -> None:
-        """`row` float64 [V], changed in place."""
+        """Applies the penalties to `row`, float64 [V], in place."""
         params = self._params
         self._count(output_token_ids, len(row))
         output_ids = np.flatnonzero(self._counts)

@@ -1,16 +1,16 @@
-"""Which tokens may come next in one request's output, whatever their logits.
+"""The tokens that may come next in one request's output, whatever their logits.
 
-Where an output *may end* is the grammar's to say; at which tokens it *stops* is the request's (`stop_token_ids`,
-`ignore_eos`). In order:
+The grammar decides where an output *may end*; the request (`stop_token_ids`, `ignore_eos`) decides at which tokens it
+*stops*. In order:
 
 1. allowed_token_ids, bad_words and the grammar exclude tokens.
-2. Where the thinking budget is used up, the end of thinking is all that is left, if rule 1 permits it.
+2. Where the thinking budget is used up, only the end of thinking is left, if rule 1 permits it.
 3. Stop tokens are excluded until min_tokens, and under a grammar with ignore_eos end-of-sequence tokens throughout,
    unless nothing else is left.
 4. Where nothing is left and the grammar may end, the end-of-sequence tokens are permitted: the output stops there.
 5. Where still nothing is left is a dead end. The output ends before it, with FinishReason.ABORT.
 
-All of it depends on the tokens before the row alone, so drafts change nothing.
+All rules depend on the tokens before the row alone, so drafts change nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PermittedTokens:
         self._bad_words = bad_words_trie(params.bad_words)
         self._budget = params.thinking_budget
         self._thinking = ThinkingCount(self._budget) if self._budget is not None else None
-        # Nothing can follow the end of a grammar, so it is an end with ignore_eos too.
+        # Nothing can follow the end of a grammar, so the output stops there with ignore_eos too.
         ends = frozenset(eos_token_ids) if grammar is not None or not params.ignore_eos else frozenset()
         self.stop_ids: frozenset[int] = ends | frozenset(params.stop_token_ids)
         self._stop_ids, self._eos_ids = _ids(self.stop_ids), _ids(ends)
@@ -48,16 +48,19 @@ class PermittedTokens:
 
     @property
     def are_all(self) -> bool:
-        """Whether every token may come anywhere."""
+        """Returns whether every token may come anywhere."""
         return not (self.can_run_out or len(self._allowed_ids) or self._min_tokens or self._budget is not None)
 
     @property
     def can_run_out(self) -> bool:
-        """Whether there may be dead ends. allowed_token_ids alone always leave themselves; a thinking budget yields."""
+        """Returns whether there may be dead ends.
+
+        allowed_token_ids alone always leave themselves; a thinking budget yields.
+        """
         return bool(self._grammar is not None or self._bad_words)
 
     def mask(self, output_token_ids: Sequence[int], vocab_size: int) -> Mask:
-        """bool [V]: the tokens that may follow this output.
+        """Returns bool [V]: the tokens that may follow this output.
 
         Raises NoTokenPermitted at a dead end, InvalidRequest where the grammar's limits are exceeded.
         """
@@ -79,7 +82,10 @@ class PermittedTokens:
         return mask
 
     def _end_thinking(self, mask: Mask, output_token_ids: Sequence[int]) -> None:
-        """A grammar forbids the end in the middle of a character, whose last bytes then come first."""
+        """Leaves only the end of thinking in the mask once the budget is used up, if the mask permits it.
+
+        A grammar forbids the end in the middle of a character, whose last bytes then come first.
+        """
         if self._budget is None or self._thinking is None or not self._thinking.is_used_up(output_token_ids):
             return
         if mask[self._budget.end_token_id]:
@@ -87,7 +93,7 @@ class PermittedTokens:
             mask[self._budget.end_token_id] = True
 
     def is_dead_end(self, output_token_ids: Sequence[int], vocab_size: int) -> bool:
-        """Whether no token may follow this output, or the grammar's limits are exceeded there."""
+        """Returns whether no token may follow this output, or the grammar's limits are exceeded there."""
         try:
             self.mask(output_token_ids, vocab_size)
         except InvalidRequest:
@@ -108,7 +114,7 @@ def _ids(token_ids: Sequence[int] | frozenset[int]) -> Ids:
 
 
 def _without(mask: Mask, held_back_ids: Ids) -> Mask:
-    """The mask without these tokens, unless nothing is left then."""
+    """Returns the mask without these tokens, unless nothing is left then."""
     if not len(held_back_ids):
         return mask
     rest = mask.copy()

@@ -1,4 +1,4 @@
-"""Where two token paths part."""
+"""Compares two token paths."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 
 def common_prefix_len(left: Sequence[int], right: Sequence[int]) -> int:
-    """How many leading tokens are equal.
+    """Returns the number of leading tokens that are equal.
 
-    By comparing slices and halving: interpreted once per token this took 1.5 ms a row at 32k tokens of output.
+    It compares slices and halves them: a Python loop over tokens took 1.5 ms a row at 32k tokens of output.
     """
     left, right = list(left), list(right)
     low, high = 0, min(len(left), len(right))

@@ -1,4 +1,4 @@
-"""When an output has thought as long as it may: a function of its tokens alone, at every token of a draft path."""
+"""Applies a thinking budget: a function of the output's tokens alone, at every token of a draft path."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ from outrider.shared.sampling_params import ThinkingBudget
 
 
 class ThinkingCount:
-    """One session's thinking tokens along paths. Not for use from two threads at a time."""
+    """Counts one session's thinking tokens along paths. Not for use from two threads at a time."""
 
     def __init__(self, budget: ThinkingBudget) -> None:
         self._max_tokens = budget.max_tokens
         self._begin = list(budget.begin_token_ids)
         self._end_ids = {budget.end_token_id, *budget.call_token_ids}
         self._output: list[int] = []
-        # After each prefix of the output: its thinking tokens, and whether it is still thinking.
+        # Per prefix of the output: the number of thinking tokens, and whether it is still thinking.
         self._states = [(0, budget.starts_open)]
 
     def is_used_up(self, output_token_ids: Sequence[int]) -> bool:
-        """Whether the output is thinking and has no token left for it. Costs what is new of the path."""
+        """Returns whether the output is thinking and its budget is used up.
+
+        The cost is that of the path's new tokens.
+        """
         shared = common_prefix_len(self._output, output_token_ids)
         del self._output[shared:], self._states[shared + 1 :]
         for token_id in output_token_ids[shared:]:

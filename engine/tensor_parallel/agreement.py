@@ -17,13 +17,14 @@ from outrider.engine.attention.paged_kv import PagedKVCache
 from outrider.engine.errors import ModelRefused
 
 _NUM_ROWS = 8
-# relative to the largest logit; two ranks: another order of sums 1e-6 in fp32, 1 % in bf16; swapped heads 55 % and more
+# relative to the largest logit; on two ranks, another order of sums gives 1e-6 in fp32, 1 % in bf16; swapped heads 55 %
+# or more
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1}
 
 
 @torch.inference_mode()
 def sample_logits(model: Any, shapes: list[LayerShape], ops: AttentionOps | None = None) -> torch.Tensor:
-    """Logits [_NUM_ROWS, V] of a fixed short sequence, on the CPU, in the model's dtype; ops None: the reference."""
+    """Returns logits [_NUM_ROWS, V] of a fixed sequence, on the CPU, in the model's dtype; ops None: the reference."""
     parameter = next(model.parameters())
     dtype, device = parameter.dtype, parameter.device
     ops = ops or resolve_attention_ops("reference", device)
@@ -44,7 +45,7 @@ def sample_logits(model: Any, shapes: list[LayerShape], ops: AttentionOps | None
 
 def require_agreement(path: str, whole: torch.Tensor, together: torch.Tensor) -> None:
     """Raises ModelRefused unless the ranks' logits are the whole model's up to rounding."""
-    # The median row: in bf16 a router's near tie may send single rows to another expert.
+    # The median over rows: in bf16 a router's near tie may send single rows to another expert.
     of_rows = (whole.float() - together.float()).abs().amax(dim=1)
     difference = float(of_rows.median() / whole.float().abs().max())
     if not difference <= _TOLERANCE[whole.dtype]:  # also catches NaN

@@ -1,4 +1,4 @@
-"""Cutting a mixture of experts: each rank keeps a range of every expert's inner features.
+"""Cuts a mixture of experts: each rank keeps a range of every expert's inner features.
 
 Routers stay whole: all ranks compute the same bits and choose the same experts. Not here: which modules are mixtures
 (plan).
@@ -18,15 +18,17 @@ from outrider.engine.tensor_parallel.plan import FIX
 
 
 def num_inner_features(path: str, name: str, experts: Any) -> int:
-    """The width that is cut. Raises ModelRefused if cut_experts does not support the weights' layout."""
+    """Returns the width that is cut. Raises ModelRefused if cut_experts does not support the weights' layout."""
     if not is_experts(experts) or not experts.has_gate or experts.has_bias or experts.is_transposed:
         raise ModelRefused(path, f"{name} has biases, no gate or transposed weights", FIX)
     return int(experts.down_proj.shape[2])
 
 
 def cut_experts(experts: Any, inner_range: tuple[int, int], uneven: set[str]) -> None:
-    """Keep inner features [start, end) of gate_up_proj [E, 2 I, H] and down_proj [E, H, I], in place. uneven: as
-    sharding.Cut's."""
+    """Keeps inner features [start, end) of gate_up_proj [E, 2 I, H] and down_proj [E, H, I], in place.
+
+    uneven: as in sharding.Cut.
+    """
     start, end = inner_range
     experts.gate_up_proj = _keep_gate_up(experts.gate_up_proj, start, end)
     experts.down_proj = _keep_down(experts.down_proj, start, end, uneven)
@@ -36,7 +38,7 @@ def _keep_gate_up(stacked: torch.Tensor | WaitingExperts, start: int, end: int) 
     num_experts, num_outputs, hidden_size = stacked.shape
     if isinstance(stacked, WaitingExperts):
         width = num_outputs // 2
-        # An expert's gate and up are one weight, or two.
+        # An expert's gate and up are one weight, or two separate ones.
         of_gate_up = ((start, end), (width + start, width + end))
         parts = tuple(
             (weights[0].of_outputs(*of_gate_up),)

@@ -24,12 +24,12 @@ from outrider.engine.tensor_parallel.protocol import DropCache, Forward, LoadSpe
 from outrider.engine.tensor_parallel.shard import Shard
 from outrider.shared.errors import OutriderError
 
-# seconds; all ranks refuse the same model, and rank 0 reports its own refusal first
+# seconds; wait for rank 0's Stop after a refusal; all ranks refuse the same model, and rank 0 must report it first
 _REFUSAL_GRACE_S = 5.0
 
 
 def follow(pipe: connection.Connection, spec: LoadSpec, rank: int, size: int, store_port: int) -> None:
-    """Main function of the process. An exception makes its exit code non-zero."""
+    """Runs the rank's process, as its main function. An exception makes its exit code non-zero."""
     # Rank 0 handles signals to the process group: it drains, then sends Stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

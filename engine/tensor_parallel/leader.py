@@ -40,12 +40,12 @@ from outrider.engine.tensor_parallel.rank_processes import RankProcesses
 from outrider.engine.tensor_parallel.shard import Shard
 
 log = logging.getLogger(__name__)
-_DEATH_NOTICE_S = 1.0  # seconds; from a broken pipe or collective until the kernel reports the rank's end
-_STOP_TIMEOUT_S = 5.0  # seconds; for a rank to end before it is killed
+_DEATH_NOTICE_S = 1.0  # seconds; wait after a broken pipe or collective for the kernel to report the rank's end
+_STOP_TIMEOUT_S = 5.0  # seconds; wait for a rank to end before it is killed
 
 
 def end_process(cause: str) -> None:
-    """End this process now: the engine's thread may be waiting in a collective for a lost rank."""
+    """Ends this process now: the engine's thread may be waiting in a collective for a lost rank."""
     log.critical("%s; ending the service", cause)
     logging.shutdown()
     sys.stderr.flush()
@@ -56,7 +56,7 @@ class Leader:
     """Rank 0's handle on the other ranks. Announcements must come from one thread at a time, like forwards."""
 
     def __init__(self, spec: LoadSpec, size: int, on_failure: Callable[[str], None]) -> None:
-        """Start ranks 1 to size - 1. on_failure: called on any thread; serving must not continue after it."""
+        """Starts ranks 1 to size - 1. on_failure: called on any thread; serving must not continue after it."""
         if dist.is_initialized():
             raise EngineError("this process holds a rank already: one tensor-parallel model per process")
         if spec.device != "cpu" and 0 < torch.cuda.device_count() < size:
@@ -93,7 +93,7 @@ class Leader:
         return self._ranks.pids
 
     def close(self) -> None:
-        """Stop the other ranks and wait until they have ended; may be called again."""
+        """Stops the other ranks and waits until they have ended; may be called again."""
         if self._closing.is_set():
             return
         self._closing.set()
@@ -108,17 +108,17 @@ class Leader:
             self.collectives.leave()
 
     def make_cache(self, *args: Any, **kwargs: Any) -> MirroredKVCache:
-        """A PagedKVCache, and one on every other rank, which live as long as ours."""
+        """Makes a PagedKVCache here and one on every other rank, which live as long as ours."""
         cache_id = next(self._cache_ids)
         cache = MirroredKVCache(self, cache_id, *args, **kwargs)
         self.announce(MakeCache(cache_id, cache.num_blocks, cache.block_size))
-        # Only queued: the garbage collector may run while another announcement is half sent.
+        # Queued only: the garbage collector may run while another announcement is half sent.
         weakref.finalize(cache, self._dropped.append, cache_id)
         return cache
 
     @contextmanager
     def in_step(self, cache: PagedKVCache, batch: ForwardBatch) -> Iterator[None]:
-        """The other ranks run this forward too. If ours fails, the ranks cannot be synchronised again."""
+        """Runs this forward on the other ranks too. If ours fails, the ranks cannot be synchronised again."""
         if not isinstance(cache, MirroredKVCache):
             raise TypeError("a tensor-parallel model runs on caches of its own make_cache")
         self.announce(Forward.of(cache.cache_id, batch))
@@ -142,7 +142,7 @@ class Leader:
                 raise
 
     def _fail(self, symptom: str) -> None:
-        """Report a failed step. A dead rank is its usual cause, and is what the reader must learn."""
+        """Reports a failed step. A dead rank is its usual cause, and is what the reader must learn."""
         self._on_failure(self._ranks.death(_DEATH_NOTICE_S) or symptom)
 
     def _watch(self) -> None:
@@ -172,9 +172,9 @@ def load_sharded(
     on_progress: Callable[[str], None] | None = None,
     on_failure: Callable[[str], None] = end_process,
 ) -> LoadedModel:
-    """The model on `size` ranks, of which this process is rank 0; loaded.close() ends the others.
+    """Loads the model on `size` ranks, of which this process is rank 0; loaded.close() ends the others.
 
-    spec.num_threads: of all ranks together. Raises as load_model.
+    spec.num_threads: of all ranks together. Raises as load_model does.
     """
     if size == 1:
         return load_model(**dataclasses.asdict(spec), on_progress=on_progress)

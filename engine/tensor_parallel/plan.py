@@ -14,7 +14,7 @@ from outrider.engine.errors import ModelRefused
 COLWISE, ROWWISE, EXPERTS = "colwise", "rowwise", "moe_tp_experts"
 FIX = "serve it without tensor parallelism (tensor_parallel_size=1)"
 HEAD = "lm_head"
-# Replicated here: the embedding, and what the plan gathers again inside a layer.
+# Replicated here: the embedding, and parts that the plan gathers again inside a layer.
 _KEPT_WHOLE = frozenset(
     {"embedding_rowwise", "replicated_with_grad_allreduce", "colwise_gather_output", "rowwise_split_input"}
 )
@@ -23,7 +23,7 @@ _EXPERT_STYLES = {"gate_up_proj": "packed_colwise", "down_proj": ROWWISE}
 
 
 def read_plan(path: str, model: torch.nn.Module) -> dict[str, str]:
-    """Name -> COLWISE, ROWWISE or EXPERTS of every module to cut, without HEAD. Raises ModelRefused."""
+    """Maps the name of every module to cut, without HEAD -> COLWISE, ROWWISE or EXPERTS. Raises ModelRefused."""
     plan: dict[str, str] = getattr(model, "_tp_plan", None) or {}
     if not plan:
         raise ModelRefused(path, f"{type(model).__name__} has no tensor-parallel plan", FIX)

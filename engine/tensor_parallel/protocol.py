@@ -17,7 +17,7 @@ from outrider.engine.attention.batch import ForwardBatch
 
 @dataclass(frozen=True)
 class LoadSpec:
-    """load_model's arguments, equal on every rank."""
+    """The arguments of load_model, equal on every rank."""
 
     path: str
     dtype: str
@@ -64,7 +64,7 @@ class Move:
 
 @dataclass(frozen=True)
 class Stop:
-    """Orderly end."""
+    """Ends the rank in an orderly way."""
 
 
 Message = MakeCache | DropCache | Forward | Move | Stop

@@ -1,4 +1,4 @@
-"""The processes of ranks 1 and up: any thread may wait until one has ended, and each learns which and how."""
+"""The processes of ranks 1 and up: any thread may wait until one has ended, and learns which one and its exit code."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from multiprocessing.process import BaseProcess
 
 
 class RankProcesses:
-    """processes: started, in order of rank from 1."""
+    """Holds the started processes, in order of rank from 1."""
 
     def __init__(self, processes: Sequence[BaseProcess]) -> None:
         self._processes = processes
-        # The kernel tells an exit code once: of two threads that reap one child, the later would learn None.
+        # The kernel reports an exit code once: of two threads that reap one child, the later would get None.
         self._reaping = threading.Lock()
 
     @property
@@ -21,7 +21,7 @@ class RankProcesses:
         return tuple(process.pid for process in self._processes if process.pid is not None)
 
     def death(self, timeout_s: float | None) -> str | None:
-        """Which rank has died, waiting for at most timeout_s (None: for as long as all live)."""
+        """Describes which rank has died, waiting at most timeout_s (None: without limit); None if none has."""
         ended = connection.wait([process.sentinel for process in self._processes], timeout_s)
         for rank, process in enumerate(self._processes, start=1):
             if process.sentinel in ended:
@@ -31,7 +31,7 @@ class RankProcesses:
         return None
 
     def stop(self, timeout_s: float) -> None:
-        """Give each timeout_s to end by itself, then kill it."""
+        """Gives each process timeout_s to end, then kills it."""
         for process in self._processes:
             with self._reaping:
                 process.join(timeout_s)

@@ -17,15 +17,15 @@ from outrider.engine.tensor_parallel import agreement, sharding
 from outrider.engine.tensor_parallel.collectives import Collectives
 
 logger = logging.getLogger(__name__)
-# of weights in a line of the log
+# names; most weights that a line of the log lists
 _MAX_NAMES = 4
 
 
 class Shard:
-    """engine.model.load.Share of one rank among those that `collectives` connects."""
+    """Implements engine.model.load.Share for one rank among those that `collectives` connects."""
 
     def __init__(self, path: str, model: Any, layer_shapes: list[LayerShape], collectives: Collectives) -> None:
-        """Cut a whole model in place; until `connect` a rank computes alone. Raises ModelRefused."""
+        """Cuts a whole model in place; until `connect` a rank computes alone. Raises ModelRefused."""
         self._path = path
         self._model = model
         self._collectives = collectives
@@ -37,12 +37,11 @@ class Shard:
         collectives.meet("weights read")
 
     def connect(self) -> None:
-        """From now on a forward involves all ranks."""
+        """Makes every forward from now on involve all ranks."""
         sharding.connect(self._model, self._cut, self._collectives)
 
     def require_agreement(self, layer_shapes: list[LayerShape], ops: AttentionOps) -> None:
-        """layer_shapes: of this rank's share. Raises ModelRefused, on rank 0, if the ranks do not compute the whole
-        model."""
+        """Raises ModelRefused, on rank 0, if the ranks do not compute the whole model. layer_shapes: this rank's."""
         together = agreement.sample_logits(self._model, layer_shapes, ops)
         if self._whole_logits is not None:
             agreement.require_agreement(self._path, self._whole_logits, together)

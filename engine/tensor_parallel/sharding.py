@@ -22,14 +22,17 @@ from outrider.engine.tensor_parallel.collectives import Collectives, GatheredOut
 from outrider.engine.tensor_parallel.experts import cut_experts, num_inner_features
 from outrider.engine.tensor_parallel.plan import COLWISE, EXPERTS, FIX, HEAD, ROWWISE, read_plan
 
-# features; widths are cut at multiples of it if possible, for whole vectors and tiles
+# features; largest unit that widths are cut at multiples of, for whole vectors and tiles
 _MAX_UNIT = 64
 
 
 @dataclass(frozen=True)
 class Cut:
-    """Names of modules whose outputs are summed over ranks, and of those concatenated. uneven: of packed weights that
-    are dequantised, since the cut leaves no groups that can be packed; known once they are packed."""
+    """The names of modules whose outputs are summed over ranks, and of those whose outputs are concatenated.
+
+    uneven: names of packed weights that are dequantised, since the cut leaves no groups that can be packed; known once
+    they are packed.
+    """
 
     summed: tuple[str, ...]
     gathered: tuple[str, ...]
@@ -37,14 +40,14 @@ class Cut:
 
 
 def share(num_units: int, rank: int, size: int) -> tuple[int, int]:
-    """The half-open range of a rank's units; the first ranks take the remainder, so rank 0's share is the largest."""
+    """Returns the half-open range of a rank's units; the first ranks take the remainder, so rank 0's is the largest."""
     each, over = divmod(num_units, size)
     start = rank * each + min(rank, over)
     return start, start + each + (rank < over)
 
 
 def cut_model(path: str, model: torch.nn.Module, layer_shapes: Sequence[LayerShape], rank: int, size: int) -> Cut:
-    """Keep one rank's share of the weights, in place; the linears stay plain or coded ones, without exchanges.
+    """Keeps one rank's share of the weights, in place; the linears stay plain or coded ones, without exchanges.
 
     layer_shapes: of the whole model. Raises ModelRefused if there is no plan, or an unsupported one.
     """
@@ -72,7 +75,7 @@ def cut_model(path: str, model: torch.nn.Module, layer_shapes: Sequence[LayerSha
 
 
 def connect(model: torch.nn.Module, cut: Cut, collectives: Collectives) -> None:
-    """Insert the exchanges, after make_lean: lean modules have the summed linear under another name."""
+    """Inserts the exchanges, after make_lean: lean modules have the summed linear under another name."""
     for name in cut.gathered:
         parent, child = _parent(model, name)
         setattr(parent, child, GatheredOutput(parent.get_submodule(child), collectives))
@@ -91,7 +94,7 @@ def _parent(model: torch.nn.Module, name: str) -> tuple[torch.nn.Module, str]:
 
 
 def _num_units(path: str, name: str, num_features: int, attentions: dict[str, int], size: int) -> int:
-    """Number of equal, indivisible parts of the features: KV heads, or vectors of an MLP."""
+    """Returns the number of equal, indivisible parts of the features: KV heads, or vectors of an MLP."""
     num_kv_heads = next((heads for module, heads in attentions.items() if name.startswith(module + ".")), None)
     if num_kv_heads is not None:
         if num_kv_heads < size or num_features % num_kv_heads:
@@ -107,7 +110,7 @@ def _num_units(path: str, name: str, num_features: int, attentions: dict[str, in
 
 
 def _cut_head(model: torch.nn.Module, rank: int, size: int) -> bool:
-    """Cut the head too if its parts are of equal size, as gathering requires; returns whether it was."""
+    """Cuts the head too if its parts are of equal size, as gathering requires; returns whether it was cut."""
     head = model._modules.get(HEAD)
     if not _can_be_cut(head) or head.out_features % size:
         return False
@@ -131,7 +134,7 @@ def _keep_outputs(linear: torch.nn.Module, start: int, end: int) -> None:
 
 
 def _keep_inputs(linear: torch.nn.Module, start: int, end: int, uneven: set[str], *, with_bias: bool) -> None:
-    """The bias is part of rank 0's share only: it must enter the sum once."""
+    """Keeps a range of inputs. The bias is part of rank 0's share only: it must enter the sum once."""
     if isinstance(linear, CodedLinear):
         linear.keep_inputs(start, end, uneven)
     else:

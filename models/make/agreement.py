@@ -1,8 +1,8 @@
-"""How well finished heads predict their target: per draft position, on the target's own held-out text.
+"""Measures how well finished heads predict their target: per draft position, on the target's own held-out text.
 
 On greedy text it compares argmaxes (greedy acceptance); on samples at temperature 1, the overlap of the distributions
-(one minus total variation, acceptance under rejection sampling). A position counts given that those before it were
-right. Shipped weights, computed in float32. Not here: acceptance through the services (evaluate_heads.py).
+(one minus total variation, acceptance under rejection sampling). A position's figure is conditional on those before it
+being right. Shipped weights, computed in float32. Not here: acceptance through the services (evaluate_heads.py).
 Run: `python -m models.make.agreement --help`.
 """
 
@@ -43,7 +43,7 @@ _ROWS_AT_ONCE = 8
 
 
 def load_for_measuring(path: Path, target: FrozenTarget) -> Objective:
-    """The head or draft model of a checkpoint folder with its objective, in float32 and eval mode.
+    """Loads the head or draft model of a checkpoint folder with its objective, in float32 and eval mode.
 
     Raises CheckpointRefused.
     """
@@ -68,7 +68,7 @@ def load_for_measuring(path: Path, target: FrozenTarget) -> Objective:
 
 @torch.no_grad()
 def score(objective: Objective, target: FrozenTarget, windows: TokenWindows) -> DraftScores:
-    """Sums over all counted tokens of `windows`."""
+    """Returns sums over all counted tokens of `windows`."""
     total: DraftScores | None = None
     for start in range(0, len(windows), _ROWS_AT_ONCE):
         batch = make_batch(windows, torch.arange(start, min(start + _ROWS_AT_ONCE, len(windows))).numpy())
@@ -81,7 +81,7 @@ def score(objective: Objective, target: FrozenTarget, windows: TokenWindows) -> 
 
 
 def measure(heads: list[Path], target_dir: Path, samples_dir: Path) -> dict[str, Any]:
-    """Figures per head and temperature, as plain data."""
+    """Returns the figures per head and temperature, as plain data."""
     target = FrozenTarget(target_dir, torch.float32)
     encode = RowEncoder(target_dir)
     held_out = {

@@ -31,7 +31,10 @@ from outrider.training.optim import HybridOptimizer, Schedule
 
 @dataclass(frozen=True)
 class DistillConfig:
-    """Counts in optimizer steps. Of `rows_per_step` rows, `own_rows` are the target's own text, the rest corpus."""
+    """The settings of a distillation; counts are in optimizer steps.
+
+    Of `rows_per_step` rows, `own_rows` are the target's own text, the rest corpus.
+    """
 
     total_steps: int = 2300
     warmup_steps: int = 30
@@ -49,7 +52,10 @@ class DistillConfig:
 def distill_loss(
     draft: LlamaForCausalLM, target: LlamaForCausalLM, rows: torch.Tensor, cross_entropy_weight: float
 ) -> tuple[torch.Tensor, float]:
-    """(loss, share of positions where both argmaxes agree) over rows int64[batch, length]; both in nats per token."""
+    """Returns (loss, share of positions where both argmaxes agree) over rows int64[batch, length].
+
+    The loss is in nats per token.
+    """
     inputs, labels = rows[:, :-1], rows[:, 1:].flatten()
     with torch.autocast("cpu", torch.bfloat16):
         with torch.no_grad():
@@ -97,18 +103,18 @@ def distill(
 
 
 def draft_config() -> LlamaConfig:
-    """The shape of the demo draft: 1.7 M parameters, about a fifth of the target's."""
+    """Returns the shape of the demo draft: 1.7 M parameters, about a fifth of the target's."""
     return llama_config(hidden_size=192, num_layers=2, num_heads=3, intermediate_size=512)
 
 
 def new_draft(seed: int) -> LlamaForCausalLM:
-    """A draft with random weights."""
+    """Builds a draft with random weights."""
     torch.manual_seed(seed)
     return LlamaForCausalLM._from_config(draft_config(), attn_implementation="sdpa")
 
 
 def sample_step(target_dir: Path, work_dir: Path, num_batches: int, max_seconds: float, console: Console) -> None:
-    """Step a: writes `continuations.npy` to the work folder."""
+    """Runs step a: writes `continuations.npy` to the work folder."""
     target = LlamaForCausalLM.from_pretrained(target_dir, dtype=torch.bfloat16).eval()
     token_ids = load_token_ids(work_dir / "train.bin")
     out = work_dir / "continuations.npy"
@@ -119,7 +125,10 @@ def sample_step(target_dir: Path, work_dir: Path, num_batches: int, max_seconds:
 def train_step(
     target_dir: Path, out: Path, work_dir: Path, config: DistillConfig, console: Console, init: Path | None = None
 ) -> None:
-    """Step b: trains a new draft, or continues the one in `init`, on `continuations.npy` and the corpus, into `out`."""
+    """Runs step b: trains a draft on `continuations.npy` and the corpus, into `out`.
+
+    init: a draft to continue; None: a new one.
+    """
     target = LlamaForCausalLM.from_pretrained(target_dir, dtype=torch.bfloat16).eval()
     if init is None:
         draft = new_draft(config.seed)

@@ -29,13 +29,13 @@ MAX_DRAFT_LEN = 8
 
 @torch.no_grad()
 def logits_of(model: LlamaForCausalLM, rows: torch.Tensor) -> torch.Tensor:
-    """float32[batch, length, vocab] over rows int64[batch, length]."""
+    """Returns logits float32[batch, length, vocab] over rows int64[batch, length]."""
     logits: torch.Tensor = model(input_ids=rows, use_cache=False).logits
     return logits.float()
 
 
 def heldout_loss(model: LlamaForCausalLM, rows: torch.Tensor) -> float:
-    """Mean cross-entropy in nats per token over rows int64[batch, length]."""
+    """Returns the mean cross-entropy in nats per token over rows int64[batch, length]."""
     total = 0.0
     for part in torch.split(rows, 4):
         logits = logits_of(model, part[:, :-1])
@@ -44,7 +44,7 @@ def heldout_loss(model: LlamaForCausalLM, rows: torch.Tensor) -> float:
 
 
 def accepted_tokens(ratios: torch.Tensor, max_draft_len: int) -> list[float]:
-    """Mean number of accepted draft tokens for every draft length k = 1..max_draft_len.
+    """Returns the mean number of accepted draft tokens for every draft length k = 1..max_draft_len.
 
     `ratios` float[rows, positions] are the acceptance chances r along target samples; windows of k positions start
     everywhere. The k-th value is the mean of r_1 + r_1 r_2 + ... + r_1...r_k.
@@ -62,7 +62,7 @@ def acceptance(
     num_new_tokens: int,
     seed: int = 5,
 ) -> dict[str, Any]:
-    """Acceptance along the target's continuations of `prompts` int64[rows, prompt] at temperature 0 or 1."""
+    """Measures acceptance along the target's continuations of `prompts` int64[rows, prompt] at temperature 0 or 1."""
     generator = torch.Generator().manual_seed(seed)
     temperatures = torch.full((len(prompts),), temperature)
     rows = continue_rows(target, prompts, temperatures, num_new_tokens, generator)
@@ -91,7 +91,7 @@ def acceptance(
 
 
 def evaluate(target_dir: Path, draft_dir: Path, work_dir: Path, num_prompts: int, seq_len: int) -> dict[str, Any]:
-    """All figures of the model cards, as plain data. The weights are the shipped bf16 ones, computed in fp32."""
+    """Returns all figures of the model cards, as plain data. Weights are the shipped bf16 ones, computed in fp32."""
     target = LlamaForCausalLM.from_pretrained(target_dir, dtype=torch.float32).eval()
     draft = LlamaForCausalLM.from_pretrained(draft_dir, dtype=torch.float32).eval()
     token_ids = load_token_ids(work_dir / "heldout.bin")

@@ -27,7 +27,7 @@ from outrider.training.errors import ExpansionError
 
 MAX_LOGIT_DIFFERENCE = 1e-3
 FILLER_STD = 0.02
-# These write into the old function's values, so their new entries must be zero.
+# These write to values of the old function, so their new entries must be zero.
 ZERO_FILLED = ("o_proj.weight", "down_proj.weight", "embed_tokens.weight", "lm_head.weight")
 
 
@@ -43,7 +43,7 @@ class Shape:
 
 
 def expanded_config(source: LlamaConfig, shape: Shape) -> LlamaConfig:
-    """The expanded model's config. Raises ExpansionError with the field that is too small for the source."""
+    """Returns the expanded model's config. Raises ExpansionError with the field that is too small for the source."""
     heads_per_kv = source.num_attention_heads // source.num_key_value_heads
     num_kv_heads = shape.num_kv_heads or shape.num_heads // heads_per_kv
     minima = {
@@ -80,7 +80,7 @@ def expanded_config(source: LlamaConfig, shape: Shape) -> LlamaConfig:
 
 @torch.no_grad()
 def expand(source: LlamaForCausalLM, shape: Shape, seed: int = 0) -> LlamaForCausalLM:
-    """A new fp32 model of `shape` with the same logits as `source` for every input.
+    """Builds an fp32 model of `shape` with the same logits as `source` for every input.
 
     Raises ExpansionError when the shape cannot hold the source.
     """
@@ -110,7 +110,7 @@ def expand(source: LlamaForCausalLM, shape: Shape, seed: int = 0) -> LlamaForCau
 
 @torch.no_grad()
 def max_logit_difference(source: LlamaForCausalLM, other: LlamaForCausalLM, seed: int = 0) -> float:
-    """Largest |difference| of the two models' fp32 logits over 4 random sequences of 128 tokens."""
+    """Returns the largest |difference| of the two models' fp32 logits over 4 random sequences of 128 tokens."""
     generator = torch.Generator().manual_seed(seed)
     length = min(128, source.config.max_position_embeddings)
     input_ids = torch.randint(source.config.vocab_size, (4, length), generator=generator)

@@ -37,7 +37,7 @@ class Widths:
 
     @property
     def norm_scale(self) -> float:
-        """An RMS norm scales up a zero-padded stream by the inverse of this."""
+        """Returns the norm's scale: an RMS norm scales up a zero-padded stream by its inverse."""
         return math.sqrt(self.old / self.new)
 
     def intermediate_size(self, old: int) -> int:
@@ -74,7 +74,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 def _medusa(config: Config, tensors: Tensors, widths: Widths, _generator: torch.Generator) -> tuple[Config, Tensors]:
-    """Zeros stay zero in a residual block: silu(0) = 0."""
+    """Pads the blocks: zeros stay zero in a residual block, as silu(0) = 0."""
     expanded = {
         name: _padded(tensor, widths.new if name.startswith("blocks.") else tensor.shape[0], widths)
         for name, tensor in tensors.items()
@@ -85,7 +85,7 @@ def _medusa(config: Config, tensors: Tensors, widths: Widths, _generator: torch.
 def _mlp_speculator(
     config: Config, tensors: Tensors, widths: Widths, _generator: torch.Generator
 ) -> tuple[Config, Tensors]:
-    """The state's width is unchanged; only the first projection reads the target."""
+    """Pads the first projection, which alone reads the target; the state's width is unchanged."""
     inner_dim = config["inner_dim"] or config["emb_dim"]
     first = f"{PREFIX}proj.0.weight"
     scale = widths.norm_scale if config["scale_input"] else 1.0
@@ -124,7 +124,7 @@ def _decoder_sizes(config: Config, widths: Widths) -> Config:
 
 
 def _group(config: Config) -> int:
-    """Query heads per KV head: unchanged, so that old heads find their KV heads."""
+    """Returns the query heads per KV head: unchanged, so that old heads find their KV heads."""
     return int(config["num_attention_heads"]) // int(config["num_key_value_heads"])
 
 
@@ -163,7 +163,7 @@ def _expand_decoder(tensors: Tensors, config: Config, widths: Widths, generator:
 def _padded(
     tensor: torch.Tensor, num_rows: int, widths: Widths, generator: torch.Generator | None = None
 ) -> torch.Tensor:
-    """Each run of `old` columns followed by zeros up to `new`; then zero rows, or small random ones.
+    """Follows each run of `old` columns with zeros up to `new`; then adds zero rows, or small random ones.
 
     Random rows are for values that are multiplied by zeros later, to keep the arithmetic's cost real.
     """

@@ -1,4 +1,4 @@
-"""The shapes of the demo family, and how its models are written."""
+"""The shapes of the demo family, and the export of its models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STOP_IDS = [SPECIAL_TOKENS.index(END_OF_TEXT), SPECIAL_TOKENS.index(END_OF_TURN)
 
 
 def llama_config(hidden_size: int, num_layers: int, num_heads: int, intermediate_size: int) -> LlamaConfig:
-    """A Llama of the demo family: heads of 64, no grouped queries, tied embeddings, 2,048 positions."""
+    """Returns the config of a demo Llama: heads of 64, no grouped queries, tied embeddings, 2,048 positions."""
     return LlamaConfig(
         vocab_size=VOCAB_SIZE,
         hidden_size=hidden_size,
@@ -34,7 +34,10 @@ def llama_config(hidden_size: int, num_layers: int, num_heads: int, intermediate
 
 
 def hybrid_config() -> Qwen3_5TextConfig:
-    """The demo family's hybrid: Qwen3.5's layout, three layers with a gated delta net and one with attention."""
+    """Returns the config of the demo family's hybrid.
+
+    It has Qwen3.5's layout: three layers with a gated delta net and one with attention.
+    """
     return Qwen3_5TextConfig(
         vocab_size=VOCAB_SIZE,
         hidden_size=160,

@@ -53,7 +53,7 @@ def _read(path: Path) -> Any:
 
 
 def card_text(name: str, options: tuple[str, ...], work_dir: Path, models_dir: Path) -> str:
-    """One head's card. Raises CorpusError when a step has not been run."""
+    """Returns one head's card. Raises CorpusError when a step has not been run."""
     figures = _read(models_dir / "heads-evaluation.json")[f"demo-{name}"]
     run_dir = work_dir / "heads" / name
     settings, log = _read(run_dir / "run.json"), (run_dir / "train.jsonl").read_text(encoding="utf-8").splitlines()

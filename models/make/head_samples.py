@@ -1,4 +1,4 @@
-"""The demo heads' training and evaluation text: the target's continuations of training and of held-out prompts.
+"""Samples the demo heads' training and evaluation text: the target's continuations of training and held-out prompts.
 
 Training rows are those of `models.make.sampling_data` with another seed, so both can be combined. Held-out rows go to
 JSONL in the format of `prepare-data`, one file greedy and one at temperature 1. For other targets, use `outrider train
@@ -42,7 +42,7 @@ def write_held_out(model: PreTrainedModel, work_dir: Path, out_dir: Path, num_pr
 
 
 def write_corpus_rows(work_dir: Path, out_dir: Path, num_rows: int) -> None:
-    """Plain corpus text, `num_rows` rows of 256: prompts are corpus text, and heads read them too."""
+    """Writes plain corpus text, `num_rows` rows of 256: prompts are corpus text, and heads read them too."""
     sampler = BlockSampler(load_token_ids(work_dir / "train.bin"), ROW_LEN - 1, seed=13)
     rows = sampler.batch(0, min(num_rows, sampler.num_blocks))
     np.save(out_dir / "corpus.npy", rows.numpy().astype(np.uint16))

@@ -84,12 +84,12 @@ Tokens per second of one stream through the whole stack at temperature 0 (`pytho
 {speeds}
 """
 
-# of the table's columns: name in the figures -> heading
+# Columns of the table: name in the figures -> heading.
 _DRAFTERS = {"mtp": "`mtp`", "mtp, untrained": "the same layer untrained", "eagle3": "`eagle3`", "ngram": "`ngram`"}
 
 
 def card_texts(work_dir: Path, models_dir: Path) -> dict[str, str]:
-    """The card of each model folder. Raises CorpusError when a step has not been run."""
+    """Returns the card of each model folder. Raises CorpusError when a step has not been run."""
     figures, folder = read_made(models_dir / "hybrid-evaluation.json"), work_dir / "hybrid"
     head = models_dir / EAGLE3_NAME / "model.safetensors"
     return {
@@ -138,7 +138,7 @@ def _windows_per_step(run: dict[str, Any]) -> int:
 
 
 def _measured(figures: dict[str, Any], method: str) -> dict[str, Any]:
-    """What was measured of all drafters, and of this one by draft position."""
+    """Returns the measured figures of all drafters, and of this one by draft position."""
     per_round, cold, warm = figures["tokens_per_round"], *(figures[method][f"temperature_{t}"] for t in (0, 1))
     rounds = [["drafted per round", *_DRAFTERS.values()]]
     rounds += [[count, *(f"{per_round[name][count]:.2f}" for name in _DRAFTERS)] for count in per_round["mtp"]]
@@ -157,7 +157,7 @@ def _measured(figures: dict[str, Any], method: str) -> dict[str, Any]:
 
 
 def _served(figures: dict[str, Any]) -> str:
-    """Empty if tokens per second have not been measured since the other figures."""
+    """Returns the tokens per second; empty if they have not been measured since the other figures."""
     if "served" not in figures:
         return ""
     measured, methods = figures["served"]["temperature_0"], ("mtp", "eagle3", "ngram")
@@ -170,7 +170,7 @@ def _served(figures: dict[str, Any]) -> str:
 
 
 def _table(rows: list[list[str]]) -> str:
-    """Markdown; the first row is the heading."""
+    """Renders rows as a Markdown table; the first row is the heading."""
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
 

@@ -1,4 +1,4 @@
-"""Tokens per round of the hybrid's MTP layer, its EAGLE-3 head and n-grams, replayed along its own held-out text.
+"""Measures tokens per round of the hybrid's MTP layer, its EAGLE-3 head and n-grams, along its own held-out text.
 
 The text was written greedily by transformers. A round drafts k tokens, keeps those that agree with the text, and adds
 one; the mean is over all rounds, also those without a draft. An untrained layer is measured as well. Also here, as for
@@ -61,7 +61,7 @@ def tokens_per_round(rows: list[dict[str, Any]], draft_len: int, drafter: Callab
 
 
 def ngram_drafter(text: list[int], prompt_len: int) -> Propose:
-    """The served method with its default settings."""
+    """Returns the served n-gram method with its default settings."""
     settings = LookupSettings()
     method = NgramMethod(prompt_lookup_min=settings.prompt_lookup_min, prompt_lookup_max=settings.prompt_lookup_max)
     prompt = text[:prompt_len]
@@ -95,7 +95,7 @@ def head_drafter(head: MtpHead | Eagle3Head, target: FrozenTarget) -> Callable[[
 
 
 def measure(target_dir: Path, eagle3_dir: Path, samples_dir: Path) -> dict[str, Any]:
-    """All figures, as plain data."""
+    """Returns all figures, as plain data."""
     target, encode = FrozenTarget(target_dir, torch.float32), RowEncoder(target_dir)
     trained = MtpObjective(load_mtp(target_dir, torch.float32), target_dir).eval()
     torch.manual_seed(0)

@@ -12,7 +12,7 @@ from outrider.training.errors import CorpusError
 
 
 def load_token_ids(path: Path) -> npt.NDArray[np.uint16]:
-    """The token ids of one split, memory-mapped. Raises CorpusError when they do not exist."""
+    """Returns the token ids of one split, memory-mapped. Raises CorpusError when they do not exist."""
     if not path.exists():
         raise CorpusError(f"{path} is missing: run `python -m models.make.tokenizer` first")
     return np.memmap(path, dtype=np.uint16, mode="r")
@@ -36,7 +36,7 @@ class BlockSampler:
         return int(self._orders[epoch][place])
 
     def batch(self, step: int, batch_size: int) -> torch.Tensor:
-        """int64[batch_size, seq_len + 1]: inputs are `[:, :-1]`, labels `[:, 1:]`."""
+        """Returns int64[batch_size, seq_len + 1]: inputs are `[:, :-1]`, labels `[:, 1:]`."""
         starts = [self._block(step * batch_size + row) * self.seq_len for row in range(batch_size)]
         rows = [self.token_ids[start : start + self.seq_len + 1].astype(np.int64) for start in starts]
         return torch.from_numpy(np.stack(rows))

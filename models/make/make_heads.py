@@ -32,7 +32,7 @@ class HeadPlan:
         return self.name.replace("-", "_")
 
 
-# Sizes are limited by git (5 MB each), durations by patience; results are in docs/models.md.
+# Sizes are limited by git (5 MB each), durations were chosen; results are in docs/models.md.
 HEADS = (
     HeadPlan(
         "eagle3",
@@ -55,7 +55,7 @@ HEADS = (
 
 
 def plan(work_dir: Path, models_dir: Path) -> list[Step]:
-    """The steps in order, for these folders."""
+    """Returns the steps in order, for these folders."""
     samples, target = work_dir / "heads", models_dir / TARGET_NAME
     steps = [
         Step(
@@ -88,7 +88,7 @@ def plan(work_dir: Path, models_dir: Path) -> list[Step]:
 
 
 def data_files(work_dir: Path) -> tuple[Path, ...]:
-    """Training data of all heads: the target's own text, old and new, and some of the corpus."""
+    """Returns the training data of all heads: the target's own text, old and new, and some of the corpus."""
     samples = work_dir / "heads"
     return work_dir / "continuations.npy", samples / "own.npy", samples / "corpus.npy"
 

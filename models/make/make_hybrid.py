@@ -1,5 +1,6 @@
-"""The steps that make `demo-hybrid` and `demo-hybrid-eagle3`: the language model, its own text, its MTP layer and its
-EAGLE-3 head, their export, figures, cards.
+"""The steps that make `demo-hybrid` and `demo-hybrid-eagle3`.
+
+They make the language model, its own text, its MTP layer and its EAGLE-3 head, their export, figures and cards.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from pathlib import Path
 from models.make.head_samples import HELD_OUT_FILES
 from models.make.steps import Step, repeated
 
-# Of the MTP layer's training; what is not here is the command's default.
+# Options of the MTP layer's training; all others are the command's defaults.
 MTP_OPTIONS = ("--steps", "260", "--lr", "4e-3", "--optimizer", "muon", "--ttt-steps", "3")
-# Of the EAGLE-3 head's. The layers: after each that is recurrent; their numbers mean the same in vLLM.
+# Options of the EAGLE-3 head's training. It reads the hidden state after each recurrent layer; vLLM uses the same
+# numbers.
 EAGLE3_OPTIONS = (
     *("--steps", "400", "--lr", "4e-3", "--optimizer", "muon", "--ttt-steps", "3", "--draft-vocab-size", "3072"),
     *("--no-save-embedding", "--feature-layer", "1", "--feature-layer", "2", "--feature-layer", "3"),
@@ -20,7 +22,10 @@ EAGLE3_NAME = "demo-hybrid-eagle3"
 
 
 def hybrid_steps(work_dir: Path, models_dir: Path, resume_hybrid: bool) -> list[Step]:
-    """In order. They need the corpus, its tokens and the demo target, whose embeddings the hybrid starts from."""
+    """Returns the steps in order.
+
+    They need the corpus, its tokens and the demo target, whose embeddings the hybrid starts from.
+    """
     folder, base, out = work_dir / "hybrid", models_dir / "demo-target", models_dir / "demo-hybrid"
     model, work = str(folder / "target"), ("--work-dir", str(work_dir))
     shape = ("--shape", "hybrid", "--embedding-from", str(base), "--tokenizer-dir", str(base))
@@ -35,7 +40,7 @@ def hybrid_steps(work_dir: Path, models_dir: Path, resume_hybrid: bool) -> list[
         ),
         _train(folder, "mtp", model, MTP_OPTIONS),
         _export(folder, "mtp", model, out),
-        # The finished hybrid has the same weights, and the name that the head's config shall have.
+        # The finished hybrid has the same weights, and the name that the head's config must have.
         _train(folder, "eagle3", str(out), ("--target-name", out.name, *EAGLE3_OPTIONS)),
         _export(folder, "eagle3", str(out), models_dir / EAGLE3_NAME, "--target-name", out.name),
         Step(

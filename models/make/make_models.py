@@ -17,7 +17,7 @@ from models.make.steps import Step, run_steps
 
 
 def plan(work_dir: Path, models_dir: Path, *, resume_target: bool, resume_hybrid: bool) -> list[Step]:
-    """The steps in order, for these folders."""
+    """Returns the steps in order, for these folders."""
     work, tokenizer = ("--work-dir", str(work_dir)), str(work_dir / "tokenizer")
     target, draft = str(models_dir / "demo-target"), str(models_dir / "demo-draft")
     resume = ("--resume",) if resume_target else ()

@@ -71,14 +71,14 @@ As for `demo-target`.
 
 
 def read_made(path: Path) -> Any:
-    """The JSON that an earlier step wrote. Raises CorpusError."""
+    """Reads the JSON that an earlier step wrote. Raises CorpusError."""
     if not path.exists():
         raise CorpusError(f"{path} is missing: run the earlier steps of `python -m models.make.make_models` first")
     return json.loads(path.read_text(encoding="utf-8"))
 
 
 def card_values(work_dir: Path, models_dir: Path) -> dict[str, Any]:
-    """All values of the two templates, from the files of the earlier steps."""
+    """Returns all values of the two templates, from the files of the earlier steps."""
     figures, manifest = read_made(models_dir / "evaluation.json"), read_made(work_dir / "manifest.json")
     history = read_made(work_dir / "target-history.json")
     minutes = {

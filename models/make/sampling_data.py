@@ -1,4 +1,4 @@
-"""The target's own continuations of training prompts: what a draft model is trained to predict.
+"""Samples the target's own continuations of training prompts, which a draft model is trained to predict.
 
 Half of the rows are greedy or nearly so, half are sampled at temperatures near 1, since both kinds of requests are
 served. Not for evaluation: prompts come from the training split. Used by `models.make.distill`.
@@ -17,12 +17,12 @@ from transformers import DynamicCache, PreTrainedModel
 
 from models.make.tokenizer import SPECIAL_TOKENS
 
-# One temperature per row, in turn: half of the rows at most 0.3, half from 0.8 to 1.
+# Temperatures of the rows, repeated in this order: half of the rows at most 0.3, half from 0.8 to 1.
 ROW_TEMPERATURES = (0.0, 0.8, 0.0, 0.9, 0.3, 1.0, 0.0, 1.0)
 
 
 def pick_tokens(logits: torch.Tensor, temperatures: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """int64[rows]: one token per row of logits[rows, vocab]; temperature 0 means the most likely one."""
+    """Returns int64[rows]: one token per row of logits[rows, vocab]; temperature 0 means the most likely one."""
     probs = torch.softmax(logits.float() / temperatures.clamp(min=1e-3).unsqueeze(1), dim=-1)
     sampled = torch.multinomial(probs, 1, generator=generator).squeeze(1)
     return torch.where(temperatures == 0, logits.argmax(dim=-1), sampled)
@@ -36,9 +36,10 @@ def continue_rows(
     num_new_tokens: int,
     generator: torch.Generator,
 ) -> torch.Tensor:
-    """int64[rows, prompt + new]: `prompts` int64[rows, prompt] continued past any stop token, all rows in lockstep.
+    """Continues `prompts` int64[rows, prompt] past any stop token, all rows in lockstep.
 
-    The generator is on the model's device; prompts and temperatures are moved there, the result to the CPU.
+    Returns int64[rows, prompt + new]. The generator is on the model's device; prompts and temperatures are moved there,
+    the result to the CPU.
     """
     cache = DynamicCache(config=model.config)
     step_ids, temperatures = prompts.to(model.device), temperatures.to(model.device)
@@ -54,7 +55,7 @@ def continue_rows(
 def prompt_rows(
     token_ids: npt.NDArray[np.uint16], prompt_len: int, num_rows: int, rng: np.random.Generator
 ) -> torch.Tensor:
-    """int64[num_rows, prompt_len]: every fourth row starts at a chat document, the rest anywhere in the corpus."""
+    """Returns int64[num_rows, prompt_len]: every fourth row starts at a chat document, the rest anywhere."""
     last_start = len(token_ids) - prompt_len
     user_id = SPECIAL_TOKENS.index("<|user|>")
     chat_starts = np.flatnonzero(np.asarray(token_ids[:last_start]) == user_id)
@@ -86,8 +87,8 @@ def sample_continuations(
     started, batches = time.monotonic(), []
     for index in range(num_batches):
         prompt_len = int(rng.choice([32, 64, 96, 128]))
-        # prompt_rows puts chat prompts on every fourth row, temperatures repeat with period 8: rotate them against each
-        # other, so that every temperature meets every kind of prompt.
+        # prompt_rows puts chat prompts on every fourth row, and temperatures repeat with period 8: they are rotated
+        # against each other, so that every temperature meets every kind of prompt.
         prompts = prompt_rows(token_ids, prompt_len, rows_per_batch, rng)
         rolled = temperatures.roll(index % len(ROW_TEMPERATURES))
         rows = continue_rows(model, prompts, rolled, row_len - prompt_len, generator)

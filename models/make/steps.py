@@ -1,4 +1,4 @@
-"""Steps of a long making of models: each in its own process, with a stamp by which it is skipped the next time."""
+"""Runs the steps that make models: each in its own process, with a stamp by which it is skipped the next time."""
 
 from __future__ import annotations
 
@@ -52,5 +52,5 @@ def run_steps(steps: list[Step], work_dir: Path, console: Console, *, force: boo
 
 
 def repeated(option: str, values: Iterable[Path | str]) -> list[str]:
-    """The arguments of an option that may be repeated."""
+    """Returns the arguments of an option that may be repeated."""
     return [argument for value in values for argument in (option, str(value))]

@@ -39,7 +39,7 @@ MAX_LENGTH = 2048
 
 
 def train_tokenizer(documents: list[str], vocab_size: int = VOCAB_SIZE) -> Tokenizer:
-    """A byte-level BPE tokenizer of the special tokens, the 256 bytes and the learnt merges."""
+    """Trains a byte-level BPE tokenizer of the special tokens, the 256 bytes and the learnt merges."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -59,7 +59,7 @@ def train_tokenizer(documents: list[str], vocab_size: int = VOCAB_SIZE) -> Token
 
 
 def tokenizer_config() -> dict[str, Any]:
-    """The content of `tokenizer_config.json`; plain data, so that reading it needs no transformers."""
+    """Returns the content of `tokenizer_config.json`; plain data, so that reading it needs no transformers."""
     added = {
         str(token_id): {"content": token, "lstrip": False, "normalized": False, "rstrip": False}
         | {"single_word": False, "special": True}
@@ -79,7 +79,7 @@ def tokenizer_config() -> dict[str, Any]:
 
 
 def write_tokenizer(tokenizer: Tokenizer, model_dir: Path) -> None:
-    """Write `tokenizer.json` and `tokenizer_config.json`."""
+    """Writes `tokenizer.json` and `tokenizer_config.json`."""
     model_dir.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(model_dir / "tokenizer.json"), pretty=False)
     text = json.dumps(tokenizer_config(), indent=2) + "\n"
@@ -87,7 +87,7 @@ def write_tokenizer(tokenizer: Tokenizer, model_dir: Path) -> None:
 
 
 def load_tokenizer(model_dir: Path) -> Tokenizer:
-    """A finished model's tokenizer. Raises CorpusError when there is none."""
+    """Loads a finished model's tokenizer. Raises CorpusError when there is none."""
     path = model_dir / "tokenizer.json"
     if not path.is_file():
         raise CorpusError(f"--model-dir {model_dir}: no tokenizer.json in it")

@@ -30,7 +30,10 @@ from outrider.training.optim import HybridOptimizer, Schedule
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """One run. Lengths in tokens, counts in optimizer steps. long_from: where sequences grow to `long_seq_len`."""
+    """The settings of one run. Lengths in tokens, counts in optimizer steps.
+
+    long_from: the step at which sequences grow to `long_seq_len`.
+    """
 
     total_steps: int = 1250
     warmup_steps: int = 60
@@ -49,7 +52,7 @@ class TrainConfig:
     seed: int = 1
 
 
-# The hybrid learns from a fifth of the target's tokens, so in smaller steps.
+# The hybrid learns from a fifth of the target's tokens, and so in smaller steps.
 SHAPES: dict[str, tuple[PreTrainedConfig, TrainConfig]] = {
     "target": (
         llama_config(hidden_size=320, num_layers=6, num_heads=5, intermediate_size=832),
@@ -70,7 +73,7 @@ SHAPES: dict[str, tuple[PreTrainedConfig, TrainConfig]] = {
 
 
 def lm_loss(model: PreTrainedModel, rows: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy in nats of predicting `rows[:, 1:]` from `rows[:, :-1]`; rows int64[batch, length]."""
+    """Returns the mean cross-entropy in nats of predicting rows[:, 1:] from rows[:, :-1]; rows int64[batch, length]."""
     with torch.autocast("cpu", torch.bfloat16):
         logits = model(input_ids=rows[:, :-1], use_cache=False).logits
     return F.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten())
@@ -112,7 +115,7 @@ class Trainer:
 
     @torch.no_grad()
     def heldout_loss(self) -> float:
-        """Mean held-out cross-entropy in nats per token, over a fixed set of sequences."""
+        """Returns the mean held-out cross-entropy in nats per token, over a fixed set of sequences."""
         self.model.eval()
         parts = torch.split(self.heldout_rows, 8)
         total = sum(lm_loss(self.model, rows).item() * len(rows) for rows in parts)

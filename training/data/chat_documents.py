@@ -39,7 +39,7 @@ _THIRD_PERSON = {_third_person(verb): verb for verb in VERBS}
 
 
 def request_for(name: str, docstring: str) -> str | None:
-    """The user's message for a function, or None if its docstring does not start with a known verb."""
+    """Returns the user's message for a function, or None if its docstring does not start with a known verb."""
     first_line = docstring.strip().split("\n")[0].strip().rstrip(".")
     first_word, _, rest = first_line.partition(" ")
     verb = first_word.lower()
@@ -53,7 +53,7 @@ def request_for(name: str, docstring: str) -> str | None:
 
 
 def chat_text(request: str, reply: str) -> str:
-    """One exchange in the tokenizer's chat template; a test compares the two."""
+    """Returns one exchange in the tokenizer's chat template; a test compares the two."""
     return f"<|user|>\n{request}<|end|>\n<|assistant|>\n{reply}<|end|>\n"
 
 
@@ -75,7 +75,7 @@ def _functions(text: str) -> Iterator[str]:
 
 
 def chat_documents(texts: list[str], max_chars: int) -> list[str]:
-    """Chat documents with at most `max_chars` characters in total, chosen by hash among all functions of `texts`."""
+    """Returns chat documents of at most `max_chars` characters in total, chosen by hash among the texts' functions."""
     candidates = sorted(
         {document for text in texts for document in _functions(text)},
         key=lambda document: hashlib.sha256(document.encode()).digest(),

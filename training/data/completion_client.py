@@ -20,7 +20,7 @@ from outrider.training.errors import ServerError
 ItemT = TypeVar("ItemT")
 _FIRST_BACKOFF_S, _MAX_BACKOFF_S = 0.5, 30.0
 _RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
-# Every further request would fail too: wrong key, address or model name.
+# Statuses after which every further request would fail too: wrong key, address or model name.
 _FATAL = frozenset({401, 403, 404, 405})
 
 
@@ -44,7 +44,7 @@ class CompletionRequest:
 
 @dataclass
 class CompletionClient:
-    """Shared by all workers. asks_token_ids: turned off once the server rejects the field."""
+    """A client that all workers share. asks_token_ids: turned off once the server rejects the field."""
 
     http: httpx.AsyncClient
     model: str
@@ -53,9 +53,11 @@ class CompletionClient:
     num_retries: int = field(default=0, init=False)
 
     async def complete(self, request: CompletionRequest) -> dict[str, Any]:
-        """completion, and if returned (else None) token_ids, prompt_token_ids, finish_reason, metrics.
+        """Returns the completion, and where the server returns them token_ids, prompt_token_ids, finish_reason and
+        metrics.
 
-        Raises ServerError when this prompt is refused or retries are used up, FatalServerError when all would be.
+        Values that the server does not return are None. Raises ServerError when this prompt is refused or retries are
+        used up, FatalServerError when every request would be refused.
         """
         route = "chat/completions" if request.prompt.is_chat else "completions"
         attempt = 0
@@ -119,7 +121,7 @@ def _retry_after_s(reply: httpx.Response) -> float:
 
 
 def _words(reply: httpx.Response) -> str:
-    """The server's own message if its body has one, else the start of the body."""
+    """Returns the server's own message if its body has one, else the start of the body."""
     try:
         error = reply.json()["error"]
         return str(error["message"] if isinstance(error, dict) else error)[:300]

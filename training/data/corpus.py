@@ -38,7 +38,10 @@ MAX_LINE_CHARS = 240
 
 @dataclass(frozen=True)
 class CorpusConfig:
-    """What to include. heldout_per_mille: the share of files (by hash of their text) excluded from training."""
+    """The sources and shares of the corpus.
+
+    heldout_per_mille: the share of files (by hash of their text) excluded from training.
+    """
 
     roots: tuple[tuple[str, Path, int], ...]
     heldout_per_mille: int = 20
@@ -46,7 +49,7 @@ class CorpusConfig:
 
 
 def default_roots() -> tuple[tuple[str, Path, int], ...]:
-    """(name, folder, maximum bytes to take) of the standard library and the chosen packages."""
+    """Returns (name, folder, maximum bytes to take) of the standard library and the chosen packages."""
     site = Path(sysconfig.get_path("purelib"))
     roots = [("python", Path(sysconfig.get_path("stdlib")), sys.maxsize)]
     roots += [(name, site / name, MAX_BYTES_PER_PACKAGE) for name in PACKAGES if (site / name).is_dir()]
@@ -54,7 +57,7 @@ def default_roots() -> tuple[tuple[str, Path, int], ...]:
 
 
 def _is_clean(text: str) -> bool:
-    """Whether the file looks like hand-written code: short lines, ASCII, not generated, not a table of numbers."""
+    """Returns whether a file looks like hand-written code: short ASCII lines, not generated, no table of numbers."""
     if not text.isascii() or "\0" in text or "\x0c" in text:
         return False
     head = text[:600].lower()
@@ -94,12 +97,12 @@ def source_files(config: CorpusConfig) -> Iterator[tuple[str, str]]:
 
 
 def is_heldout(text: str, heldout_per_mille: int) -> bool:
-    """The split: a function of the text alone, so a file never changes sides."""
+    """Returns whether a text is held out: a function of the text alone, so a file never changes sides."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") % 1000 < heldout_per_mille
 
 
 def build_documents(config: CorpusConfig) -> dict[str, list[str]]:
-    """The documents of each split, "train" and "heldout": files first, shuffled with chat documents by hash."""
+    """Returns the documents of each split, "train" and "heldout": files first, shuffled with chat documents by hash."""
     files: dict[str, list[str]] = {"train": [], "heldout": []}
     for _, text in source_files(config):
         files["heldout" if is_heldout(text, config.heldout_per_mille) else "train"].append(text)
@@ -113,7 +116,7 @@ def build_documents(config: CorpusConfig) -> dict[str, list[str]]:
 
 
 def read_documents(work_dir: Path, split: str) -> list[str]:
-    """The documents of one split, in corpus order. Raises CorpusError when they do not exist."""
+    """Returns the documents of one split, in corpus order. Raises CorpusError when they do not exist."""
     path = work_dir / f"{split}.jsonl"
     if not path.exists():
         raise CorpusError(f"{path} is missing: write the corpus first")

@@ -18,7 +18,10 @@ _MIN_PROSE_CHARS = 160
 
 
 def domain_prompts(domain: str, corpus: Path, num_prompts: int, seed: int) -> tuple[str, list[Prompt]]:
-    """(name, prompts) for "code", "prose", "chat" or "name=file". Raises PromptError for other names, or no prompts."""
+    """Returns (name, prompts) for "code", "prose", "chat" or "name=file".
+
+    Raises PromptError for other names, or if there are no prompts.
+    """
     name, is_file, path = domain.partition("=")
     if is_file:
         return name, read_prompts(Path(path))[:num_prompts]

@@ -23,7 +23,7 @@ from outrider.training.data.jsonl_file import parse_line
 from outrider.training.errors import DataError
 from outrider.training.heads.interface import Batch
 
-# tokens; depth 0 needs three: a prefix, the token the target predicts, and the draft token
+# tokens; shortest window; depth 0 needs three: a prefix, the token the target predicts, and the draft token
 MIN_WINDOW = 4
 # batches; windows of similar length are batched within pools of this size, which keeps padding small
 _POOL_BATCHES = 32
@@ -46,14 +46,14 @@ class TokenWindows:
         return len(self.starts)
 
     def fingerprint(self) -> str:
-        """Short hash of all data: a resumed run must see the same."""
+        """Returns a short hash of all data: a resumed run must see the same."""
         digest = hashlib.sha256()
         for array in (self.token_ids, self.starts, self.ends, self.count_from):
             digest.update(np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()[:16]
 
     def token_counts(self, vocab_size: int) -> npt.NDArray[np.int64]:
-        """int64[vocab]: how often each token is a draft position's label."""
+        """Returns int64[vocab]: how often each token is a draft position's label."""
         counts = np.zeros(vocab_size, dtype=np.int64)
         for start, end, first in zip(self.starts, self.ends, self.count_from, strict=True):
             counts += np.bincount(self.token_ids[start + first : end], minlength=vocab_size)
@@ -81,7 +81,7 @@ def load_windows(
             first = 0 if count_prompts else prompt_len
             for start in range(0, len(ids), seq_len):
                 end = min(start + seq_len, len(ids))
-                # A window of prompt tokens alone has no labels.
+                # A window of only prompt tokens has no labels.
                 if end - start >= MIN_WINDOW and first < end:
                     bounds.append((offset + start, offset + end, max(0, first - start)))
             pieces.append(ids)
@@ -158,7 +158,7 @@ class BatchSource:
         self._epoch_order = lru_cache(maxsize=2)(self._order)
 
     def _order(self, epoch: int) -> npt.NDArray[np.int64]:
-        """int64[batches_per_epoch, batch_size]: window numbers."""
+        """Returns int64[batches_per_epoch, batch_size]: window numbers."""
         rng = np.random.default_rng([self.seed, epoch])
         order = rng.permutation(len(self.windows))[: self.batches_per_epoch * self.batch_size]
         lengths = self.windows.ends - self.windows.starts
@@ -170,13 +170,13 @@ class BatchSource:
         return batches[rng.permutation(len(batches))]
 
     def batch(self, index: int) -> Batch:
-        """Batch `index` of the endless sequence, padded with id 0 to its longest window."""
+        """Returns batch `index` of the endless sequence, padded with id 0 to its longest window."""
         epoch, place = divmod(index, self.batches_per_epoch)
         return make_batch(self.windows, self._epoch_order(epoch)[place])
 
 
 def make_batch(windows: TokenWindows, numbers: npt.NDArray[np.int64]) -> Batch:
-    """The windows with these numbers as one batch."""
+    """Returns the windows with these numbers as one batch."""
     lengths = windows.ends[numbers] - windows.starts[numbers]
     token_ids = np.zeros((len(numbers), int(lengths.max())), dtype=np.int64)
     counts = np.zeros(token_ids.shape, dtype=bool)

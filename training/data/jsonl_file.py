@@ -16,7 +16,7 @@ from outrider.training.errors import DataError
 
 
 class JsonlFile:
-    """Opens for appending, creating the file. rows: its previous content. Raises DataError for an invalid line."""
+    """Opens a file for appending, creating it. rows: its previous content. Raises DataError for an invalid line."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -81,7 +81,7 @@ def _parses(line: bytes) -> bool:
 
 
 def parse_line(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    """One line as an object. Raises DataError with file and line."""
+    """Parses one line as an object. Raises DataError with file and line."""
     try:
         row = json.loads(line)
     except ValueError as error:

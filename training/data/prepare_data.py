@@ -3,7 +3,7 @@
 Draft heads learn to predict the target, so the text should be the target's own, at the temperatures used in service.
 Any OpenAI-compatible server works; Outrider and vLLM return token ids too. Each output line is `{id, prompt or
 messages, completion, token_ids, prompt_token_ids, temperature, seed, ...}`. An interrupted run continues where it
-stopped, skipping what is in the output. Run: `outrider train prepare-data --help`.
+stopped, skipping the requests that are in the output. Run: `outrider train prepare-data --help`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class PrepareResult:
 
 
 def request_id(request: CompletionRequest, model: str) -> str:
-    """Equal for equal requests: how a resumed run recognises rows."""
+    """Returns an id that is equal for equal requests: a resumed run recognises rows by it."""
     key = [request.prompt.fields(), model, request.temperature, request.seed, request.max_tokens]
     return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:20]
 
@@ -83,9 +83,9 @@ def requests_for(prompts: list[Prompt], config: PrepareConfig) -> Iterator[tuple
 
 
 async def prepare(prompts: list[Prompt], config: PrepareConfig, progress: Progress) -> PrepareResult:
-    """Runs every request that is not in the output yet. Raises SettingError, DataError, FatalServerError.
+    """Runs every request that is not in the output yet.
 
-    When cancelled, the output has only whole lines.
+    When cancelled, the output has only whole lines. Raises SettingError, DataError, FatalServerError.
     """
     config.check()
     with JsonlFile(config.output) as output:
@@ -96,7 +96,7 @@ async def prepare(prompts: list[Prompt], config: PrepareConfig, progress: Progre
         pending = [(identity, request) for identity, request in every if identity not in done]
         if len(pending) < len(every):
             progress.say(f"{config.output}: {len(every) - len(pending)} of {len(every)} are already present")
-        # One trailing slash: httpx joins relative routes below it.
+        # Exactly one trailing slash: httpx joins relative routes below it.
         headers = {"Authorization": f"Bearer {config.api_key}"} if config.api_key else {}
         limits = httpx.Limits(max_connections=config.concurrency)
         async with httpx.AsyncClient(
@@ -114,7 +114,7 @@ async def prepare(prompts: list[Prompt], config: PrepareConfig, progress: Progre
 
 
 async def first_model(http: httpx.AsyncClient) -> str:
-    """The first model that the server lists. Raises FatalServerError."""
+    """Returns the first model that the server lists. Raises FatalServerError."""
     try:
         reply = await http.get("models")
         return str(reply.raise_for_status().json()["data"][0]["id"])

@@ -21,13 +21,14 @@ from outrider.training.errors import PromptError
 
 _SHAREGPT_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 _USER, _END, _ASSISTANT = "<|user|>\n", "<|end|>", "<|assistant|>\n"
-# characters; a corpus prompt is the start of a document, cut at a line's end: tokens join a break with what follows
+# characters; length of a corpus prompt: the start of a document, cut at a line's end, as tokens join a break with what
+# follows
 _MIN_CORPUS_CHARS, _MAX_CORPUS_CHARS = 80, 600
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """Exactly one of `text`, `token_ids` (both for /v1/completions) and `messages` (for /v1/chat/completions)."""
+    """A prompt: exactly one of `text`, `token_ids` (for /v1/completions) and `messages` (for /v1/chat/completions)."""
 
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
@@ -38,14 +39,14 @@ class Prompt:
         return self.messages is not None
 
     def fields(self) -> dict[str, Any]:
-        """The request's field, also used in the output row."""
+        """Returns the request's field, also used in the output row."""
         if self.messages is not None:
             return {"messages": list(self.messages)}
         return {"prompt": self.text if self.token_ids is None else list(self.token_ids)}
 
 
 def read_prompts(path: Path) -> list[Prompt]:
-    """The prompts of a file, by suffix (.jsonl; else text). Raises PromptError with the line."""
+    """Reads the prompts of a file, by suffix (.jsonl; else text). Raises PromptError with the line."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -71,7 +72,7 @@ def _prompt_of_line(path: Path, number: int, line: str) -> Prompt:
 
 
 def prompt_of_row(row: object) -> Prompt:
-    """One JSONL value as a prompt. Raises PromptError."""
+    """Parses one JSONL value as a prompt. Raises PromptError."""
     if isinstance(row, str) and row:
         return Prompt(text=row)
     if isinstance(row, dict):
@@ -115,7 +116,7 @@ def _from_sharegpt(value: object) -> Prompt:
 
 
 def corpus_prompts(work_dir: Path, split: str, num_prompts: int, seed: int = 0) -> list[Prompt]:
-    """Starts of the corpus's documents, chat documents as messages; a function of the corpus and the seed.
+    """Returns starts of the corpus's documents, chat documents as messages; a function of the corpus and the seed.
 
     split: "train" or "heldout". Fewer than `num_prompts` if the corpus has fewer documents.
     """
@@ -123,7 +124,7 @@ def corpus_prompts(work_dir: Path, split: str, num_prompts: int, seed: int = 0) 
 
 
 def corpus_documents(work_dir: Path, split: str) -> list[str]:
-    """The corpus in `work_dir`, else one collected now from this machine's Python source (10 s)."""
+    """Returns the corpus in `work_dir`, else one collected now from this machine's Python source (10 s)."""
     if (work_dir / f"{split}.jsonl").exists():
         return read_documents(work_dir, split)
     return build_documents(CorpusConfig(roots=default_roots()))[split]

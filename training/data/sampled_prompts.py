@@ -1,7 +1,7 @@
 """User turns that a chat model writes itself, for prompts without a data set (Magpie, arXiv 2406.08464).
 
-Behind the user header of its template an instruct model continues with a question like those that it was tuned on. The
-header is what two rendered conversations share, so any server with vLLM's /tokenize will do. Not here: the answers
+After the user header of its template an instruct model continues with a question like those that it was tuned on. The
+header is what two rendered conversations share, so any server with vLLM's /tokenize works. Not here: the answers
 (prepare_data.py).
 """
 
@@ -19,17 +19,17 @@ from outrider.training.data.prompts import Prompt
 from outrider.training.errors import PromptError, ServerError
 from outrider.training.progress import Progress
 
-# tokens; longest user turn that is kept; a choice: a longer one is rarely a question
+# tokens; longest user turn that is kept; chosen, as a longer one is rarely a question
 _MAX_TURN_TOKENS = 128
-# a choice: questions of a small model stray at 1, and at lower temperatures repeat
+# temperature; chosen, as a small model's questions lose the subject at 1, and repeat at lower temperatures
 _TURN_TEMPERATURE = 0.9
 
 
 async def sampled_prompts(config: PrepareConfig, num_prompts: int, progress: Progress) -> list[Prompt]:
-    """The different ones among `num_prompts` turns sampled by the server of `config`, without those that do not end.
+    """Samples `num_prompts` user turns from the server of `config`; returns the distinct ones that end.
 
-    They lie next to the output (turns_file), so a second run continues there too. Raises ServerError, and PromptError
-    when no turn ends.
+    They are written next to the output (turns_file), so a second run continues there too. Raises ServerError, and
+    PromptError when no turn ends.
     """
     path = turns_file(config.output)
     header = await _user_header(config)
@@ -48,7 +48,7 @@ async def sampled_prompts(config: PrepareConfig, num_prompts: int, progress: Pro
 
 
 def turns_file(output: Path) -> Path:
-    """data.jsonl -> data.turns.jsonl"""
+    """Returns the path of the turns: data.jsonl -> data.turns.jsonl"""
     return output.with_suffix(".turns.jsonl")
 
 
@@ -57,7 +57,8 @@ def _text(row: dict[str, Any]) -> str:
 
 
 async def _user_header(config: PrepareConfig) -> list[int]:
-    """Token ids from the start of a conversation to its first user turn, the system prompt of the template included."""
+    """Returns the token ids from the start of a conversation to its first user turn, the template's system prompt
+    included."""
     headers = {"Authorization": f"Bearer {config.api_key}"} if config.api_key else {}
     # /tokenize is not below /v1
     base_url = config.base_url.rstrip("/").removesuffix("/v1") + "/"

@@ -15,14 +15,20 @@ from outrider.training.errors import DataError, PromptError, SettingError
 
 
 class RowEncoder:
-    """`RowEncoder(target)(row)` returns (token ids, length of the prompt); the tokenizer is loaded at the first row."""
+    """Encodes rows: `RowEncoder(target)(row)` returns (token ids, length of the prompt).
+
+    The tokenizer is loaded at the first row.
+    """
 
     def __init__(self, target: Path) -> None:
         self._target = target
         self._tokenizer: Any = None
 
     def __call__(self, row: dict[str, Any]) -> tuple[list[int], int]:
-        """row: {"text"}, or a prompt (training.data.prompts) with a completion. Raises DataError, SettingError."""
+        """Tokenizes a row.
+
+        row: {"text"}, or a prompt (training.data.prompts) with a completion. Raises DataError, SettingError.
+        """
         tokenizer = self._load()
         if isinstance(row.get("text"), str):
             return self._ids(row["text"]), 0
@@ -56,7 +62,7 @@ class RowEncoder:
 
 
 def _answered(row: dict[str, Any]) -> dict[str, Any]:
-    """ShareGPT: an assistant's last turn is the completion of the turns before."""
+    """Splits a ShareGPT row: an assistant's last turn is the completion of the turns before."""
     turns = row["conversations"]
     if not isinstance(turns, list) or not turns or not isinstance(turns[-1], dict):
         raise DataError("conversations must be a list of turns")

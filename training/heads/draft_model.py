@@ -26,7 +26,7 @@ COPIED_FILES = (
     "chat_template.jinja",
     "generation_config.json",
 )
-# weight of the cross-entropy beside the KL divergence; the demo draft was distilled with it
+# weight of the cross-entropy, added to the KL divergence; the demo draft was distilled with it
 CROSS_ENTROPY_WEIGHT = 0.1
 
 
@@ -41,7 +41,7 @@ def init_from_target(draft: PreTrainedModel, target: PreTrainedModel) -> None:
 
 
 class DraftModelObjective(Objective):
-    """A whole causal LM with the target's vocabulary."""
+    """Trains a whole causal LM with the target's vocabulary."""
 
     head: PreTrainedModel
 
@@ -71,7 +71,7 @@ class DraftModelObjective(Objective):
 
 
 def build_draft_model(options: HeadOptions, target: FrozenTarget) -> DraftModelObjective:
-    """A new Llama of `options`' shape with tied embeddings initialised from the target's, or `options.init`."""
+    """Builds a Llama of `options`' shape, whose tied embeddings start from the target's, or loads `options.init`."""
     if options.init is not None:
         require_checkpoint("--init", options.init)
         try:

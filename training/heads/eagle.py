@@ -1,9 +1,9 @@
-"""EAGLE-1's objective (Li et al. 2024, arXiv 2401.15077, section 4.2): regress the target's next feature (smooth L1,
-weight 1) and match the distribution that the target's output head gives for it (soft cross-entropy, weight 0.1).
+"""EAGLE-1's objective (Li et al. 2024, arXiv 2401.15077, section 4.2).
 
-Features get uniform noise of +-0.1, the paper's value; its code also scales that by 512 / length, which is not done
-here. With `ttt_steps` above 1 the head is also trained on its own features, as in HASS (Zhang et al. 2024, arXiv
-2408.15766) but not in EAGLE-1.
+It regresses the target's next feature (smooth L1, weight 1) and matches the distribution that the target's output head
+gives for it (soft cross-entropy, weight 0.1). Features get uniform noise of +-0.1, the paper's value; its code also
+scales that by 512 / length, which is not done here. With `ttt_steps` above 1 the head is also trained on its own
+features, as in HASS (Zhang et al. 2024, arXiv 2408.15766) but not in EAGLE-1.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class EagleObjective(Objective):
 
 
 def build_eagle(options: HeadOptions, target: FrozenTarget) -> EagleObjective:
-    """A new head; the target's embedding and output head are used frozen."""
+    """Builds a new head; the target's embedding and output head are used frozen."""
     register_ttt_attention()
     decoder = decoder_config(options, target)
     config = EagleConfig(decoder, num_target_layers=target.num_layers, fc_bias=options.fc_bias)
-    # float32: the residual stream has the embedding's dtype. The output head is the target's, unchanged.
+    # float32, since the residual stream has the embedding's dtype. The output head is the target's, unchanged.
     embedding = target.embedding.float()
     head = EagleHead(config, embedding=embedding, lm_head=target.lm_head, attn_implementation=TTT_ATTENTION)
     return EagleObjective(head, options)

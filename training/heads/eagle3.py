@@ -53,9 +53,9 @@ class Eagle3Objective(TrainingTimeTest):
 
 
 def build_eagle3(options: HeadOptions, target: FrozenTarget, token_counts: npt.NDArray[np.int64]) -> Eagle3Objective:
-    """A new head; its output head is initialised with the target's rows, of the most frequent tokens by `token_counts`
-    int64[vocab] if reduced.
+    """Builds a new head, whose output head is initialised with the target's rows.
 
+    If the draft vocabulary is reduced, they are those of the most frequent tokens by `token_counts` int64[vocab].
     Raises SettingError when the draft vocabulary or the feature layers do not match the target.
     """
     register_ttt_attention()
@@ -86,6 +86,6 @@ def build_eagle3(options: HeadOptions, target: FrozenTarget, token_counts: npt.N
 
 
 def most_frequent(token_counts: npt.NDArray[np.int64], num_tokens: int) -> torch.Tensor:
-    """int64[num_tokens], ascending: the ids of the largest counts; ties go to the smaller id."""
+    """Returns int64[num_tokens], ascending: the ids of the largest counts; ties go to the smaller id."""
     order = np.argsort(-token_counts, kind="stable")[:num_tokens]
     return torch.from_numpy(np.sort(order))

@@ -1,5 +1,6 @@
-"""The interface between training loop and method: a batch of tokens and the frozen target's view of it go in, a loss
-and acceptance estimates come out.
+"""The interface between training loop and method.
+
+A batch of tokens and the frozen target's view of it go in, a loss and acceptance estimates come out.
 
 Indices in this package: a row is x[0:T]. The target's logits at t predict x[t+1]. A head that reads the hidden state of
 position t knows x[0:t+2] (the target has sampled x[t+1] from that state), so its draft token of depth d (from 0)
@@ -15,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-# hidden states [N, H] -> logits [N, vocab]
+# Maps hidden states [N, H] -> logits [N, vocab].
 ReadOut = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -34,8 +35,8 @@ class Batch:
 class TargetView:
     """The frozen target on a batch: `features` [B, T, num_layers*H] in the requested order, and logits on demand.
 
-    `read_out` turns rows of `final` [B, T, H], the final norm's output, into logits: all at once they may need more
-    memory than the rest of a step.
+    `read_out` turns rows of `final` [B, T, H], the final norm's output, into logits: for all rows together they may
+    need more memory than the rest of a step.
     """
 
     features: torch.Tensor
@@ -64,7 +65,7 @@ class DraftScores:
         )
 
     def means(self) -> dict[str, list[float]]:
-        """Per depth; 0 where nothing was counted."""
+        """Returns the means per depth; 0 where nothing was counted."""
         counts = self.num_positions.clamp(min=1)
         return {
             "agreement": [round(float(value), 5) for value in self.agreement / counts],
@@ -78,13 +79,14 @@ class Objective(nn.Module):
     head: nn.Module
     # Target hidden layers that `forward` needs, in HF numbering: num_layers is the final norm's output.
     feature_layers: tuple[int, ...] = ()
-    # How a draft's distribution is matched to the target's: a name in LOSSES (scoring.py).
+    # Name in LOSSES (scoring.py) of the loss that matches a draft's distribution to the target's.
     loss: str = "cross_entropy"
 
     def forward(self, batch: Batch, target: TargetView, noise: torch.Generator) -> tuple[torch.Tensor, DraftScores]:
-        """(loss, a scalar in nats per counted position, weighted over depths; estimates).
+        """Computes the loss and the estimates.
 
-        All randomness comes from `noise`. Eval mode drafts as in service, without noise.
+        The loss is a scalar in nats per counted position, weighted over depths. All randomness comes from `noise`. Eval
+        mode drafts as in service, without noise.
         """
         raise NotImplementedError
 

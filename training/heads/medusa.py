@@ -1,9 +1,9 @@
-"""Medusa's objective (Cai et al. 2024, arXiv 2401.10774, section 2.2.1): head i predicts token t+i+2 (i from 0) from
-the hidden state of position t, with weight 0.8^i.
+"""Medusa's objective (Cai et al. 2024, arXiv 2401.10774, section 2.2.1).
+
+Head i predicts token t+i+2 (i from 0) from the hidden state of position t, with weight 0.8^i.
 
 By default the label is the target's distribution at that position, not its one token (self-distillation, section
-2.3.2):
-unbiased for the same marginal distribution, with less noise.
+2.3.2): unbiased for the same marginal distribution, with less noise.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class MedusaObjective(Objective):
 
 
 def build_medusa(options: HeadOptions, target: FrozenTarget) -> MedusaObjective:
-    """New heads: residual blocks initialised as the identity, over the target's output head or copies of it."""
+    """Builds new heads: residual blocks initialised as the identity, over the target's output head or copies of it."""
     config = MedusaConfig(
         hidden_size=target.hidden_size,
         vocab_size=target.vocab_size,

@@ -36,7 +36,7 @@ class MlpSpeculatorObjective(Objective):
         state = self.head.start(target.features[batch_index, position])
         losses = DepthLosses(self, target)
         for depth, counted in enumerate(depths):
-            # Past the row's end any token will do: no counted position reads it.
+            # Past the row's end any token is fine: no counted position reads it.
             tokens = batch.token_ids[batch_index, (position + 1 + depth).clamp(max=num_tokens - 1)]
             state = self.head.advance(state, tokens, depth)
             losses.add(
@@ -55,7 +55,7 @@ class MlpSpeculatorObjective(Objective):
 
 
 def build_mlp_speculator(options: HeadOptions, target: FrozenTarget) -> MlpSpeculatorObjective:
-    """A new speculator; embeddings and output heads start as the leading principal components of the target's."""
+    """Builds a new speculator; embeddings and output heads start as the target's leading principal components."""
     config = MlpSpeculatorConfig(
         vocab_size=target.vocab_size,
         emb_dim=target.hidden_size,
@@ -73,7 +73,7 @@ def build_mlp_speculator(options: HeadOptions, target: FrozenTarget) -> MlpSpecu
 
 
 def principal_components(source: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """`source` [V, H] projected on its leading components, to the width and scale of `like` [V, width]."""
+    """Projects `source` [V, H] on its leading components, to the width and scale of `like` [V, width]."""
     rows, width = source.float(), like.shape[1]
     _, _, components = torch.linalg.svd(rows - rows.mean(dim=0), full_matrices=False)
     if width > len(components):

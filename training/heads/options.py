@@ -1,6 +1,6 @@
 """The shape of a new head and the settings of its objective; 0 means the method's or the target's own value.
 
-One dataclass for all methods; comments name the methods that read a field.
+One dataclass serves all methods; comments name the methods that read a field.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ METHODS = ("medusa", "mlp_speculator", "eagle", "eagle3", "mtp", "draft_model")
 
 @dataclass(frozen=True)
 class HeadOptions:
-    """Counts, widths, and switches."""
+    """The options of all methods: counts, widths, and switches."""
 
     num_heads: int = 4  # medusa: heads; mlp_speculator: steps
     num_layers: int = 0  # medusa: residual blocks per head; eagle, draft_model: layers

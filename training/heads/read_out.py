@@ -1,6 +1,6 @@
-"""What a causal LM does after its last hidden state: the output head, and whatever scales or caps its logits.
+"""Reads out logits: the output head of a causal LM, and whatever scales or caps its logits.
 
-Run apart from the body, logits are made for a slice of positions at a time. Not here: the slices (sliced_loss.py).
+Running it apart from the body gives logits for a slice of positions at a time. Not here: the slices (sliced_loss.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 @dataclass
 class _States(BaseModelOutputWithPast):  # type: ignore[misc]
-    """The last hidden states alone; what else a body may return (router logits, cross attentions) is None."""
+    """The last hidden states alone; all else that a body may return (router logits, cross attentions) is None."""
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("_"):
@@ -32,7 +32,7 @@ class _GivenStates(nn.Module):
 
 
 def read_out_logits(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
-    """The last hidden states [N, H] of `model`'s body -> its logits [N, V]."""
+    """Maps the last hidden states [N, H] of `model`'s body -> its logits [N, V]."""
     without_body = copy.copy(model)  # shares all weights; only the table of its modules is its own
     without_body._modules = {**model._modules, model.base_model_prefix: _GivenStates()}
     logits: torch.Tensor = without_body(inputs_embeds=hidden[None], use_cache=False).logits

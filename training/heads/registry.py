@@ -1,4 +1,4 @@
-"""Method name -> a new objective over a new head."""
+"""Builds a new objective over a new head, by the method's name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outrider.training.heads.options import METHODS, HeadOptions
 def build_objective(
     method: str, options: HeadOptions, target: FrozenTarget, token_counts: npt.NDArray[np.int64], seed: int
 ) -> Objective:
-    """A new head on the target's device, with float32 weights that are a function of `seed`.
+    """Builds a new head on the target's device, with float32 weights that are a function of `seed`.
 
     token_counts int64[vocab]: how often each token is a label. Raises SettingError for invalid options.
     """

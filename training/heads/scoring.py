@@ -1,7 +1,7 @@
-"""How far a draft's distribution is from the target's at counted positions: the loss, and the expected acceptance.
+"""Scores a draft's distribution against the target's at counted positions: the loss, and the expected acceptance.
 
-Labels are soft: once its logits exist, the target's whole distribution costs nothing more and tells more than the one
-token sampled from it. Not here: which positions and which weights (the methods).
+Labels are soft: once its logits exist, the target's whole distribution costs nothing more and carries more information
+than the one token sampled from it. Not here: which positions and which weights (the methods).
 """
 
 from __future__ import annotations
@@ -16,18 +16,20 @@ from outrider.training.heads.sliced_loss import Depth, SlicedLoss, TargetLaws
 
 # factor per depth; deeper positions are reached only when all before were accepted (Medusa, EAGLE-3)
 DEPTH_DECAY = 0.8
-# positions; enough for a progress line, which averages several steps: all of them took 15% of an EAGLE-3 step
-# (vocabulary 4,096, CPU), 256 took 7% (vocabulary 49,152). Held-out figures use every position.
+# positions; most that a training step scores; enough for a progress line, which averages several steps: scoring all
+# took 15% of an EAGLE-3 step (vocabulary 4,096, CPU), scoring 256 took 7% (vocabulary 49,152). Held-out figures use
+# every position.
 NUM_SCORED = 64
-# probability; keeps the logarithm of an acceptance finite; far below float32's resolution of a sum near 1
+# probability; lower bound that keeps the logarithm of an acceptance finite; far below float32's resolution of a sum
+# near 1
 _LEAST_ACCEPTANCE = 1e-20
 
 
 class _SoftCrossEntropy(torch.autograd.Function):
-    """-sum t log softmax(d) = sum(t) logsumexp(d) - t.d, whose gradient is sum(t) softmax(d) - t.
+    """Computes -sum t log softmax(d) = sum(t) logsumexp(d) - t.d, whose gradient is sum(t) softmax(d) - t.
 
-    Both closed forms: recorded operation by operation, the products of [positions, vocabulary] arrays took a third of a
-    step with an EAGLE-3 head of 8,192 tokens.
+    Both are closed forms: recorded operation by operation, the products of [positions, vocabulary] arrays took a third
+    of a step with an EAGLE-3 head of 8,192 tokens.
     """
 
     @staticmethod
@@ -45,7 +47,7 @@ class _SoftCrossEntropy(torch.autograd.Function):
 
 
 def soft_cross_entropy(draft_logits: torch.Tensor, target_probs: torch.Tensor) -> torch.Tensor:
-    """float32[N]: -sum over j of target(j) log draft(j), over the draft's tokens; both [N, draft vocab].
+    """Returns float32[N]: -sum over j of target(j) log draft(j), over the draft's tokens; both [N, draft vocab].
 
     With a reduced draft vocabulary the target's distribution is not renormalized: a position counts by the probability
     mass that the draft can match. Differentiable once, by the draft's logits.
@@ -56,7 +58,7 @@ def soft_cross_entropy(draft_logits: torch.Tensor, target_probs: torch.Tensor) -
 
 
 def negative_log_acceptance(draft_logits: torch.Tensor, target_probs: torch.Tensor) -> torch.Tensor:
-    """float32[N]: -log of sum over j of min(target(j), draft(j)), for [N, draft vocab] each.
+    """Returns float32[N]: -log of sum over j of min(target(j), draft(j)), for [N, draft vocab] each.
 
     The sum is the acceptance of rejection sampling at temperature 1 (LK losses, arXiv 2602.23881). Its logarithm keeps
     the gradient from vanishing where little is accepted.
@@ -72,7 +74,7 @@ LOSSES = {"cross_entropy": soft_cross_entropy, "acceptance": negative_log_accept
 def acceptance_sums(
     draft_logits: torch.Tensor, laws: TargetLaws, target_ids: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(argmaxes that agree, summed overlap), each float32[], for draft logits [N, draft vocab]."""
+    """Returns (argmaxes that agree, summed overlap), each float32[], for draft logits [N, draft vocab]."""
     picked = draft_logits.argmax(-1)
     if target_ids is not None:
         picked = target_ids[picked]
@@ -105,7 +107,7 @@ class DepthLosses:
         labels: torch.Tensor | None = None,
         label_weight: float = 0.0,
     ) -> None:
-        """One depth: rows [N, H], one for each true (b, t) of `where` bool[B, M]; N may be 0.
+        """Adds one depth: rows [N, H], one for each true (b, t) of `where` bool[B, M]; N may be 0.
 
         The target's distribution at t + offset is matched with `weight`, the tokens `labels` int64[N] (draft ids) by
         cross-entropy with `label_weight`; each is a mean over the rows.
@@ -121,7 +123,7 @@ class DepthLosses:
         self._terms.append(term)
 
     def result(self) -> tuple[torch.Tensor, DraftScores]:
-        """(scalar: the weighted sum over depths of the mean over positions; the estimates)."""
+        """Returns (scalar: the weighted sum over depths of the mean over positions; the estimates)."""
         device = self._target.final.device
         # agreement, overlap and number of positions, per depth
         scores = torch.zeros(3, len(self._depths), device=device)
@@ -157,12 +159,12 @@ class DepthLosses:
 
 
 def counted_at(counts: torch.Tensor, depth_offset: int, num_positions: int) -> torch.Tensor:
-    """bool[B, num_positions]: whether the token `depth_offset` after position t is counted; false beyond the row."""
+    """Returns bool[B, num_positions]: whether token t + depth_offset is counted, per position t; false past the row."""
     shifted = counts[:, depth_offset : depth_offset + num_positions]
     return F.pad(shifted, (0, num_positions - shifted.shape[1]), value=False)
 
 
 def shifted_rows(values: torch.Tensor, offset: int, where: torch.Tensor) -> torch.Tensor:
-    """The rows values[b, t + offset] at the true (b, t) of `where` bool[B, N]: [count, ...], in row-major order."""
+    """Returns values[b, t + offset] at the true (b, t) of `where` bool[B, N]: [count, ...], in row-major order."""
     batch_index, position = where.nonzero(as_tuple=True)
     return values[batch_index, position + offset]

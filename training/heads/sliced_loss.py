@@ -2,7 +2,7 @@
 
 Each slice computes the target's distributions once for all depths; then, one depth after the other, draft logits, loss
 and gradient. What remains are the gradients of the rows before the output head and of the head's parameters. They are
-taken in the forward pass, as in Liger-Kernel's fused linear cross-entropy, so no logits are computed twice.
+computed in the forward pass, as in Liger-Kernel's fused linear cross-entropy, so no logits are computed twice.
 Not here: the formulas (scoring.py), which positions count (the methods).
 """
 
@@ -16,8 +16,8 @@ import torch
 
 from outrider.training.heads.interface import ReadOut, TargetView
 
-# bytes; arrays of [positions, vocabulary] held at once; a choice: 113 positions at a vocabulary of 262,144, enough for
-# dense matrix products, and a single slice for the demo heads
+# bytes; most that arrays of [positions, vocabulary] take together; chosen: 113 positions at a vocabulary of 262,144,
+# enough for dense matrix products, and a single slice for the demo heads
 SLICE_BYTES = 1 << 30
 # bytes per position and token of the vocabulary; peak of one depth of one slice; counted: nine float32 arrays (target
 # logits and probabilities, the depth's share of both, draft logits, their logarithms for either label, two gradients)
@@ -44,11 +44,11 @@ class TargetLaws:
     probs: torch.Tensor
 
     def at(self, rows: torch.Tensor) -> TargetLaws:
-        """The laws at distinct `rows` int64[N], ascending; without a copy if these are all."""
+        """Returns the laws at distinct `rows` int64[N], ascending; without a copy if these are all."""
         return self if len(rows) == len(self.logits) else TargetLaws(self.logits[rows], self.probs[rows])
 
 
-# (number of the depth, which of its rows, their draft logits, the target's laws there) -> summed loss, float32[]
+# Maps (number of the depth, which of its rows, their draft logits, the target's laws there) -> summed loss, float32[].
 Term = Callable[[int, slice, torch.Tensor, TargetLaws], torch.Tensor]
 
 
@@ -66,7 +66,7 @@ class SlicedLoss:
     term: Term
 
     def total(self) -> torch.Tensor:
-        """float32[]; can be differentiated once, with respect to rows and parameters."""
+        """Returns float32[]; it can be differentiated once, with respect to rows and parameters."""
         if not torch.is_grad_enabled():
             return self.walk(None)
         rows = [depth.rows for depth in self.depths]
@@ -74,7 +74,7 @@ class SlicedLoss:
         return total
 
     def walk(self, gradients: _Gradients | None) -> torch.Tensor:
-        """The sum, slice by slice; adds the gradients to `gradients`, if given."""
+        """Sums slice by slice; adds the gradients to `gradients`, if given."""
         places = torch.unique(torch.cat([depth.places for depth in self.depths]))
         size = max(1, SLICE_BYTES // (_BYTES_PER_LOGIT * self.target.vocab_size))
         starts = places[::size].contiguous()
@@ -104,7 +104,7 @@ class SlicedLoss:
 
 
 class _Gradients:
-    """Summed over slices: of each depth's rows, and of each parameter (None: the loss does not depend on it)."""
+    """Gradients summed over slices, of each depth's rows and each parameter (None: the loss does not depend on it)."""
 
     def __init__(self, depths: Sequence[Depth], parameters: Sequence[torch.Tensor]) -> None:
         self._parameters = parameters
@@ -123,7 +123,7 @@ class _Gradients:
 
 
 class _Total(torch.autograd.Function):
-    """SlicedLoss.walk as one node of the graph. Its inputs are the rows of all depths, then the parameters."""
+    """Runs SlicedLoss.walk as one node of the graph. Its inputs are the rows of all depths, then the parameters."""
 
     @staticmethod
     def forward(ctx: Any, work: SlicedLoss, *_inputs: torch.Tensor) -> torch.Tensor:

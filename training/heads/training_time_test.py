@@ -1,4 +1,4 @@
-"""Training-time test (Li et al. 2025, arXiv 2503.01840): a head is trained on its own output, as it is served.
+"""Training-time test (Li et al. 2025, arXiv 2503.01840): a head is trained on its own output, as in service.
 
 Step 0 reads the target's features, step k the head's own output of step k-1. Every step is matched to the target's
 distribution by soft cross-entropy with weight 0.8^k.

@@ -1,13 +1,14 @@
-"""Attention for training-time test: at step k each position attends to the true-feature prefix up to its origin and to
-its own k drafts, as in service.
+"""Attention for training-time test: each position attends as in service.
+
+At step k that is the true-feature prefix up to its origin and its own k drafts.
 
 Rows are indexed by origin: position t at step k is absolute position t+k, and its query and key have RoPE at t+k. Keys
 of step 0 are visible causally, keys of steps 1..k only on the diagonal (their own origin): the mask of EAGLE-3 (Li et
 al. 2025, arXiv 2503.01840, figure 6) and HASS (Zhang et al. 2024). As diagonals it costs one dot product per position
 and step instead of a (k+1)T square. Uses transformers' attention interface:
 
-    head = Eagle3Head(..., attn_implementation=TTT_ATTENTION)
-    head(tokens, features, positions, ttt=TttCache())     the same cache for all steps of one batch
+  head = Eagle3Head(..., attn_implementation=TTT_ATTENTION)
+  head(tokens, features, positions, ttt=TttCache())     the same cache for all steps of one batch
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def ttt_attention(
     ttt: TttCache,
     **_ignored: Any,
 ) -> tuple[torch.Tensor, None]:
-    """query [B, Hq, T, D], key and value [B, Hkv, T, ...] of one step; returns ([B, T, Hq, Dv], None).
+    """Attends query [B, Hq, T, D] to key and value [B, Hkv, T, ...] of one step; returns ([B, T, Hq, Dv], None).
 
     attention_mask must be None: this function defines the mask.
     """

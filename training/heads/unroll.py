@@ -20,7 +20,7 @@ from outrider.training.frozen_target import FrozenTarget
 from outrider.training.heads.options import HeadOptions
 from outrider.training.heads.ttt_attention import TttCache
 
-# steps; depths of the acceptance estimates in eval mode
+# steps; number of depths in the acceptance estimates of eval mode
 EVAL_DEPTHS = 5
 
 
@@ -42,7 +42,7 @@ def unroll(
 
 
 def decoder_config(options: HeadOptions, target: FrozenTarget) -> DecoderConfig:
-    """The head's decoder: the target's widths, head size and RoPE.
+    """Builds the config of the head's decoder: the target's widths, head size and RoPE.
 
     Raises SettingError for an impossible number of attention heads.
     """

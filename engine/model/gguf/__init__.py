@@ -1,1 +1,1 @@
-"""GGUF files: served by way of a folder that says in Hugging Face's terms what the file says in llama.cpp's."""
+"""GGUF files, served through a folder that states in Hugging Face's terms what the file states in llama.cpp's."""

@@ -1,9 +1,8 @@
 """Architecture: the record of all that is particular to one architecture of GGUF files, its tensors' names included.
 
-Which tensor of the file is which module of transformers' model is the converter's knowledge, and comes from its own
-table (gguf.tensor_mapping). A record says which modules its layers have besides MODULES, and what that table lacks. Not
-here: the records (dense, gemma, mixtures, hybrids), parameters of several tensors (joined), what the converter changed
-in a tensor (undone).
+The converter's own table (gguf.tensor_mapping) maps the tensors of the file to modules of transformers' model. A record
+lists the modules that its layers have besides MODULES, and what that table lacks. Not here: the records (dense, gemma,
+mixtures, hybrids), parameters of several tensors (joined), what the converter changed in a tensor (undone).
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from outrider.engine.model.gguf.family import Rules, plain_heads
 from outrider.engine.model.gguf.file import GgufFile
 from outrider.engine.model.gguf.joined import Joined
 
-# Where the rows, or columns, of a tensor's parameter are in the file, int64; None: as they are. Takes the file, the
-# part of the tensor's name and how many there are.
+# Returns where the rows, or columns, of a tensor's parameter are in the file, int64; None: in the same order. Takes the
+# file, the part of the tensor's name and the number of rows or columns.
 Order = Callable[[GgufFile, str, int], torch.Tensor | None]
 RMS_EPSILON = ("rms_norm_eps", "attention.layer_norm_rms_epsilon")
 # Modules that layers of any architecture may have.
@@ -30,21 +29,21 @@ MODULES = (
     *(f"mlp.{name}" for name in ("gate_proj", "up_proj", "down_proj")),
     "post_attention_layernorm",
 )
-# Module outside the layers, by what the tensor is called; also of architectures whose table has no head, being tied.
+# Maps a tensor's name to a module outside the layers; includes the head of tied architectures, which their table lacks.
 OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 
 
 def experts(module: str, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj") -> tuple[str, ...]:
-    """The modules of a router and its experts, which are all in `module`."""
+    """Returns the modules of a router and its experts, which are all in `module`."""
     return f"{module}.gate", *(f"{module}.experts.*.{name}" for name in (gate, up, down))
 
 
 def feed_forward(module: str) -> tuple[str, ...]:
-    """The three linears of a gated feed-forward layer."""
+    """Returns the three linears of a gated feed-forward layer."""
     return tuple(f"{module}.{name}" for name in ("gate_proj", "up_proj", "down_proj"))
 
 
-# How checkpoints of different authors begin the names of their layers, in gguf's table.
+# Prefixes of layer names in gguf's table, which differ between the authors of checkpoints.
 _LAYER_PREFIXES = ("model.layers.0.", "backbone.layers.0.")
 
 
@@ -52,7 +51,7 @@ _LAYER_PREFIXES = ("model.layers.0.", "backbone.layers.0.")
 class Architecture:
     """All that is particular to an architecture. The record is complete: no other file names the architecture."""
 
-    # What config.json says: of the family, of its heads, of the epsilon (key there, key in the file).
+    # Entries of config.json: the family's, those of its heads, and the epsilon's key with its key in the file.
     config: Rules
     heads: Rules = plain_heads
     epsilon: tuple[str, str] = RMS_EPSILON
@@ -68,15 +67,15 @@ class Architecture:
     in_config: frozenset[str] = frozenset()
     # Parameters that are several tensors.
     joined: tuple[Joined, ...] = ()
-    # What the converter changed: rows and columns in another order, norms with 1 added (but those of recurrent layers),
-    # matrices of one row that are vectors.
+    # Changes by the converter: rows and columns in another order, norms with 1 added (but not those of recurrent
+    # layers), matrices of one row stored as vectors.
     row_order: Order | None = None
     column_order: Order | None = None
     norms_plus_one: bool = False
     one_row: frozenset[str] = frozenset()
-    # Whether transformers has a tokenizer class for it; that class does not read the config of most others.
+    # True if transformers has a tokenizer class for it; that class does not read the config of most others.
     has_tokenizer_class: bool = False
-    # Another one with the same sentencepiece tokenizer, where transformers' table of those lacks this one.
+    # An architecture with the same sentencepiece tokenizer, where transformers' table of those lacks this one.
     tokenizer_like: str = ""
 
 

@@ -15,7 +15,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {**DENSE, **GEMMA, **MIXTURES, **HYB
 
 
 def architecture_of(file: GgufFile) -> Architecture:
-    """Raises ModelRefused for an architecture that is not read."""
+    """Returns the file's architecture. Raises ModelRefused for an architecture that is not read."""
     found = ARCHITECTURES.get(file.architecture)
     if found is None:
         known = ", ".join(sorted(ARCHITECTURES))

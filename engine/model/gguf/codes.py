@@ -1,4 +1,4 @@
-"""GGUF's blocks as codes: per type, where a block keeps its numbers, scales and minimums.
+"""Reads GGUF's blocks as codes: per type, where a block keeps its numbers, scales and minimums.
 
 The layouts are those of ggml-common.h; the blocks of a row are its inputs in order. Not here: types without codes
 (Q2_K, Q3_K, IQ1 to IQ3), which gguf-py dequantises.
@@ -13,11 +13,11 @@ import torch
 from outrider.engine.model.quantised.unpack import e8m0
 from outrider.kernels.linear.codes import CodedFactors, Codes
 
-# Scales or minimums float32 [N, blocks, of a block]; or int8 codes of them, and a float16 step [N, blocks, 1].
+# Scales or minimums, float32 [N, blocks, of a block]; or their int8 codes with a float16 step [N, blocks, 1].
 Factors = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
-# Per weight: numbers int8 [N, blocks, of a block], scales, minimums or None.
+# A weight's parts: numbers int8 [N, blocks, of a block], scales, minimums or None.
 Parts = tuple[torch.Tensor, Factors, Factors | None]
-# bytes; unpacked at once, which takes several times their memory
+# bytes; unpacked per step; bounds memory, as unpacking takes several times this
 _SLAB_BYTES = 2_000_000
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 # twice e2m1's values
@@ -25,22 +25,22 @@ _E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
 def _half(blocks: torch.Tensor, at: int) -> torch.Tensor:
-    """The float16 at a byte, widened, [N, blocks, 1]."""
+    """Returns the float16 at a byte of each block, widened, [N, blocks, 1]."""
     return _step(blocks, at).float()
 
 
 def _step(blocks: torch.Tensor, at: int) -> torch.Tensor:
-    """The float16 at a byte, [N, blocks, 1]."""
+    """Returns the float16 at a byte of each block, [N, blocks, 1]."""
     return blocks[..., at : at + 2].contiguous().view(torch.float16)
 
 
 def _nibbles(data: torch.Tensor) -> torch.Tensor:
-    """The low ones of all bytes, then the high ones."""
+    """Returns the low nibbles of all bytes, then the high ones."""
     return torch.cat((data & 15, data >> 4), -1)
 
 
 def _bits(data: torch.Tensor) -> torch.Tensor:
-    """The bits of all bytes, lowest first."""
+    """Returns the bits of all bytes, lowest first."""
     bits: torch.Tensor = data[..., None] >> torch.arange(8, dtype=torch.uint8) & 1
     return bits.flatten(-2)
 
@@ -50,7 +50,7 @@ def _looked_up(table: tuple[int, ...], nibbles: torch.Tensor) -> torch.Tensor:
 
 
 def _split(data: torch.Tensor, *sizes: int) -> torch.Tensor:
-    """The last dimension as several."""
+    """Splits the last dimension into several."""
     return data.reshape(*data.shape[:-1], *sizes)
 
 
@@ -95,12 +95,12 @@ def _q5_k(blocks: torch.Tensor) -> Parts:
 
 
 def _k_nibbles(data: torch.Tensor) -> torch.Tensor:
-    """Of each 32 bytes, the low nibbles are one group of 32, the high ones the next."""
+    """Unpacks the nibbles of K types: of each 32 bytes, the low nibbles are one group of 32, the high ones the next."""
     return _nibbles(_split(data, 4, 32)).flatten(-2)
 
 
 def _k_scales(blocks: torch.Tensor) -> tuple[Factors, Factors]:
-    """Scales and minimums of the eight groups, 6 bits each, times the block's two float16."""
+    """Returns the scales and minimums of the eight groups: 6 bits each, times the block's two float16."""
     first, second, third = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
     scales = torch.cat((first & 63, third & 15 | first >> 6 << 4), -1)
     minimums = torch.cat((second & 63, third >> 4 | second >> 6 << 4), -1)
@@ -108,7 +108,7 @@ def _k_scales(blocks: torch.Tensor) -> tuple[Factors, Factors]:
 
 
 def _q6_k(blocks: torch.Tensor) -> Parts:
-    """Each half of a block: 64 bytes of low nibbles, 32 of two upper bits, four groups of 32 numbers."""
+    """Unpacks Q6_K: each half block has 64 bytes of low nibbles, 32 of two upper bits, four groups of 32 numbers."""
     lows = _nibbles(_split(blocks[..., :128], 2, 64))
     tops = _split(blocks[..., 128:192], 2, 1, 32) >> torch.tensor([[0], [2], [4], [6]], dtype=torch.uint8) & 3
     numbers = (lows | tops.flatten(-2) << 4).to(torch.int8) - 32
@@ -139,12 +139,12 @@ _TYPES: dict[str, Callable[[torch.Tensor], Parts]] = {
 
 
 def has_codes(type_name: str) -> bool:
-    """type_name: of gguf.GGMLQuantizationType."""
+    """Returns whether weights of this type can be read as codes. type_name: of gguf.GGMLQuantizationType."""
     return type_name in _TYPES
 
 
 def codes_of(rows: torch.Tensor, type_name: str, block_bytes: int) -> Codes:
-    """rows: uint8 [N, bytes of a row]. Raises KeyError unless the type has codes."""
+    """Reads the codes of rows, uint8 [N, bytes of a row]. Raises KeyError unless the type has codes."""
     slabs = [
         _TYPES[type_name](_split(slab, -1, block_bytes))
         for slab in torch.tensor_split(rows, -(-rows.numel() // _SLAB_BYTES))
@@ -158,7 +158,7 @@ def codes_of(rows: torch.Tensor, type_name: str, block_bytes: int) -> Codes:
 
 
 def _factors(slabs: Sequence[Factors]) -> tuple[torch.Tensor, CodedFactors | None]:
-    """(values, codes) [N, of a row]; without codes where the type has none."""
+    """Returns (values, codes) [N, of a row]; codes are None where the type has none."""
     if isinstance(slabs[0], torch.Tensor):
         return torch.cat([slab.flatten(1) for slab in slabs if isinstance(slab, torch.Tensor)]), None
     codes, steps = (torch.cat([part.flatten(1) for part in parts]) for parts in zip(*slabs, strict=True))

@@ -1,8 +1,8 @@
 """The config of a GGUF file, from its own metadata and tensors.
 
-Every value of the architecture's is read, or the file is refused: what is left out silently gives wrong logits. The
-rules are those of llama.cpp (conversion, src/llama-model.cpp, src/models). Not here: what is particular to an
-architecture (its record).
+Every value of the architecture's must be read, or the file is refused: a value that is left out silently gives wrong
+logits. The rules are those of llama.cpp (conversion, src/llama-model.cpp, src/models). Not here: what is particular to
+an architecture (its record).
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _ENDS = (
     "[EOT]",
     "[EOS]",
 )
-# Ends a turn (Phi-3), but only a part of one where there is another end of turns (gpt-oss).
+# Ends a turn (Phi-3), but only a part of a turn where the vocabulary has another end of turns (gpt-oss).
 _END, _END_AFTER_PARTS = "<|end|>", "<|return|>"
 _CONTROL = 3
 
 
 def model_config(file: GgufFile) -> dict[str, Any]:
-    """What config.json says. Raises ModelRefused for architectures and settings that are not read."""
+    """Returns the contents of config.json. Raises ModelRefused for architectures and settings that are not read."""
     architecture = architecture_of(file)
     config = _common(file, architecture) | architecture.heads(file) | architecture.config(file)
     if config.keys().isdisjoint(("num_experts_per_tok", "moe_k", "top_k_experts")):
@@ -46,7 +46,7 @@ def model_config(file: GgufFile) -> dict[str, Any]:
 
 
 def eos_token_ids(file: GgufFile) -> list[int]:
-    """Every token that ends a text or a turn."""
+    """Returns every token that ends a text or a turn."""
     found = {file.general(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")} - {None}
     tokens, kinds = file.general("tokenizer.ggml.tokens", []), file.general("tokenizer.ggml.token_type", [])
     ends = _ENDS if _END_AFTER_PARTS in tokens else (*_ENDS, _END)
@@ -73,7 +73,7 @@ def _common(file: GgufFile, architecture: Architecture) -> dict[str, Any]:
 
 
 def _types(file: GgufFile) -> dict[str, Any]:
-    """The dtype of matrices that are stored whole; else the types, as of any quantised checkpoint."""
+    """Returns the dtype if all matrices have one float type; else the types, as for any quantised checkpoint."""
     types = {tensor.tensor_type.name for tensor in file.tensors.values() if len(tensor.shape) > 1}
     if len(types) == 1 and types <= _EXACT_TYPES.keys():
         return {"dtype": _EXACT_TYPES[types.pop()]}

@@ -11,15 +11,15 @@ from outrider.engine.model.gguf.file import GgufFile
 from outrider.engine.model.gguf.rope import LONGROPE_FACTORS, longrope_parameters, rope_parameters
 from outrider.engine.model.gguf.undone import rotated_pairs
 
-# tokens; context and window of Phi-3's short versions, whose older files leave the window out (their config.json).
+# tokens; context and window of Phi-3's short versions; older files leave out the window (source: their config.json)
 _PHI3_SHORT_CONTEXT, _PHI3_SHORT_WINDOW = 4096, 2047
-# tokens; StarCoder2's window in every published config.json, which no file has.
+# tokens; StarCoder2's window in every published config.json; no file states it
 _STARCODER2_WINDOW = 4096
 # SmolLM3: every fourth layer has no RoPE (llama.cpp, src/models/smollm3.cpp).
 _SMOLLM3_WITHOUT_ROPE = 4
 _ATTENTION_BIAS = has("attn_q.bias", "attention_bias")
 _MLP_BIAS = has("ffn_up.bias", "mlp_bias")
-# Of Granite, its mixtures and hybrids.
+# The scales of Granite, its mixtures and its hybrids.
 GRANITE_SCALES = {
     "attention_multiplier": "attention.scale",
     "embedding_multiplier": "embedding_scale",
@@ -53,19 +53,19 @@ def _olmo2(file: GgufFile) -> dict[str, Any]:
 
 
 def _olmo3(file: GgufFile) -> dict[str, Any]:
-    """Positions are scaled in layers without a window alone."""
+    """Sets RoPE by the kind of layer: positions are scaled only in layers without a window."""
     base = file.own("rope.freq_base", 10000.0)
     local = {"rope_theta": file.own("rope.freq_base_swa", base), "rope_type": "default"}
     return {"rope_parameters": {"full_attention": rope_parameters(file), "sliding_attention": local}}
 
 
 _OLMO2 = Family("olmo2", "Olmo2ForCausalLM", fixed={"attention_bias": False})
-# Of the same name in llama.cpp.
+# llama.cpp uses the same architecture name for OLMo 2 and OLMo 3.
 _OLMO3 = Family("olmo3", "Olmo3ForCausalLM", fixed={"attention_bias": False}, more=(windows(4), _olmo3))
 
 
 def _phi3_heads(file: GgufFile) -> dict[str, Any]:
-    """A head may be rotated in part (Phi-4-mini)."""
+    """Reads Phi-3's heads, which may be rotated in part (Phi-4-mini)."""
     num_heads = file.own("attention.head_count")
     return {
         "num_attention_heads": num_heads,
@@ -78,7 +78,7 @@ def _phi3_heads(file: GgufFile) -> dict[str, Any]:
 
 
 def _phi3(file: GgufFile) -> dict[str, Any]:
-    """A window of 0 is none. llama.cpp leaves the windows out; the checkpoints, and so this, do not."""
+    """Reads Phi-3's window; 0 means none. llama.cpp ignores the windows; the checkpoints do not, nor does this."""
     is_short = file.own("context_length") == _PHI3_SHORT_CONTEXT
     return {"sliding_window": file.own("attention.sliding_window", _PHI3_SHORT_WINDOW if is_short else 0) or None}
 

@@ -1,4 +1,4 @@
-"""The rules that configs are made by: what is read by name, what every checkpoint of a family has, what heads have."""
+"""The rules that make configs: values read by name, values that all checkpoints of a family share, and heads."""
 
 from __future__ import annotations
 
@@ -10,21 +10,24 @@ from outrider.engine.errors import ModelRefused
 from outrider.engine.model.gguf.file import GgufFile
 from outrider.engine.model.gguf.rope import rope_parameters
 
-# What config.json says that a file does not, or says otherwise.
+# Returns entries of config.json that the file does not state, or states under other names.
 Rules = Callable[[GgufFile], dict[str, Any]]
-# Key of config.json -> the file's, with a value where files may leave it out.
+# Maps a key of config.json -> the file's key, with a default where files may leave it out.
 Keys = Mapping[str, str | tuple[str, Any]]
 
 
 def values(file: GgufFile, keys: Keys) -> dict[str, Any]:
-    """By the key of config.json. Raises ModelRefused: one is not there."""
+    """Maps each key of config.json to the file's value. Raises ModelRefused if it lacks one without a default."""
     return {name: file.own(*((key,) if isinstance(key, str) else key)) for name, key in keys.items()}
 
 
 @dataclass(frozen=True)
 class Family:
-    """Rules. fixed: as in all published checkpoints; more: what is no matter of names; ignored: keys of the file that
-    add nothing."""
+    """The rules of one family of models.
+
+    fixed: values that all published checkpoints share; more: rules that are not a lookup by name; ignored: keys of the
+    file that add nothing.
+    """
 
     model_type: str
     causal_lm: str
@@ -34,7 +37,7 @@ class Family:
     ignored: tuple[str, ...] = ()
 
     def __call__(self, file: GgufFile) -> dict[str, Any]:
-        """Raises ModelRefused."""
+        """Returns the family's entries of config.json. Raises ModelRefused."""
         for key in self.ignored:
             file.own(key, 0)
         found = values(file, self.read)
@@ -44,12 +47,12 @@ class Family:
 
 
 def has(tensor: str, *keys: str) -> Rules:
-    """Rules of switches: whether the first layer has the tensor."""
+    """Makes rules that set switches: whether the first layer has the tensor."""
     return lambda file: dict.fromkeys(keys, f"blk.0.{tensor}" in file.tensors)
 
 
 def layer_kinds(kinds: Mapping[str, str], key: str = "layer_types") -> Rules:
-    """kinds: tensor that a layer has -> its kind; the first that it has counts."""
+    """Makes rules that list each layer's kind. kinds: tensor that a layer has -> its kind; the first match counts."""
 
     def rules(file: GgufFile) -> dict[str, Any]:
         return {key: [_kind(file, layer, kinds) for layer in range(file.num_layers)]}
@@ -66,7 +69,7 @@ def _kind(file: GgufFile, layer: int, kinds: Mapping[str, str]) -> str:
 
 
 def windows(every: int) -> Rules:
-    """Windows of all layers but every n-th, where the file does not say which; none without a width."""
+    """Makes rules that give a window to all layers but every n-th, unless the file lists them; none without a width."""
 
     def rules(file: GgufFile) -> dict[str, Any]:
         width = file.own("attention.sliding_window", 0)
@@ -82,7 +85,7 @@ def windows(every: int) -> Rules:
 
 
 def plain_heads(file: GgufFile) -> dict[str, Any]:
-    """Heads of one width that are rotated whole. Raises ModelRefused: they are rotated in part."""
+    """Reads heads of one width that are rotated whole. Raises ModelRefused if they are rotated in part."""
     found = _heads(file)
     file.require("rope.dimension_count", found["head_dim"])
     return found
@@ -97,7 +100,7 @@ def heads_rotated_in_part(file: GgufFile) -> dict[str, Any]:
 
 
 def heads_without_rope(file: GgufFile) -> dict[str, Any]:
-    """What the file says of RoPE means nothing."""
+    """Reads heads without RoPE, and ignores the file's rotated width."""
     file.own("rope.dimension_count", 0)
     return _heads(file)
 

@@ -1,4 +1,4 @@
-"""A GGUF file, or its parts, mapped: metadata that keeps count of what was read, and tensors by name.
+"""A GGUF file, or its parts, mapped: metadata that records which values were read, and tensors by name.
 
 Not here: what the metadata means (config), which parameter a tensor is (tensors).
 """
@@ -15,13 +15,14 @@ import numpy as np
 
 from outrider.engine.errors import ModelRefused
 
-# elements; longer arrays of the metadata are the vocabulary's
+# elements; longest array of the metadata that is read when the vocabulary is not needed; longer ones are the
+# vocabulary's
 _LONGEST_ARRAY = 4096
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
 def parts_of(file: Path) -> list[Path]:
-    """The file itself, or all parts of the model whose first part it is. Raises ModelRefused: one is missing."""
+    """Returns the file, or all parts of the model whose first part it is. Raises ModelRefused if one is missing."""
     match = _PART.search(file.name)
     if match is None:
         return [file]
@@ -35,7 +36,7 @@ def parts_of(file: Path) -> list[Path]:
 
 @functools.cache
 def _reader_without_long_arrays() -> Any:
-    """gguf-py makes Python objects of every token: 500 MB and many seconds for 150,000."""
+    """Returns a reader that skips long arrays: gguf-py's objects of 150,000 tokens take 500 MB and many seconds."""
     from gguf import GGUFReader, GGUFValueType
 
     class Reader(GGUFReader):
@@ -58,11 +59,14 @@ def _reader_without_long_arrays() -> Any:
 
 
 class GgufFile:
-    """A model's files. `tensors`: name -> gguf.ReaderTensor."""
+    """The files of one model. `tensors`: name -> gguf.ReaderTensor."""
 
     def __init__(self, path: str, files: list[Path], *, has_vocabulary: bool = True) -> None:
-        """has_vocabulary=False: long arrays of the metadata are left out. Raises ModelRefused: not GGUF, damaged or not
-        whole."""
+        """Maps the files.
+
+        has_vocabulary=False: long arrays of the metadata are left out. Raises ModelRefused if the files are not GGUF,
+        damaged or incomplete.
+        """
         from gguf import GGUFReader
 
         reader_class = GGUFReader if has_vocabulary else _reader_without_long_arrays()
@@ -82,11 +86,14 @@ class GgufFile:
             raise ModelRefused(path, f"it has {len(self.tensors)} tensors, not {count}", "download all parts")
 
     def general(self, key: str, default: Any = None) -> Any:
-        """A value by its whole name; None: it is not there."""
+        """Returns a value by its full name, or the default if it is not there."""
         return self._fields[key].contents() if key in self._fields else default
 
     def own(self, key: str, default: Any = None) -> Any:
-        """A value of the architecture's, e.g. "block_count". Raises ModelRefused: it is not there, nor a default."""
+        """Returns a value of the architecture's, e.g. "block_count".
+
+        Raises ModelRefused if there is neither a value nor a default.
+        """
         self._read.add(key)
         found = self.general(f"{self.architecture}.{key}", default)
         if found is None:
@@ -94,8 +101,8 @@ class GgufFile:
         return found
 
     def uniform(self, key: str, default: Any = None) -> Any:
-        """A number that the file may have for each layer, 0 where a layer has no such thing. Raises ModelRefused: the
-        layers differ, or it is not there."""
+        """Returns a number that the file may have for each layer, with 0 where it does not apply to a layer. Raises
+        ModelRefused if the layers differ, or if it is not there."""
         found = self.own(key, default)
         numbers = set(found) - {0} if isinstance(found, list) else {found}
         if len(numbers) != 1:
@@ -104,11 +111,11 @@ class GgufFile:
 
     @property
     def num_layers(self) -> int:
-        """Without those for multi-token prediction, which come last. Raises ModelRefused."""
+        """Counts the layers, without those for multi-token prediction, which come last. Raises ModelRefused."""
         return int(self.own("block_count") - self.own("nextn_predict_layers", 0))
 
     def not_read(self, cause: str) -> ModelRefused:
-        """The refusal of a file that says what is not read."""
+        """Returns the refusal of a file with something that is not read."""
         return ModelRefused(self.path, cause, "serve the checkpoint that it was made from, as a folder")
 
     def require(self, key: str, *meant: Any) -> None:
@@ -118,7 +125,7 @@ class GgufFile:
             raise self.not_read(f"its {self.architecture}.{key} is {found!r}, which is not read")
 
     def require_all_read(self) -> None:
-        """Raises ModelRefused for a value that says something of the architecture and that nobody has read."""
+        """Raises ModelRefused for a value of the architecture's that no rule has read."""
         prefix = f"{self.architecture}."
         own = {key.removeprefix(prefix) for key in self._fields if key.startswith(prefix)}
         if own - self._read:

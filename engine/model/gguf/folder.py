@@ -16,12 +16,12 @@ from outrider.shared.checkpoint.file_names import GGUF_PARTS
 from outrider.shared.checkpoint.quantization import require_readable
 from outrider.shared.errors import ConfigError
 
-# of what is written; another one makes the folders anew
+# version of the written files; changing it remakes the folders
 _VERSION = 5
 
 
 def model_folder(path: str) -> str:
-    """The folder of a `.gguf` file; any other path as it is. Raises ModelRefused."""
+    """Returns the folder of a `.gguf` file; any other path unchanged. Raises ModelRefused."""
     file = Path(path)
     if file.suffix != ".gguf":
         return path

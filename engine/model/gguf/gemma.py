@@ -13,14 +13,14 @@ from outrider.engine.model.gguf.file import GgufFile
 from outrider.engine.model.gguf.joined import Joined, one_after_another
 from outrider.engine.model.gguf.rope import rope_parameters
 
-# Gemma 2's values where a file leaves them out; layers of the 27B (llama.cpp, src/models/gemma2.cpp).
+# Gemma 2's values where a file leaves them out, and the number of layers of the 27B (llama.cpp, src/models/gemma2.cpp).
 _GEMMA2_WINDOW, _GEMMA2_ATTENTION_CAP, _GEMMA2_LOGIT_CAP = 4096, 50.0, 30.0
 _GEMMA2_27B_LAYERS = 46
-# Gemma 3: every sixth layer attends to all positions; base of the frequencies of the others; layers of the 27B.
+# Gemma 3: every sixth layer attends to all positions; RoPE base of the other layers; number of layers of the 27B.
 _GEMMA3_PATTERN = 6
 _GEMMA3_LOCAL_BASE = 10000.0
 _GEMMA3_27B_LAYERS = 62
-# Gemma 4: base of the frequencies of layers without a window; divisor from which on a frequency counts as not rotated.
+# Gemma 4: RoPE base of layers without a window; divisor from which on a frequency counts as not rotated.
 _GEMMA4_BASE = 1000000.0
 _NOT_ROTATED = 1e29
 _KINDS = ("sliding_attention", "full_attention")
@@ -32,7 +32,7 @@ def _by_kind(full: dict[str, Any], sliding: dict[str, Any]) -> dict[str, Any]:
 
 
 def _gemma2(file: GgufFile) -> dict[str, Any]:
-    """Layers with a window and without take turns, the first has one."""
+    """Reads Gemma 2's layers: those with a window and those without alternate, beginning with one that has a window."""
     num_layers, head_dim = file.own("block_count"), file.own("attention.key_length")
     file.require("attention.sliding_window_pattern", len(_KINDS))
     file.require("rope.freq_base_swa", file.own("rope.freq_base", 10000.0))
@@ -57,7 +57,7 @@ def _gemma3(file: GgufFile) -> dict[str, Any]:
 
 
 def _per_layer(file: GgufFile) -> dict[str, Any]:
-    """Of embeddings for each layer, and of layers that take the keys and values of others."""
+    """Reads the embeddings of each layer, and the number of layers that take the keys and values of others."""
     embeddings = file.tensors.get("per_layer_token_embd.weight", file.tensors["token_embd.weight"])
     return {
         "vocab_size_per_layer_input": int(embeddings.shape[1]),
@@ -67,7 +67,7 @@ def _per_layer(file: GgufFile) -> dict[str, Any]:
 
 
 def _gemma3n(file: GgufFile) -> dict[str, Any]:
-    """A layer's scale of sparsity is the quantile of its share; minus infinity: not sparse."""
+    """Reads Gemma 3n's settings. A scale of sparsity is the normal quantile of the share; -inf: not sparse."""
     scales = file.own("activation_sparsity_scale")
     rotated = {"rope_theta": file.own("rope.freq_base_swa", _GEMMA3_LOCAL_BASE), "rope_type": "default"}
     return {
@@ -78,7 +78,7 @@ def _gemma3n(file: GgufFile) -> dict[str, Any]:
 
 
 def _gemma4_heads(file: GgufFile) -> dict[str, Any]:
-    """Heads of layers with a window, and of those without, which may have no values of their own."""
+    """Reads the heads of layers with a window, and of those without, which may have no values of their own."""
     head_dim, global_head_dim = file.own("attention.key_length_swa"), file.own("attention.key_length")
     file.require("attention.value_length_swa", head_dim)
     file.require("attention.value_length", global_head_dim)
@@ -110,7 +110,7 @@ def _gemma4_heads(file: GgufFile) -> dict[str, Any]:
 
 
 def _rotated_share(file: GgufFile) -> float:
-    """The file divides the frequencies that are not rotated by nearly infinity, and no others."""
+    """Returns the share of frequencies that are rotated. The file divides the others by nearly infinity."""
     if "rope_freqs.weight" not in file.tensors:
         raise ModelRefused(file.path, "it has no tensor rope_freqs.weight", "download it again")
     divisors = file.tensors["rope_freqs.weight"].data
@@ -121,7 +121,7 @@ def _rotated_share(file: GgufFile) -> float:
 
 
 def _gemma4(file: GgufFile) -> dict[str, Any]:
-    """Layers that take others' keys and values may be twice as wide."""
+    """Reads Gemma 4's feed-forward layers. Layers that take others' keys and values may be twice as wide."""
     widths = file.own("feed_forward_length")
     widths = widths if isinstance(widths, list) else [widths] * file.num_layers
     own = file.num_layers - file.own("attention.shared_kv_layers", 0)
@@ -144,7 +144,7 @@ def _gemma4(file: GgufFile) -> dict[str, Any]:
 
 
 _NORMS_AROUND = ("pre_feedforward_layernorm", "post_feedforward_layernorm")
-# Embeddings for each layer: Gemma 3n and 4.
+# Embeddings of each layer: Gemma 3n and 4.
 _PER_LAYER = ("per_layer_input_gate", "per_layer_projection", "post_per_layer_input_norm")
 _PER_LAYER_OUTSIDE = (
     "model.embed_tokens_per_layer",

@@ -32,7 +32,7 @@ _DELTA_NET = {
     "linear_num_key_heads": "ssm.group_count",
     "linear_num_value_heads": "ssm.time_step_rank",
 }
-# Which layers are recurrent is seen from the tensors.
+# Keys that list the recurrent layers; they are ignored, as the tensors of a layer show its kind.
 _SEEN = ("attention.recurrent_layers", "full_attention_interval")
 _MAMBA = {
     "mamba_d_conv": "ssm.conv_kernel",
@@ -43,12 +43,12 @@ _MAMBA = {
 
 
 def _head_dim(key: str) -> Rules:
-    """Of recurrent layers, by what their heads have together."""
+    """Makes rules that set the head width of recurrent layers: their inner size divided by the number of heads."""
     return lambda file: {key: file.own("ssm.inner_size") // file.own("ssm.time_step_rank")}
 
 
 def _granite(file: GgufFile) -> dict[str, Any]:
-    """Without recurrent layers attention has RoPE; the file says so."""
+    """Reads Granite's settings. Attention has RoPE in models without recurrent layers; the file says so."""
     has_rope = file.own("rope.scaling.finetuned", True)
     return {
         "mamba_expand": file.own("ssm.inner_size") // file.own("embedding_length"),
@@ -58,7 +58,7 @@ def _granite(file: GgufFile) -> dict[str, Any]:
 
 
 def _falcon(file: GgufFile) -> dict[str, Any]:
-    """The converter has multiplied the weights by what config.json calls multipliers."""
+    """Reads Falcon-H1's inner size. The converter has already applied config.json's multipliers to the weights."""
     if "output.weight" not in file.tensors:
         cause = "it has no output.weight; an embedding that is the head too cannot have the multipliers of both"
         raise file.not_read(cause)
@@ -66,7 +66,7 @@ def _falcon(file: GgufFile) -> dict[str, Any]:
 
 
 def _sections(file: GgufFile) -> dict[str, Any]:
-    """Of positions of images; a text's are all the same, so that nothing depends on them."""
+    """Ignores the sections of image positions: a text's positions are the same in all, so nothing depends on them."""
     file.own("rope.dimension_sections", [])
     return {}
 

@@ -1,9 +1,9 @@
-"""Parameters of transformers' models that a GGUF file has in several tensors, or turned round.
+"""Parameters of transformers' models that a GGUF file has in several tensors, or transposed.
 
-gpt-oss: an expert's gate and up rows lie in turn in one parameter, and experts are [E, K, N] in the model, [E, N, K] in
-the file. Granite: gate and up one after another. Latent attention: kv_b_proj is k_b, whose heads are turned round, and
-v_b. Qwen3-Next: a key head's rows of queries, keys, values and gates lie together. Not here: which architectures have
-them (their records), tensors that are one parameter each (tensors).
+gpt-oss: an expert's gate and up rows are interleaved in one parameter, and experts are [E, K, N] in the model, [E, N,
+K] in the file. Granite: gate and up are concatenated. Latent attention: kv_b_proj is k_b, whose heads are transposed,
+and v_b. Qwen3-Next: a key head's rows of queries, keys, values and gates lie together. Not here: which architectures
+have them (their records), tensors that are one parameter each (tensors).
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ ExpertCodes = Callable[[int], Codes]
 
 @dataclass(frozen=True)
 class Part:
-    """A tensor of the file. shape: as torch has it; kind: the name of its type; codes, and expert_codes where it is all
-    experts' of a layer: None: it has none."""
+    """A tensor of the file.
+
+    shape: as torch has it; kind: the name of its type; codes: None if the type has none; expert_codes: those of one
+    expert, where the tensor holds all experts of a layer.
+    """
 
     shape: tuple[int, ...]
     kind: str
@@ -33,13 +36,13 @@ class Part:
     expert_codes: ExpertCodes | None
 
 
-# Makes the parameter's (shape, reader) of its tensors.
+# Returns the parameter's (shape, reader), made from its tensors.
 Join = Callable[[GgufFile, Sequence[Part]], tuple[tuple[int, ...], WeightReader]]
 
 
 @dataclass(frozen=True)
 class Joined:
-    """parameter: its name in the layer; tensors: what a layer's are called in the file."""
+    """A parameter made of several tensors. parameter: its name in the layer; tensors: their names in the file."""
 
     parameter: str
     tensors: tuple[str, ...]
@@ -47,12 +50,12 @@ class Joined:
 
 
 def _in_turn(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The first row of each part, the second of each, and so on. P times [E, n, ...] -> [E, P * n, ...]"""
+    """Interleaves rows: the first of each part, then the second of each. P times [E, n, ...] -> [E, P * n, ...]"""
     return torch.stack(tuple(parts), 2).flatten(1, 2)
 
 
 def experts_in_turn(file: GgufFile, parts: Sequence[Part]) -> tuple[tuple[int, ...], WeightReader]:
-    """[E, K, P * N]"""
+    """Interleaves the parts' rows and transposes: P times [E, N, K] -> [E, K, P * N]."""
     num_experts, outputs, inputs = parts[0].shape
 
     def read() -> torch.Tensor:
@@ -67,19 +70,19 @@ def experts_in_turn(file: GgufFile, parts: Sequence[Part]) -> tuple[tuple[int, .
 
 
 def _rows_in_turn(codes: Sequence[Codes]) -> Codes:
-    """Of weights of the same type and shape, so of the same groups."""
+    """Interleaves the rows of weights of the same type and shape, and so of the same groups."""
     num_outputs = codes[0].shape[0]
     return stacked(codes).rows(torch.arange(len(codes) * num_outputs).reshape(len(codes), num_outputs).T.flatten())
 
 
 def biases_in_turn(file: GgufFile, parts: Sequence[Part]) -> tuple[tuple[int, ...], WeightReader]:
-    """[E, P * n]"""
+    """Interleaves the parts' biases: P times [E, n] -> [E, P * n]."""
     shape = (parts[0].shape[0], len(parts) * parts[0].shape[1])
     return shape, WeightReader(lambda: _in_turn([part.read() for part in parts]))
 
 
 def keys_and_values(file: GgufFile, parts: Sequence[Part]) -> tuple[tuple[int, ...], WeightReader]:
-    """k_b [H, latent, n] and v_b [H, v, latent] -> [H * (n + v), latent]"""
+    """Joins k_b [H, latent, n] and v_b [H, v, latent] into kv_b_proj [H * (n + v), latent]."""
     keys, values = parts
     num_heads, latent, width = keys.shape
     shape = (num_heads * (width + values.shape[1]), latent)
@@ -87,7 +90,7 @@ def keys_and_values(file: GgufFile, parts: Sequence[Part]) -> tuple[tuple[int, .
 
 
 def one_after_another(file: GgufFile, parts: Sequence[Part]) -> tuple[tuple[int, ...], WeightReader]:
-    """P times [N, K] -> [P * N, K], or of every expert [E, N, K]"""
+    """Concatenates the parts' outputs: P times [N, K] -> [P * N, K], or [E, N, K] of every expert -> [E, P * N, K]."""
     *_, outputs, inputs = parts[0].shape
     shape = (*parts[0].shape[:-2], len(parts) * outputs, inputs)
     packs = len({part.kind for part in parts}) == 1
@@ -106,7 +109,7 @@ def one_after_another(file: GgufFile, parts: Sequence[Part]) -> tuple[tuple[int,
 
 
 def by_key_head(file: GgufFile, parts: Sequence[Part]) -> tuple[tuple[int, ...], WeightReader]:
-    """Queries, keys and values [2Q + V, K], and gates [V, K] -> [2Q + 2V, K], each key head's rows of the four"""
+    """Groups rows by key head: queries, keys and values [2Q + V, K], and gates [V, K] -> [2Q + 2V, K]."""
     num_heads, inner = file.own("ssm.group_count"), file.own("ssm.inner_size")
     qkv, gates = parts
     keys = (qkv.shape[0] - inner) // 2
@@ -119,7 +122,7 @@ def by_key_head(file: GgufFile, parts: Sequence[Part]) -> tuple[tuple[int, ...],
 
 
 def input_and_output(module: str, suffix: str) -> tuple[Joined, Joined]:
-    """Granite's: gate and up are one linear. suffix: of the tensors' names."""
+    """Returns Granite's pair of linears: gate and up are one linear. suffix: that of the tensors' names."""
     gate_and_up = f"ffn_gate{suffix}.weight", f"ffn_up{suffix}.weight"
     return (
         Joined(f"{module}.input_linear.weight", gate_and_up, one_after_another),

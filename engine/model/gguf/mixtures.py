@@ -19,13 +19,13 @@ from outrider.engine.model.gguf.joined import (
 from outrider.engine.model.gguf.rope import rope_parameters
 from outrider.engine.model.gguf.undone import rotated_pairs
 
-# expert_gating_func; files of DeepSeek-V2 from before the key have none, nor have some of GLM-4.7-Flash, which means
-# the sigmoid and is told apart by its vocabulary (llama.cpp, src/models/deepseek2.cpp).
+# Values of expert_gating_func. Files of DeepSeek-V2 that are older than the key lack it; some of GLM-4.7-Flash lack it
+# too, mean the sigmoid, and are recognised by their vocabulary (llama.cpp, src/models/deepseek2.cpp).
 _SOFTMAX, SIGMOID = 1, 2
 _GLM_VOCABULARY = 154880
-# By the number of experts: (n_group, topk_group) of DeepSeek-V2 and V3 in config.json, which older files do not have.
+# Maps the number of experts to config.json's (n_group, topk_group) of DeepSeek-V2 and V3, which older files lack.
 _GROUPS = {160: (8, 3), 256: (8, 4)}
-# rope.scaling.yarn_log_multiplier is this times mscale_all_dim in DeepSeek's files (llama.cpp, conversion/deepseek.py).
+# ratio; rope.scaling.yarn_log_multiplier over mscale_all_dim in DeepSeek's files (llama.cpp, conversion/deepseek.py)
 _LOG_MULTIPLIER = 0.1
 
 
@@ -35,10 +35,10 @@ QWEN_EXPERTS = {
     "moe_intermediate_size": "expert_feed_forward_length",
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
 }
-# Qwen's, where every layer has experts.
+# Qwen's settings where every layer has experts.
 _IN_EVERY_LAYER = {"decoder_sparse_step": 1, "mlp_only_layers": [], "use_sliding_window": False}
 _CHOICE = {"num_local_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
-# DeepSeek's form of experts, which others have too.
+# DeepSeek's keys of experts, which other architectures use too.
 _DEEPSEEK: Keys = {
     "num_experts_per_tok": "expert_used_count",
     "n_routed_experts": "expert_count",
@@ -53,12 +53,12 @@ _DEEPSEEK: Keys = {
 
 
 def _gpt_oss(file: GgufFile) -> dict[str, Any]:
-    """YaRN's bounds are not rounded (its config.json; the file does not say so)."""
+    """Reads gpt-oss's RoPE: YaRN's bounds are not rounded (its config.json; the file does not say so)."""
     return {"rope_parameters": rope_parameters(file) | {"truncate": False}}
 
 
 def _by_sigmoids(file: GgufFile) -> dict[str, Any]:
-    """Raises ModelRefused: experts are chosen otherwise."""
+    """Checks that experts are chosen by sigmoids. Raises ModelRefused otherwise."""
     file.require("expert_gating_func", SIGMOID)
     return {}
 
@@ -82,8 +82,11 @@ def _last_layer(file: GgufFile) -> dict[str, Any]:
 
 
 def _latent_heads(file: GgufFile) -> dict[str, Any]:
-    """Widths of a head. Files from before April 2025 give them under the general names; since then those are the
-    latents', as of one head for keys and values."""
+    """Reads the widths of a head.
+
+    Files from before April 2025 give them under the general names; since then those are the widths of the latents,
+    which count as one head of keys and values.
+    """
     num_heads, rotated = file.own("attention.head_count"), file.own("rope.dimension_count")
     is_split = "blk.0.attn_k_b.weight" in file.tensors
     file.require("attention.head_count_kv", 1 if is_split else num_heads)
@@ -123,7 +126,7 @@ def _deepseek2(file: GgufFile) -> dict[str, Any]:
 
 
 def _choice_of_experts(file: GgufFile, config: dict[str, Any]) -> dict[str, Any]:
-    """DeepSeek-V3 chooses by sigmoids, V2 by the softmax."""
+    """Reads how experts are chosen: DeepSeek-V3 uses sigmoids, V2 the softmax."""
     gate = file.own("expert_gating_func", 0)
     if gate == 0 and file.own("vocab_size", 0) != _GLM_VOCABULARY:
         gate = _SOFTMAX
@@ -144,7 +147,7 @@ _EXPERTS = experts("mlp")
 _WITH_SHARED = (*_EXPERTS, *feed_forward("mlp.shared_experts"))
 QWEN_MODULES = (*_EXPERTS, *feed_forward("mlp.shared_expert"), "mlp.shared_expert_gate")
 _CORRECTION = {"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"}
-# Granite's, of its hybrids too: the router, the experts and what all tokens go through.
+# Granite's router, experts and shared feed-forward layer, in its hybrids too.
 GRANITE_ROUTER = ("block_sparse_moe.router.layer",)
 GRANITE_EXPERTS = (*input_and_output("block_sparse_moe", "_exps"), *input_and_output("shared_mlp", "_shexp"))
 MIXTURES: Mapping[str, Architecture] = {
@@ -203,7 +206,7 @@ MIXTURES: Mapping[str, Architecture] = {
         modules=_WITH_SHARED,
         parameters=_CORRECTION,
     ),
-    # Layers with a window and without take turns, the first has one.
+    # Layers with a window and those without alternate, beginning with one that has a window.
     "gpt-oss": Architecture(
         Family(
             "gpt_oss",

@@ -1,4 +1,4 @@
-"""The rope_parameters of a config, from a GGUF file's keys rope.* and its rope_freqs or rope_factors."""
+"""Makes the rope_parameters of a config from a GGUF file's keys rope.* and its rope_freqs or rope_factors."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from outrider.engine.model.gguf.file import GgufFile
 
 # Llama 3.1 to 3.3: (low_freq_factor, high_freq_factor, original_max_position_embeddings); the file has the result only.
 _LLAMA3 = (1.0, 4.0, 8192)
-# Rotations within the original context between which YaRN goes over from one law to the other (its paper, section 3.4).
+# rotations within the original context; YaRN blends its two scalings between these bounds (its paper, section 3.4)
 _YARN_BETAS = {"beta_fast": 32.0, "beta_slow": 1.0}
-# Tensors with longrope's divisors: beyond the original context, and up to it.
+# Tensors with longrope's divisors: for sequences beyond the original context, and up to it.
 _LONG_FACTORS, _SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 LONGROPE_FACTORS = frozenset((_LONG_FACTORS, _SHORT_FACTORS))
-# relative; how far a value in a file, stored as float32, may be from the same one in float64.
+# relative; largest difference between a value in the file, stored as float32, and the same in float64
 _FLOAT32 = 1e-6
 
 
 def rope_parameters(file: GgufFile) -> dict[str, Any]:
-    """Raises ModelRefused for scalings that are not read."""
+    """Reads rope_parameters. Raises ModelRefused for scalings that are not read."""
     base = file.own("rope.freq_base", 10000.0)
     kind, factor = file.own("rope.scaling.type", "none"), file.own("rope.scaling.factor", 1.0)
     file.own("rope.scaling.finetuned", False)
@@ -44,7 +44,7 @@ def rope_parameters(file: GgufFile) -> dict[str, Any]:
 
 
 def _require_attention_factor(file: GgufFile, factor: float) -> None:
-    """Raises ModelRefused: attention is scaled otherwise than in YaRN's paper."""
+    """Raises ModelRefused if attention is scaled otherwise than in YaRN's paper."""
     by_rule = 0.1 * math.log(factor) + 1
     found = file.own("rope.scaling.yarn_attn_factor", by_rule)
     if not math.isclose(found, by_rule, rel_tol=_FLOAT32):
@@ -53,8 +53,11 @@ def _require_attention_factor(file: GgufFile, factor: float) -> None:
 
 
 def longrope_parameters(file: GgufFile, head_dim: int) -> dict[str, Any]:
-    """Phi-3's. The file has each frequency's divisor, for sequences up to the original context and beyond, or none.
-    Raises ModelRefused: it has one of the two, or a scaling of another kind."""
+    """Reads Phi-3's rope_parameters.
+
+    The file has each frequency's divisor, for sequences up to the original context and beyond, or none. Raises
+    ModelRefused if it has one of the two, or a scaling of another kind.
+    """
     file.require("rope.scaling.type", "none", "longrope")
     base, rotated = file.own("rope.freq_base", 10000.0), file.own("rope.dimension_count", head_dim)
     parameters = {"rope_theta": base, "rope_type": "default", "partial_rotary_factor": rotated / head_dim}
@@ -74,7 +77,7 @@ def longrope_parameters(file: GgufFile, head_dim: int) -> dict[str, Any]:
 
 
 def _llama3(file: GgufFile, base: float) -> dict[str, Any]:
-    """The file has each frequency's divisor. Raises ModelRefused unless Llama 3's rule gives the same."""
+    """Reads Llama 3's scaling from the frequencies' divisors. Raises ModelRefused unless its rule gives the same."""
     found = np.asarray(file.tensors["rope_freqs.weight"].data, np.float64)
     low, high, original = _LLAMA3
     factor = float(found.max())

@@ -1,27 +1,27 @@
-"""How a text is split before its tokens are looked for, by `tokenizer.ggml.pre`: those that transformers lacks."""
+"""Pre-tokenizers that transformers lacks, by `tokenizer.ggml.pre`: how a text is split into words."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-# As pre-tokenizers of tokenizer.json; GPT-2's is what it takes for those.
+# Pre-tokenizers in tokenizer.json's form. None in SPLITS: transformers' default, GPT-2's, is right.
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 _BY_DIGIT = {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, _BYTE_LEVEL]}
-# One after another (llama.cpp, src/llama-vocab.cpp; DeepSeek-V3's tokenizer.json).
+# Applied in sequence (llama.cpp, src/llama-vocab.cpp; DeepSeek-V3's tokenizer.json).
 _DEEPSEEK_V3 = (
     r"\p{N}{1,3}",
     "[一-龥぀-ゟ゠-ヿ]+",
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
     r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
-# Letters with a case, of the alphabets that DeepSeek-LLM's tokenizer.json lists.
+# Cased letters of the alphabets that DeepSeek-LLM's tokenizer.json lists.
 _CASED = (
     "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴ"
     "ᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
 )
 _IDEOGRAPHS = "[一-龥ࠀ-一가-퟿]+"
-# One after another: DeepSeek-LLM and V2. Its vocabulary has no token of several digits.
+# Applied in sequence: DeepSeek-LLM and V2. Its vocabulary has no token of several digits.
 _DEEPSEEK_LLM = (
     r"[\r\n]",
     rf"\s?[{_CASED}]+",
@@ -31,7 +31,7 @@ _DEEPSEEK_LLM = (
     r"\p{N}+",
 )
 _DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _IDEOGRAPHS, r"\p{N}")
-# Letters but ideographs, of any case but lower, and of any but upper (Kimi's tokenization_kimi.py).
+# Letters but ideographs: of any case but lower, and of any case but upper (Kimi's tokenization_kimi.py).
 _KIMI_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
 _KIMI_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
 _KIMI_K2 = (
@@ -75,7 +75,8 @@ SPLITS: dict[str, dict[str, Any] | None] = {
     "smollm": _BY_DIGIT,
     "starcoder": _BY_DIGIT,
 }
-# Those whose words are tokens where the vocabulary has them, whatever the merges make of them (llama.cpp, as above).
+# Pre-tokenizers whose words are single tokens where the vocabulary has them, regardless of the merges (llama.cpp, as
+# above).
 WHOLE_WORDS = frozenset(
     {
         "falcon-h1",

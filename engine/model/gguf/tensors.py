@@ -1,7 +1,7 @@
 """A GGUF file's tensors as the parameters of transformers' model: dequantised when they are read, or as codes.
 
-A layer's experts, which are one tensor, are read one by one. Not here: the config (config), what an architecture has
-(its record), what the converter changed (undone), parameters of several tensors (joined).
+The experts of a layer, which are one tensor, are read one by one. Not here: the config (config), what an architecture
+has (its record), what the converter changed (undone), parameters of several tensors (joined).
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from outrider.engine.model.weight_files import StoredTensor
 from outrider.engine.model.weight_reader import WeightReader
 from outrider.kernels.linear.codes import Codes
 
-# Of any architecture: tensors that are no parameter, since the config has what they say.
+# Tensors of any architecture that are no parameter, since the config states what they say.
 _IN_CONFIG = frozenset({"rope_freqs.weight"})
 _LAYER = re.compile(r"blk\.(\d+)\.([\w.]+?)(?:\.(weight|bias))?")
 
 
 def gguf_readers(file: GgufFile) -> dict[str, WeightReader]:
-    """Parameter's name -> how it is read, in float32. Raises ModelRefused for a tensor that is no parameter."""
+    """Maps a parameter's name -> its reader, in float32. Raises ModelRefused for a tensor that is no parameter."""
     return {parameter: reader for parameter, _, reader in _parameters(file)}
 
 
 def gguf_tensors(file: GgufFile) -> dict[str, StoredTensor]:
-    """By the parameter's name, each read in float32. Raises ModelRefused for a tensor that is no parameter."""
+    """Maps a parameter's name -> its tensor, read in float32. Raises ModelRefused for a tensor that is no parameter."""
     return {
         parameter: StoredTensor(Path(file.path), parameter, shape, "F32", reader)
         for parameter, shape, reader in _parameters(file)
@@ -45,7 +45,7 @@ def gguf_tensors(file: GgufFile) -> dict[str, StoredTensor]:
 
 
 def _parameters(file: GgufFile) -> Iterator[tuple[str, tuple[int, ...], WeightReader]]:
-    """(parameter's name, its shape, how it is read); those for multi-token prediction are left out."""
+    """Yields (parameter's name, shape, reader), without the layers for multi-token prediction."""
     architecture = architecture_of(file)
     used = set(_IN_CONFIG | architecture.in_config)
     for layer, joined in _joined(file, architecture):
@@ -65,8 +65,10 @@ def _parameters(file: GgufFile) -> Iterator[tuple[str, tuple[int, ...], WeightRe
 
 
 def _joined(file: GgufFile, architecture: Architecture) -> Iterator[tuple[int, Joined]]:
-    """(layer, what makes up a parameter of it), of layers that have such tensors. Raises ModelRefused: not all of
-    them."""
+    """Yields (layer, joined parameter) of layers with its tensors.
+
+    Raises ModelRefused if a layer has only some of them.
+    """
     for joined in architecture.joined:
         for layer in range(file.num_layers):
             missing = [name for tensor in joined.tensors if (name := f"blk.{layer}.{tensor}") not in file.tensors]
@@ -94,7 +96,7 @@ def _part(file: GgufFile, name: str) -> Part:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """(part, "weight", "bias" or nothing) of a tensor's name"""
+    """Splits a tensor's name into (part, kind); kind: "weight", "bias" or ""."""
     match = _LAYER.fullmatch(name)
     if match is not None:
         return match[2], match[3] or ""
@@ -126,7 +128,7 @@ def _parameter(file: GgufFile, architecture: Architecture, name: str) -> str:
 
 
 def _reader(file: GgufFile, name: str, data: NDArray[Any]) -> WeightReader:
-    """data: the tensor's, or one expert's of it."""
+    """Returns the reader of a tensor. data: the whole tensor's, or one expert's part of it."""
     architecture, tensor_type = architecture_of(file), file.tensors[name].tensor_type
     part, kind = _split(name)
 
@@ -161,7 +163,7 @@ def _reader(file: GgufFile, name: str, data: NDArray[Any]) -> WeightReader:
 
 
 def dequantised(data: NDArray[Any], kind: Any) -> torch.Tensor:
-    """kind: of gguf.GGMLQuantizationType."""
+    """Dequantises to float32. kind: of gguf.GGMLQuantizationType."""
     from gguf.quants import dequantize
 
     return torch.from_numpy(np.array(dequantize(data, kind), np.float32))

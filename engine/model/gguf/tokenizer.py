@@ -1,6 +1,6 @@
-"""Writes the tokenizer of a GGUF file as tokenizer.json, by transformers, where it is sure to split text as llama.cpp.
+"""Writes a GGUF file's tokenizer as tokenizer.json through transformers, if it surely splits text as llama.cpp does.
 
-An unknown `tokenizer.ggml.pre` would be split silently as GPT-2 does.
+transformers would silently split an unknown `tokenizer.ggml.pre` as GPT-2's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MODELS = ("gemma4", "gpt2", "llama")
 
 
 def write_tokenizer(file: GgufFile, first_part: Path, folder: Path) -> None:
-    """Raises ModelRefused."""
+    """Writes the tokenizer and its chat templates into the folder. Raises ModelRefused."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
     from transformers.integrations.gguf.gguf_tokenizer_mapping import (
         GGUF_PRE_TOKENIZER_SPLITS,
@@ -56,8 +56,10 @@ def write_tokenizer(file: GgufFile, first_part: Path, folder: Path) -> None:
 
 
 def _as_sentencepiece(description: dict[str, Any], *, has_space_before: bool) -> None:
-    """A space before every text, also before one that begins with a space, or none; transformers has it before others
-    alone, whatever the file says."""
+    """Puts a space before every text, also before one that begins with a space, or before none.
+
+    transformers puts it only before texts that begin with no space, whatever the file says.
+    """
     prepended = [{"type": "Prepend", "prepend": _SPACE}] if has_space_before else []
     replaced = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
     description |= {"normalizer": {"type": "Sequence", "normalizers": [*prepended, replaced]}, "pre_tokenizer": None}

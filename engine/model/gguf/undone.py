@@ -1,8 +1,8 @@
-"""What llama.cpp's converter changed in single tensors, undone when they are read.
+"""Undoes, when a tensor is read, what llama.cpp's converter changed in it.
 
 Llama's query and key rows are in another order, Gemma's and Qwen3-Next's norms have 1 added, a decay is stored as
 -exp(A_log), vectors and kernels of convolutions have other shapes, Qwen3.5's value heads are in another order. Not
-here: which architectures it does that to (their records), parameters that are several tensors (joined).
+here: which architectures are changed in which way (their records), parameters that are several tensors (joined).
 """
 
 from __future__ import annotations
@@ -12,17 +12,20 @@ import torch
 from outrider.engine.model.gguf.architecture import Architecture
 from outrider.engine.model.gguf.file import GgufFile
 
-# Matrices of one row, which older converters made vectors.
+# Matrices of one row, which older converters stored as vectors.
 _ROWS = {"ffn_gate_inp_shexp"}
 # Vectors that are stored as matrices.
 _VECTORS = {"ssm_a", "ssm_d", "ssm_norm"}
-# Kernels [C, W] of convolutions, in the model [C, 1, W].
+# Kernels of convolutions: [C, W] in the file, [C, 1, W] in the model.
 _KERNELS = {"ssm_conv1d", "shortconv.conv"}
 _DECAY = "ssm_a"
 
 
 def shape_of(architecture: Architecture, part: str, stored: tuple[int, ...], kind: str) -> tuple[int, ...]:
-    """The parameter's, of a tensor as torch has it. part: of its name; kind: "weight", "bias" or nothing."""
+    """Returns the parameter's shape.
+
+    part: of the tensor's name; stored: the tensor's shape, as torch has it; kind: "weight", "bias" or "".
+    """
     if (part in _ROWS or part in architecture.one_row) and len(stored) == 1:
         return 1, *stored
     if part in _VECTORS:
@@ -33,7 +36,7 @@ def shape_of(architecture: Architecture, part: str, stored: tuple[int, ...], kin
 
 
 def values_of(architecture: Architecture, part: str, kind: str, values: torch.Tensor) -> torch.Tensor:
-    """The parameter's, of a tensor's rows and columns in the parameter's order."""
+    """Returns the parameter's values, from a tensor's values in the parameter's order of rows and columns."""
     if architecture.norms_plus_one and part.endswith("norm") and part not in _VECTORS:
         values = values - 1
     if part == _DECAY:
@@ -42,8 +45,8 @@ def values_of(architecture: Architecture, part: str, kind: str, values: torch.Te
 
 
 def rotated_pairs(file: GgufFile, part: str, num_rows: int) -> torch.Tensor | None:
-    """An order of rows. A head's queries and keys are [d/2, 2] in the file (pairs that are rotated together), in
-    transformers [2, d/2]."""
+    """Returns the order of rows of queries and keys. A head's rows are [d/2, 2] in the file (pairs that are rotated
+    together), [2, d/2] in transformers."""
     if part not in ("attn_q", "attn_k"):
         return None
     num_heads = file.uniform("attention.head_count")
@@ -53,15 +56,15 @@ def rotated_pairs(file: GgufFile, part: str, num_rows: int) -> torch.Tensor | No
 
 
 def _value_heads(file: GgufFile, num_rows: int) -> torch.Tensor:
-    """A value head's rows are at [its turn, its key head] in the file, in transformers at [key head, turn]."""
+    """Returns the order of value heads' rows: [turn, key head] in the file, [key head, turn] in transformers."""
     num_values, num_keys = file.own("ssm.time_step_rank"), file.own("ssm.group_count")
     heads = torch.arange(num_rows).reshape(num_values // num_keys, num_keys, num_rows // num_values)
     return heads.transpose(0, 1).flatten()
 
 
 def value_head_rows(file: GgufFile, part: str, num_rows: int) -> torch.Tensor | None:
-    """An order of rows. Value heads of recurrent layers are in turns of the key heads: the first of each, the second,
-    and so on."""
+    """Returns the order of rows of recurrent layers' value heads: the file has the first value head of each key head,
+    then the second of each, and so on."""
     if part in ("attn_gate", "ssm_alpha", "ssm_beta", "ssm_a", "ssm_dt"):
         return _value_heads(file, num_rows)
     if part in ("ssm_conv1d", "attn_qkv"):
@@ -71,5 +74,5 @@ def value_head_rows(file: GgufFile, part: str, num_rows: int) -> torch.Tensor | 
 
 
 def value_head_columns(file: GgufFile, part: str, num_columns: int) -> torch.Tensor | None:
-    """An order of columns, of what reads the value heads that `value_head_rows` is about."""
+    """Returns the order of columns of the linear that reads the value heads of `value_head_rows`."""
     return _value_heads(file, num_columns) if part == "ssm_out" else None

@@ -1,1 +1,1 @@
-"""Modules of a model replaced by ones that compute the same in fewer kernels, each checked on the model itself."""
+"""Replaces modules of a model by ones that compute the same in fewer kernels, each checked on the model itself."""

@@ -29,7 +29,7 @@ _OUTPUTS = ("o_proj", "dense", "out_proj")
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a module passed to its attention function, and its output."""
+    """The arguments that a module passed to its attention function, and the module's output."""
 
     tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # query, key, value
     scoring: Scoring
@@ -71,7 +71,7 @@ class LeanAttention(torch.nn.Module):
         paged: PagedContext,
         **_kwargs: Any,
     ) -> tuple[torch.Tensor, None]:
-        """hidden_states [1, T, width] -> ([1, T, H], None), like the replaced module."""
+        """Maps hidden_states [1, T, width] -> ([1, T, H], None), like the replaced module."""
         heads = self.qkv(hidden_states).view(-1, self._num_turned + self._num_kv_heads, self._head_dim)
         query, key, value = heads.split((self._num_query_heads, self._num_kv_heads, self._num_kv_heads), dim=1)
         cos, sin = position_embeddings if self.rotates and position_embeddings is not None else (None, None)
@@ -95,7 +95,7 @@ class LeanAttention(torch.nn.Module):
 
 
 def _normalise(norm: torch.nn.Module, heads: torch.Tensor) -> torch.Tensor:
-    """Per head if the norm's weight is one head wide (qwen3), else over all heads of a row (olmo2)."""
+    """Normalises each head if the norm's weight is one head wide (qwen3), else all heads of a row together (olmo2)."""
     weight: torch.Tensor = norm.weight  # type: ignore[assignment]
     if weight.shape[-1] == heads.shape[2]:
         return norm(heads)  # type: ignore[no-any-return]
@@ -105,7 +105,7 @@ def _normalise(norm: torch.nn.Module, heads: torch.Tensor) -> torch.Tensor:
 def record(
     module: torch.nn.Module, call: ModuleCall, hidden_states: torch.Tensor, shapes: list[LayerShape]
 ) -> Recorded:
-    """Run an attention module (the model's or ours) on hidden_states [1, NUM_ROWS, H] with recording kernels."""
+    """Runs an attention module (the model's or ours) on hidden_states [1, NUM_ROWS, H] with recording kernels."""
     seen: dict[str, Any] = {}
 
     def write(key: torch.Tensor, value: torch.Tensor, *_caches: torch.Tensor) -> None:
@@ -134,7 +134,7 @@ def record(
 
 
 def agree(ours: Recorded, theirs: Recorded) -> bool:
-    """Whether two modules computed the same."""
+    """Returns whether two modules computed the same."""
     mine, yours = ((run.tensors, run.output, tuple(run.scoring)) for run in (ours, theirs))
     return lean_check.is_close(mine, yours)
 
@@ -142,7 +142,7 @@ def agree(ours: Recorded, theirs: Recorded) -> bool:
 def build(
     module: torch.nn.Module, shape: LayerShape, scoring: Scoring, kernels: RowKernels, *, rotates: bool
 ) -> LeanAttention | None:
-    """The replacement, if the module has the parts for one; not yet checked."""
+    """Returns the replacement if the module has the parts for one; not yet checked."""
     projections = next((names for names in _PROJECTIONS if all(name in module._modules for name in names)), None)
     output = next((name for name in _OUTPUTS if name in module._modules), None)
     if projections is None or output is None or shape.key_dim != shape.value_dim:
@@ -169,7 +169,7 @@ def finds_rotation(
     shape: LayerShape,
     kernels: RowKernels,
 ) -> bool | None:
-    """Whether the replacement that computes the same rotates its heads; None if neither variant does."""
+    """Returns whether the replacement that computes the same rotates its heads; None if neither variant does."""
     tried = lean_check.wide_copy(module)
     hidden_states = random_rows(call.hidden_states.float())
     theirs = record(tried, call, hidden_states, shapes)
@@ -198,8 +198,11 @@ def build_in_place_of(
     rotates: bool,
     checks: bool,
 ) -> LeanAttention | None:
-    """The replacement with the scoring that the module passes. checks: None if it computes something else in the
-    model's own dtype, since a module may change dtypes internally."""
+    """Returns the replacement with the scoring that the module passes.
+
+    checks: compares both in the model's own dtype, since a module may change dtypes internally, and returns None if
+    they differ.
+    """
     hidden_states = random_rows(call.hidden_states)
     own = lean_check.plain_copy(module, hidden_states.dtype) if checks else module
     theirs = record(own, call, hidden_states, shapes)
@@ -210,7 +213,7 @@ def build_in_place_of(
 
 
 def _can_rotate(call: ModuleCall, kernels: RowKernels) -> bool:
-    """Whether the module is called with cos and sin that the kernel accepts (olmo2's are always fp32)."""
+    """Returns whether the module is called with cos and sin that the kernel accepts (olmo2's are always fp32)."""
     dtype = call.hidden_states.dtype
     embeddings = call.kwargs.get("position_embeddings", call.args[1] if len(call.args) > 1 else None)
     if not isinstance(embeddings, tuple) or len(embeddings) != 2:

@@ -1,4 +1,4 @@
-"""Whether a lean module computes what the model's own does: compared in fp32, on random data, to rounding.
+"""Checks that a lean module computes what the model's own does: compared in fp32, on random data, to rounding.
 
 No architecture is known by name here.
 """
@@ -12,14 +12,15 @@ import torch
 
 from outrider.engine.model.coded_weights import CodedLinear
 
-# relative to the largest output, fp32; correct modules differ by 1e-6, a missing factor or bias by more than 1e-2
+# relative to the largest output; largest difference in fp32; correct modules differ by 1e-6, a missing factor or bias
+# by more than 1e-2
 _TOLERANCE = 2e-5
-# the same in bf16 (ulp 2^-8); allows for another rounding step
+# relative to the largest output; largest difference in bf16 (ulp 2^-8); allows for another rounding step
 _COARSE_TOLERANCE = 2**-5
 
 
 def wide_copy(module: torch.nn.Module) -> torch.nn.Module:
-    """An fp32 copy with perturbed vectors: norms of ones and biases of zeros would hide errors."""
+    """Returns an fp32 copy with perturbed vectors: norms of ones and biases of zeros would hide errors."""
     copied = plain_copy(module, torch.float32).float()
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
@@ -30,13 +31,13 @@ def wide_copy(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def plain_copy(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
-    """A copy whose coded linears are dequantised."""
+    """Returns a copy whose coded linears are dequantised."""
     plain = {id(part): part.plain(dtype) for part in module.modules() if isinstance(part, CodedLinear)}
     return copy.deepcopy(module, dict(plain))
 
 
 def with_weights(module: torch.nn.Module) -> set[str]:
-    """Names of the children that have weights."""
+    """Returns the names of the children that have weights."""
     return {
         name
         for name, child in module.named_children()
@@ -45,7 +46,7 @@ def with_weights(module: torch.nn.Module) -> set[str]:
 
 
 def is_close(ours: Any, theirs: Any) -> bool:
-    """Whether two tensors, or two equal nestings of tensors and plain values, agree to rounding."""
+    """Returns whether two tensors, or two equal nestings of tensors and plain values, agree to rounding."""
     if isinstance(theirs, torch.Tensor):
         if not isinstance(ours, torch.Tensor) or ours.shape != theirs.shape or ours.dtype != theirs.dtype:
             return False
@@ -58,7 +59,7 @@ def is_close(ours: Any, theirs: Any) -> bool:
 
 
 def signature(module: torch.nn.Module) -> tuple[Any, ...]:
-    """All that decides a module's function but its weights; modules with equal signatures are checked once."""
+    """Returns all that decides a module's function but its weights; modules with equal signatures are checked once."""
     parts: list[Any] = []
     for name, part in module.named_modules():
         plain = {
@@ -72,7 +73,7 @@ def signature(module: torch.nn.Module) -> tuple[Any, ...]:
 
 
 def carry_over(original: torch.nn.Module, lean: torch.nn.Module) -> None:
-    """Copy the plain attributes of the original that other parts of the model may read."""
+    """Copies the plain attributes of the original that other parts of the model may read."""
     for name, value in vars(original).items():
         if not name.startswith("_") and not hasattr(lean, name) and not isinstance(value, torch.Tensor):
             setattr(lean, name, value)

@@ -18,7 +18,7 @@ _UP_NAMES = (("gate_proj", "up_proj"), ("gate_up_proj",))
 
 
 class LeanGatedMLP(torch.nn.Module):
-    """down(act(gate(x)) * up(x)); one matrix holds gate's weights, then up's."""
+    """Computes down(act(gate(x)) * up(x)); one matrix holds gate's weights, then up's."""
 
     def __init__(
         self, gate_up: RowInvariantLinear, down: RowInvariantLinear, activation: str, kernels: RowKernels
@@ -38,7 +38,7 @@ class LeanGatedMLP(torch.nn.Module):
 
 
 def stack(linears: list[torch.nn.Module], backend: str) -> RowInvariantLinear | None:
-    """One linear with their concatenated outputs; None if their inputs or biases differ in kind."""
+    """Returns one linear with their concatenated outputs; None if their kinds, inputs or biases do not match."""
     coded = [linear for linear in linears if isinstance(linear, CodedLinear)]
     if len(coded) == len(linears):
         return _stack_coded(coded)
@@ -59,7 +59,7 @@ def _stack_coded(linears: list[CodedLinear]) -> RowInvariantLinear | None:
 
 
 def build(module: torch.nn.Module, activation: str, kernels: RowKernels) -> LeanGatedMLP | None:
-    """The replacement, if the module has the parts of a gated MLP; not yet checked."""
+    """Returns the replacement if the module has the parts of a gated MLP; not yet checked."""
     names = next((names for names in _UP_NAMES if all(name in module._modules for name in names)), None)
     if names is None or lean_check.with_weights(module) != {*names, "down_proj"}:
         return None
@@ -77,7 +77,7 @@ def _num_outputs(linear: torch.nn.Module) -> int:
 
 
 def find_activation(module: torch.nn.Module, kernels: RowKernels) -> str | None:
-    """The activation with which the replacement computes the same; None if none does."""
+    """Returns the activation with which the replacement computes the same; None if none does."""
     if build(module, ACTIVATIONS[0], kernels) is None:
         return None
     tried = lean_check.wide_copy(module)

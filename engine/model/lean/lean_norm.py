@@ -1,4 +1,4 @@
-"""Lean RMS norms: one kernel call. Which of transformers' three orders of rounding a norm uses is found by trial.
+"""Lean RMS norms: one kernel call. A trial finds which of transformers' three orders of rounding a norm uses.
 
 Not here: when norms are replaced (lean) and the arithmetic (kernels/rms_norm).
 """
@@ -12,7 +12,8 @@ from outrider.engine.model.row_kernels import RowKernels
 
 _VARIANTS = ((False, True), (False, False), (True, False))  # one_plus_weight, rounds_first
 _EPS_NAMES = ("variance_epsilon", "eps")
-# share of bf16 outputs with transformers' bits; another order of sums changes few of them, a wrong variant over a tenth
+# share; least share of bf16 outputs with transformers' bits; another order of sums changes few, a wrong variant over a
+# tenth
 _MIN_EQUAL = 0.98
 
 
@@ -40,7 +41,7 @@ class LeanRMSNorm(torch.nn.Module):
 
 
 def lean_norm(module: torch.nn.Module, kernels: RowKernels) -> LeanRMSNorm | None:
-    """The replacement of an RMS norm; None if the module is not one that the kernel can compute."""
+    """Returns the replacement of an RMS norm; None if the module is not one that the kernel can compute."""
     eps = next((getattr(module, name) for name in _EPS_NAMES if isinstance(getattr(module, name, None), float)), None)
     weight = module._parameters.get("weight")
     if not type(module).__name__.endswith("RMSNorm") or eps is None or weight is None or not kernels.takes_norm(weight):
@@ -54,8 +55,10 @@ def lean_norm(module: torch.nn.Module, kernels: RowKernels) -> LeanRMSNorm | Non
 def _variant(
     module: torch.nn.Module, eps: float, weight: torch.Tensor, kernels: RowKernels
 ) -> tuple[bool, bool] | None:
-    """The variant with the module's bits in bf16, where the order of rounding shows. The last rows are of the size of
-    sqrt(eps), so that eps shows too."""
+    """Returns the variant with the module's bits in bf16, where the order of rounding shows.
+
+    The last rows are of the size of sqrt(eps), so that eps shows too.
+    """
     tried = lean_check.wide_copy(module).bfloat16()
     generator = torch.Generator().manual_seed(11)
     x = torch.randn(16, weight.shape[0], generator=generator)

@@ -13,13 +13,13 @@ import torch
 from outrider.engine.model.lean import lean_check
 from outrider.engine.model.lean.module_calls import ModuleCall
 
-# positions, 64 MiB for cos and sin of 128 bf16 elements; longer contexts keep transformers' module
+# positions; longest table: 64 MiB for cos and sin of 128 bf16 elements; longer contexts keep transformers' module
 MAX_POSITIONS = 131_072
 _CHUNK = 4096
 
 
 class LeanRotaryEmbedding(torch.nn.Module):
-    """Replaces a module (x, position_ids [1, T] or [3, 1, T], ...) -> (cos [1, T, R], sin [1, T, R])."""
+    """Replaces a module that maps (x, position_ids [1, T] or [3, 1, T], ...) -> (cos [1, T, R], sin [1, T, R])."""
 
     def __init__(self, original: torch.nn.Module, max_positions: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -36,11 +36,11 @@ class LeanRotaryEmbedding(torch.nn.Module):
         if tables is None:
             tables = self._tables[key] = self._compute(x, args, kwargs)
         cos, sin = tables
-        # Multimodal models have a plane of positions per axis; those of text are equal.
+        # Multimodal models have a plane of positions per axis; for text the planes are equal.
         positions = position_ids.flatten(0, -2)[0]
         try:
             return cos.index_select(0, positions)[None], sin.index_select(0, positions)[None]
-        # Beyond the table: the module computes any position. The engine never asks for one.
+        # Past the end of the table, the original module computes the position. The engine never asks for one.
         except (IndexError, RuntimeError):
             return self.original(x, position_ids, *args, **kwargs)
 
@@ -54,7 +54,7 @@ class LeanRotaryEmbedding(torch.nn.Module):
 
 
 def is_rotary(module: torch.nn.Module, max_positions: int) -> bool:
-    """Whether a module may give way to a table of this length."""
+    """Returns whether a module can be replaced by a table of this length."""
     named = type(module).__name__.endswith("RotaryEmbedding") and not list(module.parameters())
     return named and max_positions <= MAX_POSITIONS
 
@@ -62,7 +62,7 @@ def is_rotary(module: torch.nn.Module, max_positions: int) -> bool:
 def lean_rotary(
     module: torch.nn.Module, calls: list[ModuleCall], max_positions: int, dtype: torch.dtype
 ) -> LeanRotaryEmbedding | None:
-    """The replacement of a rotary embedding; None if a call of it would return something else."""
+    """Returns the replacement of a rotary embedding; None if one of the calls would return something else."""
     replacement = LeanRotaryEmbedding(module, max_positions, dtype)
     for call in calls:
         if not lean_check.is_close(replacement(*call.args, **call.kwargs), module(*call.args, **call.kwargs)):

@@ -1,9 +1,9 @@
 """Replaces a model's norms, MLPs, attention modules and rotary embeddings by lean ones: fewer, larger operations.
 
 No model code is copied and no architecture is known by name. A module is replaced only if its replacement computes the
-same on random data in fp32, with perturbed norms and biases (lean_check); everything else stays transformers', and is
-reported. A check that raises, whatever it raises, leaves its module as it is. Runs before make_row_invariant, which
-handles the rest; the certificate checks both.
+same on random data in fp32, with perturbed norms and biases (lean_check); all other modules stay transformers', and are
+reported. A check that raises leaves its module as it is. Runs before make_row_invariant, which handles the rest; the
+certificate checks both.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Replacement = TypeVar("Replacement", bound=torch.nn.Module)
 
 @dataclass(frozen=True)
 class LeanReport:
-    """Numbers of replaced modules, and those of the same kinds that stayed (class name -> number)."""
+    """Counts replaced modules, and those of the same kinds that stayed (class name -> number)."""
 
     num_norms: int
     num_mlps: int
@@ -42,11 +42,11 @@ class LeanReport:
 
     @property
     def is_whole(self) -> bool:
-        """Whether no module of transformers' is left between the linears."""
+        """Returns whether no module of transformers' is left between the linears."""
         return self.num_attentions > 0 and not self.left_out
 
     def describe(self) -> str:
-        """One sentence for logs."""
+        """Describes the report in one sentence, for logs."""
         stayed = ", ".join(f"{count} {name}" for name, count in sorted(self.left_out.items())) or "nothing"
         return (
             f"lean: {self.num_attentions} attention modules, {self.num_mlps} MLPs, {self.num_norms} norms, "
@@ -58,8 +58,9 @@ class LeanReport:
 def make_lean(
     model: Any, shapes: list[LayerShape], ops: AttentionOps, *, max_positions: int, probe: Probe | None = None
 ) -> LeanReport:
-    """Replace modules in place. shapes: each layer's, from the probe forward. probe: None calls the model as a causal
-    language model.
+    """Replaces modules in place.
+
+    shapes: each layer's, from the probe forward. probe: None calls the model as a causal language model.
     """
     parameter = next(model.parameters())
     is_elsewhere = ops.row_backend == "cpu" and parameter.device.type != "cpu"
@@ -80,7 +81,7 @@ def make_lean(
 def _attempt(
     left_out: Counter[str], find: Callable[..., Replacement | None], module: torch.nn.Module, *args: Any
 ) -> Replacement | None:
-    """find(module, *args); None also if it raises. A module without a replacement is counted in left_out."""
+    """Returns find(module, *args); None also if it raises. A module without a replacement is counted in left_out."""
     kind = type(module).__name__
     replacement = None
     try:

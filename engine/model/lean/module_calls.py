@@ -1,4 +1,4 @@
-"""How a model calls its modules, taken from a forward: what a replacement is compared on.
+"""Records how a model calls its modules in a forward, so that a replacement can be compared on the same calls.
 
 Not here: the comparison (lean_check).
 """
@@ -14,27 +14,27 @@ import torch
 from outrider.engine.attention.layer import AttentionProbe, PagedContext
 from outrider.engine.attention.ops import AttentionOps
 
-# rows of the calls that are compared
+# rows; number of rows in the calls that are compared
 NUM_ROWS = 5
 
 
 @dataclass(frozen=True)
 class ModuleCall:
-    """How a model calls one of its modules, taken from a forward of NUM_ROWS tokens."""
+    """The arguments with which a model calls one of its modules, taken from a forward of NUM_ROWS tokens."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
 
     @property
     def hidden_states(self) -> torch.Tensor:
-        """The hidden states that the module reads."""
+        """Returns the hidden states that the module reads."""
         found: torch.Tensor = self.kwargs["hidden_states"] if "hidden_states" in self.kwargs else self.args[0]
         return found
 
 
 class Probe(Protocol):
     def __call__(self, token_ids: torch.Tensor, position_ids: torch.Tensor, paged: PagedContext) -> object:
-        """One forward of the model over token_ids, position_ids int64 [1, T]."""
+        """Runs one forward of the model over token_ids, position_ids int64 [1, T]."""
         ...
 
 
@@ -49,9 +49,10 @@ def causal_lm_probe(model: Any) -> Probe:
 def record_calls(
     model: torch.nn.Module, names: Iterable[str], ops: AttentionOps, max_positions: int, probe: Probe
 ) -> dict[str, list[ModuleCall]]:
-    """How each of the named modules is called in a forward whose attention function only records.
+    """Records how each of the named modules is called in a forward whose attention function only records.
 
-    At the last positions that are served: a scale that depends on the position (ministral3) is 1 at the first ones.
+    The forward is at the last positions that are served: a scale that depends on the position (ministral3) is 1 at the
+    first ones.
     """
     calls: dict[str, list[ModuleCall]] = {}
     handles = [
@@ -72,12 +73,12 @@ def record_calls(
 
 
 def random_rows(like: torch.Tensor) -> torch.Tensor:
-    """[1, NUM_ROWS, width of `like`] with its dtype and device."""
+    """Returns random rows [1, NUM_ROWS, width of `like`] with its dtype and device."""
     return torch.randn(1, NUM_ROWS, like.shape[-1], generator=torch.Generator().manual_seed(17)).to(like)
 
 
 def with_hidden_states(call: ModuleCall, hidden_states: torch.Tensor) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of the call with other hidden states, and everything floating in their dtype."""
+    """Returns the arguments of the call with other hidden states, and other floating tensors in their dtype."""
 
     def fit(value: Any) -> Any:
         if isinstance(value, torch.Tensor) and value.is_floating_point() and value.ndim == 3:

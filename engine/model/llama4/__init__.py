@@ -1,1 +1,1 @@
-"""Llama 4's modules for packed batches: what its attention does not tell, and its mixtures of experts."""
+"""Llama 4's modules for packed batches: the chunks and query scales of its attention, and its mixtures of experts."""

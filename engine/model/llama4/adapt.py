@@ -1,7 +1,7 @@
-"""Fits Llama 4's modules for packed batches, by class, each proved at load.
+"""Adapts Llama 4's modules to packed batches, by class, each proved at load.
 
-A proof runs a small module of transformers' class, since a whole mixture in fp32 would be many gigabytes. It refuses a
-release of transformers that changed the class.
+A proof runs a small module of transformers' class, since a whole mixture in fp32 would take many gigabytes. It fails
+for a release of transformers that changed the class, and the model is refused.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from outrider.engine.errors import ModelRefused
 from outrider.engine.model.llama4.attention import ATTENTION_CLASS, adapt_attention, prove_attention
 from outrider.engine.model.llama4.mixture import MIXTURE_CLASS, Mixture, prove_mixture
 
-# Of the proofs' modules: one layer without rotation.
+# Config of the proofs' modules: one layer without rotation.
 _SMALL = {
     "hidden_size": 32,
     "intermediate_size": 24,
@@ -31,9 +31,9 @@ _SMALL = {
 
 
 def adapt(path: str, model: Any, ops: AttentionOps) -> None:
-    """In place, before anything else that replaces modules; a model without such modules stays as it is.
+    """Adapts the modules in place; a model without such modules is unchanged.
 
-    Raises ModelRefused if they are not what we know.
+    Must run before anything else that replaces modules. Raises ModelRefused if they are not what we know.
     """
     proved: set[type] = set()
     for name, module in list(model.named_modules()):

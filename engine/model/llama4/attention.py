@@ -1,4 +1,4 @@
-"""What Llama 4's attention layers leave to masks and counters: chunks, and queries scaled by their position.
+"""Passes Llama 4's chunk sizes and query scales to the attention function; transformers uses masks and counters.
 
 A layer with rotation sees chunks, which transformers puts into its mask; one without scales its queries by the number
 of a row in the batch, not by its position. A hook on each decoder layer passes both to the attention function instead.
@@ -17,9 +17,9 @@ from outrider.engine.attention.ops import AttentionOps
 from outrider.engine.model.lean import lean_check
 
 ATTENTION_CLASS = "Llama4TextAttention"
-# rows of the proof
+# rows; length of the proof
 _NUM_ROWS = 7
-# positions; of the proof, whose queries then have four scales
+# positions; floor_scale of the proof, so that its queries have four different scales
 _PROOF_FLOOR_SCALE = 2
 
 
@@ -31,13 +31,13 @@ class QueryScale:
     floor_scale: float  # positions
 
     def at(self, position_ids: torch.Tensor) -> torch.Tensor:
-        """Factors of the queries, fp32 [1, T]; position_ids [1, T]."""
+        """Returns the factors of the queries, fp32 [1, T]; position_ids [1, T]."""
         steps = torch.floor((position_ids.float() + 1.0) / self.floor_scale)
         return torch.log1p(steps) * self.strength + 1.0
 
 
 def adapt_attention(layer: torch.nn.Module, attention: Any, layer_type: str) -> None:
-    """Make a decoder layer pass its chunk size or the scales of its queries to its attention function.
+    """Makes a decoder layer pass its chunk size or the scales of its queries to its attention function.
 
     Raises ValueError for a layer of chunks without their size.
     """
@@ -73,7 +73,7 @@ class _QueryProbe(AttentionProbe):
 
 
 def prove_attention(module: Any, ops: AttentionOps) -> None:
-    """Raises ValueError if a module of transformers', fp32, without rotation, scales its queries in another way."""
+    """Raises ValueError if a transformers module, in fp32 and without rotation, scales its queries in another way."""
     module.attn_temperature_tuning, module.floor_scale = True, _PROOF_FLOOR_SCALE
     rows = torch.randn((1, _NUM_ROWS, module.q_proj.in_features), generator=torch.Generator().manual_seed(11))
 

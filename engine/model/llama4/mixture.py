@@ -1,9 +1,9 @@
 """Llama 4's mixture of experts, computed for the experts that a row chose.
 
-transformers sends every row through every expert, scaled by its router's score, which is 0 for most of them. Here as
-there the score scales an expert's input, not its output.
-Not here: the experts' arithmetic (model/row_invariant_experts). The router is transformers' own, whose functions of
-torch depend on the number of rows, so model/row_invariant_functions does not take these modules for ours.
+transformers sends every row through every expert, scaled by its router's score, which is 0 for most of them. Here too
+the score scales an expert's input, not its output.
+Not here: the experts' arithmetic (model/row_invariant_experts). The router stays transformers', and its torch functions
+depend on the number of rows, so model/row_invariant_functions treats these modules as transformers'.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from outrider.engine.model.lean import lean_check
 from outrider.engine.model.row_invariant_experts import experts_forward
 
 MIXTURE_CLASS = "Llama4TextMoe"
-# rows of the proof
+# rows; length of the proof
 _NUM_ROWS = 9
 
 
@@ -38,7 +38,7 @@ class ScaledInputExperts(torch.nn.Module):
         return up * self.act_fn(gate)  # type: ignore[no-any-return]
 
     def forward(self, hidden_states: torch.Tensor, chosen: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """hidden_states [T, H], chosen int64 [T, k], scores [T, k]; returns [T, H]."""
+        """Maps hidden_states [T, H], chosen int64 [T, k], scores [T, k] -> [T, H]."""
         num_chosen = chosen.shape[1]
         scaled = (hidden_states[:, None] * scores[..., None]).flatten(0, 1)
         ones = torch.ones_like(scores).view(-1, 1)
@@ -61,7 +61,7 @@ class Mixture(torch.nn.Module):
         self.experts = ScaledInputExperts(original.experts)
 
     def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """hidden_states [..., H] -> ([T, H], the router's logits [T, E]), like the replaced module."""
+        """Maps hidden_states [..., H] -> ([T, H], the router's logits [T, E]), like the replaced module."""
         rows = hidden_states.reshape(-1, hidden_states.shape[-1])
         scores, logits = self.router(rows)  # 0 for what was not chosen
         chosen = logits.topk(self.top_k, dim=1).indices
@@ -69,7 +69,7 @@ class Mixture(torch.nn.Module):
 
 
 def prove_mixture(original: Any) -> None:
-    """Raises ValueError if a mixture of transformers', fp32, computes something else than ours in its place."""
+    """Raises ValueError if a transformers mixture, in fp32, computes something else than ours in its place."""
     rows = torch.randn((1, _NUM_ROWS, original.hidden_dim), generator=torch.Generator().manual_seed(11))
     if not lean_check.is_close(Mixture(original)(rows), original(rows)):
         raise ValueError("the outputs differ")

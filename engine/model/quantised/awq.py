@@ -15,7 +15,7 @@ from outrider.engine.model.quantised.unpack import signed, unpack_words
 from outrider.kernels.linear.codes import Codes, without_zeros
 
 _NUM_BITS = 4
-# Place of each of a word's eight outputs among its bits (AutoAWQ packs 0 2 4 6 1 3 5 7).
+# Bit position of each of a word's eight outputs (AutoAWQ packs 0 2 4 6 1 3 5 7).
 _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 

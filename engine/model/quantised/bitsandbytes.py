@@ -1,8 +1,8 @@
 """bitsandbytes: four bits from a table of sixteen levels, or int8 with a scale per output.
 
-4 bits: the weight flattened, two numbers a byte, the first in the high half; w = level * absmax of its block. absmax
-may be quantised itself: its own table, blocks and offset. int8: w = q * SCB / 127; the outlier columns, which depend on
-the batch, are not split off.
+4 bits: the weight is flattened, two numbers a byte, the first in the high half; w = level * absmax of its block. absmax
+may be quantised too, with its own table, blocks and offset. int8: w = q * SCB / 127; the outlier columns, which depend
+on the batch, are not split off.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def dequantise(weight: PackedWeight, settings: Mapping[str, Any]) -> torch.Tenso
 
 
 def _absmax(weight: PackedWeight, state: Mapping[str, Any]) -> torch.Tensor:
-    """float32 [number of blocks]."""
+    """Returns the blocks' scales, float32 [number of blocks]."""
     absmax = weight.read(".weight.absmax")
     if absmax.dtype != torch.uint8:
         return absmax.float()

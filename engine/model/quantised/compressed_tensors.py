@@ -1,6 +1,7 @@
-"""compressed-tensors: packed integers, int8, e4m3, NVFP4, MXFP4 and MXFP8, told apart by the tensors that are there.
+"""compressed-tensors: packed integers, int8, e4m3, NVFP4, MXFP4 and MXFP8, distinguished by the tensors that are there.
 
-The config says how many bits and which scales: per group of modules, matched by name. Activations stay as they are.
+The config gives the number of bits and the kind of scales per group of modules, matched by name. Activations are not
+quantised.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from outrider.engine.model.quantised.scales import scaled
 from outrider.engine.model.quantised.unpack import doubled_e2m1_pairs, e8m0, signed, unpack_stream
 from outrider.kernels.linear.codes import Codes
 
-# inputs of one scale
+# inputs; number that share one scale
 _NVFP4_GROUP = 16
 _MX_GROUP = 32
 
@@ -36,7 +37,7 @@ def codes(weight: PackedWeight, settings: Mapping[str, Any]) -> Codes:
 
 
 def _unpacked(weight: PackedWeight, settings: Mapping[str, Any]) -> Codes:
-    """One code a byte: int8 or e4m3."""
+    """Reads weights of one code a byte: int8 or e4m3."""
     scale = weight.read(".weight_scale")
     if weight.stored_type(".weight") != "I8":
         numbers = fp8.e4m3(weight)
@@ -53,7 +54,7 @@ def _unpacked(weight: PackedWeight, settings: Mapping[str, Any]) -> Codes:
 
 
 def _integers(weight: PackedWeight, args: Mapping[str, Any]) -> Codes:
-    """weight_packed int32 [N, K * bits / 32]: a stream of q + 2^(bits-1) per output; zeros likewise, along N."""
+    """Reads weight_packed int32 [N, K * bits / 32]: a stream of q + 2^(bits-1) per output; zeros likewise, along N."""
     num_bits = int(args["num_bits"])
     words = weight.read(".weight_packed")
     outputs, inputs = (int(size) for size in weight.read(".weight_shape").tolist())
@@ -75,7 +76,7 @@ def _integers(weight: PackedWeight, args: Mapping[str, Any]) -> Codes:
 
 
 def _of_groups(weight: PackedWeight, zeros: torch.Tensor, codes: Codes) -> torch.Tensor:
-    """Zeros [N or 1, groups or 1] as [N, groups]."""
+    """Expands zeros [N or 1, groups or 1] to [N, groups]."""
     rows, num_groups = zeros.shape
     if rows not in (1, codes.shape[0]) or num_groups not in (1, codes.scales.shape[1]):
         raise weight.refused(f"zero points {list(zeros.shape)} do not fit its groups")
@@ -94,7 +95,7 @@ def _block(args: Mapping[str, Any], inputs: int) -> tuple[int, int] | None:
 
 
 def _weight_args(weight: PackedWeight, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The arguments for this module: a target that is its name comes before a pattern, that before a class."""
+    """Returns the arguments for this module: a target that is its name comes before a pattern, that before a class."""
     by_rank: list[tuple[int, Mapping[str, Any]]] = []
     for group in (settings.get("config_groups") or {}).values():
         for target in group.get("targets") or ():

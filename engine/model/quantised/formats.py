@@ -1,4 +1,4 @@
-"""Which reader a quantisation method has, and the weights of a folder read with it.
+"""Maps a quantisation method to its format, and reads a folder's weights with it.
 
 Not here: which methods and settings are refused (shared/checkpoint/readable).
 """
@@ -47,7 +47,7 @@ FORMATS: dict[str, Format] = {
 def unpacking(
     path: str, quantization: Quantization, stored: dict[str, StoredTensor]
 ) -> tuple[dict[str, WeightReader], dict[str, StoredTensor]]:
-    """(how each packed weight is read, the tensors that are not packed). Raises ModelRefused when none is packed."""
+    """Returns (reader of each packed weight, tensors that are not packed). Raises ModelRefused when none is packed."""
     form = FORMATS[quantization.method]
     kept = {name: tensor for name, tensor in stored.items() if not name.endswith(form.ignored)}
     packed = packed_weights(path, form, kept)
@@ -61,7 +61,10 @@ def unpacking(
 
 
 def _reader(weight: PackedWeight, form: Format, settings: Mapping[str, Any], one_at_a_time: Lock) -> WeightReader:
-    """transformers reads on several threads; what unpacking takes on the way is several times the weight."""
+    """Returns the weight's reader, which unpacks one weight at a time.
+
+    transformers reads on several threads, and unpacking temporarily takes several times the weight's memory.
+    """
 
     def unpacked(unpack: Callable[[PackedWeight, Mapping[str, Any]], Unpacked]) -> Unpacked:
         try:

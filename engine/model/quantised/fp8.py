@@ -1,6 +1,6 @@
 """FP8 of DeepSeek, Qwen3-FP8 and vLLM: e4m3 codes times a scale per block, per tensor or per output.
 
-The name weight_scale_inv misleads: it multiplies. Activations stay as they are: the scales for them are not used.
+The name weight_scale_inv misleads: it multiplies. Activations are not quantised, so their scales are not used.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ACTIVATION_SCALES = (
 
 
 def codes(weight: PackedWeight, settings: Mapping[str, Any]) -> Codes:
-    """settings: weight_block_size [outputs, inputs], or none of it: one scale for the tensor or for each output."""
+    """Reads the codes. settings: weight_block_size [outputs, inputs]; without it, one scale per tensor or output."""
     block = settings.get("weight_block_size")
     scale_part = ".weight_scale_inv" if ".weight_scale_inv" in weight else ".weight_scale"
     scale = weight.read(scale_part)
@@ -38,7 +38,7 @@ def codes(weight: PackedWeight, settings: Mapping[str, Any]) -> Codes:
 
 
 def e4m3(weight: PackedWeight) -> torch.Tensor:
-    """The codes of `.weight`, float8_e4m3 [N, K]."""
+    """Returns the codes of `.weight`, float8_e4m3 [N, K]."""
     if weight.stored_type(".weight") != "F8_E4M3":
         raise weight.refused(f"it is stored as {weight.stored_type('.weight') or 'nothing'}, not as F8_E4M3")
     return weight.read(".weight")

@@ -37,7 +37,7 @@ def codes(weight: PackedWeight, settings: Mapping[str, Any]) -> Codes:
 
 
 def _groups(weight: PackedWeight, inputs: int, num_groups: int, settings: Mapping[str, Any]) -> torch.Tensor:
-    """The group of each input: int64 [K]."""
+    """Returns the group of each input, int64 [K]."""
     if ".g_idx" in weight:
         groups = weight.read(".g_idx").long()
         weight.require_shape("g_idx", groups.shape, (inputs,))
@@ -51,7 +51,7 @@ def _groups(weight: PackedWeight, inputs: int, num_groups: int, settings: Mappin
 
 
 def _of_module(module: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`dynamic` has other settings for modules whose names match; "-:" leaves them plain (GPTQModel)."""
+    """Returns a module's settings: `dynamic` changes them for matching names; "-:" leaves modules plain (GPTQModel)."""
     for pattern, changes in (settings.get("dynamic") or {}).items():
         if not pattern.startswith("-:") and re.match(pattern.removeprefix("+:"), module):
             return {**settings, **changes}

@@ -1,4 +1,4 @@
-"""ModelOpt: FP8 per tensor, per output or by blocks, NVFP4 and MXFP8, told apart by the tensors that are there.
+"""ModelOpt: FP8 per tensor, per output or by blocks, NVFP4 and MXFP8, distinguished by the tensors that are there.
 
 NVFP4: w = e2m1 * weight_scale (e4m3, per 16 inputs) * weight_scale_2 (of the whole tensor).
 """
@@ -14,10 +14,10 @@ from outrider.engine.model.quantised.scales import scaled
 from outrider.engine.model.quantised.unpack import doubled_e2m1_pairs, e8m0
 from outrider.kernels.linear.codes import Codes
 
-# inputs of one scale
+# inputs; number that share one scale
 _NVFP4_GROUP = 16
 _MXFP8_GROUP = 32
-# outputs and inputs of one scale
+# outputs, inputs; block that shares one scale
 _FP8_BLOCK = (128, 128)
 
 

@@ -1,4 +1,4 @@
-"""MXFP4 of gpt-oss: the experts alone, all of a layer in one tensor; 32 inputs share an exponent.
+"""MXFP4 of gpt-oss: only experts, all of a layer in one tensor; 32 inputs share an exponent.
 
 blocks uint8 [E, N, K/32, 16], scales uint8 [E, N, K/32] -> [E, K, N], as the model has its experts.
 """
@@ -19,14 +19,15 @@ _GROUP = 32  # inputs of one scale
 
 
 def expert_codes(weight: PackedWeight, expert: int) -> Codes:
-    """[N, K]"""
+    """Returns one expert's codes [N, K]."""
     blocks, scales = _tensors(weight)
     numbers = doubled_e2m1_pairs(blocks[expert].flatten(1))
     return scaled(weight, numbers, e8m0(scales[expert]) / 2, (1, _GROUP))
 
 
 def dequantise(weight: PackedWeight, settings: Mapping[str, Any]) -> torch.Tensor:
-    """bfloat16: four-bit numbers times powers of two need no more. Expert by expert, as a layer's are gigabytes."""
+    """Dequantises to bfloat16, which is exact for four-bit numbers times powers of two. Works expert by expert, as a
+    layer's experts take gigabytes."""
     blocks, scales = _tensors(weight)
     experts, outputs, groups, _ = blocks.shape
     found = torch.empty(experts, groups * _GROUP, outputs, dtype=torch.bfloat16)

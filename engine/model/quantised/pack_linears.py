@@ -1,7 +1,7 @@
-"""A draft head's linears in 8 bits, packed as a quantised target's are.
+"""Quantises a draft head's linears to 8 bits, packed as a quantised target's are.
 
-A draft need not be what the trained weights would draft; what is emitted does not depend on it. Not here: the packed
-linears (engine/model/coded_weights, kernels/linear).
+Lossless: a head with other weights may draft other tokens, but what is emitted does not depend on the drafts. Not here:
+the packed linears (engine/model/coded_weights, kernels/linear).
 """
 
 from __future__ import annotations
@@ -15,17 +15,21 @@ from outrider.engine.model.coded_weights import CodedLinear, Waiting
 from outrider.engine.model.row_kernels import resolve_code_kernels
 from outrider.kernels.linear.codes import Codes
 
-# weights; a smaller head stays in the cores' caches (L2: 1 to 2 MB each), where bf16 is as fast
+# weights; smallest head that is packed; a smaller one stays in the cores' caches (L2: 1 to 2 MB each), where bf16 is as
+# fast
 _LEAST_WEIGHTS = 4_000_000
-# inputs; of a group with one scale, 0.25 bits a weight
+# inputs; number that share one scale, 0.25 bits a weight
 _GROUP_INPUTS = 64
 _LARGEST_CODE = 127
 
 
 @torch.inference_mode()
 def pack_linears(head: torch.nn.Module, ops: AttentionOps, dtype: torch.dtype, device: torch.device) -> int:
-    """Replaces the linears in place, in memory shared with nobody; returns how many. They are packed when the head is
-    made lean and row-invariant. None are if the head is small or the machine has no kernels for codes on a CPU."""
+    """Replaces the linears in place, in memory that is not shared; returns their number.
+
+    They are packed when the head is made lean and row-invariant. Returns 0 if the head is small or the machine has no
+    kernels for codes on a CPU.
+    """
     linears = [(name, part) for name, part in head.named_modules() if _takes(part)]
     kernels = resolve_code_kernels(ops.row_backend, dtype, device) if device.type == "cpu" else None
     if kernels is None or sum(linear.weight.numel() for _, linear in linears) < _LEAST_WEIGHTS:
@@ -44,8 +48,10 @@ def _takes(module: torch.nn.Module) -> bool:
 
 
 def coded(weight: torch.Tensor) -> Codes:
-    """Weight [N, K] in 8 bits: the nearest multiples of a scale, of which each group has one, in float16 where it has
-    them all."""
+    """Quantises weight [N, K] to 8 bits: the nearest multiples of each group's scale.
+
+    Scales are float16 where that represents all of them.
+    """
     num_outputs, num_inputs = weight.shape
     padded = torch.nn.functional.pad(weight.float(), (0, -num_inputs % _GROUP_INPUTS))
     parts = padded.view(num_outputs, -1, _GROUP_INPUTS)

@@ -18,7 +18,7 @@ from outrider.kernels.linear.codes import Codes
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """name: of the weight that it unpacks to, as the checkpoint would name it; parts: ending -> stored tensor."""
+    """A packed weight. name: that of the unpacked weight in a plain checkpoint; parts: ending -> stored tensor."""
 
     path: str
     name: str
@@ -38,7 +38,7 @@ class PackedWeight:
         return self.parts[part].read()
 
     def stored_type(self, part: str) -> str:
-        """ "": there is no such part."""
+        """Returns the part's type; "" if there is no such part."""
         return self.parts[part].stored_type if part in self.parts else ""
 
     def refused(self, cause: str) -> ModelRefused:
@@ -52,13 +52,13 @@ class PackedWeight:
 
 @dataclass(frozen=True)
 class Format:
-    """How a family of checkpoints packs a weight.
+    """Describes how a family of checkpoints packs a weight.
 
     parts: endings of the names of its tensors, with their separator. ignored: scales of activations and of the KV
     cache, which are not quantised here. dequantise(weight, settings) -> the weight in float32, or in bfloat16 where
     that is exact; settings: the config's quantization object. target: the ending of the weight's own name. codes: the
-    weight [N, K] as codes; None: the format has none. expert_codes: likewise, of the expert of this number, where a
-    weight is all experts' of a layer.
+    weight [N, K] as codes; None: the format has none. expert_codes: likewise for one expert, by its number, where a
+    weight holds all experts of a layer.
     """
 
     parts: tuple[str, ...]
@@ -75,12 +75,12 @@ class Format:
         codes: Callable[[PackedWeight, Mapping[str, Any]], Codes],
         ignored: tuple[str, ...] = (),
     ) -> Format:
-        """One whose every weight has codes."""
+        """Returns a format in which every weight has codes."""
         return cls(parts, lambda weight, settings: codes(weight, settings).dequantised(), ignored, codes=codes)
 
 
 def packed_weights(path: str, form: Format, stored: Mapping[str, StoredTensor]) -> dict[str, PackedWeight]:
-    """Weight's name -> packed weight. A float `.weight` alone is not packed; one with scales beside it is."""
+    """Maps a weight's name -> packed weight. A float `.weight` without scales is not packed; one with scales is."""
     groups: dict[str, dict[str, StoredTensor]] = {}
     for name, tensor in stored.items():
         for part in form.parts:

@@ -1,4 +1,4 @@
-"""Scales of a tensor, a row, a group of inputs or a block, as scales of groups of inputs for each row."""
+"""Converts scales of a tensor, a row, a group of inputs or a block to scales of groups of inputs for each row."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from outrider.kernels.linear.codes import Codes
 def scaled(
     weight: PackedWeight, numbers: torch.Tensor, scale: torch.Tensor, block: tuple[int, int] | None = None
 ) -> Codes:
-    """numbers [N, K] with their scale. block: (outputs, inputs) of one scale; None: a tensor's or a row's.
+    """Combines numbers [N, K] with their scale.
 
-    Raises ModelRefused when the scale has another shape. Last blocks may be partial.
+    block: (outputs, inputs) of one scale; None: one scale per tensor or row. Raises ModelRefused when the scale has
+    another shape. Last blocks may be partial.
     """
     outputs, inputs = numbers.shape
     scale = scale.float()

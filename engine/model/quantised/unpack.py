@@ -1,4 +1,4 @@
-"""Small numbers out of packed words, and 4-bit floats."""
+"""Unpacks small integers from packed words, and 4-bit floats."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 def unpack_words(words: torch.Tensor, num_bits: int) -> torch.Tensor:
-    """int32 [R, W] -> uint8 [R, W * 32 / num_bits], lowest bits first. num_bits divides 32."""
+    """Unpacks int32 [R, W] -> uint8 [R, W * 32 / num_bits], lowest bits first. num_bits divides 32."""
     data = words.contiguous().view(torch.uint8)  # little-endian
     if num_bits == 8:
         return data
@@ -19,7 +19,7 @@ def unpack_words(words: torch.Tensor, num_bits: int) -> torch.Tensor:
 
 
 def unpack_stream(words: torch.Tensor, num_bits: int, count: int) -> torch.Tensor:
-    """int32 [R, W] -> uint8 [R, count]: a stream of bits per row, lowest first; numbers may straddle two words."""
+    """Unpacks int32 [R, W] -> uint8 [R, count]: a bit stream per row, lowest first; numbers may straddle two words."""
     if 32 % num_bits == 0:
         return unpack_words(words, num_bits)[:, :count]
     bits = unpack_words(words, 1)[:, : count * num_bits].reshape(-1, count, num_bits)
@@ -29,22 +29,22 @@ def unpack_stream(words: torch.Tensor, num_bits: int, count: int) -> torch.Tenso
 
 
 def signed(codes: torch.Tensor, num_bits: int) -> torch.Tensor:
-    """uint8 codes of 0 to 2^bits - 1 -> int8, less 2^(bits - 1)."""
+    """Converts uint8 codes of 0 to 2^bits - 1 -> int8 by subtracting 2^(bits - 1)."""
     numbers: torch.Tensor = codes.to(torch.int16) - 2 ** (num_bits - 1)
     return numbers.to(torch.int8)
 
 
 def doubled_e2m1_pairs(codes: torch.Tensor) -> torch.Tensor:
-    """uint8 [..., n], two numbers a byte, low half first -> int8 [..., 2n], twice the numbers."""
+    """Unpacks uint8 [..., n], two numbers a byte, low half first -> int8 [..., 2n], twice the numbers."""
     return (2 * e2m1_pairs(codes)).to(torch.int8)
 
 
 def e2m1_pairs(codes: torch.Tensor) -> torch.Tensor:
-    """uint8 [..., n], two numbers a byte, low half first -> bfloat16 [..., 2n], exact."""
+    """Unpacks uint8 [..., n], two numbers a byte, low half first -> bfloat16 [..., 2n], exact."""
     levels = torch.tensor([*_E2M1, *(-level for level in _E2M1)], dtype=torch.bfloat16)
     return torch.stack((levels[(codes & 15).int()], levels[(codes >> 4).int()]), dim=-1).flatten(-2)
 
 
 def e8m0(codes: torch.Tensor) -> torch.Tensor:
-    """Powers of two stored by their exponent, as uint8 or float8_e8m0 -> float32; code 255 is NaN."""
+    """Converts exponents of powers of two, uint8 or float8_e8m0 -> float32; code 255 is NaN."""
     return codes.view(torch.float8_e8m0fnu).float()

@@ -1,1 +1,1 @@
-"""Mixers in place of transformers' recurrent modules: one family, one file."""
+"""Mixers that replace transformers' recurrent modules: one family, one file."""

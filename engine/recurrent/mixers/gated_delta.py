@@ -20,7 +20,7 @@ from outrider.kernels.recurrent.rows import LayerStates, RecurrentRows
 
 
 class GatedDeltaMixer(RecurrentMixer):
-    """Raw rows [q | k | v | b | a] and gates from projections of ours, value heads in order."""
+    """Mixes raw rows [q | k | v | b | a] and gates from projections of our own; value heads are in order."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class GatedDeltaMixer(RecurrentMixer):
         gate_projection: torch.nn.Module,
         out_projection: torch.nn.Module,
     ) -> None:
-        """raw_projections: what they make is joined. The first is a linear."""
+        """Takes the layer and its projections. raw_projections: their outputs are joined; the first is a linear."""
         num_channels, num_taps = layer.conv_weight.shape
         shape = RecurrentShape(
             module_name=name,
@@ -59,16 +59,17 @@ class GatedDeltaMixer(RecurrentMixer):
 
 
 def from_separate(original: Any, name: str, state_idx: int, kernels: RecurrentKernels) -> GatedDeltaMixer:
-    """Qwen3.5: a projection each for q, k and v together, gates, b and a."""
+    """Builds Qwen3.5's mixer: one projection for q, k and v, and one each for gates, b and a."""
     raw = _joined(original.in_proj_qkv, original.in_proj_b, original.in_proj_a)
     layer = _layer(original, original.norm)
     return GatedDeltaMixer(name, state_idx, kernels, layer, [raw], original.in_proj_z, original.out_proj)
 
 
 def from_interleaved(original: Any, name: str, state_idx: int, kernels: RecurrentKernels) -> GatedDeltaMixer:
-    """Qwen3-Next: per key head its q, k, its value heads' v and their gates; and per key head its value heads' b and a.
+    """Builds Qwen3-Next's mixer from its two interleaved projections.
 
-    Value heads are numbered by key head, so rows that are sorted by kind are in order.
+    One has, per key head, its q, k, its value heads' v and their gates; the other, per key head, its value heads' b and
+    a. Value heads are numbered by key head, so rows that are sorted by kind are in order.
     """
     num_key_heads, group = original.num_k_heads, original.num_v_heads // original.num_k_heads
     key_dim, value_width = original.head_k_dim, group * original.head_v_dim
@@ -83,14 +84,14 @@ def from_interleaved(original: Any, name: str, state_idx: int, kernels: Recurren
 
 
 def from_olmo(original: Any, name: str, state_idx: int, kernels: RecurrentKernels) -> GatedDeltaMixer:
-    """OLMo hybrid: a projection for each, and beta up to 2."""
+    """Builds OLMo hybrid's mixer: a projection for each part, and beta up to 2."""
     parts = (original.q_proj, original.k_proj, original.v_proj, original.b_proj, original.a_proj)
     layer = _layer(original, original.o_norm, beta_scale=2.0 if original.allow_neg_eigval else 1.0)
     return GatedDeltaMixer(name, state_idx, kernels, layer, [_joined(*parts)], original.g_proj, original.o_proj)
 
 
 def from_kimi(original: Any, name: str, state_idx: int, kernels: RecurrentKernels) -> GatedDeltaMixer:
-    """Kimi Linear: a decay for each element of the key, and narrow projections before those of decays and gates."""
+    """Builds Kimi Linear's mixer: a decay per key element, and narrow projections before those of decays and gates."""
     require_silu(original)
     forget = original.forget_gate
     layer = GatedDeltaLayer(
@@ -114,7 +115,7 @@ def from_kimi(original: Any, name: str, state_idx: int, kernels: RecurrentKernel
 
 
 def _layer(original: Any, norm: Any, beta_scale: float = 1.0) -> GatedDeltaLayer:
-    """original: a GatedDeltaNet of Qwen's or OLMo's."""
+    """Builds the layer of a GatedDeltaNet of Qwen's or OLMo's."""
     require_silu(original)
     return GatedDeltaLayer(
         num_key_heads=original.num_k_heads,
@@ -143,7 +144,7 @@ def _joined(*linears: Any) -> torch.nn.Linear:
 
 
 def _weight(linear: Any) -> torch.Tensor:
-    """A quantised one is dequantised: codes of different linears, or of their rows, are not joined here."""
+    """Returns a linear's weight, dequantised: codes of different linears, or of their rows, are not joined here."""
     if linear.bias is not None:
         raise ValueError("its input projection has a bias")
     plain = linear.plain(torch.bfloat16) if isinstance(linear, CodedLinear) else linear

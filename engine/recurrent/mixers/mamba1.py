@@ -22,10 +22,10 @@ from outrider.kernels.recurrent.short_conv.arguments import ShortConvLayer
 
 
 class Mamba1Mixer(RecurrentMixer):
-    """Its input projection makes [x | gate]. Jamba's decoder layer does not pass `paged` on: see attach."""
+    """Mamba-1's mixer; its input projection makes [x | gate]. Jamba's decoder layer drops `paged`: see attach."""
 
     def __init__(self, original: Any, name: str, state_idx: int, kernels: RecurrentKernels) -> None:
-        """original: a JambaMambaMixer."""
+        """Takes the parts of original, a JambaMambaMixer."""
         require_silu(original)
         dtype, decay_rate = original.dt_proj.weight.dtype, -original.A_log.detach().float().exp()
         layer = Mamba1Layer(
@@ -45,7 +45,7 @@ class Mamba1Mixer(RecurrentMixer):
         super().__init__(shape, state_idx, original.in_proj.in_features)
         self.layer = layer
         self.in_proj, self.x_proj, self.out_proj = original.in_proj, original.x_proj, original.out_proj
-        # Without its bias, which is added in the kernel.
+        # The bias is added in the kernel.
         weight = original.dt_proj.weight.detach()
         self.dt_proj = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
         self.dt_proj.weight = torch.nn.Parameter(weight, requires_grad=False)
@@ -54,7 +54,7 @@ class Mamba1Mixer(RecurrentMixer):
         self._paged: PagedContext | None = None
 
     def attach(self, layer: torch.nn.Module) -> None:
-        """Take `paged` from the arguments of the decoder layer, before each of its forwards, until that has ended."""
+        """Takes `paged` from the decoder layer's arguments before each of its forwards, and drops it afterwards."""
 
         def before(_layer: torch.nn.Module, _args: Any, kwargs: dict[str, Any]) -> None:
             self._paged = kwargs["paged"]
@@ -66,7 +66,7 @@ class Mamba1Mixer(RecurrentMixer):
         layer.register_forward_hook(after, always_call=True)
 
     def forward(self, hidden_states: torch.Tensor, *arguments: Any, **named: Any) -> torch.Tensor:
-        """See RecurrentMixer."""
+        """Runs the forward of RecurrentMixer with the `paged` of the decoder layer."""
         if self._paged is None:
             raise EngineError(f"{self.shape.module_name} was called outside its decoder layer")
         return super().forward(hidden_states, *arguments, **named, paged=self._paged)
@@ -79,7 +79,7 @@ class Mamba1Mixer(RecurrentMixer):
         return mixed
 
     def _project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Time steps, B and C, each with a norm."""
+        """Returns time steps, B and C, each normalised."""
         state_size, rank = self.layer.decay_rate.shape[0], self.dt_proj.in_features
         parts = torch.split(self.x_proj(x), [rank, state_size, state_size], dim=1)
         dt, b, c = (norm(part) for norm, part in zip(self.norms, parts, strict=True))

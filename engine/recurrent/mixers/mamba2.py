@@ -21,7 +21,7 @@ from outrider.kernels.recurrent.short_conv.arguments import ShortConvLayer
 
 
 class Mamba2Mixer(RecurrentMixer):
-    """Its input projection makes [gate | x | B | C | dt]."""
+    """Mamba-2's mixer; its input projection makes [gate | x | B | C | dt]."""
 
     def __init__(
         self,
@@ -33,8 +33,11 @@ class Mamba2Mixer(RecurrentMixer):
         input_multiplier: float = 1.0,
         projection_multipliers: torch.Tensor | None = None,
     ) -> None:
-        """original: one of transformers' Mamba-2 mixers. norm: None if the gate alone multiplies the outputs.
-        projection_multipliers [gate + raw width], in the model's dtype."""
+        """Takes the parts of original, one of transformers' Mamba-2 mixers.
+
+        norm: None if the gate alone multiplies the outputs. projection_multipliers [gate + raw width], in the model's
+        dtype.
+        """
         require_silu(original)
         layer = Mamba2Layer(
             num_heads=original.num_heads,
@@ -81,7 +84,7 @@ class Mamba2Mixer(RecurrentMixer):
 
 
 def from_plain(original: Any, name: str, state_idx: int, kernels: RecurrentKernels) -> Mamba2Mixer:
-    """Bamba, Nemotron-H, Granite 4: the norm is of the gated outputs, and rounded before its weight."""
+    """Builds Bamba's, Nemotron-H's and Granite 4's mixer: the norm follows the gate, and rounds before its weight."""
     norm = GatedNormLayer(
         original.norm.weight.detach(),
         original.norm.group_size,
@@ -93,7 +96,7 @@ def from_plain(original: Any, name: str, state_idx: int, kernels: RecurrentKerne
 
 
 def from_falcon_h1(original: Any, name: str, state_idx: int, kernels: RecurrentKernels) -> Mamba2Mixer:
-    """Falcon-H1: multipliers before and after the input projection, and a norm of its own or none."""
+    """Builds Falcon-H1's mixer: multipliers before and after the input projection, and a norm of its own or none."""
     norm = None
     if original.mamba_rms_norm:
         norm = GatedNormLayer(

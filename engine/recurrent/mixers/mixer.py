@@ -1,4 +1,4 @@
-"""What all recurrent mixers have in common: they are called in place of transformers' modules, with `paged`."""
+"""The base class of recurrent mixers, which are called in place of transformers' modules, with `paged`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RecurrentMixer(torch.nn.Module):
         paged: PagedContext,
         **_other: Any,
     ) -> torch.Tensor:
-        """hidden_states [1, T, H] -> [1, T, H]."""
+        """Maps hidden_states [1, T, H] -> [1, T, H]."""
         if not (cache_params is attention_mask is past_key_values is None):
             raise EngineError(f"{self.shape.module_name} has its states from `paged`, and takes no mask")
         if paged.probe is not None:
@@ -44,7 +44,7 @@ class RecurrentMixer(torch.nn.Module):
         """Called once with the module whose child the mixer has become."""
 
     def mix(self, hidden_states: torch.Tensor, states: LayerStates, rows: RecurrentRows) -> torch.Tensor:
-        """hidden_states [T, H] -> [T, H]."""
+        """Maps hidden_states [T, H] -> [T, H]."""
         raise NotImplementedError
 
 
@@ -55,6 +55,6 @@ def require_silu(original: Any) -> None:
 
 
 def convolution(conv1d: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Weight [C, K] and bias [C] of a depthwise nn.Conv1d."""
+    """Returns weight [C, K] and bias [C] of a depthwise nn.Conv1d."""
     bias = conv1d.bias
     return conv1d.weight.detach()[:, 0].contiguous(), None if bias is None else bias.detach()

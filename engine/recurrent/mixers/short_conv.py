@@ -17,10 +17,10 @@ from outrider.kernels.recurrent.short_conv.arguments import ShortConvLayer
 
 
 class ShortConvMixer(RecurrentMixer):
-    """c * conv(b * x), with b, c and x from one input projection. Its only state is the convolution's window."""
+    """Computes c * conv(b * x), with b, c and x from one input projection. Its state is the convolution's window."""
 
     def __init__(self, original: Any, name: str, state_idx: int, kernels: RecurrentKernels) -> None:
-        """original: one of transformers' Lfm2ShortConvs."""
+        """Takes the parts of original, one of transformers' Lfm2ShortConvs."""
         layer = ShortConvLayer(*convolution(original.conv))
         num_channels, num_taps = layer.weight.shape
         shape = RecurrentShape(
