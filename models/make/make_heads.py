@@ -83,7 +83,7 @@ def plan(work_dir: Path, models_dir: Path) -> list[Step]:
     return [
         *steps,
         Step("heads-agreement", "models.make.agreement", figures),
-        Step("heads-cards", "demo.head_cards", cards),
+        Step("heads-cards", "models.make.head_cards", cards),
     ]
 
 
@@ -110,5 +110,5 @@ def main(
     run_steps(plan(work_dir, models_dir), work_dir, Console(), force=force, only=only)
 
 
-if __name__ == "outrider.training":
+if __name__ == "__main__":
     typer.run(main)

@@ -56,5 +56,5 @@ def main(
     run_steps(steps, work_dir, Console(), force=force, only=only)
 
 
-if __name__ == "outrider.training":
+if __name__ == "__main__":
     typer.run(main)
