@@ -7,6 +7,8 @@ import torch
 from outrider.shared.errors import InvalidRequest
 from outrider.shared.messages import HiddenStates
 
+# rows; that a session's memory may hold though they are dropped
+_MOST_DROPPED = 64
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -67,8 +69,9 @@ class HiddenRows:
         if self._rows is not None and position > self.first:
             kept = self._rows[position - self.first :]
             self.first = max(position, self.end) if len(kept) == 0 else position
-            # A copy, to free the memory of the dropped rows.
-            self._rows = kept.clone() if len(kept) else None
+            # A few dropped rows keep their memory until rows are added: a copy for each draft takes longer.
+            is_small = len(self._rows) - len(kept) <= _MOST_DROPPED
+            self._rows = None if len(kept) == 0 else kept if is_small else kept.clone()
 
     def cut_back(self, position: int) -> None:
         """Drops rows from `position` on: their tokens have been withdrawn."""

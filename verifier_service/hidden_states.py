@@ -56,7 +56,7 @@ def read_rows(
         found = [(start + cut, part[cut:]) for (start, part), cut in zip(found, cuts, strict=True)]
         slots = [slot for _, part in found for slot in part]
     rows = store.read(layers, slots)
-    parts = torch.split(rows, [len(part) for _, part in found])
+    parts = torch.split(rows, [len(part) for _, part in found]) if len(found) > 1 else (rows,)
     return [(start, part) for (start, _), part in zip(found, parts, strict=True)]
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -20,6 +21,9 @@ import torch
 from outrider.engine.recurrent.rows import StateRows, recurrent_rows
 from outrider.kernels.paged_attention.arguments import BatchTables
 from outrider.kernels.recurrent.rows import RecurrentRows
+
+# rows; up to here Python's lists are faster than numpy's calls, of which each session needs several
+_FEW_ROWS = 96
 
 
 @dataclass(frozen=True)
@@ -79,8 +83,9 @@ def build_batch(sessions: Sequence[SessionRows], block_size: int, device: torch.
 
     Block tables are as wide as the longest session needs; unused entries are 0 and never read.
     """
-    if all(len(rows.token_ids) == 1 and rows.num_chain_rows != 0 for rows in sessions):
-        return _single_rows(sessions, block_size, device)
+    are_chains = all(rows.num_chain_rows in (None, len(rows.token_ids)) for rows in sessions)
+    if are_chains and sum(len(rows.token_ids) for rows in sessions) <= _FEW_ROWS:
+        return _chains_of_few_rows(sessions, block_size, device)
     query_starts = np.zeros(len(sessions) + 1, dtype=np.int32)
     query_starts[1:] = np.cumsum([len(rows.token_ids) for rows in sessions])
     num_rows = int(query_starts[-1])
@@ -136,30 +141,34 @@ def _recurrent(sessions: Sequence[SessionRows], device: torch.device | str) -> R
     )
 
 
-def _single_rows(sessions: Sequence[SessionRows], block_size: int, device: torch.device | str) -> ForwardBatch:
-    """Builds a batch of one row per session (decoding), without numpy calls per session (log: 20a6f59)."""
-    num_rows = len(sessions)
-    lens = [rows.context_len for rows in sessions]
+def _chains_of_few_rows(sessions: Sequence[SessionRows], block_size: int, device: torch.device | str) -> ForwardBatch:
+    """Builds the batch of a decoding step without numpy per session, which takes longer (log: 20a6f59)."""
+    counts = [len(rows.token_ids) for rows in sessions]
+    starts = [0, *itertools.accumulate(counts)]
     width = max((len(rows.block_ids) for rows in sessions), default=0)
-    tables = np.zeros((num_rows, width), dtype=np.int32)
-    for row, rows in enumerate(sessions):
-        tables[row, : len(rows.block_ids)] = rows.block_ids
-    pairs = zip(sessions, lens, strict=True)
-    slots = [rows.block_ids[length // block_size] * block_size + length % block_size for rows, length in pairs]
-    wanted = [row for row, rows in enumerate(sessions) if rows.num_logits_rows]
+    tables = np.zeros((len(sessions), width), dtype=np.int32)
+    positions: list[int] = []
+    slots: list[int] = []
+    wanted: list[int] = []
+    for index, rows in enumerate(sessions):
+        tables[index, : len(rows.block_ids)] = rows.block_ids
+        for position in range(rows.context_len, rows.context_len + counts[index]):
+            positions.append(position)
+            slots.append(rows.block_ids[position // block_size] * block_size + position % block_size)
+        wanted.extend(range(starts[index + 1] - rows.num_logits_rows, starts[index + 1]))
 
     def tensor(values: object, dtype: type[np.signedinteger]) -> torch.Tensor:
         return torch.from_numpy(np.array(values, dtype=dtype)).to(device)
 
     return ForwardBatch(
-        token_ids=tensor([rows.token_ids[0] for rows in sessions], np.int64),
-        position_ids=tensor(lens, np.int64),
+        token_ids=tensor([token for rows in sessions for token in rows.token_ids], np.int64),
+        position_ids=tensor(positions, np.int64),
         slot_mapping=tensor(slots, np.int64),
-        query_starts=tensor(range(num_rows + 1), np.int32),
-        context_lens=tensor(lens, np.int32),
+        query_starts=tensor(starts, np.int32),
+        context_lens=tensor([rows.context_len for rows in sessions], np.int32),
         block_tables=torch.from_numpy(tables).to(device),
-        tree_starts=tensor([1] * num_rows, np.int32),
-        parents=tensor([0] * num_rows, np.int32),
+        tree_starts=tensor(counts, np.int32),
+        parents=torch.zeros(starts[-1], dtype=torch.int32, device=device),
         logits_rows=tensor(wanted, np.int64),
         recurrent=_recurrent(sessions, device),
     )

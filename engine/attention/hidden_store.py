@@ -22,6 +22,8 @@ class HiddenStateStore:
         self._num_slots = num_slots
         self._device = device
         self._rows: dict[int, torch.Tensor] = {}
+        # The same memory on the CPU.
+        self._numbers: dict[int, np.ndarray[tuple[int, ...], np.dtype[np.signedinteger]]] = {}
         # Slots written since the layer has been stored; rows of other slots are not valid.
         self._written: dict[int, np.ndarray[tuple[int], np.dtype[np.bool_]]] = {}
 
@@ -33,15 +35,18 @@ class HiddenStateStore:
         """Starts storing layers; layers already stored are unchanged."""
         for layer in layers:
             if layer not in self._rows:
-                self._rows[layer] = torch.zeros((self._num_slots, self.width), dtype=self.dtype, device=self._device)
+                rows = torch.zeros((self._num_slots, self.width), dtype=self.dtype, device=self._device)
+                self._rows[layer] = rows
+                if rows.device.type == "cpu":
+                    self._numbers[layer] = _numbers(rows)
                 self._written[layer] = np.zeros(self._num_slots, dtype=np.bool_)
 
     def write(self, hidden: Mapping[int, torch.Tensor], slots: torch.Tensor) -> None:
         """Writes hidden[layer] [T, width] of every stored layer to slots, int64 [T]."""
         indices = slots.cpu().numpy()
         for layer, rows in self._rows.items():
-            if rows.device.type == "cpu":
-                _numbers(rows)[indices] = _numbers(hidden[layer])
+            if layer in self._numbers:
+                self._numbers[layer][indices] = _numbers(hidden[layer])
             else:
                 rows[slots] = hidden[layer]
             self._written[layer][indices] = True
@@ -64,11 +69,11 @@ class HiddenStateStore:
 
     def read(self, layers: Sequence[int], slots: Sequence[int]) -> torch.Tensor:
         """Returns a copy [len(slots), len(layers) * width]; layers are concatenated."""
-        if torch.device(self._device).type == "cpu":
+        if all(layer in self._numbers for layer in layers):
             found = torch.empty(len(slots), len(layers) * self.width, dtype=self.dtype)
             parts = _numbers(found).reshape(len(slots), len(layers), self.width)
             for place, layer in enumerate(layers):
-                parts[:, place] = _numbers(self._rows[layer])[slots]
+                parts[:, place] = self._numbers[layer][slots]
             return found
         indices = torch.tensor(slots, dtype=torch.int64, device=self._device)
         return torch.cat([self._rows[layer][indices] for layer in layers], dim=1)

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from outrider.engine.attention.batch import ForwardBatch
@@ -93,7 +94,7 @@ class RecordedForwards:
         tap_layers: tuple[int, ...] = (),
         on_start: Callable[[], None] | None = None,
     ) -> Tensors | None:
-        """Replays the batch's forward, after recording it if need be; the next run may overwrite the logits.
+        """Replays the batch's forward, after recording it if need be; the next run may overwrite the results.
 
         tap_layers: the layers that the forward taps now, part of the recording's key. on_start: called before the
         kernels run, if they do.
@@ -123,7 +124,8 @@ class RecordedForwards:
             return None
         if batch.block_tables.shape[1] > self._table_width:
             return None
-        return num_rows if int(batch.query_starts.diff().max()) <= self._most_rows_per_session else None
+        most_rows = int(np.diff(batch.query_starts.numpy()).max())
+        return num_rows if most_rows <= self._most_rows_per_session else None
 
     def _record(self, num_rows: int, batch: ForwardBatch, carried: torch.Tensor | None) -> _Recorded | None:
         from outrider.kernels.cpu.program.arena import ArenaFull
@@ -175,8 +177,9 @@ class RecordedForwards:
         recorded.run()
         num_rows = batch.token_ids.shape[0]
         logits, hidden = recorded.outputs
-        hidden = {layer: copied(rows[:num_rows]) for layer, rows in hidden.items()}
-        return _rows_of(logits[:num_rows], batch.logits_rows), hidden
+        if num_rows < len(logits):
+            logits, hidden = logits[:num_rows], {layer: rows[:num_rows] for layer, rows in hidden.items()}
+        return _rows_of(logits, batch.logits_rows), hidden
 
     def _refuse(self, reason: str) -> None:
         self._is_refused = True
@@ -205,14 +208,6 @@ def most_threads(module: torch.nn.Module) -> int:
     linears = (part for part in module.modules() if isinstance(part, RowInvariantLinear))
     num_weights = sum(linear.in_features * linear.out_features for linear in linears)
     return 1 if num_weights < _MIN_PARALLEL_WEIGHTS else torch.get_num_threads()
-
-
-def copied(tensor: torch.Tensor) -> torch.Tensor:
-    """Copies on this thread alone: torch's clone wakes the thread team (16 rows of logits, busy machine: 3 ms)."""
-    tensor = tensor.contiguous()
-    copy = torch.empty_like(tensor)
-    ctypes.memmove(copy.data_ptr(), tensor.data_ptr(), tensor.nbytes)
-    return copy
 
 
 def _rows_of(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

@@ -81,17 +81,19 @@ def empty_batch(bucket: Bucket, device: torch.device | str = "cpu") -> ForwardBa
 
 
 def fill(padded: ForwardBatch, batch: ForwardBatch) -> None:
-    """Overwrites `padded` (host tensors of a bucket that holds the batch) with the batch, then padding."""
+    """Overwrites `padded` (host tensors of a bucket that holds the batch) with the batch, then padding.
+
+    By numpy: torch's calls for a few numbers each take three times as long.
+    """
     num_rows, num_sessions = batch.token_ids.shape[0], batch.context_lens.shape[0]
     for name in ("token_ids", "position_ids", "parents"):
-        getattr(padded, name)[:num_rows] = getattr(batch, name)
-    padded.slot_mapping.fill_(NO_SLOT)
-    padded.slot_mapping[:num_rows] = batch.slot_mapping
-    padded.query_starts.fill_(num_rows)
-    padded.query_starts[: num_sessions + 1] = batch.query_starts
+        getattr(padded, name).numpy()[:num_rows] = getattr(batch, name).numpy()
+    slots, starts = padded.slot_mapping.numpy(), padded.query_starts.numpy()
+    slots[:num_rows], slots[num_rows:] = batch.slot_mapping.numpy(), NO_SLOT
+    starts[: num_sessions + 1], starts[num_sessions + 1 :] = batch.query_starts.numpy(), num_rows
     for name in ("context_lens", "tree_starts"):
-        getattr(padded, name)[:num_sessions] = getattr(batch, name)
-    padded.block_tables[:num_sessions, : batch.block_tables.shape[1]] = batch.block_tables
+        getattr(padded, name).numpy()[:num_sessions] = getattr(batch, name).numpy()
+    padded.block_tables.numpy()[:num_sessions, : batch.block_tables.shape[1]] = batch.block_tables.numpy()
     if padded.recurrent is not None and batch.recurrent is not None:
         _fill_recurrent(padded.recurrent, batch.recurrent)
 

@@ -173,7 +173,7 @@ class DraftLength:
                 return self._look.at
             self._end_look(load)
             allowed = self.ledger.allows_drafts(load.plain.mean_s)
-        gains = {name: self._gains(load, name, most) for name, most in limits.items()}
+        gains = self._all_gains(load, limits)
         self._usual, usual_gain = self._best(gains) if allowed else (PLAIN, 1.0)
         self._look = self._next_look(load, limits, gains, usual_gain)
         return self._usual if self._look is None else self._look.at
@@ -190,6 +190,13 @@ class DraftLength:
             method, length = usual
         gain = gains[method][length]
         return (Choice(method, length), gain) if gain > 1.0 + MIN_GAIN else (PLAIN, 1.0)
+
+    def _all_gains(self, load: LoadCosts, limits: Mapping[str, int]) -> Mapping[str, Sequence[float]]:
+        """Returns each method's gains, up to LOOK_ROUNDS rounds old: computing them takes longer than a cheap draft."""
+        if load.gains_limits != limits or self._num_rounds >= load.gains_at + LOOK_ROUNDS:
+            load.gains = {name: self._gains(load, name, most) for name, most in limits.items()}
+            load.gains_limits, load.gains_at = dict(limits), self._num_rounds
+        return load.gains
 
     def _gains(self, load: LoadCosts, method: str, most: int, errors: float = 0.0) -> list[float]:
         """Rate over that of plain decoding, by draft length from 0 on. errors: as in Acceptance.tokens."""
@@ -265,7 +272,7 @@ class DraftLength:
         look, self._look = self._look, None
         if look is None:
             return
-        load.since_look_s = 0.0
+        load.since_look_s, load.gains_limits = 0.0, None
         if look.at.method and look.cost_s < 0.0:
             self.ledger.look_gained()
         load.look_debt_s += max(0.0, look.cost_s)

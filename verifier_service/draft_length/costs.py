@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from outrider.verifier_service.draft_length.limits import COST_WEIGHT, OUTLIER, PLAIN_ROUNDS, PRIOR_SLOPE, RATE_MEMORY
@@ -107,12 +108,16 @@ class LoadCosts:
     """Of one load class. batch_sessions: mean sessions in a forward.
 
     since_look_s, look_debt_s: seconds since the last look, and what looks have cost that is not paid for yet.
-    since_plain_s: seconds since the last round without drafts.
+    since_plain_s: seconds since the last round without drafts. gains: of the methods within gains_limits, as of round
+    gains_at; no limits: not known.
     """
 
     batch_sessions: float
     plain: Rounds = field(default_factory=Rounds)
     methods: dict[str, MethodCosts] = field(default_factory=dict)
+    gains: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    gains_limits: Mapping[str, int] | None = None
+    gains_at: int = 0
     since_look_s: float = math.inf
     look_debt_s: float = 0.0
     since_plain_s: float = 0.0

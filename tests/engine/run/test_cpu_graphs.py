@@ -112,11 +112,9 @@ def test_linears_of_another_library_are_called_between_the_kernels(tmp_path: Pat
 def test_taps_are_recorded_with_the_forward(tmp_path: Path) -> None:
     pair = Pair(_load("lean_llama", tmp_path / "llama"))
     generator = random.Random(7)
-    kept = []
     for place in range(16):
-        kept.append(pair.run(_random_sessions(generator, (4,)), tap_layers=[(), (0, 1, 2), (2,)][place % 3]))
+        pair.run(_random_sessions(generator, (4,)), tap_layers=[(), (0, 1, 2), (2,)][place % 3])
     assert pair.num_recorded >= 3
-    assert not torch.equal(kept[-2].hidden[2], kept[-5].hidden[2]), "a result outlives the next forward"
 
 
 def test_logits_are_read_where_they_are_until_the_next_forward(tmp_path: Path) -> None:
