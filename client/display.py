@@ -37,8 +37,9 @@ class StreamFigures:
 
 
 def announced(stream: Iterable[_Item], announce: Callable[[], None]) -> Iterator[_Item]:
-    """The same items; `announce` is called once, before the first: what it prints is not followed by a failure to
-    connect.
+    """Yields the stream's items and calls `announce` once, before the first.
+
+    What it prints is therefore never followed by a failure to connect.
     """
     for number, item in enumerate(stream):
         if number == 0:

@@ -26,7 +26,7 @@ class Counts:
     num_failures: float
     num_draft_tokens: float
     num_accepted_tokens: float
-    # What speculation has saved, less what it has cost; an estimate.
+    # Estimated time that speculation has saved, net of its cost.
     saved_s: float = 0.0
 
 

@@ -34,7 +34,7 @@ def headers(api_key: str) -> dict[str, str]:
 
 
 def verification(tls: TlsConfig | None) -> ssl.SSLContext | bool:
-    """httpx's `verify`."""
+    """Returns the value of httpx's `verify`."""
     return True if tls is None else client_context(tls)
 
 

@@ -25,7 +25,7 @@ from outrider.shared.messages import DraftStep, HiddenStates, Proposal, Proposal
 
 log = logging.getLogger(__name__)
 
-# share of the last batch's duration; how long a batch waits for that batch's other sessions
+# share of the last batch's duration; longest wait of a batch for that batch's other sessions
 _PATIENCE_SHARE = 0.3
 _LONGEST_PATIENCE_S = 0.002
 # token ids; limit of the wire, for methods that work with any vocabulary
@@ -33,7 +33,7 @@ _MAX_VOCAB_SIZE = 2**31
 
 
 class DrafterEngine:
-    """`open`, `submit` and `close` may be called from any thread and never wait for a proposal."""
+    """The draft methods and sessions. Any thread may call `open`, `submit` and `close`; none waits for drafts."""
 
     def __init__(self, methods: Mapping[str, DraftMethod], *, max_num_seqs: int, metrics: DrafterMetrics) -> None:
         self.methods = with_predictions(methods)
@@ -68,7 +68,7 @@ class DrafterEngine:
         self._thread.stop()
 
     def compile_grammar(self, spec: SessionSpec) -> GrammarState | None:
-        """What `open` needs where the session's method looks at its grammar; takes seconds at worst."""
+        """Compiles the session's grammar for `open` if its method uses grammars, else None; takes seconds at worst."""
         grammar, method = spec.sampling_params.grammar, self.methods.get(spec.method)
         if grammar is None or method is None or method.grammars is None:
             return None
@@ -107,7 +107,7 @@ class DrafterEngine:
         self._propose()
 
     def _patience_s(self) -> float:
-        """A short wait for the last batch's other sessions: two proposals in one batch cost little more than one."""
+        """Seconds to wait for the last batch's other sessions: two proposals in one batch cost little more than one."""
         if not self._expected or not self._asked():
             return 0.0
         worth = min(_LONGEST_PATIENCE_S, _PATIENCE_SHARE * self._propose_s)
@@ -143,13 +143,13 @@ class DrafterEngine:
             self._fail(handle, session, error)
 
     def _check_tokens(self, method: str, name: str, token_ids: Sequence[int]) -> None:
-        """An id without a row in the draft model would fail the forward of every session in the batch."""
+        """Refuses an id without a row in the draft model: it would fail the forward of every session in the batch."""
         vocab_size = self.methods[method].info.vocab_size or _MAX_VOCAB_SIZE
         if token_ids and not (0 <= min(token_ids) and max(token_ids) < vocab_size):
             raise InvalidRequest(f"{name} has an id outside the vocabulary [0, {vocab_size})", param=name)
 
     def _check_hidden_states(self, method: str, pieces: Sequence[HiddenStates]) -> None:
-        """Rows of another model would fail the forward of every session in the batch."""
+        """Refuses rows of another model: they would fail the forward of every session in the batch."""
         info = self.methods[method].info
         for piece in pieces:
             if piece.layers != info.hidden_layers or (piece.num_rows and piece.width != info.hidden_size):
@@ -176,7 +176,7 @@ class DrafterEngine:
         session.on_reply(error)
 
     def _catch_up(self) -> None:
-        """One bounded piece for one session, so that no proposal waits for another session's long prompt."""
+        """Reads a bounded piece of one session's backlog: no proposal waits for another session's long prompt."""
         if not self._behind:
             return
         handle = self._behind.popleft()

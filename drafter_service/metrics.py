@@ -31,7 +31,7 @@ class DrafterMetrics:
         self._running = Gauge("outrider:num_requests_running", "Open sessions.", registry=registry)
 
     def watch(self, num_sessions: Callable[[], int]) -> None:
-        """`num_sessions` is called at every scrape, on its thread."""
+        """Exports `num_sessions`, which is called at every scrape, on its thread."""
         self._running.set_function(num_sessions)
 
     def observe(self, proposal: Proposal, timings: Timings) -> None:

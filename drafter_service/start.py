@@ -1,4 +1,4 @@
-"""What a drafter is made of, and how it is served."""
+"""Builds a drafter from its settings and serves it."""
 
 from __future__ import annotations
 
@@ -67,13 +67,16 @@ async def serve(argv: list[str]) -> None:
 
 
 def with_folders(config: DrafterConfig) -> DrafterConfig:
-    """The same with folders for the models' names. Raises ConfigError that names the setting, or ModelRefused."""
+    """Returns the config with model names replaced by local folders.
+
+    Raises ConfigError that names the setting, or ModelRefused.
+    """
     drafts = tuple(local_model(name, "--draft-model") for name in config.draft_model)
     return replace(config, draft_model=drafts, target_model=local_model(config.target_model, "--target-model"))
 
 
 def load_methods(config: DrafterConfig, log: logging.Logger) -> dict[str, DraftMethod]:
-    """Warm ones. Raises ConfigError."""
+    """Loads the draft methods and warms them up. Raises ConfigError."""
     methods = build_methods(config, log.info)
     for name, method in methods.items():
         if method.info.model:

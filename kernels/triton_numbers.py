@@ -21,7 +21,7 @@ INTERPRETED = tl.constexpr(not isinstance(_probe, triton.JITFunction))
 
 
 def runs_on(device_type: str) -> bool:
-    """Whether triton kernels accept tensors of this device: a GPU's, or the CPU's under the interpreter."""
+    """Returns whether triton kernels accept tensors of this device: a GPU's, or the CPU's under the interpreter."""
     return device_type == "cuda" or bool(INTERPRETED.value)
 
 
@@ -39,7 +39,7 @@ def round_to(x, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
 def dot_in_fp32(left, right, total):  # type: ignore[no-untyped-def]
     """total + left @ right, products and sums in fp32, never TF32."""
     if INTERPRETED:
-        # In fp64 the order of the BLAS's sums vanishes in the final rounding.
+        # fp64, so that the final rounding hides the order of the BLAS's sums.
         left, right, total = left.to(tl.float64), right.to(tl.float64), total.to(tl.float64)
         return tl.dot(left, right, total, out_dtype=tl.float64).to(tl.float32)
     return tl.dot(left, right, total, input_precision="ieee")

@@ -82,7 +82,7 @@ def checked_config(config_type: type[Any], values: Mapping[str, object]) -> Any:
 
 
 def default_params(model: str, generation_config: str, override: Mapping[str, Any] | None) -> SamplingParams:
-    """Of prompts without sampling parameters, from the checkpoint's folder `model`. Raises ConfigError."""
+    """Returns the parameters of prompts without their own, from the checkpoint's folder `model`. Raises ConfigError."""
     try:
         defaults = load_sampling_defaults(model, generation_config, json.dumps(override or {}, default=str))
     except ConfigError as error:

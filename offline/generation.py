@@ -48,7 +48,7 @@ class NoLog:
 
 
 class OfflineGeneration(Generation):
-    """At most `max_num_seqs` choices of all requests are decoded at a time."""
+    """Generation in this process: at most `max_num_seqs` choices of all requests are decoded at a time."""
 
     def __init__(
         self, engines: Engines, speculative: SpeculativeConfig, tokenizer: Tokenizer, *, max_num_seqs: int

@@ -159,7 +159,7 @@ class LLM:
         return self._run([Prompt(entry, template) for entry in conversations], sampling_params, use_tqdm)
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Those of the checkpoint and of override_generation_config; a copy."""
+        """Returns a copy of the defaults from the checkpoint and override_generation_config."""
         return replace(self._default_params)
 
     def close(self) -> None:

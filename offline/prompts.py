@@ -24,7 +24,7 @@ _PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt"}
 
 @dataclass(frozen=True)
 class Prompt:
-    """As given: text, token ids, or chat messages with options of their template."""
+    """A prompt as given: text, token ids, or chat messages with options of their template."""
 
     given: object
     chat: Mapping[str, Any] | None = None

@@ -30,8 +30,9 @@ class SpeculationPlan:
 
 
 def plan_speculation(speculative_config: Mapping[str, Any] | None, target: str) -> SpeculationPlan:
-    """None or method "off": no speculation. A checkpoint without a method is detected, and drafts as much as pays.
+    """Plans the speculation of a config; None or method "off": no speculation.
 
+    The method of a checkpoint given without one is detected, and `auto` chooses its draft lengths.
     target: its folder; without a checkpoint its own MTP layers draft, if it has any.
 
     Raises ConfigError that names the key, CheckpointRefused for an unusable draft.

@@ -1,1 +1,1 @@
-"""What all services share, without torch or numpy. Only `wire` and `rpc` use the generated gRPC code."""
+"""Code that all services share, without torch or numpy. Only `wire` and `rpc` use the generated gRPC code."""

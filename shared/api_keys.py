@@ -26,7 +26,7 @@ _MAX_LIMIT = 10**12
 
 @dataclass(frozen=True)
 class ApiKey:
-    """One entry. Limits apply to the owner, over all of its keys; 0 is no limit."""
+    """An API key of the file. Limits apply to the owner, over all of its keys; 0 is no limit."""
 
     name: str
     digest: bytes
@@ -55,7 +55,10 @@ def key_line(name: str, key: str, max_concurrent: int = 0, tokens_per_minute: in
 
 
 def parse_key_file(text: str, source: str) -> tuple[ApiKey, ...]:
-    """Raises ConfigError that names source and line. A file without keys would lock everyone out and is refused."""
+    """Parses a key file. Raises ConfigError that names source and line.
+
+    A file without keys would lock everyone out and is refused.
+    """
     keys: list[ApiKey] = []
     by_name: dict[str, tuple[int, ApiKey]] = {}
     line_of_digest: dict[bytes, int] = {}

@@ -42,7 +42,10 @@ def load_config(
     description: str,
     epilog: str = "",
 ) -> ConfigT:
-    """Raises ConfigError that names the variable and its choices. `--help` prints and exits as usual."""
+    """Parses a config from argv and environ. Raises ConfigError that names the variable and its choices.
+
+    `--help` prints and exits as usual.
+    """
     parser = argparse.ArgumentParser(
         prog=prog,
         description=description,

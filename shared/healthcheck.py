@@ -43,7 +43,7 @@ def probe_tls(environ: Mapping[str, str]) -> TlsConfig | None:
 
 
 async def reason_not_well(target: str, tls: TlsConfig | None = None, timeout_s: float = CHECK_TIMEOUT_S) -> str | None:
-    """None if `target` is healthy, else the reason."""
+    """Returns why `target` is not healthy; None: it is healthy."""
     if "/" in target:
         url = target if "://" in target else f"{'http' if tls is None else 'https'}://{target}"
         return await asyncio.to_thread(_reason_http, url, tls, timeout_s)

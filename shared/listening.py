@@ -36,7 +36,7 @@ def _bound(host: str, port: int, setting: str) -> Iterator[socket.socket]:
         raise ConfigError(f"--host: {host} is not an address of this machine: {error.strerror}", param="host") from None
     for family, kind, protocol, _, address in dict.fromkeys(found):
         holder = socket.socket(family, kind, protocol)
-        # As the servers do: a port whose last connections have just been closed is free.
+        # The servers set this too: a port whose last connections have just been closed is free.
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             holder.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)

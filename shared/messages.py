@@ -1,4 +1,4 @@
-"""What the services say to each other, as plain values. `wire` turns them into protobuf and back.
+"""The messages between the services, as plain values. `wire` converts them to protobuf and back.
 
 Indices: an output index counts generated tokens from 0, the prompt does not count. Ranges are half-open.
 """
@@ -18,7 +18,7 @@ LAW_SIZE = 32
 
 
 class TokenOrigin(enum.IntEnum):
-    """Where a committed token came from (values are those of the wire)."""
+    """The origin of a committed token (values are those of the wire)."""
 
     TARGET = 1
     ACCEPTED = 2
@@ -54,7 +54,7 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Timings:
-    """Microseconds."""
+    """The timings of one reply, in microseconds."""
 
     queue_us: int = 0
     forward_us: int = 0
@@ -62,9 +62,9 @@ class Timings:
     sample_us: int = 0
     # Sessions that were served together.
     batch_sessions: int = 1
-    # Of a verifier: sessions that are open, in this forward or not; 0: unknown.
+    # Open sessions of a verifier, in this forward or not; 0: unknown.
     open_sessions: int = 0
-    # Of a verifier: its own drafting before the forward, for all that it drafted for; 0: none of this session's.
+    # A verifier's local drafting before the forward, for all sessions it drafted for; 0: none for this session.
     draft_us: int = 0
 
 
@@ -105,10 +105,10 @@ class SessionSpec:
     mode: SpeculationMode
     stream_key: int
     cache_salt: str = ""
-    # What the request said, unresolved; `method` is the one that this session is opened for.
+    # The request's choices, unresolved; `method` is the one that this session is opened for.
     speculation: Speculation = field(default_factory=Speculation)
     method: str = ""
-    # What the request predicts for its output, for drafts alone.
+    # The output that the request predicts; used for drafts only.
     predicted_token_ids: tuple[int, ...] = ()
     # The only kind of verifier that will do (VerifierInfo.numerics); None: any. Not sent to drafters.
     numerics: str | None = None
@@ -124,7 +124,7 @@ class HiddenStatesRequest:
 
 @dataclass(frozen=True)
 class LocalDrafts:
-    """How the verifier itself shall draft: one of its `local_methods`, and the most tokens a round."""
+    """A request for local drafting at the verifier: one of its `local_methods`, and the most tokens per round."""
 
     method: str
     num_draft_tokens: int
@@ -141,7 +141,7 @@ class DrafterOffer:
 
 @dataclass(frozen=True)
 class AutoDrafts:
-    """What `auto` may choose from, beside the verifier's own methods. max_round_us: bounds a round; 0: no bound."""
+    """The choices of `auto` in addition to the verifier's own methods. max_round_us: bounds a round; 0: no bound."""
 
     max_num_draft_tokens: int
     token_tree: bool = False
@@ -151,7 +151,7 @@ class AutoDrafts:
 
 @dataclass(frozen=True)
 class NextDraft:
-    """What a drafter shall draft for the next round, and how long the verifier finds it worth waiting for."""
+    """A drafter's task for the next round, and the time that its draft is worth waiting for."""
 
     method: str
     num_draft_tokens: int
@@ -160,7 +160,10 @@ class NextDraft:
 
 @dataclass(frozen=True)
 class LastDraft:
-    """What became of the last NextDraft. late: it did not come in time. refused: why nobody was asked; "": one was."""
+    """The outcome of the last NextDraft.
+
+    late: the draft did not come in time. refused: why no drafter was asked; "": one was.
+    """
 
     waited_us: int = 0
     drafter_us: int = 0
@@ -177,7 +180,7 @@ class VerifyStep:
     proposal: Proposal | None = None
     max_new_tokens: int = 0
     hidden_states: HiddenStatesRequest | None = None
-    # Of a free run: each round begins with a draft of the verifier's own.
+    # Local drafting of a free run: each round begins with a draft of the verifier's own.
     local_drafts: LocalDrafts | None = None
     # The verifier decides what is drafted; None: as in the step before.
     auto_drafts: AutoDrafts | None = None
@@ -202,11 +205,11 @@ class Commit:
     more: bool = False
     num_cached_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
-    # What was asked of the verifier's own drafting for this round.
+    # The request for local drafting in this round.
     local_drafts: LocalDrafts | None = None
-    # What the verifier wants of a drafter for the next round.
+    # The drafter's task for the next round.
     next_draft: NextDraft | None = None
-    # What speculation has saved the session in this round, estimated; 0: not known.
+    # Estimated time that speculation has saved the session in this round; 0: not known.
     saved_us: int = 0
     # Known to the gateway alone: who drafted what was scored, and how; "" where nothing was.
     drafter: str = ""
@@ -220,7 +223,7 @@ class Commit:
 
 @dataclass(frozen=True)
 class DraftStep:
-    """What was committed since the last step, and how many tokens to propose after it."""
+    """The tokens committed since the last step, and the number of tokens to propose after them."""
 
     epoch: int
     base_len: int
@@ -267,7 +270,7 @@ class DraftMethodInfo:
         return 0 if token_tree and self.proposes_trees else self.max_num_draft_tokens
 
     def fits(self, *, vocab_size: int, hidden_size: int, num_hidden_layers: int) -> bool:
-        """Whether it can draft for such a target: the same token ids, and every hidden state it wants is there."""
+        """Returns whether it can draft for such a target: same token ids, and all hidden states it needs exist."""
         return (
             self.vocab_size in (0, vocab_size)
             and self.hidden_size in (0, hidden_size)

@@ -1,4 +1,4 @@
-"""What a request asks for, under vLLM's names: one class for the Python client and for offline use.
+"""The parameters of a request, under vLLM's names: one class for the Python client and for offline use.
 
 Not here: the services' own validated value (sampling_params.py), the gRPC message (client/api/params.py) and the
 body of the OpenAI API (offline/prompts.py).
@@ -19,9 +19,10 @@ MAX_SPECULATIVE_TOKENS = 32
 
 @dataclass(kw_only=True)
 class StructuredOutputsParams:
-    """Exactly one of the first five. json: a schema, as an object or as text; grammar: in Lark's notation or GBNF.
+    """A constraint on the output's structure: exactly one of the first five fields.
 
-    The others are options of `json` and `json_object`; the client, whose gRPC API has the schema alone, refuses them.
+    json: a schema, as an object or as text. grammar: in Lark's notation or GBNF. The others are options of `json` and
+    `json_object`; the client, whose gRPC API has the schema alone, refuses them.
     """
 
     json: str | dict[str, Any] | None = None
@@ -49,7 +50,7 @@ def _option(
 
 @dataclass(frozen=True, kw_only=True)
 class Speculation:
-    """How a request is drafted; the default of each field is the server's choice.
+    """The speculation options of a request; the default of each field is the server's choice.
 
     One value from the API to the service that reads a field of it: the message `Speculation` has the same fields
     (wire/fields.py), the HTTP schema takes them from here (gateway/openai/schema.py).
@@ -95,7 +96,7 @@ def _check_option(
 
 @dataclass(kw_only=True)
 class SamplingParams:
-    """How one prompt is continued, under vLLM's names and with its defaults. Ranges are checked when it is used.
+    """The sampling parameters of a prompt, with vLLM's names and defaults. Ranges are checked when they are used.
 
         params = SamplingParams(temperature=0.8, top_p=0.95, max_tokens=64, stop=["\\n\\n"])
         params.seed = 7
@@ -147,7 +148,7 @@ class SamplingParams:
 
 
 def speculation_fields(params: SamplingParams) -> dict[str, Any]:
-    """What is given of `speculation`, there or in extra_args, by name.
+    """Returns the given fields of `speculation`, from there or from extra_args, by name.
 
     Raises InvalidRequest when it is given in both, and for an extra argument that is not known.
     """

@@ -1,4 +1,4 @@
-"""What all gRPC servers and channels share: options, TLS, health, reflection, errors, draining.
+"""Code shared by all gRPC servers and channels: options, TLS, health, reflection, errors, draining.
 
 Not here: what the methods do (the servicers) and how messages are parsed (`wire`).
 """
@@ -159,7 +159,7 @@ def _bind(server: grpc.aio.Server, address: str, tls: TlsConfig | None) -> int:
 
 
 async def is_serving(channel: grpc.aio.Channel, timeout_s: float) -> bool:
-    """One health check; False for any failure."""
+    """Makes one health check; False for any failure."""
     stub = health_pb2_grpc.HealthStub(channel)
     try:
         reply = await stub.Check(health_pb2.HealthCheckRequest(service=""), timeout=timeout_s)

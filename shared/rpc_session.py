@@ -21,7 +21,10 @@ ReplyT = TypeVar("ReplyT")
 
 @dataclass(frozen=True)
 class SessionHandlers(Generic[RequestT, ResultT, ReplyT]):
-    """`open` takes the first message and a callback callable from any thread; it returns a handle."""
+    """The callbacks of a service for a session's stream.
+
+    `open` takes the first message and a callback callable from any thread; it returns a handle.
+    """
 
     open: Callable[[RequestT, Callable[[ResultT | Exception], None]], Awaitable[int]]
     step: Callable[[int, RequestT], None]

@@ -1,4 +1,4 @@
-"""How tokens are sampled: one validated, immutable value that every service uses.
+"""The sampling parameters: one validated, immutable value that every service uses.
 
 Not here: the HTTP schema (gateway/openai/schema.py) and the arithmetic (engine/sampling/laws.py).
 """
@@ -25,14 +25,14 @@ MAX_LOGPROB_TOKEN_IDS = 128
 MAX_BAD_WORD_TOKENS = 128
 # tokens of all bad words of a request; a session holds about 0.3 KB for each, 5 MB at most
 MAX_BAD_WORDS_TOKENS = 16_384
-# requests; whose bad words' sizes are kept: every output of a request is checked at each service, 1 ms for 1,024 words
+# requests; cached sizes of bad words: each service checks every output of a request, 1 ms for 1,024 words
 _NUM_MEASURED = 16
 # tokens; the longest marker of formats.py has three
 _MAX_THINKING_MARKER_TOKENS = 16
 
 
 class SpeculationMode(enum.Enum):
-    """Which guarantee holds for a session (docs/correctness.md)."""
+    """The losslessness guarantee of a session (docs/correctness.md)."""
 
     EXACT = "exact"
     REJECTION = "rejection"
@@ -63,7 +63,7 @@ class Grammar:
         return self._json()
 
     def check_text(self) -> None:
-        """Raises InvalidRequest unless what is JSON can be read."""
+        """Checks a grammar that is JSON. Raises InvalidRequest if it cannot be read."""
         if self.kind is GrammarKind.CHOICE:
             self.choices()
         elif self.kind is GrammarKind.JSON_SCHEMA:
@@ -75,7 +75,7 @@ class Grammar:
 
 @dataclass(frozen=True)
 class ThinkingBudget:
-    """How long an output may think before its answer.
+    """The limit on an output's thinking before its answer.
 
     max_tokens: over all thinking of the output, markers not counted. end_token_id: what must follow them.
     begin_token_ids: the tokens that open thinking. call_token_ids: those that open a tool call, which ends thinking
@@ -199,7 +199,7 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Of bad words: tokens of the shortest, of the longest and of all; extremes: the smallest and largest token id."""
+    """Sizes of bad words, in tokens: the shortest, the longest, all. extremes: the smallest and largest token id."""
 
     shortest: int
     longest: int

@@ -38,7 +38,7 @@ class ServiceSettings:
     log_format: str = setting("text", LOG_FORMAT_HELP, choices=LOG_FORMATS)
 
     def tls(self) -> TlsConfig | None:
-        """From the three files. Raises ConfigError that names the wrong one."""
+        """Builds the TLS config; None without files. Raises ConfigError that names the wrong file."""
         return server_tls(self.tls_cert_file, self.tls_key_file, self.tls_ca_file)
 
     @contextmanager
@@ -60,7 +60,7 @@ class ServedApi:
 
 
 def is_enabled_at(host: str, setting: bool | None) -> bool:
-    """Whether developer aids (reflection, API docs) are served. None: on loopback only."""
+    """Returns whether developer aids (reflection, API docs) are served. None: on loopback only."""
     return is_loopback(host) if setting is None else setting
 
 

@@ -22,7 +22,10 @@ class SpeculativeConfig:
 
 
 def parse_speculative_config(text: str) -> SpeculativeConfig:
-    """`method` becomes our name of it. Raises ConfigError that names the key, and its service if it is another's."""
+    """Parses the JSON; `method` becomes our name of it.
+
+    Raises ConfigError that names the key, and its service if it is another's.
+    """
     if not text.strip():
         return SpeculativeConfig()
     raw = json_object(text)

@@ -10,7 +10,7 @@ _MASK64 = (1 << 64) - 1
 
 
 def stream_key(seed: int, prompt_token_ids: Sequence[int], choice_index: int) -> int:
-    """The same seed gives different noise for different prompts and choices."""
+    """Returns the key of a choice's noise: one seed gives different noise for different prompts and choices."""
     digest = hashlib.blake2b(digest_size=8, person=b"outrider-noise")
     digest.update(struct.pack("<QII", seed & _MASK64, choice_index, len(prompt_token_ids)))
     digest.update(struct.pack(f"<{len(prompt_token_ids)}I", *prompt_token_ids))

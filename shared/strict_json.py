@@ -51,7 +51,7 @@ def strict_json(text: str, what: str, param: str | None = None) -> Any:
 
 
 def _is_deeper(value: Any, levels: int) -> bool:
-    """By breadth: the containers of one level after those of the level above."""
+    """Returns whether containers are nested deeper than `levels`; walks them breadth-first, one level at a time."""
     nodes = [value] if isinstance(value, list | dict) else []
     for _ in range(levels):
         children = (child for node in nodes for child in (node.values() if type(node) is dict else node))

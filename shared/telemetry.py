@@ -65,7 +65,7 @@ class _JsonFormatter(logging.Formatter):
 
 
 class _BoundedServer(ThreadingHTTPServer):
-    """At most `_MAX_SCRAPES` connections at a time; closes further ones at once."""
+    """Serves at most `_MAX_SCRAPES` connections at a time; closes further ones at once."""
 
     daemon_threads = True
     request_queue_size = 64

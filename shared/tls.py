@@ -29,7 +29,10 @@ class TlsConfig:
 
 
 def server_tls(cert_file: str, key_file: str, ca_file: str, *, setting: str = "tls") -> TlsConfig | None:
-    """None without files. Raises ConfigError that names the missing setting or the broken file."""
+    """Returns a server's TLS config; None without files.
+
+    Raises ConfigError that names the missing setting or the broken file.
+    """
     if not (cert_file or key_file or ca_file):
         return None
     _require_pair(cert_file, key_file, setting)
@@ -41,7 +44,7 @@ def server_tls(cert_file: str, key_file: str, ca_file: str, *, setting: str = "t
 
 
 def client_tls(cert_file: str, key_file: str, ca_file: str, *, setting: str) -> TlsConfig | None:
-    """None without files: the channel is plaintext. Raises ConfigError as `server_tls` does."""
+    """Returns a client's TLS config; None without files: the channel is plaintext. Raises as `server_tls` does."""
     if not (cert_file or key_file or ca_file):
         return None
     _require_pair(cert_file, key_file, setting)
@@ -53,20 +56,20 @@ def client_tls(cert_file: str, key_file: str, ca_file: str, *, setting: str) -> 
 
 
 def server_credentials(tls: TlsConfig) -> grpc.ServerCredentials:
-    """For a gRPC server's port."""
+    """Returns the credentials of a gRPC server's port."""
     pair = (_read(tls.key_file), _read(tls.cert_file))
     authority = _read(tls.ca_file) if tls.ca_file else None
     return grpc.ssl_server_credentials([pair], authority, require_client_auth=authority is not None)
 
 
 def channel_credentials(tls: TlsConfig) -> grpc.ChannelCredentials:
-    """For a gRPC channel; the server is verified against the CA file."""
+    """Returns the credentials of a gRPC channel; the server is verified against the CA file."""
     key, cert = (_read(tls.key_file), _read(tls.cert_file)) if tls.cert_file else (None, None)
     return grpc.ssl_channel_credentials(_read(tls.ca_file), key, cert)
 
 
 def client_context(tls: TlsConfig, *, setting: str = "tls") -> ssl.SSLContext:
-    """For a non-gRPC client. Trusts every certificate in the CA file, also a server's own."""
+    """Returns the context of a non-gRPC client. It trusts every certificate in the CA file, also a server's own."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     _load(context, tls, setting)

@@ -34,7 +34,7 @@ IGNORED = {
     **dict.fromkeys(("draft_load_config", "disable_padded_drafter_batch", "use_local_argmax_reduction"), _AS_IT_IS),
 }
 KNOWN = ("model", *OF_GATEWAY, *OF_DRAFTER, *OF_VERIFIER, *IGNORED)
-# For services started one by one: key -> the flag to use.
+# key -> the flag to use where services are started one by one
 FLAGS_ELSEWHERE = {
     "model": "the drafter's --draft-model",
     **{key: f"the drafter's --{key.replace('_', '-')}" for key in OF_DRAFTER},

@@ -1,4 +1,4 @@
-"""What a session must satisfy before it is opened."""
+"""Checks that a session must pass before it is opened."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from outrider.shared.sampling_params import SpeculationMode
 
 
 def check_spec(spec: SessionSpec, vocab_size: int, max_model_len: int, capacity: int, certificate: Certificate) -> None:
-    """capacity: positions of the whole KV cache. Raises InvalidRequest with the field's name, or ExactModeRefused."""
+    """Checks a session's spec. capacity: positions of the whole KV cache.
+
+    Raises InvalidRequest with the field's name, or ExactModeRefused.
+    """
     spec.sampling_params.validate(vocab_size)
     lists = {
         "prompt": spec.prompt_token_ids,
@@ -40,6 +43,6 @@ def check_spec(spec: SessionSpec, vocab_size: int, max_model_len: int, capacity:
 
 
 def check_start(spec: SessionSpec, permitted: PermittedTokens, vocab_size: int) -> None:
-    """Raises NoTokenPermitted where no output can begin. One that has begun ends before a dead end (round.py)."""
+    """Raises NoTokenPermitted if no output can begin. An output that has begun ends before a dead end (round.py)."""
     if not spec.committed_token_ids and permitted.can_run_out:
         permitted.mask((), vocab_size)

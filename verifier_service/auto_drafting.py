@@ -19,14 +19,16 @@ from outrider.verifier_service.timing.step_costs import StepCosts
 
 
 class AutoDrafting:
-    """Belongs to the engine's thread. methods: of local drafting, by name. A round is `decide`, `committed` for each
-    session that gets tokens, and `observe`.
+    """Decides for sessions with `auto` what drafts their next rounds. Belongs to the engine's thread.
+
+    methods: of local drafting, by name. A round is `decide`, then `committed` for each session that gets tokens, then
+    `observe`.
     """
 
     def __init__(self, costs: StepCosts, methods: Mapping[str, DraftMethodInfo]) -> None:
         self._methods = methods
         self._policy = DraftLength(costs.mean_drafts_s, ONE_PASS)
-        # Of the round in progress.
+        # The round in progress: its drafts, and the sessions' waits for drafters and travel times.
         self._drafts: list[Drafted] = []
         self._waits_s: list[float] = []
         self._travels_s: list[float] = []
@@ -43,7 +45,7 @@ class AutoDrafting:
         return fmean(self._waits_s) if self._waits_s else 0.0
 
     def decide(self, sessions: Iterable[VerifierSession]) -> None:
-        """Says to each session with `auto` what its next round drafts with; a drafter's draft ends its run."""
+        """Sets for each session with `auto` what its next round drafts with; a drafter's draft ends its run."""
         self._drafts, self._waits_s, self._travels_s, self._is_catch_up = [], [], [], False
         autos = [(session, session.auto) for session in sessions if session.step is not None and session.auto]
         if not autos:
@@ -63,14 +65,14 @@ class AutoDrafting:
                 self._is_catch_up |= session.unread_by(method) > LONG_REPORT
 
     def next_draft(self, session: VerifierSession) -> NextDraft | None:
-        """What a drafter shall draft for the session's next round."""
+        """Returns what a drafter is to draft for the session's next round; None: nothing."""
         choice = session.auto_choice
         if choice is None or choice.method in self._methods:
             return None
         return NextDraft(choice.method, choice.num_draft_tokens, round(1e6 * self._policy.patience_s))
 
     def committed(self, session: VerifierSession, commit: Commit) -> None:
-        """One session's part in the round, before its step is over."""
+        """Records one session's part in the round; called before its step is over."""
         asked, step = session.local_draft, session.step
         if asked is not None:
             self._add(session, asked.asked.method, asked.asked.num_draft_tokens, commit)
@@ -83,7 +85,7 @@ class AutoDrafting:
         session.wanted = commit.next_draft
 
     def observe(self, num_sessions: int, num_open: int, last_round: LastRound, draft_s: float) -> None:
-        """The round is over. num_sessions: those that decoded. draft_s: of local drafting."""
+        """Passes the finished round on to the policy. num_sessions: those that decoded. draft_s: of local drafting."""
         self._policy.observe(
             RoundSample(
                 num_sessions,
@@ -122,7 +124,7 @@ class AutoDrafting:
         return LocalDrafts(method, min(length, most), has_trees)
 
     def _limits(self, auto: AutoDrafts) -> Mapping[str, int]:
-        """By method, the most tokens that it may draft."""
+        """Maps each available method to the most tokens that it may draft."""
         limits = {offer.method: offer.max_num_draft_tokens for offer in auto.drafters if offer.method in DRAFT_METHODS}
         limits.update({name: info.limit(token_tree=auto.token_tree) for name, info in self._methods.items()})
         most = auto.max_num_draft_tokens
@@ -134,7 +136,7 @@ def _best_guess_first(method: str) -> int:
 
 
 def _was_drafted_for(session: VerifierSession, commit: Commit) -> bool:
-    """Whether a drafter was asked for this round, whatever came of it."""
+    """Returns whether a drafter was asked for this round, whatever came of it."""
     step = session.step
     is_first = step is not None and commit.base_len == step.base_len
     return is_first and step is not None and step.last_draft is not None and not step.last_draft.refused

@@ -61,7 +61,7 @@ def _rows_of(logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
 
 
 def _drawn(members: Sequence[tuple[Work, range]], logits: torch.Tensor) -> NDArray[np.int64]:
-    """int64 [R]: the target's token after each row of the members; argmaxes in all other rows."""
+    """Returns int64 [R]: the target's token after each row of the members; argmaxes in all other rows."""
     if not members:
         return np.empty(0, dtype=np.int64)
     fields = RowFields(logits.shape[0])
@@ -78,7 +78,7 @@ def _drawn(members: Sequence[tuple[Work, range]], logits: torch.Tensor) -> NDArr
 
 
 def _key_words(work: Work, depths: Sequence[int]) -> NDArray[np.uint32]:
-    """uint32 [N, 2]: the shared noise of each row's output index, or fresh noise in rejection mode."""
+    """Returns uint32 [N, 2]: the shared noise of each row's output index, or fresh noise in rejection mode."""
     if is_exact(work):
         return shared_key_words(work, depths)
     return draw_rng(work).integers(0, 2**32, (len(depths), 2), dtype=np.uint32)

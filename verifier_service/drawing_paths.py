@@ -1,4 +1,4 @@
-"""Which sessions' tokens are drawn by kernels, from all rows' logits together, and from which numbers.
+"""Selects the sessions whose tokens kernels draw, from all rows' logits together, and the numbers they draw with.
 
 Not here: drawing (host_sampling, device_sampling), and deciding on the host, row by row (round).
 """
@@ -19,9 +19,10 @@ from outrider.verifier_service.scheduler import Work
 
 
 class DrawingPath(enum.Enum):
-    """HOST: by round, from the logits: penalties, bias, bad words, grammars, log-probabilities, trees with laws.
-    DRAWN: a token of each row. REJECTED: by the rule of a chain with laws.
+    """The way in which a session's tokens are drawn.
 
+    HOST: by round, from the logits: penalties, bias, bad words, grammars, log-probabilities, trees with laws.
+    DRAWN: a token of each row. REJECTED: by the rule of a chain with laws.
     It depends only on the session's request and draft, so its output does not depend on the other sessions."""
 
     HOST = "host"
@@ -47,7 +48,7 @@ def draw_rng(work: Work) -> np.random.Generator:
 
 
 def depths_of(proposal: Proposal | None) -> list[int]:
-    """Per row, the number of draft tokens between the committed prefix and the token drawn from that row."""
+    """Returns for each row the number of draft tokens between the committed prefix and the token drawn from the row."""
     depths = [0]
     if proposal is not None:
         for parent in proposal.parents or range(-1, len(proposal.token_ids) - 1):
@@ -56,7 +57,7 @@ def depths_of(proposal: Proposal | None) -> list[int]:
 
 
 def shared_key_words(work: Work, depths: Sequence[int]) -> NDArray[np.uint32]:
-    """uint32 [N, 2]: the shared noise of each row's output index."""
+    """Returns uint32 [N, 2]: the shared noise of each row's output index."""
     session = work.session
     keys = [index_key(session.spec.stream_key, session.committed_len + depth) for depth in depths]
     return np.array(keys, dtype=np.uint32)

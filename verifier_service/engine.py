@@ -64,7 +64,7 @@ class EngineLimits:
 
 
 class VerifierEngine:
-    """`open`, `submit` and `close` may be called from any thread and never wait for a forward pass."""
+    """The target model and its sessions. Any thread may call `open`, `submit` and `close`; none waits for a forward."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class VerifierEngine:
 
     @property
     def round_us(self) -> tuple[int, ...]:
-        """VerifierInfo.round_us. Means that the engine's thread may just be changing, each by a little."""
+        """VerifierInfo.round_us; from means that the engine's thread may be updating, each by a small step."""
         return self._gathering.served.round_us(self.limits.max_num_seqs)
 
     @property
@@ -373,7 +373,10 @@ class VerifierEngine:
             self._replies.send()
 
     def _settle_state(self, work: Work, kept_nodes: Sequence[int]) -> None:
-        """The forward wrote the state before the last chain row; that row and the draft's are in its log."""
+        """Passes the kept rows on to the state table.
+
+        The forward wrote the state before the last chain row; that row and the draft's are in its log.
+        """
         session = work.session
         if self.states is not None and session.state is not None:
             base = session.num_computed + work.num_chain_rows - 1
@@ -401,7 +404,7 @@ class VerifierEngine:
 
 
 def _row_outputs(loaded: LoadedModel) -> Callable[[Sequence[Work], torch.Tensor], list[RowOutputs]]:
-    """drawn_outputs or device_outputs, by this model's device."""
+    """Returns drawn_outputs or device_outputs, by the model's device."""
     if loaded.attention_ops.row_backend != "triton":
         return drawn_outputs
     from outrider.verifier_service.device_sampling import device_outputs  # triton is installed on GPU machines only

@@ -1,4 +1,4 @@
-"""Which rows of hidden states a commit carries: those requested and not sent yet, in order.
+"""Selects the rows of hidden states that a commit carries: those requested and not sent yet, in order.
 
 Not here: storing them (engine/attention/hidden_store).
 """
@@ -45,9 +45,10 @@ def rows_to_send(
 def read_rows(
     sessions: Sequence[tuple[VerifierSession, int]], store: HiddenStateStore, block_size: int, layers: Sequence[int]
 ) -> list[tuple[int, torch.Tensor]]:
-    """Per session (given with a first position): the first position returned, and its rows [N, layers * width], N >= 0.
+    """Reads each session's rows from its given first position on.
 
-    Rows up to the last missing one are left out. One read for all sessions: a read per session took 2 ms for 12.
+    Returns for each session the first position read and its rows [N, layers * width], N >= 0: rows up to the last
+    missing one are left out. One read for all sessions: a read per session took 2 ms for 12.
     """
     found = [(start, _slots_from(session, block_size, start)) for session, start in sessions]
     slots = [slot for _, part in found for slot in part]

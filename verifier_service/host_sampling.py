@@ -43,7 +43,7 @@ def drawn_outputs(plan: Sequence[Work], logits: torch.Tensor) -> list[RowOutputs
 
 
 def _draft(work: Work, end: int) -> HostDraft:
-    """end: of the session's rows; the last ones are the committed prefix's and the nodes'."""
+    """Describes a session's draft. end: of its rows; the last ones are the committed prefix's and the nodes'."""
     session, proposal = work.session, work.proposal
     params, by_block = session.spec.sampling_params, session.chain_rule == "block"
     token_ids, parents = ((), ()) if proposal is None else (proposal.token_ids, proposal.parents)

@@ -36,7 +36,7 @@ class _MethodState:
 
     draft: DraftSession
     next_row: int = 0
-    # Whether its backlog may exceed what a proposal should wait for.
+    # True if its backlog may be longer than a proposal should wait for.
     is_behind: bool = True
     has_failed: bool = False
 
@@ -51,7 +51,7 @@ class _Asked(NamedTuple):
 
 @dataclass
 class LocalDrafting:
-    """Belongs to the engine's thread.
+    """Drafting in the verifier's own process. Belongs to the engine's thread.
 
     methods: by name, from drafting.methods.registry. read_rows: for methods that need hidden states. before_reading:
     called before a method reads a backlog, which takes longer than drafting.
@@ -61,7 +61,7 @@ class LocalDrafting:
     max_model_len: int
     read_rows: ReadRows
     before_reading: Callable[[], None]
-    # By id of the VerifierSession, then by method.
+    # id of the VerifierSession -> method -> state
     _states: dict[int, dict[str, _MethodState]] = field(default_factory=dict)
 
     def cut_back(self, session: VerifierSession, committed_len: int) -> None:
@@ -137,7 +137,7 @@ class LocalDrafting:
                 state.is_behind |= len(rows) > LONG_REPORT
 
     def _advance_one(self, states: Sequence[_MethodState]) -> None:
-        """One bounded piece for one session per forward, so that no session waits for another one's long prompt."""
+        """Reads one bounded piece for one session per forward: no session waits for another one's long prompt."""
         for state in states:
             if state.is_behind and not state.has_failed:
                 self.before_reading()
@@ -157,7 +157,10 @@ class LocalDrafting:
         return is_behind
 
     def _propose(self, name: str, members: Sequence[_Asked], reading_s: float) -> float:
-        """Returns its seconds. reading_s: of updating the methods, prompts included; all sessions wait for it too."""
+        """Drafts for the members and returns the seconds taken.
+
+        reading_s: seconds of updating the methods, prompts included; all sessions wait for it too.
+        """
         proposals: list[Proposal] = []
         started = time.perf_counter()
         try:
@@ -194,4 +197,4 @@ def _report(session: VerifierSession, state: _MethodState, drafts: LocalDrafts, 
 
 
 def _ignore_reply(reply: object) -> None:
-    """For DraftSession.on_reply: here proposals are return values."""
+    """Serves as DraftSession.on_reply, which is unused here: proposals are return values."""

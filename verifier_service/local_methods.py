@@ -16,7 +16,10 @@ from outrider.verifier_service.config import VerifierConfig
 
 
 def build_local_methods(config: VerifierConfig, loaded: LoadedModel, log: logging.Logger) -> dict[str, DraftMethod]:
-    """By name; empty if the settings ask for none. Raises ConfigError that names the setting."""
+    """Builds the local draft methods, by name; empty if the settings ask for none.
+
+    Raises ConfigError that names the setting.
+    """
     if not config.local_draft_model and not config.local_methods:
         return {}
     lookups = {field.name: getattr(config, field.name) for field in dataclasses.fields(LookupSettings)}

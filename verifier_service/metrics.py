@@ -52,7 +52,7 @@ class VerifierMetrics:
         )
 
     def watch(self, num_sessions: Callable[[], int], num_waiting: Callable[[], int], blocks: BlockManager) -> None:
-        """All are read at every scrape, on its thread. Cached blocks that no session holds are free, as in vLLM."""
+        """Exports gauges, read at every scrape on its thread. Cached blocks of no session are free, as in vLLM."""
         self._running.set_function(num_sessions)
         self._waiting.set_function(num_waiting)
         self._kv_usage.set_function(lambda: 1.0 - blocks.num_free_blocks / blocks.num_blocks)
@@ -71,7 +71,7 @@ class VerifierMetrics:
         self._num_preemptions = num_preemptions
 
     def observe_drafting(self, seconds: float) -> None:
-        """0: no session was drafted for."""
+        """Records the seconds of local drafting; 0: no session was drafted for."""
         if seconds > 0.0:
             self._drafting.observe(seconds)
 

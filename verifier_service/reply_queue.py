@@ -12,7 +12,7 @@ from outrider.verifier_service.session import OnReply, VerifierSession
 
 
 class ReplyQueue:
-    """First in, first out. Belongs to the engine's thread."""
+    """A first-in, first-out queue of replies. Belongs to the engine's thread."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[OnReply, Commit]] = []

@@ -1,4 +1,4 @@
-"""From one session's logits to its commit: acceptance, stops, origins, log-probabilities. No I/O, no KV."""
+"""Makes one session's commit from its logits: acceptance, stops, origins, log-probabilities. No I/O, no KV."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from outrider.verifier_service.row_outputs import RowOutputs
 from outrider.verifier_service.scheduler import Work
 from outrider.verifier_service.session import VerifierSession
 
-# By vLLM's names for rejection_sample_method.
+# vLLM's name (rejection_sample_method) -> acceptance rule
 CHAIN_RULES = {"standard": standard.accept, "block": block.accept}
 
 
 @dataclass(frozen=True)
 class ForwardTimes:
-    """Of the forward that a round's logits came from: perf_counter seconds, and the rates reported with its commits.
+    """The times of the forward behind a round's logits: perf_counter seconds, and the rates reported with its commits.
 
     num_sessions: in the forward. open_sessions: at the verifier. prompts_s: of the forward, for reading prompts.
     plain_round_s: what a round without drafts takes; 0: not known.
@@ -49,10 +49,10 @@ class Round:
 def decide(
     work: Work, outputs: RowOutputs, max_model_len: int, times: ForwardTimes, next_draft: NextDraft | None = None
 ) -> Round:
-    """outputs: 1 + nodes rows; row 0 follows the last committed token, row 1 + i follows node i. next_draft: for the
-    session's next step, if this commit ends the one in progress.
+    """Decides one session's round. Raises ArithmeticError for a row without a finite logit.
 
-    Raises ArithmeticError for a row without a finite logit.
+    outputs: 1 + nodes rows; row 0 follows the last committed token, row 1 + i follows node i. next_draft: for the
+    session's next step, if this commit ends the one in progress.
     """
     session = work.session
     proposal = work.proposal or Proposal(base_len=session.committed_len, token_ids=(), method="")
@@ -105,7 +105,7 @@ def decide(
 
 
 def _saved_us(session: VerifierSession, times: ForwardTimes, num_tokens: int) -> int:
-    """What plain decoding would have taken for the tokens, less what they took; 0: not known, as in a first round."""
+    """Returns the microseconds saved over plain decoding of the tokens; 0: not known, as in a first round."""
     if not times.plain_round_s or session.committed_at is None:
         return 0
     took_s = times.ended - session.committed_at - times.prompts_s
@@ -192,7 +192,7 @@ def _stop(
     for count, token in enumerate(token_ids, 1):
         length = session.committed_len + count
         if token in permitted.stop_ids:
-            # As vLLM: a requested stop token is the stop reason, the model's own end token is not (null).
+            # A requested stop token is the stop reason, the model's own end token is not (null), as in vLLM.
             return count, FinishReason.STOP, token if token in params.stop_token_ids else None
         if length >= params.max_tokens or session.prompt_len + length >= max_model_len:
             return count, FinishReason.LENGTH, None

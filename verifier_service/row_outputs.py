@@ -20,7 +20,7 @@ NO_LOGITS: NDArray[np.float32] = np.empty((0, 0), dtype=np.float32)
 
 @dataclass(frozen=True)
 class RowOutputs:
-    """Exactly one field is set, or none if no row was wanted.
+    """The outputs of one session's rows. Exactly one field is set, or none if no row was wanted.
 
     logits: float32 [N, V], of the session's N wanted rows in order. token_ids: int64 [N], the target's token after each
     row; the draft is accepted as far as it equals them. acceptance: a rule's result.

@@ -47,7 +47,10 @@ def _state_rows(work: Work) -> StateRows | None:
 
 
 def keep_prompt_logprobs(work: Work, logits: NDArray[np.float32]) -> None:
-    """Stores them, if requested. Row i gives the log-probability of prompt token i + 1; the first token has none."""
+    """Stores the prompt's log-probabilities, if requested.
+
+    Row i gives the log-probability of prompt token i + 1; the first token has none.
+    """
     session = work.session
     count = session.spec.sampling_params.num_prompt_logprobs
     if count is None or session.num_computed >= session.prompt_len or session.has_replied:

@@ -1,4 +1,4 @@
-"""Which rows go into the next forward pass: continuous batching, chunked prefill, preemption. No torch.
+"""Plans the rows of the next forward pass: continuous batching, chunked prefill, preemption. No torch.
 
 Decoding sessions come first, in order of arrival. The rest of the row budget goes to prefills, in small chunks under an
 inter-token latency objective. When blocks run out, drafts are dropped first. Then, or when recurrent states run out,
@@ -40,7 +40,7 @@ class Work:
 
     @property
     def samples(self) -> bool:
-        """Whether this work reaches the last committed token, so that a token can be chosen."""
+        """True if this work reaches the last committed token, so that a token can be chosen."""
         return self.num_chain_rows == self.session.num_pending
 
 
@@ -53,11 +53,12 @@ class Scheduler:
     # Most rows of a forward that reads prompts while sessions decode; None: max_num_batched_tokens.
     rows_while_decoding: Callable[[], int] | None = None
     num_preemptions: int = 0
-    # Of a model with recurrent layers; and the most draft tokens that a slot's log holds.
+    # Recurrent states; None: the model has no recurrent layers.
     states: StateTable | None = None
-    # positions; between states that the prefix cache keeps, beside those at the ends of prompts; chosen: at Qwen3.5's
-    # sizes a state is then as large as the keys and values of these positions
+    # positions; distance of the states that the prefix cache keeps, in addition to those at the ends of prompts;
+    # chosen: at Qwen3.5's sizes a state is then as large as the keys and values of these positions
     snapshot_interval: int = 2048
+    # draft tokens; what a slot's log has room for, with recurrent layers
     most_draft_tokens: int = sys.maxsize
 
     def plan(self, sessions: Sequence[VerifierSession]) -> list[Work]:

@@ -38,7 +38,7 @@ class LocalDraft:
 
 @dataclass
 class VerifierSession:
-    """token_ids: prompt and committed output. KV of positions [0, num_computed) is in the cache."""
+    """One session. token_ids: prompt and committed output. KV of positions [0, num_computed) is in the cache."""
 
     spec: SessionSpec
     processor: LogitsProcessor
@@ -48,7 +48,7 @@ class VerifierSession:
     # Acceptance rule for chains with laws: a key of round.CHAIN_RULES.
     chain_rule: str = "block"
     table: BlockTable | None = None
-    # Of a model with recurrent layers; at position num_computed between forwards. None: not open, or no such model.
+    # Recurrent state, at position num_computed between forwards. None: not open, or the model has no recurrent layers.
     state: SessionState | None = None
     num_computed: int = 0
     num_cached_tokens: int = 0
@@ -56,8 +56,8 @@ class VerifierSession:
     step_arrived_at: float = 0.0
     # Seconds from the commit before this step to the step: of the gateway, and its drafter if it asked one.
     away_s: float = 0.0
-    # What `auto` may choose from (None: the gateway decides), what it has chosen for the next round (None: nothing),
-    # what the drafter was to draft for this one, and the output that each method has read.
+    # The choices of `auto` (None: the gateway decides), its choice for the next round (None: nothing), the drafter's
+    # task for this round, and the output that each method has read.
     auto: AutoDrafts | None = None
     auto_choice: LocalDrafts | None = None
     wanted: NextDraft | None = None
@@ -96,14 +96,14 @@ class VerifierSession:
 
     @property
     def local_drafts(self) -> LocalDrafts | None:
-        """What the verifier shall draft with for the next round of a free run, if it serves the method."""
+        """The local drafting for the next round of a free run, if the verifier serves the method; None: no free run."""
         if self.step is None or self.step.proposal is not None or self.free_run_left <= 0:
             return None
         return self.auto_choice if self.auto is not None else self.step.local_drafts
 
     @property
     def runs_to_end(self) -> bool:
-        """Whether the free run in progress lasts to the end of the output, unless the verifier ends it."""
+        """True if the free run in progress lasts to the end of the output, unless the verifier ends it."""
         return (
             self.free_run_left > 0 and self.free_run_left >= self.spec.sampling_params.max_tokens - self.committed_len
         )
@@ -128,8 +128,8 @@ class VerifierSession:
         return sent if sent is not None or self.local_draft is None else self.local_draft.proposal
 
     def draft_room(self, max_model_len: int) -> int:
-        """The most draft tokens that the next round can use: one more token follows them before the output, the context
-        or the run ends. Depends on lengths only, never on tokens.
+        """Returns the most draft tokens that the next round can use: one more token follows them before the output, the
+        context or the run ends. Depends on lengths only, never on tokens.
         """
         params = self.spec.sampling_params
         room = min(params.max_tokens - self.committed_len - 1, max_model_len - len(self.token_ids) - 1)
@@ -139,7 +139,10 @@ class VerifierSession:
         return min(room, most - 1) if most else room
 
     def begin(self, step: VerifyStep) -> None:
-        """Raises CommitRefused for another epoch; InvalidRequest after the end, or if tokens before it are missing."""
+        """Begins a step.
+
+        Raises CommitRefused for another epoch; InvalidRequest after the end, or if tokens before it are missing.
+        """
         if step.epoch != self.spec.epoch:
             raise CommitRefused(f"step of epoch {step.epoch} at a session of epoch {self.spec.epoch}", param="epoch")
         if step.base_len > self.committed_len:

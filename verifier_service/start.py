@@ -1,4 +1,4 @@
-"""What a verifier is made of, and how it is served."""
+"""Builds a verifier from its settings and serves it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ EPILOG = """examples:
 
 
 def with_folders(config: VerifierConfig) -> VerifierConfig:
-    """The same with folders for the models' names. Raises ConfigError that names the setting, or ModelRefused."""
+    """Returns the config with model names replaced by local folders.
+
+    Raises ConfigError that names the setting, or ModelRefused.
+    """
     drafts = tuple(local_model(name, "--local-draft-model") for name in config.local_draft_model)
     return replace(
         config,
@@ -62,7 +65,7 @@ def with_folders(config: VerifierConfig) -> VerifierConfig:
 
 
 def check_settings(config: VerifierConfig) -> None:
-    """What can be said without weights. Raises ConfigError that names the setting."""
+    """Checks what can be checked without reading weights. Raises ConfigError that names the setting."""
     if not config.model:
         raise ConfigError("--model: name the target: a checkpoint folder, .gguf file or Hub id", param="model")
     if config.local_draft_model or config.local_methods:

@@ -1,4 +1,4 @@
-"""How to reach gateways: addresses, API key, TLS. Shared by blocking and asyncio channels."""
+"""Access to gateways: addresses, API key, TLS. Shared by blocking and asyncio channels."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Access:
 
 
 def parsed_addresses(address: str | Sequence[str]) -> tuple[str, ...]:
-    """host:port addresses, from a comma-separated string or a list. Raises InvalidRequest when there is none."""
+    """Returns host:port addresses from a comma-separated string or a list. Raises InvalidRequest when there is none."""
     parts = address.split(",") if isinstance(address, str) else address
     addresses = tuple(part.strip() for part in parts if part.strip())
     if not addresses:

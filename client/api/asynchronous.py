@@ -61,7 +61,7 @@ class AsyncOutriderClient(ClientBase):
         progress: Progress | None = None,
         timeout_s: float | None = None,
     ) -> list[Completion]:
-        """As OutriderClient.batch."""
+        """Generates completions of all prompts, as OutriderClient.batch does."""
         batch = Batch(prompts, params, max_concurrency, progress)
         places = asyncio.Semaphore(max_concurrency)
 

@@ -122,7 +122,10 @@ class OutriderClient(ClientBase):
 
 
 def _replies(call: Any, stall_timeout_s: float | None) -> Iterator[gateway_pb2.GenerateReply]:
-    """Raises TimeoutError after stall_timeout_s without a reply. A timer cancels: blocking reads cannot time out."""
+    """Yields the call's replies. Raises TimeoutError after stall_timeout_s without one.
+
+    A timer cancels the call, as blocking reads cannot time out.
+    """
     if stall_timeout_s is None:
         yield from call
         return

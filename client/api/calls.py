@@ -1,4 +1,4 @@
-"""What both clients share besides the session: settings, new sessions, and batch bookkeeping."""
+"""Code that both clients share besides the session: settings, new sessions, and batch bookkeeping."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class ClientBase:
             raise OutriderError("the client is closed")
 
     def _session(self, prompt: Prompt, params: SamplingParams | None, timeout_s: float | None) -> GenerationSession:
-        """timeout_s None: the client's default."""
+        """Makes a session for a prompt. timeout_s None: the client's default."""
         message = generate_message(f"gen-{uuid.uuid4().hex}", prompt, params or SamplingParams(), self._model)
         return GenerationSession(
             message,

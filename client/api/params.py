@@ -96,7 +96,7 @@ def _tuple(values: Sequence[ValueT] | None) -> tuple[ValueT, ...]:
 
 
 def _grammar(given: StructuredOutputsParams | Mapping[str, Any]) -> Grammar:
-    """Raises InvalidRequest unless exactly one field is given."""
+    """Converts the output's constraint. Raises InvalidRequest unless exactly one field is given."""
     if isinstance(given, Mapping):
         unknown = given.keys() - {entry.name for entry in fields(StructuredOutputsParams)}
         if unknown:

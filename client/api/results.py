@@ -1,4 +1,4 @@
-"""What comes back: tokens, updates, completions, and the error of a partly failed batch."""
+"""The results of requests: tokens, updates, completions, and the error of a partly failed batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ _ORIGINS = {1: "target", 2: "accepted", 3: "corrected", 4: "bonus"}
 
 @dataclass(frozen=True)
 class Logprob:
-    """rank: 1 is the likeliest token. top: ids and log-probabilities of the likeliest tokens, if requested."""
+    """A token's log-probability.
+
+    rank: 1 is the likeliest token. top: ids and log-probabilities of the likeliest tokens, if requested.
+    """
 
     logprob: float
     rank: int
@@ -22,7 +25,10 @@ class Logprob:
 
 @dataclass(frozen=True)
 class Token:
-    """text: the text this token completed, shown or held back. origin: "target", "accepted", "corrected" or "bonus"."""
+    """A generated token.
+
+    text: the text this token completed, shown or held back. origin: "target", "accepted", "corrected" or "bonus".
+    """
 
     token_id: int
     text: str
@@ -39,7 +45,10 @@ class Usage:
 
 @dataclass(frozen=True)
 class SpeculationFigures:
-    """acceptance_histogram[k]: rounds with k accepted draft tokens. All 0 where nothing was drafted."""
+    """The speculation figures of an answer; all 0 if nothing was drafted.
+
+    acceptance_histogram[k]: rounds with k accepted draft tokens.
+    """
 
     mean_acceptance_length: float
     draft_acceptance_rate: float
@@ -48,7 +57,7 @@ class SpeculationFigures:
     num_accepted_draft_tokens: int
     num_draft_tokens: int
     num_spec_tokens: int
-    # What speculation has saved against plain decoding, estimated; negative: it has cost time.
+    # Estimated time saved over plain decoding; negative: speculation has cost time.
     saved_ms: float = 0.0
 
 
@@ -75,14 +84,14 @@ class Completion:
 
     @property
     def cumulative_logprob(self) -> float | None:
-        """None without log-probabilities."""
+        """The sum of the tokens' log-probabilities; None without log-probabilities."""
         entries = [token.logprob.logprob for token in self.tokens if token.logprob is not None]
         return sum(entries) if len(entries) == len(self.tokens) else None
 
 
 @dataclass(frozen=True)
 class Update:
-    """What one commit brought. text: what may be shown now. completion: only in the last update."""
+    """The result of one commit. text: text that may be shown now. completion: only in the last update."""
 
     text: str
     tokens: tuple[Token, ...]
@@ -107,7 +116,7 @@ class BatchFailed(OutriderError):
 
 
 def tokens_of(reply: gateway_pb2.GenerateReply) -> tuple[Token, ...]:
-    """Raises ValueError when the reply's lists differ in length."""
+    """Returns a reply's tokens. Raises ValueError when the reply's lists differ in length."""
     logprobs: list[Logprob | None] = [_logprob(entry) for entry in reply.logprobs]
     logprobs = logprobs or [None] * len(reply.token_ids)
     columns = zip(reply.token_ids, reply.token_texts, reply.origins, logprobs, strict=True)

@@ -51,7 +51,7 @@ _ERRORS: dict[grpc.StatusCode, type[OutriderError]] = {
 
 @dataclass(frozen=True)
 class CallFailure:
-    """How a call ended without its last reply. retry_after_s: the server's hint."""
+    """The failure of a call that ended without its last reply. retry_after_s: the server's hint."""
 
     code: grpc.StatusCode
     details: str
@@ -59,13 +59,13 @@ class CallFailure:
 
     @classmethod
     def of(cls, error: Any) -> CallFailure:
-        """From the grpc.RpcError of either kind of channel."""
+        """Builds it from the grpc.RpcError of either kind of channel."""
         trailers = dict(error.trailing_metadata() or ())
         return cls(error.code(), error.details() or "", int(trailers.get("retry-after-ms", 0)) / 1000)
 
     @property
     def is_loss(self) -> bool:
-        """Whether another attempt may help: the connection or server is lost, or the server is full."""
+        """True if another attempt may help: the connection or server is lost, or the server is full."""
         broken = self.code is grpc.StatusCode.INTERNAL and "RST_STREAM" in self.details
         full = self.code is grpc.StatusCode.RESOURCE_EXHAUSTED and self.retry_after_s > 0
         return broken or full or self.code is grpc.StatusCode.UNAVAILABLE
@@ -127,7 +127,7 @@ class GenerationSession:
         return self.completion
 
     def next_attempt(self) -> Attempt:
-        """Raises DeadlineExceeded when the pause before it would exceed the time limit."""
+        """Returns the next call. Raises DeadlineExceeded if the pause before it would exceed the time limit."""
         left_s = None if self._deadline_at is None else self._deadline_at - time.monotonic()
         if left_s is not None and left_s <= self._pause_s:
             raise self._too_late()
@@ -139,7 +139,7 @@ class GenerationSession:
         return Attempt(address, message, self._pause_s, None if left_s is None else left_s - self._pause_s)
 
     def receive(self, reply: gateway_pb2.GenerateReply) -> Update:
-        """Raises OutriderError for a reply that does not continue what was received."""
+        """Adds a reply to the output. Raises OutriderError for one that does not continue what was received."""
         if reply.base_len != len(self._tokens):
             raise OutriderError(f"expected output token {len(self._tokens)}, got {reply.base_len}")
         tokens = tokens_of(reply)

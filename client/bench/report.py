@@ -12,7 +12,7 @@ _MAX_ERRORS = 3
 
 
 def report_lines(found: dict[str, Any], metrics: Sequence[str], percentiles: Sequence[float]) -> Iterator[str]:
-    """`found`: the result of `figures`, with max_concurrency and request_rate."""
+    """Yields the report's lines. found: the result of `figures`, with max_concurrency and request_rate."""
     yield " Serving Benchmark Result ".center(_WIDTH, "=")
     yield from _counts(found)
     for metric in metrics:

@@ -31,7 +31,7 @@ class RequestResult:
 
 
 async def timed_request(client: httpx.AsyncClient, endpoint: str, body: dict[str, Any]) -> RequestResult:
-    """Never raises for server or network failures: `error` reports them."""
+    """Makes one request and times it. Never raises for server or network failures: `error` reports them."""
     result = RequestResult()
     try:
         with clear_transport(str(client.base_url)):
@@ -69,7 +69,7 @@ async def _stream(client: httpx.AsyncClient, endpoint: str, body: dict[str, Any]
 
 
 def _text(event: dict[str, Any]) -> str:
-    """Of the first choice that has some, reasoning included."""
+    """Returns the text of the first choice that has some, reasoning included."""
     for choice in event.get("choices") or []:
         said = choice.get("delta") or choice
         for name in ("text", "content", "reasoning_content", "reasoning"):

@@ -29,8 +29,11 @@ _FIT_WORDS = (16, 64)
 
 @dataclass(frozen=True)
 class BenchSettings:
-    """request_rate: Poisson arrivals per second; inf: all at once. max_concurrency 0: unlimited. Empty method and
-    num_speculative_tokens 0: no Outrider fields are sent."""
+    """The settings of a benchmark.
+
+    request_rate: Poisson arrivals per second; inf: all at once. max_concurrency 0: unlimited. Empty method and
+    num_speculative_tokens 0: no Outrider fields are sent.
+    """
 
     base_url: str
     model: str
@@ -72,7 +75,7 @@ class BenchSettings:
 
 @dataclass(frozen=True)
 class BenchRun:
-    """acceptance None: the server does not report it."""
+    """The results of a benchmark. acceptance None: the server does not report it."""
 
     results: tuple[RequestResult, ...]
     seconds: float
@@ -111,7 +114,7 @@ def arrival_times(num_requests: int, rate: float, rng: random.Random) -> list[fl
 
 
 async def _prompts(client: httpx.AsyncClient, settings: BenchSettings) -> list[BenchPrompt]:
-    """num_prompts prompts; a shorter file is repeated."""
+    """Returns num_prompts prompts; a shorter file is repeated."""
     if settings.dataset_path is not None:
         rows = read_prompts(settings.dataset_path, settings.is_chat)
         return [rows[index % len(rows)] for index in range(settings.num_prompts)]

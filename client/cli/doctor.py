@@ -78,7 +78,7 @@ def doctor(
 
 
 def _all_checks() -> Callable[..., Iterator[Check]]:
-    """Raises ConfigError where only the client's wheel is installed: it has no Redis package."""
+    """Imports the checks. Raises ConfigError if only the client's wheel is installed: it has no Redis package."""
     try:
         from outrider.client.doctor.all_checks import all_checks
     except ImportError as error:

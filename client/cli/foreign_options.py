@@ -21,7 +21,7 @@ from outrider.shared.errors import ConfigError
 _NUMBER = re.compile(r"-\d+(\.\d+)?")
 _OPTIONAL_VALUES = ("true", "false", "on", "off", "auto", "0", "1")
 _IGNORED = "outrider.ignored"  # key of the context's meta
-# As in vLLM: a small letter counts in thousands, a capital one in 1024s.
+# A small letter counts in thousands, a capital one in 1024s, as in vLLM.
 _UNITS = {letter: 1000**power for power, letter in enumerate("kmgt", 1)} | {
     letter: 1024**power for power, letter in enumerate("KMGT", 1)
 }
@@ -29,7 +29,7 @@ _UNITS = {letter: 1000**power for power, letter in enumerate("kmgt", 1)} | {
 
 @dataclass(frozen=True)
 class OptionTable:
-    """What becomes of another program's options.
+    """The mapping of another program's options to ours.
 
     same: name -> ours; ours may have a key after a dot (of a JSON option) or a value after an equals sign.
     ignored: name -> why it changes nothing. refused: name -> what to do instead. flags: ignored ones without a value;
@@ -55,12 +55,12 @@ def by_option(sentences: Mapping[str, str]) -> dict[str, str]:
 
 
 def ignored_options(context: typer.Context) -> tuple[tuple[str, str], ...]:
-    """(option, reason) of the line that the command was called with."""
+    """Returns (option, reason) of each ignored option in the line that the command was called with."""
     return tuple(context.meta.get(_IGNORED, {}).items())
 
 
 def ignored_line(ignored: Sequence[tuple[str, str]]) -> str:
-    """One line that names every ignored option, those with the same reason together; empty without any."""
+    """Returns one line that names every ignored option, grouped by reason; empty without any."""
     names: dict[str, list[str]] = {}
     for option, reason in ignored:
         names.setdefault(reason, []).append(option)
@@ -69,7 +69,10 @@ def ignored_line(ignored: Sequence[tuple[str, str]]) -> str:
 
 
 def whole_number(text: str | int) -> int:
-    """vLLM's spelling: 8k is 8000, 8K is 8192; auto and -1 are 0, the default. Raises typer.BadParameter."""
+    """Parses a number as vLLM does: 8k is 8000, 8K is 8192; auto and -1 are 0, the default.
+
+    Raises typer.BadParameter.
+    """
     if isinstance(text, int) or text in ("auto", "-1"):
         return 0 if isinstance(text, str) else text
     match = re.fullmatch(r"(\d{1,15}|\d{1,9}\.\d{1,9}(?=[kmgt]))([kmgtKMGT]?)", text)

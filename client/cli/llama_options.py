@@ -1,4 +1,4 @@
-"""What `outrider serve` makes of the options of `llama-server`, short and long: those that mean one of ours are taken,
+"""The mapping of `llama-server`'s options, short and long, for `outrider serve`: those that mean one of ours are taken,
 those that no text depends on are ignored, the others are refused with what to do instead.
 
 The names are those of llama.cpp's tools/server/README.md. Not here: names that vLLM has too (vllm_options.py), how a
@@ -11,7 +11,7 @@ from outrider.client.cli.foreign_options import OptionTable, by_option
 
 _DRAFT, _SAMPLING = "--speculative-config", "--override-generation-config"
 
-# Ours -> the names of llama-server.
+# our name -> llama-server's names
 _SAME = {
     "--model": "-m -hf -hfr --hf-repo",
     "--served-model-name": "-a --alias",

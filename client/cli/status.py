@@ -85,7 +85,7 @@ def _url(state: StackState | None) -> str:
 
 
 def _show_once(client: httpx.Client, state: StackState | None, *, as_json: bool) -> None:
-    """Raises typer.Exit(1) when a process or a member of the fleet is down."""
+    """Shows the stack and the fleet once. Raises typer.Exit(1) when a process or a member of the fleet is down."""
     dead = dead_processes(state) if state is not None else []
     if state is not None and not as_json:
         show_running(state)  # even if the gateway does not answer
@@ -101,7 +101,7 @@ def _show_once(client: httpx.Client, state: StackState | None, *, as_json: bool)
 
 
 def _follow(client: httpx.Client, interval_s: float, *, as_json: bool) -> None:
-    """Until Ctrl-C, which is exit code 130. An unreachable gateway is shown as such and tried again."""
+    """Shows the fleet until Ctrl-C, which is exit code 130. An unreachable gateway is shown as such and tried again."""
     fleet, last = read_fleet(client), _counts(client)
     display = nullcontext() if as_json else Live(fleet_view(fleet, None), console=console, auto_refresh=False)
     with display as screen:
@@ -123,7 +123,7 @@ def _follow(client: httpx.Client, interval_s: float, *, as_json: bool) -> None:
 
 
 def _counts(client: httpx.Client) -> Counts | None:
-    """None where the metrics need another API key: the fleet is shown without them."""
+    """Returns the fleet's counts; None if the metrics need another API key: the fleet is shown without them."""
     try:
         return read_counts(client)
     except OutriderError:
@@ -131,7 +131,7 @@ def _counts(client: httpx.Client) -> Counts | None:
 
 
 def fleet_view(fleet: dict[str, Any], speed: Rates | None) -> RenderableType:
-    """Two tables, a line and the warning, at most 80 columns wide."""
+    """Returns two tables, a line and the warning, at most 80 columns wide."""
     verifiers = _table("verifier", "", "model", "on", right=("sessions", "waiting", "KV used"))
     for member in fleet["verifiers"]:
         verifiers.add_row(

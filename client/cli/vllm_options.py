@@ -1,5 +1,5 @@
-"""What `outrider serve` makes of the options of `vllm serve` that are not its own: the same as one of ours, ignored
-because no text of an answer depends on it, or refused with what to do instead.
+"""The mapping of `vllm serve`'s options that `outrider serve` does not have itself: each is the same as one of ours,
+ignored because no text of an answer depends on it, or refused with what to do instead.
 
 The names are those of vLLM's engine/arg_utils.py, entrypoints/openai/cli_args.py and entrypoints/cli/serve.py, also of
 releases before 0.33. Not here: the options that are taken (serve.py), the keys of --speculative-config
@@ -166,7 +166,7 @@ _ONLY = {
 }
 VLLM = OptionTable(
     "vLLM",
-    # As vLLM's options were before --speculative-config.
+    # vLLM's options before --speculative-config
     same={
         "--speculative-model": "--speculative-config.model",
         "--num-speculative-tokens": "--speculative-config.num_speculative_tokens",

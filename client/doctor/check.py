@@ -10,7 +10,10 @@ Level = Literal["ok", "warn", "fail"]
 
 @dataclass(frozen=True)
 class Check:
-    """advice: what to do; empty where all is well. warn: it runs, but slower or less safely."""
+    """The result of a check.
+
+    advice: what to do; empty if all is well. Level "warn": it runs, but slower or less safely.
+    """
 
     name: str
     level: Level

@@ -44,7 +44,7 @@ def check_checkpoints(target: str, drafts: Sequence[str]) -> Iterator[Check]:
 
 
 def check_context(target: str, max_model_len: int) -> Iterator[Check]:
-    """Whether the model is as long as --max-model-len says; 0: its own length."""
+    """Checks that the model's context covers --max-model-len; 0: its own length."""
     try:
         longest = longest_context(_read_object(Path(target) / "config.json"))
     except Damaged:
@@ -79,12 +79,12 @@ def _files(folder: Path, option: str) -> Check:
 
 
 def weights_of(folder: Path) -> list[Path]:
-    """Raises ConfigError: the folder has none."""
+    """Returns the weight files of a folder. Raises ConfigError: it has none."""
     return linked_parts(folder) or weight_files(folder)
 
 
 def _weights(folder: Path) -> int:
-    """Bytes of all files. Raises Damaged."""
+    """Checks the weight files and returns their bytes. Raises Damaged."""
     try:
         files = weights_of(folder)
     except ConfigError as error:

@@ -47,7 +47,7 @@ def check_disk(run_dir: Path) -> Check:
 
 
 def check_memory(folders: Sequence[str], kv_cache_mb: int, is_running: bool) -> Iterator[Check]:
-    """Whether weights, KV cache and programs fit into the available memory. GPU memory is not checked."""
+    """Checks that weights, KV cache and programs fit into the available memory. GPU memory is not checked."""
     available_bytes = available_memory_bytes()
     if available_bytes is None:
         return
@@ -85,7 +85,7 @@ def check_least_memory(folders: Sequence[str], kv_cache_mb: int, dtype: str) -> 
 
 
 def _weights_bytes(folder: Path) -> int:
-    """0: there are none, which another check reports."""
+    """Returns the bytes of a folder's weights; 0: there are none, which another check reports."""
     try:
         return sum(file.stat().st_size for file in weights_of(folder))
     except (ConfigError, OSError):

@@ -40,7 +40,7 @@ def _python(bounds: str) -> Check:
 
 
 def _problems(requirements: list[Requirement], extras: list[str]) -> Iterator[Check]:
-    """One per package."""
+    """Yields one check per package with a problem."""
     reported: set[str] = {_DISTRIBUTION}
     for requirement in requirements:
         marker = requirement.marker
@@ -55,7 +55,7 @@ def _problems(requirements: list[Requirement], extras: list[str]) -> Iterator[Ch
 
 
 def _package(requirement: Requirement, is_needed: bool) -> Check | None:
-    """None where it is fine, or neither installed nor needed."""
+    """Checks one package; None: it is fine, or neither installed nor needed."""
     name = f"package {requirement.name}"
     try:
         found = metadata.version(requirement.name)

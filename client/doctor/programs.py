@@ -20,7 +20,7 @@ class ProgramFailed(Exception):
 
 
 def probe(drafts: Sequence[str]) -> dict[str, Any]:
-    """What torch sees of this machine, and the draft checkpoints' kinds. Raises ProgramFailed."""
+    """Returns torch's view of this machine, and the draft checkpoints' kinds. Raises ProgramFailed."""
     return _json_of("outrider.drafting.probe", *drafts)
 
 
@@ -47,7 +47,7 @@ def check_certificate(model: str, device: str, dtype: str) -> Check:
 
 
 def check_gateway(settings: StackSettings) -> Check:
-    """Whether the gateway takes its options, its environment and the files that both name."""
+    """Checks that the gateway accepts its options, its environment and the files that both name."""
     environment = {
         **os.environ,
         "OUTRIDER_REDIS_URL": settings.redis_url or "redis://127.0.0.1",  # the stack's own has no address yet

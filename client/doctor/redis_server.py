@@ -26,7 +26,7 @@ _MAX_DRIFT_S = 0.05
 
 
 def check_redis(url: str) -> Iterator[Check]:
-    """With an empty url: whether a Redis can be started here, by starting one briefly."""
+    """Checks the Redis at url; if that is empty, checks by starting one briefly that a Redis can be started here."""
     if url:
         yield from _check_at(url, is_lasting=True)
         return
@@ -44,7 +44,7 @@ def check_redis(url: str) -> Iterator[Check]:
 
 @contextmanager
 def _redis_of_our_own(server: str) -> Iterator[str]:
-    """Raises OSError when it does not start."""
+    """Starts a Redis and yields its URL. Raises OSError when it does not start."""
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         command = [server, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", folder]
@@ -112,7 +112,7 @@ def _eviction(info: dict[str, Any]) -> Check:
 
 @dataclass(frozen=True)
 class _ClockSample:
-    """All in seconds, at one moment. uncertain_s: half the round-trip time."""
+    """The clocks at one moment, in seconds. uncertain_s: half the round-trip time."""
 
     redis_s: float
     wall_s: float
@@ -128,7 +128,7 @@ def _clock_sample(client: redis.Redis) -> _ClockSample:
 
 
 def _clock(client: redis.Redis) -> Check:
-    """Offset: Redis' time minus ours. Drift: how far its clock gains on our monotonic one within _CLOCK_PERIOD_S."""
+    """Checks Redis' clock: its offset from ours, and its drift from our monotonic clock within _CLOCK_PERIOD_S."""
     earlier = _clock_sample(client)
     time.sleep(_CLOCK_PERIOD_S)
     later = _clock_sample(client)

@@ -15,7 +15,7 @@ from outrider.shared.speculative_config import parse_speculative_config
 
 
 def check_speculation(settings: StackSettings, checkpoints: Sequence[Mapping[str, Any]]) -> Iterator[Check]:
-    """checkpoints: what drafting.probe says of each draft, `path` and `kind` or `problem`."""
+    """Checks drafts and method. checkpoints: drafting.probe's result for each draft, `path` and `kind` or `problem`."""
     kinds: dict[str, str] = {}
     for checkpoint in checkpoints:
         path, kind = checkpoint["path"], checkpoint.get("kind")

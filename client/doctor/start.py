@@ -1,4 +1,4 @@
-"""What is checked before `outrider up`, `serve` and `demo` start a process: all that needs no weights."""
+"""The checks before `outrider up`, `serve` and `demo` start a process: all that need no weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KV_CACHE_MB = 512
 
 
 def check_before_start(settings: StackSettings, run_dir: Path) -> None:
-    """Raises ConfigError with a line for each check that fails."""
+    """Checks settings and machine before a start. Raises ConfigError with a line for each check that fails."""
     parse_speculative_config(settings.speculative_config)
     if settings.generation_config:
         load_sampling_defaults(settings.model, settings.generation_config, settings.override_generation_config)
@@ -57,7 +57,7 @@ def _number(settings: StackSettings, option: str, default: int) -> int:
 
 
 def _program_checks(settings: StackSettings) -> Iterator[Check]:
-    """Those that take seconds, side by side."""
+    """Runs the checks that take seconds, concurrently."""
     with ThreadPoolExecutor(1) as pool:
         gateway = pool.submit(check_gateway, settings)
         yield from _draft_checks(settings)
@@ -65,7 +65,7 @@ def _program_checks(settings: StackSettings) -> Iterator[Check]:
 
 
 def _draft_checks(settings: StackSettings) -> Iterator[Check]:
-    """Where there are checkpoints to recognise, a child process imports torch, which takes seconds."""
+    """Checks the drafts. A child process imports torch, which takes seconds, if there are checkpoints to recognise."""
     try:
         recognised = probe(settings.draft_folders)["checkpoints"] if settings.draft_folders else []
     except ProgramFailed as error:

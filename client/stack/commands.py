@@ -51,9 +51,9 @@ class StackSettings:
 
 @dataclass
 class StackState:
-    """What runs, as stored in `stack.json`. `pids` in starting order; `identities`: process_identity of each, as a pid
-    may be another process's by the time that it is read.
+    """The running stack, as stored in `stack.json`.
 
+    pids: in starting order. identities: process_identity of each, as a pid may be another process's when it is read.
     commands: per process, with the port that it serves on. num_restarts: of those that died. verifier_start_s: how long
     the first start took. redis_config: that of the stack's own Redis, with its password (own_redis.py).
     """
@@ -71,17 +71,20 @@ class StackState:
     verifier_start_s: float = 0.0
 
     def record(self, name: str, pid: int) -> None:
-        """A process that has just been started."""
+        """Records a process that has just been started."""
         self.pids[name], self.identities[name] = pid, process_identity(pid)
 
     def runs(self, name: str) -> bool:
-        """Whether the process still is the one that was started."""
+        """Returns whether the process is still the one that was started."""
         identity = self.identities.get(name, "")
         return bool(identity) and identity == process_identity(self.pids[name])
 
 
 def methods_without_draft(settings: StackSettings) -> tuple[str, ...]:
-    """What a stack drafts with that is given no draft: an MTP layer takes memory, so only where it may be used."""
+    """Returns the draft methods of a stack without a draft.
+
+    An MTP layer takes memory, so its method is included only if it may be used.
+    """
     method = parse_speculative_config(settings.speculative_config).method
     uses_own = method in (AUTO, *FROM_TARGET) and has_mtp_layers(Path(settings.model))
     return (*(FROM_TARGET if uses_own else ()), *WITHOUT_CHECKPOINT)
@@ -115,7 +118,10 @@ def drafter_command(settings: StackSettings) -> list[str]:
 
 
 def gateway_command(settings: StackSettings, state: StackState) -> list[str]:
-    """Redis comes in by the environment: command lines are everybody's to read, and its URL may have a password."""
+    """Returns the gateway's command, without the Redis URL.
+
+    The URL may have a password and any user can read command lines, so the environment passes it.
+    """
     command = [
         *(sys.executable, "-m", "outrider.gateway", "--model", settings.model),
         *("--host", settings.host, "--port", str(settings.port), "--grpc-port", str(settings.grpc_port)),

@@ -1,4 +1,4 @@
-"""Whether the services are installed too: the client's wheel does not include them."""
+"""Checks that the services are installed too: the client's wheel does not include them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OF_SERVERS = (
 
 
 def check_server_installed() -> None:
-    """Raises ConfigError that names what is missing and how to install it."""
+    """Checks that the services are installed. Raises ConfigError that names what is missing and how to install it."""
     missing = [name for name in _OF_SERVERS if find_spec(name) is None]
     if missing:
         raise ConfigError(

@@ -23,7 +23,7 @@ _DEMO_MODELS = "models/demo-"  # names that `outrider demo` and the defaults of 
 
 
 def with_folders(settings: StackSettings, progress: Progress) -> StackSettings:
-    """The same settings with folders for names. Raises ConfigError that names the option."""
+    """Returns the settings with model names replaced by folders. Raises ConfigError that names the option."""
     folder = checkpoint_folder(settings.model, "--model", progress)
     drafts = [checkpoint_folder(name, "--draft-model", progress) for name in settings.draft_folders]
     verifier_args = settings.verifier_args
@@ -34,7 +34,7 @@ def with_folders(settings: StackSettings, progress: Progress) -> StackSettings:
 
 
 def checkpoint_folder(name: str, option: str, progress: Progress) -> str:
-    """Raises ConfigError: it is not to be had, or not to be read."""
+    """Returns a model's folder, after a download if needed. Raises ConfigError: it is not available or not readable."""
     if not is_here(name):
         if name.startswith(_DEMO_MODELS):
             raise ConfigError(

@@ -38,7 +38,7 @@ def write_config(data_dir: Path) -> Path:
 
 
 def password_of(config: Path) -> str:
-    """What write_config has put there; empty for a config without a password, or none that can be read."""
+    """Returns the password that write_config wrote; empty for a config without one, or an unreadable config."""
     with contextlib.suppress(OSError):
         for line in config.read_text().splitlines():
             if line.startswith("requirepass "):
@@ -53,7 +53,7 @@ def redis_url_of(state: StackState) -> str:
 
 
 def redis_answers(port: int, password: str = "") -> bool:
-    """Whether a Redis at 127.0.0.1 serves. While loading its data it accepts connections but refuses commands."""
+    """Returns whether a Redis at 127.0.0.1 serves commands; while it loads its data it accepts connections only."""
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1.0) as connection:
         connection.sendall((f"AUTH {password}\r\n" if password else "").encode() + b"PING\r\n")
         with connection.makefile("rb") as replies:

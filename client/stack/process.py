@@ -12,7 +12,7 @@ from pathlib import Path
 
 from outrider.client.stack.process_identity import process_identity
 
-# seconds; how long the kernel may take to end a killed process
+# seconds; the kernel's time to end a killed process
 _KILL_GRACE_S = 5.0
 
 
@@ -44,7 +44,7 @@ def spawn(
 
 
 def has_ended(pid: int, identity: str) -> bool:
-    """Also reaps it, if it is a child of ours. identity: process_identity when it was started."""
+    """Returns whether a process has ended, and reaps it if it is our child. identity: process_identity at its start."""
     try:
         return os.waitpid(pid, os.WNOHANG)[0] == pid
     except ChildProcessError:

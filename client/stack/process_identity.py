@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 _PROC = Path("/proc")
-# Of the words after the parenthesised name in /proc/PID/stat (man 5 proc): state, and start in clock ticks after boot.
+# Words after the parenthesised name in /proc/PID/stat (man 5 proc): the state, and the start in clock ticks after boot.
 _STATE, _START = 0, 19
 
 
@@ -27,7 +27,7 @@ def _from_proc(pid: int) -> str:
 
 
 def _from_ps(pid: int) -> str:
-    """Where there is no /proc, as on macOS."""
+    """Returns the identity by ps, where there is no /proc, as on macOS."""
     done = subprocess.run(
         ["ps", "-ww", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
     )

@@ -123,7 +123,7 @@ class Stack:
         self._processes[name] = start_process(self._run_dir, self.state, name)
 
     def _start_redis(self) -> str:
-        """Its URL, without the password."""
+        """Starts the stack's Redis and returns its URL, without the password."""
         server = find_redis(self._progress)
         port = free_port()
         data_dir = self._run_dir / "redis"

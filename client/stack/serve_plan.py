@@ -18,7 +18,10 @@ from outrider.shared.vllm_keys import IGNORED, OF_DRAFTER, OF_GATEWAY, OF_VERIFI
 
 @dataclass(frozen=True)
 class ServePlan:
-    """gateway_config: the gateway's --speculative-config. ignored: the keys without effect, each with its reason."""
+    """The services' options that follow from a --speculative-config.
+
+    gateway_config: the gateway's --speculative-config. ignored: the keys without effect, each with its reason.
+    """
 
     draft_model: str
     gateway_config: str
@@ -80,7 +83,10 @@ def service_args(options: ServeOptions) -> tuple[tuple[str, ...], tuple[str, ...
 
 
 def plan_serving(speculative_config: str, target: str = "") -> ServePlan:
-    """Empty: no speculation, as in vLLM. target: its name in the line. Raises ConfigError that names the key."""
+    """Plans the services' options. Raises ConfigError that names the key.
+
+    speculative_config empty: no speculation, as in vLLM. target: the target's name in the command line.
+    """
     if not speculative_config:
         return ServePlan("", '{"method": "off"}')
     given = given_keys(json_object(speculative_config), "--speculative-config")

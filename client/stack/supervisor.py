@@ -24,9 +24,9 @@ from outrider.client.stack.commands import SUPERVISOR, StackState
 from outrider.client.stack.process import has_ended
 from outrider.client.stack.processes import Progress, read_state, start_process, write_state
 
-# seconds; between two looks at the processes
+# seconds; time between two checks of the processes
 _LOOK_S = 0.2
-# seconds; before the first restart, and at most: doubled for each death that follows soon after a start
+# seconds; delay before the first restart, and its maximum; it doubles for each death soon after a start
 _FIRST_DELAY_S = 0.5
 _LONGEST_DELAY_S = 30.0
 # seconds; a process that has lived this long since its last restart begins with the first delay again
@@ -35,7 +35,7 @@ _STABLE_S = 60.0
 
 @dataclass
 class _Backoff:
-    """Of one process, in monotonic seconds. due_at: when it is started; None: it runs."""
+    """The restart delay of one process, in monotonic seconds. due_at: time of its restart; None: it runs."""
 
     delay_s: float = 0.0
     started_at: float = 0.0
@@ -48,8 +48,9 @@ class _Backoff:
 
 
 def supervise(run_dir: Path, state: StackState, progress: Progress, stop: threading.Event) -> None:
-    """Returns once `stop` is set. Keeps `state`, and stack.json, at the processes that run. A full disk, or no room for
-    another process, is waited for. Raises OSError where stack.json cannot be written at first.
+    """Restarts processes that end, and keeps `state` and stack.json current, until `stop` is set.
+
+    Waits while the disk is full or no process can be started. Raises OSError if stack.json cannot be written at first.
     """
     state.record(SUPERVISOR, os.getpid())
     write_state(run_dir, state)

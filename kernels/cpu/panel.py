@@ -71,7 +71,7 @@ def make_panel(num_rows: int, num_vectors: int, *, accumulate: bool) -> Any:
 
 
 def _interleave(builder: Builder, left: Value, right: Value, within: list[int]) -> Value:
-    """The same shuffle in each group of 4 lanes; entries 4..7 of `within` mean lanes of right."""
+    """Applies one shuffle to each group of 4 lanes; entries 4..7 of `within` select lanes of right."""
     lanes = [4 * block + w % 4 + (LANES if w >= 4 else 0) for block in range(4) for w in within]
     return shuffle(builder, left, right, lanes)
 

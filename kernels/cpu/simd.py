@@ -187,7 +187,7 @@ def vstore_bf16(builder: Builder, address: Value, value: Value) -> None:
 
 @operation(_void, _i, _v, _i)
 def vstore_bf16_first(builder: Builder, address: Value, value: Value, count: Value) -> None:
-    """As vstore_bf16, but only the first count."""
+    """Store the first count of 16 floats, rounded as by vstore_bf16."""
     numbers = builder.trunc(round_bf16(builder, value), VI16)
     pointer, mask = builder.inttoptr(address, ir.PointerType(VI16)), first_lanes(builder, count)
     function_type = ir.FunctionType(ir.VoidType(), [VI16, pointer.type, I32, mask.type])

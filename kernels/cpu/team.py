@@ -46,7 +46,7 @@ def compile_unit(make_entry: Callable[[int], Callable[[Any, int, int], None]], s
 
 
 def compile_entry(make_entry: Callable[[int], Callable[[Any], None]], sources: tuple[ModuleType, ...]) -> int:
-    """As compile_unit, for a function `void (void *)` that each thread of a team calls once."""
+    """Compile make_entry(digest) like compile_unit, into a `void (void *)` that each thread of a team calls once."""
     return _compile(types.void(types.voidptr), make_entry, sources)
 
 
@@ -188,7 +188,7 @@ def recording(recorder: Recorder) -> Iterator[None]:
 
 
 def is_recording() -> bool:
-    """Whether this thread's calls may be replayed on other data of the same shapes."""
+    """Returns whether this thread's calls may be replayed on other data of the same shapes."""
     return _thread.recorder is not None
 
 

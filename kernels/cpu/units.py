@@ -1,4 +1,4 @@
-"""How a kernel's compiled function is called, and how threads share its units of work.
+"""Calls a kernel's compiled function and shares its units of work among threads.
 
 The function is `void (void *record, int64 unit, int64 thread)`: it executes one unit of the recorded call in that
 thread's scratch memory. The result must not depend on which thread executes a unit, nor on how often. Needs numba.

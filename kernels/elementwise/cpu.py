@@ -135,7 +135,7 @@ def _entry(make_entry: Callable[[int], Callable[[Any, int, int], None]]) -> int:
 
 
 def takes_rows(table: torch.Tensor, indices: torch.Tensor) -> bool:
-    """Whether gather accepts them."""
+    """Returns whether gather accepts this table and these indices."""
     return table.is_contiguous() and indices.is_contiguous() and indices.dtype == torch.int64 and table.dim() > 0
 
 
@@ -153,7 +153,7 @@ def gather(table: torch.Tensor, indices: torch.Tensor, out: torch.Tensor) -> Non
 
 
 def takes_sum(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether add accepts them."""
+    """Returns whether add accepts these tensors."""
     alike = left.dtype == right.dtype and left.shape == right.shape
     fits = left.dtype in (torch.bfloat16, torch.float32) and left.numel() % LANES == 0
     return alike and fits and left.is_contiguous() and right.is_contiguous()
@@ -167,7 +167,7 @@ def add(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
 
 
 def takes_join(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether join accepts them."""
+    """Returns whether join accepts these tensors."""
     alike = left.dtype == right.dtype and left.dim() > 1 and left.shape[:-1] == right.shape[:-1]
     return alike and left.is_contiguous() and right.is_contiguous()
 
@@ -181,7 +181,7 @@ def join(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
 
 
 def takes_widening(source: torch.Tensor) -> bool:
-    """Whether widen accepts it."""
+    """Returns whether widen accepts this tensor."""
     return source.dtype == torch.bfloat16 and source.is_contiguous() and source.numel() % LANES == 0
 
 

@@ -80,12 +80,12 @@ def _entry() -> int:
 
 
 def supports(width: int, dtype: torch.dtype) -> bool:
-    """Whether gated_activation accepts rows of this width and dtype."""
+    """Returns whether gated_activation accepts rows of this width and dtype."""
     return width % LANES == 0 and dtype in (torch.bfloat16, torch.float32)
 
 
 def gated_activation(gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
-    """As `reference.gated_activation`; I is a multiple of 16, gate and up contiguous in the last dimension.
+    """Computes `reference.gated_activation`; I is a multiple of 16, gate and up contiguous in the last dimension.
 
     Raises KernelArgumentError.
     """

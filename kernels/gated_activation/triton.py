@@ -47,12 +47,12 @@ def _gated_activation(  # type: ignore[no-untyped-def]
 
 
 def supports(width: int, dtype: torch.dtype) -> bool:
-    """Whether gated_activation accepts rows of this width and dtype."""
+    """Returns whether gated_activation accepts rows of this width and dtype."""
     return width > 0 and dtype in (torch.bfloat16, torch.float32)
 
 
 def gated_activation(gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
-    """As `reference.gated_activation`; gate and up are contiguous in the last dimension.
+    """Computes `reference.gated_activation`; gate and up are contiguous in the last dimension.
 
     Raises KernelArgumentError.
     """

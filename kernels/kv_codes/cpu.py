@@ -29,7 +29,7 @@ from outrider.kernels.cpu.emitters import (
 from outrider.kernels.cpu.panel import make_transposing_load
 from outrider.kernels.cpu.simd import Vec16, operation
 
-# What a cache holds, in the compiled kernels' numbers.
+# Element types of a cache, as the compiled kernels number them.
 FLOAT32, BFLOAT16, INT8, E4M3 = 0, 1, 2, 3
 KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.int8: INT8, torch.float8_e4m3fn: E4M3}
 CODES_PER_WORD = 4
@@ -46,7 +46,10 @@ def _widen_int8(builder: Builder, words: Value, place: int) -> Value:
 
 
 def _widen_e4m3(builder: Builder, words: Value, place: int) -> Value:
-    """The same of an e4m3. Of a subnormal m / 8 * 2^-6, fp32 makes (1 + m / 8) * 2^-6 first: no fp32 subnormals."""
+    """Byte `place` of each 32-bit lane, an e4m3, as a float.
+
+    A subnormal m / 8 * 2^-6 is computed as (1 + m / 8) * 2^-6 - 2^-6, which needs no fp32 subnormals.
+    """
     byte = builder.lshr(words, ints(8 * place))
     magnitude = builder.and_(byte, ints(0x7F))
     shifted = builder.shl(magnitude, ints(20))
@@ -75,7 +78,10 @@ def _make_transposing_load(widen: _Widen) -> Any:
 
 
 def _make_transposing_load_words(widen: _Widen) -> Any:
-    """The same for 64 codes of each row: four are transposed together and split last, a quarter of the shuffles."""
+    """Makes a transposing load of 64 codes of each row.
+
+    Four codes are transposed as one word and split afterwards, which takes a quarter of the shuffles.
+    """
     return make_transposing_load(
         lambda builder, address: load(builder, address, VI32, 1),
         lambda builder, word: [widen(builder, word, place) for place in range(CODES_PER_WORD)],

@@ -1,4 +1,4 @@
-"""Where a cache of 8-bit codes keeps its codes and their scales. Needs torch alone.
+"""The memory layout of a cache of 8-bit codes and their scales. Needs torch alone.
 
 A coded cache is a tensor of codes, [num_blocks, num_kv_heads, block_size, dim], int8 or float8_e4m3fn. Its strides
 leave room: the scales of a block's head, fp32 [block_size], follow its codes in the same memory. So a cache is one
@@ -19,7 +19,7 @@ _ALIGNMENT = 16  # bytes; a GPU thread's widest load
 
 
 def is_coded(cache: torch.Tensor) -> bool:
-    """Whether a cache holds codes with scales."""
+    """Returns whether a cache holds codes with scales."""
     return cache.dtype in LARGEST_CODE
 
 

@@ -29,5 +29,5 @@ def encode(rows: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.
 
 
 def decode(cache: torch.Tensor) -> torch.Tensor:
-    """What a coded cache holds, fp64 [num_blocks, num_kv_heads, block_size, dim]: exact."""
+    """Returns the values of a coded cache, fp64 [num_blocks, num_kv_heads, block_size, dim]: exact."""
     return cache.double() * scales_of(cache)[..., None].double()

@@ -62,5 +62,5 @@ def narrow(row, scale, LARGEST: tl.constexpr, IS_E4M3: tl.constexpr):  # type: i
 
 
 def as_arguments(cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a kernel takes of a cache: codes as int8 and their scales; or the cache itself, twice."""
+    """Returns a cache as two kernel arguments: the codes as int8 and their scales, or an uncoded cache twice."""
     return (cache.view(torch.int8), scales_of(cache)) if is_coded(cache) else (cache, cache)

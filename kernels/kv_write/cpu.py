@@ -94,7 +94,7 @@ def kv_write(
     value_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
 ) -> None:
-    """As `reference.kv_write`; slot -1 is padding.
+    """Writes keys and values as `reference.kv_write` does; slot -1 is padding.
 
     Raises KernelArgumentError; if for a bad slot, the other rows have been written.
     """
@@ -110,7 +110,7 @@ def kv_move(
     source_slots: torch.Tensor,
     target_slots: torch.Tensor,
 ) -> None:
-    """As `reference.kv_move`."""
+    """Copies slots as `reference.kv_move` does."""
     if source_slots.shape != target_slots.shape:
         raise KernelArgumentError("source_slots and target_slots must have the same length")
     if is_coded(key_cache):

@@ -141,7 +141,7 @@ def write_codes(
     value_cache: torch.Tensor,
     slots: torch.Tensor,
 ) -> None:
-    """As cpu.kv_write, whose checks of the slots have been made, into coded caches; rows are bf16 or fp32.
+    """Writes bf16 or fp32 rows into coded caches, for cpu.kv_write, which has checked the slots.
 
     Raises KernelArgumentError; if for a bad slot, the other rows have been written.
     """

@@ -66,7 +66,7 @@ def kv_write(
     value_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
 ) -> None:
-    """As `reference.kv_write`; slot -1 is padding. Raises KernelArgumentError."""
+    """Writes keys and values as `reference.kv_write` does; slot -1 is padding. Raises KernelArgumentError."""
     if is_coded(key_cache):
         _check_slots(slot_mapping)
         _check(key, key_cache, slot_mapping)
@@ -83,7 +83,7 @@ def kv_move(
     source_slots: torch.Tensor,
     target_slots: torch.Tensor,
 ) -> None:
-    """As `reference.kv_move`; padding is -1 in both. Raises KernelArgumentError."""
+    """Copies slots as `reference.kv_move` does; padding is -1 in both. Raises KernelArgumentError."""
     if source_slots.shape != target_slots.shape:
         raise KernelArgumentError("source_slots and target_slots must have the same length")
     if is_coded(key_cache):

@@ -67,7 +67,7 @@ def write_codes(
     value_cache: torch.Tensor,
     slots: torch.Tensor,
 ) -> None:
-    """As triton.kv_write, whose checks have been made, into coded caches; rows are bf16 or fp32."""
+    """Writes bf16 or fp32 rows into coded caches, for triton.kv_write, which has checked the arguments."""
     num_blocks, num_heads, block_size, head_dim = key_cache.shape
     value_dim = value_cache.shape[3]
     (key_codes, key_scales), (value_codes, value_scales) = as_arguments(key_cache), as_arguments(value_cache)

@@ -57,5 +57,8 @@ def sum_of_inputs(x: torch.Tensor) -> torch.Tensor:
 
 
 def _fma(left: torch.Tensor, right: torch.Tensor, addend: torch.Tensor) -> torch.Tensor:
-    """In float64 the product is exact; the sum is rounded twice, which is seen once in 2^29."""
+    """Computes left * right + addend as a fused multiply-add would.
+
+    The product is exact in float64. The sum is rounded twice, which changes about one result in 2^29.
+    """
     return (left.double() * right.double() + addend.double()).float()

@@ -26,14 +26,14 @@ MIN_CUT_INPUTS = 8
 
 @dataclass(frozen=True)
 class Grouping:
-    """How the law reads a weight's inputs. A group of the file may be several of the law's, with one scale.
+    """The order and groups in which the law reads a weight's inputs.
 
-    order: int64 [K], the inputs group by group; None: as they are. group_inputs: of one chain, even; the last may be
-    shorter.
+    One group of the file may be several groups of the law, which share its scale.
+
     """
 
-    order: torch.Tensor | None
-    group_inputs: int
+    order: torch.Tensor | None  # int64 [K]; the inputs group by group; None: unchanged
+    group_inputs: int  # inputs of one chain, even; the last chain may be shorter
 
 
 def without_zeros(zeros: torch.Tensor) -> torch.Tensor | None:
@@ -60,11 +60,14 @@ class CodedFactors:
         return self.codes.float() * self.steps.float().repeat_interleave(self.groups_per_step, 1)
 
     def rows(self, index: torch.Tensor) -> CodedFactors:
-        """Of the outputs that index int64 [n] names, in its order."""
+        """Returns the factors of the outputs in index, int64 [n], in that order."""
         return CodedFactors(self.codes[index], self.steps[index])
 
     def of_groups(self, kept: torch.Tensor) -> CodedFactors:
-        """Of the groups that kept int64 [n] names, in its order; a step is repeated where fewer groups have it."""
+        """Returns the factors of the groups in kept, int64 [n], in that order.
+
+        A step is repeated where fewer groups share it than before.
+        """
         step_of, run = kept // self.groups_per_step, self.groups_per_step
         while len(kept) % run or not torch.equal(step_of, step_of[::run].repeat_interleave(run)):
             run //= 2
@@ -73,11 +76,11 @@ class CodedFactors:
 
 @dataclass(frozen=True)
 class Codes:
-    """The weight [N, K] is (numbers - zeros) * scales + minimums, of the group of each input.
+    """A quantised weight [N, K] = (numbers - zeros) * scales + minimums; all but numbers are per group of inputs.
 
     numbers: int8 or float8_e4m3fn [N, K], each exact in bfloat16. scales: float [N, G]. groups: int64 [K], 0 to G - 1.
-    zeros: whole numbers [N, G]. minimums: float [N, G]. coded_scales, coded_minimums: the same values as the file has
-    them; both of them where there are minimums, and no zeros beside them.
+    zeros: whole numbers [N, G]. minimums: float [N, G]. coded_scales, coded_minimums: the same values in the file's
+    coding; where they are set, zeros is None, and both are set if there are minimums.
     """
 
     numbers: torch.Tensor
@@ -141,7 +144,7 @@ class Codes:
         return values
 
     def folded_minimums(self) -> torch.Tensor | None:
-        """float32 [N, G]: minimums - zeros * scales, so that a weight is number * scale + this; None: all are 0."""
+        """Returns float32 [N, G]: minimums - zeros * scales, which a weight adds to number * scale; None: all are 0."""
         if self.zeros is None:
             return None if self.minimums is None else self.minimums.float()
         folded = -(self.zeros.float() * self.scales.float())
@@ -149,7 +152,10 @@ class Codes:
 
     @cached_property
     def grouping(self) -> Grouping | None:
-        """None: the law does not hold, since groups differ in size (but for the last) or have no even part."""
+        """The order and group size that the law uses.
+
+        None: the law does not apply, because groups other than the last differ in size, or no even size divides them.
+        """
         num_inputs, num_groups = len(self.groups), self.scales.shape[1]
         size = int(torch.bincount(self.groups).max())
         order = torch.argsort(self.groups, stable=True)
@@ -165,7 +171,7 @@ class Codes:
 
 
 def grouping_of(codes: Codes) -> Grouping:
-    """Raises KernelArgumentError: the law does not hold."""
+    """Returns the grouping of codes. Raises KernelArgumentError: the law does not apply to them."""
     if codes.grouping is None:
         raise KernelArgumentError("the law does not hold for groups of these sizes")
     return codes.grouping
@@ -204,7 +210,7 @@ def stacked(parts: Sequence[Codes]) -> Codes:
 
 
 def in_one_order(parts: Sequence[Codes]) -> bool:
-    """Whether the law holds for all weights, they have as many inputs, and read them in one order."""
+    """Returns whether the law applies to all weights and they have the same number of inputs, in one order."""
     groupings = [part.grouping for part in parts]
     if None in groupings or len({part.shape[1] for part in parts}) > 1:
         return False
@@ -216,7 +222,7 @@ def in_one_order(parts: Sequence[Codes]) -> bool:
 
 
 def bytes_in(codes: torch.Tensor) -> list[int]:
-    """Which bytes uint8 codes have, ascending."""
+    """Returns the distinct bytes of uint8 codes, ascending."""
     slabs = torch.tensor_split(codes.flatten(), -(-codes.numel() // _SLAB_NUMBERS))
     counts = torch.stack([torch.bincount(slab, minlength=256) for slab in slabs])
     return counts.sum(0).nonzero().flatten().tolist()

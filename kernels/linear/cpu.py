@@ -24,7 +24,7 @@ _MEMORY_BOUND_WEIGHTS = 500_000
 
 
 def supports(dtype: torch.dtype) -> bool:
-    """Whether oneDNN can prepack weights of this dtype on this CPU."""
+    """Returns whether oneDNN can prepack weights of this dtype on this CPU."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     if dtype == torch.bfloat16:

@@ -44,7 +44,7 @@ Factors = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Te
 
 
 def pack_part(codes: Codes) -> Part:
-    """Raises KernelArgumentError."""
+    """Packs one weight in panels. Raises KernelArgumentError."""
     grouping, numbers = grouping_of(codes), codes.numbers.view(torch.uint8)
     if grouping.order is not None:
         numbers = numbers[:, grouping.order]
@@ -54,7 +54,7 @@ def pack_part(codes: Codes) -> Part:
 
 
 def factors_of(codes: Codes, size: int) -> Factors:
-    """In panels, for groups of `size` inputs, which divides the law's groups."""
+    """Returns the factors in panels, for groups of `size` inputs; `size` divides the law's groups."""
     grouping, coded = grouping_of(codes), codes.coded_scales
     groups = codes.groups if grouping.order is None else codes.groups[grouping.order]
     if coded is not None and grouping.order is None:
@@ -114,7 +114,7 @@ def _factors(of_groups: torch.Tensor, group_of: torch.Tensor) -> torch.Tensor:
 
 
 def _coded_factors(factors: CodedFactors, repeats: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes, each for as many groups, and steps, in panels."""
+    """Returns codes, each repeated for `repeats` groups, and steps, in panels."""
     group_of = torch.arange(factors.codes.shape[1]).repeat_interleave(repeats)
     return _factors(factors.codes, group_of), _factors(factors.steps, torch.arange(factors.steps.shape[1]))
 

@@ -63,17 +63,17 @@ class CodePanels(PackedParts):
 
 
 def supports(dtype: torch.dtype) -> bool:
-    """Whether codes can be multiplied with rows of this dtype on this machine."""
+    """Returns whether codes can be multiplied with rows of this dtype on this machine."""
     return cpu_panels.supports(dtype)
 
 
 def takes(codes: Codes) -> bool:
-    """Whether the law holds for these codes."""
+    """Returns whether the law applies to these codes."""
     return codes.numbers.dtype in (torch.int8, torch.float8_e4m3fn) and codes.grouping is not None
 
 
 def takes_together(parts: Sequence[Codes]) -> bool:
-    """Whether weights can be packed as one: all are taken, and read their inputs in one order."""
+    """Returns whether weights can be packed as one: `takes` accepts all, and they read their inputs in one order."""
     if not all(map(takes, parts)) or not in_one_order(parts):
         return False
     return len({grouping_of(part).group_inputs for part in parts if _has_minimums(part)}) < 2
@@ -170,7 +170,7 @@ def rows(ids: torch.Tensor, packed: CodePanels) -> torch.Tensor:
 
 
 def decoded_rows(ids: torch.Tensor, packed: PackedParts, entry: int) -> torch.Tensor:
-    """As rows. entry: address of the compiled unit that decodes one (cpu_code_rows.decode_row)."""
+    """Implements `rows`. entry: address of the compiled unit that decodes one row (cpu_code_rows.decode_row)."""
     if len(packed.parts) > 1 or ids.dtype != torch.int64:
         raise KernelArgumentError("rows of one weight are read by int64 ids")
     out = torch.empty((*ids.shape, packed.num_inputs), dtype=torch.bfloat16)

@@ -50,7 +50,7 @@ _ZERO, _ONE = ir.Constant(_I64, 0), ir.Constant(_I64, 1)
 
 
 class PanelFields(NamedTuple):
-    """A panel: addresses, and what its codes are."""
+    """A panel's addresses, and the kind of its codes."""
 
     kind: int  # of cpu_code_decoding, or of int8.cpu_lines
     lines: int  # uint8 [lines, LINE_BYTES[kind]]
@@ -68,7 +68,7 @@ class PanelFields(NamedTuple):
 
 
 class CallFields(NamedTuple):
-    """Addresses, and strides in bytes."""
+    """A call's addresses, and strides in bytes."""
 
     x: int  # bf16 [rows, 2 * num_lines]
     x_stride: int
@@ -89,7 +89,7 @@ CallRecord, Call = record_types(CallFields)
 
 
 def _make_add(kind: int, num_rows: int) -> Any:
-    """totals[r, :] goes on with the groups of num_lines lines, the first line the first of a group."""
+    """Makes a function that adds the groups of num_lines lines to totals[r, :]; the first line begins a group."""
 
     @operation(types.void, _i, _i, _i, _i, _i, _i, _i, _i, _i, _i, _i, _i, _i, _i, _i, _i)
     def add(
@@ -202,7 +202,7 @@ _decode_i4, _decode_i5, _decode_i6, _decode_i8, _decode_e4m3 = map(_make_decode,
 
 
 def _make_add_rows(kind: int) -> Any:
-    """The same for any number of rows up to _MAX_GROUP_ROWS."""
+    """Makes one function that calls _make_add's for the number of rows, at most _MAX_GROUP_ROWS."""
     one, two, three, four, five, six = (_make_add(kind, rows) for rows in range(1, _MAX_GROUP_ROWS + 1))
 
     @njit

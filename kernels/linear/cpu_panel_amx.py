@@ -80,7 +80,7 @@ def _shape_tiles(builder: Builder, num_rows: Value, palette: Value) -> None:
 
 @operation(_void)
 def _release_tiles(builder: Builder) -> None:
-    """Without tiles in use, a context switch saves 8 KB less."""
+    """Release the tiles, so that a context switch saves 8 KB less."""
     _call(builder, "tilerelease")
 
 
@@ -107,7 +107,7 @@ def _store_sums(builder: Builder, sums: Value) -> None:
 
 
 def _make_add_products(num_prefetched: int) -> Any:
-    """num_prefetched: cache lines prefetched meanwhile, from `ahead` on."""
+    """Makes the multiply of 16 lines. num_prefetched: cache lines prefetched meanwhile, from `ahead` on."""
 
     @operation(_void, _i, _i, _i, _i)
     def add_products(builder: Builder, x: Value, x_stride: Value, lines: Value, ahead: Value) -> None:

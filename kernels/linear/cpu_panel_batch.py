@@ -34,7 +34,7 @@ class PanelBatch:
 
 
 def supports(dtype: torch.dtype, num_inputs: int) -> bool:
-    """Whether weights of this dtype and width can be packed on this machine."""
+    """Returns whether weights of this dtype and width can be packed on this machine."""
     return cpu_panels.supports(dtype) and num_inputs % 2 == 0
 
 

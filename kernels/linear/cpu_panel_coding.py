@@ -174,7 +174,7 @@ def interleaved(side: int) -> list[int]:
 
 
 def make_decode_lines(ahead_bytes: int = 0) -> Any:
-    """ahead_bytes: prefetch distance from each coded line; 0: no prefetch."""
+    """Makes the decoder of lines. ahead_bytes: prefetch distance from each coded line; 0: no prefetch."""
 
     @operation(_void, _i, _i, _i, _i)
     def decode_lines(builder: Builder, coded: Value, table: Value, num_lines: Value, lines: Value) -> None:

@@ -67,7 +67,7 @@ def _has_instruction() -> bool:
 
 @functools.cache
 def has_amx() -> bool:
-    """Whether the CPU has AMX for bf16 and Linux grants it to this process."""
+    """Returns whether the CPU has AMX for bf16 and Linux grants it to this process."""
     features = binding.get_host_cpu_features()
     if sys.platform != "linux" or not (features.get("amx-tile") and features.get("amx-bf16")):
         return False
@@ -76,7 +76,7 @@ def has_amx() -> bool:
 
 
 def supports(dtype: torch.dtype) -> bool:
-    """Whether weights of this dtype can be packed on this machine."""
+    """Returns whether weights of this dtype can be packed on this machine."""
     return dtype == torch.bfloat16 and _has_instruction()
 
 

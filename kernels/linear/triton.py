@@ -69,7 +69,7 @@ def _linear(  # type: ignore[no-untyped-def]
 
 
 def supports(weight: torch.Tensor) -> bool:
-    """Whether linear takes this weight."""
+    """Returns whether linear takes this weight."""
     is_matrix = weight.ndim == 2 and weight.stride(1) == 1
     return is_matrix and weight.dtype in (torch.bfloat16, torch.float32) and runs_on(weight.device.type)
 
@@ -89,7 +89,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 def linear_tiled(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tile: Tile, block_rows: int
 ) -> torch.Tensor:
-    """As linear, with given tiles; for tests and timings."""
+    """Computes `linear` with the given tiles, which tests and timings choose."""
     num_outputs, num_inputs = weight.shape
     if x.dtype != weight.dtype or x.shape[-1] != num_inputs or not supports(weight):
         raise KernelArgumentError(f"x {tuple(x.shape)} ({x.dtype}), weight {tuple(weight.shape)} ({weight.dtype})")

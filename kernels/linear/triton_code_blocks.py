@@ -1,4 +1,4 @@
-"""How quantised weights lie in a GPU's memory, for triton_codes.
+"""The layout of quantised weights in a GPU's memory, for triton_codes.
 
 Inputs are cut into blocks, one group of the law each, filled up with codes that meet zeros to 16, 32, 64 or 128. Codes
 lie block by block, in a block output by output, so that a program's tile is one piece of memory. Codes of 4 bits: the
@@ -40,21 +40,21 @@ class Part:
 
     @property
     def is_narrow(self) -> bool:
-        """Whether codes have 4 bits."""
+        """True if codes have 4 bits."""
         return self.kind in ("range", "table")
 
     @property
     def has_two_groups(self) -> bool:
-        """Whether a block is two groups."""
+        """True if a block has two groups."""
         return self.is_narrow and self.group_inputs <= self.codes.shape[2]
 
     @property
     def num_groups(self) -> int:
-        """Of the law, with one that is not there if the last block of two has it."""
+        """Groups of the law in all blocks, counting a padding group in the last block of two."""
         return self.codes.shape[0] * (2 if self.has_two_groups else 1)
 
     def pads(self, num_inputs: int) -> bool:
-        """Whether some codes are no input's."""
+        """Returns whether some codes are padding and belong to no input."""
         return self.codes.shape[0] * self.codes.shape[2] * (2 if self.is_narrow else 1) > num_inputs
 
 
@@ -82,7 +82,7 @@ class CodeBlocks:
 
 
 def takes_together(parts: Sequence[Codes]) -> bool:
-    """Whether weights can be packed as one."""
+    """Returns whether weights can be packed as one."""
     return in_one_order(parts)
 
 
@@ -116,7 +116,7 @@ _Values = frozenset[int] | None
 
 
 def _runs(codes: Sequence[Codes]) -> list[tuple[Codes, _Values]]:
-    """Neighbours that differ in nothing but their numbers are one weight: one launch."""
+    """Merges neighbours that differ only in their numbers into one weight, which takes one launch."""
     runs: list[tuple[Codes, _Values]] = []
     for part in codes:
         values = _values(part)

@@ -156,7 +156,7 @@ def _rows(  # type: ignore[no-untyped-def]
 
 
 def supports(dtype: torch.dtype, device_type: str) -> bool:
-    """Whether codes can be multiplied with rows of this dtype on such a device."""
+    """Returns whether codes can be multiplied with rows of this dtype on such a device."""
     return dtype == torch.bfloat16 and runs_on(device_type)
 
 
@@ -176,7 +176,7 @@ def linear_tiled(
     block_rows: int | None = None,
     block_outputs: int | None = None,
 ) -> torch.Tensor:
-    """As linear, with given blocks; for tests and timings."""
+    """Computes `linear` with the given blocks, which tests and timings choose."""
     num_outputs = packed.num_outputs
     require_fitting(x, packed, bias)
     rows = in_order(x, packed)
@@ -197,7 +197,7 @@ def linear_tiled(
 
 
 def require_fitting(x: torch.Tensor, packed: CodeBlocks, bias: torch.Tensor | None) -> None:
-    """Raises KernelArgumentError."""
+    """Checks x and bias against the packed weight. Raises KernelArgumentError."""
     num_outputs, num_inputs = packed.num_outputs, packed.num_inputs
     if x.dtype != torch.bfloat16 or x.shape[-1] != num_inputs:
         expected = f"bfloat16 [..., {num_inputs}]"
@@ -231,10 +231,10 @@ def _launch(
 ) -> None:  # fmt: skip
     """rows [T, K], in the codes' order; out [T, N]."""
     num_rows, num_inputs = rows.shape
-    # Of one row, for any number of them: another tile could mean another kind of multiply-add (triton_tiles).
+    # The tile for one row serves any number of rows: another tile could use another multiply-add (triton_tiles).
     tile = tile_config(part.num_outputs, num_inputs, rows.dtype)
     block_rows, block_outputs = block_rows or row_block(num_rows), block_outputs or tile.block_outputs
-    # As in triton: the stride of a single row is arbitrary.
+    # The stride of a single row is arbitrary, as in triton.
     x_stride, out_stride = (num_inputs, part.num_outputs) if num_rows == 1 else (rows.stride(0), out.stride(0))
     _linear[(triton.cdiv(part.num_outputs, block_outputs), triton.cdiv(num_rows, block_rows))](
         rows, part.codes, given_or(part.table, part.codes), part.scales, given_or(part.minimums, part.scales),
@@ -246,7 +246,7 @@ def _launch(
 
 
 def num_stages(block_rows: int) -> int:
-    """Of the pipeline, so that a program's shared memory (at most 90 KB) fits every device from 8.0 on."""
+    """Returns the number of pipeline stages whose shared memory, at most 90 KB, fits every device from 8.0 on."""
     return 4 if block_rows <= 64 else 2
 
 
@@ -263,7 +263,7 @@ def layout(part: Part) -> dict[str, Any]:
 
 
 def given_or(tensor: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:
-    """What is not there is not read, but has to be some tensor."""
+    """Returns the tensor, or `other` as a placeholder: the kernel does not read it but needs some tensor."""
     return other if tensor is None else tensor
 
 

@@ -36,7 +36,7 @@ class Tile:
 
     @property
     def uses_wgmma(self) -> bool:
-        """Whether triton compiles a bf16 tile to wgmma on compute capability 9.0."""
+        """True if triton compiles a bf16 tile to wgmma on compute capability 9.0."""
         return self.block_outputs % 64 == 0 and self.num_warps % 4 == 0
 
     def stages(self, block_rows: int, element_bytes: int) -> int:

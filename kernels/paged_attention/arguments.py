@@ -13,7 +13,7 @@ from outrider.kernels.errors import KernelArgumentError
 
 
 class BatchTables(NamedTuple):
-    """Where the rows of a batch and their contexts lie; the same for all layers of a forward.
+    """The positions of a batch's rows and of their contexts; the same for all layers of a forward.
 
     Row i of session s is row query_starts[s] + i of the batch and has cache index context_lens[s] + i.
     """
@@ -26,7 +26,7 @@ class BatchTables(NamedTuple):
 
 
 class Scoring(NamedTuple):
-    """How a layer turns scores into weights; the same for all forwards."""
+    """A layer's rule for turning scores into weights; the same for all forwards."""
 
     scaling: float
     sliding_window: int | None = None  # visible logical positions, the row's own included

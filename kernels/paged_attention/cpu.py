@@ -164,7 +164,7 @@ def _tensor_fields(query: torch.Tensor, key_cache: torch.Tensor, value_cache: to
     if is_coded(key_cache):
         scales_at = [scales_of(cache).data_ptr() - cache.data_ptr() for cache in (key_cache, value_cache)]
     if num_kv_heads == 1:
-        # As if each part of the heads had a key/value head of its own, in the same place: its stride is 0.
+        # Each part of the query heads gets its own view of the one key/value head, with stride 0.
         group = _heads_per_item(group)
         num_kv_heads = query.shape[1] // group
         key_cache, value_cache = (cache.expand(-1, num_kv_heads, -1, -1) for cache in (key_cache, value_cache))

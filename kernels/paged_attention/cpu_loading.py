@@ -69,7 +69,7 @@ def _load_scales(call, scratch, num_places):  # type: ignore[no-untyped-def]
 
 @njit
 def _load_codes(call, scratch, num_places):  # type: ignore[no-untyped-def]
-    """As _load_tile's loops, of codes: places up to the next multiple of LANES are listed."""
+    """Loads a tile of codes as floats; slots are listed up to the next multiple of LANES places."""
     is_int8, head_dim, value_dim = call.cache_kind == INT8, call.head_dim, call.value_dim
     slots, keys, values = scratch + call.at_slots, scratch + call.at_keys, scratch + call.at_values
     in_words = head_dim - head_dim % _WORD_LANES

@@ -25,7 +25,7 @@ from outrider.kernels.paged_attention.triton_softmax import (
 )
 from outrider.kernels.triton_numbers import round_to
 
-# What a cache holds: 0, no codes, else one of these.
+# Kinds of codes in a cache; 0: it has no codes.
 INT8, E4M3 = tl.constexpr(1), tl.constexpr(2)
 
 

@@ -35,7 +35,7 @@ _NORM_EPS = 1e-6  # added to the sum of squares of a query or key; transformers'
 
 @njit
 def _unit_scale(address, width):  # type: ignore[no-untyped-def]
-    """What makes a vector of this width one of length 1."""
+    """Returns the factor that scales a vector of this width to length 1."""
     total = vsplat(np.float32(0))
     for column in range(0, width, LANES):
         value = load16(address + 4 * column, width - column, 0)
@@ -100,7 +100,7 @@ def _steps(call, row, head, first_column, scratch):  # type: ignore[no-untyped-d
 
 @njit
 def _store_outputs(call, head, first_column, value0, value1, out0, out1, out):  # type: ignore[no-untyped-def]
-    """With the share of the values that skips the state."""
+    """Store the outputs, with the share of the values that skips the state added."""
     count = call.value_dim - first_column
     if call.rule == SELECTIVE:
         skip = vsplat(load_f32(call.skip + 4 * head))

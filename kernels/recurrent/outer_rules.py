@@ -12,7 +12,7 @@ DELTA, SELECTIVE, ELEMENTWISE = 0, 1, 2  # rules: the gated delta rule, Mamba-2'
 
 
 class Columns(NamedTuple):
-    """Where a mixed row has the numbers of head 0 (or of its first key head)."""
+    """Offsets in a mixed row of the numbers of head 0 (or of its first key head)."""
 
     query: int
     key: int

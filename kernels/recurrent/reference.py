@@ -1,4 +1,4 @@
-"""What the recurrences in plain torch have in common: the walk over a call's rows, and functions of one row.
+"""The shared parts of the recurrences in plain torch: the walk over a call's rows, and functions of one row.
 
 A row is computed alone and in fixed shapes, from functions that torch computes alike wherever an element lies: so its
 bits do not depend on the other rows.
@@ -64,10 +64,10 @@ def convolve(
 
 
 def sigmoid(x: torch.Tensor) -> torch.Tensor:
-    """Not torch.sigmoid, whose bits depend on where an element lies."""
+    """Computes the sigmoid without torch.sigmoid, whose bits depend on where an element lies."""
     return 1.0 / (1.0 + torch.exp(-x))
 
 
 def softplus(x: torch.Tensor) -> torch.Tensor:
-    """Not torch's softplus, whose bits depend on where an element lies."""
+    """Computes softplus without torch's own, whose bits depend on where an element lies."""
     return x.clamp(min=0.0) + torch.log1p(torch.exp(-x.abs()))

@@ -1,4 +1,4 @@
-"""What a call of a recurrent kernel is about: its rows, the states that they start from, and where new states go.
+"""The rows of a recurrent kernel's call, the states that they start from, and the slots for new states.
 
 A *slot* holds one immutable state per layer: the state at some position (`window`, `state`) and a *log* of the raw rows
 after it. Which rows of a log became committed tokens is known only when the draft was verified, so the next call says
@@ -38,7 +38,7 @@ class RecurrentRows:
     sessions: torch.Tensor  # [T]; the session of each row
 
     def tensors(self) -> list[torch.Tensor]:
-        """In the order of the fields."""
+        """Returns the tensors in the order of the fields."""
         return [getattr(self, each.name) for each in dataclasses.fields(self)]
 
     @cached_property
@@ -48,7 +48,7 @@ class RecurrentRows:
 
     @cached_property
     def num_kept_rows(self) -> int:
-        """Of all sessions."""
+        """Kept rows of all sessions."""
         return int(self.kept_starts[-1])
 
 

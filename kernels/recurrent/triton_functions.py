@@ -26,7 +26,9 @@ def softplus(x):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def parent_of(parents, node, num_rows):  # type: ignore[no-untyped-def]
-    """The row before `node` in its session; parents: of the session's first row on. Rows before the call, which are
-    negative, are one behind the other. An invalid parent is never taken for a later row, so that every walk ends."""
+    """Returns the row before `node` in its session; parents: of the session's first row on.
+
+    Rows before the call are negative and form a chain. An invalid parent is never taken for a later row, so that every
+    walk ends."""
     is_row = (node >= 0) & (node < num_rows)
     return tl.minimum(tl.load(parents + node, mask=is_row, other=2147483647), node - 1)

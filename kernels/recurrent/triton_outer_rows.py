@@ -1,4 +1,4 @@
-"""What a row brings to a state of outer products, on an NVIDIA GPU: unit keys, decays, step sizes (triton).
+"""A row's contribution to a state of outer products, on an NVIDIA GPU: unit keys, decays, step sizes (triton).
 
 Computed for all rows at once, so that `triton_outer_state`, which walks them one after another, only loads. A row's
 numbers depend on that row alone. Minimum traffic at 8 rows of Qwen3.5-9B (Hk 16, dk 128, Hv 32): 0.2 MB, less than a
@@ -22,7 +22,7 @@ _STEP_BLOCK = 1024  # columns of ELEMENTWISE per program
 
 
 class ReadyRows(NamedTuple):
-    """fp32 [R, ...]; None where the rule has none."""
+    """The numbers of R rows, fp32 [R, ...]; None: the rule does not use them."""
 
     queries: torch.Tensor | None  # DELTA: [R, Hk, K], of length 1, scaled
     keys: torch.Tensor | None  # DELTA: [R, Hk, K], of length 1

@@ -28,7 +28,7 @@ from outrider.kernels.recurrent.triton_functions import parent_of
 from outrider.kernels.recurrent.triton_outer_rows import ReadyRows, prepare
 from outrider.kernels.triton_numbers import round_to
 
-# elements of a program's part of S: 32 fp32 registers a thread at 4 warps, and as many for the kept state
+# elements; a program's part of S: 32 fp32 registers per thread at 4 warps, and 32 more for the kept state
 _TILE = 4096
 _MOST_COLUMNS, _FEWEST_COLUMNS = 128, 16
 

@@ -1,4 +1,4 @@
-"""Which draft tokens of each session stand, and its next token, from logits: one compiled call, on all threads.
+"""Each session's accepted draft tokens and next token, from logits: one compiled call, on all threads.
 
 The rules of verifier_service/acceptance for chains and trees whose law is temperature, top-k, top-p and min-p alone
 (row_laws/cpu). A unit is a session: the laws of rows that its decision does not reach are never computed.
@@ -256,9 +256,9 @@ def _entry() -> int:
 def accept_sessions(
     logits: torch.Tensor, sessions: list[SessionDrafts], num_threads: int
 ) -> list[tuple[tuple[int, ...], int]]:
-    """Per session its accepted nodes and the token after them; -1: a row has no finite logit. logits float32 [R, V].
+    """Returns each session's accepted nodes and the token after them; -1: a row has no finite logit.
 
-    Raises KernelArgumentError.
+    logits: float32 [R, V]. Raises KernelArgumentError.
     """
     if logits.dtype != torch.float32 or logits.dim() != 2 or logits.stride(1) != 1:
         raise KernelArgumentError(f"logits must be float32 [rows, vocab], not {logits.dtype} {list(logits.shape)}")

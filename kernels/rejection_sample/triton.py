@@ -30,12 +30,12 @@ from outrider.kernels.sampling_support.triton_tiles import key_shift, probabilit
 
 @dataclass(frozen=True)
 class Decisions:
-    """How far each session's draft is accepted, and from what its next token is drawn."""
+    """The accepted length of each session's draft, and the law that its next token is drawn from."""
 
     num_accepted: torch.Tensor  # int32 [S]
     final_rows: torch.Tensor  # int32 [S]; row that the next token is drawn from; -1: a session without rows
     factors: torch.Tensor  # float64 [S]; P_tau of the residual (P_tau * target - draft)+; -1: draw from the target
-    # For tests: float64 [N], h_i of block or the acceptance probability of standard; unset after the last decision.
+    # float64 [N], for tests: h_i of block or the acceptance probability of standard; unset after the last decision.
     hold_probs: torch.Tensor
 
 
@@ -55,7 +55,7 @@ def rejection_sample(
 
 
 def decide(logits: torch.Tensor, laws: RowLaws, drafts: ChainDrafts, uniforms: torch.Tensor) -> Decisions:
-    """How far each session's draft is accepted. Raises KernelArgumentError."""
+    """Decides the accepted length of each session's draft. Raises KernelArgumentError."""
     check_logits(logits)
     num_rows, vocab_size = logits.shape
     drafts.check(num_rows)

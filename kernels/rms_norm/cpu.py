@@ -83,7 +83,7 @@ def _entry() -> int:
 
 
 def supports(weight: torch.Tensor) -> bool:
-    """Whether rms_norm accepts this weight."""
+    """Returns whether rms_norm accepts this weight."""
     fits = weight.ndim == 1 and weight.shape[0] % LANES == 0 and weight.is_contiguous()
     return fits and weight.dtype in (torch.bfloat16, torch.float32) and weight.device.type == "cpu"
 
@@ -91,7 +91,7 @@ def supports(weight: torch.Tensor) -> bool:
 def rms_norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, *, one_plus_weight: bool, rounds_first: bool
 ) -> torch.Tensor:
-    """As `reference.rms_norm`; W is a multiple of 16, x and weight have one dtype (bf16 or fp32).
+    """Computes `reference.rms_norm`; W is a multiple of 16, x and weight have one dtype (bf16 or fp32).
 
     Raises KernelArgumentError.
     """

@@ -40,7 +40,7 @@ def _rms_norm(  # type: ignore[no-untyped-def]
 
 
 def supports(weight: torch.Tensor) -> bool:
-    """Whether rms_norm accepts this weight."""
+    """Returns whether rms_norm accepts this weight."""
     fits = weight.ndim == 1 and weight.shape[0] % _ALIGNMENT == 0 and 0 < weight.shape[0] <= _MAX_WIDTH
     is_plain = weight.is_contiguous() and weight.dtype in (torch.bfloat16, torch.float32)
     return fits and is_plain and runs_on(weight.device.type)
@@ -49,7 +49,7 @@ def supports(weight: torch.Tensor) -> bool:
 def rms_norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, *, one_plus_weight: bool, rounds_first: bool
 ) -> torch.Tensor:
-    """As `reference.rms_norm`; W is a multiple of 16, x and weight have one dtype (bf16 or fp32).
+    """Computes `reference.rms_norm`; W is a multiple of 16, x and weight have one dtype (bf16 or fp32).
 
     A strided x [T, H, W] or [T, W] is read in place. Raises KernelArgumentError.
     """

@@ -87,12 +87,12 @@ def _entry() -> int:
 
 
 def supports(num_rotated: int, dtype: torch.dtype) -> bool:
-    """Whether rotate accepts cos and sin of this width and dtype."""
+    """Returns whether rotate accepts cos and sin of this width and dtype."""
     return num_rotated % (2 * LANES) == 0 and dtype in (torch.bfloat16, torch.float32)
 
 
 def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """As `reference.rotate`; R is a multiple of 32, heads contiguous in the last dimension.
+    """Computes `reference.rotate`; R is a multiple of 32, heads contiguous in the last dimension.
 
     Raises KernelArgumentError.
     """

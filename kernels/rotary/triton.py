@@ -45,12 +45,12 @@ def _rotate(  # type: ignore[no-untyped-def]
 
 
 def supports(num_rotated: int, dtype: torch.dtype) -> bool:
-    """Whether rotate_ accepts cos and sin of this width and dtype."""
+    """Returns whether rotate_ accepts cos and sin of this width and dtype."""
     return num_rotated > 0 and num_rotated % 2 == 0 and dtype in (torch.bfloat16, torch.float32)
 
 
 def rotate_(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """As `reference.rotate`, in place; heads may be a strided view, contiguous in the last dimension.
+    """Computes `reference.rotate` in place; heads may be a strided view, contiguous in the last dimension.
 
     Returns heads. Raises KernelArgumentError.
     """

@@ -135,7 +135,7 @@ def sum_chunk(weights, sums, chunk):  # type: ignore[no-untyped-def]
 
 @njit
 def weigh_kept(logits, kept, largest, temperature, weights, sums):  # type: ignore[no-untyped-def]
-    """As weigh, for the tokens `kept` alone; the others have no weight."""
+    """Sets weights and sums as `weigh` does for the tokens `kept`; the others get weight 0."""
     weights[:] = 0.0
     sums[:] = 0.0
     for token in kept:
@@ -213,7 +213,7 @@ def _nucleus_len(logits, tokens, largest, temperature, total, top_p):  # type: i
 
 @njit
 def _few_likeliest(logits, maxima, count):  # type: ignore[no-untyped-def]
-    """As likeliest, by insertion: without a sort of what is likely in a flat law."""
+    """Implements `likeliest` for a small count by insertion, which needs no sort where the law is flat."""
     tokens, values = np.empty(count, np.int64), np.full(count, -np.inf, np.float32)
     found = 0
     for chunk in range(len(maxima)):
@@ -247,7 +247,10 @@ def likeliest(logits, largest, temperature, maxima, count):  # type: ignore[no-u
 
 @njit(inline="always")
 def _bin_of(logit, largest, temperature):  # type: ignore[no-untyped-def]
-    """Never falls as the logit does; without `_behind`, whose divisions took longer than the exponentials."""
+    """Returns a logit's bin, which does not decrease as the logit falls.
+
+    It does without `_behind`, whose divisions took longer than the exponentials.
+    """
     return np.int64(min((largest - logit) * (_BINS_PER_UNIT / temperature), np.float64(_NUM_BINS)))
 
 
@@ -296,7 +299,10 @@ def _nucleus(logits, largest, temperature, maxima, top_p, weights, sums):  # typ
 
 @njit
 def keep(logits, largest, maxima, temperature, top_k, top_p, min_p, weights, sums):  # type: ignore[no-untyped-def]
-    """int64: what top-k, then top-p over the rest, then min-p leave; one of them is on. Overwrites weights and sums."""
+    """Returns the int64 tokens that top-k, then top-p over the rest, then min-p leave; one of them is on.
+
+    Overwrites weights and sums.
+    """
     if top_k > 0:
         tokens = likeliest(logits, largest, temperature, maxima, top_k)
         if top_p < 1.0:
@@ -355,7 +361,7 @@ def race(logits, largest, maxima, temperature, ids, low, high):  # type: ignore[
 
 @njit
 def _smallest_word(start, end, ids, low, high):  # type: ignore[no-untyped-def]
-    """Of the tokens [start, end). Two loops, so that each is done in whole vectors."""
+    """Returns the smallest noise word of the tokens [start, end). Two loops, so that each of them vectorises."""
     smallest = np.uint32(0xFFFFFFFF)
     if len(ids):
         for token in range(start, end):

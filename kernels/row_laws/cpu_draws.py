@@ -38,7 +38,7 @@ NOTHING, LARGEST, RACE, LAW = range(4)
 
 
 class DrawTables(NamedTuple):
-    """How S rows are drawn; each row's numbers are read when the kernel runs.
+    """The rules and numbers by which S rows are drawn; each row's numbers are read when the kernel runs.
 
     rules: int64 [S], of NOTHING to LAW. numbers: float64 [S, 4]: temperature, top-k, top-p, min-p. key_words: int64
     [S, 2]: of a race. places: int64 [S], in [0, total of a law).
@@ -51,14 +51,13 @@ class DrawTables(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """token_ids: int64 [S], -1: the row has no finite logit. next_ids: the same, 0 for -1. law_ids, law_counts: int64
-    [S, K]; law_sizes: int64 [S]."""
+    """The tokens drawn for S rows, and their laws."""
 
-    token_ids: torch.Tensor
-    next_ids: torch.Tensor
-    law_ids: torch.Tensor
-    law_counts: torch.Tensor
-    law_sizes: torch.Tensor
+    token_ids: torch.Tensor  # int64 [S]; -1: the row has no finite logit
+    next_ids: torch.Tensor  # int64 [S]; token_ids with 0 for -1
+    law_ids: torch.Tensor  # int64 [S, K]
+    law_counts: torch.Tensor  # int64 [S, K]
+    law_sizes: torch.Tensor  # int64 [S]
 
 
 class _Fields(NamedTuple):

@@ -11,8 +11,8 @@ from outrider.kernels.errors import KernelArgumentError
 
 
 class Transforms(NamedTuple):
-    """Per row, on the logits' device: float32 [R] temperature (0 = argmax), top-p (1 = off) and min-p (0 = off),
-    int32 [R] top-k (0 = off)."""
+    """The sampling transforms of each row, on the logits' device: float32 [R] temperature (0 = argmax), top-p (1 = off)
+    and min-p (0 = off), int32 [R] top-k (0 = off)."""
 
     temperatures: torch.Tensor
     top_ks: torch.Tensor
@@ -21,7 +21,7 @@ class Transforms(NamedTuple):
 
     @classmethod
     def of_rows(cls, rows: Sequence[tuple[float, int, float, float]], device: torch.device) -> Transforms:
-        """From each row's (temperature, top-k, top-p, min-p)."""
+        """Builds the tensors from each row's (temperature, top-k, top-p, min-p)."""
         dtypes = (torch.float32, torch.int32, torch.float32, torch.float32)
         columns = zip(*rows, strict=True)
         return cls(*(torch.tensor(c, dtype=dtype, device=device) for c, dtype in zip(columns, dtypes, strict=True)))

@@ -40,7 +40,7 @@ SCRATCH_LEN = 8192  # logits of the copy
 
 
 class RowLaws(NamedTuple):
-    """Per row: largest logit (float32), border key and id (int32), mass of the support (float64).
+    """The laws of rows: largest logit (float32), border key and id (int32), mass of the support (float64).
 
     Token j is kept if its key is above the border's, or equal with j <= border_id; its probability is
     exp((logit - largest) / temperature) / mass. Without `with_mass`, largest and mass are set for truncated rows only.

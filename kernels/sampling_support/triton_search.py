@@ -119,7 +119,7 @@ def border_key(  # type: ignore[no-untyped-def]
         s1, s2, s3, s4, s5, s6, s7 = _weights_above(
             row_ptr, count, k1, k2, k3, k4, k5, k6, k7, top, scale, BY_MASS, KEY_SHIFT, BLOCK
         )
-        # In a narrow range the first keys equal `low`, known to be too low.
+        # The first keys of a narrow range equal `low`, known to be too low.
         low = tl.where((s1 >= limit) & (k1 > low), k1, low)
         low = tl.where((s2 >= limit) & (k2 > low), k2, low)
         low = tl.where((s3 >= limit) & (k3 > low), k3, low)

@@ -1,1 +1,1 @@
-"""What a checkpoint folder says about itself; nothing here loads torch."""
+"""Reads what a checkpoint folder says about itself; nothing here loads torch."""

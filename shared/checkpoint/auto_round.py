@@ -32,12 +32,15 @@ _PLAIN_BITS = 16  # and more: the weight is not packed
 
 
 def layout(settings: Settings) -> str | None:
-    """ "gptq", "gptq_v2" or AWQ; None: one that is not read."""
+    """Returns the layout, "gptq", "gptq_v2" or AWQ; None: one that is not read."""
     return _LAYOUTS.get(_KERNELS.sub("", _packing_format(settings)))
 
 
 def of_module(module: str, settings: Settings) -> Settings:
-    """extra_config has other settings by a module's name, or by a pattern that is found in it; the first such holds."""
+    """Returns the settings of a module.
+
+    extra_config may override them by the module's name, or by a pattern found in it; the first match applies.
+    """
     extra = settings.get("extra_config") or {}
     changes = extra.get(module)
     if changes is None:
@@ -46,13 +49,13 @@ def of_module(module: str, settings: Settings) -> Settings:
 
 
 def is_plain(settings: Settings) -> bool:
-    """settings: of a module."""
+    """Returns whether a module with these settings is not packed."""
     bits = settings.get("bits")
     return isinstance(bits, int) and bits >= _PLAIN_BITS
 
 
 def not_read(settings: Settings) -> str | None:
-    """What of it is not read; None: nothing."""
+    """Returns the first setting that is not read; None: all are read."""
     found = layout(settings)
     if found is None:
         return f"packing_format {_packing_format(settings)!r}"

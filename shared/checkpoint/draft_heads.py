@@ -1,4 +1,4 @@
-"""Whether a folder holds a draft head and no model, and whether a head is of a target, by sizes: no weights are read.
+"""Tells draft heads from models, and checks by sizes whether a head fits a target; no weights are read.
 
 Not here: which kind of head it is, and all that its loader checks (drafting/checkpoints, which needs torch).
 """
@@ -17,7 +17,7 @@ from outrider.shared.checkpoint.json_file import read_object
 from outrider.shared.errors import ConfigError
 
 _NAMED = re.compile(r"eagle|medusa|speculator|dflash|dspark|mtp", re.IGNORECASE)
-# Tensors that a head has and a model has not, by kind: EAGLE-1 and 3, EAGLE-3, Medusa, MLP speculator.
+# Tensors that only heads have, by kind: EAGLE-1 and 3, EAGLE-3, Medusa, MLP speculator.
 _TENSORS = re.compile(
     r"fc\.weight|midlayer\.|layers\.0\.hidden_norm\.|medusa_heads\.|\d+\.\d+\.linear\.|speculator\.(emb|proj|ln|head)\."
 )
@@ -25,7 +25,7 @@ _CONTEXT_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "n_c
 
 
 def require_model(folder: Path, setting: str) -> None:
-    """Raises ConfigError that names the setting: there is no checkpoint, or it is that of a draft head."""
+    """Checks that a folder has a model. Raises ConfigError that names the setting: no checkpoint, or a draft head's."""
     if folder.is_file() and folder.suffix == ".gguf":
         return
     if not (folder / "config.json").is_file():
@@ -47,13 +47,13 @@ def is_draft_head(folder: Path) -> bool:
 
 
 def target_name(head: Mapping[str, Any]) -> str:
-    """What a head's config says that it is of; "": nothing."""
+    """Returns the target that a head's config names; "": none."""
     verifier = (head.get("speculators_config") or {}).get("verifier") or {}
     return str(verifier.get("name_or_path") or head.get("base_model_name_or_path") or "")
 
 
 def mismatch(head: Mapping[str, Any], target: Mapping[str, Any]) -> str:
-    """Why a head of this config is of another target, by the sizes that both name; "": it may be of this one."""
+    """Returns why a head cannot be for this target, by the sizes that both configs name; "": it may be."""
     inner, text = head.get("transformer_layer_config") or head, target.get("text_config") or target
     hidden = head.get("target_hidden_size") or inner.get("hidden_size") or head.get("emb_dim")
     for name, found in (("hidden_size", hidden), ("vocab_size", inner.get("vocab_size"))):
@@ -70,7 +70,10 @@ def longest_context(config: Mapping[str, Any]) -> int | None:
 
 
 def _tensor_names(folder: Path) -> list[str]:
-    """Of a single file of safetensors, as heads have; [] for others, and for a file that another check refuses."""
+    """Returns the tensor names of a single safetensors file, as heads have.
+
+    []: other checkpoints, and a file that another check refuses.
+    """
     try:
         files = [] if linked_parts(folder) else weight_files(folder)
         if len(files) != 1 or files[0].suffix != ".safetensors":

@@ -1,4 +1,4 @@
-"""Which files of a checkpoint folder hold its weights and its tokenizer, by transformers' names for them.
+"""Finds the files of a checkpoint folder that hold its weights and its tokenizer, by transformers' names for them.
 
 Not here: reading them (engine/model).
 """
@@ -12,14 +12,15 @@ from outrider.shared.errors import ConfigError
 
 # The first kind that a folder has is read. The file of an undivided checkpoint, and the files of any other.
 _KINDS = (("model.safetensors", "*.safetensors"), ("pytorch_model.bin", "pytorch_model*.bin"))
-# In a folder made for a GGUF file: names the links to its parts.
+# File in a folder made for a GGUF file; names the links to its parts.
 GGUF_PARTS = "gguf_parts.json"
 _OLDER_TOKENIZERS = (("vocab.json", "merges.txt"), ("tokenizer.model",))
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """In the order of their names, at least one. Raises ConfigError: there is none, or one that the index names is
-    missing.
+    """Returns the weight files in the order of their names, at least one.
+
+    Raises ConfigError: there is none, or one that the index names is missing.
     """
     for single, pattern in _KINDS:
         index = folder / f"{single}.index.json"

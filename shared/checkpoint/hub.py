@@ -44,7 +44,10 @@ _NEVER = ("consolidated*", "*/*")
 
 @dataclass(frozen=True)
 class HubName:
-    """file: a file's name, or what a GGUF file's name contains (Q4_K_M); "": the repository's folder."""
+    """A parsed model name of the Hub.
+
+    file: a file's name, or a part of a GGUF file's name (Q4_K_M); "": the repository's folder.
+    """
 
     repo: str
     revision: str | None
@@ -96,7 +99,7 @@ def local_data_file(name: str, setting: str) -> Path:
 
 
 def is_here(name: str) -> bool:
-    """Whether the model `name` is a folder or file of this machine, which comes before an id of the Hub."""
+    """Returns whether the model `name` is a folder or file of this machine, which takes precedence over a Hub id."""
     return Path(name).expanduser().exists()
 
 
@@ -106,7 +109,7 @@ def hub_id(name: str) -> str:
 
 
 def parse_hub_name(name: str) -> HubName | None:
-    """None for what can only be a path."""
+    """Parses a Hub name; None: it can only be a path."""
     match = _ID.fullmatch(name)
     if match is None or name.startswith((".", "~")):
         return None
@@ -132,7 +135,7 @@ def with_revision(name: str, revision: str, setting: str) -> str:
 
 
 def files_to_read(hub_name: HubName, files: Iterable[str], *, weights: bool = True) -> list[str]:
-    """Of a repository's files those to download, in order. Raises ConfigError when it has no weights to read."""
+    """Returns the files of a repository to download, in order. Raises ConfigError when it has no weights to read."""
     files = [file for file in sorted(files) if not any(fnmatch(file, pattern) for pattern in _NEVER)]
     if hub_name.file:
         return _gguf_parts(hub_name, files)
@@ -203,7 +206,7 @@ def _cached(where: dict[str, Any], error: Exception) -> str:
 
 
 def _http_error() -> type[Exception]:
-    """What the client raises when it gets no answer: httpx's or httpx2's, by its version."""
+    """Returns the error that the Hub client raises when it gets no answer: httpx's or httpx2's, by its version."""
     from huggingface_hub import errors
 
     return errors.HTTPError  # type: ignore[attr-defined]
@@ -220,7 +223,7 @@ def _require_room(cache: str, num_bytes: int) -> None:
 
 
 def _explanation(hub_name: HubName, error: Exception) -> str:
-    """One line that says what to do."""
+    """Returns one line that says what to do."""
     from huggingface_hub import constants, errors
 
     repo, url = hub_name.repo, f"{constants.ENDPOINT}/{hub_name.repo}"

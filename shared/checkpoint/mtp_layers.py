@@ -1,4 +1,4 @@
-"""Whether a target's checkpoint has layers for multi-token prediction (MTP), by its JSON files and tensor names alone.
+"""Finds a target's layers for multi-token prediction (MTP) from its checkpoint's JSON files and tensor names alone.
 
 So method `mtp` is refused with a sentence before a process is started. Not here: reading the tensors and what a layer
 is made of (drafting/checkpoints/mtp.py).
@@ -24,7 +24,7 @@ _LONGEST_HEADER_BYTES = 100_000_000
 
 @dataclass(frozen=True)
 class MtpNames:
-    """How a family of models names its MTP layers.
+    """The names of a model family's MTP layers.
 
     count_key: in config.json. pattern: start of a tensor's name; its group is the layer's number, if the name has one.
     follows_layers: that number continues from num_hidden_layers. absent_count: what config.json means without the key.
@@ -46,7 +46,7 @@ class MtpNames:
 
 _AFTER_LAYERS = MtpNames("num_nextn_predict_layers", r"model\.layers\.(\d+)\.", follows_layers=True)
 _QWEN3_5 = MtpNames("mtp_num_hidden_layers", r"mtp\.(?:layers\.(\d+)\.)?")
-# By the model_type of the text model's config.
+# model_type of the text model's config -> names
 MTP_NAMES = {
     "deepseek_v3": _AFTER_LAYERS,
     "ernie4_5_moe": MtpNames("num_nextn_predict_layers", r"model\.mtp_\w+\.(\d+)\."),
@@ -62,7 +62,7 @@ _TEXT_TYPES = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
 
 
 def has_mtp_layers(folder: Path) -> bool:
-    """Whether `count_mtp_layers` finds any; False where the names of the tensors are in pickles."""
+    """Returns whether `count_mtp_layers` finds any; False if the tensor names are in pickles."""
     try:
         return count_mtp_layers(folder) > 0 and _tensor_names(folder) is not None
     except ConfigError:
@@ -70,13 +70,13 @@ def has_mtp_layers(folder: Path) -> bool:
 
 
 def count_mtp_layers(folder: Path) -> int:
-    """At least 1. Raises ConfigError, a sentence for the user: there is none that can be read."""
+    """Returns the number of MTP layers, at least 1. Raises ConfigError, a sentence for the user: none can be read."""
     known, config = _family(folder)
     return require_consistent(known, config, _tensor_names(folder))
 
 
 def stores_mtp_layer(folder: Path) -> bool:
-    """Whether a target of a family with MTP layers has one in its files; a copy may have been made without it.
+    """Returns whether a target of a family with MTP layers has one in its files; a copy may lack it.
 
     Raises ConfigError: of this family none are read, config.json denies the layer, or the names are in pickles.
     """
@@ -91,7 +91,7 @@ def stores_mtp_layer(folder: Path) -> bool:
 
 
 def _family(folder: Path) -> tuple[MtpNames, dict[str, Any]]:
-    """How its MTP layers are named, and the text model's part of config.json. Raises ConfigError."""
+    """Returns the names of the family's MTP layers, and the text model's part of config.json. Raises ConfigError."""
     if linked_parts(folder):
         raise ConfigError("method mtp needs the target's MTP layers, and those of a .gguf file are not read")
     config = _text_config(read_object(folder / "config.json"))
@@ -137,7 +137,7 @@ def _text_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tensor_names(folder: Path) -> Collection[str] | None:
-    """From the index or the file's header; None: they are in pickles. Raises ConfigError."""
+    """Returns the tensor names from the index or the file headers; None: they are in pickles. Raises ConfigError."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         names = read_object(index).get("weight_map")
@@ -149,7 +149,7 @@ def _tensor_names(folder: Path) -> Collection[str] | None:
 
 
 def _header(file: Path) -> dict[str, Any]:
-    """Raises ConfigError."""
+    """Returns a safetensors file's header. Raises ConfigError."""
     try:
         with file.open("rb") as opened:
             length = int.from_bytes(opened.read(_HEADER_LEN_BYTES), "little")

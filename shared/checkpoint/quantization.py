@@ -1,4 +1,4 @@
-"""How the weights of a checkpoint folder are quantised, by its JSON files alone, and whether they can be read.
+"""Finds how a checkpoint folder's weights are quantised, by its JSON files alone, and whether they can be read.
 
 So a checkpoint is refused by the name of its format before a process is started. Not here: reading weights
 (engine/model/quantised).
@@ -23,7 +23,10 @@ _AWQ_NAMES = {"w_bit": "bits", "q_group_size": "group_size"}
 
 @dataclass(frozen=True)
 class Quantization:
-    """method: quant_method in lower case, by its present name; settings: that object; file: where it was found."""
+    """The quantisation of a checkpoint.
+
+    method: quant_method in lower case, by its present name. settings: the object that has it. file: where it was found.
+    """
 
     method: str
     settings: Mapping[str, Any]
@@ -31,7 +34,10 @@ class Quantization:
 
 
 def read_quantization(folder: Path) -> Quantization | None:
-    """None: nothing in the folder says that its weights are quantised. Raises ConfigError for broken files."""
+    """Returns the folder's quantisation; None: no file in it says that the weights are quantised.
+
+    Raises ConfigError for broken files.
+    """
     config = read_object(folder / "config.json")
     text_config = config.get("text_config")
     for source in (config, text_config if isinstance(text_config, dict) else {}):
@@ -51,7 +57,7 @@ def read_quantization(folder: Path) -> Quantization | None:
 
 
 def require_readable(folder: Path) -> Quantization | None:
-    """read_quantization; raises ConfigError, by name, for formats that are not read."""
+    """Returns read_quantization's result. Raises ConfigError, which names the format, for one that is not read."""
     found = read_quantization(folder)
     if found is not None:
         _require_readable(found)

@@ -1,4 +1,4 @@
-"""Which settings of which quantisation methods are read; each check names what is not.
+"""Checks of the quantisation methods' settings; each check names a setting that is not read.
 
 Not here: how they are read (engine/model/quantised).
 """
@@ -33,7 +33,7 @@ _MODELOPT_ALGORITHMS = {
     "MXFP8",
     "MIXED_PRECISION",
 }
-# Names of ggml's; not IQ1, TQ and NVFP4.
+# ggml's names; without IQ1, TQ and NVFP4.
 _GGUF_TYPES = {
     *("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"),
     *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "MXFP4"),
@@ -120,7 +120,7 @@ def _other_widths(found: set[Any], read: set[int]) -> str | None:
     return f"bits {', '.join(others)}" if others else None
 
 
-# method -> what of its settings is not read, or None.
+# method -> function that returns the setting that is not read, or None
 READABLE: dict[str, Callable[[Settings], str | None]] = {
     "auto-round": auto_round.not_read,
     "awq": _awq,

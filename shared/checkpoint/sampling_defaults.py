@@ -30,7 +30,10 @@ _SETTING, _OVERRIDE = "--generation-config", "--override-generation-config"
 
 @dataclass(frozen=True)
 class SamplingDefaults:
-    """max_tokens: of chats that give none; None: the room in the context. max_tokens_limit: of all requests."""
+    """The sampling defaults of requests.
+
+    max_tokens: for chats that give none; None: the room in the context. max_tokens_limit: for all requests.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -42,8 +45,9 @@ class SamplingDefaults:
 
 
 def load_sampling_defaults(model: str, generation_config: str, override: str) -> SamplingDefaults:
-    """model: the checkpoint's folder; generation_config: AUTO, NEUTRAL or a folder; override: a JSON object or "".
+    """Loads the defaults from the checkpoint or another folder, then applies the override.
 
+    model: the checkpoint's folder. generation_config: AUTO, NEUTRAL or a folder. override: a JSON object or "".
     A length that was set here, not by the checkpoint, is a limit too, as in vLLM.
     Raises ConfigError that names the setting, the file and the field.
     """
@@ -80,7 +84,7 @@ def _of_folder(folder: Path, generation_config: str) -> dict[str, Any]:
 
 
 def _replaced(override: str) -> dict[str, Any]:
-    """null stands for none of the checkpoint's."""
+    """Parses the override; null removes the checkpoint's value."""
     if not override:
         return {}
     try:
@@ -98,7 +102,7 @@ def _replaced(override: str) -> dict[str, Any]:
 
 
 def _checked(given: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Raises ConfigError: `where`, then the field and its range."""
+    """Checks the values against their ranges. Raises ConfigError: `where`, then the field and its range."""
     checked = {}
     for name, value in given.items():
         kind = int if name in _INTEGERS else int | float

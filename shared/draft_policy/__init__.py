@@ -1,1 +1,1 @@
-"""What several packages share of drafting: names of methods, load classes, A/B trials."""
+"""Parts of drafting that several packages share: names of methods, load classes, A/B trials."""

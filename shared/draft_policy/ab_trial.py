@@ -41,7 +41,7 @@ class _Rounds:
 
     @property
     def squared_error(self) -> float:
-        """Of the mean. Rounds reported together count as one sample."""
+        """The squared standard error of the mean. Rounds reported together count as one sample."""
         return max(0.0, self.squares / self.count - self.mean_s**2) / self.num_reports
 
     def add(self, round_s: float, count: int) -> None:
@@ -54,7 +54,9 @@ class _Rounds:
 
 @dataclass
 class ABTrial:
-    """`takes_second`: whether the next round should use the second arm. `observe`: what a round took.
+    """Compares the round times of two arms.
+
+    `takes_second`: whether the next round should use the second arm. `observe`: the time that rounds took.
 
     turn_rounds: rounds of one turn. settle_rounds: at the start of a turn, not counted, as the other arm still has a
     part in them. trial_rounds: counted rounds of each arm in a trial.
@@ -84,7 +86,7 @@ class ABTrial:
         return (self._num_seen // self.turn_rounds) % 4 in (1, 2)
 
     def observe(self, round_s: float, *, second: bool, count: int = 1) -> None:
-        """`count` rounds of `round_s` seconds each, of the second arm or the first."""
+        """Adds `count` rounds of `round_s` seconds each, of the second arm or the first."""
         if self._fresh_left > 0:
             self._fresh_left = max(0, self._fresh_left - count)
             self._recent_s += _RECENT_WEIGHT * (min(round_s, _OUTLIER * self._recent_s) - self._recent_s)

@@ -15,7 +15,7 @@ FROM_TARGET = ("mtp",)
 FROM_CHECKPOINT = ("eagle3", "eagle", "draft_model", "mlp_speculator", "medusa")
 # All tokens of a draft come at once: a longer one hardly takes longer.
 ONE_PASS = frozenset(("medusa", *WITHOUT_CHECKPOINT))
-# In the order in which `auto` tries them: the one that is right most often first.
+# The order in which `auto` tries them: the method that is right most often first.
 DRAFT_METHODS = (*FROM_TARGET, *FROM_CHECKPOINT, *WITHOUT_CHECKPOINT)
 # vLLM's name -> ours for the same proposals: its GPU n-gram lookup differs in where it is computed.
 _SAME = {"ngram_gpu": "ngram"}

@@ -10,14 +10,17 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 
-# tokens; a match that is found again has at least two, and is read back as far as this
+# tokens; longest match compared when the position is searched again; the shortest is two
 _LONGEST_MATCH = 32
-# places; of equal pairs of tokens, those nearest ahead that are compared: "}\n" may be everywhere
+# positions; equal pairs of tokens compared on each side, nearest first; a pair like "}\n" may be everywhere
 _MOST_COMPARED = 8
 
 
 class PredictedText:
-    """match_len: tokens that agree in front of `position`, the next predicted token; position is None while lost."""
+    """Follows an output through a predicted text.
+
+    match_len: tokens that agree in front of `position`, the next predicted token; position is None while lost.
+    """
 
     def __init__(self, token_ids: Sequence[int]) -> None:
         self._token_ids = token_ids
@@ -39,12 +42,12 @@ class PredictedText:
         return len(self._token_ids) - self.num_accepted
 
     def extend(self, token_ids: Iterable[int]) -> None:
-        """The output's next tokens."""
+        """Follows the output's next tokens."""
         for token_id in token_ids:
             self._add(token_id)
 
     def continuation(self, num_tokens: int) -> list[int]:
-        """What is predicted to follow; nothing while lost."""
+        """Returns the predicted tokens that follow; none while lost."""
         return [] if self.position is None else list(self._token_ids[self.position : self.position + num_tokens])
 
     def _add(self, token_id: int) -> None:

@@ -29,7 +29,7 @@ from outrider.shared.log.patient_redis import PatientRedis, RedisState
 
 # seconds; a commit waits this long for an unreachable Redis, so that a restart fails no request
 PATIENCE_S = 15.0
-# per time to live; how often running choices refresh the expiry of finished ones
+# per time to live; rate at which running choices refresh the expiry of finished ones
 _REFRESHES_PER_TTL = 4
 
 
@@ -52,7 +52,10 @@ class LogEntry:
 
 
 class CommitLog:
-    """One per gateway process. Call `start` in the event loop that uses it, `close` at the end."""
+    """The commit logs of all requests, one object per gateway process.
+
+    Call `start` in the event loop that uses it, `close` at the end.
+    """
 
     def __init__(
         self,
@@ -62,8 +65,8 @@ class CommitLog:
         ended_ttl_s: int | None = None,
         budget: LogBudget | None = None,
     ) -> None:
-        """Seconds that a request is kept: `ttl_s` after each of its tokens, `ended_ttl_s` before its first and after
-        its last one; None: as long. Without a budget nothing is counted.
+        """Sets the seconds that a request is kept: `ttl_s` after each of its tokens, `ended_ttl_s` before its first and
+        after its last one; None: `ttl_s` too. Without a budget nothing is counted.
         """
         self.ttl_s = ttl_s
         self.ended_ttl_s = ttl_s if ended_ttl_s is None else min(ended_ttl_s, ttl_s)
@@ -86,14 +89,14 @@ class CommitLog:
         return cls(redis, ttl_s=ttl_s, ended_ttl_s=ended_ttl_s, budget=budget)
 
     async def start(self) -> None:
-        """Raises Unavailable when Redis refuses, or does not answer for as long as a commit would wait."""
+        """Waits for Redis. Raises Unavailable when it refuses, or does not answer within a commit's patience."""
         await self.redis.start()
 
     async def close(self) -> None:
         await self.redis.close()
 
     async def check(self) -> RedisState:
-        """Whether it would take an append now, by a write of its own."""
+        """Tests with a write whether Redis would take an append now."""
         return await self.redis.check_write("outrider:write-check")
 
     def new(self, request_id: str, record: bytes, owner: str = "") -> RequestLog:
@@ -112,12 +115,12 @@ class CommitLog:
         return RequestKeys(f"outrider:{{{request_id}}}")
 
     async def run_script(self, script: str, keys: Sequence[str], args: Callable[[], Sequence[Any]]) -> Any:
-        """`args` is called at the moment of sending, so that the arguments are current."""
+        """Runs a script. `args` is called at the moment of sending, so that the arguments are current."""
         sha = _sha(script)
         return await self.redis.call(lambda: ("EVALSHA", sha, len(keys), *keys, *args()))
 
     async def read_streams(self, names: Sequence[str]) -> list[tuple[LogEntry, ...]]:
-        """All entries of each, in order of their output index. Raises Unavailable."""
+        """Returns all entries of each stream, in order of their output index. Raises Unavailable."""
 
         async def read(name: str) -> tuple[LogEntry, ...]:
             return tuple(map(_entry, await self.redis.call(lambda: ("XRANGE", name, "-", "+"))))
@@ -152,7 +155,7 @@ class RequestLog:
         is_begun: bool = False,
         hold: Hold | None = None,
     ) -> None:
-        """hold: what the budget counts; None for a request that another gateway, or another connection, began."""
+        """hold: the request's bytes in the budget; None if another gateway, or another connection, began it."""
         self.record = record
         self._hold = hold
         self.holder = secrets.token_hex(8)
@@ -171,7 +174,10 @@ class RequestLog:
             self._beginning.add_done_callback(_retrieve_exception)
 
     async def begun(self) -> None:
-        """Raises CommitRefused when another request has this id, Unavailable when Redis is away for too long."""
+        """Waits until the record is written.
+
+        Raises CommitRefused when another request has this id, Unavailable when Redis is away for too long.
+        """
         if not self._is_begun:
             self.begin()
             if self._beginning is not None:
@@ -287,7 +293,7 @@ class ChoiceLog:
         self.logged_len = entry.end
 
     async def restore(self, sent: Callable[[], None]) -> None:
-        """`sent` is called when the entries are read: later appends are not among them."""
+        """Restores the log from memory. `sent` is called when the entries are read: later appends are not included."""
 
         def args() -> Sequence[Any]:
             sent()
@@ -319,7 +325,7 @@ def _fields(entry: LogEntry) -> tuple[Any, ...]:
 
 
 def _entry(raw: tuple[bytes, list[bytes]]) -> LogEntry:
-    """raw: the entry's id, then alternating names and values."""
+    """Parses a stream's entry. raw: the entry's id, then alternating names and values."""
     entry_id, flat = raw
     fields = dict(zip(flat[::2], flat[1::2], strict=True))
     tokens = fields[b"t"]

@@ -1,4 +1,4 @@
-"""How many bytes this gateway's requests may hold in Redis, each caller's and all together.
+"""The budget of bytes that this gateway's requests may hold in Redis, for each caller and in total.
 
 A request holds its record and its entries for as long as Redis keeps them: until the time to live that was set last is
 over. Only new requests are refused; one that has begun continues.
@@ -33,7 +33,7 @@ class Hold:
 
 
 class LogBudget:
-    """One per gateway. max_record_bytes: of one record; total_bytes: of all that is held."""
+    """The budget of one gateway. max_record_bytes: limit of one record. total_bytes: limit of all requests together."""
 
     def __init__(self, *, max_record_bytes: int, total_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_record_bytes = max_record_bytes
@@ -41,7 +41,7 @@ class LogBudget:
         self._owner_bytes = int(total_bytes * _OWNER_SHARE)
         self._clock = clock
         self._held: defaultdict[str, int] = defaultdict(int)
-        # By a time at which it was to expire; a hold that was touched since is put back.
+        # Heap by expiry time; a hold whose time to live was renewed since is pushed again.
         self._expiring: list[tuple[float, int, Hold]] = []
         self._num_holds = 0
 
@@ -51,8 +51,9 @@ class LogBudget:
         return sum(self._held.values())
 
     def hold(self, owner: str, record_bytes: int, ttl_s: float) -> Hold:
-        """A request that begins. owner: the name of an API key, or nothing. Raises PayloadTooLarge, QuotaExceeded or
-        GatewayFull.
+        """Counts a request that begins. owner: the name of an API key, or nothing.
+
+        Raises PayloadTooLarge, QuotaExceeded or GatewayFull.
         """
         if record_bytes > self._max_record_bytes:
             raise PayloadTooLarge(
@@ -75,14 +76,14 @@ class LogBudget:
         return self.count(owner, wanted, ttl_s)
 
     def count(self, owner: str, num_bytes: int, ttl_s: float) -> Hold:
-        """Bytes that are held in any case."""
+        """Counts bytes without checking the limits."""
         hold = Hold(self._clock() + ttl_s, owner, num_bytes)
         self._held[owner] += num_bytes
         self._watch(hold)
         return hold
 
     def grow(self, hold: Hold, entry_bytes: int, ttl_s: float) -> None:
-        """An entry more, and a new time to live."""
+        """Counts one more entry and renews the time to live."""
         self._forget_expired()
         added = entry_bytes + _BYTES_PER_ENTRY
         if not hold.is_counted:  # expired before its first tokens, and written again

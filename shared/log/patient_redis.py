@@ -69,14 +69,17 @@ class _Call:
 
 @dataclass(frozen=True)
 class RedisState:
-    """refusal: why it takes no writes; empty if it does."""
+    """The state of Redis. refusal: why it takes no writes; empty if it does."""
 
     answers: bool
     refusal: str = ""
 
 
 class PatientRedis:
-    """Call `start` in the event loop that uses it, `close` at the end. `scripts` are loaded where missing."""
+    """A Redis client that retries. Missing `scripts` are loaded.
+
+    Call `start` in the event loop that uses it, `close` at the end.
+    """
 
     def __init__(self, client: aioredis.Redis, *, patience_s: float, scripts: Sequence[str]) -> None:
         self.patience_s = patience_s
@@ -103,7 +106,7 @@ class PatientRedis:
         return cls(client, patience_s=patience_s, scripts=scripts)
 
     async def start(self) -> None:
-        """Raises Unavailable when Redis refuses, or does not answer within patience_s."""
+        """Waits for Redis. Raises Unavailable when it refuses, or does not answer within patience_s."""
         loop = asyncio.get_running_loop()
         patient_until, has_warned = loop.time() + self.patience_s, False
         while (problem := await self._not_ready()) is not None:

@@ -1,1 +1,1 @@
-"""What the machine that this process runs on has."""
+"""The resources of the machine that this process runs on."""

@@ -1,4 +1,4 @@
-"""How much memory this machine has left, and how this process takes it and gives it back."""
+"""Reads the machine's available memory, and sets how this process allocates and returns memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def available_memory_bytes() -> int | None:
-    """Of the machine, or of this process's control group if that has less; None if unknown."""
+    """Returns the available memory of the machine, or of this process's control group if less; None if unknown."""
     meminfo = Path("/proc/meminfo")
     if not meminfo.is_file():
         return None
@@ -24,28 +24,28 @@ def available_memory_bytes() -> int | None:
 
 
 def give_back_freed_memory() -> None:
-    """glibc keeps what each thread has freed for its next request; other C libraries have no such call."""
+    """Returns to the system the memory that glibc keeps after threads freed it; other C libraries have no such call."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def use_huge_pages() -> None:
-    """Of torch, for arrays from 2 MiB on; to be said before the first one is made.
+    """Makes torch use huge pages for arrays from 2 MiB on; must be called before the first one is made.
 
-    For training on a CPU, whose every step maps large arrays again: page by page, that took two fifths of an EAGLE-3
-    step on a target with 49,152 tokens. Keeping freed memory instead saves as much, but the heap grows to three times
-    the size within 200 steps.
+    For training on a CPU, where every step maps large arrays again: with small pages, that took two fifths of an
+    EAGLE-3 step on a target with 49,152 tokens. Keeping freed memory saves the same time, but the heap grows to three
+    times the size within 200 steps.
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
 @contextmanager
 def imports_kept() -> Iterator[None]:
-    """For the imports of a service: no garbage is looked for meanwhile, nor later among what they made.
+    """Disables garbage collection during a service's imports, and exempts the objects they made from it afterwards.
 
-    torch and transformers make half a million objects that stay. Looking through them again and again took a sixth of a
-    verifier's start.
+    torch and transformers make half a million permanent objects. Scanning them repeatedly took a sixth of a verifier's
+    start.
     """
     gc.disable()
     try:

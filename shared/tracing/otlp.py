@@ -82,9 +82,9 @@ class Tracer:
         context: Any,
         attributes_of: Callable[[ResultT], Attributes],
     ) -> SessionHandlers[RequestT, ResultT, ReplyT]:
-        """The same handlers, but each result also makes a span, as long as its timings say, in the trace of the
-        stream's metadata; without one, no spans.
+        """Wraps the handlers so that each result also makes a span, in the trace of the stream's metadata.
 
+        The span's length comes from the result's timings. Without a trace in the metadata there are no spans.
         context: the call's. The first request has `open.session_id`, results have `timings` (shared.messages.Timings).
         """
         carrier = carrier_of(context.invocation_metadata() or ())

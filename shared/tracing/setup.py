@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def tracing(endpoint: str, service: str) -> Iterator[Tracer | None]:
-    """None without an endpoint. Raises ConfigError for a malformed endpoint or missing packages."""
+    """Yields a tracer; None without an endpoint. Raises ConfigError for a malformed endpoint or missing packages."""
     if not endpoint:
         yield None
         return

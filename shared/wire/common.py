@@ -24,7 +24,7 @@ _DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 def hidden_from_wire(message: common.HiddenStates) -> m.HiddenStates:
-    """Raises InvalidRequest when the bytes do not fit the shape."""
+    """Parses hidden states. Raises InvalidRequest when the bytes do not fit the shape."""
     item_bytes = _DTYPE_BYTES.get(message.dtype)
     if item_bytes is None:
         raise InvalidRequest(f"hidden_states: unknown dtype {message.dtype!r}", param="hidden_states")

@@ -73,7 +73,7 @@ def _value(kind: Any, descriptor: Any, value: Any) -> Any:
 
 @cache
 def _numbers(descriptor: EnumDescriptor) -> dict[str, int]:
-    """By name in lower case without what all names begin with; the first, ..._UNSPECIFIED, is "" here."""
+    """Maps an enum's names, in lower case without their common prefix, to numbers; ..._UNSPECIFIED becomes ""."""
     prefix = descriptor.values[0].name.removesuffix("UNSPECIFIED")
     names = {value.name.removeprefix(prefix).lower(): value.number for value in descriptor.values[1:]}
     return {"": 0, **names}
@@ -81,7 +81,11 @@ def _numbers(descriptor: EnumDescriptor) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class _Shape:
-    """kinds: by field its type; that of a tuple is `tuple`, of X | None it is X. always_read: absent or not."""
+    """A dataclass's fields as the wire needs them.
+
+    kinds: type of each field; that of a tuple is `tuple`, that of X | None is X. always_read: fields that are read even
+    if absent.
+    """
 
     kinds: dict[str, Any]
     always_read: tuple[str, ...]

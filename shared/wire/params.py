@@ -8,14 +8,14 @@ from outrider.shared.sampling_params import SamplingParams, SpeculationMode
 from outrider.shared.wire.fields import from_message, to_message
 from outrider.v1 import common_pb2 as common
 
-# requests; whose long lists are kept; at most 16,384 tokens of bad words each (gateway/openai/convert.py)
+# requests; cached long lists, with at most 16,384 tokens of bad words each (gateway/openai/convert.py)
 _NUM_LISTS = 16
 MODE_TO_WIRE = {
     SpeculationMode.EXACT: common.SPECULATION_MODE_EXACT,
     SpeculationMode.REJECTION: common.SPECULATION_MODE_REJECTION,
 }
 MODE_FROM_WIRE = {wire: mode for mode, wire in MODE_TO_WIRE.items()}
-# Written and read apart: they are long, and all outputs of a request have the same.
+# Fields written and read separately: they are long, and all outputs of a request share them.
 _LISTS = ("bad_words", "logit_bias")
 
 
@@ -26,7 +26,7 @@ def params_to_wire(params: SamplingParams) -> common.SamplingParams:
 
 
 def write_params(message: common.SamplingParams, params: SamplingParams) -> None:
-    """Into an empty message, such as a field of another one: long lists are not copied."""
+    """Writes into an empty message, such as a field of another one: long lists are not copied."""
     to_message(message, params, skipped=_LISTS)
     if params.bad_words or params.logit_bias:
         message.MergeFromString(_lists_to_wire(params.bad_words, params.logit_bias))
@@ -59,7 +59,10 @@ def _lists_to_wire(bad_words: tuple[tuple[int, ...], ...], logit_bias: tuple[tup
 
 
 def _without_seed(message: common.SamplingParams) -> bytes:
-    """What requests with the same lists have in common. Copying takes six times as long as encoding."""
+    """Encodes a message without its seed, so that requests with the same lists share a cache entry.
+
+    Copying takes six times as long as encoding.
+    """
     if not message.HasField("seed"):
         return message.SerializeToString()
     copy = common.SamplingParams()

@@ -22,7 +22,7 @@ def proposal_to_wire(proposal: m.Proposal) -> common.Proposal:
 
 
 def proposal_from_wire(message: common.Proposal) -> m.Proposal:
-    """Raises InvalidRequest when parents, laws or confidence do not fit the tokens."""
+    """Parses a proposal. Raises InvalidRequest when parents, laws or confidence do not fit the tokens."""
     num_tokens = len(message.token_ids)
     for name, values in (
         ("parents", message.parents),

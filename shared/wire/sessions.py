@@ -41,7 +41,7 @@ def _of_both(spec: m.SessionSpec) -> dict[str, Any]:
 
 
 def spec_from_wire(message: verifier.OpenVerifierSession | drafter.OpenDrafterSession) -> m.SessionSpec:
-    """Raises InvalidRequest when the id, the prompt or the mode is missing."""
+    """Parses a session's spec. Raises InvalidRequest when the id, the prompt or the mode is missing."""
     if not message.session_id:
         raise InvalidRequest("open: session_id is empty", param="session_id")
     if not message.prompt_token_ids:

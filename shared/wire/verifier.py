@@ -141,7 +141,7 @@ def commit_to_wire(commit: m.Commit) -> verifier.Commit:
 
 
 def commit_from_wire(message: verifier.Commit) -> m.Commit:
-    """Raises InvalidRequest on an origin or a finish reason that there is not, and on broken hidden states."""
+    """Parses a commit. Raises InvalidRequest on an unknown origin or finish reason, and on broken hidden states."""
     try:
         origins = tuple(map(m.TokenOrigin, message.origins))
         finish_reason = m.FinishReason(message.finish_reason) if message.finish_reason else None

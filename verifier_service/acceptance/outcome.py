@@ -17,14 +17,17 @@ ROOT = -1
 
 @dataclass(frozen=True)
 class Acceptance:
-    """accepted_nodes: a path down from the root. final_token: the token after it (corrected, bonus or target)."""
+    """The result of an acceptance rule."""
 
-    accepted_nodes: tuple[int, ...]
-    final_token: int
+    accepted_nodes: tuple[int, ...]  # a path down from the root
+    final_token: int  # the token after the path (corrected, bonus or target)
 
 
 def children_of(proposal: Proposal) -> dict[int, list[int]]:
-    """Node -> its children, in order; ROOT is the committed prefix. In a chain each token is the child of the last."""
+    """Maps each node to its children, in order; ROOT is the committed prefix.
+
+    In a chain each token is the child of the one before it.
+    """
     children: dict[int, list[int]] = {}
     parents = proposal.parents or range(-1, len(proposal.token_ids) - 1)
     for node, parent in enumerate(parents):

@@ -28,7 +28,7 @@ def accept(law_at: LawAt, proposal: Proposal, *, rng: np.random.Generator) -> Ac
 
 
 def dense_law(law: SparseLaw, vocab_size: int) -> NDArray[np.float64]:
-    """float64 [V] from the wire's integer counts: exactly the law that the drafter sampled from."""
+    """Returns float64 [V] from the wire's integer counts: exactly the law that the drafter sampled from."""
     probs = np.zeros(vocab_size)
     probs[list(law.token_ids)] = np.asarray(law.counts, dtype=np.float64) / LAW_TOTAL
     return probs

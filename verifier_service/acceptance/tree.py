@@ -17,7 +17,10 @@ from outrider.verifier_service.acceptance.standard import dense_law
 
 
 def accept(law_at: LawAt, proposal: Proposal, *, rng: np.random.Generator) -> Acceptance:
-    """proposal.laws[child]: the draft law at the child's parent. Siblings are in the order in which they were drawn."""
+    """Accepts a path of the tree by recursive rejection without replacement.
+
+    proposal.laws[child]: the draft law at the child's parent. Siblings are in the order in which they were drawn.
+    """
     children = children_of(proposal)
     node = ROOT
     accepted: list[int] = []

@@ -1,1 +1,1 @@
-"""How `auto` decides at the verifier: which method drafts, how many tokens, and what that may cost."""
+"""The decisions of `auto` at the verifier: which method drafts, how many tokens, and what that may cost."""

@@ -23,9 +23,10 @@ from outrider.verifier_service.draft_length.limits import (
 
 @dataclass
 class _Counts:
-    """accepted, reached: by position, draft tokens accepted, and verified after an accepted prefix.
+    """Counts of drafts, decayed.
 
-    asked, found: drafts asked for, and those that the method had a proposal for.
+    accepted, reached: by position, draft tokens accepted, and verified after an accepted prefix. asked, found: drafts
+    asked for, and those that the method had a proposal for.
     """
 
     accepted: list[float] = field(default_factory=list)
@@ -34,7 +35,7 @@ class _Counts:
     found: float = 0.0
 
     def observe(self, drafts: Sequence[tuple[int, int]], num_asked: int, memory: float) -> None:
-        """One round, at an exponential memory of so many drafts."""
+        """Adds one round, and lets older drafts decay with a memory of `memory` drafts."""
         keep = max(0.0, 1.0 - num_asked / memory)
         self.asked = keep * self.asked + num_asked
         self.found = keep * self.found + len(drafts)
@@ -54,8 +55,10 @@ class _Counts:
 
 @dataclass
 class Acceptance:
-    """What is known of one method's drafts. error, variance: accepted tokens of the newest drafts beyond those that
-    were expected, and the mean square of that per draft.
+    """The acceptance estimator of one method's drafts.
+
+    error, variance: accepted tokens of the newest drafts in excess of the expected ones, and the mean square of that
+    excess per draft.
     """
 
     _counts: _Counts = field(default_factory=_Counts)
@@ -73,7 +76,10 @@ class Acceptance:
         return (self._counts.found + 1.0) / (self._counts.asked + 1.0)
 
     def observe(self, drafts: Sequence[tuple[int, int]], num_asked: int, length: int) -> None:
-        """One round. drafts: (accepted, proposed) of each proposal. num_asked: sessions that asked for `length`."""
+        """Learns from a round.
+
+        drafts: (accepted, proposed) of each proposal. num_asked: sessions that asked for `length`.
+        """
         error = sum(accepted for accepted, _ in drafts) - num_asked * (self.tokens(length)[length] - 1.0)
         self._counts.observe(drafts, num_asked, ACCEPTANCE_MEMORY)
         self._recent.observe(drafts, num_asked, RECENT_DRAFTS)
@@ -84,7 +90,7 @@ class Acceptance:
             self._counts, self._error = self._recent.copy(), 0.0
 
     def begin(self) -> None:
-        """Drafting begins after a pause: what was new before it no longer is."""
+        """Forgets the recent drafts, as drafting begins again after a pause."""
         self._recent, self._error = _Counts(), 0.0
 
     def tokens(self, most: int, errors: float = 0.0) -> list[float]:

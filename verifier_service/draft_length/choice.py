@@ -31,7 +31,7 @@ RowsS = Callable[[float, float], float]
 
 
 class Choice(NamedTuple):
-    """method: "" with no draft tokens."""
+    """A draft method and length. method: "" with no draft tokens."""
 
     method: str
     num_draft_tokens: int
@@ -42,7 +42,7 @@ PLAIN = Choice("", 0)
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """One session's draft in a round. num_proposed: 0 where none was found, or came in time."""
+    """One session's draft in a round. num_proposed: 0 if no draft was found, or none came in time."""
 
     method: str
     num_asked: int
@@ -71,7 +71,7 @@ class RoundSample:
 
 @dataclass
 class Look:
-    """At a choice that is not the usual one. cost_s: beyond what the usual one would have taken for the same tokens."""
+    """A trial of a choice other than the usual one. cost_s: excess over the usual choice's time for the same tokens."""
 
     at: Choice
     usual_gain: float
@@ -87,9 +87,10 @@ class Look:
 
 @dataclass
 class DraftLength:
-    """Belongs to the engine's thread. `decide` comes before each round, `observe` after it.
+    """Chooses the draft method and length of each round: `decide` before it, `observe` after it.
 
-    rows_s: as RowsS. one_pass: methods whose drafts come from one forward. max_round_s: bounds a round with drafts.
+    Belongs to the engine's thread. rows_s: as RowsS. one_pass: methods whose drafts come from one forward. max_round_s:
+    bounds a round with drafts.
     """
 
     rows_s: RowsS
@@ -107,7 +108,7 @@ class DraftLength:
     _num_rounds: int = 0
 
     def decide(self, limits: Mapping[str, int]) -> Choice:
-        """limits: the methods that can be had, best guess first, with the most tokens that each may draft."""
+        """Chooses for the next round. limits: available method -> most tokens it may draft, best guess first."""
         load, choice = self._load, PLAIN
         if load is not None and limits and load.plain.count >= PLAIN_ROUNDS:
             choice = self._decide(load, limits)
@@ -125,11 +126,11 @@ class DraftLength:
 
     @property
     def patience_s(self) -> float:
-        """How long the draft of the choice now is worth waiting for: what it gains where all of it is accepted."""
+        """Seconds that the current choice's draft is worth waiting for: its gain if all of it is accepted."""
         return self.now.num_draft_tokens * self.plain_round_s
 
     def observe(self, sample: RoundSample) -> None:
-        """The round that was decided last."""
+        """Learns from the round that was decided last."""
         load = self._enter(sample.num_open)
         plain_s = load.plain.mean_s if load.plain.count else 0.0
         methods = {draft.method for draft in sample.drafts}
@@ -179,7 +180,7 @@ class DraftLength:
         return self._usual if self._look is None else self._look.at
 
     def _best(self, gains: Mapping[str, Sequence[float]]) -> tuple[Choice, float]:
-        """The largest gain, with it; the usual choice while nothing is better by MIN_GAIN."""
+        """Returns the choice with the largest gain, and its gain; the usual one while none is better by MIN_GAIN."""
         best = [(_best_length(gains[name]), name) for name in gains if self._of(name).is_known]
         if not best:
             return PLAIN, 1.0
@@ -199,7 +200,7 @@ class DraftLength:
         return load.gains
 
     def _gains(self, load: LoadCosts, method: str, most: int, errors: float = 0.0) -> list[float]:
-        """Rate over that of plain decoding, by draft length from 0 on. errors: as in Acceptance.tokens."""
+        """Returns the rate relative to plain decoding by draft length, from 0 on. errors: as in Acceptance.tokens."""
         costs, acceptance = self._costs(load, method), self._of(method)
         plain_s, slowness = load.plain.mean_s, costs.slowness
         rows_s, gains = self._rows_s(load, costs, most, acceptance.proposed), [1.0]
@@ -209,7 +210,10 @@ class DraftLength:
         return gains
 
     def _rows_s(self, load: LoadCosts, costs: MethodCosts, most: int, proposed: float) -> Sequence[float]:
-        """Seconds that drafts add to a forward, by length up to `most` at least; some rounds old."""
+        """Returns the seconds that drafts add to a forward, by length up to at least `most`.
+
+        They are up to LOOK_ROUNDS rounds old.
+        """
         if len(costs.rows_s) <= most or self._num_rounds >= costs.rows_at + LOOK_ROUNDS:
             sessions = load.batch_sessions
             costs.rows_s = [0.0, *(self.rows_s(sessions, length * proposed) for length in range(1, most + 1))]
@@ -221,8 +225,9 @@ class DraftLength:
     def _next_look(
         self, load: LoadCosts, limits: Mapping[str, int], gains: Mapping[str, Sequence[float]], usual_gain: float
     ) -> Look | None:
-        """The one that is due, if the account can pay for it, and past ones are paid for; a method of which nothing is
-        known does not wait for that.
+        """Returns the look that is due, if the account can pay for it and past looks are paid for.
+
+        An untried method does not wait until past looks are paid for.
         """
         plain_s = load.plain.mean_s
         if load.since_look_s < 4 * LOOK_ROUNDS * plain_s:
@@ -239,8 +244,10 @@ class DraftLength:
     def _look_at(
         self, load: LoadCosts, limits: Mapping[str, int], gains: Mapping[str, Sequence[float]], usual_gain: float
     ) -> Choice:
-        """A method of which nothing is known; plain decoding, if it has not been measured for long; or the method whose
-        upper bound is the highest, if that is above the usual one.
+        """Returns the choice to look at; the usual choice if there is none.
+
+        It is an untried method; plain decoding, if it has not been measured for long; or the method with the highest
+        upper bound, if that is above the usual gain.
         """
         usual = self._usual
         unknown = next((name for name in limits if not self._of(name).is_known), None)
@@ -298,5 +305,5 @@ class DraftLength:
 
 
 def _best_length(gains: Sequence[float]) -> int:
-    """1 at least."""
+    """Returns the length of the largest gain, at least 1."""
     return max(range(1, len(gains)), key=lambda length: gains[length])

@@ -1,4 +1,4 @@
-"""What a round costs at one load: measured without drafts, and modelled and measured with them."""
+"""The cost of a round at one load: measured without drafts, and modelled and measured with them."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ class DraftTime:
         return self.mean_length > 0.0
 
     def copy(self) -> DraftTime:
-        """What is known of it at another load, where lengths have not varied yet."""
+        """Returns the means as the estimate for another load, where lengths have not varied yet."""
         return DraftTime(self.is_one_pass, self.mean_length, self.mean_s, self.mean_travel_s)
 
     def observe(self, length: int, seconds: float, travel_s: float = 0.0) -> None:
-        """travel_s: the part of the seconds that messages took."""
+        """Learns from a batch of drafts. travel_s: the part of the seconds that messages took."""
         if not self.is_known or seconds < self.mean_s / OUTLIER:
             # The first; or the first that had nothing to catch up with.
             self.mean_length, self.mean_s, self.mean_travel_s = float(length), seconds, travel_s
@@ -72,7 +72,7 @@ class DraftTime:
         self._covariance += COST_WEIGHT * (longer * longer_s - self._covariance)
 
     def seconds(self, length: int) -> float:
-        """0 before the first draft."""
+        """Returns the fitted seconds of a draft of `length` tokens; 0 before the first draft."""
         if not self.is_known:
             return 0.0
         each_s = max(0.0, self.mean_s - self.mean_travel_s) / self.mean_length
@@ -83,7 +83,7 @@ class DraftTime:
 
 @dataclass
 class MethodCosts:
-    """Of one method at one load. drafted, modelled: the same rounds, as measured and as the model has them.
+    """The costs of one method at one load. drafted, modelled: the same rounds, as measured and as modelled.
 
     rows_s: seconds that drafts add to a forward, by length, as of round `rows_at`.
     """
@@ -105,7 +105,7 @@ class MethodCosts:
 
 @dataclass
 class LoadCosts:
-    """Of one load class. batch_sessions: mean sessions in a forward.
+    """The costs of one load class. batch_sessions: mean sessions in a forward.
 
     since_look_s, look_debt_s: seconds since the last look, and what looks have cost that is not paid for yet.
     since_plain_s: seconds since the last round without drafts. gains: of the methods within gains_limits, as of round

@@ -18,7 +18,10 @@ from outrider.verifier_service.draft_length.limits import (
 
 @dataclass
 class Ledger:
-    """credit_s: seconds of plain decoding. gain: recent share of the time that drafting has saved beyond it."""
+    """The account's state.
+
+    credit_s: seconds of plain decoding. gain: recent mean speed-up over plain decoding, minus 1.
+    """
 
     credit_s: float = 0.0
     gain: float = 0.0
@@ -26,7 +29,7 @@ class Ledger:
     _is_blocked: bool = False
 
     def observe(self, plain_s: float, seconds: float, plain_round_s: float) -> None:
-        """One round. plain_s: what plain decoding would have taken for its tokens."""
+        """Accounts for one round. plain_s: what plain decoding would have taken for its tokens."""
         most_s = CREDIT_ROUNDS * plain_round_s
         if not self._is_open:
             self._is_open, self.credit_s = True, most_s
@@ -34,7 +37,10 @@ class Ledger:
         self.gain += (plain_s / seconds - 1.0 - self.gain) / GAIN_MEMORY
 
     def allows_drafts(self, plain_round_s: float) -> bool:
-        """Drafting stops without credit. It may begin again with half of the most, or when a look has gained."""
+        """Returns whether there is credit for drafts.
+
+        Drafting that has stopped begins again with half of the most credit, or when a look has gained.
+        """
         least_s = 0.5 * CREDIT_ROUNDS * plain_round_s if self._is_blocked else 0.0
         self._is_blocked = self.credit_s <= least_s
         return not self._is_blocked

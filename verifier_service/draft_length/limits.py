@@ -1,46 +1,46 @@
-"""Every number that `auto` is set by, each with its unit, what it bounds, and the reason.
+"""The constants of `auto`, each with its unit, what it bounds, and the reason.
 
 "What may drafting cost at worst?": LOSS_SHARE. "How long until a drafter that lost is tried again?": LOOK_SHARE.
 """
 
 from __future__ import annotations
 
-# share of time; the most that drafting may lose against plain decoding in the long run; the noise of a plain rate
+# share of time; long-run loss of drafting against plain decoding; the noise of a plain rate
 LOSS_SHARE = 0.01
-# plain rounds; the most that the account holds, and its beginning: what drafting may lose at once; a look at each of
-# three methods of which nothing is known
+# plain rounds; the account's maximum and initial credit, the loss that drafting may make at once; enough for a look at
+# each of three untried methods
 CREDIT_ROUNDS = 24.0
-# share of time; what looks may cost: a look that cost c seconds is followed by another one after c / LOOK_SHARE
+# share of time; the cost of looks: after a look that cost c seconds, the next one follows c / LOOK_SHARE seconds later
 LOOK_SHARE = 0.004
-# rounds; memory of what drafting has gained: so much more may looks cost while nothing is drafted, as text that is easy
-# to draft comes again
+# rounds; memory of the ledger's gain, which is added to LOOK_SHARE while nothing is drafted: text that is easy to draft
+# comes again
 GAIN_MEMORY = 1000.0
-# rounds; shortest look at a method, and a fourth of the shortest time between two looks; an outlier in it not deciding
+# rounds; shortest look at a method, and a fourth of the shortest time between two looks; one outlier must not decide
 LOOK_ROUNDS = 4
-# draft tokens; of a look at least, so that it shows a second position
+# draft tokens; minimum of a look; two, so that it measures a second position
 LOOK_LENGTH = 2
-# drafts; longest look at a method, an acceptance then known to a twentieth
+# drafts; longest look at a method; its acceptance is then known to a twentieth
 LOOK_DRAFTS = 64
-# rounds; a look at plain decoding, and the weight of the model against measured rounds with drafts
+# rounds; length of a look at plain decoding, and weight of the cost model against measured rounds with drafts
 PLAIN_ROUNDS = 10
-# rounds; after a change of method, not counted for either side, as rows and caches of the other are still in them
+# rounds; discarded after a change of method, as they still have rows and caches of the previous one
 SETTLE_ROUNDS = 2
-# rounds; memory of a rate: a machine's speed changes within seconds
+# rounds; memory of a rate; a machine's speed changes within seconds
 RATE_MEMORY = 200.0
-# drafts; memory of acceptance, and what is left of it when the newest drafts contradict it
+# drafts; memory of acceptance, and the part kept when the newest drafts contradict the rest
 ACCEPTANCE_MEMORY, RECENT_DRAFTS = 400.0, 24.0
-# standard errors; by which the newest drafts must differ to contradict
+# standard errors; difference at which the newest drafts contradict the memory
 CHANGE_ERRORS = 3.5
-# share, draft tokens; acceptance that a new method is taken to have, and its weight; published heads: 0.6 to 0.8
+# share, draft tokens; prior acceptance of a new method, and the prior's weight; published heads: 0.6 to 0.8
 PRIOR_ACCEPTANCE, PRIOR_TOKENS = 0.7, 10.0
-# weight of the newest round in mean costs, a mean of 20
+# weight of the newest round in mean costs; a mean of about 20 rounds
 COST_WEIGHT = 0.05
-# share; smallest gain worth a change, over plain decoding or of one length over another; the noise of a gain
+# share; smallest gain worth a change, over plain decoding or over another length; the noise of a gain
 MIN_GAIN = 0.02
-# classes per doubling of the open sessions that share what is measured; 2: a class spans two fifths
+# load classes per doubling of the open sessions; each has its own measurements; 2: a class spans two fifths
 LOADS_PER_DOUBLING = 2
-# share of the mean time per draft token; slope of the drafting time before lengths have varied: between one forward per
-# draft (0) and one per token (1)
+# share of the mean time per draft token; prior slope of the drafting time, before lengths have varied; between one
+# forward per draft (0) and one per token (1)
 PRIOR_SLOPE = 0.6
-# ratio to the mean; what one measured time counts at most: a hiccup must not decide
+# ratio to the mean; cap on one measured time; a hiccup must not decide
 OUTLIER = 3.0

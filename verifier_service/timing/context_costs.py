@@ -42,7 +42,7 @@ class Contexts(NamedTuple):
 
     @classmethod
     def of(cls, plan: Iterable[Work]) -> Self:
-        """Of a planned forward. A prompt chunk counts as one row, as its rows share what they read."""
+        """Counts a planned forward's contexts. A prompt chunk counts as one row, as its rows share what they read."""
         rows = [(work.session.num_computed, work.num_rows if work.num_chain_rows == 1 else 1) for work in plan]
         return cls(sum(length for length, _ in rows), sum(length * num_rows for length, num_rows in rows))
 
@@ -52,7 +52,7 @@ NO_CONTEXTS = Contexts()
 
 @dataclass(frozen=True)
 class ContextCosts:
-    """Seconds per cached token, and per pair of a cached token and a row."""
+    """The cost of contexts: seconds per cached token, and per pair of a cached token and a row."""
 
     token_s: float = 0.0
     pair_s: float = 0.0
@@ -97,7 +97,7 @@ def measure_context_costs(runner: ModelRunner, num_blocks: int, block_size: int)
 
 
 def forward_s(runner: ModelRunner, batch: ForwardBatch, tap_layers: Sequence[int] = ()) -> float:
-    """Seconds of one forward, run now."""
+    """Runs one forward and returns its seconds."""
     started = time.perf_counter()
     runner.forward(batch, tap_layers)
     if runner.loaded.device.type == "cuda":

@@ -29,7 +29,7 @@ _SLACK, _SLACK_S = 1.3, 0.0005
 _RETURN_WEIGHT = 0.2
 # forwards; a longer time from one forward's end to the next was idleness, not a round; b7efff9
 _MAX_ROUND_FORWARDS = 4.0
-# share of a forward; a round whose prompts took more says nothing of the rate, as their time is an estimate; fde2b68
+# share of a forward; largest share of prompts in a round that counts for the rate: their time is an estimate; fde2b68
 _MAX_PROMPT_SHARE = 0.5
 # forwards; longest wait while gathering all sessions; 2a9685d
 _MAX_GATHERING_FORWARDS = 2.0
@@ -48,17 +48,17 @@ NO_ROUND = LastRound(0, 0.0)
 
 
 class BatchGathering:
-    """Belongs to the engine's thread. Times: seconds of `clock`."""
+    """Chooses the wait before the next forward. Belongs to the engine's thread. Times: seconds of `clock`."""
 
     def __init__(self, costs: StepCosts, clock: Callable[[], float] = time.perf_counter) -> None:
         self._costs = costs
         self._clock = clock
         self._last_ended = 0.0
-        # Of the newest forward; NO_ROUND after a prefill or a pause, which say nothing of the rate.
+        # The newest forward's round; NO_ROUND after a prefill or a pause, which say nothing about the rate.
         self.last_round = NO_ROUND
         self.served = ServedRounds(costs)
-        # By load class: arms are the best wait by the cost model, and gathering all sessions. The next forward's trial
-        # and arm; None: no trial.
+        # Trials by load class; their arms are the cost model's best wait, and gathering all sessions. Then the next
+        # forward's trial (None: no trial) and arm.
         self._trials: dict[int, ABTrial] = {}
         self._trial: ABTrial | None = None
         self._gathers_all = False
@@ -109,11 +109,11 @@ class BatchGathering:
         return self._costs.seconds(num_decoding + prompt_rows) - self._costs.seconds(num_decoding)
 
     def replied(self, session: VerifierSession, now: float) -> None:
-        """The session has been sent its commit and will send a next step."""
+        """Records that the session has been sent its commit and will send a next step."""
         session.replied_at = now
 
     def asked(self, session: VerifierSession, now: float) -> None:
-        """The session's next step has arrived."""
+        """Records that the session's next step has arrived."""
         if session.replied_at is not None:
             took = now - session.replied_at
             known = session.return_s

@@ -1,4 +1,4 @@
-"""How many rows a forward with prompts may have, so that decoding sessions keep their inter-token latency objective.
+"""Limits the rows of a forward with prompts, so that decoding sessions meet their inter-token latency objective.
 
 The first value comes from the cost model (step_costs.py). A stream also waits for a forward already running, its
 drafter, long contexts and other processes. So the value then follows the measured times between commits by stochastic
@@ -21,8 +21,9 @@ _MAX_AWAY_SHARE = 0.5
 
 
 class PromptAllowance:
-    """slo_itl_s: longest time between two commits of a session. Times: seconds of one clock. Belongs to the engine's
-    thread.
+    """The row limit of forwards with prompts. Belongs to the engine's thread.
+
+    slo_itl_s: longest time between two commits of a session. Times: seconds of one clock.
     """
 
     def __init__(self, slo_itl_s: float, costs: StepCosts, max_rows: int) -> None:
@@ -36,13 +37,13 @@ class PromptAllowance:
         return round(math.exp(self._log_rows))
 
     def read_prompts(self, ended: float) -> None:
-        """A forward with rows of prompts has ended."""
+        """Records that a forward with rows of prompts has ended."""
         self._prompts_read_at = ended
 
     def committed(self, last_committed: float, asked: float, now: float) -> None:
-        """A commit at `now` for a step asked for at `asked`; the session's previous commit was at `last_committed`.
+        """Learns from a commit at `now` for a step asked for at `asked`.
 
-        Counts only if a forward with prompts has ended since `asked`.
+        It counts only if a forward with prompts has ended since. The session's previous commit was at `last_committed`.
         """
         if self._prompts_read_at <= asked:
             return

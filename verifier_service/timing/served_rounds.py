@@ -1,4 +1,4 @@
-"""How long rounds are while more or fewer sessions are open: VerifierInfo.round_us, and rows per session.
+"""Estimates the length of rounds by the number of open sessions: VerifierInfo.round_us, and rows per session.
 
 Means over past rounds would describe the load before a burst of requests, so only what hardly depends on the load is
 smoothed: the share of open sessions in a forward, and rows per session (docs/log.md: bdc3086).
@@ -24,7 +24,7 @@ class Served(NamedTuple):
 
 
 class ServedRounds:
-    """Belongs to the engine's thread."""
+    """Means over the newest forwards, and the rounds they imply at other loads. Belongs to the engine's thread."""
 
     def __init__(self, costs: StepCosts) -> None:
         self._costs = costs

@@ -66,7 +66,7 @@ class _Level:
 
 
 class StepCosts:
-    """Piecewise linear in the rows; beyond the table the slope of its last piece."""
+    """The cost model of a forward: piecewise linear in the rows; beyond the table the slope of its last piece."""
 
     def __init__(self, table: Sequence[tuple[int, float]], context_costs: ContextCosts | None = None) -> None:
         """table: (rows, seconds), ascending in rows, at least one entry; without contexts."""
@@ -76,17 +76,17 @@ class StepCosts:
         self._seconds = [max(seconds for _rows, seconds in table[: index + 1]) for index in range(len(table))]
         # Means over forwards: cached tokens of a forward, and their cost in seconds.
         self._mean_context_tokens = self._mean_context_s = 0.0
-        # By load class; the newest forward's; and the moments of expected and measured seconds over all of them.
+        # Levels by load class; the newest forward's level; moments of expected and measured seconds over all levels.
         self._levels: dict[int, _Level] = {}
         self._level: _Level | None = None
         self._variance = self._covariance = self._mean_error_s = 0.0
 
     def seconds(self, num_rows: float) -> float:
-        """Of a forward at the recent mean context. A fraction of a row: the mean over forwards."""
+        """Returns a forward's seconds at the recent mean context. A fractional num_rows is a mean over forwards."""
         return self._corrected_s(self._table_s(num_rows) + self._mean_context_s, self._level)
 
     def seconds_beside(self, num_rows: float, num_sessions: float) -> float:
-        """As `seconds`, at the level of the load class of num_sessions, where a forward of that class has been seen."""
+        """Returns `seconds` at the level of num_sessions' load class, if a forward of that class has been seen."""
         level = self._levels.get(load_of(round(num_sessions)), self._level)
         return self._corrected_s(self._table_s(num_rows) + self._mean_context_s, level)
 
@@ -101,7 +101,7 @@ class StepCosts:
         return rows_s + self._slope * self._context_costs.seconds(pairs)
 
     def mean_drafts_s(self, num_sessions: float, num_draft_tokens: float) -> float:
-        """As `drafts_s`, over forwards of num_sessions on average: interpolated between the whole numbers of them."""
+        """Returns `drafts_s` for a mean of num_sessions per forward, interpolated between whole numbers of sessions."""
         fewer = int(num_sessions)
         fewer_s, above = self.drafts_s(fewer, num_draft_tokens), num_sessions - fewer
         return fewer_s + (above * (self.drafts_s(fewer + 1, num_draft_tokens) - fewer_s) if above else 0.0)
@@ -125,7 +125,7 @@ class StepCosts:
             self._learn_slope(expected_change_s, measured_change_s)
 
     def _learn_slope(self, expected_s: float, measured_s: float) -> None:
-        """Seconds of a forward relative to its level: by table and contexts, and measured."""
+        """Learns from a forward's seconds relative to its level: by table and contexts, and measured."""
         error_s = measured_s - self._slope * expected_s
         self._mean_error_s += _WEIGHT * (abs(error_s) - self._mean_error_s)
         bound_s = _OUTLIER * self._mean_error_s
@@ -145,7 +145,7 @@ class StepCosts:
         return self._levels[load]
 
     def _corrected_s(self, expected_s: float, level: _Level | None) -> float:
-        """At a level, the newest forward's or another; uncorrected before the first forward."""
+        """Corrects expected seconds by the measurements of a level; None, before the first forward: no correction."""
         if level is None:
             return expected_s
         # Extrapolated to few rows the line may fall below 0.
@@ -154,7 +154,7 @@ class StepCosts:
 
     @property
     def _slope(self) -> float:
-        """Of measured over expected seconds: ridge regression towards 1."""
+        """The slope of measured over expected seconds: ridge regression towards 1."""
         prior = self._prior
         return max(_MIN_SLOPE, (self._covariance + prior) / (self._variance + prior))
 
@@ -163,7 +163,7 @@ class StepCosts:
         return float((_TRUSTED_SPREAD * (self._level.expected_s if self._level else 1.0)) ** 2)
 
     def _table_s(self, num_rows: float) -> float:
-        """Interpolated from the table."""
+        """Returns the seconds interpolated from the table."""
         index = min(max(bisect_right(self._rows, num_rows) - 1, 0), len(self._rows) - 1)
         return self._seconds[index] + self._table_slope(index) * (num_rows - self._rows[index])
 
@@ -223,7 +223,7 @@ def staircase(measured: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
 
 
 def _sessions(num_rows: int, block_size: int) -> list[SessionRows]:
-    """num_rows rows in sessions of at most _ROWS_PER_SESSION, each in blocks of its own."""
+    """Makes num_rows rows in sessions of at most _ROWS_PER_SESSION, each in blocks of its own."""
     sizes = [min(_ROWS_PER_SESSION, num_rows - start) for start in range(0, num_rows, _ROWS_PER_SESSION)]
     num_each = -(-_ROWS_PER_SESSION // block_size)
     return [

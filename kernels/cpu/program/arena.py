@@ -33,14 +33,14 @@ class Arena:
         return torch.as_strided(memory, shape, stride)
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor lies in this arena."""
+        """Returns whether the tensor lies in this arena."""
         if tensor.is_mkldnn:
             return False
         start = int(self._memory.ctypes.data)
         return start <= tensor.data_ptr() < start + self._memory.nbytes
 
     def borrowed(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The same tensor, but without keeping its arena memory taken."""
+        """Returns a view of the tensor that does not keep its arena memory allocated."""
         if not self.holds(tensor):
             return tensor
         first = tensor.data_ptr() - int(self._memory.ctypes.data)

@@ -32,7 +32,7 @@ class Step(NamedTuple):
 
     @property
     def num_units(self) -> int:
-        """Of the one call, or 1."""
+        """Number of units of a single call; 1 for joined calls."""
         return self.works[0].num_units
 
 
@@ -102,7 +102,7 @@ class Program:
 
 
 def last_conflicts(steps: Sequence[Step]) -> list[int]:
-    """For each step, the last earlier step that uses memory it writes; -1: none."""
+    """Returns for each step the last earlier step that uses memory it writes; -1: none."""
     return [
         next((earlier for earlier in range(index - 1, -1, -1) if _overlap(step.writes, steps[earlier].uses)), -1)
         for index, step in enumerate(steps)

@@ -36,7 +36,7 @@ _EMPTY = {_aten.empty.memory_format, _aten.new_empty.default, _aten.empty_like.d
 
 
 class NotRecordable(Exception):
-    """The recording would be wrong for other data."""
+    """Raised if the recording would be wrong for other data."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +55,7 @@ class _Repeated:
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Enter it around the forward, within `cpu_team.recording(self)`."""
+    """Records a forward: enter it around the forward, within `cpu_team.recording(self)`."""
 
     def __init__(self, arena: Arena, num_threads: int) -> None:
         """num_threads: upper bound for the recorded program."""
@@ -206,7 +206,7 @@ def _running(parts: Sequence[tuple[Program | _Repeated, int, list[int]]], end: i
 
 
 def _depends_on_data(func: Any, args: tuple[Any, ...]) -> bool:
-    """Whether the shape of the result, or a value that Python sees, depends on the tensors' content."""
+    """Returns whether the shape of the result, or a value that Python sees, depends on the tensors' content."""
     if func is _aten.index.Tensor:  # tagged only because of its masks
         return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
     return torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
@@ -217,7 +217,7 @@ def _joins_rows(parts: Sequence[torch.Tensor], dim: int = 0) -> bool:
 
 
 def _widens(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether the operation converts its tensor to fp32."""
+    """Returns whether the operation converts its tensor to fp32."""
     if func is _aten.to.dtype:
         return args[1:] == (torch.float32,) and not kwargs
     return func is _aten._to_copy.default and kwargs == {"dtype": torch.float32}

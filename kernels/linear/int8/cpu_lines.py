@@ -31,7 +31,7 @@ from outrider.kernels.linear.cpu_panel_coding import PANEL_COLUMNS
 from outrider.kernels.linear.int8.reference import QUAD
 
 I4, TABLE, I5, I6, I8 = range(5)
-# By the bits of a weight and of an activation.
+# Name of each kind, from the bits of a weight and of an activation.
 NAMES = ("w4a8", "w4a8", "w5a8", "w6a8", "w8a8")
 LINE_BYTES = (128, 128, 160, 192, 256)
 # number that byte 0 stands for, where bytes take the whole range

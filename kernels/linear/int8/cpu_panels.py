@@ -39,12 +39,12 @@ class Int8Panels(cpu_code_panels.PackedParts):
 
 
 def supports(dtype: torch.dtype) -> bool:
-    """Whether codes can be multiplied in integers with rows of this dtype on this machine."""
+    """Returns whether codes can be multiplied in integers with rows of this dtype on this machine."""
     return dtype == torch.bfloat16 and lines.instruction() is not None
 
 
 def takes_together(parts: Sequence[Codes]) -> bool:
-    """Whether weights can be packed as one."""
+    """Returns whether weights can be packed as one."""
     return reference.group_inputs(parts) is not None
 
 

@@ -98,7 +98,7 @@ def _add_line(
 
 
 def _make_add(kind: int, num_rows: int) -> Any:
-    """totals[r, :] goes on with the groups of num_lines lines, the first line the first of a group."""
+    """Makes a function that adds the groups of num_lines lines to totals[r, :]; the first line begins a group."""
 
     @operation(types.void, _i, _i, _i, _i, _i, _i, _i, _i, _i, _i, _i, _i, _i, _i, _i, _i, _i)
     def add(
@@ -174,7 +174,7 @@ def _make_add(kind: int, num_rows: int) -> Any:
 
 
 def _make_add_rows(kind: int) -> Any:
-    """The same for any number of rows up to _MAX_GROUP_ROWS."""
+    """Makes one function that calls _make_add's for the number of rows, at most _MAX_GROUP_ROWS."""
     one, two, three, four, five, six = (_make_add(kind, rows) for rows in range(1, _MAX_GROUP_ROWS + 1))
 
     @njit

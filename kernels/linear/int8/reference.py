@@ -24,11 +24,11 @@ from torch.nn.functional import pad
 from outrider.kernels.errors import KernelArgumentError
 from outrider.kernels.linear.codes import Codes, in_one_order
 
-# of int8, symmetric
+# largest int8 code; symmetric, so -128 is unused
 LARGEST_CODE = 127
-# keeps 127 / largest finite, where a group is zeros
+# smallest magnitude of a group; keeps 127 / magnitude finite if the group is all zeros
 SMALLEST_MAGNITUDE = 2.0**-100
-# inputs; multiplied by one instruction
+# inputs; the number that one instruction multiplies
 QUAD = 4
 
 
@@ -72,5 +72,8 @@ def linear(x: torch.Tensor, codes: Codes, bias: torch.Tensor | None = None, *, s
 
 
 def _fma(left: torch.Tensor, right: torch.Tensor, addend: torch.Tensor) -> torch.Tensor:
-    """In float64 the product is exact; the sum is rounded twice, which is seen once in 2^29."""
+    """Computes left * right + addend as a fused multiply-add would.
+
+    The product is exact in float64. The sum is rounded twice, which changes about one result in 2^29.
+    """
     return (left.double() * right.double() + addend.double()).float()

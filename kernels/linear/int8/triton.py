@@ -127,7 +127,7 @@ def _linear(  # type: ignore[no-untyped-def]
 
 
 def takes_together(parts: Sequence[Codes]) -> bool:
-    """Whether weights can be packed as one."""
+    """Returns whether weights can be packed as one."""
     return reference.group_inputs(parts) is not None
 
 

@@ -36,7 +36,7 @@ class GatedNorm(Protocol):
 
 
 def require_fit(x: torch.Tensor, gate: torch.Tensor, layer: GatedNormLayer) -> None:
-    """Raises KernelArgumentError; the dtype is fp32 or bf16."""
+    """Checks shapes, strides and the dtype, fp32 or bf16. Raises KernelArgumentError."""
     width = x.shape[1]
     fits = (
         x.shape == gate.shape

@@ -31,7 +31,7 @@ class Mamba1Layer:
 
     @property
     def columns(self) -> Columns:
-        """Of rows that `Project` has completed."""
+        """The columns of a row that `Project` has completed."""
         state_size, width = self.decay_rate.shape
         return Columns(query=2 * width + state_size, key=2 * width, value=0, beta=0, step=width)
 

@@ -47,7 +47,7 @@ class ShortConv(Protocol):
 
 
 def require_fit(raw: torch.Tensor, layer: ShortConvLayer, states: LayerStates) -> None:
-    """Raises KernelArgumentError; raw [T, W], of which the first C columns are convolved."""
+    """Checks raw [T, W], of which the first C columns are convolved. Raises KernelArgumentError."""
     num_channels, num_taps = layer.weight.shape
     fits = states.window.shape[1:] == (num_taps - 1, num_channels) and states.log.shape[2:] == raw.shape[1:]
     if not fits or raw.shape[1] < num_channels:

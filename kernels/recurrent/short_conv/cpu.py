@@ -75,7 +75,7 @@ _Record, _Call = record.record_types(_Fields)
 
 @njit
 def _error(call, session):  # type: ignore[no-untyped-def]
-    """What is wrong with the numbers of a session; 0: nothing."""
+    """Returns the code of the first error in a session's numbers; 0: none."""
     first, last = load_i32(call.row_starts + 4 * session), load_i32(call.row_starts + 4 * session + 4)
     num_chain = load_i32(call.num_chain_rows + 4 * session)
     slot_in, slot_out = load_i32(call.slots_in + 4 * session), load_i32(call.slots_out + 4 * session)
