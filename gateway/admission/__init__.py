@@ -5,7 +5,7 @@
     body_budget     memory for its body and its answer, and a thread to read it
     shared/log      `log_budget`: room in the log for its record
     grammar_turns   whether its grammar, if it has one, may be compiled now
-    fair_starts     whose output starts next, and `room`, how many the verifiers have room for
+    fair_starts     whose output starts next, and how many the verifiers have room for
 
 The servers ask the first three as the bytes come in (`admission`; servers/http/admission, servers/grpc_admission),
 decoding/generation the last two for each output. A verifier's own memory is in verifier_service/admission. When a

@@ -10,9 +10,8 @@ import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
-from outrider.gateway.admission.fair_starts import FairStarts, Place
+from outrider.gateway.admission.fair_starts import FairStarts, Place, Room
 from outrider.gateway.admission.grammar_turns import GrammarTurns
-from outrider.gateway.admission.room import Room
 from outrider.gateway.config import GatewayConfig
 from outrider.gateway.decoding.decode_loop import decode
 from outrider.gateway.fleet.drafter_choice import acquire_drafter, drafter_offers
