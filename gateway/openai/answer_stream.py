@@ -44,8 +44,7 @@ class AnswerStream:
     def events(self, prompt_index: int, update: GenerationUpdate) -> bytes:
         """Returns an update's events: none for tokens whose text is held back, unless the tokens are requested."""
         account = self._shape.account
-        account.add(prompt_index, update)
-        index = account.choice(prompt_index, update)
+        index = account.add(prompt_index, update)
         seen = self._seen.of(index)
         events = ""
         if index not in self._offsets:

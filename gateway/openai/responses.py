@@ -193,8 +193,8 @@ class WholeAnswer:
         self._updates: dict[int, list[GenerationUpdate]] = {}
 
     def add(self, prompt_index: int, update: GenerationUpdate) -> None:
-        self._shape.account.add(prompt_index, update)
-        self._updates.setdefault(self._shape.account.choice(prompt_index, update), []).append(update)
+        choice = self._shape.account.add(prompt_index, update)
+        self._updates.setdefault(choice, []).append(update)
 
     def body(self) -> Completion | ChatCompletion:
         """Raises InternalError when a choice has not finished."""
