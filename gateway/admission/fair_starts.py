@@ -32,6 +32,8 @@ from outrider.shared.messages import VerifierInfo
 
 # outputs; that one caller opens at a time while others wait; one prompt is read while the next one is on its way
 MAX_OPENING = 2
+# outputs; of one request that run at a time; the rest of a large n waits its turn instead of filling the verifier
+MAX_PARALLEL_CHOICES = 32
 # ratio; how much longer one caller may make the rounds of the others; tests/attacks measures it
 MAX_SLOWDOWN = 2.0
 # share; of all places, for one caller while others hold some; leaves the others a free place for their next output

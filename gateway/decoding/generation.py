@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
-from outrider.gateway.admission.fair_starts import FairStarts, Place, Room
+from outrider.gateway.admission.fair_starts import MAX_PARALLEL_CHOICES, FairStarts, Place, Room
 from outrider.gateway.admission.grammar_turns import GrammarTurns
 from outrider.gateway.config import GatewayConfig
 from outrider.gateway.decoding.decode_loop import decode
@@ -34,8 +34,6 @@ from outrider.shared.speculative_config import SpeculativeConfig
 # A session that kills verifier after verifier before its next token must not go round for ever.
 MAX_FRUITLESS_FAILOVERS = 4
 OVERLOADED_WAIT_S = 0.05
-# Choices of one request that run at a time; the rest of a large n waits its turn instead of filling the verifier.
-MAX_PARALLEL_CHOICES = 32
 
 
 @dataclass

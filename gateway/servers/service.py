@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
 from typing import Protocol
 
+from outrider.gateway.admission.readiness import ReadyState
 from outrider.gateway.fleet.view import FleetView
 from outrider.gateway.openai.usage import SpecMetricsLevel
 from outrider.gateway.request.answers import AnswerKind, Prepared, Wanted
@@ -13,15 +13,6 @@ from outrider.gateway.request.served import RequestLimits, Served, ServedModel
 from outrider.gateway.request.tokenizer import Tokenizer
 from outrider.gateway.request.types import GenerationUpdate, ValidRequest
 from outrider.gateway.responses.store import ResponseStore
-
-
-@dataclass(frozen=True)
-class ReadyState:
-    """The answer of /ready. reason: why not. warning: what does not work as configured although it is ready."""
-
-    ready: bool
-    reason: str = ""
-    warning: str = ""
 
 
 class GatewayService(Protocol):
