@@ -6,7 +6,7 @@ import enum
 from collections.abc import Sequence
 from itertools import zip_longest
 
-from outrider.gateway.openai.response_types import CompletionTokensDetails, Metrics, SpeculationMetrics, Usage
+from outrider.gateway.openai.answer_types import CompletionTokensDetails, Metrics, SpeculationMetrics, Usage
 from outrider.gateway.request.answers import Prepared
 from outrider.gateway.request.types import GenerationUpdate, SpeculationSummary
 from outrider.gateway.tool_calls.formats import NONE

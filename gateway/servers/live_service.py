@@ -57,7 +57,7 @@ class LiveService:
         )
         self.limits = RequestLimits(max_n=config.max_n, max_body_bytes=int(config.max_body_mb * 2**20))
         self.spec_metrics = SpecMetricsLevel(config.per_request_spec_decode_metrics)
-        self.responses = _response_store(config, commit_log)
+        self.response_store = _response_store(config, commit_log)
         self.version = outrider_version()
         # The one it is bound to, once there is a gRPC server.
         self.grpc_port = -1
@@ -85,8 +85,8 @@ class LiveService:
 
     def begin(self, kind: AnswerKind, prepared: Prepared) -> Prepared:
         self._readiness.check()
-        if self.responses is not None and (num_bytes := num_reserved(prepared)):
-            self.responses.reserve(prepared.requests[0].owner, num_bytes)
+        if self.response_store is not None and (num_bytes := num_reserved(prepared)):
+            self.response_store.reserve(prepared.requests[0].owner, num_bytes)
         return self._traced(begin(self._commit_log, kind, prepared, self._generation.kinds.for_new_request()))
 
     async def resume(self, wanted: Wanted) -> Prepared:

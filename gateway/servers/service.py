@@ -17,7 +17,7 @@ from outrider.gateway.responses.store import ResponseStore
 
 class GatewayService(Protocol):
     """Contract: attributes are cheap and may change between calls; they raise Unavailable while they are unknown.
-    `responses` is None where none are stored.
+    `response_store` is None where no responses are stored.
 
     A request is begun, or resumed, as a whole, which fills in the `starts` of its prompts; then each prompt that has
     some is generated. `resume` takes the request away from whoever was being sent it, and raises UnknownSession when
@@ -39,7 +39,7 @@ class GatewayService(Protocol):
     def limits(self) -> RequestLimits: ...
 
     @property
-    def responses(self) -> ResponseStore | None: ...
+    def response_store(self) -> ResponseStore | None: ...
 
     @property
     def spec_metrics(self) -> SpecMetricsLevel: ...

@@ -66,7 +66,7 @@ class ScriptedService:
     model: ServedModel = field(
         default_factory=lambda: ServedModel("demo", 512, 4096, ("ngram", "draft_model"), created=1_700_000_000)
     )
-    responses: ResponseStore | None = None
+    response_store: ResponseStore | None = None
     num_open: int = 0
     num_opened: int = 0
     requests: list[ValidRequest] = field(default_factory=list)
