@@ -1,1 +1,1 @@
-"""What several packages share of drafting: names of methods, load classes, A/B trials."""
+"""What several packages share of drafting: the names of methods, and texts that are predicted."""

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-
-from outrider.shared.draft_policy.loads import load_of
+from outrider.verifier_service.timing.step_costs import load_of
 
 
-@pytest.mark.parametrize("per_doubling", [2, 4])
-def test_each_doubling_has_that_number_of_loads(per_doubling: int) -> None:
-    assert [load_of(2**power, per_doubling) for power in range(6)] == [power * per_doubling for power in range(6)]
-    loads = [load_of(num_sessions, per_doubling) for num_sessions in range(1, 200)]
+def test_each_doubling_has_four_loads() -> None:
+    assert [load_of(2**power) for power in range(6)] == [4 * power for power in range(6)]
+    loads = [load_of(num_sessions) for num_sessions in range(1, 200)]
     assert loads == sorted(loads)
 
 
