@@ -74,7 +74,7 @@ class OfflineGeneration(Generation):
                 self._draft_plan(request),
                 timeout_s=_DRAFT_TIMEOUT_S,
                 metrics=self.metrics,
-                hint=self.hints.of(""),
+                hint=self.hint_of(""),
             )
             try:
                 await verifier.open(spec)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from outrider.gateway.openai.response_types import SpeculationMetrics
+from outrider.gateway.openai.answer_types import SpeculationMetrics
 from outrider.gateway.openai.usage import add_summaries, speculation_metrics
 from outrider.gateway.request.tokenizer import Tokenizer
 from outrider.gateway.request.types import GenerationUpdate, SpeculationSummary, ValidRequest

@@ -3,16 +3,22 @@
 `KeyRing` reads the key file (format: shared/api_keys.py) and finds keys. The servers attach a `Caller` to each request,
 on the ASGI scope or on the gRPC method's context; `caller_of` and `owner_of` read it.
 
+A caller without a key is named by its address. An IPv6 client has a network of 2^64 addresses (RFC 6177), so that
+network is its name. Both servers give one client the same name. Behind a proxy all clients have the proxy's address,
+unless the HTTP server is told to trust its X-Forwarded-For (uvicorn's FORWARDED_ALLOW_IPS).
+
 Not here: quotas (quotas.py) and the servers (servers/http/admission.py, servers/grpc_admission.py).
 """
 
 from __future__ import annotations
 
 import hmac
+import ipaddress
 import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from outrider.gateway.admission.body_budget import Held
 from outrider.gateway.admission.quotas import Account
@@ -23,6 +29,7 @@ log = logging.getLogger(__name__)
 
 _CALLER = "outrider.caller"
 _MAX_FILE_BYTES = 4 * 1024 * 1024
+_IPV6_PREFIX_LEN = 64  # bits
 
 
 @dataclass(frozen=True)
@@ -119,3 +126,29 @@ def caller_of(request_or_context: Any) -> Caller:
 def owner_of(request_or_context: Any) -> str:
     """Returns the name of the request's API key; "" where keys are not required."""
     return caller_of(request_or_context).owner
+
+
+def peer_of_scope(scope: Any) -> str:
+    """Returns the peer of an HTTP request's ASGI scope; "" if the server does not report one."""
+    client = scope.get("client")
+    return _network(client[0]) if client else ""
+
+
+def peer_of_context(context: Any) -> str:
+    """Returns the peer of a gRPC call, from its context's peer(): `ipv4:HOST:PORT`, `ipv6:[HOST]:PORT` with escaped
+    brackets, or another form.
+    """
+    kind, _, rest = unquote(context.peer()).partition(":")
+    return _network(rest.rpartition(":")[0].strip("[]")) if kind in ("ipv4", "ipv6") else kind
+
+
+def _network(host: str) -> str:
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((address, _IPV6_PREFIX_LEN), strict=False))

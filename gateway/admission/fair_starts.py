@@ -3,13 +3,17 @@
 An output holds a place from its start to its end. There is one place for each session that the verifiers take; without
 this queue the outputs beyond that would ask them again and again. A free place goes to the caller who holds fewest, in
 turn among equals: max-min fairness, as in fair queueing, over what cannot be taken back. While others hold places, a
-caller's share is limited so that their rounds stay short (room.py), and it opens few outputs at a time: an output
+caller's share is limited so that their rounds stay short (Room), and it opens few outputs at a time: an output
 costs the most (its record, its session, its prompt) before its first token.
+
+What an output costs the others depends on the machine: on a GPU 64 sessions may take as long a round as one, on two CPU
+cores 16 take twice as long as 8. So the verifiers say how long their rounds are (VerifierInfo.round_us), and one
+caller's outputs may make those of all others take at most twice as long.
 
 A caller is an API key's name, or without keys an address. An output that has begun elsewhere never waits here, nor does
 one that moves to another verifier. VTC ("Fairness in Serving Large Language Models", OSDI 2024) balances tokens instead
 among callers who always wait; but it starts whatever fits, which slows down callers who do not wait. Not here: how many
-requests may wait (quotas.py).
+requests may wait (quotas.py), and at which verifier an output runs (fleet/placement.py).
 
 All of this runs on one event loop and needs no clock.
 """
@@ -17,24 +21,44 @@ All of this runs on one event loop and needs no clock.
 from __future__ import annotations
 
 import asyncio
+import itertools
+from bisect import bisect_right
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+
+from outrider.gateway.fleet.pool import Pool
+from outrider.shared.messages import VerifierInfo
 
 # outputs; that one caller opens at a time while others wait; one prompt is read while the next one is on its way
 MAX_OPENING = 2
+# outputs; of one request that run at a time; the rest of a large n waits its turn instead of filling the verifier
+MAX_PARALLEL_CHOICES = 32
+# ratio; how much longer one caller may make the rounds of the others; tests/attacks measures it
+MAX_SLOWDOWN = 2.0
+# share; of all places, for one caller while others hold some; leaves the others a free place for their next output
+_MAX_SHARE_AMONG_OTHERS = 0.5
 
 
-class Places(Protocol):
-    """The places that outputs can run in. Contract: cheap, and current at each call.
+@dataclass(frozen=True)
+class Room:
+    """The capacity of the verifiers that serve now."""
 
-    num_places: outputs that may run at once; 0: unknown, so nothing waits here, since each output waits for a verifier
-    anyway. max_per_caller: those of one caller while others hold num_others; at least 1.
-    """
+    verifiers: Pool[VerifierInfo]
 
-    def num_places(self) -> int: ...
+    def num_places(self) -> int:
+        """Returns the number of sessions that the verifiers take in total; 0: unknown, as none serves."""
+        return sum(info.max_sessions for info in self._infos())
 
-    def max_per_caller(self, num_others: int) -> int: ...
+    def max_per_caller(self, num_others: int) -> int:
+        """Returns the number of outputs that one caller may run while others have num_others; at least 1."""
+        infos = self._infos()
+        places = max(1, int(_MAX_SHARE_AMONG_OTHERS * sum(info.max_sessions for info in infos)))
+        own = [_max_per_caller(info.round_us, places, num_others / len(infos)) for info in infos]
+        return max(1, min(places, sum(own)))
+
+    def _infos(self) -> list[VerifierInfo]:
+        return [member.info for member in self.verifiers.healthy() if member.info is not None]
 
 
 @dataclass
@@ -68,8 +92,8 @@ class Place:
 class FairStarts:
     """The queue of outputs that wait to start, one per gateway."""
 
-    def __init__(self, places: Places) -> None:
-        self._places = places
+    def __init__(self, room: Room) -> None:
+        self._room = room
         # Those with outputs, the one that has started nothing for longest first.
         self._shares: OrderedDict[str, _Share] = OrderedDict()
         self._num_held = 0
@@ -118,7 +142,7 @@ class FairStarts:
         """Starts all outputs that may start. To be called after every change to what may start."""
         for caller in [caller for caller, share in self._shares.items() if not (share.num_held or share.waiting)]:
             del self._shares[caller]
-        num_places = self._places.num_places()
+        num_places = self._room.num_places()
         while not num_places or self._num_held < num_places:
             able = [
                 caller
@@ -143,4 +167,22 @@ class FairStarts:
             return True
         if share.num_opening >= MAX_OPENING:
             return False
-        return not share.num_held or share.num_held < self._places.max_per_caller(self._num_held - share.num_held)
+        return not share.num_held or share.num_held < self._room.max_per_caller(self._num_held - share.num_held)
+
+
+def _max_per_caller(round_us: Sequence[int], most: int, num_others: float) -> int:
+    """Returns how many outputs, up to `most`, one caller may run at a verifier with num_others sessions of others."""
+    if not round_us:
+        return most
+    rising_us = list(itertools.accumulate(round_us, max))  # more sessions that measure less are noise
+    limit_us = MAX_SLOWDOWN * _round_us(rising_us, max(1.0, num_others))
+    return bisect_right(range(1, most + 1), limit_us, key=lambda own: _round_us(rising_us, num_others + own))
+
+
+def _round_us(round_us: Sequence[int], num_sessions: float) -> float:
+    """Interpolates between the known powers of two, linearly; extrapolates beyond them."""
+    power = min(int(num_sessions).bit_length() - 1, len(round_us) - 2)
+    if power < 0:
+        return float(round_us[0])
+    before, after = round_us[power], round_us[power + 1]
+    return before + (after - before) * (num_sessions / (1 << power) - 1.0)

@@ -12,8 +12,8 @@ from typing_extensions import TypedDict
 
 from outrider.gateway.anthropic.content_blocks import ContentBlocks, StreamEvent, TokenTexts
 from outrider.gateway.anthropic.errors import messages_error
-from outrider.gateway.openai.response_types import ErrorAnswer
-from outrider.gateway.openai.responses import to_json
+from outrider.gateway.openai.answer_body import to_json
+from outrider.gateway.openai.answer_types import ErrorAnswer
 from outrider.gateway.openai.usage import Account, SpecMetricsLevel
 from outrider.gateway.request.answers import Prepared
 from outrider.gateway.request.event_cursor import NOTHING_SEEN, EventCursor, EventNumbers

@@ -10,22 +10,18 @@ import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
-from outrider.gateway.admission.fair_starts import FairStarts, Place
+from outrider.gateway.admission.fair_starts import MAX_PARALLEL_CHOICES, FairStarts, Place, Room
 from outrider.gateway.admission.grammar_turns import GrammarTurns
-from outrider.gateway.admission.room import Room
 from outrider.gateway.config import GatewayConfig
 from outrider.gateway.decoding.decode_loop import decode
 from outrider.gateway.fleet.drafter_choice import acquire_drafter, drafter_offers
-from outrider.gateway.fleet.placement import acquire_verifier
+from outrider.gateway.fleet.placement import VerifierKinds, acquire_verifier, kind_of
 from outrider.gateway.fleet.pool import Pool
 from outrider.gateway.fleet.remote import RemoteVerifier
-from outrider.gateway.fleet.verifier_kinds import VerifierKinds, kind_of
 from outrider.gateway.metrics import GatewayMetrics
 from outrider.gateway.proposals.ask import DraftHint, DraftPlan, LocalMethods
-from outrider.gateway.proposals.by_verifier import ByVerifier
 from outrider.gateway.proposals.drafter_connection import Lease
 from outrider.gateway.proposals.drafting import Drafting
-from outrider.gateway.proposals.run_ahead import AheadTrials
 from outrider.gateway.request.commit_sink import CommitSink, SpeculationTally
 from outrider.gateway.request.detokenizer import IncrementalDetokenizer
 from outrider.gateway.request.tokenizer import Tokenizer
@@ -38,8 +34,6 @@ from outrider.shared.speculative_config import SpeculativeConfig
 # A session that kills verifier after verifier before its next token must not go round for ever.
 MAX_FRUITLESS_FAILOVERS = 4
 OVERLOADED_WAIT_S = 0.05
-# Choices of one request that run at a time; the rest of a large n waits its turn instead of filling the verifier.
-MAX_PARALLEL_CHOICES = 32
 
 
 @dataclass
@@ -52,15 +46,13 @@ class Generation:
     verifiers: Pool[VerifierInfo]
     drafters: Pool[DrafterInfo]
     metrics: GatewayMetrics
-    hints: ByVerifier[DraftHint] = dataclasses.field(init=False)
-    ahead_trials: ByVerifier[AheadTrials] = dataclasses.field(init=False)
     kinds: VerifierKinds = dataclasses.field(init=False)
     grammar_turns: GrammarTurns = dataclasses.field(default_factory=GrammarTurns)
     starts: FairStarts = dataclasses.field(init=False)
+    # By the verifier's address.
+    _hints: dict[str, DraftHint] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.hints = ByVerifier(DraftHint, self._verifier_addresses)
-        self.ahead_trials = ByVerifier(AheadTrials, self._verifier_addresses)
         self.kinds = VerifierKinds(self.verifiers, self.config.numerics)
         self.starts = FairStarts(Room(self.verifiers))
 
@@ -161,6 +153,7 @@ class Generation:
             if spec.mode is SpeculationMode.EXACT:
                 spec = dataclasses.replace(spec, numerics=kind_of(member))
             verifier = RemoteVerifier(member.channel, member.address, request.metadata)
+            hint = self.hint_of(member.address)
             drafting = Drafting(
                 spec,
                 sink.committed_token_ids,
@@ -169,9 +162,9 @@ class Generation:
                 timeout_s=self.config.draft_timeout_ms * 1e-3,
                 metrics=self.metrics,
                 local=LocalMethods.of(member.address, member.info),
-                hint=self.hints.of(member.address),
+                hint=hint,
                 trace=request.trace.session(spec) if request.trace is not None else None,
-                trials=self.ahead_trials.of(member.address) if self.config.draft_ahead else None,
+                trials=hint.trials if self.config.draft_ahead else None,
             )
             try:
                 await verifier.open(spec)
@@ -247,8 +240,13 @@ class Generation:
         method = request.speculation.method
         return self.speculative.method if method == METHOD_AUTO else method
 
-    def _verifier_addresses(self) -> list[str]:
-        return [member.address for member in self.verifiers.members]
+    def hint_of(self, address: str) -> DraftHint:
+        """Returns what sessions at a verifier have learned of drafting there; forgotten once it has left the fleet."""
+        if address not in self._hints:
+            present = {member.address for member in self.verifiers.members}
+            self._hints = {known: hint for known, hint in self._hints.items() if known in present}
+            self._hints[address] = DraftHint()
+        return self._hints[address]
 
     def _draft_plan(self, request: ValidRequest) -> DraftPlan | None:
         """Returns the plan: a named method drafts the requested number of tokens; with `auto` the verifier decides."""

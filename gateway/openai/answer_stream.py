@@ -1,14 +1,14 @@
 """Turns updates of the generation into server-sent events, from the start or from a client's last event.
 
-Not here: the form of a choice (responses.py), sending events (servers/http/generation_response.py).
+Not here: the form of a choice (answer_body.py), sending events (servers/http/http_answer.py).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from outrider.gateway.openai.response_types import ChatChunkChoice, CompletionChoice, ErrorAnswer
-from outrider.gateway.openai.responses import AnswerShape, to_json
+from outrider.gateway.openai.answer_body import AnswerShape, to_json
+from outrider.gateway.openai.answer_types import ChatChunkChoice, CompletionChoice, ErrorAnswer
 from outrider.gateway.openai.usage import SpecMetricsLevel
 from outrider.gateway.request.answers import Prepared
 from outrider.gateway.request.event_cursor import NOTHING_SEEN, EventCursor, Seen
@@ -44,8 +44,7 @@ class AnswerStream:
     def events(self, prompt_index: int, update: GenerationUpdate) -> bytes:
         """Returns an update's events: none for tokens whose text is held back, unless the tokens are requested."""
         account = self._shape.account
-        account.add(prompt_index, update)
-        index = account.choice(prompt_index, update)
+        index = account.add(prompt_index, update)
         seen = self._seen.of(index)
         events = ""
         if index not in self._offsets:

@@ -60,7 +60,8 @@ def prepare_completion(body: CompletionRequest, served: Served) -> Prepared:
     if drop_output and body.logprob_token_ids:
         raise InvalidRequest("logprob_token_ids needs output tokens, and max_tokens is 0", param="logprob_token_ids")
     options = replace(options, num_logprobs=num_logprobs, drop_output=drop_output)
-    body = with_suffix(body, served.tokenizer)
+    if body.suffix:
+        body = with_suffix(body, body.suffix, served.tokenizer)
     if body.echo and num_logprobs is not None:
         body = body.model_copy(update={"prompt_logprobs": body.prompt_logprobs or num_logprobs})
     if drop_output:

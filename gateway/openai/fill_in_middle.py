@@ -35,10 +35,8 @@ _FORMS = (
 )
 
 
-def with_suffix(body: CompletionRequest, tokenizer: Tokenizer) -> CompletionRequest:
-    """Returns the request with its suffix in the prompts; itself if that is empty. Raises InvalidRequest."""
-    if not body.suffix:
-        return body
+def with_suffix(body: CompletionRequest, suffix: str, tokenizer: Tokenizer) -> CompletionRequest:
+    """Returns the request with its suffix in the prompts. Raises InvalidRequest."""
     if body.echo:
         raise _refused("cannot be combined with echo")
     if body.truncate_prompt_tokens is not None:
@@ -50,7 +48,7 @@ def with_suffix(body: CompletionRequest, tokenizer: Tokenizer) -> CompletionRequ
     for prompt in body.prompt:
         if not isinstance(prompt, str):
             raise _refused("needs prompts of text, not of token ids")
-        prompts.append(form.prompt(prompt, body.suffix))
+        prompts.append(form.prompt(prompt, suffix))
     return body.model_copy(update={"prompt": tuple(prompts)})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from outrider.gateway.openai.response_types import (
+from outrider.gateway.openai.answer_types import (
     ChatLogprobs,
     ChatTokenLogprob,
     CompletionLogprobs,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from outrider.gateway.openai.answer_types import DetokenizeAnswer, TokenizeAnswer
 from outrider.gateway.openai.checks import check_model, check_token_ids
 from outrider.gateway.openai.convert import chat_token_ids
-from outrider.gateway.openai.response_types import DetokenizeAnswer, TokenizeAnswer
 from outrider.gateway.openai.schema import DetokenizeRequest, TokenizeChatRequest, TokenizeRequest, parse_body
 from outrider.gateway.request.served import Served
 from outrider.gateway.request.tokenizer import Tokenizer

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Sequence
 from itertools import zip_longest
 
-from outrider.gateway.openai.response_types import CompletionTokensDetails, Metrics, SpeculationMetrics, Usage
+from outrider.gateway.openai.answer_types import CompletionTokensDetails, Metrics, SpeculationMetrics, Usage
 from outrider.gateway.request.answers import Prepared
 from outrider.gateway.request.types import GenerationUpdate, SpeculationSummary
 from outrider.gateway.tool_calls.formats import NONE
@@ -38,12 +38,9 @@ class Account:
         self._speculation: list[SpeculationSummary] = []
         self._predicted: dict[int, PredictedText] = {}
 
-    def choice(self, prompt_index: int, update: GenerationUpdate) -> int:
+    def add(self, prompt_index: int, update: GenerationUpdate) -> int:
         """Returns the choice's index in the answer."""
-        return prompt_index * self._requests[prompt_index].n + update.choice_index
-
-    def add(self, prompt_index: int, update: GenerationUpdate) -> None:
-        choice = self.choice(prompt_index, update)
+        choice = prompt_index * self._requests[prompt_index].n + update.choice_index
         self._num_tokens[choice] = self._num_tokens.get(choice, 0) + len(update.token_ids)
         if self._reasoning is not None:
             self._reasoning.add(choice, update.token_texts)
@@ -55,6 +52,7 @@ class Account:
             self._finished.add(choice)
         if update.speculation is not None:
             self._speculation.append(update.speculation)
+        return choice
 
     def check_finished(self) -> None:
         """Raises InternalError when a choice has not finished, so that no partial answer passes as a whole one."""

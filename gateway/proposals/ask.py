@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from outrider.gateway.metrics import DraftCame
+from outrider.gateway.proposals.run_ahead import AheadTrials
 from outrider.shared.messages import (
     Commit,
     DrafterOffer,
@@ -38,11 +39,14 @@ class DraftPlan:
 
 @dataclass
 class DraftHint:
-    """The draft that a verifier last wanted from a drafter, in any session. A new session's drafter is opened with it,
-    so that it reads the prompt while the verifier does.
+    """What the sessions at one verifier have learned of drafting there.
+
+    next_draft: what the verifier last wanted from a drafter. A new session's drafter is opened with it, so that it
+    reads the prompt while the verifier does. trials: of asking ahead.
     """
 
     next_draft: NextDraft | None = None
+    trials: AheadTrials = field(default_factory=AheadTrials)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The record from which any gateway can continue a request. Stored in Redis; written once, before the first token.
 
-Not here: the tokens themselves (commit_entry.py, shared/log/commit_log.py), and who reads it (start.py).
+Not here: the tokens themselves (commit_sink.py, shared/log/commit_log.py), and who reads it (start.py).
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from outrider.gateway.openai.answer_body import to_json
 from outrider.gateway.openai.convert import prepare_chat
-from outrider.gateway.openai.responses import to_json
 from outrider.gateway.openai.schema import ChatCompletionRequest, parse_body
 from outrider.gateway.request.answers import Prepared, ResponsePlan
 from outrider.gateway.request.served import Served

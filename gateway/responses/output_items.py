@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from outrider.gateway.openai.response_types import ChatTokenLogprob
+from outrider.gateway.openai.answer_types import ChatTokenLogprob
 from outrider.gateway.request.answers import AnswerOptions
 from outrider.gateway.responses.tools import CalledTool, called_tools, custom_input
 from outrider.gateway.tool_calls.chat_parts import call_id

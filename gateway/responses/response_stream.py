@@ -1,7 +1,7 @@
 """Turns updates of the generation into a response, whole or as server-sent events.
 
 An event's id says how many tokens and which event the stream has come to (request/event_cursor.py). Not here: the items
-of the output (output_items.py), sending events (servers/http/generation_response.py).
+of the output (output_items.py), sending events (servers/http/http_answer.py).
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from outrider.gateway.openai.answer_body import to_json
+from outrider.gateway.openai.answer_types import ChatTokenLogprob, CompletionTokensDetails, ErrorAnswer
 from outrider.gateway.openai.logprobs import chat_logprobs
-from outrider.gateway.openai.response_types import ChatTokenLogprob, CompletionTokensDetails, ErrorAnswer
-from outrider.gateway.openai.responses import to_json
 from outrider.gateway.openai.usage import Account, SpecMetricsLevel
 from outrider.gateway.request.answers import Prepared
 from outrider.gateway.request.event_cursor import NOTHING_SEEN, EventCursor, EventNumbers

@@ -6,7 +6,7 @@ from typing import Any, NotRequired
 
 from typing_extensions import TypedDict
 
-from outrider.gateway.openai.response_types import CompletionTokensDetails, Metrics
+from outrider.gateway.openai.answer_types import CompletionTokensDetails, Metrics
 
 
 class InputTokensDetails(TypedDict):

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from outrider.gateway.openai.responses import to_json
+from outrider.gateway.openai.answer_body import to_json
 from outrider.gateway.request.answers import Prepared, ResponsePlan
 from outrider.gateway.responses.input_items import REFERENCE, Item, parse_items
 from outrider.gateway.responses.response_types import ItemList, ResponseBody

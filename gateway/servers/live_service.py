@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from outrider.gateway.admission.readiness import Readiness, ReadyState
 from outrider.gateway.config import GatewayConfig
 from outrider.gateway.decoding.generation import Generation
 from outrider.gateway.fleet.drafter_choice import is_served
@@ -21,13 +22,11 @@ from outrider.gateway.request.tracing import traced
 from outrider.gateway.request.types import METHOD_AUTO, METHOD_OFF, GenerationUpdate, ValidRequest
 from outrider.gateway.responses.store import ResponseStore
 from outrider.gateway.responses.stored import num_reserved
-from outrider.gateway.servers.service import ReadyState
 from outrider.gateway.tool_calls.recognise import recognise_reasoning_parser, recognise_tool_call_parser
 from outrider.shared.checkpoint.sampling_defaults import load_sampling_defaults
-from outrider.shared.errors import LOG_RETRY_S, Unavailable
+from outrider.shared.errors import Unavailable
 from outrider.shared.log.commit_log import CommitLog
 from outrider.shared.log.log_budget import LogBudget
-from outrider.shared.log.patient_redis import RedisState
 from outrider.shared.messages import VerifierInfo
 from outrider.shared.version import outrider_version
 
@@ -46,8 +45,7 @@ class LiveService:
         self._commit_log = commit_log
         self._tracer = tracer
         self._created = int(time.time())
-        self._redis = RedisState(answers=True)
-        self._draining = False
+        self._readiness = Readiness(generation.verifiers)
         self._logged_warning = ""
         # The last verifier's info, kept while all are away, so that requests can wait for one.
         self._target: VerifierInfo | None = None
@@ -59,7 +57,7 @@ class LiveService:
         )
         self.limits = RequestLimits(max_n=config.max_n, max_body_bytes=int(config.max_body_mb * 2**20))
         self.spec_metrics = SpecMetricsLevel(config.per_request_spec_decode_metrics)
-        self.responses = _response_store(config, commit_log)
+        self.response_store = _response_store(config, commit_log)
         self.version = outrider_version()
         # The one it is bound to, once there is a gRPC server.
         self.grpc_port = -1
@@ -86,50 +84,27 @@ class LiveService:
         )
 
     def begin(self, kind: AnswerKind, prepared: Prepared) -> Prepared:
-        self._check_log()
-        if self.responses is not None and (num_bytes := num_reserved(prepared)):
-            self.responses.reserve(prepared.requests[0].owner, num_bytes)
+        self._readiness.check()
+        if self.response_store is not None and (num_bytes := num_reserved(prepared)):
+            self.response_store.reserve(prepared.requests[0].owner, num_bytes)
         return self._traced(begin(self._commit_log, kind, prepared, self._generation.kinds.for_new_request()))
 
     async def resume(self, wanted: Wanted) -> Prepared:
-        self._check_log()
+        self._readiness.check()
         self._generation.metrics.resumed.inc()
         resumed = await resume(self._commit_log, wanted, self.model.name)
         owned = resumed.owned_by(wanted.owner, wanted.caller)
         return self._traced(replace(owned, carrier=wanted.carrier))
 
     def generate(self, request: ValidRequest) -> AsyncGenerator[GenerationUpdate, None]:
-        self._check_open()
+        self._readiness.check_open()
         return self._generation.generate(request)
 
     def _traced(self, prepared: Prepared) -> Prepared:
         return prepared if self._tracer is None else traced(self._tracer, prepared)
 
-    def _check_open(self) -> None:
-        if self._draining:
-            raise Unavailable("the gateway is shutting down")
-
-    def _check_log(self) -> None:
-        """Raises Unavailable if Redis takes no writes. One that is unreachable is waited for; a full or read-only one
-        is not.
-        """
-        self._check_open()
-        if self._redis.refusal:
-            raise Unavailable(
-                f"the commit log takes no writes ({self._redis.refusal}); try again later", retry_after_s=LOG_RETRY_S
-            )
-
     def ready(self) -> ReadyState:
-        """Returns whether the gateway is ready. It is without a drafter too: decoding then runs without speculation."""
-        if self._draining:
-            return ReadyState(False, "the gateway is shutting down")
-        if not self._redis.answers:
-            return ReadyState(False, "Redis does not answer")
-        if self._redis.refusal:
-            return ReadyState(False, f"Redis takes no writes: {self._redis.refusal}")
-        if not self._generation.verifiers.healthy():
-            return ReadyState(False, "no verifier is serving")
-        return ReadyState(True, warning=self._warning())
+        return self._readiness.state(self._warning())
 
     def render_metrics(self) -> bytes:
         metrics = self._generation.metrics
@@ -155,10 +130,10 @@ class LiveService:
 
     def drain(self) -> None:
         """Refuses new requests from now on; /ready reports it."""
-        self._draining = True
+        self._readiness.is_draining = True
 
     async def check_redis(self) -> None:
-        self._redis = await self._commit_log.check()
+        self._readiness.redis = await self._commit_log.check()
 
     def log_warning(self) -> None:
         """Logs the warning when it comes up and when it is over. To be called now and then."""

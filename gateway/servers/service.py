@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
 from typing import Protocol
 
+from outrider.gateway.admission.readiness import ReadyState
 from outrider.gateway.fleet.view import FleetView
 from outrider.gateway.openai.usage import SpecMetricsLevel
 from outrider.gateway.request.answers import AnswerKind, Prepared, Wanted
@@ -15,18 +15,9 @@ from outrider.gateway.request.types import GenerationUpdate, ValidRequest
 from outrider.gateway.responses.store import ResponseStore
 
 
-@dataclass(frozen=True)
-class ReadyState:
-    """The answer of /ready. reason: why not. warning: what does not work as configured although it is ready."""
-
-    ready: bool
-    reason: str = ""
-    warning: str = ""
-
-
 class GatewayService(Protocol):
     """Contract: attributes are cheap and may change between calls; they raise Unavailable while they are unknown.
-    `responses` is None where none are stored.
+    `response_store` is None where no responses are stored.
 
     A request is begun, or resumed, as a whole, which fills in the `starts` of its prompts; then each prompt that has
     some is generated. `resume` takes the request away from whoever was being sent it, and raises UnknownSession when
@@ -48,7 +39,7 @@ class GatewayService(Protocol):
     def limits(self) -> RequestLimits: ...
 
     @property
-    def responses(self) -> ResponseStore | None: ...
+    def response_store(self) -> ResponseStore | None: ...
 
     @property
     def spec_metrics(self) -> SpecMetricsLevel: ...

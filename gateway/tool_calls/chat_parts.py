@@ -1,6 +1,6 @@
 """One choice of a chat as OpenAI's message, or as its deltas: content, reasoning and tool calls.
 
-Not here: what stands around it (openai/responses.py, openai/answer_stream.py).
+Not here: what stands around it (openai/answer_body.py, openai/answer_stream.py).
 """
 
 from __future__ import annotations

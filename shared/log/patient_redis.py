@@ -173,11 +173,13 @@ class PatientRedis:
         try:
             while True:
                 waiting += await self._arrivals(waiting)
-                waiting = [call for call in waiting if not call.reply.done()]
                 now = asyncio.get_running_loop().time()
-                due = [call for call in waiting if max(call.retry_at, self._not_before) <= now]
+                due = [
+                    call for call in waiting if max(call.retry_at, self._not_before) <= now and not call.reply.done()
+                ]
                 if due:
                     await self._attempt(due)
+                waiting = [call for call in waiting if not call.reply.done()]
         finally:
             _fail(waiting, Unavailable("the gateway is shutting down"))
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from outrider.engine.sampling.grammar import GrammarCompiler
 from outrider.gateway.openai.convert import prepare_chat, prepare_completion
 from outrider.gateway.openai.schema import ChatCompletionRequest, CompletionRequest, parse_body
-from outrider.gateway.request.commit_entry import commit_of
+from outrider.gateway.request.commit_sink import commit_of
 from outrider.gateway.request.event_cursor import parse_event_id
 from outrider.gateway.request.record import SessionRecord
 from outrider.gateway.request.served import RequestLimits, Served, ServedModel

@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from outrider.gateway.admission.readiness import ReadyState
 from outrider.gateway.fleet.view import FleetView, fleet_view
 from outrider.gateway.openai.usage import SpecMetricsLevel
 from outrider.gateway.request.answers import AnswerKind, Prepared, Wanted
@@ -21,7 +22,6 @@ from outrider.gateway.request.served import RequestLimits, ServedModel
 from outrider.gateway.request.tokenizer import Tokenizer
 from outrider.gateway.request.types import ChoiceStart, GenerationUpdate, Round, SpeculationSummary, ValidRequest
 from outrider.gateway.responses.store import ResponseStore
-from outrider.gateway.servers.service import ReadyState
 from outrider.shared.errors import UnknownSession
 from outrider.shared.log.commit_log import LogEntry
 from outrider.shared.messages import FinishReason, TokenLogprob, TokenOrigin
@@ -45,6 +45,7 @@ class Script:
     endless: bool = False
     ends_early: bool = False
     heard: asyncio.Event | None = None
+    saved_us: int = 120_500
 
 
 class NoLog:
@@ -65,7 +66,7 @@ class ScriptedService:
     model: ServedModel = field(
         default_factory=lambda: ServedModel("demo", 512, 4096, ("ngram", "draft_model"), created=1_700_000_000)
     )
-    responses: ResponseStore | None = None
+    response_store: ResponseStore | None = None
     num_open: int = 0
     num_opened: int = 0
     requests: list[ValidRequest] = field(default_factory=list)
@@ -157,14 +158,16 @@ class ScriptedService:
                     num_cached_tokens=2 + 100 * choice if base_len == 0 else 0,
                     finish_reason=(FinishReason.STOP if piece.end else finish) if ended else None,
                     stop_reason=piece.end.stop_string if piece.end else None,
-                    speculation=SpeculationSummary(5, 4, 20, 6, (1, 1, 1, 1), (0, 1, 2, 3), (5, 5, 5, 5), 10, 120_500)
-                    if ended and request.speculation.method != "off"
-                    else None,
+                    speculation=self._speculation() if ended and request.speculation.method != "off" else None,
                 )
             )
             if last:
                 break
         return updates
+
+    def _speculation(self) -> SpeculationSummary:
+        steps = (0, 1, 2, 3), (5, 5, 5, 5)
+        return SpeculationSummary(5, 4, 20, 6, (1, 1, 1, 1), *steps, 10, self.script.saved_us)
 
     def _logprobs(
         self, token_ids: list[int], num_top: int | None, named: tuple[int, ...] = ()

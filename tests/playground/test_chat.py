@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -101,6 +102,27 @@ async def test_another_answer_an_edit_and_a_stop(viewer: Viewer) -> None:
         await page.get_by_role("button", name="Stop").click()
         await expect(screen.panel().locator(".state")).to_have_text("Stopped.")
         await expect(page.get_by_role("button", name="Send")).to_be_visible()
+
+
+@pytest.mark.parametrize(
+    ("saved_us", "words"),
+    [
+        (124_500, "; speculation saved about 120 ms"),
+        (2_340_000, "; speculation saved about 2.3 s"),
+        (900, "; speculation saved nothing here"),
+        (-987_000, "; speculation cost about 990 ms"),
+    ],
+)
+async def test_an_answer_says_what_speculation_saved(viewer: Viewer, saved_us: int, words: str) -> None:
+    script = Script(delay_s=0.01, saved_us=saved_us)
+    async with chat(viewer, script) as (screen, _service):
+        await screen.send("How fast?")
+        await screen.until_done()
+        await expect(screen.panel().locator(".figures")).to_have_text(re.compile(f"per second{words}$"))
+        await screen.settings(Method="off")
+        await screen.send("And without?")
+        await screen.until_done()
+        await expect(screen.panel().locator(".figures")).not_to_contain_text("speculation")
 
 
 async def test_an_answer_is_copied(viewer: Viewer) -> None:

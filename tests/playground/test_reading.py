@@ -22,7 +22,7 @@ async def ask(stack: RunningStack, body: dict[str, Any]) -> dict[str, Any]:
     """The same request as the page's, without a stream."""
     async with httpx.AsyncClient(base_url=stack.url, timeout=120) as http:
         path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
-        answer = await http.post(path, json={**body, "stream": False})
+        answer = await http.post(path, json={**body, "stream": False, "stream_options": None})
     assert answer.status_code == 200, answer.text
     whole: dict[str, Any] = answer.json()
     return whole
@@ -110,6 +110,9 @@ async def test_side_by_side(screen: Screen, stack: RunningStack, sampling: dict[
     await expect(screen.page.locator(".speeds")).to_have_text(
         re.compile(r"^Speculation made .*: \d+ tokens per second with it, \d+ without\.$")
     )
+    saved = re.compile(r"; speculation (saved|cost) (about [\d.]+ m?s|nothing here)$")
+    await expect(screen.panel("Speculation on").locator(".figures")).to_have_text(saved)
+    await expect(screen.panel("Speculation off").locator(".figures")).not_to_contain_text("speculation")
     expected = (await ask(stack, body))["choices"][0]["text"]
     assert await screen.text("Speculation on") == await screen.text("Speculation off") == expected
     assert {token.origin for token in await screen.tokens("Speculation off")} == {"target"}

@@ -3,8 +3,7 @@
 A drafting session sends its next step a few milliseconds after its commit. A forward that starts without it reads the
 weights for fewer sessions, and that session needs another forward. So a forward waits while that raises the sessions
 served per second, waiting time included: long while few sessions are ready and rows are cheap, hardly at all when the
-batch is full. The sum leaves things out, so an A/B trial compares it with waiting for all sessions (docs/log.md:
-2a9685d).
+batch is full.
 
 Also here: what each forward shows of the verifier's rate (ServedRounds, LastRound).
 """
@@ -15,8 +14,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from outrider.shared.draft_policy.ab_trial import ABTrial
-from outrider.shared.draft_policy.loads import load_of
 from outrider.verifier_service.scheduler import Work
 from outrider.verifier_service.session import VerifierSession
 from outrider.verifier_service.timing.context_costs import NO_CONTEXTS, Contexts
@@ -31,10 +28,6 @@ _RETURN_WEIGHT = 0.2
 _MAX_ROUND_FORWARDS = 4.0
 # share of a forward; largest share of prompts in a round that counts for the rate: their time is an estimate; fde2b68
 _MAX_PROMPT_SHARE = 0.5
-# forwards; longest wait while gathering all sessions; 2a9685d
-_MAX_GATHERING_FORWARDS = 2.0
-# rounds per session; ABTrial's turn_rounds, settle_rounds and trial_rounds; 2a9685d
-_TURN_ROUNDS, _SETTLE_ROUNDS, _TRIAL_ROUNDS = 8, 2, 24
 
 
 class LastRound(NamedTuple):
@@ -57,11 +50,6 @@ class BatchGathering:
         # The newest forward's round; NO_ROUND after a prefill or a pause, which say nothing about the rate.
         self.last_round = NO_ROUND
         self.served = ServedRounds(costs)
-        # Trials by load class; their arms are the cost model's best wait, and gathering all sessions. Then the next
-        # forward's trial (None: no trial) and arm.
-        self._trials: dict[int, ABTrial] = {}
-        self._trial: ABTrial | None = None
-        self._gathers_all = False
 
     def observe(
         self,
@@ -95,8 +83,6 @@ class BatchGathering:
             num_tokens -= sum(work.num_logits_rows > 0 for work in prompts)
             if self._last_ended and seconds < longest:
                 self.last_round = LastRound(num_tokens, seconds)
-                if self._trial is not None:
-                    self._trial.observe(seconds / num_decoding, second=self._gathers_all, count=num_decoding)
             num_open = max(num_open, len(plan))
             served = Served(num_open, num_decoding, num_rows - prompt_rows, min(seconds, longest))
             self.served.observe(served)
@@ -124,34 +110,16 @@ class BatchGathering:
     def patience_s(self, sessions: Iterable[VerifierSession]) -> float:
         """Seconds that the next forward should wait for further steps; 0: it should start now."""
         now = self._clock()
-        num_here, num_rows, num_away, waits_s, has_returns = 0, 0, 0, [], False
+        num_here, num_rows, waits_s = 0, 0, []
         for session in sessions:
-            has_returns |= session.return_s is not None
             if session.step is not None:
                 num_here += 1
                 num_rows += session.num_wanted_rows
             elif session.replied_at is not None and session.return_s is not None:
-                num_away += 1
                 wait_s = session.replied_at + _SLACK * session.return_s + _SLACK_S - now
                 if wait_s > 0.0:
                     waits_s.append(wait_s)
-        num_sessions = num_here + num_away
-        self._trial = self._trial_of(num_sessions) if has_returns and num_sessions > 1 else None
-        self._gathers_all = self._trial is not None and self._trial.takes_second
-        if not num_here:
-            return 0.0
-        longest_s = _MAX_GATHERING_FORWARDS * self._costs.seconds(num_rows)
-        if self._gathers_all:
-            return max((wait_s for wait_s in waits_s if wait_s < longest_s), default=0.0)
-        return self._best_wait_s(num_here, num_rows, sorted(waits_s))
-
-    def _trial_of(self, num_sessions: int) -> ABTrial:
-        load = load_of(num_sessions)
-        if load not in self._trials:
-            self._trials[load] = ABTrial(
-                _TURN_ROUNDS * num_sessions, _TRIAL_ROUNDS * num_sessions, _SETTLE_ROUNDS * num_sessions
-            )
-        return self._trials[load]
+        return self._best_wait_s(num_here, num_rows, sorted(waits_s)) if num_here else 0.0
 
     def _best_wait_s(self, num_here: int, num_rows: int, waits_s: Sequence[float]) -> float:
         """The wait that serves most sessions per second. waits_s: until each session away is expected, ascending."""

@@ -12,6 +12,7 @@ load class, and slopes are learned within a class only (docs/log.md: bd9aba7).
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 import time
 from bisect import bisect_right
@@ -22,7 +23,6 @@ from outrider.engine.attention.batch import ForwardBatch, SessionRows, build_bat
 from outrider.engine.recurrent.rows import measured_state
 from outrider.engine.run.cpu_graphs import MEETINGS_BEFORE_RECORDING, ROW_BUCKETS
 from outrider.engine.run.runner import ModelRunner
-from outrider.shared.draft_policy.loads import load_of
 from outrider.verifier_service.timing.context_costs import (
     NO_CONTEXTS,
     ContextCosts,
@@ -43,6 +43,8 @@ _WEIGHT, _SLOPE_WEIGHT = 0.05, 0.025
 _TRUSTED_SPREAD = 0.035
 # ratio to the table's slope; lower bound of the measured slope, and of a forward's cost; dad971d
 _MIN_SLOPE = 0.1
+# load classes per doubling of the sessions; 4: a class spans a fifth; chosen
+_LOADS_PER_DOUBLING = 4
 # ratio to the usual error; bounds the error that one forward adds to the slope; docs/log.md: 0c8a91f
 _OUTLIER = 3.0
 
@@ -173,6 +175,11 @@ class StepCosts:
         index = min(index, len(self._rows) - 2)
         rise = self._seconds[index + 1] - self._seconds[index]
         return rise / (self._rows[index + 1] - self._rows[index])
+
+
+def load_of(num_sessions: int) -> int:
+    """The load class of `num_sessions` >= 1, ascending: sessions of one class share what is measured."""
+    return round(_LOADS_PER_DOUBLING * math.log2(num_sessions))
 
 
 def measure_step_costs(

@@ -10,22 +10,21 @@ event in a stream.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Container
 from contextlib import closing, nullcontext, suppress
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outrider.gateway.admission.admission import Admission
-from outrider.gateway.admission.auth import Caller, put_caller
+from outrider.gateway.admission.auth import Caller, peer_of_scope, put_caller
 from outrider.gateway.admission.body_budget import Held
 from outrider.gateway.anthropic.errors import is_messages_path
 from outrider.gateway.playground.page import PREFIX as PLAYGROUND_PREFIX
-from outrider.gateway.servers.http.host_check import check_host
 from outrider.gateway.servers.http.limits import error_event, error_response
 from outrider.gateway.servers.http.protocol import ABORT
-from outrider.gateway.servers.peer import peer_of_scope
 from outrider.shared.api_keys import ApiKey
 from outrider.shared.errors import DeadlineExceeded, InvalidRequest, OutriderError, RequestTooSlow
 
@@ -168,6 +167,28 @@ class _TimedBody:
             raise RequestTooSlow(f"the body did not arrive within {self._timeout_s:g} s") from None
         self._is_complete = message["type"] != "http.request" or not message.get("more_body", False)
         return message
+
+
+def check_host(header: str, allowed: Container[str]) -> None:
+    """Checks a Host header, a name or an address with or without a port, of a server on loopback without API keys.
+
+    A page in a browser on this machine can have its own name resolve to 127.0.0.1 (DNS rebinding) and then read answers
+    as its own site's. Its requests still carry that name. Addresses and names without a dot cannot be such a page's.
+    Raises InvalidRequest.
+    """
+    name = header.strip().lower()
+    if not name.endswith("]"):
+        host, colon, port = name.rpartition(":")
+        name = host if colon and port.isdigit() else name
+    name = name.rstrip(".")
+    with suppress(ValueError):
+        ipaddress.ip_address(name.strip("[]"))
+        return
+    if "." not in name or name.endswith(".localhost") or name in allowed:
+        return
+    raise InvalidRequest(
+        f"Host {header[:200]!r} is not this server's; where a proxy sends it, name it in --allowed-hosts", param="host"
+    )
 
 
 def _is_work(scope: Scope) -> bool:

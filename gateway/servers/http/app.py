@@ -19,8 +19,8 @@ from outrider.gateway.admission.body_budget import BodyBudget
 from outrider.gateway.playground.page import add_docs, add_playground
 from outrider.gateway.servers.http.admission import HttpAdmission
 from outrider.gateway.servers.http.body_work import BodyWork
-from outrider.gateway.servers.http.generation_response import Load
 from outrider.gateway.servers.http.generations import Generations
+from outrider.gateway.servers.http.http_answer import Load
 from outrider.gateway.servers.http.limits import as_outrider_error, error_response, status_error_response
 from outrider.gateway.servers.http.openapi import RouteWithoutSchemas, install_openapi
 from outrider.gateway.servers.http.queries import Queries

@@ -20,13 +20,13 @@ from outrider.gateway.responses.response_stream import WholeResponse
 from outrider.gateway.responses.response_types import ResponseBody
 from outrider.gateway.responses.store import BEAT_S, ResponseStore
 from outrider.gateway.responses.stored import document_of, keep
-from outrider.gateway.servers.http.generation_response import GenerationResponse, Indexed, Load
+from outrider.gateway.servers.http.http_answer import HttpAnswer, Indexed, Load
 from outrider.gateway.servers.http.limits import as_outrider_error
 from outrider.gateway.servers.service import GatewayService
 from outrider.shared.errors import CommitRefused, InternalError, Unavailable
 
 
-class BackgroundResponse(GenerationResponse):
+class BackgroundAnswer(HttpAnswer):
     """The answer of a response in the background. answer: for a client that asks for the response as it is so far.
     Without it, a new one's is `queued`, or the stream.
     """
@@ -41,9 +41,9 @@ class BackgroundResponse(GenerationResponse):
         answer: Response | None = None,
     ) -> None:
         super().__init__(service, prepared, load, seen=seen)
-        if service.responses is None or prepared.options.response is None:
+        if service.response_store is None or prepared.options.response is None:
             raise InternalError("a response in the background needs a store")
-        self._store: ResponseStore = service.responses
+        self._store: ResponseStore = service.response_store
         self._plan = prepared.options.response
         self._answer = answer
         self._names = prepared.requests[0].owner, prepared.options.answer_id

@@ -1,6 +1,6 @@
 """The routes that generate, in the forms of all APIs: new requests, or the rest after the last event that a client saw.
 
-Not here: what a body means (openai/convert.py and its kin), sending answers (generation_response.py), responses that
+Not here: what a body means (openai/convert.py and its kin), sending answers (http_answer.py), responses that
 were stored before (stored_responses.py).
 """
 
@@ -24,7 +24,7 @@ from outrider.gateway.responses.as_chat import prepare_response
 from outrider.gateway.responses.input_items import refers
 from outrider.gateway.responses.schema import ResponsesRequest
 from outrider.gateway.servers.http.body_work import BodyWork
-from outrider.gateway.servers.http.generation_response import GenerationResponse, Load
+from outrider.gateway.servers.http.http_answer import HttpAnswer, Load
 from outrider.gateway.servers.http.stored_responses import StoredResponses, events_seen
 from outrider.gateway.servers.service import GatewayService, served_by
 from outrider.shared.errors import InvalidRequest
@@ -76,7 +76,7 @@ class Generations:
     async def responses(self, request: Request) -> Response:
         if resumed := await self._resumed(request, AnswerKind.RESPONSE):
             return resumed
-        served, can_store = served_by(self._service), self._service.responses is not None
+        served, can_store = served_by(self._service), self._service.response_store is not None
 
         def prepared_or_body(body: object) -> Prepared | ResponsesRequest:
             parsed = parse_body(ResponsesRequest, body)
@@ -123,7 +123,7 @@ class Generations:
 
     def _begun(self, request: Request, kind: AnswerKind, prepared: Prepared) -> Response:
         begun = self._begin(request, kind, prepared)
-        return GenerationResponse(metered(self._service, caller_of(request).account), begun, self._load)
+        return HttpAnswer(metered(self._service, caller_of(request).account), begun, self._load)
 
     async def _resumed(self, request: Request, kind: AnswerKind) -> Response | None:
         """Returns the rest of an earlier answer, if the client sends its last event's id; None for a new request."""
@@ -140,4 +140,4 @@ class Generations:
         prepared = await self._service.resume(wanted)
         if prepared.in_background:
             return await self._stored.rest_of(request, prepared, seen)
-        return GenerationResponse(metered(self._service, caller_of(request).account), prepared, self._load, seen=seen)
+        return HttpAnswer(metered(self._service, caller_of(request).account), prepared, self._load, seen=seen)

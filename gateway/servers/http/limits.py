@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 
 from outrider.gateway.admission.body_budget import Held
 from outrider.gateway.anthropic.errors import MessagesErrorAnswer, is_messages_path, messages_error
-from outrider.gateway.openai.response_types import ErrorAnswer
+from outrider.gateway.openai.answer_types import ErrorAnswer
 from outrider.shared.errors import (
     InternalError,
     InvalidRequest,

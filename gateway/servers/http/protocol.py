@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,8 @@ from http import HTTPStatus
 from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from outrider.shared.errors import RETRY_S
 
 # ASGI scope key: a function that drops the connection without sending what is queued.
 ABORT = "outrider.abort"
@@ -146,7 +149,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         kind = "service_unavailable_error" if is_full else "invalid_request_error"
         error = {"message": message, "type": kind, "param": None, "code": status.value}
         body = json.dumps({"error": error}).encode()
-        retry = "retry-after: 1\r\n" if is_full else ""
+        retry = f"retry-after: {math.ceil(RETRY_S)}\r\n" if is_full else ""
         head = (
             f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
             f"content-length: {len(body)}\r\nconnection: close\r\n{retry}\r\n"

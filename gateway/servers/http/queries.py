@@ -8,12 +8,12 @@ from starlette.responses import JSONResponse, Response
 
 from outrider.gateway.anthropic.convert import count_tokens
 from outrider.gateway.anthropic.schema import CountTokensRequest
-from outrider.gateway.openai.response_types import ModelCard, ModelList
+from outrider.gateway.openai.answer_types import ModelCard, ModelList
 from outrider.gateway.openai.schema import parse_body
 from outrider.gateway.openai.tokenization import detokenize, tokenize, tokenizer_info
 from outrider.gateway.request.served import ServedModel
 from outrider.gateway.servers.http.body_work import BodyWork
-from outrider.gateway.servers.http.generation_response import Load
+from outrider.gateway.servers.http.http_answer import Load
 from outrider.gateway.servers.service import GatewayService, served_by
 from outrider.gateway.tool_calls.formats import NONE
 from outrider.shared.errors import UnknownModel

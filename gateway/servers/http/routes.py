@@ -12,8 +12,7 @@ from outrider.gateway.anthropic.errors import MessagesErrorAnswer
 from outrider.gateway.anthropic.message_answer import CountTokensAnswer, Message
 from outrider.gateway.anthropic.schema import CountTokensRequest, MessagesRequest
 from outrider.gateway.fleet.view import FleetView
-from outrider.gateway.openai.chat_batch import BATCH_SCHEMA
-from outrider.gateway.openai.response_types import (
+from outrider.gateway.openai.answer_types import (
     ChatCompletion,
     Completion,
     DetokenizeAnswer,
@@ -25,6 +24,7 @@ from outrider.gateway.openai.response_types import (
     TokenizeAnswer,
     VersionAnswer,
 )
+from outrider.gateway.openai.chat_batch import BATCH_SCHEMA
 from outrider.gateway.openai.schema import (
     ChatCompletionRequest,
     CompletionRequest,

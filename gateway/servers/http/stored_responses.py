@@ -1,7 +1,7 @@
 """The routes of /v1/responses that need a response stored before: to continue it, to read, cancel or delete it.
 
-Not here: what is stored and how (responses/stored.py, responses/store.py), new responses (app.py), the work on one in
-the background (responses/background.py).
+Not here: what is stored and how (responses/stored.py, responses/store.py), new responses (generations.py), the work on
+one in the background (background.py).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from outrider.gateway.responses.stored import (
     stored_items,
     stored_response,
 )
-from outrider.gateway.servers.http.background import BackgroundResponse
-from outrider.gateway.servers.http.generation_response import GenerationResponse, Load
+from outrider.gateway.servers.http.background import BackgroundAnswer
+from outrider.gateway.servers.http.http_answer import HttpAnswer, Load
 from outrider.gateway.servers.http.long_json import LongJson
 from outrider.gateway.servers.service import GatewayService
 from outrider.shared.errors import CommitRefused, InvalidRequest, UnknownSession
@@ -54,7 +54,7 @@ class StoredResponses:
         """Prepares a request that begins with a stored conversation or refers to stored items. It counts as a body of
         the length of all of them.
         """
-        store, owner = self._service.responses, owner_of(request)
+        store, owner = self._service.response_store, owner_of(request)
         if store is None:
             param = "input" if body.previous_response_id is None else _PREVIOUS
             raise InvalidRequest(
@@ -106,11 +106,11 @@ class StoredResponses:
             lost = {"code": "server_error", "message": f"its gateway was lost, and its log too: {error.message}"}
             changes = {"status": "failed", "error": lost}
             return self._answer(request, await end(self._store(response_id), owner, document, changes))
-        return BackgroundResponse(self._metered(request), prepared, self._load, answer=answer)
+        return BackgroundAnswer(self._metered(request), prepared, self._load, answer=answer)
 
     async def begun(self, request: Request, prepared: Prepared) -> Response:
         """Begins a response in the background."""
-        response = BackgroundResponse(self._metered(request), prepared, self._load)
+        response = BackgroundAnswer(self._metered(request), prepared, self._load)
         await response.begin()
         return response
 
@@ -121,7 +121,7 @@ class StoredResponses:
         status = stored_response(document)["status"]
         if status in ("cancelled", "failed"):
             raise CommitRefused(f"response {response_id!r} is {status}: its stream does not go on")
-        kind = BackgroundResponse if is_running(document) else GenerationResponse
+        kind = BackgroundAnswer if is_running(document) else HttpAnswer
         return kind(self._metered(request), prepared, self._load, seen=seen)
 
     async def cancel(self, request: Request) -> Response:
@@ -145,9 +145,9 @@ class StoredResponses:
         return await self._store(response_id).get(owner_of(request), response_id)
 
     def _store(self, response_id: str) -> ResponseStore:
-        if self._service.responses is None:
+        if self._service.response_store is None:
             raise UnknownSession(f"no response {response_id[:200]!r}: this gateway stores none")
-        return self._service.responses
+        return self._service.response_store
 
     def _answer(self, request: Request, answer: Mapping[str, object]) -> Response:
         """Returns the answer as JSON; a long one counts against the caller's memory until it is sent."""

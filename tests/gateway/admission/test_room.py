@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from outrider.gateway.admission.room import Room
+from outrider.gateway.admission.fair_starts import Room
 from outrider.shared.messages import VerifierInfo
 from tests.gateway.verifier_fleet import Fleet, members_with, verifier_info
 

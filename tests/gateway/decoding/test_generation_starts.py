@@ -9,8 +9,9 @@ from dataclasses import replace
 import pytest
 from prometheus_client import CollectorRegistry
 
+from outrider.gateway.admission.fair_starts import MAX_PARALLEL_CHOICES
 from outrider.gateway.config import GatewayConfig
-from outrider.gateway.decoding.generation import MAX_PARALLEL_CHOICES, Generation
+from outrider.gateway.decoding.generation import Generation
 from outrider.gateway.fleet.pool import Pool
 from outrider.gateway.metrics import GatewayMetrics
 from outrider.gateway.request.commit_sink import CommitSink

@@ -8,7 +8,7 @@ import random
 import pytest
 from verifier_fleet import Fleet, members_with, verifier_info
 
-from outrider.gateway.fleet.verifier_kinds import VerifierKinds
+from outrider.gateway.fleet.placement import VerifierKinds
 
 A, B, C = "bfloat16/cpu/cpu/tp1/aa", "bfloat16/cpu/cpu/tp1/bb", "float32/cpu/cpu/tp1/00"
 
@@ -83,7 +83,7 @@ async def test_the_setting_pins_a_kind_whoever_is_there() -> None:
 async def test_a_mixed_fleet_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     fleet = fleet_of(A, A)
     kinds = kinds_of(fleet)
-    with caplog.at_level(logging.WARNING, "outrider.gateway.fleet.verifier_kinds"):
+    with caplog.at_level(logging.WARNING, "outrider.gateway.fleet.placement"):
         kinds.for_new_request()
         assert caplog.messages == []
         assert kinds.present() == (A,)

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 from pydantic import ConfigDict, TypeAdapter, with_config
 
-from outrider.gateway.openai.response_types import ChatCompletion, ChatCompletionChunk, Completion
+from outrider.gateway.openai.answer_types import ChatCompletion, ChatCompletionChunk, Completion
 
 TEXT = "Paris is the capital 漢字 👩‍👩‍👧 of France."
 USER = [{"role": "user", "content": "hi"}]

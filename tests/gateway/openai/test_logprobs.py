@@ -9,8 +9,8 @@ import httpx
 import pytest
 from gateway_script import ScriptedService
 
+from outrider.gateway.openai.answer_body import to_json
 from outrider.gateway.openai.logprobs import chat_logprobs, prompt_logprobs
-from outrider.gateway.openai.responses import to_json
 from outrider.gateway.request.served import AnswerDefaults
 from outrider.gateway.request.tokenizer import Tokenizer
 from outrider.shared.messages import TokenLogprob

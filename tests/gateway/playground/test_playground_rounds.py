@@ -13,7 +13,7 @@ from gateway_script import ScriptedService
 from in_process import NGRAM, TRUTH, Choice, PlainDrafter
 
 from outrider.gateway.proposals.drafter_connection import Lease
-from outrider.gateway.request.commit_entry import commit_of, entry_of
+from outrider.gateway.request.commit_sink import commit_of, entry_of
 from outrider.gateway.request.tokenizer import Tokenizer
 from outrider.gateway.request.types import GenerationUpdate, Round
 from outrider.shared.errors import DrafterLost

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.gateway.request.commit_entry import commit_of
+from outrider.gateway.request.commit_sink import commit_of
 from outrider.gateway.request.record import RECORD_VERSION, SessionRecord
 from outrider.shared.errors import InternalError
 from outrider.shared.log.commit_log import LogEntry

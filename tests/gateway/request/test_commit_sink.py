@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from outrider.gateway.request.commit_entry import commit_of, entry_of
-from outrider.gateway.request.commit_sink import CommitSink, SpeculationTally
+from outrider.gateway.request.commit_sink import CommitSink, SpeculationTally, commit_of, entry_of
 from outrider.gateway.request.detokenizer import IncrementalDetokenizer, TextEnd
 from outrider.gateway.request.tokenizer import Tokenizer
 from outrider.gateway.request.types import ChoiceStart, GenerationUpdate

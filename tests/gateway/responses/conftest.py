@@ -33,5 +33,5 @@ async def store(redis_server: RedisServer) -> AsyncIterator[ResponseStore]:
 def service(store: ResponseStore) -> ScriptedService:
     service = service_of("Ok.")
     service.tokenizer = tokenizer_of(HERMES, TEMPLATE)
-    service.responses = store
+    service.response_store = store
     return service

@@ -42,7 +42,7 @@ class GatedService(ScriptedService):
 
 @pytest.fixture
 def gated(service: ScriptedService, store: ResponseStore) -> GatedService:
-    return GatedService(service.tokenizer, Script(TEXT), model=service.model, responses=store)
+    return GatedService(service.tokenizer, Script(TEXT), model=service.model, response_store=store)
 
 
 @asynccontextmanager

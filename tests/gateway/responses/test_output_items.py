@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider.gateway.openai.response_types import ChatTokenLogprob
+from outrider.gateway.openai.answer_types import ChatTokenLogprob
 from outrider.gateway.request.answers import AnswerOptions
 from outrider.gateway.responses.output_items import OutputItems
 from outrider.gateway.tool_calls.plan import OutputPlan

@@ -52,6 +52,21 @@ async def outcomes(*calls: Any) -> list[Any]:
     return await asyncio.gather(*calls, return_exceptions=True)
 
 
+async def test_the_sender_wakes_once_for_each_command(patient: PatientRedis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that has its reply is not waited for again."""
+    look, num_looks = patient._arrivals, 0
+
+    async def counted(waiting: list[Any]) -> list[Any]:
+        nonlocal num_looks
+        num_looks += 1
+        return await look(waiting)
+
+    monkeypatch.setattr(patient, "_arrivals", counted)
+    for number in range(20):
+        assert await patient.call(put(f"one-{number}")) == OK
+    assert num_looks <= 21
+
+
 async def test_everything_that_waits_ends_when_its_own_patience_does(
     redis_server: RedisServer, patient: PatientRedis
 ) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.engine.attention.block_manager import BlockTable
-from outrider.shared.messages import Proposal, VerifyStep
+from outrider.shared.messages import Proposal
 from outrider.verifier_service.scheduler import Work
 from outrider.verifier_service.session import VerifierSession
 from outrider.verifier_service.timing.gathering import NO_ROUND, BatchGathering
@@ -182,38 +182,8 @@ def test_a_round_that_was_mostly_prompts_tells_nothing() -> None:
     assert gathering.served.round_us(4) == pytest.approx(before, rel=0.05)
 
 
-def _gathered(*, helps: bool) -> BatchGathering:
-    """Four sessions that draft, two away: gathering serves four of them in one forward, or, if it does not help, in
-    the time of two."""
-    gathering = make_gathering()
-    now = NOW
-    for _ in range(200):
-        sessions = [away(gathering, 0.0, 0.9 * FORWARD_S) for _ in range(2)] + [
-            away(gathering, 0.0, 10.0) for _ in range(2)
-        ]
-        for session in sessions[2:]:
-            gathering.asked(session, NOW + 10.0)
-            session.step = VerifyStep(1, 0)
-        gathers = gathering.patience_s(sessions) > FORWARD_S
-        plan = [work(2) for _ in range(4 if gathers else 2)]
-        seconds = FORWARD_S * ((1.2 if helps else 2.5) if gathers else 1.0)
-        now += seconds
-        gathering.observe(plan, len(plan), now - FORWARD_S, now)
-    return gathering
-
-
-@pytest.mark.parametrize("helps", [True, False])
-def test_all_are_gathered_where_that_has_served_more_a_second(helps: bool) -> None:
-    gathering = _gathered(helps=helps)
-    others = [away(gathering, 0.0, 0.9 * FORWARD_S) for _ in range(2)]
-    here = [away(gathering, 0.0, 10.0) for _ in range(2)]
-    for session in here:
-        session.step = VerifyStep(1, 0)
-    assert (gathering.patience_s([*here, *others]) > FORWARD_S) == helps
-
-
 def test_sessions_that_never_ask_are_not_gathered() -> None:
-    """Without drafts the verifier goes on by itself: there is nothing to try."""
+    """Without drafts the verifier goes on by itself: there is nothing to wait for."""
     gathering = make_gathering()
     for _ in range(500):
         assert gathering.patience_s([make_session(waits=True) for _ in range(4)]) == 0.0

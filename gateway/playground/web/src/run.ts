@@ -2,7 +2,7 @@
 
 import { Refusal, type Api } from "./api";
 import { Parts, type Call, type Part } from "./parts";
-import { lawsOf, type Chunk, type ErrorDetail, type Law, type Origin, type Round } from "./wire";
+import { lawsOf, type Chunk, type ErrorDetail, type Law, type Origin, type Round, type Speculation } from "./wire";
 
 export interface Token extends Law, Part {
   text: string;
@@ -32,6 +32,8 @@ export interface Failure {
   param: string | null;
 }
 
+/** Share of an answer's time by which two runs of it differ. */
+export const NOISE = 0.05;
 const RATE_WINDOW_S = 1;
 const RATE_STEP_S = 0.1;
 const RESUME_ATTEMPTS = 30;
@@ -47,6 +49,8 @@ export class Run {
   numTokens = 0;
   finishReason = "";
   failure: Failure | null = null;
+  /** Of the whole answer, once it has ended. */
+  speculation: Speculation | null = null;
   /** While "away": seconds until the request is sent again. */
   secondsLeft = 0;
   numReturns = 0;
@@ -105,6 +109,13 @@ export class Run {
     return this.elapsedS > 0 ? this.numTimed / this.elapsedS : null;
   }
 
+  /** Milliseconds, estimated; 0 within the noise, negative if drafting has cost time; null while it is not known. */
+  get savedMs(): number | null {
+    if (!this.speculates || this.speculation === null) return null;
+    const { num_spec_steps, saved_ms } = this.speculation;
+    return num_spec_steps > 0 && Math.abs(saved_ms) > NOISE * 1000 * this.elapsedS ? saved_ms : 0;
+  }
+
   tokenAt(index: number): { token: Token; segment: Segment } | null {
     const segment = this.segments.findLast((one) => one.first <= index);
     const token = segment?.tokens[index - segment.first];
@@ -124,6 +135,7 @@ export class Run {
 
   /** serverS: see ServerEvent. */
   add(chunk: Chunk, serverS: number | null): void {
+    this.speculation = chunk.metrics?.speculative_decoding ?? this.speculation;
     const choice = chunk.choices[0];
     if (choice === undefined) return; // the usage
     this.status = "streaming";

@@ -118,6 +118,7 @@ export function bodyOf(settings: Settings, history: readonly Turn[], method = se
     ...sampling,
     ...(stop.length > 0 ? { stop } : {}),
     stream: true,
+    stream_options: { include_usage: true },
     speculation: {
       method,
       annotate: true,

@@ -37,8 +37,17 @@ export interface Choice {
   logprobs: CompletionLogprobs | ChatLogprobs | null;
 }
 
+/** What speculation came to in the whole answer. */
+export interface Speculation {
+  num_spec_steps: number;
+  /** Against plain decoding, as the verifier estimates it; negative: it has cost time. */
+  saved_ms: number;
+}
+
 export interface Chunk {
   choices: Choice[];
+  /** With the usage, at the end; a gateway may be set to send none. */
+  metrics?: { speculative_decoding: Speculation };
 }
 
 export interface ErrorDetail {

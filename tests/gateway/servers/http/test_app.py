@@ -12,9 +12,9 @@ import httpx
 import pytest
 from gateway_script import Script, ScriptedService
 
+from outrider.gateway.admission.readiness import ReadyState
 from outrider.gateway.request.tokenizer import Tokenizer
 from outrider.gateway.servers.http.app import Cors, create_app
-from outrider.gateway.servers.service import ReadyState
 from outrider.shared.errors import Overloaded, Unavailable, VerifierLost
 
 JSON = {"content-type": "application/json"}

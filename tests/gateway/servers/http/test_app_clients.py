@@ -19,7 +19,7 @@ from gateway_script import Script, ScriptedService
 
 from outrider.gateway.request.tokenizer import Tokenizer
 from outrider.gateway.request.types import GenerationUpdate, ValidRequest
-from outrider.gateway.servers.http import generation_response
+from outrider.gateway.servers.http import http_answer
 from outrider.gateway.servers.http.app import create_app
 from outrider.shared.errors import Overloaded, VerifierLost
 
@@ -86,7 +86,7 @@ async def test_a_stream_says_that_it_waits_for_a_verifier(
     service: ScriptedService, serves: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the events are what they are without the comments."""
-    monkeypatch.setattr(generation_response, "WAIT_COMMENT_S", 0.05)
+    monkeypatch.setattr(http_answer, "WAIT_COMMENT_S", 0.05)
     view = service.fleet()
     fleet = {**view, "verifiers": [{"address": "v:1", "healthy": serves}]}
     monkeypatch.setattr(service, "fleet", lambda: fleet, raising=False)
@@ -187,7 +187,7 @@ async def test_openai_reads_on_behind_a_wait_for_a_verifier(
     client: openai.AsyncOpenAI, service: ScriptedService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The package keeps the last event's id: an empty line behind it is another event to it, without data."""
-    monkeypatch.setattr(generation_response, "WAIT_COMMENT_S", 0.05)
+    monkeypatch.setattr(http_answer, "WAIT_COMMENT_S", 0.05)
     fleet = {**service.fleet(), "verifiers": [{"address": "v:1", "healthy": False}]}
     monkeypatch.setattr(service, "fleet", lambda: fleet, raising=False)
     service.script = Script(text="Paris is", commit_len=1, delay_s=0.5)

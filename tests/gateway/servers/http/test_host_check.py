@@ -10,7 +10,7 @@ from gateway_script import ScriptedService
 from gateway_servers import ALICE, key_file, open_servers
 
 from outrider.gateway.config import GatewayConfig
-from outrider.gateway.servers.http.host_check import check_host
+from outrider.gateway.servers.http.admission import check_host
 from outrider.shared.errors import InvalidRequest
 
 REBOUND = {"host": "rebind.attacker.example:8000"}

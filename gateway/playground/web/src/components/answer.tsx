@@ -125,6 +125,7 @@ function Panel({ run, title, goOn, isRendered, again, secondsLeft }: PanelProps)
               , <b>{run.tokensPerS.toFixed(0)}</b> per second
             </>
           )}
+          {run.savedMs !== null && <>; {savedInWords(run.savedMs)}</>}
         </p>
       </div>
       {asMarkdown && run.text !== "" && (
@@ -173,6 +174,14 @@ function Panel({ run, title, goOn, isRendered, again, secondsLeft }: PanelProps)
       </div>
     </article>
   );
+}
+
+function savedInWords(savedMs: number): string {
+  if (savedMs === 0) return "speculation saved nothing here";
+  const ms = Math.abs(savedMs);
+  // An estimate: two digits are what it is good for.
+  const amount = ms < 1000 ? `${Number(ms.toPrecision(2))} ms` : `${(ms / 1000).toFixed(1)} s`;
+  return `speculation ${savedMs > 0 ? "saved" : "cost"} about ${amount}`;
 }
 
 function Copy({ text }: { text: string }) {

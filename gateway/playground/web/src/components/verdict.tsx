@@ -1,4 +1,4 @@
-import type { Run } from "../run";
+import { NOISE, type Run } from "../run";
 
 /** Compares the two answers byte by byte, and their speeds. */
 export function Verdict(props: { main: Run; plain: Run; mustAgree: boolean }) {
@@ -11,14 +11,14 @@ export function Verdict(props: { main: Run; plain: Run; mustAgree: boolean }) {
   );
 }
 
-/** Empty while one of the speeds is not known. Within 5 % the two are called equal: runs differ by as much. */
+/** Empty while one of the speeds is not known. Within the noise the two are called equal. */
 function inWords(main: Run, plain: Run): string {
   const [on, off] = [main.tokensPerS, plain.tokensPerS];
   if (main.status !== "done" || plain.status !== "done" || on === null || off === null) return "";
   const ratio = on / off;
   const speeds = `${on.toFixed(0)} tokens per second with it, ${off.toFixed(0)} without`;
-  if (ratio > 1.05) return `Speculation made this answer ${ratio.toFixed(1)} times as fast: ${speeds}.`;
-  if (ratio < 0.95) return `Speculation made this answer slower, at ${ratio.toFixed(2)} times the speed: ${speeds}.`;
+  if (ratio > 1 + NOISE) return `Speculation made this answer ${ratio.toFixed(1)} times as fast: ${speeds}.`;
+  if (ratio < 1 - NOISE) return `Speculation made this answer slower, at ${ratio.toFixed(2)} times the speed: ${speeds}.`;
   return `Speculation made no difference to the speed: ${speeds}.`;
 }
 

@@ -1,4 +1,4 @@
-"""The JSON of answers as types: `responses` is type-checked against them, and the OpenAPI document shows them.
+"""The JSON of answers as types: `answer_body` is type-checked against them, and the OpenAPI document shows them.
 
 Plain dictionaries at run time: the hot path of a stream is one json.dumps of a small dict.
 """

@@ -7,16 +7,16 @@ from collections.abc import Callable
 
 import pytest
 
-from outrider.shared.draft_policy.ab_trial import ABTrial
+from outrider.gateway.proposals.run_ahead import ABTrial
 
 
-def run(trial: ABTrial, num_rounds: int, seconds: Callable[[bool], float], count: int = 1) -> float:
+def run(trial: ABTrial, num_rounds: int, seconds: Callable[[bool], float]) -> float:
     """Share of the rounds that went the second way."""
     num_second = 0
     for _ in range(num_rounds):
         second = trial.takes_second
         num_second += second
-        trial.observe(seconds(second), second=second, count=count)
+        trial.observe(seconds(second), second=second)
     return num_second / num_rounds
 
 
@@ -26,11 +26,10 @@ def noisy(first_s: float, second_s: float, seed: int = 0) -> Callable[[bool], fl
 
 
 @pytest.mark.parametrize(("second_s", "expected"), [(0.9, True), (1.1, False), (0.5, True), (2.0, False)])
-@pytest.mark.parametrize("count", [1, 4])
-def test_the_shorter_way_is_taken(second_s: float, expected: bool, count: int) -> None:
-    trial = ABTrial(turn_rounds=16 * count, trial_rounds=64 * count, settle_rounds=2 * count)
-    run(trial, 200, noisy(1.0, second_s), count)
-    share = run(trial, 8_000, noisy(1.0, second_s), count)
+def test_the_shorter_way_is_taken(second_s: float, expected: bool) -> None:
+    trial = ABTrial()
+    run(trial, 200, noisy(1.0, second_s))
+    share = run(trial, 8_000, noisy(1.0, second_s))
     assert share > 0.9 if expected else share < 0.1
 
 
@@ -58,17 +57,6 @@ def test_a_change_is_noticed_long_before_the_comparison_is_due() -> None:
     assert trial.takes_second
     run(trial, 400, noisy(1.0, 1.6))
     assert not trial.takes_second
-
-
-def test_rounds_at_the_start_of_a_turn_do_not_count() -> None:
-    """Each way pays for the other's end: all that differs is in those rounds."""
-    trial, last, since = ABTrial(turn_rounds=8, trial_rounds=64, settle_rounds=2), False, 0
-    for _ in range(200):
-        second = trial.takes_second
-        since = 0 if second != last else since + 1
-        last = second
-        trial.observe(5.0 if second and since < 2 else 0.9 if second else 1.0, second=second)
-    assert trial.takes_second
 
 
 @pytest.mark.parametrize("num_turns", [2, 4])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from outrider.gateway.servers.peer import peer_of_context, peer_of_scope
+from outrider.gateway.admission.auth import peer_of_context, peer_of_scope
 
 
 class Context:

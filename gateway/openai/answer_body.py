@@ -9,14 +9,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from outrider.gateway.openai.logprobs import (
-    chat_logprobs,
-    completion_logprobs,
-    echo_logprobs,
-    join_completion_logprobs,
-    prompt_logprobs,
-)
-from outrider.gateway.openai.response_types import (
+from outrider.gateway.openai.answer_types import (
     Annotation,
     ChatChoice,
     ChatCompletion,
@@ -24,6 +17,13 @@ from outrider.gateway.openai.response_types import (
     CompletionChoice,
     CompletionLogprobs,
     RoundAnnotation,
+)
+from outrider.gateway.openai.logprobs import (
+    chat_logprobs,
+    completion_logprobs,
+    echo_logprobs,
+    join_completion_logprobs,
+    prompt_logprobs,
 )
 from outrider.gateway.openai.usage import Account, SpecMetricsLevel
 from outrider.gateway.request.answers import Prepared
@@ -193,8 +193,8 @@ class WholeAnswer:
         self._updates: dict[int, list[GenerationUpdate]] = {}
 
     def add(self, prompt_index: int, update: GenerationUpdate) -> None:
-        self._shape.account.add(prompt_index, update)
-        self._updates.setdefault(self._shape.account.choice(prompt_index, update), []).append(update)
+        choice = self._shape.account.add(prompt_index, update)
+        self._updates.setdefault(choice, []).append(update)
 
     def body(self) -> Completion | ChatCompletion:
         """Raises InternalError when a choice has not finished."""

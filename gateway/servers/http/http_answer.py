@@ -18,8 +18,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from outrider.gateway.anthropic.message_answer import MessageStream, WholeMessage
+from outrider.gateway.openai.answer_body import WholeAnswer, to_json
 from outrider.gateway.openai.answer_stream import AnswerStream
-from outrider.gateway.openai.responses import WholeAnswer, to_json
 from outrider.gateway.request.answers import Prepared
 from outrider.gateway.request.event_cursor import NOTHING_SEEN, EventCursor
 from outrider.gateway.request.tracing import ending
@@ -99,7 +99,7 @@ async def _first_error(pumps: asyncio.Task[None]) -> None:
         raise error from None
 
 
-class GenerationResponse(Response):
+class HttpAnswer(Response):
     """An ASGI response for a request that was validated, and begun or resumed, before.
 
     `seen`: the client has these events; stream those that follow, in whatever form the request began.
@@ -188,7 +188,7 @@ class GenerationResponse(Response):
     async def _keep(self, answer: object) -> None:
         """Stores a response, so that it can be found before the client reads that it has completed."""
         if isinstance(answer, WholeResponse | ResponseStream):
-            await keep(self._service.responses, self._prepared, answer.body())
+            await keep(self._service.response_store, self._prepared, answer.body())
 
     def _server_time(self, update: GenerationUpdate, started: float) -> bytes:
         """Returns a comment, if annotations are requested: when the gateway had the tokens, in seconds of this
