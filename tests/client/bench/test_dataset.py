@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 from outrider.client.bench.dataset import add_dataset_parser, get_samples
 from outrider.shared.errors import ConfigError
 
-TARGET = Path(__file__).parents[2] / "models/demo-target"
+TARGET = Path(__file__).parents[3] / "models/demo-target"
 
 
 @pytest.fixture(scope="module")
