@@ -131,7 +131,6 @@ class GatewayMetrics:
         if since_last_s is None:
             self._ttft.observe(since_start_s)
             self._cached_tokens.inc(update.num_cached_tokens)
-            self._prefix_hits.inc(update.num_cached_tokens)
         else:
             self._itl.observe(since_last_s)
         if update.speculation is not None:
@@ -143,7 +142,11 @@ class GatewayMetrics:
 
     def observe_start(self, prompt_len: int) -> None:
         self._prompt_tokens.inc(prompt_len)
+
+    def observe_prefix(self, prompt_len: int, num_cached_tokens: int) -> None:
+        """Counts one look into a prefix cache: both at the first token, so that hits by queries are a share."""
         self._prefix_queries.inc(prompt_len)
+        self._prefix_hits.inc(num_cached_tokens)
 
     def observe_choice(self, request: ValidRequest, num_tokens: int, times: ChoiceTimes) -> None:
         """Counts one finished choice of `num_tokens`."""
@@ -201,6 +204,7 @@ class RequestTimes:
         since_last_s = now - choice.last_s if choice.first_s else None
         if since_last_s is None:
             choice.first_s = now
+            self._metrics.observe_prefix(len(self._request.prompt_token_ids), update.num_cached_tokens)
         else:
             choice.num_later_tokens += len(update.token_ids)
         choice.last_s = now
