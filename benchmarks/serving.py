@@ -224,7 +224,7 @@ def _num_equal(outputs: list[list[int]], others: list[list[int]]) -> str:
     return f"{sum(one == other for one, other in zip(outputs, others, strict=True))}/{len(outputs)}"
 
 
-_BUCKET = re.compile(r'^outrider:round_overhead_seconds_bucket\{le="([^"]+)"\} (\S+)$', re.MULTILINE)
+_BUCKET = re.compile(r'^outrider:round_overhead_seconds_bucket\{.*\ble="([^"]+)".*\} (\S+)$', re.MULTILINE)
 
 
 def _overhead_buckets(url: str) -> dict[float, float]:

@@ -12,8 +12,8 @@ from outrider.client.metrics_text import sums
 from outrider.client.rest import clear_transport, get_json, refusal
 from outrider.shared.errors import InvalidRequest, OutriderError
 
-_DRAFT_TOKENS = "outrider:spec_decode_num_draft_tokens_total"
-_ACCEPTED_TOKENS = "outrider:spec_decode_num_accepted_tokens_total"
+_DRAFT_TOKENS = "spec_decode_num_draft_tokens_total"
+_ACCEPTED_TOKENS = "spec_decode_num_accepted_tokens_total"
 
 
 @dataclass(frozen=True)
@@ -57,19 +57,19 @@ def read_counts(client: httpx.Client) -> Counts:
         reply = client.get("/metrics")
     if reply.status_code != 200:
         raise refusal(reply.status_code, reply.text, asked_for="/metrics")
-    found = sums(reply.text)
+    found = {name.rpartition(":")[2]: value for name, value in sums(reply.text).items()}  # of any --metrics-prefix
 
     def count(name: str) -> float:
         return found.get(name, 0.0)
 
     return Counts(
         at_s=time.monotonic(),
-        num_tokens=count("outrider:generation_tokens_total"),
-        num_requests=count("outrider:request_success_total"),
-        num_failures=count("outrider:request_failure_total"),
+        num_tokens=count("generation_tokens_total"),
+        num_requests=count("request_success_total"),
+        num_failures=count("request_failure_total"),
         num_draft_tokens=count(_DRAFT_TOKENS),
         num_accepted_tokens=count(_ACCEPTED_TOKENS),
-        saved_s=count("outrider:seconds_saved_total") - count("outrider:seconds_lost_total"),
+        saved_s=count("seconds_saved_total") - count("seconds_lost_total"),
     )
 
 

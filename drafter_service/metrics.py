@@ -28,7 +28,7 @@ class DrafterMetrics:
             buckets=TIME_BUCKETS,
             registry=registry,
         )
-        self._running = Gauge("outrider:num_requests_running", "Open sessions.", registry=registry)
+        self._running = Gauge("outrider:sessions_open", "Open sessions.", registry=registry)
 
     def watch(self, num_sessions: Callable[[], int]) -> None:
         """Exports `num_sessions`, which is called at every scrape, on its thread."""

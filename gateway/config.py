@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from outrider.gateway.tool_calls.formats import CALLS, NONE, REASONING
 from outrider.shared.config import setting
-from outrider.shared.telemetry import LOG_FORMAT_HELP, LOG_FORMATS
+from outrider.shared.telemetry import LOG_FORMAT_HELP, LOG_FORMATS, METRICS_PREFIX_HELP, PREFIX, PREFIXES
 from outrider.shared.tracing import OTLP_TRACES_ENDPOINT_HELP
 
 
@@ -129,6 +129,7 @@ class GatewayConfig:
     allowed_headers: tuple[str, ...] = setting(("*",), "Headers that those pages may send, comma-separated.")
     allow_credentials: bool = setting(False, "Those pages may send cookies and other credentials of the browser.")
     protect_metrics: bool = setting(False, "Require an API key for /metrics too; /health and /ready never need one.")
+    metrics_prefix: str = setting(PREFIX, METRICS_PREFIX_HELP, choices=PREFIXES)
     max_concurrent_requests: int = setting(
         512, "Running and waiting requests, HTTP and gRPC together; more are refused with 503.", minimum=1
     )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import dataclass
 from enum import Enum
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from outrider.gateway.request.types import GenerationUpdate
-from outrider.shared.messages import Commit
-from outrider.shared.telemetry import TIME_BUCKETS
+from outrider.gateway.request.types import GenerationUpdate, ValidRequest
+from outrider.shared.messages import Commit, FinishReason
+from outrider.shared.telemetry import REQUEST_BUCKETS, TIME_BUCKETS, TOKEN_BUCKETS
 
 _FINE_BUCKETS = (0.0001, 0.0002, 0.0005, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
 
@@ -26,7 +28,7 @@ class DraftCame(Enum):
 
 class GatewayMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
+        self.registry = registry
 
         def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
             return Counter(f"outrider:{name}", text, labels, registry=registry)
@@ -58,8 +60,12 @@ class GatewayMetrics:
         self.resumed = counter("requests_resumed", "Requests to resume from an earlier connection.")
         self._prompt_tokens = counter("prompt_tokens", "Prompt tokens of started choices.")
         self._cached_tokens = counter("prompt_tokens_cached", "Prompt tokens found in a prefix cache.")
+        self._prefix_queries = counter("prefix_cache_queries", "Prompt tokens looked up in a prefix cache.")
+        self._prefix_hits = counter("prefix_cache_hits", "Prompt tokens found in a prefix cache.")
         self._generated = counter("generation_tokens", "Tokens emitted.")
         self._finished = counter("request_success", "Choices finished.", ("finished_reason",))
+        for reason in FinishReason:
+            self._finished.labels(reason.name.lower())
         self._failed = counter("request_failure", "Choices ended by an error.", ("error",))
         self._num_drafts = counter("spec_decode_num_drafts", "Rounds with a draft.", ("method",))
         self._draft_tokens = counter("spec_decode_num_draft_tokens", "Draft tokens scored.", ("method",))
@@ -74,14 +80,27 @@ class GatewayMetrics:
         self._lost = counter("seconds_lost", "Time of streams that speculation has cost, estimated.")
         self._ttft = histogram("time_to_first_token_seconds", "From request to first token.")
         self._itl = histogram("inter_token_latency_seconds", "Between two updates of a stream.")
-        self._e2e = histogram("e2e_request_latency_seconds", "From request to last token.")
+        self._e2e = histogram("e2e_request_latency_seconds", "From request to last token.", REQUEST_BUCKETS)
+        self._queue = histogram("request_queue_time_seconds", "From request to start.", REQUEST_BUCKETS)
+        self._prefill = histogram("request_prefill_time_seconds", "From start to first token.", REQUEST_BUCKETS)
+        self._decode = histogram("request_decode_time_seconds", "From first to last token.", REQUEST_BUCKETS)
+        self._inference = histogram("request_inference_time_seconds", "From start to last token.", REQUEST_BUCKETS)
+        self._per_token = histogram(
+            "request_time_per_output_token_seconds", "Decode time of a choice by its tokens after the first update."
+        )
+        self._prompt_lens = histogram("request_prompt_tokens", "Prompt tokens of a finished choice.", TOKEN_BUCKETS)
+        self._output_lens = histogram("request_generation_tokens", "Tokens of a finished choice.", TOKEN_BUCKETS)
+        self._longest = histogram(
+            "request_max_num_generation_tokens", "Tokens of a finished request's longest choice.", TOKEN_BUCKETS
+        )
+        self._params_n = histogram("request_params_n", "`n` of a finished request.", (1, 2, 5, 10, 20))
+        self._params_max_tokens = histogram(
+            "request_params_max_tokens", "`max_tokens` of a finished choice.", TOKEN_BUCKETS
+        )
         # Tokens per second of both kinds of round show whether speculation pays.
         self._round = histogram("round_seconds", "One round: propose, verify.", labels=("speculation",))
         self._round_tokens = counter("round_tokens", "Tokens emitted by rounds.", ("speculation",))
         self._overhead = histogram("round_overhead_seconds", "Round time minus forward times.", _FINE_BUCKETS)
-
-    def render(self) -> bytes:
-        return generate_latest(self._registry)
 
     def observe_round(self, round_s: float, overhead_s: float, num_tokens: int, *, speculation: bool) -> None:
         """Counts one round; prefills are not rounds. speculation: the round waited for a draft, with any outcome."""
@@ -124,5 +143,78 @@ class GatewayMetrics:
     def observe_start(self, prompt_len: int) -> None:
         self._prompt_tokens.inc(prompt_len)
 
+    def observe_prefix(self, prompt_len: int, num_cached_tokens: int) -> None:
+        """Counts one look into a prefix cache: both at the first token, so that hits by queries are a share."""
+        self._prefix_queries.inc(prompt_len)
+        self._prefix_hits.inc(num_cached_tokens)
+
+    def observe_choice(self, request: ValidRequest, num_tokens: int, times: ChoiceTimes) -> None:
+        """Counts one finished choice of `num_tokens`."""
+        self._queue.observe(times.started_s - times.arrived_s)
+        self._prefill.observe(times.first_s - times.started_s)
+        self._decode.observe(times.last_s - times.first_s)
+        self._inference.observe(times.last_s - times.started_s)
+        if times.num_later_tokens:
+            self._per_token.observe((times.last_s - times.first_s) / times.num_later_tokens)
+        self._prompt_lens.observe(len(request.prompt_token_ids))
+        self._output_lens.observe(num_tokens)
+        self._params_max_tokens.observe(request.sampling_params.max_tokens)
+
+    def observe_request(self, request: ValidRequest, longest: int) -> None:
+        """Counts one request whose choices have all finished. longest: tokens of the longest."""
+        self._params_n.observe(request.n)
+        self._longest.observe(longest)
+
     def observe_failure(self, error: BaseException) -> None:
         self._failed.labels(type(error).__name__).inc()
+
+
+@dataclass
+class ChoiceTimes:
+    """When one choice arrived, was started, and gave its first and last tokens: seconds of one clock.
+
+    num_later_tokens: of the updates after the first.
+    """
+
+    arrived_s: float
+    started_s: float
+    first_s: float = 0.0
+    last_s: float = 0.0
+    num_later_tokens: int = 0
+
+
+class RequestTimes:
+    """Times one request, and reports its updates and finished choices. Replayed updates are not its own."""
+
+    def __init__(self, metrics: GatewayMetrics, request: ValidRequest) -> None:
+        self._metrics = metrics
+        self._request = request
+        now = time.perf_counter()
+        self._choices = {start.choice_index: ChoiceTimes(now, now) for start in request.starts}
+        self._num_running = len(request.starts)
+        self._longest = 0
+
+    def start(self, choice_index: int) -> None:
+        """Marks the end of the choice's wait for a place."""
+        self._choices[choice_index].started_s = time.perf_counter()
+        self._metrics.observe_start(len(self._request.prompt_token_ids))
+
+    def add(self, update: GenerationUpdate) -> None:
+        choice, now = self._choices[update.choice_index], time.perf_counter()
+        since_last_s = now - choice.last_s if choice.first_s else None
+        if since_last_s is None:
+            choice.first_s = now
+            self._metrics.observe_prefix(len(self._request.prompt_token_ids), update.num_cached_tokens)
+        else:
+            choice.num_later_tokens += len(update.token_ids)
+        choice.last_s = now
+        self._metrics.observe_update(update, now - choice.arrived_s, since_last_s)
+        if update.finish_reason is not None:
+            self._finish(choice, update.base_len + len(update.token_ids))
+
+    def _finish(self, choice: ChoiceTimes, num_tokens: int) -> None:
+        self._metrics.observe_choice(self._request, num_tokens, choice)
+        self._num_running -= 1
+        self._longest = max(self._longest, num_tokens)
+        if not self._num_running:
+            self._metrics.observe_request(self._request, self._longest)

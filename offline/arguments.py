@@ -23,13 +23,18 @@ _IGNORED = {
     "disable_custom_all_reduce": "there is no custom all-reduce",
     "enable_chunked_prefill": "prefills are always chunked",
     "async_scheduling": "drafting and verifying always overlap",
-    "disable_log_stats": "each output has its own metrics",
+    "trust_remote_code": "code from a checkpoint is never run",
+    "enable_log_requests": "prompts are never logged",
+    "disable_log_requests": "prompts are never logged",
+    **dict.fromkeys(
+        ("limit_mm_per_prompt", "disable_chunked_mm_input", "allowed_local_media_path"), "prompts are text"
+    ),
     "max_parallel_loading_workers": "checkpoints are mapped, not copied",
     "use_v2_block_manager": "there is only one block manager",
 }
 # Accepted only with these values, which have no effect; the text says what to do otherwise.
 _HARMLESS: Mapping[str, tuple[tuple[Any, ...], str]] = {
-    "trust_remote_code": ((False,), "code from a checkpoint is never run"),
+    "disable_log_stats": ((True, False), "get_metrics and the metrics of each output are always there"),
     "tokenizer": ((None,), "the tokenizer is read from the model's folder"),
     "tokenizer_mode": (("auto",), "the tokenizer is read from the model's folder"),
     "skip_tokenizer_init": ((False,), "texts are needed for stop strings; give {'prompt_token_ids': [...]} as prompts"),

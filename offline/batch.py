@@ -26,13 +26,13 @@ async def run_batch(
     """Outputs in the order of the prompts. Raises GenerationFailed after all have ended."""
     outputs: list[RequestOutput | None] = [None] * len(prompts)
     failures: dict[int, Exception] = {}
-    request_ids = [preparation.next_id() for _ in prompts]
+    numbers = [preparation.next_number() for _ in prompts]
     turns = iter(range(len(prompts)))
 
     async def work() -> None:
         for place in turns:  # shared by all workers: each takes the next prompt
             try:
-                outputs[place] = await _run(generation, preparation, request_ids[place], prompts[place], progress)
+                outputs[place] = await _run(generation, preparation, numbers[place], prompts[place], progress)
             except Exception as error:
                 failures[place] = error
             progress.request_ended()
@@ -41,19 +41,19 @@ async def run_batch(
         for _ in range(min(max_num_requests, len(prompts))):
             group.create_task(work())
     if failures:
-        raise GenerationFailed(outputs, failures, request_ids)
+        raise GenerationFailed(outputs, failures, [str(number) for number in numbers])
     return [output for output in outputs if output is not None]
 
 
 async def _run(
     generation: Generation,
     preparation: Preparation,
-    request_id: str,
+    number: int,
     prompt: tuple[Prompt, SamplingParams],
     progress: BatchProgress,
 ) -> RequestOutput:
     started = time.perf_counter()
-    prepared = preparation.prepare(request_id, *prompt)
+    prepared = preparation.prepare(number, *prompt)
     gathering = Gathering(prepared.request, prepared.text, generation.tokenizer)
     async with aclosing(generation.generate(prepared.request)) as updates:
         async for update in updates:

@@ -24,6 +24,8 @@ from outrider.verifier_service.config import VerifierConfig
 from outrider.verifier_service.engine import VerifierEngine
 from outrider.verifier_service.start import build_engine, describe
 
+_LOG = logging.getLogger("outrider.offline")
+
 
 @dataclass(frozen=True)
 class Engines:
@@ -34,6 +36,8 @@ class Engines:
     target: VerifierInfo
     methods: dict[str, DraftMethodInfo]
     loaded: LoadedModel
+    # The verifier's metrics.
+    registry: CollectorRegistry
 
     def close(self) -> None:
         self.verifier.stop()
@@ -42,15 +46,18 @@ class Engines:
         self.loaded.close()
 
 
-def start_engines(verifier_config: VerifierConfig, drafter_config: DrafterConfig | None) -> Engines:
-    """Raises ConfigError, ModelRefused or CheckpointRefused."""
+def start_engines(
+    verifier_config: VerifierConfig, drafter_config: DrafterConfig | None, log: logging.Logger = _LOG
+) -> Engines:
+    """Builds and starts them. log: of the steps of loading. Raises ConfigError, ModelRefused or CheckpointRefused."""
     # An ended session stays in an engine until its next command, so allow twice the number.
     verifier_config = dataclasses.replace(verifier_config, max_num_seqs=2 * verifier_config.max_num_seqs)
     with _no_main_module():
-        verifier, loaded = build_engine(verifier_config, CollectorRegistry(), logging.getLogger("outrider.offline"))
+        registry = CollectorRegistry()
+        verifier, loaded = build_engine(verifier_config, registry, log)
     try:
         target = describe(verifier_config, verifier, loaded)
-        drafter = _build_drafter(drafter_config, target, loaded) if drafter_config is not None else None
+        drafter = _build_drafter(drafter_config, target, loaded, log) if drafter_config is not None else None
     except BaseException:
         loaded.close()
         raise
@@ -58,7 +65,7 @@ def start_engines(verifier_config: VerifierConfig, drafter_config: DrafterConfig
     if drafter is not None:
         drafter.start()
     methods = {name: method.info for name, method in drafter.methods.items()} if drafter is not None else {}
-    return Engines(verifier, drafter, target, methods, loaded)
+    return Engines(verifier, drafter, target, methods, loaded, registry)
 
 
 @contextmanager
@@ -74,8 +81,10 @@ def _no_main_module() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def _build_drafter(config: DrafterConfig, target: VerifierInfo, loaded: LoadedModel) -> DrafterEngine:
-    methods = build_methods(config, lambda _message: None, loaded)
+def _build_drafter(
+    config: DrafterConfig, target: VerifierInfo, loaded: LoadedModel, log: logging.Logger
+) -> DrafterEngine:
+    methods = build_methods(config, log.info, loaded)
     for name, method in methods.items():
         if not fits(method.info, target):
             raise ConfigError(

@@ -1,14 +1,56 @@
-"""A batch's progress bar on stderr: requests, tokens per second, accepted draft tokens."""
+"""Progress on stderr: the steps of loading; of a batch its requests, tokens per second and accepted draft tokens."""
 
 from __future__ import annotations
 
+import logging
 import time
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from outrider.gateway.request.types import GenerationUpdate
+
+
+class LoadProgress(logging.Handler):
+    """A line with the step of loading and the seconds so far, while it lasts; nothing where nobody would see it move.
+
+    log: of the code that loads. Whatever is set up for the logger "outrider.offline" gets its records too.
+    """
+
+    def __init__(self, model: str, *, shown: bool) -> None:
+        super().__init__()
+        self.log = logging.Logger("outrider.offline", logging.INFO)
+        self.log.addHandler(self)
+        console = Console(stderr=True)
+        columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+        hidden = not shown or not (console.is_terminal or console.is_jupyter)
+        self._progress = Progress(*columns, console=console, disable=hidden, transient=True)
+        self._loading = f"loading {model}"
+        self._task = self._progress.add_task(self._loading, total=None)
+
+    def __enter__(self) -> LoadProgress:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._progress.update(self._task, description=f"{self._loading}: {record.getMessage()}")
+        public = logging.getLogger(record.name)
+        if public.isEnabledFor(record.levelno):
+            public.handle(record)
 
 
 class BatchProgress:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, TypedDict
 
 from outrider.gateway.openai.checks import check_prompt_chars
 from outrider.gateway.openai.convert import chat_token_ids, prepare_completion
@@ -20,6 +20,21 @@ from outrider.shared.request_params import SamplingParams, StructuredOutputsPara
 from outrider.shared.stream_key import stream_key
 
 _PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt"}
+
+
+class TextPrompt(TypedDict, total=False):
+    """A prompt as text; vLLM's name for it."""
+
+    prompt: str
+    cache_salt: str
+
+
+class TokensPrompt(TypedDict, total=False):
+    """A prompt as token ids; vLLM's name for it."""
+
+    prompt_token_ids: list[int]
+    prompt: str
+    cache_salt: str
 
 
 @dataclass(frozen=True)
@@ -46,17 +61,22 @@ class Preparation:
         self._seed = seed
         self._counter = itertools.count()
 
-    def next_id(self) -> str:
-        """vLLM's request ids: consecutive numbers."""
-        return str(next(self._counter))
+    def next_number(self) -> int:
+        """Returns the number of a request; vLLM's ids of requests are these."""
+        return next(self._counter)
 
-    def prepare(self, request_id: str, prompt: Prompt, params: SamplingParams) -> PreparedPrompt:
-        """Raises InvalidRequest that names the field."""
+    def prepare(
+        self, number: int, prompt: Prompt, params: SamplingParams, request_id: str | None = None
+    ) -> PreparedPrompt:
+        """Checks a request and gives it its seed. request_id None: its number. Raises InvalidRequest that names the
+        field.
+        """
+        request_id = str(number) if request_id is None else request_id
         text, token_ids, further = self._tokens(prompt)
         body: dict[str, Any] = {**_body(params), **further, "prompt": token_ids, "request_id": request_id}
         body["max_tokens"] = _max_tokens(params, len(token_ids), self._served.model.max_model_len)
         if self._seed is not None and params.seed is None:
-            body["seed"] = stream_key(self._seed, (int(request_id),), 0)
+            body["seed"] = stream_key(self._seed, (number,), 0)
         prepared = prepare_completion(parse_body(CompletionRequest, body), self._served)
         record = new_record(AnswerKind.COMPLETION, prepared)
         starts = tuple(
@@ -72,7 +92,7 @@ class Preparation:
             return tokenizer.decode(token_ids, skip_special_tokens=False), token_ids, {}
         further: dict[str, Any] = {}
         if isinstance(given, Mapping):
-            unknown = given.keys() - _PROMPT_KEYS
+            unknown = {key for key, value in given.items() if value is not None} - _PROMPT_KEYS
             if unknown:
                 raise InvalidRequest(f"prompt: {sorted(unknown)[0]!r} is not supported", param="prompt")
             if given.get("cache_salt") is not None:  # else that of the parameters
@@ -91,7 +111,7 @@ class Preparation:
 def _body(params: SamplingParams) -> dict[str, Any]:
     """Fields of the /v1/completions body. Raises InvalidRequest for an unknown extra argument."""
     body = {entry.name: getattr(params, entry.name) for entry in fields(params)}
-    del body["extra_args"]
+    del body["extra_args"], body["output_kind"]
     body["speculation"] = speculation_fields(params) or None
     body["cache_salt"] = params.cache_salt or None
     body["prediction"] = {"type": "content", "content": params.prediction} if params.prediction else None

@@ -6,6 +6,7 @@ body of the OpenAI API (offline/prompts.py).
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -33,6 +34,14 @@ class StructuredOutputsParams:
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
+
+
+class RequestOutputKind(enum.Enum):
+    """What AsyncLLM yields: all of an output so far, what is new of it, or only the finished one."""
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
 
 
 def _option(
@@ -111,6 +120,7 @@ class SamplingParams:
     * speculation, or extra_args={"speculation": {...}}: how the request is drafted. No other extra argument is known.
     * cache_salt: prompts share cached prefixes only with prompts of the same salt.
     * prediction: what the output will be, as far as it is known; drafts are taken from it.
+    * output_kind: of AsyncLLM alone; the others return finished outputs, or their own streams.
 
     The client refuses the fields that the gRPC API does not have, with InvalidRequest that names the field: n,
     prompt_logprobs, include_stop_str_in_output, skip_special_tokens, spaces_between_special_tokens and
@@ -145,6 +155,7 @@ class SamplingParams:
     speculation: Speculation | Mapping[str, Any] = Speculation()
     cache_salt: str = ""
     prediction: str = ""
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
 
 def speculation_fields(params: SamplingParams) -> dict[str, Any]:

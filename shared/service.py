@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,16 @@ from outrider.shared import rpc
 from outrider.shared.config import setting
 from outrider.shared.errors import ConfigError, OutriderError
 from outrider.shared.listening import held_port
-from outrider.shared.telemetry import LOG_FORMAT_HELP, LOG_FORMATS, serve_metrics, setup_logging
+from outrider.shared.telemetry import (
+    LOG_FORMAT_HELP,
+    LOG_FORMATS,
+    METRICS_PREFIX_HELP,
+    PREFIX,
+    PREFIXES,
+    Exposed,
+    serve_metrics,
+    setup_logging,
+)
 from outrider.shared.tls import TlsConfig, server_tls
 from outrider.shared.tracing import OTLP_TRACES_ENDPOINT_HELP
 
@@ -28,6 +37,7 @@ class ServiceSettings:
     host: str = setting("127.0.0.1", "Address to listen on.")
     port: int = setting(0, "gRPC port; 0 picks a free one.", minimum=0, maximum=65535)
     metrics_port: int = setting(0, "Port of /metrics; 0: no metrics.", minimum=0, maximum=65535)
+    metrics_prefix: str = setting(PREFIX, METRICS_PREFIX_HELP, choices=PREFIXES)
     tls_cert_file: str = setting("", "Certificate of the gRPC server (PEM); empty: no TLS.")
     tls_key_file: str = setting("", "Private key of the certificate.")
     tls_ca_file: str = setting("", "CA certificate; gateways must present a certificate signed by it.")
@@ -79,12 +89,14 @@ async def serve_until_signal(
     *,
     start: Callable[[], None],
     stop: Callable[[], None],
+    metric_labels: Mapping[str, str] | None = None,
 ) -> None:
-    """Prints one line with the port once SERVING; SIGTERM and SIGINT drain."""
+    """Prints one line with the port once SERVING; SIGTERM and SIGINT drain. metric_labels: of every series."""
     options = rpc.ServerOptions(tls=tls, reflection=is_enabled_at(settings.host, settings.reflection))
     server = await rpc.start_server(settings.host, settings.port, api.add_to, (api.grpc_name,), options)
+    metrics = Exposed(registry, settings.metrics_prefix, lambda: metric_labels or {})
     stop_metrics = (
-        serve_metrics(registry, settings.host, settings.metrics_port) if settings.metrics_port else lambda: None
+        serve_metrics(metrics, settings.host, settings.metrics_port) if settings.metrics_port else lambda: None
     )
     start()
     async with rpc.until_signal() as signalled:

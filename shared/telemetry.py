@@ -8,18 +8,30 @@ import logging
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, generate_latest
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, Metric, generate_latest
+from prometheus_client.registry import Collector
 
 from outrider.shared.errors import ConfigError
 
 # seconds; fine enough for a 1 ms round, wide enough for a long prefill
 TIME_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
+# seconds; vLLM's buckets of whole requests, with finer ones below, where small models answer
+REQUEST_BUCKETS = (
+    *(0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0),
+    *(60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+# tokens; vLLM's steps, to the longest contexts
+TOKEN_BUCKETS = tuple(mantissa * 10**exponent for exponent in range(6) for mantissa in (1, 2, 5))
+
+PREFIX = "outrider"
+PREFIXES = (PREFIX, "vllm")
+METRICS_PREFIX_HELP = "Prefix of the metrics' names; vllm: the names that dashboards for vLLM query."
 LOG_FORMAT_HELP = "Form of the log: text, or one JSON object a line."
 LOG_FORMATS = ("text", "json")
 
@@ -64,6 +76,43 @@ class _JsonFormatter(logging.Formatter):
         return json.dumps(fields)
 
 
+class Exposed(Collector):
+    """A registry as it is scraped: its names under `prefix`, and `labels` in every series.
+
+    labels: called at each scrape, since a gateway learns its model's name from its first verifier; an empty value is
+    to Prometheus a label that is not there.
+    """
+
+    def __init__(self, registry: CollectorRegistry, prefix: str, labels: Callable[[], Mapping[str, str]]) -> None:
+        self._registry = registry
+        self._prefix = prefix
+        self._labels = labels
+
+    def collect(self) -> Iterator[Metric]:
+        labels = self._labels()
+        for family in self._registry.collect():
+            shown = Metric(self._name(family.name), family.documentation, family.type, family.unit)
+            shown.samples = [
+                sample._replace(name=self._name(sample.name), labels={**labels, **sample.labels})
+                for sample in family.samples
+            ]
+            yield shown
+
+    def render(self) -> bytes:
+        """Returns Prometheus' text format."""
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self)
+        return generate_latest(registry)
+
+    def _name(self, name: str) -> str:
+        return self._prefix + name.removeprefix(PREFIX)
+
+
+def model_labels(model_name: str) -> dict[str, str]:
+    """Returns the labels that vLLM's series have; `engine` counts data-parallel ranks there."""
+    return {"model_name": model_name, "engine": "0"}
+
+
 class _BoundedServer(ThreadingHTTPServer):
     """Serves at most `_MAX_SCRAPES` connections at a time; closes further ones at once."""
 
@@ -102,7 +151,7 @@ def _cut_off(connection: socket.socket) -> None:
         connection.shutdown(socket.SHUT_RDWR)
 
 
-def serve_metrics(registry: CollectorRegistry, host: str, port: int) -> Callable[[], None]:
+def serve_metrics(metrics: Exposed, host: str, port: int) -> Callable[[], None]:
     """Serves /metrics on its own thread; returns a function that stops it. Raises ConfigError when the port is taken.
 
     Always Prometheus' plain text: in OpenMetrics, prometheus_client 0.26 writes our names' colon as an underscore, and
@@ -111,7 +160,7 @@ def serve_metrics(registry: CollectorRegistry, host: str, port: int) -> Callable
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:  # http.server finds it by this name
-            body = generate_latest(registry)
+            body = metrics.render()
             self.send_response(200)
             self.send_header("content-type", CONTENT_TYPE_PLAIN_0_0_4)
             self.send_header("content-length", str(len(body)))

@@ -29,6 +29,7 @@ IGNORED = {
     "max_model_len": "a draft follows the target up to its own limit",
     "code_revision": "code from a checkpoint is never run",
     "use_heterogeneous_vocab": "drafts of another vocabulary are always translated",
+    "parallel_drafting": "a head drafts as its checkpoint says",
     "draft_sample_method": "it follows from the request's mode",
     **dict.fromkeys(("quantization", "kv_cache_dtype", "moe_backend", "attention_backend"), _AS_IT_IS),
     **dict.fromkeys(("draft_load_config", "disable_padded_drafter_batch", "use_local_argmax_reduction"), _AS_IT_IS),

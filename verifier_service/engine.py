@@ -327,7 +327,7 @@ class VerifierEngine:
             draft_s=draft_s + self._auto.waited_s,
         )
         self._auto.observe(num_decoding, num_open, self._gathering.last_round, draft_s)
-        self._metrics.observe_forward(plan, times, self._scheduler.num_preemptions)
+        self._metrics.observe_forward(plan, times, self._scheduler.num_preemptions, num_tokens)
 
     def _settle(self, work: Work, outputs: RowOutputs, times: ForwardTimes) -> None:
         session = work.session

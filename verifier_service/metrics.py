@@ -14,11 +14,13 @@ from outrider.verifier_service.scheduler import Work
 
 # rows; histogram buckets, to twice the default --max-num-batched-tokens
 _ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+# tokens; vLLM's buckets of the same metric
+_TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 class VerifierMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._emitted = Counter("outrider:generation_tokens", "Tokens committed.", registry=registry)
+        self._emitted = Counter("outrider:committed_tokens", "Tokens committed.", registry=registry)
         self._drafts = Counter("outrider:verified_draft_tokens", "Draft tokens scored.", registry=registry)
         self._accepted = Counter("outrider:accepted_draft_tokens", "Draft tokens committed.", registry=registry)
         self._rows = Counter("outrider:forward_rows", "Rows of forward passes.", ["kind"], registry=registry)
@@ -43,9 +45,15 @@ class VerifierMetrics:
         self._kv_usage = Gauge("outrider:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", registry=registry)
         self._preemptions = Counter("outrider:num_preemptions", "Sessions preempted.", registry=registry)
         self._num_preemptions = 0
-        self._running = Gauge("outrider:num_requests_running", "Open sessions.", registry=registry)
+        self._iteration_tokens = Histogram(
+            "outrider:iteration_tokens_total",
+            "Prompt tokens read and tokens committed by one forward pass.",
+            buckets=_TOKEN_BUCKETS,
+            registry=registry,
+        )
+        self._running = Gauge("outrider:sessions_open", "Open sessions.", registry=registry)
         self._waiting = Gauge(
-            "outrider:num_requests_waiting", "Sessions with a step waiting for its forward pass.", registry=registry
+            "outrider:sessions_waiting", "Sessions with a step waiting for its forward pass.", registry=registry
         )
         self._certificate = Gauge(
             "outrider:row_invariance_certificate", "1 if exact mode is certified.", registry=registry
@@ -60,13 +68,17 @@ class VerifierMetrics:
     def observe_certificate(self, holds: bool) -> None:
         self._certificate.set(1 if holds else 0)
 
-    def observe_forward(self, plan: Sequence[Work], times: ForwardTimes, num_preemptions: int) -> None:
+    def observe_forward(
+        self, plan: Sequence[Work], times: ForwardTimes, num_preemptions: int, num_committed_tokens: int
+    ) -> None:
         num_drafts = sum(work.num_rows - work.num_chain_rows for work in plan)
         num_rows = sum(work.num_rows for work in plan)
         self._forward.observe(times.ended - times.started)
         self._batch_rows.observe(num_rows)
         self._rows.labels("draft").inc(num_drafts)
         self._rows.labels("committed").inc(num_rows - num_drafts)
+        num_prompt_rows = sum(work.num_chain_rows for work in plan if work.num_chain_rows > 1)
+        self._iteration_tokens.observe(num_prompt_rows + num_committed_tokens)
         self._preemptions.inc(num_preemptions - self._num_preemptions)
         self._num_preemptions = num_preemptions
 

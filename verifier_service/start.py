@@ -32,7 +32,7 @@ from outrider.shared.errors import ConfigError
 from outrider.shared.machine.memory import give_back_freed_memory
 from outrider.shared.messages import CertificateCheck, VerifierInfo
 from outrider.shared.service import ServedApi, serve_until_signal
-from outrider.shared.telemetry import setup_logging
+from outrider.shared.telemetry import model_labels, setup_logging
 from outrider.shared.tracing.setup import tracing
 from outrider.shared.version import outrider_version
 from outrider.v1 import verifier_pb2_grpc
@@ -142,10 +142,15 @@ def build_engine(
     return engine, loaded
 
 
+def served_name(config: VerifierConfig) -> str:
+    """The model's name in requests and metrics."""
+    return config.served_model_name or Path(config.model).name
+
+
 def describe(config: VerifierConfig, engine: VerifierEngine, loaded: LoadedModel, numerics: str = "") -> VerifierInfo:
     certificate, states = engine.certificate, engine.states
     return VerifierInfo(
-        model=config.served_model_name or Path(config.model).name,
+        model=served_name(config),
         version=outrider_version(),
         vocab_size=loaded.vocab_size,
         max_model_len=loaded.max_model_len,
@@ -209,4 +214,5 @@ async def serve(argv: list[str]) -> None:
             registry,
             start=engine.start,
             stop=stop,
+            metric_labels=model_labels(served_name(config)),
         )

@@ -21,6 +21,7 @@ from outrider.client.stack.processes import Progress, Stack, free_port
 
 METHOD = "draft_model"
 _SAMPLE = re.compile(r"^outrider:(\w+?)(?:\{([^}]*)\})? (\S+)$", re.MULTILINE)
+_OF_EVERY_SERIES = re.compile(r'(?:engine|model_name)="[^"]*",?')
 
 
 @dataclass
@@ -32,12 +33,14 @@ class MeasuredStack:
     metrics_urls: dict[str, str] = field(default_factory=dict)
 
     def scrape(self, service: str) -> dict[str, float]:
-        """Every sample of the service's /metrics, by name and labels as they are written there."""
+        """Every sample of the service's /metrics, by name and labels as they are written there, without the model's."""
         with urllib.request.urlopen(self.metrics_urls[service], timeout=10) as reply:
             text = reply.read().decode()
-        return {
-            f"{name}{{{labels}}}" if labels else name: float(value) for name, labels, value in _SAMPLE.findall(text)
-        }
+        found = {}
+        for name, all_labels, value in _SAMPLE.findall(text):
+            labels = _OF_EVERY_SERIES.sub("", all_labels).rstrip(",")
+            found[f"{name}{{{labels}}}" if labels else name] = float(value)
+        return found
 
 
 def growth(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:

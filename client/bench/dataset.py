@@ -1,13 +1,16 @@
 """A benchmark's prompts: random words of a given length, or the lines of a file.
 
-No tokenizer is needed: the server's usage counts show how many tokens a word takes (`WordLength.fit`).
+No tokenizer is needed: the server's usage counts show how many tokens a word takes (`WordLength.fit`). Scripts written
+for vLLM, which have one, call `add_dataset_parser` and `get_samples`.
 """
 
 from __future__ import annotations
 
+import argparse
+import itertools
 import json
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,3 +88,52 @@ def _prompt(line: str, where: str, is_chat: bool) -> BenchPrompt:
         return BenchPrompt(row["prompt"], (), max_tokens)
     wanted = '"prompt" (text) or "messages"' if is_chat else '"prompt" (text)'
     raise ConfigError(f"{where}: a line must be an object with {wanted}")
+
+
+@dataclass(frozen=True)
+class SampleRequest:
+    """A prompt of `get_samples` under vLLM's names: text, or a chat's messages."""
+
+    prompt: str | list[dict[str, Any]]
+    prompt_len: int
+    expected_output_len: int
+    multi_modal_data: None = None
+
+
+def add_dataset_parser(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that `get_samples` reads, under vLLM's names."""
+    parser.add_argument("--dataset-name", choices=("random", "custom"), default="random")
+    parser.add_argument("--dataset-path", help="custom: JSON lines, as `outrider bench` reads them")
+    parser.add_argument("--num-prompts", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--random-input-len", type=int, default=1024)
+    parser.add_argument("--random-output-len", type=int, default=128)
+    parser.add_argument("--custom-output-len", type=int, default=256)
+    parser.add_argument("--skip-chat-template", action="store_true")
+    parser.add_argument("--enable-multimodal-chat", action="store_true", help="prompts as messages of a chat")
+
+
+def get_samples(args: argparse.Namespace, tokenizer: Any) -> list[SampleRequest]:
+    """Returns `num_prompts` prompts: random words, or those of a file, from its start again where it has fewer, in the
+    chat template unless that is skipped. tokenizer: transformers'. Raises ConfigError.
+    """
+    if args.dataset_name == "random":
+        rng = random.Random(args.seed)
+        prompts = [random_prompt(rng, args.random_input_len) for _ in range(args.num_prompts)]
+        return [_sample(prompt.text, args.random_output_len, tokenizer) for prompt in prompts]
+    if not args.dataset_path:
+        raise ConfigError("--dataset-path: name the file of --dataset-name custom")
+    prompts = read_prompts(Path(args.dataset_path), is_chat=False)
+    taken = itertools.islice(itertools.cycle(prompts), args.num_prompts)
+    samples = [_sample(prompt.text, args.custom_output_len, tokenizer) for prompt in taken]
+    if args.skip_chat_template or getattr(args, "custom_skip_chat_template", False):
+        return samples
+    chats = [[{"role": "user", "content": sample.prompt}] for sample in samples]
+    if args.enable_multimodal_chat:
+        return [replace(sample, prompt=chat) for sample, chat in zip(samples, chats, strict=True)]
+    rendered = tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=False)
+    return [_sample(text, args.custom_output_len, tokenizer) for text in rendered]
+
+
+def _sample(text: str, output_len: int, tokenizer: Any) -> SampleRequest:
+    return SampleRequest(text, len(tokenizer.encode(text, add_special_tokens=False)), output_len)

@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
-import subprocess
+import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,11 +23,13 @@ import typer
 
 from benchmarks.load import Shape, run_load
 from benchmarks.prompts import code_prompts
-from outrider.client.stack.commands import StackSettings, StackState
+from docs.generate.prometheus import prometheus_server
+from outrider.client.stack.commands import StackSettings
 from outrider.client.stack.processes import Stack, free_port
 
 _DASHBOARD = Path(__file__).parents[2] / "deploy/grafana/dashboards/outrider.json"
 _RATE_INTERVAL = "8s"
+_VARIABLE = re.compile(r"\$\w+")
 _STEP_S = 2
 _COLUMNS = 3
 
@@ -49,9 +48,6 @@ def main(
     seconds: Annotated[int, typer.Option(help="How long requests run.")] = 80,
 ) -> None:
     """Example: python -m docs.generate.dashboard docs/images/dashboard.png"""
-    prometheus = shutil.which("prometheus")
-    if prometheus is None:
-        raise typer.BadParameter("no `prometheus` on PATH: install it (Debian: apt-get install prometheus)")
     ports = Ports(free_port(), free_port(), free_port())
     with tempfile.TemporaryDirectory() as folder:
         settings = StackSettings(
@@ -65,49 +61,18 @@ def main(
         stack = Stack(settings, Path(folder) / "stack", lambda message: print(f"==> {message}", file=sys.stderr))
         state = stack.start()
         try:
-            with _prometheus(prometheus, Path(folder), state, ports) as url:
+            targets = {
+                "gateway": state.url.removeprefix("http://"),
+                "verifier": f"127.0.0.1:{ports.verifier}",
+                "drafter": f"127.0.0.1:{ports.drafter}",
+            }
+            with prometheus_server(Path(folder), ports.prometheus, targets) as url:
                 began = time.time()
                 asyncio.run(_requests(state.url, seconds))
                 panels = _panels(url, began, time.time())
         finally:
             stack.stop()
     _draw(panels, out)
-
-
-@contextmanager
-def _prometheus(program: str, folder: Path, state: StackState, ports: Ports) -> Iterator[str]:
-    targets = {
-        "gateway": state.url.removeprefix("http://"),
-        "verifier": f"127.0.0.1:{ports.verifier}",
-        "drafter": f"127.0.0.1:{ports.drafter}",
-    }
-    config = {
-        "global": {"scrape_interval": "2s", "scrape_timeout": "1s"},
-        "scrape_configs": [
-            {"job_name": job, "static_configs": [{"targets": [target]}]} for job, target in targets.items()
-        ],
-    }
-    path = folder / "prometheus.yml"
-    path.write_text(json.dumps(config))  # JSON is YAML
-    address = f"127.0.0.1:{ports.prometheus}"
-    command = [program, f"--config.file={path}", f"--storage.tsdb.path={folder / 'data'}"]
-    process = subprocess.Popen(
-        [*command, f"--web.listen-address={address}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        deadline = time.monotonic() + 30
-        while True:
-            try:
-                httpx.get(f"http://{address}/-/ready").raise_for_status()
-                break
-            except httpx.HTTPError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.2)
-        yield f"http://{address}"
-    finally:
-        process.terminate()
-        process.wait()
 
 
 async def _requests(url: str, seconds: int) -> None:
@@ -128,7 +93,7 @@ def _panels(url: str, began: float, ended: float) -> list[tuple[dict[str, Any], 
             continue
         series: list[tuple[str, list[list[float]]]] = []
         for target in panel["targets"]:
-            query = target["expr"].replace("$__rate_interval", _RATE_INTERVAL)
+            query = _VARIABLE.sub(".*", target["expr"].replace("$__rate_interval", _RATE_INTERVAL))
             params: dict[str, Any] = {"query": query, "start": began, "end": ended, "step": _STEP_S}
             reply = httpx.get(f"{url}/api/v1/query_range", params=params)
             reply.raise_for_status()

@@ -14,9 +14,10 @@ from outrider.verifier_service.metrics import VerifierMetrics
 _INTRODUCTION = """# Metrics
 
 Prometheus' text format: the gateway at `GET /metrics`, verifiers and drafters at `--metrics-port`. Where vLLM has a
-metric, ours has its name with the prefix `outrider:`. Counters end in `_total` on the wire; a histogram `X` comes as
-`X_bucket`, `X_sum` and `X_count`. Times are seconds. This page is made from the registries of the services; a Grafana
-dashboard that uses them is in `deploy/grafana/`.
+metric, ours has its name with the prefix `outrider:`, or `vllm:` with `--metrics-prefix vllm`. Every series of the
+gateway and of verifiers has the labels `model_name` and `engine` too, as there. Counters end in `_total` on the wire; a
+histogram `X` comes as `X_bucket`, `X_sum` and `X_count`. Times are seconds. This page is made from the registries of
+the services; a Grafana dashboard that uses them is in `deploy/grafana/`.
 """
 
 

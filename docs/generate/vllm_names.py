@@ -94,6 +94,7 @@ METRICS = (
     *("request_queue_time_seconds", "request_prefill_time_seconds", "request_decode_time_seconds"),
     *("request_inference_time_seconds", "request_time_per_output_token_seconds", "iteration_tokens_total"),
     *("request_prompt_tokens", "request_generation_tokens", "request_params_n", "request_params_max_tokens"),
+    *("request_max_num_generation_tokens", "request_prefill_kv_computed_tokens", "cache_config_info"),
 )
 ENDPOINTS = (
     *("/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize", "/tokenizer_info"),

@@ -18,7 +18,7 @@ from outrider.gateway.fleet.drafter_choice import acquire_drafter, drafter_offer
 from outrider.gateway.fleet.placement import VerifierKinds, acquire_verifier, kind_of
 from outrider.gateway.fleet.pool import Pool
 from outrider.gateway.fleet.remote import RemoteVerifier
-from outrider.gateway.metrics import GatewayMetrics
+from outrider.gateway.metrics import GatewayMetrics, RequestTimes
 from outrider.gateway.proposals.ask import DraftHint, DraftPlan, LocalMethods
 from outrider.gateway.proposals.drafter_connection import Lease
 from outrider.gateway.proposals.drafting import Drafting
@@ -59,11 +59,11 @@ class Generation:
     async def generate(self, request: ValidRequest) -> AsyncGenerator[GenerationUpdate, None]:
         """Yields updates of the choices in `request.starts` as they come; closing the generator frees every session."""
         updates: asyncio.Queue[GenerationUpdate | Exception] = asyncio.Queue(self.config.max_queued_commits)
-        started = time.perf_counter()
-        last: dict[int, float] = {}
+        times = RequestTimes(self.metrics, request)
         room = asyncio.Semaphore(MAX_PARALLEL_CHOICES)
         turn = await self.grammar_turns.take(request.owner, request.sampling_params.grammar)
-        tasks = [asyncio.create_task(self._run_choice(request, start, updates, room)) for start in request.starts]
+        choices = [self._run_choice(request, start, updates, room, times) for start in request.starts]
+        tasks = [asyncio.create_task(choice) for choice in choices]
         num_finished = 0
         try:
             while num_finished < len(tasks):
@@ -72,10 +72,7 @@ class Generation:
                     raise update
                 turn.end(decoded=True)
                 if not update.replayed:
-                    now = time.perf_counter()
-                    since_last = now - last[update.choice_index] if update.choice_index in last else None
-                    last[update.choice_index] = now
-                    self.metrics.observe_update(update, now - started, since_last)
+                    times.add(update)
                 if request.trace is not None:
                     request.trace.observe(update)
                 num_finished += update.finish_reason is not None
@@ -92,12 +89,13 @@ class Generation:
         start: ChoiceStart,
         updates: asyncio.Queue[GenerationUpdate | Exception],
         room: asyncio.Semaphore,
+        times: RequestTimes,
     ) -> None:
         caller = request.caller or request.owner
         async with room:
             place = await self.starts.take(caller) if start.is_new else self.starts.take_now(caller)
             try:
-                await self._decode_choice(request, start, updates, place)
+                await self._decode_choice(request, start, updates, place, times)
             finally:
                 place.free()
 
@@ -107,6 +105,7 @@ class Generation:
         start: ChoiceStart,
         updates: asyncio.Queue[GenerationUpdate | Exception],
         place: Place,
+        times: RequestTimes,
     ) -> None:
         sink = CommitSink(
             start,
@@ -121,7 +120,7 @@ class Generation:
             if await sink.replay():
                 await sink.drain()
             else:
-                self.metrics.observe_start(len(request.prompt_token_ids))
+                times.start(start.choice_index)
                 await self._decode_with_failover(request, self._spec(request, start, sink), sink)
         except Exception as error:
             self.metrics.observe_failure(error)

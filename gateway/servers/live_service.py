@@ -28,6 +28,7 @@ from outrider.shared.errors import Unavailable
 from outrider.shared.log.commit_log import CommitLog
 from outrider.shared.log.log_budget import LogBudget
 from outrider.shared.messages import VerifierInfo
+from outrider.shared.telemetry import Exposed, model_labels
 from outrider.shared.version import outrider_version
 
 if TYPE_CHECKING:
@@ -113,14 +114,20 @@ class LiveService:
         metrics.waiting.set(self._generation.starts.num_waiting)
         metrics.verifier_kinds.set(len(self._generation.kinds.present()))
         metrics.log_restores.set(self._commit_log.num_restores)
-        return metrics.render()
+        return Exposed(
+            metrics.registry, self._config.metrics_prefix, lambda: model_labels(self._model_name or "")
+        ).render()
+
+    @property
+    def _model_name(self) -> str | None:
+        """The model's name in requests; None before a verifier has been reached."""
+        target = self._known_target()
+        return None if target is None else self._config.served_model_name or target.model
 
     def fleet(self) -> FleetView:
-        target = self._known_target()
-        model = None if target is None else self._config.served_model_name or target.model
         return fleet_view(
             self.version,
-            model,
+            self._model_name,
             self._generation.verifiers.members,
             self._generation.drafters.members,
             self._warning(),

@@ -1,5 +1,1 @@
-<<<<<<< HEAD
-"""Parts of drafting that several packages share: names of methods, load classes, A/B trials."""
-=======
-"""What several packages share of drafting: the names of methods, and texts that are predicted."""
->>>>>>> gwcalls
+"""Parts of drafting that several packages share: the names of methods, and texts that are predicted."""

@@ -13,13 +13,14 @@ from prometheus_client import CollectorRegistry
 
 from outrider.drafter_service.metrics import DrafterMetrics
 from outrider.gateway.metrics import GatewayMetrics
+from outrider.shared.telemetry import model_labels
 from outrider.verifier_service.metrics import VerifierMetrics
 
 GRAFANA = Path(__file__).resolve().parents[2] / "deploy/grafana"
 METRIC = re.compile(r'(outrider:[a-z0-9_]+)\{job="(\w+)"')
 _SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
 # What Prometheus itself adds, and the bound of a histogram's bucket.
-_SCRAPE_LABELS = {"instance", "job", "le"}
+SCRAPE_LABELS = {"instance", "job", "le"}
 
 
 def dashboard() -> dict[str, Any]:
@@ -39,7 +40,10 @@ def exported() -> dict[str, dict[str, set[str]]]:
     for job, metrics in (("gateway", GatewayMetrics), ("verifier", VerifierMetrics), ("drafter", DrafterMetrics)):
         registry = CollectorRegistry()
         owner = metrics(registry)
-        labels = {item._name: set(item._labelnames) for item in vars(owner).values() if hasattr(item, "_labelnames")}
+        of_model = set(model_labels("m")) if job != "drafter" else set()
+        labels = {
+            item._name: {*item._labelnames, *of_model} for item in vars(owner).values() if hasattr(item, "_labelnames")
+        }
         found[job] = {
             family.name + suffix: labels[family.name]
             for family in registry.collect()
@@ -58,11 +62,11 @@ def test_query_asks_for_what_is_exported(expression: str, legend: str, series: d
     asked = METRIC.findall(expression)
     assert len(asked) == expression.count("outrider:") > 0, "every metric names its job"
     by = {label.strip() for group in re.findall(r"by \(([^)]*)\)", expression) for label in group.split(",")}
-    matched = set(re.findall(r'(\w+)="', expression))
+    matched = set(re.findall(r'(\w+)=~?"', expression))
     shown = set(re.findall(r"\{\{(\w+)\}\}", legend))
     for name, job in asked:
         assert name in series[job]
-        assert (by | matched | shown) - _SCRAPE_LABELS <= series[job][name]
+        assert (by | matched | shown) - SCRAPE_LABELS <= series[job][name]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +86,10 @@ def test_query_asks_for_what_is_exported(expression: str, legend: str, series: d
         "outrider:verifier_failovers_total",
         "outrider:fleet_members",
         "outrider:num_preemptions_total",
-        "outrider:num_requests_waiting",
+        "outrider:sessions_waiting",
+        "outrider:request_queue_time_seconds_sum",
+        "outrider:request_prompt_tokens_bucket",
+        "outrider:prefix_cache_hits_total",
         "outrider:round_seconds_sum",
         "outrider:round_tokens_total",
         "outrider:verify_rows_total",
@@ -91,6 +98,24 @@ def test_query_asks_for_what_is_exported(expression: str, legend: str, series: d
 )
 def test_dashboard_shows(metric: str) -> None:
     assert any(metric + "{" in expression for expression, _ in targets())
+
+
+@pytest.mark.parametrize("name", ["model_name", "instance"])
+def test_every_query_follows_the_variable(name: str) -> None:
+    [variable] = [one for one in dashboard()["templating"]["list"] if one["name"] == name]
+    assert variable["includeAll"]
+    assert variable["allValue"] == ".*"  # also series without the label, before a gateway knows its model
+    for expression, _ in targets():
+        selectors = [
+            one for one in re.findall(r"\{([^{}]*)\}", expression) if 'job="drafter"' not in one or name == "instance"
+        ]
+        assert all(f'{name}=~"${name}"' in selector for selector in selectors), expression
+
+
+def test_no_name_means_different_things_at_two_services(series: dict[str, dict[str, set[str]]]) -> None:
+    """vLLM is one process: its dashboards sum over everything that has the name."""
+    shared = [name for name in series["gateway"] if name in series["verifier"] or name in series["drafter"]]
+    assert not shared
 
 
 def test_panels_do_not_overlap() -> None:

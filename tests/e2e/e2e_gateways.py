@@ -42,9 +42,9 @@ class Gateway:
         self.process.wait()
 
     def metric(self, name: str) -> float:
-        """A sample without labels of its /metrics."""
+        """A sample of its /metrics that has no labels but the model's."""
         text = httpx.get(f"{self.url}/metrics", timeout=20).text
-        found = re.search(rf"^{name} (\S+)$", text, re.MULTILINE)
+        found = re.search(rf"^{name}\{{.*\}} (\S+)$", text, re.MULTILINE)
         assert found is not None, name
         return float(found[1])
 

@@ -79,7 +79,7 @@ def sees_all(port: int, tls: TlsConfig) -> bool:
         if http.get("/ready").status_code != 200:
             return False
         metrics = http.get("/metrics").text
-    return all(f'outrider:fleet_members{{service="{name}"}} 1.0' in metrics for name in ("verifier", "drafter"))
+    return all(f'service="{name}"}} 1.0\n' in metrics for name in ("verifier", "drafter"))
 
 
 def test_a_completion_through_it_all(gateway: Gateway) -> None:

@@ -22,7 +22,7 @@ TARGET = MODELS / "demo-target"
     ("arguments", "says"),
     [
         ({"quantization": "awq"}, "quantization='awq' is not supported: leave it out: the checkpoint says"),
-        ({"trust_remote_code": True}, "trust_remote_code=True is not supported"),
+        ({"disable_log_stats": "no"}, "disable_log_stats='no' is not supported: get_metrics"),
         ({"pipeline_parallel_size": 2}, "use tensor_parallel_size"),
         ({"speculative_model": "models/demo-draft"}, "use speculative_config={'model': ...}"),
         ({"tensor_paralel_size": 2}, "unknown argument 'tensor_paralel_size'"),
@@ -49,7 +49,17 @@ def test_an_argument_that_only_tunes_vllm_may_stay() -> None:
         pytest.warns(UserWarning, match="gpu_memory_utilization is ignored here: use kv_cache_mb"),
         pytest.raises(ConfigError),
     ):
-        LLM(TARGET, gpu_memory_utilization=0.8, trust_remote_code=False, device="tpu")
+        LLM(TARGET, gpu_memory_utilization=0.8, disable_log_stats=False, device="tpu")
+
+
+def test_what_the_text_does_not_depend_on_is_said_and_not_refused() -> None:
+    with pytest.warns(UserWarning, match="is ignored here") as said, pytest.raises(ConfigError):
+        LLM(TARGET, trust_remote_code=True, limit_mm_per_prompt={"image": 5}, max_num_seqs=None, device="tpu")
+    assert [str(one.message) for one in said] == [
+        "LLM: trust_remote_code is ignored here: code from a checkpoint is never run",
+        "LLM: limit_mm_per_prompt is ignored here: prompts are text",
+    ]
+    assert all(one.filename == __file__ for one in said)  # points to the caller
 
 
 @pytest.mark.parametrize(
@@ -99,7 +109,7 @@ def test_keys_go_to_the_service_that_they_belong_to() -> None:
 
 def test_importing_it_loads_no_torch() -> None:
     code = (
-        "import sys\nfrom outrider import LLM, SamplingParams\n"
+        "import sys\nimport outrider.offline\nfrom outrider import LLM, AsyncLLM, SamplingParams\n"
         "loaded = {'torch', 'transformers', 'numba', 'triton'} & set(sys.modules)\nassert not loaded, loaded"
     )
     outcome = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=280)

@@ -27,7 +27,7 @@ def preparation() -> Preparation:
 
 
 def request_of(preparation: Preparation, prompt: object = "import os", **given: Any) -> ValidRequest:
-    return preparation.prepare("0", Prompt(prompt), SamplingParams(**given)).request
+    return preparation.prepare(0, Prompt(prompt), SamplingParams(**given)).request
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,13 @@ import pytest
 import outrider
 from outrider import client, offline
 from outrider.shared.errors import InvalidRequest
-from outrider.shared.request_params import SamplingParams, Speculation, StructuredOutputsParams, speculation_fields
+from outrider.shared.request_params import (
+    RequestOutputKind,
+    SamplingParams,
+    Speculation,
+    StructuredOutputsParams,
+    speculation_fields,
+)
 
 ROOT = Path(__file__).parents[2]
 HEAVY = {"torch", "transformers", "numba", "grpc", "fastapi", "pydantic", "numpy"}
@@ -43,6 +49,7 @@ DEFAULTS = {
     "allowed_token_ids": None,
     "bad_words": None,
     "extra_args": {},
+    "output_kind": RequestOutputKind.CUMULATIVE,
 }
 OWN_DEFAULTS = {"speculation": Speculation(), "cache_salt": "", "prediction": ""}
 
@@ -60,10 +67,11 @@ def test_it_is_one_class_everywhere() -> None:
 
 
 def test_the_names_at_the_top() -> None:
-    assert outrider.LLM is offline.LLM
-    assert outrider.OutriderClient is client.OutriderClient
-    assert outrider.AsyncOutriderClient is client.AsyncOutriderClient
-    assert set(outrider.__all__) == {"LLM", "SamplingParams", "OutriderClient", "AsyncOutriderClient"}
+    of_offline = {"LLM", "AsyncLLM", "AsyncEngineArgs", "TextPrompt", "TokensPrompt", "StructuredOutputsParams"}
+    of_client = {"OutriderClient", "AsyncOutriderClient"}
+    assert all(getattr(outrider, name) is getattr(offline, name) for name in of_offline)
+    assert all(getattr(outrider, name) is getattr(client, name) for name in of_client)
+    assert set(outrider.__all__) == {*of_offline, *of_client, "SamplingParams"}
     assert set(outrider.__all__) <= set(dir(outrider))
     with pytest.raises(AttributeError, match="Nothing"):
         _ = outrider.Nothing
@@ -77,7 +85,10 @@ def test_the_import_alone_is_light(code: str) -> None:
 @pytest.mark.parametrize(
     ("code", "absent"),
     [
-        ("from outrider import LLM, SamplingParams, OutriderClient, AsyncOutriderClient", {"torch", "transformers"}),
+        (
+            "from outrider import LLM, AsyncLLM, SamplingParams, OutriderClient, AsyncOutriderClient",
+            {"torch", "transformers"},
+        ),
         (
             "from outrider import OutriderClient, SamplingParams",
             {"torch", "numpy", "fastapi", "pydantic", "outrider.offline"},

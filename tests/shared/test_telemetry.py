@@ -14,10 +14,11 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.parser import text_string_to_metric_families
 
 from outrider.shared.errors import ConfigError
-from outrider.shared.telemetry import serve_metrics
+from outrider.shared.telemetry import Exposed, serve_metrics
 from tests.ports import server_port
 
 _PROMETHEUS_2 = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
@@ -32,7 +33,7 @@ def test_metrics_port(accept: str) -> None:
     registry = CollectorRegistry()
     Counter("outrider:test_tokens", "Tokens.", registry=registry).inc(3)
     port = server_port()
-    stop = serve_metrics(registry, "127.0.0.1", port)
+    stop = serve_metrics(Exposed(registry, "outrider", dict), "127.0.0.1", port)
     try:
         request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers={"Accept": accept})
         with urllib.request.urlopen(request, timeout=30) as response:
@@ -44,11 +45,40 @@ def test_metrics_port(accept: str) -> None:
         socket.create_connection(("127.0.0.1", port), timeout=1)
 
 
+def test_a_scrape_has_the_prefix_and_the_labels_of_the_moment() -> None:
+    registry = CollectorRegistry()
+    Counter("outrider:tokens", "Tokens.", ["method"], registry=registry).labels("ngram").inc(3)
+    Gauge("outrider:members", "Members.", registry=registry).set(2)
+    Histogram("outrider:iteration_tokens_total", "Tokens.", buckets=(1, 8), registry=registry).observe(5)
+    model = ""
+    exposed = Exposed(registry, "vllm", lambda: {"model_name": model})
+
+    def samples() -> dict[tuple[str, ...], float]:
+        families = text_string_to_metric_families(exposed.render().decode())
+        found = [sample for family in families for sample in family.samples if not sample.name.endswith("_created")]
+        return {
+            (one.name, *(f"{name}={label}" for name, label in sorted(one.labels.items()))): one.value for one in found
+        }
+
+    assert samples()["vllm:members", "model_name="] == 2
+    model = 'a "model"'
+    name = f"model_name={model}"
+    assert samples() == {
+        ("vllm:tokens_total", "method=ngram", name): 3,
+        ("vllm:members", name): 2,
+        ("vllm:iteration_tokens_total_bucket", "le=1.0", name): 0,
+        ("vllm:iteration_tokens_total_bucket", "le=8.0", name): 1,
+        ("vllm:iteration_tokens_total_bucket", "le=+Inf", name): 1,
+        ("vllm:iteration_tokens_total_count", name): 1,
+        ("vllm:iteration_tokens_total_sum", name): 5,
+    }
+
+
 def test_a_taken_port_names_the_setting() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match="--metrics-port: cannot listen on"):
-            serve_metrics(CollectorRegistry(), "127.0.0.1", port)
+            serve_metrics(Exposed(CollectorRegistry(), "outrider", dict), "127.0.0.1", port)
 
 
 @pytest.fixture
@@ -56,7 +86,7 @@ def metrics_port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     # Long enough for a look at them while all are held, on a busy machine too.
     monkeypatch.setattr("outrider.shared.telemetry._SCRAPE_TIMEOUT_S", 5.0)
     port = server_port()
-    stop = serve_metrics(CollectorRegistry(), "127.0.0.1", port)
+    stop = serve_metrics(Exposed(CollectorRegistry(), "outrider", dict), "127.0.0.1", port)
     yield port
     stop()
 

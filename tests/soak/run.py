@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -111,11 +112,12 @@ async def run_soak(
 async def _wait_ready(fleet: SoakFleet) -> None:
     """The gateway knows its verifier and every drafter."""
     async with asyncio.timeout(60.0), httpx.AsyncClient(base_url=fleet.urls[0], timeout=60.0) as http:
-        known = f'outrider:fleet_members{{service="drafter"}} {len(fleet.of_kind("drafter")):.1f}'
+        num_drafters = len(fleet.of_kind("drafter"))
+        known = re.compile(rf'^outrider:fleet_members\{{.*service="drafter"\}} {num_drafters:.1f}$', re.MULTILINE)
         ready = False
         while not ready:
             await asyncio.sleep(0.1)
-            ready = (await http.get("/ready")).is_success and known in (await http.get("/metrics")).text
+            ready = (await http.get("/ready")).is_success and bool(known.search((await http.get("/metrics")).text))
 
 
 async def _keys_beyond_their_time(fleet: SoakFleet) -> list[str]:

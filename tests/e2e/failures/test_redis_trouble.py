@@ -104,7 +104,7 @@ async def troubled(
 
 
 async def num_restores(http: httpx.AsyncClient) -> int:
-    match = re.search(r"^outrider:commit_log_restores (\d+)", (await http.get("/metrics")).text, re.MULTILINE)
+    match = re.search(r"^outrider:commit_log_restores\{.*\} (\d+)", (await http.get("/metrics")).text, re.MULTILINE)
     assert match is not None
     return int(match[1])
 

@@ -84,7 +84,6 @@ async def test_more_outputs_than_places_come_one_after_the_other(num_choices: in
     generation = SlowGeneration(num_places=2)
     asked = asyncio.create_task(answered(generation, request("a", num_choices)))
     await until_started(generation, 2)
-    assert b"num_requests_waiting" in generation.metrics.render()
     assert generation.starts.num_waiting == min(num_choices, MAX_PARALLEL_CHOICES) - 2
     generation.gate.set()
     updates = await asyncio.wait_for(asked, timeout=60)

@@ -20,7 +20,6 @@ from in_process import (
     make_spec,
     maker,
 )
-from prometheus_client.parser import text_string_to_metric_families
 
 from outrider.gateway.proposals.ask import Answer, DraftHint, DraftPlan
 from outrider.gateway.proposals.drafting import Drafting
@@ -288,7 +287,7 @@ async def test_an_answer_without_tokens_is_no_proposal_but_was_asked_for(make: C
 
 def draft_rounds(choice: Choice) -> tuple[float, ...]:
     """As a scrape reads them: a draft came, none did although the drafter answered, nobody answered."""
-    families = text_string_to_metric_families(choice.metrics.render().decode())
+    families = choice.metrics.registry.collect()
     samples = {
         sample.labels["draft"]: sample.value
         for family in families

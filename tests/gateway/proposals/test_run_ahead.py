@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 from in_process import EAGLE, PROMPT, TRUTH, Choice, PlainDrafter, make_spec, maker
-from prometheus_client.parser import text_string_to_metric_families
 
 from outrider.gateway.proposals.ask import DraftPlan
 from outrider.gateway.proposals.run_ahead import AheadTrials
@@ -32,7 +31,7 @@ def make(tokenizer: Tokenizer) -> Callable[..., Choice]:
 
 def asked_ahead(choice: Choice) -> tuple[float, float]:
     """How many were used and how many were not, as a scrape reads them."""
-    families = text_string_to_metric_families(choice.metrics.render().decode())
+    families = choice.metrics.registry.collect()
     samples = {
         sample.labels["used"]: sample.value
         for family in families
