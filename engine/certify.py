@@ -21,7 +21,7 @@ from outrider.shared.checkpoint.draft_heads import require_model
 from outrider.shared.checkpoint.hub import local_checkpoint
 from outrider.shared.command_line import run_command
 from outrider.shared.errors import ConfigError, OutriderError
-from outrider.shared.kv_cache_dtypes import KV_CACHE_DTYPES
+from outrider.shared.vllm_keys import KV_CACHE_DTYPES
 
 if TYPE_CHECKING:
     from outrider.engine.certificate import Certificate

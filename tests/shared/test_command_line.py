@@ -6,14 +6,16 @@ import os
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer
-from command import OUTRIDER, ROOT
 
 from outrider.client.cli.app import app
 from outrider.shared.command_line import run_command
 
+ROOT = Path(__file__).parents[2]
+OUTRIDER = str(Path(sys.executable).with_name("outrider"))
 T, H = "models/demo-target", "models/demo-eagle3"
 NOBODY = "http://127.0.0.1:9"
 # seconds of processor time; what a person waits for on an idle machine, whatever else this one does
