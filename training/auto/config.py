@@ -55,11 +55,11 @@ class AutoConfig:
             raise SettingError(f"--max-tokens must be at least 8, not {self.max_tokens}")
         require_model(Path(local_checkpoint(self.model, "MODEL")), "MODEL")
         self.given_prompts()
+        AutoState.of(self)
         check_server_installed()
         for package in _PACKAGES:  # the last of them is needed hours later
             if find_spec(package) is None:
                 raise ModuleNotFoundError(name=package)
-        AutoState.of(self)
 
     def given_prompts(self) -> list[Prompt] | None:
         """Those of --prompts, in a random order; None: the model writes them. Raises PromptError, ConfigError."""
