@@ -128,6 +128,15 @@ chaos: setup ## random crashes, pauses and cut connections under load; REQUESTS=
 wheels: setup ## build dist/outrider-*.whl and dist/outrider_client-*.whl
 	$(BIN)/python deploy/packaging/build_wheels.py dist
 
+.PHONY: release
+release: setup ## build wheels and images, try the wheels in empty environments (VERSION=0.2.0 cuts the release first)
+	$(if $(VERSION),$(BIN)/python deploy/packaging/cut_release.py $(VERSION))
+	rm -rf dist
+	@$(MAKE) --no-print-directory wheels
+	deploy/packaging/try_wheel.sh
+	@if docker info >/dev/null 2>&1; then docker compose build; \
+	  else echo "==> the images were not built: no Docker engine answers here"; fi
+
 .PHONY: soak
 soak: setup ## a stack at saturation; memory, descriptors and latency must not grow; MINUTES=30
 	$(BIN)/python -m tests.soak --minutes $(MINUTES)

@@ -25,7 +25,10 @@ def server_root(url: str) -> str:
     """The URL without the "/v1" that OpenAI clients expect at its end. Raises InvalidRequest."""
     root = url.rstrip("/").removesuffix("/v1")
     if not root.startswith(("http://", "https://")):
-        raise InvalidRequest(f"{url!r} is not a URL: it must begin with http:// or https://", param="url")
+        raise InvalidRequest(
+            f"{url!r} is not a URL (--url, --base-url or OPENAI_BASE_URL): it must begin with http:// or https://",
+            param="url",
+        )
     return root
 
 

@@ -19,8 +19,9 @@ from rich.table import Table
 
 from outrider.shared.checkpoint.draft_heads import require_model
 from outrider.shared.checkpoint.hub import local_checkpoint
+from outrider.shared.command_line import run_command
 from outrider.shared.errors import ConfigError, OutriderError
-from outrider.shared.kv_cache_dtypes import KV_CACHE_DTYPES
+from outrider.shared.vllm_keys import KV_CACHE_DTYPES
 
 if TYPE_CHECKING:
     from outrider.engine.certificate import Certificate
@@ -63,7 +64,7 @@ def main(
             names = {"kv_cache_dtype": kv_cache_dtype, "packed_arithmetic": packed_arithmetic}
             loaded, certificate = _certified(model, dtype, device, num_threads, tensor_parallel_size, names)
     except OutriderError as error:
-        errors.print(f"outrider: {error.message}", style="red", markup=False)
+        errors.print(f"outrider: {error.message}", style="red", markup=False, soft_wrap=True)
         raise typer.Exit(2) from None
     if as_json:
         console.print_json(
@@ -122,4 +123,4 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 app.command()(main)
 
 if __name__ == "__main__":
-    app(prog_name="outrider certify")
+    run_command(app, "outrider certify")

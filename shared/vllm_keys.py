@@ -1,4 +1,5 @@
-"""The supported keys of vLLM's `speculative_config`, by the service that each configures.
+"""vLLM's names that are taken here: the keys of `speculative_config`, by the service that each configures, and the
+KV cache's types.
 
 Not here: their valid values, which each service checks.
 """
@@ -9,6 +10,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from outrider.shared.errors import ConfigError
+
+# Name -> what it means here. vLLM's fp8 and int8 scale a whole tensor, its _per_token_head what is done here always.
+KV_CACHE_DTYPES: Mapping[str, str] = {
+    "auto": "auto",
+    **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_per_token_head"), "fp8"),
+    **dict.fromkeys(("int8", "int8_per_token_head"), "int8"),
+}
 
 OF_GATEWAY = ("method", "num_speculative_tokens", "token_tree")
 OF_DRAFTER = (

@@ -26,7 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "gateway": {"shared", "generated"},
     "client": {"shared", "generated"},
     "offline": {"gateway", "drafting", "engine", "drafter_service", "verifier_service", "shared"},
-    "training": {"drafting", "engine", "shared"},
+    "training": {"client", "drafting", "engine", "shared"},
 }
 # Generated code stays in these modules or folders. gateway and client may use it anywhere.
 MAY_USE_GENERATED = {

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from outrider.shared.command_line import run_command
 from outrider.training.commands.app import app
 
 if __name__ == "__main__":
-    app(prog_name="outrider train")
+    run_command(app, "outrider train")

@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
+from outrider.training.curves import line as curves_line
 from outrider.training.data.jsonl_file import JsonlFile
 from outrider.training.head_trainer import StepReport
 from outrider.training.progress import Progress
@@ -58,26 +59,32 @@ class RunRecord:
             note = f"loss {row['loss']:.3f}  {_figures(row)}  {row['tokens_per_s']:,.0f} tokens/s"
             self._progress.advance(note, step)
 
-    def eval_row(self, step: int, means: dict[str, list[float]]) -> None:
+    def eval_row(self, step: int, means: Mapping[str, Any]) -> None:
         if self._log is not None:
             self._log.append({"step": step, "eval": means})
             self._progress.say(f"step {step}: held out: {_figures(means)}")
+            if curves := curves_line(read_log(self._output)):
+                self._progress.say(curves)
 
     def checkpoint(self, step: int, state: Callable[[], dict[str, Any]]) -> None:
         if self._log is not None:
             save_checkpoint(self._output, step, state() | {"settings": self._settings})
 
 
+def read_log(output: Path) -> list[dict[str, Any]]:
+    """The rows of a run's train.jsonl: those with `loss`, and those with `eval`."""
+    return [json.loads(line) for line in (output / "train.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
 def last_rows(output: Path) -> dict[str, Any]:
     """Returns a log's newest training row and newest held-out row (None if there is none)."""
     last: dict[str, Any] = {"train": None, "held_out": None}
-    for line in (output / "train.jsonl").read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
+    for row in read_log(output):
         last["held_out" if "eval" in row else "train"] = row
     return last
 
 
-def _figures(means: dict[str, Any]) -> str:
+def _figures(means: Mapping[str, Any]) -> str:
     columns = {"top-1": means["agreement"], "overlap": means["overlap"]}
     return "  ".join(f"{name} {' '.join(f'{value:.2f}' for value in values)}" for name, values in columns.items())
 

@@ -33,6 +33,7 @@ from outrider.training.progress import Progress
 from outrider.training.run_config import OptimizationConfig, RunConfig, check_export_dtype
 from outrider.training.run_record import Interrupted, Meter, RunRecord, stop_requests
 from outrider.training.run_state import checkpoints, latest_checkpoint, load_checkpoint, require_same, settings_of
+from outrider.training.watch import Watch
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -42,8 +43,8 @@ def torch_dtype(name: str) -> torch.dtype:
     return dtype
 
 
-def run(config: RunConfig, progress: Progress) -> Path:
-    """Trains to the end and exports; returns the finished head's folder.
+def run(config: RunConfig, progress: Progress, watch: Watch | None = None) -> Path:
+    """Trains to the end, or until `watch` says that it may end, and exports; returns the finished head's folder.
 
     Raises SettingError, DataError, CheckpointError, DivergenceError; Interrupted after SIGINT or SIGTERM, with a
     checkpoint written.
@@ -69,7 +70,7 @@ def run(config: RunConfig, progress: Progress) -> Path:
         progress.say(f"resumed {path} at step {trainer.step}")
     model_dir = config.output / "model"
     with RunRecord(config.output, settings, trainer.step, config.optimization.steps, progress, is_main) as record:
-        _train(config, trainer, eval_batches, record)
+        _train(config, trainer, eval_batches, record, watch)
     if is_main:
         trainer.objective.export(model_dir, torch_dtype(config.export_dtype), config.target_name or str(config.target))
     accelerator.wait_for_everyone()
@@ -152,23 +153,32 @@ def target_fingerprint(path: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def _train(config: RunConfig, trainer: HeadTrainer, eval_batches: list[Batch], record: RunRecord) -> None:
+def _train(
+    config: RunConfig, trainer: HeadTrainer, eval_batches: list[Batch], record: RunRecord, watch: Watch | None
+) -> None:
     steps, meter = config.optimization.steps, Meter()
     with stop_requests() as received:
         while trainer.step < steps:
             meter.add(trainer.train_step())
-            step, is_last = trainer.step, trainer.step == steps
+            step = trainer.step
+            is_last = step == steps or (watch is not None and watch.time_is_up)
             if step % config.log_every == 0 or is_last:
                 record.train_row(step, meter.row(config.optimization.lr))
                 meter = Meter()
             if eval_batches and (step % config.eval_every == 0 or is_last):
-                record.eval_row(step, trainer.evaluate(eval_batches).means())
+                means: dict[str, Any] = {**trainer.evaluate(eval_batches).means()}
+                if watch is not None:
+                    means["tokens_per_round"] = watch.measure(trainer)
+                    is_last = is_last or watch.is_enough
+                record.eval_row(step, means)
             must_stop = trainer.is_true_anywhere(bool(received))
             if step % config.checkpoint_every == 0 or is_last or must_stop:
                 record.checkpoint(step, trainer.state)
                 trainer.accelerator.wait_for_everyone()
             if must_stop and not is_last:
                 raise Interrupted(f"stopped at step {step} of {steps}; continue with --resume")
+            if is_last:
+                return
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:

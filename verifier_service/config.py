@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from outrider.drafting.settings import LookupSettings
 from outrider.engine.settings import ModelSettings
 from outrider.shared.config import setting
-from outrider.shared.kv_cache_dtypes import KV_CACHE_DTYPES
 from outrider.shared.service import ServiceSettings
+from outrider.shared.vllm_keys import KV_CACHE_DTYPES
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from outrider.client.bench.dataset import read_prompts
 from outrider.client.bench.figures import METRICS, figures
 from outrider.client.bench.report import error_lines, report_lines
 from outrider.client.bench.request import RequestResult
@@ -131,6 +132,8 @@ def bench(
             method=method,
             num_speculative_tokens=num_speculative_tokens,
         )
+        if dataset_path is not None:  # before the server is asked for anything
+            read_prompts(dataset_path, settings.is_chat)
         if not model:
             with rest_client(settings.base_url, api_key) as client:
                 settings = replace(settings, model=served_model(client))

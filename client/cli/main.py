@@ -8,8 +8,9 @@ import sys
 def main() -> None:
     try:
         from outrider.client.cli.app import app  # takes a third of a second
+        from outrider.shared.command_line import run_command
 
-        app()
+        run_command(app, "outrider")
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -18,7 +18,7 @@ from outrider.client.stack.serve_plan import ServeOptions, plan_serving, service
 from outrider.shared.api_keys import key_line
 from outrider.shared.checkpoint.hub import with_revision
 from outrider.shared.errors import ConfigError
-from outrider.shared.kv_cache_dtypes import KV_CACHE_DTYPES
+from outrider.shared.vllm_keys import KV_CACHE_DTYPES
 
 _SPEC_HELP = """vLLM's JSON, e.g. '{"model": "DRAFT_FOLDER", "num_speculative_tokens": 5}'; empty: no speculation."""
 SpecConfig = Annotated[str, typer.Option("--speculative-config", "-sc", help=_SPEC_HELP)]

@@ -35,8 +35,8 @@ DraftModel = Annotated[
         "layer, if it has one, and n-grams."
     ),
 ]
-Port = Annotated[int, typer.Option(help="REST port.", envvar="OUTRIDER_PORT")]
-GrpcPort = Annotated[int, typer.Option(help="gRPC port for clients.", envvar="OUTRIDER_GRPC_PORT")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="REST port.", envvar="OUTRIDER_PORT")]
+GrpcPort = Annotated[int, typer.Option(min=0, max=65535, help="gRPC port for clients.", envvar="OUTRIDER_GRPC_PORT")]
 Host = Annotated[str, typer.Option(help="Address that the HTTP and gRPC servers listen on.")]
 RedisUrl = Annotated[str, typer.Option(help="Redis to use; empty: start one.", envvar="OUTRIDER_REDIS_URL")]
 Dtype = Annotated[Literal["auto", "bfloat16", "float16", "float32"], typer.Option(help="Of weights and KV cache.")]

@@ -3,7 +3,7 @@
 # The protos are given because a gateway that listens on more than loopback offers no reflection.
 set -euo pipefail
 address=${1:-127.0.0.1:8001}
-protos=$(dirname "$0")/../protos
+protos=$(dirname "$0")/../../protos
 
 grpcurl -plaintext -import-path "$protos" -proto outrider/v1/gateway.proto -d '{
   "prompt": "import os",

@@ -15,7 +15,7 @@ from outrider.engine.attention.ops import AttentionOps, LayerShape
 from outrider.engine.zeroed_memory import zeros
 from outrider.kernels.kv_codes.layout import LARGEST_CODE, head_bytes, view_codes
 
-CODE_DTYPES = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}  # by the names of shared/kv_cache_dtypes
+CODE_DTYPES = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}  # by the names of shared/vllm_keys
 CODE_NAMES = {dtype: name for name, dtype in CODE_DTYPES.items()}
 DEFAULT_BLOCK_SIZE = 16  # positions
 

@@ -24,7 +24,7 @@ from outrider.engine.recurrent.states import RecurrentShape
 from outrider.shared.checkpoint.file_names import linked_parts, weight_files
 from outrider.shared.checkpoint.quantization import read_quantization, require_readable
 from outrider.shared.errors import ConfigError
-from outrider.shared.kv_cache_dtypes import KV_CACHE_DTYPES
+from outrider.shared.vllm_keys import KV_CACHE_DTYPES
 
 # Maps vLLM's names to the dtype that the model computes in. No kernel computes in float16.
 _SERVED_DTYPES = {

@@ -9,7 +9,6 @@ Run: `python -m models.make.hybrid_rounds --help`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,9 +18,7 @@ import typer
 from models.make.agreement import load_for_measuring, score
 from models.make.head_samples import HELD_OUT_FILES
 from outrider.drafting.checkpoints.mtp import load_mtp, new_mtp
-from outrider.drafting.heads.eagle3 import Eagle3Head
 from outrider.drafting.heads.frozen import FrozenEmbedding, FrozenLinear
-from outrider.drafting.heads.mtp import MtpHead
 from outrider.drafting.methods.ngram import NgramMethod
 from outrider.drafting.session import DraftSession
 from outrider.drafting.settings import LookupSettings
@@ -32,32 +29,9 @@ from outrider.training.data.tokenize_rows import RowEncoder
 from outrider.training.frozen_target import FrozenTarget
 from outrider.training.heads.interface import Objective
 from outrider.training.heads.mtp import MtpObjective
-from outrider.training.heads.unroll import unroll
+from outrider.training.replay import Propose, head_drafter, tokens_per_round
 
 DRAFT_LENS = (1, 3, 5)
-
-# (committed tokens, wanted number) -> draft tokens
-Propose = Callable[[list[int], int], list[int]]
-
-
-def tokens_per_round(rows: list[dict[str, Any]], draft_len: int, drafter: Callable[[list[int], int], Propose]) -> float:
-    """All new tokens by all rounds. The first token of each row comes from its prompt alone and is not counted.
-
-    rows: `prompt_token_ids` and `token_ids`. drafter: (whole row, length of its prompt) -> its `Propose`.
-    """
-    num_rounds = num_tokens = 0
-    for row in rows:
-        prompt_len, text = len(row["prompt_token_ids"]), [*row["prompt_token_ids"], *row["token_ids"]]
-        propose, known = drafter(text, prompt_len), prompt_len + 1
-        num_tokens += len(text) - known
-        while known < len(text):
-            for token in propose(text[:known], draft_len):
-                if known == len(text) or token != text[known]:
-                    break
-                known += 1
-            known += 1
-            num_rounds += 1
-    return num_tokens / num_rounds
 
 
 def ngram_drafter(text: list[int], prompt_len: int) -> Propose:
@@ -75,23 +49,6 @@ def ngram_drafter(text: list[int], prompt_len: int) -> Propose:
         return list(method.propose([session])[0].token_ids)
 
     return propose
-
-
-def head_drafter(head: MtpHead | Eagle3Head, target: FrozenTarget) -> Callable[[list[int], int], Propose]:
-    """The greedy chains of a layer or head that was built with TTT_ATTENTION, in float32."""
-
-    @torch.no_grad()
-    def of_row(text: list[int], prompt_len: int) -> Propose:
-        rows = torch.tensor([text])
-        features = head.fuse(target.view(rows, head.feature_layers).features)
-        steps = unroll(head, rows, features, max(DRAFT_LENS))
-        guesses = torch.stack([head.logits(state)[0].argmax(-1) for state in steps])  # [depth, position]
-        if head.target_ids is not None:
-            guesses = head.target_ids[guesses]
-        # Row t of depth d guesses token t + 2 + d, the tokens before it being the text's.
-        return lambda known, count: guesses[:count, len(known) - 2].tolist() if len(known) < len(text) else []
-
-    return of_row
 
 
 def measure(target_dir: Path, eagle3_dir: Path, samples_dir: Path) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def website() -> Iterator[str]:
         ("http://a:8001", "", "--address: http://a:8001 is not host:port .*; give --url http://a:8001"),
         ("a:1,b", "", "--address: b is not host:port"),
         ("a:1", "http://b", "--url http://b and --address a:1 are both given"),
-        ("", "a:8000", "'a:8000' is not a URL: it must begin with http://"),
+        ("", "a:8000", r"'a:8000' is not a URL \(--url, --base-url or OPENAI_BASE_URL\): it must begin with http://"),
         ("", "", "no stack is running here; start one with `outrider up` or give --url, --address or OPENAI_BASE_URL"),
     ],
 )

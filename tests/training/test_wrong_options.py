@@ -33,6 +33,11 @@ def run(module: str, arguments: list[str]) -> subprocess.CompletedProcess[str]:
         ((*TRAIN, "--target", HEAD), f"--target: {HEAD} is a draft head of demo-target, not a model; give its target"),
         ((*TRAIN, "--steps", "0"), "--steps must be at least 1, not 0"),
         ((*TRAIN, "--init", "nowhere"), "--init nowhere is not a checkpoint folder"),
+        (("auto", "nowhere"), "MODEL: nowhere does not exist"),
+        (("auto", HEAD), f"MODEL: {HEAD} is a draft head of demo-target, not a model; give its target"),
+        (("auto", TARGET, "--until", "9"), "--until must be above 1 and at most 6, not 9"),
+        (("auto", TARGET, "--prompts", "no.jsonl"), "--prompts: no.jsonl does not exist"),
+        (("auto", TARGET, "--output", "docs"), "--output docs has other files; give a new folder"),
         (("export", "--run", "nowhere", "--target", TARGET, "--output", "{tmp}/x"), "--run nowhere: there is no such"),
     ],
 )

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from outrider.training.commands.auto import auto
 from outrider.training.commands.errors import clear_errors
 from outrider.training.commands.output import Json, print_result, progress_console
 from outrider.training.commands.train import Target, TargetName, train
@@ -105,6 +106,7 @@ def prepare_data(
             raise typer.Exit(1)
 
 
+app.command("auto")(auto)
 app.command()(train)
 
 
@@ -124,13 +126,13 @@ def export(
     with clear_errors():
         from outrider.shared.checkpoint.draft_heads import require_model
         from outrider.shared.checkpoint.hub import local_checkpoint
-        from outrider.training.errors import CheckpointError
+        from outrider.training.errors import SettingError
         from outrider.training.run_config import check_export_dtype
 
         check_export_dtype(dtype)
         require_model(Path(local_checkpoint(target, "--target")), "--target")
         if not run.is_dir():
-            raise CheckpointError(f"--run {run}: there is no such folder")
+            raise SettingError(f"--run {run}: there is no such folder")
         from outrider.engine.model.local_model import local_model  # now: torch takes seconds to import
         from outrider.training.export_run import export_run
         from outrider.training.train import torch_dtype

@@ -18,7 +18,7 @@ from outrider.engine.numerics import measure_numerics
 from outrider.engine.recurrent.memory import plan_memory
 from outrider.engine.run.runner import ModelRunner
 from outrider.kernels.kv_codes.layout import scales_of
-from outrider.shared.kv_cache_dtypes import KV_CACHE_DTYPES
+from outrider.shared.vllm_keys import KV_CACHE_DTYPES
 
 DEMO = Path(__file__).parents[3] / "models" / "demo-target"
 BLOCK_SIZE, LENGTH = 16, 160

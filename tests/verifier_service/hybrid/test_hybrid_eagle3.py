@@ -19,11 +19,11 @@ import torch
 from tokenizers import Tokenizer
 
 from models.make.agreement import load_for_measuring
-from models.make.hybrid_rounds import head_drafter
 from outrider.drafting.methods.interface import DraftMethod
 from outrider.shared.messages import Commit, LocalDrafts, SessionSpec
 from outrider.shared.sampling_params import SamplingParams
 from outrider.training.frozen_target import FrozenTarget
+from outrider.training.replay import head_drafter
 from outrider.verifier_service.config import VerifierConfig
 from outrider.verifier_service.engine import VerifierEngine
 from outrider.verifier_service.local_methods import build_local_methods

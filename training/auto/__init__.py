@@ -1,0 +1,1 @@
+"""`outrider train auto`: all steps from a model to a measured head."""

@@ -1,0 +1,98 @@
+"""How the time of `outrider train auto` is spent: from rates that were measured on this machine to numbers of things.
+
+Not here: measuring the rates (pipeline.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from outrider.training.auto.config import LEAST_QUESTIONS
+from outrider.training.run_config import OptimizationConfig
+
+# tokens; longest window of the training
+SEQ_LEN = 512
+# share of the time left for answers, and for training; the rest is for starts and the last measurement; a choice, near
+# the head of SmolLM2-135M: half an hour and fifty minutes
+_WRITING_SHARE, _TRAINING_SHARE = 0.35, 0.55
+# epochs; more read the same answers again for little
+_MOST_EPOCHS = 4.0
+_TEMPERATURES = 2
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Measured by the probes.
+
+    written, trained: tokens per second, of the engine with all streams and of a training step. turn_tokens: of a
+    sampled user turn; 0: prompts are given. answer_tokens: of an answer. prompts_per_turn: turns end, and differ.
+    """
+
+    written: float
+    trained: float
+    turn_tokens: float
+    prompt_tokens: float
+    answer_tokens: float
+    prompts_per_turn: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """num_turns: to sample, or questions to take from the file. training_tokens: read by all steps."""
+
+    num_turns: int
+    num_questions: int
+    writing_s: float
+    training_s: float
+    training_tokens: float
+
+
+def plan(rates: Rates, left_s: float, num_given: int | None) -> Plan:
+    """What fits into `left_s` seconds. num_given: prompts of the file; None: they are sampled."""
+    writing_s, training_s = _WRITING_SHARE * left_s, _TRAINING_SHARE * left_s
+    per_question = _TEMPERATURES * rates.answer_tokens
+    tokens_per_turn = rates.turn_tokens + rates.prompts_per_turn * per_question
+    num_turns = max(int(writing_s * rates.written / tokens_per_turn), round(LEAST_QUESTIONS / rates.prompts_per_turn))
+    if num_given is not None:
+        num_turns = min(num_turns, num_given)
+    num_questions = max(1, int(num_turns * rates.prompts_per_turn))
+    written = num_questions * _TEMPERATURES * (rates.prompt_tokens + rates.answer_tokens)
+    training_tokens = min(training_s * rates.trained, _MOST_EPOCHS * written)
+    return Plan(
+        num_turns, num_questions, num_turns * tokens_per_turn / rates.written, training_tokens / rates.trained,
+        training_tokens,
+    )  # fmt: skip
+
+
+def num_steps(data: Path, rates: Rates, left_s: float, batch_size: int = OptimizationConfig.batch_size) -> int:
+    """Optimizer steps over the rows of `data` that fit into the training's part of `left_s` seconds."""
+    lengths = [
+        len(row["prompt_token_ids"]) + len(row["token_ids"])
+        for row in map(json.loads, data.read_text(encoding="utf-8").splitlines())
+    ]
+    num_windows = sum(-(-length // SEQ_LEN) for length in lengths)
+    batch_tokens = batch_size * sum(lengths) / max(1, num_windows)
+    training_s = left_s * _TRAINING_SHARE / (1 - _WRITING_SHARE)
+    by_time, by_epochs = training_s * rates.trained / max(1.0, batch_tokens), _MOST_EPOCHS * num_windows / batch_size
+    return max(1, int(min(by_time, by_epochs)))
+
+
+def lines(rates: Rates, found: Plan, left_s: float) -> Sequence[str]:
+    """What is said beforehand."""
+    return (
+        f"this machine writes {rates.written:,.0f} tokens/s of answers and trains on {rates.trained:,.0f} tokens/s",
+        f"about {_minutes(found.writing_s)} for {found.num_questions:,} questions with two answers each, "
+        f"{_minutes(found.training_s)} to train on {found.training_tokens / 1e6:.2f} M tokens, "
+        f"{_minutes((1 - _WRITING_SHARE - _TRAINING_SHARE) * left_s)} at most to measure",
+        "for comparison: SmolLM2-135M-Instruct's head brought 1.8 tokens a round after 1.3 M tokens; fewer bring less, "
+        "answers that repeat themselves or the question bring more; whether it pays is measured at the end",
+    )
+
+
+def _minutes(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
