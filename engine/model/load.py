@@ -79,7 +79,8 @@ def load_model(
     float32. device: "auto", "cpu" or "cuda". num_threads: torch's thread count, for the process. row_invariant=False
     keeps transformers' linears, lean=False its other modules: for comparisons only. cut: keeps one rank's share of a
     tensor-parallel model (tensor_parallel/shard), called on every rank. make_model: makes the weights; path then needs
-    only the config (for measurements). kv_cache_dtype: "auto" (the model's), or a name of shared/vllm_keys for 8 bits. packed_arithmetic: "auto", "int8" or "bf16" (engine/settings).
+    only the config (for measurements). kv_cache_dtype: "auto" (the model's), or a name of shared/vllm_keys for 8 bits.
+    packed_arithmetic: "auto", "int8" or "bf16" (engine/settings).
     Raises ConfigError (no such model), ModelRefused (with cause and fix) and BackendUnavailable.
     """
     report = on_progress or (lambda _message: None)
