@@ -1,4 +1,4 @@
-"""The verifier's and drafter's engines in this process, built as in their services. Loads torch."""
+"""The verifier's engine in this process, built as in its service; it drafts between its forwards. Loads torch."""
 
 from __future__ import annotations
 
@@ -12,14 +12,9 @@ from types import ModuleType
 
 from prometheus_client import CollectorRegistry
 
-from outrider.drafter_service.config import DrafterConfig
-from outrider.drafter_service.engine import DrafterEngine
-from outrider.drafter_service.metrics import DrafterMetrics
-from outrider.drafting.methods.registry import build_methods
 from outrider.engine.model.loaded import LoadedModel
-from outrider.gateway.fleet.drafter_choice import fits
 from outrider.shared.errors import ConfigError
-from outrider.shared.messages import DraftMethodInfo, VerifierInfo
+from outrider.shared.messages import VerifierInfo
 from outrider.verifier_service.config import VerifierConfig
 from outrider.verifier_service.engine import VerifierEngine
 from outrider.verifier_service.start import build_engine, describe
@@ -29,43 +24,42 @@ _LOG = logging.getLogger("outrider.offline")
 
 @dataclass(frozen=True)
 class Engines:
-    """Both run between `start_engines` and `close`. methods: by name; empty without a drafter."""
+    """The engine, which runs between `start_engines` and `close`, and what it serves."""
 
     verifier: VerifierEngine
-    drafter: DrafterEngine | None
     target: VerifierInfo
-    methods: dict[str, DraftMethodInfo]
     loaded: LoadedModel
     # The verifier's metrics.
     registry: CollectorRegistry
 
     def close(self) -> None:
         self.verifier.stop()
-        if self.drafter is not None:
-            self.drafter.stop()
         self.loaded.close()
 
 
-def start_engines(
-    verifier_config: VerifierConfig, drafter_config: DrafterConfig | None, log: logging.Logger = _LOG
-) -> Engines:
-    """Builds and starts them. log: of the steps of loading. Raises ConfigError, ModelRefused or CheckpointRefused."""
+def start_engines(config: VerifierConfig, log: logging.Logger = _LOG) -> Engines:
+    """Builds and starts the engine. log: of the steps of loading.
+
+    Raises ConfigError, ModelRefused or CheckpointRefused.
+    """
     # An ended session stays in an engine until its next command, so allow twice the number.
-    verifier_config = dataclasses.replace(verifier_config, max_num_seqs=2 * verifier_config.max_num_seqs)
+    config = dataclasses.replace(config, max_num_seqs=2 * config.max_num_seqs)
+    registry = CollectorRegistry()
     with _no_main_module():
-        registry = CollectorRegistry()
-        verifier, loaded = build_engine(verifier_config, registry, log)
-    try:
-        target = describe(verifier_config, verifier, loaded)
-        drafter = _build_drafter(drafter_config, target, loaded, log) if drafter_config is not None else None
-    except BaseException:
-        loaded.close()
-        raise
+        try:
+            verifier, loaded = build_engine(config, registry, log)
+        except ConfigError as error:
+            raise ConfigError(_in_words_of_llm(error.message), param=error.param) from None
+    target = describe(config, verifier, loaded)
     verifier.start()
-    if drafter is not None:
-        drafter.start()
-    methods = {name: method.info for name, method in drafter.methods.items()} if drafter is not None else {}
-    return Engines(verifier, drafter, target, methods, loaded, registry)
+    return Engines(verifier, target, loaded, registry)
+
+
+def _in_words_of_llm(message: str) -> str:
+    """Returns the message of a verifier's error with LLM's names for the settings."""
+    return message.replace("--local-draft-model", "speculative_config: model").replace(
+        "--local-", "speculative_config: "
+    )
 
 
 @contextmanager
@@ -79,16 +73,3 @@ def _no_main_module() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = main
-
-
-def _build_drafter(
-    config: DrafterConfig, target: VerifierInfo, loaded: LoadedModel, log: logging.Logger
-) -> DrafterEngine:
-    methods = build_methods(config, log.info, loaded)
-    for name, method in methods.items():
-        if not fits(method.info, target):
-            raise ConfigError(
-                f"speculative_config: the {name} draft differs from {target.model} in vocabulary or width",
-                param="model",
-            )
-    return DrafterEngine(methods, max_num_seqs=2 * config.max_num_seqs, metrics=DrafterMetrics(CollectorRegistry()))

@@ -1,4 +1,4 @@
-"""The gateway's generation over engines in this process instead of the two fleets, without Redis.
+"""The gateway's generation over a verifier's engine in this process instead of the two fleets, without Redis.
 
 Policies, decode loop, stop strings and detokenization are the gateway's own. Not here: failover and resuming, since a
 verifier is lost only with this process.
@@ -14,25 +14,21 @@ from prometheus_client import CollectorRegistry
 from outrider.gateway.config import GatewayConfig
 from outrider.gateway.decoding.decode_loop import decode
 from outrider.gateway.decoding.generation import Generation
-from outrider.gateway.fleet.drafter_choice import AUTO_ORDER
 from outrider.gateway.fleet.pool import Pool
 from outrider.gateway.metrics import GatewayMetrics
-from outrider.gateway.proposals.drafter_connection import Lease
+from outrider.gateway.proposals.ask import LocalMethods
 from outrider.gateway.proposals.drafting import Drafting
 from outrider.gateway.request.commit_sink import CommitSink
 from outrider.gateway.request.tokenizer import Tokenizer
 from outrider.gateway.request.types import ValidRequest
-from outrider.offline.in_process import EngineDrafter, EngineVerifier
+from outrider.offline.in_process import EngineVerifier
 from outrider.shared.errors import CommitRefused, OutriderError
 from outrider.shared.log.commit_log import LogEntry
-from outrider.shared.messages import DrafterOffer, SessionSpec
+from outrider.shared.messages import SessionSpec
 from outrider.shared.speculative_config import SpeculativeConfig
 
 if TYPE_CHECKING:  # it loads torch
     from outrider.offline.engines import Engines
-
-# seconds; a local drafter lives as long as its verifier, so only a hanging one is given up
-_DRAFT_TIMEOUT_S = 60.0
 
 
 class NoLog:
@@ -70,11 +66,11 @@ class OfflineGeneration(Generation):
             drafting = Drafting(
                 spec,
                 sink.committed_token_ids,
-                self._lease,
+                _no_drafter,
                 self._draft_plan(request),
-                timeout_s=_DRAFT_TIMEOUT_S,
+                timeout_s=self.config.draft_timeout_ms * 1e-3,
                 metrics=self.metrics,
-                hint=self.hint_of(""),
+                local=LocalMethods.of("", self._engines.target),
             )
             try:
                 await verifier.open(spec)
@@ -83,16 +79,9 @@ class OfflineGeneration(Generation):
                 await verifier.close()
                 await drafting.close()
 
-    def _offers(self, *, token_tree: bool) -> tuple[DrafterOffer, ...]:
-        served = self._engines.methods if self._engines.drafter else {}
-        limits = {name: served[name].limit(token_tree=token_tree) for name in AUTO_ORDER if name in served}
-        return tuple(DrafterOffer(name, limit) for name, limit in limits.items())
 
-    def _lease(self, wanted: str) -> Lease | None:
-        engines = self._engines
-        if engines.drafter is None or wanted not in engines.methods:
-            return None
-        return Lease(EngineDrafter(engines.drafter), engines.methods[wanted], lambda: None)
+def _no_drafter(_wanted: str) -> None:
+    """Leases no drafter: the verifier drafts itself."""
 
 
 async def _nobody(_channel: Any, _timeout_s: float) -> Any:

@@ -1,6 +1,6 @@
-"""gateway.request.interfaces over engines in this process: the counterpart of remote.py over gRPC.
+"""gateway.request.interfaces.Verifier over an engine in this process: the counterpart of remote.py over gRPC.
 
-An engine replies on its own thread; replies are passed to the session's event loop. Not here: building the engines.
+The engine replies on its own thread; replies are passed to the session's event loop. Not here: building the engines.
 """
 
 from __future__ import annotations
@@ -8,35 +8,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING
 
-from outrider.shared.errors import DrafterLost, OutriderError
-from outrider.shared.messages import Commit, DraftStep, ProposalReply, SessionSpec, VerifyStep
+from outrider.shared.errors import OutriderError
+from outrider.shared.messages import Commit, SessionSpec, VerifyStep
 
-if TYPE_CHECKING:  # they load torch
-    from outrider.drafter_service.engine import DrafterEngine
+if TYPE_CHECKING:  # it loads torch
     from outrider.verifier_service.engine import VerifierEngine
 
-ReplyT = TypeVar("ReplyT")
 
-
-class _Replies(Generic[ReplyT]):
+class _Replies:
     """One session's replies, in order; after an error every further reply is that error."""
 
     def __init__(self) -> None:
-        self._queue: asyncio.Queue[ReplyT | Exception] = asyncio.Queue()
+        self._queue: asyncio.Queue[Commit | Exception] = asyncio.Queue()
 
-    def sender(self) -> Callable[[ReplyT | Exception], None]:
+    def sender(self) -> Callable[[Commit | Exception], None]:
         """A function that may be called from any thread."""
         loop = asyncio.get_running_loop()
 
-        def send(reply: ReplyT | Exception) -> None:
+        def send(reply: Commit | Exception) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: there is no reader
                 loop.call_soon_threadsafe(self._queue.put_nowait, reply)
 
         return send
 
-    async def next(self) -> ReplyT:
+    async def next(self) -> Commit:
         reply = await self._queue.get()
         if isinstance(reply, Exception):
             self._queue.put_nowait(reply)
@@ -49,7 +46,7 @@ class EngineVerifier:
 
     def __init__(self, engine: VerifierEngine) -> None:
         self._engine = engine
-        self._replies: _Replies[Commit] = _Replies()
+        self._replies: _Replies = _Replies()
         self._handle: int | None = None
 
     async def open(self, spec: SessionSpec) -> None:
@@ -72,38 +69,3 @@ class EngineVerifier:
     async def close(self) -> None:
         if self._handle is not None:
             self._engine.close(self._handle)
-
-
-class EngineDrafter:
-    """A session at a DrafterEngine (gateway.request.interfaces.Drafter). Any failure there is a lost drafter."""
-
-    def __init__(self, engine: DrafterEngine) -> None:
-        self._engine = engine
-        self._replies: _Replies[ProposalReply] = _Replies()
-        self._handle: int | None = None
-
-    async def open(self, spec: SessionSpec) -> None:
-        self._handle = self._engine.open(spec, self._replies.sender())
-
-    async def propose(self, step: DraftStep) -> ProposalReply:
-        self._submit(step)
-        while True:
-            try:
-                reply = await self._replies.next()
-            except Exception as error:
-                raise DrafterLost(str(error)) from error
-            # A reply for another position answers an abandoned step.
-            if reply.proposal.base_len == step.committed_len:
-                return reply
-
-    async def advance(self, step: DraftStep) -> None:
-        self._submit(step)
-
-    async def close(self) -> None:
-        if self._handle is not None:
-            self._engine.close(self._handle)
-
-    def _submit(self, step: DraftStep) -> None:
-        if self._handle is None:
-            raise OutriderError("a step before open")
-        self._engine.submit(self._handle, step)

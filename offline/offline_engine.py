@@ -10,7 +10,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from outrider.drafter_service.config import DrafterConfig
 from outrider.engine.model.local_model import local_model
 from outrider.gateway.request.served import RequestLimits, Served, ServedModel
 from outrider.gateway.request.tokenizer import Tokenizer
@@ -98,13 +97,12 @@ class OfflineEngine:
             "enable_prefix_caching": enable_prefix_caching,
             "tensor_parallel_size": tensor_parallel_size,
         }
-        verifier_config = checked_config(VerifierConfig, {**shared, **target, **plan.verifier})
-        drafter_config = _drafter_config(plan, model, shared)
+        verifier_config = _verifier_config(plan, {**shared, **target, "local_enforce_eager": enforce_eager})
         tokenizer = Tokenizer.load(model)
         with LoadProgress(Path(model).name, shown=use_tqdm_on_load) as progress:
             from outrider.offline.engines import start_engines  # loads torch
 
-            engines = start_engines(verifier_config, drafter_config, progress.log)
+            engines = start_engines(verifier_config, progress.log)
         self._model = model
         self._hold(engines, plan, tokenizer, seed)
 
@@ -152,14 +150,18 @@ class OfflineEngine:
             raise ConfigError(f"this {type(self).__name__} is closed")
 
 
-def _drafter_config(plan: SpeculationPlan, model: str, shared: Mapping[str, object]) -> DrafterConfig | None:
-    if not plan.methods:
-        return None
-    config: DrafterConfig = checked_config(DrafterConfig, {**shared, "target_model": model, **plan.drafter})
+def _verifier_config(plan: SpeculationPlan, settings: Mapping[str, object]) -> VerifierConfig:
+    config: VerifierConfig = checked_config(VerifierConfig, {**settings, **plan.verifier})
     # Not through the check, which would split a path at a comma.
-    return replace(config, methods=plan.methods, draft_model=(plan.draft_model,) if plan.draft_model else ())
+    drafts = (plan.draft_model,) if plan.draft_model else ()
+    return replace(config, local_methods=plan.methods, local_draft_model=drafts)
 
 
 def _served_model(engines: Engines) -> ServedModel:
     target = engines.target
-    return ServedModel(target.model, target.max_model_len, target.vocab_size, tuple(sorted(engines.methods)))
+    return ServedModel(
+        target.model,
+        target.max_model_len,
+        target.vocab_size,
+        tuple(sorted(method.name for method in target.local_methods)),
+    )

@@ -1,4 +1,4 @@
-"""Splits vLLM's `speculative_config` into settings of gateway, drafter and verifier."""
+"""Splits vLLM's `speculative_config` into settings of the gateway and of the verifier, which drafts itself."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from outrider.shared.errors import ConfigError
 from outrider.shared.speculative_config import SpeculativeConfig, parse_speculative_config
 from outrider.shared.vllm_keys import IGNORED, OF_DRAFTER, OF_GATEWAY, OF_VERIFIER, given_keys
 
+# A verifier's setting, where it has another name than vLLM's key for a draft.
+_VERIFIER_NAMES = {"enforce_eager": "local_enforce_eager"}
+
 
 @dataclass(frozen=True)
 class SpeculationPlan:
-    """methods: what the drafter serves; empty: no speculation. drafter, verifier: their further settings."""
+    """methods: those that the verifier drafts with; empty: no speculation. verifier: its further settings."""
 
     config: SpeculativeConfig
     draft_model: str = ""
     methods: tuple[str, ...] = ()
-    drafter: Mapping[str, object] = field(default_factory=dict)
     verifier: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -49,8 +51,7 @@ def plan_speculation(speculative_config: Mapping[str, Any] | None, target: str) 
         config=config,
         draft_model=draft_model,
         methods=_methods(config.method, draft_model, target),
-        drafter={key: given[key] for key in OF_DRAFTER if key in given},
-        verifier={key: given[key] for key in OF_VERIFIER if key in given},
+        verifier={_VERIFIER_NAMES.get(key, key): given[key] for key in (*OF_DRAFTER, *OF_VERIFIER) if key in given},
     )
 
 

@@ -25,7 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     "verifier_service": {"drafting", "engine", "shared", "generated"},
     "gateway": {"shared", "generated"},
     "client": {"shared", "generated"},
-    "offline": {"gateway", "drafting", "engine", "drafter_service", "verifier_service", "shared"},
+    "offline": {"gateway", "drafting", "engine", "verifier_service", "shared"},
     "training": {"client", "drafting", "engine", "shared"},
 }
 # Generated code stays in these modules or folders. gateway and client may use it anywhere.

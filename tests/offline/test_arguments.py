@@ -103,8 +103,7 @@ def test_keys_go_to_the_service_that_they_belong_to() -> None:
         str(TARGET),
     )
     assert plan.config.num_speculative_tokens == 3
-    assert plan.drafter == {"prompt_lookup_max": 4}
-    assert plan.verifier == {"rejection_sample_method": "standard"}
+    assert plan.verifier == {"prompt_lookup_max": 4, "rejection_sample_method": "standard"}
 
 
 def test_importing_it_loads_no_torch() -> None:

@@ -49,7 +49,7 @@ def make_llm(**arguments: Any) -> LLM:
 @pytest.fixture(scope="module")
 def alone() -> Iterator[Engines]:
     """The target without anything that drafts, and without LLM."""
-    engines = start_engines(VerifierConfig(model=str(TARGET), dtype="float32", num_threads=1, kv_cache_mb=64), None)
+    engines = start_engines(VerifierConfig(model=str(TARGET), dtype="float32", num_threads=1, kv_cache_mb=64))
     yield engines
     engines.close()
 
