@@ -26,7 +26,7 @@ from transformers import AutoConfig as ModelConfig
 
 from outrider.client.cli.stack import started
 from outrider.client.stack.commands import StackSettings
-from outrider.client.stack.processes import free_port
+from outrider.client.stack.processes import free_port, stop_running
 from outrider.engine.model.local_model import local_model
 from outrider.training.auto.config import DRAFT_LEN, LEAST_QUESTIONS, METHOD, AutoConfig, AutoState
 from outrider.training.auto.plan import SEQ_LEN, Rates, lines, num_steps, plan
@@ -272,7 +272,9 @@ def _stack(auto: AutoRun, head: str = "") -> Iterator[str]:
     """The URL of a stack that serves the target, with the head or without; its logs are in OUTPUT/stack."""
     settings = StackSettings(str(auto.target), head, port=0, grpc_port=free_port(), num_drafters=0)
     began = time.monotonic()
-    stack = started(settings, auto.config.output / "stack", auto.progress("").say)
+    run_dir, say = auto.config.output / "stack", auto.progress("").say
+    stop_running(run_dir, say)  # what a call left that was killed
+    stack = started(settings, run_dir, say)
     auto.state.start_s = time.monotonic() - began
     try:
         yield stack.state.url
