@@ -138,8 +138,8 @@ class OutputParser:
         return True
 
     def _may_be_undeclared(self) -> bool:
-        """Returns whether a name that no tool has makes a call all the same, so that the caller can answer that there is
-        no such tool: in an output that has held nothing but calls so far. Behind text it is an example of a call.
+        """Returns whether a name that no tool has makes a call, so that the caller can answer that there is no such
+        tool: in an output that has held nothing but calls so far. Behind text it is an example of a call.
         """
         is_only_calls = self._row is not None and self._row.body in _ONLY_CALLS
         return is_only_calls and bool(self._tools.properties) and not self._has_content

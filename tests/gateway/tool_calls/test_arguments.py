@@ -20,7 +20,6 @@ from outrider.gateway.tool_calls.formats import CALLS, Body
 from outrider.gateway.tool_calls.lenient_json import repaired
 from outrider.gateway.tool_calls.messages import template_messages
 
-
 # Forms in which an output means nothing but a call, whatever its name.
 ONLY_CALLS = (Body.NAMED, Body.TAGGED, Body.GEMMA)
 
@@ -158,7 +157,7 @@ def test_broken_outputs_have_strict_arguments(num_outputs: int) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_nobodys_tool_makes_no_call(family: Family) -> None:
-    """But where the output is nothing but calls, in a form that is nothing else: the caller then says which tools exist."""
+    """But where the output is nothing but calls, in a form that is nothing else."""
     calls = [("foo", {"city": "x"}), (WEATHER, {"city": "y"})]
     transcript = family.transcript("foo", calls, is_bare=True)
     text = symbols_of(transcript).spell(transcript.text)
