@@ -73,7 +73,7 @@ class Prompter:
     results: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
 
-    async def __call__(self, request: Request) -> Response:
+    async def answer(self, request: Request) -> Response:
         body = await request.body()
         if request.method == "POST":
             body = json.dumps(self._fixed(request.url.path, json.loads(body))).encode()
@@ -123,7 +123,7 @@ def said(text: str) -> list[Any]:
 
 @contextmanager
 def served(prompter: Prompter) -> Iterator[str]:
-    app = Starlette(routes=[Route("/{path:path}", prompter, methods=["GET", "POST", "HEAD"])])
+    app = Starlette(routes=[Route("/{path:path}", prompter.answer, methods=["GET", "POST", "HEAD"])])
     server = uvicorn.Server(uvicorn.Config(app, port=(port := server_port()), log_level="warning"))
     thread = threading.Thread(target=server.run)
     thread.start()
