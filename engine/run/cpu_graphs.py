@@ -209,14 +209,14 @@ def in_pieces(batch: ForwardBatch, most_rows: int) -> ForwardBatch | None:
     offset = most_rows * (np.arange(len(session)) - np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces))
     piece_lens = np.minimum(most_rows, lens[session] - offset)
     piece_starts = np.append(starts[session] + offset, starts[-1])
-    pieces = (piece_starts, batch.context_lens.numpy()[session] + offset, np.minimum(tree_starts[session], piece_lens))
-    query_starts, context_lens, tree_starts = (torch.from_numpy(part.astype(np.int32)) for part in pieces)
+    piece_contexts = batch.context_lens.numpy()[session] + offset
+    piece_trees = np.minimum(tree_starts[session], piece_lens)
     return dataclasses.replace(
         batch,
-        query_starts=query_starts,
-        context_lens=context_lens,
+        query_starts=torch.from_numpy(piece_starts.astype(np.int32)),
+        context_lens=torch.from_numpy(piece_contexts.astype(np.int32)),
         block_tables=batch.block_tables[torch.from_numpy(session)],
-        tree_starts=tree_starts,
+        tree_starts=torch.from_numpy(piece_trees.astype(np.int32)),
     )
 
 
