@@ -29,6 +29,8 @@ MAX_BAD_WORDS_TOKENS = 16_384
 _NUM_MEASURED = 16
 # tokens; the longest marker of formats.py has three
 _MAX_THINKING_MARKER_TOKENS = 16
+# In front of a comment at the end of a rule of a Lark grammar, "FIELD: PLACE": the part of the request that it is from.
+REMARK = "// from "
 
 
 class SpeculationMode(enum.Enum):

@@ -99,9 +99,11 @@ class RecordedForwards:
         tap_layers: the layers that the forward taps now, part of the recording's key. on_start: called before the
         kernels run, if they do.
         """
-        num_rows = self._bucket(batch)
-        if num_rows is None:
+        pieces = in_pieces(batch, self._most_rows_per_session)
+        num_rows = None if pieces is None else self._bucket(pieces)
+        if pieces is None or num_rows is None:
             return None
+        batch = pieces
         key = (num_rows, tap_layers)
         recorded = self._recorded.get(key)
         if recorded is None:
@@ -122,10 +124,7 @@ class RecordedForwards:
         num_rows = padded_num_rows(num_given, ROW_BUCKETS)
         if self._is_refused or num_rows is None or num_rows >= self._too_many_rows:
             return None
-        if batch.block_tables.shape[1] > self._table_width:
-            return None
-        most_rows = int(np.diff(batch.query_starts.numpy()).max())
-        return num_rows if most_rows <= self._most_rows_per_session else None
+        return None if batch.block_tables.shape[1] > self._table_width else num_rows
 
     def _record(self, num_rows: int, batch: ForwardBatch, carried: torch.Tensor | None) -> _Recorded | None:
         from outrider.kernels.cpu.program.arena import ArenaFull
@@ -201,6 +200,34 @@ def most_rows_per_session(layer_shapes: Sequence[LayerShape]) -> int:
 
     widest_group = max(shape.num_query_heads // shape.num_kv_heads for shape in layer_shapes)
     return max(1, MAX_PACKED_ROWS // widest_group)
+
+
+def in_pieces(batch: ForwardBatch, most_rows: int) -> ForwardBatch | None:
+    """Returns the batch with chains of more rows cut into sessions of at most `most_rows`.
+
+    Each piece has the rows before it as context: a layer writes the keys and values of all rows before it attends.
+    None for longer trees, and for rows of recurrent layers, which follow each other.
+    """
+    starts, tree_starts = batch.query_starts.numpy(), batch.tree_starts.numpy()
+    lens = np.diff(starts)
+    if not len(lens) or lens.max() <= most_rows:
+        return batch
+    if batch.recurrent is not None or (tree_starts < lens)[lens > most_rows].any():
+        return None
+    num_pieces = -(-lens // most_rows)
+    session = np.repeat(np.arange(len(lens)), num_pieces)
+    offset = most_rows * (np.arange(len(session)) - np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces))
+    piece_lens = np.minimum(most_rows, lens[session] - offset)
+    piece_starts = np.append(starts[session] + offset, starts[-1])
+    piece_contexts = batch.context_lens.numpy()[session] + offset
+    piece_trees = np.minimum(tree_starts[session], piece_lens)
+    return dataclasses.replace(
+        batch,
+        query_starts=torch.from_numpy(piece_starts.astype(np.int32)),
+        context_lens=torch.from_numpy(piece_contexts.astype(np.int32)),
+        block_tables=batch.block_tables[torch.from_numpy(session)],
+        tree_starts=torch.from_numpy(piece_trees.astype(np.int32)),
+    )
 
 
 def most_threads(module: torch.nn.Module) -> int:

@@ -21,7 +21,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 from numpy.typing import NDArray
 
-from outrider.engine.sampling.grammar_check import PARSER_LIMITS, GrammarCheck, reason
+from outrider.engine.sampling.grammar_check import PARSER_LIMITS, GrammarCheck, refusal
 from outrider.engine.sampling.prefixes import common_prefix_len
 from outrider.shared.errors import InvalidRequest
 from outrider.shared.sampling_params import Grammar, GrammarKind
@@ -100,7 +100,7 @@ class GrammarCompiler:
             return error
         matcher = LLMatcher(tokenizer, source, log_level=0, limits=PARSER_LIMITS)
         if matcher.is_error():
-            return InvalidRequest(f"grammar: {reason(matcher.get_error())}", param="grammar")
+            return refusal(matcher.get_error())
         return matcher
 
 
@@ -162,9 +162,9 @@ class GrammarState:
         if is_there:
             fill_next_token_bitmask(self._matcher, self._bitmask)
         if self._matcher.is_error():  # its mask is the end then, and a matcher never leaves this state
-            message = f"grammar: {reason(self._matcher.get_error())}"
+            error = refusal(self._matcher.get_error())
             self._matcher, self._consumed, self._mask = self._at_start.deep_copy(), [], None
-            raise InvalidRequest(message, param="grammar")
+            raise error
         if not is_there:
             return np.zeros(self._vocab_size, dtype=np.bool_)
         bits = np.unpackbits(self._bitmask[0].view(np.uint8), bitorder="little")

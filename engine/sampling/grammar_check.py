@@ -20,6 +20,7 @@ from pathlib import Path
 from llguidance import LLParserLimits
 
 from outrider.shared.errors import InvalidRequest, OutriderError, Overloaded, Unavailable
+from outrider.shared.sampling_params import REMARK
 
 # seconds of CPU; limit for compiling one grammar; schemas of 200 fields and choices of 1,000 texts take 0.005
 _CPU_S = 1.0
@@ -34,6 +35,9 @@ _NICENESS = 10
 # llguidance's units of work; a quarter of its defaults for one row's mask, its defaults for the rest
 PARSER_LIMITS = LLParserLimits(step_lexer_fuel=50_000, step_max_items=12_500, max_lexer_states=62_500)
 _LIMITED = ("step_lexer_fuel", "step_max_items", "max_lexer_states")
+# The line of the grammar that a message points to with a caret below, and its remark.
+_PLACE = re.compile(rf"\n *\d+ \| (.*) {REMARK}(\w+): (.*)\n *\^")
+_POSITION = re.compile(r"^at \d+\(\d+\): ")
 _CHILD = Path(__file__).with_name("grammar_child.py")
 
 
@@ -82,7 +86,7 @@ class GrammarCheck:
             answer = child.stdout.readline()  # type: ignore[union-attr]
             if answer.endswith(b"\n"):
                 if (error := json.loads(answer)) is not None:
-                    raise InvalidRequest(f"grammar: {reason(error)}", param="grammar")
+                    raise refusal(error)
                 return
             self._child = None
             self._end_child()
@@ -103,12 +107,38 @@ class GrammarCheck:
         return self._child
 
 
-def reason(error: str) -> str:
+def refusal(error: str) -> InvalidRequest:
     """Returns llguidance's message without the parser's state and the grammar's lines, which follow it.
 
-    A caller's schema is part of a grammar that the caller has never seen.
+    A caller's schema is part of a grammar that the caller has never seen. Where the rule has a REMARK, the part of the
+    request that it is from is named, and in its schema the path to a pattern that is no regex.
     """
-    return re.split(r"<state>|\n *\d+ \| ", error, maxsplit=1)[0].rstrip()
+    text = re.split(r"<state>|\n *\d+ \| ", error, maxsplit=1)[0].rstrip()
+    place = _PLACE.search(error)
+    if place is None:
+        return InvalidRequest(f"grammar: {text}", param="grammar")
+    rule, field, part = place.groups()
+    path = _path_of_pattern(rule, text)
+    text = _POSITION.sub("", text)
+    return InvalidRequest(f"{field}: {part}: {f'{path}: ' if path else ''}{text}", param=field)
+
+
+def _path_of_pattern(rule: str, message: str) -> str:
+    """Returns the path, in the schema of a rule, to the pattern that the message quotes; "" if there is none."""
+    _, found, schema = rule.partition(" %json ")
+    waiting: list[tuple[str, object]] = []
+    if found:
+        with contextlib.suppress(ValueError):
+            waiting = [("", json.JSONDecoder().raw_decode(schema)[0])]
+    while waiting:
+        path, value = waiting.pop()
+        if not isinstance(value, (dict, list)):
+            continue
+        if isinstance(value, dict) and f"\n    {value.get('pattern')}\n" in message:
+            return path.removeprefix(".")
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        waiting += [(path if key == "properties" else f"{path}.{key}", entry) for key, entry in items]
+    return ""
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

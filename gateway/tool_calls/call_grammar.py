@@ -74,7 +74,9 @@ class CallGrammar:
         """Returns the expression for calls without markers, or for text in which none is read."""
         text = text_without(self._row.unmarked)
         begun = f"{self._lark.text_until(self._trigger(), text)} {calls}"
-        one = self._lark.rule(" | ".join(self._unmarked(tool) for tool in self._tools))
+        written = " | ".join(self._unmarked(tool) for tool in self._tools)
+        self._lark.about("")
+        one = self._lark.rule(written)
         unmarked = f"{one}+" if self._parallel else one
         return f"{unmarked} | {self._lark.rule(text)} | {begun} {more if self._parallel else self._lark.rule(ANY_TEXT)}"
 
@@ -100,7 +102,9 @@ class CallGrammar:
     def _calls(self) -> str:
         """Returns the rule for what follows the trigger: all calls, and the end."""
         row, marker, space = self._row, self._lark.marker, self._space
-        one = self._lark.rule(" | ".join(self._call(tool) for tool in self._tools))
+        calls = " | ".join(self._call(tool) for tool in self._tools)
+        self._lark.about("")
+        one = self._lark.rule(calls)
         end = f"{space} {marker(row.end)}" if row.end else ""
         if row.body in (Body.ARRAY, Body.PYTHONIC):
             more = f' ("," {space} {one})*' if self._parallel else ""
@@ -144,11 +148,16 @@ class CallGrammar:
     def _json(self, reading: Reading, schema: Any) -> str:
         return self._lark.rule(json_value({**reading.with_definitions(schema), **_JSON_STYLE}))
 
+    def _about(self, tool: CallRule, argument: str = "") -> None:
+        self._lark.about(f"tools: {tool.name}{f': {argument}' if argument else ''}")
+
     def _parameters(self, tool: CallRule) -> str:
+        self._about(tool)
         reading = self._readings[tool.name]
         return self._json(reading, reading.schema)
 
     def _object(self, tool: CallRule) -> str:
+        self._about(tool)
         row, reading = self._row, self._readings[tool.name]
         properties: Schema = {row.name_key: {"const": tool.name}, row.arguments_key: reading.schema}
         if row.id_key:
@@ -188,6 +197,7 @@ class CallGrammar:
         return f"{quoted(tool.name)} {marker(row.separator)} {space} ({' | '.join(choices)})"
 
     def _tagged_argument(self, tool: CallRule, name: str, schema: Any, argument: Callable[..., str]) -> str:
+        self._about(tool, name)
         row, space, reading = self._row, self._space, self._readings[tool.name]
         end = self._lark.marker(row.value_end)
         strings = self._strings(tool, name, schema)
@@ -245,9 +255,11 @@ class CallGrammar:
         return f"({' | '.join(reversed(firsts))})?" if firsts else ""
 
     def _assigned(self, tool: CallRule, name: str, schema: Any) -> str:
+        self._about(tool, name)
         return f'{name} "=" {self._json(self._readings[tool.name], schema)}'
 
     def _keyed(self, tool: CallRule, name: str, schema: Any) -> str:
+        self._about(tool, name)
         strings = self._strings(tool, name, schema)
         if strings is None:
             return f'{name} ":" {self._json(self._readings[tool.name], schema)}'

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from outrider.shared.sampling_params import Grammar, GrammarKind
+from outrider.shared.sampling_params import REMARK, Grammar, GrammarKind
 
 # Any text but special tokens.
 ANY_TEXT = "/(?s:.*)/"
@@ -42,17 +42,22 @@ class Lark:
         self._token_ids = token_ids
         self._longest_first = sorted(token_ids, key=len, reverse=True)
         self._rules: list[str] = []
+        self._remark = ""
+
+    def about(self, place: str) -> None:
+        """Rules from here on end with a comment that names their part of the request, by which errors name it."""
+        self._remark = f" {REMARK}{place}" if place else ""
 
     def rule(self, expression: str, attributes: str = "") -> str:
         """Adds a rule and returns its name. Empty lines of an expression stay out: none can be read as another rule."""
         name = f"r{len(self._rules)}"
-        self._rules.append(f"{name}{attributes}: {expression}")
+        self._rules.append(f"{name}{attributes}: {expression}{self._remark}")
         return name
 
     def terminal(self, expression: str) -> str:
         """Adds a terminal and returns its name. expression: regexes, which & and ~ may join."""
         name = f"T{len(self._rules)}"
-        self._rules.append(f"{name}: {expression}")
+        self._rules.append(f"{name}: {expression}{self._remark}")
         return name
 
     def source(self, start: str) -> str:

@@ -28,6 +28,9 @@ _BODIES: Mapping[Body, Callable[[BodyContext], Step[bool]]] = {
     Body.PYTHONIC: pythonic_calls.calls,
     Body.GEMMA: json_calls.gemma,
 }
+# Forms in which the name stands between the family's own marks: unlike a JSON object, which may be data, such an output
+# means nothing but a call.
+_ONLY_CALLS = frozenset((Body.NAMED, Body.TAGGED, Body.GEMMA))
 # First character of a call that has no begin marker.
 _BARE_BEGIN = {Body.OBJECT: "{", Body.PYTHONIC: "["}
 
@@ -64,6 +67,7 @@ class OutputParser:
         self._kind: type[Event] = ContentText
         self._parts: list[str] = []
         self._num_calls = 0
+        self._has_content = False
         self.in_reasoning = starts_in_reasoning
         spelled = output.spelled(symbols.spell)
         self._reasoning_row, self._row = spelled.reasoning, spelled.calls
@@ -116,6 +120,7 @@ class OutputParser:
     def text(self, text: str) -> None:
         if not text or self._is_cut_call():
             return
+        self._has_content = self._has_content or not self.in_reasoning
         self._add(ReasoningText if self.in_reasoning else ContentText, text)
 
     def _is_cut_call(self) -> bool:
@@ -123,14 +128,21 @@ class OutputParser:
         return self._tools.must_call and self._reader.has_ended and not self.in_reasoning
 
     def begin(self, name: str, model_id: str = "") -> bool:
-        """Begins a call and returns True, after which no text is given back; False if no tool has the name."""
-        if name not in self._tools.properties:
+        """Begins a call and returns True, after which no text is given back; False if it is none."""
+        if name not in self._tools.properties and not self._may_be_undeclared():
             return False
         self._reader.forget()
         self._flush()
         self._num_calls += 1
         self._events.append(CallBegins(self._num_calls - 1, self._symbols.show(name), model_id))
         return True
+
+    def _may_be_undeclared(self) -> bool:
+        """Returns whether a name that no tool has makes a call, so that the caller can answer that there is no such
+        tool: in an output that has held nothing but calls so far. Behind text it is an example of a call.
+        """
+        is_only_calls = self._row is not None and self._row.body in _ONLY_CALLS
+        return is_only_calls and bool(self._tools.properties) and not self._has_content
 
     def arguments(self, text: str) -> None:
         if text:

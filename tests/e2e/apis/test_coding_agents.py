@@ -2,7 +2,7 @@
 
 What a model of half a billion parameters would do is left out: between agent and gateway, each turn's request gets the
 tool and the arguments that are to be called, as a forced call whose schema has one value. So all that the agents send
-and read is theirs and the gateway's own, and the task is done or it is not. The last turn's text is the model's.
+and read is theirs and the gateway's own, and the task is done or it is not. The last turn's text has one value too.
 
 `npm install @anthropic-ai/claude-code @openai/codex` somewhere; OUTRIDER_TEST_AGENTS names the node_modules/.bin there.
 Each agent has a home of its own, a dummy key, and no address but this machine's.
@@ -41,8 +41,8 @@ FILES = {
     "calc.py": f"def add(a, b):\n    {WRONG}\n",
     "test_calc.py": 'from calc import add\n\nassert add(2, 3) == 5\nprint("it adds")\n',
 }
-# Tokens of the text in the last turn.
-LAST_WORDS = 24
+# The text of the last turn, in an object: an agent takes one that max_tokens cuts as an error.
+LAST_WORDS = {"said": "The test passes."}
 CODEX_CONFIG = """model = "{model}"
 model_provider = "local"
 [model_providers.local]
@@ -73,7 +73,7 @@ class Prompter:
     results: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
 
-    async def __call__(self, request: Request) -> Response:
+    async def answer(self, request: Request) -> Response:
         body = await request.body()
         if request.method == "POST":
             body = json.dumps(self._fixed(request.url.path, json.loads(body))).encode()
@@ -97,7 +97,8 @@ class Prompter:
         self.results = results_in(body["messages"] if is_message else body["input"])
         tools = {tool.get("name"): tool for tool in body.get("tools", ())}
         if not tools or len(self.results) >= len(self.calls):
-            body["max_tokens" if is_message else "max_output_tokens"] = LAST_WORDS
+            form = {"type": "json_schema", "schema": only(LAST_WORDS)}
+            body |= {"output_config": {"format": form}} if is_message else {"text": {"format": form | {"name": "last"}}}
             if tools:
                 body["tool_choice"] = {"type": "none"} if is_message else "none"
             return body
@@ -123,7 +124,7 @@ def said(text: str) -> list[Any]:
 
 @contextmanager
 def served(prompter: Prompter) -> Iterator[str]:
-    app = Starlette(routes=[Route("/{path:path}", prompter, methods=["GET", "POST", "HEAD"])])
+    app = Starlette(routes=[Route("/{path:path}", prompter.answer, methods=["GET", "POST", "HEAD"])])
     server = uvicorn.Server(uvicorn.Config(app, port=(port := server_port()), log_level="warning"))
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -149,6 +149,21 @@ def test_only_small_batches_of_wanted_rows_are_recorded(tmp_path: Path) -> None:
     assert pair.num_recorded == 0
 
 
+@pytest.mark.parametrize("name", ["lean_llama", "lean_gemma2"])
+def test_a_chain_of_many_rows_is_recorded_in_pieces(name: str, tmp_path: Path) -> None:
+    """A long draft, alone and beside sessions with a short one or a tree; gemma2's layers have a window."""
+    pair = Pair(_load(name, tmp_path / name))
+    generator = random.Random(11)
+    for _ in range(5):
+        for shape in ((70,), (2, 41, 5), (1, 33, 34, 3)):
+            sessions = [
+                dataclasses.replace(session, num_chain_rows=None, parents=()) if len(session.token_ids) > 5 else session
+                for session in _random_sessions(generator, shape)
+            ]
+            pair.run(sessions)
+    assert pair.num_recorded == 2  # of 48 and 80 rows
+
+
 def test_sizes_that_take_too_much_memory_run_as_they_are_and_the_others_stay_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -15,6 +15,9 @@ from llguidance import LLMatcher, LLTokenizer
 
 from outrider.engine.sampling.grammar import GrammarCompiler, GrammarState
 from outrider.engine.sampling.grammar_check import GrammarCheck
+from outrider.gateway.tool_calls.call_grammar import CallGrammar, CallRule
+from outrider.gateway.tool_calls.formats import CALLS
+from outrider.gateway.tool_calls.lark import Lark
 from outrider.shared.errors import InvalidRequest, Overloaded
 from outrider.shared.sampling_params import Grammar, GrammarKind
 
@@ -120,3 +123,20 @@ def test_a_grammar_that_takes_long_row_by_row_ends_its_session() -> None:
     with pytest.raises(InvalidRequest, match="more than 5 ms to check") as refused:
         state.allowed([])
     assert refused.value.param == "grammar"
+
+
+@pytest.mark.parametrize(
+    ("row", "place"),
+    [("hermes", "arguments.b.c: "), ("qwen3_coder", '"b": c: '), ("gemma4", '"b": c: '), ("deepseek_v31", "b.c: ")],
+)
+def test_a_schema_that_is_refused_is_named_by_tool_and_path(compiler: GrammarCompiler, row: str, place: str) -> None:
+    inner = {"type": "object", "properties": {"c": {"type": "string", "pattern": "["}}, "required": ["c"]}
+    schema = {"type": "object", "properties": {"a": {"type": "string"}, "b": inner}, "required": ["a", "b"]}
+    lark = Lark({})
+    tools = [CallRule("fine", {"type": "object"}), CallRule("look_up", schema)]
+    calls = CallGrammar(lark, CALLS[row], tools, parallel=True)
+    with pytest.raises(InvalidRequest) as refused:
+        compiler.compile(Grammar(GrammarKind.LARK, lark.source(lark.rule(calls.forced()))))
+    assert refused.value.param == "tools"
+    assert refused.value.message.startswith(f"tools: look_up: {place}")
+    assert "unclosed character class" in refused.value.message

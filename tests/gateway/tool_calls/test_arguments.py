@@ -16,8 +16,12 @@ from tool_forms import PROPERTIES, WEATHER
 from tool_transcripts import TRANSCRIPTS, Transcript
 
 from outrider.gateway.tool_calls.events import Folded
+from outrider.gateway.tool_calls.formats import CALLS, Body
 from outrider.gateway.tool_calls.lenient_json import repaired
 from outrider.gateway.tool_calls.messages import template_messages
+
+# Forms in which an output means nothing but a call, whatever its name.
+ONLY_CALLS = (Body.NAMED, Body.TAGGED, Body.GEMMA)
 
 
 def strict(text: str) -> Any:
@@ -125,7 +129,7 @@ def test_reading_takes_time_in_proportion(piece: str) -> None:
 def check(transcript: Transcript, text: str, whole: Folded) -> None:
     for call in whole.calls:
         strict(call.arguments)
-        assert call.name in PROPERTIES, text
+        assert call.name in PROPERTIES or CALLS[transcript.tool_call_parser].body in ONLY_CALLS, text
 
 
 @pytest.mark.parametrize("transcript", OF_FAMILIES, ids=lambda transcript: transcript.name)
@@ -164,12 +168,23 @@ def test_a_marker_between_parentheses_ends_the_call(before: str, marker: str) ->
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_nobodys_tool_makes_no_call(family: Family) -> None:
-    transcript = family.transcript("foo", [("foo", {"city": "x"}), (WEATHER, {"city": "y"})], is_bare=True)
+    """But where the output is nothing but calls, in a form that is nothing else."""
+    calls = [("foo", {"city": "x"}), (WEATHER, {"city": "y"})]
+    transcript = family.transcript("foo", calls, is_bare=True)
     text = symbols_of(transcript).spell(transcript.text)
-    whole = parse(transcript, [text])
-    assert [call.name for call in whole.calls] in ([], [WEATHER])
-    assert "foo" in whole.content or family.name == "openai"
+    whole, behind_text = parse(transcript, [text]), parse(transcript, [f"As in {text}"])
+    names = [call.name for call in whole.calls]
+    if CALLS[family.name].body in ONLY_CALLS:
+        assert names == ["foo", WEATHER]
+        assert strict(whole.calls[0].arguments) == {"city": "x"}
+    else:
+        assert names in ([], [WEATHER])
+        assert "foo" in whole.content or family.name == "openai"
+    assert [call.name for call in behind_text.calls] in ([], [WEATHER])
+    assert "foo" in behind_text.content
     assert parse(transcript, list(text)) == whole
+    assert parse(transcript, list(f"As in {text}")) == behind_text
+    assert not parse(transcript, [text], tools={}).calls
 
 
 def written(parser: str, text: str, schema: dict[str, Any] | None = None) -> Any:
