@@ -1,4 +1,4 @@
-"""Heads packed in 8 bits: weights to half a step, features and tokens nearly the head's own; small heads stay."""
+"""Heads packed in 4 bits: weights as near as by rounding, features and tokens nearly the head's; small heads stay."""
 
 from __future__ import annotations
 
@@ -26,15 +26,26 @@ WIDE = dataclasses.replace(
 
 
 @pytest.mark.parametrize("shape", [(3, 64), (5, 200), (70, 1)])
-def test_weights_are_within_half_a_step(shape: tuple[int, int]) -> None:
+def test_no_group_is_further_off_than_by_rounding_to_its_largest(
+    shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(1)) * torch.logspace(-6, 3, shape[0])[:, None]
     weight[0] = 0.0
-    codes = coded(weight.bfloat16())
-    steps = codes.scales[:, codes.groups]
-    # Beyond half a step only by what float16 takes from the scale of the largest.
-    error = (codes.dequantised() - weight.bfloat16().float()).abs()
-    assert bool((error <= 0.5 * steps * (1 + 127 * 2**-10) + 1e-7).all())
-    assert not codes.dequantised()[0].any()
+    weight = weight.bfloat16()
+    codes = coded(weight)
+    assert int(codes.numbers.min()) >= -8
+    assert int(codes.numbers.max()) <= 7
+    found, given = codes.dequantised(), weight.float()
+    for start in range(0, shape[1], 32):
+        part, ours = given[:, start : start + 32], found[:, start : start + 32]
+        step = part.abs().amax(1, keepdim=True) / 7
+        rounded = torch.where(step > 0, (part / step).round() * step, 0.0)
+        error, limit = (ours - part).square().sum(1), (rounded - part).square().sum(1)
+        # Beyond it only by what float16 takes from the scale.
+        assert bool((error <= 1.01 * limit + 32 * (7 * step[:, 0] * 2**-10) ** 2).all())
+    assert not found[0].any()
+    monkeypatch.setattr("outrider.engine.model.quantised.pack_linears._SLAB_WEIGHTS", 1)
+    assert torch.equal(coded(weight).numbers, codes.numbers)
 
 
 def large_head() -> Eagle3Head:
@@ -55,7 +66,7 @@ def large_head() -> Eagle3Head:
 def test_a_large_head_is_packed_and_drafts_nearly_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     head = large_head()
     packed = PagedHead(copy.deepcopy(head), OPS, torch.bfloat16, kv_cache_bytes=2**22, block_size=16)
-    assert code_kinds(packed.head) == ["i8"]  # type: ignore[arg-type]
+    assert code_kinds(packed.head) in (["i4"], ["w4a8"])  # type: ignore[arg-type]
     monkeypatch.setattr("outrider.engine.model.quantised.pack_linears._LEAST_WEIGHTS", 10**9)
     plain = PagedHead(head, OPS, torch.bfloat16, kv_cache_bytes=2**22, block_size=16)
     assert code_kinds(plain.head) == []  # type: ignore[arg-type]
@@ -65,5 +76,5 @@ def test_a_large_head_is_packed_and_drafts_nearly_the_same(monkeypatch: pytest.M
         ours, theirs = (
             each.head.logits(each.forward(rows, each.head.fuse(hidden))).float() for each in (packed, plain)
         )
-    assert float(torch.nn.functional.cosine_similarity(ours, theirs).min()) > 0.998
-    assert int((ours.argmax(1) == theirs.argmax(1)).sum()) >= 36
+    assert float(torch.nn.functional.cosine_similarity(ours, theirs).min()) > 0.99
+    assert int((ours.argmax(1) == theirs.argmax(1)).sum()) >= 28
