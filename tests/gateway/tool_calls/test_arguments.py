@@ -181,7 +181,7 @@ def test_nobodys_tool_makes_no_call(family: Family) -> None:
         assert names in ([], [WEATHER])
         assert "foo" in whole.content or family.name == "openai"
     assert [call.name for call in behind_text.calls] in ([], [WEATHER])
-    assert "foo" in behind_text.content
+    assert "foo" in behind_text.content or family.name == "openai"
     assert parse(transcript, list(text)) == whole
     assert parse(transcript, list(f"As in {text}")) == behind_text
     assert not parse(transcript, [text], tools={}).calls
