@@ -56,6 +56,7 @@ class Load:
 def main(
     model: Annotated[str, typer.Argument(help="A GGUF file.")],
     head: Annotated[str, typer.Option(help="Draft model or head, also measured; several comma-separated.")] = "",
+    lengths: Annotated[str, typer.Option(help="Draft tokens of each method, comma-separated.")] = "5",
     llama_server: LlamaServer = None,
     xllamacpp: Xllamacpp = None,
     vllm: Vllm = None,
@@ -71,7 +72,8 @@ def main(
     loads = [Load(degree, count) for degree in temperature or (0.0, 1.0) for count in counts]
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as until:
         folder, slots = Path(scratch), max(counts)
-        variants = systems.outrider(model, head, folder, until, _say)
+        drafts = [int(part) for part in lengths.split(",")]
+        variants = systems.outrider(model, head, drafts, folder, until, _say)
         if llama_server:
             variants += systems.llama_cpp([str(llama_server)], "--llama-server", Path(model), slots, folder, until)
         if xllamacpp:

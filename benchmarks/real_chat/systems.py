@@ -40,8 +40,13 @@ _LLAMA_CPP_FIELDS = {"cache_prompt": False, "top_k": 0, "top_p": 1.0, "min_p": 0
 Progress = Callable[[str], None]
 
 
-def outrider(model: str, head: str, folder: Path, until: ExitStack, progress: Progress) -> list[Variant]:
-    """Plain, each method and `auto`. head: a draft model or head; empty: none. Stopped when `until` is closed."""
+def outrider(
+    model: str, head: str, lengths: Sequence[int], folder: Path, until: ExitStack, progress: Progress
+) -> list[Variant]:
+    """Returns plain decoding, each method at each length, and `auto`. Stopped when `until` is closed.
+
+    head: a draft model or head; empty: none.
+    """
     settings = with_folders(
         StackSettings(model=model, draft_model=head, port=free_port(), grpc_port=free_port(), num_drafters=0), progress
     )
@@ -50,10 +55,12 @@ def outrider(model: str, head: str, folder: Path, until: ExitStack, progress: Pr
     until.callback(stack.stop)
     with rest_client(url) as client:
         card = get_json(client, "/v1/models")["data"][0]
+    drafts = [(method, length) for method in card["draft_methods"] for length in lengths]
     variants = []
-    for method in ("off", *card["draft_methods"], "auto"):
-        speculation = {"method": method, "num_speculative_tokens": NUM_SPECULATIVE_TOKENS}
-        variants.append(Variant("outrider", method, url, card["id"], {"speculation": speculation}, takes_salt=True))
+    for method, length in (("off", 0), *drafts, ("auto", NUM_SPECULATIVE_TOKENS)):
+        speculation = {"method": method, "num_speculative_tokens": length or NUM_SPECULATIVE_TOKENS}
+        name = f"{method} {length}" if (method, length) in drafts and len(lengths) > 1 else method
+        variants.append(Variant("outrider", name, url, card["id"], {"speculation": speculation}, takes_salt=True))
     return variants
 
 

@@ -58,7 +58,7 @@ def coded(weight: torch.Tensor) -> Codes:
     The scales are float16 numbers where float16 holds those of all outputs quantised at once.
     """
     num_inputs = weight.shape[1]
-    slabs = [_quantised(slab) for slab in weight.split(max(1, _SLAB_WEIGHTS // num_inputs))]
+    slabs = [_quantised(slab) for slab in torch.split(weight, max(1, _SLAB_WEIGHTS // num_inputs))]
     scales, numbers = (torch.cat(parts) for parts in zip(*slabs, strict=True))
     return Codes(numbers, scales, torch.arange(num_inputs) // _GROUP_INPUTS)
 
