@@ -150,14 +150,16 @@ class DraftLength:
             plain_seconds = sample.tokens / load.plain.tokens_per_s
             self.ledger.observe(plain_seconds, sample.seconds, plain_s)
         load.since_look_s += sample.seconds
-        load.since_plain_s = load.since_plain_s + sample.seconds if methods else 0.0
+        # A round in which no session could draft, as the first after a prompt, says little of plain decoding.
+        is_plain = not methods and not self.now.method
+        load.since_plain_s = 0.0 if is_plain else load.since_plain_s + sample.seconds
         paid_s = self.ledger.look_share(is_drafting=bool(self._usual.method)) * sample.seconds
         load.look_debt_s = max(0.0, load.look_debt_s - paid_s)
         if self._look is not None:
             self._look.observe(sample, load.plain.tokens_per_s)
         if self._rounds_since_change <= SETTLE_ROUNDS and load.plain.count:
             return
-        if not methods:
+        if is_plain:
             load.plain.add(sample.tokens, sample.seconds)
         elif len(methods) == 1 and plain_s and 2 * len(sample.drafts) > sample.num_sessions:
             costs = self._costs(load, *methods)
