@@ -118,6 +118,13 @@ else
 	$(PYTEST_PARALLEL) -m 'not storm' tests
 endif
 
+# Those that take milliseconds each: without processes of their own, and without models beyond tiny ones.
+FAST_TESTS := $(wildcard tests/test_*.py) $(addprefix tests/,shared gateway drafter_service verifier_service/draft_length \
+  verifier_service/timing engine/sampling docs client/test_foreign_lines.py client/test_serve_plan.py)
+.PHONY: test-fast
+test-fast: setup ## rules of the tree, gateway, options, laws: 90 seconds
+	$(PYTEST_PARALLEL) -m 'not storm' $(FAST_TESTS) $(addprefix --ignore=tests/,shared/log gateway/tool_calls gateway/servers)
+
 test-storms: setup ## the tests that make test leaves out: chaos, fuzz, soak, the exact grid, long matrices
 	$(PYTEST_PARALLEL) -m storm tests $(SERIAL_STORMS:%=--ignore=%)
 	$(BIN)/python -m pytest -m storm $(SERIAL_STORMS)

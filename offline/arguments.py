@@ -22,7 +22,7 @@ _IGNORED = {
     "distributed_executor_backend": "tensor parallel ranks are processes of this machine",
     "disable_custom_all_reduce": "there is no custom all-reduce",
     "enable_chunked_prefill": "prefills are always chunked",
-    "async_scheduling": "drafting and verifying always overlap",
+    "async_scheduling": "the engine plans its own forwards",
     "trust_remote_code": "code from a checkpoint is never run",
     "enable_log_requests": "prompts are never logged",
     "disable_log_requests": "prompts are never logged",
