@@ -171,7 +171,7 @@ class GatewayMetrics:
 
 @dataclass
 class ChoiceTimes:
-    """When one choice arrived, was started, and gave its first and last tokens: seconds of one clock.
+    """The times at which one choice arrived, was started, and gave its first and last tokens: seconds of one clock.
 
     num_later_tokens: of the updates after the first.
     """

@@ -1,4 +1,4 @@
-"""What `get_metrics` returns: vLLM's classes, and its names, so that scripts that look for `vllm:` find them."""
+"""The results of `get_metrics`, in vLLM's classes and under its names, so that scripts that look for `vllm:` find them."""
 
 from __future__ import annotations
 

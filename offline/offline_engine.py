@@ -116,7 +116,7 @@ class OfflineEngine:
         self._preparation = Preparation(Served(_served_model(engines), tokenizer, _LIMITS), seed)
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Those of the checkpoint and of override_generation_config; a copy."""
+        """Returns a copy of the defaults from the checkpoint and override_generation_config."""
         return replace(self._default_params)
 
     def get_tokenizer(self) -> Any:
@@ -129,7 +129,7 @@ class OfflineEngine:
             raise ConfigError(f"transformers cannot read the tokenizer of {self._model}: {error}") from error
 
     def get_metrics(self) -> list[Metric]:
-        """What has been counted so far, under vLLM's names."""
+        """Returns what has been counted so far, under vLLM's names."""
         registries = (self._generation.metrics.registry, self._engines.registry)
         return snapshot(registries, self._engines.target.model)
 

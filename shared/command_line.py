@@ -1,4 +1,4 @@
-"""How our command lines end when they are wrong: one line that names the option and where to look, exit code 2.
+"""Ends wrong command lines: one line that names the option and where to look, exit code 2.
 
 Not here: the commands, and the services' own options (config.py).
 """

@@ -37,7 +37,7 @@ class StructuredOutputsParams:
 
 
 class RequestOutputKind(enum.Enum):
-    """What AsyncLLM yields: all of an output so far, what is new of it, or only the finished one."""
+    """The outputs that AsyncLLM yields: all of an output so far, what is new of it, or only the finished one."""
 
     CUMULATIVE = 0
     DELTA = 1

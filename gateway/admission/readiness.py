@@ -1,4 +1,4 @@
-"""Whether the gateway takes requests at all now, and the answer of /ready."""
+"""Decides whether the gateway takes requests at all now, and gives the answer of /ready."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Generation:
     kinds: VerifierKinds = dataclasses.field(init=False)
     grammar_turns: GrammarTurns = dataclasses.field(default_factory=GrammarTurns)
     starts: FairStarts = dataclasses.field(init=False)
-    # By the verifier's address.
+    # Keys are verifiers' addresses.
     _hints: dict[str, DraftHint] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -39,7 +39,7 @@ class DraftPlan:
 
 @dataclass
 class DraftHint:
-    """What the sessions at one verifier have learned of drafting there.
+    """The sessions' common knowledge of drafting at one verifier.
 
     next_draft: what the verifier last wanted from a drafter. A new session's drafter is opened with it, so that it
     reads the prompt while the verifier does. trials: of asking ahead.

@@ -66,7 +66,7 @@ class _Rounds:
 
     @property
     def squared_error(self) -> float:
-        """Of the mean."""
+        """Returns the squared error of the mean."""
         return max(0.0, self.squares / self.count - self.mean_s**2) / self.count
 
     def add(self, round_s: float) -> None:

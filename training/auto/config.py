@@ -1,4 +1,4 @@
-"""What `outrider train auto` is asked for, and what it remembers between two calls. Nothing here needs torch.
+"""The request to `outrider train auto`, and its memory between two calls. Nothing here needs torch.
 
 Not here: the command's options (commands/auto.py), the steps (pipeline.py).
 """
@@ -26,7 +26,7 @@ DRAFT_LEN = 5
 LEAST_QUESTIONS = 16
 _STATE_FILE = "auto.json"
 _PACKAGES = ("accelerate", "matplotlib")
-# Of a remembered run; another value would be another run.
+# A remembered run keeps these; another value would be another run.
 _FIXED = ("model", "prompts", "hours", "max_tokens", "seed")
 
 
@@ -62,7 +62,7 @@ class AutoConfig:
                 raise ModuleNotFoundError(name=package)
 
     def given_prompts(self) -> list[Prompt] | None:
-        """Those of --prompts, in a random order; None: the model writes them. Raises PromptError, ConfigError."""
+        """Returns the prompts of --prompts, in a random order; None: the model writes them. Raises PromptError, ConfigError."""
         if not self.prompts:
             return None
         given = read_prompts(local_data_file(self.prompts, "--prompts"))
@@ -76,7 +76,7 @@ class AutoConfig:
 
 @dataclass
 class AutoState:
-    """What is remembered in OUTPUT/auto.json.
+    """The run as OUTPUT/auto.json remembers it.
 
     spent_s: by all calls. start_s: of a stack. rates: what the probes measured (plan.py). steps: of the training; 0:
     the answers are not all written. is_trained: the head is in OUTPUT/model. verdict: the last measurement, or {}.
@@ -94,7 +94,7 @@ class AutoState:
 
     @classmethod
     def of(cls, config: AutoConfig) -> AutoState:
-        """That of an earlier call, or a new one. Raises CheckpointError that names the option that differs."""
+        """Returns an earlier call's state, or a new one. Raises CheckpointError that names the option that differs."""
         settings = {name: getattr(config, name) for name in _FIXED}
         path = config.output / _STATE_FILE
         if not path.exists():

@@ -80,7 +80,7 @@ class AutoRun:
 
     @property
     def left_s(self) -> float:
-        """Without the time that the last stack needs to start."""
+        """Returns the seconds left, without those that the last stack needs to start."""
         return 3600 * self.config.hours - self.state.spent_s - (time.monotonic() - self.began) - self.state.start_s
 
     @property
@@ -196,7 +196,7 @@ async def _answers(auto: AutoRun, asked: PrepareConfig, given: list[Prompt] | No
 
 
 def _within(limit_s: float, work: Any, say: Callable[[str], None]) -> Any:
-    """What `work` returns; None if it was stopped at the limit: its files have whole lines only."""
+    """Returns what `work` returns; None if it was stopped at the limit: its files have whole lines only."""
 
     async def bounded() -> Any:
         async with asyncio.timeout(limit_s):
@@ -233,7 +233,7 @@ def _train(auto: AutoRun) -> None:
 def _run_config(
     auto: AutoRun, output: Path, data: Path, steps: int, held_out: Path | None = None, seq_len: int = SEQ_LEN
 ) -> RunConfig:
-    """As the head of SmolLM2-135M was trained (docs/models.md)."""
+    """Returns the settings that the head of SmolLM2-135M was trained with (docs/models.md)."""
     reduced = _DRAFT_VOCABULARY if _vocab_size(auto.target) > 2 * _DRAFT_VOCABULARY else 0
     return RunConfig(
         method=METHOD,

@@ -1,4 +1,4 @@
-"""How the time of `outrider train auto` is spent: from rates that were measured on this machine to numbers of things.
+"""Plans the time of `outrider train auto`, from rates that were measured on this machine.
 
 Not here: measuring the rates (pipeline.py).
 """
@@ -51,7 +51,7 @@ class Plan:
 
 
 def plan(rates: Rates, left_s: float, num_given: int | None) -> Plan:
-    """What fits into `left_s` seconds. num_given: prompts of the file; None: they are sampled."""
+    """Plans what fits into `left_s` seconds. num_given: prompts of the file; None: they are sampled."""
     writing_s, training_s = _WRITING_SHARE * left_s, _TRAINING_SHARE * left_s
     per_question = _TEMPERATURES * rates.answer_tokens
     tokens_per_turn = rates.turn_tokens + rates.prompts_per_turn * per_question
@@ -81,7 +81,7 @@ def num_steps(data: Path, rates: Rates, left_s: float, batch_size: int = Optimiz
 
 
 def lines(rates: Rates, found: Plan, left_s: float) -> Sequence[str]:
-    """What is said beforehand."""
+    """Returns what is said beforehand."""
     return (
         f"this machine writes {rates.written:,.0f} tokens/s of answers and trains on {rates.trained:,.0f} tokens/s",
         f"about {_minutes(found.writing_s)} for {found.num_questions:,} questions with two answers each, "

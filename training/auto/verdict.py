@@ -1,4 +1,4 @@
-"""Whether a head pays on this machine: a stack that serves it answers held-out questions with the head and without.
+"""Measures whether a head pays on this machine: a stack answers held-out questions with the head and without.
 
 Every answer must be the same, so this checks as well that nothing is lost. Not here: the stack (pipeline.py).
 """

@@ -1,4 +1,4 @@
-"""How the training commands end: errors as one line; exit codes 0 done, 1 failed, 2 invalid option, 130 stopped."""
+"""Ends the training commands: errors as one line; exit codes 0 done, 1 failed, 2 invalid option, 130 stopped."""
 
 from __future__ import annotations
 
