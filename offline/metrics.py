@@ -1,4 +1,4 @@
-"""The results of `get_metrics`, in vLLM's classes and under its names, so that scripts that look for `vllm:` find them."""
+"""The results of `get_metrics`, in vLLM's classes and under its names, for scripts that look for `vllm:`."""
 
 from __future__ import annotations
 

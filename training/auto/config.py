@@ -62,7 +62,10 @@ class AutoConfig:
                 raise ModuleNotFoundError(name=package)
 
     def given_prompts(self) -> list[Prompt] | None:
-        """Returns the prompts of --prompts, in a random order; None: the model writes them. Raises PromptError, ConfigError."""
+        """Returns the prompts of --prompts, in a random order; None: the model writes them.
+
+        Raises PromptError, ConfigError.
+        """
         if not self.prompts:
             return None
         given = read_prompts(local_data_file(self.prompts, "--prompts"))
