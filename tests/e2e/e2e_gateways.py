@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from e2e_stack import DEMO_DRAFT, DEMO_TARGET, METHODS, PATIENT, wait_until
+from e2e_stack import DEMO_DRAFT, DEMO_TARGET, METHODS, PATIENT, metric_of, wait_until
 
 from outrider.client.stack.commands import StackSettings, StackState
 from outrider.client.stack.processes import Stack
@@ -41,12 +41,8 @@ class Gateway:
         self.process.kill()
         self.process.wait()
 
-    def metric(self, name: str) -> float:
-        """A sample of its /metrics that has no labels but the model's."""
-        text = httpx.get(f"{self.url}/metrics", timeout=20).text
-        found = re.search(rf"^{name}\{{.*\}} (\S+)$", text, re.MULTILINE)
-        assert found is not None, name
-        return float(found[1])
+    def metric(self, name: str, **labels: str) -> float:
+        return metric_of(self.url, name, **labels)
 
     def client(self, **fields: Any) -> httpx.AsyncClient:
         return httpx.AsyncClient(base_url=self.url, timeout=HTTP_TIMEOUT_S, **fields)

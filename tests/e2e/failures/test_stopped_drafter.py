@@ -83,7 +83,7 @@ async def test_a_drafter_that_stops(drafted: Drafted) -> None:
         return False
 
     wait_until(
-        lambda: gateway.metric('outrider:fleet_members{service="drafter"}') == 2, START_TIMEOUT_S, "both drafters"
+        lambda: gateway.metric("outrider:fleet_members", service="drafter") == 2, START_TIMEOUT_S, "both drafters"
     )
     async with gateway.client() as http:
         quiet = await complete(http, BODY)  # from here on it is known how long an answer takes
