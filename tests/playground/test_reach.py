@@ -87,10 +87,14 @@ async def test_the_switch_and_the_tabs_from_a_keyboard(screen: Screen) -> None:
 async def test_on_a_phone(viewer: Viewer, stack: RunningStack) -> None:
     screen = await viewer.open(stack.url, size=PHONE, touch=True)
     page = screen.page
-    assert not await page.get_by_label("Temperature").is_visible()  # the settings are folded away
-    await page.get_by_text("Settings", exact=True).tap()
+    heading, temperature = page.get_by_text("Settings", exact=True), page.get_by_label("Temperature")
+    assert not await temperature.is_visible()  # the settings are folded away
+    await heading.tap()
     await screen.settings(Method="draft_model", Draft_length="4")  # `auto` may find that drafts do not pay here
-    await page.get_by_text("Settings", exact=True).tap()
+    await temperature.fill("0")
+    assert await page.evaluate("document.documentElement.scrollWidth") <= PHONE[0]
+    await heading.tap()
+    await expect(temperature).not_to_be_visible()
     await page.get_by_role("button", name="Run").tap()
     await screen.until_done()
     token = screen.panel().locator(".token.accepted:not(.blank)").last
@@ -104,9 +108,6 @@ async def test_on_a_phone(viewer: Viewer, stack: RunningStack) -> None:
     assert await page.evaluate("document.documentElement.scrollWidth") <= PHONE[0]
     await screen.check_accessible()
     await screen.picture("phone")
-    await page.get_by_text("Settings", exact=True).tap()
-    await page.get_by_label("Temperature").fill("0.5")
-    assert await page.evaluate("document.documentElement.scrollWidth") <= PHONE[0]
 
 
 async def test_light_and_dark(viewer: Viewer, stack: RunningStack) -> None:
