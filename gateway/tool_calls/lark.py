@@ -46,7 +46,8 @@ class Lark:
 
     def about(self, place: str) -> None:
         """Rules from here on end with a comment that names their part of the request, by which errors name it."""
-        self._remark = f" {REMARK}{place}" if place else ""
+        # A caller's name of an argument may have line breaks, and what follows one would be a rule.
+        self._remark = f" {REMARK}{' '.join(place.splitlines())}" if place else ""
 
     def rule(self, expression: str, attributes: str = "") -> str:
         """Adds a rule and returns its name. Empty lines of an expression stay out: none can be read as another rule."""

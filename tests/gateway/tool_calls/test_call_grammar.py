@@ -160,3 +160,12 @@ def test_a_call_without_its_markers_fits_its_schema_too() -> None:
             assert accepts(grammar, HERMES, f"<tool_call>{call}</tool_call>{text}"), text
         for text in ("", " ", '{"result": 5}', '{"name": 5}', '{"name', '\n{\n "names": "Bob"}', "{{"):
             assert accepts(grammar, HERMES, text), text
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r", "\u2028", "\x0b"])
+def test_an_arguments_name_adds_no_rule(end: str) -> None:
+    """A remark names the argument, and its comment would end with the line."""
+    lark = Lark({})
+    lark.about(f"tools: f: a{end}r9: /evil/")
+    lark.rule('"a"')
+    assert lark.source("r0").splitlines() == ["start: r0", 'r0: "a" // from tools: f: a r9: /evil/']
