@@ -49,7 +49,8 @@ def start_engines(config: VerifierConfig, log: logging.Logger = _LOG) -> Engines
         try:
             verifier, loaded = build_engine(config, registry, log)
         except ConfigError as error:
-            raise ConfigError(_in_words_of_llm(error.message), param=error.param) from None
+            param = "model" if error.param == "local_draft_model" else error.param
+            raise ConfigError(_in_words_of_llm(error.message), param=param) from None
     target = describe(config, verifier, loaded)
     verifier.start()
     return Engines(verifier, target, loaded, registry)

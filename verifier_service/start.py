@@ -131,7 +131,11 @@ def build_engine(
     compiled_race()  # compiles now, so that no request waits for it
     if loaded.attention_ops.row_backend != "triton":
         compiled_acceptance()
-    methods = build_local_methods(config, loaded, log)
+    try:
+        methods = build_local_methods(config, loaded, log)
+    except BaseException:
+        loaded.close()  # its ranks would outlive a process that goes on, as an offline one does
+        raise
     tap_layers = sorted({layer for method in methods.values() for layer in method.info.hidden_layers})
     step_costs = measure_step_costs(runner, num_blocks, config.block_size, tap_layers)
     log.info(
