@@ -46,7 +46,7 @@ class EngineVerifier:
 
     def __init__(self, engine: VerifierEngine) -> None:
         self._engine = engine
-        self._replies: _Replies = _Replies()
+        self._replies = _Replies()
         self._handle: int | None = None
 
     async def open(self, spec: SessionSpec) -> None:

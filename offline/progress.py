@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from types import TracebackType
+from typing import Self
 
 from rich.console import Console
 from rich.progress import (
@@ -20,7 +21,22 @@ from rich.progress import (
 from outrider.gateway.request.types import GenerationUpdate
 
 
-class LoadProgress(logging.Handler):
+class _Shown:
+    """Draws `_progress` while it is entered."""
+
+    _progress: Progress
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+
+class LoadProgress(_Shown, logging.Handler):
     """A line with the step of loading and the seconds so far, while it lasts; nothing where nobody would see it move.
 
     log: of the code that loads. Whatever is set up for the logger "outrider.offline" gets its records too.
@@ -37,15 +53,6 @@ class LoadProgress(logging.Handler):
         self._loading = f"loading {model}"
         self._task = self._progress.add_task(self._loading, total=None)
 
-    def __enter__(self) -> LoadProgress:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._progress.stop()
-
     def emit(self, record: logging.LogRecord) -> None:
         self._progress.update(self._task, description=f"{self._loading}: {record.getMessage()}")
         public = logging.getLogger(record.name)
@@ -53,7 +60,7 @@ class LoadProgress(logging.Handler):
             public.handle(record)
 
 
-class BatchProgress:
+class BatchProgress(_Shown):
     """shown: None: if stderr is a terminal or a notebook; True without one: a single line at the end."""
 
     def __init__(self, num_requests: int, shown: bool | None) -> None:
@@ -71,15 +78,6 @@ class BatchProgress:
         self._task = self._progress.add_task("", total=num_requests, figures="")
         self._started = time.perf_counter()
         self._num_tokens = self._num_drafted = self._num_accepted = 0
-
-    def __enter__(self) -> BatchProgress:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._progress.stop()
 
     def add(self, update: GenerationUpdate) -> None:
         self._num_tokens += len(update.token_ids)

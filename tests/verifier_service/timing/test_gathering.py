@@ -183,7 +183,7 @@ def test_a_round_that_was_mostly_prompts_tells_nothing() -> None:
 
 
 def test_sessions_that_never_ask_are_not_gathered() -> None:
-    """Without drafts the verifier goes on by itself: there is nothing to wait for."""
+    """Without drafts the verifier begins its next forward at once."""
     gathering = make_gathering()
     for _ in range(500):
         assert gathering.patience_s([make_session(waits=True) for _ in range(4)]) == 0.0
