@@ -5,6 +5,7 @@ Not here: the commands, and the services' own options (config.py).
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from typing import Any
 
@@ -12,6 +13,9 @@ import typer
 
 # click's, or typer's own copy of it, by version
 _USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
+# What Ctrl-C raises in a command. asyncio.Runner installs its handler before it resets its count of interrupts (CPython
+# 3.11, Runner.run): an interrupt between the two cancels the task, and the runner takes it for somebody else's doing.
+CTRL_C = (KeyboardInterrupt, asyncio.CancelledError)
 
 
 def run_command(app: typer.Typer, prog_name: str) -> None:

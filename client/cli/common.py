@@ -20,6 +20,7 @@ from outrider.client.fleet import read_fleet
 from outrider.client.rest import rest_client
 from outrider.client.stack.commands import StackState
 from outrider.client.stack.processes import read_state
+from outrider.shared.command_line import CTRL_C
 from outrider.shared.errors import ConfigError, InvalidRequest, OutriderError, Unavailable
 from outrider.shared.tls import TlsConfig
 
@@ -59,7 +60,7 @@ class clear_errors:
         return None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, KeyboardInterrupt):
+        if isinstance(error, CTRL_C):
             raise typer.Exit(130) from None
         if isinstance(error, OutriderError):
             errors.print(f"outrider: {error.message}", style="red", markup=False, soft_wrap=True)

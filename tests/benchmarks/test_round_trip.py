@@ -13,7 +13,7 @@ from benchmarks.load import Shape, run_load
 from benchmarks.prompts import code_prompts
 from benchmarks.round_trip import Cell, Plan, _cell, compare, merged
 from benchmarks.simulation.fleet import Arrivals, Scenario, simulate
-from benchmarks.simulation.probes import Forward
+from benchmarks.simulation.probes import Forward, VerifyProbe
 from benchmarks.simulation.record import medians_near, per_session_s_of, record
 from benchmarks.simulation.stack import METHOD, MeasuredStack, measured_stack, plain
 from outrider.verifier_service.timing.step_costs import StepCosts
@@ -111,6 +111,14 @@ def test_a_delay_before_the_drafter_is_in_every_round_with_a_draft(stack: Measur
     assert near.round_tokens > 1.0
     # Asking, and as many draft tokens as come back: tens of bytes each way and token.
     assert near.bytes_per_token["drafter"] > 20.0 < near.bytes_per_token["verifier"]
+
+
+def test_every_forward_counts_in_a_median(stack: MeasuredStack) -> None:
+    async def measured() -> list[Forward]:
+        async with VerifyProbe(stack.state.verifiers[0]) as probe:
+            return await probe.forwards(1, 0, 40)
+
+    assert len(asyncio.run(measured())) == 40  # two that took the same microseconds are two
 
 
 def test_costs_that_are_recorded_can_be_simulated_with() -> None:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import os
 import resource
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 
+from outrider.client.cli import common
 from outrider.client.cli.app import app
 from outrider.shared.command_line import run_command
+from outrider.training.commands import errors as training_errors
 
 ROOT = Path(__file__).parents[2]
 OUTRIDER = str(Path(sys.executable).with_name("outrider"))
@@ -125,3 +131,25 @@ def test_usage_errors_are_one_line(
     assert ended.value.code == 2
     assert LINES[words] in line
     assert " --help` lists what there is" in line
+
+
+@pytest.mark.parametrize("clear_errors", [common.clear_errors, training_errors.clear_errors])
+def test_ctrl_c_before_the_runner_counts_interrupts(
+    clear_errors: type[common.clear_errors], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install = signal.signal
+
+    def install_and_interrupt(signum: int, handler: Any) -> Any:
+        before = install(signum, handler)
+        if isinstance(handler, functools.partial):  # the runner's
+            signal.raise_signal(signal.SIGINT)
+        return before
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        monkeypatch.setattr(signal, "signal", install_and_interrupt)
+        with pytest.raises(typer.Exit) as ended, clear_errors():
+            asyncio.run(asyncio.sleep(30.0))
+    finally:
+        install(signal.SIGINT, before)
+    assert ended.value.exit_code == 130

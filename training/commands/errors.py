@@ -7,6 +7,7 @@ from types import TracebackType
 import typer
 from rich.console import Console
 
+from outrider.shared.command_line import CTRL_C
 from outrider.shared.errors import ConfigError, OutriderError
 from outrider.training.errors import SettingError, TrainingError
 
@@ -32,7 +33,7 @@ class clear_errors:
 
 def exit_code(error: BaseException | None) -> int | None:
     """The exit status for an error; None for success and for bugs, which keep their traceback."""
-    if isinstance(error, KeyboardInterrupt):
+    if isinstance(error, CTRL_C):
         return 130
     if isinstance(error, SettingError | ConfigError) or _is_missing_package(error):
         return 2
@@ -46,6 +47,6 @@ def _is_missing_package(error: BaseException | None) -> bool:
 def _words(error: BaseException | None) -> str:
     if isinstance(error, ModuleNotFoundError):
         return f"this needs package {error.name}: pip install 'outrider[engine,train]'"
-    if isinstance(error, KeyboardInterrupt):
+    if isinstance(error, CTRL_C):
         return str(error) or "stopped; repeat the command to continue from here"
     return str(error)
