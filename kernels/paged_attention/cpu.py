@@ -19,14 +19,15 @@ import torch
 
 from outrider.kernels.cpu import panel
 from outrider.kernels.cpu import team as cpu_team
-from outrider.kernels.cpu.emitters import LANES, VECTOR_BYTES
+from outrider.kernels.cpu.emitters import LANES, VECTOR_BYTES, has_dot_pairs
 from outrider.kernels.cpu.record import record_types
 from outrider.kernels.errors import KernelArgumentError
 from outrider.kernels.kv_codes import cpu as kv_codes
 from outrider.kernels.kv_codes.layout import is_coded, parts_of, scales_of
-from outrider.kernels.paged_attention import cpu_call, cpu_items, cpu_loading, cpu_tiles
+from outrider.kernels.paged_attention import cpu_call, cpu_dots, cpu_items, cpu_loading, cpu_tiles
 from outrider.kernels.paged_attention.arguments import BatchTables, Scoring
 from outrider.kernels.paged_attention.cpu_call import ERRORS, CallFields
+from outrider.kernels.paged_attention.cpu_dots import DOTTED_DIMS
 from outrider.kernels.paged_attention.cpu_items import run_item
 from outrider.kernels.paged_attention.cpu_loading import TILE
 
@@ -48,7 +49,7 @@ def _make_entry(digest: int) -> Callable[[Any, int, int], None]:
 
 @functools.cache
 def _entry() -> int:
-    return cpu_team.compile_unit(_make_entry, (panel, kv_codes, cpu_call, cpu_loading, cpu_tiles, cpu_items))
+    return cpu_team.compile_unit(_make_entry, (panel, kv_codes, cpu_call, cpu_loading, cpu_dots, cpu_tiles, cpu_items))
 
 
 def paged_attention(
@@ -62,7 +63,9 @@ def paged_attention(
     team: cpu_team.ThreadTeam | None = None,
     plans: dict[Any, Any] | None = None,
 ) -> torch.Tensor:
-    """See `arguments.PagedAttention`; query is bf16 or fp32, caches too or coded, computed in fp32; D and Dv >= 16.
+    """See `arguments.PagedAttention`; query is bf16 or fp32, caches too or coded; D and Dv >= 16.
+
+    Computed in fp32, or by `cpu_dots` where query and caches are bf16 and the CPU has AVX512-BF16.
 
     num_threads: default torch's. plans: a dict, initially empty, that the caller passes to all calls with these same
     tables (the layers of a forward): checks and layout are then done once.
@@ -174,6 +177,7 @@ def _tensor_fields(query: torch.Tensor, key_cache: torch.Tensor, value_cache: to
         "query_row_stride": query.stride(0) * query.element_size(),
         "query_head_stride": query.stride(1) * query.element_size(),
         "cache_kind": kv_codes.KINDS[key_cache.dtype],
+        "is_dotted": int(query.dtype == key_cache.dtype == torch.bfloat16 and _can_dot(head_dim)),
         "key_scales_at": scales_at[0],
         "value_scales_at": scales_at[1],
         "num_blocks": num_blocks,
@@ -189,6 +193,10 @@ def _tensor_fields(query: torch.Tensor, key_cache: torch.Tensor, value_cache: to
         for dim, axis in enumerate(("block", "head", "slot")):
             fields[f"{name}_{axis}_stride"] = cache.stride(dim) * cache.element_size()
     return fields
+
+
+def _can_dot(head_dim: int) -> bool:
+    return has_dot_pairs() and head_dim >= DOTTED_DIMS and head_dim % 2 == 0
 
 
 def _heads_per_item(num_heads: int) -> int:

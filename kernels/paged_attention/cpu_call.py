@@ -24,6 +24,7 @@ class CallFields(NamedTuple):
     value_head_stride: int
     value_slot_stride: int
     cache_kind: int  # of kv_codes.cpu.KINDS
+    is_dotted: int  # 1: bf16 queries and caches, multiplied in pairs of bf16 (cpu_dots)
     key_scales_at: int  # from a head's codes to their scales, fp32 [block_size]; 0: the cache is not coded
     value_scales_at: int
     num_blocks: int
@@ -46,7 +47,8 @@ class CallFields(NamedTuple):
     error: int  # address of an int64
     scratch: int  # scratch memory of the first thread
     scratch_stride: int  # bytes to the next thread's
-    # Byte offsets in a thread's scratch memory, fp32 unless noted; its queries are at 0.
+    # Byte offsets in a thread's scratch memory, fp32 unless noted; its queries are at 0. If dotted, queries, keys,
+    # values and weights are bf16, keys and values in pairs: [head_dim / 2, TILE, 2], [TILE / 2, value_dim padded, 2].
     at_keys: int  # [head_dim, TILE]
     at_values: int  # [TILE, value_dim padded]
     at_scores: int  # [rows, TILE]: scores, then weights

@@ -12,6 +12,7 @@ from numba import carray, njit
 
 from outrider.kernels.cpu.emitters import LANES, VECTOR_BYTES
 from outrider.kernels.cpu.simd import (
+    copy_bytes,
     hmax,
     hsum,
     load_f32,
@@ -42,7 +43,7 @@ from outrider.kernels.paged_attention.cpu_tiles import NO_SCORE, _attend_tile
 
 @njit
 def _load_rows(call, scratch, kv_head, row_begin, row_end):  # type: ignore[no-untyped-def]
-    """Load the queries of global rows [row_begin, row_end), scaled; initialise their running softmax."""
+    """Loads the queries of global rows [row_begin, row_end), scaled unless dotted; initialises their softmax."""
     element = 2 if call.query_is_bf16 else 4
     scale = vsplat(call.scaling)
     sums_stride = _padded_bytes(call.value_dim)
@@ -51,7 +52,9 @@ def _load_rows(call, scratch, kv_head, row_begin, row_end):  # type: ignore[no-u
         source = call.query + (row_begin + packed // call.group) * call.query_row_stride
         source += head * call.query_head_stride
         target = scratch + packed * 4 * call.head_dim
-        for column in range(0, call.head_dim, LANES):
+        if call.is_dotted:
+            copy_bytes(target, source, 2 * call.head_dim)
+        for column in range(0, 0 if call.is_dotted else call.head_dim, LANES):
             d = min(column, call.head_dim - LANES)
             vstore(target + 4 * d, vmul(_load(source + d * element, call.query_is_bf16), scale))
         for column in range(0, sums_stride, VECTOR_BYTES):

@@ -25,6 +25,11 @@ CASES: dict[str, tuple[Shape, dict[str, Any]]] = {
         Shape(num_heads=3, num_kv_heads=1, head_dim=80, value_dim=80, dtype=torch.bfloat16),
         {},
     ),
+    "bf16-window": (Shape(dtype=torch.bfloat16), {"sliding_window": 51}),
+    "bf16-chunk-softcap": (
+        Shape(num_heads=6, num_kv_heads=2, head_dim=48, value_dim=40, dtype=torch.bfloat16),
+        {"chunk_size": 51, "softcap": 4.0, "sinks": torch.tensor([0.5, -1.0, 3.0, 0.0, 1.0, 2.0])},
+    ),
     "latent": (Shape(num_heads=32, num_kv_heads=1, head_dim=40, value_dim=32, dtype=torch.bfloat16), {}),
     "int8": (Shape(code_dtype=torch.int8), {}),
     "int8-d128": (Shape(head_dim=128, value_dim=128, dtype=torch.bfloat16, code_dtype=torch.int8), {}),
@@ -116,8 +121,9 @@ def test_trees(shape: Shape, options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("poison", [torch.nan, torch.inf])
-def test_unseen_rows_cannot_spoil_a_row(poison: float) -> None:
-    shape = Shape()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_unseen_rows_cannot_spoil_a_row(poison: float, dtype: torch.dtype) -> None:
+    shape = Shape(dtype=dtype)
     clean = random_session(shape, 0, 70, 5)
     expected = bits(attend([chain(clean, 55, 70)], shape, {})[0])
     keys, values, queries = clean.keys.clone(), clean.values.clone(), clean.queries.clone()
