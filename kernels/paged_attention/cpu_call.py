@@ -41,6 +41,11 @@ class CallFields(NamedTuple):
     parents: int
     item_starts: int  # int64 [S+1]: ranges of the sessions' work items
     rows_per_item: int
+    num_parts: int  # units that an item's splits may be divided among
+    joins: int  # 1: folds the splits that a call before has left in parts
+    parts: int  # states [items, max_splits, part_rows]; 0: num_parts is 1
+    max_splits: int
+    part_rows: int
     window_reach: int  # with window_step: as in arguments.Scoring.window
     window_step: int
     sinks: int  # fp32 [Hq]; 0: none
@@ -52,9 +57,8 @@ class CallFields(NamedTuple):
     at_keys: int  # [head_dim, TILE]
     at_values: int  # [TILE, value_dim padded]
     at_scores: int  # [rows, TILE]: scores, then weights
-    at_sums: int  # [rows, value_dim padded]: weighted values so far
-    at_norms: int  # [rows, LANES]: sums of weights so far, per lane
-    at_maxima: int  # [rows]
+    at_states: int  # [rows] states (cpu_splits): of the split that is being computed
+    at_totals: int  # [rows] states: of the splits before it
     at_ranges: int  # int64 [rows, 2]: half-open range of logical positions
     at_slots: int  # int64 [4, TILE]: addresses of the tile's keys and values; if they are codes, of their scales
     at_key_scales: int  # [TILE]; used if the cache is coded

@@ -58,24 +58,24 @@ def _add_half(builder: Builder, pair: Value, line: Value, mask: Value, sums: Val
 
 
 @njit
-def _add_one(weights, values, sums, stride, place, mask):  # type: ignore[no-untyped-def]
+def _add_one(weights, values, stride, sums, place, mask):  # type: ignore[no-untyped-def]
     """sums[0] += weights[0, place] * values[place]."""
     for column in range(0, stride, VECTOR_BYTES):
         _add_half(weights + 4 * (place // 2), values + place // 2 * stride + column, mask, sums + column)
 
 
 @njit
-def add_value_pairs(num_rows, weights, values, sums, stride, first, last):  # type: ignore[no-untyped-def]
+def add_value_pairs(num_rows, weights, values, stride, sums, sums_stride, first, last):  # type: ignore[no-untyped-def]
     """sums += weights[:, first:last] @ values[first:last]; several rows only where first and last are even."""
     if first % 2 == 1:
-        _add_one(weights, values, sums, stride, first, _SECOND)
+        _add_one(weights, values, stride, sums, first, _SECOND)
         first += 1
     begin, end, column = first // 2, last // 2, 0
     while column + 4 * VECTOR_BYTES <= stride:
-        _add_columns(num_rows, weights, TILE_BYTES, values + column, stride, sums + column, stride, begin, end)
+        _add_columns(num_rows, weights, TILE_BYTES, values + column, stride, sums + column, sums_stride, begin, end)
         column += 4 * VECTOR_BYTES
     while column < stride:
-        _add_column(num_rows, weights, TILE_BYTES, values + column, stride, sums + column, stride, begin, end)
+        _add_column(num_rows, weights, TILE_BYTES, values + column, stride, sums + column, sums_stride, begin, end)
         column += VECTOR_BYTES
     if last % 2 == 1:
-        _add_one(weights, values, sums, stride, last - 1, _FIRST)
+        _add_one(weights, values, stride, sums, last - 1, _FIRST)

@@ -38,8 +38,7 @@ from outrider.kernels.cpu.simd import (
 )
 from outrider.kernels.paged_attention.cpu_dots import ROW_BLOCK, add_value_pairs, score_pairs, vstore_upper
 from outrider.kernels.paged_attention.cpu_loading import TILE, TILE_BYTES, _padded_bytes
-
-NO_SCORE = -1e30  # initial maximum; finite, so that differences are not NaN
+from outrider.kernels.paged_attention.cpu_splits import state_bytes
 
 _add_scores = make_panel(ROW_BLOCK, TILE // LANES, accumulate=False)
 _add_columns = make_panel(ROW_BLOCK, 4, accumulate=True)
@@ -66,23 +65,22 @@ def _final_scores(call, scratch, scores, lane, first, last):  # type: ignore[no-
 def _softmax_row(call, scratch, row, first, last):  # type: ignore[no-untyped-def]
     """Online softmax step: scores of places [first, last) to weights; update the row's maximum, norm and sums."""
     scores = scratch + call.at_scores + row * TILE_BYTES
-    maximum = load_f32(scratch + call.at_maxima + 4 * row)
+    sums = scratch + call.at_states + row * state_bytes(call.value_dim)
+    norms = sums + _padded_bytes(call.value_dim)
+    maximum = load_f32(norms + VECTOR_BYTES)
     a = _final_scores(call, scratch, scores, 0, first, last)
     b = _final_scores(call, scratch, scores, LANES, first, last)
     c = _final_scores(call, scratch, scores, 2 * LANES, first, last)
     d = _final_scores(call, scratch, scores, 3 * LANES, first, last)
     tile_maximum = hmax(vmax(vmax(a, b), vmax(c, d)))
-    norms = scratch + call.at_norms + row * VECTOR_BYTES
     norm = vload(norms)
     if tile_maximum > maximum:
         shrink = vexp(vsplat(maximum - tile_maximum))
         norm = vmul(norm, shrink)
-        stride = _padded_bytes(call.value_dim)
-        sums = scratch + call.at_sums + row * stride
-        for column in range(0, stride, VECTOR_BYTES):
+        for column in range(0, _padded_bytes(call.value_dim), VECTOR_BYTES):
             vstore(sums + column, vmul(vload(sums + column), shrink))
         maximum = tile_maximum
-        store_f32(scratch + call.at_maxima + 4 * row, maximum)
+        store_f32(norms + VECTOR_BYTES, maximum)
     top = vsplat(maximum)
     a, b, c, d = vexp(vsub(a, top)), vexp(vsub(b, top)), vexp(vsub(c, top)), vexp(vsub(d, top))
     if call.is_dotted:
@@ -126,16 +124,17 @@ def _add_values(call, scratch, row, num_rows, first, last):  # type: ignore[no-u
     stride = _padded_bytes(call.value_dim)
     weights = scratch + call.at_scores + row * TILE_BYTES
     values = scratch + call.at_values
-    sums = scratch + call.at_sums + row * stride
+    size = state_bytes(call.value_dim)
+    sums = scratch + call.at_states + row * size
     if call.is_dotted:
-        add_value_pairs(num_rows, weights, values, sums, stride, first, last)
+        add_value_pairs(num_rows, weights, values, stride, sums, size, first, last)
         return
     column = 0
     while column + 4 * VECTOR_BYTES <= stride:
-        _add_columns(num_rows, weights, TILE_BYTES, values + column, stride, sums + column, stride, first, last)
+        _add_columns(num_rows, weights, TILE_BYTES, values + column, stride, sums + column, size, first, last)
         column += 4 * VECTOR_BYTES
     while column < stride:
-        _add_column(num_rows, weights, TILE_BYTES, values + column, stride, sums + column, stride, first, last)
+        _add_column(num_rows, weights, TILE_BYTES, values + column, stride, sums + column, size, first, last)
         column += VECTOR_BYTES
 
 
