@@ -5,6 +5,9 @@ running server to rename a function throughout a file, at temperature 0 and one 
 take turns, so that a change of the machine's speed meets all of them; a row is its setting's fastest repetition. The
 wrong predictions are prose, and the file with its lines in reverse order. The exit code is 1 if a text differs from the
 one without speculation.
+
+What a wrong prediction costs shows on a verifier without draft methods: `suffix` remembers earlier answers, and `ngram`
+reads the prompt, which has the file here.
 """
 
 from __future__ import annotations
@@ -32,7 +35,9 @@ def main() -> None:
     parser.add_argument("--base-url", default="http://127.0.0.1:8000")
     parser.add_argument("--file", type=Path, required=True)
     parser.add_argument("--rename", nargs=2, required=True, metavar=("OLD", "NEW"))
-    parser.add_argument("--methods", default="auto", help="comma-separated; ngram without a prediction comes with them")
+    parser.add_argument(
+        "--methods", default="auto", help="comma-separated; ngram without a prediction is added if it is served"
+    )
     parser.add_argument("--lengths", default="0", help="draft tokens a round, comma-separated; 0: the server decides")
     parser.add_argument("--max-tokens", type=int, default=2000)
     parser.add_argument("--repeat", type=int, default=2)
@@ -43,11 +48,13 @@ def main() -> None:
         f"Rename `{old}` to `{new}` in this file, wherever it is used. Reply with the whole file in one code block, "
         f"nothing else.\n\n```python\n{source}```"
     )
-    settings = _settings(source, arguments.methods.split(","), [int(length) for length in arguments.lengths.split(",")])
+    lengths = [int(length) for length in arguments.lengths.split(",")]
     with httpx.Client(base_url=arguments.base_url, timeout=_TIMEOUT_S) as client:
         body = {"messages": [{"role": "user", "content": question}], "temperature": 0}
         asked(client, {**body, "max_tokens": 2})  # the prompt is in the prefix cache from here on
         body["max_tokens"] = arguments.max_tokens
+        offered = client.get("/v1/models").raise_for_status().json()["data"][0]["draft_methods"]
+        settings = _settings(source, arguments.methods.split(","), lengths, has_ngram="ngram" in offered)
         runs: dict[str, list[Run]] = {name: [] for name in settings}
         for _ in range(arguments.repeat):
             for name, fields in settings.items():
@@ -55,12 +62,11 @@ def main() -> None:
     raise SystemExit(0 if _print_table(runs) else 1)
 
 
-def _settings(source: str, methods: list[str], lengths: list[int]) -> dict[str, dict[str, Any]]:
+def _settings(source: str, methods: list[str], lengths: list[int], *, has_ngram: bool) -> dict[str, dict[str, Any]]:
     """Maps each setting's name to its fields of the request; the first is plain decoding."""
-    settings: dict[str, dict[str, Any]] = {
-        _PLAIN: {"speculation": {"method": "off"}},
-        "ngram, no prediction": {"speculation": {"method": "ngram"}},
-    }
+    settings: dict[str, dict[str, Any]] = {_PLAIN: {"speculation": {"method": "off"}}}
+    if has_ngram:
+        settings["ngram, no prediction"] = {"speculation": {"method": "ngram"}}
     texts = {
         "no prediction": "",
         "the file": source,
