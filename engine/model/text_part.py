@@ -53,7 +53,7 @@ def is_wrapper(config: Any) -> bool:
 
 def model_class(config: Any) -> type[Any] | None:
     """Returns the causal language model class of a checkpoint, or of a text part; None: it is not served."""
-    classes = AutoModelForCausalLM._model_mapping
+    classes: Mapping[type[Any], type[Any]] = AutoModelForCausalLM._model_mapping
     if config.model_type in _NAMED_BY_WRAPPER:
         renaming = get_checkpoint_conversion_mapping(config.model_type)
         register_checkpoint_conversion_mapping(_NAMED_BY_WRAPPER[config.model_type], renaming, overwrite=True)
