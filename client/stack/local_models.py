@@ -13,8 +13,10 @@ from pathlib import Path
 
 from outrider.client.stack.commands import StackSettings
 from outrider.client.stack.processes import Progress
+from outrider.shared.checkpoint.architectures import require_served_architecture
+from outrider.shared.checkpoint.draft_heads import is_draft_head
 from outrider.shared.checkpoint.file_names import older_tokenizer
-from outrider.shared.checkpoint.hub import hub_id, is_here, local_checkpoint
+from outrider.shared.checkpoint.hub import hub_id, is_here, local_checkpoint, parse_hub_name
 from outrider.shared.checkpoint.quantization import require_readable
 from outrider.shared.errors import ConfigError
 
@@ -35,6 +37,7 @@ def with_folders(settings: StackSettings, progress: Progress) -> StackSettings:
 
 def checkpoint_folder(name: str, option: str, progress: Progress) -> str:
     """Returns a model's folder, after a download if needed. Raises ConfigError: it is not available or not readable."""
+    is_target = option == "--model"
     if not is_here(name):
         if name.startswith(_DEMO_MODELS):
             raise ConfigError(
@@ -42,6 +45,10 @@ def checkpoint_folder(name: str, option: str, progress: Progress) -> str:
                 "the demo models are in the source repository, not in the wheel"
             )
         progress(f"looking for {name} on the Hugging Face Hub")
+        if (
+            is_target and (hub_name := parse_hub_name(name)) and not hub_name.file
+        ):  # its config.json first: the weights may take hours
+            _require_served(local_checkpoint(name, option, weights=False), option)
     path = local_checkpoint(name, option)
     if path.endswith(_GGUF_ENDING) and Path(path).is_file():
         progress(f"reading {path}")
@@ -58,7 +65,18 @@ def checkpoint_folder(name: str, option: str, progress: Progress) -> str:
         require_readable(Path(path))
     except ConfigError as error:
         raise ConfigError(f"{option}: {path}: {error.message}") from error
+    if is_target:
+        _require_served(path, option)
     return path
+
+
+def _require_served(folder: str, option: str) -> None:
+    """Raises ConfigError if the model's architecture is not served; silent about draft heads, which have a check."""
+    try:
+        require_served_architecture(Path(folder))
+    except ConfigError as error:
+        if not is_draft_head(Path(folder)):
+            raise ConfigError(f"{option}: {folder}: {error.message}") from error
 
 
 def _made_folder(path: str, option: str) -> str:

@@ -44,8 +44,8 @@ REFUSED = Counter(
         "--default-chat-template-kwargs": 1,
         "No such option: --tool-call-parser-plugin": 1,
         "--kv-cache-dtype": 1,
-        "--tool-call-parser": 42,
-        "--reasoning-parser": 7,
+        "--tool-call-parser": 20,
+        "--reasoning-parser": 4,
         "--speculative-config: method dflash is not served": 3,
         "--speculative-config: method dspark is not served": 1,
     }

@@ -40,6 +40,11 @@ def glm(call: tuple[str, Any]) -> str:
     return f"<tool_call>{call[0]}\n{tags}</tool_call>"
 
 
+def hy(call: tuple[str, Any]) -> str:
+    tags = tagged(call, "<arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value>\n")
+    return f"<tool_call>{call[0]}<tool_sep>\n{tags}</tool_call>"
+
+
 def minimax(call: tuple[str, Any]) -> str:
     tags = tagged(call, '<parameter name="KEY">VALUE</parameter>\n')
     return f'<invoke name="{call[0]}">\n{tags}</invoke>'

@@ -53,6 +53,7 @@ SPECIAL: dict[str, tuple[str, ...]] = {
     "qwen3_coder": ("<tool_call>", "</tool_call>"),
     "seed_oss": ("<seed:tool_call>", "</seed:tool_call>"),
     "minimax_m2": ("<minimax:tool_call>", "</minimax:tool_call>"),
+    "hy_v3": ("<tool_calls>", "</tool_calls>", "<tool_call>", "</tool_call>", "<tool_sep>"),
     "glm45": HERMES,
     "llama4_pythonic": ("<|python_start|>", "<|python_end|>"),
     "lfm2": ("<|tool_call_start|>", "<|tool_call_end|>"),
