@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.gateway.schemas.reading import Reading, Schema, ToolObject, reading_of
+from outrider.gateway.schemas.keywords import Schema
+from outrider.gateway.schemas.reading import Reading, ToolObject, reading_of
 from outrider.gateway.tool_calls.formats import Body, CallFormat
 from outrider.gateway.tool_calls.lark import (
     ANY_TEXT,
