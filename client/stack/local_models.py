@@ -15,7 +15,7 @@ from outrider.client.stack.commands import StackSettings
 from outrider.client.stack.processes import Progress
 from outrider.shared.checkpoint.file_names import older_tokenizer
 from outrider.shared.checkpoint.hub import hub_id, is_here, local_checkpoint
-from outrider.shared.checkpoint.quantization import require_readable
+from outrider.shared.checkpoint.quantization import read_quantization, require_readable
 from outrider.shared.errors import ConfigError
 
 _GGUF_ENDING = ".gguf"
@@ -25,6 +25,8 @@ _DEMO_MODELS = "models/demo-"  # names that `outrider demo` and the defaults of 
 def with_folders(settings: StackSettings, progress: Progress) -> StackSettings:
     """Returns the settings with model names replaced by folders. Raises ConfigError that names the option."""
     folder = checkpoint_folder(settings.model, "--model", progress)
+    if settings.quantization:
+        _require_format(settings.quantization, folder)
     drafts = [checkpoint_folder(name, "--draft-model", progress) for name in settings.draft_folders]
     verifier_args = settings.verifier_args
     served_name = hub_id(settings.model)
@@ -59,6 +61,18 @@ def checkpoint_folder(name: str, option: str, progress: Progress) -> str:
     except ConfigError as error:
         raise ConfigError(f"{option}: {path}: {error.message}") from error
     return path
+
+
+def _require_format(named: str, folder: str) -> None:
+    """Raises ConfigError: vLLM's --quantization names another format than the folder's weights have."""
+    found = read_quantization(Path(folder))
+    has = found.method if found else ""
+    # A kernel may be named behind the format: awq_marlin, gptq_marlin_24.
+    if not has or not named.lower().replace("_", "-").startswith(has.replace("_", "-")):
+        raise ConfigError(
+            f"--quantization: {named} is named, and the weights of {folder} are "
+            f"{f'quantised with {has}' if has else 'not quantised'}; leave the option out, or give another checkpoint"
+        )
 
 
 def _made_folder(path: str, option: str) -> str:

@@ -44,6 +44,7 @@ def ports() -> tuple[str, ...]:
         (("serve", HEAD), f"model: {HEAD} is a draft head of demo-target, not a model; serve its target"),
         (("up", "--draft-model", HYBRID_HEAD), f"{HYBRID_HEAD} is a head of demo-hybrid: its hidden_size is 160"),
         (("serve", TARGET, "--max-model-len", "4k"), "--max-model-len: 4000 is above the 2048 positions of"),
+        (("serve", TARGET, "-q", "awq"), f"--quantization: awq is named, and the weights of {TARGET} are not quantised"),
         (("serve", TARGET, "--kv-cache-memory-bytes", "900T"), "needed: weights"),
         (("demo", "--redis-url", "redis://127.0.0.1:{nobodys}/0"), "--redis-url"),
     ],
