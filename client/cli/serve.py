@@ -243,6 +243,8 @@ def _key_file(keys: list[str], run_dir: Path) -> tuple[str, ...]:
     """The gateway's option for a file of the keys' hashes that only this user may read; none without keys."""
     if not keys:
         return ()
+    if not all(key.strip() for key in keys):
+        raise ConfigError("--api-key: a key is empty; give one, or leave the option out", param="api_key")
     run_dir.mkdir(parents=True, exist_ok=True)
     path = run_dir / "api-keys"
     path.touch(mode=0o600)

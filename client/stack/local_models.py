@@ -46,6 +46,8 @@ def checkpoint_folder(name: str, option: str, progress: Progress) -> str:
         progress(f"looking for {name} on the Hugging Face Hub")
     path = local_checkpoint(name, option)
     if path.endswith(_GGUF_ENDING) and Path(path).is_file():
+        if not _is_gguf(Path(path)):
+            raise ConfigError(f"{option}: {path} is no GGUF file: it does not begin with GGUF")
         progress(f"reading {path}")
         path = _made_folder(path, option)
     elif older := older_tokenizer(Path(path)):
@@ -61,6 +63,11 @@ def checkpoint_folder(name: str, option: str, progress: Progress) -> str:
     except ConfigError as error:
         raise ConfigError(f"{option}: {path}: {error.message}") from error
     return path
+
+
+def _is_gguf(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(4) == b"GGUF"
 
 
 def _require_format(named: str, folder: str) -> None:
