@@ -148,11 +148,11 @@ def test_the_recipes_of_vllm(started: Started, capsys: pytest.CaptureFixture[str
         speculative[said] += any(word.startswith(("--spec", "-sc", "--num-spec")) for word in line)
     known = {said: count for reason in REFUSED.values() for said, count in reason.items()}
     assert refused == {**known, "": len(RECIPES) - sum(known.values())}
-    rows = [f"| taken as they are | | {refused['']} | {speculative['']} |"]
+    rows = [f"| | taken as they are | {refused['']} | {speculative['']} |"]
     for reason, lines in REFUSED.items():
         options = ", ".join(dict.fromkeys(f"`{said.removeprefix('No such option: ').split(':')[0]}`" for said in lines))
-        rows.append(f"| {reason} | {options} | {sum(lines.values())} | {sum(speculative[said] for said in lines)} |")
-    rows.append(f"| all | | {len(RECIPES)} | {speculative.total()} |")
+        rows.append(f"| {options} | {reason} | {sum(lines.values())} | {sum(speculative[said] for said in lines)} |")
+    rows.append(f"| | all | {len(RECIPES)} | {speculative.total()} |")
     table = "\n".join(rows)
     assert table in PAGE.read_text(encoding="utf-8"), f"the table of {PAGE.name} is now\n{table}"
 
