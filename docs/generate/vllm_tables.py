@@ -41,8 +41,8 @@ from outrider.shared.speculative_config import parse_speculative_config
 
 def speculative_config_table() -> str:
     def serve(key: str, value: Any) -> None:
-        for ignored in plan_serving(json.dumps({key: value})).ignored:
-            warnings.warn(ignored, UserWarning, stacklevel=2)
+        for _option, reason in plan_serving(json.dumps({key: value})).ignored:
+            warnings.warn(reason, UserWarning, stacklevel=2)
 
     def services(key: str, value: Any) -> None:
         parse_speculative_config(json.dumps({key: value}))
