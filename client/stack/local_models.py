@@ -17,7 +17,7 @@ from outrider.shared.checkpoint.architectures import require_served_architecture
 from outrider.shared.checkpoint.draft_heads import is_draft_head
 from outrider.shared.checkpoint.file_names import older_tokenizer
 from outrider.shared.checkpoint.hub import hub_id, is_here, local_checkpoint, parse_hub_name
-from outrider.shared.checkpoint.quantization import require_readable
+from outrider.shared.checkpoint.quantization import read_quantization, require_readable
 from outrider.shared.errors import ConfigError
 
 _GGUF_ENDING = ".gguf"
@@ -27,6 +27,8 @@ _DEMO_MODELS = "models/demo-"  # names that `outrider demo` and the defaults of 
 def with_folders(settings: StackSettings, progress: Progress) -> StackSettings:
     """Returns the settings with model names replaced by folders. Raises ConfigError that names the option."""
     folder = checkpoint_folder(settings.model, "--model", progress)
+    if settings.quantization:
+        _require_format(settings.quantization, folder)
     drafts = [checkpoint_folder(name, "--draft-model", progress) for name in settings.draft_folders]
     verifier_args = settings.verifier_args
     served_name = hub_id(settings.model)
@@ -45,12 +47,13 @@ def checkpoint_folder(name: str, option: str, progress: Progress) -> str:
                 "the demo models are in the source repository, not in the wheel"
             )
         progress(f"looking for {name} on the Hugging Face Hub")
-        if (
-            is_target and (hub_name := parse_hub_name(name)) and not hub_name.file
-        ):  # its config.json first: the weights may take hours
+        hub_name = parse_hub_name(name)
+        if is_target and hub_name and not hub_name.file:  # its config.json first: the weights may take hours
             _require_served(local_checkpoint(name, option, weights=False), option)
     path = local_checkpoint(name, option)
     if path.endswith(_GGUF_ENDING) and Path(path).is_file():
+        if not _is_gguf(Path(path)):
+            raise ConfigError(f"{option}: {path} is no GGUF file: it does not begin with GGUF")
         progress(f"reading {path}")
         path = _made_folder(path, option)
     elif older := older_tokenizer(Path(path)):
@@ -77,6 +80,23 @@ def _require_served(folder: str, option: str) -> None:
     except ConfigError as error:
         if not is_draft_head(Path(folder)):
             raise ConfigError(f"{option}: {folder}: {error.message}") from error
+
+
+def _is_gguf(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(4) == b"GGUF"
+
+
+def _require_format(named: str, folder: str) -> None:
+    """Raises ConfigError: vLLM's --quantization names another format than the folder's weights have."""
+    found = read_quantization(Path(folder))
+    has = found.method if found else ""
+    # A kernel may be named behind the format: awq_marlin, gptq_marlin_24.
+    if not has or not named.lower().replace("_", "-").startswith(has.replace("_", "-")):
+        raise ConfigError(
+            f"--quantization: {named} is named, and the weights of {folder} are "
+            f"{f'quantised with {has}' if has else 'not quantised'}; leave the option out, or give another checkpoint"
+        )
 
 
 def _made_folder(path: str, option: str) -> str:
