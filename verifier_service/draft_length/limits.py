@@ -7,9 +7,9 @@ from __future__ import annotations
 
 # share of time; long-run loss of drafting against plain decoding; the noise of a plain rate
 LOSS_SHARE = 0.01
-# plain rounds; the account's maximum and initial credit, the loss that drafting may make at once; enough for shortest
-# looks at two untried methods whose rounds take three plain ones. More only loses more after a turn for the worse
-CREDIT_ROUNDS = 16.0
+# plain rounds; the account's maximum and initial credit, the loss that drafting may make at once; enough for a look at
+# each of three untried methods
+CREDIT_ROUNDS = 24.0
 # share of time; the cost of looks: after a look that cost c seconds, the next one follows c / LOOK_SHARE seconds later
 LOOK_SHARE = 0.004
 # rounds; memory of the ledger's gain, which is added to LOOK_SHARE while nothing is drafted: text that is easy to draft
