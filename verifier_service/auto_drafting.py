@@ -14,8 +14,8 @@ from outrider.drafting.session import LONG_REPORT
 from outrider.shared.draft_policy.draft_methods import DRAFT_METHODS, ONE_PASS, PREDICTION
 from outrider.shared.messages import AutoDrafts, Commit, DraftMethodInfo, LocalDrafts, NextDraft
 from outrider.verifier_service.draft_length.choice import Drafted, DraftLength, RoundSample
+from outrider.verifier_service.draft_length.predicted_drafts import PredictedDrafts
 from outrider.verifier_service.draft_length.prediction import CostsOfPredictions
-from outrider.verifier_service.predicted_drafts import PredictedDrafts
 from outrider.verifier_service.session import LocalDraft, VerifierSession
 from outrider.verifier_service.timing.gathering import LastRound
 from outrider.verifier_service.timing.step_costs import StepCosts

