@@ -14,7 +14,6 @@ from pathlib import Path
 from outrider.client.stack.commands import StackSettings
 from outrider.client.stack.processes import Progress
 from outrider.shared.checkpoint.architectures import require_served_architecture
-from outrider.shared.checkpoint.draft_heads import is_draft_head
 from outrider.shared.checkpoint.file_names import older_tokenizer
 from outrider.shared.checkpoint.hub import hub_id, is_here, local_checkpoint, parse_hub_name
 from outrider.shared.checkpoint.quantization import read_quantization, require_readable
@@ -78,6 +77,8 @@ def _require_served(folder: str, option: str) -> None:
     try:
         require_served_architecture(Path(folder))
     except ConfigError as error:
+        from outrider.shared.checkpoint.draft_heads import is_draft_head  # needs safetensors, which the client lacks
+
         if not is_draft_head(Path(folder)):
             raise ConfigError(f"{option}: {folder}: {error.message}") from error
 
