@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba import types
+from numba import njit, types
 from numba.core import cgutils
 
 from outrider.kernels.cpu.emitters import (
@@ -94,6 +94,23 @@ def make_panel(max_rows: int, num_vectors: int, *, accumulate: bool, of_pairs: b
         builder.position_at_end(done)
 
     return panel
+
+
+def make_row_sums(max_rows: int, *, of_pairs: bool = False) -> Any:
+    """As make_panel with accumulate, for as many columns as b_stride has."""
+    four, one = (make_panel(max_rows, num, accumulate=True, of_pairs=of_pairs) for num in (4, 1))
+
+    @njit
+    def add(num_rows, a, a_stride, b, b_stride, c, c_stride, j_begin, j_end):  # type: ignore[no-untyped-def]
+        column = 0
+        while column + 4 * VECTOR_BYTES <= b_stride:
+            four(num_rows, a, a_stride, b + column, b_stride, c + column, c_stride, j_begin, j_end)
+            column += 4 * VECTOR_BYTES
+        while column < b_stride:
+            one(num_rows, a, a_stride, b + column, b_stride, c + column, c_stride, j_begin, j_end)
+            column += VECTOR_BYTES
+
+    return add
 
 
 def _interleave(builder: Builder, left: Value, right: Value, within: list[int]) -> Value:

@@ -26,7 +26,7 @@ from outrider.kernels.cpu.emitters import (
     splat,
     store,
 )
-from outrider.kernels.cpu.panel import make_panel
+from outrider.kernels.cpu.panel import make_panel, make_row_sums
 from outrider.kernels.cpu.simd import Vec16, operation
 from outrider.kernels.paged_attention.cpu_loading import TILE, TILE_BYTES
 
@@ -36,8 +36,7 @@ _FIRST, _SECOND = 0xFFFF, -0x10000  # masks of the two bf16 of a pair
 _i, _v = types.int64, Vec16()
 
 score_pairs = make_panel(ROW_BLOCK, TILE // LANES, accumulate=False, of_pairs=True)
-_add_columns = make_panel(ROW_BLOCK, 4, accumulate=True, of_pairs=True)
-_add_column = make_panel(ROW_BLOCK, 1, accumulate=True, of_pairs=True)
+_add_weighted = make_row_sums(ROW_BLOCK, of_pairs=True)
 
 
 @operation(types.void, _i, _v)
@@ -70,12 +69,6 @@ def add_value_pairs(num_rows, weights, values, stride, sums, sums_stride, first,
     if first % 2 == 1:
         _add_one(weights, values, stride, sums, first, _SECOND)
         first += 1
-    begin, end, column = first // 2, last // 2, 0
-    while column + 4 * VECTOR_BYTES <= stride:
-        _add_columns(num_rows, weights, TILE_BYTES, values + column, stride, sums + column, sums_stride, begin, end)
-        column += 4 * VECTOR_BYTES
-    while column < stride:
-        _add_column(num_rows, weights, TILE_BYTES, values + column, stride, sums + column, sums_stride, begin, end)
-        column += VECTOR_BYTES
+    _add_weighted(num_rows, weights, TILE_BYTES, values, stride, sums, sums_stride, first // 2, last // 2)
     if last % 2 == 1:
         _add_one(weights, values, stride, sums, last - 1, _FIRST)

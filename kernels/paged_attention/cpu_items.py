@@ -187,13 +187,12 @@ def _attend_shared(call, scratch, session, kv_head, num_packed, tile_begin, end)
 
 
 @njit
-def _attend_item(call, scratch, session, kv_head, row_begin, row_end):  # type: ignore[no-untyped-def]
+def _attend_item(call, scratch, session, kv_head, row_begin, row_end, begin, shared_end):  # type: ignore[no-untyped-def]
     """Attention of relative rows [row_begin, row_end) of a session over one key/value head, split by split."""
     first_row = load_i32(call.query_starts + 4 * session)
     context_len = load_i32(call.context_lens + 4 * session)
     tree_start = load_i32(call.tree_starts + 4 * session)
     num_packed, size = (row_end - row_begin) * call.group, state_bytes(call.value_dim)
-    begin, shared_end = _set_ranges(call, scratch, session, row_begin, row_end)
     _load_queries(call, scratch, kv_head, first_row + row_begin, first_row + row_end)
     _init_states(call, scratch, kv_head, num_packed, -1)
     has_one_split = _num_splits(begin, context_len + row_end) == 1
@@ -212,11 +211,10 @@ def _attend_item(call, scratch, session, kv_head, row_begin, row_end):  # type: 
 
 
 @njit
-def _attend_part(call, scratch, session, kv_head, row_begin, row_end, part, states):  # type: ignore[no-untyped-def]
+def _attend_part(call, scratch, session, kv_head, row_begin, row_end, begin, end, part, states):  # type: ignore[no-untyped-def]
     """A part's share of an item's splits; states: where those of the item are kept."""
     first_row = load_i32(call.query_starts + 4 * session)
     num_packed, size = (row_end - row_begin) * call.group, state_bytes(call.value_dim)
-    begin, end = _set_ranges(call, scratch, session, row_begin, row_end)
     _load_queries(call, scratch, kv_head, first_row + row_begin, first_row + row_end)
     first_split, num_splits = begin // SPLIT, _num_splits(begin, end)
     share = (num_splits + call.num_parts - 1) // call.num_parts
@@ -229,15 +227,14 @@ def _attend_part(call, scratch, session, kv_head, row_begin, row_end, part, stat
 
 
 @njit
-def _join_parts(call, scratch, session, kv_head, row_begin, row_end, states):  # type: ignore[no-untyped-def]
+def _join_parts(call, scratch, session, kv_head, row_begin, row_end, num_splits, states):  # type: ignore[no-untyped-def]
     """Folds an item's splits and writes its rows."""
     first_row = load_i32(call.query_starts + 4 * session)
     num_packed, size = (row_end - row_begin) * call.group, state_bytes(call.value_dim)
-    begin, end = _set_ranges(call, scratch, session, row_begin, row_end)
     for packed in range(num_packed):
         total = scratch + call.at_totals + packed * size
         clear_state(total, call.value_dim)
-        for index in range(_num_splits(begin, end)):
+        for index in range(num_splits):
             fold(total, states + (index * call.part_rows + packed) * size, call.value_dim)
     _store_rows(call, scratch + call.at_totals, kv_head, first_row + row_begin, first_row + row_end)
 
@@ -245,15 +242,6 @@ def _join_parts(call, scratch, session, kv_head, row_begin, row_end, states):  #
 @njit
 def _num_splits(begin, end):  # type: ignore[no-untyped-def]
     return (end - 1) // SPLIT - begin // SPLIT + 1
-
-
-@njit
-def _is_divided(call, scratch, session, row_begin, row_end):  # type: ignore[no-untyped-def]
-    """Whether an item's splits are computed by several units: several splits, and no rows with tiles of their own."""
-    if call.num_parts == 1 or load_i32(call.tree_starts + 4 * session) < row_end:
-        return False
-    begin, end = _set_ranges(call, scratch, session, row_begin, row_end)
-    return _num_splits(begin, end) > 1
 
 
 @njit
@@ -272,12 +260,15 @@ def run_item(address, unit, thread):  # type: ignore[no-untyped-def]
     start, stop = load_i32(call.query_starts + 4 * session), load_i32(call.query_starts + 4 * session + 4)
     row_end = min(row_begin + call.rows_per_item, stop - start)
     kv_head = within % call.num_kv_heads
-    is_divided = _is_divided(call, scratch, session, row_begin, row_end)
+    begin, end = _set_ranges(call, scratch, session, row_begin, row_end)
+    num_splits = _num_splits(begin, end)
+    # Tree rows have tiles of their own: their item stays whole.
+    is_divided = call.num_parts > 1 and num_splits > 1 and load_i32(call.tree_starts + 4 * session) >= row_end
     states = call.parts + item * call.max_splits * call.part_rows * state_bytes(call.value_dim)
     if call.joins:
         if is_divided:
-            _join_parts(call, scratch, session, kv_head, row_begin, row_end, states)
+            _join_parts(call, scratch, session, kv_head, row_begin, row_end, num_splits, states)
     elif is_divided:
-        _attend_part(call, scratch, session, kv_head, row_begin, row_end, part, states)
+        _attend_part(call, scratch, session, kv_head, row_begin, row_end, begin, end, part, states)
     elif part == 0:
-        _attend_item(call, scratch, session, kv_head, row_begin, row_end)
+        _attend_item(call, scratch, session, kv_head, row_begin, row_end, begin, end)

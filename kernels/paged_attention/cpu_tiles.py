@@ -17,7 +17,7 @@ from __future__ import annotations
 from numba import njit
 
 from outrider.kernels.cpu.emitters import LANES, VECTOR_BYTES
-from outrider.kernels.cpu.panel import make_panel
+from outrider.kernels.cpu.panel import make_panel, make_row_sums
 from outrider.kernels.cpu.simd import (
     hmax,
     load_f32,
@@ -41,8 +41,7 @@ from outrider.kernels.paged_attention.cpu_loading import TILE, TILE_BYTES, _padd
 from outrider.kernels.paged_attention.cpu_splits import state_bytes
 
 _add_scores = make_panel(ROW_BLOCK, TILE // LANES, accumulate=False)
-_add_columns = make_panel(ROW_BLOCK, 4, accumulate=True)
-_add_column = make_panel(ROW_BLOCK, 1, accumulate=True)
+_add_weighted = make_row_sums(ROW_BLOCK)
 
 
 @njit
@@ -129,13 +128,7 @@ def _add_values(call, scratch, row, num_rows, first, last):  # type: ignore[no-u
     if call.is_dotted:
         add_value_pairs(num_rows, weights, values, stride, sums, size, first, last)
         return
-    column = 0
-    while column + 4 * VECTOR_BYTES <= stride:
-        _add_columns(num_rows, weights, TILE_BYTES, values + column, stride, sums + column, size, first, last)
-        column += 4 * VECTOR_BYTES
-    while column < stride:
-        _add_column(num_rows, weights, TILE_BYTES, values + column, stride, sums + column, size, first, last)
-        column += VECTOR_BYTES
+    _add_weighted(num_rows, weights, TILE_BYTES, values, stride, sums, size, first, last)
 
 
 @njit
