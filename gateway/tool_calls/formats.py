@@ -222,17 +222,6 @@ CALLS: dict[str, CallFormat] = {
         value_begin="<arg_value>",
         value_end="</arg_value>",
     ),
-    "hy_v3": CallFormat(
-        Body.TAGGED,
-        "<tool_call>",
-        "</tool_call>",
-        section=("<tool_calls>", "</tool_calls>"),
-        separator="<tool_sep>",
-        key_begin="<arg_key>",
-        key_ends=_ARGUMENT_TAG,
-        value_begin="<arg_value>",
-        value_end="</arg_value>",
-    ),
     "pythonic": CallFormat(Body.PYTHONIC, "<|python_start|>", "<|python_end|>", bare=True),
     "lfm2": CallFormat(Body.PYTHONIC, "<|tool_call_start|>", "<|tool_call_end|>"),
     "olmo3": CallFormat(Body.PYTHONIC, "<function_calls>", "</function_calls>"),
@@ -255,6 +244,7 @@ for _name, _same in (
     ("step3p5", "qwen3_coder"),
 ):
     CALLS[_name] = CALLS[_same]
+CALLS["hy_v3"] = replace(CALLS["glm45"], section=("<tool_calls>", "</tool_calls>"), separator="<tool_sep>")
 CALLS["dots"] = replace(CALLS["minimax_m2"], section=("<dots_function_call>", "</dots_function_call>"))
 CALLS["deepseek_v4"] = replace(CALLS["deepseek_v32"], section=(f"<{_DSML}tool_calls>", f"</{_DSML}tool_calls>"))
 
