@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from outrider.drafting.growth.draft import ROOT, Draft
-from outrider.drafting.methods.paged_head import PagedHead
+from outrider.drafting.paged.paged_head import PagedHead
 from outrider.drafting.session import DraftSession
 from outrider.drafting.vocabulary.target_vocabulary import TargetVocabulary
 from outrider.engine.attention.batch import SessionRows

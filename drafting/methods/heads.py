@@ -19,11 +19,11 @@ from outrider.drafting.checkpoints.mtp import load_mtp
 from outrider.drafting.checkpoints.target_weights import TargetWeights, load_target_weights
 from outrider.drafting.methods.eagle import EagleNet
 from outrider.drafting.methods.growing import GrowingMethod
-from outrider.drafting.methods.head_forward import HeadForward, recorded_chains
 from outrider.drafting.methods.interface import DraftMethod
 from outrider.drafting.methods.medusa import MedusaNet
 from outrider.drafting.methods.mlp_speculator import MlpSpeculatorNet
-from outrider.drafting.methods.paged_head import PagedHead
+from outrider.drafting.paged.head_forward import HeadForward, recorded_chains
+from outrider.drafting.paged.paged_head import PagedHead
 from outrider.drafting.settings import MethodSettings
 from outrider.drafting.vocabulary.target_vocabulary import TargetVocabulary
 from outrider.engine.attention.ops import AttentionOps, resolve_attention_ops

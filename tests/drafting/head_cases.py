@@ -21,10 +21,10 @@ from outrider.drafting.heads.mlp_speculator import MlpSpeculator, MlpSpeculatorC
 from outrider.drafting.heads.mtp import MtpConfig, MtpHead
 from outrider.drafting.methods.eagle import EagleNet
 from outrider.drafting.methods.growing import GrowingMethod
-from outrider.drafting.methods.head_forward import HeadForward, recorded_chains
 from outrider.drafting.methods.medusa import MedusaNet
 from outrider.drafting.methods.mlp_speculator import MlpSpeculatorNet
-from outrider.drafting.methods.paged_head import PagedHead
+from outrider.drafting.paged.head_forward import HeadForward, recorded_chains
+from outrider.drafting.paged.paged_head import PagedHead
 from outrider.drafting.session import DraftSession
 from outrider.drafting.vocabulary.target_vocabulary import TargetVocabulary
 from outrider.engine.attention.layer import ATTENTION_NAME, register_attention

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from outrider.drafting.checkpoints.mtp import load_mtp
-from outrider.drafting.methods.paged_head import PagedHead
+from outrider.drafting.paged.paged_head import PagedHead
 from outrider.engine.attention.batch import SessionRows
 from outrider.engine.attention.ops import resolve_attention_ops
 from tests.drafting.mtp_targets import HIDDEN, save_mtp_target

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from outrider.drafting.heads.eagle3 import Eagle3Config, Eagle3Head
-from outrider.drafting.methods.paged_head import PagedHead
+from outrider.drafting.paged.paged_head import PagedHead
 from outrider.engine.attention.batch import SessionRows
 from outrider.engine.attention.layer import ATTENTION_NAME
 from outrider.engine.attention.ops import resolve_attention_ops

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from outrider.drafting.methods.paged_head import PagedHead
+from outrider.drafting.paged.paged_head import PagedHead
 from outrider.drafting.vocabulary.target_vocabulary import TargetVocabulary
 from outrider.engine.attention.batch import ForwardBatch
 from outrider.engine.run.cpu_graphs import most_rows_per_session, most_threads
