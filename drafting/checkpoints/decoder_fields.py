@@ -1,7 +1,7 @@
-"""Reads the decoder layers of an EAGLE checkpoint, from a Llama-like config and its tensors' names.
+"""Reads the decoder layers of a head's checkpoint, from a Llama-like config and its tensors' names.
 
 Biases and per-head norms are detected from the tensors: Qwen checkpoints have them without saying so in the config. Not
-here: what is specific to EAGLE-1 (eagle.py) or EAGLE-3 (eagle3.py).
+here: what is specific to a kind of head (eagle.py, eagle3.py, block.py).
 """
 
 from __future__ import annotations
@@ -26,10 +26,19 @@ _OPTIONAL_ROPE_NUMBERS = ("beta_fast", "beta_slow", "attention_factor", "mscale"
 MAX_HEAD_DIM = 4096
 
 
-def read_decoder(config: ConfigFields, table: TensorTable, target: TargetWeights, first_layer: str) -> DecoderConfig:
-    """Reads the decoder's config. first_layer: the first layer's name in the file, "layers.0" or "midlayer".
+def read_decoder(
+    config: ConfigFields,
+    table: TensorTable,
+    target: TargetWeights,
+    first_layer: str,
+    *,
+    rope_theta: float = 10000.0,
+    may_slide: bool = False,
+) -> DecoderConfig:
+    """Reads the decoder's config.
 
-    Raises CheckpointRefused.
+    first_layer: the first layer's name in the file, "layers.0" or "midlayer". rope_theta: where the config has none.
+    may_slide: the caller reads the layers' windows. Raises CheckpointRefused.
     """
     folder = table.folder
     hidden_size = config.integer("hidden_size")
@@ -39,7 +48,8 @@ def read_decoder(config: ConfigFields, table: TensorTable, target: TargetWeights
     if hidden_size % num_heads and config.get("head_dim") is None:
         raise CheckpointRefused(config.file, f"hidden_size {hidden_size} is not a multiple of its {num_heads} heads")
     num_layers = config.integer("num_hidden_layers", 1, maximum=max(1, len(table.tensors)))
-    require_full_attention(config)
+    if not may_slide:
+        require_full_attention(config)
     for key in ("logit_scale", "logits_scaling"):
         if config.number(key, 1.0) != 1.0:
             raise CheckpointRefused(config.file, f"{key} is {config.get(key)}, only 1 is supported")
@@ -56,7 +66,7 @@ def read_decoder(config: ConfigFields, table: TensorTable, target: TargetWeights
             hidden_act=config.text("hidden_act", "silu"),
             rms_norm_eps=config.number("rms_norm_eps", 1e-6),
             max_position_embeddings=config.integer("max_position_embeddings", 2048, maximum=2**31),
-            rope_parameters=read_rope(config),
+            rope_parameters=read_rope(config, rope_theta),
             qkv_bias=f"{first_layer}.self_attn.q_proj.bias" in table or config.flag("attention_bias"),
             o_bias=f"{first_layer}.self_attn.o_proj.bias" in table,
             mlp_bias=f"{first_layer}.mlp.gate_proj.bias" in table or config.flag("mlp_bias"),
@@ -64,7 +74,7 @@ def read_decoder(config: ConfigFields, table: TensorTable, target: TargetWeights
     return decoder
 
 
-def read_rope(config: ConfigFields) -> Mapping[str, Any]:
+def read_rope(config: ConfigFields, default_theta: float = 10000.0) -> Mapping[str, Any]:
     """Returns rope_parameters of transformers 5, or the equivalent of older rope_theta and rope_scaling.
 
     Raises CheckpointRefused for an unsupported type, naming the supported ones, or for a missing number.
@@ -74,7 +84,7 @@ def read_rope(config: ConfigFields) -> Mapping[str, Any]:
     if rope_type not in ROPE_TYPES:
         cause = f"its RoPE type is {rope_type!r}, supported are {', '.join(ROPE_TYPES)}"
         raise CheckpointRefused(config.file, cause)
-    theta = fields.number("rope_theta", config.number("rope_theta", 10000.0))
+    theta = fields.number("rope_theta", config.number("rope_theta", default_theta))
     found: dict[str, Any] = {"rope_type": rope_type, "rope_theta": theta}
     for key in _ROPE_NUMBERS[rope_type]:
         if key == "original_max_position_embeddings":

@@ -12,7 +12,7 @@ import torch
 
 from outrider.drafting.checkpoints.config_fields import read_config
 from outrider.drafting.checkpoints.decoder_fields import read_decoder
-from outrider.drafting.checkpoints.fill_module import build_on_meta, fill, is_target_embedding
+from outrider.drafting.checkpoints.fill_module import build_on_meta, fill, is_targets
 from outrider.drafting.checkpoints.recognise import require_not_quantised
 from outrider.drafting.checkpoints.target_weights import TargetWeights
 from outrider.drafting.checkpoints.tensor_table import TensorTable
@@ -40,7 +40,7 @@ def load_eagle(
     if not has_lm_head:
         target.require_plain_lm_head(folder)
     ignored = {name for name in table.tensors if name.endswith("rotary_emb.inv_freq")}
-    shares_embedding = is_target_embedding(table, target, dtype)
+    shares_embedding = is_targets(table, "embed_tokens.weight", target.embedding, dtype)
     if shares_embedding:
         ignored.add("embed_tokens.weight")
     head_config = EagleConfig(

@@ -15,7 +15,7 @@ import torch
 from outrider.drafting.checkpoints.config_fields import ConfigFields, read_config
 from outrider.drafting.checkpoints.decoder_fields import read_decoder
 from outrider.drafting.checkpoints.errors import CheckpointRefused, refusing
-from outrider.drafting.checkpoints.fill_module import build_on_meta, fill, is_target_embedding, require_ids
+from outrider.drafting.checkpoints.fill_module import build_on_meta, fill, is_targets, read_d2t
 from outrider.drafting.checkpoints.recognise import foreign_algorithm, require_not_quantised
 from outrider.drafting.checkpoints.target_weights import TargetWeights
 from outrider.drafting.checkpoints.tensor_table import TensorTable
@@ -66,11 +66,11 @@ def load_eagle3(
     target.require_same_tokenizer(folder)
     sources = _sources(table)
     decoder = read_decoder(settings.decoder, table, target, "midlayer" if _has_midlayer(table) else "layers.0")
-    shares_embedding = is_target_embedding(table, target, dtype)
+    shares_embedding = is_targets(table, "embed_tokens.weight", target.embedding, dtype)
     config = _head_config(settings, table, target, decoder, shares_embedding)
     if not config.has_lm_head:
         target.require_plain_lm_head(folder)
-    d2t = _read_d2t(table, config)
+    d2t = read_d2t(table, config.draft_vocab_size, decoder.vocab_size)
     head = build_on_meta(
         table,
         lambda: Eagle3Head(
@@ -167,16 +167,3 @@ def _feature_layers(settings: _Settings, target: TargetWeights) -> tuple[int, ..
     count = settings.own.integer("num_aux_hidden_states", len(found))
     settings.own.require_equal("num_aux_hidden_states", count, len(found), key)
     return found
-
-
-def _read_d2t(table: TensorTable, config: Eagle3Config) -> torch.Tensor | None:
-    """Reads the offsets from draft to target ids; None if the head has the whole vocabulary."""
-    is_reduced = config.draft_vocab_size < config.decoder.vocab_size
-    if "d2t" not in table and not is_reduced:
-        return None
-    if table.shape("d2t") != (config.draft_vocab_size,):
-        cause = f"tensor d2t has shape {list(table.shape('d2t'))}, the config says {[config.draft_vocab_size]}"
-        raise CheckpointRefused(table.folder, cause)
-    d2t = table.integers("d2t")
-    require_ids(table, "d2t", d2t + torch.arange(d2t.numel()), config.decoder.vocab_size)
-    return d2t

@@ -11,7 +11,6 @@ from typing import TypeVar
 import torch
 
 from outrider.drafting.checkpoints.errors import CheckpointRefused, refusing
-from outrider.drafting.checkpoints.target_weights import TargetWeights
 from outrider.drafting.checkpoints.tensor_table import TensorTable
 
 Head = TypeVar("Head", bound=torch.nn.Module)
@@ -73,14 +72,25 @@ def require_ids(table: TensorTable, name: str, token_ids: torch.Tensor, vocab_si
         raise CheckpointRefused(table.folder, f"tensor {name} maps two draft ids to target id {int(repeated[0])}")
 
 
-def is_target_embedding(table: TensorTable, target: TargetWeights, dtype: torch.dtype) -> bool:
-    """Returns whether the head uses the target's embedding: it has none, or one with the same numbers.
+def read_d2t(table: TensorTable, draft_vocab_size: int, vocab_size: int) -> torch.Tensor | None:
+    """Reads the offsets from draft to target ids; None if the head has the whole vocabulary and no offsets."""
+    if "d2t" not in table and draft_vocab_size == vocab_size:
+        return None
+    if table.shape("d2t") != (draft_vocab_size,):
+        cause = f"tensor d2t has shape {list(table.shape('d2t'))}, the config says {[draft_vocab_size]}"
+        raise CheckpointRefused(table.folder, cause)
+    d2t = table.integers("d2t")
+    require_ids(table, "d2t", d2t + torch.arange(d2t.numel()), vocab_size)
+    return d2t
+
+
+def is_targets(table: TensorTable, name: str, matrix: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Returns whether the head uses this matrix of the target: it has none, or one with the same numbers.
 
     Most public checkpoints contain a copy; with 128k tokens, sharing saves a gigabyte.
     """
-    name = "embed_tokens.weight"
     if name not in table:
         return True
-    if table.shape(name) != tuple(target.embedding.shape):
+    if table.shape(name) != tuple(matrix.shape):
         return False
-    return bool(torch.equal(table.floats(name, dtype), target.embedding.to(dtype)))
+    return bool(torch.equal(table.floats(name, dtype), matrix.to(dtype)))

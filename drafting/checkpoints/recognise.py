@@ -14,9 +14,10 @@ from outrider.drafting.checkpoints.target_weights import EMBEDDING_SUFFIXES
 from outrider.drafting.checkpoints.tensor_table import TensorTable
 from outrider.shared.checkpoint.file_names import linked_parts
 
-KINDS = ("draft_model", "medusa", "eagle", "eagle3", "mlp_speculator")
+BLOCK_KINDS = ("dflash", "dspark")
+KINDS = ("draft_model", "medusa", "eagle", "eagle3", "mlp_speculator", *BLOCK_KINDS)
 # Algorithms that checkpoints name but that are not supported.
-_FOREIGN = ("peagle", "dflash2", "dflash", "dspark", "xpress", "domino", "mtp")
+_FOREIGN = ("peagle", "dflash2", "xpress", "domino", "mtp")
 
 
 def recognise(path: str | Path) -> str:
@@ -33,6 +34,10 @@ def recognise(path: str | Path) -> str:
         raise _not_served(folder, "peagle")
     if config.get("speculators_model_type") == "eagle3":
         return "eagle3"
+    block = block_kind(config)
+    if block is not None:
+        require_not_quantised(folder, config)
+        return block
     for kind, matches in _RULES:
         if matches(config, table):
             if kind != "draft_model":  # which the engine reads
@@ -46,14 +51,30 @@ def recognise(path: str | Path) -> str:
 def foreign_algorithm(config: ConfigFields) -> str | None:
     """Returns the unsupported algorithm that config.json names, if any."""
     named = config.get("speculators_model_type")
-    if named is not None and named != "eagle3":
+    if named is not None and named not in ("eagle3", *BLOCK_KINDS):
         return str(named)[:40]
     eagle_config = config.get("eagle_config")
     if isinstance(eagle_config, dict) and eagle_config.get("parallel_draft_step") not in (None, 0, 1):
         return "peagle (eagle_config.parallel_draft_step above 1)"
+    return _named(config, _FOREIGN)
+
+
+def block_kind(config: ConfigFields) -> str | None:
+    """Returns which kind of one-pass block head config.json names, one of BLOCK_KINDS; None: neither."""
+    named = config.get("speculators_model_type")
+    if named is not None:
+        return str(named) if named in BLOCK_KINDS else None
+    nested = config.get("dflash_config")
+    if isinstance(nested, dict) and nested.get("projector_type") == "dspark":
+        return "dspark"
+    return _named(config, BLOCK_KINDS[::-1])
+
+
+def _named(config: ConfigFields, algorithms: tuple[str, ...]) -> str | None:
+    """Returns the first of the algorithms that an architecture, model_type or block of settings is named after."""
     names = [*config.architectures(), str(config.get("model_type"))]
     names.extend(key.removesuffix("_config") for key in config.values if key.endswith("_config"))
-    for algorithm in _FOREIGN:
+    for algorithm in algorithms:
         if any(re.search(rf"(?<![a-z0-9]){algorithm}(?![a-z0-9])", _words(name)) for name in names):
             return algorithm
     return None

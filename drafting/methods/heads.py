@@ -11,18 +11,21 @@ from typing import Any
 
 import torch
 
+from outrider.drafting.checkpoints.block import load_block
 from outrider.drafting.checkpoints.eagle import load_eagle
 from outrider.drafting.checkpoints.eagle3 import load_eagle3
 from outrider.drafting.checkpoints.medusa import load_medusa
 from outrider.drafting.checkpoints.mlp_speculator import load_mlp_speculator
 from outrider.drafting.checkpoints.mtp import load_mtp
 from outrider.drafting.checkpoints.target_weights import TargetWeights, load_target_weights
+from outrider.drafting.methods.block import BlockNet
 from outrider.drafting.methods.eagle import EagleNet
 from outrider.drafting.methods.growing import GrowingMethod
 from outrider.drafting.methods.interface import DraftMethod
 from outrider.drafting.methods.medusa import MedusaNet
 from outrider.drafting.methods.mlp_speculator import MlpSpeculatorNet
 from outrider.drafting.paged.head_forward import HeadForward, recorded_chains
+from outrider.drafting.paged.paged_block import BlockChains, PagedBlock
 from outrider.drafting.paged.paged_head import PagedHead
 from outrider.drafting.settings import MethodSettings
 from outrider.drafting.vocabulary.target_vocabulary import TargetVocabulary
@@ -40,9 +43,12 @@ MAX_EAGLE_DEPTH = 12
 
 @dataclass(frozen=True)
 class _Built:
-    """A net, the target layers it reads, and the number of tokens that it predicts ahead."""
+    """A net, the target layers it reads, and the number of tokens that it predicts ahead.
 
-    net: EagleNet | MedusaNet | MlpSpeculatorNet
+    draws_chains: it can finish plain chains.
+    """
+
+    net: BlockNet | EagleNet | MedusaNet | MlpSpeculatorNet
     hidden_layers: tuple[int, ...]
     takes_hidden_history: bool
     max_depth: int
@@ -95,7 +101,7 @@ def _method(kind: str, path: str, built: _Built, settings: MethodSettings, targe
     )
     eos_token_ids = read_eos_token_ids(settings.target_model, target_config)
     grammars = GrammarCompiler(settings.target_model, target.vocab_size, eos_token_ids)
-    draw_chains = built.net.draw_chains if built.draws_chains or _draws_on_device(settings) else None
+    draw_chains = built.net.draw_chains if built.draws_chains else None
     return GrowingMethod(built.net, info, eos_token_ids=eos_token_ids, grammars=grammars, draw_chains=draw_chains)
 
 
@@ -104,7 +110,8 @@ def _medusa(path: str, target: TargetWeights, dtype: torch.dtype, settings: Meth
     vocabulary = TargetVocabulary(target.vocab_size, heads.token_map)
     num_heads = heads.config.num_heads
     make_row_invariant(heads, _ops(settings).row_backend)
-    return _Built(MedusaNet(heads, vocabulary, dtype, settings.device), (target.num_layers,), False, num_heads)
+    net = MedusaNet(heads, vocabulary, dtype, settings.device)
+    return _Built(net, (target.num_layers,), False, num_heads, draws_chains=_draws_on_device(settings))
 
 
 def _mlp_speculator(path: str, target: TargetWeights, dtype: torch.dtype, settings: MethodSettings) -> _Built:
@@ -113,7 +120,7 @@ def _mlp_speculator(path: str, target: TargetWeights, dtype: torch.dtype, settin
     n_predict = speculator.config.n_predict
     make_row_invariant(speculator, _ops(settings).row_backend)
     net = MlpSpeculatorNet(speculator, vocabulary, dtype, settings.device)
-    return _Built(net, (target.num_layers,), False, n_predict)
+    return _Built(net, (target.num_layers,), False, n_predict, draws_chains=_draws_on_device(settings))
 
 
 def _eagle(path: str, target: TargetWeights, dtype: torch.dtype, settings: MethodSettings) -> _Built:
@@ -124,17 +131,19 @@ def _eagle3(path: str, target: TargetWeights, dtype: torch.dtype, settings: Meth
     return _feature_net(load_eagle3(path, target, dtype), target.vocab_size, dtype, settings)
 
 
+def _block(path: str, target: TargetWeights, dtype: torch.dtype, settings: MethodSettings) -> _Built:
+    head = load_block(path, target, dtype)
+    paged = PagedBlock(head, _ops(settings), dtype, **_memory(settings))
+    chains = BlockChains(paged) if paged.is_recordable else None
+    vocabulary = TargetVocabulary(target.vocab_size, head.target_ids)
+    net = BlockNet(paged, vocabulary, prefill_chunk_size=settings.prefill_chunk_size, chains=chains)
+    depth = head.config.max_num_draft_tokens
+    return _Built(net, net.hidden_layers, True, depth, draws_chains=chains is not None)
+
+
 def _feature_net(head: Any, vocab_size: int, dtype: torch.dtype, settings: MethodSettings) -> _Built:
     vocabulary = TargetVocabulary(vocab_size, head.target_ids)
-    paged = PagedHead(
-        head,
-        _ops(settings),
-        dtype,
-        kv_cache_bytes=settings.kv_cache_mb * 2**20,
-        block_size=settings.block_size,
-        device=settings.device,
-        graphs=not settings.enforce_eager,
-    )
+    paged = PagedHead(head, _ops(settings), dtype, **_memory(settings))
     chains: Any = None
     if _draws_on_device(settings):
         from outrider.engine.sampling.device_chains import DeviceChains  # needs triton, installed on GPU machines
@@ -146,6 +155,16 @@ def _feature_net(head: Any, vocab_size: int, dtype: torch.dtype, settings: Metho
     return _Built(net, net.hidden_layers, True, MAX_EAGLE_DEPTH, draws_chains=chains is not None)
 
 
+def _memory(settings: MethodSettings) -> dict[str, Any]:
+    """Returns the arguments of a head's paged cache."""
+    return {
+        "kv_cache_bytes": settings.kv_cache_mb * 2**20,
+        "block_size": settings.block_size,
+        "device": settings.device,
+        "graphs": not settings.enforce_eager,
+    }
+
+
 def _draws_on_device(settings: MethodSettings) -> bool:
     return _ops(settings).row_backend == "triton"
 
@@ -154,4 +173,11 @@ def _ops(settings: MethodSettings) -> AttentionOps:
     return resolve_attention_ops(settings.attention_backend, torch.device(settings.device))
 
 
-_BUILDERS = {"medusa": _medusa, "mlp_speculator": _mlp_speculator, "eagle": _eagle, "eagle3": _eagle3}
+_BUILDERS = {
+    "medusa": _medusa,
+    "mlp_speculator": _mlp_speculator,
+    "eagle": _eagle,
+    "eagle3": _eagle3,
+    "dflash": _block,
+    "dspark": _block,
+}

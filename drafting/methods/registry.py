@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from outrider.engine.model.loaded import LoadedModel
 
 Report = Callable[[str], None]
-_HEADS = ("eagle3", "eagle", "mlp_speculator", "medusa")
+_HEADS = ("eagle3", "dspark", "dflash", "eagle", "mlp_speculator", "medusa")
 
 
 def build_methods(

@@ -18,7 +18,7 @@ class HeadForward:
 
     def __init__(self, paged_head: PagedHead, vocabulary: TargetVocabulary, *, graphs: bool) -> None:
         """Takes the head. graphs: steps run as CUDA graphs where the device has them."""
-        decoder = paged_head.head.config.decoder  # type: ignore[attr-defined]
+        decoder = paged_head.head.config.decoder
         self._paged = paged_head
         self._vocabulary = vocabulary
         self.device = paged_head.device

@@ -1,4 +1,4 @@
-"""An EAGLE head or MTP layer with its own paged cache: rows in, next features out."""
+"""A head's module with its own paged cache; an EAGLE head or MTP layer: rows in, next features out."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ from outrider.engine.run.cpu_graphs import RecordedForwards
 
 
 class FeatureHead(Protocol):
-    """The interface of EagleHead, Eagle3Head and MtpHead; shapes as in drafting.heads.
+    """The interface of EagleHead, Eagle3Head and MtpHead; shapes as in drafting.heads."""
 
-    Its `config.decoder` has hidden_size, vocab_size and max_position_embeddings.
-    """
+    @property
+    def config(self) -> Any:
+        """Returns a config whose `decoder` has hidden_size, vocab_size and max_position_embeddings."""
+        ...
 
     @property
     def feature_layers(self) -> tuple[int, ...]: ...
@@ -40,15 +42,12 @@ class FeatureHead(Protocol):
     def logits(self, features: torch.Tensor) -> torch.Tensor: ...
 
 
-class PagedHead:
-    """An EAGLE head or MTP layer over a paged cache.
-
-    Row i of a session pairs the feature of position i with token i + 1. Not thread-safe.
-    """
+class PagedModule:
+    """A head's module over a paged cache: its layers' keys and values, and leaner modules in place of its own."""
 
     def __init__(
         self,
-        head: FeatureHead,
+        head: Any,
         ops: AttentionOps,
         dtype: torch.dtype,
         *,
@@ -67,38 +66,61 @@ class PagedHead:
         self.dtype = dtype
         self.device = torch.device(device)
         self._ops = ops
-        module: Any = head
-        decoder = module.config.decoder
-        module.to(self.device)
-        pack_linears(module, ops, dtype, self.device)
-        no_features = torch.zeros(decoder.hidden_size, dtype=dtype, device=self.device)
-
-        def run(token_ids: torch.Tensor, position_ids: torch.Tensor, paged: PagedContext) -> object:
-            return head(token_ids, no_features.expand(*token_ids.shape, -1), position_ids, paged=paged)
-
-        keep_latents(module, ops, max_positions=decoder.max_position_embeddings, probe=run)
-        shapes = _layer_shapes(module, ops, run)
+        decoder = head.config.decoder
+        head.to(self.device)
+        pack_linears(head, ops, dtype, self.device)
+        keep_latents(head, ops, max_positions=decoder.max_position_embeddings, probe=self._probe)
+        shapes = _layer_shapes(head, ops, self._probe)
         num_blocks = max(1, kv_cache_bytes // bytes_per_block(shapes, block_size, dtype))
         self._cache = PagedKVCache(
             shapes, num_blocks=num_blocks, block_size=block_size, dtype=dtype, device=self.device, ops=ops
         )
         self.blocks = BlockManager(num_blocks, block_size)
-        lean = make_lean(module, shapes, ops, max_positions=decoder.max_position_embeddings, probe=run)
-        has_experts = make_row_invariant(module, ops.row_backend).num_routers > 0
+        lean = make_lean(head, shapes, ops, max_positions=decoder.max_position_embeddings, probe=self._probe)
+        has_experts = make_row_invariant(head, ops.row_backend).num_routers > 0
         self.table_width = min(num_blocks, -(-decoder.max_position_embeddings // block_size))
         self.layer_shapes = shapes
         self.is_recordable = (
             graphs and lean.is_whole and not has_experts and self.device.type == "cpu" and ops.backend == "cpu"
         )
+
+    @property
+    def hidden_size(self) -> int:
+        return int(self.head.config.decoder.hidden_size)
+
+    def context(self, batch: ForwardBatch) -> PagedContext:
+        """Returns the attention layers' argument for a batch on the device."""
+        return PagedContext(self._ops, batch, self._cache)
+
+    def _probe(self, token_ids: torch.Tensor, position_ids: torch.Tensor, paged: PagedContext) -> object:
+        """Runs the head over token_ids, position_ids int64 [1, T] of one session, with features of zeros."""
+        raise NotImplementedError
+
+
+class PagedHead(PagedModule):
+    """An EAGLE head or MTP layer over a paged cache.
+
+    Row i of a session pairs the feature of position i with token i + 1. Not thread-safe.
+    """
+
+    head: FeatureHead
+
+    def __init__(
+        self, head: FeatureHead, ops: AttentionOps, dtype: torch.dtype, *, graphs: bool = False, **memory: Any
+    ) -> None:
+        """See PagedModule."""
+        self._no_features = torch.zeros(head.config.decoder.hidden_size, dtype=dtype, device=memory.get("device"))
+        super().__init__(head, ops, dtype, graphs=graphs, **memory)
         self._recorded: RecordedForwards | None = None
         if self.is_recordable:
+            module: Any = head
             self._recorded = RecordedForwards(
                 self._net_forward,
                 module,
-                shapes,
-                vocab_size=decoder.vocab_size,
+                self.layer_shapes,
+                vocab_size=module.config.decoder.vocab_size,
                 table_width=self.table_width,
-                carried_like=no_features,
+                carried_like=self._no_features,
             )
 
     @torch.inference_mode()
@@ -115,8 +137,11 @@ class PagedHead:
     @torch.inference_mode()
     def compute(self, batch: ForwardBatch, features: torch.Tensor) -> torch.Tensor:
         """Runs `forward` for a batch already on the device."""
-        paged = PagedContext(self._ops, batch, self._cache)
+        paged = self.context(batch)
         return self.head(batch.token_ids[None], features[None], batch.position_ids[None], paged=paged)[0]
+
+    def _probe(self, token_ids: torch.Tensor, position_ids: torch.Tensor, paged: PagedContext) -> object:
+        return self.head(token_ids, self._no_features.expand(*token_ids.shape, -1), position_ids, paged=paged)
 
     def _net_forward(
         self, batch: ForwardBatch, features: torch.Tensor | None
@@ -143,4 +168,4 @@ def _layer_shapes(module: torch.nn.Module, ops: AttentionOps, run: Probe) -> lis
     return [probe.layers[index] for index in sorted(probe.layers)]
 
 
-__all__ = ["ATTENTION_NAME", "FeatureHead", "PagedHead"]
+__all__ = ["ATTENTION_NAME", "FeatureHead", "PagedHead", "PagedModule"]

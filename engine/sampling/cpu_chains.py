@@ -11,10 +11,11 @@ Not here: whose chains they are (drafting/methods), the kernels (kernels/cpu/pro
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -47,8 +48,78 @@ class ChainPass(Protocol):
         ...
 
 
-class CpuChains:
-    """Draws chains of one pass over one cache. Not for use from two threads at a time."""
+class RecordedDraws:
+    """Draws the tokens of one kind of program, recorded for each size. Not for use from two threads at a time.
+
+    A size is a key; its inputs are buffers with `calls`, `draws`, `num_tokens` and `clear`.
+    """
+
+    def __init__(self, num_threads: int) -> None:
+        """num_threads: most that a recorded program uses."""
+        from outrider.kernels.cpu.program.arena import Arena  # numba imports slowly
+
+        self._num_threads = num_threads
+        self._arena = Arena(_ARENA_BYTES)
+        self._meetings: Counter[Any] = Counter()
+        self._runs: dict[Any, list[Callable[[], None]]] = {}
+        self._is_refused = False
+
+    def _compute(self, calls: Any, num_tokens: int, cut: Callable[[], None] = lambda: None) -> None:
+        """Runs the calls of a program that draws this many tokens; calls `cut` where a shorter one ends."""
+        raise NotImplementedError
+
+    def _run(
+        self, key: Any, inputs: Any, num_tokens: int, fill: Callable[[], None], without_padding: Callable[[], Any]
+    ) -> None:
+        """Draws what `fill` puts into the inputs. without_padding: returns their calls that check their batch."""
+        runs = self._runs.get(key)
+        self._meetings[key] += 1
+        if runs is None and not self._is_refused and self._meetings[key] >= MEETINGS_BEFORE_RECORDING:
+            runs = self._record(inputs)
+        fill()
+        if runs is not None and key not in self._runs:
+            self._compare(key, runs, inputs, without_padding(), num_tokens)
+        elif runs is not None:
+            runs[num_tokens - 1]()
+        else:
+            self._compute(without_padding(), num_tokens)
+
+    def _record(self, inputs: Any) -> list[Callable[[], None]] | None:
+        """Records the programs that run chains of 1, 2, ... tokens; None if they cannot be recorded."""
+        from outrider.kernels.cpu.program.recorder import Recorder
+        from outrider.kernels.cpu.team import recording
+
+        inputs.clear()
+        recorder = Recorder(self._arena, self._num_threads)
+        try:
+            with recording(recorder), recorder:
+                self._compute(inputs.calls, inputs.num_tokens, recorder.cut)
+        except Exception as error:  # chains that cannot be recorded still run
+            self._refuse(f"{type(error).__name__}: {error}")
+            return None
+        return recorder.recorded_to_cuts()
+
+    def _compare(
+        self, key: Any, runs: list[Callable[[], None]], inputs: Any, without_padding: Any, num_tokens: int
+    ) -> None:
+        """Keeps the recording if it draws what its calls draw one by one; these draw the current chains."""
+        num_sessions = len(without_padding.drawn[0].token_ids)
+        runs[num_tokens - 1]()
+        found = inputs.draws.results(num_tokens, num_sessions)
+        self._compute(without_padding, num_tokens)
+        if all(map(torch.equal, found, inputs.draws.results(num_tokens, num_sessions))):
+            self._runs[key] = runs
+        else:
+            self._refuse("a recording did not repeat the draws of its calls")
+
+    def _refuse(self, reason: str) -> None:
+        self._is_refused = True
+        self._runs.clear()
+        log.info("draft chains are not recorded: %s", reason)
+
+
+class CpuChains(RecordedDraws):
+    """Draws chains of one pass over one cache."""
 
     def __init__(
         self,
@@ -65,21 +136,15 @@ class CpuChains:
 
         given_like: one row of the first forward's input. target_ids: int64, the token ids of the logits; None: the
         logits' own. table_width: largest number of blocks of a session. most_rows_per_session: as in cpu_graphs.
-        num_threads: most that a recorded program uses.
+        num_threads: as in RecordedDraws.
         """
-        from outrider.kernels.cpu.program.arena import Arena  # numba imports slowly
-
+        super().__init__(num_threads)
         self._pass = chain_pass
         self._given_like = given_like
         self._target_ids = None if target_ids is None else target_ids.contiguous()
         self._block_size, self._table_width = block_size, table_width
         self._most_rows_per_session = most_rows_per_session
-        self._num_threads = num_threads
-        self._arena = Arena(_ARENA_BYTES)
         self._sizes: dict[tuple[int, int], Inputs] = {}
-        self._meetings: Counter[tuple[int, int]] = Counter()
-        self._runs: dict[tuple[int, int], list[Callable[[], None]]] = {}
-        self._is_refused = False
 
     def taken(self, rows: Sequence[SessionRows]) -> list[int]:
         """Returns the indices of the sessions that `draw` takes: those with few rows, unless too many."""
@@ -88,7 +153,7 @@ class CpuChains:
             for place, part in enumerate(rows)
             if len(part.token_ids) <= self._most_rows_per_session and len(part.block_ids) <= self._table_width
         ]
-        return places if places and _key_of([len(rows[place].token_ids) for place in places]) is not None else []
+        return places if places and key_of([len(rows[place].token_ids) for place in places]) is not None else []
 
     @torch.inference_mode()
     def draw(
@@ -100,7 +165,7 @@ class CpuChains:
         ValueError if `taken` would not take all rows.
         """
         lens = [len(part.token_ids) for part in rows]
-        key = _key_of(lens)
+        key = key_of(lens)
         if key is None:
             raise ValueError(f"{lens} rows are too many for a chain")
         num_tokens = max(start.draws.num_tokens for start in starts)
@@ -109,72 +174,31 @@ class CpuChains:
             inputs = Inputs(*key, max(num_tokens, LEAST_TOKENS), self._table_width, self._given_like)
             self._sizes[key] = inputs
             self._runs.pop(key, None)
-        runs = self._runs.get(key)
-        self._meetings[key] += 1
-        if runs is None and not self._is_refused and self._meetings[key] >= MEETINGS_BEFORE_RECORDING:
-            runs = self._record(inputs)
-        inputs.fill(rows, given, starts, self._block_size)
-        if runs is not None and key not in self._runs:
-            self._compare(key, runs, inputs, inputs.without_padding(sum(lens), len(rows)), num_tokens)
-        elif runs is not None:
-            runs[num_tokens - 1]()
-        else:
-            self._compute(inputs.without_padding(sum(lens), len(rows)), num_tokens)
-        return inputs.chains([start.draws.num_tokens for start in starts])
 
-    def _compute(self, inputs: Calls, num_tokens: int, cut: Callable[[], None] = lambda: None) -> None:
+        self._run(
+            key,
+            inputs,
+            num_tokens,
+            functools.partial(inputs.fill, rows, given, starts, self._block_size),
+            functools.partial(inputs.without_padding, sum(lens), len(rows)),
+        )
+        return inputs.draws.chains([start.draws.num_tokens for start in starts])
+
+    def _compute(self, calls: Calls, num_tokens: int, cut: Callable[[], None] = lambda: None) -> None:
         from outrider.kernels.row_laws.cpu_draws import draw
 
-        logits, carried = self._pass.first(inputs.first, inputs.given)
+        logits, carried = self._pass.first(calls.first, calls.given)
         for depth in range(num_tokens):
             if depth > 0:
                 cut()
-                logits, carried = self._pass.step(inputs.steps[depth - 1], carried)
+                logits, carried = self._pass.step(calls.steps[depth - 1], carried)
             draw(
                 logits.float(),
-                inputs.tables[depth],
-                inputs.drawn[depth],
+                calls.tables[depth],
+                calls.drawn[depth],
                 target_ids=self._target_ids,
                 law_total=LAW_TOTAL,
             )
-
-    def _record(self, inputs: Inputs) -> list[Callable[[], None]] | None:
-        """Records the programs that run chains of 1, 2, ... tokens; None if they cannot be recorded."""
-        from outrider.kernels.cpu.program.recorder import Recorder
-        from outrider.kernels.cpu.team import recording
-
-        inputs.clear()
-        recorder = Recorder(self._arena, self._num_threads)
-        try:
-            with recording(recorder), recorder:
-                self._compute(inputs.calls, inputs.num_tokens, recorder.cut)
-        except Exception as error:  # chains that cannot be recorded still run
-            self._refuse(f"{type(error).__name__}: {error}")
-            return None
-        return recorder.recorded_to_cuts()
-
-    def _compare(
-        self,
-        key: tuple[int, int],
-        runs: list[Callable[[], None]],
-        inputs: Inputs,
-        without_padding: Calls,
-        num_tokens: int,
-    ) -> None:
-        """Keeps the recording if it draws what its calls draw one by one; these draw the current chains."""
-        num_sessions = len(without_padding.first.context_lens)
-        runs[num_tokens - 1]()
-        found = inputs.results(num_tokens, num_sessions)
-        self._compute(without_padding, num_tokens)
-        if all(map(torch.equal, found, inputs.results(num_tokens, num_sessions))):
-            self._runs[key] = runs
-        else:
-            self._refuse("a recording did not repeat the draws of its calls")
-
-    def _refuse(self, reason: str) -> None:
-        self._is_refused = True
-        self._runs.clear()
-        log.info("draft chains are not recorded: %s", reason)
 
 
 class ModelPass:
@@ -190,7 +214,7 @@ class ModelPass:
         return self._runner.logits(batch), carried
 
 
-def _key_of(lens: Sequence[int]) -> tuple[int, int] | None:
+def key_of(lens: Sequence[int]) -> tuple[int, int] | None:
     """Returns the padded numbers of committed rows and sessions; None if there are too many."""
     num_sessions = padded_num_rows(len(lens), ROW_BUCKETS)
     if num_sessions is None:

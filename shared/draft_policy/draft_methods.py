@@ -14,9 +14,9 @@ PREDICTION = "prediction"
 WITHOUT_CHECKPOINT = ("suffix", "ngram")
 # From the files of the target itself.
 FROM_TARGET = ("mtp",)
-FROM_CHECKPOINT = ("eagle3", "eagle", "draft_model", "mlp_speculator", "medusa")
+FROM_CHECKPOINT = ("eagle3", "dspark", "dflash", "eagle", "draft_model", "mlp_speculator", "medusa")
 # All tokens of a draft come at once: a longer one hardly takes longer.
-ONE_PASS = frozenset(("medusa", *WITHOUT_CHECKPOINT))
+ONE_PASS = frozenset(("medusa", "dspark", "dflash", *WITHOUT_CHECKPOINT))
 # The order in which `auto` tries them: the method that is right most often first.
 DRAFT_METHODS = (*FROM_TARGET, *FROM_CHECKPOINT, *WITHOUT_CHECKPOINT)
 # vLLM's name -> ours for the same proposals: its GPU n-gram lookup differs in where it is computed.
@@ -25,8 +25,6 @@ _SAME = {"ngram_gpu": "ngram"}
 _OLD_MTP_ENDING = "_mtp"
 # vLLM's methods that are not served -> what to use instead.
 _ELSEWHERE = {
-    "dflash": "its checkpoints are not read; use eagle3 or draft_model",
-    "dspark": "its checkpoints are not read; use eagle3 or draft_model",
     "extract_hidden_states": "it drafts nothing; `outrider train` computes the hidden states that it trains on",
     "custom_class": "no code is loaded by its name; use one of the methods here",
 }

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import transformers
 
+from outrider.drafting.heads.block import BlockConfig, BlockHead
 from outrider.drafting.heads.decoder import DecoderConfig
 from outrider.drafting.heads.eagle import EagleConfig, EagleHead
 from outrider.drafting.heads.eagle3 import Eagle3Config, Eagle3Head
@@ -19,11 +20,13 @@ from outrider.drafting.heads.frozen import FrozenEmbedding, FrozenLinear
 from outrider.drafting.heads.medusa import MedusaConfig, MedusaHeads
 from outrider.drafting.heads.mlp_speculator import MlpSpeculator, MlpSpeculatorConfig
 from outrider.drafting.heads.mtp import MtpConfig, MtpHead
+from outrider.drafting.methods.block import BlockNet
 from outrider.drafting.methods.eagle import EagleNet
 from outrider.drafting.methods.growing import GrowingMethod
 from outrider.drafting.methods.medusa import MedusaNet
 from outrider.drafting.methods.mlp_speculator import MlpSpeculatorNet
 from outrider.drafting.paged.head_forward import HeadForward, recorded_chains
+from outrider.drafting.paged.paged_block import BlockChains, PagedBlock
 from outrider.drafting.paged.paged_head import PagedHead
 from outrider.drafting.session import DraftSession
 from outrider.drafting.vocabulary.target_vocabulary import TargetVocabulary
@@ -56,8 +59,14 @@ KINDS = (
     "medusa",
     "mlp",
     "mlp tied",
+    "dflash",
+    "dflash causal small vocabulary",
+    "dspark",
+    "dspark gated two layers",
+    "dspark rnn",
 )
-RECURRENT = KINDS[:6]
+BLOCKS = KINDS[-5:]
+RECURRENT = (*KINDS[:6], *BLOCKS)  # those with a cache of their own
 # The one-layer model of an MTP head; of a class whose modules all have a lean replacement, so that it is recorded.
 _MTP_LAYER = {
     "vocab_size": VOCAB_SIZE,
@@ -79,6 +88,8 @@ def build_head(kind: str, attention: str, decoder: DecoderConfig = DECODER) -> A
         config = Eagle3Config(decoder, feature_layers=layers, draft_vocab_size=20 if small else 0)
         d2t = torch.sort(torch.randperm(VOCAB_SIZE)[:20]).values - torch.arange(20) if small else None
         head: Any = Eagle3Head(config, **(target | {"lm_head": None}), d2t=d2t)
+    elif kind in BLOCKS:
+        head = _block_head(kind, decoder, target)
     elif kind == "mtp":
         register_attention()
         layer = transformers.LlamaConfig(**_MTP_LAYER, head_dim=decoder.head_dim, attn_implementation=attention)
@@ -96,6 +107,48 @@ def build_head(kind: str, attention: str, decoder: DecoderConfig = DECODER) -> A
         for parameter in head.parameters():
             parameter.add_(0.3 * torch.randn(parameter.shape) / parameter.shape[-1] ** 0.5)
     return head.eval()
+
+
+def _block_head(kind: str, decoder: DecoderConfig, target: dict[str, Any]) -> BlockHead:
+    small, layers = kind.endswith("vocabulary"), 2 if "two" in kind else 1
+    d2t = torch.sort(torch.randperm(VOCAB_SIZE)[:20]).values - torch.arange(20) if small else None
+    config = BlockConfig(
+        dataclasses.replace(decoder, model_type="qwen3", num_hidden_layers=layers),
+        feature_layers=(1, 3, 5),
+        block_size=4 if "dspark" in kind else 5,
+        mask_token_id=7,
+        causal=("causal" in kind or "two" in kind,) * (layers - 1) + ("causal" in kind or "rnn" in kind,),
+        predicts_from_anchor="dspark" in kind,
+        draft_vocab_size=20 if small else 0,
+        markov_rank=16 if "dspark" in kind else 0,
+        markov_kind=next((found for found in ("gated", "rnn") if found in kind), "vanilla"),
+        has_lm_head=small,
+    )
+    return BlockHead(config, **(target | ({"lm_head": None} if small else {})), d2t=d2t)
+
+
+def _block_logits(
+    head: BlockHead, token_ids: Sequence[int], features: torch.Tensor, path: Sequence[int], num_tokens: int
+) -> torch.Tensor:
+    """The logits [draft vocabulary] after a draft path: a block over the whole context, by the head's own modules."""
+    num_context, num_rows = len(features), head.config.num_block_rows(num_tokens)
+    block = torch.tensor([[token_ids[-1], *[head.config.mask_token_id] * (num_rows - 1)]])
+    positions = torch.tensor([[*range(num_context, num_context + num_rows), *range(num_context)]])
+    total = num_rows + num_context
+
+    def attention(is_causal: bool) -> dict[str, torch.Tensor]:
+        sees = torch.zeros(total, total, dtype=torch.bool)
+        sees[:num_rows, num_rows:] = True
+        sees[:num_rows, :num_rows] = torch.ones(num_rows, num_rows).tril().bool() if is_causal else True
+        sees[range(num_rows, total), range(num_rows, total)] = True
+        return {"attention_mask": torch.where(sees, 0.0, float("-inf"))[None, None]}
+
+    outputs = head(block, head.fuse(features)[None], positions, attention)[0]
+    state = None
+    for depth, token in enumerate([token_ids[-1], *path]):
+        row = outputs[head.config.num_silent_rows + depth][None]
+        logits, state = head.biased(head.lm_head(row), row, torch.tensor([token]), state)
+    return logits[0]
 
 
 class Case:
@@ -122,7 +175,13 @@ class Case:
         self.layers = tuple(dict.fromkeys(self.feature_layers))
         self.target_ids = None if target_ids is None else target_ids.tolist()
         ops = resolve_attention_ops(backend, torch.device(device))
-        if kind in RECURRENT:
+        if kind in BLOCKS:
+            memory = {"kv_cache_bytes": kv_cache_bytes, "block_size": 4, "device": device}
+            self.paged = PagedBlock(served, ops, dtype, **memory, graphs=draws)
+            net: Any = BlockNet(
+                self.paged, vocabulary, prefill_chunk_size=16, chains=BlockChains(self.paged) if draws else None
+            )
+        elif kind in RECURRENT:
             self.paged = PagedHead(
                 served, ops, dtype, kv_cache_bytes=kv_cache_bytes, block_size=4, device=device,
                 graphs=draws and backend == "cpu",
@@ -132,7 +191,7 @@ class Case:
                 chains = recorded_chains(self.paged)
             elif draws:
                 chains = DeviceChains(HeadForward(self.paged, vocabulary, graphs=True))
-            net: Any = EagleNet(self.paged, vocabulary, prefill_chunk_size=16, chains=chains)
+            net = EagleNet(self.paged, vocabulary, prefill_chunk_size=16, chains=chains)
         else:
             make_row_invariant(served, ops.row_backend)
             net_type = MedusaNet if kind == "medusa" else MlpSpeculatorNet
@@ -169,8 +228,10 @@ class Case:
         while self.method.advance(session):
             pass
 
-    def logits(self, token_ids: Sequence[int], features: torch.Tensor, path: Sequence[int]) -> np.ndarray:
-        """float [V] after the committed tokens and a draft path, by the oracle."""
+    def logits(
+        self, token_ids: Sequence[int], features: torch.Tensor, path: Sequence[int], num_tokens: int = 4
+    ) -> np.ndarray:
+        """float [V] after the committed tokens and a path of a draft of num_tokens, by the oracle."""
         with torch.inference_mode():
             if self.kind == "medusa":
                 row = self.oracle(features[-1:])[0, len(path)]
@@ -179,6 +240,8 @@ class Case:
                 for depth, token in enumerate([token_ids[-1], *path]):
                     state, rows = self.oracle.step(state, torch.tensor([token]), depth)
                 row = rows[0]
+            elif self.kind in BLOCKS:
+                row = _block_logits(self.oracle, token_ids, features, path, num_tokens)
             else:
                 inputs = self.oracle.fuse(features)[None]
                 tokens = list(token_ids[1:])

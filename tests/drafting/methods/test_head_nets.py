@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from outrider.drafting.growth.draft import ROOT
-from outrider.drafting.methods.eagle import CATCH_UP_ROWS
+from outrider.drafting.paged.feature_rows import CATCH_UP_ROWS
 from outrider.drafting.session import DraftSession
 from outrider.shared.messages import DraftStep, Proposal, SessionSpec
 from outrider.shared.sampling_params import SamplingParams, SpeculationMode
