@@ -59,7 +59,7 @@ def test_what_fails_is_said_with_advice(stack: StackState, run_dir_of_stack: Pat
     """Beside a running stack, whose Redis and ports it knows; a draft of no known kind."""
     head = tmp_path / "odd-head"
     shutil.copytree(HEAD, head)
-    (head / "config.json").write_text('{"architectures": ["DFlashModel"]}')
+    (head / "config.json").write_text('{"architectures": ["DFlash2Model"]}')
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ports = ("--port", str(taken.getsockname()[1]), "--grpc-port", stack.grpc_address.split(":")[1])
         folders = ("--run-dir", str(run_dir_of_stack), "--model", TARGET, "--draft-model", str(head))
@@ -71,7 +71,7 @@ def test_what_fails_is_said_with_advice(stack: StackState, run_dir_of_stack: Pat
     assert "      -> stop the program that listens there, or give another port" in lines
     assert any("the running stack's" in line for line in lines)
     assert "ok    redis keeps: append-only file is on" in lines
-    assert any(line.startswith(f"fail  draft {head}") and "dflash" in line for line in lines)
+    assert any(line.startswith(f"fail  draft {head}") and "dflash2" in line for line in lines)
     assert lines[-1].endswith("2 failed, 0 warnings")
 
 

@@ -40,10 +40,6 @@ REFUSED = {
     },
     "weights quantised at load": {"--quantization": 7},
     "another model configuration than the checkpoint's": {"--hf-overrides": 7},
-    "a draft method that is not served": {
-        "--speculative-config: method dflash is not served": 3,
-        "--speculative-config: method dspark is not served": 1,
-    },
     "another task than generation": {"--runner": 2},
     "code that is loaded by name": {"--logits-processors": 2, "No such option: --tool-call-parser-plugin": 1},
     "a setting that is given elsewhere": {

@@ -60,13 +60,15 @@ KINDS = (
     "mlp",
     "mlp tied",
     "dflash",
-    "dflash causal small vocabulary",
+    "dflash causal sliding small vocabulary",
     "dspark",
     "dspark gated two layers",
     "dspark rnn",
 )
 BLOCKS = KINDS[-5:]
-RECURRENT = (*KINDS[:6], *BLOCKS)  # those with a cache of their own
+FEATURE_HEADS = KINDS[:6]
+RECURRENT = (*FEATURE_HEADS, *BLOCKS)  # those with a cache of their own
+_WINDOW = 6  # positions, of the sliding block head
 # The one-layer model of an MTP head; of a class whose modules all have a lean replacement, so that it is recorded.
 _MTP_LAYER = {
     "vocab_size": VOCAB_SIZE,
@@ -119,6 +121,8 @@ def _block_head(kind: str, decoder: DecoderConfig, target: dict[str, Any]) -> Bl
         mask_token_id=7,
         causal=("causal" in kind or "two" in kind,) * (layers - 1) + ("causal" in kind or "rnn" in kind,),
         predicts_from_anchor="dspark" in kind,
+        sliding_window=_WINDOW if "sliding" in kind else None,
+        sliding=("sliding" in kind,) * layers,
         draft_vocab_size=20 if small else 0,
         markov_rank=16 if "dspark" in kind else 0,
         markov_kind=next((found for found in ("gated", "rnn") if found in kind), "vanilla"),
@@ -140,6 +144,8 @@ def _block_logits(
         sees = torch.zeros(total, total, dtype=torch.bool)
         sees[:num_rows, num_rows:] = True
         sees[:num_rows, :num_rows] = torch.ones(num_rows, num_rows).tril().bool() if is_causal else True
+        if head.config.sliding_window is not None:
+            sees &= positions[0, None] > positions[0, :, None] - head.config.sliding_window
         sees[range(num_rows, total), range(num_rows, total)] = True
         return {"attention_mask": torch.where(sees, 0.0, float("-inf"))[None, None]}
 

@@ -257,3 +257,99 @@ def mlp_tensors(inner: int = 20, n_predict: int = 3, *, is_tied: bool = False) -
 
 def prefixed(tensors: Tensors, prefix: str) -> Tensors:
     return {prefix + name: tensor for name, tensor in tensors.items()}
+
+
+# --- one-pass block heads ------------------------------------------------------------------------------------------
+
+MASK_TOKEN, BLOCK_SIZE, MARKOV_RANK = 5, 4, 6
+
+
+def block_tensors(*, num_layers: int = 1, num_states: int = 3) -> Tensors:
+    """z-lab's names: no embedding and no output head, which are the target's."""
+    tensors = {
+        "fc.weight": numbers(HIDDEN, num_states * HIDDEN, seed=60),
+        "hidden_norm.weight": numbers(HIDDEN, seed=61),
+        "norm.weight": numbers(HIDDEN, seed=62),
+    }
+    for index in range(num_layers):
+        prefix = f"layers.{index}"
+        tensors |= layer_tensors(prefix, seed=100 * index) | {
+            f"{prefix}.input_layernorm.weight": numbers(HIDDEN, seed=63 + index),
+            f"{prefix}.self_attn.q_norm.weight": numbers(HEAD_DIM, seed=65 + index),
+            f"{prefix}.self_attn.k_norm.weight": numbers(HEAD_DIM, seed=67 + index),
+        }
+    return tensors
+
+
+def markov_tensors(kind: str = "vanilla", draft_vocab: int = VOCAB) -> Tensors:
+    """With a confidence head, as published."""
+    rank = MARKOV_RANK
+    tensors = {
+        "markov_head.markov_w1.weight": numbers(VOCAB, rank, seed=70),
+        "markov_head.markov_w2.weight": numbers(draft_vocab, rank, seed=71),
+        "confidence_head.proj.weight": numbers(1, HIDDEN + rank, seed=72),
+        "confidence_head.proj.bias": numbers(1, seed=73),
+    }
+    if kind == "gated":
+        tensors |= {
+            "markov_head.gate_proj.weight": numbers(rank, HIDDEN + rank, seed=74),
+            "markov_head.gate_proj.bias": numbers(rank, seed=75),
+        }
+    if kind == "rnn":
+        tensors |= {
+            "markov_head.joint_proj.weight": numbers(3 * rank, 2 * rank + HIDDEN, seed=76),
+            "markov_head.joint_proj.bias": numbers(3 * rank, seed=77),
+        }
+    return tensors
+
+
+def copies_of_the_targets() -> Tensors:
+    target = target_tensors()
+    return {"embed_tokens.weight": target["model.embed_tokens.weight"], "lm_head.weight": target["lm_head.weight"]}
+
+
+def qwen3_config(**changes: Any) -> dict[str, Any]:
+    return llama_config(model_type="qwen3", num_hidden_layers=1) | changes
+
+
+def zlab_config(nested: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+    block = {"mask_token_id": MASK_TOKEN, "target_layer_ids": [0, 2, 4]} | (nested or {})
+    settings = {"architectures": ["DFlashDraftModel"], "block_size": BLOCK_SIZE, "num_target_layers": NUM_TARGET_LAYERS}
+    return qwen3_config(**settings, dflash_config=block) | changes
+
+
+def deepspec_config(**changes: Any) -> dict[str, Any]:
+    settings = {
+        "architectures": ["Qwen3DSparkModel"],
+        "block_size": BLOCK_SIZE,
+        "mask_token_id": MASK_TOKEN,
+        "target_layer_ids": [-1, 2, 4],
+        "num_target_layers": NUM_TARGET_LAYERS,
+        "markov_rank": MARKOV_RANK,
+        "markov_head_type": "vanilla",
+        "enable_confidence_head": True,
+        "confidence_head_with_markov": True,
+    }
+    return qwen3_config(**settings) | changes
+
+
+def block_speculators_config(kind: str, **changes: Any) -> dict[str, Any]:
+    num_tokens = BLOCK_SIZE if kind == "dspark" else BLOCK_SIZE - 1
+    return {
+        "architectures": ["DFlashSpeculator" if kind == "dflash" else "DSparkSpeculator"],
+        "speculators_model_type": kind,
+        "speculators_version": "0.9.0",
+        "transformer_layer_config": qwen3_config(),
+        "block_size": BLOCK_SIZE,
+        "aux_hidden_state_layer_ids": [1, 3, 5],
+        "mask_token_id": MASK_TOKEN,
+        "draft_vocab_size": DRAFT_VOCAB,
+        "target_hidden_size": HIDDEN,
+        "speculators_config": {"proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": num_tokens}]},
+    } | changes
+
+
+def reduced_tensors() -> Tensors:
+    """What speculators' format has besides: frozen copies, and the maps of a reduced vocabulary."""
+    lm_head = {"lm_head.weight": numbers(DRAFT_VOCAB, HIDDEN, seed=80)}
+    return {"embed_tokens.weight": target_tensors()["model.embed_tokens.weight"]} | lm_head | vocabulary_maps()

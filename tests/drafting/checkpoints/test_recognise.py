@@ -16,7 +16,7 @@ def test_a_plain_model_is_a_draft_model(target_dir: Path) -> None:
     assert recognise(target_dir) == "draft_model"
 
 
-@pytest.mark.parametrize("algorithm", ["peagle", "dflash", "dflash2", "dspark", "xpress", "mtp", "eagle"])
+@pytest.mark.parametrize("algorithm", ["peagle", "dflash2", "xpress", "mtp", "eagle"])
 def test_algorithms_of_speculators_that_are_not_served_are_named(algorithm: str, tmp_path: Path) -> None:
     config = plain.speculators_config(speculators_model_type=algorithm)
     plain.write(tmp_path, config, plain.eagle3_tensors())
@@ -29,9 +29,7 @@ def test_algorithms_of_speculators_that_are_not_served_are_named(algorithm: str,
 @pytest.mark.parametrize(
     ("config", "tensors", "algorithm"),
     [
-        ({"architectures": ["DFlashDraftModel"], "model_type": "qwen3"}, {}, "dflash"),
-        ({"architectures": ["Qwen3DSparkModel"], "model_type": "qwen3"}, {}, "dspark"),
-        (plain.eagle3_config(dflash_config={"mask_token_id": 3}), {}, "dflash"),
+        ({"architectures": ["DFlash2DraftModel"], "model_type": "qwen3", "dflash_config": {}}, {}, "dflash2"),
         (plain.llama_config(model_type="deepseek_mtp"), {}, "mtp"),
         (plain.modelopt_config(parallel_draft_step=4), {}, "peagle"),
         (plain.eagle3_config(), {"mask_hidden": plain.numbers(1, 72)}, "peagle"),
@@ -47,7 +45,7 @@ def test_algorithms_that_are_not_served_are_named_whoever_exported_them(
 
 def test_an_unknown_folder_lists_what_was_found_and_what_is_known(tmp_path: Path) -> None:
     plain.write(tmp_path, {"architectures": ["BertModel"], "model_type": "bert"}, {"pooler.weight": plain.numbers(2)})
-    known = "draft_model, medusa, eagle, eagle3, mlp_speculator"
+    known = "draft_model, medusa, eagle, eagle3, mlp_speculator, dflash, dspark"
     found = "architectures BertModel, model_type 'bert', tensors pooler.weight"
     with pytest.raises(CheckpointRefused, match=rf"{found}. Known: {known}"):
         recognise(tmp_path)

@@ -214,3 +214,54 @@ def causal(num_rows: int) -> torch.Tensor:
 def doubled(tensors: Tensors) -> dict[str, torch.Tensor]:
     """The same tensors in float64."""
     return {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+
+
+def block_outputs(
+    tensors: Tensors,
+    embedding: torch.Tensor,
+    last_token: int,
+    mask_token: int,
+    num_rows: int,
+    states: torch.Tensor,
+    sees_later: list[bool],
+    shape: Shape,
+    window: int | None = None,
+) -> torch.Tensor:
+    """One-pass block heads (DFlash, arXiv 2602.06036; DSpark, arXiv 2607.05147): states [C, layers * H_target] of all
+    positions before the block -> normed outputs [num_rows, H]. sees_later: per layer, of the block's own rows."""
+    num_context = states.shape[0]
+    context = mean_square_norm(linear(tensors, "fc", states), tensors["hidden_norm.weight"], shape.eps)
+    x = embedding[[last_token, *[mask_token] * (num_rows - 1)]]
+    positions = list(range(num_context + num_rows))
+    for index, both_ways in enumerate(sees_later):
+        prefix = f"layers.{index}"
+        normed = mean_square_norm(x, tensors[f"{prefix}.input_layernorm.weight"], shape.eps)
+        allowed = causal(num_context + num_rows)
+        if both_ways:
+            allowed[num_context:, num_context:] = True
+        if window is not None:
+            for row in range(num_context + num_rows):
+                allowed[row, : max(0, row + 1 - window)] = False
+        joined = torch.cat((context, normed))
+        attended = attention(tensors, f"{prefix}.self_attn", joined, positions, allowed, shape)[num_context:]
+        x = x + attended
+        normed = mean_square_norm(x, tensors[f"{prefix}.post_attention_layernorm.weight"], shape.eps)
+        x = x + feed_forward(tensors, f"{prefix}.mlp", normed)
+    return mean_square_norm(x, tensors["norm.weight"], shape.eps)
+
+
+def markov_memory(
+    tensors: Tensors, kind: str, output: torch.Tensor, previous: int, state: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """DSpark's Markov head: (m, next state) after the token `previous`, before output [H]; state [rank]."""
+    memory = tensors["markov_head.markov_w1.weight"][previous]
+    if kind == "gated":
+        gate = linear(tensors, "markov_head.gate_proj", torch.cat((output, memory)))
+        return memory / (1 + torch.exp(-gate)), state
+    if kind == "rnn":
+        gate, candidate, out = linear(tensors, "markov_head.joint_proj", torch.cat((state, memory, output))).split(
+            len(state)
+        )
+        keep = 1 / (1 + torch.exp(-gate))
+        return torch.tanh(out), keep * state + (1 - keep) * torch.tanh(candidate)
+    return memory, state

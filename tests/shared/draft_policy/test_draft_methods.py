@@ -53,7 +53,7 @@ def test_each_method_of_vllm_is_served_or_refused_with_what_to_use_instead(metho
             parse_speculative_config(config_of(method))
 
 
-@pytest.mark.parametrize("method", ["foo", "dflash"])
+@pytest.mark.parametrize("method", ["foo", "custom_class"])
 def test_serve_refuses_it_too(method: str) -> None:
     with pytest.raises(ConfigError, match=f"method '?{method}"):
         plan_serving(config_of(method))
