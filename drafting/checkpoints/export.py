@@ -1,6 +1,7 @@
 """Writes heads in the layouts of other servers; reloading gives the same head, bit for bit.
 
-Medusa and MLP speculator: vLLM's; EAGLE-1: SafeAILab's; EAGLE-3: the speculators format, which vLLM detects.
+Medusa and MLP speculator: vLLM's; EAGLE-1: SafeAILab's; EAGLE-3, DSpark and DFlash: the speculators format, which vLLM
+detects.
 Not here: training them, and whole models (training.export).
 """
 
@@ -15,6 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from outrider.drafting.checkpoints.mlp_speculator import PREFIX
+from outrider.drafting.heads.block import BlockHead
 from outrider.drafting.heads.decoder import DecoderConfig
 from outrider.drafting.heads.eagle import EagleHead
 from outrider.drafting.heads.eagle3 import Eagle3Head
@@ -109,26 +111,9 @@ def export_eagle3(
     tensors = dict(head.state_dict()) | {"lm_head.weight": head.lm_head.weight}
     if with_embedding:
         tensors["embed_tokens.weight"] = head.embed_tokens.weight
-    if head.target_ids is not None:
-        knows = torch.zeros(decoder.vocab_size, dtype=torch.bool)
-        knows[head.target_ids.cpu()] = True
-        tensors["t2d"] = knows
-    proposal = {
-        "proposal_type": "greedy",
-        "speculative_tokens": num_speculative_tokens,
-        "verifier_accept_k": 1,
-        "accept_tolerance": 0.0,
-    }
-    content = {
+    tensors |= _known_tokens(head.target_ids, decoder.vocab_size)
+    content = _speculators_content("eagle3", target, target_architecture, num_speculative_tokens) | {
         "architectures": ["Eagle3Speculator"],
-        "speculators_model_type": "eagle3",
-        "speculators_version": SPECULATORS_VERSION,
-        "speculators_config": {
-            "algorithm": "eagle3",
-            "default_proposal_method": "greedy",
-            "proposal_methods": [proposal],
-            "verifier": {"name_or_path": target, "architectures": [target_architecture]},
-        },
         "transformer_layer_config": _decoder_content(decoder),
         "draft_vocab_size": config.draft_vocab_size,
         "target_hidden_size": config.target_hidden_size,
@@ -138,10 +123,76 @@ def export_eagle3(
         "norm_output": config.norm_output,
         "eagle_aux_hidden_state_layer_ids": list(config.feature_layers) if config.has_fc else None,
         "eagle_config": {"use_aux_hidden_state": config.has_fc},
+    }
+    _write(head, directory, content, tensors, dtype)
+
+
+def export_block(
+    head: BlockHead,
+    directory: Path,
+    *,
+    target: str,
+    target_architecture: str,
+    dtype: torch.dtype | None = None,
+) -> None:
+    """Writes the speculators format of DSpark, or of DFlash for a head that does not predict from its anchor.
+
+    `is_causal` is not of that format: it says, as DFlash's own configs do, that a block's rows see only earlier ones.
+    target: name or path of the model; target_architecture: e.g. "LlamaForCausalLM".
+    """
+    config, decoder = head.config, head.config.decoder
+    kind = "dspark" if config.predicts_from_anchor else "dflash"
+    if any(config.sliding) or len(set(config.causal)) > 1:
+        raise HeadConfigError("only block heads whose layers all see the same can be written")
+    content = _speculators_content(kind, target, target_architecture, config.max_num_draft_tokens) | {
+        "architectures": ["DSparkSpeculator" if kind == "dspark" else "DFlashSpeculator"],
+        "transformer_layer_config": _decoder_content(decoder),
+        "block_size": config.block_size,
+        "aux_hidden_state_layer_ids": list(config.feature_layers),
+        "mask_token_id": config.mask_token_id,
+        "draft_vocab_size": config.draft_vocab_size,
+        "target_hidden_size": config.target_hidden_size,
+        "sample_from_anchor": config.predicts_from_anchor,
+        "is_causal": config.causal[0],
+        "markov_rank": config.markov_rank,
+        "markov_head_type": config.markov_kind,
+        "enable_confidence_head": False,
+    }
+    tensors = dict(head.state_dict()) | _known_tokens(head.target_ids, decoder.vocab_size)
+    _write(head, directory, content, tensors, dtype)
+
+
+def _speculators_content(
+    algorithm: str, target: str, target_architecture: str, num_speculative_tokens: int
+) -> dict[str, Any]:
+    """Returns what the speculators format says of every algorithm."""
+    proposal = {
+        "proposal_type": "greedy",
+        "speculative_tokens": num_speculative_tokens,
+        "verifier_accept_k": 1,
+        "accept_tolerance": 0.0,
+    }
+    return {
+        "speculators_model_type": algorithm,
+        "speculators_version": SPECULATORS_VERSION,
+        "speculators_config": {
+            "algorithm": algorithm,
+            "default_proposal_method": "greedy",
+            "proposal_methods": [proposal],
+            "verifier": {"name_or_path": target, "architectures": [target_architecture]},
+        },
         "embed_requires_grad": False,
         "tie_word_embeddings": False,
     }
-    _write(head, directory, content, tensors, dtype)
+
+
+def _known_tokens(target_ids: torch.Tensor | None, vocab_size: int) -> dict[str, torch.Tensor]:
+    """Returns `t2d`, which of the target's tokens a reduced draft vocabulary has."""
+    if target_ids is None:
+        return {}
+    knows = torch.zeros(vocab_size, dtype=torch.bool)
+    knows[target_ids.cpu()] = True
+    return {"t2d": knows}
 
 
 def _decoder_content(decoder: DecoderConfig) -> dict[str, Any]:

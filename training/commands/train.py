@@ -16,13 +16,13 @@ from outrider.shared.machine.memory import use_huge_pages
 from outrider.training.commands.errors import clear_errors
 from outrider.training.commands.output import Json, print_result, progress_console
 
-_METHODS = "medusa, mlp_speculator, eagle, eagle3, mtp or draft_model"
+_METHODS = "medusa, mlp_speculator, eagle, eagle3, dspark, dflash, mtp or draft_model"
 Data = Annotated[list[Path], typer.Option(help="JSONL from prepare-data, or .txt, .npy, .bin; may be repeated.")]
 EvalData = Annotated[list[Path] | None, typer.Option(help="Held-out data; may be repeated.")]
 Target = Annotated[str, typer.Option(help="The target: folder, .gguf file or Hub id.")]
 TargetName = Annotated[str, typer.Option(help="The target's name in the exported config; empty: --target.")]
 FeatureLayers = Annotated[
-    list[int] | None, typer.Option("--feature-layer", help="eagle3: hidden layer to read; may be repeated.")
+    list[int] | None, typer.Option("--feature-layer", help="eagle3, dspark, dflash: layer to read; may be repeated.")
 ]
 
 
@@ -56,12 +56,18 @@ def train(
     device: Annotated[str, typer.Option(help="cpu, or auto: accelerate's choice.")] = "cpu",
     threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0: torch's choice.")] = 0,
     num_heads: Annotated[int, typer.Option(help="medusa: number of heads; mlp_speculator: number of steps.")] = 4,
-    num_layers: Annotated[int, typer.Option(help="medusa, eagle, draft_model: layers; 0: 1, for draft_model 2.")] = 0,
+    num_layers: Annotated[
+        int, typer.Option(help="medusa, eagle, dspark, dflash, draft_model: layers; 0: 1, for draft_model 2.")
+    ] = 0,
     inner_dim: Annotated[
         int, typer.Option(help="mlp_speculator, draft_model: width; 0: the target's, for draft_model 192.")
     ] = 0,
-    intermediate_size: Annotated[int, typer.Option(help="eagle, eagle3, draft_model: MLP width; 0: the target's.")] = 0,
-    num_attention_heads: Annotated[int, typer.Option(help="eagle, eagle3, draft_model; 0: the target's.")] = 0,
+    intermediate_size: Annotated[
+        int, typer.Option(help="eagle, eagle3, dspark, dflash, draft_model: MLP width; 0: the target's.")
+    ] = 0,
+    num_attention_heads: Annotated[
+        int, typer.Option(help="eagle, eagle3, dspark, dflash, draft_model; 0: the target's.")
+    ] = 0,
     share_lm_head: Annotated[bool, typer.Option(help="medusa: use the target's output head.")] = True,
     tie_weights: Annotated[bool, typer.Option(help="mlp_speculator.")] = True,
     loss: Annotated[
@@ -74,7 +80,11 @@ def train(
     law_weight: Annotated[float, typer.Option(help="eagle: weight of the soft cross-entropy (regression: 1).")] = 0.1,
     feature_noise: Annotated[float, typer.Option(help="eagle: half-width of the uniform feature noise.")] = 0.1,
     fc_bias: Annotated[bool, typer.Option(help="eagle: a bias in the first linear; vLLM does not read one.")] = False,
-    draft_vocab_size: Annotated[int, typer.Option(help="eagle3: number of most frequent tokens to use; 0: all.")] = 0,
+    block_size: Annotated[int, typer.Option(help="dspark, dflash: tokens of a draft; 0: 5.")] = 0,
+    markov_rank: Annotated[int, typer.Option(help="dspark: rank of its Markov head; 0: 64.")] = 0,
+    draft_vocab_size: Annotated[
+        int, typer.Option(help="eagle3, dspark, dflash: number of most frequent tokens to use; 0: all.")
+    ] = 0,
     feature_layer: FeatureLayers = None,
     norm_before_residual: Annotated[bool, typer.Option(help="eagle3.")] = True,
     norm_output: Annotated[bool, typer.Option(help="eagle3: feed the normed feature back.")] = False,
@@ -89,6 +99,8 @@ def train(
       outrider train train --method eagle3 --target models/demo-target --data data.jsonl --output .run/eagle3
 
       outrider train train --method medusa --target ~/llama --data data.jsonl --output .run/medusa --resume
+
+      outrider train train --method dspark --target ~/llama --data data.jsonl --output .run/dspark --optimizer muon
 
       outrider train train --method mtp --target ~/qwen3.5 --data data.jsonl --output .run/mtp
     """
@@ -115,6 +127,8 @@ def train(
                 law_weight=law_weight,
                 feature_noise=feature_noise,
                 fc_bias=fc_bias,
+                block_size=block_size,
+                markov_rank=markov_rank,
                 draft_vocab_size=draft_vocab_size,
                 feature_layers=tuple(feature_layer or ()),
                 norm_before_residual=norm_before_residual,

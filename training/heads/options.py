@@ -11,7 +11,7 @@ from pathlib import Path
 from outrider.training.errors import SettingError
 
 LOSS_NAMES = ("cross_entropy", "acceptance")  # their functions are in scoring.py, which needs torch
-METHODS = ("medusa", "mlp_speculator", "eagle", "eagle3", "mtp", "draft_model")
+METHODS = ("medusa", "mlp_speculator", "eagle", "eagle3", "dspark", "dflash", "mtp", "draft_model")
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class HeadOptions:
     """The options of all methods: counts, widths, and switches."""
 
     num_heads: int = 4  # medusa: heads; mlp_speculator: steps
-    num_layers: int = 0  # medusa: residual blocks per head; eagle, draft_model: layers
+    num_layers: int = 0  # medusa: residual blocks per head; all others but mlp_speculator and mtp: layers
     inner_dim: int = 0  # mlp_speculator: width of its state; draft_model: hidden size
     intermediate_size: int = 0  # eagle, eagle3, draft_model: width of the MLP
     num_attention_heads: int = 0  # eagle, eagle3, draft_model
@@ -31,8 +31,10 @@ class HeadOptions:
     law_weight: float = 0.1  # eagle: weight of the soft cross-entropy; feature regression has 1
     feature_noise: float = 0.1  # eagle: half the width of the uniform noise on the features
     fc_bias: bool = False  # eagle: a bias in the first linear, as in SafeAILab's code; vLLM's module has none
-    draft_vocab_size: int = 0  # eagle3: number of most frequent tokens in the data
-    feature_layers: tuple[int, ...] = ()  # eagle3: target hidden layers, HF numbering
+    block_size: int = 0  # dspark, dflash: tokens of a draft
+    markov_rank: int = 0  # dspark
+    draft_vocab_size: int = 0  # eagle3, dspark, dflash: number of most frequent tokens in the data
+    feature_layers: tuple[int, ...] = ()  # eagle3, dspark, dflash: target hidden layers, HF numbering
     norm_before_residual: bool = True  # eagle3
     norm_output: bool = False  # eagle3: its norm is part of the feature fed back
     save_embedding: bool = True  # eagle, eagle3: the checkpoint includes the target's embedding
@@ -48,7 +50,16 @@ class HeadOptions:
             raise SettingError(f"--num-heads must be at least 1, not {self.num_heads}")
         if self.init is not None and not (self.init / "config.json").is_file():
             raise SettingError(f"--init {self.init} is not a checkpoint folder (no config.json)")
-        sizes = ("num_layers", "inner_dim", "intermediate_size", "num_attention_heads", "ttt_steps", "draft_vocab_size")
+        sizes = (
+            "num_layers",
+            "inner_dim",
+            "intermediate_size",
+            "num_attention_heads",
+            "ttt_steps",
+            "draft_vocab_size",
+            "block_size",
+            "markov_rank",
+        )
         for name in (*sizes, "feature_noise", "law_weight"):
             if getattr(self, name) < 0:
                 raise SettingError(f"--{name.replace('_', '-')} must not be negative, not {getattr(self, name)}")

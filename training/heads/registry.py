@@ -38,6 +38,10 @@ def build_objective(
         from outrider.training.heads.eagle3 import build_eagle3
 
         objective = build_eagle3(options, target, token_counts)
+    elif method in ("dspark", "dflash"):
+        from outrider.training.heads.block import build_block
+
+        objective = build_block(method, options, target, token_counts)
     elif method == "mtp":
         from outrider.training.heads.mtp import build_mtp
 
