@@ -10,6 +10,7 @@ import torch
 from outrider.drafter_service.config import DrafterConfig
 from outrider.drafting.checkpoints import export
 from outrider.drafting.checkpoints.target_weights import TargetWeights
+from outrider.drafting.heads.block import BlockConfig, BlockHead
 from outrider.drafting.heads.decoder import DecoderConfig
 from outrider.drafting.heads.eagle import EagleConfig, EagleHead
 from outrider.drafting.heads.eagle3 import Eagle3Config, Eagle3Head
@@ -19,7 +20,7 @@ from outrider.drafting.methods.heads import build_head_method
 from outrider.drafting.methods.interface import DraftMethod
 from outrider.engine.model.loaded import LoadedModel
 
-HEADS = ("medusa", "mlp_speculator", "eagle", "eagle3")
+HEADS = ("medusa", "mlp_speculator", "eagle", "eagle3", "dspark", "dflash")
 _DEMO = Path(__file__).parents[2] / "models"
 _NUM_AHEAD = 4
 
@@ -48,19 +49,45 @@ def save_random_head(kind: str, target: LoadedModel | TargetWeights, path: Path)
     elif kind == "mlp_speculator":
         config = MlpSpeculatorConfig(vocab_size, hidden_size, n_predict=_NUM_AHEAD, inner_dim=48)
         export.export_mlp_speculator(MlpSpeculator(config), path)
+    elif kind in ("dspark", "dflash"):
+        _save_random_block(kind, target, path)
     else:
         _save_random_eagle(kind, target, path)
 
 
-def _save_random_eagle(kind: str, target: LoadedModel | TargetWeights, path: Path) -> None:
-    decoder = DecoderConfig(
+def _decoder(target: LoadedModel | TargetWeights, **changes: Any) -> DecoderConfig:
+    return DecoderConfig(
         hidden_size=target.hidden_size,
         intermediate_size=100,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=20,
         vocab_size=target.vocab_size,
+        **changes,
     )
+
+
+def _save_random_block(kind: str, target: LoadedModel | TargetWeights, path: Path) -> None:
+    """DSpark causal in the block, with a Markov head; DFlash not, in two layers."""
+    is_dspark = kind == "dspark"
+    num_layers = 1 if is_dspark else 2
+    config = BlockConfig(
+        _decoder(target, model_type="qwen3", num_hidden_layers=num_layers),
+        feature_layers=(0, target.num_layers - 1),
+        block_size=_NUM_AHEAD + (0 if is_dspark else 1),
+        mask_token_id=1,
+        causal=(is_dspark,) * num_layers,
+        predicts_from_anchor=is_dspark,
+        markov_rank=16 if is_dspark else 0,
+        has_embedding=True,
+    )
+    shape = (target.vocab_size, target.hidden_size)
+    head = BlockHead(config, embedding=torch.randn(shape), lm_head=torch.randn(shape))
+    export.export_block(head, path, target=target.path, target_architecture=target.architecture)
+
+
+def _save_random_eagle(kind: str, target: LoadedModel | TargetWeights, path: Path) -> None:
+    decoder = _decoder(target)
     shape = (target.vocab_size, target.hidden_size)
     own: dict[str, Any] = {"embedding": torch.randn(shape), "lm_head": torch.randn(shape)}
     if kind == "eagle":
