@@ -27,7 +27,8 @@ from outrider.shared.messages import LAW_TOTAL, Proposal, SparseLaw
 
 T = TypeVar("T")
 ROOT = -1
-# nodes; number expanded per depth, and most children of each, unless the step sets them
+# nodes; number expanded per depth where each costs a row of a forward, and most children of each, unless the step sets
+# them
 BEAM_WIDTH = 6
 MAX_BRANCHES = 4
 
@@ -54,6 +55,7 @@ class Draft:
     max_nodes: int
     max_depth: int
     max_branches: int = 1
+    beam_width: int = BEAM_WIDTH
     nodes: list[Node] = field(default_factory=list)
     frontier: list[int] = field(default_factory=lambda: [ROOT])
 
@@ -80,7 +82,7 @@ class Draft:
     @property
     def max_rows(self) -> int:
         """Returns an upper bound of the number of `rows`."""
-        return self.max_nodes if self.is_chain else BEAM_WIDTH * self.max_depth
+        return self.max_nodes if self.is_chain else self.beam_width * self.max_depth
 
     @property
     def is_plain_chain(self) -> bool:
@@ -178,7 +180,7 @@ class Draft:
 
     def _num_children(self, position: int) -> int:
         """Returns the number of sampled children; a chain is the shape with one branch."""
-        shape = sampled_shape(self.max_nodes, self.max_depth, self.max_branches, BEAM_WIDTH)
+        shape = sampled_shape(self.max_nodes, self.max_depth, self.max_branches, self.beam_width)
         ranks: list[int] = []
         while position != ROOT:
             ranks.append(self.nodes[position].rank)
@@ -197,7 +199,7 @@ class Draft:
             return list(added) if len(self.nodes) < self.max_nodes else []
         if self._samples:
             return [position for position in added if self._num_children(position)]
-        best = sorted(added, key=lambda position: (-self.nodes[position].joint, position))[:BEAM_WIDTH]
+        best = sorted(added, key=lambda position: (-self.nodes[position].joint, position))[: self.beam_width]
         if len(self.nodes) < self.max_nodes:
             return sorted(best)
         # A child's confidence never exceeds its parent's: below the worst node kept nothing is worth expanding.

@@ -227,7 +227,7 @@ class BlockHead(nn.Module):
                 position_ids=position_ids,
                 position_embeddings=position_embeddings,
             )
-        return self.norm(block) if block.shape[1] else block
+        return self.norm(block) if block.shape[1] else block  # type: ignore[no-any-return]
 
     def biased(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from outrider.drafting.growth.draft import MAX_BRANCHES, Draft
+from outrider.drafting.growth.draft import BEAM_WIDTH, MAX_BRANCHES, Draft
 from outrider.drafting.methods.net import DraftNet
 from outrider.drafting.session import DraftSession
 from outrider.engine.sampling.grammar import GrammarCompiler
@@ -26,13 +26,19 @@ class GrowingMethod:
         eos_token_ids: Sequence[int],
         grammars: GrammarCompiler,
         draw_chains: Callable[[Sequence[Draft]], None] | None = None,
+        beam_width: int = BEAM_WIDTH,
     ) -> None:
-        """Takes the net. draw_chains: draws whole plain chains where the logits are; `grow` draws all others."""
+        """Takes the net.
+
+        draw_chains: draws whole plain chains where the logits are; `grow` draws all others. beam_width: nodes of a tree
+        that are expanded per depth; MAX_TREE_NODES where further nodes take no forward: the tree is then the best one.
+        """
         self.info = info
         self._net = net
         self._eos_token_ids = tuple(eos_token_ids)
         self.grammars: GrammarCompiler | None = grammars
         self._draw_chains = draw_chains
+        self._beam_width = beam_width
         self._processors: dict[int, LogitsProcessor] = {}
 
     def open(self, session: DraftSession) -> None:
@@ -67,7 +73,8 @@ class GrowingMethod:
         max_nodes, max_branches = num_tokens, 1
         if step is not None and step.max_tree_nodes > 1:
             max_nodes, max_branches = min(step.max_tree_nodes, MAX_TREE_NODES), step.max_branches or MAX_BRANCHES
-        return Draft(session, self._processors[id(session)], max_nodes, self._depth(session, num_tokens), max_branches)
+        depth = self._depth(session, num_tokens)
+        return Draft(session, self._processors[id(session)], max_nodes, depth, max_branches, self._beam_width)
 
     def _depth(self, session: DraftSession, num_tokens: int) -> int:
         longest = self.info.max_model_len or len(session.token_ids) + num_tokens

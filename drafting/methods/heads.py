@@ -18,9 +18,10 @@ from outrider.drafting.checkpoints.medusa import load_medusa
 from outrider.drafting.checkpoints.mlp_speculator import load_mlp_speculator
 from outrider.drafting.checkpoints.mtp import load_mtp
 from outrider.drafting.checkpoints.target_weights import TargetWeights, load_target_weights
+from outrider.drafting.growth.draft import BEAM_WIDTH
 from outrider.drafting.methods.block import BlockNet
 from outrider.drafting.methods.eagle import EagleNet
-from outrider.drafting.methods.growing import GrowingMethod
+from outrider.drafting.methods.growing import MAX_TREE_NODES, GrowingMethod
 from outrider.drafting.methods.interface import DraftMethod
 from outrider.drafting.methods.medusa import MedusaNet
 from outrider.drafting.methods.mlp_speculator import MlpSpeculatorNet
@@ -35,6 +36,7 @@ from outrider.engine.model.guards import read_config, resolve_dtype
 from outrider.engine.model.loaded import LoadedModel
 from outrider.engine.model.row_invariance import make_row_invariant
 from outrider.engine.sampling.grammar import GrammarCompiler
+from outrider.shared.draft_policy.draft_methods import ONE_PASS
 from outrider.shared.messages import DraftMethodInfo
 
 # tokens; deepest draft of EAGLE heads and MTP layers; beyond this depth they only continue from their own errors
@@ -102,7 +104,14 @@ def _method(kind: str, path: str, built: _Built, settings: MethodSettings, targe
     eos_token_ids = read_eos_token_ids(settings.target_model, target_config)
     grammars = GrammarCompiler(settings.target_model, target.vocab_size, eos_token_ids)
     draw_chains = built.net.draw_chains if built.draws_chains else None
-    return GrowingMethod(built.net, info, eos_token_ids=eos_token_ids, grammars=grammars, draw_chains=draw_chains)
+    return GrowingMethod(
+        built.net,
+        info,
+        eos_token_ids=eos_token_ids,
+        grammars=grammars,
+        draw_chains=draw_chains,
+        beam_width=MAX_TREE_NODES if kind in ONE_PASS else BEAM_WIDTH,
+    )
 
 
 def _medusa(path: str, target: TargetWeights, dtype: torch.dtype, settings: MethodSettings) -> _Built:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import transformers
 
+from outrider.drafting.growth.draft import BEAM_WIDTH
 from outrider.drafting.heads.block import BlockConfig, BlockHead
 from outrider.drafting.heads.decoder import DecoderConfig
 from outrider.drafting.heads.eagle import EagleConfig, EagleHead
@@ -22,7 +23,7 @@ from outrider.drafting.heads.mlp_speculator import MlpSpeculator, MlpSpeculatorC
 from outrider.drafting.heads.mtp import MtpConfig, MtpHead
 from outrider.drafting.methods.block import BlockNet
 from outrider.drafting.methods.eagle import EagleNet
-from outrider.drafting.methods.growing import GrowingMethod
+from outrider.drafting.methods.growing import MAX_TREE_NODES, GrowingMethod
 from outrider.drafting.methods.medusa import MedusaNet
 from outrider.drafting.methods.mlp_speculator import MlpSpeculatorNet
 from outrider.drafting.paged.head_forward import HeadForward, recorded_chains
@@ -209,6 +210,7 @@ class Case:
             eos_token_ids=(),
             grammars=None,  # type: ignore[arg-type]
             draw_chains=net.draw_chains if draws else None,
+            beam_width=MAX_TREE_NODES if kind in BLOCKS else BEAM_WIDTH,
         )
 
     def open(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 
 PLAIN = ("off_free", "off_step")
 DRAFTERS = (
-    *("ngram", "suffix", "draft_model", "medusa", "mlp_speculator", "eagle", "eagle3"),
+    *("ngram", "suffix", "draft_model", "medusa", "mlp_speculator", "eagle", "eagle3", "dspark", "dflash"),
     *("noise", "oracle"),
 )
 LENGTHS = (1, 2, 3, 5, 8)
@@ -42,7 +42,7 @@ class Cell:
 
 
 def all_cells() -> list[Cell]:
-    """The full product: 6,624 cells."""
+    """The full product: 8,064 cells."""
     drafts = [(drafter, 0, "none") for drafter in PLAIN]
     drafts += list(itertools.product(DRAFTERS, LENGTHS, SHAPES))
     rest = itertools.product(drafts, PARAMETERS, CROWDS, PREFILLS, CACHES)

@@ -116,7 +116,7 @@ class BlockObjective(Objective):
             torch.cat((block_positions, context_positions), dim=1),
             attention,
         )
-        return outputs.view(batch_size, num_anchors, num_rows, -1)
+        return outputs.view(batch_size, num_anchors, num_rows, -1)  # type: ignore[no-any-return]
 
 
 def build_block(

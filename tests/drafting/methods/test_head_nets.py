@@ -11,12 +11,12 @@ import random
 import numpy as np
 import pytest
 
-from outrider.drafting.growth.draft import ROOT
+from outrider.drafting.growth.draft import MAX_BRANCHES, ROOT
 from outrider.drafting.paged.feature_rows import CATCH_UP_ROWS
 from outrider.drafting.session import DraftSession
 from outrider.shared.messages import DraftStep, Proposal, SessionSpec
 from outrider.shared.sampling_params import SamplingParams, SpeculationMode
-from tests.drafting.head_cases import KINDS, RECURRENT, VOCAB_SIZE, Case, Target, prompt_of
+from tests.drafting.head_cases import BLOCKS, KINDS, RECURRENT, VOCAB_SIZE, Case, Target, prompt_of
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -202,3 +202,31 @@ def test_rows_are_shared_only_where_they_are_the_same() -> None:
     assert opened(case, [prompt[0] ^ 1, *prompt[1:]]).hidden.end == 0, "row 0 follows from the first token too"
     assert opened(case, [*prompt[:10], prompt[10] ^ 1, *prompt[11:]]).hidden.end == 8
     assert opened(case, prompt, "another tenant").hidden.end == 0
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_a_tree_of_one_pass_is_the_best_there_is(kind: str) -> None:
+    """Oracle: every path of up to three tokens, of the four likeliest at each place, by its probability."""
+    case = Case(kind)
+    session = case.open(prompt_of(3, 11), GREEDY, SpeculationMode.EXACT)
+    target = Target(case, 11, 3)
+    case.report(session, target, [5], -11, 3)
+    session.step = DraftStep(1, 0, (), 3, max_tree_nodes=12)
+    [proposal] = case.method.propose([session])
+    features = target.features(0, len(session.token_ids) - 1)
+    joints: dict[tuple[int, ...], float] = {}
+    frontier: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(3):
+        found: dict[tuple[int, ...], float] = {}
+        for path, joint in frontier.items():
+            logits = case.logits(session.token_ids, features, path)
+            probs = np.exp(logits - logits.max())
+            for token in np.argsort(-logits)[:MAX_BRANCHES]:
+                found[(*path, int(token))] = joint * float(probs[token] / probs.sum())
+        joints |= found
+        frontier = found
+    best = sorted(joints, key=lambda path: -joints[path])[:12]
+    paths: list[tuple[int, ...]] = []
+    for token, parent in zip(proposal.token_ids, proposal.parents, strict=True):
+        paths.append((*(paths[parent] if parent != ROOT else ()), token))
+    assert set(paths) == set(best)
