@@ -12,9 +12,11 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from outrider.drafting.checkpoints.block import load_block
 from outrider.drafting.checkpoints.eagle import load_eagle
 from outrider.drafting.checkpoints.eagle3 import load_eagle3
 from outrider.drafting.checkpoints.export import (
+    export_block,
     export_eagle,
     export_eagle3,
     export_medusa,
@@ -74,6 +76,17 @@ def to_eagle3(head: Any, folder: Path) -> None:
 
 def to_medusa(heads: Any, folder: Path) -> None:
     export_medusa(heads, folder, target="small target")
+
+
+def to_block(head: Any, folder: Path) -> None:
+    export_block(head, folder, target="small target", target_architecture="LlamaForCausalLM")
+
+
+def block_run(head: Any) -> torch.Tensor:
+    context = head.fuse(random(1, 3, HIDDEN * len(head.feature_layers), seed=9))
+    positions = torch.tensor([[3, 4, 5, 6, 0, 1, 2]])
+    outputs = head(TOKENS, context, positions, lambda _is_causal: {"attention_mask": torch.zeros(1, 1, 7, 7)})[0]
+    return head.biased(head.lm_head(outputs), outputs, TOKENS[0])[0]  # type: ignore[no-any-return]
 
 
 def mapped_medusa() -> MedusaHeads:
@@ -137,6 +150,23 @@ HEADS: dict[str, tuple[Callable[[], Any], Callable[..., None], Callable[..., Any
         load_eager(load_eagle3),
         eagle_run,
         "eagle3",
+    ),
+    "dspark": (small_heads.block_head, to_block, load_eager(load_block), block_run, "dspark"),
+    "dspark, gated, two layers": (
+        lambda: small_heads.block_head(num_layers=2, markov_kind="gated", causal=(False, False)),
+        to_block,
+        load_eager(load_block),
+        block_run,
+        "dspark",
+    ),
+    "dflash, the target's output head": (
+        lambda: small_heads.block_head(
+            draft_vocab_size=0, has_lm_head=False, markov_rank=0, predicts_from_anchor=False, causal=(False,)
+        ),
+        to_block,
+        load_eager(load_block),
+        block_run,
+        "dflash",
     ),
 }
 

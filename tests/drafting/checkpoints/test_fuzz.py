@@ -15,6 +15,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from outrider.drafting.checkpoints.block import load_block
 from outrider.drafting.checkpoints.eagle import load_eagle
 from outrider.drafting.checkpoints.eagle3 import load_eagle3
 from outrider.drafting.checkpoints.errors import CheckpointRefused
@@ -37,6 +38,12 @@ STARTS: dict[str, Start] = {
     "eagle3": (load_eagle3, plain.eagle3_config(), plain.eagle3_tensors()),
     "modelopt": (load_eagle3, plain.modelopt_config(), plain.eagle3_tensors(layer="midlayer")),
     "speculators": (load_eagle3, plain.speculators_config(), plain.eagle3_tensors()),
+    "dflash": (load_block, plain.zlab_config(), plain.block_tensors()),
+    "dspark": (
+        load_block,
+        plain.block_speculators_config("dspark", markov_rank=plain.MARKOV_RANK),
+        plain.block_tensors() | plain.reduced_tensors() | plain.markov_tensors(draft_vocab=plain.DRAFT_VOCAB),
+    ),
 }
 # Keys that loaders read and that the starts do not have.
 FURTHER_KEYS = [
@@ -51,6 +58,15 @@ FURTHER_KEYS = [
         "eagle_config",
     ),
     *("fc_norm", "norm_output", "norm_before_fc", "num_aux_hidden_states", "target_hidden_size", "architectures"),
+    *(
+        "dflash_config",
+        "sample_from_anchor",
+        "is_causal",
+        "use_swa",
+        "swa_window_size",
+        "sliding_window",
+        "projector_type",
+    ),
     *("eagle_aux_hidden_state_layer_ids", "model_type", "speculators_model_type", "quantization_config"),
 ]
 NUMBERS = st.one_of(

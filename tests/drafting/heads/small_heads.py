@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from outrider.drafting.heads.block import BlockConfig, BlockHead
 from outrider.drafting.heads.decoder import DecoderConfig
 from outrider.drafting.heads.eagle import EagleConfig, EagleHead
 from outrider.drafting.heads.eagle3 import Eagle3Config, Eagle3Head
@@ -71,3 +72,26 @@ def medusa_heads(*, shares_lm_head: bool = False) -> MedusaHeads:
 def mlp_speculator(*, tie_weights: bool = False) -> MlpSpeculator:
     config = MlpSpeculatorConfig(VOCAB, HIDDEN, 30, n_predict=3, tie_weights=tie_weights, scale_input=True)
     return randomised(MlpSpeculator(config), 6)
+
+
+def block_head(*, num_layers: int = 1, attn_implementation: str = "eager", **settings: Any) -> BlockHead:
+    """DSpark over a reduced vocabulary, unless the settings say otherwise."""
+    config = BlockConfig(
+        decoder_config(num_hidden_layers=num_layers, model_type="qwen3"),
+        **{
+            "feature_layers": (1, 3, 4),
+            "block_size": 4,
+            "mask_token_id": 7,
+            "causal": (True,) * num_layers,
+            "predicts_from_anchor": True,
+            "draft_vocab_size": DRAFT_VOCAB,
+            "markov_rank": 6,
+        }
+        | settings,
+    )
+    reduced = config.draft_vocab_size < VOCAB
+    d2t = 2 * torch.arange(DRAFT_VOCAB) if reduced else None
+    lm_head = None if reduced else random(VOCAB, HIDDEN, seed=2) / 6
+    embedding = random(VOCAB, HIDDEN, seed=1)
+    head = BlockHead(config, embedding=embedding, lm_head=lm_head, d2t=d2t, attn_implementation=attn_implementation)
+    return randomised(head, 8)  # type: ignore[no-any-return]
