@@ -1,4 +1,4 @@
-"""EAGLE-3 checkpoints: SafeAILab and SpecForge (`midlayer.*` or `layers.0.*`), ModelOpt, and the speculators format.
+"""EAGLE-3 and P-EAGLE checkpoints: SafeAILab, SpecForge, Amazon (`midlayer.*` or `layers.0.*`), ModelOpt, speculators.
 
 They differ in where config.json has the settings and in the layer's name. Not here: the head itself
 (drafting.heads.eagle3), EAGLE-1 (eagle.py).
@@ -6,6 +6,7 @@ They differ in where config.json has the settings and in the layer's name. Not h
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,9 @@ from outrider.drafting.heads.decoder import DecoderConfig
 from outrider.drafting.heads.eagle3 import Eagle3Config, Eagle3Head, default_feature_layers
 from outrider.engine.attention.layer import ATTENTION_NAME
 
+# P-EAGLE's tensor, by which such a head is recognised, and the names of its mask token in several trainers' configs.
+_MASK_HIDDEN = "mask_hidden"
+_MASK_KEYS = ("mask_token_id", "ptd_token_id", "pard_token")
 _OLD_FC_NORMS = ("aux_norm_low", "aux_norm_mid", "aux_norm_high")
 # Tensors that only trainers use, or that are derived from others.
 _USELESS = re.compile(r"t2d|verifier_(norm|lm_head)\.weight|.*rotary_emb\.inv_freq")
@@ -71,6 +75,9 @@ def load_eagle3(
     if not config.has_lm_head:
         target.require_plain_lm_head(folder)
     d2t = read_d2t(table, config.draft_vocab_size, decoder.vocab_size)
+    given = {} if d2t is None else {"d2t": d2t}
+    if config.mask_token_id is not None:
+        given["mask_hidden"] = _mask_hidden(table, config, dtype)
     head = build_on_meta(
         table,
         lambda: Eagle3Head(
@@ -84,7 +91,7 @@ def load_eagle3(
     ignored = {name for name in table.tensors if _USELESS.fullmatch(name)}
     if shares_embedding:
         ignored.add("embed_tokens.weight")
-    return fill(head, table, dtype, sources=sources, given={} if d2t is None else {"d2t": d2t}, ignored=ignored)
+    return fill(head, table, dtype, sources=sources, given=given, ignored=ignored)
 
 
 def _read_settings(folder: Path) -> _Settings:
@@ -134,8 +141,10 @@ def _head_config(
     reads_aux = settings.holder("use_aux_hidden_state").flag("use_aux_hidden_state", True)
     has_lm_head = "lm_head.weight" in table or own.integer("draft_vocab_size", decoder.vocab_size) < decoder.vocab_size
     has_fc_norm = "fc_norm.0.weight" in table or f"{_OLD_FC_NORMS[0]}.weight" in table
-    # Without the setting, vLLM assumes true for the speculators format, and every server false for the others.
-    residual = settings.holder("norm_before_residual").flag("norm_before_residual", settings.is_speculators)
+    is_parallel = _MASK_HIDDEN in table
+    # Without the setting, vLLM assumes true for speculators' EAGLE-3, and every server false for all others.
+    is_normed = settings.is_speculators and not is_parallel
+    residual = settings.holder("norm_before_residual").flag("norm_before_residual", is_normed)
     with refusing(table.folder, "reading its config"):
         config = Eagle3Config(
             decoder,
@@ -150,8 +159,28 @@ def _head_config(
             has_fc=reads_aux,
             has_embedding=not shares_embedding,
             has_lm_head=has_lm_head,
+            mask_token_id=_mask_token_id(settings, decoder.vocab_size) if is_parallel else None,
         )
     return config
+
+
+def _mask_token_id(settings: _Settings, vocab_size: int) -> int:
+    for key in _MASK_KEYS:
+        found = settings.holder(key).get(key)
+        if isinstance(found, str) and found.isdecimal():  # as Amazon's heads have it
+            found = int(found)
+        if found is not None:
+            named = ConfigFields(settings.own.file, {key: found})
+            return named.integer(key, minimum=0, maximum=vocab_size - 1)
+    raise CheckpointRefused(settings.own.file, f"it has {_MASK_HIDDEN}, but names no mask token ({_MASK_KEYS[0]})")
+
+
+def _mask_hidden(table: TensorTable, config: Eagle3Config, dtype: torch.dtype) -> torch.Tensor:
+    """Reads P-EAGLE's hidden state of a mask, which is stored with further dimensions of 1."""
+    shape, width = table.shape(_MASK_HIDDEN), len(config.feature_layers) * config.target_hidden_size
+    if math.prod(shape) != width:
+        raise CheckpointRefused(table.folder, f"tensor {_MASK_HIDDEN} has shape {list(shape)}, the head reads {width}")
+    return table.floats(_MASK_HIDDEN, dtype).flatten()
 
 
 def _feature_layers(settings: _Settings, target: TargetWeights) -> tuple[int, ...]:

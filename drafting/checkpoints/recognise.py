@@ -17,7 +17,9 @@ from outrider.shared.checkpoint.file_names import linked_parts
 BLOCK_KINDS = ("dflash", "dspark")
 KINDS = ("draft_model", "medusa", "eagle", "eagle3", "mlp_speculator", *BLOCK_KINDS)
 # Algorithms that checkpoints name but that are not supported.
-_FOREIGN = ("peagle", "dflash2", "xpress", "domino", "mtp")
+_FOREIGN = ("dflash2", "xpress", "domino", "mtp")
+# The names of EAGLE-3 in the speculators format; the second drafts all tokens in one forward.
+_EAGLE3 = ("eagle3", "peagle")
 
 
 def recognise(path: str | Path) -> str:
@@ -30,9 +32,7 @@ def recognise(path: str | Path) -> str:
     if linked_parts(folder):
         return "draft_model"
     table = TensorTable.read(folder)
-    if "mask_hidden" in table:
-        raise _not_served(folder, "peagle")
-    if config.get("speculators_model_type") == "eagle3":
+    if config.get("speculators_model_type") in _EAGLE3:
         return "eagle3"
     block = block_kind(config)
     if block is not None:
@@ -51,11 +51,11 @@ def recognise(path: str | Path) -> str:
 def foreign_algorithm(config: ConfigFields) -> str | None:
     """Returns the unsupported algorithm that config.json names, if any."""
     named = config.get("speculators_model_type")
-    if named is not None and named not in ("eagle3", *BLOCK_KINDS):
+    if named is not None and named not in (*_EAGLE3, *BLOCK_KINDS):
         return str(named)[:40]
     eagle_config = config.get("eagle_config")
     if isinstance(eagle_config, dict) and eagle_config.get("parallel_draft_step") not in (None, 0, 1):
-        return "peagle (eagle_config.parallel_draft_step above 1)"
+        return "ModelOpt's parallel drafts (eagle_config.parallel_draft_step above 1)"
     return _named(config, _FOREIGN)
 
 
@@ -111,7 +111,7 @@ def _is_medusa(config: ConfigFields, table: TensorTable) -> bool:
 
 
 def _is_eagle3(config: ConfigFields, table: TensorTable) -> bool:
-    says_so = any("eagle3" in name.lower() for name in config.architectures())
+    says_so = any(named in name.lower() for name in config.architectures() for named in _EAGLE3)
     return says_so or _has(table, r"midlayer\.|layers\.0\.hidden_norm\.")
 
 

@@ -3,6 +3,7 @@
     feature_t = fc([aux_low_t; aux_mid_t; aux_high_t])          or a feature that the head itself returned
     x_t       = attention([input_layernorm(embedding(token_{t+1})); hidden_norm(feature_t)]) + residual
     next_t    = x_t + mlp(post_attention_layernorm(x_t)),        logits of token t + 2 = lm_head(norm(next_t))
+A P-EAGLE head also has `mask_hidden`, which stands for the hidden states of positions that are not there yet.
 The residual is the feature before hidden_norm, or after it (norm_before_residual). Further layers are plain ones.
 Not here: EAGLE-1/2 (eagle.py), checkpoints, drafting (drafting.methods).
 """
@@ -53,6 +54,7 @@ class Eagle3Config:
     has_fc: bool = True  # False: a single hidden state is the feature (use_aux_hidden_state: false)
     has_embedding: bool = False  # an embedding of its own instead of the target's
     has_lm_head: bool = True
+    mask_token_id: int | None = None  # P-EAGLE: the token of rows whose own is not drafted yet
 
     def __post_init__(self) -> None:
         if self.draft_vocab_size == 0:
@@ -74,6 +76,9 @@ class Eagle3Config:
         ):
             cause = "without fc the feature is one hidden state of the head's own width, not normed"
             raise HeadConfigError(f"eagle3: {cause}", param="has_fc")
+        if self.mask_token_id is not None and not 0 <= self.mask_token_id < self.decoder.vocab_size:
+            cause = f"mask_token_id={self.mask_token_id} is not one of {self.decoder.vocab_size} tokens"
+            raise HeadConfigError(f"eagle3: {cause}", param="mask_token_id")
         if not self.has_lm_head and self.draft_vocab_size < self.decoder.vocab_size:
             raise HeadConfigError("eagle3: a reduced vocabulary needs an lm_head of its own", param="has_lm_head")
 
@@ -139,6 +144,7 @@ class Eagle3Head(nn.Module):
         norms = [rms_norm(config.target_hidden_size, eps) for _ in range(num_features)] if config.fc_norm else None
         self.fc_norm = None if norms is None else nn.ModuleList(norms)
         self.fc = nn.Linear(fc_width, decoder.hidden_size, bias=config.fc_bias) if config.has_fc else None
+        self.mask_hidden = None if config.mask_token_id is None else nn.Parameter(torch.zeros(fc_width))
         further = [build_layer(decoder, self.hf_config, index) for index in range(1, decoder.num_hidden_layers)]
         self.layers = nn.ModuleList([Eagle3Layer(config, self.hf_config), *further])
         self.rotary_emb = Float32RotaryEmbedding(self.hf_config)

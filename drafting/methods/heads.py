@@ -19,12 +19,14 @@ from outrider.drafting.checkpoints.mlp_speculator import load_mlp_speculator
 from outrider.drafting.checkpoints.mtp import load_mtp
 from outrider.drafting.checkpoints.target_weights import TargetWeights, load_target_weights
 from outrider.drafting.growth.draft import BEAM_WIDTH
+from outrider.drafting.heads.eagle3 import Eagle3Head
 from outrider.drafting.methods.block import BlockNet
 from outrider.drafting.methods.eagle import EagleNet
 from outrider.drafting.methods.growing import MAX_TREE_NODES, GrowingMethod
 from outrider.drafting.methods.interface import DraftMethod
 from outrider.drafting.methods.medusa import MedusaNet
 from outrider.drafting.methods.mlp_speculator import MlpSpeculatorNet
+from outrider.drafting.methods.parallel_eagle import ParallelEagleNet
 from outrider.drafting.paged.head_forward import HeadForward, recorded_chains
 from outrider.drafting.paged.paged_block import BlockChains, PagedBlock
 from outrider.drafting.paged.paged_head import PagedHead
@@ -36,7 +38,6 @@ from outrider.engine.model.guards import read_config, resolve_dtype
 from outrider.engine.model.loaded import LoadedModel
 from outrider.engine.model.row_invariance import make_row_invariant
 from outrider.engine.sampling.grammar import GrammarCompiler
-from outrider.shared.draft_policy.draft_methods import ONE_PASS
 from outrider.shared.messages import DraftMethodInfo
 
 # tokens; deepest draft of EAGLE heads and MTP layers; beyond this depth they only continue from their own errors
@@ -47,7 +48,7 @@ MAX_EAGLE_DEPTH = 12
 class _Built:
     """A net, the target layers it reads, and the number of tokens that it predicts ahead.
 
-    draws_chains: it can finish plain chains.
+    draws_chains: it can finish plain chains. is_one_pass: further tokens, and nodes of a tree, take no forward.
     """
 
     net: BlockNet | EagleNet | MedusaNet | MlpSpeculatorNet
@@ -56,6 +57,7 @@ class _Built:
     max_depth: int
     max_model_len: int = 0
     draws_chains: bool = False
+    is_one_pass: bool = False
 
 
 def build_head_method(kind: str, path: str, settings: MethodSettings, *, num_threads: int) -> DraftMethod:
@@ -110,7 +112,7 @@ def _method(kind: str, path: str, built: _Built, settings: MethodSettings, targe
         eos_token_ids=eos_token_ids,
         grammars=grammars,
         draw_chains=draw_chains,
-        beam_width=MAX_TREE_NODES if kind in ONE_PASS else BEAM_WIDTH,
+        beam_width=MAX_TREE_NODES if built.is_one_pass else BEAM_WIDTH,
     )
 
 
@@ -120,7 +122,8 @@ def _medusa(path: str, target: TargetWeights, dtype: torch.dtype, settings: Meth
     num_heads = heads.config.num_heads
     make_row_invariant(heads, _ops(settings).row_backend)
     net = MedusaNet(heads, vocabulary, dtype, settings.device)
-    return _Built(net, (target.num_layers,), False, num_heads, draws_chains=_draws_on_device(settings))
+    on_device = _draws_on_device(settings)
+    return _Built(net, (target.num_layers,), False, num_heads, draws_chains=on_device, is_one_pass=True)
 
 
 def _mlp_speculator(path: str, target: TargetWeights, dtype: torch.dtype, settings: MethodSettings) -> _Built:
@@ -137,7 +140,9 @@ def _eagle(path: str, target: TargetWeights, dtype: torch.dtype, settings: Metho
 
 
 def _eagle3(path: str, target: TargetWeights, dtype: torch.dtype, settings: MethodSettings) -> _Built:
-    return _feature_net(load_eagle3(path, target, dtype), target.vocab_size, dtype, settings)
+    head = load_eagle3(path, target, dtype)
+    make = _feature_net if head.config.mask_token_id is None else _parallel_net
+    return make(head, target.vocab_size, dtype, settings)
 
 
 def _block(path: str, target: TargetWeights, dtype: torch.dtype, settings: MethodSettings) -> _Built:
@@ -147,7 +152,7 @@ def _block(path: str, target: TargetWeights, dtype: torch.dtype, settings: Metho
     vocabulary = TargetVocabulary(target.vocab_size, head.target_ids)
     net = BlockNet(paged, vocabulary, prefill_chunk_size=settings.prefill_chunk_size, chains=chains)
     depth = head.config.max_num_draft_tokens
-    return _Built(net, net.hidden_layers, True, depth, draws_chains=chains is not None)
+    return _Built(net, net.hidden_layers, True, depth, draws_chains=chains is not None, is_one_pass=True)
 
 
 def _feature_net(head: Any, vocab_size: int, dtype: torch.dtype, settings: MethodSettings) -> _Built:
@@ -162,6 +167,13 @@ def _feature_net(head: Any, vocab_size: int, dtype: torch.dtype, settings: Metho
         chains = recorded_chains(paged)
     net = EagleNet(paged, vocabulary, prefill_chunk_size=settings.prefill_chunk_size, chains=chains)
     return _Built(net, net.hidden_layers, True, MAX_EAGLE_DEPTH, draws_chains=chains is not None)
+
+
+def _parallel_net(head: Eagle3Head, vocab_size: int, dtype: torch.dtype, settings: MethodSettings) -> _Built:
+    paged = PagedHead(head, _ops(settings), dtype, **_memory(settings))
+    vocabulary = TargetVocabulary(vocab_size, head.target_ids)
+    net = ParallelEagleNet(paged, vocabulary, prefill_chunk_size=settings.prefill_chunk_size)
+    return _Built(net, net.hidden_layers, True, MAX_EAGLE_DEPTH, is_one_pass=True)
 
 
 def _memory(settings: MethodSettings) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from outrider.drafting.methods.eagle import EagleNet
 from outrider.drafting.methods.growing import MAX_TREE_NODES, GrowingMethod
 from outrider.drafting.methods.medusa import MedusaNet
 from outrider.drafting.methods.mlp_speculator import MlpSpeculatorNet
+from outrider.drafting.methods.parallel_eagle import ParallelEagleNet
 from outrider.drafting.paged.head_forward import HeadForward, recorded_chains
 from outrider.drafting.paged.paged_block import BlockChains, PagedBlock
 from outrider.drafting.paged.paged_head import PagedHead
@@ -57,6 +58,7 @@ KINDS = (
     "eagle3 small vocabulary",
     "eagle3 one layer twice",
     "mtp",
+    "eagle3 parallel",
     "medusa",
     "mlp",
     "mlp tied",
@@ -67,8 +69,9 @@ KINDS = (
     "dspark rnn",
 )
 BLOCKS = KINDS[-5:]
+ONE_PASS_HEADS = ("eagle3 parallel", *BLOCKS)
 FEATURE_HEADS = KINDS[:6]
-RECURRENT = (*FEATURE_HEADS, *BLOCKS)  # those with a cache of their own
+RECURRENT = (*KINDS[:7], *BLOCKS)  # those with a cache of their own
 _WINDOW = 6  # positions, of the sliding block head
 # The one-layer model of an MTP head; of a class whose modules all have a lean replacement, so that it is recorded.
 _MTP_LAYER = {
@@ -88,7 +91,9 @@ def build_head(kind: str, attention: str, decoder: DecoderConfig = DECODER) -> A
     if kind.startswith("eagle3"):
         small = kind.endswith("vocabulary")
         layers = (3, 1, 3) if kind.endswith("twice") else (1, 3, 5)
-        config = Eagle3Config(decoder, feature_layers=layers, draft_vocab_size=20 if small else 0)
+        mask_token_id = 7 if kind.endswith("parallel") else None
+        sizes = {"draft_vocab_size": 20 if small else 0, "mask_token_id": mask_token_id}
+        config = Eagle3Config(decoder, feature_layers=layers, **sizes)
         d2t = torch.sort(torch.randperm(VOCAB_SIZE)[:20]).values - torch.arange(20) if small else None
         head: Any = Eagle3Head(config, **(target | {"lm_head": None}), d2t=d2t)
     elif kind in BLOCKS:
@@ -198,7 +203,8 @@ class Case:
                 chains = recorded_chains(self.paged)
             elif draws:
                 chains = DeviceChains(HeadForward(self.paged, vocabulary, graphs=True))
-            net = EagleNet(self.paged, vocabulary, prefill_chunk_size=16, chains=chains)
+            net_of = ParallelEagleNet if kind.endswith("parallel") else EagleNet
+            net = net_of(self.paged, vocabulary, prefill_chunk_size=16, chains=chains)
         else:
             make_row_invariant(served, ops.row_backend)
             net_type = MedusaNet if kind == "medusa" else MlpSpeculatorNet
@@ -210,7 +216,7 @@ class Case:
             eos_token_ids=(),
             grammars=None,  # type: ignore[arg-type]
             draw_chains=net.draw_chains if draws else None,
-            beam_width=MAX_TREE_NODES if kind in BLOCKS else BEAM_WIDTH,
+            beam_width=MAX_TREE_NODES if kind in ONE_PASS_HEADS else BEAM_WIDTH,
         )
 
     def open(
@@ -253,6 +259,9 @@ class Case:
             else:
                 inputs = self.oracle.fuse(features)[None]
                 tokens = list(token_ids[1:])
+                if self.kind.endswith("parallel"):
+                    mask = self.oracle.fuse(self.oracle.mask_hidden)[None, None].expand(1, len(path), -1)
+                    inputs, tokens, path = torch.cat((inputs, mask), dim=1), [*tokens, *[7] * len(path)], []
                 for token in [*path, None]:
                     positions = torch.arange(len(tokens))[None]
                     out = self.oracle(torch.tensor([tokens]), inputs, positions)[0, -1]

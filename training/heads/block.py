@@ -158,7 +158,6 @@ def build_block(
 
 
 def _spread_layers(num_layers: int) -> tuple[int, ...]:
-    """Returns four hidden states from early to late, which DFlash's authors found best evenly spread."""
-    return tuple(dict.fromkeys(round(2 + place * (num_layers - 5) / 3) for place in range(4) if num_layers > 5)) or (
-        num_layers // 2,
-    )
+    """Returns up to four hidden states from early to late: evenly spread ones served DFlash's authors best."""
+    first, last = (2, num_layers - 3) if num_layers > 8 else (min(1, num_layers - 1), num_layers - 1)
+    return tuple(sorted({round(first + place * (last - first) / 3) for place in range(4)}))

@@ -183,3 +183,31 @@ def test_the_targets_own_head_and_last_state_where_the_checkpoint_has_none(
     assert head.feature_layers == (plain.NUM_TARGET_LAYERS,)
     assert torch.equal(head.fuse(STATES[0]), STATES[0])
     assert head.lm_head.weight.data_ptr() == target.lm_head.data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("config", "token"),
+    [
+        (plain.eagle3_config(ptd_token_id="5", architectures=["LlamaForCausalLMEagle3"]), 5),
+        (plain.speculators_config(speculators_model_type="peagle", mask_token_id=6, norm_before_residual=None), 6),
+    ],
+)
+def test_a_head_with_masks_computes_the_published_one(
+    config: dict[str, Any], token: int, target: TargetWeights, tmp_path: Path
+) -> None:
+    """P-EAGLE: rows of a mask are rows like any other, of its token and its learned hidden state."""
+    width = 3 * plain.HIDDEN
+    own = {"embed_tokens.weight": plain.numbers(plain.VOCAB, plain.HIDDEN, seed=8)}
+    tensors = plain.eagle3_tensors() | own
+    mask_hidden = plain.numbers(1, width, seed=9)
+    folder = plain.write(tmp_path, config, tensors | {"mask_hidden": mask_hidden[None]})
+    assert recognise(folder) == "eagle3"
+    check(folder, target, tensors)
+    head = load_eagle3(folder, target, torch.float32, attn_implementation="eager")
+    assert head.config.mask_token_id == token
+    with torch.no_grad():
+        feature = head.fuse(head.mask_hidden[None])
+    theirs = plain_math.eagle3_fuse(
+        plain_math.doubled(tensors), list(mask_hidden.double().split(plain.HIDDEN, -1)), 1e-5
+    )
+    torch.testing.assert_close(feature.double(), theirs, atol=1e-5, rtol=0)

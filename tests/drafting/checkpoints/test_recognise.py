@@ -16,7 +16,7 @@ def test_a_plain_model_is_a_draft_model(target_dir: Path) -> None:
     assert recognise(target_dir) == "draft_model"
 
 
-@pytest.mark.parametrize("algorithm", ["peagle", "dflash2", "xpress", "mtp", "eagle"])
+@pytest.mark.parametrize("algorithm", ["dflash2", "xpress", "mtp", "eagle"])
 def test_algorithms_of_speculators_that_are_not_served_are_named(algorithm: str, tmp_path: Path) -> None:
     config = plain.speculators_config(speculators_model_type=algorithm)
     plain.write(tmp_path, config, plain.eagle3_tensors())
@@ -31,8 +31,7 @@ def test_algorithms_of_speculators_that_are_not_served_are_named(algorithm: str,
     [
         ({"architectures": ["DFlash2DraftModel"], "model_type": "qwen3", "dflash_config": {}}, {}, "dflash2"),
         (plain.llama_config(model_type="deepseek_mtp"), {}, "mtp"),
-        (plain.modelopt_config(parallel_draft_step=4), {}, "peagle"),
-        (plain.eagle3_config(), {"mask_hidden": plain.numbers(1, 72)}, "peagle"),
+        (plain.modelopt_config(parallel_draft_step=4), {}, "ModelOpt's parallel drafts"),
     ],
 )
 def test_algorithms_that_are_not_served_are_named_whoever_exported_them(

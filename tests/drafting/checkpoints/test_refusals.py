@@ -148,7 +148,10 @@ CASES: list[tuple[str, dict[str, torch.Tensor | None], dict[str, Any], str]] = [
     ("eagle3", {}, {"eagle_config": {"use_mtp_layernorm": True}}, "use_mtp_layernorm is True, only False is supported"),
     ("eagle3", {}, {"norm_before_residual": "yes"}, 'norm_before_residual is "yes", not true or false'),
     ("speculators", {}, {"transformer_layer_config": None}, "transformer_layer_config is absent"),
-    ("speculators", {}, {"speculators_model_type": "peagle"}, "algorithm peagle, which is not supported"),
+    ("eagle3", {"mask_hidden": torch.ones(1, 1, 3 * H)}, {}, "has mask_hidden, but names no mask token"),
+    ("eagle3", {"mask_hidden": torch.ones(1, H)}, {"mask_token_id": 4}, rf"mask_hidden has shape \[1, {H}\]"),
+    ("eagle3", {"mask_hidden": torch.ones(1, 3 * H)}, {"ptd_token_id": V}, f"ptd_token_id is {V}, not a whole number"),
+    ("speculators", {}, {"speculators_model_type": "dflash2"}, "algorithm dflash2, which is not supported"),
     (
         "eagle",
         {},

@@ -16,7 +16,7 @@ from outrider.drafting.paged.feature_rows import CATCH_UP_ROWS
 from outrider.drafting.session import DraftSession
 from outrider.shared.messages import DraftStep, Proposal, SessionSpec
 from outrider.shared.sampling_params import SamplingParams, SpeculationMode
-from tests.drafting.head_cases import BLOCKS, KINDS, RECURRENT, VOCAB_SIZE, Case, Target, prompt_of
+from tests.drafting.head_cases import KINDS, ONE_PASS_HEADS, RECURRENT, VOCAB_SIZE, Case, Target, prompt_of
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -204,7 +204,7 @@ def test_rows_are_shared_only_where_they_are_the_same() -> None:
     assert opened(case, prompt, "another tenant").hidden.end == 0
 
 
-@pytest.mark.parametrize("kind", BLOCKS)
+@pytest.mark.parametrize("kind", ONE_PASS_HEADS)
 def test_a_tree_of_one_pass_is_the_best_there_is(kind: str) -> None:
     """Oracle: every path of up to three tokens, of the four likeliest at each place, by its probability."""
     case = Case(kind)
