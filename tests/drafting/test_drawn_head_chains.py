@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from outrider.drafting.session import DraftSession
 from outrider.shared.messages import DraftStep, Proposal
@@ -71,3 +72,19 @@ def test_without_its_hidden_states_nothing_is_drawn_and_they_are_asked_for(kind:
     assert [len(proposal.token_ids) for proposal in proposals] == [0, 3]
     assert left_out.missing_hidden_from == (-left_out.prompt_len if kind in RECURRENT else 0)
     assert len(proposals[1].laws) == 3
+
+
+@pytest.mark.parametrize("kind", ["dflash", "dspark"])
+def test_one_pass_heads_propose_there_what_they_propose_on_the_cpu(kind: str) -> None:
+    params, mode = LAWS["greedy"]
+    found: list[list[Proposal]] = []
+    for backend, place in (("triton", device()), ("cpu", torch.device("cpu"))):
+        case = Case(kind, backend=backend, device=place)
+        session = case.open(prompt_at(1), params, mode)
+        target = Target(case, session.prompt_len, 1)
+        case.report(session, target, [5], -session.prompt_len, 4)
+        found.append(case.method.propose([session]))
+        case.report(session, target, [*found[-1][0].token_ids[:2], 9], 0, 4)
+        session.step = DraftStep(1, 0, (), 4, max_tree_nodes=9)
+        found[-1] += case.method.propose([session])
+    assert found[0] == found[1]
