@@ -95,10 +95,6 @@ def plan_serving(speculative_config: str, target: str = "") -> ServePlan:
     draft_model = str(given.get("model", ""))
     if method in FROM_TARGET and draft_model == target:
         draft_model = ""
-    if method in FROM_TARGET and draft_model:
-        raise ConfigError(
-            f"--speculative-config: method {method} drafts from the target's own files; leave out model", param="model"
-        )
     return ServePlan(
         draft_model=draft_model,
         gateway_config=gateway_config,

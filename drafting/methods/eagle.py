@@ -230,7 +230,7 @@ class EagleNet:
             [
                 state.features[draft.nodes[position].parent]
                 for draft, state in zip(drafts, states, strict=True)
-                for position in (draft.frontier if draft.is_chain else draft.rows())
+                for position in self._computed(draft)
             ]
         )
 
@@ -241,9 +241,13 @@ class EagleNet:
             self._keep(draft.session, state, len(draft.session.token_ids) - 1)
             state.features = {ROOT: output[-1]}
             return [output[-1]]
-        positions = draft.frontier if draft.is_chain else draft.rows()
+        positions = self._computed(draft)
         state.features |= dict(zip(positions, output, strict=True))
         return [state.features[position] for position in draft.frontier]
+
+    def _computed(self, draft: Draft) -> list[int]:
+        """Returns the nodes whose rows a forward computes; in a tree a node's ancestors are computed again."""
+        return draft.frontier if draft.is_chain else draft.rows()
 
     def _keep(self, session: DraftSession, state: _State, end: int) -> None:
         state.end = end

@@ -10,6 +10,7 @@ import pytest
 
 from outrider.offline import LLM, SamplingParams
 from outrider.shared.errors import ConfigError
+from tests.drafting.assistants import save_pair
 from tests.drafting.mtp_targets import save_mtp_target
 
 DEMO = Path(__file__).parents[2] / "models" / "demo-target"
@@ -37,6 +38,17 @@ def test_the_tokens_are_those_without_drafts(tmp_path: Path) -> None:
     *found, num_drafted = tokens(target.folder, [GREEDY, SEEDED, TREES], config)
     assert found == [greedy, seeded, seeded]
     assert num_drafted > 3 * len(PROMPTS) * 24
+
+
+def test_the_tokens_with_gemma_4s_assistant_are_those_without(tmp_path: Path) -> None:
+    pair = save_pair(tmp_path, num_centroids=64, num_kv_shared_layers=3, vocab_size=4096, tokenizer=DEMO)
+    greedy, seeded, none = tokens(pair.target, [GREEDY, SEEDED], None)
+    assert none == 0
+    for method in ({}, {"method": "mtp"}):
+        config = {"model": str(pair.assistant), "num_speculative_tokens": 3, **method}
+        *found, num_drafted = tokens(pair.target, [GREEDY, SEEDED, TREES], config)
+        assert found == [greedy, seeded, seeded]
+        assert num_drafted > (3 * len(PROMPTS) * 24 if method else 0)
 
 
 def test_a_target_without_mtp_layers_is_refused() -> None:
