@@ -11,7 +11,6 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from outrider.shared.draft_policy.draft_methods import FROM_TARGET
-from outrider.shared.errors import ConfigError
 from outrider.shared.speculative_config import json_object, parse_speculative_config
 from outrider.shared.vllm_keys import IGNORED, OF_DRAFTER, OF_GATEWAY, OF_VERIFIER, given_keys
 

@@ -126,4 +126,3 @@ def _target_tensors(head: AssistantHead, target: Path, dtype: torch.dtype) -> di
                     raise CheckpointRefused(target, f"tensor {source} is missing")
                 found[f"keys.{place}.{name}"] = stored[source][...].to(dtype)
     return found
-

@@ -2,10 +2,10 @@
 
     z   = pre_projection([embedding(token_{t+1}); feature_t])
     h   = norm(layers(z)),   logits of token t + 2 = output(h),   the next feature = post_projection(h)
-embedding and feature (the last hidden state after the final norm) are the target's. The layers have queries only, all at
-position t + 1, also in later steps of a chain; keys and values are those of the target's last layers of each type that
-compute some, of positions 0 to t. Here they are computed again from the hidden states that enter those layers, so a
-drafter needs no access to the target's cache. As transformers' Gemma4Assistant, whose layers these are.
+Embedding and feature (the last hidden state after the final norm) are the target's. The layers have queries only, all
+at position t + 1, also in later steps of a chain; keys and values are those of the target's last layers of each type
+that compute some, of positions 0 to t. Here they are computed again from the hidden states that enter those layers, so
+a drafter needs no access to the target's cache. As transformers' Gemma4Assistant, whose layers these are.
 Not here: checkpoints (drafting.checkpoints.assistant), the cache and drafting (drafting.methods.assistant).
 """
 
@@ -62,14 +62,19 @@ class AssistantConfig:
         """Maps a layer type -> the last layer of the target of that type that computes keys and values."""
         num_computing = self.decoder.num_hidden_layers - self.decoder.num_kv_shared_layers
         last = {layer_type: index for index, layer_type in enumerate(self.decoder.layer_types[:num_computing])}
-        return {layer_type: last[layer_type] for layer_type in dict.fromkeys(self.layers.layer_types) if layer_type in last}
+        return {
+            layer_type: last[layer_type] for layer_type in dict.fromkeys(self.layers.layer_types) if layer_type in last
+        }
 
     def _refuse(self, param: str, cause: str) -> None:
         raise HeadConfigError(f"assistant: {cause}", param=param)
 
 
 class TargetKeys(nn.Module):
-    """The keys and values of one layer of the target. State dict: `norm.weight`, and `attention.*` of its projections."""
+    """The keys and values of one layer of the target.
+
+    State dict: `norm.weight`, and `attention.*` of its projections.
+    """
 
     def __init__(self, layer: Any, rotary: nn.Module) -> None:
         super().__init__()
@@ -93,14 +98,15 @@ class TargetKeys(nn.Module):
 
 
 class AssistantHead(nn.Module):
-    """An assistant. State dict: `model.*`, `pre_projection.weight`, `post_projection.weight`, `output.weight`, `keys.*`,
-    and with centroids `centroids.weight`.
+    """An assistant.
 
-    body, target_body: transformers' text models of both configs, whose modules are taken; embedding: the target's,
-    scaled; token_ordering int64 [V]: the tokens by cluster.
+    State dict: `model.*`, `pre_projection.weight`, `post_projection.weight`, `output.weight`, `keys.*`, and with
+    centroids `centroids.weight`. body, target_body: transformers' text models of both configs, whose modules are taken;
+    embedding: the target's, scaled; token_ordering int64 [V]: the tokens by cluster.
     """
 
     target_ids = None
+    token_ordering: torch.Tensor
 
     def __init__(
         self,
@@ -112,7 +118,11 @@ class AssistantHead(nn.Module):
         token_ordering: torch.Tensor | None = None,
     ) -> None:
         super().__init__()
-        width, target_width, vocab_size = config.layers.hidden_size, config.decoder.hidden_size, config.layers.vocab_size
+        width, target_width, vocab_size = (
+            config.layers.hidden_size,
+            config.decoder.hidden_size,
+            config.layers.vocab_size,
+        )
         self.config = config
         self.embed_tokens = embedding
         self.keys = nn.ModuleList(
@@ -126,7 +136,7 @@ class AssistantHead(nn.Module):
         self.model = body
         self.pre_projection = nn.Linear(2 * target_width, width, bias=False)
         self.post_projection = nn.Linear(width, target_width, bias=False)
-        self.centroids: nn.Module | None = None
+        self.centroids: nn.Linear | None = None
         self.output: nn.Module = nn.Linear(width, vocab_size, bias=False)
         if config.num_centroids:
             self.centroids = nn.Linear(width, config.num_centroids, bias=False)

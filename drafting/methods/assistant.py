@@ -1,8 +1,8 @@
 """Drafts by Gemma 4's assistant (drafting.heads.assistant), which attends to the target's keys and values.
 
-The cache has those of the committed positions, computed once from the target's hidden states. Draft tokens have none: every
-step of a chain, and every node of a tree, attends to the same ones from the same position, with the feature of the node
-above it.
+The cache has those of the committed positions, computed once from the target's hidden states. Draft tokens have none:
+every step of a chain, and every node of a tree, attends to the same ones from the same position, with the feature of
+the node above it.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class PagedAssistant(PagedHead):
         self._reading = dataclasses.replace(ops, kv_write=_write_nothing)
         decoder, sources = head.config.decoder, head.config.sources
         shapes = []
-        for name, keys in zip(sources, head.keys, strict=True):
-            layer, dim = decoder.per_layer_config[sources[name]], keys.attention.head_dim  # type: ignore[union-attr]
-            shapes.append(LayerShape(name, 0, layer.num_key_value_heads, dim, dim, None))
+        for name, index in sources.items():
+            layer = decoder.per_layer_config[index]
+            shapes.append(LayerShape(name, 0, layer.num_key_value_heads, layer.head_dim, layer.head_dim, None))
         num_blocks = max(1, kv_cache_bytes // bytes_per_block(shapes, block_size, dtype))
         self._cache = PagedKVCache(
             shapes, num_blocks=num_blocks, block_size=block_size, dtype=dtype, device=self.device, ops=ops
@@ -99,7 +99,9 @@ class PagedAssistant(PagedHead):
             for name, (keys, _values) in self._by_type.items()
         }
         paged = PagedContext(self._reading, batch, self._of_layers)
-        return self.head(batch.token_ids[None], features[None], batch.position_ids[None] + 1, given, paged=paged)[0]
+        positions = batch.position_ids[None] + 1
+        found: torch.Tensor = self.head(batch.token_ids[None], features[None], positions, given, paged=paged)
+        return found[0]
 
 
 class AssistantNet(EagleNet):

@@ -189,9 +189,7 @@ def _head_builder(kind: str) -> Callable[[MethodSettings, str, Report], DraftMet
     return build
 
 
-def _build_mtp(
-    settings: MethodSettings, path: str | None, report: Report, loaded: LoadedModel | None
-) -> DraftMethod:
+def _build_mtp(settings: MethodSettings, path: str | None, report: Report, loaded: LoadedModel | None) -> DraftMethod:
     from outrider.drafting.methods.heads import build_mtp_method
 
     report(f"reading the MTP layer of {settings.target_model}" if path is None else f"reading assistant {path}")

@@ -1,5 +1,7 @@
-"""Tiny targets of Gemma 4 with an assistant each, written by transformers' own classes: random weights in the layout that is
-published. transformers' models are the oracle."""
+"""Tiny targets of Gemma 4 with an assistant each, random, written by transformers' own classes in the published layout.
+
+transformers' models are the oracle.
+"""
 
 from __future__ import annotations
 
@@ -76,8 +78,9 @@ class Pair:
 def save_pair(
     folder: Path, kind: str = "gemma4", *, num_centroids: int = 0, tokenizer: Path | None = None, **changes: Any
 ) -> Pair:
-    """kind: "gemma4" or "gemma4_unified". num_centroids: of ordered embeddings; 0: plain. tokenizer: a folder whose files
-    are copied. changes: of the target's text config."""
+    """kind: "gemma4" or "gemma4_unified". num_centroids: of ordered embeddings; 0: plain. tokenizer: a folder whose
+    files are copied. changes: of the target's text config.
+    """
     text_type, settings = f"{kind}_text", _TARGET | changes
     config = transformers.AutoConfig.for_model(text_type, **settings)
     torch.manual_seed(len(kind) + num_centroids)
@@ -115,8 +118,9 @@ def _random(model: Any) -> Any:
 
 @contextlib.contextmanager
 def _sharing_everything() -> Iterator[None]:
-    """transformers 5.23 refuses its own assistant, all of whose layers share the target's keys, and shares none of a target
-    in which every layer computes its own."""
+    """transformers 5.23 refuses its own assistant, all of whose layers share the target's keys, and shares none of a
+    target in which every layer computes its own.
+    """
     from transformers.models.gemma4.configuration_gemma4 import Gemma4TextConfig
     from transformers.models.gemma4_unified.configuration_gemma4_unified import Gemma4UnifiedTextConfig
 

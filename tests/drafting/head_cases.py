@@ -235,7 +235,6 @@ class Case:
         full[self.target_ids] = row.numpy()
         return full
 
-
     def _assistant_logits(self, token_ids: Sequence[int], features: torch.Tensor) -> torch.Tensor:
         """Logits after the tokens, whose first follows the features' position: all are at the position after it."""
         length = len(features)

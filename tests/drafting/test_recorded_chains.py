@@ -95,9 +95,7 @@ def _proposals(case: Case, seed: int) -> list[dict[str, Proposal]]:
 
 
 # Of float32 linears, torch's own, programs are interrupted.
-@pytest.mark.parametrize(
-    ("kind", "dtype"), [*((kind, torch.bfloat16) for kind in RECORDED), ("eagle3", torch.float32)]
-)
+@pytest.mark.parametrize(("kind", "dtype"), [*((kind, torch.bfloat16) for kind in RECORDED), ("eagle3", torch.float32)])
 def test_recorded_chains_are_those_that_grow(kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = counted(monkeypatch)
     recording, growing = (Case(kind, decoder=WIDE, dtype=dtype, draws=draws) for draws in (True, False))
