@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 from transformers.core_model_loading import revert_weight_conversion
 
 from outrider.drafting.checkpoints.errors import CheckpointRefused, refusing
 from outrider.drafting.checkpoints.tensor_table import TensorTable
 from outrider.engine.model.guards import read_config
+from outrider.engine.model.text_part import model_class as model_class_of
 
 EMBEDDING, LM_HEAD, NORM = "model.embed_tokens.", "lm_head.", "model.norm."
 
@@ -81,6 +81,9 @@ FAMILIES = {
     "ernie4_5_moe": MtpFamily(_ERNIE, {"moe_layer_start_index": 1, "moe_layer_end_index": 1}),  # a dense layer
     "glm4_moe": MtpFamily(_DEEPSEEK, {"first_k_dense_replace": 0}),
     "glm4_moe_lite": MtpFamily(_DEEPSEEK, {"mlp_layer_types": ["sparse"]}),
+    "glm_ocr_text": MtpFamily(
+        {ours: theirs.replace("model.", "model.language_model.", 1) for ours, theirs in _DEEPSEEK.items()}
+    ),
     # Its own output head is unused: like the model's reference, the target's is used.
     "hy_v3": MtpFamily(
         _after_layers("final_layernorm"), {"mlp_layer_types": ["sparse"]}, unused=("model.layers.{n}.shared_head.",)
@@ -131,7 +134,8 @@ class MtpLayout:
 
     def new_model(self) -> Any:
         """Builds the one-layer model with new weights, on torch's current device."""
-        return AutoModelForCausalLM._model_mapping[type(self.layer_config)](self.layer_config)
+        model_class: Any = model_class_of(self.layer_config)
+        return model_class(self.layer_config)
 
     def stored(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Returns tensors of the one-layer model by their names before transformers renames and merges them."""

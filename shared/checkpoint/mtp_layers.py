@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,7 @@ MTP_NAMES = {
     "ernie4_5_moe": MtpNames("num_nextn_predict_layers", r"model\.mtp_\w+\.(\d+)\."),
     "glm4_moe": _AFTER_LAYERS,
     "glm4_moe_lite": _AFTER_LAYERS,
+    "glm_ocr_text": replace(_AFTER_LAYERS, pattern=r"model\.language_model\.layers\.(\d+)\."),
     "hy_v3": _AFTER_LAYERS,
     "nemotron_h": MtpNames("num_nextn_predict_layers", r"mtp\.()"),
     "qwen3_5_moe_text": _QWEN3_5,

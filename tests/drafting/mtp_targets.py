@@ -71,7 +71,7 @@ _QWEN = {
 class Family:
     """config: of the target. deeper: what the model has besides whose last layer is the MTP layer. names: of the MTP
     layer's other tensors in the file. layer: what the decoder layer's names start with there; {}: the block's number,
-    of a layer with several blocks. root: of the other layers' names.
+    of a layer with several blocks. root: of the other layers' names. vision: the other part of a model with images.
     """
 
     model_type: str
@@ -84,6 +84,7 @@ class Family:
     num_blocks: int = 1
     root: str = "model"
     embedding: str = "model.embed_tokens.weight"
+    vision: Mapping[str, Any] = field(default_factory=dict)
 
 
 def _qwen(model_type: str, **config: Any) -> Family:
@@ -113,6 +114,15 @@ FAMILIES = {
         {**_COMMON, **_EXPERTS, **_GROUPS, **_LATENT, "n_routed_experts": 4, "first_k_dense_replace": 1},
         _DEEPSEEK,
         "model.layers.2.",
+    ),
+    "glm_ocr": Family(
+        "glm_ocr_text",
+        {**_COMMON, "head_dim": 16, "rope_parameters": {"rope_type": "default", "mrope_section": [4, 2, 2]}},
+        {kind: name.replace("model.", "model.language_model.", 1) for kind, name in _DEEPSEEK.items()},
+        "model.language_model.layers.2.",
+        root="model.language_model",
+        embedding="model.language_model.embed_tokens.weight",
+        vision={"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": HIDDEN},
     ),
     "hy_v3": Family(
         "hy_v3",
@@ -184,9 +194,9 @@ class MtpTarget:
 
     def rewritten(self, folder: Path, tensors: Mapping[str, torch.Tensor], **config: Any) -> Path:
         """Another folder with these tensors and changes of config.json; None takes a key out."""
-        return write(
-            folder, {key: value for key, value in (self.config | config).items() if value is not None}, tensors
-        )
+        own = self.config["text_config"] if self.family.vision else self.config
+        changed = {key: value for key, value in (own | config).items() if value is not None}
+        return write(folder, {**self.config, "text_config": changed} if self.family.vision else changed, tensors)
 
     def equations(self, token_ids: Sequence[int], features: torch.Tensor) -> torch.Tensor:
         """Rows of tokens [T] and features [T, H] of a whole sequence, without a cache -> next features [T, H]."""
@@ -197,8 +207,9 @@ class MtpTarget:
         num_rows = len(token_ids)
         positions = torch.arange(num_rows)[None]
         mask = torch.full((num_rows, num_rows), torch.finfo(torch.float32).min).triu(1)[None, None]
-        body = self.deeper.model
-        rotary = {"position_embeddings": body.rotary_emb(hidden, positions)} if hasattr(body, "rotary_emb") else {}
+        body = self.deeper.model.language_model if self.family.vision else self.deeper.model
+        axes = positions.expand(3, 1, -1) if self.family.vision else positions
+        rotary = {"position_embeddings": body.rotary_emb(hidden, axes)} if hasattr(body, "rotary_emb") else {}
         with torch.inference_mode():
             for layer in body.layers[-self.family.num_blocks :]:
                 output = layer(hidden, attention_mask=mask, position_ids=positions, **rotary)
@@ -210,7 +221,7 @@ class MtpTarget:
 
     def _rms(self, rows: torch.Tensor, name: str) -> torch.Tensor:
         weight = self.tensors[name] + (1 if self.family.one_plus_weight else 0)
-        config = self.deeper.config
+        config = self.deeper.config.get_text_config()
         eps = config.rms_norm_eps if hasattr(config, "rms_norm_eps") else config.layer_norm_epsilon
         return rows * torch.rsqrt(rows.pow(2).mean(-1, keepdim=True) + eps) * weight
 
@@ -247,10 +258,12 @@ def save_mtp_target(name: str, folder: Path, *, tokenizer: Path | None = None, *
     config = {
         **settings,
         "model_type": family.model_type,
-        "architectures": [type(deeper).__name__],
-        "dtype": "float32",
+        **_named(deeper),
         family.count_key: 1,
     }
+    if family.vision:
+        parts = {"text_config": config, "vision_config": dict(family.vision)}
+        config = {"model_type": deeper.config.model_type, **parts, **_named(deeper)}
     write(folder, config, tensors)
     if tokenizer is not None:
         shutil.copy(tokenizer / "tokenizer.json", folder)
@@ -258,11 +271,20 @@ def save_mtp_target(name: str, folder: Path, *, tokenizer: Path | None = None, *
     return MtpTarget(family, folder, config, tensors, deeper)
 
 
+def _named(model: Any) -> dict[str, Any]:
+    return {"architectures": [type(model).__name__], "dtype": "float32"}
+
+
 def _random_model(family: Family, settings: Mapping[str, Any]) -> Any:
     """Every weight is random, norms and the routers' biases too; logits are sharp enough to have no near ties."""
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(family.model_type, **settings)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    if family.vision:
+        parts = {"text_config": config.to_dict(), "vision_config": dict(family.vision)}
+        config = transformers.AutoConfig.for_model(family.model_type.removesuffix("_text"), **parts)
+        model = transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
+    else:
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     generator = torch.Generator().manual_seed(7)
     biases = [buffer for part, buffer in model.named_buffers() if "bias" in part]
     for tensor in (*model.parameters(), *biases):

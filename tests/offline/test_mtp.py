@@ -31,7 +31,9 @@ def tokens(folder: Path, requests: list[SamplingParams], speculative_config: dic
     return [[output.outputs[0].token_ids for output in each] for each in outputs] + [num_drafted]
 
 
-@pytest.mark.parametrize("family", ["glm4_moe", pytest.param("nemotron_h", marks=pytest.mark.storm)])
+@pytest.mark.parametrize(
+    "family", ["glm4_moe", *(pytest.param(name, marks=pytest.mark.storm) for name in ("nemotron_h", "glm_ocr"))]
+)
 def test_the_tokens_are_those_without_drafts(tmp_path: Path, family: str) -> None:
     target = save_mtp_target(family, tmp_path / "target", tokenizer=DEMO, vocab_size=4096)
     greedy, seeded, none = tokens(target.folder, [GREEDY, SEEDED], None)
