@@ -69,6 +69,23 @@ def test_each_step_is_that_of_transformers(tmp_path: Path, name: str, length: in
         token_id = int(wanted_logits.argmax())
 
 
+@pytest.mark.parametrize("kind", ["gemma4", "gemma4_unified"])
+def test_a_target_with_images_gives_the_same(tmp_path: Path, kind: str) -> None:
+    """Its files, as published, keep the text model behind a prefix, and its config within another."""
+    pair = save_pair(tmp_path, kind)
+    head = load_assistant(pair.assistant, pair.target, torch.float32)
+    config = json.loads((pair.target / "config.json").read_text())
+    whole = {"model_type": kind, "architectures": ["Whole"], "text_config": config, "tie_word_embeddings": True}
+    (pair.target / "config.json").write_text(json.dumps(whole))
+    file = pair.target / "model.safetensors"
+    stored = {name.replace("model.", "model.language_model.", 1): part for name, part in load_file(file).items()}
+    save_file(stored | {"model.vision_tower.weight": torch.zeros(2)}, file, {"format": "pt"})
+    of_whole = load_assistant(pair.assistant, pair.target, torch.float32)
+    assert head.feature_layers == of_whole.feature_layers
+    for name, part in of_whole.state_dict().items():
+        assert torch.equal(part, head.state_dict()[name]), name
+
+
 def test_it_is_recognised_by_config_and_by_tensors(tmp_path: Path) -> None:
     pair = save_pair(tmp_path)
     assert recognise(pair.assistant) == "mtp"
