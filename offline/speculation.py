@@ -71,10 +71,6 @@ def _methods(method: str, draft_model: str, target: str) -> tuple[str, ...]:
         if method not in (*FROM_TARGET, *WITHOUT_CHECKPOINT):
             raise ConfigError(f"speculative_config: method {method!r} needs a model", param="model")
         return (method,)
-    if method in FROM_TARGET:
-        raise ConfigError(
-            f"speculative_config: method {method} drafts from the target's own files; leave out model", param="model"
-        )
     from outrider.drafting.checkpoints.recognise import recognise
 
     kind = recognise(draft_model)

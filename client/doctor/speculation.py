@@ -35,7 +35,7 @@ def _method(settings: StackSettings, kinds: Sequence[str]) -> Check:
         method = parse_speculative_config(settings.speculative_config).method
     except ConfigError as error:
         return Check("method", "fail", error.message, "correct --speculative-config")
-    if method in FROM_TARGET:
+    if method in FROM_TARGET and method not in kinds:
         try:
             count_mtp_layers(Path(settings.model))
         except ConfigError as error:

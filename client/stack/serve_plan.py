@@ -11,7 +11,6 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from outrider.shared.draft_policy.draft_methods import FROM_TARGET
-from outrider.shared.errors import ConfigError
 from outrider.shared.speculative_config import json_object, parse_speculative_config
 from outrider.shared.vllm_keys import IGNORED, OF_DRAFTER, OF_GATEWAY, OF_VERIFIER, given_keys
 
@@ -95,10 +94,6 @@ def plan_serving(speculative_config: str, target: str = "") -> ServePlan:
     draft_model = str(given.get("model", ""))
     if method in FROM_TARGET and draft_model == target:
         draft_model = ""
-    if method in FROM_TARGET and draft_model:
-        raise ConfigError(
-            f"--speculative-config: method {method} drafts from the target's own files; leave out model", param="model"
-        )
     return ServePlan(
         draft_model=draft_model,
         gateway_config=gateway_config,

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from outrider.drafting.checkpoints.errors import CheckpointRefused, refusing
-from outrider.drafting.checkpoints.mtp_layout import EMBEDDING, LM_HEAD, NORM, MtpLayout
+from outrider.drafting.checkpoints.mtp_layout import EMBEDDING, LM_HEAD, MtpLayout
 from outrider.drafting.checkpoints.target_weights import load_target_weights
 from outrider.drafting.checkpoints.tensor_table import TensorTable
 from outrider.drafting.heads.frozen import FrozenEmbedding, FrozenLinear
@@ -113,7 +113,8 @@ def _read(
         if name not in stored:
             raise CheckpointRefused(folder, f"tensor {name} of its MTP layer is missing")
     width = layout.layer_config.hidden_size
-    placeholders = {f"{EMBEDDING}weight": (1, width), f"{LM_HEAD}weight": (1, width), f"{NORM}weight": (width,)}
+    ends = {f"{layout.family.embedding}weight": (1, width), f"{LM_HEAD}weight": (1, width)}
+    placeholders = ends | {f"{layout.family.norm}weight": (width,)}
     in_body = {name: LazyTensor(partial(torch.ones, shape), refusals) for name, shape in placeholders.items()}
     in_body |= {name: stored[source.name] for name, source in wanted.items() if name.startswith("model.")}
     model = build_model(str(folder), layout.layer_config, in_body, refusals, dtype)

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 from transformers.core_model_loading import revert_weight_conversion
 
-from outrider.drafting.checkpoints.errors import refusing
+from outrider.drafting.checkpoints.errors import CheckpointRefused, refusing
 from outrider.drafting.checkpoints.tensor_table import TensorTable
 from outrider.engine.model.guards import read_config
+from outrider.engine.model.text_part import model_class as model_class_of
 
 EMBEDDING, LM_HEAD, NORM = "model.embed_tokens.", "lm_head.", "model.norm."
 
@@ -27,14 +27,18 @@ EMBEDDING, LM_HEAD, NORM = "model.embed_tokens.", "lm_head.", "model.norm."
 class MtpFamily:
     """A family's naming of its MTP layer's tensors.
 
-    names: prefix of a tensor's name in the head -> in the file; {n}: the target's num_hidden_layers. layer: settings
-    with which layer 0 of a one-layer model is the MTP layer. unused: prefixes of names that the file may have in
-    addition. All families concatenate embedding and feature in this order.
+    names: prefix of a tensor's name in the head -> in the file; {n}: the target's num_hidden_layers, {last}: the number
+    of the MTP layer's last block. layer: settings with which a one-layer model is the MTP layer; blocks: the key of the
+    target's config that says of which blocks, where there are several. unused: prefixes of names that the file may have
+    in addition. embedding, norm: transformers' names. All families concatenate embedding and feature in this order.
     """
 
     names: Mapping[str, str]
     layer: Mapping[str, Any] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
+    blocks: str = ""
+    embedding: str = EMBEDDING
+    norm: str = NORM
 
 
 def _after_layers(norm: str) -> dict[str, str]:
@@ -62,6 +66,14 @@ _ERNIE = {  # no norm after the layer
     "fc.": "model.mtp_linear_proj.0.",
     "model.layers.0.": "model.mtp_block.0.",
 }
+_NEMOTRON = {
+    "embedding_norm.": "mtp.layers.0.enorm.",
+    "hidden_norm.": "mtp.layers.0.hnorm.",
+    "fc.": "mtp.layers.0.eh_proj.",
+    "model.norm_f.": "mtp.layers.{last}.final_layernorm.",
+    "model.layers.": "mtp.layers.",
+}
+_BLOCKS = frozenset({"full_attention", "moe", "mlp"})
 _FULL_ATTENTION = {"layer_types": ["full_attention"]}
 # Maps the model_type of the text model's config, like MTP_NAMES.
 FAMILIES = {
@@ -69,9 +81,15 @@ FAMILIES = {
     "ernie4_5_moe": MtpFamily(_ERNIE, {"moe_layer_start_index": 1, "moe_layer_end_index": 1}),  # a dense layer
     "glm4_moe": MtpFamily(_DEEPSEEK, {"first_k_dense_replace": 0}),
     "glm4_moe_lite": MtpFamily(_DEEPSEEK, {"mlp_layer_types": ["sparse"]}),
+    "glm_ocr_text": MtpFamily(
+        {ours: theirs.replace("model.", "model.language_model.", 1) for ours, theirs in _DEEPSEEK.items()}
+    ),
     # Its own output head is unused: like the model's reference, the target's is used.
     "hy_v3": MtpFamily(
         _after_layers("final_layernorm"), {"mlp_layer_types": ["sparse"]}, unused=("model.layers.{n}.shared_head.",)
+    ),
+    "nemotron_h": MtpFamily(
+        _NEMOTRON, blocks="mtp_layers_block_type", embedding="model.embeddings.", norm="model.norm_f."
     ),
     "qwen3_5_moe_text": MtpFamily(_QWEN, _FULL_ATTENTION),
     "qwen3_5_text": MtpFamily(_QWEN, _FULL_ATTENTION),
@@ -91,17 +109,18 @@ class MtpLayout:
         with refusing(folder, "reading its config"):
             self.config: Any = read_config(str(folder)).get_text_config()
         self.family = FAMILIES[self.config.model_type]
-        self.starts = {ours: theirs.format(n=self.num_layers) for ours, theirs in self.family.names.items()}
+        with refusing(folder, "building its MTP layer"):
+            self.layer_config = _one_layer(folder, self.config, self.family)
+        numbers = {"n": self.num_layers, "last": self.layer_config.num_hidden_layers - 1}
+        self.starts = {ours: theirs.format(**numbers) for ours, theirs in self.family.names.items()}
         # Some Qwen3.5-MoE checkpoints merge experts; a missing layer is written as the target's other layers are.
         names = [name for name in table.tensors if name.endswith(".mlp.experts.down_proj")]
-        own = self.starts["model.layers.0."]
+        own = self.file_name("model.layers.0.")
         self._merges_experts = f"{own}mlp.experts.down_proj" in names or (
             bool(names) and not any(name.startswith(own) for name in table.tensors)
         )
-        with refusing(folder, "building its MTP layer"):
-            self.layer_config = _one_layer(self.config, self.family)
-            with torch.device("meta"):
-                self._outline = self.new_model()
+        with refusing(folder, "building its MTP layer"), torch.device("meta"):
+            self._outline = self.new_model()
 
     @property
     def num_layers(self) -> int:
@@ -111,24 +130,28 @@ class MtpLayout:
     @property
     def has_norm(self) -> bool:
         """Returns whether there is a norm after the layer."""
-        return NORM in self.starts
+        return self.family.norm in self.starts
 
     def new_model(self) -> Any:
         """Builds the one-layer model with new weights, on torch's current device."""
-        return AutoModelForCausalLM._model_mapping[type(self.layer_config)](self.layer_config)
+        model_class: Any = model_class_of(self.layer_config)
+        return model_class(self.layer_config)
 
     def stored(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Returns tensors of the one-layer model by their names before transformers renames and merges them."""
         named = dict(tensors)
-        return named if self._merges_experts else revert_weight_conversion(self._outline, named)
+        if self._merges_experts:
+            return named
+        written = revert_weight_conversion(self._outline, named)
+        return {name.replace("backbone.", "model.", 1): tensor for name, tensor in written.items()}
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Maps the name in the head (`stored`) of every tensor that the file must have -> its shape."""
         stored = self.stored(self._outline.state_dict())
         shapes = {name: tuple(tensor.shape) for name, tensor in stored.items() if name.startswith("model.")}
-        del shapes[f"{EMBEDDING}weight"]
+        del shapes[f"{self.family.embedding}weight"]
         if not self.has_norm:
-            del shapes[f"{NORM}weight"]
+            del shapes[f"{self.family.norm}weight"]
         width = self.layer_config.hidden_size
         return shapes | {
             "embedding_norm.weight": (width,),
@@ -150,9 +173,15 @@ class MtpLayout:
         return tuple(start.format(n=self.num_layers) for start in self.family.unused)
 
 
-def _one_layer(config: Any, family: MtpFamily) -> Any:
-    """Returns a copy of the target's config whose only layer is the MTP layer."""
+def _one_layer(folder: Path, config: Any, family: MtpFamily) -> Any:
+    """Returns a copy of the target's config whose only layer is the MTP layer, or whose layers are its blocks."""
     edited = copy.deepcopy(config)
+    if family.blocks:
+        blocks = getattr(config, family.blocks)
+        if "full_attention" not in blocks or not _BLOCKS.issuperset(blocks):
+            cause = f"{family.blocks} is {blocks}; an MTP layer has attention and, apart from it, no recurrent block"
+            raise CheckpointRefused(folder, cause)
+        edited.layer_types = list(blocks)
     settings = {"num_hidden_layers": 1, "vocab_size": 1, "pad_token_id": None, "tie_word_embeddings": False}
     for name, value in (settings | dict(family.layer)).items():
         setattr(edited, name, value)

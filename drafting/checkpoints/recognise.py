@@ -15,7 +15,7 @@ from outrider.drafting.checkpoints.tensor_table import TensorTable
 from outrider.shared.checkpoint.file_names import linked_parts
 
 BLOCK_KINDS = ("dflash", "dspark")
-KINDS = ("draft_model", "medusa", "eagle", "eagle3", "mlp_speculator", *BLOCK_KINDS)
+KINDS = ("draft_model", "medusa", "eagle", "eagle3", "mlp_speculator", "mtp", *BLOCK_KINDS)
 # Algorithms that checkpoints name but that are not supported.
 _FOREIGN = ("dflash2", "xpress", "domino", "mtp")
 # The names of EAGLE-3 in the speculators format; the second drafts all tokens in one forward.
@@ -101,6 +101,12 @@ def _has(table: TensorTable, pattern: str) -> bool:
     return any(re.match(pattern, name) for name in table.tensors)
 
 
+def _is_assistant(config: ConfigFields, table: TensorTable) -> bool:
+    """Returns whether it is Gemma 4's assistant, which drafts as an MTP layer does."""
+    says_so = str(config.get("model_type")) in ("gemma4_assistant", "gemma4_unified_assistant")
+    return says_so or ("pre_projection.weight" in table and "post_projection.weight" in table)
+
+
 def _is_mlp_speculator(config: ConfigFields, table: TensorTable) -> bool:
     return config.get("model_type") == "mlp_speculator" or _has(table, r"speculator\.(emb|proj|ln|head)\.\d+\.")
 
@@ -130,6 +136,7 @@ def _is_draft_model(config: ConfigFields, table: TensorTable) -> bool:
 
 
 _RULES = (
+    ("mtp", _is_assistant),
     ("mlp_speculator", _is_mlp_speculator),
     ("medusa", _is_medusa),
     ("eagle3", _is_eagle3),

@@ -46,12 +46,13 @@ class MtpHead(LastStateHead):
         super().__init__()
         width = config.decoder.hidden_size
         self.config = config
-        self.embedding_norm = copy.deepcopy(body.norm)
-        self.hidden_norm = copy.deepcopy(body.norm)
+        norm = body.norm_f if hasattr(body, "norm_f") else body.norm  # Nemotron-H's name
+        self.embedding_norm = copy.deepcopy(norm)
+        self.hidden_norm = copy.deepcopy(norm)
         self.fc = nn.Linear(2 * width, width, bias=False)
         if not has_norm:
             body.norm = nn.Identity()
-        body.embed_tokens = nn.Identity()  # the layer's input is given
+        body.set_input_embeddings(nn.Identity())  # the layer's input is given
         self.model = body
         self.embed_tokens = embedding
         self.lm_head = lm_head

@@ -169,7 +169,7 @@ class EagleNet:
             [
                 self._features[id(draft.session)][draft.nodes[position].parent]
                 for draft in drafts
-                for position in (draft.frontier if draft.is_chain else draft.rows())
+                for position in self._computed(draft)
             ]
         )
 
@@ -179,7 +179,11 @@ class EagleNet:
             self._rows_of.keep(draft.session, len(draft.session.token_ids) - 1)
             self._features[id(draft.session)] = {ROOT: output[-1]}
             return [output[-1]]
-        positions = draft.frontier if draft.is_chain else draft.rows()
+        positions = self._computed(draft)
         features = self._features[id(draft.session)]
         features |= dict(zip(positions, output, strict=True))
         return [features[position] for position in draft.frontier]
+
+    def _computed(self, draft: Draft) -> list[int]:
+        """Returns the nodes whose rows a forward computes; in a tree a node's ancestors are computed again."""
+        return draft.frontier if draft.is_chain else draft.rows()

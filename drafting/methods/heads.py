@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from outrider.drafting.checkpoints.assistant import load_assistant
 from outrider.drafting.checkpoints.block import load_block
 from outrider.drafting.checkpoints.eagle import load_eagle
 from outrider.drafting.checkpoints.eagle3 import load_eagle3
@@ -19,7 +20,9 @@ from outrider.drafting.checkpoints.mlp_speculator import load_mlp_speculator
 from outrider.drafting.checkpoints.mtp import load_mtp
 from outrider.drafting.checkpoints.target_weights import TargetWeights, load_target_weights
 from outrider.drafting.growth.draft import BEAM_WIDTH
+from outrider.drafting.heads.assistant import AssistantHead
 from outrider.drafting.heads.eagle3 import Eagle3Head
+from outrider.drafting.methods.assistant import AssistantNet, PagedAssistant
 from outrider.drafting.methods.block import BlockNet
 from outrider.drafting.methods.eagle import EagleNet
 from outrider.drafting.methods.growing import MAX_TREE_NODES, GrowingMethod
@@ -69,23 +72,25 @@ def build_head_method(kind: str, path: str, settings: MethodSettings, *, num_thr
     return _method(kind, path, _BUILDERS[kind](path, target, dtype, settings), settings, target_config)
 
 
-def build_mtp_method(settings: MethodSettings, *, num_threads: int, loaded: LoadedModel | None) -> DraftMethod:
-    """Builds the method of the target's own MTP layer.
+def build_mtp_method(
+    settings: MethodSettings, path: str | None, *, num_threads: int, loaded: LoadedModel | None
+) -> DraftMethod:
+    """Builds the method of the target's own MTP layer, or with a path of Gemma 4's assistant in that folder.
 
     loaded: the target, if it is in this process: the head then uses its embedding and output head. Raises
-    CheckpointRefused when the target's folder has no MTP layer that can be read.
+    CheckpointRefused when the target's folder has no MTP layer that can be read, or the assistant is another target's.
     """
     torch.set_num_threads(num_threads)
     target_config = read_config(settings.target_model)
     dtype = resolve_dtype(settings.target_model, target_config, settings.dtype)
     # A process has only its share of a tensor-parallel target.
     target = loaded.model if loaded is not None and loaded.leader is None else None
-    head = load_mtp(
-        settings.target_model,
-        dtype,
-        embedding=target.get_input_embeddings() if target is not None else None,
-        lm_head=target.get_output_embeddings() if target is not None else None,
-    )
+    embedding = target.get_input_embeddings() if target is not None else None
+    if path is not None:
+        built = _assistant(load_assistant(path, settings.target_model, dtype, embedding=embedding), dtype, settings)
+        return _method("mtp", path, built, settings, target_config)
+    lm_head = target.get_output_embeddings() if target is not None else None
+    head = load_mtp(settings.target_model, dtype, embedding=embedding, lm_head=lm_head)
     built = _feature_net(head, int(head.config.decoder.vocab_size), dtype, settings)
     return _method("mtp", settings.target_model, built, settings, target_config)
 
@@ -153,6 +158,20 @@ def _block(path: str, target: TargetWeights, dtype: torch.dtype, settings: Metho
     net = BlockNet(paged, vocabulary, prefill_chunk_size=settings.prefill_chunk_size, chains=chains)
     depth = head.config.max_num_draft_tokens
     return _Built(net, net.hidden_layers, True, depth, draws_chains=chains is not None, is_one_pass=True)
+
+
+def _assistant(head: AssistantHead, dtype: torch.dtype, settings: MethodSettings) -> _Built:
+    paged = PagedAssistant(
+        head,
+        _ops(settings),
+        dtype,
+        kv_cache_bytes=settings.kv_cache_mb * 2**20,
+        block_size=settings.block_size,
+        device=settings.device,
+    )
+    vocabulary = TargetVocabulary(head.config.layers.vocab_size, None)
+    net = AssistantNet(paged, vocabulary, prefill_chunk_size=settings.prefill_chunk_size)
+    return _Built(net, net.hidden_layers, True, MAX_EAGLE_DEPTH)
 
 
 def _feature_net(head: Any, vocab_size: int, dtype: torch.dtype, settings: MethodSettings) -> _Built:

@@ -57,32 +57,22 @@ class MlpSpeculatorNet:
     @torch.inference_mode()
     def draw_chains(self, drafts: Sequence[Draft]) -> None:
         """Finishes plain chains on the device, without copying tokens or logits to the host."""
-        from outrider.engine.sampling.device_draws import (  # needs triton, installed on GPU machines
-            Drawn,
-            DrawTables,
-            any_laws,
-            chains_on_host,
-            draw_rows,
-        )
+        from outrider.engine.sampling.device_draws import draw_steps  # needs triton, installed on GPU machines
 
         fresh = [draft for draft in drafts if has_last_row(draft)]
         if not fresh:
             return
         hidden = torch.cat([last_row(draft.session) for draft in fresh]).to(self._device, self._dtype)
         state = self._speculator.start(hidden)
-        token_ids = torch.tensor([draft.session.token_ids[-1] for draft in fresh], device=self._device)
-        chains = [draft.chain_draws() for draft in fresh]
-        num_steps, with_laws = max(draws.num_tokens for draws in chains), any_laws(chains)
-        tables = DrawTables.of_chains(chains, num_steps, len(chains), self._device)
-        steps = []
-        # Chains that have ended are still computed, and cut off at the end.
-        for depth in range(num_steps):
-            state, logits = self._speculator.step(state, token_ids, depth)
-            logits = self._vocabulary.spread(logits)
-            key_words, law_places = tables.key_words[depth], tables.law_places[depth]
-            steps.append(draw_rows(logits, tables.transforms, key_words, law_places, with_laws=with_laws))
-            token_ids = steps[-1].tokens.clamp(min=0)
-        for draft, chain in zip(fresh, chains_on_host(Drawn.of_steps(steps), chains), strict=True):
+        committed = torch.tensor([draft.session.token_ids[-1] for draft in fresh], device=self._device)
+
+        def step(token_ids: torch.Tensor | None, depth: int) -> torch.Tensor:
+            nonlocal state
+            state, logits = self._speculator.step(state, committed if token_ids is None else token_ids, depth)
+            return self._vocabulary.spread(logits)
+
+        chains = draw_steps([draft.chain_draws() for draft in fresh], step, self._device)
+        for draft, chain in zip(fresh, chains, strict=True):
             draft.take_chain(chain)
 
     def close(self, session: DraftSession) -> None:

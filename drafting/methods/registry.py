@@ -31,7 +31,7 @@ def build_methods(
     planned = plan_methods(settings.draft_model, settings.methods, settings.target_model, prefix=prefix)
     for name, path in planned.items():
         if name in _FROM_TARGET:
-            methods[name] = _FROM_TARGET[name](settings, report, loaded)
+            methods[name] = _FROM_TARGET[name](settings, path, report, loaded)
         elif path is None:
             methods[name] = _WITHOUT_CHECKPOINT[name](settings)
         elif name == "draft_model":
@@ -70,7 +70,7 @@ def plan_methods(
                 f"--target-model: {name} uses the target's embedding or output head; give the target's folder",
                 param="target_model",
             )
-        if name in _FROM_TARGET:
+        if name in _FROM_TARGET and name not in checkpoints:
             _require_mtp_layers(target_model, prefix)
         plan[name] = checkpoints.get(name)
     return plan
@@ -189,15 +189,17 @@ def _head_builder(kind: str) -> Callable[[MethodSettings, str, Report], DraftMet
     return build
 
 
-def _build_mtp(settings: MethodSettings, report: Report, loaded: LoadedModel | None) -> DraftMethod:
+def _build_mtp(settings: MethodSettings, path: str | None, report: Report, loaded: LoadedModel | None) -> DraftMethod:
     from outrider.drafting.methods.heads import build_mtp_method
 
-    report(f"reading the MTP layer of {settings.target_model}")
-    return build_mtp_method(settings, num_threads=_num_threads(settings), loaded=loaded)
+    report(f"reading the MTP layer of {settings.target_model}" if path is None else f"reading assistant {path}")
+    return build_mtp_method(settings, path, num_threads=_num_threads(settings), loaded=loaded)
 
 
-# Methods whose weights are in the target's own files.
-_FROM_TARGET: dict[str, Callable[[MethodSettings, Report, LoadedModel | None], DraftMethod]] = {"mtp": _build_mtp}
+# Methods whose weights are in the target's own files, unless a checkpoint of their kind is given.
+_FROM_TARGET: dict[str, Callable[[MethodSettings, str | None, Report, LoadedModel | None], DraftMethod]] = {
+    "mtp": _build_mtp
+}
 _WITHOUT_CHECKPOINT: dict[str, Callable[[MethodSettings], DraftMethod]] = {
     "ngram": _build_ngram,
     "suffix": _build_suffix,

@@ -14,6 +14,7 @@ from outrider.engine.attention.block_manager import BlockManager
 from outrider.engine.attention.layer import ATTENTION_NAME, AttentionProbe, PagedContext, register_attention
 from outrider.engine.attention.ops import AttentionOps, LayerShape
 from outrider.engine.attention.paged_kv import PagedKVCache, bytes_per_block
+from outrider.engine.model.guards import number_attention_layers
 from outrider.engine.model.latent_attention import keep_latents
 from outrider.engine.model.lean.make_lean import make_lean
 from outrider.engine.model.lean.module_calls import Probe
@@ -71,6 +72,7 @@ class PagedModule:
         pack_linears(head, ops, dtype, self.device)
         keep_latents(head, ops, max_positions=decoder.max_position_embeddings, probe=self._probe)
         shapes = _layer_shapes(head, ops, self._probe)
+        number_attention_layers(head, shapes)
         num_blocks = max(1, kv_cache_bytes // bytes_per_block(shapes, block_size, dtype))
         self._cache = PagedKVCache(
             shapes, num_blocks=num_blocks, block_size=block_size, dtype=dtype, device=self.device, ops=ops

@@ -59,7 +59,7 @@ def model_class(config: Any) -> type[Any] | None:
         register_checkpoint_conversion_mapping(_NAMED_BY_WRAPPER[config.model_type], renaming, overwrite=True)
     if type(config) in classes:
         return classes[type(config)]
-    if not is_wrapper(config):
+    if not is_wrapper(config) and config.model_type.removesuffix("_text") not in WRAPPERS:
         return None
     text_type = type(config.get_text_config(decoder=True))
     if text_type in classes:

@@ -6,7 +6,7 @@ Not here: the source of the logits (device_chains, and heads that give all depth
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -119,6 +119,25 @@ def draw_at_once(logits: torch.Tensor, chains: Sequence[ChainDraws]) -> list[lis
         with_laws=any_laws(chains),
     )
     return chains_on_host(Drawn(*(part.view(num_steps, num_rows, *part.shape[1:]) for part in drawn)), chains)
+
+
+def draw_steps(
+    chains: Sequence[ChainDraws], step: Callable[[torch.Tensor | None, int], torch.Tensor], device: torch.device
+) -> list[list[DrawnToken]]:
+    """Draws chains token by token, without copies to the host in between.
+
+    step: maps the tokens [S] drawn last (None before the first) and the depth -> logits [S, V]. Chains that have ended
+    are still computed, and cut off at the end.
+    """
+    num_steps, with_laws = max(draws.num_tokens for draws in chains), any_laws(chains)
+    tables = DrawTables.of_chains(chains, num_steps, len(chains), device)
+    token_ids: torch.Tensor | None = None
+    drawn = []
+    for depth in range(num_steps):
+        key_words, law_places = tables.key_words[depth], tables.law_places[depth]
+        drawn.append(draw_rows(step(token_ids, depth), tables.transforms, key_words, law_places, with_laws=with_laws))
+        token_ids = drawn[-1].tokens.clamp(min=0)
+    return chains_on_host(Drawn.of_steps(drawn), chains)
 
 
 def chains_on_host(drawn: Drawn, chains: Sequence[ChainDraws]) -> list[list[DrawnToken]]:

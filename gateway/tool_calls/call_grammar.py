@@ -94,7 +94,7 @@ class CallGrammar:
         """Returns the expression for optional text between the markers that some families put around an answer."""
         if not self._row.framing:
             return ""
-        begin, end = map(self._lark.marker, self._row.framing)
+        begin, end = map(self._lark.marker, self._row.framing[:2])
         return f"({begin} {self._lark.rule(ANY_TEXT)} {end} {self._space})?"
 
     def _trigger(self) -> str:
@@ -136,7 +136,7 @@ class CallGrammar:
                 opened = f"{marker(row.head)} {quoted(name)} {number} {space} {marker(row.separator)} {space}"
                 fence = '"```"' if row.separator.startswith("```") else ""
                 return f"{opened} {self._parameters(tool)} {space} {fence}"
-            case Body.TAGGED:
+            case Body.TAGGED | Body.NESTED:
                 return self._tagged(tool)
             case Body.PYTHONIC:
                 return f'{quoted(tool.name + "(")} {self._listed(tool, self._assigned)} ")"'
@@ -180,11 +180,14 @@ class CallGrammar:
 
     def _tagged(self, tool: CallRule) -> str:
         row, marker, space = self._row, self._lark.marker, self._space
-        key_ends = {kind: text for text, kind in row.key_ends}
+        is_nested = row.body is Body.NESTED
 
         def argument(name: str, value: str, *, is_string: bool) -> str:
-            key = f"{marker(row.key_begin)} {name} {marker(key_ends.get(is_string, key_ends.get(None, '')))}"
-            return f"{key} {f'{space} {marker(row.value_begin)}' if row.value_begin else ''} {value} {space}"
+            ends = [marker(text) for text, kind in row.key_ends if kind in (is_string, None)]
+            key = f"{marker(row.key_begin)} {name} ({' | '.join(ends)})"
+            closed = f"{name} {ends[0]}" if is_nested else ""
+            begin = f"{space} {marker(row.value_begin)}" if row.value_begin else ""
+            return f"{key} {begin} {value} {closed} {space}"
 
         choices = []
         for one in self._objects(tool):
@@ -192,10 +195,11 @@ class CallGrammar:
             for name, schema in one.properties.items():
                 part = self._tagged_argument(tool, quoted(name), schema, argument)
                 parts.append(part if name in one.required else f"({part})?")
-            if one.others is not None:
+            if one.others is not None and not is_nested:  # whose other keys could not be closed
                 parts.append(f"({self._tagged_argument(tool, self._other_key(one), one.others, argument)})*")
             choices.append(" ".join(parts))
-        return f"{quoted(tool.name)} {marker(row.separator)} {space} ({' | '.join(choices)})"
+        number = f"{self._lark.rule('/[0-9]{1,4}/')} {marker(row.number_end)}" if row.number_end else ""
+        return f"{quoted(tool.name)} {marker(row.separator)} {number} {space} ({' | '.join(choices)})"
 
     def _tagged_argument(self, tool: CallRule, name: str, schema: Any, argument: Callable[..., str]) -> str:
         self._about(tool, name)
@@ -205,10 +209,14 @@ class CallGrammar:
         if strings is None:
             return argument(name, f"{space} {self._json(reading, schema)} {space} {end}", is_string=False)
         choices, regexes = strings
-        before, after = "" if row.value_begin else '"\\n"?', '"\\n"?'  # what the parser does not take for the value's
+        is_exact = row.is_verbatim or row.body is Body.NESTED
+        # What the parser does not take for the value's.
+        before, after = ("" if row.value_begin or is_exact else '"\\n"?'), ("" if is_exact else '"\\n"?')
         values = [f"{before} ({' | '.join(map(quoted, choices))}) {after} {end}"] if choices else []
         values += [
-            self._lark.fitting_until(row.value_end, one, before="" if row.value_begin else "\n", after="\n")
+            self._lark.fitting_until(
+                row.value_end, one, before="" if row.value_begin or is_exact else "\n", after="" if is_exact else "\n"
+            )
             if one
             else self._lark.text_until(row.value_end)
             for one in regexes

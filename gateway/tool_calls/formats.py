@@ -38,6 +38,7 @@ class Body(enum.Enum):
     ARRAY = "array"  # a list of such objects, or a single one
     NAMED = "named"  # the name, a separator, the arguments as JSON
     TAGGED = "tagged"  # the name, then each argument in tags of its own
+    NESTED = "nested"  # likewise, in elements of the argument's name, which hold further ones
     PYTHONIC = "pythonic"  # f(a=1, b="x"), one or a list of them
     GEMMA = "gemma"  # call:f{a:1,b:<|"|>x<|"|>}
     HARMONY = "harmony"  # messages with a channel and a recipient each
@@ -52,6 +53,8 @@ class CallFormat:
 
     NAMED and TAGGED: head comes before the name, separator after it. TAGGED: key_begin, the key, one of key_ends (true:
     the value is a string, false: it is JSON, None: the tool's schema says), value_begin, the value, value_end.
+    is_verbatim: a newline next to a value is part of it. number_end: behind the separator stand the call's number and
+    this. NESTED: value_end is followed by the key and the first of key_ends.
     """
 
     body: Body
@@ -74,6 +77,8 @@ class CallFormat:
     key_ends: tuple[tuple[str, bool | None], ...] = ()
     value_begin: str = ""
     value_end: str = ""
+    is_verbatim: bool = False
+    number_end: str = ""
 
     def around(self) -> tuple[str, ...]:
         """Returns the markers that are passed over wherever they stand between calls."""
@@ -82,6 +87,7 @@ class CallFormat:
     def markers(self) -> tuple[str, ...]:
         """Returns every text of the row that may be, or hold, a special token."""
         texts = (self.begin, self.end, *self.also_begin, *self.around(), self.head, self.separator, self.id_separator)
+        texts = (*texts, self.number_end)
         tags = (self.key_begin, *(text for text, _ in self.key_ends), self.value_begin, self.value_end)
         return tuple(text for text in (*texts, *tags) if text)
 
@@ -101,6 +107,7 @@ class CallFormat:
             key_ends=tuple((spell(text), is_string) for text, is_string in self.key_ends),
             value_begin=spell(self.value_begin),
             value_end=spell(self.value_end),
+            number_end=spell(self.number_end),
         )
 
 
@@ -111,6 +118,7 @@ REASONING: dict[str, ReasoningFormat] = {
     "minimax_m3": ReasoningFormat("<mm:think>", "</mm:think>"),
     "gemma4": ReasoningFormat("<|channel>thought", "<channel|>"),
     "cohere_command3": ReasoningFormat("<|START_THINKING|>", "<|END_THINKING|>"),
+    "kimi_k3": ReasoningFormat("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
     "openai_gptoss": ReasoningFormat(
         "<|channel|>analysis<|message|>", "<|end|>", "<|start|>assistant", "<|channel|>final<|message|>"
     ),
@@ -124,6 +132,8 @@ for _name in (
 
 _ARGUMENT_TAG = (("</arg_key>", None),)
 _DSML = "｜DSML｜"
+_MINIMAX = "]<]minimax[>["
+_XTML_TYPES = ("number", "integer", "boolean", "null", "object", "array")
 
 CALLS: dict[str, CallFormat] = {
     # Qwen2.5-Coder 0.5B writes its calls without markers.
@@ -203,6 +213,32 @@ CALLS: dict[str, CallFormat] = {
         key_ends=(('">', None),),
         value_end="</parameter>",
     ),
+    "minimax_m3": CallFormat(
+        Body.NESTED,
+        f'{_MINIMAX}<invoke name="',
+        f"{_MINIMAX}</invoke>",
+        section=(f"{_MINIMAX}<tool_call>", f"{_MINIMAX}</tool_call>"),
+        separator='">',
+        key_begin=f"{_MINIMAX}<",
+        key_ends=((">", None),),
+        value_end=f"{_MINIMAX}</",
+    ),
+    "kimi_k3": CallFormat(
+        Body.TAGGED,
+        '<|open|>call tool="',
+        "<|close|>call<|sep|>",
+        section=("<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),
+        framing=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
+        separator='" index="',
+        number_end='"<|sep|>',
+        key_begin='<|open|>argument key="',
+        key_ends=(
+            ('" type="string"<|sep|>', True),
+            *((f'" type="{name}"<|sep|>', False) for name in _XTML_TYPES),
+        ),
+        value_end="<|close|>argument<|sep|>",
+        is_verbatim=True,
+    ),
     "deepseek_v32": CallFormat(
         Body.TAGGED,
         f'<{_DSML}invoke name="',
@@ -244,6 +280,7 @@ for _name, _same in (
     ("step3p5", "qwen3_coder"),
 ):
     CALLS[_name] = CALLS[_same]
+CALLS["mimo"] = replace(CALLS["qwen3_coder"], is_verbatim=True)
 CALLS["hy_v3"] = replace(CALLS["glm45"], section=("<tool_calls>", "</tool_calls>"), separator="<tool_sep>")
 CALLS["dots"] = replace(CALLS["minimax_m2"], section=("<dots_function_call>", "</dots_function_call>"))
 CALLS["deepseek_v4"] = replace(CALLS["deepseek_v32"], section=(f"<{_DSML}tool_calls>", f"</{_DSML}tool_calls>"))

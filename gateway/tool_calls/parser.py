@@ -25,12 +25,13 @@ _BODIES: Mapping[Body, Callable[[BodyContext], Step[bool]]] = {
     Body.ARRAY: json_calls.json_array,
     Body.NAMED: json_calls.named,
     Body.TAGGED: tagged_calls.tagged,
+    Body.NESTED: tagged_calls.nested,
     Body.PYTHONIC: pythonic_calls.calls,
     Body.GEMMA: json_calls.gemma,
 }
 # Forms in which the name stands between the family's own marks: unlike a JSON object, which may be data, such an output
 # means nothing but a call.
-_ONLY_CALLS = frozenset((Body.NAMED, Body.TAGGED, Body.GEMMA))
+_ONLY_CALLS = frozenset((Body.NAMED, Body.TAGGED, Body.NESTED, Body.GEMMA))
 # First character of a call that has no begin marker.
 _BARE_BEGIN = {Body.OBJECT: "{", Body.PYTHONIC: "["}
 

@@ -16,7 +16,8 @@ _CALLS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("functiongemma", ("<start_function_call>",)),
     ("kimi_k2", ("<|tool_calls_section_begin|>",)),
     ("minimax_m2", ("<minimax:tool_call>",)),
-    (NONE, ("]<]minimax[>[",)),  # MiniMax-M3's calls nest elements, which no row reads; hermes' markers are in them
+    ("minimax_m3", ("]<]minimax[>[",)),
+    ("kimi_k3", ("<|open|>", "<|sep|>", "argument")),
     ("dots", ("<dots_function_call>",)),
     ("deepseek_v32", ("｜DSML｜", "function_calls")),
     ("deepseek_v4", ("｜DSML｜",)),
@@ -48,6 +49,7 @@ _REASONING: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("seed_oss", ("<seed:think>",)),
     ("minimax_m3", ("<mm:think>",)),
     ("cohere_command3", ("<|START_THINKING|>",)),
+    ("kimi_k3", ("<|open|>", "<|sep|>", "think")),
     ("qwen3", ("</think>",)),
 )
 

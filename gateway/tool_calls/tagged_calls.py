@@ -6,7 +6,9 @@ A tag ends a value only where what may follow it does: a value may well hold the
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.gateway.schemas.keywords import is_only_string, kind_of, types_of
@@ -17,6 +19,11 @@ from outrider.gateway.tool_calls.symbols import is_symbol
 from outrider.shared.errors import InvalidRequest
 from outrider.shared.strict_json import strict_json
 
+_DIGITS = re.compile(r"[0-9]{0,9}")
+# elements; deepest nesting that is read; vLLM's limit
+_DEEPEST = 128
+# What an element's text is called where it stands between further elements; as vLLM calls it.
+_MIXED_TEXT = "$text"
 # ends; tried within one JSON string before the first one is taken as the value's end
 _MAX_INNER_ENDS = 8
 
@@ -28,6 +35,10 @@ def tagged(context: BodyContext) -> Step[bool]:
     name = yield from name_of(reader)
     if not name or (row.separator and not (yield from reader.match(row.separator))):
         return False
+    if row.number_end:
+        yield from reader.run(_DIGITS)
+        if not (yield from reader.match(row.number_end)):
+            return False
     yield from reader.skip_space()
     if not row.separator and not (yield from reader.any_follows((row.key_begin, row.end))):
         return False
@@ -59,6 +70,92 @@ def tagged(context: BodyContext) -> Step[bool]:
     return True
 
 
+@dataclass
+class _Element:
+    """An element with its text and the elements in it, in the order in which they were written."""
+
+    name: str
+    text: list[str] = field(default_factory=list)
+    inner: list[_Element] = field(default_factory=list)
+
+
+def nested(context: BodyContext) -> Step[bool]:
+    """<invoke name="f"><k>v</k><list><item>v</item></list></invoke>, each tag behind the family's own mark.
+
+    The arguments are passed on when all have been read: a name that comes again makes a list of what it had before.
+    """
+    reader, row, writer = context.reader, context.row, context.writer
+    name = yield from name_of(reader)
+    if not name or not (yield from reader.match(row.separator)) or not writer.begin(name):
+        return False
+    elements = yield from _elements(context)
+    written = _object(elements, {"properties": context.properties.get(name, {})})
+    writer.arguments(written if not reader.ended_by_cut else "" if written == "{}" else written[:-1])
+    writer.end()
+    return True
+
+
+def _elements(context: BodyContext) -> Step[list[_Element]]:
+    """Reads elements up to what is none, and leaves out one that is cut.
+
+    Within an element, a tag that does not close it is text.
+    """
+    reader, row = context.reader, context.row
+    open_ones, plain = [_Element("")], outside(row.key_begin[0])
+    mark, close = row.key_begin.removesuffix("<"), row.key_ends[0][0]
+    stops = tuple(marker for marker in (row.end, row.begin, *row.section) if marker)
+    while True:
+        last, is_within = open_ones[-1], len(open_ones) > 1
+        if not is_within:
+            yield from reader.skip_space()
+        if (yield from reader.follows(mark)):
+            if is_within and (yield from reader.match(f"{row.value_end}{last.name}{close}")):
+                open_ones.pop()
+                continue
+            if (yield from reader.any_follows(stops)):
+                break
+            if not (yield from reader.follows(row.value_end)) and (yield from reader.match(row.key_begin)):
+                key, _ = yield from _key(context)
+                last.inner.append(_Element(key))
+                if len(open_ones) <= _DEEPEST:
+                    open_ones.append(last.inner[-1])
+                continue
+        text = ((yield from reader.run(plain)) or (yield from reader.take())) if is_within else ""
+        if not text:
+            break
+        last.text.append(text)
+    if len(open_ones) > 1 and reader.ended_by_cut:
+        open_ones[0].inner.pop()
+    return open_ones[0].inner
+
+
+def _object(elements: list[_Element], schema: Any) -> str:
+    """Writes elements as the members of a JSON object."""
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    others = schema.get("additionalProperties") if isinstance(schema, dict) else None
+    members: dict[str, list[str]] = {}
+    for element in elements:
+        known = properties.get(element.name, others) if isinstance(properties, dict) else others
+        members.setdefault(element.name, []).append(_content(element, known))
+    written = {name: values[0] if len(values) == 1 else f"[{', '.join(values)}]" for name, values in members.items()}
+    return f"{{{', '.join(f'{json.dumps(name, ensure_ascii=False)}: {value}' for name, value in written.items())}}}"
+
+
+def _content(element: _Element, schema: Any) -> str:
+    """Writes an element's content as JSON."""
+    text, types = "".join(element.text), types_of(schema)
+    if not element.inner:
+        if is_only_string(schema):
+            return json.dumps(text, ensure_ascii=False)
+        if not text.strip() and not types.isdisjoint(("array", "object")) and "string" not in types:
+            return "[]" if "array" in types else "{}"
+        return as_json(text.strip(), schema)
+    inner = [*element.inner, *([_Element(_MIXED_TEXT, [text])] if text.strip() else ())]
+    if "array" in types:
+        return f"[{', '.join(_content(one, schema.get('items')) for one in inner)}]"
+    return _object(inner, schema)
+
+
 def _key(context: BodyContext) -> Step[tuple[str, bool | None]]:
     key = ""
     while True:
@@ -83,10 +180,11 @@ class _Value:
         self._stops = "".join({marker[0] for marker in (row.value_end, row.key_begin, row.end, *self._after)})
 
     def as_string(self) -> Step[None]:
-        """Passes the value on as it comes, JSON-escaped, without the newline on each side."""
+        """Passes the value on as it comes, JSON-escaped, without the newline on each side that is none of it."""
         reader, writer, newline = self._context.reader, self._context.writer, ""
+        is_verbatim = self._context.row.is_verbatim
         writer.arguments('"')
-        if not self._context.row.value_begin:
+        if not self._context.row.value_begin and not is_verbatim:
             yield from reader.match("\n")
         plain = outside(self._stops + "\n")
         while True:
@@ -96,7 +194,7 @@ class _Value:
             more = more or (yield from reader.take())
             if more and newline:
                 writer.arguments("\\n")
-            newline = more if more == "\n" else ""
+            newline = more if more == "\n" and not is_verbatim else ""
             if not newline:
                 writer.arguments(escaped(more))
         writer.arguments('"' if not reader.ended_by_cut else "\\n" if newline else "")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,10 @@ class MtpNames:
     follows_layers: bool = False
     absent_count: int = 0
 
+    def num_layers(self, config: dict[str, Any]) -> Any:
+        """Returns what config.json says is the number of the target's own layers; Nemotron-H may list them instead."""
+        return config.get("num_hidden_layers", None if self.follows_layers else 0)
+
     def layer_of(self, name: str, num_hidden_layers: int) -> int | None:
         """The number of the MTP layer, from 0, that a tensor belongs to; None: it belongs to none."""
         match = re.match(self.pattern, name)
@@ -52,7 +56,9 @@ MTP_NAMES = {
     "ernie4_5_moe": MtpNames("num_nextn_predict_layers", r"model\.mtp_\w+\.(\d+)\."),
     "glm4_moe": _AFTER_LAYERS,
     "glm4_moe_lite": _AFTER_LAYERS,
+    "glm_ocr_text": replace(_AFTER_LAYERS, pattern=r"model\.language_model\.layers\.(\d+)\."),
     "hy_v3": _AFTER_LAYERS,
+    "nemotron_h": MtpNames("num_nextn_predict_layers", r"mtp\.()"),
     "qwen3_5_moe_text": _QWEN3_5,
     "qwen3_5_text": _QWEN3_5,
     "qwen3_next": MtpNames("num_nextn_predict_layers", _QWEN3_5.pattern, absent_count=1),
@@ -84,7 +90,7 @@ def stores_mtp_layer(folder: Path) -> bool:
     names = _tensor_names(folder)
     if names is None:
         raise ConfigError("its tensors are not in *.safetensors, so MTP layers are not looked for")
-    num_layers = config.get("num_hidden_layers")
+    num_layers = known.num_layers(config)
     if not any(isinstance(num_layers, int) and known.layer_of(name, num_layers) is not None for name in names):
         return False
     return require_consistent(known, config, names) > 0
@@ -112,7 +118,7 @@ def require_consistent(known: MtpNames, config: dict[str, Any], tensor_names: Co
     Raises ConfigError that names the key and a tensor.
     """
     count = config.get(known.count_key, known.absent_count) or 0
-    num_layers = config.get("num_hidden_layers")
+    num_layers = known.num_layers(config)
     if not isinstance(count, int) or not isinstance(num_layers, int):
         raise ConfigError(f"{known.count_key} and num_hidden_layers of its config.json must be whole numbers")
     found = sorted(name for name in tensor_names or () if known.layer_of(name, num_layers) is not None)

@@ -60,7 +60,6 @@ def test_the_drafters_keys_are_all_there() -> None:
         ("{", "is not JSON"),
         ("[]", "must be a JSON object"),
         ('{"method": "ngram", "synthetic_acceptance_length": 2}', "synthetic_acceptance_length is not supported"),
-        ('{"method": "glm4_moe_mtp", "model": "models/demo-draft"}', "method mtp drafts from the target's own files"),
     ],
 )
 def test_what_cannot_be_served(config: str, told: str) -> None:
@@ -69,6 +68,17 @@ def test_what_cannot_be_served(config: str, told: str) -> None:
     done = CliRunner().invoke(app, ["serve", "models/demo-target", "-sc", config])
     assert done.exit_code == 2
     assert told in " ".join(done.stderr.split())
+
+
+def test_mtp_with_the_folder_of_an_assistant() -> None:
+    plan = plan_serving('{"method": "gemma4_mtp", "model": "org/x-assistant"}', "org/x")
+    assert (plan.draft_model, parse_speculative_config(plan.gateway_config).method) == ("org/x-assistant", "mtp")
+    config = '{"method": "mtp", "model": "models/demo-draft"}'
+    done = CliRunner().invoke(app, ["serve", "models/demo-target", "-sc", config])
+    assert done.exit_code != 0
+    assert "method mtp needs a target with MTP layers, and none are read of model type llama" in " ".join(
+        done.stderr.split()
+    )
 
 
 def test_the_target_named_as_its_own_draft() -> None:

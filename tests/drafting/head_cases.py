@@ -13,6 +13,7 @@ import torch
 import transformers
 
 from outrider.drafting.growth.draft import BEAM_WIDTH
+from outrider.drafting.heads.assistant import AssistantConfig, AssistantHead
 from outrider.drafting.heads.block import BlockConfig, BlockHead
 from outrider.drafting.heads.decoder import DecoderConfig
 from outrider.drafting.heads.eagle import EagleConfig, EagleHead
@@ -21,6 +22,7 @@ from outrider.drafting.heads.frozen import FrozenEmbedding, FrozenLinear
 from outrider.drafting.heads.medusa import MedusaConfig, MedusaHeads
 from outrider.drafting.heads.mlp_speculator import MlpSpeculator, MlpSpeculatorConfig
 from outrider.drafting.heads.mtp import MtpConfig, MtpHead
+from outrider.drafting.methods.assistant import AssistantNet, PagedAssistant
 from outrider.drafting.methods.block import BlockNet
 from outrider.drafting.methods.eagle import EagleNet
 from outrider.drafting.methods.growing import MAX_TREE_NODES, GrowingMethod
@@ -59,6 +61,7 @@ KINDS = (
     "eagle3 one layer twice",
     "mtp",
     "eagle3 parallel",
+    "assistant",
     "medusa",
     "mlp",
     "mlp tied",
@@ -70,8 +73,8 @@ KINDS = (
 )
 BLOCKS = KINDS[-5:]
 ONE_PASS_HEADS = ("eagle3 parallel", *BLOCKS)
-FEATURE_HEADS = KINDS[:6]
-RECURRENT = (*KINDS[:7], *BLOCKS)  # those with a cache of their own
+RECORDED = KINDS[:6]
+RECURRENT = (*KINDS[:8], *BLOCKS)  # those with a cache of their own
 _WINDOW = 6  # positions, of the sliding block head
 # The one-layer model of an MTP head; of a class whose modules all have a lean replacement, so that it is recorded.
 _MTP_LAYER = {
@@ -82,6 +85,33 @@ _MTP_LAYER = {
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
 }
+
+
+# The layers of Gemma 4 that an assistant attends to are the target's second and fourth.
+_GEMMA = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": HIDDEN,
+    "intermediate_size": 48,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": 6,
+    "hidden_size_per_layer_input": 0,
+    "pad_token_id": None,
+}
+_TARGET_LAYERS = ["sliding_attention", "sliding_attention", "full_attention", "full_attention"]
+_ASSISTANT_LAYERS = ["sliding_attention", "full_attention"]
+
+
+def _assistant(attention: str) -> AssistantHead:
+    register_attention()
+    target = transformers.Gemma4TextConfig(**_GEMMA, num_hidden_layers=4, layer_types=_TARGET_LAYERS)
+    layers = transformers.Gemma4TextConfig(**_GEMMA, num_hidden_layers=2, layer_types=_ASSISTANT_LAYERS)
+    bodies = [transformers.AutoModel.from_config(of, attn_implementation=attention) for of in (layers, target)]
+    embedding = FrozenEmbedding(torch.randn(VOCAB_SIZE, HIDDEN))
+    config = AssistantConfig(target, layers, num_centroids=5, top_centroids=3)
+    return AssistantHead(config, *bodies, embedding=embedding, token_ordering=torch.randperm(VOCAB_SIZE))
 
 
 def build_head(kind: str, attention: str, decoder: DecoderConfig = DECODER) -> Any:
@@ -107,6 +137,8 @@ def build_head(kind: str, attention: str, decoder: DecoderConfig = DECODER) -> A
         layers = 2 if "two" in kind else 1
         decoder = dataclasses.replace(decoder, num_hidden_layers=layers)
         head = EagleHead(EagleConfig(decoder, NUM_TARGET_LAYERS), **target)
+    elif kind == "assistant":
+        head = _assistant(attention)
     elif kind == "medusa":
         head = MedusaHeads(MedusaConfig(HIDDEN, VOCAB_SIZE, num_heads=4))
     else:
@@ -187,10 +219,15 @@ class Case:
         self.layers = tuple(dict.fromkeys(self.feature_layers))
         self.target_ids = None if target_ids is None else target_ids.tolist()
         ops = resolve_attention_ops(backend, torch.device(device))
-        if kind in BLOCKS:
+        if kind == "assistant":
+            self.paged: PagedHead = PagedAssistant(
+                served, ops, dtype, kv_cache_bytes=kv_cache_bytes, block_size=4, device=device
+            )
+            net: Any = AssistantNet(self.paged, vocabulary, prefill_chunk_size=16)
+        elif kind in BLOCKS:
             memory = {"kv_cache_bytes": kv_cache_bytes, "block_size": 4, "device": device}
             self.paged = PagedBlock(served, ops, dtype, **memory, graphs=draws)
-            net: Any = BlockNet(
+            net = BlockNet(
                 self.paged, vocabulary, prefill_chunk_size=16, chains=BlockChains(self.paged) if draws else None
             )
         elif kind in RECURRENT:
@@ -247,7 +284,9 @@ class Case:
     ) -> np.ndarray:
         """float [V] after the committed tokens and a path of a draft of num_tokens, by the oracle."""
         with torch.inference_mode():
-            if self.kind == "medusa":
+            if self.kind == "assistant":
+                row = self._assistant_logits([token_ids[-1], *path], features)
+            elif self.kind == "medusa":
                 row = self.oracle(features[-1:])[0, len(path)]
             elif self.kind.startswith("mlp"):
                 state = self.oracle.start(features[-1:])
@@ -274,6 +313,19 @@ class Case:
         full = np.full(VOCAB_SIZE, -np.inf)
         full[self.target_ids] = row.numpy()
         return full
+
+    def _assistant_logits(self, token_ids: Sequence[int], features: torch.Tensor) -> torch.Tensor:
+        """Logits after the tokens, whose first follows the features' position: all are at the position after it."""
+        length = len(features)
+        computed = self.oracle.keys_and_values(features, torch.arange(length))
+        shared = {name: tuple(part.transpose(0, 1)[None] for part in parts) for name, parts in computed.items()}
+        seen = torch.arange(length) >= length - _GEMMA["sliding_window"]  # type: ignore[operator]
+        masks = {"full_attention": None, "sliding_attention": torch.where(seen, 0.0, -torch.inf)[None, None, None]}
+        feature, position = features[-1:, -HIDDEN:], torch.tensor([[length]])
+        for token in token_ids:
+            found = self.oracle(torch.tensor([[token]]), feature[None], position, shared, masks)[0]
+            feature = self.oracle.post_projection(found)
+        return self.oracle.logits(found)[0]  # type: ignore[no-any-return]
 
 
 class Target:

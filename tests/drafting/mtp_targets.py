@@ -70,7 +70,8 @@ _QWEN = {
 @dataclass(frozen=True)
 class Family:
     """config: of the target. deeper: what the model has besides whose last layer is the MTP layer. names: of the MTP
-    layer's other tensors in the file. layer: what the decoder layer's names start with there.
+    layer's other tensors in the file. layer: what the decoder layer's names start with there; {}: the block's number,
+    of a layer with several blocks. root: of the other layers' names. vision: the other part of a model with images.
     """
 
     model_type: str
@@ -80,6 +81,10 @@ class Family:
     deeper: Mapping[str, Any] = field(default_factory=dict)
     one_plus_weight: bool = False
     count_key: str = "num_nextn_predict_layers"
+    num_blocks: int = 1
+    root: str = "model"
+    embedding: str = "model.embed_tokens.weight"
+    vision: Mapping[str, Any] = field(default_factory=dict)
 
 
 def _qwen(model_type: str, **config: Any) -> Family:
@@ -110,6 +115,15 @@ FAMILIES = {
         _DEEPSEEK,
         "model.layers.2.",
     ),
+    "glm_ocr": Family(
+        "glm_ocr_text",
+        {**_COMMON, "head_dim": 16, "rope_parameters": {"rope_type": "default", "mrope_section": [4, 2, 2]}},
+        {kind: name.replace("model.", "model.language_model.", 1) for kind, name in _DEEPSEEK.items()},
+        "model.language_model.layers.2.",
+        root="model.language_model",
+        embedding="model.language_model.embed_tokens.weight",
+        vision={"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": HIDDEN},
+    ),
     "hy_v3": Family(
         "hy_v3",
         {**_COMMON, **_EXPERTS, "head_dim": 16, "num_experts": 4, "mlp_layer_types": ["dense", "sparse"]},
@@ -127,6 +141,34 @@ FAMILIES = {
         },
         "model.mtp_block.0.",
         {"moe_layer_start_index": 1, "moe_layer_end_index": 1},
+    ),
+    "nemotron_h": Family(
+        "nemotron_h",
+        {
+            **{key: value for key, value in _COMMON.items() if key != "num_hidden_layers"},
+            **_EXPERTS,
+            "layers_block_type": ["linear_attention", "full_attention"],
+            "head_dim": 16,
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 16,
+            "n_groups": 2,
+            "ssm_state_size": 16,
+            "time_step_min": 1e-6,
+            "n_routed_experts": 4,
+            "moe_shared_expert_intermediate_size": 16,
+            "mtp_layers_block_type": ["full_attention", "moe"],
+        },
+        {
+            "enorm": "mtp.layers.0.enorm.weight",
+            "hnorm": "mtp.layers.0.hnorm.weight",
+            "fc": "mtp.layers.0.eh_proj.weight",
+            "norm": "mtp.layers.1.final_layernorm.weight",
+        },
+        "mtp.layers.{}.",
+        {"layers_block_type": ["linear_attention", "full_attention", "full_attention", "moe"]},
+        num_blocks=2,
+        root="backbone",
+        embedding="backbone.embeddings.weight",
     ),
     "qwen3_next": _qwen("qwen3_next", **_QWEN_MOE, decoder_sparse_step=1),
     "qwen3_5": _qwen("qwen3_5_text"),
@@ -147,42 +189,40 @@ class MtpTarget:
     @property
     def mtp_names(self) -> list[str]:
         """The tensors of the MTP layer in the file."""
-        return sorted(
-            name for name in self.tensors if name.startswith(self.family.layer) or name in self.family.names.values()
-        )
+        starts = tuple(self.family.layer.format(block) for block in range(self.family.num_blocks))
+        return sorted(name for name in self.tensors if name.startswith(starts) or name in self.family.names.values())
 
     def rewritten(self, folder: Path, tensors: Mapping[str, torch.Tensor], **config: Any) -> Path:
         """Another folder with these tensors and changes of config.json; None takes a key out."""
-        return write(
-            folder, {key: value for key, value in (self.config | config).items() if value is not None}, tensors
-        )
+        own = self.config["text_config"] if self.family.vision else self.config
+        changed = {key: value for key, value in (own | config).items() if value is not None}
+        return write(folder, {**self.config, "text_config": changed} if self.family.vision else changed, tensors)
 
     def equations(self, token_ids: Sequence[int], features: torch.Tensor) -> torch.Tensor:
         """Rows of tokens [T] and features [T, H] of a whole sequence, without a cache -> next features [T, H]."""
         tensors, names = self.tensors, self.family.names
-        embedded = tensors["model.embed_tokens.weight"][list(token_ids)]
+        embedded = tensors[self.family.embedding][list(token_ids)]
         mixed = torch.cat((self._rms(embedded, names["enorm"]), self._rms(features, names["hnorm"])), dim=1)
-        inputs = (mixed @ tensors[names["fc"]].T)[None]
+        hidden = (mixed @ tensors[names["fc"]].T)[None]
         num_rows = len(token_ids)
         positions = torch.arange(num_rows)[None]
         mask = torch.full((num_rows, num_rows), torch.finfo(torch.float32).min).triu(1)[None, None]
-        body = self.deeper.model
+        body = self.deeper.model.language_model if self.family.vision else self.deeper.model
+        axes = positions.expand(3, 1, -1) if self.family.vision else positions
+        rotary = {"position_embeddings": body.rotary_emb(hidden, axes)} if hasattr(body, "rotary_emb") else {}
         with torch.inference_mode():
-            output = body.layers[-1](
-                inputs,
-                attention_mask=mask,
-                position_ids=positions,
-                position_embeddings=body.rotary_emb(inputs, positions),
-            )
-        output = output[0] if isinstance(output, tuple) else output
-        return self._rms(output[0], names["norm"]) if "norm" in names else output[0]
+            for layer in body.layers[-self.family.num_blocks :]:
+                output = layer(hidden, attention_mask=mask, position_ids=positions, **rotary)
+                hidden = output[0] if isinstance(output, tuple) else output
+        return self._rms(hidden[0], names["norm"]) if "norm" in names else hidden[0]
 
     def logits(self, features: torch.Tensor) -> torch.Tensor:
         return features @ self.tensors["lm_head.weight"].T
 
     def _rms(self, rows: torch.Tensor, name: str) -> torch.Tensor:
         weight = self.tensors[name] + (1 if self.family.one_plus_weight else 0)
-        eps = self.deeper.config.rms_norm_eps
+        config = self.deeper.config.get_text_config()
+        eps = config.rms_norm_eps if hasattr(config, "rms_norm_eps") else config.layer_norm_epsilon
         return rows * torch.rsqrt(rows.pow(2).mean(-1, keepdim=True) + eps) * weight
 
 
@@ -202,26 +242,28 @@ def save_mtp_target(name: str, folder: Path, *, tokenizer: Path | None = None, *
     """tokenizer: a folder whose tokenizer.json is copied. changes: of the config."""
     family = FAMILIES[name]
     settings = {**family.config, **changes}
-    deeper = _random_model(
-        family, {**settings, "num_hidden_layers": settings["num_hidden_layers"] + 1, **family.deeper}
-    )
+    depth = {"num_hidden_layers": NUM_LAYERS + 1} if family.num_blocks == 1 else {}
+    deeper = _random_model(family, {**settings, **depth, **family.deeper})
     saved = folder.with_name(f"{folder.name}-deeper")
     deeper.save_pretrained(saved)
     tensors = load_file(saved / "model.safetensors")
     shutil.rmtree(saved)
-    last = f"model.layers.{settings['num_hidden_layers']}."
-    tensors = {
-        family.layer + part.removeprefix(last) if part.startswith(last) else part: tensor
-        for part, tensor in tensors.items()
-    }
+    for block in range(family.num_blocks):
+        last = f"{family.root}.layers.{NUM_LAYERS + block}."
+        tensors = {
+            family.layer.format(block) + part.removeprefix(last) if part.startswith(last) else part: tensor
+            for part, tensor in tensors.items()
+        }
     tensors |= _others(family, tensors)
     config = {
         **settings,
         "model_type": family.model_type,
-        "architectures": [type(deeper).__name__],
-        "dtype": "float32",
+        **_named(deeper),
         family.count_key: 1,
     }
+    if family.vision:
+        parts = {"text_config": config, "vision_config": dict(family.vision)}
+        config = {"model_type": deeper.config.model_type, **parts, **_named(deeper)}
     write(folder, config, tensors)
     if tokenizer is not None:
         shutil.copy(tokenizer / "tokenizer.json", folder)
@@ -229,11 +271,20 @@ def save_mtp_target(name: str, folder: Path, *, tokenizer: Path | None = None, *
     return MtpTarget(family, folder, config, tensors, deeper)
 
 
+def _named(model: Any) -> dict[str, Any]:
+    return {"architectures": [type(model).__name__], "dtype": "float32"}
+
+
 def _random_model(family: Family, settings: Mapping[str, Any]) -> Any:
     """Every weight is random, norms and the routers' biases too; logits are sharp enough to have no near ties."""
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(family.model_type, **settings)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    if family.vision:
+        parts = {"text_config": config.to_dict(), "vision_config": dict(family.vision)}
+        config = transformers.AutoConfig.for_model(family.model_type.removesuffix("_text"), **parts)
+        model = transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
+    else:
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     generator = torch.Generator().manual_seed(7)
     biases = [buffer for part, buffer in model.named_buffers() if "bias" in part]
     for tensor in (*model.parameters(), *biases):
@@ -255,7 +306,7 @@ def _others(family: Family, tensors: Tensors) -> Tensors:
         if kind == "fc":
             found[name] = torch.randn((HIDDEN, 2 * HIDDEN), generator=generator) / (2 * HIDDEN) ** 0.5
         elif kind == "embedding":
-            found[name] = tensors["model.embed_tokens.weight"].clone()
+            found[name] = tensors[family.embedding].clone()
         elif kind == "lm_head":
             found[name] = tensors["lm_head.weight"].clone()
         else:

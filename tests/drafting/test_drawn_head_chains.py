@@ -21,7 +21,7 @@ from tests.kernels.triton_device import device
 
 pytestmark = pytest.mark.gpu
 
-_KINDS = ("eagle", "eagle3", "eagle3 small vocabulary", "medusa", "mlp", "mlp tied")
+_KINDS = ("eagle", "eagle3", "eagle3 small vocabulary", "assistant", "medusa", "mlp", "mlp tied")
 
 
 def _proposals(kind: str, num_rounds: int, *, draws: bool) -> list[dict[str, Proposal]]:

@@ -18,7 +18,7 @@ from outrider.engine.run.runner import ModelRunner
 from outrider.engine.sampling.cpu_chains import model_chains
 from outrider.shared.messages import DraftStep, Proposal, SessionSpec
 from tests.drafting.drawn_cases import LAWS, NUM_PLAIN, counted, expect_equal_rounds, prompt_at
-from tests.drafting.head_cases import BLOCKS, FEATURE_HEADS, WIDE, Case, Target
+from tests.drafting.head_cases import BLOCKS, RECORDED, WIDE, Case, Target
 
 NUM_ROUNDS = 40
 
@@ -96,7 +96,7 @@ def _proposals(case: Case, seed: int) -> list[dict[str, Proposal]]:
 
 # Of float32 linears, torch's own, programs are interrupted.
 @pytest.mark.parametrize(
-    ("kind", "dtype"), [*((kind, torch.bfloat16) for kind in (*FEATURE_HEADS, *BLOCKS)), ("eagle3", torch.float32)]
+    ("kind", "dtype"), [*((kind, torch.bfloat16) for kind in (*RECORDED, *BLOCKS)), ("eagle3", torch.float32)]
 )
 def test_recorded_chains_are_those_that_grow(kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = counted(monkeypatch)

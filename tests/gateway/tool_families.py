@@ -11,18 +11,23 @@ from tool_forms import (
     DEEPSEEK,
     HARMONY,
     KIMI,
+    MINIMAX,
     SUM,
+    XTML,
     ZURICH,
     args_json,
     as_object,
     coder,
+    compact,
     deepseek_v3,
     deepseek_v31,
     dsml_section,
     glm,
     hy,
     kimi,
+    kimi_k3,
     minimax,
+    minimax_m3,
 )
 from tool_transcripts import Transcript
 
@@ -186,6 +191,31 @@ FAMILIES = (
         each(hy, ("<tool_calls>\n", "\n</tool_calls>")),
         (*HY, *SPECIAL_THINK),
         "hy_v3",
+    ),
+    Family(
+        "mimo",
+        each(lambda call: f"<tool_call>\n{compact(call)}\n</tool_call>"),
+        ("<tool_call>", "</tool_call>", *SPECIAL_THINK),
+        "mimo",
+    ),
+    Family(
+        "minimax_m3",
+        each(minimax_m3, (f"{MINIMAX}<tool_call>\n", f"\n{MINIMAX}</tool_call>")),
+        (MINIMAX, "<mm:think>", "</mm:think>"),
+        "minimax_m3",
+        ("<mm:think>", "</mm:think>"),
+    ),
+    Family(
+        "kimi_k3",
+        lambda calls: (
+            "<|open|>tools<|sep|>"
+            + "".join(kimi_k3(call, place) for place, call in enumerate(calls))
+            + "<|close|>tools<|sep|>"
+        ),
+        XTML,
+        "kimi_k3",
+        ("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+        before=f"<|open|>response<|sep|>{BEFORE}<|close|>response<|sep|>",
     ),
     Family("glm45", each(glm), ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", *SPECIAL_THINK)),
     Family(

@@ -50,6 +50,35 @@ def minimax(call: tuple[str, Any]) -> str:
     return f'<invoke name="{call[0]}">\n{tags}</invoke>'
 
 
+def compact(call: tuple[str, Any]) -> str:
+    tags = tagged(call, "<parameter=KEY>VALUE</parameter>\n")
+    return f"<function={call[0]}>\n{tags}</function>"
+
+
+def minimax_m3(call: tuple[str, Any]) -> str:
+    return f'{MINIMAX}<invoke name="{call[0]}">{"".join(_element(*part) for part in call[1].items())}{MINIMAX}</invoke>'
+
+
+def _element(name: str, value: Any) -> str:
+    if isinstance(value, dict):
+        inner = "".join(_element(key, each) for key, each in value.items())
+    elif isinstance(value, list):
+        inner = "".join(_element("item", each) for each in value)
+    else:
+        inner = value if isinstance(value, str) else json.dumps(value)
+    return f"{MINIMAX}<{name}>{inner}{MINIMAX}</{name}>"
+
+
+def kimi_k3(call: tuple[str, Any], index: int) -> str:
+    kinds = {str: "string", bool: "boolean", int: "number", list: "array"}
+    arguments = "".join(
+        f'<|open|>argument key="{key}" type="{kinds[type(value)]}"<|sep|>'
+        f"{value if isinstance(value, str) else json.dumps(value)}<|close|>argument<|sep|>"
+        for key, value in call[1].items()
+    )
+    return f'<|open|>call tool="{call[0]}" index="{index + 1}"<|sep|>{arguments}<|close|>call<|sep|>'
+
+
 def dsml(call: tuple[str, Any]) -> str:
     rows = [
         f'<｜DSML｜parameter name="{key}" string="{str(isinstance(value, str)).lower()}">'
@@ -77,6 +106,8 @@ def kimi(call: tuple[str, Any], index: int) -> str:
     return f"<|tool_call_begin|>{ident}<|tool_call_argument_begin|>{args_json(call)}<|tool_call_end|>"
 
 
+MINIMAX = "]<]minimax[>["
+XTML = ("<|open|>", "<|close|>", "<|sep|>")
 HERMES = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 DEEPSEEK = tuple(f"<｜tool▁{name}｜>" for name in ("calls▁begin", "calls▁end", "call▁begin", "call▁end", "sep"))
 KIMI = tuple(
@@ -104,6 +135,9 @@ SPECIAL: dict[str, tuple[str, ...]] = {
     "qwen3_coder": ("<tool_call>", "</tool_call>"),
     "seed_oss": ("<seed:tool_call>", "</seed:tool_call>"),
     "minimax_m2": ("<minimax:tool_call>", "</minimax:tool_call>"),
+    "mimo": ("<tool_call>", "</tool_call>"),
+    "minimax_m3": (MINIMAX,),
+    "kimi_k3": XTML,
     "hy_v3": ("<tool_calls>", "</tool_calls>", "<tool_call>", "</tool_call>", "<tool_sep>"),
     "glm45": HERMES,
     "llama4_pythonic": ("<|python_start|>", "<|python_end|>"),

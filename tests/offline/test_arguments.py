@@ -67,7 +67,7 @@ def test_what_the_text_does_not_depend_on_is_said_and_not_refused() -> None:
     [
         ({"method": "eagle"}, "method 'eagle' needs a model"),
         ({"method": "eagle", "model": MODELS / "demo-draft"}, "is a checkpoint of kind draft_model, not of method"),
-        ({"method": "mtp", "model": MODELS / "demo-draft"}, "method mtp drafts from the target's own files"),
+        ({"method": "mtp", "model": MODELS / "demo-draft"}, "is a checkpoint of kind draft_model, not of method mtp"),
         ({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens must be a whole number from 1"),
         ({"method": "ngram", "draft_vocab": 8}, "draft_vocab is not supported; known are model, method"),
     ],

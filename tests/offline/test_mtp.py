@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from outrider.offline import LLM, SamplingParams
+from outrider.offline.speculation import plan_speculation
 from outrider.shared.errors import ConfigError
+from tests.drafting.assistants import save_pair
 from tests.drafting.mtp_targets import save_mtp_target
 
 DEMO = Path(__file__).parents[2] / "models" / "demo-target"
@@ -29,12 +31,26 @@ def tokens(folder: Path, requests: list[SamplingParams], speculative_config: dic
     return [[output.outputs[0].token_ids for output in each] for each in outputs] + [num_drafted]
 
 
-def test_the_tokens_are_those_without_drafts(tmp_path: Path) -> None:
-    target = save_mtp_target("glm4_moe", tmp_path / "target", tokenizer=DEMO, vocab_size=4096)
+@pytest.mark.parametrize(
+    "family", ["glm4_moe", *(pytest.param(name, marks=pytest.mark.storm) for name in ("nemotron_h", "glm_ocr"))]
+)
+def test_the_tokens_are_those_without_drafts(tmp_path: Path, family: str) -> None:
+    target = save_mtp_target(family, tmp_path / "target", tokenizer=DEMO, vocab_size=4096)
     greedy, seeded, none = tokens(target.folder, [GREEDY, SEEDED], None)
-    config = {"method": "glm4_moe_mtp", "num_speculative_tokens": 3}
+    config = {"method": f"{family}_mtp", "num_speculative_tokens": 3}
     assert none == 0
     *found, num_drafted = tokens(target.folder, [GREEDY, SEEDED, TREES], config)
+    assert found == [greedy, seeded, seeded]
+    assert num_drafted > 3 * len(PROMPTS) * 24
+
+
+def test_the_tokens_with_gemma_4s_assistant_are_those_without(tmp_path: Path) -> None:
+    pair = save_pair(tmp_path, num_centroids=64, num_kv_shared_layers=3, vocab_size=4096, tokenizer=DEMO)
+    greedy, seeded, none = tokens(pair.target, [GREEDY, SEEDED], None)
+    assert none == 0
+    config = {"model": str(pair.assistant), "num_speculative_tokens": 3}
+    assert plan_speculation(config, str(pair.target)).methods == ("mtp",)
+    *found, num_drafted = tokens(pair.target, [GREEDY, SEEDED, TREES], {"method": "mtp", **config})
     assert found == [greedy, seeded, seeded]
     assert num_drafted > 3 * len(PROMPTS) * 24
 

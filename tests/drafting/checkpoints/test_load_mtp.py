@@ -75,7 +75,8 @@ def test_the_targets_config_is_unchanged(target: MtpTarget, monkeypatch: pytest.
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", lambda *_args, **_kwargs: read)
     head = load_mtp(target.folder, torch.float32)
     assert read.to_dict() == before
-    assert (head.model.config.num_hidden_layers, head.config.decoder.num_hidden_layers) == (1, 2)
+    layers = (head.model.config.num_hidden_layers, head.config.decoder.num_hidden_layers)
+    assert layers == (target.family.num_blocks, 2)
 
 
 def test_what_is_given_is_shared_and_not_read(target: MtpTarget) -> None:
@@ -173,7 +174,7 @@ def test_a_renamed_or_further_tensor_is_refused_by_its_name(target: MtpTarget, t
 
 
 def test_a_quantised_layer_in_a_plain_checkpoint_is_refused_by_its_name(target: MtpTarget, tmp_path: Path) -> None:
-    name = f"{target.family.layer}self_attn.o_proj.weight"
+    name = next(name for name in target.mtp_names if name.endswith("o_proj.weight"))
     for dtype, shown in ((torch.float8_e4m3fn, "F8_E4M3"), (torch.int8, "I8")):
         packed = target.tensors | {name: target.tensors[name].to(dtype)}
         found = refusal(target.rewritten(tmp_path / shown, packed))
@@ -229,3 +230,20 @@ def test_a_model_type_without_mtp_layers_is_refused_with_those_that_have_them(tm
     found = refusal(write(tmp_path, {"model_type": "llama", "num_hidden_layers": 2}, {"lm_head.weight": torch.ones(2)}))
     assert "none are read of model type llama" in found
     assert all(name in found for name in MTP_NAMES)
+
+
+@pytest.mark.parametrize("blocks", [["linear_attention", "moe"], ["full_attention", "linear_attention"], ["mlp"]])
+def test_nemotron_hs_mtp_layer_has_attention_and_nothing_recurrent(
+    targets: dict[str, MtpTarget], tmp_path: Path, blocks: list[str]
+) -> None:
+    target = targets["nemotron_h"]
+    with pytest.raises(CheckpointRefused, match=f"mtp_layers_block_type is .*{blocks[0]}.* an MTP layer has attention"):
+        load_mtp(target.rewritten(tmp_path, target.tensors, mtp_layers_block_type=blocks), torch.float32)
+
+
+def test_nemotron_hs_older_pattern_says_the_same_blocks(targets: dict[str, MtpTarget], tmp_path: Path) -> None:
+    target = targets["nemotron_h"]
+    older = {"mtp_layers_block_type": None, "mtp_hybrid_override_pattern": "*E", "num_hidden_layers": 2}
+    head = load(target.rewritten(tmp_path, target.tensors, **older))
+    features = numbers(len(TOKENS), HIDDEN)
+    torch.testing.assert_close(run(head, TOKENS, features), target.equations(TOKENS, features), atol=2e-5, rtol=0)

@@ -44,7 +44,7 @@ def test_algorithms_that_are_not_served_are_named_whoever_exported_them(
 
 def test_an_unknown_folder_lists_what_was_found_and_what_is_known(tmp_path: Path) -> None:
     plain.write(tmp_path, {"architectures": ["BertModel"], "model_type": "bert"}, {"pooler.weight": plain.numbers(2)})
-    known = "draft_model, medusa, eagle, eagle3, mlp_speculator, dflash, dspark"
+    known = "draft_model, medusa, eagle, eagle3, mlp_speculator, mtp, dflash, dspark"
     found = "architectures BertModel, model_type 'bert', tensors pooler.weight"
     with pytest.raises(CheckpointRefused, match=rf"{found}. Known: {known}"):
         recognise(tmp_path)

@@ -15,7 +15,7 @@ from outrider.drafting.paged.paged_head import PagedHead
 from outrider.engine.attention.batch import SessionRows
 from outrider.engine.attention.layer import ATTENTION_NAME
 from outrider.engine.attention.ops import resolve_attention_ops
-from tests.drafting.head_cases import FEATURE_HEADS, HIDDEN, NUM_TARGET_LAYERS, VOCAB_SIZE, WIDE, build_head
+from tests.drafting.head_cases import HIDDEN, NUM_TARGET_LAYERS, RECORDED, VOCAB_SIZE, WIDE, build_head
 
 BLOCK_SIZE = 4
 NUM_SESSIONS = 3
@@ -53,7 +53,7 @@ def random_rows(generator: random.Random, lengths: list[int]) -> list[SessionRow
     return rows
 
 
-@pytest.mark.parametrize("kind", [*FEATURE_HEADS, "qwen3"])
+@pytest.mark.parametrize("kind", [*RECORDED, "qwen3"])
 def test_a_recorded_head_gives_the_bits_of_a_plain_one(kind: str) -> None:
     head = build(kind)
     recording, plain = paged(head, graphs=True), paged(head, graphs=False)
@@ -78,7 +78,7 @@ def test_a_recorded_head_gives_the_bits_of_a_plain_one(kind: str) -> None:
     assert plain._recorded is None
 
 
-@pytest.mark.parametrize("kind", [*FEATURE_HEADS, "qwen3"])
+@pytest.mark.parametrize("kind", [*RECORDED, "qwen3"])
 def test_lean_modules_change_a_head_by_rounding_alone(kind: str) -> None:
     head = build(kind)
     served = paged(head, graphs=False)

@@ -7,13 +7,14 @@ import os
 import random
 import time
 from typing import Any, NoReturn
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_output_parser import mutated, parse, random_pieces, symbols_of
 from tool_families import FAMILIES, OF_FAMILIES, Family
-from tool_forms import PROPERTIES, WEATHER
+from tool_forms import MINIMAX, PROPERTIES, WEATHER
 from tool_transcripts import TRANSCRIPTS, Transcript
 
 from outrider.gateway.tool_calls.events import Folded
@@ -24,7 +25,7 @@ from outrider.gateway.tool_calls.messages import template_messages
 # inputs of a storm; OUTRIDER_FUZZ_INPUTS=100000 for a night's
 NUM_FUZZED = int(os.environ.get("OUTRIDER_FUZZ_INPUTS", "20000"))
 # Forms in which an output means nothing but a call, whatever its name.
-ONLY_CALLS = (Body.NAMED, Body.TAGGED, Body.GEMMA)
+ONLY_CALLS = (Body.NAMED, Body.TAGGED, Body.NESTED, Body.GEMMA)
 
 
 def strict(text: str) -> Any:
@@ -234,6 +235,70 @@ STRING, NUMBER, LIST = {"type": "string"}, {"type": "number"}, {"type": "array"}
 )  # fmt: skip
 def test_forms_of_one_argument(parser: str, text: str, schema: dict[str, Any] | None, meant: Any) -> None:
     assert written(parser, text, schema) == {"a": meant}
+
+
+M = MINIMAX
+INTEGER, OBJECT, LISTS = (
+    {"type": "integer"},
+    {"type": "object"},
+    {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
+)
+PLACE = {"type": "object", "properties": {"city": STRING, "zip": INTEGER}}
+
+
+def nested(inner: str) -> str:
+    """`inner` with ~ for the mark in front of each tag."""
+    return f'~<tool_call>~<invoke name="f">{inner}~</invoke>~</tool_call>'.replace("~", M)
+
+
+@pytest.mark.parametrize(
+    ("inner", "schema", "meant"),
+    [
+        ("~<a>~<city>Ulm~</city>~<zip>89073~</zip>~</a>", PLACE, {"city": "Ulm", "zip": 89073}),
+        ("~<a>\n  ~<item>~<city>1~</city>~</item>\n~<item>~<zip>2~</zip>~</item>~</a>",
+         LIST | {"items": PLACE}, [{"city": "1"}, {"zip": 2}]),
+        ("~<a>~<item>~<item>1~</item>~</item>~<item>~</item>~</a>", LISTS, [[1], []]),
+        ("~<a>~<tag>x~</tag>~<tag>7~</tag>~</a>", OBJECT, {"tag": ["x", 7]}),
+        ("~<a>x~</a>\n~<a>y~</a>", STRING, ["x", "y"]),
+        ("~<a>~</a>", OBJECT, {}),
+        ("~<a>~</a>", LIST, []),
+        ("~<a>~</a>", STRING, ""),
+        ("~<a>\n x <b>y</b> \n~</a>", STRING, "\n x <b>y</b> \n"),
+        ('~<a>[1, {"b": "c"}]~</a>', LIST, [1, {"b": "c"}]),
+        ("~<a>~<source>web~</source>~</a>", OBJECT | {"additionalProperties": STRING}, {"source": "web"}),
+        ("~<a>so: ~<b>1~</b>~</a>", OBJECT, {"b": 1, "$text": "so:"}),
+        ("~<a>~<b>1~</c>~</b>~</a>", OBJECT | {"properties": {"b": STRING}}, {"b": f"1{M}</c>"}),
+        ("~<a>~<b>1", OBJECT, {"b": 1}),
+        ("~<a>" + "~<b>" * 150, None, mock.ANY),
+    ],
+)  # fmt: skip
+def test_elements_within_elements(inner: str, schema: dict[str, Any] | None, meant: Any) -> None:
+    assert written("minimax_m3", nested(inner), schema) == {"a": meant}
+
+
+def test_time_of_elements_is_that_of_their_text() -> None:
+    """Opened and never closed, closed and never opened, and the beginning of the mark alone."""
+    for piece in (f"{M}<b>", f"{M}</b>", M, "]<]mini", f"{M}<b>x{M}</b>"):
+        text = nested("~<a>" + piece * (60_000 // len(piece)))
+        started = time.perf_counter()
+        (call,) = parse(Transcript("", "minimax_m3", text), [text], tools={"f": {}}).calls
+        strict(call.arguments)
+        assert time.perf_counter() - started < 5, piece
+
+
+@pytest.mark.parametrize("value", ["\nx\n", "x", "", '{"a": 1}', "</parameter", "\n\n"])
+def test_values_of_mimo_keep_their_newlines(value: str) -> None:
+    text = f"<tool_call>\n<function=f>\n<parameter=a>{value}</parameter>\n</function>\n</tool_call>"
+    assert written("mimo", text, STRING) == {"a": value}
+
+
+def test_types_that_kimi_k3_names_win_over_the_schema() -> None:
+    values = {"string": "12", "number": "12", "object": '{"b": "<|sep|>"}', "null": "null"}
+    meant = {"string": "12", "number": 12, "object": {"b": "<|sep|>"}, "null": None}
+    for kind, value in values.items():
+        argument = f'<|open|>argument key="a" type="{kind}"<|sep|>{value}<|close|>argument<|sep|>'
+        text = f'<|open|>tools<|sep|><|open|>call tool="f" index="1"<|sep|>{argument}<|close|>call<|sep|>'
+        assert written("kimi_k3", f"{text}<|close|>tools<|sep|>", STRING) == {"a": meant[kind]}
 
 
 def test_a_missing_end_before_the_next_argument() -> None:
