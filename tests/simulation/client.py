@@ -27,21 +27,30 @@ _PAUSE_S = (0.05, 1.0)
 
 
 class Records(Protocol):
-    """What the simulation knows beside the client. logged_len: how far a choice's log has ever reached in Redis."""
+    """What the simulation knows beside the client. logged_len: how far a choice's log has ever reached in Redis.
+    may_lack_end: Redis has lost data since the log reached its end. logged: what is there now; None: nothing.
+    redis_was_away: for long, of its own accord.
+    """
 
     has_lost_data: bool
+    redis_was_away: bool
 
     def logged_len(self, request_id: str, choice: int) -> int: ...
+
+    def may_lack_end(self, request_id: str, choice: int) -> bool: ...
+
+    def logged(self, request_id: str, choice: int) -> list[int] | None: ...
 
 
 @dataclass(frozen=True, eq=False)
 class Wish:
-    """A request. seed: None: temperature 0."""
+    """A request. kind: "greedy", "seeded", or "sampled" (no seed: its tokens are drawn afresh)."""
 
     request_id: str
     prompt: tuple[int, ...]
     max_tokens: int
-    seed: int | None
+    kind: str
+    seed: int
     n: int
     stop: tuple[str, ...]
     speculation: dict[str, Any]
@@ -59,7 +68,8 @@ class Wish:
             request_id,
             prompt=(*rng.choices(range(1, 16), k=rng.randint(0, 8)), rng.randint(1, 11)),
             max_tokens=rng.randint(1, 24),
-            seed=rng.choice([None, rng.randrange(1000)]),
+            kind=rng.choice(["greedy", "seeded", "sampled"]),
+            seed=rng.randrange(1000),
             n=rng.choice([1, 1, 1, 2]),
             stop=rng.choice([(), (), ("ab",), ("d.", "é")]),
             speculation=speculation,
@@ -67,9 +77,9 @@ class Wish:
 
     @property
     def params(self) -> SamplingParams:
-        if self.seed is None:
+        if self.kind == "greedy":
             return SamplingParams(temperature=0.0, max_tokens=self.max_tokens)
-        return SamplingParams(temperature=1.0, max_tokens=self.max_tokens, seed=self.seed)
+        return SamplingParams(max_tokens=self.max_tokens, seed=self.seed if self.kind == "seeded" else None)
 
     def body(self) -> dict[str, Any]:
         return {
@@ -82,18 +92,24 @@ class Wish:
             "stream": True,
             "request_id": self.request_id,
             "speculation": self.speculation,
-            **({"seed": self.seed} if self.seed is not None else {}),
+            **({"seed": self.seed} if self.kind == "seeded" else {}),
         }
 
     @functools.lru_cache(maxsize=64)  # noqa: B019 - a few wishes per simulation
-    def expected(self, choice: int) -> str:
-        key = stream_key(self.seed or 0, self.prompt, choice)
+    def expected(self, choice: int) -> str | None:
+        """None: it is drawn afresh each time."""
+        if self.kind == "sampled":
+            return None
+        key = stream_key(self.seed if self.kind == "seeded" else 0, self.prompt, choice)
         return text_of(undisturbed(self.prompt, self.params, key), self.stop)
 
 
 @dataclass
 class Client:
-    """One request's client. refused: the error that it gave up for. Loses patience at `gives_up_at`, virtual time."""
+    """One request's client. refused: the error that it gave up for. Loses patience at `gives_up_at`, virtual time.
+
+    is_rival: it reads another client's stream from its beginning, and so takes it over; it does not come back.
+    """
 
     net: Network
     process: Process
@@ -102,6 +118,7 @@ class Client:
     gateways: list[str]
     records: Records
     gives_up_at: float
+    is_rival: bool = False
     read_pause_s: float = 0.0
     hangs_up_share: float = 0.0
     broken: list[str] = field(default_factory=list)
@@ -121,7 +138,8 @@ class Client:
     async def run(self) -> None:
         """Asks until the answer is whole, or refused for good."""
         loop = asyncio.get_running_loop()
-        await asyncio.sleep(self.rng.uniform(0.0, 1.0))
+        await asyncio.sleep(self.rng.uniform(0.0, 1.0) + 2.0 * self.is_rival * self.rng.random())
+        self._has_begun = self.is_rival
         while not (self.is_done or self.refused or self.broken):
             if loop.time() > self.gives_up_at:
                 self.broken.append(f"not answered by {self.gives_up_at:.0f} s, after {self.num_attempts} attempts")
@@ -137,9 +155,9 @@ class Client:
                 if call is not None:
                     call.hang_up()
             self._pending = b""
+            if self.is_rival:
+                return
             await asyncio.sleep(self.rng.uniform(*_PAUSE_S))
-        if self.is_done:
-            self._check_texts()
 
     def _request(self) -> HttpRequest:
         if self._last_id:
@@ -206,12 +224,17 @@ class Client:
                 self.broken.append(f"event {event_id} goes back behind {self._last_id}")
         self._cursor, self._last_id = cursor, event_id
         for index, text in self._texts.items():
-            if not self.wish.expected(index).startswith(text):
-                self.broken.append(f"choice {index} reads {text!r}, the law says {self.wish.expected(index)!r}")
+            expected = self.wish.expected(index)
+            if expected is not None and not expected.startswith(text):
+                self.broken.append(f"choice {index} reads {text!r}, the law says {expected!r}")
 
     def _refusal(self, status: int, message: str) -> None:
         """Decides whether a refusal is one that is documented for what has happened."""
         self.net.trace.add(f"  {self.process.name} is refused: {status} {message[:160]}")
+        if self.is_rival and status != 500:
+            return
+        if status == 503 and "Redis has not answered" in message and not self.records.redis_was_away:
+            self.broken.append(f"Redis was not away: {message}")
         if status in (429, 503):
             return  # try again later
         if status == 408 or (status == 409 and "taken over" in message):
@@ -226,8 +249,14 @@ class Client:
             return
         self.broken.append(f"refused: {status} {message}")
 
-    def _check_texts(self) -> None:
+    def check_texts(self) -> None:
+        """Compares what was read with the law and with the log. To be called when all have ended."""
         for choice in range(self.wish.n):
             text, expected = self._texts.get(choice, ""), self.wish.expected(choice)
-            if text != expected:
+            if self.is_done and expected is not None and text != expected:
                 self.broken.append(f"choice {choice} is {text!r}, the law says {expected!r}")
+            token_ids = self.records.logged(self.answer_id, choice)
+            logged = "" if token_ids is None else text_of(token_ids, self.wish.stop)
+            is_same = text == logged if self.is_done else logged.startswith(text.rstrip("\ufffd"))
+            if not is_same and not (self.records.may_lack_end(self.answer_id, choice) and text.startswith(logged)):
+                self.broken.append(f"choice {choice} is {text!r}, the log says {logged!r}")

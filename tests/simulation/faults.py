@@ -29,20 +29,22 @@ class ProcessFault:
 
 
 class Faults:
-    """A seed's faults. kinds: those that may happen."""
+    """A seed's faults. kinds: those that may happen. without: the numbers of faults that are left out."""
 
-    def __init__(self, rng: random.Random, kinds: tuple[str, ...]) -> None:
+    def __init__(self, rng: random.Random, kinds: tuple[str, ...], without: frozenset[int] = frozenset()) -> None:
         self._rng = rng
-        enabled = [kind for kind in kinds if rng.random() < 0.5]
+        enabled = rng.sample(kinds, min(len(kinds), rng.randint(1, 4)))
         links = [kind for kind in enabled if kind in LINK_FAULTS]
         processes = [kind for kind in enabled if kind in PROCESS_FAULTS]
         self.until_s = UNTIL_S
         self.is_over = not enabled
-        self.num_by_kind: dict[str, int] = {}
+        self.done: dict[int, tuple[str, str]] = {}  # kind and place, by number
+        self._without = without
+        self._num = 0
         # share of messages that something happens to
-        self._link_share = rng.choice([0.003, 0.01, 0.03]) if links else 0.0
+        self._link_share = rng.choice([0.002, 0.01, 0.03]) if links else 0.0
         self._links = links
-        num = rng.randint(1, 4) if processes else 0
+        num = rng.randint(1, 5) if processes else 0
         self.processes = sorted(
             (
                 ProcessFault(
@@ -61,7 +63,8 @@ class Faults:
         if self.is_over or not self._link_share or self._rng.random() >= self._link_share:
             return 0.0
         kind = self._rng.choice(self._links)
-        self.count(kind)
+        if not self.begins(kind, link.kind):
+            return 0.0
         if kind == "reset":
             link.reset()
         elif kind == "half-open":
@@ -70,5 +73,11 @@ class Faults:
             return self._rng.choice([0.05, 0.5, 3.0]) * self._rng.random()
         return 0.0
 
-    def count(self, kind: str) -> None:
-        self.num_by_kind[kind] = self.num_by_kind.get(kind, 0) + 1
+    def begins(self, kind: str, where: str) -> bool:
+        """Counts a fault; False if it is left out."""
+        number = self._num
+        self._num += 1
+        if number in self._without:
+            return False
+        self.done[number] = kind, where
+        return True

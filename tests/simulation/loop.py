@@ -19,6 +19,8 @@ from typing import Any
 
 # steps; at one instant of virtual time; more is an endless loop
 _MOST_STEPS_AT_ONCE = 200_000
+# rounds of steps, each after another cancellation of all tasks
+_MOST_CLEANING_STEPS = 50
 # seconds of virtual time; longest that a function on another thread takes
 _LONGEST_THREAD_S = 0.01
 
@@ -46,17 +48,17 @@ class Lane:
 
 
 class Process:
-    """A simulated process. clock_offset_s: of its wall clock. num: its place among all that were ever started."""
+    """A simulated process. clock_offset_s: of its wall clock."""
 
     def __init__(self, loop: SimLoop, name: str) -> None:
         self.name = name
-        self.num = next(loop.process_numbers)
         self.clock_offset_s = 0.0
         self.is_dead = self.is_paused = False
         self.paused_at = 0.0
         self.tasks: list[asyncio.Task[Any]] = []
         self.problems: list[str] = []
         self._loop = loop
+        loop.processes.append(self)
         self._lanes: list[Lane] = []
         self.main = self.lane("main")
 
@@ -99,7 +101,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._now = 0.0
-        self.process_numbers = itertools.count()
+        self.processes: list[Process] = []
         self.num_steps = 0
         self.problems: list[str] = []
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
@@ -251,15 +253,31 @@ class SimLoop(asyncio.AbstractEventLoop):
         return self._closed
 
     def dispose(self) -> None:
-        """Closes what is left, those of killed processes too, when all has been looked at: else the garbage collector
-        would, at any moment, with a warning for each.
+        """Cancels all tasks, those of killed processes too, once all has been looked at: else the garbage collector
+        would end them, at any moment, with a warning for each.
         """
-        self._closed = True
+        for process in self.processes:
+            process.is_dead = False
+            if process.is_paused:
+                process.go_on()
+        asyncio._set_running_loop(self)
+        try:
+            with suppress(StandsStill):
+                for _ in range(_MOST_CLEANING_STEPS):
+                    left = [task for task in self._tasks if not task.done()]
+                    for task in left:
+                        task.cancel()
+                    if not left:
+                        break
+                    for _ in range(len(self._tasks)):
+                        self._step()
+        finally:
+            asyncio._set_running_loop(None)
         for task in self._tasks:
             if not task.done():
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
-                with suppress(BaseException):
-                    task.get_coro().close()  # type: ignore[union-attr]
+            elif not task.cancelled():
+                task.exception()  # seen
 
     def close(self) -> None:
         self._closed = True

@@ -8,6 +8,7 @@ compares it with a real Redis.
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -93,6 +94,15 @@ class RedisNode:
                 if last:
                     entry_id, fields = last[0]
                     self._on_append(name.decode(), int(entry_id.split(b"-")[0]) - 1 + int(fields[1]))
+
+    def tokens(self, name: str) -> list[int] | None:
+        """The tokens in a log; None if there is no such log."""
+        entries = self._run(pack_command(("XRANGE", name, "-", "+")))
+        tokens: list[int] = []
+        for _, fields in entries:
+            data = fields[3]
+            tokens += struct.unpack(f"<{len(data) // 4}I", data)
+        return tokens if entries else None
 
 
 class SimRedisClient:

@@ -21,8 +21,9 @@ from tests.simulation.loop import SimLoop, current_lane
 
 # Unix seconds at the start of every simulation
 EPOCH_S = 1_800_000_000.0
-# seconds; an engine's work takes between these
+# seconds; an engine's work takes between these, times the pace of the seed
 FORWARD_S = (0.001, 0.02)
+PACES = (1.0, 4.0, 16.0)
 
 
 class EngineSteps:
@@ -32,6 +33,7 @@ class EngineSteps:
 
     loop: SimLoop
     rng: random.Random
+    pace: float
 
     def __init__(
         self,
@@ -82,7 +84,7 @@ class EngineSteps:
 
     def _work_now(self) -> None:
         self._waiting = None
-        self.loop.call_later(self.rng.uniform(*FORWARD_S), self._end_work, context=self._lane.context)
+        self.loop.call_later(self.pace * self.rng.uniform(*FORWARD_S), self._end_work, context=self._lane.context)
 
     def _end_work(self) -> None:
         if self.is_stopped:
@@ -127,6 +129,7 @@ def taken_over(loop: SimLoop, rng: random.Random) -> Iterator[None]:
         (uuid, "uuid4", lambda: uuid.UUID(bytes=rng.randbytes(16), version=4)),
         (EngineSteps, "loop", loop),
         (EngineSteps, "rng", rng),
+        (EngineSteps, "pace", rng.choice(PACES)),
     ]
     state = random.getstate()
     random.seed(rng.getrandbits(64))

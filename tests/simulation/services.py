@@ -85,7 +85,8 @@ class VerifierNode:
     def leaks(self) -> list[str]:
         engine = self.engine
         engine.blocks.check_integrity()
-        found = {"sessions": engine.num_sessions, "opened sessions": engine._num_open}
+        num_blocks = engine.blocks.num_blocks - engine.blocks.num_free_blocks
+        found = {"sessions": engine.num_sessions, "opened sessions": engine._num_open, "blocks": num_blocks}
         return [f"{self.process.name} has {count} {what} left" for what, count in found.items() if count]
 
 

@@ -24,8 +24,12 @@ from tests.simulation.toy import MODEL
 # seconds of virtual time; after the last fault: within it every request is answered (a half-open connection takes 40 s
 # to be noticed, an attempt 20, and a few attempts may be needed)
 ANSWERED_WITHIN_S = 120.0
+# share of clients whose stream another one reads too
+RIVAL_SHARE = 0.3
 # seconds of virtual time; after the last answer: within it everything is released
 RELEASED_WITHIN_S = 60.0
+# seconds; how long Redis may be away without a request that notices; a commit waits 15, and attempts have their pauses
+_SHORT_S = 3.0
 
 
 @dataclass
@@ -39,7 +43,7 @@ class Outcome:
     virtual_s: float
     num_answered: int
     num_refused: int
-    faults: dict[str, int]
+    faults: dict[int, tuple[str, str]]
 
     @property
     def digest(self) -> str:
@@ -63,9 +67,11 @@ class World(logging.Handler):
         super().__init__(logging.ERROR)
         self.loop, self.rng, self.faults = loop, rng, faults
         self.net = Network(loop, random.Random(rng.getrandbits(64)), faults)
-        self.has_lost_data = False
+        self.has_lost_data = self.redis_was_away = False
+        self._lost_at = -1.0
         self.broken: list[str] = []
-        self._logged: dict[str, int] = {}
+        # By name of a log: how far it has ever reached, and when it did.
+        self._logged: dict[str, tuple[int, float]] = {}
         self._fsync = rng.choice(list(LOST_S))
         self._journal = Journal()
         num_verifiers, num_drafters, num_gateways = rng.choice([1, 2, 2]), rng.choice([0, 1, 2]), rng.choice([1, 2, 2])
@@ -103,10 +109,19 @@ class World(logging.Handler):
     # ---- client.Records ----
 
     def logged_len(self, request_id: str, choice: int) -> int:
-        return self._logged.get(f"outrider:{{{request_id}}}:{choice}:log", 0)
+        return self._logged.get(_log_name(request_id, choice), (0, 0.0))[0]
+
+    def may_lack_end(self, request_id: str, choice: int) -> bool:
+        return self._logged.get(_log_name(request_id, choice), (0, 0.0))[1] <= self._lost_at
+
+    def logged(self, request_id: str, choice: int) -> list[int] | None:
+        node: RedisNode = self.seats[0].node
+        return node.tokens(_log_name(request_id, choice))
 
     def _on_append(self, name: str, end: int) -> None:
-        self._logged[name] = max(self._logged.get(name, 0), end)
+        reached, when = self._logged.get(name, (0, -1.0))
+        if end > reached or (end == reached and when <= self._lost_at):
+            self._logged[name] = end, self.loop.time()
 
     # ---- processes ----
 
@@ -116,14 +131,17 @@ class World(logging.Handler):
         seat.node = process.main.context.run(seat.start, process)
 
     def strike(self, fault: ProcessFault) -> None:
-        self.faults.count(fault.kind)
-        if fault.kind.startswith("redis") or fault.kind == "scripts":
-            self._strike_redis(fault)
-            return
-        seat = self.seats[fault.victim % len(self.seats)]
+        of_redis = fault.kind.startswith("redis") or fault.kind == "scripts"
+        seat = self.seats[0 if of_redis else fault.victim % len(self.seats)]
         process = seat.process
         if process is None or process.is_dead or process.is_paused:
             return
+        if not self.faults.begins(fault.kind, seat.name.partition("-")[0]):
+            return
+        if of_redis:
+            self._strike_redis(fault)
+            return
+        self.redis_was_away |= seat.name == "redis" and 8 * fault.lasts_s > _SHORT_S
         if fault.kind == "pause":
             self.net.pause(process)
             self.net.later(self.loop.time() + 8 * fault.lasts_s, lambda: self.net.go_on(process))
@@ -144,16 +162,19 @@ class World(logging.Handler):
             self.net.trace.add("! scripts lost")
         elif fault.kind == "redis-full":
             node.is_full = True
+            self.redis_was_away |= fault.lasts_s > _SHORT_S
             self.net.trace.add("! redis full")
             self.net.later(self.loop.time() + fault.lasts_s, lambda: setattr(node, "is_full", False))
-        elif not node.process.is_dead:
+        else:
             self._restart_redis(seat, fault.amount * min(LOST_S[self._fsync], 1e6), fault.lasts_s)
 
     def _restart_redis(self, seat: Seat, lost_s: float, lasts_s: float) -> None:
         before = len(self._journal.commands)
         self._journal = self._journal.without_last(lost_s, self.loop.time())
         lost = before - len(self._journal.commands)
-        self.has_lost_data |= lost > 0
+        if lost:
+            self.has_lost_data, self._lost_at = True, self.loop.time()
+        self.redis_was_away |= lasts_s > _SHORT_S
         process = seat.process
         assert process is not None
         self.net.kill(process)
@@ -178,6 +199,7 @@ class World(logging.Handler):
             self.net.later(fault.at_s, lambda fault=fault: self.strike(fault))  # type: ignore[misc]
         self.net.later(self.faults.until_s, self.stop_faults)
         clients = [self._client(place) for place in range(num_requests)]
+        clients += [self._rival(client) for client in clients if self.rng.random() < RIVAL_SHARE]
         tasks = [client.process.spawn(client.run()) for client in clients]
         while not (all(task.done() for task in tasks) or self.broken):  # noqa: ASYNC110 - virtual time
             await asyncio.sleep(0.1)
@@ -203,6 +225,13 @@ class World(logging.Handler):
             hangs_up_share=rng.choice([0.0, 0.3]),
         )
 
+    def _rival(self, client: Client) -> Client:
+        process = Process(self.loop, f"rival-of-{client.process.name}")
+        rng = random.Random(self.rng.getrandbits(64))
+        return Client(
+            self.net, process, rng, client.wish, self.gateways, self, gives_up_at=client.gives_up_at, is_rival=True
+        )
+
     def leaks(self) -> list[str]:
         """What the processes hold although nobody asks for anything; a process that is still down too."""
         left: list[str] = []
@@ -215,6 +244,8 @@ class World(logging.Handler):
 
     def check(self, clients: list[Client]) -> list[str]:
         """What is broken at the end."""
+        for client in clients:
+            client.check_texts()
         broken = [f"{client.process.name}: {text}" for client in clients for text in client.broken]
         for seat in self.seats:
             if seat.process is not None:
@@ -222,6 +253,10 @@ class World(logging.Handler):
         if not self.broken:
             broken += self.leaks()
         return list(dict.fromkeys([*self.broken, *broken, *self.loop.problems]))
+
+
+def _log_name(request_id: str, choice: int) -> str:
+    return f"outrider:{{{request_id}}}:{choice}:log"
 
 
 def _verifier(net: Network, address: str, max_num_seqs: int, drafts: bool) -> Callable[[Process], Any]:
@@ -242,11 +277,11 @@ def _errors_logged_to(handler: logging.Handler) -> Iterator[None]:
         root.setLevel(level)
 
 
-def simulate(seed: int, *, kinds: tuple[str, ...] = ALL_FAULTS, num_requests: int = 0) -> Outcome:
-    """Runs one seed. num_requests 0: drawn. Everything but the product's own failures is a function of the seed."""
+def simulate(seed: int, *, kinds: tuple[str, ...] = ALL_FAULTS, without: frozenset[int] = frozenset()) -> Outcome:
+    """Runs one seed: all that happens is a function of the arguments. without: the numbers of faults to leave out."""
     rng = random.Random(seed)
     loop = SimLoop(random.Random(rng.getrandbits(64)))
-    faults = Faults(random.Random(rng.getrandbits(64)), kinds)
+    faults = Faults(random.Random(rng.getrandbits(64)), kinds, without)
     gc.disable()  # or it would close forgotten tasks at any moment
     try:
         with taken_over(loop, random.Random(rng.getrandbits(64))):
@@ -254,7 +289,7 @@ def simulate(seed: int, *, kinds: tuple[str, ...] = ALL_FAULTS, num_requests: in
             with _errors_logged_to(world):
                 clients: list[Client] = []
                 try:
-                    clients = loop.run_until_complete(world.run(num_requests or rng.randint(1, 4)))
+                    clients = loop.run_until_complete(world.run(rng.randint(1, 4)))
                     broken = world.check(clients)
                 except StandsStill as error:
                     broken = [*world.broken, f"the simulation stands still: {error}"]
@@ -269,7 +304,20 @@ def simulate(seed: int, *, kinds: tuple[str, ...] = ALL_FAULTS, num_requests: in
         world.net.trace,
         num_steps,
         virtual_s,
-        sum(client.is_done for client in clients),
+        sum(client.is_done and not client.is_rival for client in clients),
         sum(bool(client.refused) for client in clients),
-        faults.num_by_kind,
+        faults.done,
     )
+
+
+def shrunk(outcome: Outcome, kinds: tuple[str, ...] = ALL_FAULTS) -> tuple[Outcome, frozenset[int]]:
+    """A broken seed with as few of its faults as still break it, and the numbers of those left out."""
+    without: frozenset[int] = frozenset()
+    is_smaller = True
+    while is_smaller:
+        is_smaller = False
+        for number in sorted(outcome.faults, reverse=True):
+            smaller = simulate(outcome.seed, kinds=kinds, without=without | {number})
+            if smaller.broken:
+                outcome, without, is_smaller = smaller, without | {number}, True
+    return outcome, without
