@@ -6,16 +6,14 @@ A seed whose promises are broken is shrunk to few faults and printed with its me
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
-from functools import partial
 
 from tests.simulation.faults import ALL_FAULTS
 from tests.simulation.mutants import MUTANTS
-from tests.simulation.world import Outcome, shrunk, simulate
+from tests.simulation.run import run, show_broken
+from tests.simulation.world import simulate
 
 EPILOG = """examples:
   python -m tests.simulation --seeds 0-1000 --jobs 2
@@ -23,8 +21,6 @@ EPILOG = """examples:
   python -m tests.simulation --hours 8 --jobs 2
   python -m tests.simulation --mutants 400
 """
-# messages; of a broken seed that are printed
-_MOST_LINES = 400
 
 
 def main() -> int:
@@ -70,43 +66,6 @@ def _until(end_s: float) -> Iterator[int]:
     while time.monotonic() < end_s:
         yield seed
         seed += 1
-
-
-def _summary(seed: int, kinds: tuple[str, ...]) -> tuple[int, bool, str, int, int, list[tuple[str, str]]]:
-    outcome = simulate(seed, kinds=kinds)
-    done = list(outcome.faults.values())
-    return seed, bool(outcome.broken), outcome.digest, outcome.num_answered, outcome.num_refused, done
-
-
-def run(seeds: Iterator[int], kinds: tuple[str, ...], num_jobs: int) -> int:
-    """Prints what was seen; 1 if a promise was broken."""
-    started, broken = time.monotonic(), []
-    num_seeds = num_answered = num_refused = 0
-    met: Counter[tuple[str, str]] = Counter()
-    with multiprocessing.get_context("spawn").Pool(num_jobs) as pool:
-        for seed, is_broken, _, answered, refused, faults in pool.imap(partial(_summary, kinds=kinds), seeds):
-            num_seeds, num_answered, num_refused = num_seeds + 1, num_answered + answered, num_refused + refused
-            met.update(faults)
-            if is_broken:
-                broken.append(seed)
-                show_broken(simulate(seed, kinds=kinds), kinds)
-    minutes = (time.monotonic() - started) / 60.0
-    print(f"{num_seeds} seeds, {num_seeds / minutes:.0f} a minute; {num_answered} answered, {num_refused} refused")
-    for (kind, where), count in sorted(met.items()):
-        print(f"  {kind:12} {where:9} {count}")
-    print(f"broken: {broken or 'none'}")
-    return int(bool(broken))
-
-
-def show_broken(outcome: Outcome, kinds: tuple[str, ...]) -> None:
-    """Prints a broken seed with few faults, and how to see it again."""
-    smallest, without = shrunk(outcome, kinds)
-    print("\n".join(smallest.trace.lines[-_MOST_LINES:]))
-    print(f"seed {outcome.seed} breaks: {smallest.broken}")
-    print(f"with {list(smallest.faults.values())}; trace {smallest.digest}. Again:")
-    left_out = f" --without {','.join(map(str, sorted(without)))}" if without else ""
-    chosen = "" if kinds == ALL_FAULTS else f" --faults {','.join(kinds)}"
-    print(f"  python -m tests.simulation --seed {outcome.seed}{chosen}{left_out} --messages", flush=True)
 
 
 def find_mutants(num_seeds: int) -> int:

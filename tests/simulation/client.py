@@ -257,6 +257,10 @@ class Client:
                 self.broken.append(f"choice {choice} is {text!r}, the law says {expected!r}")
             token_ids = self.records.logged(self.answer_id, choice)
             logged = "" if token_ids is None else text_of(token_ids, self.wish.stop)
-            is_same = text == logged if self.is_done else logged.startswith(text.rstrip("\ufffd"))
-            if not is_same and not (self.records.may_lack_end(self.answer_id, choice) and text.startswith(logged)):
+            if self.is_done:
+                may_lack_end = self.records.may_lack_end(self.answer_id, choice)
+                is_same = text == logged or (may_lack_end and text.startswith(logged))
+            else:
+                is_same = self.records.has_lost_data or logged.startswith(text.rstrip("\ufffd"))
+            if not is_same:
                 self.broken.append(f"choice {choice} is {text!r}, the log says {logged!r}")
