@@ -137,8 +137,10 @@ class MessageStream:
     def __init__(self, prepared: Prepared, seen: EventCursor = NOTHING_SEEN) -> None:
         self._events = MessageEvents(prepared)
         self._numbers = EventNumbers(prepared.options.answer_id, seen)
+        self._epoch = 0
 
     def events(self, _prompt_index: int, update: GenerationUpdate) -> bytes:
+        self._epoch = update.epoch
         return self._bytes(self._events.of(update))
 
     def end(self) -> bytes:
@@ -152,7 +154,8 @@ class MessageStream:
         return "".join(map(self._numbered, events)).encode()
 
     def _numbered(self, event: StreamEvent) -> str:
-        event_id = self._numbers.next_id(self._events.num_tokens, finished=event["type"] == "message_stop")
+        is_last = event["type"] == "message_stop"
+        event_id = self._numbers.next_id(self._events.num_tokens, finished=is_last, epoch=self._epoch)
         return "" if event_id is None else f"id: {event_id}\nevent: {event['type']}\ndata: {to_json(event)}\n\n"
 
 

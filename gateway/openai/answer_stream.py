@@ -54,7 +54,7 @@ class AnswerStream:
                 events += self._event(opening, index, Seen())
         delta = self._delta(index, update) if self._shape.options.chat else None
         finished = update.finish_reason is not None
-        reached = Seen(update.base_len + len(update.token_ids), finished)
+        reached = Seen(update.base_len + len(update.token_ids), finished, epoch=update.epoch)
         if self._worth_an_event(update, delta) and not _covers(seen, reached):
             choice = self._choice(index, update, delta)
             usage = account.choice_usage(prompt_index, index) if self._shape.options.continuous_usage else None

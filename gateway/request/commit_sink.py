@@ -19,6 +19,7 @@ from outrider.gateway.request.types import ChoiceStart, GenerationUpdate, Round,
 from outrider.shared.errors import InternalError
 from outrider.shared.log.commit_log import LogEntry
 from outrider.shared.messages import Commit, FinishReason, TokenOrigin
+from outrider.shared.sampling_params import SpeculationMode
 from outrider.shared.wire import logprob_to_wire, logprobs_from_wire
 from outrider.v1 import log_pb2 as pb
 
@@ -163,6 +164,7 @@ class CommitSink:
             finish_reason=part.finish_reason,
             stop_reason=end.stop_string if finished and end is not None else part.stop_token_id,
             speculation=self._tally.summary() if finished else None,
+            epoch=0 if self._start.mode is SpeculationMode.EXACT else part.epoch,
             committed_at_s=time.monotonic(),
         )
 

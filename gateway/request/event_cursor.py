@@ -11,6 +11,11 @@ behind an `e`:
 
     resp_4f1c:17e40    one choice, 17 tokens in the events 0 to 40
 
+In an answer without a seed, tokens that are decoded again, because Redis has lost them, come out differently. So its
+cursor names the session at a verifier that the last token came from, by its epoch behind an `s`, unless that was 0:
+
+    cmpl-4f1c:17s2     the last of the 17 tokens came from session 2
+
 Tokens whose text is held back (a possible stop string) count with the event that brings the text. Not here: which
 events there are (openai/answer_stream.py, responses/response_stream.py, anthropic/message_answer.py).
 """
@@ -23,23 +28,26 @@ from dataclasses import dataclass
 from outrider.shared.errors import InvalidRequest
 
 LAST_EVENT_ID = "Last-Event-ID"
-_PART = r"(?:-|[0-9]{1,10}(?:e[0-9]{1,10})?f?)"
+_PART = r"(?:-|[0-9]{1,10}(?:s[0-9]{1,15})?(?:e[0-9]{1,10})?f?)"
 _CURSOR = re.compile(rf"({_PART}(?:\.{_PART})*)(\$?)")
 
 
 @dataclass(frozen=True)
 class Seen:
     """The part of one choice that a client has seen: output tokens [0, num_tokens) and, if `finished`, its last event.
-    event: the last one's number, where events are numbered.
+    event: the last one's number, where events are numbered. epoch: of the last token's session, where it matters; None:
+    the client cannot tell.
     """
 
     num_tokens: int = 0
     finished: bool = False
     event: int | None = None
+    epoch: int | None = 0
 
     def __str__(self) -> str:
+        epoch = f"s{self.epoch}" if self.epoch else ""
         event = "" if self.event is None else f"e{self.event}"
-        return f"{self.num_tokens}{event}{'f' if self.finished else ''}"
+        return f"{self.num_tokens}{epoch}{event}{'f' if self.finished else ''}"
 
 
 @dataclass(frozen=True)
@@ -74,13 +82,15 @@ class EventNumbers:
         self._last_seen = -1 if first is None or first.event is None else first.event
         self.count = 0
 
-    def next_id(self, num_tokens: int, *, finished: bool) -> str | None:
-        """Returns the next event's id; None: the client has it. num_tokens: those behind the events up to it."""
+    def next_id(self, num_tokens: int, *, finished: bool, epoch: int) -> str | None:
+        """Returns the next event's id; None: the client has it. num_tokens: those behind the events up to it. epoch: of
+        the last of them (GenerationUpdate).
+        """
         number = self.count
         self.count += 1
         if number <= self._last_seen:
             return None
-        return f"{self._answer_id}:{Seen(num_tokens, finished, number)}"
+        return f"{self._answer_id}:{Seen(num_tokens, finished, number, epoch)}"
 
 
 def parse_event_id(text: str) -> tuple[str, EventCursor]:
@@ -96,5 +106,6 @@ def parse_event_id(text: str) -> tuple[str, EventCursor]:
 def _seen(part: str) -> Seen | None:
     if part == "-":
         return None
-    num_tokens, _, event = part.removesuffix("f").partition("e")
-    return Seen(int(num_tokens), finished=part.endswith("f"), event=int(event) if event else None)
+    tokens, _, event = part.removesuffix("f").partition("e")
+    num_tokens, _, epoch = tokens.partition("s")
+    return Seen(int(num_tokens), part.endswith("f"), int(event) if event else None, int(epoch or 0))

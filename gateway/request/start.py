@@ -85,6 +85,15 @@ def _has_ended(log: tuple[LogEntry, ...]) -> bool:
     return bool(log) and log[-1].finish_reason != 0
 
 
+def _stands_in(log: tuple[LogEntry, ...], seen: Seen) -> bool:
+    """Returns whether the last token seen is the log's: a token drawn again comes from a later session."""
+    if seen.epoch is None or not seen.num_tokens:
+        return True
+    last = [entry for entry in log if entry.base_len < seen.num_tokens <= entry.end]
+    last += [entry for entry in log if entry.base_len == entry.end == seen.num_tokens]  # the end alone
+    return any(entry.epoch == seen.epoch for entry in last)
+
+
 def _check_seen(record: SessionRecord, logs: Logs, all_seen: Mapping[int, Seen]) -> None:
     """Raises unless everything that the client has seen is in the log, or can be generated again."""
     last = max(all_seen, default=0)
@@ -93,9 +102,14 @@ def _check_seen(record: SessionRecord, logs: Logs, all_seen: Mapping[int, Seen])
     for choice, log in logs.items():
         seen = all_seen.get(choice, Seen())
         logged_len = log[-1].end if log else 0
-        if seen.num_tokens <= logged_len and (not seen.finished or _has_ended(log)):
-            continue
         prompt_index, _ = record.place(choice)
+        if seen.num_tokens <= logged_len and (not seen.finished or _has_ended(log)):
+            if record.modes[prompt_index] is not SpeculationMode.EXACT and not _stands_in(log, seen):
+                raise CommitRefused(
+                    f"choice {choice}: of the {seen.num_tokens} tokens that have been seen, the last was lost with "
+                    "Redis, and drawn again since; without a seed it does not come out the same once more"
+                )
+            continue
         limit = record.prepared.requests[prompt_index].sampling_params.max_tokens
         if _has_ended(log) or seen.num_tokens > limit:
             raise InvalidRequest(f"{seen.num_tokens} tokens of choice {choice} cannot have been seen, it has fewer")

@@ -182,6 +182,8 @@ class GenerationUpdate:
     # The stop string, or the stop token id, that ended the output.
     stop_reason: str | int | None = None
     speculation: SpeculationSummary | None = None
+    # Of the session that the tokens came from, if they would come out differently when decoded again; else 0.
+    epoch: int = 0
     # From the log of an earlier connection, not computed for this one.
     replayed: bool = False
     # time.monotonic() when the commit reached the gateway.

@@ -83,7 +83,7 @@ class GatewayServicer(pb_grpc.GatewayServicer):
         try:
             if request.base_len < 0:
                 raise InvalidRequest(f"base_len must be at least 0, got {request.base_len}", param="base_len")
-            seen = {request.choice: Seen(request.base_len)}
+            seen = {request.choice: Seen(request.base_len, epoch=None)}
             wanted = Wanted(
                 request.request_id,
                 owner_of(context),

@@ -244,7 +244,8 @@ class PatientRedis:
         """Reloads scripts after a Redis restart; reconnects when it has become a replica."""
         try:
             if any(isinstance(reply, NoScriptError) for reply in replies):
-                await self._load_scripts()
+                async with asyncio.timeout(self._attempt_s):
+                    await self._load_scripts()
             if any(isinstance(reply, ReadOnlyError) for reply in replies):
                 await self._disconnect()
         except (RedisError, OSError):

@@ -10,7 +10,7 @@ from outrider.gateway.request.event_cursor import EventCursor, Seen, parse_event
 from outrider.shared.errors import InvalidRequest
 
 NUMBERS = st.integers(0, 10**10 - 1)
-PARTS = st.none() | st.builds(Seen, NUMBERS, st.booleans(), st.none() | NUMBERS)
+PARTS = st.none() | st.builds(Seen, NUMBERS, st.booleans(), st.none() | NUMBERS, NUMBERS)
 REQUEST_IDS = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=1, max_size=128)
 
 
@@ -34,6 +34,8 @@ def test_round_trip(request_id: str, parts: list[Seen | None], ended: bool) -> N
         (" r:3 ", EventCursor((Seen(3),))),
         ("r:0e0", EventCursor((Seen(0, event=0),))),
         ("r:17e42f", EventCursor((Seen(17, True, 42),))),
+        ("r:17s2097153e42f", EventCursor((Seen(17, True, 42, 2097153),))),
+        ("r:17s2.3", EventCursor((Seen(17, epoch=2), Seen(3)))),
     ],
 )
 def test_what_it_looks_like(text: str, cursor: EventCursor) -> None:
@@ -54,6 +56,9 @@ def test_what_it_looks_like(text: str, cursor: EventCursor) -> None:
         "r:3ff",
         "r:3e",
         "r:e3",
+        "r:3s",
+        "r:s3",
+        "r:3e1s2",
         "r:3fe4",
         "r:3fe1",
         "r:+3",

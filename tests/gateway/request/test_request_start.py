@@ -212,6 +212,23 @@ async def test_tokens_that_were_seen_but_lost(log: CommitLog, seed: int | None) 
         await row.log.append(entry(2, 3))
 
 
+@pytest.mark.parametrize("seed", [5, None])
+async def test_tokens_that_were_seen_then_lost_and_drawn_again(log: CommitLog, seed: int | None) -> None:
+    """The log reaches as far as the client once more, but without a seed with other tokens, of a later session."""
+    [row] = starts(begin(log, AnswerKind.COMPLETION, prepared(seed=seed)))
+    await row.log.append(entry(0, 1, 2))
+    [second] = starts(await resume(log, wanted(), MODEL))
+    await second.log.append(LogEntry(2, (8, 9), 0, second.epoch))
+    for kept in (Seen(2), Seen(4, epoch=second.epoch), Seen(3, epoch=second.epoch), Seen(4, epoch=None)):
+        [again] = starts(await resume(log, wanted({0: kept}), MODEL))
+        assert again.seen_len == kept.num_tokens
+    for lost in (Seen(3), Seen(4), Seen(1, epoch=second.epoch)):
+        if seed is None:
+            assert "drawn again" in await refusal(log, wanted({0: lost}), CommitRefused)
+        else:
+            await resume(log, wanted({0: lost}), MODEL)
+
+
 async def test_a_record_of_another_version_is_refused(log: CommitLog, redis_client: aioredis.Redis) -> None:
     [row] = starts(begin(log, AnswerKind.COMPLETION, prepared()))
     await row.log.append(entry(0, 1))

@@ -193,7 +193,7 @@ async def test_resume_sends_what_follows(stub: Any, service: ScriptedService, ba
     ]
     assert resumed[-1].usage.completion_tokens == 38
     [wanted] = service.wanted
-    assert (wanted.owner, wanted.seen, wanted.choice) == ("", {0: Seen(base_len)}, 0)
+    assert (wanted.owner, wanted.seen, wanted.choice) == ("", {0: Seen(base_len, epoch=None)}, 0)
     assert service.num_open == 0
 
 

@@ -206,6 +206,23 @@ async def test_scripts_are_loaded_again_where_they_are_missing(
     assert await patient.call(lambda: ("EVALSHA", sha, 1, "counter")) == 1
 
 
+async def test_a_connection_that_hangs_while_scripts_are_loaded_is_given_up(
+    long_patient: PatientRedis, redis_client: aioredis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one half-open connection at that moment would stop every command until it is noticed."""
+    load, calls = long_patient._client.script_load, []
+
+    async def hangs_once(script: str) -> Any:
+        calls.append(script)
+        return await (asyncio.Event().wait() if len(calls) == 1 else load(script))
+
+    sha = await redis_client.script_load(COUNT_SCRIPT)
+    await redis_client.script_flush()
+    monkeypatch.setattr(long_patient._client, "script_load", hangs_once)
+    assert await asyncio.wait_for(long_patient.call(lambda: ("EVALSHA", sha, 1, "counter")), SLACK_S) == 1
+    assert len(calls) == 2
+
+
 async def test_closing_fails_what_waits(redis_server: RedisServer, redis_client: aioredis.Redis) -> None:
     redis = PatientRedis.connect(redis_server.url, patience_s=60, scripts=[])
     await redis.start()

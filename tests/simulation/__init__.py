@@ -1,0 +1,1 @@
+"""The protocol with every fault from a seed: the real classes in one process, on virtual time."""

@@ -1,0 +1,83 @@
+"""Which faults a seed has: of links, message by message, and of processes, at drawn times.
+
+All faults are over at `until_s`; afterwards every request must be answered.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from tests.simulation.links import Link
+
+LINK_FAULTS = ("stall", "reset", "half-open")
+PROCESS_FAULTS = ("kill", "power", "pause", "redis-power", "redis-full", "scripts", "clock")
+ALL_FAULTS = (*LINK_FAULTS, *PROCESS_FAULTS)
+# seconds of virtual time; faults begin before the first, while most requests run; all are over at the second
+BEGIN_BEFORE_S, UNTIL_S = 3.0, 12.0
+
+
+@dataclass(frozen=True)
+class ProcessFault:
+    """kind: of PROCESS_FAULTS. victim: its place among the processes. lasts_s: until it is over."""
+
+    at_s: float
+    kind: str
+    victim: int
+    lasts_s: float
+    amount: float
+
+
+class Faults:
+    """A seed's faults. kinds: those that may happen. without: the numbers of faults that are left out."""
+
+    def __init__(self, rng: random.Random, kinds: tuple[str, ...], without: frozenset[int] = frozenset()) -> None:
+        self._rng = rng
+        enabled = rng.sample(kinds, min(len(kinds), rng.randint(1, 4)))
+        links = [kind for kind in enabled if kind in LINK_FAULTS]
+        processes = [kind for kind in enabled if kind in PROCESS_FAULTS]
+        self.until_s = UNTIL_S
+        self.is_over = not enabled
+        self.done: dict[int, tuple[str, str]] = {}  # kind and place, by number
+        self._without = without
+        self._num = 0
+        # share of messages that something happens to
+        self._link_share = rng.choice([0.002, 0.01, 0.03]) if links else 0.0
+        self._links = links
+        num = rng.randint(1, 5) if processes else 0
+        self.processes = sorted(
+            (
+                ProcessFault(
+                    rng.uniform(0.0, BEGIN_BEFORE_S),
+                    rng.choice(processes),
+                    rng.randrange(1000),
+                    rng.choice([0.2, 2.0, 5.0]) * rng.random(),
+                    rng.random(),
+                )
+                for _ in range(num)
+            ),
+            key=lambda fault: fault.at_s,
+        )
+
+    def on_message(self, link: Link, what: str) -> float:
+        if self.is_over or not self._link_share or self._rng.random() >= self._link_share:
+            return 0.0
+        kind = self._rng.choice(self._links)
+        if not self.begins(kind, link.kind):
+            return 0.0
+        if kind == "reset":
+            link.reset()
+        elif kind == "half-open":
+            link.half_open()
+        else:
+            return self._rng.choice([0.05, 0.5, 3.0]) * self._rng.random()
+        return 0.0
+
+    def begins(self, kind: str, where: str) -> bool:
+        """Counts a fault; False if it is left out."""
+        number = self._num
+        self._num += 1
+        if number in self._without:
+            return False
+        self.done[number] = kind, where
+        return True

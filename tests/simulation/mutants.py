@@ -1,0 +1,205 @@
+"""Planted bugs of the protocol: each is a patch of the product, and a seed must find it.
+
+python -m tests.simulation --mutants
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest import mock
+
+from outrider.gateway.decoding.generation import Generation
+from outrider.gateway.openai import answer_stream
+from outrider.gateway.request import start
+from outrider.gateway.request.commit_sink import CommitSink
+from outrider.shared.log import commit_scripts
+from outrider.shared.log.commit_log import ChoiceLog, RequestLog
+from outrider.shared.log.patient_redis import PatientRedis
+from outrider.verifier_service.engine import VerifierEngine
+
+Patch = Callable[[], AbstractContextManager[Any]]
+
+
+def _script(name: str, old: str, new: str) -> Patch:
+    text: str = getattr(commit_scripts, name)
+    if old not in text:
+        raise ValueError(f"{name} has no {old!r}")
+    changed = text.replace(old, new)
+
+    def patch() -> AbstractContextManager[Any]:
+        scripts = tuple(changed if script == text else script for script in commit_scripts.ALL)
+        return mock.patch.multiple(commit_scripts, **{name: changed, "ALL": scripts})
+
+    return patch
+
+
+def _emits_first() -> AbstractContextManager[Any]:
+    """What a client reads may not be in the log yet."""
+
+    async def write_forever(self: Any) -> None:
+        while True:
+            entry, updates = await self._pending.get()
+            try:
+                if self._failure is None:
+                    for update in updates:
+                        await self._updates.put(update)
+                    if entry is not None:
+                        await self._start.log.append(entry)
+                        self._on_logged()
+            except Exception as error:
+                self._failure = error
+            finally:
+                self._pending.task_done()
+
+    return mock.patch.object(CommitSink, "_write_forever", write_forever)
+
+
+def _resumes_one_late() -> AbstractContextManager[Any]:
+    """A resumed stream takes one token more for seen than the client has."""
+    covers = answer_stream._covers
+
+    def one_more(seen: Any, reached: Any) -> bool:
+        return covers(None if seen is None else dataclasses.replace(seen, num_tokens=seen.num_tokens + 1), reached)
+
+    return mock.patch.object(answer_stream, "_covers", one_more)
+
+
+def _forgets_seen() -> AbstractContextManager[Any]:
+    """The first update after a resumption may reach back across what the client has."""
+    original = start._started
+
+    def started(record: Any, log: Any, choices: Any, terms: Any, logs: Any, seen: Any) -> Any:
+        return original(record, log, choices, terms, logs, {})
+
+    return mock.patch.object(start, "_started", started)
+
+
+def _claims_nothing() -> AbstractContextManager[Any]:
+    """A resuming gateway does not raise the term: two gateways write."""
+
+    async def claim(self: RequestLog, choices: Any) -> dict[int, int]:
+        return dict.fromkeys(choices, 0)
+
+    return mock.patch.object(RequestLog, "claim", claim)
+
+
+def _reads_before_claim() -> AbstractContextManager[Any]:
+    """What was written between the first look at the log and the claim is not seen."""
+    original = RequestLog.read
+
+    async def read_once(self: Any, choices: Any) -> Any:
+        if not hasattr(self, "_read_once"):
+            self._read_once = await original(self, choices)
+        return {choice: self._read_once[choice] for choice in choices}
+
+    return mock.patch.object(RequestLog, "read", read_once)
+
+
+def _failover_from_the_start_of_the_session() -> AbstractContextManager[Any]:
+    """A session that moves continues after what was committed when it was opened."""
+    original = dataclasses.replace
+
+    def replace(value: Any, **changes: Any) -> Any:
+        if "epoch" in changes and "committed_token_ids" in changes:
+            del changes["committed_token_ids"]
+        return original(value, **changes)
+
+    return mock.patch("outrider.gateway.decoding.generation.dataclasses.replace", replace)
+
+
+def _leaks_lease() -> AbstractContextManager[Any]:
+    """A lost verifier keeps the place that the session had."""
+    original = Generation._decode_with_failover
+
+    async def decode(self: Any, request: Any, spec: Any, sink: Any) -> None:
+        marked = self.verifiers.mark_lost
+
+        def mark(member: Any) -> None:
+            member.num_sessions += 1
+            marked(member)
+
+        with mock.patch.object(self.verifiers, "mark_lost", mark):
+            await original(self, request, spec, sink)
+
+    return mock.patch.object(Generation, "_decode_with_failover", decode)
+
+
+def _no_restore() -> AbstractContextManager[Any]:
+    """An append that does not fit counts as done, and nothing is restored."""
+
+    async def restore(self: RequestLog) -> None:
+        return None
+
+    return mock.patch.object(RequestLog, "restore", restore)
+
+
+def _forgets_held_text() -> AbstractContextManager[Any]:
+    """After a log was replayed, the text decoder begins anew: in the middle of a character or of a stop string."""
+    original = CommitSink.replay
+
+    async def replay(self: Any) -> bool:
+        fresh = copy.deepcopy(self._detokenizer._decoder)
+        finished = await original(self)
+        self._detokenizer._decoder = fresh
+        return finished
+
+    return mock.patch.object(CommitSink, "replay", replay)
+
+
+def _ignores_takeover() -> AbstractContextManager[Any]:
+    """A gateway that the log refuses goes on, and emits."""
+    superseded = property(lambda _self: False, lambda _self, _value: None)
+    return mock.patch.object(ChoiceLog, "_is_taken_over", superseded, create=True)
+
+
+def _session_stays() -> AbstractContextManager[Any]:
+    """A verifier frees nothing at the end of a stream."""
+    return mock.patch.object(VerifierEngine, "_close")
+
+
+def _drops_lost_commands() -> AbstractContextManager[Any]:
+    """Commands whose connection was lost are not sent again."""
+
+    def postpone(self: Any, calls: Any, error: Exception) -> None:
+        for call in calls:
+            call.retry_at = float("inf")
+            call.problem = str(error)
+
+    return mock.patch.object(PatientRedis, "_postpone", postpone)
+
+
+MUTANTS: dict[str, Patch] = {
+    "append without a look at the fence": _script(
+        "APPEND",
+        "if superseded(redis.call('HMGET', KEYS[2], 'term', 'holder'), tonumber(ARGV[1]), ARGV[2]) then return 0 end",
+        "",
+    ),
+    "a repeated append is appended again": _script(
+        "APPEND", "if not is_repeat then\n", "if is_repeat then add(KEYS[1], length(KEYS[1]), 5) else\n"
+    ),
+    "a restore without a look at the fence": _script(
+        "RESTORE", "if superseded(fence, tonumber(ARGV[1]), ARGV[2]) then return 0 end", ""
+    ),
+    "a late restore removes what was appended since": _script(
+        "RESTORE", "if fence[1] == ARGV[1] and length(KEYS[1]) > end_len then return 1 end", ""
+    ),
+    "a claim that leaves the old holder": _script(
+        "CLAIM", "redis.call('HSET', KEYS[index], 'term', term, 'holder', ARGV[1])", ""
+    ),
+    "emit before commit": _emits_first,
+    "a resumption one token late": _resumes_one_late,
+    "a resumption that forgets what was seen": _forgets_seen,
+    "a resumption without a claim": _claims_nothing,
+    "a log read before the claim": _reads_before_claim,
+    "a failover from the session's start": _failover_from_the_start_of_the_session,
+    "a lease kept by a lost verifier": _leaks_lease,
+    "a lost log that is not restored": _no_restore,
+    "a superseded gateway that goes on": _ignores_takeover,
+    "a session that stays": _session_stays,
+    "a command that is not sent again": _drops_lost_commands,
+    "a replay that forgets the text held back": _forgets_held_text,
+}
