@@ -15,15 +15,12 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from llvmlite import binding
 from torch.nn.functional import pad
 
-from outrider.kernels.cpu import record
 from outrider.kernels.cpu import team as cpu_team
 from outrider.kernels.cpu.emitters import has_dot_pairs
 from outrider.kernels.errors import KernelArgumentError
@@ -111,7 +108,7 @@ def _code(plain: Panels) -> Panels | None:
         plain=plain.panels.data_ptr(), num_panels=num_panels, num_lines=num_lines, tables=tables.data_ptr(),
         num_patches=num_patches.data_ptr(),
     )  # fmt: skip
-    work = cpu_team.Work(_entry(_make_encode), call, (), (), num_panels, torch.get_num_threads())
+    work = cpu_team.Work(coding.encode_panel, call, (), (), num_panels, torch.get_num_threads())
     cpu_team.run(work)
     total = int(num_patches.sum(dtype=torch.int64))
     if total > _MAX_PATCH_RATIO * plain.num_outputs * plain.num_inputs:
@@ -155,7 +152,7 @@ def linear(x: torch.Tensor, packed: Panels, bias: torch.Tensor | None = None) ->
         block_of(num_inputs),
         cpu_team.scratch(amx.SCRATCH_BYTES if packed.amx else tiles.SCRATCH_BYTES, threads),
     )  # fmt: skip
-    entry = _entry(_make_run_amx if packed.amx else _make_run)
+    entry = amx.run_panel if packed.amx else tiles.run_panel
     cpu_team.run(cpu_team.Work(entry, call, (out,), (x,), len(panels), threads))
     return out
 
@@ -172,32 +169,3 @@ def block_of(num_inputs: int) -> int:
     if num_inputs <= 512:
         return num_inputs
     return 512 if num_inputs <= 1024 else 1024
-
-
-def _make_run(digest: int) -> Callable[[Any, int, int], None]:
-    def entry(address, unit, thread):  # type: ignore[no-untyped-def]
-        if digest >= 0:
-            tiles.run_panel(address, unit, thread)
-
-    return entry
-
-
-def _make_run_amx(digest: int) -> Callable[[Any, int, int], None]:
-    def entry(address, unit, thread):  # type: ignore[no-untyped-def]
-        if digest >= 0:
-            amx.run_panel(address, unit, thread)
-
-    return entry
-
-
-def _make_encode(digest: int) -> Callable[[Any, int, int], None]:
-    def entry(address, unit, _thread):  # type: ignore[no-untyped-def]
-        if digest >= 0:
-            coding.encode_panel(address, unit)
-
-    return entry
-
-
-@functools.cache
-def _entry(make_entry: Callable[[int], Callable[[Any, int, int], None]]) -> int:
-    return cpu_team.compile_unit(make_entry, (record, coding, tiles, amx))

@@ -7,17 +7,14 @@ Needs numba.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from outrider.kernels.cpu import record
 from outrider.kernels.cpu import team as cpu_team
 from outrider.kernels.errors import KernelArgumentError
-from outrider.kernels.linear import cpu_code_panels, cpu_code_rows, cpu_code_tiles, cpu_panel_coding, cpu_panel_tiles
+from outrider.kernels.linear import cpu_code_panels
 from outrider.kernels.linear import cpu_panels as bf16_panels
 from outrider.kernels.linear.codes import Codes, grouping_of
 from outrider.kernels.linear.cpu_code_packing import Part, factors_of, records_of
@@ -89,7 +86,7 @@ def linear(x: torch.Tensor, packed: Int8Panels, bias: torch.Tensor | None = None
         out.data_ptr(), 2 * num_outputs, num_rows, -(-num_inputs // reference.QUAD),
         cpu_team.scratch(tiles.SCRATCH_BYTES, threads),
     )  # fmt: skip
-    work = cpu_team.Work(_entry(_make_run), call, (out,), (codes, groups), len(packed.panels), threads)
+    work = cpu_team.Work(tiles.run_panel, call, (out,), (codes, groups), len(packed.panels), threads)
     cpu_team.run(work)
     return out
 
@@ -105,7 +102,7 @@ def _quantised(x: torch.Tensor, packed: Int8Panels, num_rows: int) -> tuple[torc
         codes.data_ptr(), codes.stride(0), groups.data_ptr(), 4 * groups.stride(0),
         0 if packed.order is None else cpu_team.scratch(2 * (num_inputs + num_inputs % 2), threads),
     )  # fmt: skip
-    cpu_team.run(cpu_team.Work(_entry(_make_quantise), call, (codes, groups), (x,), num_rows, threads))
+    cpu_team.run(cpu_team.Work(cpu_rows.quantise_row, call, (codes, groups), (x,), num_rows, threads))
     return codes, groups
 
 
@@ -114,47 +111,7 @@ def rows(ids: torch.Tensor, packed: Int8Panels) -> torch.Tensor:
 
     Raises KernelArgumentError for packed weights of several parts, or an id outside.
     """
-    return cpu_code_panels.decoded_rows(ids, packed, _entry(_make_decode_row))
+    return cpu_code_panels.decoded_rows(ids, packed, cpu_rows.decode_row)
 
 
 outputs = cpu_code_panels.outputs
-
-
-def _make_run(digest: int) -> Callable[[Any, int, int], None]:
-    def entry(address, unit, thread):  # type: ignore[no-untyped-def]
-        if digest >= 0:
-            tiles.run_panel(address, unit, thread)
-
-    return entry
-
-
-def _make_quantise(digest: int) -> Callable[[Any, int, int], None]:
-    def entry(address, unit, thread):  # type: ignore[no-untyped-def]
-        if digest >= 0:
-            cpu_rows.quantise_row(address, unit, thread)
-
-    return entry
-
-
-def _make_decode_row(digest: int) -> Callable[[Any, int, int], None]:
-    def entry(address, unit, thread):  # type: ignore[no-untyped-def]
-        if digest >= 0:
-            cpu_rows.decode_row(address, unit, thread)
-
-    return entry
-
-
-@functools.cache
-def _entry(make_entry: Callable[[int], Callable[[Any, int, int], None]]) -> int:
-    sources = (
-        record,
-        cpu_panel_coding,
-        cpu_panel_tiles,
-        cpu_code_tiles,
-        cpu_code_rows,
-        lines,
-        tiles,
-        cpu_rows,
-        reference,
-    )
-    return cpu_team.compile_unit(make_entry, sources)
