@@ -86,12 +86,8 @@ def pack(codes: Sequence[Codes]) -> CodePanels:
         raise KernelArgumentError("these codes cannot be packed as one weight")
     parts = tuple(map(pack_part, codes))
     sum_inputs = max(2 * part.group_lines if part.minimums is not None else 0 for part in parts)
-    records, first_output = [], 0
-    for part in parts:
-        records += records_of(part, first_output)
-        first_output += part.num_outputs
-    panels = torch.tensor(records, dtype=torch.int64)
-    return CodePanels(first_output, codes[0].shape[1], parts, panels, grouping_of(codes[0]).order, sum_inputs)
+    num_outputs, order = sum(part.num_outputs for part in parts), grouping_of(codes[0]).order
+    return CodePanels(num_outputs, codes[0].shape[1], parts, records_of(parts), order, sum_inputs)
 
 
 _Packed = TypeVar("_Packed", bound=PackedParts)
@@ -115,10 +111,7 @@ def linear(x: torch.Tensor, packed: CodePanels, bias: torch.Tensor | None = None
     Raises KernelArgumentError for another width or dtype.
     """
     num_outputs, num_inputs = packed.num_outputs, packed.num_inputs
-    if x.dtype != torch.bfloat16 or x.shape[-1] != num_inputs:
-        expected = f"bfloat16 [..., {num_inputs}]"
-        raise KernelArgumentError(f"x is {str(x.dtype).removeprefix('torch.')} {list(x.shape)}, expected {expected}")
-    out = x.new_empty((*x.shape[:-1], num_outputs))
+    out = cpu_panels.empty_output(x, num_outputs, num_inputs)
     num_rows = x.numel() // num_inputs
     if out.numel() == 0:
         return out

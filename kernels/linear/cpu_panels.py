@@ -128,16 +128,21 @@ def num_threads(num_weights: int, num_rows: int) -> int:
     return 1 if is_small else torch.get_num_threads()
 
 
+def empty_output(x: torch.Tensor, num_outputs: int, num_inputs: int) -> torch.Tensor:
+    """bf16 [..., N] for x bf16 [..., K]. Raises KernelArgumentError for another width or dtype."""
+    if x.dtype != torch.bfloat16 or x.shape[-1] != num_inputs:
+        expected = f"bfloat16 [..., {num_inputs}]"
+        raise KernelArgumentError(f"x is {str(x.dtype).removeprefix('torch.')} {list(x.shape)}, expected {expected}")
+    return x.new_empty((*x.shape[:-1], num_outputs))
+
+
 def linear(x: torch.Tensor, packed: Panels, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x bf16 [..., K], packed from pack(weight [N, K]), bias bf16 [N], contiguous, or None; returns bf16 [..., N].
 
     Raises KernelArgumentError for another width or dtype.
     """
     num_outputs, num_inputs = packed.num_outputs, packed.num_inputs
-    if x.dtype != torch.bfloat16 or x.shape[-1] != num_inputs:
-        expected = f"bfloat16 [..., {num_inputs}]"
-        raise KernelArgumentError(f"x is {str(x.dtype).removeprefix('torch.')} {list(x.shape)}, expected {expected}")
-    out = x.new_empty((*x.shape[:-1], num_outputs))
+    out = empty_output(x, num_outputs, num_inputs)
     num_rows = x.numel() // num_inputs
     if out.numel() == 0:
         return out

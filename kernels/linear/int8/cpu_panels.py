@@ -51,12 +51,8 @@ def pack(codes: Sequence[Codes]) -> Int8Panels:
     if size is None:
         raise KernelArgumentError("these codes cannot be packed as one weight in integers")
     parts = tuple(_pack_part(part, size) for part in codes)
-    records, first_output = [], 0
-    for part in parts:
-        records += records_of(part, first_output)
-        first_output += part.num_outputs
-    panels = torch.tensor(records, dtype=torch.int64)
-    return Int8Panels(first_output, codes[0].shape[1], parts, panels, grouping_of(codes[0]).order, size)
+    num_outputs, order = sum(part.num_outputs for part in parts), grouping_of(codes[0]).order
+    return Int8Panels(num_outputs, codes[0].shape[1], parts, records_of(parts), order, size)
 
 
 def _pack_part(codes: Codes, size: int) -> Part:
@@ -71,10 +67,7 @@ def linear(x: torch.Tensor, packed: Int8Panels, bias: torch.Tensor | None = None
     Raises KernelArgumentError for another width or dtype.
     """
     num_outputs, num_inputs = packed.num_outputs, packed.num_inputs
-    if x.dtype != torch.bfloat16 or x.shape[-1] != num_inputs:
-        expected = f"bfloat16 [..., {num_inputs}]"
-        raise KernelArgumentError(f"x is {str(x.dtype).removeprefix('torch.')} {list(x.shape)}, expected {expected}")
-    out = x.new_empty((*x.shape[:-1], num_outputs))
+    out = bf16_panels.empty_output(x, num_outputs, num_inputs)
     num_rows = x.numel() // num_inputs
     if out.numel() == 0:
         return out
