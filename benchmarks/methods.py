@@ -9,7 +9,6 @@ benchmarks/results/methods.jsonl.
 from __future__ import annotations
 
 import sys
-import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,11 +16,11 @@ import typer
 from rich.console import Console
 
 from benchmarks.records import save_rows
-from benchmarks.variants import measure, table
-from models.make.expand import main as expand
+from benchmarks.simulation.stack import expanded_target
+from benchmarks.variants import measure
 from models.make.expand_heads import expand_head
 from outrider.client.stack.commands import StackSettings
-from outrider.client.stack.processes import Stack, free_port
+from outrider.client.stack.processes import Stack
 
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
 HEADS = ("medusa", "mlp-speculator", "eagle", "eagle3")
@@ -38,29 +37,15 @@ def main(
     save: Annotated[bool, typer.Option(help="Append rows to benchmarks/results/methods.jsonl.")] = True,
 ) -> None:
     """Example: python -m benchmarks.methods --rounds 1 --temperature 0"""
-    with tempfile.TemporaryDirectory() as folder:
-        console.print("==> expanding target and heads to a realistic cost")
-        target = Path(folder) / "target"
-        expand(models / "demo-target", target)
+    with expanded_target(models / "demo-target", _say) as target:
         drafts = [str(models / "demo-draft")]
         for name in HEADS:
-            expand_head(models / f"demo-{name}", models / "demo-target", target, Path(folder) / name)
-            drafts.append(str(Path(folder) / name))
-        settings = StackSettings(
-            model=str(target), draft_model=",".join(drafts), port=free_port(), grpc_port=free_port()
-        )
-        stack = Stack(settings, Path(folder), lambda message: console.print(f"==> {message}"))
-        state = stack.start()
-        try:
-            figures = {
-                degree: measure(
-                    state.url, _variants(), temperature=degree, max_tokens=max_tokens, rounds=rounds, console=console
-                )
-                for degree in temperature or [0.0, 1.0]
-            }
-        finally:
-            stack.stop()
-    console.print(table(figures.items()))
+            expand_head(models / f"demo-{name}", models / "demo-target", target, target.with_name(name))
+            drafts.append(str(target.with_name(name)))
+        settings = StackSettings(model=str(target), draft_model=",".join(drafts), port=0, grpc_port=-1)
+        stack = Stack(settings, target.parent, _say)
+        degrees = temperature or [0.0, 1.0]
+        figures = measure(stack, _variants(), degrees, max_tokens=max_tokens, rounds=rounds, console=console)
     if save:
         rows = [
             {"variant": name, "temperature": degree, **row}
@@ -68,6 +53,10 @@ def main(
             for name, row in found.items()
         ]
         console.print(f"rows appended to {save_rows('methods', rows)}")
+
+
+def _say(message: str) -> None:
+    console.print(f"==> {message}")
 
 
 def _variants() -> dict[str, dict[str, Any]]:

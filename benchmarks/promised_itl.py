@@ -9,7 +9,6 @@ to benchmarks/results/promised_itl.jsonl.
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -21,9 +20,9 @@ from rich.table import Table
 from benchmarks.load import LoadResult, Shape, run_load
 from benchmarks.prompts import code_prompts
 from benchmarks.records import quantiles, save_rows
-from models.make.expand import main as expand
+from benchmarks.simulation.stack import expanded_target
 from outrider.client.stack.commands import StackSettings
-from outrider.client.stack.processes import Stack, free_port
+from outrider.client.stack.processes import Stack
 
 console = Console(highlight=False)
 _NUM_STREAMS = 2
@@ -40,15 +39,11 @@ def main(
 ) -> None:
     """Example: python -m benchmarks.promised_itl --promises-ms 0,50"""
     rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        console.print("==> expanding the target to a realistic cost")
-        target = Path(folder) / "target"
-        expand(models / "demo-target", target)
+    with expanded_target(models / "demo-target", lambda message: console.print(f"==> {message}")) as target:
         for promise_ms in map(float, promises_ms.split(",")):
             console.print(f"==> {promise_ms:g} ms: starting the stack")
-            rows.append(
-                _measure(target, models / "demo-draft", Path(folder) / f"run-{promise_ms:g}", promise_ms, max_tokens)
-            )
+            run_dir = target.with_name(f"run-{promise_ms:g}")
+            rows.append(_measure(target, models / "demo-draft", run_dir, promise_ms, max_tokens))
     _show(rows)
     if save:
         console.print(f"rows appended to {save_rows('promised_itl', rows)}")
@@ -60,18 +55,14 @@ def _measure(target: Path, draft: Path, run_dir: Path, promise_ms: float, max_to
         model=str(target),
         draft_model=str(draft),
         methods=("draft_model",),
-        port=free_port(),
-        grpc_port=free_port(),
+        port=0,
+        grpc_port=-1,
         verifier_args=promise,
         gateway_args=promise,
     )
-    stack = Stack(settings, run_dir, lambda _message: None)
-    state = stack.start()
-    try:
+    with Stack(settings, run_dir, lambda _message: None) as state:
         asyncio.run(run_load(state.url, code_prompts(2 * _NUM_STREAMS), Shape(max_tokens, "auto", 5), _NUM_STREAMS))
         decoding, reading = asyncio.run(_load(state.url, max_tokens))
-    finally:
-        stack.stop()
     gaps_s = [gap_s for request in decoding.requests for gap_s in request.pieces_s]
     return {
         "promise_ms": promise_ms,

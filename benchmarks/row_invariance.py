@@ -8,7 +8,6 @@ benchmarks/results/row_invariance.jsonl.
 from __future__ import annotations
 
 import sys
-import tempfile
 import time
 from pathlib import Path
 from statistics import median
@@ -21,7 +20,7 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.records import quantiles, save_rows
-from models.make.expand import main as expand
+from benchmarks.simulation.stack import expanded_target
 from outrider.engine.attention.batch import ForwardBatch, SessionRows, build_batch
 from outrider.engine.model.load import load_model
 from outrider.engine.run.runner import ModelRunner
@@ -39,9 +38,7 @@ def main(
     save: Annotated[bool, typer.Option(help="Append rows to benchmarks/results/row_invariance.jsonl.")] = True,
 ) -> None:
     """Example: python -m benchmarks.row_invariance --repeats 200 --no-save"""
-    with tempfile.TemporaryDirectory() as folder:
-        expanded = Path(folder) / "expanded-target"
-        expand(Path(target), expanded)
+    with expanded_target(Path(target), console.print) as expanded:
         runners = {
             "stock": _runner(str(expanded), row_invariant=False),
             "row-invariant": _runner(str(expanded), row_invariant=True),

@@ -33,9 +33,9 @@ from benchmarks.peers.transformers import VARIANTS as TRANSFORMERS_VARIANTS
 from benchmarks.peers.transformers import TransformersPeer
 from benchmarks.prompts import code_prompts
 from benchmarks.records import quantiles, save_rows
-from models.make.expand import main as expand
+from benchmarks.simulation.stack import expanded_target
 from outrider.client.stack.commands import StackSettings
-from outrider.client.stack.processes import Stack, free_port
+from outrider.client.stack.processes import Stack
 
 # characters; fits the table when the output goes to a file
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
@@ -80,10 +80,7 @@ def main(
 ) -> None:
     """Example: python -m benchmarks.serving --streams 1 --rounds 5"""
     plan = Plan(max_tokens, rounds, 2, tuple(int(part) for part in streams.split(",")), num_drafters)
-    with tempfile.TemporaryDirectory() as folder:
-        expanded = Path(folder) / "expanded-target"
-        console.print("==> expanding the target to a realistic cost")
-        expand(Path(target), expanded)
+    with expanded_target(Path(target), _say) as expanded:
         rows, outputs = _measure(str(expanded), draft, plan)
         rows += _measure_peers(str(expanded), draft, plan, outputs, transformers=peer, llama_server=llama_server)
     _show(rows)
@@ -94,27 +91,25 @@ def main(
 def _measure(target: str, draft: str, plan: Plan) -> tuple[list[dict[str, Any]], list[list[int]]]:
     """The stack's rows, and its output token ids for the peers' prompts."""
     rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as run_dir:
-        settings = StackSettings(
-            model=target,
-            draft_model=draft,
-            methods=("draft_model", "ngram"),
-            port=free_port(),
-            grpc_port=free_port(),
-            num_drafters=plan.num_drafters,
-        )
-        stack = Stack(settings, Path(run_dir), lambda message: console.print(f"==> {message}"))
-        state = stack.start()
-        try:
-            asyncio.run(_warm_up(state.url))
-            for num_streams in plan.streams:
-                found = _measure_stack(state.url, num_streams, plan)
-                rows += [{**row, "num_drafters": plan.num_drafters} for row in found]
-            shape = _shape(plan)
-            said = asyncio.run(run_load(state.url, code_prompts(NUM_PEER_PROMPTS), shape, 1))
-        finally:
-            stack.stop()
+    settings = StackSettings(
+        model=target,
+        draft_model=draft,
+        methods=("draft_model", "ngram"),
+        port=0,
+        grpc_port=-1,
+        num_drafters=plan.num_drafters,
+    )
+    with tempfile.TemporaryDirectory() as run_dir, Stack(settings, Path(run_dir), _say) as state:
+        asyncio.run(_warm_up(state.url))
+        for num_streams in plan.streams:
+            found = _measure_stack(state.url, num_streams, plan)
+            rows += [{**row, "num_drafters": plan.num_drafters} for row in found]
+        said = asyncio.run(run_load(state.url, code_prompts(NUM_PEER_PROMPTS), _shape(plan), 1))
     return rows, [request.token_ids for request in said.requests]
+
+
+def _say(message: str) -> None:
+    console.print(f"==> {message}")
 
 
 async def _warm_up(url: str) -> None:

@@ -1,6 +1,6 @@
-"""Alternates draft variants on the same requests, and their ratios: for never_slower and never_slower_held_out.
+"""Alternates draft variants on the same requests, and their ratios: for never_slower_held_out.
 
-Not here: the requests (never_slower, stack_cells/traffic), and the stack.
+Not here: the requests and the stack (stack_cells).
 """
 
 from __future__ import annotations

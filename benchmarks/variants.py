@@ -14,22 +14,45 @@ from rich.table import Table
 from benchmarks.load import LoadResult, Shape, run_load
 from benchmarks.prompts import code_prompts
 from benchmarks.records import quantiles
+from outrider.client.stack.processes import Stack
 
 _NUM_PROMPTS = 4
 # tokens of a request in the first round, which warms up and is not counted
 _WARM_UP_TOKENS = 16
 
 
+Figures = dict[float, dict[str, dict[str, Any]]]
+
+
 def measure(
+    stack: Stack,
+    variants: Mapping[str, Mapping[str, Any]],
+    temperatures: Iterable[float],
+    *,
+    max_tokens: int,
+    rounds: int,
+    console: Console,
+) -> Figures:
+    """Figures by temperature and variant, which is the rest of a load's shape. Starts and stops the stack; shows a
+    table."""
+    with stack as state:
+        figures = {
+            temperature: _measure(state.url, variants, temperature, max_tokens, rounds, console)
+            for temperature in temperatures
+        }
+    console.print(_table(figures))
+    return figures
+
+
+def _measure(
     url: str,
     variants: Mapping[str, Mapping[str, Any]],
-    *,
     temperature: float,
     max_tokens: int,
     rounds: int,
     console: Console,
 ) -> dict[str, dict[str, Any]]:
-    """Figures by variant, of which each is the rest of a load's shape. Sampling has a seed: exact mode."""
+    """Sampling has a seed: exact mode."""
     prompts, seed = code_prompts(_NUM_PROMPTS), 7 if temperature else None
     results: dict[str, list[LoadResult]] = {name: [] for name in variants}
     with Progress(console=console) as progress:
@@ -55,10 +78,10 @@ def _figures(results: list[LoadResult]) -> dict[str, Any]:
     }
 
 
-def table(figures: Iterable[tuple[float, Mapping[str, Mapping[str, Any]]]]) -> Table:
+def _table(figures: Figures) -> Table:
     """A row for each variant of each temperature; `off` is what the others are compared with."""
     shown = Table("variant", "temperature", "tokens/s", "of off", "accept len", f"outputs of {_NUM_PROMPTS} prompts")
-    for temperature, rows in figures:
+    for temperature, rows in figures.items():
         for name, row in rows.items():
             shown.add_row(
                 name,

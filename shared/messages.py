@@ -254,6 +254,13 @@ class CertificateCheck:
 
 
 @dataclass(frozen=True)
+class RowInvarianceCertificate:
+    holds: bool
+    failing_operation: str = ""
+    checks: tuple[CertificateCheck, ...] = ()
+
+
+@dataclass(frozen=True)
 class DraftMethodInfo:
     name: str
     model: str = ""
@@ -296,9 +303,7 @@ class VerifierInfo:
     num_waiting: int
     max_sessions: int
     noise_version: int
-    certificate_holds: bool
-    failing_operation: str = ""
-    certificate_checks: tuple[CertificateCheck, ...] = ()
+    certificate: RowInvarianceCertificate
     # The arithmetic, measured: equal text, equal bits. Empty: a verifier that does not tell.
     numerics: str = ""
     # The methods of its own drafting.

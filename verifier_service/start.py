@@ -30,7 +30,7 @@ from outrider.shared.checkpoint.hub import hub_id
 from outrider.shared.config import load_config
 from outrider.shared.errors import ConfigError
 from outrider.shared.machine.memory import give_back_freed_memory
-from outrider.shared.messages import CertificateCheck, VerifierInfo
+from outrider.shared.messages import CertificateCheck, RowInvarianceCertificate, VerifierInfo
 from outrider.shared.service import ServedApi, serve_until_signal
 from outrider.shared.telemetry import model_labels, setup_logging
 from outrider.shared.tracing.setup import tracing
@@ -173,9 +173,11 @@ def describe(config: VerifierConfig, engine: VerifierEngine, loaded: LoadedModel
         num_waiting=engine.num_waiting,
         max_sessions=config.max_num_seqs,
         noise_version=NOISE_VERSION,
-        certificate_holds=certificate.holds,
-        failing_operation=certificate.failing_operation or "",
-        certificate_checks=tuple(CertificateCheck(check.name, check.holds) for check in certificate.checks),
+        certificate=RowInvarianceCertificate(
+            certificate.holds,
+            certificate.failing_operation or "",
+            tuple(CertificateCheck(check.name, check.holds) for check in certificate.checks),
+        ),
         numerics=numerics,
         local_methods=engine.local_methods,
         num_state_slots=0 if states is None else states.num_slots,

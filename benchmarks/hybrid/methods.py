@@ -15,9 +15,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from benchmarks.variants import measure, table
+from benchmarks.variants import measure
 from outrider.client.stack.commands import StackSettings
-from outrider.client.stack.processes import Stack, free_port
+from outrider.client.stack.processes import Stack
 
 METHODS = ("mtp", "eagle3", "ngram")
 DRAFT_LENS = (1, 3, 5)
@@ -47,22 +47,13 @@ def main(
             model=str(models / "demo-hybrid"),
             draft_model=str(models / "demo-hybrid-eagle3"),
             methods=METHODS,
-            port=free_port(),
-            grpc_port=free_port(),
+            port=0,
+            grpc_port=-1,
             num_drafters=0,
         )
         stack = Stack(settings, Path(folder), lambda message: console.print(f"==> {message}"))
-        state = stack.start()
-        try:
-            figures = {
-                degree: measure(
-                    state.url, _variants(), temperature=degree, max_tokens=max_tokens, rounds=rounds, console=console
-                )
-                for degree in temperature or [0.0, 1.0]
-            }
-        finally:
-            stack.stop()
-    console.print(table(figures.items()))
+        degrees = temperature or [0.0, 1.0]
+        figures = measure(stack, _variants(), degrees, max_tokens=max_tokens, rounds=rounds, console=console)
     if save:
         path = models / "hybrid-evaluation.json"
         served = {f"temperature_{degree:g}": rows for degree, rows in figures.items()}

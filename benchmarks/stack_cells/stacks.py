@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.simulation.stack import measured_stack
 from outrider.client.stack.commands import StackSettings, StackState, verifier_command
-from outrider.client.stack.processes import Progress, Stack, free_port
+from outrider.client.stack.processes import Progress, Stack
 
 # MiB; 16 sessions of a prompt and 400 tokens, and the prefixes of all prompts of a cell.
 _KV_CACHE_MB = 1024
@@ -58,16 +58,13 @@ def running_stack(name: str, target: Path, models: Path, run_dir: Path, progress
         model=str(target),
         draft_model=str(models / "demo-draft") if kind.method == "draft_model" else "",
         methods=(kind.method,),
-        port=free_port(),
-        grpc_port=free_port(),
+        port=0,
+        grpc_port=-1,
         num_drafters=0,
         verifier_args=("--kv-cache-mb", str(cache_mb), *threads),
     )
-    stack = _Stack(settings, run_dir, progress, kind.second)
-    try:
-        yield stack.start()
-    finally:
-        stack.stop()
+    with _Stack(settings, run_dir, progress, kind.second) as state:
+        yield state
 
 
 class _Stack(Stack):

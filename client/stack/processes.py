@@ -59,6 +59,12 @@ class Stack:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.state = StackState()
 
+    def __enter__(self) -> StackState:
+        return self.start()
+
+    def __exit__(self, *_exception: object) -> None:
+        self.stop()
+
     def start(self) -> StackState:
         """Returns once /ready is ok. Raises ConfigError, or StackError with the end of the failed service's log."""
         check_server_installed()

@@ -122,7 +122,7 @@ class VerifierKinds:
             return self._pinned
         known = [member for member in self._verifiers.members if member.info is not None]
         healthy = [member for member in known if member.healthy]
-        certified = [member for member in healthy if member.info is not None and member.info.certificate_holds]
+        certified = [member for member in healthy if member.info is not None and member.info.certificate.holds]
         counts = Counter(map(kind_of, known))
         eligible = set(map(kind_of, certified or healthy or known))
         return min(eligible, key=lambda kind: (-counts[kind], kind), default=None)

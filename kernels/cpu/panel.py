@@ -32,7 +32,7 @@ from outrider.kernels.cpu.emitters import (
     store,
     widen_bf16,
 )
-from outrider.kernels.cpu.simd import operation
+from outrider.kernels.cpu.simd import for_each, operation
 
 _i = types.int64
 
@@ -49,8 +49,22 @@ def make_panel(max_rows: int, num_vectors: int, *, accumulate: bool, of_pairs: b
     def multiply_add(builder: Builder, factor: Value, column: Value, total: Value) -> Value:
         return dot_pairs(builder, total, factor, column) if of_pairs else fma(builder, factor, column, total)
 
-    def emit(builder: Builder, num_rows: int, operands: tuple[Value, ...]) -> None:
-        a, a_stride, b, b_stride, c, c_stride, j_begin, j_end = operands
+    @operation(types.void, *[_i] * 9)
+    @for_each(range(1, max_rows + 1))
+    def panel(
+        builder: Builder,
+        num_rows: int,
+        a: Value,
+        a_stride: Value,
+        b: Value,
+        b_stride: Value,
+        c: Value,
+        c_stride: Value,
+        j_begin: Value,
+        j_end: Value,
+    ) -> None:
+        if of_pairs and not has_dot_pairs():
+            return
         cells = [(r, v) for r in range(num_rows) for v in range(num_vectors)]
         rows = [offset(builder, a, a_stride, r) for r in range(num_rows)]
         places = {(r, v): offset(builder, offset(builder, c, c_stride, r), VECTOR_BYTES, v) for r, v in cells}
@@ -67,31 +81,6 @@ def make_panel(max_rows: int, num_vectors: int, *, accumulate: bool, of_pairs: b
                     builder.store(multiply_add(builder, factor, columns[v], builder.load(total)), total)
         for cell in cells:
             store(builder, builder.load(sums[cell]), places[cell], 4)
-
-    @operation(types.void, *[_i] * 9)
-    def panel(
-        builder: Builder,
-        num_rows: Value,
-        a: Value,
-        a_stride: Value,
-        b: Value,
-        b_stride: Value,
-        c: Value,
-        c_stride: Value,
-        j_begin: Value,
-        j_end: Value,
-    ) -> None:
-        if of_pairs and not has_dot_pairs():
-            return
-        done = builder.append_basic_block("done")
-        heights = builder.switch(num_rows, done)
-        for height in range(1, max_rows + 1):
-            block = builder.append_basic_block(f"rows_{height}")
-            heights.add_case(ir.Constant(I64, height), block)
-            with builder.goto_block(block):
-                emit(builder, height, (a, a_stride, b, b_stride, c, c_stride, j_begin, j_end))
-                builder.branch(done)
-        builder.position_at_end(done)
 
     return panel
 

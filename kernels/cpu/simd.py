@@ -83,6 +83,30 @@ def operation(result: types.Type, *operands: types.Type) -> Callable[[Callable[.
     return decorate
 
 
+def for_each(*numbers: Sequence[int]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Turn an emitter (builder, *numbers, *values) into one that takes the numbers as values, out of those given."""
+
+    def decorate(emit: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(emit)
+        def choose(builder: Builder, *values: Any, depth: int = 0) -> None:
+            if depth == len(numbers):
+                emit(builder, *values)
+                return
+            done = builder.append_basic_block("done")
+            cases = builder.switch(values[depth], done)
+            for number in numbers[depth]:
+                block = builder.append_basic_block(f"case_{number}")
+                cases.add_case(ir.Constant(I64, number), block)
+                with builder.goto_block(block):
+                    choose(builder, *values[:depth], number, *values[depth + 1 :], depth=depth + 1)
+                    builder.branch(done)
+            builder.position_at_end(done)
+
+        return choose
+
+    return decorate
+
+
 @operation(_f, _i)
 def load_f32(builder: Builder, address: Value) -> Value:
     """The float at an address."""
@@ -105,6 +129,12 @@ def load_i64(builder: Builder, address: Value) -> Value:
 def store_i64(builder: Builder, address: Value, value: Value) -> None:
     """Store an int64."""
     store(builder, value, address, 8)
+
+
+@operation(_i, _i)
+def load_u8(builder: Builder, address: Value) -> Value:
+    """The byte at an address, as an int64."""
+    return builder.zext(load(builder, address, ir.IntType(8), 1), I64)
 
 
 @operation(_i, _i)

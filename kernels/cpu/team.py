@@ -9,24 +9,25 @@ Work is divided into units (`units`), so a slow thread costs little. Needs numba
 
 from __future__ import annotations
 
+import ast
 import ctypes
 import functools
 import hashlib
-import inspect
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numba import cfunc, types
 
-from outrider.kernels.cpu import emitters, simd, units
+from outrider.kernels.cpu import units
 from outrider.kernels.errors import KernelArgumentError
 
 _OPENMP_LIBRARY = re.compile(r"/\S*/lib(?:gomp|iomp5|omp)[-.\w]*\.so[.\d]*$", re.MULTILINE)
@@ -35,24 +36,48 @@ _unit_at = functools.cache(ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int6
 ThreadTeam = Callable[[int, int, int], None]
 
 
-def compile_unit(make_entry: Callable[[int], Callable[[Any, int, int], None]], sources: tuple[ModuleType, ...]) -> int:
-    """Compile make_entry(digest) into a function that executes one unit (`units`); returns its address.
+@functools.cache
+def compile_unit(run: Any) -> int:
+    """Compile run(address, unit, thread), a numba function, into one that executes a unit (`units`).
 
-    Cached next to the package, else in the user's cache folder or NUMBA_CACHE_DIR; if none is writable, each process
-    compiles. numba notices changes of the defining file only, but compares closure variables: so make_entry must close
-    over the digest of `sources` (and of `emitters` and `simd`), and over nothing else that differs between processes.
+    Returns its address. Cached next to the package, else in the user's cache folder or NUMBA_CACHE_DIR; if none is
+    writable, each process compiles.
     """
-    return _compile(types.void(types.voidptr, types.int64, types.int64), make_entry, sources)
+    return _compile(types.void(types.voidptr, types.int64, types.int64), _make_unit, run)
 
 
-def compile_entry(make_entry: Callable[[int], Callable[[Any], None]], sources: tuple[ModuleType, ...]) -> int:
-    """Compile make_entry(digest) like compile_unit, into a `void (void *)` that each thread of a team calls once."""
-    return _compile(types.void(types.voidptr), make_entry, sources)
+@functools.cache
+def compile_entry(run: Any) -> int:
+    """Compile run(address) like compile_unit, into a `void (void *)` that each thread of a team calls once."""
+    return _compile(types.void(types.voidptr), _make_entry, run)
 
 
-def _compile(signature: Any, make_entry: Callable[[int], Any], sources: tuple[ModuleType, ...]) -> int:
-    texts = "".join(inspect.getsource(source) for source in (emitters, simd, *sources))
-    entry = make_entry(int.from_bytes(hashlib.sha256(texts.encode()).digest()[:6]))
+def _make_unit(digest: int) -> Any:
+    def entry(address, unit, thread):  # type: ignore[no-untyped-def]
+        if digest >= 0:
+            _run(address, unit, thread)
+
+    return entry
+
+
+def _make_entry(digest: int) -> Any:
+    def entry(address):  # type: ignore[no-untyped-def]
+        if digest >= 0:
+            _run(address)
+
+    return entry
+
+
+_run: Any = None  # in the globals that _compile gives an entry: the function that it calls
+
+
+def _compile(signature: Any, make_entry: Callable[[int], Any], run: Any) -> int:
+    """numba's cache compares an entry's closure and name, not what it calls: hence the digest of all sources."""
+    name = f"{run.__module__}.{run.__qualname__}"
+    texts = "".join([name, *_sources(run.__module__, {}).values()])
+    template = make_entry(int.from_bytes(hashlib.sha256(texts.encode()).digest()[:6]))
+    entry = FunctionType(template.__code__, {"__name__": __name__, "_run": run}, closure=template.__closure__)
+    entry.__qualname__ = name
     try:
         compiled = cfunc(signature, cache=True)(entry)
     except RuntimeError:
@@ -60,6 +85,18 @@ def _compile(signature: Any, make_entry: Callable[[int], Any], sources: tuple[Mo
     # The machine code lives as long as this object.
     _compiled.append(compiled)
     return int(compiled.address)
+
+
+def _sources(module: str, texts: dict[str, str]) -> dict[str, str]:
+    """Adds the texts of the module and of all modules of `kernels` that it imports, directly or not, by name."""
+    if module not in texts:
+        texts[module] = Path(str(sys.modules[module].__file__)).read_text()
+        for node in ast.parse(texts[module]).body:
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("outrider.kernels"):
+                for name in (node.module, *(f"{node.module}.{alias.name}" for alias in node.names)):
+                    if name in sys.modules:
+                        _sources(name, texts)
+    return texts
 
 
 _compiled: list[Any] = []
@@ -113,12 +150,12 @@ def default_team() -> ThreadTeam:
 
 @dataclass(frozen=True)
 class Work:
-    """One call of a compiled function, with all that a replay needs.
+    """One call of a function over all its units, with all that a replay needs.
 
     A unit must not read what the call writes: it may be executed twice, the second time while later calls run.
     """
 
-    function: int
+    unit: Any  # unit(address of the record, unit, thread), a numba function
     record: Any  # its argument, a ctypes object; its addresses are valid while `keeps` lives
     writes: tuple[torch.Tensor, ...]
     reads: tuple[torch.Tensor, ...]  # without what nobody writes: weights, tables
@@ -143,15 +180,15 @@ def run(work: Work, team: ThreadTeam | None = None) -> None:
     """Make the call. Raises KernelArgumentError if the function sets its error."""
     argument = ctypes.addressof(work.record)
     if work.num_units == 1:
-        _unit_at(work.function)(argument, 0, 0)
+        _unit_at(compile_unit(work.unit))(argument, 0, 0)
     else:
         counters = (ctypes.c_int64 * 2)()
         first = ctypes.addressof(counters)
-        shared = units.CallRecord(work.function, argument, work.num_units, first, first + 8)
+        shared = units.CallRecord(compile_unit(work.unit), argument, work.num_units, first, first + 8)
         if work.num_threads == 1:
-            run_here(_share_units(), ctypes.addressof(shared))
+            run_here(compile_entry(units.share_units), ctypes.addressof(shared))
         else:
-            (team or default_team())(_share_units(), ctypes.addressof(shared), work.num_threads)
+            (team or default_team())(compile_entry(units.share_units), ctypes.addressof(shared), work.num_threads)
     raise_error(work)
     if _thread.recorder is not None:
         _thread.recorder.work(work)
@@ -162,19 +199,6 @@ def raise_error(work: Work) -> None:
     if work.errors and (code := work.error.value):
         work.error.value = 0
         raise KernelArgumentError(work.errors[code])
-
-
-def _make_share(digest: int) -> Callable[[Any], None]:
-    def entry(address):  # type: ignore[no-untyped-def]
-        if digest >= 0:
-            units.share_units(address)
-
-    return entry
-
-
-@functools.cache
-def _share_units() -> int:
-    return compile_entry(_make_share, (units,))
 
 
 @contextmanager

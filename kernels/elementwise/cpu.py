@@ -6,9 +6,7 @@ torch computes the same bits. Needs numba.
 from __future__ import annotations
 
 import ctypes
-import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from numba import carray, njit
@@ -60,7 +58,7 @@ _ERRORS = {1: "an index lies outside the table"}
 
 
 @njit
-def _gather(address):  # type: ignore[no-untyped-def]
+def _gather(address, _unit, _thread):  # type: ignore[no-untyped-def]
     call = carray(address, 1, _Gather)[0]
     for place in range(call.num_indices):
         row = load_i64(call.indices + 8 * place)
@@ -71,7 +69,7 @@ def _gather(address):  # type: ignore[no-untyped-def]
 
 
 @njit
-def _add(address):  # type: ignore[no-untyped-def]
+def _add(address, _unit, _thread):  # type: ignore[no-untyped-def]
     call = carray(address, 1, _Add)[0]
     for place in range(0, call.num_elements, LANES):
         if call.is_bf16:
@@ -82,7 +80,7 @@ def _add(address):  # type: ignore[no-untyped-def]
 
 
 @njit
-def _join(address):  # type: ignore[no-untyped-def]
+def _join(address, _unit, _thread):  # type: ignore[no-untyped-def]
     call = carray(address, 1, _Join)[0]
     row_bytes = call.left_bytes + call.right_bytes
     for row in range(call.num_rows):
@@ -91,47 +89,10 @@ def _join(address):  # type: ignore[no-untyped-def]
 
 
 @njit
-def _widen(address):  # type: ignore[no-untyped-def]
+def _widen(address, _unit, _thread):  # type: ignore[no-untyped-def]
     call = carray(address, 1, _Widen)[0]
     for place in range(0, call.num_elements, LANES):
         vstore(call.out + 4 * place, vload_bf16(call.source + 2 * place))
-
-
-def _make_gather(digest: int) -> Callable[[Any, int, int], None]:
-    def entry(address, _unit, _thread):  # type: ignore[no-untyped-def]
-        if digest >= 0:
-            _gather(address)
-
-    return entry
-
-
-def _make_add(digest: int) -> Callable[[Any, int, int], None]:
-    def entry(address, _unit, _thread):  # type: ignore[no-untyped-def]
-        if digest >= 0:
-            _add(address)
-
-    return entry
-
-
-def _make_join(digest: int) -> Callable[[Any, int, int], None]:
-    def entry(address, _unit, _thread):  # type: ignore[no-untyped-def]
-        if digest >= 0:
-            _join(address)
-
-    return entry
-
-
-def _make_widen(digest: int) -> Callable[[Any, int, int], None]:
-    def entry(address, _unit, _thread):  # type: ignore[no-untyped-def]
-        if digest >= 0:
-            _widen(address)
-
-    return entry
-
-
-@functools.cache
-def _entry(make_entry: Callable[[int], Callable[[Any, int, int], None]]) -> int:
-    return cpu_team.compile_unit(make_entry, ())
 
 
 def takes_rows(table: torch.Tensor, indices: torch.Tensor) -> bool:
@@ -149,7 +110,7 @@ def gather(table: torch.Tensor, indices: torch.Tensor, out: torch.Tensor) -> Non
         table.data_ptr(), indices.data_ptr(), out.data_ptr(), indices.numel(), table.shape[0],
         table.stride(0) * table.element_size(), ctypes.addressof(error),
     )  # fmt: skip
-    cpu_team.run(cpu_team.Work(_entry(_make_gather), call, (out,), (table, indices), error=error, errors=_ERRORS))
+    cpu_team.run(cpu_team.Work(_gather, call, (out,), (table, indices), error=error, errors=_ERRORS))
 
 
 def takes_sum(left: torch.Tensor, right: torch.Tensor) -> bool:
@@ -163,7 +124,7 @@ def add(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
     """out = left + right, rounded once; contiguous, one shape and dtype, a multiple of 16 elements."""
     is_bf16 = left.dtype == torch.bfloat16
     call = _AddRecord(left.data_ptr(), right.data_ptr(), out.data_ptr(), left.numel(), is_bf16)
-    cpu_team.run(cpu_team.Work(_entry(_make_add), call, (out,), (left, right)))
+    cpu_team.run(cpu_team.Work(_add, call, (out,), (left, right)))
 
 
 def takes_join(left: torch.Tensor, right: torch.Tensor) -> bool:
@@ -177,7 +138,7 @@ def join(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
     left_bytes, right_bytes = (part.shape[-1] * part.element_size() for part in (left, right))
     num_rows = left.numel() // max(1, left.shape[-1])
     call = _JoinRecord(left.data_ptr(), right.data_ptr(), out.data_ptr(), num_rows, left_bytes, right_bytes)
-    cpu_team.run(cpu_team.Work(_entry(_make_join), call, (out,), (left, right)))
+    cpu_team.run(cpu_team.Work(_join, call, (out,), (left, right)))
 
 
 def takes_widening(source: torch.Tensor) -> bool:
@@ -188,4 +149,4 @@ def takes_widening(source: torch.Tensor) -> bool:
 def widen(source: torch.Tensor, out: torch.Tensor) -> None:
     """out fp32 = source bf16, exact; contiguous, a multiple of 16 elements."""
     call = _WidenRecord(source.data_ptr(), out.data_ptr(), source.numel())
-    cpu_team.run(cpu_team.Work(_entry(_make_widen), call, (out,), (source,)))
+    cpu_team.run(cpu_team.Work(_widen, call, (out,), (source,)))

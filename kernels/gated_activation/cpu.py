@@ -5,9 +5,7 @@ All elements go through the same 16-lane code: their bits depend on their own ga
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from numba import carray, njit
@@ -50,7 +48,7 @@ def _activate(x, activation):  # type: ignore[no-untyped-def]
 
 
 @njit
-def _gate_rows(address, unit):  # type: ignore[no-untyped-def]
+def _gate_rows(address, unit, _thread):  # type: ignore[no-untyped-def]
     call = carray(address, 1, _Call)[0]
     size = 2 if call.is_bf16 else 4
     first = unit * _ROWS_PER_UNIT
@@ -64,19 +62,6 @@ def _gate_rows(address, unit):  # type: ignore[no-untyped-def]
                 vstore_bf16(out, vmul(active, vload_bf16(up)))
             else:
                 vstore(out, vmul(_activate(vload(gate), call.activation), vload(up)))
-
-
-def _make_entry(digest: int) -> Callable[[Any, int, int], None]:
-    def entry(address, unit, _thread):  # type: ignore[no-untyped-def]
-        if digest >= 0:
-            _gate_rows(address, unit)
-
-    return entry
-
-
-@functools.cache
-def _entry() -> int:
-    return cpu_team.compile_unit(_make_entry, ())
 
 
 def supports(width: int, dtype: torch.dtype) -> bool:
@@ -99,5 +84,5 @@ def gated_activation(gate: torch.Tensor, up: torch.Tensor, activation: str) -> t
     )  # fmt: skip
     threads = torch.get_num_threads() if num_rows * width >= _MIN_PARALLEL_ELEMENTS else 1
     num_units = -(-num_rows // _ROWS_PER_UNIT)
-    cpu_team.run(cpu_team.Work(_entry(), call, (out,), (gate, up), num_units, threads))
+    cpu_team.run(cpu_team.Work(_gate_rows, call, (out,), (gate, up), num_units, threads))
     return out

@@ -6,8 +6,6 @@ Needs numba.
 from __future__ import annotations
 
 import ctypes
-import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -68,23 +66,10 @@ def _copy_rows(copy):  # type: ignore[no-untyped-def]
 
 
 @njit
-def _copy_both(address):  # type: ignore[no-untyped-def]
+def _copy_both(address, _unit, _thread):  # type: ignore[no-untyped-def]
     copies = carray(address, 2, _Copy)
     _copy_rows(copies[0])
     _copy_rows(copies[1])
-
-
-def _make_entry(digest: int) -> Callable[[Any, int, int], None]:
-    def entry(address, _unit, _thread):  # type: ignore[no-untyped-def]
-        if digest >= 0:
-            _copy_both(address)
-
-    return entry
-
-
-@functools.cache
-def _entry() -> int:
-    return cpu_team.compile_unit(_make_entry, ())
 
 
 def kv_write(
@@ -141,7 +126,7 @@ def _copy(
     )
     outside, inside = ((key, value), (key_cache, value_cache))
     writes, reads = (inside, outside) if into_cache else (outside, inside)
-    cpu_team.run(cpu_team.Work(_entry(), records, writes, (*reads, slots), error=error, errors=_ERRORS))
+    cpu_team.run(cpu_team.Work(_copy_both, records, writes, (*reads, slots), error=error, errors=_ERRORS))
 
 
 def _checked(slots: torch.Tensor) -> torch.Tensor:

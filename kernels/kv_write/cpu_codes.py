@@ -6,14 +6,11 @@ The law is that of kernels/kv_codes/reference. Needs numba.
 from __future__ import annotations
 
 import ctypes
-import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from numba import carray, njit
 
-from outrider.kernels.cpu import panel
 from outrider.kernels.cpu import team as cpu_team
 from outrider.kernels.cpu.emitters import LANES
 from outrider.kernels.cpu.record import record_types
@@ -115,23 +112,10 @@ def _write_rows(write):  # type: ignore[no-untyped-def]
 
 
 @njit
-def _write_both(address):  # type: ignore[no-untyped-def]
+def _write_both(address, _unit, _thread):  # type: ignore[no-untyped-def]
     writes = carray(address, 2, _Write)
     _write_rows(writes[0])
     _write_rows(writes[1])
-
-
-def _make_entry(digest: int) -> Callable[[Any, int, int], None]:
-    def entry(address, _unit, _thread):  # type: ignore[no-untyped-def]
-        if digest >= 0:
-            _write_both(address)
-
-    return entry
-
-
-@functools.cache
-def _entry() -> int:
-    return cpu_team.compile_unit(_make_entry, (panel, codes))
 
 
 def write_codes(
@@ -149,7 +133,7 @@ def write_codes(
     place = ctypes.addressof(error)
     records = _Records(_describe(key, key_cache, slots, place), _describe(value, value_cache, slots, place))
     writes = (*parts_of(key_cache), *parts_of(value_cache))
-    cpu_team.run(cpu_team.Work(_entry(), records, writes, (key, value, slots), error=error, errors=_ERRORS))
+    cpu_team.run(cpu_team.Work(_write_both, records, writes, (key, value, slots), error=error, errors=_ERRORS))
 
 
 def _describe(rows: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor, error_address: int) -> Any:

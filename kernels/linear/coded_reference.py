@@ -32,9 +32,9 @@ def linear(x: torch.Tensor, codes: Codes, bias: torch.Tensor | None = None) -> t
     total = torch.zeros(len(x), codes.shape[0])
     for start in range(0, rows.shape[1], grouping.group_inputs):
         end, group = start + grouping.group_inputs, codes.groups[order[start]]
-        total = _fma(_chain(rows[:, start:end], numbers[:, start:end]), codes.scales[:, group], total)
+        total = fma(_chain(rows[:, start:end], numbers[:, start:end]), codes.scales[:, group], total)
         if minimums is not None:
-            total = _fma(sum_of_inputs(rows[:, start:end])[:, None], minimums[:, group], total)
+            total = fma(sum_of_inputs(rows[:, start:end])[:, None], minimums[:, group], total)
     return (total if bias is None else total + bias.float()).bfloat16()
 
 
@@ -56,7 +56,7 @@ def sum_of_inputs(x: torch.Tensor) -> torch.Tensor:
     return lanes[:, 0]
 
 
-def _fma(left: torch.Tensor, right: torch.Tensor, addend: torch.Tensor) -> torch.Tensor:
+def fma(left: torch.Tensor, right: torch.Tensor, addend: torch.Tensor) -> torch.Tensor:
     """Computes left * right + addend as a fused multiply-add would.
 
     The product is exact in float64. The sum is rounded twice, which changes about one result in 2^29.

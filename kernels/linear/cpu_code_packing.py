@@ -7,8 +7,9 @@ Needs numba.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -119,8 +120,14 @@ def _coded_factors(factors: CodedFactors, repeats: int) -> tuple[torch.Tensor, t
     return _factors(factors.codes, group_of), _factors(factors.steps, torch.arange(factors.steps.shape[1]))
 
 
-def records_of(part: Part, first_output: int) -> list[tuple[int, ...]]:
-    """PanelFields of each panel of a part whose outputs begin at first_output."""
+def records_of(parts: Sequence[Part]) -> torch.Tensor:
+    """int64 [panels, PanelFields], of the parts one below the other."""
+    starts = accumulate((part.num_outputs for part in parts[:-1]), initial=0)
+    pairs = zip(parts, starts, strict=True)
+    return torch.tensor([record for part, start in pairs for record in _records(part, start)])
+
+
+def _records(part: Part, first_output: int) -> list[tuple[int, ...]]:
     scale_bytes = part.scales.element_size()
 
     def place(tensor: torch.Tensor | None, panel: int) -> int:

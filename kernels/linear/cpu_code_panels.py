@@ -9,22 +9,19 @@ Needs numba.
 from __future__ import annotations
 
 import ctypes
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
 
-from outrider.kernels.cpu import record
 from outrider.kernels.cpu import team as cpu_team
 from outrider.kernels.cpu.emitters import LANES
 from outrider.kernels.errors import KernelArgumentError
 from outrider.kernels.linear import cpu_code_decoding as decoding
 from outrider.kernels.linear import cpu_code_rows as code_rows
 from outrider.kernels.linear import cpu_code_tiles as tiles
-from outrider.kernels.linear import cpu_panel_coding as coding
-from outrider.kernels.linear import cpu_panel_tiles, cpu_panels
+from outrider.kernels.linear import cpu_panels
 from outrider.kernels.linear.codes import Codes, grouping_of, in_one_order
 from outrider.kernels.linear.cpu_code_packing import Part, pack_part, records_of
 
@@ -89,12 +86,8 @@ def pack(codes: Sequence[Codes]) -> CodePanels:
         raise KernelArgumentError("these codes cannot be packed as one weight")
     parts = tuple(map(pack_part, codes))
     sum_inputs = max(2 * part.group_lines if part.minimums is not None else 0 for part in parts)
-    records, first_output = [], 0
-    for part in parts:
-        records += records_of(part, first_output)
-        first_output += part.num_outputs
-    panels = torch.tensor(records, dtype=torch.int64)
-    return CodePanels(first_output, codes[0].shape[1], parts, panels, grouping_of(codes[0]).order, sum_inputs)
+    num_outputs, order = sum(part.num_outputs for part in parts), grouping_of(codes[0]).order
+    return CodePanels(num_outputs, codes[0].shape[1], parts, records_of(parts), order, sum_inputs)
 
 
 _Packed = TypeVar("_Packed", bound=PackedParts)
@@ -118,10 +111,7 @@ def linear(x: torch.Tensor, packed: CodePanels, bias: torch.Tensor | None = None
     Raises KernelArgumentError for another width or dtype.
     """
     num_outputs, num_inputs = packed.num_outputs, packed.num_inputs
-    if x.dtype != torch.bfloat16 or x.shape[-1] != num_inputs:
-        expected = f"bfloat16 [..., {num_inputs}]"
-        raise KernelArgumentError(f"x is {str(x.dtype).removeprefix('torch.')} {list(x.shape)}, expected {expected}")
-    out = x.new_empty((*x.shape[:-1], num_outputs))
+    out = cpu_panels.empty_output(x, num_outputs, num_inputs)
     num_rows = x.numel() // num_inputs
     if out.numel() == 0:
         return out
@@ -134,7 +124,7 @@ def linear(x: torch.Tensor, packed: CodePanels, bias: torch.Tensor | None = None
         cpu_team.scratch(tiles.SCRATCH_BYTES, threads),
     )  # fmt: skip
     reads = (x,) if x_sums is None else (x, x_sums)
-    cpu_team.run(cpu_team.Work(_entry(_make_run), call, (out,), reads, len(packed.panels), threads))
+    cpu_team.run(cpu_team.Work(tiles.run_panel, call, (out,), reads, len(packed.panels), threads))
     return out
 
 
@@ -153,7 +143,7 @@ def _prepared(x: torch.Tensor, packed: CodePanels, num_rows: int) -> tuple[torch
         x.data_ptr(), 2 * num_inputs, num_rows, num_inputs, 0 if packed.order is None else packed.order.data_ptr(),
         *_address_and_stride(ordered), *_address_and_stride(x_sums), packed.sum_inputs,
     )  # fmt: skip
-    cpu_team.run(cpu_team.Work(_entry(_make_prepare), call, writes, (x,)))
+    cpu_team.run(cpu_team.Work(code_rows.prepare_rows, call, writes, (x,)))
     return x if ordered is None else ordered, x_sums
 
 
@@ -166,11 +156,11 @@ def rows(ids: torch.Tensor, packed: CodePanels) -> torch.Tensor:
 
     Raises KernelArgumentError for packed weights of several parts, or an id outside.
     """
-    return decoded_rows(ids, packed, _entry(_make_decode_row))
+    return decoded_rows(ids, packed, code_rows.decode_row)
 
 
-def decoded_rows(ids: torch.Tensor, packed: PackedParts, entry: int) -> torch.Tensor:
-    """Implements `rows`. entry: address of the compiled unit that decodes one row (cpu_code_rows.decode_row)."""
+def decoded_rows(ids: torch.Tensor, packed: PackedParts, decode_row: Any) -> torch.Tensor:
+    """Implements `rows`. decode_row: the unit that decodes one row."""
     if len(packed.parts) > 1 or ids.dtype != torch.int64:
         raise KernelArgumentError("rows of one weight are read by int64 ids")
     out = torch.empty((*ids.shape, packed.num_inputs), dtype=torch.bfloat16)
@@ -184,35 +174,5 @@ def decoded_rows(ids: torch.Tensor, packed: PackedParts, entry: int) -> torch.Te
         0 if packed.order is None else packed.order.data_ptr(), packed.num_outputs, ctypes.addressof(error),
         cpu_team.scratch(4 * num_floats, 1),
     )  # fmt: skip
-    cpu_team.run(cpu_team.Work(entry, call, (out,), (ids,), ids.numel(), 1, error=error, errors=_ERRORS))
+    cpu_team.run(cpu_team.Work(decode_row, call, (out,), (ids,), ids.numel(), 1, error=error, errors=_ERRORS))
     return out
-
-
-def _make_run(digest: int) -> Callable[[Any, int, int], None]:
-    def entry(address, unit, thread):  # type: ignore[no-untyped-def]
-        if digest >= 0:
-            tiles.run_panel(address, unit, thread)
-
-    return entry
-
-
-def _make_prepare(digest: int) -> Callable[[Any, int, int], None]:
-    def entry(address, unit, thread):  # type: ignore[no-untyped-def]
-        if digest >= 0:
-            code_rows.prepare_rows(address, unit, thread)
-
-    return entry
-
-
-def _make_decode_row(digest: int) -> Callable[[Any, int, int], None]:
-    def entry(address, unit, thread):  # type: ignore[no-untyped-def]
-        if digest >= 0:
-            code_rows.decode_row(address, unit, thread)
-
-    return entry
-
-
-@functools.cache
-def _entry(make_entry: Callable[[int], Callable[[Any, int, int], None]]) -> int:
-    sources = (record, coding, cpu_panel_tiles, decoding, tiles, code_rows)
-    return cpu_team.compile_unit(make_entry, sources)

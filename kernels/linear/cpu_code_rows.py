@@ -17,6 +17,7 @@ from outrider.kernels.cpu.simd import (
     hsum,
     load_f32,
     load_i64,
+    load_u8,
     operation,
     store_f32,
     store_i64,
@@ -165,7 +166,7 @@ def _factor(panel, factors, steps, group, column):  # type: ignore[no-untyped-de
     """The scale or minimum of a group and column."""
     at = group * PANEL_COLUMNS + column
     if panel.scale_bytes == 1:
-        byte = _byte(factors + at)
+        byte = load_u8(factors + at)
         step = _load_f16(steps + 2 * ((group >> panel.step_shift) * PANEL_COLUMNS + column))
         return types.float32(byte - 256 if byte > 127 else byte) * step
     return _load_f16(factors + 2 * at) if panel.scale_bytes == 2 else load_f32(factors + 4 * at)
@@ -177,13 +178,13 @@ def _code(panel, line, number):  # type: ignore[no-untyped-def]
     start = panel.lines + LINE_BYTES[panel.kind] * line
     vector, place = number // 32, number % 32
     if panel.kind == I4:
-        byte = _byte(start + 16 * (place // 8) + 8 * (vector % 2) + place % 8)
+        byte = load_u8(start + 16 * (place // 8) + 8 * (vector % 2) + place % 8)
         index = byte >> (4 * (vector // 2)) & 15
-        return _float_of(types.uint32(_byte(panel.table + index) << 16 | _byte(panel.table + 16 + index) << 24))
+        return _float_of(types.uint32(load_u8(panel.table + index) << 16 | load_u8(panel.table + 16 + index) << 24))
     if panel.kind < I8:
         index = _index(panel.kind == I5, start, vector, place)
         return _float_of(types.uint32(_word(panel.table + 2 * index) << 16))
-    byte = _byte(start + number)
+    byte = load_u8(start + number)
     if panel.kind == E4M3:
         return _float_of(types.uint32((byte & 0x7F) << 20 | (byte & 0x80) << 24)) * types.float32(2.0**120)
     return types.float32(byte - 256 if byte > 127 else byte)
@@ -196,17 +197,11 @@ def _index(has_five_bits, line, vector, place):  # type: ignore[no-untyped-def]
     if has_five_bits:
         if vector < 3:
             return word >> (5 * vector) & 31
-        return _byte(line + 64 + place // 2) >> (4 * (place % 2)) & 15 | word >> 11 & 16
+        return load_u8(line + 64 + place // 2) >> (4 * (place % 2)) & 15 | word >> 11 & 16
     if vector < 2:
         return word >> (6 * vector) & 63
-    rest = _byte(line + 64 + place)
+    rest = load_u8(line + 64 + place)
     return rest & 63 if vector == 2 else word >> 10 & 60 | rest >> 6
-
-
-@operation(_i, _i)
-def _byte(builder: Builder, address: Value) -> Value:
-    """The byte at an address."""
-    return builder.zext(load(builder, address, ir.IntType(8), 1), ir.IntType(64))
 
 
 @operation(_i, _i)

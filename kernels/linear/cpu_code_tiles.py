@@ -8,7 +8,7 @@ Needs AVX512-BF16 (checked by the caller) and numba.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from llvmlite import ir
 from numba import carray, njit, types
@@ -29,7 +29,7 @@ from outrider.kernels.cpu.emitters import (
     store,
 )
 from outrider.kernels.cpu.record import record_types
-from outrider.kernels.cpu.simd import operation, vsplat, vstore
+from outrider.kernels.cpu.simd import for_each, operation, vsplat, vstore
 from outrider.kernels.linear.cpu_code_decoding import BF16, E4M3, I4, I5, I6, I8, LINE_BYTES, LineDecoder
 from outrider.kernels.linear.cpu_panel_coding import CHUNK_LINES, PANEL_COLUMNS, pointer
 from outrider.kernels.linear.cpu_panel_tiles import CHUNK_BYTES, ROW_BYTES, TILE_ROWS, finish
@@ -89,74 +89,76 @@ PanelRecord, Panel = record_types(PanelFields)
 CallRecord, Call = record_types(CallFields)
 
 
-def _make_add(kind: int, num_rows: int) -> Any:
-    """Makes a function that adds the groups of num_lines lines to totals[r, :]; the first line begins a group."""
-
-    @operation(types.void, _i, _i, _i, _i, _i, _i, _i, _i, _i, _i, _i, _i, _i, _i, _i, _i)
-    def add(
-        builder: Builder,
-        x: Value,
-        x_stride: Value,
-        x_sums: Value,
-        x_sums_stride: Value,
-        lines: Value,
-        num_lines: Value,
-        group_lines: Value,
-        table: Value,
-        scales: Value,
-        minimums: Value,
-        scale_bytes: Value,
-        scale_steps: Value,
-        minimum_steps: Value,
-        step_shift: Value,
-        first_group: Value,
-        totals: Value,
-    ) -> None:
-        decoder = LineDecoder(builder, kind, table)
-        cells = [(r, v) for r in range(num_rows) for v in range(_VECTORS)]
-        sums, going_on = ({cell: cgutils.alloca_once(builder, _VF32) for cell in cells} for _ in range(2))
-        factors = [cgutils.alloca_once(builder, _VF32) for _ in range(_VECTORS)]
-        rows = [offset(builder, x, x_stride, r) for r in range(num_rows)]
-        places = {(r, v): offset(builder, offset(builder, totals, ROW_BYTES, r), VECTOR_BYTES, v) for r, v in cells}
-        stay = num_rows <= _MAX_ROWS_WITH_TOTALS_IN_REGISTERS
-        for cell in cells if stay else ():
-            builder.store(load(builder, places[cell], _VF32, 4), going_on[cell])
-        last_group = builder.sub(builder.add(num_lines, group_lines), _ONE)
-        num_groups = builder.sdiv(last_group, group_lines)
-        with cgutils.for_range_slice(builder, _ZERO, num_groups, _ONE, _I64) as (group, _n):
-            for cell in cells:
-                builder.store(floats(0.0), sums[cell])
-            first = builder.mul(group, group_lines)
-            end = builder.add(first, group_lines)
-            end = builder.select(builder.icmp_signed("<", end, num_lines), end, num_lines)
-            with cgutils.for_range_slice(builder, first, end, _ONE, _I64) as (j, _n):
-                line = offset(builder, lines, LINE_BYTES[kind], j)
-                for byte in range(0, LINE_BYTES[kind], VECTOR_BYTES) if kind != BF16 else ():
-                    emit_prefetch(builder, builder.add(line, ir.Constant(_I64, _AHEAD_BYTES + byte)))
-                columns = list(decoder.vectors(line))
-                for r in range(num_rows):
-                    pair = splat(builder, load(builder, offset(builder, rows[r], 4, j), _I32, 2))
-                    for v in range(_VECTORS):
-                        builder.store(dot_pairs(builder, builder.load(sums[r, v]), pair, columns[v]), sums[r, v])
-            step = builder.ashr(builder.add(first_group, group), step_shift)
-            load_factors(builder, scales, scale_bytes, group, scale_steps, step, factors)
-            for r, v in cells:
-                total = builder.load(going_on[r, v]) if stay else load(builder, places[r, v], _VF32, 4)
-                builder.store(fma(builder, builder.load(sums[r, v]), builder.load(factors[v]), total), going_on[r, v])
-            with builder.if_then(builder.icmp_signed("!=", minimums, _ZERO)):
-                load_factors(builder, minimums, scale_bytes, group, minimum_steps, step, factors)
-                for r in range(num_rows):
-                    row = offset(builder, x_sums, x_sums_stride, r)
-                    sum_of_x = splat(builder, load(builder, offset(builder, row, 4, group), _F32, 4))
-                    for v in range(_VECTORS):
-                        total = fma(builder, sum_of_x, builder.load(factors[v]), builder.load(going_on[r, v]))
-                        builder.store(total, going_on[r, v])
-            for cell in () if stay else cells:
-                store(builder, builder.load(going_on[cell]), places[cell], 4)
-        for cell in cells if stay else ():
+def _emit_add(
+    builder: Builder,
+    kind: int,
+    num_rows: int,
+    x: Value,
+    x_stride: Value,
+    x_sums: Value,
+    x_sums_stride: Value,
+    lines: Value,
+    num_lines: Value,
+    group_lines: Value,
+    table: Value,
+    scales: Value,
+    minimums: Value,
+    scale_bytes: Value,
+    scale_steps: Value,
+    minimum_steps: Value,
+    step_shift: Value,
+    first_group: Value,
+    totals: Value,
+) -> None:
+    """Add the groups of num_lines lines to totals[r, :]; the first line begins a group."""
+    decoder = LineDecoder(builder, kind, table)
+    cells = [(r, v) for r in range(num_rows) for v in range(_VECTORS)]
+    sums, going_on = ({cell: cgutils.alloca_once(builder, _VF32) for cell in cells} for _ in range(2))
+    factors = [cgutils.alloca_once(builder, _VF32) for _ in range(_VECTORS)]
+    rows = [offset(builder, x, x_stride, r) for r in range(num_rows)]
+    places = {(r, v): offset(builder, offset(builder, totals, ROW_BYTES, r), VECTOR_BYTES, v) for r, v in cells}
+    stay = num_rows <= _MAX_ROWS_WITH_TOTALS_IN_REGISTERS
+    for cell in cells if stay else ():
+        builder.store(load(builder, places[cell], _VF32, 4), going_on[cell])
+    last_group = builder.sub(builder.add(num_lines, group_lines), _ONE)
+    num_groups = builder.sdiv(last_group, group_lines)
+    with cgutils.for_range_slice(builder, _ZERO, num_groups, _ONE, _I64) as (group, _n):
+        for cell in cells:
+            builder.store(floats(0.0), sums[cell])
+        first = builder.mul(group, group_lines)
+        end = builder.add(first, group_lines)
+        end = builder.select(builder.icmp_signed("<", end, num_lines), end, num_lines)
+        with cgutils.for_range_slice(builder, first, end, _ONE, _I64) as (j, _n):
+            line = offset(builder, lines, LINE_BYTES[kind], j)
+            for byte in range(0, LINE_BYTES[kind], VECTOR_BYTES) if kind != BF16 else ():
+                emit_prefetch(builder, builder.add(line, ir.Constant(_I64, _AHEAD_BYTES + byte)))
+            columns = list(decoder.vectors(line))
+            for r in range(num_rows):
+                pair = splat(builder, load(builder, offset(builder, rows[r], 4, j), _I32, 2))
+                for v in range(_VECTORS):
+                    builder.store(dot_pairs(builder, builder.load(sums[r, v]), pair, columns[v]), sums[r, v])
+        step = builder.ashr(builder.add(first_group, group), step_shift)
+        load_factors(builder, scales, scale_bytes, group, scale_steps, step, factors)
+        for r, v in cells:
+            total = builder.load(going_on[r, v]) if stay else load(builder, places[r, v], _VF32, 4)
+            builder.store(fma(builder, builder.load(sums[r, v]), builder.load(factors[v]), total), going_on[r, v])
+        with builder.if_then(builder.icmp_signed("!=", minimums, _ZERO)):
+            load_factors(builder, minimums, scale_bytes, group, minimum_steps, step, factors)
+            for r in range(num_rows):
+                row = offset(builder, x_sums, x_sums_stride, r)
+                sum_of_x = splat(builder, load(builder, offset(builder, row, 4, group), _F32, 4))
+                for v in range(_VECTORS):
+                    total = fma(builder, sum_of_x, builder.load(factors[v]), builder.load(going_on[r, v]))
+                    builder.store(total, going_on[r, v])
+        for cell in () if stay else cells:
             store(builder, builder.load(going_on[cell]), places[cell], 4)
+    for cell in cells if stay else ():
+        store(builder, builder.load(going_on[cell]), places[cell], 4)
 
-    return add
+
+_operation = operation(types.void, *[_i] * 18)
+_add_codes = _operation(for_each((I4, I5, I6, I8, E4M3), range(1, _MAX_GROUP_ROWS + 1))(_emit_add))
+_add_decoded = _operation(for_each((BF16,), range(1, _MAX_ROWS_WITH_TOTALS_IN_REGISTERS + 1))(_emit_add))
 
 
 def load_factors(
@@ -184,53 +186,17 @@ def _store_halves(builder: Builder, place: Value, factors: list[Value]) -> None:
         builder.store(builder.fpext(load(builder, offset(builder, place, 2 * LANES, v), _VF16, 2), _VF32), factor)
 
 
-def _make_decode(kind: int) -> Any:
-    @operation(types.void, _i, _i, _i, _i)
-    def decode(builder: Builder, lines: Value, num_lines: Value, table: Value, decoded: Value) -> None:
-        """Decode lines to bf16 lines at `decoded`."""
-        decoder = LineDecoder(builder, kind, table)
-        with cgutils.for_range_slice(builder, _ZERO, num_lines, _ONE, _I64) as (j, _n):
-            line = offset(builder, lines, LINE_BYTES[kind], j)
-            for byte in range(0, LINE_BYTES[kind], VECTOR_BYTES):
-                emit_prefetch(builder, builder.add(line, ir.Constant(_I64, _AHEAD_BYTES + byte)))
-            for place, vector in enumerate(decoder.vectors(line)):
-                store(builder, vector, offset(builder, offset(builder, decoded, 256, j), VECTOR_BYTES, place), 1)
-
-    return decode
-
-
-_decode_i4, _decode_i5, _decode_i6, _decode_i8, _decode_e4m3 = map(_make_decode, (I4, I5, I6, I8, E4M3))
-
-
-def _make_add_rows(kind: int) -> Any:
-    """Makes one function that calls _make_add's for the number of rows, at most _MAX_GROUP_ROWS."""
-    one, two, three, four, five, six = (_make_add(kind, rows) for rows in range(1, _MAX_GROUP_ROWS + 1))
-
-    @njit
-    def add_rows(num_rows, inputs, panel, lines, num_lines, factors, totals):  # type: ignore[no-untyped-def]
-        x, x_stride, x_sums, sums_stride = inputs
-        scales, minimums, first_group = factors
-        call = (
-            x, x_stride, x_sums, sums_stride, lines, num_lines, panel.group_lines, panel.table, scales, minimums,
-            panel.scale_bytes, panel.scale_steps, panel.minimum_steps, panel.step_shift, first_group, totals,
-        )  # fmt: skip
-        if num_rows == 1:
-            one(*call)
-        elif num_rows == 2:
-            two(*call)
-        elif num_rows == 3:
-            three(*call)
-        elif num_rows == 4:
-            four(*call)
-        elif num_rows == 5:
-            five(*call)
-        else:
-            six(*call)
-
-    return add_rows
-
-
-_add_i4, _add_i5, _add_i6, _add_i8, _add_e4m3, _add_bf16 = map(_make_add_rows, range(len(LINE_BYTES)))
+@operation(types.void, *[_i] * 5)
+@for_each((I4, I5, I6, I8, E4M3))
+def _decode(builder: Builder, kind: int, lines: Value, num_lines: Value, table: Value, decoded: Value) -> None:
+    """Decode lines to bf16 lines at `decoded`."""
+    decoder = LineDecoder(builder, kind, table)
+    with cgutils.for_range_slice(builder, _ZERO, num_lines, _ONE, _I64) as (j, _n):
+        line = offset(builder, lines, LINE_BYTES[kind], j)
+        for byte in range(0, LINE_BYTES[kind], VECTOR_BYTES):
+            emit_prefetch(builder, builder.add(line, ir.Constant(_I64, _AHEAD_BYTES + byte)))
+        for place, vector in enumerate(decoder.vectors(line)):
+            store(builder, vector, offset(builder, offset(builder, decoded, 256, j), VECTOR_BYTES, place), 1)
 
 
 @njit
@@ -243,38 +209,23 @@ def _add_chunk(call, panel, first, num_lines, x, x_sums, num_rows, scratch):  # 
     minimums = 0 if panel.minimums == 0 else panel.minimums + group_bytes
     kind = panel.kind
     if num_rows > _MAX_ROWS_DECODED_IN_REGISTERS:
-        if kind == I4:
-            _decode_i4(lines, num_lines, panel.table, scratch)
-        elif kind == I5:
-            _decode_i5(lines, num_lines, panel.table, scratch)
-        elif kind == I6:
-            _decode_i6(lines, num_lines, panel.table, scratch)
-        elif kind == I8:
-            _decode_i8(lines, num_lines, panel.table, scratch)
-        else:
-            _decode_e4m3(lines, num_lines, panel.table, scratch)
+        _decode(kind, lines, num_lines, panel.table, scratch)
         kind, lines = BF16, scratch
     group_rows = _MAX_ROWS_WITH_TOTALS_IN_REGISTERS if kind == BF16 else _MAX_GROUP_ROWS
     num_groups = (num_rows + group_rows - 1) // group_rows
     row = 0
     for group in range(num_groups):
         end = (group + 1) * num_rows // num_groups
-        first_input, first_sum = x + row * call.x_stride + 4 * first, x_sums + row * call.x_sums_stride
-        inputs = first_input, call.x_stride, first_sum, call.x_sums_stride
-        totals = scratch + CHUNK_BYTES + row * ROW_BYTES
-        products = (end - row, inputs, panel, lines, num_lines, (scales, minimums, first_group), totals)
-        if kind == I4:
-            _add_i4(*products)
-        elif kind == I5:
-            _add_i5(*products)
-        elif kind == I6:
-            _add_i6(*products)
-        elif kind == I8:
-            _add_i8(*products)
-        elif kind == E4M3:
-            _add_e4m3(*products)
+        products = (
+            kind, end - row, x + row * call.x_stride + 4 * first, call.x_stride, x_sums + row * call.x_sums_stride,
+            call.x_sums_stride, lines, num_lines, panel.group_lines, panel.table, scales, minimums, panel.scale_bytes,
+            panel.scale_steps, panel.minimum_steps, panel.step_shift, first_group,
+            scratch + CHUNK_BYTES + row * ROW_BYTES,
+        )  # fmt: skip
+        if kind == BF16:
+            _add_decoded(*products)
         else:
-            _add_bf16(*products)
+            _add_codes(*products)
         row = end
 
 

@@ -6,16 +6,12 @@ one row, 1 core of an AMD EPYC, weights in cache: 1.7 -> 0.7 ms). Each has the b
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from numba import carray, njit
 
-from outrider.kernels.cpu import record
 from outrider.kernels.cpu import team as cpu_team
 from outrider.kernels.errors import KernelArgumentError
 from outrider.kernels.linear import cpu_panel_amx as amx
@@ -78,7 +74,7 @@ def linears(x: torch.Tensor, packed: PanelBatch, out: torch.Tensor) -> None:
     calls["scratch"] = cpu_team.scratch(amx.SCRATCH_BYTES if first.amx else tiles.SCRATCH_BYTES, threads)
     records = (tiles.CallRecord * num_linears).from_buffer(calls)
     num_units = num_linears * len(first.panels)
-    entry = _entry(_make_run_amx if first.amx else _make_run)
+    entry = _run_panel_amx if first.amx else _run_panel
     cpu_team.run(cpu_team.Work(entry, records, (out,), (x,), num_units, threads))
 
 
@@ -89,24 +85,13 @@ def _find(address, unit):  # type: ignore[no-untyped-def]
     return unit // panels_per_call, unit % panels_per_call
 
 
-def _make_run(digest: int) -> Callable[[Any, int, int], None]:
-    def entry(address, unit, thread):  # type: ignore[no-untyped-def]
-        if digest >= 0:
-            place, panel = _find(address, unit)
-            tiles.run_call(carray(address, place + 1, tiles.Call)[place], panel, thread)
-
-    return entry
+@njit
+def _run_panel(address, unit, thread):  # type: ignore[no-untyped-def]
+    place, panel = _find(address, unit)
+    tiles.run_call(carray(address, place + 1, tiles.Call)[place], panel, thread)
 
 
-def _make_run_amx(digest: int) -> Callable[[Any, int, int], None]:
-    def entry(address, unit, thread):  # type: ignore[no-untyped-def]
-        if digest >= 0:
-            place, panel = _find(address, unit)
-            amx.run_call(carray(address, place + 1, tiles.Call)[place], panel, thread)
-
-    return entry
-
-
-@functools.cache
-def _entry(make_entry: Callable[[int], Callable[[Any, int, int], None]]) -> int:
-    return cpu_team.compile_unit(make_entry, (record, coding, tiles, amx))
+@njit
+def _run_panel_amx(address, unit, thread):  # type: ignore[no-untyped-def]
+    place, panel = _find(address, unit)
+    amx.run_call(carray(address, place + 1, tiles.Call)[place], panel, thread)

@@ -137,7 +137,7 @@ def _encode_panel(call, panel):  # type: ignore[no-untyped-def]
 
 
 @njit
-def encode_panel(address, panel):  # type: ignore[no-untyped-def]
+def encode_panel(address, panel, _thread):  # type: ignore[no-untyped-def]
     """A unit of work: one panel."""
     _encode_panel(carray(address, 1, _Encode)[0], panel)
 

@@ -28,6 +28,7 @@ from outrider.kernels.cpu.emitters import (
 )
 from outrider.kernels.cpu.record import record_types
 from outrider.kernels.cpu.simd import (
+    for_each,
     load_i32,
     operation,
     vadd,
@@ -58,20 +59,25 @@ TILE_ROWS = 128
 SCRATCH_BYTES = CHUNK_BYTES + 2 * TILE_ROWS * ROW_BYTES
 # bytes; prefetch distance. Other distances, or none, are 4-8 % slower at one row, 40 % at eight
 _AHEAD_BYTES = 3072
+# rows of one pass; sums, a line of weights and one pair fill 29 of 32 registers
+_MAX_GROUP_ROWS = 6
 _F32, _I32, _I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 _VF32, _VI32 = ir.VectorType(_F32, LANES), ir.VectorType(_I32, LANES)
 _i = types.int64
 
 
-def _make_add(num_rows: int, *, coded: bool) -> Any:
+def _make_add(*, coded: bool) -> Any:
     """sums[r, :] = (sums[r, :] if goes_on else 0) + the products of num_lines lines' pairs, in order.
 
-    coded: the lines are coded by `table` and have no patches. Prefetches num_lines coded lines at `ahead`.
+    num_rows: at most _MAX_GROUP_ROWS. coded: the lines are coded by `table` and have no patches. Prefetches num_lines
+    coded lines at `ahead`.
     """
 
-    @operation(types.void, _i, _i, _i, _i, _i, _i, _i, _i)
+    @operation(types.void, *[_i] * 9)
+    @for_each(range(1, _MAX_GROUP_ROWS + 1))
     def add(
         builder: Builder,
+        num_rows: int,
         x: Value,
         x_stride: Value,
         lines: Value,
@@ -111,12 +117,9 @@ def _plain_vectors(builder: Builder, line: Value) -> list[Value]:
     return [load(builder, offset(builder, line, VECTOR_BYTES, v), _VI32, 2) for v in range(_VECTORS)]
 
 
-# rows of one pass; sums, a line of weights and one pair fill 29 of 32 registers
-_MAX_GROUP_ROWS = 6
 # rows; up to here lines are decoded in registers, per group. Decoding a chunk instead: 8 % slower at 12, equal at 16
 _MAX_ROWS_DECODED_IN_REGISTERS = 12
-_plain_1, _plain_2, _plain_3, _plain_4, _plain_5, _plain_6 = (_make_add(rows, coded=False) for rows in range(1, 7))
-_coded_1, _coded_2, _coded_3, _coded_4, _coded_5, _coded_6 = (_make_add(rows, coded=True) for rows in range(1, 7))
+_add_plain, _add_coded = _make_add(coded=False), _make_add(coded=True)
 
 
 class CallFields(NamedTuple):
@@ -143,39 +146,6 @@ CallRecord, Call = record_types(CallFields)
 
 
 @njit
-def _add_plain(num_rows, x, x_stride, lines, num_lines, ahead, sums, goes_on):  # type: ignore[no-untyped-def]
-    if num_rows == 1:
-        _plain_1(x, x_stride, lines, num_lines, 0, ahead, sums, goes_on)
-    elif num_rows == 2:
-        _plain_2(x, x_stride, lines, num_lines, 0, ahead, sums, goes_on)
-    elif num_rows == 3:
-        _plain_3(x, x_stride, lines, num_lines, 0, ahead, sums, goes_on)
-    elif num_rows == 4:
-        _plain_4(x, x_stride, lines, num_lines, 0, ahead, sums, goes_on)
-    elif num_rows == 5:
-        _plain_5(x, x_stride, lines, num_lines, 0, ahead, sums, goes_on)
-    else:
-        _plain_6(x, x_stride, lines, num_lines, 0, ahead, sums, goes_on)
-
-
-@njit
-def _add_coded(num_rows, x, x_stride, lines, num_lines, table, sums, goes_on):  # type: ignore[no-untyped-def]
-    ahead = lines + _AHEAD_BYTES
-    if num_rows == 1:
-        _coded_1(x, x_stride, lines, num_lines, table, ahead, sums, goes_on)
-    elif num_rows == 2:
-        _coded_2(x, x_stride, lines, num_lines, table, ahead, sums, goes_on)
-    elif num_rows == 3:
-        _coded_3(x, x_stride, lines, num_lines, table, ahead, sums, goes_on)
-    elif num_rows == 4:
-        _coded_4(x, x_stride, lines, num_lines, table, ahead, sums, goes_on)
-    elif num_rows == 5:
-        _coded_5(x, x_stride, lines, num_lines, table, ahead, sums, goes_on)
-    else:
-        _coded_6(x, x_stride, lines, num_lines, table, ahead, sums, goes_on)
-
-
-@njit
 def _add_lines(call, x, num_rows, lines, num_lines, table, ahead, sums, goes_on):  # type: ignore[no-untyped-def]
     """Add the products of some lines, for all rows in even groups; table: 0 if the lines are plain."""
     num_groups = (num_rows + _MAX_GROUP_ROWS - 1) // _MAX_GROUP_ROWS
@@ -184,9 +154,10 @@ def _add_lines(call, x, num_rows, lines, num_lines, table, ahead, sums, goes_on)
         end = (group + 1) * num_rows // num_groups
         place, totals = x + row * call.x_stride, sums + row * ROW_BYTES
         if table == 0:
-            _add_plain(end - row, place, call.x_stride, lines, num_lines, ahead, totals, goes_on)
+            _add_plain(end - row, place, call.x_stride, lines, num_lines, 0, ahead, totals, goes_on)
         else:
-            _add_coded(end - row, place, call.x_stride, lines, num_lines, table, totals, goes_on)
+            line_ahead = lines + _AHEAD_BYTES
+            _add_coded(end - row, place, call.x_stride, lines, num_lines, table, line_ahead, totals, goes_on)
         row = end
 
 

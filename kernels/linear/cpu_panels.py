@@ -15,15 +15,12 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from llvmlite import binding
 from torch.nn.functional import pad
 
-from outrider.kernels.cpu import record
 from outrider.kernels.cpu import team as cpu_team
 from outrider.kernels.cpu.emitters import has_dot_pairs
 from outrider.kernels.errors import KernelArgumentError
@@ -111,7 +108,7 @@ def _code(plain: Panels) -> Panels | None:
         plain=plain.panels.data_ptr(), num_panels=num_panels, num_lines=num_lines, tables=tables.data_ptr(),
         num_patches=num_patches.data_ptr(),
     )  # fmt: skip
-    work = cpu_team.Work(_entry(_make_encode), call, (), (), num_panels, torch.get_num_threads())
+    work = cpu_team.Work(coding.encode_panel, call, (), (), num_panels, torch.get_num_threads())
     cpu_team.run(work)
     total = int(num_patches.sum(dtype=torch.int64))
     if total > _MAX_PATCH_RATIO * plain.num_outputs * plain.num_inputs:
@@ -131,16 +128,21 @@ def num_threads(num_weights: int, num_rows: int) -> int:
     return 1 if is_small else torch.get_num_threads()
 
 
+def empty_output(x: torch.Tensor, num_outputs: int, num_inputs: int) -> torch.Tensor:
+    """bf16 [..., N] for x bf16 [..., K]. Raises KernelArgumentError for another width or dtype."""
+    if x.dtype != torch.bfloat16 or x.shape[-1] != num_inputs:
+        expected = f"bfloat16 [..., {num_inputs}]"
+        raise KernelArgumentError(f"x is {str(x.dtype).removeprefix('torch.')} {list(x.shape)}, expected {expected}")
+    return x.new_empty((*x.shape[:-1], num_outputs))
+
+
 def linear(x: torch.Tensor, packed: Panels, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x bf16 [..., K], packed from pack(weight [N, K]), bias bf16 [N], contiguous, or None; returns bf16 [..., N].
 
     Raises KernelArgumentError for another width or dtype.
     """
     num_outputs, num_inputs = packed.num_outputs, packed.num_inputs
-    if x.dtype != torch.bfloat16 or x.shape[-1] != num_inputs:
-        expected = f"bfloat16 [..., {num_inputs}]"
-        raise KernelArgumentError(f"x is {str(x.dtype).removeprefix('torch.')} {list(x.shape)}, expected {expected}")
-    out = x.new_empty((*x.shape[:-1], num_outputs))
+    out = empty_output(x, num_outputs, num_inputs)
     num_rows = x.numel() // num_inputs
     if out.numel() == 0:
         return out
@@ -155,7 +157,7 @@ def linear(x: torch.Tensor, packed: Panels, bias: torch.Tensor | None = None) ->
         block_of(num_inputs),
         cpu_team.scratch(amx.SCRATCH_BYTES if packed.amx else tiles.SCRATCH_BYTES, threads),
     )  # fmt: skip
-    entry = _entry(_make_run_amx if packed.amx else _make_run)
+    entry = amx.run_panel if packed.amx else tiles.run_panel
     cpu_team.run(cpu_team.Work(entry, call, (out,), (x,), len(panels), threads))
     return out
 
@@ -172,32 +174,3 @@ def block_of(num_inputs: int) -> int:
     if num_inputs <= 512:
         return num_inputs
     return 512 if num_inputs <= 1024 else 1024
-
-
-def _make_run(digest: int) -> Callable[[Any, int, int], None]:
-    def entry(address, unit, thread):  # type: ignore[no-untyped-def]
-        if digest >= 0:
-            tiles.run_panel(address, unit, thread)
-
-    return entry
-
-
-def _make_run_amx(digest: int) -> Callable[[Any, int, int], None]:
-    def entry(address, unit, thread):  # type: ignore[no-untyped-def]
-        if digest >= 0:
-            amx.run_panel(address, unit, thread)
-
-    return entry
-
-
-def _make_encode(digest: int) -> Callable[[Any, int, int], None]:
-    def entry(address, unit, _thread):  # type: ignore[no-untyped-def]
-        if digest >= 0:
-            coding.encode_panel(address, unit)
-
-    return entry
-
-
-@functools.cache
-def _entry(make_entry: Callable[[int], Callable[[Any, int, int], None]]) -> int:
-    return cpu_team.compile_unit(make_entry, (record, coding, tiles, amx))

@@ -11,20 +11,18 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from outrider.kernels.cpu import panel
 from outrider.kernels.cpu import team as cpu_team
 from outrider.kernels.cpu.emitters import LANES, VECTOR_BYTES, has_dot_pairs
 from outrider.kernels.cpu.record import record_types
 from outrider.kernels.errors import KernelArgumentError
 from outrider.kernels.kv_codes import cpu as kv_codes
 from outrider.kernels.kv_codes.layout import is_coded, parts_of, scales_of
-from outrider.kernels.paged_attention import cpu_call, cpu_dots, cpu_items, cpu_loading, cpu_splits, cpu_tiles
+from outrider.kernels.paged_attention import cpu_splits
 from outrider.kernels.paged_attention.arguments import BatchTables, Scoring
 from outrider.kernels.paged_attention.cpu_call import ERRORS, CallFields
 from outrider.kernels.paged_attention.cpu_dots import DOTTED_DIMS
@@ -41,20 +39,6 @@ UNITS_PER_THREAD = 2
 MAX_PART_BYTES = 1 << 24
 # scores; smaller calls run on one thread
 MIN_PARALLEL_SCORES = 4096
-
-
-def _make_entry(digest: int) -> Callable[[Any, int, int], None]:
-    def entry(address, unit, thread):  # type: ignore[no-untyped-def]
-        if digest >= 0:
-            run_item(address, unit, thread)
-
-    return entry
-
-
-@functools.cache
-def _entry() -> int:
-    parts = (cpu_call, cpu_loading, cpu_splits, cpu_dots, cpu_tiles, cpu_items)
-    return cpu_team.compile_unit(_make_entry, (panel, kv_codes, *parts))
 
 
 def paged_attention(
@@ -103,14 +87,14 @@ def paged_attention(
     keeps = (plan, sink_logits)
     num_units, threads = plan.num_items * call.num_parts, plan.num_threads
     work = cpu_team.Work(
-        _entry(), call, (out, parts), reads, num_units, threads, error, ERRORS, keeps=keeps,
+        run_item, call, (out, parts), reads, num_units, threads, error, ERRORS, keeps=keeps,
     )  # fmt: skip
     cpu_team.run(work, team)
     if call.num_parts > 1:
         join = _Record.from_buffer_copy(call)
         join.joins = 1
         joining = cpu_team.Work(
-            _entry(), join, (out,), (parts,), plan.num_items, threads, error, ERRORS, keeps=keeps,
+            run_item, join, (out,), (parts,), plan.num_items, threads, error, ERRORS, keeps=keeps,
         )  # fmt: skip
         cpu_team.run(joining, team)
     return out

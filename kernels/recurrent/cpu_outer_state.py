@@ -11,9 +11,7 @@ memory, and so is that of every draft row, whose children start from it. Needs n
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,7 +22,6 @@ from outrider.kernels.cpu import team as cpu_team
 from outrider.kernels.cpu.emitters import LANES, VECTOR_BYTES
 from outrider.kernels.cpu.simd import load_i32, vload, vsplat, vstore
 from outrider.kernels.errors import KernelArgumentError
-from outrider.kernels.recurrent import cpu_outer_row, cpu_vectors, outer_rules
 from outrider.kernels.recurrent.cpu_outer_row import TILE, TILE_BYTES, do_row
 from outrider.kernels.recurrent.cpu_vectors import load16, store16
 from outrider.kernels.recurrent.outer_rules import Columns
@@ -136,19 +133,6 @@ def _do_unit(address, unit, thread):  # type: ignore[no-untyped-def]
         do_row(call, mixed, head, first_column, scratch, source, target, out)
 
 
-def _make_entry(digest: int) -> Callable[[Any, int, int], None]:
-    def entry(address, unit, thread):  # type: ignore[no-untyped-def]
-        if digest >= 0:
-            _do_unit(address, unit, thread)
-
-    return entry
-
-
-@functools.cache
-def _entry() -> int:
-    return cpu_team.compile_unit(_make_entry, (outer_rules, cpu_vectors, cpu_outer_row))
-
-
 def advance(
     mixed: torch.Tensor,
     columns: Columns,
@@ -192,5 +176,5 @@ def advance(
     reads = (mixed, rows.kept_starts, rows.row_starts, rows.num_chain_rows, rows.parents, rows.slots_in, rows.num_kept,
              rows.slots_out)  # fmt: skip
     num_units = num_sessions * num_heads * num_tiles
-    cpu_team.run(cpu_team.Work(_entry(), call, (out, states.state), reads, num_units, num_threads))
+    cpu_team.run(cpu_team.Work(_do_unit, call, (out, states.state), reads, num_units, num_threads))
     return out

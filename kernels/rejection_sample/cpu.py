@@ -8,8 +8,6 @@ Needs numba.
 from __future__ import annotations
 
 import ctypes
-import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,11 +16,9 @@ import torch
 from numba import carray, njit
 from numpy.typing import NDArray
 
-from outrider.kernels.coupled_sample import cpu as coupled_sample
 from outrider.kernels.cpu import record
 from outrider.kernels.cpu import team as cpu_team
 from outrider.kernels.errors import KernelArgumentError
-from outrider.kernels.row_laws import cpu as cpu_rows
 from outrider.kernels.row_laws.cpu import (
     CHUNK,
     doubles_at,
@@ -240,19 +236,6 @@ def _decide(address, unit, thread):  # type: ignore[no-untyped-def]
         _walk(call, session, maxima, weights, sums)
 
 
-def _make_entry(digest: int) -> Callable[[Any, int, int], None]:
-    def entry(address, unit, thread):  # type: ignore[no-untyped-def]
-        if digest >= 0:
-            _decide(address, unit, thread)
-
-    return entry
-
-
-@functools.cache
-def _entry() -> int:
-    return cpu_team.compile_unit(_make_entry, (record, coupled_sample, cpu_rows))
-
-
 def accept_sessions(
     logits: torch.Tensor, sessions: list[SessionDrafts], num_threads: int
 ) -> list[tuple[tuple[int, ...], int]]:
@@ -275,7 +258,7 @@ def accept_sessions(
         logits.data_ptr(), 4 * logits.stride(0), vocab_size, ctypes.addressof(records),
         cpu_team.scratch(scratch_bytes, threads), scratch_bytes,
     )  # fmt: skip
-    work = cpu_team.Work(_entry(), call, (), (logits,), len(sessions), threads, keeps=(records, kept, outs))
+    work = cpu_team.Work(_decide, call, (), (logits,), len(sessions), threads, keeps=(records, kept, outs))
     cpu_team.run(work)
     return [(tuple(out[2 : 2 + out[0]].tolist()), int(out[1])) for out in outs]
 

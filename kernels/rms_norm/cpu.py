@@ -5,10 +5,8 @@ A row's sum: 16 running sums in ascending order, then the lanes, whatever the ot
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -44,7 +42,7 @@ def _load(address, index, is_bf16):  # type: ignore[no-untyped-def]
 
 
 @njit
-def _normalise_rows(address):  # type: ignore[no-untyped-def]
+def _normalise_rows(address, _unit, _thread):  # type: ignore[no-untyped-def]
     call = carray(address, 1, _Call)[0]
     size = 2 if call.is_bf16 else 4
     one = vsplat(np.float32(call.one_plus_weight))
@@ -67,19 +65,6 @@ def _normalise_rows(address):  # type: ignore[no-untyped-def]
                 vstore_bf16(out + 2 * column, vmul(value, weight))
             else:
                 vstore(out + 4 * column, vmul(value, weight))
-
-
-def _make_entry(digest: int) -> Callable[[Any, int, int], None]:
-    def entry(address, _unit, _thread):  # type: ignore[no-untyped-def]
-        if digest >= 0:
-            _normalise_rows(address)
-
-    return entry
-
-
-@functools.cache
-def _entry() -> int:
-    return cpu_team.compile_unit(_make_entry, ())
 
 
 def supports(weight: torch.Tensor) -> bool:
@@ -105,5 +90,5 @@ def rms_norm(
         x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.numel() // width, width,
         is_bf16, one_plus_weight, rounds_first, eps,
     )  # fmt: skip
-    cpu_team.run(cpu_team.Work(_entry(), call, (out,), (x,)))
+    cpu_team.run(cpu_team.Work(_normalise_rows, call, (out,), (x,)))
     return out

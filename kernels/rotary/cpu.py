@@ -5,9 +5,7 @@ Each element is two products and a sum, each rounded to the dtype: torch's bits.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from numba import carray, njit
@@ -53,7 +51,7 @@ def _rotate_f32(first, out, cos, sin, half_bytes):  # type: ignore[no-untyped-de
 
 
 @njit
-def _rotate_rows(address):  # type: ignore[no-untyped-def]
+def _rotate_rows(address, _unit, _thread):  # type: ignore[no-untyped-def]
     call = carray(address, 1, _Call)[0]
     size = 2 if call.is_bf16 else 4
     half = call.num_rotated // 2
@@ -71,19 +69,6 @@ def _rotate_rows(address):  # type: ignore[no-untyped-def]
                     _rotate_f32(first, target, call.cos + angle, call.sin + angle, half * size)
             if num_kept > 0:
                 copy_bytes(out + call.num_rotated * size, source + call.num_rotated * size, num_kept * size)
-
-
-def _make_entry(digest: int) -> Callable[[Any, int, int], None]:
-    def entry(address, _unit, _thread):  # type: ignore[no-untyped-def]
-        if digest >= 0:
-            _rotate_rows(address)
-
-    return entry
-
-
-@functools.cache
-def _entry() -> int:
-    return cpu_team.compile_unit(_make_entry, ())
 
 
 def supports(num_rotated: int, dtype: torch.dtype) -> bool:
@@ -106,5 +91,5 @@ def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.T
         heads.data_ptr(), heads.stride(0) * size, heads.stride(1) * size, out.data_ptr(),
         num_rows, num_heads, head_dim, num_rotated, cos.data_ptr(), sin.data_ptr(), heads.dtype == torch.bfloat16,
     )  # fmt: skip
-    cpu_team.run(cpu_team.Work(_entry(), call, (out,), (heads, cos, sin)))
+    cpu_team.run(cpu_team.Work(_rotate_rows, call, (out,), (heads, cos, sin)))
     return out

@@ -6,19 +6,15 @@ reads it. The rules are those of drafting/growth. Needs numba.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numba import carray, njit
 
-from outrider.kernels.coupled_sample import cpu as coupled_sample
 from outrider.kernels.cpu import record
 from outrider.kernels.cpu import team as cpu_team
 from outrider.kernels.errors import KernelArgumentError
-from outrider.kernels.row_laws import cpu as cpu_rows
 from outrider.kernels.row_laws.cpu import (
     CHUNK,
     doubles_at,
@@ -164,19 +160,6 @@ def _draw(address, row, thread):  # type: ignore[no-untyped-def]
     integers_at(call.next_ids + 8 * row, 1)[0] = max(token, 0)
 
 
-def _make_entry(digest: int) -> Callable[[Any, int, int], None]:
-    def entry(address, unit, thread):  # type: ignore[no-untyped-def]
-        if digest >= 0:
-            _draw(address, unit, thread)
-
-    return entry
-
-
-@functools.cache
-def _entry() -> int:
-    return cpu_team.compile_unit(_make_entry, (record, coupled_sample, cpu_rows))
-
-
 def draw(
     logits: torch.Tensor, tables: DrawTables, out: Drawn, *, target_ids: torch.Tensor | None, law_total: int
 ) -> None:
@@ -199,4 +182,4 @@ def draw(
         out.law_ids.shape[1], law_total, cpu_team.scratch(scratch_bytes, threads), scratch_bytes,
     )  # fmt: skip
     kept = (tables, target_ids)
-    cpu_team.run(cpu_team.Work(_entry(), call, tuple(out), (logits,), num_rows, threads, keeps=kept))
+    cpu_team.run(cpu_team.Work(_draw, call, tuple(out), (logits,), num_rows, threads, keeps=kept))

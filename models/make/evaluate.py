@@ -91,7 +91,7 @@ def acceptance(
 
 
 def evaluate(target_dir: Path, draft_dir: Path, work_dir: Path, num_prompts: int, seq_len: int) -> dict[str, Any]:
-    """Returns all figures of the model cards, as plain data. Weights are the shipped bf16 ones, computed in fp32."""
+    """Returns all figures, as plain data. Weights are the shipped bf16 ones, computed in fp32."""
     target = LlamaForCausalLM.from_pretrained(target_dir, dtype=torch.float32).eval()
     draft = LlamaForCausalLM.from_pretrained(draft_dir, dtype=torch.float32).eval()
     token_ids = load_token_ids(work_dir / "heldout.bin")

@@ -1,4 +1,4 @@
-"""Makes the demo target's draft heads: its own text, four trainings, export, figures and model cards.
+"""Makes the demo target's draft heads: its own text, four trainings, export and figures.
 
 Each step runs in its own process and leaves a stamp. Steps with a stamp are skipped; an interrupted training continues
 from its last checkpoint. Needs the work folder of `models.make.make_models`.
@@ -64,12 +64,14 @@ def plan(work_dir: Path, models_dir: Path) -> list[Step]:
             ("--work-dir", str(work_dir), "--target-dir", str(target), "--out-dir", str(samples)),
         )
     ]
+    # the target's own text, old and new, and some of the corpus
+    data = (work_dir / "continuations.npy", samples / "own.npy", samples / "corpus.npy")
     for head in HEADS:
         run_dir, model_dir = samples / head.name, models_dir / f"demo-{head.name}"
         fixed = ("--method", head.method, "--target", str(target), "--target-name", TARGET_NAME)
         train = (
             *("train", *fixed, "--output", str(run_dir), "--resume", "--seq-len", "256"),
-            *repeated("--data", data_files(work_dir)),
+            *repeated("--data", data),
             *repeated("--eval-data", [samples / name for name in HELD_OUT_FILES.values()]),
             *("--batch-size", "8", "--warmup-steps", "30", "--eval-every", "100", "--checkpoint-every", "25"),
             *head.options,
@@ -79,18 +81,7 @@ def plan(work_dir: Path, models_dir: Path) -> list[Step]:
         steps.append(Step(f"heads-{head.name}-export", "outrider.training", (*export, "--output", str(model_dir))))
     names = repeated("--head", ["demo-draft", *(f"demo-{head.name}" for head in HEADS)])
     figures = ("--models-dir", str(models_dir), "--samples-dir", str(samples), *names)
-    cards = ("--work-dir", str(work_dir), "--models-dir", str(models_dir))
-    return [
-        *steps,
-        Step("heads-agreement", "models.make.agreement", figures),
-        Step("heads-cards", "models.make.head_cards", cards),
-    ]
-
-
-def data_files(work_dir: Path) -> tuple[Path, ...]:
-    """Returns the training data of all heads: the target's own text, old and new, and some of the corpus."""
-    samples = work_dir / "heads"
-    return work_dir / "continuations.npy", samples / "own.npy", samples / "corpus.npy"
+    return [*steps, Step("heads-agreement", "models.make.agreement", figures)]
 
 
 def main(

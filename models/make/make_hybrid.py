@@ -1,6 +1,6 @@
 """The steps that make `demo-hybrid` and `demo-hybrid-eagle3`.
 
-They make the language model, its own text, its MTP layer and its EAGLE-3 head, their export, figures and cards.
+They make the language model, its own text, its MTP layer and its EAGLE-3 head, their export and figures.
 """
 
 from __future__ import annotations
@@ -51,7 +51,6 @@ def hybrid_steps(work_dir: Path, models_dir: Path, resume_hybrid: bool) -> list[
                 *("--samples-dir", str(folder), "--out", str(models_dir / "hybrid-evaluation.json")),
             ),
         ),
-        Step("hybrid-card", "models.make.hybrid_card", (*work, "--models-dir", str(models_dir))),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Makes the demo family from scratch: corpus, tokenizer, target, draft, hybrid, their evaluation and model cards.
+"""Makes the demo family from scratch: corpus, tokenizer, target, draft, hybrid, and their evaluation.
 
 Each step runs in its own process and leaves a stamp with its duration. Steps with a stamp are skipped; an interrupted
 training continues from its last checkpoint. Run: `python -m models.make.make_models --help`.
@@ -31,7 +31,6 @@ def plan(work_dir: Path, models_dir: Path, *, resume_target: bool, resume_hybrid
         Step("draft", "models.make.distill", (*work, *pair, "--out", draft, "--no-sample")),
         Step("evaluation", "models.make.evaluate", (*work, *pair, "--draft-dir", draft, "--out", figures)),
         *hybrid_steps(work_dir, models_dir, resume_hybrid),
-        Step("cards", "models.make.model_cards", (*work, "--models-dir", str(models_dir))),
     ]
 
 

@@ -82,31 +82,3 @@ def timings_from_wire(message: common.Timings) -> m.Timings:
         open_sessions=message.open_sessions,
         draft_us=message.draft_us,
     )
-
-
-def method_to_wire(method: m.DraftMethodInfo) -> common.DraftMethodInfo:
-    return common.DraftMethodInfo(
-        name=method.name,
-        model=method.model,
-        hidden_layers=method.hidden_layers,
-        max_num_draft_tokens=method.max_num_draft_tokens,
-        proposes_trees=method.proposes_trees,
-        max_model_len=method.max_model_len,
-        vocab_size=method.vocab_size,
-        takes_hidden_history=method.takes_hidden_history,
-        hidden_size=method.hidden_size,
-    )
-
-
-def method_from_wire(message: common.DraftMethodInfo) -> m.DraftMethodInfo:
-    return m.DraftMethodInfo(
-        name=message.name,
-        model=message.model,
-        hidden_layers=tuple(message.hidden_layers),
-        max_num_draft_tokens=message.max_num_draft_tokens,
-        proposes_trees=message.proposes_trees,
-        max_model_len=message.max_model_len,
-        vocab_size=message.vocab_size,
-        takes_hidden_history=message.takes_hidden_history,
-        hidden_size=message.hidden_size,
-    )

@@ -7,11 +7,10 @@ from outrider.shared.errors import InvalidRequest
 from outrider.shared.wire.common import (
     hidden_from_wire,
     hidden_to_wire,
-    method_from_wire,
-    method_to_wire,
     timings_from_wire,
     timings_to_wire,
 )
+from outrider.shared.wire.fields import from_message, to_message
 from outrider.shared.wire.proposals import proposal_from_wire, proposal_to_wire
 from outrider.v1 import drafter_pb2 as drafter
 
@@ -65,20 +64,8 @@ def proposal_reply_from_wire(message: drafter.ProposalReply) -> m.ProposalReply:
 
 
 def drafter_info_to_wire(info: m.DrafterInfo) -> drafter.DrafterInfo:
-    return drafter.DrafterInfo(
-        version=info.version,
-        methods=[method_to_wire(method) for method in info.methods],
-        noise_version=info.noise_version,
-        num_sessions=info.num_sessions,
-        max_sessions=info.max_sessions,
-    )
+    return to_message(drafter.DrafterInfo(), info)
 
 
 def drafter_info_from_wire(message: drafter.DrafterInfo) -> m.DrafterInfo:
-    return m.DrafterInfo(
-        version=message.version,
-        methods=tuple(method_from_wire(method) for method in message.methods),
-        noise_version=message.noise_version,
-        num_sessions=message.num_sessions,
-        max_sessions=message.max_sessions,
-    )
+    return from_message(m.DrafterInfo, message)

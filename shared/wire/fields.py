@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Collection
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -28,7 +28,10 @@ def to_message(message: MessageT, value: Any, *, skipped: Collection[str] = ()) 
         if given is None or name in skipped:
             continue
         descriptor = message.DESCRIPTOR.fields_by_name[name]
-        if descriptor.message_type is not None:
+        if descriptor.message_type is not None and isinstance(given, tuple):
+            for item in given:
+                to_message(getattr(message, name).add(), item)
+        elif descriptor.message_type is not None:
             getattr(message, name).SetInParent()
             to_message(getattr(message, name), given)
         elif descriptor.enum_type is not None:
@@ -66,7 +69,9 @@ def _value(kind: Any, descriptor: Any, value: Any) -> Any:
     if descriptor.message_type is None:
         return tuple(value) if kind is tuple else value
     try:
-        return from_message(kind, value)
+        if isinstance(value, Message):
+            return from_message(kind, value)
+        return tuple(from_message(kind, item) for item in value)
     except InvalidRequest as refused:
         raise InvalidRequest(f"{descriptor.name}: {refused.message}", param=descriptor.name) from None
 
@@ -83,8 +88,8 @@ def _numbers(descriptor: EnumDescriptor) -> dict[str, int]:
 class _Shape:
     """A dataclass's fields as the wire needs them.
 
-    kinds: type of each field; that of a tuple is `tuple`, that of X | None is X. always_read: fields that are read even
-    if absent.
+    kinds: type of each field; that of X | None is X, of a tuple `tuple` or its dataclass. always_read: fields that are
+    read even if absent.
     """
 
     kinds: dict[str, Any]
@@ -104,4 +109,6 @@ def _shape(kind: Any) -> _Shape:
 def _bare(hint: Any) -> Any:
     if isinstance(hint, UnionType):
         (hint,) = (part for part in get_args(hint) if part is not type(None))
+    if get_origin(hint) is tuple and is_dataclass(get_args(hint)[0]):
+        return get_args(hint)[0]
     return get_origin(hint) or hint

@@ -9,11 +9,10 @@ from outrider.shared.wire.common import (
     hidden_to_wire,
     logprob_to_wire,
     logprobs_from_wire,
-    method_from_wire,
-    method_to_wire,
     timings_from_wire,
     timings_to_wire,
 )
+from outrider.shared.wire.fields import from_message, to_message
 from outrider.shared.wire.proposals import proposal_from_wire, proposal_to_wire
 from outrider.v1 import common_pb2 as common
 from outrider.v1 import verifier_pb2 as verifier
@@ -169,65 +168,8 @@ def commit_from_wire(message: verifier.Commit) -> m.Commit:
 
 
 def verifier_info_to_wire(info: m.VerifierInfo) -> verifier.VerifierInfo:
-    return verifier.VerifierInfo(
-        model=info.model,
-        version=info.version,
-        vocab_size=info.vocab_size,
-        max_model_len=info.max_model_len,
-        eos_token_ids=info.eos_token_ids,
-        dtype=info.dtype,
-        device=info.device,
-        hidden_size=info.hidden_size,
-        num_hidden_layers=info.num_hidden_layers,
-        num_blocks=info.num_blocks,
-        num_free_blocks=info.num_free_blocks,
-        block_size=info.block_size,
-        num_sessions=info.num_sessions,
-        num_waiting=info.num_waiting,
-        max_sessions=info.max_sessions,
-        noise_version=info.noise_version,
-        certificate=verifier.RowInvarianceCertificate(
-            holds=info.certificate_holds,
-            failing_operation=info.failing_operation,
-            checks=[
-                verifier.CertificateCheck(name=check.name, holds=check.holds, detail=check.detail)
-                for check in info.certificate_checks
-            ],
-        ),
-        numerics=info.numerics,
-        local_methods=[method_to_wire(method) for method in info.local_methods],
-        num_state_slots=info.num_state_slots,
-        num_free_state_slots=info.num_free_state_slots,
-        round_us=info.round_us,
-    )
+    return to_message(verifier.VerifierInfo(), info)
 
 
 def verifier_info_from_wire(message: verifier.VerifierInfo) -> m.VerifierInfo:
-    return m.VerifierInfo(
-        model=message.model,
-        version=message.version,
-        vocab_size=message.vocab_size,
-        max_model_len=message.max_model_len,
-        eos_token_ids=tuple(message.eos_token_ids),
-        dtype=message.dtype,
-        device=message.device,
-        hidden_size=message.hidden_size,
-        num_hidden_layers=message.num_hidden_layers,
-        num_blocks=message.num_blocks,
-        num_free_blocks=message.num_free_blocks,
-        block_size=message.block_size,
-        num_sessions=message.num_sessions,
-        num_waiting=message.num_waiting,
-        max_sessions=message.max_sessions,
-        noise_version=message.noise_version,
-        certificate_holds=message.certificate.holds,
-        failing_operation=message.certificate.failing_operation,
-        certificate_checks=tuple(
-            m.CertificateCheck(check.name, check.holds, check.detail) for check in message.certificate.checks
-        ),
-        numerics=message.numerics,
-        local_methods=tuple(method_from_wire(method) for method in message.local_methods),
-        num_state_slots=message.num_state_slots,
-        num_free_state_slots=message.num_free_state_slots,
-        round_us=tuple(message.round_us),
-    )
+    return from_message(m.VerifierInfo, message)

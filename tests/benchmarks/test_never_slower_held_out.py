@@ -1,4 +1,4 @@
-"""The held-out cells of never_slower without a stack: schedules of arrivals, turns, scores, pinning, prompts."""
+"""The cells of never_slower_held_out without a stack: schedules of arrivals, turns, scores, pinning, prompts."""
 
 from __future__ import annotations
 

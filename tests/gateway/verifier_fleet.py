@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import grpc.aio
 
 from outrider.gateway.fleet.pool import Member, Pool
-from outrider.shared.messages import VerifierInfo
+from outrider.shared.messages import RowInvarianceCertificate, VerifierInfo
 
 
 def verifier_info(num_sessions: int = 0, numerics: str = "", *, certificate_holds: bool = True) -> VerifierInfo:
@@ -28,7 +28,7 @@ def verifier_info(num_sessions: int = 0, numerics: str = "", *, certificate_hold
         num_waiting=0,
         max_sessions=100,
         noise_version=1,
-        certificate_holds=certificate_holds,
+        certificate=RowInvarianceCertificate(certificate_holds),
         numerics=numerics,
     )
 

@@ -12,6 +12,7 @@ from outrider.kernels.cpu.program.arena import Arena, ArenaFull
 from outrider.kernels.cpu.program.recorder import NotRecordable, Recorder
 from outrider.kernels.errors import KernelArgumentError
 from outrider.kernels.gated_activation.cpu import gated_activation
+from outrider.kernels.linear.int8 import cpu_tiles, reference
 from outrider.kernels.rms_norm.cpu import rms_norm
 
 WIDTH = 1024
@@ -202,3 +203,8 @@ def test_an_error_is_told_once() -> None:
     with pytest.raises(KernelArgumentError, match="outside the table"):
         whole()
     shorter()
+
+
+def test_a_compiled_units_digest_covers_modules_that_give_it_constants_alone() -> None:
+    sources = cpu_team._sources(cpu_tiles.run_panel.__module__, {})
+    assert {cpu_tiles.__name__, reference.__name__, "outrider.kernels.cpu.emitters"} <= set(sources)

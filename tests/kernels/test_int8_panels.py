@@ -157,20 +157,19 @@ def test_half_registers_give_the_same_bits(name: str, monkeypatch: pytest.Monkey
     if not {"avx512vnni"} <= {cpu_lines.instruction()}:
         pytest.skip("this CPU has AVX-VNNI alone: all other tests are of it")
     monkeypatch.setattr(cpu_lines, "instruction", lambda: "avxvnni")
-    add = cpu_tiles._make_add(packed.parts[0].kind, 2)
-    names = ", ".join(f"a{place}" for place in range(17))
-    scope = {"add": add}
+    names = ", ".join(f"a{place}" for place in range(19))
+    scope = {"add": cpu_tiles._add}
     exec(f"def entry({names}):\n    add({names})", scope)
-    compiled = cfunc(types.void(*[types.int64] * 17))(scope["entry"])
+    compiled = cfunc(types.void(*[types.int64] * 19))(scope["entry"])
     assert "vpdpbusd\t%ymm" in compiled._library.get_asm_str()
     q, groups = cpu_panels._quantised(x[:2].contiguous(), packed, 2)
     panel = dict(zip(cpu_tiles.Panel.names, packed.panels[0].tolist(), strict=True))
     totals = torch.zeros(2, 64)
-    call = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 17)(compiled.address)
+    call = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 19)(compiled.address)
     call(
-        q.data_ptr(), q.stride(0), groups.data_ptr(), 4 * groups.stride(0), panel["lines"], q.shape[1] // 4,
-        panel["group_lines"], panel["table"], panel["base"], panel["scales"], panel["minimums"], panel["scale_bytes"],
-        panel["scale_steps"], panel["minimum_steps"], panel["step_shift"], 0, totals.data_ptr(),
+        packed.parts[0].kind, 2, q.data_ptr(), q.stride(0), groups.data_ptr(), 4 * groups.stride(0), panel["lines"],
+        q.shape[1] // 4, panel["group_lines"], panel["table"], panel["base"], panel["scales"], panel["minimums"],
+        panel["scale_bytes"], panel["scale_steps"], panel["minimum_steps"], panel["step_shift"], 0, totals.data_ptr(),
     )  # fmt: skip
     assert torch.equal(totals.bfloat16(), reference.linear(x[:2], codes)[:, :64])
 

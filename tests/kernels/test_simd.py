@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
-from numba import carray
+from numba import carray, njit
 
 from outrider.kernels.cpu import record
 from outrider.kernels.cpu import team as cpu_team
@@ -26,26 +25,20 @@ class _Fields(NamedTuple):
 _Record, _Call = record.record_types(_Fields)
 
 
-def _make_entry(digest: int) -> Callable[[Any, int, int], None]:
-    def entry(address, _unit, _thread):  # type: ignore[no-untyped-def]
-        if digest >= 0:
-            call = carray(address, 1, _Call)[0]
-            for at in range(0, 4 * call.count, 4 * LANES):
-                if call.is_softplus:
-                    vstore(call.out + at, vsoftplus(vload(call.x + at)))
-                else:
-                    vstore(call.out + at, vsigmoid(vload(call.x + at)))
-
-    return entry
-
-
-_entry = functools.cache(lambda: cpu_team.compile_unit(_make_entry, ()))
+@njit
+def _apply(address, _unit, _thread):  # type: ignore[no-untyped-def]
+    call = carray(address, 1, _Call)[0]
+    for at in range(0, 4 * call.count, 4 * LANES):
+        if call.is_softplus:
+            vstore(call.out + at, vsoftplus(vload(call.x + at)))
+        else:
+            vstore(call.out + at, vsigmoid(vload(call.x + at)))
 
 
 def applied(x: torch.Tensor, *, is_softplus: bool) -> torch.Tensor:
     out = torch.empty_like(x)
     call = _Record(x.data_ptr(), out.data_ptr(), len(x), is_softplus)
-    cpu_team.run(cpu_team.Work(_entry(), call, (out,), (x,)))
+    cpu_team.run(cpu_team.Work(_apply, call, (out,), (x,)))
     return out
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import threading
 import time
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -14,12 +12,11 @@ import torch
 from llvmlite import binding
 from numba import carray, njit
 
-from outrider.kernels.cpu import team as cpu_team
 from outrider.kernels.cpu.program import stepping
 from outrider.kernels.cpu.program.program import Program, Step, joined, last_conflicts, step_of
 from outrider.kernels.cpu.record import record_types
 from outrider.kernels.cpu.simd import load_i64, next_ticket, store_i64
-from outrider.kernels.cpu.team import Work
+from outrider.kernels.cpu.team import Work, compile_unit
 
 LATE_UNIT = 3
 NUM_UNITS = 8
@@ -42,7 +39,7 @@ _Record, _Call = record_types(_Fields)
 
 
 @njit
-def _double(address, unit):  # type: ignore[no-untyped-def]
+def _double(address, unit, _thread):  # type: ignore[no-untyped-def]
     call = carray(address, 1, _Call)[0]
     if unit == LATE_UNIT and next_ticket(call.visits) == 0 and call.gate != 0:
         while stepping._load(call.gate) == 0:
@@ -52,19 +49,6 @@ def _double(address, unit):  # type: ignore[no-untyped-def]
         store_i64(call.opens, 1)
 
 
-def _make_double(digest: int) -> Callable[[Any, int, int], None]:
-    def entry(address, unit, _thread):  # type: ignore[no-untyped-def]
-        if digest >= 0:
-            _double(address, unit)
-
-    return entry
-
-
-@functools.cache
-def _entry() -> int:
-    return cpu_team.compile_unit(_make_double, (stepping,))
-
-
 class Doubling:
     """A step that doubles `source` into `target`."""
 
@@ -72,7 +56,7 @@ class Doubling:
         self.visits = ctypes.c_int64()
         addresses = (0 if flag is None else ctypes.addressof(flag) for flag in (gate, opens))
         record = _Record(source.data_ptr(), target.data_ptr(), ctypes.addressof(self.visits), *addresses)
-        self.step = step_of(Work(_entry(), record, (target,), (source,), source.numel(), keeps=(gate, opens)))
+        self.step = step_of(Work(_double, record, (target,), (source,), source.numel(), keeps=(gate, opens)))
 
 
 @pytest.fixture
@@ -83,7 +67,7 @@ def numbers() -> list[torch.Tensor]:
 
 @pytest.fixture(autouse=True)
 def compiled() -> None:
-    _entry()
+    compile_unit(_double)
 
 
 def _run_within(program: Program, seconds: float, open_at_last: Any) -> bool:

@@ -9,13 +9,12 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from outrider.kernels.cpu import team as cpu_team
-from outrider.kernels.cpu import units
 from outrider.kernels.cpu.program import stepping
 from outrider.kernels.cpu.program.stepping import LINE_BYTES, CallRecord, ProgramRecord, StepRecord
 from outrider.kernels.cpu.team import Work
@@ -92,11 +91,11 @@ class Program:
         """Make all calls, or those before a cut, by its index. Raises KernelArgumentError if one reports an error; the
         calls after it have run too."""
         self._record.num_steps = len(self._steps) if cut is None else self._ends[cut]
-        cpu_team.run_here(_entry(_make_clear), self._address)
+        cpu_team.run_here(cpu_team.compile_entry(stepping.clear_counters), self._address)
         if self._num_threads == 1:
-            cpu_team.run_here(_entry(_make_run), self._address)
+            cpu_team.run_here(cpu_team.compile_entry(stepping.run_steps), self._address)
         else:
-            cpu_team.default_team()(_entry(_make_run), self._address, self._num_threads)
+            cpu_team.default_team()(cpu_team.compile_entry(stepping.run_steps), self._address, self._num_threads)
         for work in self._with_errors:
             cpu_team.raise_error(work)
 
@@ -123,28 +122,7 @@ def _range_of(tensor: torch.Tensor) -> _Range:
 
 def _describe(work: Work) -> Any:
     error = 0 if work.error is None else ctypes.addressof(work.error)
-    return CallRecord(work.function, ctypes.addressof(work.record), error)
-
-
-def _make_run(digest: int) -> Callable[[Any], None]:
-    def entry(address):  # type: ignore[no-untyped-def]
-        if digest >= 0:
-            stepping.run_steps(address)
-
-    return entry
-
-
-def _make_clear(digest: int) -> Callable[[Any], None]:
-    def entry(address):  # type: ignore[no-untyped-def]
-        if digest >= 0:
-            stepping.clear_counters(address)
-
-    return entry
-
-
-@functools.cache
-def _entry(make_entry: Callable[[int], Callable[[Any], None]]) -> int:
-    return cpu_team.compile_entry(make_entry, (units, stepping))
+    return CallRecord(cpu_team.compile_unit(work.unit), ctypes.addressof(work.record), error)
 
 
 @functools.cache

@@ -24,7 +24,7 @@ from llvmlite import binding, ir
 from numba import njit, types
 
 from outrider.kernels.cpu.emitters import Builder, Value, load, offset
-from outrider.kernels.cpu.simd import operation
+from outrider.kernels.cpu.simd import load_u8
 from outrider.kernels.linear.codes import bytes_in
 from outrider.kernels.linear.cpu_code_packing import slabs
 from outrider.kernels.linear.cpu_panel_coding import PANEL_COLUMNS
@@ -128,26 +128,20 @@ def _in_bytes(number: int) -> ir.Constant:
     return ir.Constant(_BYTES, [number] * 64)
 
 
-@operation(_i, _i)
-def _byte(builder: Builder, address: Value) -> Value:
-    """The byte at an address."""
-    return builder.zext(load(builder, address, _I8, 1), _I64)
-
-
 @njit
 def code_at(panel, line, number):  # type: ignore[no-untyped-def]
     """Number 0 to 255 of a line, in the order of its vectors."""
     start = panel.lines + LINE_BYTES[panel.kind] * line
     vector, place = number // _VECTOR_BYTES, number % _VECTOR_BYTES
     if panel.kind == I8:
-        return types.float32(_byte(start + number) + panel.base)
-    byte = _byte(start + _VECTOR_BYTES * (vector // 2) + place) >> (4 * (vector % 2)) & 15
+        return types.float32(load_u8(start + number) + panel.base)
+    byte = load_u8(start + _VECTOR_BYTES * (vector // 2) + place) >> (4 * (vector % 2)) & 15
     if panel.kind == TABLE:
-        byte = _byte(panel.table + byte)
+        byte = load_u8(panel.table + byte)
     elif panel.kind == I5:
-        byte |= (_byte(start + _HALVES_BYTES + 8 * vector + place // 8) >> (place % 8) & 1) << 4
+        byte |= (load_u8(start + _HALVES_BYTES + 8 * vector + place // 8) >> (place % 8) & 1) << 4
     elif panel.kind == I6:
-        byte |= (_byte(start + _HALVES_BYTES + place) >> (2 * vector) & 3) << 4
+        byte |= (load_u8(start + _HALVES_BYTES + place) >> (2 * vector) & 3) << 4
     return types.float32(byte + panel.base)
 
 

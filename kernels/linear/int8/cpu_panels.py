@@ -7,17 +7,14 @@ Needs numba.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from outrider.kernels.cpu import record
 from outrider.kernels.cpu import team as cpu_team
 from outrider.kernels.errors import KernelArgumentError
-from outrider.kernels.linear import cpu_code_panels, cpu_code_rows, cpu_code_tiles, cpu_panel_coding, cpu_panel_tiles
+from outrider.kernels.linear import cpu_code_panels
 from outrider.kernels.linear import cpu_panels as bf16_panels
 from outrider.kernels.linear.codes import Codes, grouping_of
 from outrider.kernels.linear.cpu_code_packing import Part, factors_of, records_of
@@ -54,12 +51,8 @@ def pack(codes: Sequence[Codes]) -> Int8Panels:
     if size is None:
         raise KernelArgumentError("these codes cannot be packed as one weight in integers")
     parts = tuple(_pack_part(part, size) for part in codes)
-    records, first_output = [], 0
-    for part in parts:
-        records += records_of(part, first_output)
-        first_output += part.num_outputs
-    panels = torch.tensor(records, dtype=torch.int64)
-    return Int8Panels(first_output, codes[0].shape[1], parts, panels, grouping_of(codes[0]).order, size)
+    num_outputs, order = sum(part.num_outputs for part in parts), grouping_of(codes[0]).order
+    return Int8Panels(num_outputs, codes[0].shape[1], parts, records_of(parts), order, size)
 
 
 def _pack_part(codes: Codes, size: int) -> Part:
@@ -74,10 +67,7 @@ def linear(x: torch.Tensor, packed: Int8Panels, bias: torch.Tensor | None = None
     Raises KernelArgumentError for another width or dtype.
     """
     num_outputs, num_inputs = packed.num_outputs, packed.num_inputs
-    if x.dtype != torch.bfloat16 or x.shape[-1] != num_inputs:
-        expected = f"bfloat16 [..., {num_inputs}]"
-        raise KernelArgumentError(f"x is {str(x.dtype).removeprefix('torch.')} {list(x.shape)}, expected {expected}")
-    out = x.new_empty((*x.shape[:-1], num_outputs))
+    out = bf16_panels.empty_output(x, num_outputs, num_inputs)
     num_rows = x.numel() // num_inputs
     if out.numel() == 0:
         return out
@@ -89,7 +79,7 @@ def linear(x: torch.Tensor, packed: Int8Panels, bias: torch.Tensor | None = None
         out.data_ptr(), 2 * num_outputs, num_rows, -(-num_inputs // reference.QUAD),
         cpu_team.scratch(tiles.SCRATCH_BYTES, threads),
     )  # fmt: skip
-    work = cpu_team.Work(_entry(_make_run), call, (out,), (codes, groups), len(packed.panels), threads)
+    work = cpu_team.Work(tiles.run_panel, call, (out,), (codes, groups), len(packed.panels), threads)
     cpu_team.run(work)
     return out
 
@@ -105,7 +95,7 @@ def _quantised(x: torch.Tensor, packed: Int8Panels, num_rows: int) -> tuple[torc
         codes.data_ptr(), codes.stride(0), groups.data_ptr(), 4 * groups.stride(0),
         0 if packed.order is None else cpu_team.scratch(2 * (num_inputs + num_inputs % 2), threads),
     )  # fmt: skip
-    cpu_team.run(cpu_team.Work(_entry(_make_quantise), call, (codes, groups), (x,), num_rows, threads))
+    cpu_team.run(cpu_team.Work(cpu_rows.quantise_row, call, (codes, groups), (x,), num_rows, threads))
     return codes, groups
 
 
@@ -114,47 +104,7 @@ def rows(ids: torch.Tensor, packed: Int8Panels) -> torch.Tensor:
 
     Raises KernelArgumentError for packed weights of several parts, or an id outside.
     """
-    return cpu_code_panels.decoded_rows(ids, packed, _entry(_make_decode_row))
+    return cpu_code_panels.decoded_rows(ids, packed, cpu_rows.decode_row)
 
 
 outputs = cpu_code_panels.outputs
-
-
-def _make_run(digest: int) -> Callable[[Any, int, int], None]:
-    def entry(address, unit, thread):  # type: ignore[no-untyped-def]
-        if digest >= 0:
-            tiles.run_panel(address, unit, thread)
-
-    return entry
-
-
-def _make_quantise(digest: int) -> Callable[[Any, int, int], None]:
-    def entry(address, unit, thread):  # type: ignore[no-untyped-def]
-        if digest >= 0:
-            cpu_rows.quantise_row(address, unit, thread)
-
-    return entry
-
-
-def _make_decode_row(digest: int) -> Callable[[Any, int, int], None]:
-    def entry(address, unit, thread):  # type: ignore[no-untyped-def]
-        if digest >= 0:
-            cpu_rows.decode_row(address, unit, thread)
-
-    return entry
-
-
-@functools.cache
-def _entry(make_entry: Callable[[int], Callable[[Any, int, int], None]]) -> int:
-    sources = (
-        record,
-        cpu_panel_coding,
-        cpu_panel_tiles,
-        cpu_code_tiles,
-        cpu_code_rows,
-        lines,
-        tiles,
-        cpu_rows,
-        reference,
-    )
-    return cpu_team.compile_unit(make_entry, sources)

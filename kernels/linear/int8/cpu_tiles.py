@@ -30,7 +30,7 @@ from outrider.kernels.cpu.emitters import (
     store,
 )
 from outrider.kernels.cpu.record import record_types
-from outrider.kernels.cpu.simd import operation, vsplat, vstore
+from outrider.kernels.cpu.simd import for_each, operation, vsplat, vstore
 from outrider.kernels.linear.cpu_code_tiles import Panel, load_factors
 from outrider.kernels.linear.cpu_panel_coding import PANEL_COLUMNS, pointer
 from outrider.kernels.linear.cpu_panel_tiles import ROW_BYTES, TILE_ROWS, finish
@@ -97,112 +97,79 @@ def _add_line(
             builder.store(dot_quads(builder, builder.load(sums[r, v]), columns[v], quad), sums[r, v])
 
 
-def _make_add(kind: int, num_rows: int) -> Any:
-    """Makes a function that adds the groups of num_lines lines to totals[r, :]; the first line begins a group."""
-
-    @operation(types.void, _i, _i, _i, _i, _i, _i, _i, _i, _i, _i, _i, _i, _i, _i, _i, _i, _i)
-    def add(
-        builder: Builder,
-        x: Value,
-        x_stride: Value,
-        x_groups: Value,
-        x_groups_stride: Value,
-        lines: Value,
-        num_lines: Value,
-        group_lines: Value,
-        table: Value,
-        base: Value,
-        scales: Value,
-        minimums: Value,
-        scale_bytes: Value,
-        scale_steps: Value,
-        minimum_steps: Value,
-        step_shift: Value,
-        first_group: Value,
-        totals: Value,
-    ) -> None:
-        decoder = LineDecoder(builder, kind, table)
-        cells = [(r, v) for r in range(num_rows) for v in range(_VECTORS)]
-        sums = {cell: cgutils.alloca_once(builder, VI32) for cell in cells}
-        going_on = {cell: cgutils.alloca_once(builder, VF32) for cell in cells}
-        factors = [cgutils.alloca_once(builder, VF32) for _ in range(_VECTORS)]
-        rows = [offset(builder, x, x_stride, r) for r in range(num_rows)]
-        groups = [offset(builder, x_groups, x_groups_stride, r) for r in range(num_rows)]
-        places = {(r, v): offset(builder, offset(builder, totals, ROW_BYTES, r), VECTOR_BYTES, v) for r, v in cells}
-        base32 = builder.trunc(base, _I32)
-        stay = num_rows <= _MAX_ROWS_WITH_TOTALS_IN_REGISTERS
-        for cell in cells if stay else ():
-            builder.store(load(builder, places[cell], VF32, 4), going_on[cell])
-        num_groups = builder.sdiv(builder.sub(builder.add(num_lines, group_lines), _ONE), group_lines)
-        with cgutils.for_range_slice(builder, _ZERO, num_groups, _ONE, _I64) as (group, _n):
-            numbers = [offset(builder, groups[r], GROUP_BYTES, group) for r in range(num_rows)]
-            for r in range(num_rows):
-                begin = builder.mul(load(builder, offset(builder, numbers[r], 4, 1), _I32, 4), base32)
-                for v in range(_VECTORS):
-                    builder.store(splat(builder, begin), sums[r, v])
-            first = builder.mul(group, group_lines)
-            end = builder.add(first, group_lines)
-            end = builder.select(builder.icmp_signed("<", end, num_lines), end, num_lines)
-            add_line = functools.partial(_add_line, builder, kind, decoder, lines, rows, sums)
-            is_whole = builder.icmp_signed("==", builder.sub(end, first), ir.Constant(_I64, _UNROLLED_LINES))
-            with builder.if_else(is_whole) as (whole, others):
-                with whole:
-                    for place in range(_UNROLLED_LINES):
-                        add_line(builder.add(first, ir.Constant(_I64, place)))
-                with others, cgutils.for_range_slice(builder, first, end, _ONE, _I64) as (j, _n):
-                    add_line(j)
-            step = builder.ashr(builder.add(first_group, group), step_shift)
-            load_factors(builder, scales, scale_bytes, group, scale_steps, step, factors)
+@operation(types.void, *[_i] * 19)
+@for_each((I4, TABLE, I5, I6, I8), range(1, _MAX_GROUP_ROWS + 1))
+def _add(
+    builder: Builder,
+    kind: int,
+    num_rows: int,
+    x: Value,
+    x_stride: Value,
+    x_groups: Value,
+    x_groups_stride: Value,
+    lines: Value,
+    num_lines: Value,
+    group_lines: Value,
+    table: Value,
+    base: Value,
+    scales: Value,
+    minimums: Value,
+    scale_bytes: Value,
+    scale_steps: Value,
+    minimum_steps: Value,
+    step_shift: Value,
+    first_group: Value,
+    totals: Value,
+) -> None:
+    """Add the groups of num_lines lines to totals[r, :]; the first line begins a group."""
+    decoder = LineDecoder(builder, kind, table)
+    cells = [(r, v) for r in range(num_rows) for v in range(_VECTORS)]
+    sums = {cell: cgutils.alloca_once(builder, VI32) for cell in cells}
+    going_on = {cell: cgutils.alloca_once(builder, VF32) for cell in cells}
+    factors = [cgutils.alloca_once(builder, VF32) for _ in range(_VECTORS)]
+    rows = [offset(builder, x, x_stride, r) for r in range(num_rows)]
+    groups = [offset(builder, x_groups, x_groups_stride, r) for r in range(num_rows)]
+    places = {(r, v): offset(builder, offset(builder, totals, ROW_BYTES, r), VECTOR_BYTES, v) for r, v in cells}
+    base32 = builder.trunc(base, _I32)
+    stay = num_rows <= _MAX_ROWS_WITH_TOTALS_IN_REGISTERS
+    for cell in cells if stay else ():
+        builder.store(load(builder, places[cell], VF32, 4), going_on[cell])
+    num_groups = builder.sdiv(builder.sub(builder.add(num_lines, group_lines), _ONE), group_lines)
+    with cgutils.for_range_slice(builder, _ZERO, num_groups, _ONE, _I64) as (group, _n):
+        numbers = [offset(builder, groups[r], GROUP_BYTES, group) for r in range(num_rows)]
+        for r in range(num_rows):
+            begin = builder.mul(load(builder, offset(builder, numbers[r], 4, 1), _I32, 4), base32)
+            for v in range(_VECTORS):
+                builder.store(splat(builder, begin), sums[r, v])
+        first = builder.mul(group, group_lines)
+        end = builder.add(first, group_lines)
+        end = builder.select(builder.icmp_signed("<", end, num_lines), end, num_lines)
+        add_line = functools.partial(_add_line, builder, kind, decoder, lines, rows, sums)
+        is_whole = builder.icmp_signed("==", builder.sub(end, first), ir.Constant(_I64, _UNROLLED_LINES))
+        with builder.if_else(is_whole) as (whole, others):
+            with whole:
+                for place in range(_UNROLLED_LINES):
+                    add_line(builder.add(first, ir.Constant(_I64, place)))
+            with others, cgutils.for_range_slice(builder, first, end, _ONE, _I64) as (j, _n):
+                add_line(j)
+        step = builder.ashr(builder.add(first_group, group), step_shift)
+        load_factors(builder, scales, scale_bytes, group, scale_steps, step, factors)
+        for r, v in cells:
+            total = builder.load(going_on[r, v]) if stay else load(builder, places[r, v], VF32, 4)
+            of_row = splat(builder, load(builder, numbers[r], _F32, 4))
+            factor = builder.fmul(of_row, builder.load(factors[v]))
+            sum_of_group = builder.sitofp(builder.load(sums[r, v]), VF32)
+            builder.store(fma(builder, sum_of_group, factor, total), going_on[r, v])
+        with builder.if_then(builder.icmp_signed("!=", minimums, _ZERO)):
+            load_factors(builder, minimums, scale_bytes, group, minimum_steps, step, factors)
             for r, v in cells:
-                total = builder.load(going_on[r, v]) if stay else load(builder, places[r, v], VF32, 4)
-                of_row = splat(builder, load(builder, numbers[r], _F32, 4))
-                factor = builder.fmul(of_row, builder.load(factors[v]))
-                sum_of_group = builder.sitofp(builder.load(sums[r, v]), VF32)
-                builder.store(fma(builder, sum_of_group, factor, total), going_on[r, v])
-            with builder.if_then(builder.icmp_signed("!=", minimums, _ZERO)):
-                load_factors(builder, minimums, scale_bytes, group, minimum_steps, step, factors)
-                for r, v in cells:
-                    sum_of_row = splat(builder, load(builder, offset(builder, numbers[r], 4, 2), _F32, 4))
-                    total = fma(builder, sum_of_row, builder.load(factors[v]), builder.load(going_on[r, v]))
-                    builder.store(total, going_on[r, v])
-            for cell in () if stay else cells:
-                store(builder, builder.load(going_on[cell]), places[cell], 4)
-        for cell in cells if stay else ():
+                sum_of_row = splat(builder, load(builder, offset(builder, numbers[r], 4, 2), _F32, 4))
+                total = fma(builder, sum_of_row, builder.load(factors[v]), builder.load(going_on[r, v]))
+                builder.store(total, going_on[r, v])
+        for cell in () if stay else cells:
             store(builder, builder.load(going_on[cell]), places[cell], 4)
-
-    return add
-
-
-def _make_add_rows(kind: int) -> Any:
-    """Makes one function that calls _make_add's for the number of rows, at most _MAX_GROUP_ROWS."""
-    one, two, three, four, five, six = (_make_add(kind, rows) for rows in range(1, _MAX_GROUP_ROWS + 1))
-
-    @njit
-    def add_rows(num_rows, inputs, panel, lines, num_lines, factors, totals):  # type: ignore[no-untyped-def]
-        x, x_stride, x_groups, x_groups_stride = inputs
-        scales, minimums, first_group = factors
-        call = (
-            x, x_stride, x_groups, x_groups_stride, lines, num_lines, panel.group_lines, panel.table, panel.base,
-            scales, minimums, panel.scale_bytes, panel.scale_steps, panel.minimum_steps, panel.step_shift, first_group,
-            totals,
-        )  # fmt: skip
-        if num_rows == 1:
-            one(*call)
-        elif num_rows == 2:
-            two(*call)
-        elif num_rows == 3:
-            three(*call)
-        elif num_rows == 4:
-            four(*call)
-        elif num_rows == 5:
-            five(*call)
-        else:
-            six(*call)
-
-    return add_rows
-
-
-_add_i4, _add_table, _add_i5, _add_i6, _add_i8 = map(_make_add_rows, (I4, TABLE, I5, I6, I8))
+    for cell in cells if stay else ():
+        store(builder, builder.load(going_on[cell]), places[cell], 4)
 
 
 @njit
@@ -212,25 +179,17 @@ def _add_chunk(call, panel, first, num_lines, first_row, num_rows, totals):  # t
     first_group = first // panel.group_lines
     group_bytes = first_group * PANEL_COLUMNS * panel.scale_bytes
     minimums = 0 if panel.minimums == 0 else panel.minimums + group_bytes
-    factors = panel.scales + group_bytes, minimums, first_group
     num_passes = (num_rows + _MAX_GROUP_ROWS - 1) // _MAX_GROUP_ROWS
     row = 0
     for number in range(num_passes):
         end = (number + 1) * num_rows // num_passes
         x = call.x + (first_row + row) * call.x_stride + QUAD * first
         x_groups = call.x_groups + (first_row + row) * call.x_groups_stride + GROUP_BYTES * first_group
-        inputs = x, call.x_stride, x_groups, call.x_groups_stride
-        products = end - row, inputs, panel, lines, num_lines, factors, totals + row * ROW_BYTES
-        if panel.kind == I4:
-            _add_i4(*products)
-        elif panel.kind == TABLE:
-            _add_table(*products)
-        elif panel.kind == I5:
-            _add_i5(*products)
-        elif panel.kind == I6:
-            _add_i6(*products)
-        else:
-            _add_i8(*products)
+        _add(
+            panel.kind, end - row, x, call.x_stride, x_groups, call.x_groups_stride, lines, num_lines,
+            panel.group_lines, panel.table, panel.base, panel.scales + group_bytes, minimums, panel.scale_bytes,
+            panel.scale_steps, panel.minimum_steps, panel.step_shift, first_group, totals + row * ROW_BYTES,
+        )  # fmt: skip
         row = end
 
 

@@ -22,6 +22,7 @@ import torch
 from torch.nn.functional import pad
 
 from outrider.kernels.errors import KernelArgumentError
+from outrider.kernels.linear.coded_reference import fma
 from outrider.kernels.linear.codes import Codes, in_one_order
 
 # largest int8 code; symmetric, so -128 is unused
@@ -65,15 +66,7 @@ def linear(x: torch.Tensor, codes: Codes, bias: torch.Tensor | None = None, *, s
     for place, start in enumerate(range(0, x.shape[1], size)):
         of_group, group = numbers[:, start : start + size], codes.groups[order[start]]
         step, q_of_group = steps[:, place, None], q[:, place, : of_group.shape[1]].long()
-        total = _fma((q_of_group @ of_group.T).float(), step * codes.scales[:, group].float(), total)
+        total = fma((q_of_group @ of_group.T).float(), step * codes.scales[:, group].float(), total)
         if minimums is not None:
-            total = _fma(step * q_of_group.sum(1, keepdim=True).float(), minimums[:, group], total)
+            total = fma(step * q_of_group.sum(1, keepdim=True).float(), minimums[:, group], total)
     return (total if bias is None else total + bias.float()).bfloat16()
-
-
-def _fma(left: torch.Tensor, right: torch.Tensor, addend: torch.Tensor) -> torch.Tensor:
-    """Computes left * right + addend as a fused multiply-add would.
-
-    The product is exact in float64. The sum is rounded twice, which changes about one result in 2^29.
-    """
-    return (left.double() * right.double() + addend.double()).float()

@@ -5,10 +5,8 @@ A group's sum: 16 running sums in ascending order, then the lanes, whatever the 
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +16,6 @@ from outrider.kernels.cpu import record
 from outrider.kernels.cpu import team as cpu_team
 from outrider.kernels.cpu.emitters import LANES
 from outrider.kernels.cpu.simd import hsum, vadd, vmul, vsigmoid, vsplat
-from outrider.kernels.recurrent import cpu_vectors
 from outrider.kernels.recurrent.cpu_vectors import load16, round16, store16
 from outrider.kernels.recurrent.gated_norm.arguments import ACTIVATIONS, GatedNormLayer, require_fit
 
@@ -91,24 +88,11 @@ def _do_group(call, group):  # type: ignore[no-untyped-def]
 
 
 @njit
-def _do_unit(address, unit):  # type: ignore[no-untyped-def]
+def _do_unit(address, unit, _thread):  # type: ignore[no-untyped-def]
     call = carray(address, 1, _Call)[0]
     first = unit * _GROUPS_PER_UNIT
     for group in range(first, min(first + _GROUPS_PER_UNIT, call.num_groups)):
         _do_group(call, group)
-
-
-def _make_entry(digest: int) -> Callable[[Any, int, int], None]:
-    def entry(address, unit, _thread):  # type: ignore[no-untyped-def]
-        if digest >= 0:
-            _do_unit(address, unit)
-
-    return entry
-
-
-@functools.cache
-def _entry() -> int:
-    return cpu_team.compile_unit(_make_entry, (cpu_vectors,))
 
 
 def gated_norm(x: torch.Tensor, gate: torch.Tensor, layer: GatedNormLayer) -> torch.Tensor:
@@ -125,5 +109,5 @@ def gated_norm(x: torch.Tensor, gate: torch.Tensor, layer: GatedNormLayer) -> to
     )  # fmt: skip
     threads = torch.get_num_threads() if x.numel() >= _MIN_PARALLEL_ELEMENTS else 1
     num_units = -(-num_rows * groups_per_row // _GROUPS_PER_UNIT)
-    cpu_team.run(cpu_team.Work(_entry(), call, (out,), (x, gate), num_units, threads))
+    cpu_team.run(cpu_team.Work(_do_unit, call, (out,), (x, gate), num_units, threads))
     return out

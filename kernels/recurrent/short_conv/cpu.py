@@ -7,9 +7,7 @@ A column's sum begins with its bias and adds the taps in order, the oldest row f
 from __future__ import annotations
 
 import ctypes
-import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from numba import carray, njit
@@ -18,7 +16,6 @@ from outrider.kernels.cpu import record
 from outrider.kernels.cpu import team as cpu_team
 from outrider.kernels.cpu.emitters import LANES
 from outrider.kernels.cpu.simd import load_i32, load_i64, store_i64, vadd, vload, vmul, vsigmoid, vsplat
-from outrider.kernels.recurrent import cpu_vectors
 from outrider.kernels.recurrent.cpu_vectors import load16, round16, store16
 from outrider.kernels.recurrent.rows import LayerStates, RecurrentRows
 from outrider.kernels.recurrent.short_conv.arguments import ShortConvLayer, require_fit
@@ -199,19 +196,6 @@ def _do_unit(address, unit, thread):  # type: ignore[no-untyped-def]
                 store16(target + column * size, value, last_column - column, call.is_bf16)
 
 
-def _make_entry(digest: int) -> Callable[[Any, int, int], None]:
-    def entry(address, unit, thread):  # type: ignore[no-untyped-def]
-        if digest >= 0:
-            _do_unit(address, unit, thread)
-
-    return entry
-
-
-@functools.cache
-def _entry() -> int:
-    return cpu_team.compile_unit(_make_entry, (cpu_vectors,))
-
-
 def short_conv(raw: torch.Tensor, layer: ShortConvLayer, states: LayerStates, rows: RecurrentRows) -> torch.Tensor:
     """See `arguments.ShortConv`; raw is fp32 or bf16. Raises KernelArgumentError."""
     out = torch.empty_like(raw)
@@ -263,7 +247,14 @@ def _run(
              rows.slots_out, rows.kept_starts)  # fmt: skip
     cpu_team.run(
         cpu_team.Work(
-            *(_entry(), call, (out, states.window, states.log), reads, num_sessions * num_blocks, num_threads),
+            *(
+                _do_unit,
+                call,
+                (out, states.window, states.log),
+                reads,
+                num_sessions * num_blocks,
+                num_threads,
+            ),
             error=error,
             errors=_ERRORS,
         )

@@ -14,7 +14,7 @@ from gateway_servers import ALICE, key_file, open_servers
 from outrider.gateway.config import GatewayConfig
 from outrider.gateway.fleet.pool import Member
 from outrider.gateway.fleet.view import fleet_view
-from outrider.shared.messages import DrafterInfo, DraftMethodInfo, VerifierInfo
+from outrider.shared.messages import DrafterInfo, DraftMethodInfo, RowInvarianceCertificate, VerifierInfo
 
 VERIFIER = VerifierInfo(
     model="demo-target",
@@ -33,7 +33,7 @@ VERIFIER = VerifierInfo(
     num_waiting=1,
     max_sessions=32,
     noise_version=1,
-    certificate_holds=True,
+    certificate=RowInvarianceCertificate(True),
     local_methods=(DraftMethodInfo("suffix"),),
 )
 METHODS = (DraftMethodInfo("draft_model", "demo-draft"), DraftMethodInfo("ngram"))

@@ -230,13 +230,14 @@ def test_infos() -> None:
         num_waiting=1,
         max_sessions=64,
         noise_version=1,
-        certificate_holds=False,
-        failing_operation="mlp",
-        certificate_checks=(m.CertificateCheck("one row", True, "fine"), m.CertificateCheck("tree", False)),
+        certificate=m.RowInvarianceCertificate(
+            False, "mlp", (m.CertificateCheck("one row", True, "fine"), m.CertificateCheck("tree", False))
+        ),
         numerics="bfloat16/cpu/cpu/tp1/9f3a",
         num_state_slots=12,
         num_free_state_slots=5,
         round_us=(900, 1000, 1800),
+        local_methods=(m.DraftMethodInfo("ngram"), m.DraftMethodInfo("eagle", "x", (1, 2), 8)),
     )
     assert wire.verifier_info_from_wire(through_bytes(wire.verifier_info_to_wire(verifier))) == verifier
     drafter = m.DrafterInfo("1", (m.DraftMethodInfo("eagle", "x", (1, 2), 8, True, 512, 99, True, 64),), 1, 2, 128)
