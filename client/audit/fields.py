@@ -15,7 +15,7 @@ _MIN_TOKENS = 24
 _SEED, _OTHER_SEED = 1234, 77
 
 
-def test_fields(session: Session) -> None:
+def check_fields(session: Session) -> None:
     _max_tokens(session)
     _stop_strings(session)
     _seeds(session)

@@ -47,7 +47,7 @@ def compare(session: Session, base: Answer, other: Answer) -> tuple[str, float]:
     return ("near tie" if missed <= tolerance(session) else "wrong"), missed
 
 
-def test_greedy(session: Session) -> None:
+def check_greedy(session: Session) -> None:
     """Uses the session's greedy answers, which the test of logprobs asks for."""
     base, prompts = session.greedy_answers, session.prompts
     length = session.options.greedy_tokens
@@ -70,7 +70,7 @@ def test_greedy(session: Session) -> None:
         _record(session, "n = 3", [b for b in base for _ in range(3)], [a for answers in choices for a in answers])
 
 
-def test_top_k_one(session: Session) -> None:
+def check_top_k_one(session: Session) -> None:
     """top_k = 1 at T = 1 is greedy. A dangerous field: it runs last."""
     base = session.greedy_answers
     if "top_k" not in session.abilities.neutral:

@@ -56,7 +56,7 @@ class Condition:
         return self.temperature == 1 and not (self.bias or self.presence or self.frequency)
 
 
-def test_law(session: Session) -> None:
+def check_law(session: Session) -> None:
     """All conditions but those of top_k, and the evidence of all plain ones together."""
     if session.abilities.list_size < 2:
         session.record("law", Verdict.NOT_TESTED, "the server reports no lists of logprobs")
@@ -78,7 +78,7 @@ def test_law(session: Session) -> None:
         _record(session, "law: all conditions together", weigh(pooled, _POOLED_WEIGHT), _POOLED_WEIGHT)
 
 
-def test_top_k_law(session: Session) -> None:
+def check_top_k_law(session: Session) -> None:
     """A dangerous field (one top_k has killed a released server), so this runs last."""
     if session.abilities.list_size > 5 and "top_k" in session.abilities.neutral:
         run_condition(session, Condition("top_k = 5", 0.05, 0.06, top_k=5))

@@ -17,7 +17,7 @@ _ROUNDING = 0.03
 _NOISE_PLACES = 5
 
 
-def test_logprobs(session: Session) -> None:
+def check_logprobs(session: Session) -> None:
     if session.abilities.list_size < 2 or not session.can_force:
         session.record("logprobs", Verdict.NOT_TESTED, "needs lists, token ids, and prompts of token ids")
         return

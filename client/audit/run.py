@@ -7,27 +7,27 @@ import time
 from collections.abc import Callable
 
 from .abilities import find_abilities, speculation_seen
-from .fields import test_fields
-from .greedy import ask_greedy, test_greedy, test_top_k_one
-from .law import test_law, test_top_k_law
-from .logprobs import test_logprobs
+from .fields import check_fields
+from .greedy import ask_greedy, check_greedy, check_top_k_one
+from .law import check_law, check_top_k_law
+from .logprobs import check_logprobs
 from .session import Options, Session
-from .tools import test_tools
-from .usage import test_usage
+from .tools import check_tools
+from .usage import check_usage
 from .verdicts import Report
 from .wire import Server, ServerError
 
 VERSION = "0.1.0"
 # kind (--only) and what it runs, in order
 _TESTS: tuple[tuple[str, Callable[[Session], None]], ...] = (
-    ("logprobs", test_logprobs),
-    ("greedy", test_greedy),
-    ("law", test_law),
-    ("fields", test_fields),
-    ("usage", test_usage),
-    ("tools", test_tools),
-    ("law", test_top_k_law),
-    ("greedy", test_top_k_one),
+    ("logprobs", check_logprobs),
+    ("greedy", check_greedy),
+    ("law", check_law),
+    ("fields", check_fields),
+    ("usage", check_usage),
+    ("tools", check_tools),
+    ("law", check_top_k_law),
+    ("greedy", check_top_k_one),
 )
 KINDS = tuple(dict.fromkeys(kind for kind, _ in _TESTS))
 

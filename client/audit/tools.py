@@ -27,7 +27,7 @@ _TOOL = {
 }
 
 
-def test_tools(session: Session) -> None:
+def check_tools(session: Session) -> None:
     test = "tools: streamed = whole, valid JSON"
     rounds = _THOROUGH_ROUNDS if session.options.tokens >= _THOROUGH_TOKENS else _ROUNDS
     calls, invalid, different = 0, 0, 0

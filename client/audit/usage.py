@@ -6,7 +6,7 @@ from .session import Session
 from .verdicts import Verdict
 
 
-def test_usage(session: Session) -> None:
+def check_usage(session: Session) -> None:
     test = "usage: counted = sent"
     counted = [a for a in session.greedy_answers if a.ids and a.usage.get("completion_tokens") is not None]
     if not counted:
