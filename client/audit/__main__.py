@@ -22,6 +22,11 @@ from .wire import Server
 QUICK_TOKENS, THOROUGH_TOKENS = 12_000, 60_000
 
 
+def command() -> None:
+    """The entry point of the small wheel."""
+    sys.exit(main())
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
@@ -128,4 +133,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

@@ -16,6 +16,11 @@ def certify(context: typer.Context) -> None:
     _become("outrider.engine.certify", context.args)
 
 
+def audit(context: typer.Context) -> None:
+    """Test over HTTP whether any server's speculation changes its output; `outrider audit --help` lists the options."""
+    _become("outrider.client.audit", context.args)
+
+
 def train(context: typer.Context) -> None:
     """Train draft heads: prepare-data, train, export, evaluate; `outrider train --help` lists the options."""
     _become("outrider.training", context.args)
