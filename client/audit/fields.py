@@ -90,7 +90,11 @@ def _seeds(session: Session) -> None:
     seeded = [session.body(p, max_tokens=48, temperature=1.0, seed=_SEED) for p in session.prompts]
     beside = [session.body(p, max_tokens=48, temperature=1.0) for p in session.prompts]
     crowd = [choices[0] for choices in session.ask_all([*seeded, *beside], CROWD_WIDTH)][: len(seeded)]
-    groups = {"again": drawn(_SEED), "streamed": drawn(_SEED, stream=True), "with logprobs": drawn(_SEED, logprobs=size)}
+    groups = {
+        "again": drawn(_SEED),
+        "streamed": drawn(_SEED, stream=True),
+        "with logprobs": drawn(_SEED, logprobs=size),
+    }
     groups["in a crowd"] = crowd
     equal = {name: _num_equal(base, answers) for name, answers in groups.items()}
     same_text = _num_equal(base, drawn(_OTHER_SEED))
@@ -157,7 +161,9 @@ def _penalties(session: Session) -> None:
 
 def _num_off_argmax(session: Session, answer: Answer, with_prompt: bool) -> int:
     prompt = answer.request["prompt"]
-    counts = Counter(f"token_id:{token}" for token in prompt) if with_prompt and not isinstance(prompt, str) else Counter()
+    counts = (
+        Counter(f"token_id:{token}" for token in prompt) if with_prompt and not isinstance(prompt, str) else Counter()
+    )
     wrong, allowed = 0, tolerance(session)
     for token in answer.tokens:
         after = {key: value - (0.5 + counts[key] if counts[key] else 0.0) for key, value in token.law}

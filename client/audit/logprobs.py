@@ -64,7 +64,9 @@ def _check_lists(session: Session, test: str, answers: Sequence[Answer], forced:
     verdict = Verdict.NOT_TESTED if not count else Verdict.FAIL if bad else Verdict.PASS
     if verdict is Verdict.PASS and worst > _ROUNDING:
         verdict = Verdict.NOTE
-    told_of = f"{count} positions against teacher forcing, {missing} without a list, largest total variation {worst:.4f}"
+    told_of = (
+        f"{count} positions against teacher forcing, {missing} without a list, largest total variation {worst:.4f}"
+    )
     session.record(test, verdict, told_of, total_variation=worst, missing=missing)
 
 

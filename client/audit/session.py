@@ -124,7 +124,9 @@ class Session:
         """Laws of the target itself, behind given tokens: the first token after a prompt is never speculated."""
         abilities = self.abilities
         named = abilities.prompt_logprobs or abilities.names_ids
-        return abilities.takes_ids and abilities.list_size > 1 and named and (abilities.gives_ids or abilities.names_ids)
+        return (
+            abilities.takes_ids and abilities.list_size > 1 and named and (abilities.gives_ids or abilities.names_ids)
+        )
 
     def places(self, length: int) -> list[int] | None:
         """The places to force, chosen before the answer is seen; None: all of them, in one request."""
@@ -139,9 +141,7 @@ class Session:
         if places is None:
             return self._prompt_laws(prompt, ids)
         within = [place for place in places if place < len(ids)]
-        bodies = [
-            self.body([*prompt, *ids[:place]], max_tokens=1, temperature=1.0, logprobs=size) for place in within
-        ]
+        bodies = [self.body([*prompt, *ids[:place]], max_tokens=1, temperature=1.0, logprobs=size) for place in within]
         answers = self.ask_all(bodies, 4)
         return {p: a[0].tokens[0].law for p, a in zip(within, answers, strict=True) if a[0].tokens}
 

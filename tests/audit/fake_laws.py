@@ -31,9 +31,7 @@ class Laws:
         self.target: Array = log_softmax(logits)
         self.draft: Array = log_softmax(logits + rng.normal(size=logits.shape) * 0.9)
         self.target_p, self.draft_p = np.exp(self.target), np.exp(self.draft)
-        self.words = [
-            (" " if i % 3 else "") + _SYLLABLES[i % 16] + _SYLLABLES[i // 16] for i in range(VOCABULARY)
-        ]
+        self.words = [(" " if i % 3 else "") + _SYLLABLES[i % 16] + _SYLLABLES[i // 16] for i in range(VOCABULARY)]
 
     @staticmethod
     def state(ids: Sequence[int]) -> int:

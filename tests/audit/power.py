@@ -1,6 +1,6 @@
 """The full table: which planted defects a whole audit finds, with how many tokens, and the alarms of correct servers.
 
-    python -m tests.audit.power --budget 8000 --correct 200
+python -m tests.audit.power --budget 8000 --correct 200
 """
 
 from __future__ import annotations
