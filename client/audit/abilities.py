@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from .session import PROMPTS, Abilities, Session
+from .session import PROMPTS, Session
 from .wire import Law, Server, ServerError
 
 # Defaults that engines or checkpoints add on their own, switched off. llama.cpp: top_k 40, top_p 0.95, min_p 0.05.

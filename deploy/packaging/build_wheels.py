@@ -1,4 +1,4 @@
-"""Builds the wheels into a folder: `outrider` (everything), `outrider-client` (no torch, no services), `outrider-audit`.
+"""Builds three wheels into a folder: `outrider` (everything), `outrider-client` (no torch), `outrider-audit`.
 
     python deploy/packaging/build_wheels.py dist        # after `make protos`: the generated code goes into the wheels
 

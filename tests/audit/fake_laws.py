@@ -1,4 +1,4 @@
-"""A target and a draft as tables of laws: a context's last tokens choose a row. Small, but with real tails and ties of none."""
+"""A target and a draft as tables of laws: the last tokens of a context choose a row."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VOCABULARY = 256
 EOS = 0
 _STATES = 1024
 _LISTED = 20
-_SYLLABLES = "ka lo mi ne pu ra si to ve wo zu che dri fla gon hu".split()
+_SYLLABLES = ("ka", "lo", "mi", "ne", "pu", "ra", "si", "to", "ve", "wo", "zu", "che", "dri", "fla", "gon", "hu")
 
 
 def log_softmax(logits: Array) -> Array:

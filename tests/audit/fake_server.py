@@ -1,4 +1,4 @@
-"""A small OpenAI-compatible server over real laws: correct speculative sampling, or one planted defect.
+"""A small OpenAI-compatible server over tables of laws: correct speculative sampling, or one planted defect.
 
 `FakeServer.transport` answers httpx in this process; `serve` opens a port, for tests of the whole command.
 """

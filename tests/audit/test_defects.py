@@ -12,7 +12,7 @@ _FOUND_BY = {
     "argmax": "law",
     "typical": "law",
     "bonus_greedy": "law",
-    "only_nolp": "law",
+    "only_nolp": "greedy",
     "temp_twice": "law",
     "topp_ignored": "law",
     "draftlaw": "law",
