@@ -194,7 +194,8 @@ def _stated(
 
 
 def _nucleus(law: Law, top_p: float) -> tuple[list[tuple[str, float]], float] | None:
-    mass, kept = 0.0, []
+    mass = 0.0
+    kept: list[tuple[str, float]] = []
     for place, (key, value) in enumerate(law):
         if abs(mass - top_p) < _MASS_TIE:
             return None

@@ -154,7 +154,8 @@ def read_answer(raw: Any, body: Mapping[str, Any], index: int = 0) -> Answer:
 
 
 def _read_stream(events: Sequence[Any], body: Mapping[str, Any], index: int) -> Answer:
-    text, finish, usage, longest = "", None, {}, 0
+    text, finish, longest = "", None, 0
+    usage: Mapping[str, Any] = {}
     ids: list[int] = []
     tokens: list[Token] = []
     calls: dict[int, Call] = {}
