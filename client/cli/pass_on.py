@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.util import find_spec
 from typing import NoReturn
 
 import typer
@@ -18,6 +19,9 @@ def certify(context: typer.Context) -> None:
 
 def audit(context: typer.Context) -> None:
     """Test over HTTP whether any server's speculation changes its output; `outrider audit --help` lists the options."""
+    if find_spec("numpy") is None:
+        typer.echo("outrider audit needs numpy: pip install numpy, or pip install outrider-audit", err=True)
+        raise typer.Exit(2)
     _become("outrider.client.audit", context.args)
 
 
