@@ -1,21 +1,28 @@
-"""What predicted outputs bring: a file that is edited, with the file as prediction, a wrong one, or none.
+"""What predicted outputs bring: a file that is edited, with the file as prediction, wrong ones, or none.
 
 `python -m benchmarks.predicted --base-url http://127.0.0.1:8000 --file shapes.py --rename area_of surface_of` asks a
-running server to rename a function throughout a file, at temperature 0 and one stream, and prints tokens per second of
-every setting over those without speculation. All texts must be the same. Rows of a setting are its fastest repetition.
+running server to rename a function throughout a file, at temperature 0 and one stream, and prints one table. Settings
+take turns, so that a change of the machine's speed meets all of them; a row is its setting's fastest repetition. The
+wrong predictions are prose, and the file with its lines in reverse order. The exit code is 1 if a text differs from the
+one without speculation.
+
+What a wrong prediction costs shows on a verifier without draft methods: `suffix` remembers earlier answers, and `ngram`
+reads the prompt, which has the file here.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
 # seconds; one answer on a slow CPU
 _TIMEOUT_S = 900.0
+_PLAIN = "off"
 _WRONG = " ".join(
     f"The {thing} of the {owner} was seen near the old harbour."
     for thing in ("ship", "boat", "crew", "mast", "sail", "anchor", "deck")
@@ -28,8 +35,10 @@ def main() -> None:
     parser.add_argument("--base-url", default="http://127.0.0.1:8000")
     parser.add_argument("--file", type=Path, required=True)
     parser.add_argument("--rename", nargs=2, required=True, metavar=("OLD", "NEW"))
-    parser.add_argument("--methods", default="ngram", help="comma-separated")
-    parser.add_argument("--lengths", default="16", help="draft tokens a round, comma-separated; 0: the server decides")
+    parser.add_argument(
+        "--methods", default="auto", help="comma-separated; ngram without a prediction is added if it is served"
+    )
+    parser.add_argument("--lengths", default="0", help="draft tokens a round, comma-separated; 0: the server decides")
     parser.add_argument("--max-tokens", type=int, default=2000)
     parser.add_argument("--repeat", type=int, default=2)
     arguments = parser.parse_args()
@@ -39,45 +48,87 @@ def main() -> None:
         f"Rename `{old}` to `{new}` in this file, wherever it is used. Reply with the whole file in one code block, "
         f"nothing else.\n\n```python\n{source}```"
     )
-    settings: list[tuple[str, dict[str, Any]]] = [("off", {"speculation": {"method": "off"}})]
-    for method in arguments.methods.split(","):
-        for length in map(int, arguments.lengths.split(",")):
-            speculation = {"method": method} | ({"num_speculative_tokens": length} if length else {})
-            for name, text in (("no prediction", None), ("the file", source), ("wrong", _WRONG)):
-                prediction = {} if text is None else {"prediction": {"type": "content", "content": text}}
-                settings.append((f"{method} {length or 'auto'}, {name}", {"speculation": speculation, **prediction}))
+    lengths = [int(length) for length in arguments.lengths.split(",")]
     with httpx.Client(base_url=arguments.base_url, timeout=_TIMEOUT_S) as client:
         body = {"messages": [{"role": "user", "content": question}], "temperature": 0}
         asked(client, {**body, "max_tokens": 2})  # the prompt is in the prefix cache from here on
-        _print_all(client, {**body, "max_tokens": arguments.max_tokens}, settings, arguments.repeat)
+        body["max_tokens"] = arguments.max_tokens
+        offered = client.get("/v1/models").raise_for_status().json()["data"][0]["draft_methods"]
+        settings = _settings(source, arguments.methods.split(","), lengths, has_ngram="ngram" in offered)
+        runs: dict[str, list[Run]] = {name: [] for name in settings}
+        for _ in range(arguments.repeat):
+            for name, fields in settings.items():
+                runs[name].append(asked(client, {**body, **fields}))
+    raise SystemExit(0 if _print_table(runs) else 1)
 
 
-def _print_all(
-    client: httpx.Client, body: dict[str, Any], settings: list[tuple[str, dict[str, Any]]], repeat: int
-) -> None:
-    plain_rate, plain_text = 0.0, ""
-    for name, fields in settings:
-        runs = [asked(client, {**body, **fields}) for _ in range(repeat)]
-        (text, usage), rate = runs[0][0], max(rate for _, rate in runs)
-        plain_rate, plain_text = plain_rate or rate, plain_text or text
-        if text != plain_text:
-            raise SystemExit(f"{name}: another text than without speculation")
-        details = usage.get("completion_tokens_details", {})
-        accepted = details.get("accepted_prediction_tokens", "")
-        rejected = details.get("rejected_prediction_tokens", "")
+def _settings(source: str, methods: list[str], lengths: list[int], *, has_ngram: bool) -> dict[str, dict[str, Any]]:
+    """Maps each setting's name to its fields of the request; the first is plain decoding."""
+    settings: dict[str, dict[str, Any]] = {_PLAIN: {"speculation": {"method": "off"}}}
+    if has_ngram:
+        settings["ngram, no prediction"] = {"speculation": {"method": "ngram"}}
+    texts = {
+        "no prediction": "",
+        "the file": source,
+        "wrong: prose": _WRONG,
+        "wrong: lines reversed": "".join(reversed(source.splitlines(keepends=True))),
+    }
+    for method, length in itertools.product(methods, lengths):
+        speculation = {"method": method} | ({"num_speculative_tokens": length} if length else {})
+        for name, text in texts.items():
+            prediction = {"prediction": {"type": "content", "content": text}} if text else {}
+            label = f"{method} of {length}" if length else method
+            settings[f"{label}, {name}"] = {"speculation": speculation, **prediction}
+    return settings
+
+
+def _print_table(runs: dict[str, list[Run]]) -> bool:
+    """Returns whether all texts are the same."""
+    plain_rate, plain_text = max(run.rate for run in runs[_PLAIN]), runs[_PLAIN][0].text
+    print(
+        f"{'':34} {'tokens':>6} {'tokens/s':>9} {'x plain':>8} {'a round':>8} {'accepted':>9} {'rejected':>9}"
+        "  same bytes"
+    )
+    all_same = True
+    for name, of_setting in runs.items():
+        best = max(of_setting, key=lambda run: run.rate)
+        is_same = all(run.text == plain_text for run in of_setting)
+        all_same &= is_same
         print(
-            f"{name:32} {usage['completion_tokens']:5} tokens  {rate:7.1f} tokens/s  {rate / plain_rate:5.2f} x"
-            f"  accepted {accepted}  rejected {rejected}"
+            f"{name:34} {best.num_tokens:6} {best.rate:9.1f} {best.rate / plain_rate:8.2f} {best.tokens_a_round:8.2f}"
+            f" {best.accepted:>9} {best.rejected:>9}  {'yes' if is_same else 'NO'}"
         )
+    return all_same
 
 
-def asked(client: httpx.Client, body: dict[str, Any]) -> tuple[tuple[str, dict[str, Any]], float]:
-    """Text and usage, and output tokens per second, the short prefill included."""
+class Run(NamedTuple):
+    """One answer. rate: output tokens per second, the prefix-cached prompt included. tokens_a_round: of rounds with a
+    draft. accepted, rejected: tokens of the prediction; "" without one.
+    """
+
+    text: str
+    num_tokens: int
+    rate: float
+    tokens_a_round: float
+    accepted: str
+    rejected: str
+
+
+def asked(client: httpx.Client, body: dict[str, Any]) -> Run:
     started = time.perf_counter()
     answer = client.post("/v1/chat/completions", json=body).raise_for_status().json()
     took_s = time.perf_counter() - started
     usage = answer["usage"]
-    return (answer["choices"][0]["message"]["content"], usage), usage["completion_tokens"] / took_s
+    details = usage.get("completion_tokens_details", {})
+    drafted = answer.get("metrics", {}).get("speculative_decoding", {})
+    return Run(
+        answer["choices"][0]["message"]["content"],
+        usage["completion_tokens"],
+        usage["completion_tokens"] / took_s,
+        drafted.get("mean_acceptance_length", 1.0),
+        str(details.get("accepted_prediction_tokens", "")),
+        str(details.get("rejected_prediction_tokens", "")),
+    )
 
 
 if __name__ == "__main__":

@@ -60,6 +60,8 @@ class CompletionRequest:
     num_speculative_tokens: int = 0
     # Generate past the end-of-sequence token, up to max_tokens.
     ignore_eos: bool = False
+    # What the output will be, as far as it is known.
+    prediction: str = ""
 
 
 def stream_completion(
@@ -77,6 +79,7 @@ def stream_completion(
         max_tokens=request.max_tokens,
         seed=request.seed,
         ignore_eos=request.ignore_eos,
+        prediction=request.prediction,
         speculation=Speculation(method=request.method, num_speculative_tokens=request.num_speculative_tokens),
     )
     client = OutriderClient(address, api_key=access.api_key, tls=access.tls, timeout_s=None, max_retries=0)

@@ -13,7 +13,6 @@ from types import ModuleType
 from prometheus_client import CollectorRegistry
 
 from outrider.engine.model.loaded import LoadedModel
-from outrider.shared.errors import ConfigError
 from outrider.shared.messages import VerifierInfo
 from outrider.verifier_service.config import VerifierConfig
 from outrider.verifier_service.engine import VerifierEngine
@@ -46,21 +45,10 @@ def start_engines(config: VerifierConfig, log: logging.Logger = _LOG) -> Engines
     config = dataclasses.replace(config, max_num_seqs=2 * config.max_num_seqs)
     registry = CollectorRegistry()
     with _no_main_module():
-        try:
-            verifier, loaded = build_engine(config, registry, log)
-        except ConfigError as error:
-            param = "model" if error.param == "local_draft_model" else error.param
-            raise ConfigError(_in_words_of_llm(error.message), param=param) from None
+        verifier, loaded = build_engine(config, registry, log, draft_prefix="speculative_config: ")
     target = describe(config, verifier, loaded)
     verifier.start()
     return Engines(verifier, target, loaded, registry)
-
-
-def _in_words_of_llm(message: str) -> str:
-    """Returns the message of a verifier's error with LLM's names for the settings."""
-    return message.replace("--local-draft-model", "speculative_config: model").replace(
-        "--local-", "speculative_config: "
-    )
 
 
 @contextmanager

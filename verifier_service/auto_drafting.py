@@ -6,14 +6,17 @@ Not here: the choice itself (draft_length), and making the drafts (local_draftin
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
 
 from outrider.drafting.session import LONG_REPORT
-from outrider.shared.draft_policy.draft_methods import DRAFT_METHODS, ONE_PASS
+from outrider.shared.draft_policy.draft_methods import DRAFT_METHODS, ONE_PASS, PREDICTION
 from outrider.shared.messages import AutoDrafts, Commit, DraftMethodInfo, LocalDrafts, NextDraft
 from outrider.verifier_service.draft_length.choice import Drafted, DraftLength, RoundSample
-from outrider.verifier_service.session import VerifierSession
+from outrider.verifier_service.draft_length.predicted_drafts import PredictedDrafts
+from outrider.verifier_service.draft_length.prediction import CostsOfPredictions
+from outrider.verifier_service.session import LocalDraft, VerifierSession
 from outrider.verifier_service.timing.gathering import LastRound
 from outrider.verifier_service.timing.step_costs import StepCosts
 
@@ -25,14 +28,19 @@ class AutoDrafting:
     `observe`.
     """
 
-    def __init__(self, costs: StepCosts, methods: Mapping[str, DraftMethodInfo]) -> None:
+    def __init__(self, costs: StepCosts, methods: Mapping[str, DraftMethodInfo], max_model_len: int) -> None:
         self._methods = methods
+        self._max_model_len = max_model_len
         self._policy = DraftLength(costs.mean_drafts_s, ONE_PASS)
+        self._predicted_costs = CostsOfPredictions(costs.seconds, costs.mean_drafts_s)
         # The round in progress: its drafts, and the sessions' waits for drafters and travel times.
         self._drafts: list[Drafted] = []
         self._waits_s: list[float] = []
         self._travels_s: list[float] = []
         self._is_catch_up = False
+        # Of the round in progress: drafts from predictions, the tokens they brought, and the seconds they added.
+        self._num_predicted = self._predicted_tokens = 0
+        self._predicted_s = 0.0
 
     @property
     def plain_round_s(self) -> float:
@@ -44,9 +52,10 @@ class AutoDrafting:
         """Mean time that the sessions of the round in progress have waited for their drafters."""
         return fmean(self._waits_s) if self._waits_s else 0.0
 
-    def decide(self, sessions: Iterable[VerifierSession]) -> None:
+    def decide(self, sessions: Collection[VerifierSession]) -> None:
         """Sets for each session with `auto` what its next round drafts with; a drafter's draft ends its run."""
         self._drafts, self._waits_s, self._travels_s, self._is_catch_up = [], [], [], False
+        self._num_predicted, self._predicted_tokens, self._predicted_s = 0, 0, 0.0
         autos = [(session, session.auto) for session in sessions if session.step is not None and session.auto]
         if not autos:
             return
@@ -59,7 +68,13 @@ class AutoDrafting:
         method, _ = self._policy.decide({name: limits[name] for name in sorted(limits, key=_best_guess_first)})
         for session, auto in autos:
             session.auto_choice = self._for_session(auto)
-            if method not in self._methods and session.auto_choice is not None and session.runs_to_end:
+        if predicting := [(session, auto) for session, auto in autos if session.can_draft_from_prediction]:
+            num_decoding = sum(session.step is not None and session.num_pending == 1 for session in sessions)
+            self._draft_from_predictions(predicting, num_decoding)
+        for session, _ in autos:
+            if session.auto_choice is None or session.auto_choice.method == PREDICTION:
+                continue
+            if method not in self._methods and session.runs_to_end:
                 session.free_run_left = 1
             if method in self._methods:
                 self._is_catch_up |= session.unread_by(method) > LONG_REPORT
@@ -67,14 +82,18 @@ class AutoDrafting:
     def next_draft(self, session: VerifierSession) -> NextDraft | None:
         """Returns what a drafter is to draft for the session's next round; None: nothing."""
         choice = session.auto_choice
-        if choice is None or choice.method in self._methods:
+        if choice is None or choice.method == PREDICTION or choice.method in self._methods:
             return None
         return NextDraft(choice.method, choice.num_draft_tokens, round(1e6 * self._policy.patience_s))
 
     def committed(self, session: VerifierSession, commit: Commit) -> None:
         """Records one session's part in the round; called before its step is over."""
         asked, step = session.local_draft, session.step
-        if asked is not None:
+        if asked is not None and asked.asked.method == PREDICTION and session.predicted is not None:
+            self._num_predicted += 1
+            self._predicted_tokens += commit.num_accepted_tokens
+            self._predicted_s += session.predicted.observe(commit)
+        elif asked is not None:
             self._add(session, asked.asked.method, asked.asked.num_draft_tokens, commit)
         elif step is not None and step.proposal is not None:
             self._waited(session, step.proposal.method)
@@ -85,19 +104,41 @@ class AutoDrafting:
         session.wanted = commit.next_draft
 
     def observe(self, num_sessions: int, num_open: int, last_round: LastRound, draft_s: float) -> None:
-        """Passes the finished round on to the policy. num_sessions: those that decoded. draft_s: of local drafting."""
+        """Passes the finished round on to the policy, without the drafts from predictions in it.
+
+        num_sessions: those that decoded. draft_s: of local drafting.
+        """
+        if 2 * self._num_predicted > num_sessions:
+            return  # what is left of the round is mostly the cost model's error
         self._policy.observe(
             RoundSample(
                 num_sessions,
                 num_open,
-                last_round.num_tokens,
-                last_round.seconds,
+                last_round.num_tokens - self._predicted_tokens,
+                last_round.seconds - self._predicted_s,
                 self._drafts,
                 draft_s + self.waited_s,
                 fmean(self._travels_s) if self._travels_s else 0.0,
                 is_catch_up=self._is_catch_up,
             )
         )
+
+    def _draft_from_predictions(self, members: Sequence[tuple[VerifierSession, AutoDrafts]], num_decoding: int) -> None:
+        """Drafts for the sessions whose prediction pays in the next round; the others keep the policy's choice."""
+        policy = self._policy
+        for session, auto in members:
+            if session.local_draft is not None:  # made for a forward that had no room for it
+                session.auto_choice = session.local_draft.asked
+                continue
+            if session.predicted is None:
+                session.predicted = PredictedDrafts.of(session.spec.predicted_token_ids, session.processor.grammar)
+            most = min(auto.max_num_draft_tokens, session.draft_room(self._max_model_len))
+            started = time.perf_counter()
+            costs = self._predicted_costs.of(num_decoding, len(members), policy.plain_round_s, policy.max_round_s)
+            proposal = session.predicted.propose(session.output_token_ids, most, costs)
+            if proposal is not None:
+                session.auto_choice = LocalDrafts(PREDICTION, len(proposal.token_ids))
+                session.local_draft = LocalDraft(session.auto_choice, proposal, time.perf_counter() - started)
 
     def _add(self, session: VerifierSession, method: str, num_asked: int, commit: Commit) -> None:
         if method not in DRAFT_METHODS and method not in self._methods:

@@ -118,7 +118,8 @@ class VerifierEngine:
             self._read_rows,
             before_reading=self._replies.send,
         )
-        self._auto = AutoDrafting(step_costs, {name: method.info for name, method in self._local.methods.items()})
+        infos = {name: method.info for name, method in self._local.methods.items()}
+        self._auto = AutoDrafting(step_costs, infos, limits.max_model_len)
         self._thread = EngineThread(
             "verifier-engine",
             has_work=self._has_work,

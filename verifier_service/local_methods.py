@@ -15,10 +15,12 @@ from outrider.shared.errors import ConfigError
 from outrider.verifier_service.config import VerifierConfig
 
 
-def build_local_methods(config: VerifierConfig, loaded: LoadedModel, log: logging.Logger) -> dict[str, DraftMethod]:
+def build_local_methods(
+    config: VerifierConfig, loaded: LoadedModel, log: logging.Logger, prefix: str = "--local-"
+) -> dict[str, DraftMethod]:
     """Builds the local draft methods, by name; empty if the settings ask for none.
 
-    Raises ConfigError that names the setting.
+    prefix: of the settings' names in errors. Raises ConfigError that names the setting.
     """
     if not config.local_draft_model and not config.local_methods:
         return {}
@@ -39,14 +41,14 @@ def build_local_methods(config: VerifierConfig, loaded: LoadedModel, log: loggin
         max_num_seqs=config.max_num_seqs,
         **lookups,
     )
-    methods = build_methods(drafting, log.info, loaded, prefix="--local-")
+    methods = build_methods(drafting, log.info, loaded, prefix=prefix)
     for name, method in methods.items():
         fits = method.info.fits(
             vocab_size=loaded.vocab_size, hidden_size=loaded.hidden_size, num_hidden_layers=loaded.num_layers
         )
         if not fits:
             raise ConfigError(
-                f"--local-draft-model: {method.info.model} was trained for another target than {config.model}",
+                f"{prefix}draft-model: {method.info.model} was trained for another target than {config.model}",
                 param="local_draft_model",
             )
         started = time.perf_counter()

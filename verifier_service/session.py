@@ -20,6 +20,7 @@ from outrider.shared.messages import (
     TokenLogprob,
     VerifyStep,
 )
+from outrider.verifier_service.draft_length.predicted_drafts import PredictedDrafts
 
 # Called on the engine's thread with each commit, or with the error that ends the session.
 OnReply = Callable[[Commit | Exception], None]
@@ -61,6 +62,8 @@ class VerifierSession:
     auto: AutoDrafts | None = None
     auto_choice: LocalDrafts | None = None
     wanted: NextDraft | None = None
+    # Drafts from the request's prediction; None: it predicts nothing, or no round with `auto` has begun.
+    predicted: PredictedDrafts | None = None
     read_len: dict[str, int] = field(default_factory=dict)
     # Tokens that the free run in progress may still commit; 0: no free run.
     free_run_left: int = 0
@@ -100,6 +103,13 @@ class VerifierSession:
         if self.step is None or self.step.proposal is not None or self.free_run_left <= 0:
             return None
         return self.auto_choice if self.auto is not None else self.step.local_drafts
+
+    @property
+    def can_draft_from_prediction(self) -> bool:
+        """True if the request predicts its output and the next round, of a free run, can begin with a draft."""
+        if self.step is None or self.step.proposal is not None or self.free_run_left <= 0:
+            return False
+        return bool(self.spec.predicted_token_ids) and self.num_pending == 1
 
     @property
     def runs_to_end(self) -> bool:

@@ -83,9 +83,12 @@ def naming_setting(config: VerifierConfig) -> Iterator[None]:
 
 
 def build_engine(
-    config: VerifierConfig, registry: CollectorRegistry, log: logging.Logger
+    config: VerifierConfig, registry: CollectorRegistry, log: logging.Logger, draft_prefix: str = "--local-"
 ) -> tuple[VerifierEngine, LoadedModel]:
-    """Loads the target, sizes the KV cache, certifies row invariance. Raises ConfigError or ModelRefused."""
+    """Loads the target, sizes the KV cache, certifies row invariance. Raises ConfigError or ModelRefused.
+
+    draft_prefix: what the names of the drafts' settings begin with in errors.
+    """
     spec = LoadSpec(
         config.model,
         config.dtype,
@@ -132,7 +135,7 @@ def build_engine(
     if loaded.attention_ops.row_backend != "triton":
         compiled_acceptance()
     try:
-        methods = build_local_methods(config, loaded, log)
+        methods = build_local_methods(config, loaded, log, draft_prefix)
     except BaseException:
         loaded.close()  # its ranks would outlive a process that goes on, as an offline one does
         raise

@@ -163,8 +163,8 @@ class LocalDrafting:
     def __post_init__(self) -> None:
         self._step_s = {method: seconds_by_rows(prices.step) for method, prices in self.prices.items()}
 
-    def draft(self, sessions: Iterable[LocalSession]) -> tuple[float, int]:
-        """Sets the draft of everyone whose next round is to have one; returns seconds, and the longest draft."""
+    def draft(self, sessions: Iterable[LocalSession]) -> float:
+        """Sets the draft of everyone whose next round is to have one; returns seconds."""
         waiting = [session for session in sessions if session.step is not None]
         self.lengths.decide(waiting)
         asked: dict[str, list[LocalSession]] = {}
@@ -173,16 +173,15 @@ class LocalDrafting:
                 session.num_asked = max(0, min(session.num_wanted, session.max_tokens - session.num_committed - 1))
                 if session.num_asked:
                     asked.setdefault(session.method, []).append(session)
-        seconds, depth = 0.0, 0
+        seconds = 0.0
         for method, members in asked.items():
             seconds += self._reading_s(method, members) + self._propose_s(method, members)
-            depth = max(depth, *(session.num_asked for session in members))
             for session in members:
                 position = session.start + session.num_committed
                 found = session.texts[method].is_found(position, session.events.now)
                 session.num_draft_tokens = session.num_asked if found else 0
                 session.num_read[method] = session.num_tokens_known
-        return seconds, depth
+        return seconds
 
     def _reading_s(self, method: str, asked: Sequence[LocalSession]) -> float:
         """Prompts, and what was decoded without drafts, session by session."""

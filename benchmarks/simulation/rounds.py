@@ -13,14 +13,12 @@ from outrider.verifier_service.timing.gathering import LastRound
 class RoundTimes:
     """Of a round: what messages.Timings says to all of its sessions, in seconds.
 
-    draft_s, draft_depth: what the verifier's own drafting took for all its sessions together, and the most tokens that
-    one of them asked for; 0: it did not draft.
+    draft_s: what the verifier's own drafting took for all its sessions together; 0: it did not draft.
     """
 
     batch_sessions: int
     open_sessions: int
     draft_s: float = 0.0
-    draft_depth: int = 0
     # Of the forward: seconds, and rows of all sessions.
     forward_s: float = 0.0
     num_rows: int = 0

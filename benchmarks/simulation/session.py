@@ -112,8 +112,6 @@ class Session:
     # Whether the drafter had much to read before it drafted for this round.
     is_catch_up: bool = False
     drafter_s: float = 0.0
-    # Of the round in progress, as the gateway times it.
-    _asked_at: float = 0.0
     _first_token_at: float = 0.0
 
     def start(self) -> None:
@@ -159,7 +157,6 @@ class Session:
 
     def _ask_drafter(self, num_wanted: int) -> None:
         self.num_asked = num_wanted
-        self._asked_at = self.events.now
         self._ask += 1
         self.is_catch_up = self.num_behind > LONG_REPORT
         if self._drafter is not None:

@@ -65,8 +65,8 @@ class OwnDrafts(Protocol):
     @property
     def waited_s(self) -> float: ...
 
-    def draft(self, sessions: Iterable[Any]) -> tuple[float, int]:
-        """Sets drafts of sessions; returns seconds (0: nothing is drafted), and the longest draft."""
+    def draft(self, sessions: Iterable[Any]) -> float:
+        """Sets drafts of sessions; returns seconds (0: nothing is drafted)."""
         ...
 
     def end_round(self, last_round: LastRound, num_open: int) -> None: ...
@@ -99,7 +99,7 @@ class SimulatedVerifier:
         self._gathering = BatchGathering(self.step_costs, clock=lambda: events.now)
         # None: it does not draft locally.
         self.own_drafts: OwnDrafts | None = None
-        self._drafted = (0.0, 0)
+        self._draft_s = 0.0
         self._step_began = 0.0
         self.sessions: dict[SimulatedSession, None] = {}
         self._is_busy = False
@@ -134,11 +134,11 @@ class SimulatedVerifier:
     def _start(self) -> None:
         self._step_began = self._events.now
         if self.own_drafts is not None:
-            self._drafted = self.own_drafts.draft(self.sessions)
-            if self._drafted[0] > 0.0:
+            self._draft_s = self.own_drafts.draft(self.sessions)
+            if self._draft_s > 0.0:
                 self._is_busy = True
-                self.busy_s += self._drafted[0]
-                self._machine.run(self._drafted[0], self._forward)
+                self.busy_s += self._draft_s
+                self._machine.run(self._draft_s, self._forward)
                 return
         self._forward()
 
@@ -187,8 +187,7 @@ class SimulatedVerifier:
         times = RoundTimes(
             batch_sessions=len(self._plan),
             open_sessions=num_open,
-            draft_s=self._drafted[0],
-            draft_depth=self._drafted[1],
+            draft_s=self._draft_s,
             forward_s=ended - self._started,
             num_rows=sum(work.num_rows for work in self._plan),
         )
@@ -201,7 +200,7 @@ class SimulatedVerifier:
         plan = cast(Sequence[Work], self._plan)
         waited_s = self.own_drafts.waited_s if self.own_drafts is not None else 0.0
         self._gathering.observe(
-            plan, num_tokens, self._started, ended, num_open=num_open, draft_s=self._drafted[0] + waited_s
+            plan, num_tokens, self._started, ended, num_open=num_open, draft_s=self._draft_s + waited_s
         )
         if self.own_drafts is not None:
             self.own_drafts.end_round(self._gathering.last_round, num_open)

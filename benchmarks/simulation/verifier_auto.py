@@ -84,13 +84,13 @@ class DrafterLengths:
         waits_s = [session.away_s for session, member in self._members if member.num_asked]
         return sum(waits_s) / len(waits_s) if waits_s else 0.0
 
-    def draft(self, sessions: Iterable[AskingSession]) -> tuple[float, int]:
+    def draft(self, sessions: Iterable[AskingSession]) -> float:
         """Decides; drafts come from elsewhere."""
         choice = self._policy.decide(self._limits)
         for session in sessions:
             if choice.method and session.step is not None and session.runs_to_end:
                 session.free_run_left = 1
-        return 0.0, 0
+        return 0.0
 
     def committed(self, session: AskingSession, member: SessionRound) -> None:
         self._members.append((session, member))

@@ -19,6 +19,7 @@ from outrider.client.cli.common import (
     Json,
     Method,
     NumSpeculativeTokens,
+    Prediction,
     RunDir,
     TlsCaFile,
     TlsCertFile,
@@ -29,6 +30,7 @@ from outrider.client.cli.common import (
     console,
     errors,
     grpc_target,
+    predicted_text,
     print_json,
 )
 from outrider.client.display import LEGEND, StreamFigures, announced, show_stream, summary
@@ -51,6 +53,7 @@ def chat(
     seed: Annotated[int | None, typer.Option(min=0)] = None,
     method: Method = "auto",
     num_speculative_tokens: NumSpeculativeTokens = 0,
+    prediction: Prediction = None,
     no_speculation: NoSpeculation = False,
     url: Url = "",
     address: Address = "",
@@ -78,6 +81,7 @@ def chat(
             temperature=temperature,
             max_tokens=max_tokens,
             seed=seed,
+            prediction=predicted_text(prediction),
             speculation=Speculation(
                 method="off" if no_speculation else method, num_speculative_tokens=num_speculative_tokens
             ),

@@ -50,6 +50,10 @@ TlsCaFile = Annotated[str, typer.Option(help="Use TLS and verify the gateway aga
 TlsCertFile = Annotated[str, typer.Option(help="Client certificate, with --tls-key-file.")]
 TlsKeyFile = Annotated[str, typer.Option(help="Private key of the client certificate.")]
 Method = Annotated[str, typer.Option(help="auto, off or one of the server's draft methods: draft_model, ngram, ...")]
+Prediction = Annotated[
+    Path | None,
+    typer.Option(help="File with what the output will be, as far as it is known; drafts are taken from it."),
+]
 NumSpeculativeTokens = Annotated[int, typer.Option(min=0, help="Draft tokens per round; 0: the server's default.")]
 
 
@@ -116,6 +120,18 @@ def clear_address(address: str) -> Iterator[None]:
         if problem is None:
             raise
         raise Unavailable(f"{address}: {problem}") from None
+
+
+def predicted_text(prediction: Path | None) -> str:
+    """Returns the file's text; "" without a file. Raises ConfigError for a file that is not readable text."""
+    if prediction is None:
+        return ""
+    try:
+        return prediction.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--prediction: {prediction}: {error.strerror}", param="prediction") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"--prediction: {prediction} is not UTF-8 text", param="prediction") from None
 
 
 def openai_api_key(api_key: str) -> str:

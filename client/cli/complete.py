@@ -15,6 +15,7 @@ from outrider.client.cli.common import (
     Json,
     Method,
     NumSpeculativeTokens,
+    Prediction,
     RunDir,
     TlsCaFile,
     TlsCertFile,
@@ -24,6 +25,7 @@ from outrider.client.cli.common import (
     clear_errors,
     console,
     grpc_target,
+    predicted_text,
     print_json,
 )
 from outrider.client.display import LEGEND, announced, show_stream, summary
@@ -38,6 +40,7 @@ def complete(
     seed: Annotated[int | None, typer.Option(min=0)] = None,
     method: Method = "auto",
     num_speculative_tokens: NumSpeculativeTokens = 0,
+    prediction: Prediction = None,
     url: Url = "",
     address: Address = "",
     api_key: ApiKey = "",
@@ -60,7 +63,15 @@ def complete(
     with clear_errors():
         tls = client_tls(tls_cert_file, tls_key_file, tls_ca_file, setting="tls")
         address, api_key = grpc_target(address, url, api_key, tls, run_dir)
-        request = CompletionRequest(prompt, max_tokens, temperature, seed, method, num_speculative_tokens)
+        request = CompletionRequest(
+            prompt,
+            max_tokens,
+            temperature,
+            seed,
+            method,
+            num_speculative_tokens,
+            prediction=predicted_text(prediction),
+        )
         access = Access(api_key, tls)
         with clear_address(address):
             if as_json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -36,6 +37,7 @@ MaxModelLen = Annotated[
 ]
 Ranks = Annotated[int, typer.Option("--tensor-parallel-size", "-tp", min=1, help="Processes that share the target.")]
 Dtype = Annotated[str, typer.Option(help="auto, bfloat16, float16 or half, float32 or float.")]
+Quantization = Annotated[str, typer.Option("--quantization", "-q", help="The checkpoint's format; another is refused.")]
 EnforceEager = Annotated[bool, typer.Option("--enforce-eager", help="No CUDA graphs, no recorded forwards.")]
 MaxNumSeqs = Annotated[int, typer.Option(parser=whole_number, help="Concurrent sessions; 0: the verifier's default.")]
 MaxBatchedTokens = Annotated[
@@ -78,6 +80,9 @@ Methods = Annotated[str, typer.Option(help="Methods that those pages may use; em
 Headers = Annotated[str, typer.Option(help="Headers that those pages may send; empty: all.")]
 Credentials = Annotated[bool, typer.Option("--allow-credentials", help="Those pages may send the browser's cookies.")]
 
+# Values of vLLM's --quantization that name a checkpoint's format; its others quantise weights at load.
+_CHECKPOINT_FORMATS = "(awq|gptq|modelopt|mxfp|auto.round|compressed.tensors).*|ascend|gguf|quark"
+
 
 class ServeCommand(ForeignCommand):
     """Takes the lines of `vllm serve` and `llama-server`."""
@@ -99,6 +104,7 @@ def serve(
     max_model_len: MaxModelLen = 0,
     tensor_parallel_size: Ranks = 1,
     dtype: Dtype = "auto",
+    quantization: Quantization = "",
     enforce_eager: EnforceEager = False,
     max_num_seqs: MaxNumSeqs = 0,
     max_num_batched_tokens: MaxBatchedTokens = 0,
@@ -171,6 +177,7 @@ def serve(
             redis_url=redis_url,
             num_drafters=0,
             dtype=_dtype(dtype),
+            quantization=_quantization(quantization),
             speculative_config=plan.gateway_config,
             generation_config=generation_config,
             override_generation_config=override_generation_config,
@@ -199,6 +206,17 @@ def _dtype(name: str) -> str:
     return ours
 
 
+def _quantization(name: str) -> str:
+    """The name itself. Raises ConfigError for those with which vLLM quantises weights at load, such as fp8."""
+    if name and not re.fullmatch(_CHECKPOINT_FORMATS, name):
+        raise ConfigError(
+            f"--quantization: {name!r}: weights are not quantised at load; leave the option out, "
+            "or give a quantised checkpoint",
+            param="quantization",
+        )
+    return name
+
+
 def _kv_cache_dtype(name: str) -> str:
     """The name itself. Raises ConfigError; vLLM has more of them."""
     if name not in KV_CACHE_DTYPES:
@@ -225,6 +243,8 @@ def _key_file(keys: list[str], run_dir: Path) -> tuple[str, ...]:
     """The gateway's option for a file of the keys' hashes that only this user may read; none without keys."""
     if not keys:
         return ()
+    if not all(key.strip() for key in keys):
+        raise ConfigError("--api-key: a key is empty; give one, or leave the option out", param="api_key")
     run_dir.mkdir(parents=True, exist_ok=True)
     path = run_dir / "api-keys"
     path.touch(mode=0o600)

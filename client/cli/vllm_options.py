@@ -29,7 +29,7 @@ IGNORED = by_option(
         "a checkpoint's format is recognised by its files": """--config-format --model-loader-extra-config --load-format
             --safetensors-load-strategy --use-tqdm-on-load --pt-load-map-location --max-parallel-loading-workers
             --model-impl""",
-        "the checkpoint's files say how its weights are quantised": "--quantization -q --allow-deprecated-quantization",
+        "the checkpoint's files say how its weights are quantised": "--allow-deprecated-quantization",
         "each token and head has scales of its own": "--calculate-kv-scales",
         "recurrent states are float32": """--mamba-cache-dtype --mamba-ssm-cache-dtype --mamba-block-size
             --mamba-cache-mode""",
@@ -97,7 +97,7 @@ REFUSED = by_option(
         "only text generation is served; leave the option out": """--task --runner --convert --pooler-config
             --override-pooler-config --enable-flash-late-interaction --cohere-is-reasoning-model --cohere-format
             --io-processor-plugin --tokens-only""",
-        "weights are not quantised at load; give a quantised checkpoint": "--quantization -q --quantization-param-path",
+        "weights are not quantised at load; give a quantised checkpoint": "--quantization-param-path",
         _TEXT_ONLY: """--limit-mm-per-prompt --mm-processor-kwargs --media-io-kwargs --mm-encoder-only
             --interleave-mm-strings --video-pruning-rate --enable-mm-embeds --allowed-local-media-path
             --allowed-media-domains --enable-prompt-embeds --omni""",
@@ -156,10 +156,6 @@ _ONLY = {
     "--max-logprobs": "[0-9]|1[0-9]|20",
     "--logprobs-mode": "raw_logprobs",
     "--spec-decoding-acceptance-method": "rejection_sampler",
-    # Formats of checkpoints; the others, such as fp8, quantise weights that are not quantised yet.
-    **dict.fromkeys(
-        ("--quantization", "-q"), "(awq|gptq|modelopt|mxfp|auto.round|compressed.tensors).*|ascend|gguf|quark"
-    ),
     # No image, no video: 0, image=0, {"image": 0, "video": 0}.
     "--limit-mm-per-prompt": r"""[{\s]*(["\w]+\s*[:=]\s*)?0([,\s]+["\w]+\s*[:=]\s*0)*[}\s]*""",
     "--structured-outputs-config": r"""[a-z-]+|{\s*"backend"\s*:\s*"[a-z-]+"\s*}""",

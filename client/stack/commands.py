@@ -35,6 +35,8 @@ class StackSettings:
     redis_url: str = ""
     num_drafters: int = 1
     dtype: str = "auto"
+    # The format that the target must have, by vLLM's name; "": any that is read.
+    quantization: str = ""
     speculative_config: str = ""
     # The gateway's options; "": what its environment says.
     generation_config: str = ""

@@ -210,7 +210,12 @@ def write_state(run_dir: Path, state: StackState) -> None:
 
 
 def read_state(run_dir: Path) -> StackState | None:
-    """The stack that runs from this folder, or None; removes the leftover file of a dead one."""
+    """The stack that runs from this folder, or None; removes the leftover file of a dead one.
+
+    Raises ConfigError: it is a file, or another program's stack.json lies there.
+    """
+    if run_dir.exists() and not run_dir.is_dir():
+        raise ConfigError(f"--run-dir: {run_dir} is a file; give the folder that `outrider up` was started with")
     path = run_dir / "stack.json"
     if not path.is_file():
         return None

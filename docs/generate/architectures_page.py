@@ -38,6 +38,14 @@ models that are served have the logits of transformers' eager attention. A check
 refused for what its config says, as dynamic RoPE. Multimodal types are left out where their language model has a type
 of its own. Windows and chunks are 7 tokens here.
 """
+_MULTIMODAL = """
+## The text part of multimodal models ({count})
+
+Their text has the logits of transformers' whole model. Images, audio and video are refused with the request. The text
+model must be one that is served: Mistral 3's are `mistral`, `ministral3` and `mistral4`.
+
+{types}
+"""
 
 
 class Row(TypedDict):
@@ -50,6 +58,7 @@ class Row(TypedDict):
 class Survey(TypedDict):
     transformers: str  # version
     rows: list[Row]
+    multimodal: list[str]  # model types whose text part is served
 
 
 def read_survey() -> Survey:
@@ -63,6 +72,9 @@ def architectures_page(survey: Survey) -> str:
         rows = [row for row in survey["rows"] if row["outcome"] == outcome]
         if rows:
             text += f"\n## {heading} ({len(rows)})\n\n{introduction}\n\n" + _rows(rows)
+        if outcome == "exact":
+            types = survey["multimodal"]
+            text += _MULTIMODAL.format(count=len(types), types=", ".join(map(code, types)))
     return text
 
 

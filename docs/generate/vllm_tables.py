@@ -26,6 +26,8 @@ from docs.generate.vllm_names import (
     SERVE_OPTIONS,
     SPECULATIVE_CONFIG,
 )
+from outrider.client.cli.bench_options import VLLM_BENCH
+from outrider.client.cli.foreign_options import OptionTable
 from outrider.client.cli.llama_options import LLAMA
 from outrider.client.cli.vllm_options import IGNORED, REFUSED
 from outrider.client.stack.serve_plan import plan_serving
@@ -39,8 +41,8 @@ from outrider.shared.speculative_config import parse_speculative_config
 
 def speculative_config_table() -> str:
     def serve(key: str, value: Any) -> None:
-        for ignored in plan_serving(json.dumps({key: value})).ignored:
-            warnings.warn(ignored, UserWarning, stacklevel=2)
+        for _option, reason in plan_serving(json.dumps({key: value})).ignored:
+            warnings.warn(reason, UserWarning, stacklevel=2)
 
     def services(key: str, value: Any) -> None:
         parse_speculative_config(json.dumps({key: value}))
@@ -122,6 +124,20 @@ def llama_options_table() -> str:
     return _by_sentence("the same as", {theirs: code(ours) for theirs, ours in LLAMA.same.items()}, "`llama-server`")
 
 
+def llama_other_options_table() -> str:
+    return _other_options(LLAMA, "`llama-server`")
+
+
+def bench_options_table() -> str:
+    return _other_options(VLLM_BENCH, "`vllm bench serve`")
+
+
+def _other_options(options: OptionTable, program: str) -> str:
+    ignored = {name: f"ignored: {reason}" for name, reason in options.ignored.items()}
+    refused = {name: f"refused: {instead}" for name, instead in options.refused.items()}
+    return _by_sentence("here", {**refused, **ignored}, program)
+
+
 def _by_sentence(heading: str, sentences: Mapping[str, str], program: str = "`vllm serve`") -> str:
     options: dict[str, list[str]] = {}
     for option, sentence in sentences.items():
@@ -170,5 +186,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "vllm-ignored-options": ignored_options_table,
     "vllm-refused-options": refused_options_table,
     "llama-options": llama_options_table,
+    "llama-other-options": llama_other_options_table,
+    "vllm-bench-options": bench_options_table,
     "vllm-llm-arguments": llm_arguments_table,
 }

@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 
-from outrider.drafting.checkpoints.config_fields import MAX_SIZE
+from outrider.drafting.checkpoints.config_fields import MAX_SIZE, read_json_object
 from outrider.drafting.checkpoints.errors import CheckpointRefused, refusing
 from outrider.drafting.checkpoints.tensor_table import TensorTable
-from outrider.drafting.checkpoints.tokenizer_size import tokenizer_size
 from outrider.engine.model.guards import read_config
 
 # Name endings: llama, mistral, mixtral, qwen, phi, opt, gemma; gpt2; gpt_neox; falcon, bloom; nemotron_h.
@@ -54,7 +53,7 @@ class TargetWeights:
 
     def require_same_tokenizer(self, folder: Path) -> None:
         """Raises CheckpointRefused if the head's tokenizer differs in size from the target's."""
-        found = tokenizer_size(folder)
+        found = _tokenizer_size(folder)
         if found is not None and self.tokenizer_size is not None and found != self.tokenizer_size:
             cause = f"tokenizer.json has {found} tokens, the target's has {self.tokenizer_size}"
             raise CheckpointRefused(folder, cause, "use a head trained for this target")
@@ -94,7 +93,7 @@ def load_target_weights(path: str | Path, dtype: torch.dtype | None = None) -> T
         embedding=embedding,
         lm_head=lm_head,
         lm_head_extra=extra,
-        tokenizer_size=tokenizer_size(folder),
+        tokenizer_size=_tokenizer_size(folder),
     )
 
 
@@ -146,3 +145,27 @@ def _lm_head_extra(config: Any) -> str | None:
         if found is not None and found != neutral:
             return f"{name}={found}"
     return None
+
+
+def _tokenizer_size(folder: Path) -> int | None:
+    """Returns the largest token id of folder/tokenizer.json plus 1; None without a file or ids.
+
+    Raises CheckpointRefused if it is not a JSON object.
+    """
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        return None
+    content = read_json_object(file)
+    token_ids: list[Any] = []
+    model = content.get("model")
+    vocab = model.get("vocab") if isinstance(model, dict) else None
+    if isinstance(vocab, dict):
+        token_ids.extend(vocab.values())
+    elif isinstance(vocab, list):  # Unigram: [piece, score] in the order of the ids
+        token_ids.append(len(vocab) - 1)
+    added = content.get("added_tokens")
+    for entry in added if isinstance(added, list) else ():
+        if isinstance(entry, dict):
+            token_ids.append(entry.get("id"))
+    known = [token_id for token_id in token_ids if isinstance(token_id, int)]
+    return max(known) + 1 if known else None

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from outrider.drafting.methods.guided import LookUp, guided_chain
 from outrider.drafting.methods.interface import DraftMethod
 from outrider.drafting.session import DraftSession
-from outrider.engine.sampling.grammar import GrammarCompiler
+from outrider.engine.sampling.grammar import GrammarCompiler, GrammarState
 from outrider.shared.draft_policy.predicted_text import PredictedText
 from outrider.shared.messages import Proposal
 
@@ -26,31 +26,52 @@ _TAIL = 8
 
 
 @dataclass
-class _Followed:
-    """One session's predicted text, and the number of output tokens it has seen.
+class Follower:
+    """A predicted text that follows an output of which tokens may be withdrawn."""
 
-    num_needed: tokens that must agree before drafts are taken from it. drafted_at: output length at the last draft from
-    it; -1: no draft is open.
+    predicted_token_ids: Sequence[int]
+    text: PredictedText = field(init=False)
+    _num_seen: int = 0
+    _tail: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.text = PredictedText(self.predicted_token_ids)
+
+    def update(self, output: list[int]) -> None:
+        """Follows what the output has beyond the last call."""
+        if output[max(0, self._num_seen - _TAIL) : self._num_seen] != self._tail:  # withdrawn
+            self.text, self._num_seen = PredictedText(self.predicted_token_ids), 0
+        self.text.extend(output[self._num_seen :])
+        self._num_seen, self._tail = len(output), output[-_TAIL:]
+
+    def chain(self, output: list[int], num_tokens: int, grammar: GrammarState | None) -> list[int]:
+        """Returns at most `num_tokens` tokens that are expected after the output, as far as the grammar allows them."""
+        token_ids = self.text.continuation(num_tokens)
+        if token_ids and grammar is not None:
+            return guided_chain(grammar, output, num_tokens, _looks_up(token_ids))
+        return token_ids
+
+
+@dataclass
+class _Followed:
+    """One session's prediction, and whether drafts are taken from it.
+
+    num_needed: tokens that must agree before they are. drafted_at: output length at the last draft from it; -1: no
+    draft is open.
     """
 
-    text: PredictedText
-    num_seen: int = 0
+    follower: Follower
     num_needed: int = 0
     drafted_at: int = -1
     first_drafted: int = -1
-    tail: list[int] = field(default_factory=list)
 
-    def update(self, session: DraftSession) -> None:
-        output = session.output_token_ids
-        if output[max(0, self.num_seen - _TAIL) : self.num_seen] != self.tail:  # withdrawn; failed drafts stay failed
-            self.text, self.num_seen = PredictedText(session.spec.predicted_token_ids), 0
+    def update(self, output: list[int]) -> None:
         if 0 <= self.drafted_at < len(output):
             has_failed = output[self.drafted_at] != self.first_drafted
             needed = min(max(_FIRST_NEEDED, 2 * self.num_needed), _MOST_NEEDED)
             self.num_needed = needed if has_failed else min(self.num_needed, _FIRST_NEEDED)
             self.drafted_at = -1
-        self.text.extend(output[self.num_seen :])
-        self.num_seen, self.tail = len(output), output[-_TAIL:]
+        self.follower.update(output)
 
 
 class PredictedMethod:
@@ -67,7 +88,7 @@ class PredictedMethod:
 
     def open(self, session: DraftSession) -> None:
         if session.spec.predicted_token_ids:
-            self._followed[id(session)] = _Followed(PredictedText(session.spec.predicted_token_ids))
+            self._followed[id(session)] = _Followed(Follower(session.spec.predicted_token_ids))
         self._method.open(session)
 
     def advance(self, session: DraftSession) -> bool:
@@ -87,13 +108,12 @@ class PredictedMethod:
         followed, step = self._followed.get(id(session)), session.step
         if followed is None or step is None:
             return None
-        followed.update(session)
-        if followed.text.match_len < followed.num_needed:
+        output = session.output_token_ids
+        followed.update(output)
+        if followed.follower.text.followed_len < followed.num_needed:
             return None
         count = min(step.num_draft_tokens, self.info.max_num_draft_tokens or _MAX_DRAFT_TOKENS)
-        token_ids = followed.text.continuation(count)
-        if token_ids and session.grammar is not None:
-            token_ids = guided_chain(session.grammar, session.output_token_ids, count, _looks_up(token_ids))
+        token_ids = followed.follower.chain(output, count, session.grammar)
         if not token_ids:
             return None
         followed.drafted_at, followed.first_drafted = session.committed_len, token_ids[0]

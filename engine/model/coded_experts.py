@@ -26,7 +26,7 @@ from transformers.core_model_loading import (
 from outrider.engine.model.coded_weights import Waiting, WaitingExperts
 from outrider.engine.model.row_invariant_experts import is_experts, weight_names
 from outrider.engine.model.row_kernels import CodeKernels
-from outrider.engine.model.weight_reader import WeightReader
+from outrider.engine.model.weight_files import WeightReader
 
 
 def waiting_experts(

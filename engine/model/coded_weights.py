@@ -2,7 +2,7 @@
 
 transformers gets a tensor that takes the memory of one number for each (`stand_in`). `place` then puts a CodedLinear
 where a linear is, which `pack` replaces, and decodes an embedding's rows from packed codes, which a tied head shares.
-Not here: reading (weight_reader), experts of mixtures (coded_experts), computing before they are packed (dequantising),
+Not here: reading (weight_files), experts of mixtures (coded_experts), computing before they are packed (dequantising),
 the order of replacements (lean, row_invariance).
 """
 
@@ -17,7 +17,7 @@ import torch
 from outrider.engine.errors import ModelRefused
 from outrider.engine.model.row_invariant_modules import RowInvariantLinear
 from outrider.engine.model.row_kernels import CodeKernels, PackedCodes
-from outrider.engine.model.weight_reader import WeightReader
+from outrider.engine.model.weight_files import WeightReader
 from outrider.kernels.linear.codes import Codes
 
 # numbers; dequantised per step; bounds memory, at six bytes for each

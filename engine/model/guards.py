@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from outrider.engine.attention.layer import AttentionProbe, PagedContext, UnsupportedAttention
 from outrider.engine.attention.ops import AttentionOps, LayerShape
 from outrider.engine.attention.paged_kv import CODE_DTYPES
 from outrider.engine.errors import ModelRefused
+from outrider.engine.model import text_part
 from outrider.engine.model.weight_files import stored_tensors
 from outrider.engine.recurrent.states import RecurrentShape
 from outrider.shared.checkpoint.file_names import linked_parts, weight_files
@@ -38,12 +39,13 @@ _PROBE_NUM_TOKENS = 3
 # Kinds of layers, as in config.json.
 _SIZES_IN_CONFIG = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
 _ATTENTION_LAYERS = frozenset({"full_attention", *_SIZES_IN_CONFIG})
+_SPARSE_LAYERS = frozenset({"indexed_attention", "compressed_sparse_attention", "heavily_compressed_attention"})
 _WITHOUT_ATTENTION = frozenset({"linear_attention", "conv", "mlp", "moe"})
 # Models whose recurrent modules are replaced by our mixers (recurrent/adapt); transformers' flag does not apply to
 # them.
 _LINEAR = frozenset({"linear_attention"})
 _OTHER_LAYERS = {
-    **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), _LINEAR),
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _LINEAR),
     **dict.fromkeys(("bamba", "granitemoehybrid", "olmo_hybrid", "kimi_linear", "jamba"), _LINEAR),
     "nemotron_h": _LINEAR | {"mlp", "moe"},  # an MLP is a layer of its own
     "falcon_h1": frozenset({"hybrid"}),  # attention and a recurrent module side by side
@@ -157,11 +159,12 @@ def require_supported_architecture(path: str, config: Any) -> None:
 
     bloom and codegen accept any attention name, never call it and return wrong logits (off by about 4).
     """
-    mapping = AutoModelForCausalLM._model_mapping
-    if type(config) not in mapping:
-        raise ModelRefused(path, f"model type {config.model_type!r} is not a causal language model")
-    model_class = mapping[type(config)]
-    if getattr(config, "is_encoder_decoder", False):
+    model_class = text_part.model_class(config)
+    if model_class is None:
+        is_multimodal = config.get_text_config(decoder=True) is not config
+        why = "is multimodal, and its text part is not served" if is_multimodal else "is not a causal language model"
+        raise ModelRefused(path, f"model type {config.model_type!r} {why}", _SERVE_ANOTHER_ARCHITECTURE)
+    if any(getattr(part, "is_encoder_decoder", False) for part in (config, config.get_text_config(decoder=True))):
         raise ModelRefused(path, f"{model_class.__name__} is an encoder-decoder model")
     if not model_class._supports_attention_backend and not is_hybrid(config):
         raise ModelRefused(
@@ -169,6 +172,20 @@ def require_supported_architecture(path: str, config: Any) -> None:
             f"{model_class.__name__} does not route its attention through transformers' attention interface",
             _SERVE_ANOTHER_ARCHITECTURE,
         )
+    _require_known_layers(path, config)
+
+
+def _require_known_layers(path: str, config: Any) -> None:
+    """Requires that config.json lists no kind of layer that is not computed here."""
+    text_config = config.get_text_config()
+    known = _ATTENTION_LAYERS | _OTHER_LAYERS.get(text_config.model_type, frozenset())
+    unknown = sorted(set(getattr(text_config, "layer_types", None) or ()) - known)
+    sparse = [kind for kind in unknown if kind in _SPARSE_LAYERS]
+    if sparse:
+        cause = f"its layers of type {', '.join(sparse)} choose which tokens each token attends (sparse attention)"
+        raise ModelRefused(path, cause, _SERVE_ANOTHER_ARCHITECTURE)
+    if unknown:
+        raise ModelRefused(path, f"it has layers of type {', '.join(unknown)}", _SERVE_ANOTHER_ARCHITECTURE)
 
 
 def resolve_max_model_len(path: str, config: Any, requested: int | None) -> int:
@@ -234,9 +251,6 @@ def require_windows(path: str, config: Any, layer_shapes: list[LayerShape], max_
     """
     text_config = config.get_text_config()
     layer_types = getattr(text_config, "layer_types", None)
-    unknown = sorted(set(layer_types or ()) - _ATTENTION_LAYERS - _OTHER_LAYERS.get(config.model_type, frozenset()))
-    if unknown:
-        raise ModelRefused(path, f"it has layers of type {', '.join(unknown)}", _SERVE_ANOTHER_ARCHITECTURE)
     attention_types = [kind for kind in layer_types or () if kind not in _WITHOUT_ATTENTION]
     for index, shape in enumerate(layer_shapes):
         kind = "sliding_attention" if layer_types is None else attention_types[index]
@@ -250,7 +264,7 @@ def require_windows(path: str, config: Any, layer_shapes: list[LayerShape], max_
 
 def is_hybrid(config: Any) -> bool:
     """Returns whether some of its layers are recurrent."""
-    return config.model_type in _OTHER_LAYERS
+    return config.get_text_config().model_type in _OTHER_LAYERS
 
 
 def attention_layers(config: Any) -> list[int]:

@@ -1,7 +1,7 @@
 """The tensors of a checkpoint folder by name, read one at a time from mapped files: safetensors or pytorch_model*.bin.
 
 A .bin file is a pickle. torch's restricted unpickler reads it, which runs nothing that a file names. Not here: what the
-tensors mean (quantised), and the module they belong to (weights).
+tensors mean (quantised, gguf), the module they belong to (weights), and weights that wait to be packed (coded_weights).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from outrider.engine.errors import ModelRefused
+from outrider.kernels.linear.codes import Codes
 from outrider.shared.checkpoint.file_names import weight_files
 from outrider.shared.errors import ConfigError
 
@@ -51,6 +52,22 @@ class StoredTensor:
     def is_float(self) -> bool:
         """Returns whether its numbers are weights without a scale; 8-bit floats need one."""
         return self.stored_type in FLOAT_TYPES
+
+
+@dataclass(frozen=True)
+class WeightReader:
+    """Reads one weight.
+
+    Calling it returns the weight, dequantised. codes: None where the file has none. expert_codes: those of one expert,
+    by its number, where the weight holds all experts of a layer. All raise ModelRefused.
+    """
+
+    read: Callable[[], torch.Tensor]
+    codes: Callable[[], Codes] | None = None
+    expert_codes: Callable[[int], Codes] | None = None
+
+    def __call__(self) -> torch.Tensor:
+        return self.read()
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:

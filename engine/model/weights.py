@@ -14,21 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging as transformers_logging
 
 from outrider.engine.attention.layer import ATTENTION_NAME, register_attention
 from outrider.engine.errors import ModelRefused
-from outrider.engine.model import coded_experts, coded_weights
+from outrider.engine.model import coded_experts, coded_weights, text_part
 from outrider.engine.model import guards as model_guards
 from outrider.engine.model.gguf.file import GgufFile
 from outrider.engine.model.gguf.tensors import gguf_readers
 from outrider.engine.model.quantised.formats import unpacking
 from outrider.engine.model.row_invariant_experts import EXPERTS_NAME, register_experts
 from outrider.engine.model.row_kernels import CodeKernels
-from outrider.engine.model.weight_files import StoredTensor, stored_tensors
-from outrider.engine.model.weight_reader import WeightReader
+from outrider.engine.model.weight_files import StoredTensor, WeightReader, stored_tensors
 from outrider.shared.checkpoint.file_names import linked_parts
 from outrider.shared.checkpoint.quantization import read_quantization
 
@@ -69,6 +67,9 @@ def read_weights(
     """
     refusals: list[ModelRefused] = []
     readers = _readers(path)
+    if text_part.is_wrapper(config):
+        readers = text_part.text_tensors(readers)
+        config = text_part.with_tying(config, readers)
     waiting, experts = _waiting(path, config, readers, code_kernels) if code_kernels else ({}, {})
     reads = readers | {name: partial(weight.stand_in, dtype) for name, weight in waiting.items()}
     for name, of_layer in experts.items():
@@ -172,9 +173,9 @@ def _plain(path: str, stored: StoredTensor) -> Callable[[], torch.Tensor]:
 
 
 def _text_model(config: Any) -> tuple[Any, Any]:
-    """Returns transformers' causal language model class for a config, and the config that it takes: for some multimodal
-    types (Llama 4, Qwen3.5) the text part's."""
-    model_class = AutoModelForCausalLM._model_mapping[type(config)]
+    """Returns transformers' causal language model class for a config, and the config that it takes: for most multimodal
+    types the text part's."""
+    model_class: Any = text_part.model_class(config)
     config = _without_quantization(config)
     text_config = config.get_text_config()
     return model_class, text_config if model_class.config_class is type(text_config) else config

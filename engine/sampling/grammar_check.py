@@ -37,6 +37,10 @@ PARSER_LIMITS = LLParserLimits(step_lexer_fuel=50_000, step_max_items=12_500, ma
 _LIMITED = ("step_lexer_fuel", "step_max_items", "max_lexer_states")
 # The line of the grammar that a message points to with a caret below, and its remark.
 _PLACE = re.compile(rf"\n *\d+ \| (.*) {REMARK}(\w+): (.*)\n *\^")
+# The field of a remark and the name of its part, without the place within that.
+_REMARK = re.compile(rf" {REMARK}(\w+): ([^:\n]*)")
+# names; parts of a request that one message names; more would hide its reason
+_MAX_NAMED = 8
 _POSITION = re.compile(r"^at \d+\(\d+\): ")
 _CHILD = Path(__file__).with_name("grammar_child.py")
 
@@ -91,7 +95,7 @@ class GrammarCheck:
             self._child = None
             self._end_child()
             if child.returncode not in (-signal.SIGKILL, -signal.SIGTERM):  # from outside: no word on this grammar
-                raise _limit(child.returncode)
+                raise _limit(child.returncode, source)
         raise Unavailable("the process that compiles grammars is killed again and again; see the system's log")
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -147,12 +151,18 @@ def _end(child: subprocess.Popen[bytes]) -> None:
         pass
 
 
-def _limit(status: int) -> OutriderError:
+def _limit(status: int, source: str) -> OutriderError:
+    """Returns the error of a grammar that a limit ended, which names the parts of the request that rules are from."""
     if status == -signal.SIGALRM:
         return Overloaded(f"compiling the grammar took more than {_CLOCK_S:g} s on a busy machine; try again later")
     over = f"{_CPU_S:g} s" if status == -signal.SIGPROF else f"{_MEMORY_BYTES // 2**20} MiB"
+    found = _REMARK.findall(source)
+    if not found:
+        what, param = "grammar (response_format, structured_outputs)", "grammar"
+    else:
+        param, parts = found[0][0], list(dict.fromkeys(part for _, part in found))
+        more = f" and {len(parts) - _MAX_NAMED} more" if len(parts) > _MAX_NAMED else ""
+        what = f"{param}: {', '.join(parts[:_MAX_NAMED])}{more}"
     return InvalidRequest(
-        f"grammar (response_format, structured_outputs): compiling it takes more than {over}, the limit; "
-        "make it simpler",
-        param="grammar",
+        f"{what}: compiling this grammar takes more than {over}, the limit; make it simpler", param=param
     )

@@ -28,6 +28,7 @@ from outrider.gateway.request.tokenizer import Tokenizer
 from outrider.gateway.request.types import METHOD_AUTO, METHOD_OFF, ChoiceStart, GenerationUpdate, ValidRequest
 from outrider.shared.errors import Overloaded, VerifierLost
 from outrider.shared.messages import DrafterInfo, DrafterOffer, SessionSpec, VerifierInfo
+from outrider.shared.request_params import MAX_SPECULATIVE_TOKENS
 from outrider.shared.sampling_params import SpeculationMode
 from outrider.shared.speculative_config import SpeculativeConfig
 
@@ -231,8 +232,11 @@ class Generation:
     # ---- speculation ----
 
     def _num_speculative_tokens(self, request: ValidRequest) -> int:
-        if self._method(request) == METHOD_OFF:
+        method = self._method(request)
+        if method == METHOD_OFF:
             return 0
+        if method == METHOD_AUTO and request.predicted_token_ids:  # known text is not limited by what methods guess
+            return request.speculation.num_speculative_tokens or MAX_SPECULATIVE_TOKENS
         return request.speculation.num_speculative_tokens or self.speculative.num_speculative_tokens
 
     def _method(self, request: ValidRequest) -> str:

@@ -19,6 +19,7 @@ from outrider.gateway.openai.schema import ChatCompletionRequest, ChatFields
 from outrider.gateway.request.answers import Prepared
 from outrider.gateway.request.served import Served
 from outrider.gateway.request.tokenizer import Tokenizer
+from outrider.gateway.schemas.reading import argument_types
 from outrider.gateway.tool_calls.call_grammar import CallGrammar, CallRule
 from outrider.gateway.tool_calls.fields import ToolChoice, is_strict, parameters_of
 from outrider.gateway.tool_calls.formats import NONE, OutputFormat, output_format
@@ -33,7 +34,6 @@ from outrider.gateway.tool_calls.reasoning import (
     thinking_budget,
     with_reasoning,
 )
-from outrider.gateway.tool_calls.schemas import argument_types
 from outrider.gateway.tool_calls.symbols import marker_tokens
 from outrider.shared.errors import InvalidRequest
 from outrider.shared.sampling_params import Grammar, GrammarKind, ThinkingBudget

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from outrider.gateway.schemas.keywords import Schema
+from outrider.gateway.schemas.reading import Reading, ToolObject, reading_of
 from outrider.gateway.tool_calls.formats import Body, CallFormat
 from outrider.gateway.tool_calls.lark import (
     ANY_TEXT,
@@ -19,7 +21,6 @@ from outrider.gateway.tool_calls.lark import (
     string_rules,
     text_without,
 )
-from outrider.gateway.tool_calls.schemas import Reading, Schema, ToolObject, reading_of
 from outrider.shared.errors import InvalidRequest
 
 # A name that no schema gives: what may stand in all forms' places for names.

@@ -108,6 +108,7 @@ REASONING: dict[str, ReasoningFormat] = {
     "deepseek_r1": ReasoningFormat("<think>", "</think>"),
     "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
     "seed_oss": ReasoningFormat("<seed:think>", "</seed:think>"),
+    "minimax_m3": ReasoningFormat("<mm:think>", "</mm:think>"),
     "gemma4": ReasoningFormat("<|channel>thought", "<channel|>"),
     "cohere_command3": ReasoningFormat("<|START_THINKING|>", "<|END_THINKING|>"),
     "openai_gptoss": ReasoningFormat(
@@ -115,7 +116,10 @@ REASONING: dict[str, ReasoningFormat] = {
     ),
 }
 # Other names of vLLM for the same markers.
-for _name in ("deepseek_v3", "qwen3", "glm45", "minimax_m2", "kimi_k2", "step3", "ernie45", "olmo3", "nemotron_v3"):
+for _name in (
+    *("deepseek_v3", "deepseek_v4", "qwen3", "glm45", "minimax_m2", "kimi_k2", "step3", "step3p5", "ernie45", "olmo3"),
+    *("nemotron_v3", "hy_v3", "ling3", "mimo", "poolside_v1"),
+):
     REASONING[_name] = REASONING["deepseek_r1"]
 
 _ARGUMENT_TAG = (("</arg_key>", None),)
@@ -235,8 +239,13 @@ for _name, _same in (
     ("qwen3_xml", "qwen3_coder"),
     ("granite4", "hermes"),
     ("glm47", "glm45"),
+    ("ling3", "glm45"),
+    ("poolside_v1", "glm45"),
+    ("step3p5", "qwen3_coder"),
 ):
     CALLS[_name] = CALLS[_same]
+CALLS["hy_v3"] = replace(CALLS["glm45"], section=("<tool_calls>", "</tool_calls>"), separator="<tool_sep>")
+CALLS["dots"] = replace(CALLS["minimax_m2"], section=("<dots_function_call>", "</dots_function_call>"))
 CALLS["deepseek_v4"] = replace(CALLS["deepseek_v32"], section=(f"<{_DSML}tool_calls>", f"</{_DSML}tool_calls>"))
 
 NONE = "none"

@@ -16,11 +16,14 @@ _CALLS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("functiongemma", ("<start_function_call>",)),
     ("kimi_k2", ("<|tool_calls_section_begin|>",)),
     ("minimax_m2", ("<minimax:tool_call>",)),
+    (NONE, ("]<]minimax[>[",)),  # MiniMax-M3's calls nest elements, which no row reads; hermes' markers are in them
+    ("dots", ("<dots_function_call>",)),
     ("deepseek_v32", ("｜DSML｜", "function_calls")),
     ("deepseek_v4", ("｜DSML｜",)),
     ("deepseek_v3", ("<｜tool▁sep｜>", "```json")),
     ("deepseek_v31", ("<｜tool▁sep｜>",)),
     ("lfm2", ("<|tool_call_start|>",)),
+    ("hy_v3", ("<tool_sep>", "<arg_key>")),
     ("glm45", ("<arg_key>",)),
     ("seed_oss", ("<seed:tool_call>",)),
     ("qwen3_coder", ("<function=", "<parameter=")),
@@ -43,6 +46,7 @@ _REASONING: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("gemma4", ("<|channel>",)),
     ("mistral", ("[THINK]",)),
     ("seed_oss", ("<seed:think>",)),
+    ("minimax_m3", ("<mm:think>",)),
     ("cohere_command3", ("<|START_THINKING|>",)),
     ("qwen3", ("</think>",)),
 )

@@ -9,10 +9,10 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from outrider.gateway.schemas.keywords import is_only_string, kind_of, types_of
 from outrider.gateway.tool_calls.context import MAX_HELD_CHARS, BodyContext, escaped, name_of
 from outrider.gateway.tool_calls.lenient_json import PYTHON_WORDS, repaired
 from outrider.gateway.tool_calls.reader import Step, outside
-from outrider.gateway.tool_calls.schemas import is_only_string, kind_of, types_of
 from outrider.gateway.tool_calls.symbols import is_symbol
 from outrider.shared.errors import InvalidRequest
 from outrider.shared.strict_json import strict_json

@@ -22,6 +22,28 @@ Builder: TypeAlias = ir.IRBuilder
 Value: TypeAlias = ir.Value
 
 
+class _BFloat(ir.Type):  # type: ignore[misc]
+    """LLVM's bfloat, missing in llvmlite."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat)
+
+
+VBF16 = ir.VectorType(_BFloat(), 2 * LANES)
+
+
+@functools.cache
+def has_dot_pairs() -> bool:
+    """Returns whether the CPU has AVX512-BF16, which `dot_pairs` needs."""
+    return bool(binding.get_host_cpu_features().get("avx512bf16", False))
+
+
 def splat(builder: Builder, scalar: Value) -> Value:
     """The scalar in all lanes."""
     vector_type = ir.VectorType(scalar.type, LANES)
@@ -49,6 +71,13 @@ def fma(builder: Builder, left: Value, right: Value, addend: Value) -> Value:
     function_type = ir.FunctionType(VF32, [VF32] * 3)
     function = builder.module.declare_intrinsic("llvm.fma.v16f32", fnty=function_type)
     return builder.call(function, [left, right, addend])
+
+
+def dot_pairs(builder: Builder, total: Value, left: Value, right: Value) -> Value:
+    """total + left[odd] * right[odd], + left[even] * right[even], each addition rounded."""
+    function_type = ir.FunctionType(VF32, [VF32, VBF16, VBF16])
+    function = builder.module.declare_intrinsic("llvm.x86.avx512bf16.dpbf16ps.512", fnty=function_type)
+    return builder.call(function, [total, builder.bitcast(left, VBF16), builder.bitcast(right, VBF16)])
 
 
 def offset(builder: Builder, address: Value, byte_stride: Value | int, count: Value | int) -> Value:

@@ -6,16 +6,24 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba import types
+from numba import njit, types
 from numba.core import cgutils
 
 from outrider.kernels.cpu.emitters import (
+    F32,
+    I32,
+    I64,
     LANES,
     VECTOR_BYTES,
+    VF32,
+    VI16,
+    VI32,
     Builder,
     Value,
+    dot_pairs,
     floats,
     fma,
+    has_dot_pairs,
     ints,
     load,
     offset,
@@ -26,21 +34,44 @@ from outrider.kernels.cpu.emitters import (
 )
 from outrider.kernels.cpu.simd import operation
 
-_F32, _I64 = ir.FloatType(), ir.IntType(64)
-_VF32, _VI16, _VI32 = (ir.VectorType(element, LANES) for element in (_F32, ir.IntType(16), ir.IntType(32)))
 _i = types.int64
 
 
-def make_panel(num_rows: int, num_vectors: int, *, accumulate: bool) -> Any:
-    """C[r, :] (+)= sum over j in [j_begin, j_end) of A[r, j] * B[j, :], all fp32, strides in bytes.
+def make_panel(max_rows: int, num_vectors: int, *, accumulate: bool, of_pairs: bool = False) -> Any:
+    """C[r, :] (+)= sum over j in [j_begin, j_end) of A[r, j] * B[j, :], strides in bytes.
 
-    A, C: num_rows rows; B, C: 16 * num_vectors columns. Each element of C is one chain of fused multiply-adds in
-    ascending j, so panels of different heights give the same bits.
+    num_rows: 1 to max_rows, rows of A and C. B and C: 16 * num_vectors columns; C fp32, A and B too. of_pairs: A and B
+    hold pairs of bf16 in 32 bits, multiplied by `dot_pairs`. Each element of C is one chain of additions in ascending
+    j, so panels of different heights give the same bits. of_pairs does nothing on a CPU without AVX512-BF16.
     """
+    element, vector = (I32, VI32) if of_pairs else (F32, VF32)
 
-    @operation(types.void, _i, _i, _i, _i, _i, _i, _i, _i)
+    def multiply_add(builder: Builder, factor: Value, column: Value, total: Value) -> Value:
+        return dot_pairs(builder, total, factor, column) if of_pairs else fma(builder, factor, column, total)
+
+    def emit(builder: Builder, num_rows: int, operands: tuple[Value, ...]) -> None:
+        a, a_stride, b, b_stride, c, c_stride, j_begin, j_end = operands
+        cells = [(r, v) for r in range(num_rows) for v in range(num_vectors)]
+        rows = [offset(builder, a, a_stride, r) for r in range(num_rows)]
+        places = {(r, v): offset(builder, offset(builder, c, c_stride, r), VECTOR_BYTES, v) for r, v in cells}
+        sums = {cell: cgutils.alloca_once(builder, VF32) for cell in cells}
+        for cell in cells:
+            builder.store(load(builder, places[cell], VF32, 4) if accumulate else floats(0.0), sums[cell])
+        with cgutils.for_range_slice(builder, j_begin, j_end, ir.Constant(I64, 1), I64) as (j, _count):
+            line = offset(builder, b, b_stride, j)
+            columns = [load(builder, offset(builder, line, VECTOR_BYTES, v), vector, 4) for v in range(num_vectors)]
+            for r in range(num_rows):
+                factor = splat(builder, load(builder, offset(builder, rows[r], 4, j), element, 4))
+                for v in range(num_vectors):
+                    total = sums[r, v]
+                    builder.store(multiply_add(builder, factor, columns[v], builder.load(total)), total)
+        for cell in cells:
+            store(builder, builder.load(sums[cell]), places[cell], 4)
+
+    @operation(types.void, *[_i] * 9)
     def panel(
         builder: Builder,
+        num_rows: Value,
         a: Value,
         a_stride: Value,
         b: Value,
@@ -50,24 +81,36 @@ def make_panel(num_rows: int, num_vectors: int, *, accumulate: bool) -> Any:
         j_begin: Value,
         j_end: Value,
     ) -> None:
-        cells = [(r, v) for r in range(num_rows) for v in range(num_vectors)]
-        rows = [offset(builder, a, a_stride, r) for r in range(num_rows)]
-        places = {(r, v): offset(builder, offset(builder, c, c_stride, r), VECTOR_BYTES, v) for r, v in cells}
-        sums = {cell: cgutils.alloca_once(builder, _VF32) for cell in cells}
-        for cell in cells:
-            builder.store(load(builder, places[cell], _VF32, 4) if accumulate else floats(0.0), sums[cell])
-        with cgutils.for_range_slice(builder, j_begin, j_end, ir.Constant(_I64, 1), _I64) as (j, _count):
-            line = offset(builder, b, b_stride, j)
-            columns = [load(builder, offset(builder, line, VECTOR_BYTES, v), _VF32, 4) for v in range(num_vectors)]
-            for r in range(num_rows):
-                factor = splat(builder, load(builder, offset(builder, rows[r], 4, j), _F32, 4))
-                for v in range(num_vectors):
-                    total = sums[r, v]
-                    builder.store(fma(builder, factor, columns[v], builder.load(total)), total)
-        for cell in cells:
-            store(builder, builder.load(sums[cell]), places[cell], 4)
+        if of_pairs and not has_dot_pairs():
+            return
+        done = builder.append_basic_block("done")
+        heights = builder.switch(num_rows, done)
+        for height in range(1, max_rows + 1):
+            block = builder.append_basic_block(f"rows_{height}")
+            heights.add_case(ir.Constant(I64, height), block)
+            with builder.goto_block(block):
+                emit(builder, height, (a, a_stride, b, b_stride, c, c_stride, j_begin, j_end))
+                builder.branch(done)
+        builder.position_at_end(done)
 
     return panel
+
+
+def make_row_sums(max_rows: int, *, of_pairs: bool = False) -> Any:
+    """As make_panel with accumulate, for as many columns as b_stride has."""
+    four, one = (make_panel(max_rows, num, accumulate=True, of_pairs=of_pairs) for num in (4, 1))
+
+    @njit
+    def add(num_rows, a, a_stride, b, b_stride, c, c_stride, j_begin, j_end):  # type: ignore[no-untyped-def]
+        column = 0
+        while column + 4 * VECTOR_BYTES <= b_stride:
+            four(num_rows, a, a_stride, b + column, b_stride, c + column, c_stride, j_begin, j_end)
+            column += 4 * VECTOR_BYTES
+        while column < b_stride:
+            one(num_rows, a, a_stride, b + column, b_stride, c + column, c_stride, j_begin, j_end)
+            column += VECTOR_BYTES
+
+    return add
 
 
 def _interleave(builder: Builder, left: Value, right: Value, within: list[int]) -> Value:
@@ -117,7 +160,7 @@ def make_transposing_load(
     def transposing_load(
         builder: Builder, addresses: Value, skip_bytes: Value, target: Value, target_stride: Value
     ) -> None:
-        starts = [load(builder, offset(builder, addresses, 8, i), _I64, 8) for i in range(LANES)]
+        starts = [load(builder, offset(builder, addresses, 8, i), I64, 8) for i in range(LANES)]
         columns = transpose(builder, [load_vector(builder, builder.add(s, skip_bytes)) for s in starts])
         rows = (part for column in columns for part in parts_of(builder, column))  # one at a time
         for i, row in enumerate(rows):
@@ -129,10 +172,18 @@ def make_transposing_load(
 def _halves(builder: Builder, pair: Value) -> list[Value]:
     """Two bf16 of each lane, the lower first, as fp32."""
     even, odd = builder.shl(pair, ints(16)), builder.and_(pair, ints(-(1 << 16)))
-    return [builder.bitcast(bits, _VF32) for bits in (even, odd)]
+    return [builder.bitcast(bits, VF32) for bits in (even, odd)]
 
 
-transposing_load_f32 = make_transposing_load(lambda b, address: load(b, address, _VF32, 4))
-transposing_load_bf16 = make_transposing_load(lambda b, address: widen_bf16(b, load(b, address, _VI16, 2)))
+transposing_load_f32 = make_transposing_load(lambda b, address: load(b, address, VF32, 4))
+transposing_load_bf16 = make_transposing_load(lambda b, address: widen_bf16(b, load(b, address, VI16, 2)))
+transposing_load_words = make_transposing_load(lambda b, address: load(b, address, VI32, 2))
 # of 32 elements of each vector, transposed as pairs: half of the shuffles
-transposing_load_bf16_pairs = make_transposing_load(lambda b, address: load(b, address, _VI32, 2), _halves)
+transposing_load_bf16_pairs = make_transposing_load(lambda b, address: load(b, address, VI32, 2), _halves)
+
+
+@operation(types.void, _i, _i, _i)
+def store_pairs(builder: Builder, target: Value, first: Value, second: Value) -> None:
+    """Stores 16 pairs of bf16, the lower of each from address first, the upper from second."""
+    lower, upper = (builder.zext(load(builder, address, VI16, 2), VI32) for address in (first, second))
+    store(builder, builder.or_(lower, builder.shl(upper, ints(16))), target, 4)

@@ -28,9 +28,8 @@ from collections.abc import Iterator
 import torch
 from llvmlite import ir
 
-from outrider.kernels.cpu.emitters import LANES, VECTOR_BYTES, Builder, Value, load, offset
+from outrider.kernels.cpu.emitters import LANES, VBF16, VECTOR_BYTES, Builder, Value, load, offset
 from outrider.kernels.linear.cpu_panel_coding import PANEL_COLUMNS, TABLE_BYTES, interleaved
-from outrider.kernels.linear.cpu_panel_tiles import VBF16
 
 I4, I5, I6, I8, E4M3, BF16 = range(6)
 NAMES = ("i4", "i5", "i6", "i8", "e4m3", "bf16")

@@ -19,6 +19,7 @@ from outrider.kernels.cpu.emitters import (
     VECTOR_BYTES,
     Builder,
     Value,
+    dot_pairs,
     emit_prefetch,
     floats,
     fma,
@@ -31,7 +32,7 @@ from outrider.kernels.cpu.record import record_types
 from outrider.kernels.cpu.simd import operation, vsplat, vstore
 from outrider.kernels.linear.cpu_code_decoding import BF16, E4M3, I4, I5, I6, I8, LINE_BYTES, LineDecoder
 from outrider.kernels.linear.cpu_panel_coding import CHUNK_LINES, PANEL_COLUMNS, pointer
-from outrider.kernels.linear.cpu_panel_tiles import CHUNK_BYTES, ROW_BYTES, TILE_ROWS, dot_pairs, finish
+from outrider.kernels.linear.cpu_panel_tiles import CHUNK_BYTES, ROW_BYTES, TILE_ROWS, finish
 
 _VECTORS = PANEL_COLUMNS // LANES
 SCRATCH_BYTES = CHUNK_BYTES + TILE_ROWS * ROW_BYTES

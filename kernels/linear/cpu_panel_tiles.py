@@ -18,6 +18,7 @@ from outrider.kernels.cpu.emitters import (
     VECTOR_BYTES,
     Builder,
     Value,
+    dot_pairs,
     emit_prefetch,
     floats,
     load,
@@ -60,29 +61,6 @@ _AHEAD_BYTES = 3072
 _F32, _I32, _I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 _VF32, _VI32 = ir.VectorType(_F32, LANES), ir.VectorType(_I32, LANES)
 _i = types.int64
-
-
-class _BFloat(ir.Type):  # type: ignore[misc]
-    """LLVM's bfloat, missing in llvmlite."""
-
-    def _to_string(self) -> str:
-        return "bfloat"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _BFloat)
-
-    def __hash__(self) -> int:
-        return hash(_BFloat)
-
-
-VBF16 = ir.VectorType(_BFloat(), 2 * LANES)
-
-
-def dot_pairs(builder: Builder, total: Value, left: Value, right: Value) -> Value:
-    """total + left[odd] * right[odd], + left[even] * right[even], each addition rounded."""
-    function_type = ir.FunctionType(_VF32, [_VF32, VBF16, VBF16])
-    function = builder.module.declare_intrinsic("llvm.x86.avx512bf16.dpbf16ps.512", fnty=function_type)
-    return builder.call(function, [total, builder.bitcast(left, VBF16), builder.bitcast(right, VBF16)])
 
 
 def _make_add(num_rows: int, *, coded: bool) -> Any:

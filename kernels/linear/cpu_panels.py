@@ -25,6 +25,7 @@ from torch.nn.functional import pad
 
 from outrider.kernels.cpu import record
 from outrider.kernels.cpu import team as cpu_team
+from outrider.kernels.cpu.emitters import has_dot_pairs
 from outrider.kernels.errors import KernelArgumentError
 from outrider.kernels.linear import cpu_panel_amx as amx
 from outrider.kernels.linear import cpu_panel_coding as coding
@@ -61,11 +62,6 @@ class Panels:
 
 
 @functools.cache
-def _has_instruction() -> bool:
-    return bool(binding.get_host_cpu_features().get("avx512bf16", False))
-
-
-@functools.cache
 def has_amx() -> bool:
     """Returns whether the CPU has AMX for bf16 and Linux grants it to this process."""
     features = binding.get_host_cpu_features()
@@ -77,7 +73,7 @@ def has_amx() -> bool:
 
 def supports(dtype: torch.dtype) -> bool:
     """Returns whether weights of this dtype can be packed on this machine."""
-    return dtype == torch.bfloat16 and _has_instruction()
+    return dtype == torch.bfloat16 and has_dot_pairs()
 
 
 def pack(weight: torch.Tensor, *, coded: bool | None = None, use_amx: bool | None = None) -> Panels:

@@ -19,14 +19,15 @@ import torch
 
 from outrider.kernels.cpu import panel
 from outrider.kernels.cpu import team as cpu_team
-from outrider.kernels.cpu.emitters import LANES, VECTOR_BYTES
+from outrider.kernels.cpu.emitters import LANES, VECTOR_BYTES, has_dot_pairs
 from outrider.kernels.cpu.record import record_types
 from outrider.kernels.errors import KernelArgumentError
 from outrider.kernels.kv_codes import cpu as kv_codes
 from outrider.kernels.kv_codes.layout import is_coded, parts_of, scales_of
-from outrider.kernels.paged_attention import cpu_call, cpu_items, cpu_loading, cpu_tiles
+from outrider.kernels.paged_attention import cpu_call, cpu_dots, cpu_items, cpu_loading, cpu_splits, cpu_tiles
 from outrider.kernels.paged_attention.arguments import BatchTables, Scoring
 from outrider.kernels.paged_attention.cpu_call import ERRORS, CallFields
+from outrider.kernels.paged_attention.cpu_dots import DOTTED_DIMS
 from outrider.kernels.paged_attention.cpu_items import run_item
 from outrider.kernels.paged_attention.cpu_loading import TILE
 
@@ -34,6 +35,10 @@ from outrider.kernels.paged_attention.cpu_loading import TILE
 MAX_PACKED_ROWS = 64
 # query heads; with a single key/value head, items are cut by heads too: else one row of 128 heads would be one item
 MAX_HEADS_PER_ITEM, MIN_HEADS_PER_ITEM = 16, 8
+# units per thread that a call should have, by dividing its items by splits of the context: uneven ones even out
+UNITS_PER_THREAD = 2
+# bytes of split states; a call that would need more, of many rows over a long context, is not divided
+MAX_PART_BYTES = 1 << 24
 # scores; smaller calls run on one thread
 MIN_PARALLEL_SCORES = 4096
 
@@ -48,7 +53,8 @@ def _make_entry(digest: int) -> Callable[[Any, int, int], None]:
 
 @functools.cache
 def _entry() -> int:
-    return cpu_team.compile_unit(_make_entry, (panel, kv_codes, cpu_call, cpu_loading, cpu_tiles, cpu_items))
+    parts = (cpu_call, cpu_loading, cpu_splits, cpu_dots, cpu_tiles, cpu_items)
+    return cpu_team.compile_unit(_make_entry, (panel, kv_codes, *parts))
 
 
 def paged_attention(
@@ -62,7 +68,9 @@ def paged_attention(
     team: cpu_team.ThreadTeam | None = None,
     plans: dict[Any, Any] | None = None,
 ) -> torch.Tensor:
-    """See `arguments.PagedAttention`; query is bf16 or fp32, caches too or coded, computed in fp32; D and Dv >= 16.
+    """See `arguments.PagedAttention`; query is bf16 or fp32, caches too or coded; D and Dv >= 16.
+
+    Computed in fp32, or by `cpu_dots` where query and caches are bf16 and the CPU has AVX512-BF16.
 
     num_threads: default torch's. plans: a dict, initially empty, that the caller passes to all calls with these same
     tables (the layers of a forward): checks and layout are then done once.
@@ -89,12 +97,22 @@ def paged_attention(
     call.out, call.error = out.data_ptr(), ctypes.addressof(error)
     call.sinks = 0 if sink_logits is None else sink_logits.data_ptr()
     call.scratch = cpu_team.scratch(call.scratch_stride, plan.num_threads)
+    parts = query.new_empty(plan.part_floats, dtype=torch.float32)
+    call.parts = parts.data_ptr()
     reads = (query, *parts_of(key_cache), *parts_of(value_cache))
+    keeps = (plan, sink_logits)
+    num_units, threads = plan.num_items * call.num_parts, plan.num_threads
     work = cpu_team.Work(
-        _entry(), call, (out,), reads, plan.num_items, plan.num_threads,
-        error, ERRORS, keeps=(plan, sink_logits),
+        _entry(), call, (out, parts), reads, num_units, threads, error, ERRORS, keeps=keeps,
     )  # fmt: skip
     cpu_team.run(work, team)
+    if call.num_parts > 1:
+        join = _Record.from_buffer_copy(call)
+        join.joins = 1
+        joining = cpu_team.Work(
+            _entry(), join, (out,), (parts,), plan.num_items, threads, error, ERRORS, keeps=keeps,
+        )  # fmt: skip
+        cpu_team.run(joining, team)
     return out
 
 
@@ -108,6 +126,7 @@ class _Plan:
     template: Any
     num_items: int
     num_threads: int
+    part_floats: int  # of the split states
     kept_tables: tuple[torch.Tensor, ...]
 
 
@@ -128,19 +147,29 @@ def _make_plan(
     offsets = _lay_out_scratch(fields["rows_per_item"] * fields["group"], key_cache.shape[3], value_cache.shape[3])
     # A recorded call is replayed with longer contexts.
     is_small = num_scores * query.shape[1] < MIN_PARALLEL_SCORES and not cpu_team.is_recording()
-    threads = 1 if is_small else max(1, min(num_threads, num_items))
+    threads = 1 if is_small else num_threads
+    part_rows = min(fields["rows_per_item"], query.shape[0]) * fields["group"]
+    max_splits = -(-max_len // cpu_splits.SPLIT)
+    part_floats = num_items * max_splits * part_rows * _state_floats(value_cache.shape[3])
+    num_parts = min(max_splits, -(-threads * UNITS_PER_THREAD // max(1, num_items)))
+    if threads == 1 or num_items >= threads * UNITS_PER_THREAD or 4 * part_floats > MAX_PART_BYTES:
+        num_parts = 1
+    threads = max(1, min(threads, num_items * num_parts))
     window_reach, window_step = scoring.window()
     template = _Record(
         **fields,
         **offsets,
         **{name: table.data_ptr() for name, table in zip(names, kept, strict=True)},
+        num_parts=num_parts,
+        max_splits=max_splits,
+        part_rows=part_rows,
         block_table_stride=4 * tables.block_tables.shape[1],
         window_reach=window_reach,
         window_step=window_step,
         scaling=scoring.scaling,
         softcap=_checked_softcap(scoring.softcap),
     )
-    return _Plan(template, num_items, threads, kept)
+    return _Plan(template, num_items, threads, part_floats if num_parts > 1 else 0, kept)
 
 
 def _tensor_fields(query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor) -> dict[str, int]:
@@ -174,6 +203,7 @@ def _tensor_fields(query: torch.Tensor, key_cache: torch.Tensor, value_cache: to
         "query_row_stride": query.stride(0) * query.element_size(),
         "query_head_stride": query.stride(1) * query.element_size(),
         "cache_kind": kv_codes.KINDS[key_cache.dtype],
+        "is_dotted": int(query.dtype == key_cache.dtype == torch.bfloat16 and _can_dot(head_dim)),
         "key_scales_at": scales_at[0],
         "value_scales_at": scales_at[1],
         "num_blocks": num_blocks,
@@ -189,6 +219,10 @@ def _tensor_fields(query: torch.Tensor, key_cache: torch.Tensor, value_cache: to
         for dim, axis in enumerate(("block", "head", "slot")):
             fields[f"{name}_{axis}_stride"] = cache.stride(dim) * cache.element_size()
     return fields
+
+
+def _can_dot(head_dim: int) -> bool:
+    return has_dot_pairs() and head_dim >= DOTTED_DIMS and head_dim % 2 == 0
 
 
 def _heads_per_item(num_heads: int) -> int:
@@ -237,21 +271,23 @@ def _cut_items(tables: BatchTables, num_rows: int, max_len: int, fields: dict[st
     return item_starts, num_scores
 
 
+def _state_floats(value_dim: int) -> int:
+    return (-(-value_dim // LANES) + 2) * LANES
+
+
 @functools.cache
 def _lay_out_scratch(rows: int, head_dim: int, value_dim: int) -> dict[str, int]:
     """Byte offsets of one thread's scratch arrays (the queries are at 0), and the bytes of all."""
-    padded_value_dim = -(-value_dim // LANES) * LANES
     sizes = {
         "at_keys": head_dim * TILE * 4,
-        "at_values": TILE * padded_value_dim * 4,
+        "at_values": TILE * -(-value_dim // LANES) * VECTOR_BYTES,
         "at_scores": rows * TILE * 4,
-        "at_sums": rows * padded_value_dim * 4,
-        "at_norms": rows * VECTOR_BYTES,
+        "at_states": rows * _state_floats(value_dim) * 4,
+        "at_totals": rows * _state_floats(value_dim) * 4,
         "at_ranges": rows * 16,
         "at_slots": 4 * TILE * 8,
         "at_key_scales": TILE * 4,
         "at_value_scales": TILE * 4,
-        "at_maxima": rows * 4,
     }
     offsets: dict[str, int] = {}
     end = rows * head_dim * 4

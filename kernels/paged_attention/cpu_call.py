@@ -24,6 +24,7 @@ class CallFields(NamedTuple):
     value_head_stride: int
     value_slot_stride: int
     cache_kind: int  # of kv_codes.cpu.KINDS
+    is_dotted: int  # 1: bf16 queries and caches, multiplied in pairs of bf16 (cpu_dots)
     key_scales_at: int  # from a head's codes to their scales, fp32 [block_size]; 0: the cache is not coded
     value_scales_at: int
     num_blocks: int
@@ -40,19 +41,24 @@ class CallFields(NamedTuple):
     parents: int
     item_starts: int  # int64 [S+1]: ranges of the sessions' work items
     rows_per_item: int
+    num_parts: int  # units that an item's splits may be divided among
+    joins: int  # 1: folds the splits that a call before has left in parts
+    parts: int  # states [items, max_splits, part_rows]; 0: num_parts is 1
+    max_splits: int
+    part_rows: int
     window_reach: int  # with window_step: as in arguments.Scoring.window
     window_step: int
     sinks: int  # fp32 [Hq]; 0: none
     error: int  # address of an int64
     scratch: int  # scratch memory of the first thread
     scratch_stride: int  # bytes to the next thread's
-    # Byte offsets in a thread's scratch memory, fp32 unless noted; its queries are at 0.
+    # Byte offsets in a thread's scratch memory, fp32 unless noted; its queries are at 0. If dotted, queries, keys,
+    # values and weights are bf16, keys and values in pairs: [head_dim / 2, TILE, 2], [TILE / 2, value_dim padded, 2].
     at_keys: int  # [head_dim, TILE]
     at_values: int  # [TILE, value_dim padded]
     at_scores: int  # [rows, TILE]: scores, then weights
-    at_sums: int  # [rows, value_dim padded]: weighted values so far
-    at_norms: int  # [rows, LANES]: sums of weights so far, per lane
-    at_maxima: int  # [rows]
+    at_states: int  # [rows] states (cpu_splits): of the split that is being computed
+    at_totals: int  # [rows] states: of the splits before it
     at_ranges: int  # int64 [rows, 2]: half-open range of logical positions
     at_slots: int  # int64 [4, TILE]: addresses of the tile's keys and values; if they are codes, of their scales
     at_key_scales: int  # [TILE]; used if the cache is coded

@@ -8,7 +8,13 @@ from __future__ import annotations
 from numba import njit
 
 from outrider.kernels.cpu.emitters import LANES, VECTOR_BYTES
-from outrider.kernels.cpu.panel import transposing_load_bf16, transposing_load_bf16_pairs, transposing_load_f32
+from outrider.kernels.cpu.panel import (
+    store_pairs,
+    transposing_load_bf16,
+    transposing_load_bf16_pairs,
+    transposing_load_f32,
+    transposing_load_words,
+)
 from outrider.kernels.cpu.simd import (
     load_f32,
     load_i32,
@@ -144,6 +150,26 @@ def _fill_slots(call, scratch, session, kv_head, tile_begin, tile_end):  # type:
 
 
 @njit
+def _load_pairs(call, scratch, num_places):  # type: ignore[no-untyped-def]
+    """Loads a tile for `cpu_dots`; slots are listed up to the next multiple of LANES places."""
+    head_dim, value_dim = call.head_dim, call.value_dim
+    slots, keys, values = scratch + call.at_slots, scratch + call.at_keys, scratch + call.at_values
+    for place in range(0, num_places, LANES):
+        for column in range(0, head_dim, 2 * LANES):
+            d = min(column, head_dim - 2 * LANES)  # the last vector may overlap the previous one
+            transposing_load_words(slots + 8 * place, 2 * d, keys + d // 2 * TILE_BYTES + 4 * place, TILE_BYTES)
+    stride = _padded_bytes(value_dim)
+    if num_places % 2:  # its partner is masked: any readable address will do
+        store_i64(slots + 8 * (TILE + num_places), load_i64(slots + 8 * TILE))
+    for place in range(0, num_places, 2):
+        first, second = load_i64(slots + 8 * (TILE + place)), load_i64(slots + 8 * (TILE + place + 1))
+        target = values + place // 2 * stride
+        for column in range(0, value_dim, LANES):
+            d = min(column, value_dim - LANES)
+            store_pairs(target + 4 * d, first + 2 * d, second + 2 * d)
+
+
+@njit
 def _load_tile(call, scratch, num_places):  # type: ignore[no-untyped-def]
     """Load the listed keys, transposed to [head_dim, TILE], and values [TILE, value_dim] as fp32."""
     # Read once: the compiler would reload the fields of `call` after each store.
@@ -152,6 +178,9 @@ def _load_tile(call, scratch, num_places):  # type: ignore[no-untyped-def]
     # Padding is loaded and masked: any readable address will do.
     for place in range(num_places, (num_places + LANES - 1) // LANES * LANES):
         store_i64(slots + 8 * place, load_i64(slots))
+    if call.is_dotted:
+        _load_pairs(call, scratch, num_places)
+        return
     if call.key_scales_at > 0:
         _load_codes(call, scratch, num_places)
         return

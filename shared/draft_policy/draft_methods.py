@@ -9,6 +9,8 @@ from outrider.shared.errors import ConfigError
 
 AUTO = "auto"
 OFF = "off"
+# Not a choice: names the drafts that a verifier with `auto` takes from a request's prediction.
+PREDICTION = "prediction"
 WITHOUT_CHECKPOINT = ("suffix", "ngram")
 # From the files of the target itself.
 FROM_TARGET = ("mtp",)

@@ -58,9 +58,11 @@ class Gateway(pb_grpc.GatewayServicer):
         self._dies_at = dies_at
         self._forgets = forgets
         self.calls: list[str] = []
+        self.predictions: list[str] = []
 
     def Generate(self, request: pb.GenerateRequest, context: grpc.ServicerContext) -> Iterator[pb.GenerateReply]:
         self.calls.append("generate")
+        self.predictions.append(request.prediction)
         if request.request_id in self._log.begun:
             context.abort(grpc.StatusCode.ABORTED, "a request with this request_id already exists")
         if not self._forgets:

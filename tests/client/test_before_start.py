@@ -41,16 +41,26 @@ def ports() -> tuple[str, ...]:
         (("serve", TARGET, "--generation-config", HEAD), f"{HEAD} has no generation_config.json; give auto, vllm or"),
         (("serve", TARGET, "--chat-template", "no.jinja"), "gateway: --chat-template: no.jinja: No such file"),
         (("serve", TARGET, "--tool-call-parser", "foo"), "gateway: --tool-call-parser: 'foo' is not one of auto,"),
+        (("serve", TARGET, "--api-key", ""), "--api-key: a key is empty; give one, or leave the option out"),
+        (("serve", TARGET, "-sc", '{"model": "{junk}"}'), "junk.gguf is no GGUF file: it does not begin with GGUF"),
         (("serve", HEAD), f"model: {HEAD} is a draft head of demo-target, not a model; serve its target"),
         (("up", "--draft-model", HYBRID_HEAD), f"{HYBRID_HEAD} is a head of demo-hybrid: its hidden_size is 160"),
         (("serve", TARGET, "--max-model-len", "4k"), "--max-model-len: 4000 is above the 2048 positions of"),
+        (
+            ("serve", TARGET, "-q", "awq"),
+            f"--quantization: awq is named, and the weights of {TARGET} are not quantised",
+        ),
         (("serve", TARGET, "--kv-cache-memory-bytes", "900T"), "needed: weights"),
         (("demo", "--redis-url", "redis://127.0.0.1:{nobodys}/0"), "--redis-url"),
     ],
 )
 def test_the_command_names_it_and_starts_nothing(tmp_path: Path, command: tuple[str, ...], said: str) -> None:
     run_dir = tmp_path / "run"
-    words = [word.replace("{nobodys}", str(nobodys_port())) for word in command]
+    (tmp_path / "junk.gguf").write_bytes(b"PK")
+    words = [
+        word.replace("{nobodys}", str(nobodys_port())).replace("{junk}", str(tmp_path / "junk.gguf"))
+        for word in command
+    ]
     done = outrider(*words, *ports(), "--run-dir", str(run_dir))
     assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stdout + done.stderr
     assert said in " ".join(done.stderr.split())

@@ -26,30 +26,33 @@ from outrider.verifier_service.config import VerifierConfig
 
 # The distinct `vllm serve` lines of github.com/vllm-project/recipes (August 2026) that have no placeholders.
 RECIPES: list[list[str]] = json.loads((Path(__file__).parent / "vllm_recipes.json").read_text())
-# What is refused there, and how many lines are: input that is no text, weights quantised at load, another config, code
-# by name, another machine's share, methods and parsers that are not here.
-REFUSED = Counter(
-    {
+# Where the table of these lines is.
+PAGE = Path(__file__).parents[2] / "docs/coming-from-vllm.md"
+# Why lines are refused there -> how a refusal begins -> how many of them there are.
+REFUSED = {
+    "a parser that is not here": {"--tool-call-parser": 20, "--reasoning-parser": 4},
+    "input or output that is not text": {
         "--omni": 23,
         "--limit-mm-per-prompt": 11,
         "--allowed-local-media-path": 3,
         "--mm-processor-kwargs": 1,
         "--video-pruning-rate": 1,
-        "--runner": 2,
-        "--quantization": 7,
-        "--hf-overrides": 7,
-        "--logits-processors": 2,
+    },
+    "weights quantised at load": {"--quantization": 7},
+    "another model configuration than the checkpoint's": {"--hf-overrides": 7},
+    "a draft method that is not served": {
+        "--speculative-config: method dflash is not served": 3,
+        "--speculative-config: method dspark is not served": 1,
+    },
+    "another task than generation": {"--runner": 2},
+    "code that is loaded by name": {"--logits-processors": 2, "No such option: --tool-call-parser-plugin": 1},
+    "a setting that is given elsewhere": {
         "--reasoning-config": 1,
         "--config": 1,
         "--default-chat-template-kwargs": 1,
-        "No such option: --tool-call-parser-plugin": 1,
-        "--kv-cache-dtype": 1,
-        "--tool-call-parser": 42,
-        "--reasoning-parser": 7,
-        "--speculative-config: method dflash is not served": 3,
-        "--speculative-config: method dspark is not served": 1,
-    }
-)
+    },
+    "a KV cache of another format than 8 bits": {"--kv-cache-dtype": 1},
+}
 # Of llama.cpp's tools/server/README.md (commit 00dc8057), all but those that print something or name one model.
 LLAMA_SERVER = """
 -t --threads -tb --threads-batch -C --cpu-mask -Cr --cpu-range --cpu-strict --prio --poll -Cb --cpu-mask-batch -Crb
@@ -137,16 +140,33 @@ def check_services(settings: StackSettings) -> None:
 
 
 def test_the_recipes_of_vllm(started: Started, capsys: pytest.CaptureFixture[str]) -> None:
-    refused: list[str] = []
+    refused: Counter[str] = Counter()
+    speculative: Counter[str] = Counter()
     for line in RECIPES:
-        try:
-            check_services(started(line))
-        except ConfigError as error:
-            refused.append(error.message.partition(": '")[0])
-        except SystemExit:
-            said = " ".join(capsys.readouterr().err.split())
-            refused.append(re.sub(r"^.*(outrider|Error): ", "", re.split(" of vLLM|: '|: its| [(]", said)[0]))
-    assert Counter(refused) == REFUSED
+        said = _refusal(line, started, capsys)
+        refused[said] += 1
+        speculative[said] += any(word.startswith(("--spec", "-sc", "--num-spec")) for word in line)
+    known = {said: count for reason in REFUSED.values() for said, count in reason.items()}
+    assert refused == {**known, "": len(RECIPES) - sum(known.values())}
+    rows = [f"| | taken as they are | {refused['']} | {speculative['']} |"]
+    for reason, lines in REFUSED.items():
+        options = ", ".join(dict.fromkeys(f"`{said.removeprefix('No such option: ').split(':')[0]}`" for said in lines))
+        rows.append(f"| {options} | {reason} | {sum(lines.values())} | {sum(speculative[said] for said in lines)} |")
+    rows.append(f"| | all | {len(RECIPES)} | {speculative.total()} |")
+    table = "\n".join(rows)
+    assert table in PAGE.read_text(encoding="utf-8"), f"the table of {PAGE.name} is now\n{table}"
+
+
+def _refusal(line: list[str], started: Started, capsys: pytest.CaptureFixture[str]) -> str:
+    """How the refusal of a line begins; empty: it is taken."""
+    try:
+        check_services(started(line))
+    except ConfigError as error:
+        return error.message.partition(": '")[0]
+    except SystemExit:
+        said = " ".join(capsys.readouterr().err.split())
+        return re.sub(r"^.*(outrider|Error): ", "", re.split(" of vLLM|: '|: its| [(]", said)[0])
+    return ""
 
 
 def own_options(command: str) -> dict[str, tuple[str, bool]]:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import grpc
 import pytest
 from scripted_gateway import NUM_TOKENS, Gateway, Log, nobodys_address, serving
+from typer.testing import CliRunner
 
 from outrider.client.api.session import MAX_FRUITLESS_ATTEMPTS
+from outrider.client.cli.app import app
 from outrider.client.generate import CompletionRequest, StreamedToken, StreamEnd, stream_completion
 from outrider.shared.errors import InvalidRequest, OutriderError, Unavailable
 from outrider.v1 import common_pb2 as common
 from outrider.v1 import gateway_pb2 as pb
 
 REQUEST = CompletionRequest("hello", max_tokens=NUM_TOKENS)
+PREDICTION = "def area(shape):\n    return shape.width\n\u00e9\n"
 
 
 @pytest.fixture
@@ -138,3 +142,30 @@ def test_a_gap_is_an_error(log: Log) -> None:
 
     with serving(Skips(log)) as address, pytest.raises(OutriderError, match="expected output token 0, got 1"):
         list(stream_completion(address, REQUEST))
+
+
+@pytest.mark.parametrize("command", ["complete", "chat"])
+def test_a_prediction_travels_with_the_request(command: str, tmp_path: Path) -> None:
+    file = tmp_path / "shapes.py"
+    file.write_text(PREDICTION, encoding="utf-8")
+    gateway = Gateway(Log())
+    with serving(gateway) as address:
+        for options in (["--prediction", str(file)], []):
+            done = CliRunner().invoke(app, [command, "Rename it.", "--address", address, "--json", *options])
+            assert done.exit_code == 0, done.output
+    assert gateway.predictions == [PREDICTION, ""]
+
+
+@pytest.mark.parametrize("command", ["complete", "chat"])
+def test_a_prediction_that_is_no_text_is_refused(command: str, tmp_path: Path) -> None:
+    binary = tmp_path / "shapes.pyc"
+    binary.write_bytes(b"\xff\xfe\x00")
+    for path, said in (
+        (tmp_path / "none", "No such file"),
+        (tmp_path, "Is a directory"),
+        (binary, "is not UTF-8 text"),
+    ):
+        done = CliRunner().invoke(app, [command, "Rename it.", "--address", "127.0.0.1:1", "--prediction", str(path)])
+        assert done.exit_code == 2
+        assert f"--prediction: {path}" in done.stderr
+        assert said in done.stderr

@@ -126,6 +126,13 @@ def test_a_broken_record(tmp_path: Path, text: str) -> None:
         stop_running(tmp_path, lambda _message: None)
 
 
+def test_a_file_is_no_run_dir(tmp_path: Path) -> None:
+    path = tmp_path / "README.md"
+    path.touch()
+    with pytest.raises(ConfigError, match=r"^--run-dir: .*README\.md is a file; give the folder"):
+        stop_running(path, lambda _message: None)
+
+
 def test_nobody_else_reads_what_requests_said(tmp_path: Path) -> None:
     """The log was readable by all users of the machine, in Redis and in its file, and had no limit of memory."""
     stack = Stack(StackSettings(model="", draft_model=""), tmp_path, lambda _message: None)

@@ -16,7 +16,10 @@ import transformers
 from huggingface_hub.errors import StrictDataclassClassValidationError
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+)
 
 from docs.generate.architectures_page import PAGE, TABLE, Row, Survey, architectures_page
 from outrider.engine.attention.batch import SessionRows, build_batch
@@ -24,8 +27,11 @@ from outrider.engine.certificate import certify
 from outrider.engine.errors import ModelRefused
 from outrider.engine.model.guards import require_supported_architecture
 from outrider.engine.model.load import load_model
+from outrider.engine.model.text_part import WRAPPERS
 from outrider.engine.recurrent.rows import StateRows
 from outrider.engine.run.runner import ModelRunner
+from outrider.shared.checkpoint import architectures
+from outrider.shared.checkpoint.architectures import Architectures
 
 VOCAB_SIZE = 101
 _MAX_MODEL_LEN = 100
@@ -98,6 +104,14 @@ def survey_one(model_type: str) -> Row:
     return Row(model_type=model_type, class_name=class_name, outcome=outcome, reason=reason)
 
 
+def by_config_alone() -> Architectures:
+    """What the engine says of the default config of each type that is, or has, a causal language model."""
+    names = sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES})
+    refused = {name: reason for name in names if (reason := _refusal(name)) is not None}
+    served = [name for name in names if name not in refused]
+    return Architectures(transformers=transformers.__version__, served=served, refused=refused)
+
+
 def _outcome(model_type: str) -> tuple[str, str]:
     refusal = _refusal(model_type)
     if refusal is not None:
@@ -146,10 +160,9 @@ def _is_multimodal(model_type: str) -> bool:
     return config is not None and config.get_text_config() is not config
 
 
-def _save(model_type: str, folder: Path) -> None:
-    """A tiny random checkpoint; raises whatever the model's code raises about such sizes."""
-    config_class = CONFIG_MAPPING[model_type]
-    fields = config_class().to_dict()
+def tiny_arguments(config: Any) -> dict[str, Any]:
+    """Arguments of a tiny config of this one's class."""
+    fields = config.to_dict()
     sizes = _SIZES | (_LATENT if "qk_rope_head_dim" in fields else {})
     arguments = {name: size for name, size in sizes.items() if name in fields}
     if isinstance(fields.get("sliding_window"), int):
@@ -160,7 +173,13 @@ def _save(model_type: str, folder: Path) -> None:
     kinds = list(dict.fromkeys(fields.get("layer_types") or ()))
     if kinds:
         arguments["layer_types"] = (2 * kinds)[:2]
-    arguments |= _OWN.get(model_type, {})
+    return arguments | _OWN.get(config.model_type, {})
+
+
+def _save(model_type: str, folder: Path) -> None:
+    """A tiny random checkpoint; raises whatever the model's code raises about such sizes."""
+    config_class = CONFIG_MAPPING[model_type]
+    arguments = tiny_arguments(config_class())
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config_class(**arguments), dtype=torch.float32)
     if sum(parameter.numel() for parameter in model.parameters()) > _MOST_WEIGHTS:
@@ -194,11 +213,12 @@ def _require_same_logits(model_type: str, folder: Path, runner: ModelRunner) -> 
 
 def main() -> None:
     torch.set_num_threads(1)
+    architectures.TABLE.write_text(json.dumps(by_config_alone(), indent=1) + "\n", encoding="utf-8")
     rows = []
     for model_type in model_types():
         rows.append(survey_one(model_type))
         print(*rows[-1].values(), flush=True)
-    survey = Survey(transformers=transformers.__version__, rows=rows)
+    survey = Survey(transformers=transformers.__version__, rows=rows, multimodal=sorted(WRAPPERS))
     TABLE.write_text(json.dumps(survey, indent=1) + "\n", encoding="utf-8")
     PAGE.write_text(architectures_page(survey), encoding="utf-8")
 

@@ -10,6 +10,7 @@ import transformers
 from docs.generate.architectures_page import PAGE, Row, architectures_page, read_survey
 from outrider.engine.errors import ModelRefused
 from outrider.engine.model.load import load_model
+from outrider.engine.model.text_part import WRAPPERS
 from tests.engine.architecture_survey import model_types, survey_one
 from tests.engine.tiny_models import HYBRIDS, REFUSED, SERVED, save_tiny_model
 
@@ -26,6 +27,7 @@ def test_the_table_is_of_the_installed_transformers() -> None:
     """After a bump: python -m tests.engine.architecture_survey."""
     assert read_survey()["transformers"] == transformers.__version__
     assert list(ROWS) == model_types()
+    assert read_survey()["multimodal"] == sorted(WRAPPERS)
 
 
 @pytest.mark.parametrize("model_type", SOME)

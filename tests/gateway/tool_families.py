@@ -20,6 +20,7 @@ from tool_forms import (
     deepseek_v31,
     dsml_section,
     glm,
+    hy,
     kimi,
     minimax,
 )
@@ -106,6 +107,7 @@ SPECIAL_THINK = ("<think>", "</think>")
 KIMI_SECTION = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
 DEEPSEEK_SECTION = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 COMMAND = tuple(f"<|{end}_{what}|>" for what in ("THINKING", "ACTION", "RESPONSE") for end in ("START", "END"))
+HY = ("<tool_calls>", "</tool_calls>", "<tool_call>", "</tool_call>", "<tool_sep>", "<arg_key>", "</arg_key>")
 GEMMA = ("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", '<|"|>')
 FUNCTION_GEMMA = ("<start_function_call>", "<end_function_call>", "<escape>")
 
@@ -173,6 +175,17 @@ FAMILIES = (
         "minimax_m2",
         each(minimax, ("<minimax:tool_call>\n", "\n</minimax:tool_call>")),
         ("<minimax:tool_call>", "</minimax:tool_call>", *SPECIAL_THINK),
+    ),
+    Family(
+        "dots",
+        each(minimax, ("<dots_function_call>\n", "\n</dots_function_call>")),
+        ("<dots_function_call>", "</dots_function_call>", *SPECIAL_THINK),
+    ),
+    Family(
+        "hy_v3",
+        each(hy, ("<tool_calls>\n", "\n</tool_calls>")),
+        (*HY, *SPECIAL_THINK),
+        "hy_v3",
     ),
     Family("glm45", each(glm), ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", *SPECIAL_THINK)),
     Family(

@@ -40,6 +40,11 @@ def glm(call: tuple[str, Any]) -> str:
     return f"<tool_call>{call[0]}\n{tags}</tool_call>"
 
 
+def hy(call: tuple[str, Any]) -> str:
+    tags = tagged(call, "<arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value>\n")
+    return f"<tool_call>{call[0]}<tool_sep>\n{tags}</tool_call>"
+
+
 def minimax(call: tuple[str, Any]) -> str:
     tags = tagged(call, '<parameter name="KEY">VALUE</parameter>\n')
     return f'<invoke name="{call[0]}">\n{tags}</invoke>'
@@ -79,3 +84,32 @@ KIMI = tuple(
     for name in ("calls_section_begin", "calls_section_end", "call_begin", "call_end", "call_argument_begin")
 )
 HARMONY = ("<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|call|>", "<|constrain|>")
+
+# Per row of the formats, the special tokens of its family.
+SPECIAL: dict[str, tuple[str, ...]] = {
+    "hermes": HERMES,
+    "longcat": ("<longcat_tool_call>", "</longcat_tool_call>"),
+    "internlm": ("<|action_start|>", "<|plugin|>", "<|action_end|>"),
+    "llama3_json": ("<|python_tag|>",),
+    "granite": ("<|tool_call|>",),
+    "phi4_mini_json": (),
+    "jamba": ("<tool_calls>", "</tool_calls>"),
+    "cohere_command3": ("<|START_ACTION|>", "<|END_ACTION|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+    "mistral_json": ("[TOOL_CALLS]",),
+    "mistral": ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
+    "deepseek_v3": DEEPSEEK,
+    "deepseek_v31": DEEPSEEK,
+    "deepseek_v32": ("｜DSML｜",),
+    "kimi_k2": KIMI,
+    "qwen3_coder": ("<tool_call>", "</tool_call>"),
+    "seed_oss": ("<seed:tool_call>", "</seed:tool_call>"),
+    "minimax_m2": ("<minimax:tool_call>", "</minimax:tool_call>"),
+    "hy_v3": ("<tool_calls>", "</tool_calls>", "<tool_call>", "</tool_call>", "<tool_sep>"),
+    "glm45": HERMES,
+    "llama4_pythonic": ("<|python_start|>", "<|python_end|>"),
+    "lfm2": ("<|tool_call_start|>", "<|tool_call_end|>"),
+    "olmo3": (),
+    "gemma4": ("<|tool_call>", "<tool_call|>", '<|"|>'),
+    "functiongemma": ("<start_function_call>", "<end_function_call>", "<escape>"),
+    "openai": HARMONY,
+}

@@ -29,7 +29,8 @@ pytestmark = pytest.mark.gpu
 
 ON_GPU = device().type == "cuda"
 BLOCKS = triton_tiles.ROW_BLOCKS + triton_tiles.MANY_ROW_BLOCKS
-_ROW_COUNTS = (*range(1, 21), 128, 129)
+# Interpreted, a call takes up to a second: one count on either side of each tile.
+_ROW_COUNTS = (*range(1, 21), 128, 129) if ON_GPU else (1, 2, 8, 9, 16, 17, 33)
 _E2M1 = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, -1, -2, -3, -4, -6, -8, -12, 0], dtype=torch.int8)
 
 
@@ -161,7 +162,7 @@ def test_every_kind_and_group_is_near_the_exact_product_and_keeps_its_bits(kind:
 @pytest.mark.parametrize("kind", ["range", "table", "i8", "e4m3"])
 def test_wide_weights_have_the_same_bits_in_every_number_of_rows(kind: str, num_outputs: int, num_inputs: int) -> None:
     numbers = e4m3(num_outputs, num_inputs) if kind == "e4m3" else numbers_of(kind, num_outputs, num_inputs)
-    require_one_set_of_bits(make_codes(numbers, 32, minimums=True), (1, 16, 17, 33, 65))
+    require_one_set_of_bits(make_codes(numbers, 32, minimums=True), (1, 16, 17, 33, 65) if ON_GPU else (1, 17))
 
 
 @pytest.mark.storm
@@ -175,7 +176,7 @@ def test_weights_as_models_have_them(kind: str, group: int) -> None:
     x, bias = rows_and_bias(codes)
     exact = x.double() @ codes.dequantised().double().T + bias.double()
     assert bool(((found_by(x, codes, bias).double() - exact).abs() <= error_bound(x, codes, bias)).all())
-    require_one_set_of_bits(codes, (1, 2, 8, 17, 33, 64, 65, 130))
+    require_one_set_of_bits(codes, (1, 2, 8, 17, 33, 64, 65, 130) if ON_GPU else (1, 33, 65))
 
 
 @pytest.mark.storm
@@ -183,11 +184,12 @@ def test_weights_as_models_have_them(kind: str, group: int) -> None:
 def test_the_blocks_of_rows_and_outputs_move_no_bit(name: str) -> None:
     x, codes = telling_rows(CASES[name][0], 40)
     weight, x = packed(codes), x.to(device())
+    expected = triton_codes.linear(x, weight)
     # On a GPU blocks of 64 outputs are wgmma's: another kind of multiply-add (triton_tiles.KINDS_AGREE).
     for block_outputs in (16, 32) if ON_GPU and not triton_tiles.KINDS_AGREE else (16, 32, 64, 128):
         for block_rows in BLOCKS:
             found = triton_codes.linear_tiled(x, weight, block_rows=block_rows, block_outputs=block_outputs)
-            assert torch.equal(found, triton_codes.linear(x, weight)), (block_rows, block_outputs)
+            assert torch.equal(found, expected), (block_rows, block_outputs)
 
 
 @pytest.mark.storm

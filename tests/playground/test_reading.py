@@ -171,6 +171,7 @@ async def test_the_form_says_what_is_asked(screen: Screen) -> None:
         Presence="0.1",
         Frequency="0.2",
         Repetition="1.1",
+        Predicted_output="class Stack:\n",
     )
     await screen.page.get_by_label("Stop strings, one per line").fill("never said\n\nnor this")
     await screen.page.get_by_label("Draft a tree of tokens").check()
@@ -185,6 +186,7 @@ async def test_the_form_says_what_is_asked(screen: Screen) -> None:
     sampling = {"max_tokens": 8, "temperature": 0.9, "seed": 5, "top_p": 0.8, "top_k": 40, "min_p": 0.01}
     penalties = {"presence_penalty": 0.1, "frequency_penalty": 0.2, "repetition_penalty": 1.1}
     assert body.items() >= {**sampling, **penalties, "stop": ["never said", "nor this"]}.items()
+    assert body["prediction"] == {"type": "content", "content": "class Stack:\n"}
     await screen.until_done()
 
 

@@ -44,3 +44,13 @@ LOADS_PER_DOUBLING = 2
 PRIOR_SLOPE = 0.6
 # ratio to the mean; cap on one measured time; a hiccup must not decide
 OUTLIER = 3.0
+# plain rounds; what wrong drafts from a prediction may cost beyond what right ones have brought; under 1 %
+# of an answer of 1,000 tokens
+PREDICTION_CREDIT = 8.0
+# tokens; match after which a prediction without credit drafts again: a failed draft costs less than half a plain round
+# at most lengths that pay, which is then 1.5 % of the time
+PREDICTION_PROOF = 32
+# tokens; match after which a predicted token counts as steadily followed; a shorter one may be a common phrase
+PREDICTION_STEADY = 8
+# tokens; memory of a prediction's acceptance; about a page of text
+PREDICTION_MEMORY = 256.0

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from outrider.engine.model.gguf.file import GgufFile
-from outrider.engine.model.weight_reader import WeightReader
+from outrider.engine.model.weight_files import WeightReader
 from outrider.kernels.linear.codes import Codes, stacked
 
 # Reads expert e's matrix of a tensor [E, N, K], as codes.

@@ -22,8 +22,7 @@ from outrider.engine.model.gguf.architectures import architecture_of
 from outrider.engine.model.gguf.codes import codes_of, has_codes
 from outrider.engine.model.gguf.file import GgufFile
 from outrider.engine.model.gguf.joined import Joined, Part
-from outrider.engine.model.weight_files import StoredTensor
-from outrider.engine.model.weight_reader import WeightReader
+from outrider.engine.model.weight_files import StoredTensor, WeightReader
 from outrider.kernels.linear.codes import Codes
 
 # Tensors of any architecture that are no parameter, since the config states what they say.

@@ -25,8 +25,7 @@ from outrider.engine.model.quantised import (
     mxfp4,
 )
 from outrider.engine.model.quantised.packed_weight import Format, PackedWeight, packed_weights
-from outrider.engine.model.weight_files import StoredTensor
-from outrider.engine.model.weight_reader import WeightReader
+from outrider.engine.model.weight_files import StoredTensor, WeightReader
 from outrider.kernels.linear.codes import Codes
 from outrider.shared.checkpoint.quantization import Quantization
 

@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of multimodal models whose causal class is that of their text part."""
+"""Tiny random checkpoints of multimodal models, of each type whose text part is served."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING
 
+from outrider.engine.model.text_part import WRAPPERS
+from tests.engine.architecture_survey import tiny_arguments
 from tests.engine.tiny_models import HYBRIDS, SERVED
 
 _QWEN_VISION = {
@@ -19,8 +24,8 @@ _QWEN_VISION = {
     "num_position_embeddings": 16,
 }
 _LLAMA_VISION = {"hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2}
-# config and model class, text and vision config
-MODELS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
+# Their causal class is that of their text part: config and model class, text and vision config.
+OWN_CLASS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "llama4": ("Llama4Config", "Llama4ForConditionalGeneration", SERVED["llama4"][1], _LLAMA_VISION),
     "qwen3_5": ("Qwen3_5Config", "Qwen3_5ForConditionalGeneration", HYBRIDS["qwen3_5"][1], _QWEN_VISION),
     "qwen3_5_moe": (
@@ -30,19 +35,80 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         _QWEN_VISION,
     ),
 }
+# Wrappers, some with a text model that is not their default.
+MODELS = sorted({*OWN_CLASS, *WRAPPERS, "mistral3 ministral3", "mistral3 mistral4", "llava mistral"})
+# The smallest sizes of the other parts, by every name that their configs have for them.
+_OTHER_PARTS = {
+    **dict.fromkeys(("hidden_size", "embed_dim", "d_model", "out_hidden_size", "projection_dim", "encoder_dim"), 32),
+    **dict.fromkeys(("intermediate_size", "encoder_ffn_dim", "mlp_dim"), 48),
+    **dict.fromkeys(("num_hidden_layers", "depth", "encoder_layers", "num_layers", "depths"), 1),
+    **dict.fromkeys(("num_attention_heads", "num_heads", "encoder_attention_heads"), 2),
+    "num_position_embeddings": 16,
+    "vocab_size": 64,
+}
+# weights; larger ones are of other parts, and stay as transformers draws them
+_MOST_NOISE = 3_000_000
 
 
 @torch.inference_mode()
 def save_multimodal(name: str, folder: Path) -> Path:
-    random_model(name).save_pretrained(folder)
+    return save_as_published(random_model(name), folder)
+
+
+def save_as_published(model: Any, folder: Path) -> Path:
+    """With the names of the published files, which transformers reads, and but for Kimi-K2.5 also writes."""
+    model.save_pretrained(folder)
+    if model.config.model_type == "kimi_k25":  # its rule for the image part's blocks also renames the text layers
+        file = folder / "model.safetensors"
+        tensors = {name.replace("model.blocks.", "model.layers."): part for name, part in load_file(file).items()}
+        save_file(tensors, file, {"format": "pt"})
     return folder
 
 
 def random_model(name: str) -> Any:
-    config_name, class_name, text, vision = MODELS[name]
-    config = getattr(transformers, config_name)(text_config=text, vision_config=vision)
+    config, class_name = _own_class(name) if name in OWN_CLASS else (_wrapper(name), "")
+    model_class = getattr(transformers, class_name) if class_name else MODEL_FOR_MULTIMODAL_LM_MAPPING[type(config)]
     torch.manual_seed(3)
-    model = getattr(transformers, class_name)._from_config(config, attn_implementation="eager").eval()
+    model = model_class._from_config(config, attn_implementation="eager").eval()
     for parameter in model.parameters():
-        parameter.add_(0.1 * torch.randn(parameter.shape))
+        if parameter.numel() < _MOST_NOISE:
+            parameter.add_(0.1 * torch.randn(parameter.shape))
     return model
+
+
+def _own_class(name: str) -> tuple[Any, str]:
+    config_name, class_name, text, vision = OWN_CLASS[name]
+    return getattr(transformers, config_name)(text_config=text, vision_config=vision), class_name
+
+
+def _wrapper(name: str) -> Any:
+    """name: the wrapper's type, and that of its text model if it is not the default."""
+    wrapper, _, text_type = name.partition(" ")
+    config_class = CONFIG_MAPPING[wrapper]
+    default = config_class()
+    text = CONFIG_MAPPING[text_type]() if text_type else default.get_text_config(decoder=True)
+    arguments = {}
+    for key in config_class.sub_configs:
+        part = getattr(default, key, None)
+        if part is not None:
+            is_text = part is default.get_text_config(decoder=True)
+            arguments[key] = _text_arguments(text) if is_text else _other_arguments(part)
+    return config_class(**arguments)
+
+
+def _text_arguments(config: Any) -> dict[str, Any]:
+    arguments = tiny_arguments(config)
+    rope = config.to_dict().get("rope_parameters")
+    if isinstance(rope, dict) and ("mrope_section" in rope or config.model_type.startswith(("glm", "qwen2_"))):
+        head_dim = arguments.get("head_dim") or arguments["hidden_size"] // arguments["num_attention_heads"]
+        pairs = int(head_dim * rope.get("partial_rotary_factor", 1.0)) // 2
+        arguments["rope_parameters"] = {**rope, "mrope_section": [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3]}
+    if config.model_type == "mistral4":  # half of a head is rotated
+        arguments |= {"head_dim": 16, "qk_head_dim": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8}
+    return {**arguments, "model_type": config.model_type}
+
+
+def _other_arguments(config: Any) -> dict[str, Any]:
+    fields = config.to_dict()
+    sizes = {key: size for key, size in _OTHER_PARTS.items() if isinstance(fields.get(key), int)}
+    return {**sizes, "model_type": config.model_type}

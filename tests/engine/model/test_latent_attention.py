@@ -197,4 +197,4 @@ def test_packed_weights_are_dequantised_for_the_heads(tmp_path: Path, case: str)
         assert [shape.values_in_keys for shape in loaded.layer_shapes] == [True, True]
         logits.append(logits_of(new_runner(loaded)))
     packed_error, meant_error = ((each - logits[2]).abs().mean() for each in logits[:2])
-    assert packed_error < 1.5 * meant_error
+    assert packed_error < 2.0 * meant_error

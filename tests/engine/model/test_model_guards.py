@@ -125,7 +125,7 @@ def test_paths_that_hold_nothing_are_refused(tmp_path: Path) -> None:
 
 def test_models_that_are_no_causal_language_models_are_refused(tmp_path: Path) -> None:
     transformers.CLIPConfig().save_pretrained(tmp_path)
-    with pytest.raises(ModelRefused, match="not a causal language model"):
+    with pytest.raises(ModelRefused, match="is multimodal, and its text part is not served"):
         load_model(str(tmp_path))
 
 

@@ -15,7 +15,7 @@ from transformers.models.qwen3_5 import modeling_qwen3_5 as theirs
 from outrider.engine.attention.batch import SessionRows, build_batch
 from outrider.engine.attention.ops import resolve_attention_ops
 from outrider.engine.errors import EngineError, ModelRefused
-from outrider.engine.model.guards import require_windows
+from outrider.engine.model.guards import require_supported_architecture
 from outrider.engine.model.lean.lean_rotary import LeanRotaryEmbedding
 from outrider.engine.model.load import load_model
 from outrider.engine.recurrent.kernels import resolve_recurrent_kernels
@@ -96,11 +96,11 @@ def test_a_layer_that_does_not_call_its_mixer_is_refused(qwen: Path, monkeypatch
         load_model(str(qwen))
 
 
-def test_an_unknown_kind_of_layer_is_refused() -> None:
+def test_an_unknown_kind_of_layer_is_refused(tmp_path: Path) -> None:
     config = Qwen3_5TextConfig(**HYBRIDS["qwen3_5"][1])
     config.layer_types = ["linear_attention", "conv", "linear_attention", "full_attention"]
     with pytest.raises(ModelRefused, match="layers of type conv"):
-        require_windows("a folder", config, [], 128)
+        require_supported_architecture(str(tmp_path), config)
 
 
 def test_triton_selects_its_own_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

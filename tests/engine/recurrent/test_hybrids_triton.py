@@ -38,7 +38,11 @@ _TWO_LAYERS: dict[str, dict[str, Any]] = {
     "bamba": {"num_hidden_layers": 2, "attn_layer_indices": [1]},
     # Every expert has a part in every row: else the other kernels' rounding may send a row elsewhere.
     "jamba": {"num_experts_per_tok": 4},
-    "kimi_linear": {"num_experts_per_tok": 4},
+    "kimi_linear": {
+        "num_hidden_layers": 2,
+        "layer_types": ["linear_attention", "full_attention"],
+        "num_experts_per_tok": 4,
+    },
     "lfm2": {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]},
 }
 
@@ -112,8 +116,9 @@ def test_a_hybrid_on_the_gpus_kernels(tmp_path: Path, dtype: str) -> None:
 
 
 @pytest.mark.storm
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", [name for name in _TWO_LAYERS if name != "qwen3_5"])
+@pytest.mark.parametrize(
+    ("name", "dtype"), [*((name, "float32") for name in _TWO_LAYERS if name != "qwen3_5"), ("bamba", "bfloat16")]
+)
 def test_every_kind_on_the_gpus_kernels(name: str, dtype: str, tmp_path: Path) -> None:
     folder = _save(name, tmp_path)
     loaded = _load(folder, dtype)

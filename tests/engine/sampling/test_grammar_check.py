@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import signal
 import subprocess
@@ -44,6 +45,19 @@ def test_a_bomb_is_refused_and_the_next_grammar_is_compiled(compiler: GrammarCom
     assert refused.value.param == "grammar"
     assert "structured_outputs" in refused.value.message
     assert compiler.compile(PLAIN).allowed([]).any()
+
+
+@pytest.mark.parametrize(("row", "others"), [("hermes", []), ("qwen3_coder", []), ("hermes", ["fine", "plain"])])
+def test_a_bomb_in_a_tools_schema_names_the_tool(compiler: GrammarCompiler, row: str, others: list[str]) -> None:
+    lark = Lark({})
+    bomb = {"type": "object", "properties": {"n": json.loads(BOMB.text)}, "required": ["n"]}
+    tools = [*(CallRule(name, {"type": "object"}) for name in others), CallRule("count_up", bomb)]
+    calls = CallGrammar(lark, CALLS[row], tools, parallel=False)
+    with pytest.raises(InvalidRequest, match=r"more than (1 s|64 MiB), the limit") as refused:
+        compiler.compile(Grammar(GrammarKind.LARK, lark.source(lark.rule(calls.forced()))))
+    assert refused.value.param == "tools"
+    assert refused.value.message.startswith(f"tools: {', '.join([*others, 'count_up'])}: ")
+    assert "response_format" not in refused.value.message
 
 
 def test_what_is_known_needs_no_turn(compiler: GrammarCompiler) -> None:

@@ -19,6 +19,7 @@ from outrider.gateway.request.types import ChoiceStart, GenerationUpdate, ValidR
 from outrider.shared.errors import Unavailable
 from outrider.shared.log.commit_log import LogEntry
 from outrider.shared.messages import Commit, DrafterInfo, FinishReason, SessionSpec, TokenOrigin
+from outrider.shared.request_params import MAX_SPECULATIVE_TOKENS, Speculation
 from outrider.shared.sampling_params import SamplingParams, SpeculationMode
 from outrider.shared.speculative_config import parse_speculative_config
 from tests.gateway.small_tokenizers import byte_fallback_tokenizer
@@ -121,3 +122,21 @@ async def test_an_output_that_fails_frees_its_place() -> None:
         with pytest.raises(Unavailable):
             await asyncio.wait_for(answered(generation, request("fails")), timeout=60)
     assert await asyncio.wait_for(answered(generation, request("b")), timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("speculation", "predicted", "most"),
+    [
+        (Speculation(method="auto"), (), 5),
+        (Speculation(method="auto"), (1, 2), MAX_SPECULATIVE_TOKENS),
+        (Speculation(method="auto", num_speculative_tokens=7), (1, 2), 7),
+        (Speculation(method="ngram"), (1, 2), 5),
+    ],
+    ids=["no prediction", "a prediction", "its own number", "a named method"],
+)
+def test_a_prediction_may_be_drafted_longer_than_what_methods_guess(
+    speculation: Speculation, predicted: tuple[int, ...], most: int
+) -> None:
+    plan = SlowGeneration(1)._draft_plan(replace(request("a"), speculation=speculation, predicted_token_ids=predicted))
+    assert plan is not None
+    assert (plan.method, plan.num_draft_tokens) == (speculation.method, most)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import time
 from typing import Any, NoReturn
@@ -20,6 +21,8 @@ from outrider.gateway.tool_calls.formats import CALLS, Body
 from outrider.gateway.tool_calls.lenient_json import repaired
 from outrider.gateway.tool_calls.messages import template_messages
 
+# inputs of a storm; OUTRIDER_FUZZ_INPUTS=100000 for a night's
+NUM_FUZZED = int(os.environ.get("OUTRIDER_FUZZ_INPUTS", "20000"))
 # Forms in which an output means nothing but a call, whatever its name.
 ONLY_CALLS = (Body.NAMED, Body.TAGGED, Body.GEMMA)
 
@@ -92,7 +95,7 @@ def broken_json(source: random.Random) -> str:
     return base
 
 
-@pytest.mark.parametrize("num_texts", [2_000, pytest.param(100_000, marks=pytest.mark.storm)])
+@pytest.mark.parametrize("num_texts", [2_000, pytest.param(NUM_FUZZED, marks=pytest.mark.storm)])
 def test_whatever_is_written_is_strict_json_or_none(num_texts: int) -> None:
     source, num_read = random.Random(num_texts), 0
     for _ in range(num_texts):
@@ -143,7 +146,7 @@ def test_a_call_that_the_model_has_ended_is_whole(transcript: Transcript) -> Non
 
 
 @pytest.mark.parametrize(
-    "num_outputs", [1_500, pytest.param(100_000, marks=[pytest.mark.storm, pytest.mark.timeout(1_800)])]
+    "num_outputs", [1_500, pytest.param(NUM_FUZZED, marks=[pytest.mark.storm, pytest.mark.timeout(1_800)])]
 )
 def test_broken_outputs_have_strict_arguments(num_outputs: int) -> None:
     source = random.Random(num_outputs)

@@ -8,15 +8,15 @@ from typing import Any
 
 import jsonschema
 import pytest
-from tool_forms import DEEPSEEK, HARMONY, HERMES, KIMI
+from tool_forms import HERMES, SPECIAL
 from tool_tokenizers import accepts, backend_of, random_walk, tokenizer_of
 
+from outrider.gateway.schemas.reading import argument_types
 from outrider.gateway.tool_calls.call_grammar import CallGrammar, CallRule
 from outrider.gateway.tool_calls.events import Folded, fold
 from outrider.gateway.tool_calls.formats import CALLS, output_format
 from outrider.gateway.tool_calls.lark import Lark
 from outrider.gateway.tool_calls.parser import OutputParser, Tools
-from outrider.gateway.tool_calls.schemas import argument_types
 from outrider.gateway.tool_calls.symbols import Symbols, marker_tokens
 from outrider.shared.sampling_params import Grammar, GrammarKind
 
@@ -35,32 +35,6 @@ BOOK: dict[str, Any] = {
 CLOCK: dict[str, Any] = {"type": "object", "properties": {}}
 RULES = (CallRule("add_book", BOOK), CallRule("clock", CLOCK))
 SCHEMAS = {rule.name: rule.parameters for rule in RULES}
-SPECIAL: dict[str, tuple[str, ...]] = {
-    "hermes": HERMES,
-    "longcat": ("<longcat_tool_call>", "</longcat_tool_call>"),
-    "internlm": ("<|action_start|>", "<|plugin|>", "<|action_end|>"),
-    "llama3_json": ("<|python_tag|>",),
-    "granite": ("<|tool_call|>",),
-    "phi4_mini_json": (),
-    "jamba": ("<tool_calls>", "</tool_calls>"),
-    "cohere_command3": ("<|START_ACTION|>", "<|END_ACTION|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"),
-    "mistral_json": ("[TOOL_CALLS]",),
-    "mistral": ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
-    "deepseek_v3": DEEPSEEK,
-    "deepseek_v31": DEEPSEEK,
-    "deepseek_v32": ("｜DSML｜",),
-    "kimi_k2": KIMI,
-    "qwen3_coder": ("<tool_call>", "</tool_call>"),
-    "seed_oss": ("<seed:tool_call>", "</seed:tool_call>"),
-    "minimax_m2": ("<minimax:tool_call>", "</minimax:tool_call>"),
-    "glm45": HERMES,
-    "llama4_pythonic": ("<|python_start|>", "<|python_end|>"),
-    "lfm2": ("<|tool_call_start|>", "<|tool_call_end|>"),
-    "olmo3": (),
-    "gemma4": ("<|tool_call>", "<tool_call|>", '<|"|>'),
-    "functiongemma": ("<start_function_call>", "<end_function_call>", "<escape>"),
-    "openai": HARMONY,
-}
 
 
 def grammar_of(name: str, *, optional: bool = False, parallel: bool = True) -> Grammar:

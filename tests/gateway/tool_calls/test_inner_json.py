@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from hermes_service import service_of
-from test_arguments import broken_json
+from test_arguments import NUM_FUZZED, broken_json
 
 from outrider.gateway.servers.http.app import create_app
 
@@ -90,7 +90,7 @@ def strange_request(source: random.Random) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize(
-    "num_requests", [400, pytest.param(100_000, marks=[pytest.mark.storm, pytest.mark.timeout(1_800)])]
+    "num_requests", [400, pytest.param(NUM_FUZZED, marks=[pytest.mark.storm, pytest.mark.timeout(1_800)])]
 )
 async def test_no_json_within_json_is_a_bug_of_ours(num_requests: int) -> None:
     source, seen = random.Random(num_requests), set[int]()

@@ -23,6 +23,9 @@ CASES = [
     ("<tool_call>\n<function={{ name }}>\n<parameter={{ key }}>", "qwen3_coder"),
     ("<tool_call>{{ name }}<arg_key>{{ key }}</arg_key>", "glm45"),
     ("<minimax:tool_call>\n<invoke name=", "minimax_m2"),
+    ("{%- set ns_token = ']<]minimax[>[' %}{{ ns_token }}<tool_call>\n<invoke name=", "none"),
+    ("<dots_function_call>\n<invoke name=", "dots"),
+    ("<tool_calls>\n<tool_call>{{ name }}<tool_sep>\n<arg_key>{{ key }}</arg_key>", "hy_v3"),
     ("<｜tool▁call▁begin｜>function<｜tool▁sep｜>{{ name }}\n```json", "deepseek_v3"),
     ("<｜tool▁call▁begin｜>{{ name }}<｜tool▁sep｜>", "deepseek_v31"),
     ("<｜DSML｜function_calls>", "deepseek_v32"),
@@ -54,6 +57,7 @@ def test_older_models_of_mistral_have_no_token_for_arguments() -> None:
     [
         ("{{ content.split('</think>') }}", "qwen3"),
         ("[THINK]{{ thinking }}[/THINK]", "mistral"),
+        ("<mm:think>{{ thinking }}</mm:think>", "minimax_m3"),
         ("<|start|>assistant<|channel|>analysis<|message|>", "openai_gptoss"),
         ("{{ messages }}", "none"),
         (None, "none"),

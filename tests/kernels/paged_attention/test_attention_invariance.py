@@ -25,6 +25,11 @@ CASES: dict[str, tuple[Shape, dict[str, Any]]] = {
         Shape(num_heads=3, num_kv_heads=1, head_dim=80, value_dim=80, dtype=torch.bfloat16),
         {},
     ),
+    "bf16-window": (Shape(dtype=torch.bfloat16), {"sliding_window": 51}),
+    "bf16-chunk-softcap": (
+        Shape(num_heads=6, num_kv_heads=2, head_dim=48, value_dim=40, dtype=torch.bfloat16),
+        {"chunk_size": 51, "softcap": 4.0, "sinks": torch.tensor([0.5, -1.0, 3.0, 0.0, 1.0, 2.0])},
+    ),
     "latent": (Shape(num_heads=32, num_kv_heads=1, head_dim=40, value_dim=32, dtype=torch.bfloat16), {}),
     "int8": (Shape(code_dtype=torch.int8), {}),
     "int8-d128": (Shape(head_dim=128, value_dim=128, dtype=torch.bfloat16, code_dtype=torch.int8), {}),
@@ -41,12 +46,14 @@ CASES: dict[str, tuple[Shape, dict[str, Any]]] = {
 each_case = pytest.mark.parametrize(("shape", "options"), CASES.values(), ids=CASES)
 
 
-def attend(sessions: list[Session], shape: Shape, options: dict[str, Any], **layout: int) -> list[torch.Tensor]:
+def attend(
+    sessions: list[Session], shape: Shape, options: dict[str, Any], *, num_threads: int | None = None, **layout: int
+) -> list[torch.Tensor]:
     arguments = lay_out(sessions, shape, **layout)
     # Freed memory is what the kernel's output is made of: a row that is not written must not look right.
     poison = torch.full((*arguments["query"].shape[:2], shape.value_dim), torch.nan, dtype=shape.dtype)
     del poison
-    out = run_kernel(cpu.paged_attention, arguments, options)
+    out = run_kernel(cpu.paged_attention, arguments, options, num_threads=num_threads)
     return list(out.split([session.num_rows for session in sessions]))
 
 
@@ -115,9 +122,40 @@ def test_trees(shape: Shape, options: dict[str, Any]) -> None:
         assert torch.equal(bits(rows)[path], expected[first:last]), (first, last, num_chain)
 
 
+LONG: dict[str, tuple[Shape, dict[str, Any]]] = {
+    "fp32-sinks": (Shape(), {"sinks": torch.tensor([0.5, -1.0, 3.0, 0.0])}),
+    "bf16": (Shape(num_heads=9, num_kv_heads=3, dtype=torch.bfloat16), {}),
+    "bf16-window-sinks": (
+        Shape(dtype=torch.bfloat16),
+        {"sliding_window": 551, "sinks": torch.tensor([9.0, -1.0, 3.0, 0.0])},
+    ),
+    "int8-chunk": (Shape(code_dtype=torch.int8), {"chunk_size": 700}),
+}
+
+
+@pytest.mark.parametrize(("shape", "options"), LONG.values(), ids=LONG)
+def test_splits_of_the_context(shape: Shape, options: dict[str, Any]) -> None:
+    """About the borders of splits: rows alone on one thread, in chunks, among others, in trees, divided for threads."""
+    whole = random_session(shape, 0, 1560, 11)
+    mate = random_session(shape, 300, 4, 12)
+    for first, last in ((505, 520), (1010, 1050), (1530, 1550)):
+        rows = [attend([chain(whole, t, t + 1)], shape, options, num_threads=1)[0] for t in range(first, last)]
+        expected = bits(torch.cat(rows))
+        for num_threads in (1, 2, 5):
+            for batch, place in (([chain(whole, first, last)], 0), ([mate, chain(whole, first, last), mate, mate], 1)):
+                found = attend(batch, shape, options, num_threads=num_threads)[place]
+                assert torch.equal(bits(found), expected), (first, num_threads, place)
+            alone = attend([chain(whole, last - 1, last)], shape, options, num_threads=num_threads)[0]
+            assert torch.equal(bits(alone), expected[-1:])
+            session, path = hidden_in_tree(whole, first, last, 3, first)
+            found = attend([session], shape, options, num_threads=num_threads)[0]
+            assert torch.equal(bits(found)[path], expected), (first, num_threads)
+
+
 @pytest.mark.parametrize("poison", [torch.nan, torch.inf])
-def test_unseen_rows_cannot_spoil_a_row(poison: float) -> None:
-    shape = Shape()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_unseen_rows_cannot_spoil_a_row(poison: float, dtype: torch.dtype) -> None:
+    shape = Shape(dtype=dtype)
     clean = random_session(shape, 0, 70, 5)
     expected = bits(attend([chain(clean, 55, 70)], shape, {})[0])
     keys, values, queries = clean.keys.clone(), clean.values.clone(), clean.queries.clone()

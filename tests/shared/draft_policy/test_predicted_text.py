@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import time
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -40,6 +41,52 @@ def test_of_equal_matches_the_nearest_ahead_wins_and_of_others_the_longest() -> 
     assert followed([1, 2, 99, 1, 2], predicted).continuation(1) == [20]
     assert followed([1, 2, 10, 1, 2, 99, 5, 1, 2], predicted).continuation(1) == [30]
     assert followed([1, 2, 10, 1, 2, 20, 99, 10, 1, 2], predicted).continuation(1) == [20]  # behind, but longer
+
+
+def deviations(predicted: list[int], output: list[int]) -> int:
+    """Output tokens that were not what was expected next, the first of a file's fence aside."""
+    text, wrong = PredictedText(predicted), 0
+    for token_id in output:
+        wrong += text.continuation(1) != [token_id]
+        text.extend([token_id])
+    return wrong
+
+
+NAME, NEW = [7, 8], [70, 71, 72]
+USES = [token for n in range(10) for token in (*TEXT[3 * n : 3 * n + 3], *NAME, 9)]
+
+
+@pytest.mark.parametrize(
+    "name", [[70, 71, 72], [70], [7, 80], [70, 8]], ids=["longer", "shorter", "its end", "its start"]
+)
+def test_a_rename_deviates_at_its_first_use_alone(name: list[int]) -> None:
+    renamed = [token for n in range(10) for token in (*TEXT[3 * n : 3 * n + 3], *name, 9)]
+    assert deviations(USES, renamed) <= len(name) + 2
+    assert deviations(USES, USES) == 0
+
+
+def test_a_replacement_that_is_not_made_again_is_expected_no_more() -> None:
+    first, rest = [*TEXT[:3], *NEW, 9], USES[6:]
+    text = followed([*first, *rest[:3]], USES)
+    assert text.continuation(4) == [*NEW, 9]
+    text.extend(rest[3:6])
+    assert text.continuation(len(rest)) == rest[6:], "the original was written: the text is as predicted again"
+    assert deviations(USES, [*first, *rest]) <= len(NEW) + 3
+
+
+def test_half_a_replacement_loses_the_text_and_finds_it_again() -> None:
+    text = followed([*TEXT[:3], *NEW, 9, *TEXT[3:6], NEW[0]], USES)
+    assert text.continuation(3) == [*NEW[1:], 9]
+    text.extend([50])
+    assert text.position is None
+    text.extend([9, *TEXT[6:8]])
+    assert text.continuation(3) == [TEXT[8], *NAME], "what went wrong is expected no more"
+
+
+def test_a_moved_block_is_followed_where_it_went_and_what_stood_around_it_too() -> None:
+    moved = [*TEXT[:10], *TEXT[20:30], *TEXT[10:20], *TEXT[30:]]
+    assert deviations(TEXT, moved) <= 3 * 2
+    assert followed(moved).num_accepted == len(TEXT)
 
 
 tokens = st.lists(st.integers(0, 3), max_size=40)

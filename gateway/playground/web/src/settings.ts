@@ -29,6 +29,8 @@ export interface Settings {
   numbers: Record<NumberField, string>;
   /** One stop string per line. */
   stop: string;
+  /** What the answer will be, as far as it is known; drafts are taken from it. Empty: nothing is. */
+  prediction: string;
 }
 
 export type NumberField =
@@ -94,6 +96,7 @@ export const DEFAULTS: Settings = {
   mode: "",
   numbers: NO_NUMBERS,
   stop: "",
+  prediction: "",
 };
 
 /** Likeliest tokens requested per position, to show with the chosen one. */
@@ -117,6 +120,7 @@ export function bodyOf(settings: Settings, history: readonly Turn[], method = se
     ...input,
     ...sampling,
     ...(stop.length > 0 ? { stop } : {}),
+    ...(settings.prediction !== "" ? { prediction: { type: "content", content: settings.prediction } } : {}),
     stream: true,
     stream_options: { include_usage: true },
     speculation: {

@@ -72,6 +72,17 @@ export function SettingsForm({ settings, change, model, refusedField }: Props) {
             />
             Draft a tree of tokens
           </label>
+          <Field label="Predicted output" id="prediction">
+            <textarea
+              id="prediction"
+              rows={2}
+              spellcheck={false}
+              placeholder="The text that the answer edits"
+              value={settings.prediction}
+              aria-invalid={refusedField?.startsWith("prediction") ?? false}
+              onInput={(event) => change({ prediction: event.currentTarget.value })}
+            />
+          </Field>
           <label class="check">
             <input
               type="checkbox"

@@ -2,7 +2,7 @@
 
 json_schema_suite.json is the suite of draft 2020-12 (github.com/json-schema-org/JSON-Schema-Test-Suite, MIT, its
 licence beside it): per keyword, schemas with instances and whether they are valid.
-`python -m pytest -s -k table tests/gateway/tool_calls/test_schema_suite.py` prints what became of each keyword.
+`python -m pytest -s -k table tests/gateway/schemas/test_schema_suite.py` prints what became of each keyword.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Any
 import jsonschema
 import pytest
 import referencing.exceptions
-from test_call_grammar import SPECIAL
+from tool_forms import SPECIAL
 from tool_tokenizers import accepts, random_walk, tokenizer_of
 
+from outrider.gateway.schemas.reading import argument_types
 from outrider.gateway.tool_calls.call_grammar import CallGrammar, CallRule
 from outrider.gateway.tool_calls.events import fold
 from outrider.gateway.tool_calls.formats import CALLS, output_format
 from outrider.gateway.tool_calls.lark import Lark
 from outrider.gateway.tool_calls.parser import OutputParser, Tools
-from outrider.gateway.tool_calls.schemas import argument_types
 from outrider.gateway.tool_calls.symbols import Symbols, marker_tokens
 from outrider.shared.errors import InvalidRequest
 from outrider.shared.sampling_params import Grammar, GrammarKind
@@ -112,7 +112,10 @@ def test_what_a_grammar_accepts_fits_the_schema(keyword: str) -> None:
 @pytest.mark.storm
 @pytest.mark.timeout(600)
 def test_table_of_all_keywords_and_forms() -> None:
+    """Prints the table of docs/clients.md: schemas per outcome, as a range where the forms differ."""
+    print(f"\n| keyword | schemas | {HELD} | {SAID} | {REFUSED} |\n|---|---|---|---|---|")
     for keyword, groups in SUITE.items():
-        for form in FORMS:
-            counted = Counter(outcome(schema, instances, form, 3) for _, schema, instances in groups)
-            print(f"{keyword:24} {form:12}", *(f"{kind} {counted[kind]}" for kind in (HELD, SAID, REFUSED)), sep="  ")
+        counts = [Counter(outcome(schema, instances, form, 3) for _, schema, instances in groups) for form in FORMS]
+        ranges = [sorted({count[kind] for count in counts}) for kind in (HELD, SAID, REFUSED)]
+        cells = [" to ".join(dict.fromkeys((str(found[0]), str(found[-1])))) for found in ranges]
+        print(f"| `{keyword}` | {len(groups)} | {' | '.join(cells)} |")

@@ -7,11 +7,11 @@ import time
 from typing import Any
 
 import pytest
-from test_call_grammar import SPECIAL
 from test_schema_suite import grammar_of
+from tool_forms import SPECIAL
 from tool_tokenizers import accepts
 
-from outrider.gateway.tool_calls.schemas import argument_types, reading_of
+from outrider.gateway.schemas.reading import argument_types, reading_of
 from outrider.shared.errors import InvalidRequest
 
 DIGIT = {"type": "integer", "minimum": 0, "maximum": 9}
