@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from .answers import Law, NoAnswerInTime, ServerError
 from .session import PROMPTS, Session
-from .wire import Law, Server, ServerError
+from .wire import Server
 
 # Defaults that engines or checkpoints add on their own, switched off. llama.cpp: top_k 40, top_p 0.95, min_p 0.05.
 _NEUTRAL = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0, "repeat_penalty": 1.0, "repetition_penalty": 1.0}
@@ -20,7 +21,7 @@ _FIELDS: dict[str, Any] = {
     "n": 2,
     "top_p": 0.9,
 }
-# parts of the names of counters of drafted tokens, over all engines
+# parts of the names of the engines' counters of drafted tokens
 _DRAFT_COUNTERS = ("spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens", "draft_tokens_total")
 _LIST_SIZES = (20, 10, 5, 1)
 # nats; two lists of one law differ by less
@@ -29,8 +30,7 @@ _SAME_LIST = 0.02
 
 def find_abilities(session: Session) -> None:
     """Sets the session's model, abilities and prompts. Raises ServerError where it gives no greedy answer at all."""
-    if not session.model:
-        session.model = str(session.server.get("/v1/models").json()["data"][0]["id"])
+    session.model = session.model or session.server.first_model()
     session.ask(PROMPTS[0], max_tokens=2, temperature=0)
     refused: dict[str, str] = {}
 
@@ -42,7 +42,7 @@ def find_abilities(session: Session) -> None:
             session.ask(PROMPTS[0], max_tokens=2, temperature=1.0, **{name: value})
         except ServerError as error:
             if error.is_failure:
-                session.record_server_error(f"alive: {name}", error)
+                session.record_server_error(f"server errors: {name}", error)
             refused[name] = str(error)
             return False
         return True
@@ -66,16 +66,21 @@ def find_abilities(session: Session) -> None:
     twice = [session.ask(PROMPTS[0], max_tokens=48, temperature=1.0).text for _ in range(2)]
     learn(hidden_seed=twice[0] == twice[1] and "seed" in session.abilities.accepted)
     streamed = session.ask(session.prompts[0], max_tokens=48, temperature=0, stream=True)
-    learn(longest_chunk=streamed.longest_chunk, speculation_seen=speculation_seen(session.server))
     if streamed.longest_chunk > 1:
-        learn(speculation_seen=True)
+        learn(drafts_seen=f"chunks of up to {streamed.longest_chunk} tokens")
 
 
-def speculation_seen(server: Server) -> bool:
-    """Whether /metrics counts drafted tokens."""
+def drafts_seen(session: Session) -> str:
+    """Where the answers so far show that tokens were drafted; empty: nowhere."""
+    if any(answer.has_drafts for answer in session.greedy_answers):
+        return "an answer's timings"
+    return "/metrics" if _metrics_count_drafts(session.server) else session.abilities.drafts_seen
+
+
+def _metrics_count_drafts(server: Server) -> bool:
     try:
-        lines = server.get("/metrics").text.splitlines()
-    except ServerError:
+        lines = server.get("/metrics").splitlines()
+    except (ServerError, NoAnswerInTime):
         return False
     counters = [line for line in lines if line[:1] != "#" and any(name in line for name in _DRAFT_COUNTERS)]
     return any(_value(line) > 0 for line in counters)
@@ -110,8 +115,8 @@ def _learn_identities(session: Session, size: int) -> None:
 
 def _token_ids(server: Server, model: str, field_name: str, text: str) -> list[int]:
     try:
-        return list(server.post("/tokenize", {"model": model, field_name: text}).get("tokens") or [])
-    except (ServerError, AttributeError):
+        return [int(token) for token in server.post("/tokenize", {"model": model, field_name: text})["tokens"]]
+    except (ServerError, LookupError, TypeError, ValueError):
         return []
 
 
@@ -131,7 +136,7 @@ def _has_prompt_logprobs(session: Session, refused: dict[str, str]) -> bool:
     except ServerError as error:
         refused["prompt_logprobs"] = str(error)
         return False
-    return answer.prompt_logprobs is not None and len(answer.prompt_logprobs) == len(session.prompts[0])
+    return answer.prompt_laws is not None and len(answer.prompt_laws) == len(session.prompts[0])
 
 
 def _kind_of_lists(session: Session) -> str:

@@ -1,24 +1,30 @@
-"""Fields of a request that speculation gets wrong: limits, stop strings, biases, penalties and seeds."""
+"""Fields of a request that speculation gets wrong: limits, stop strings, biases, penalties, seeds; usage counts."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
 
+from .answers import Answer
 from .greedy import tolerance
 from .session import CROWD_WIDTH, Session
 from .verdicts import Verdict
-from .wire import Answer
 
 _LIMITS = (1, 2, 3, 4, 5, 7, 10, 13)
 _MIN_TOKENS = 24
 _SEED, _OTHER_SEED = 1234, 77
+# Negative ones make tokens repeat at once, so that counts which are a round old show.
+_PENALTIES = (
+    {"presence_penalty": 0.5, "frequency_penalty": 1.0},
+    {"presence_penalty": -1.0, "frequency_penalty": -1.0},
+)
 
 
 def check_fields(session: Session) -> None:
     _max_tokens(session)
     _stop_strings(session)
     _seeds(session)
+    _choices(session)
     common = [t for t, _ in Counter(t for a in session.greedy_answers for t in a.ids).most_common(3)]
     for name, needs, test in (
         ("logit_bias of 100 and -100", ("logit_bias",), _bias),
@@ -42,7 +48,7 @@ def _if_accepted(
 def _verdict(session: Session, test: str, bad: list[Answer], count: int, expected: str) -> None:
     for answer in bad:
         session.keep(test, expected, answer)
-    session.record(test, Verdict.FAIL if bad else Verdict.PASS, f"{count} answers, {len(bad)} not so: {expected}")
+    session.record(test, Verdict.FAIL if bad else Verdict.PASS, f"{count - len(bad)} of {count} answers: {expected}")
 
 
 def _max_tokens(session: Session) -> None:
@@ -55,7 +61,7 @@ def _max_tokens(session: Session) -> None:
 
 
 def _length(answer: Answer) -> int:
-    return max(len(answer.ids), int(answer.usage.get("completion_tokens") or 0))
+    return max(len(answer.ids), answer.num_completion_tokens or 0)
 
 
 def _stop_strings(session: Session) -> None:
@@ -98,7 +104,7 @@ def _seeds(session: Session) -> None:
     groups["in a crowd"] = crowd
     equal = {name: _num_equal(base, answers) for name, answers in groups.items()}
     same_text = _num_equal(base, drawn(_OTHER_SEED))
-    told = f"of {len(base)} equal: " + ", ".join(f"{name} {count}" for name, count in equal.items())
+    told = f"of {len(base)} answers the same: " + ", ".join(f"{name} {count}" for name, count in equal.items())
     told += f"; with another seed {same_text}"
     if same_text == len(base):
         session.keep(test, "another answer for another seed", base[0])
@@ -152,22 +158,58 @@ def _penalties(session: Session) -> None:
     if "presence_penalty" not in abilities.accepted or abilities.lists != "raw" or not abilities.names_ids:
         session.record(test, Verdict.NOT_TESTED, "needs presence_penalty, and raw lists that name token ids")
         return
-    fields = {"presence_penalty": 0.5, "frequency_penalty": 1.0, "logprobs": abilities.list_size}
-    bodies = [session.body(p, max_tokens=48, temperature=0, **fields) for p in session.prompts]
+    bodies = [
+        session.body(p, max_tokens=48, temperature=0, logprobs=abilities.list_size, **penalties)
+        for penalties in _PENALTIES
+        for p in session.prompts
+    ]
     answers = [choices[0] for choices in session.ask_all(bodies, session.options.width)]
     bad = [a for a in answers if all(_num_off_argmax(session, a, with_prompt) for with_prompt in (False, True))]
     _verdict(session, test, bad, len(answers), "each token the most likely one after the penalties")
 
 
 def _num_off_argmax(session: Session, answer: Answer, with_prompt: bool) -> int:
-    prompt = answer.request["prompt"]
-    counts = (
-        Counter(f"token_id:{token}" for token in prompt) if with_prompt and not isinstance(prompt, str) else Counter()
-    )
+    asked, counts = answer.request, Counter[str]()
+    if with_prompt and not isinstance(asked["prompt"], str):
+        counts = Counter(f"token_id:{token}" for token in asked["prompt"])
     wrong, allowed = 0, tolerance(session)
     for token in answer.tokens:
-        after = {key: value - (0.5 + counts[key] if counts[key] else 0.0) for key, value in token.law}
+        after = dict(token.law)
+        for key in after.keys() & +counts:
+            after[key] -= asked["presence_penalty"] + asked["frequency_penalty"] * counts[key]
         if token.key in after and max(after.values()) - after[token.key] > allowed:
             wrong += 1
         counts[token.key] += 1
     return wrong
+
+
+def _choices(session: Session) -> None:
+    """Choices of one request that share their random numbers are all equal."""
+    test = "fields: choices differ"
+    if "n" not in session.abilities.accepted:
+        session.record(test, Verdict.NOT_TESTED, "refused by the server: n")
+        return
+    bodies = [session.body(p, max_tokens=48, temperature=1.0, n=3, seed=None) for p in session.prompts]
+    answers = session.ask_all(bodies, 4)
+    equal = [choices[0] for choices in answers if len({choice.text for choice in choices}) == 1]
+    # A likely text may come three times; that of every prompt does not.
+    bad = equal if len(equal) == len(answers) else []
+    _verdict(session, test, bad, len(answers), "three choices of one request are not all equal")
+
+
+def check_usage(session: Session) -> None:
+    test = "usage: counted = sent"
+    sampled = [session.ask(p, max_tokens=23, temperature=1.0) for p in session.prompts]
+    answers = [a for a in (*session.greedy_answers, *sampled) if a.ids and a.num_completion_tokens is not None]
+    if not answers:
+        session.record(test, Verdict.NOT_TESTED, "needs token ids and usage")
+        return
+    bad = [answer for answer in answers if not _counts_what_it_sends(answer)]
+    _verdict(session, test, bad, len(answers), "usage counts the tokens that are sent")
+
+
+def _counts_what_it_sends(answer: Answer) -> bool:
+    prompt, more = answer.request["prompt"], (answer.num_completion_tokens or 0) - len(answer.ids)
+    # Some servers send no id of the token that ends the text.
+    right_answer = more == 0 or (more == 1 and answer.finish == "stop")
+    return right_answer and (isinstance(prompt, str) or answer.num_prompt_tokens == len(prompt))

@@ -6,9 +6,9 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
+from .answers import Answer, ServerError
 from .session import CROWD_WIDTH, Session
 from .verdicts import Verdict
-from .wire import Answer, ServerError
 
 # nats; a near tie is at most max(floor, 3 x the 99 % quantile of the server's own differences), and the cap
 _TIE_FLOOR = 0.02
@@ -30,21 +30,30 @@ def margin(law: dict[str, float], token_id: int) -> float:
 
 
 def compare(session: Session, base: Answer, other: Answer) -> tuple[str, float]:
-    """same | near tie | wrong | unknown, and the margin in nats at the first different token."""
+    """same | near tie | wrong ... | unknown, and the margin in nats at the first different token."""
     if not base.ids or not other.ids:
         return ("same", 0.0) if base.text == other.text else ("unknown", math.nan)
-    if base.ids == other.ids:
-        return ("same", 0.0) if base.text == other.text else ("wrong text", math.nan)
-    shorter = min(len(base.ids), len(other.ids))
-    place = next((i for i in range(shorter) if base.ids[i] != other.ids[i]), shorter)
-    if place == shorter:
+    shorter, longer = sorted((base, other), key=lambda answer: len(answer.ids))
+    place = next((i for i, token in enumerate(shorter.ids) if token != longer.ids[i]), len(shorter.ids))
+    both_end = shorter.finish == longer.finish == "stop"
+    if place == len(longer.ids) or (both_end and place == len(shorter.ids) == len(longer.ids) - 1):
+        # Streams may leave out a character that max_tokens cut, and some answers the id of the token that ends them.
+        return ("same", 0.0) if _whole(base.text) == _whole(other.text) else ("wrong text", math.nan)
+    if place == len(shorter.ids) and shorter.finish != "stop":
         return "wrong length", math.nan
-    prompt = base.request["prompt"]
-    law = dict(session.forced_laws(prompt, base.ids, [place]).get(place, ())) if session.can_force else {}
-    if not law:
+    law = dict(session.forced_laws(base.request["prompt"], longer.ids, [place]).get(place, ()))
+    if len(law) < 2:
         return "unknown", math.nan
-    missed = max(margin(law, base.ids[place]), margin(law, other.ids[place]))
+    missed = margin(law, longer.ids[place])
+    if place < len(shorter.ids):
+        missed = max(missed, margin(law, shorter.ids[place]))
+    elif missed == 0:  # the other one is the token that ends a text: not the first, so at best the second
+        missed = sorted(law.values())[-1] - sorted(law.values())[-2]
     return ("near tie" if missed <= tolerance(session) else "wrong"), missed
+
+
+def _whole(text: str) -> str:
+    return text.rstrip("\ufffd")
 
 
 def check_greedy(session: Session) -> None:
@@ -82,7 +91,7 @@ def check_top_k_one(session: Session) -> None:
 
 
 def _crowd(session: Session, base: list[Answer]) -> None:
-    """Three times each prompt, mixed with sampled requests of other lengths: greedy among greedy hides defects."""
+    """Asks each prompt three times among sampled requests of other lengths: greedy among greedy hides defects."""
     length, size = session.options.greedy_tokens, session.abilities.list_size or None
     greedy = [session.body(p, max_tokens=length, temperature=0) for p in session.prompts] * 3
     sampled = [session.body(p, max_tokens=length - 8, temperature=1.0, logprobs=size) for p in session.prompts]
@@ -91,10 +100,14 @@ def _crowd(session: Session, base: list[Answer]) -> None:
     session.random.shuffle(order)
     answers = session.ask_all([bodies[i] for i in order], CROWD_WIDTH)
     of_greedy = {i: a[0] for i, a in zip(order, answers, strict=True) if i < len(greedy)}
-    _record(session, f"in a crowd of {len(bodies)}", base * 3, [of_greedy[i] for i in range(len(greedy))])
+    beside = [a[0] for i, a in zip(order, answers, strict=True) if i >= len(greedy)]
+    name = f"beside sampled requests, {CROWD_WIDTH} at once"
+    _record(session, name, base * 3, [of_greedy[i] for i in range(len(greedy))], beside)
 
 
-def _record(session: Session, name: str, base: Sequence[Answer], others: Sequence[Answer]) -> None:
+def _record(
+    session: Session, name: str, base: Sequence[Answer], others: Sequence[Answer], beside: Sequence[Answer] = ()
+) -> None:
     test = f"greedy: {name}"
     kinds: Counter[str] = Counter()
     worst = 0.0
@@ -103,11 +116,11 @@ def _record(session: Session, name: str, base: Sequence[Answer], others: Sequenc
         kinds[kind] += 1
         worst = max(worst, 0.0 if math.isnan(missed) else missed)
         if kind.startswith("wrong"):
-            session.keep(test, "the same answer from both requests", one, other)
+            session.keep(test, "the same answer from the first two requests", one, other, *beside, at_once=bool(beside))
     broken = any(kind.startswith("wrong") for kind in kinds)
     unclear = kinds["near tie"] + kinds["unknown"]
     verdict = Verdict.FAIL if broken else Verdict.DIFFERS if unclear else Verdict.PASS
-    told = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+    told = f"of {len(base)} answers: " + ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
     session.record(test, verdict, told + (f"; largest margin {worst:.3f} nats" if worst else ""), margin=worst)
 
 

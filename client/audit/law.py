@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .answers import Answer, Law
 from .evidence import Draw, Evidence, limit, weigh
 from .session import Prompt, Session
 from .verdicts import Verdict
-from .wire import Answer, Law
 
 # tokens of one sampled answer
 _ANSWER_TOKENS = 48
@@ -19,6 +19,8 @@ _ANSWER_TOKENS = 48
 _POOLED_WEIGHT = 0.4
 # nats; two tokens this close at the limit of top_k may be cut either way
 _TIE = 1e-3
+# probability of all unlisted tokens, at least: a list's printed figures may add up to 1 when they should not
+_LEAST_REST = 1e-5
 # probability; a cumulative mass this close to top_p may be cut either way
 _MASS_TIE = 3e-3
 
@@ -184,7 +186,7 @@ def _stated(
     if condition.top_p < 1:
         return _nucleus(law, condition.top_p)
     if condition.is_plain:
-        return list(law), max(0.0, 1 - math.fsum(math.exp(value) for _, value in law))
+        return list(law), max(_LEAST_REST, 1 - math.fsum(math.exp(value) for _, value in law))
     changed = []
     for key, value in law:
         token = int(key.removeprefix("token_id:")) if key.startswith("token_id:") else -1
@@ -218,14 +220,15 @@ def _draw(
 def _record(session: Session, test: str, evidence: Evidence, weight: float) -> None:
     (ratio, ratio_error), (share, share_error) = evidence.temperature, evidence.greedy_share
     told = (
-        f"{evidence.num_tokens} tokens, ln e {evidence.ln_e:.1f} (limit {limit(weight):.1f}); "
-        f"T x {ratio:.3f} +- {ratio_error:.3f}, greedy share {share:.3f} +- {share_error:.3f}"
+        f"{evidence.num_tokens} tokens: ln e {evidence.ln_e:.1f} (alarm at {limit(weight):.1f}); "
+        f"temperature {ratio:.3f} +- {ratio_error:.3f} times the stated one, "
+        f"argmax taken for {100 * share:.1f} +- {100 * share_error:.1f} % of the draws"
     )
     if evidence.num_impossible:
-        told += f"; {evidence.num_impossible} tokens outside of the law"
+        told += f"; {evidence.num_impossible} tokens that the law rules out"
     if evidence.found_at is not None:
-        told += f"; found after {evidence.found_at} tokens by {evidence.family}"
+        told += f"; found after {evidence.found_at} tokens, by {evidence.family}"
     verdict = Verdict.FAIL if evidence.is_broken else Verdict.PASS
-    power = f"T off by {250 / math.sqrt(evidence.num_tokens):.1f} % in half of the runs"
+    power = f"a temperature off by {250 / math.sqrt(evidence.num_tokens):.1f} %, in half of the runs"
     figures = {"n": evidence.num_tokens, "ln_e": round(evidence.ln_e, 2), "family": evidence.family}
     session.record(test, verdict, told, power, found_at=evidence.found_at, **figures)

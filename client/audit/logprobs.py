@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from .answers import Answer, Law
 from .greedy import margin, tolerance
 from .session import Session
 from .verdicts import Verdict
-from .wire import Answer, Law
 
 # total variation over the listed tokens; above: another law, not rounding
 _OTHER_LAW = 0.15
@@ -64,9 +64,7 @@ def _check_lists(session: Session, test: str, answers: Sequence[Answer], forced:
     verdict = Verdict.NOT_TESTED if not count else Verdict.FAIL if bad else Verdict.PASS
     if verdict is Verdict.PASS and worst > _ROUNDING:
         verdict = Verdict.NOTE
-    told_of = (
-        f"{count} positions against teacher forcing, {missing} without a list, largest total variation {worst:.4f}"
-    )
+    told_of = f"{count} positions, {missing} without a list; total variation from teacher forcing at most {worst:.4f}"
     session.record(test, verdict, told_of, total_variation=worst, missing=missing)
 
 

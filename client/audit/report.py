@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import html
 import json
-from collections.abc import Iterable
 
-from .verdicts import Replay, Report
+from .verdicts import Report, Verdict
 
 _STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem}"
@@ -18,27 +17,34 @@ _STYLE = (
 
 def as_table(report: Report) -> str:
     width = max((len(finding.test) for finding in report.findings), default=0)
-    lines = [_abilities_line(report), ""]
-    lines += [f"{f.verdict.value:19s} {f.test:{width}s}  {f.evidence}" for f in report.findings]
+    lines = [_abilities(report), ""]
+    for finding in report.findings:
+        could = f"; could find {finding.sensitivity}" if finding.sensitivity and finding.verdict is Verdict.PASS else ""
+        lines.append(f"{finding.verdict.value:10s}  {finding.test:{width}s}  {finding.evidence}{could}")
     return "\n".join([*lines, "", _summary(report)])
 
 
-def _abilities_line(report: Report) -> str:
+def _abilities(report: Report) -> str:
     known = report.abilities
-    told = [f"lists of {known['list_size']} ({known['lists']})", f"fields: {', '.join(known['accepted'])}"]
-    told += [f"{name}: {'yes' if known[name] else 'no'}" for name in ("gives_ids", "takes_ids", "prompt_logprobs")]
-    told.append(f"speculation seen: {'yes' if known['speculation_seen'] else 'no'}")
-    if known["refused"]:
-        told.append(f"refused: {', '.join(known['refused'])}")
-    return f"{report.server}, model {report.model}: " + "; ".join(told)
+    abilities = {
+        "token ids in answers": known["gives_ids"],
+        "token ids as prompts": known["takes_ids"],
+        "prompt_logprobs": known["prompt_logprobs"],
+        "the same answer without a seed": known["hidden_seed"],
+    }
+    told = [f"{known['list_size']} logprobs per token ({known['lists']})"]
+    told += [f"{name}: {'yes' if has else 'no'}" for name, has in abilities.items()]
+    told += [f"{name}: {', '.join(known[name]) or 'none'}" for name in ("accepted", "refused")]
+    told.append(f"drafts seen: {known['drafts_seen'] or 'no'}")
+    return f"{report.server}, model {report.model}\n  " + "\n  ".join(told)
 
 
 def _summary(report: Report) -> str:
-    return f"{report.conclusion}: {report.num_requests} requests, {report.num_tokens} tokens, {report.seconds} s"
+    return f"{report.conclusion} ({report.num_requests} requests, {report.num_tokens} tokens, {report.seconds} s)"
 
 
 def as_json(report: Report) -> str:
-    return json.dumps({**dataclasses.asdict(report), "conclusion": report.conclusion}, indent=1)
+    return json.dumps({**dataclasses.asdict(report), "conclusion": report.conclusion}, indent=1) + "\n"
 
 
 def as_html(report: Report) -> str:
@@ -51,11 +57,12 @@ def as_html(report: Report) -> str:
     )
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Losslessness audit</title><style>{_STYLE}</style>'
-        f"<h1>Losslessness audit</h1><p>{html.escape(_abilities_line(report))}</p>"
+        f"<h1>Losslessness audit</h1><pre>{html.escape(_abilities(report))}</pre>"
         f"<p><strong>{html.escape(_summary(report))}</strong> (seed {report.seed}, version {report.version})</p>"
         "<table><tr><th>Verdict<th>Test<th>Evidence<th>What it could have found</tr>" + rows + "</table></html>\n"
     )
 
 
-def as_replay_lines(replays: Iterable[Replay]) -> str:
-    return "".join(json.dumps(dataclasses.asdict(replay)) + "\n" for replay in replays)
+def as_replay_lines(report: Report) -> str:
+    """One replay a line."""
+    return "".join(json.dumps(dataclasses.asdict(replay)) + "\n" for replay in report.replays)

@@ -5,20 +5,21 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from importlib import metadata
 
-from .abilities import find_abilities, speculation_seen
-from .fields import check_fields
+from .abilities import drafts_seen, find_abilities
+from .answers import NoAnswerInTime, ServerError
+from .fields import check_fields, check_usage
 from .greedy import ask_greedy, check_greedy, check_top_k_one
 from .law import check_law, check_top_k_law
 from .logprobs import check_logprobs
 from .session import Options, Session
 from .tools import check_tools
-from .usage import check_usage
-from .verdicts import Report
-from .wire import Server, ServerError
+from .verdicts import Report, Verdict
+from .wire import Server
 
-VERSION = "0.1.0"
-# kind (--only) and what it runs, in order
+# kind (--tests) and what it runs, in order
 _TESTS: tuple[tuple[str, Callable[[Session], None]], ...] = (
     ("logprobs", check_logprobs),
     ("greedy", check_greedy),
@@ -49,26 +50,16 @@ def run_audit(
         progress("abilities")
         find_abilities(session)
         ask_greedy(session)
-    except (ServerError, KeyError, IndexError, ValueError) as error:
+    except (ServerError, NoAnswerInTime) as error:
         raise CannotAudit(str(error)) from error
-    for kind, test in _TESTS:
-        if options.only and kind not in options.only:
-            continue
-        progress(kind)
-        try:
-            test(session)
-            server.get("/v1/models")
-        except ServerError as error:
-            session.record_server_error(f"alive: {kind}", error)
-            if not _is_alive(server):
-                break
+    stopped = _run_tests(session, progress)
     abilities = dataclasses.asdict(session.abilities)
     abilities["accepted"] = sorted(session.abilities.accepted)
-    abilities["speculation_seen"] = session.abilities.speculation_seen or speculation_seen(server)
+    abilities["drafts_seen"] = drafts_seen(session)
     return Report(
         server=server.url,
         model=session.model,
-        version=VERSION,
+        version=_version(),
         seed=options.seed,
         abilities=abilities,
         findings=tuple(session.findings),
@@ -76,12 +67,41 @@ def run_audit(
         num_requests=server.num_requests,
         num_tokens=server.num_tokens,
         seconds=round(time.monotonic() - started, 1),
+        stopped=stopped,
     )
+
+
+def _run_tests(session: Session, progress: Callable[[str], None]) -> str:
+    """Why it ended before the last test; empty: it did not."""
+    for kind, test in _TESTS:
+        if session.options.only and kind not in session.options.only:
+            continue
+        progress(kind)
+        try:
+            test(session)
+        except ServerError as error:
+            session.record_server_error(kind, error)
+        except NoAnswerInTime as error:
+            session.record(kind, Verdict.NOT_TESTED, f"{error}; --timeout allows more")
+            return str(error)
+        if not _is_alive(session.server):
+            session.record(kind, Verdict.FAIL, "the server answers no more after these requests")
+            return "the server answers no more"
+    return ""
 
 
 def _is_alive(server: Server) -> bool:
     try:
         server.get("/v1/models")
-    except ServerError:
+    except NoAnswerInTime:
         return False
+    except ServerError as error:
+        return error.status > 0
     return True
+
+
+def _version() -> str:
+    for distribution in ("outrider", "outrider-client", "outrider-audit"):
+        with suppress(metadata.PackageNotFoundError):
+            return metadata.version(distribution)
+    return "0+unknown"

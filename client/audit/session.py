@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .answers import Answer, Law, ServerError
 from .verdicts import Finding, Replay, Verdict
-from .wire import COMPLETIONS, Answer, Law, Server, ServerError, ranked
+from .wire import CHAT, COMPLETIONS, Server
 
 PROMPTS = (
     "def read_config(path):\n    ",
@@ -55,8 +56,7 @@ class Abilities:
     prompt_logprobs: bool = False
     lists: str = "none"  # raw | after temperature | unclear | none
     hidden_seed: bool = False  # equal answers at T = 1 without a seed
-    longest_chunk: int = 0
-    speculation_seen: bool = False
+    drafts_seen: str = ""  # where: /metrics, an answer's timings, chunks of several tokens
     accepted: frozenset[str] = frozenset()
     neutral: Mapping[str, Any] = field(default_factory=dict)  # defaults switched off in every request
     refused: Mapping[str, str] = field(default_factory=dict)
@@ -148,28 +148,24 @@ class Session:
     def _prompt_laws(self, prompt: Sequence[int], ids: Sequence[int]) -> dict[int, Law]:
         size = self.abilities.list_size
         answer = self.ask([*prompt, *ids], max_tokens=1, temperature=0, prompt_logprobs=size)
-        laws = {}
-        for place in range(len(ids)):
-            entry = (answer.prompt_logprobs or [])[len(prompt) + place]
-            figures = {f"token_id:{k}": v["logprob"] if isinstance(v, dict) else v for k, v in (entry or {}).items()}
-            if figures:
-                laws[place] = ranked(figures, size)
-        return laws
+        if answer.prompt_laws is None or len(answer.prompt_laws) != len(prompt) + len(ids):
+            raise ServerError(0, "prompt_logprobs are not one for each token of the prompt", answer.request)
+        return {place: law for place, law in enumerate(answer.prompt_laws[len(prompt) :]) if law}
 
     # ---- findings
     def record(self, test: str, verdict: Verdict, evidence: str, sensitivity: str = "", **figures: Any) -> None:
         replays = tuple(i for i, replay in enumerate(self.replays) if replay.test == test)
         self.findings.append(Finding(test, verdict, evidence, sensitivity, figures, replays))
 
-    def keep(self, test: str, expected: str, *answers: Answer, path: str = COMPLETIONS) -> None:
+    def keep(self, test: str, expected: str, *answers: Answer, path: str = COMPLETIONS, at_once: bool = False) -> None:
         """Keeps the requests of a failure for the replay file."""
         if sum(replay.test == test for replay in self.replays) < _MAX_REPLAYS:
-            requests, texts = tuple(a.request for a in answers), tuple(a.text for a in answers)
-            self.replays.append(Replay(test, expected, requests, texts, path))
+            requests, texts = tuple(a.request for a in answers), tuple(a.shown for a in answers)
+            self.replays.append(Replay(test, expected, requests, texts, path, at_once))
 
     def record_server_error(self, test: str, error: ServerError) -> None:
         """5xx and a lost connection are failures with that request as their replay; a refusal is not tested."""
         if error.is_failure:
-            path = "/v1/chat/completions" if "messages" in error.request else COMPLETIONS
+            path = CHAT if "messages" in error.request else COMPLETIONS
             self.replays.append(Replay(test, "an answer", (error.request,), ("",), path))
         self.record(test, Verdict.FAIL if error.is_failure else Verdict.NOT_TESTED, f"server error {error}")

@@ -11,7 +11,7 @@ from typing import Any
 class Verdict(StrEnum):
     PASS = "holds"
     FAIL = "broken"
-    DIFFERS = "differs (rounding)"
+    DIFFERS = "differs"
     NOTE = "note"
     NOT_TESTED = "not tested"
 
@@ -36,7 +36,8 @@ class Replay:
     expected: str
     requests: tuple[Mapping[str, Any], ...]
     texts: tuple[str, ...]
-    path: str = "/v1/completions"
+    path: str
+    at_once: bool = False  # the failure needs the requests beside each other
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class Report:
     num_requests: int
     num_tokens: int
     seconds: float
+    stopped: str = ""  # why the audit ended early
 
     @property
     def is_broken(self) -> bool:
@@ -61,8 +63,16 @@ class Report:
         return any(finding.verdict is Verdict.DIFFERS for finding in self.findings)
 
     @property
+    def is_complete(self) -> bool:
+        """Whether the audit reached its end and anything at all could be tested."""
+        return not self.stopped and any(finding.verdict is not Verdict.NOT_TESTED for finding in self.findings)
+
+    @property
     def conclusion(self) -> str:
+        stopped = f"; stopped early: {self.stopped}" if self.stopped else ""
         if self.is_broken:
-            return "broken"
-        seen = "" if self.abilities.get("speculation_seen") else "; no drafts were seen"
-        return "no defect found" + (", greedy answers differ by rounding" if self.differs else "") + seen
+            return "broken" + stopped
+        if not self.is_complete:
+            return "nothing could be tested" if not stopped else "no defect found" + stopped
+        seen = "" if self.abilities.get("drafts_seen") else "; no drafts were seen"
+        return "no defect found" + ("; greedy answers differ" if self.differs else "") + seen

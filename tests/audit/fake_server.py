@@ -36,9 +36,13 @@ class FakeServer:
     def transport(self) -> httpx.MockTransport:
         def answer(request: httpx.Request) -> httpx.Response:
             status, kind, data = self.respond(request.url.path, request.content)
-            return httpx.Response(status, headers={"content-type": kind}, content=data)
+            return httpx.Response(status, headers={"content-type": kind}, stream=httpx.ByteStream(self.spoil(data)))
 
         return httpx.MockTransport(answer)
+
+    def spoil(self, data: bytes) -> bytes:
+        """For tests: what is sent in an answer's place."""
+        return data
 
     def respond(self, path: str, content: bytes) -> tuple[int, str, bytes]:
         body = json.loads(content) if content else {}
@@ -118,15 +122,25 @@ class FakeServer:
         if not body.get("stream"):
             call = {"id": "call_1", "type": "function", "function": {"name": name, "arguments": arguments}}
             message = {"role": "assistant", "content": None, "tool_calls": [call]}
-            choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
+            choice = {"index": 0, "message": message, "finish_reason": "tool_calls", "logprobs": _pieces(arguments)}
             return {"choices": [choice], "usage": {"completion_tokens": 20}}
-        parts = [arguments[i : i + 5] for i in range(0, len(arguments), 5)]
+        pieces = _pieces(arguments)["content"]
+        parts = [piece["token"] for piece in pieces]
         if self.defect == "tool_garble":
             parts = [part[1:] if self._rng.random() < 0.04 else part for part in parts]
         functions = [{"name": name, "arguments": ""}, *({"arguments": part} for part in parts)]
         deltas = [{"tool_calls": [{"index": 0, "function": function}]} for function in functions]
         events = [{"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
+        for event, piece in zip(events[1:], pieces, strict=True):
+            event["choices"][0]["logprobs"] = {"content": [piece]}
         return [*events, {"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]}]
+
+
+def _pieces(arguments: str) -> dict[str, list[Any]]:
+    """The arguments as the chat route's logprobs of tokens of five characters, each nearly certain."""
+    tokens = [arguments[i : i + 5] for i in range(0, len(arguments), 5)]
+    lists = [[{"token": token, "logprob": -0.01}, {"token": "?", "logprob": -5.0}] for token in tokens]
+    return {"content": [{"token": t, "logprob": -0.01, "top_logprobs": e} for t, e in zip(tokens, lists, strict=True)]}
 
 
 def _logprobs(sampled: Sampled, size: int) -> dict[str, list[Any]]:
