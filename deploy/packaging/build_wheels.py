@@ -3,9 +3,9 @@
     python deploy/packaging/build_wheels.py dist        # after `make protos`: the generated code goes into the wheels
 
 All come from the one pyproject.toml: one version, and the client's dependencies are a part of the server's. The audit's
-is the one folder `client/audit`, as the package `outrider_audit` with numpy and httpx. Each is
-built from a copy, with what its users need: the generated code refuses runtimes older than its generator, so the
-wheels ask for the versions that it names. Not here: installing them (try_wheel.sh, test_client_wheel.py).
+is the folder `client/audit` alone, as the package `outrider_audit`. Each is built from a copy with what users need: the
+generated code refuses runtimes older than its generator, so the wheels that have it ask for the versions that it
+names. Not here: installing them (try_wheel.sh, test_client_wheel.py).
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def build_from(project: Mapping[str, Any], sources: Mapping[Path, str], target: 
                 shutil.copytree(source, copy, ignore=_IGNORED)
             else:
                 shutil.copy(source, copy)
-        for name in ("README.md", "LICENSE"):
+        for name in {"README.md", "LICENSE"} - set(sources.values()):
             shutil.copy(ROOT / name, stage)
         (stage / "pyproject.toml").write_text(toml_tables(project))
         # Without isolation nothing is downloaded.
@@ -120,7 +120,8 @@ def main(target: Path) -> None:
     everything = [entry.name for entry in (ROOT / "outrider").iterdir() if entry.name != "__pycache__"]
     build(server_project(settings["project"]), everything, floors, target)
     build(client_project(settings["project"]), CLIENT_PARTS, floors, target)
-    build_from(audit_project(settings["project"]), {ROOT / "client/audit": "outrider_audit"}, target)
+    audit = {ROOT / "client/audit": "outrider_audit", ROOT / "docs/auditing.md": "README.md"}
+    build_from(audit_project(settings["project"]), audit, target)
 
 
 if __name__ == "__main__":

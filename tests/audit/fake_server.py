@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from tests.audit.fake_laws import Laws, listed, request_settings
+from tests.audit.fake_laws import VOCABULARY, Laws, listed, request_settings
 from tests.audit.fake_sampler import Sampled, Sampler
 
 # s; so that requests sent at once are there at once
@@ -52,6 +52,8 @@ class FakeServer:
             if path.startswith("/v1/c"):
                 time.sleep(_OVERLAP_S)
             answer = self._handle(path, body)
+        except ValueError as error:
+            return 400, "text/plain", str(error).encode()
         finally:
             with self._lock:
                 self._active -= 1
@@ -73,6 +75,8 @@ class FakeServer:
 
     def _complete(self, body: dict[str, Any]) -> Any:
         prompt = body["prompt"] if isinstance(body["prompt"], list) else LAWS.encode(body["prompt"])
+        if not all(0 <= token < VOCABULARY for token in prompt):
+            raise ValueError("a token outside of the vocabulary")
         count, settings = int(body.get("n") or 1), request_settings(body)
         choices, rounds = [], []
         for index in range(count):

@@ -38,8 +38,13 @@ def main() -> None:
         found += bool(tests)
         print(f"{defect:14s} {report.num_tokens:6d} tokens  {'; '.join(tests) or 'not found'}", flush=True)
     print(f"found {found} of {len(defects)}")
-    alarms = [seed for seed in range(chosen.correct) if broken(audited("", chosen.budget, seed))]
-    print(f"alarms in {len(alarms)} of {chosen.correct} correct runs: {alarms}")
+    alarms = []
+    for seed in range(chosen.correct):
+        if tests := broken(audited("", chosen.budget, seed)):
+            alarms.append(seed)
+            print(f"correct, seed {seed}: {'; '.join(tests)}")
+        print(f"alarms in {len(alarms)} of {seed + 1} correct runs", end="\r", flush=True)
+    print()
 
 
 if __name__ == "__main__":
