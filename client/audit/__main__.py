@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _audit(arguments: Sequence[str]) -> int:
-    chosen = _parser().parse_args(arguments)
+    chosen = audit_parser().parse_args(arguments)
     options = Options(
         model=chosen.model,
         tokens=chosen.budget or (THOROUGH_TOKENS if chosen.thorough else QUICK_TOKENS),
@@ -81,11 +81,7 @@ def _exit_code(report: Report, strict: bool) -> int:
 
 
 def _replay(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(f"{_PROGRAM} replay", description="Sends the requests of a replay file again.")
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--url", required=True, help="address of the server")
-    _add_connection(parser)
-    chosen = parser.parse_args(arguments)
+    chosen = replay_parser().parse_args(arguments)
     server = Server(chosen.url, chosen.key_env or "", chosen.timeout)
     try:
         for replay in read_replays(chosen.file):
@@ -153,7 +149,7 @@ def _add_connection(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _parser() -> argparse.ArgumentParser:
+def audit_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         _PROGRAM,
         description="Tests over HTTP whether a server's speculative decoding changes its output.",
@@ -179,6 +175,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", type=_file, metavar="FILE", help="write the report as JSON")
     parser.add_argument("--html", type=_file, metavar="FILE", help="write the report as a page")
     parser.add_argument("--replay", type=_file, metavar="FILE", help="write the requests that failed")
+    return parser
+
+
+def replay_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(f"{_PROGRAM} replay", description="Sends the requests of a replay file again.")
+    parser.add_argument("file", type=Path, help="what `--replay FILE` has written")
+    parser.add_argument("--url", required=True, help="address of the server")
+    _add_connection(parser)
     return parser
 
 
