@@ -1,4 +1,4 @@
-"""The version of the installed distribution; both wheels are built from one pyproject.toml."""
+"""The version of the installed distribution; all wheels are built from one pyproject.toml."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.util import find_spec
 from typing import NoReturn
 
 import typer
@@ -14,6 +15,14 @@ ALL_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True, "help
 def certify(context: typer.Context) -> None:
     """Prove on a model that exact mode holds on this machine; `outrider certify --help` lists the options."""
     _become("outrider.engine.certify", context.args)
+
+
+def audit(context: typer.Context) -> None:
+    """Test over HTTP whether any server's speculation changes its output; `outrider audit --help` lists the options."""
+    if find_spec("numpy") is None:
+        typer.echo("outrider audit needs numpy: pip install numpy, or pip install outrider-audit", err=True)
+        raise typer.Exit(2)
+    _become("outrider.client.audit", context.args)
 
 
 def train(context: typer.Context) -> None:

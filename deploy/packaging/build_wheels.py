@@ -1,10 +1,11 @@
-"""Builds both wheels into a folder: `outrider` (everything) and `outrider-client` (client, no torch, no services).
+"""Builds three wheels into a folder: `outrider` (everything), `outrider-client` (no torch), `outrider-audit`.
 
     python deploy/packaging/build_wheels.py dist        # after `make protos`: the generated code goes into the wheels
 
-Both come from the one pyproject.toml: one version, and the client's dependencies are a part of the server's. Each is
-built from a copy, with what its users need: the generated code refuses runtimes older than its generator, so the
-wheels ask for the versions that it names. Not here: installing them (try_wheel.sh, test_client_wheel.py).
+All come from the one pyproject.toml: one version, and the client's dependencies are a part of the server's. The audit's
+is the folder `client/audit` alone, as the package `outrider_audit`. Each is built from a copy with what users need: the
+generated code refuses runtimes older than its generator, so the wheels that have it ask for the versions that it
+names. Not here: installing them (try_wheel.sh, test_client_wheel.py).
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ ROOT = Path(__file__).resolve().parents[2]
 CLIENT_PARTS = ("__init__.py", "py.typed", "client", "shared", "v1")
 NOT_FOR_CLIENTS = {"uvloop"}
 CLIENT_DESCRIPTION = "Python client and command line of Outrider: lossless speculative decoding for LLM serving"
+AUDIT_DESCRIPTION = "Tests over HTTP whether a server's speculative decoding changes its output"
+AUDIT_NEEDS = {"httpx", "numpy"}
 _IGNORED = shutil.ignore_patterns("__pycache__", "*.py[co]", "*.nb[ci]", "node_modules", "web")
 _GRPC = re.compile(r"^GRPC_GENERATED_VERSION = '([\d.]+)'$", re.MULTILINE)
 _PROTOBUF = re.compile(r"^# Protobuf Python Version: ([\d.]+)$", re.MULTILINE)
@@ -64,6 +67,15 @@ def client_project(project: Mapping[str, Any]) -> dict[str, Any]:
     return {**kept, "name": "outrider-client", "description": CLIENT_DESCRIPTION, "dependencies": needs}
 
 
+def audit_project(project: Mapping[str, Any]) -> dict[str, Any]:
+    entries = [*project["dependencies"], *project["optional-dependencies"]["audit"]]
+    needs = [entry for entry in entries if distribution(entry) in AUDIT_NEEDS]
+    kept = {name: value for name, value in project.items() if name != "optional-dependencies"}
+    scripts = {"outrider-audit": "outrider_audit.__main__:command"}
+    named = {"name": "outrider-audit", "description": AUDIT_DESCRIPTION, "dependencies": needs, "scripts": scripts}
+    return {**kept, **named}
+
+
 def toml_tables(project: Mapping[str, Any]) -> str:
     """A pyproject.toml of text, lists and tables of them: in TOML they are written as in JSON."""
     tables = {name: value for name, value in project.items() if isinstance(value, dict)}
@@ -79,16 +91,22 @@ def toml_tables(project: Mapping[str, Any]) -> str:
 def build(project: dict[str, Any], parts: Iterable[str], floors: Mapping[str, str], target: Path) -> None:
     """parts: files and folders of `outrider/`; the links among them are followed."""
     project["dependencies"] = [with_floor(entry, floors) for entry in project["dependencies"]]
+    sources = {ROOT / "outrider" / name: f"outrider/{name}" for name in parts}
+    build_from(project, sources, target)
+
+
+def build_from(project: Mapping[str, Any], sources: Mapping[Path, str], target: Path) -> None:
+    """sources: file or folder -> its place in the wheel."""
     with tempfile.TemporaryDirectory(prefix="outrider-wheel-") as folder:
         stage = Path(folder)
-        (stage / "outrider").mkdir()
-        for name in parts:
-            source, copy = ROOT / "outrider" / name, stage / "outrider" / name
+        for source, place in sources.items():
+            copy = stage / place
+            copy.parent.mkdir(exist_ok=True)
             if source.is_dir():
                 shutil.copytree(source, copy, ignore=_IGNORED)
             else:
                 shutil.copy(source, copy)
-        for name in ("README.md", "LICENSE"):
+        for name in {"README.md", "LICENSE"} - set(sources.values()):
             shutil.copy(ROOT / name, stage)
         (stage / "pyproject.toml").write_text(toml_tables(project))
         # Without isolation nothing is downloaded.
@@ -102,6 +120,8 @@ def main(target: Path) -> None:
     everything = [entry.name for entry in (ROOT / "outrider").iterdir() if entry.name != "__pycache__"]
     build(server_project(settings["project"]), everything, floors, target)
     build(client_project(settings["project"]), CLIENT_PARTS, floors, target)
+    audit = {ROOT / "client/audit": "outrider_audit", ROOT / "docs/auditing.md": "README.md"}
+    build_from(audit_project(settings["project"]), audit, target)
 
 
 if __name__ == "__main__":

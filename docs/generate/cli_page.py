@@ -1,14 +1,17 @@
-"""reference/cli.md: every command of `outrider`, from the typer apps themselves."""
+"""reference/cli.md: every command of `outrider`, from the typer apps and argparse parsers themselves."""
 
 from __future__ import annotations
 
+import argparse
 import inspect
+from types import SimpleNamespace
 from typing import Any
 
 import typer
 import typer.main
 
 from docs.generate.markdown import cell, code, table
+from outrider.client.audit.__main__ import audit_parser, replay_parser
 from outrider.client.cli.app import app as outrider_app
 from outrider.engine.certify import main as certify
 from outrider.training.commands.app import app as train_app
@@ -24,12 +27,33 @@ def command_tree() -> dict[str, Any]:
     """Full names ("train evaluate") and the click commands behind them."""
     certify_app = typer.Typer()
     certify_app.command()(certify)
-    replaced = {"train": train_app, "certify": certify_app}  # `outrider` hands its arguments on to these programs
+    # `outrider` hands its arguments on to these programs.
+    replaced = {"train": train_app, "certify": certify_app}
     tree: dict[str, Any] = {}
+    parsers = {"audit": audit_parser(), "audit replay": replay_parser()}
     for name, command in typer.main.get_command(outrider_app).commands.items():  # type: ignore[attr-defined]
         command = typer.main.get_command(replaced[name]) if name in replaced else command
         _walk(name, command, tree)
-    return tree
+    return tree | {name: _command(parser) for name, parser in parsers.items()}
+
+
+def _command(parser: argparse.ArgumentParser) -> SimpleNamespace:
+    """What this page needs of a click command, from an argparse parser."""
+    params = [
+        SimpleNamespace(
+            param_type_name="option" if action.option_strings else "argument",
+            name=action.dest,
+            opts=action.option_strings,
+            secondary_opts=[],
+            envvar=None,
+            default=action.default,
+            required=action.required,
+            help=(action.help or "").replace("%(default)s", str(action.default)),
+        )
+        for action in parser._actions
+        if action.dest != "help"
+    ]
+    return SimpleNamespace(help=parser.description, params=params)
 
 
 def cli_page() -> str:

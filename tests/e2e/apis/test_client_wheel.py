@@ -1,4 +1,4 @@
-"""Both wheels are built; the client's is installed into an empty environment and asks a running stack.
+"""All wheels are built; the client's is installed into an empty environment and asks a running stack.
 
 The server's wheel takes minutes to install: deploy/packaging/try_wheel.sh does that.
 """
@@ -58,13 +58,15 @@ def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_one_version_and_no_heavy_needs(wheels: dict[str, Path]) -> None:
-    assert wheels.keys() == {"outrider", "outrider-client"}
+    assert wheels.keys() == {"outrider", "outrider-client", "outrider-audit"}
     found = {name: metadata_of(wheel) for name, wheel in wheels.items()}
     assert {entry["Version"] for entry in found.values()} == {outrider_version()}
     needs = found["outrider-client"].get_all("Requires-Dist") or []
     assert not HEAVY & {re.split(r"[^\w-]", need)[0] for need in needs}
     assert {"server", "gpu", "train"} <= set(found["outrider"].get_all("Provides-Extra") or [])
-    # Generated code refuses an older runtime, so the wheels must not accept one.
+    audit = found.pop("outrider-audit").get_all("Requires-Dist") or []
+    assert {re.split(r"[^\w-]", need)[0] for need in audit} == {"httpx", "numpy"}
+    # Generated code refuses an older runtime, so the wheels that have it must not accept one.
     for entry in found.values():
         [need] = [need for need in entry.get_all("Requires-Dist") or [] if re.match(r"grpcio[<>]", need)]
         assert f">={gateway_pb2_grpc.GRPC_GENERATED_VERSION}" in need
@@ -75,6 +77,9 @@ def test_contents(wheels: dict[str, Path]) -> None:
     for name, wheel in wheels.items():
         with zipfile.ZipFile(wheel) as archive:
             names = archive.namelist()
+        if name == "outrider-audit":
+            assert {entry.split("/")[0] for entry in names if ".dist-info" not in entry} == {"outrider_audit"}
+            continue
         assert {"outrider/v1/gateway_pb2.py", "outrider/py.typed"} <= set(names)
         assert not [entry for entry in names if entry.endswith(".pyc") or "node_modules" in entry]
         assert {entry.split("/")[0] for entry in names if ".dist-info" not in entry} == {"outrider"}
