@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,13 +24,9 @@ from outrider.engine.attention.batch import ForwardBatch
 from outrider.engine.attention.layer import PagedContext
 from outrider.engine.run.cpu_graphs import most_rows_per_session, most_threads
 from outrider.engine.run.row_buckets import NO_SLOT
-from outrider.engine.sampling.chain_inputs import DrawBuffers
+from outrider.engine.sampling.chain_inputs import DrawBuffers, DrawCalls
 from outrider.engine.sampling.chains import ChainDraws, DrawnToken
 from outrider.engine.sampling.cpu_chains import RecordedDraws, key_of
-from outrider.shared.messages import LAW_TOTAL
-
-if TYPE_CHECKING:
-    from outrider.kernels.row_laws.cpu_draws import Drawn, DrawTables
 
 
 @dataclass(frozen=True)
@@ -53,8 +49,7 @@ class BlockCalls(NamedTuple):
     states: torch.Tensor
     last_token_ids: torch.Tensor  # int64 [S]
     rows: list[torch.Tensor]  # per drawn token, int64 [S]: the sessions' rows that predict it
-    tables: list[DrawTables]
-    drawn: list[Drawn]
+    draws: DrawCalls
 
 
 class _Tables:
@@ -117,8 +112,7 @@ class BlockInputs:
                 head.config.num_silent_rows + depth + num_rows * torch.arange(num_sessions)
                 for depth in range(num_tokens)
             ],
-            self.draws.tables,
-            self.draws.drawn,
+            self.draws.calls,
         )
 
     def clear(self) -> None:
@@ -225,11 +219,9 @@ class BlockChains(RecordedDraws):
     """Draws plain chains on the CPU: a block and all its draws are one recorded program."""
 
     def __init__(self, paged: PagedBlock) -> None:
-        super().__init__(most_threads(paged.head))
+        super().__init__(most_threads(paged.head), paged.head.target_ids)
         self._paged, self._config = paged, paged.head.config
         self._most_rows = most_rows_per_session(paged.layer_shapes)
-        target_ids = paged.head.target_ids
-        self._target_ids = None if target_ids is None else target_ids.contiguous()
         self._inputs: dict[tuple[int, int, int], BlockInputs] = {}
 
     def takes(self, parts: Sequence[BlockPart], num_tokens: int) -> bool:
@@ -262,8 +254,7 @@ class BlockChains(RecordedDraws):
         def without_padding() -> BlockCalls:
             exact = self._new_inputs(len(parts), sum(len(part.states) for part in parts), num_tokens)
             exact.fill(parts, block_size, draws)
-            tables, drawn = inputs.draws.without_padding(len(parts))
-            return exact.calls._replace(tables=tables, drawn=drawn)
+            return exact.calls._replace(draws=inputs.draws.without_padding(len(parts)))
 
         self._run(key, inputs, num_tokens, lambda: inputs.fill(parts, block_size, draws), without_padding)
         return inputs.draws.chains([each.num_tokens for each in draws])
@@ -273,8 +264,6 @@ class BlockChains(RecordedDraws):
         return BlockInputs(self._paged.head, sizes, self._paged.table_width, self._paged.states_like, num_tokens)
 
     def _compute(self, calls: BlockCalls, num_tokens: int, cut: Callable[[], None] = lambda: None) -> None:
-        from outrider.kernels.row_laws.cpu_draws import draw
-
         head = self._paged.head
         outputs = self._paged.compute(calls)
         logits_of_all = head.lm_head(outputs)
@@ -284,6 +273,4 @@ class BlockChains(RecordedDraws):
                 cut()
             logits, outputs_there = (each.index_select(0, calls.rows[depth]) for each in (logits_of_all, outputs))
             logits, state = head.biased(logits, outputs_there, previous_ids, state)
-            drawn = calls.drawn[depth]
-            draw(logits.float(), calls.tables[depth], drawn, target_ids=self._target_ids, law_total=LAW_TOTAL)
-            previous_ids = drawn.next_ids
+            previous_ids = self._draw(logits, calls.draws, depth)

@@ -26,14 +26,20 @@ _LAW_RULE = 3
 _Array = NDArray[Any]
 
 
+class DrawCalls(NamedTuple):
+    """The buffers that the draws of each token of a chain read and write."""
+
+    tables: list[DrawTables]
+    drawn: list[Drawn]
+
+
 class Calls(NamedTuple):
     """The buffers that a chain's calls read and write: those of its first forward, and those of each token."""
 
     first: ForwardBatch
     given: torch.Tensor
     steps: list[ForwardBatch]
-    tables: list[DrawTables]
-    drawn: list[Drawn]
+    draws: DrawCalls
 
 
 class _Views(NamedTuple):
@@ -66,13 +72,14 @@ class DrawBuffers:
         self._tokens, self.next_ids = zeros(num_tokens, num_sessions), zeros(num_tokens, num_sessions)
         self._laws = zeros(2, num_tokens, num_sessions, LAW_SIZE)
         self._law_sizes = zeros(num_tokens, num_sessions)
-        self.drawn = [
+        drawn = [
             Drawn(self._tokens[d], self.next_ids[d], self._laws[0, d], self._laws[1, d], self._law_sizes[d])
             for d in range(num_tokens)
         ]
         self._rules, numbers = zeros(num_sessions), zeros(num_sessions, 4, dtype=torch.float64)
         key_words, places = zeros(num_tokens, num_sessions, 2), zeros(num_tokens, num_sessions)
-        self.tables = [DrawTables(self._rules, numbers, key_words[d], places[d]) for d in range(num_tokens)]
+        tables = [DrawTables(self._rules, numbers, key_words[d], places[d]) for d in range(num_tokens)]
+        self.calls = DrawCalls(tables, drawn)
         self._numbers, self._key_words, self._places = numbers.numpy(), key_words.numpy(), places.numpy()
 
     def clear(self) -> None:
@@ -95,14 +102,14 @@ class DrawBuffers:
             elif draws.law_places is not None:
                 self._places[: draws.num_tokens, index] = draws.law_places
 
-    def without_padding(self, num_sessions: int) -> tuple[list[DrawTables], list[Drawn]]:
+    def without_padding(self, num_sessions: int) -> DrawCalls:
         """Returns the same memory for the sessions that are there."""
         from outrider.kernels.row_laws.cpu_draws import Drawn, DrawTables
 
         sessions = slice(num_sessions)
-        return (
-            [DrawTables(*(part[sessions] for part in table)) for table in self.tables],
-            [Drawn(*(part[sessions] for part in each)) for each in self.drawn],
+        return DrawCalls(
+            [DrawTables(*(part[sessions] for part in table)) for table in self.calls.tables],
+            [Drawn(*(part[sessions] for part in each)) for each in self.calls.drawn],
         )
 
     def results(self, num_tokens: int, num_sessions: int) -> list[torch.Tensor]:
@@ -188,7 +195,7 @@ class Inputs:
             places=np.arange(num_sessions + 1),
         )
         given = given_like.new_zeros(num_rows, len(given_like))
-        self.calls = Calls(first, given, steps, self.draws.tables, self.draws.drawn)
+        self.calls = Calls(first, given, steps, self.draws.calls)
         self.clear()
 
     def clear(self) -> None:
@@ -255,5 +262,5 @@ class Inputs:
             cut(calls.first, rows),
             calls.given[rows],
             [cut(step, sessions) for step in calls.steps],
-            *self.draws.without_padding(num_sessions),
+            self.draws.without_padding(num_sessions),
         )

@@ -23,7 +23,7 @@ from outrider.engine.attention.batch import ForwardBatch, SessionRows
 from outrider.engine.run.cpu_graphs import MEETINGS_BEFORE_RECORDING, ROW_BUCKETS, most_rows_per_session, most_threads
 from outrider.engine.run.row_buckets import padded_num_rows
 from outrider.engine.run.runner import ModelRunner
-from outrider.engine.sampling.chain_inputs import Calls, Inputs
+from outrider.engine.sampling.chain_inputs import Calls, DrawCalls, Inputs
 from outrider.engine.sampling.chains import ChainStart, DrawnToken
 from outrider.shared.messages import LAW_TOTAL
 
@@ -51,14 +51,16 @@ class ChainPass(Protocol):
 class RecordedDraws:
     """Draws the tokens of one kind of program, recorded for each size. Not for use from two threads at a time.
 
-    A size is a key; its inputs are buffers with `calls`, `draws`, `num_tokens` and `clear`.
+    A size is a key; its inputs are buffers with `calls`, `draws`, `num_tokens` and `clear`, and the calls have `draws`.
     """
 
-    def __init__(self, num_threads: int) -> None:
-        """num_threads: most that a recorded program uses."""
+    def __init__(self, num_threads: int, target_ids: torch.Tensor | None) -> None:
+        """num_threads: most that a recorded program uses. target_ids: int64, the token ids of the logits; None: the
+        logits' own."""
         from outrider.kernels.cpu.program.arena import Arena  # numba imports slowly
 
         self._num_threads = num_threads
+        self._target_ids = None if target_ids is None else target_ids.contiguous()
         self._arena = Arena(_ARENA_BYTES)
         self._meetings: Counter[Any] = Counter()
         self._runs: dict[Any, list[Callable[[], None]]] = {}
@@ -67,6 +69,14 @@ class RecordedDraws:
     def _compute(self, calls: Any, num_tokens: int, cut: Callable[[], None] = lambda: None) -> None:
         """Runs the calls of a program that draws this many tokens; calls `cut` where a shorter one ends."""
         raise NotImplementedError
+
+    def _draw(self, logits: torch.Tensor, draws: DrawCalls, depth: int) -> torch.Tensor:
+        """Draws the sessions' next tokens from logits [S, V]; returns them, int64 [S]."""
+        from outrider.kernels.row_laws.cpu_draws import draw
+
+        drawn = draws.drawn[depth]
+        draw(logits.float(), draws.tables[depth], drawn, target_ids=self._target_ids, law_total=LAW_TOTAL)
+        return drawn.next_ids
 
     def _run(
         self, key: Any, inputs: Any, num_tokens: int, fill: Callable[[], None], without_padding: Callable[[], Any]
@@ -103,7 +113,7 @@ class RecordedDraws:
         self, key: Any, runs: list[Callable[[], None]], inputs: Any, without_padding: Any, num_tokens: int
     ) -> None:
         """Keeps the recording if it draws what its calls draw one by one; these draw the current chains."""
-        num_sessions = len(without_padding.drawn[0].token_ids)
+        num_sessions = len(without_padding.draws.drawn[0].token_ids)
         runs[num_tokens - 1]()
         found = inputs.draws.results(num_tokens, num_sessions)
         self._compute(without_padding, num_tokens)
@@ -134,14 +144,12 @@ class CpuChains(RecordedDraws):
     ) -> None:
         """Takes the forwards.
 
-        given_like: one row of the first forward's input. target_ids: int64, the token ids of the logits; None: the
-        logits' own. table_width: largest number of blocks of a session. most_rows_per_session: as in cpu_graphs.
-        num_threads: as in RecordedDraws.
+        given_like: one row of the first forward's input. table_width: largest number of blocks of a session.
+        most_rows_per_session: as in cpu_graphs. target_ids, num_threads: as in RecordedDraws.
         """
-        super().__init__(num_threads)
+        super().__init__(num_threads, target_ids)
         self._pass = chain_pass
         self._given_like = given_like
-        self._target_ids = None if target_ids is None else target_ids.contiguous()
         self._block_size, self._table_width = block_size, table_width
         self._most_rows_per_session = most_rows_per_session
         self._sizes: dict[tuple[int, int], Inputs] = {}
@@ -185,20 +193,12 @@ class CpuChains(RecordedDraws):
         return inputs.draws.chains([start.draws.num_tokens for start in starts])
 
     def _compute(self, calls: Calls, num_tokens: int, cut: Callable[[], None] = lambda: None) -> None:
-        from outrider.kernels.row_laws.cpu_draws import draw
-
         logits, carried = self._pass.first(calls.first, calls.given)
         for depth in range(num_tokens):
             if depth > 0:
                 cut()
                 logits, carried = self._pass.step(calls.steps[depth - 1], carried)
-            draw(
-                logits.float(),
-                calls.tables[depth],
-                calls.drawn[depth],
-                target_ids=self._target_ids,
-                law_total=LAW_TOTAL,
-            )
+            self._draw(logits, calls.draws, depth)
 
 
 class ModelPass:
