@@ -9,6 +9,7 @@ Not here: receipts of rejection mode, which has no public noise.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -64,7 +65,8 @@ class ReceiptVerifier(LLM):
         super().__init__(model, speculative_config={"method": "ngram"}, **arguments)
         from outrider.engine.numerics import measure_numerics  # loads torch
 
-        self._numerics = measure_numerics(self._engines.loaded)
+        size = arguments.get("tensor_parallel_size", 1)
+        self._numerics = measure_numerics(self._engines.loaded, tensor_parallel_size=size, graphs=True)
 
     def verify(self, answer: Mapping[str, Any]) -> Verification:
         """Raises InvalidRequest for a receipt that cannot be read, or that asks for what the model does not have."""
@@ -151,8 +153,6 @@ def _as_on_the_wire(text: str) -> float:
 def main(
     file: Annotated[Path, typer.Argument(help="JSON of an answer with a receipt.")],
     model: Annotated[str, typer.Option(help="Folder of the target's HF checkpoint, or a .gguf file.")],
-    dtype: Annotated[str, typer.Option(help="Of weights and KV cache; auto: the receipt's.")] = "auto",
-    device: Annotated[str, typer.Option(help="Where the model runs.")] = "cpu",
     threads: Annotated[int, typer.Option(min=0, help="0: every core.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
@@ -166,8 +166,7 @@ def main(
     try:
         answer = _read(file)
         receipt = Receipt.parse(answer.get("receipt"))
-        dtype = (receipt.record.numerics or "auto").partition("/")[0].partition("+")[0] if dtype == "auto" else dtype
-        with ReceiptVerifier(model, dtype=dtype, device=device, num_threads=threads) as verifier:
+        with ReceiptVerifier(model, num_threads=threads, **_arguments(receipt.record.numerics)) as verifier:
             found = verifier.verify(answer)
     except OutriderError as error:
         errors.print(f"outrider: {error.message}", style="red", markup=False, soft_wrap=True)
@@ -179,6 +178,16 @@ def main(
     else:
         console.print(found.conclusion, markup=False, soft_wrap=True)
     raise typer.Exit(found.exit_code)
+
+
+def _arguments(numerics: str | None) -> dict[str, Any]:
+    """Loads the model as the verifier of the receipt did (engine/numerics.py has the form)."""
+    found = re.match(r"(\w+)[^/]*?(?:\+kv-(\w+))?/(\w+)/\w+/tp(\d{1,3})/", numerics or "")
+    if found is None:
+        return {}
+    dtype, kv_cache, device, size = found.groups()
+    kv_cache = kv_cache or "auto"
+    return {"dtype": dtype, "kv_cache_dtype": kv_cache, "device": device, "tensor_parallel_size": int(size)}
 
 
 def _read(file: Path) -> Mapping[str, Any]:
