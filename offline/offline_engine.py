@@ -113,7 +113,8 @@ class OfflineEngine:
         # Scripts written for vLLM never close: then this runs when the engine is dropped, or at exit.
         self._finalizer = weakref.finalize(self, self._closing.close)
         self._generation = OfflineGeneration(engines, plan.config, tokenizer, max_num_seqs=self._max_num_seqs)
-        self._preparation = Preparation(Served(_served_model(engines), tokenizer, _LIMITS), seed)
+        self._served = Served(_served_model(engines), tokenizer, _LIMITS)
+        self._preparation = Preparation(self._served, seed)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Returns a copy of the defaults from the checkpoint and override_generation_config."""

@@ -17,6 +17,11 @@ def certify(context: typer.Context) -> None:
     _become("outrider.engine.certify", context.args)
 
 
+def verify(context: typer.Context) -> None:
+    """Draw every token of an answer with a receipt again; `outrider verify --help` lists the options."""
+    _become("outrider.offline.verify", context.args)
+
+
 def audit(context: typer.Context) -> None:
     """Test over HTTP whether any server's speculation changes its output; `outrider audit --help` lists the options."""
     if find_spec("numpy") is None:

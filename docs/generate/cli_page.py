@@ -14,6 +14,7 @@ from docs.generate.markdown import cell, code, table
 from outrider.client.audit.__main__ import audit_parser, replay_parser
 from outrider.client.cli.app import app as outrider_app
 from outrider.engine.certify import main as certify
+from outrider.offline.verify import app as verify_app
 from outrider.training.commands.app import app as train_app
 
 _INTRODUCTION = """# The command `outrider`
@@ -28,7 +29,7 @@ def command_tree() -> dict[str, Any]:
     certify_app = typer.Typer()
     certify_app.command()(certify)
     # `outrider` hands its arguments on to these programs.
-    replaced = {"train": train_app, "certify": certify_app}
+    replaced = {"train": train_app, "certify": certify_app, "verify": verify_app}
     tree: dict[str, Any] = {}
     parsers = {"audit": audit_parser(), "audit replay": replay_parser()}
     for name, command in typer.main.get_command(outrider_app).commands.items():  # type: ignore[attr-defined]

@@ -25,6 +25,7 @@ from outrider.gateway.openai.logprobs import (
     join_completion_logprobs,
     prompt_logprobs,
 )
+from outrider.gateway.openai.receipt import Receipt
 from outrider.gateway.openai.usage import Account, SpecMetricsLevel
 from outrider.gateway.request.answers import Prepared
 from outrider.gateway.request.tokenizer import Tokenizer
@@ -211,6 +212,9 @@ class WholeAnswer:
             body["metrics"] = metrics
         if chat:
             self._add_prompt(body, merged[0])
+        if self._shape.options.receipt:
+            outputs = tuple(update.token_ids for update in merged.values())
+            body["receipt"] = Receipt.of(self._shape.prepared, outputs).body()
         answer: Completion | ChatCompletion = body
         return answer
 

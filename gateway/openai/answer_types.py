@@ -185,14 +185,25 @@ class _Answer(TypedDict):
     system_fingerprint: NotRequired[str]
 
 
+class ReceiptBody(TypedDict):
+    """What `outrider verify` needs, with the answer's choices, to draw every token again (receipt.py)."""
+
+    version: int
+    numerics: str | None
+    token_ids: list[list[int]]
+    request: str
+
+
 class Completion(_Answer):
     choices: list[CompletionChoice]
     usage: NotRequired[Usage | None]
     metrics: NotRequired[Metrics]
+    receipt: NotRequired[ReceiptBody]
 
 
 class ChatCompletion(_Answer):
     choices: list[ChatChoice]
+    receipt: NotRequired[ReceiptBody]
     usage: Usage
     metrics: NotRequired[Metrics]
     prompt_token_ids: NotRequired[list[int] | None]

@@ -38,7 +38,7 @@ from outrider.gateway.request.tokenizer import Tokenizer
 from outrider.gateway.request.types import ValidRequest
 from outrider.shared.errors import InvalidRequest
 from outrider.shared.request_params import Speculation
-from outrider.shared.sampling_params import MAX_LOGPROBS, SamplingParams
+from outrider.shared.sampling_params import MAX_LOGPROBS, SamplingParams, SpeculationMode
 
 # tokens; OpenAI's default for /v1/completions; a chat may fill the context, or has its model's sampling default
 DEFAULT_COMPLETION_TOKENS = 16
@@ -132,6 +132,8 @@ def _options(body: GenerationFields, served: Served, id_prefix: str, *, chat: bo
         raise InvalidRequest("stream_options needs stream to be true", param="stream_options")
     if body.stream and body.prompt_logprobs is not None:
         raise InvalidRequest("prompt_logprobs cannot be streamed", param="prompt_logprobs")
+    if body.receipt and body.stream:
+        raise InvalidRequest("receipt cannot be streamed", param="receipt")
     request_id = body.request_id
     if request_id is not None and not REQUEST_ID.fullmatch(request_id):
         raise InvalidRequest("request_id must be 1 to 128 visible ASCII characters", param="request_id")
@@ -150,6 +152,7 @@ def _options(body: GenerationFields, served: Served, id_prefix: str, *, chat: bo
         return_token_ids=body.return_token_ids,
         return_tokens_as_token_ids=defaults.return_tokens_as_token_ids if tokens_as_ids is None else tokens_as_ids,
         annotate=body.speculation is not None and body.speculation.annotate,
+        receipt=body.receipt,
     )
 
 
@@ -173,6 +176,11 @@ def _prepare(
     asked = body.speculation.options() if body.speculation is not None else Speculation()
     speculation = check_speculation(asked, model)
     params = _sampling_params(body, num_logprobs, served)
+    mode = SpeculationMode(speculation.mode) if speculation.mode else params.default_mode
+    if options.receipt and mode is not SpeculationMode.EXACT:
+        raise InvalidRequest(
+            'receipt needs exact mode: a seed, temperature 0, or "speculation": {"mode": "exact"}', param="receipt"
+        )
     predicted = _predicted(body.prediction, served)
     _check_repeated(params, predicted, body.n * len(prompts))
     salt = body.cache_salt or ""

@@ -228,6 +228,9 @@ class GenerationFields(Body):
     return_tokens_as_token_ids: Bool | None = Field(
         None, description="log-probabilities name tokens as `token_id:N`; the server's default if left out"
     )
+    receipt: Bool = Field(
+        False, description="the answer has a receipt, which `outrider verify` checks; exact mode only"
+    )
     speculation: Speculation | None = None
 
 

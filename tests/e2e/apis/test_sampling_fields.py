@@ -65,7 +65,7 @@ ELSEWHERE = {"n", "stop", "stop_token_ids", "include_stop_str_in_output", "ignor
 NOT_SAMPLING = {
     *("model", "prompt", "echo", "stream", "stream_options", "request_id", "skip_special_tokens", "add_special_tokens"),
     *("truncate_prompt_tokens", "truncation_side", "return_token_ids", "prompt_logprobs", "cache_salt", "speculation"),
-    *("max_completion_tokens", "best_of", "return_tokens_as_token_ids", "suffix"),
+    *("max_completion_tokens", "best_of", "return_tokens_as_token_ids", "suffix", "receipt"),
 }
 
 

@@ -90,6 +90,7 @@ OPTIONS = AnswerOptions(
     response=ResponsePlan('{"metadata":{}}', "[]"),
     message=True,
     fills_context=True,
+    receipt=True,
 )
 
 
