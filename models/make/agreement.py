@@ -19,6 +19,7 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM
 
 from models.make.head_samples import HELD_OUT_FILES
+from outrider.drafting.checkpoints.block import load_block
 from outrider.drafting.checkpoints.eagle import load_eagle
 from outrider.drafting.checkpoints.eagle3 import load_eagle3
 from outrider.drafting.checkpoints.medusa import load_medusa
@@ -30,6 +31,7 @@ from outrider.training.data.head_data import TokenWindows, load_windows, make_ba
 from outrider.training.data.tokenize_rows import RowEncoder
 from outrider.training.frozen_target import FrozenTarget
 from outrider.training.head_trainer import noise_generator
+from outrider.training.heads.block import BlockObjective
 from outrider.training.heads.draft_model import DraftModelObjective
 from outrider.training.heads.eagle import EagleObjective
 from outrider.training.heads.eagle3 import Eagle3Objective
@@ -57,6 +59,9 @@ def load_for_measuring(path: Path, target: FrozenTarget) -> Objective:
         objective = EagleObjective(
             load_eagle(path, weights, torch.float32, attn_implementation=TTT_ATTENTION), HeadOptions()
         )
+    elif method in ("dspark", "dflash"):
+        block = load_block(path, weights, torch.float32, attn_implementation="sdpa")
+        objective = BlockObjective(block, type(target.model).__name__)
     elif method == "eagle3":
         head = load_eagle3(path, weights, torch.float32, attn_implementation=TTT_ATTENTION)
         objective = Eagle3Objective(head, type(target.model).__name__)

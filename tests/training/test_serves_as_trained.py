@@ -19,14 +19,15 @@ from models.make.agreement import load_for_measuring
 from outrider.client.stack.commands import StackSettings
 from outrider.client.stack.processes import Stack
 from outrider.training.frozen_target import FrozenTarget
-from outrider.training.heads.interface import Objective
+from outrider.training.heads.block import BlockObjective
+from outrider.training.heads.interface import Batch, Objective
 from outrider.training.heads.unroll import unroll
 from tests.ports import server_port
 
 pytestmark = pytest.mark.storm
 
 MODELS = Path(__file__).parents[2] / "models"
-METHODS = ("eagle3", "eagle", "medusa", "mlp_speculator")
+METHODS = ("eagle3", "dspark", "eagle", "medusa", "mlp_speculator")
 HEADS = {name: path for name in METHODS if (path := MODELS / f"demo-{name.replace('_', '-')}").is_dir()}
 DRAFT_LEN, NUM_TOKENS = 4, 96
 PROMPTS = (
@@ -86,6 +87,16 @@ def guesses(objective: Objective, target: FrozenTarget, token_ids: list[int]) ->
         for depth in range(DRAFT_LEN):
             tokens = torch.nn.functional.pad(rows[0, 1 + depth :], (0, depth))[: len(token_ids) - 2]
             state, logits = head.step(state, tokens, depth)
+            found.append(logits.argmax(-1).tolist())
+        return found
+    if isinstance(objective, BlockObjective):
+        anchors = torch.arange(1, len(token_ids) - 1)[None]
+        view = target.view(rows, objective.feature_layers)
+        outputs = objective._outputs(Batch(rows, torch.ones_like(rows, dtype=torch.bool)), view, anchors)[0]
+        padded, found, state = torch.nn.functional.pad(rows[0], (0, DRAFT_LEN)), [], None
+        for depth in range(DRAFT_LEN):
+            row = outputs[:, depth + head.config.num_silent_rows]
+            logits, state = head.biased(head.lm_head(row), row, padded[anchors[0] + depth], state)
             found.append(logits.argmax(-1).tolist())
         return found
     steps = unroll(head, rows, head.fuse(features), DRAFT_LEN)
