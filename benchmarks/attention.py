@@ -11,25 +11,21 @@ sides alternate within a run, so ratios hold on a busy machine where millisecond
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.records import save_rows
 from outrider.kernels.kv_codes.layout import head_bytes, scales_of, view_codes
 from outrider.kernels.kv_codes.reference import encode
 from outrider.kernels.paged_attention import cpu
 from outrider.kernels.paged_attention.arguments import BatchTables, Scoring
 
-RESULTS = Path(__file__).parent / "results" / "attention.jsonl"
 BLOCK_SIZE = 16
 
 
@@ -188,7 +184,7 @@ def measure_layers(seconds: float) -> dict[str, object]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--save", action="store_true", help=f"append to {RESULTS.name}")
+    parser.add_argument("--save", action="store_true", help="append to attention.jsonl")
     parser.add_argument("--seconds", type=float, default=1.5, help="per case")
     options = parser.parse_args()
     torch.manual_seed(0)
@@ -205,15 +201,7 @@ def main() -> None:
         f"linears of a 150 M-parameter model {layers['linears']}: linears / attention {layers['ratio']:.2f}"
     )
     if options.save:
-        stamp = {
-            "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "machine": platform.processor() or platform.machine(),
-            "torch": torch.__version__,
-            "num_threads": torch.get_num_threads(),
-        }
-        RESULTS.parent.mkdir(exist_ok=True)
-        with RESULTS.open("a") as results:
-            results.writelines(json.dumps(stamp | record) + "\n" for record in [*records, layers])
+        save_rows("attention", [{"num_threads": torch.get_num_threads()} | record for record in [*records, layers]])
 
 
 if __name__ == "__main__":

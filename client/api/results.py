@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from outrider.shared.errors import OutriderError
+from outrider.shared.wire import from_message
 from outrider.v1 import common_pb2, gateway_pb2
 
 _ORIGINS = {1: "target", 2: "accepted", 3: "corrected", 4: "bonus"}
@@ -125,7 +126,7 @@ def tokens_of(reply: gateway_pb2.GenerateReply) -> tuple[Token, ...]:
 
 def completion_of(reply: gateway_pb2.GenerateReply, text: str, tokens: Sequence[Token], num_resumes: int) -> Completion:
     """The completion, from the last reply and what came before it."""
-    usage, figures = reply.usage, reply.speculation
+    usage = reply.usage
     return Completion(
         request_id=reply.request_id,
         text=text,
@@ -133,16 +134,7 @@ def completion_of(reply: gateway_pb2.GenerateReply, text: str, tokens: Sequence[
         finish_reason=common_pb2.FinishReason.Name(reply.finish_reason).removeprefix("FINISH_REASON_").lower(),
         stop_reason=reply.stop_reason or None,
         usage=Usage(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens),
-        speculation=SpeculationFigures(
-            mean_acceptance_length=figures.mean_acceptance_length,
-            draft_acceptance_rate=figures.draft_acceptance_rate,
-            acceptance_histogram=tuple(figures.acceptance_histogram),
-            num_spec_steps=figures.num_spec_steps,
-            num_accepted_draft_tokens=figures.num_accepted_draft_tokens,
-            num_draft_tokens=figures.num_draft_tokens,
-            num_spec_tokens=figures.num_spec_tokens,
-            saved_ms=figures.saved_ms,
-        ),
+        speculation=from_message(SpeculationFigures, reply.speculation),
         num_resumes=num_resumes,
     )
 

@@ -29,17 +29,13 @@ def resolve_recurrent_kernels(backend: str) -> RecurrentKernels:
     """Returns the kernels of AttentionOps.backend."""
     # Imported here: numba and triton import slowly, and a machine may lack one of them.
     if backend == "cpu":
-        from outrider.kernels.recurrent.gated_delta.cpu import gated_delta
+        from outrider.kernels.recurrent.cpu import gated_delta, mamba1, mamba2
         from outrider.kernels.recurrent.gated_norm.cpu import gated_norm
-        from outrider.kernels.recurrent.mamba1.cpu import mamba1
-        from outrider.kernels.recurrent.mamba2.cpu import mamba2
         from outrider.kernels.recurrent.short_conv.cpu import short_conv
     elif backend == "triton":
-        from outrider.kernels.recurrent.gated_delta.triton import gated_delta
         from outrider.kernels.recurrent.gated_norm.triton import gated_norm
-        from outrider.kernels.recurrent.mamba1.triton import mamba1
-        from outrider.kernels.recurrent.mamba2.triton import mamba2
         from outrider.kernels.recurrent.short_conv.triton import short_conv
+        from outrider.kernels.recurrent.triton import gated_delta, mamba1, mamba2
     else:
         from outrider.kernels.recurrent.gated_delta.reference import gated_delta
         from outrider.kernels.recurrent.gated_norm.reference import gated_norm

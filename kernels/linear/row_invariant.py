@@ -5,12 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch.nn.functional import linear as stock_linear
+from torch.nn.functional import pad
 
-from outrider.kernels.linear import cpu, cpu_panel_batch, cpu_panels, padded
+from outrider.kernels.linear import cpu, cpu_panel_batch, cpu_panels
 
 LinearFunction = Callable[[torch.Tensor], torch.Tensor]
 # x [B, T, K], out [B, T, N]: writes the outputs of linear b for the rows x[b] to out[b].
 LinearsFunction = Callable[[torch.Tensor, torch.Tensor], None]
+_ROW_TILE = 8
+
+
+def padded_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x [..., K], weight [N, K], bias [N] or None; returns [..., N]: the fallback where oneDNN cannot prepack.
+
+    Pads rows to a multiple of eight. Row-invariant only if the BLAS treats these alike: the certificate decides.
+    """
+    rows = x.reshape(-1, x.shape[-1])
+    missing = -len(rows) % _ROW_TILE
+    padded = pad(rows, (0, 0, 0, missing)) if missing else rows
+    return stock_linear(padded, weight, bias)[: len(rows)].view(*x.shape[:-1], weight.shape[0])
 
 
 def row_invariant_linear(weight: torch.Tensor, bias: torch.Tensor | None, backend: str = "cpu") -> LinearFunction:
@@ -28,7 +42,7 @@ def row_invariant_linear(weight: torch.Tensor, bias: torch.Tensor | None, backen
         panels, whole_bias = cpu_panels.pack(weight), None if bias is None else bias.contiguous()
         return lambda x: cpu_panels.linear(x, panels, whole_bias)
     if not on_cpu or not cpu.supports(weight.dtype):
-        return lambda x: padded.linear(x, weight, bias)
+        return lambda x: padded_linear(x, weight, bias)
     num_outputs, num_inputs = weight.shape
     packed = cpu.pack(weight)
     min_rows = cpu.fewest_rows(num_outputs, num_inputs, weight.dtype)

@@ -24,7 +24,7 @@ from outrider.kernels.cpu.simd import load_i32, vload, vsplat, vstore
 from outrider.kernels.errors import KernelArgumentError
 from outrider.kernels.recurrent.cpu_outer_row import TILE, TILE_BYTES, do_row
 from outrider.kernels.recurrent.cpu_vectors import load16, store16
-from outrider.kernels.recurrent.outer_rules import Columns
+from outrider.kernels.recurrent.outer_rules import OuterLayer
 from outrider.kernels.recurrent.rows import LayerStates, RecurrentRows
 
 # state elements, about 100 us on one thread (474 us for 524,288 of them, fp32, from memory and back; scratch version of
@@ -33,7 +33,7 @@ _MIN_PARALLEL_ELEMENTS = 110_000
 
 
 class _Fields(NamedTuple):
-    """Addresses; strides in bytes, tensors as in `advance` and `rows`."""
+    """Addresses; strides in bytes, tensors as in `OuterLayer` and `rows`."""
 
     mixed: int
     mixed_stride: int
@@ -134,23 +134,11 @@ def _do_unit(address, unit, thread):  # type: ignore[no-untyped-def]
 
 
 def advance(
-    mixed: torch.Tensor,
-    columns: Columns,
-    states: LayerStates,
-    rows: RecurrentRows,
-    *,
-    rule: int,
-    dtype: torch.dtype,
-    num_key_heads: int,
-    decay_rate: torch.Tensor,
-    dt_bias: torch.Tensor,
-    skip: torch.Tensor | None = None,
-    query_scale: float = 1.0,
-    beta_scale: float = 1.0,
+    mixed: torch.Tensor, layer: OuterLayer, states: LayerStates, rows: RecurrentRows, dtype: torch.dtype
 ) -> torch.Tensor:
     """Advance the sessions' states by the mixed rows of `short_conv.cpu.mixed_rows`, which has checked `rows`.
 
-    Shapes: outer_rules. The result is rounded to dtype (fp32 or bf16). Raises KernelArgumentError.
+    The result is rounded to dtype (fp32 or bf16). Raises KernelArgumentError.
     """
     _, num_heads, key_dim, value_dim = states.state.shape
     if not states.state.is_contiguous() or states.state.dtype != torch.float32:
@@ -164,14 +152,15 @@ def advance(
     # The tiles of the session, of its last chain row and of each draft row.
     scratch_bytes = 3 * padded_key_bytes + (1 + states.log.shape[1]) * key_dim * TILE_BYTES
     call = _Record(
-        mixed.data_ptr(), 4 * mixed.stride(0), *columns, rows.num_kept_rows, rows.kept_starts.data_ptr(),
+        mixed.data_ptr(), 4 * mixed.stride(0), *layer.columns, rows.num_kept_rows, rows.kept_starts.data_ptr(),
         rows.row_starts.data_ptr(), rows.num_chain_rows.data_ptr(), rows.parents.data_ptr(),
         rows.slots_in.data_ptr(), rows.num_kept.data_ptr(), rows.slots_out.data_ptr(),
         states.state.data_ptr(), 4 * states.state.stride(0),
-        num_heads, num_heads // num_key_heads, key_dim, value_dim, num_tiles,
-        decay_rate.data_ptr(), dt_bias.data_ptr(), 0 if skip is None else skip.data_ptr(), out.data_ptr(),
-        dtype == torch.bfloat16, rule, dt_bias.shape[0] // num_heads,
-        cpu_team.scratch(scratch_bytes, num_threads), scratch_bytes, padded_key_bytes, query_scale, beta_scale,
+        num_heads, num_heads // layer.num_key_heads, key_dim, value_dim, num_tiles,
+        layer.decay_rate.data_ptr(), layer.dt_bias.data_ptr(), 0 if layer.skip is None else layer.skip.data_ptr(),
+        out.data_ptr(), dtype == torch.bfloat16, layer.rule, layer.dt_bias.shape[0] // num_heads,
+        cpu_team.scratch(scratch_bytes, num_threads), scratch_bytes, padded_key_bytes,
+        layer.query_scale, layer.beta_scale,
     )  # fmt: skip
     reads = (mixed, rows.kept_starts, rows.row_starts, rows.num_chain_rows, rows.parents, rows.slots_in, rows.num_kept,
              rows.slots_out)  # fmt: skip

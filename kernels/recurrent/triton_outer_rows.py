@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from outrider.kernels.recurrent.outer_rules import DELTA, ELEMENTWISE, Columns
+from outrider.kernels.recurrent.outer_rules import DELTA, ELEMENTWISE, OuterLayer
 from outrider.kernels.recurrent.triton_functions import sigmoid, softplus
 from outrider.kernels.triton_numbers import round_to
 
@@ -77,22 +77,10 @@ def _steps(  # type: ignore[no-untyped-def]
             tl.store(decays + row * NUM_STEPS + place, tl.exp(rate * step), mask=is_step)
 
 
-def prepare(
-    mixed: torch.Tensor,
-    columns: Columns,
-    *,
-    rule: int,
-    num_heads: int,
-    num_key_heads: int,
-    key_dim: int,
-    decay_rate: torch.Tensor,
-    dt_bias: torch.Tensor,
-    query_scale: float,
-    beta_scale: float,
-) -> ReadyRows:
-    """mixed [R, W] as of `short_conv.triton.mixed_rows`, R > 0; the rest as in `triton_outer_state.advance`."""
+def prepare(mixed: torch.Tensor, layer: OuterLayer, num_heads: int, key_dim: int) -> ReadyRows:
+    """mixed [R, W] as of `short_conv.triton.mixed_rows`, R > 0."""
     num_rows, width = mixed.shape
-    num_steps = dt_bias.shape[0]
+    num_steps, num_key_heads, columns, rule = layer.dt_bias.shape[0], layer.num_key_heads, layer.columns, layer.rule
 
     def new(*shape: int) -> torch.Tensor:
         return mixed.new_empty((num_rows, *shape), dtype=torch.float32)
@@ -101,7 +89,7 @@ def prepare(
     if rule == DELTA:
         queries, keys = new(num_key_heads, key_dim), new(num_key_heads, key_dim)
         _unit_keys[(num_rows, num_key_heads)](
-            mixed, queries, keys, query_scale,
+            mixed, queries, keys, layer.query_scale,
             WIDTH=width, QUERY_AT=columns.query, KEY_AT=columns.key, NUM_KEY_HEADS=num_key_heads,
             KEY_DIM=key_dim, PADDED_KEY_DIM=triton.next_power_of_2(key_dim), num_warps=1, enable_fp_fusion=False,
         )  # fmt: skip
@@ -110,7 +98,7 @@ def prepare(
     steps = new(num_heads if rule == DELTA else num_steps)
     block = min(_STEP_BLOCK, triton.next_power_of_2(num_steps))
     _steps[(num_rows, triton.cdiv(num_steps, block))](
-        mixed, decay_rate, dt_bias, steps if decays is None else decays, steps, beta_scale,
+        mixed, layer.decay_rate, layer.dt_bias, steps if decays is None else decays, steps, layer.beta_scale,
         WIDTH=width, STEP_AT=columns.step, BETA_AT=columns.beta, NUM_STEPS=num_steps, NUM_HEADS=num_heads,
         RULE=rule, BLOCK=block, num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip

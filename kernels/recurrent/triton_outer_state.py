@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 
 from outrider.kernels.errors import KernelArgumentError
-from outrider.kernels.recurrent.outer_rules import ELEMENTWISE, Columns
+from outrider.kernels.recurrent.outer_rules import ELEMENTWISE, Columns, OuterLayer
 from outrider.kernels.recurrent.rows import LayerStates, RecurrentRows
 from outrider.kernels.recurrent.triton_functions import parent_of
 from outrider.kernels.recurrent.triton_outer_rows import ReadyRows, prepare
@@ -118,23 +118,10 @@ def _advance(  # type: ignore[no-untyped-def]
         now = tl.where(is_branch, root, now)
 
 
-def advance(
-    mixed: torch.Tensor,
-    columns: Columns,
-    states: LayerStates,
-    rows: RecurrentRows,
-    *,
-    rule: int,
-    num_key_heads: int,
-    decay_rate: torch.Tensor,
-    dt_bias: torch.Tensor,
-    skip: torch.Tensor | None = None,
-    query_scale: float = 1.0,
-    beta_scale: float = 1.0,
-) -> torch.Tensor:
+def advance(mixed: torch.Tensor, layer: OuterLayer, states: LayerStates, rows: RecurrentRows) -> torch.Tensor:
     """Advance the sessions' states by the mixed rows of `short_conv.triton.mixed_rows`, which has checked the layer.
 
-    Shapes: outer_rules. The result has the dtype of mixed. Raises KernelArgumentError; the contents of the rows' tables
+    The result has the dtype of mixed. Raises KernelArgumentError; the contents of the rows' tables
     are not checked.
     """
     _, num_heads, key_dim, value_dim = states.state.shape
@@ -145,21 +132,18 @@ def advance(
     out = mixed.new_empty((mixed.shape[0] - num_kept_places, num_heads * value_dim))
     if out.shape[0] == 0:
         return out
-    ready = prepare(
-        mixed, columns, rule=rule, num_heads=num_heads, num_key_heads=num_key_heads, key_dim=key_dim,
-        decay_rate=decay_rate, dt_bias=dt_bias, query_scale=query_scale, beta_scale=beta_scale,
-    )  # fmt: skip
-    queries, keys, key_stride = _keys(mixed, columns, ready)
+    ready = prepare(mixed, layer, num_heads, key_dim)
+    queries, keys, key_stride = _keys(mixed, layer.columns, ready)
     padded_key_dim = triton.next_power_of_2(key_dim)
     block = min(_MOST_COLUMNS, max(_FEWEST_COLUMNS, min(_TILE // padded_key_dim, triton.next_power_of_2(value_dim))))
     _advance[(num_heads * triton.cdiv(value_dim, block), num_sessions)](
         mixed, queries, keys, mixed if ready.decays is None else ready.decays, ready.steps, states.state, out,
-        decay_rate, decay_rate if skip is None else skip,
+        layer.decay_rate, layer.decay_rate if layer.skip is None else layer.skip,
         rows.row_starts, rows.num_chain_rows, rows.parents, rows.slots_in, rows.num_kept, rows.slots_out,
         most_kept, num_kept_places,
-        RULE=rule, WIDTH=mixed.shape[1], VALUE_AT=columns.value, KEY_STRIDE=key_stride,
-        NUM_HEADS=num_heads, GROUP=num_heads // num_key_heads,
-        DECAYS=1 if rule == ELEMENTWISE else dt_bias.shape[0] // num_heads,
+        RULE=layer.rule, WIDTH=mixed.shape[1], VALUE_AT=layer.columns.value, KEY_STRIDE=key_stride,
+        NUM_HEADS=num_heads, GROUP=num_heads // layer.num_key_heads,
+        DECAYS=1 if layer.rule == ELEMENTWISE else layer.dt_bias.shape[0] // num_heads,
         KEY_DIM=key_dim, PADDED_KEY_DIM=padded_key_dim, VALUE_DIM=value_dim, BLOCK=block,
         num_warps=max(1, min(8, padded_key_dim * block // 1024)), enable_fp_fusion=False,
     )  # fmt: skip

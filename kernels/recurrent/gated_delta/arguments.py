@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 
 from outrider.kernels.recurrent.gated_norm.arguments import GatedNormLayer
-from outrider.kernels.recurrent.outer_rules import Columns
+from outrider.kernels.recurrent.outer_rules import DELTA, Columns, OuterLayer
 from outrider.kernels.recurrent.rows import LayerStates, RecurrentRows
 from outrider.kernels.recurrent.short_conv.arguments import ShortConvLayer
 
@@ -50,10 +50,15 @@ class GatedDeltaLayer:
     def raw_width(self) -> int:
         return self.num_channels + self.num_value_heads + self.dt_bias.shape[0]
 
-    @property
-    def columns(self) -> Columns:
+    @cached_property
+    def outer(self) -> OuterLayer:
         key_width, num_channels = self.num_key_heads * self.key_dim, self.num_channels
-        return Columns(0, key_width, 2 * key_width, beta=num_channels, step=num_channels + self.num_value_heads)
+        columns = Columns(0, key_width, 2 * key_width, beta=num_channels, step=num_channels + self.num_value_heads)
+        return OuterLayer(
+            *(DELTA, columns, self.num_key_heads, self.decay_rate, self.dt_bias),
+            query_scale=self.key_dim**-0.5,
+            beta_scale=self.beta_scale,
+        )
 
 
 class GatedDelta(Protocol):

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol, TypeAlias
 
 import torch
 
-from outrider.kernels.recurrent.outer_rules import Columns
+from outrider.kernels.recurrent.outer_rules import ELEMENTWISE, Columns, OuterLayer
 from outrider.kernels.recurrent.rows import LayerStates, RecurrentRows
 from outrider.kernels.recurrent.short_conv.arguments import ShortConvLayer
 
@@ -29,11 +30,12 @@ class Mamba1Layer:
     dt_bias: torch.Tensor  # float32 [I]; rounded to the model's dtype
     skip: torch.Tensor  # float32 [I]; D
 
-    @property
-    def columns(self) -> Columns:
-        """The columns of a row that `Project` has completed."""
+    @cached_property
+    def outer(self) -> OuterLayer:
+        """Its columns are those of a row that `Project` has completed."""
         state_size, width = self.decay_rate.shape
-        return Columns(query=2 * width + state_size, key=2 * width, value=0, beta=0, step=width)
+        columns = Columns(query=2 * width + state_size, key=2 * width, value=0, beta=0, step=width)
+        return OuterLayer(ELEMENTWISE, columns, 1, self.decay_rate, self.dt_bias, self.skip)
 
 
 class Mamba1(Protocol):

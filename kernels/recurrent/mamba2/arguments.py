@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from outrider.kernels.recurrent.outer_rules import Columns
+from outrider.kernels.recurrent.outer_rules import SELECTIVE, Columns, OuterLayer
 from outrider.kernels.recurrent.rows import LayerStates, RecurrentRows
 from outrider.kernels.recurrent.short_conv.arguments import ShortConvLayer
 
@@ -34,15 +34,11 @@ class Mamba2Layer:
     def num_channels(self) -> int:
         return self.num_heads * self.head_dim + 2 * self.num_groups * self.state_size
 
-    @property
-    def columns(self) -> Columns:
-        width, group_width = self.num_heads * self.head_dim, self.num_groups * self.state_size
-        return Columns(query=width + group_width, key=width, value=0, beta=0, step=self.num_channels)
-
     @cached_property
-    def wide_dt_bias(self) -> torch.Tensor:
-        """float32 [H]."""
-        return self.dt_bias.float()
+    def outer(self) -> OuterLayer:
+        width, group_width = self.num_heads * self.head_dim, self.num_groups * self.state_size
+        columns = Columns(query=width + group_width, key=width, value=0, beta=0, step=self.num_channels)
+        return OuterLayer(SELECTIVE, columns, self.num_groups, self.decay_rate, self.dt_bias.float(), self.skip)
 
 
 class Mamba2(Protocol):

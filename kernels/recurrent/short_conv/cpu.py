@@ -245,17 +245,5 @@ def _run(
     )  # fmt: skip
     reads = (raw, rows.row_starts, rows.num_chain_rows, rows.parents, rows.slots_in, rows.kept_rows, rows.num_kept,
              rows.slots_out, rows.kept_starts)  # fmt: skip
-    cpu_team.run(
-        cpu_team.Work(
-            *(
-                _do_unit,
-                call,
-                (out, states.window, states.log),
-                reads,
-                num_sessions * num_blocks,
-                num_threads,
-            ),
-            error=error,
-            errors=_ERRORS,
-        )
-    )
+    writes, num_units = (out, states.window, states.log), num_sessions * num_blocks
+    cpu_team.run(cpu_team.Work(_do_unit, call, writes, reads, num_units, num_threads, error, _ERRORS))

@@ -20,7 +20,8 @@ from outrider.engine.attention.batch import SessionRows
 from outrider.engine.model.load import load_model
 from outrider.engine.model.row_invariant_modules import RowInvariantActivation, apply_in_whole_vectors
 from outrider.engine.run.runner import ModelRunner
-from outrider.kernels.linear import cpu, cpu_panels, padded, reference
+from outrider.kernels.linear import cpu, cpu_panels, reference
+from outrider.kernels.linear.row_invariant import padded_linear
 
 BLOCK_SIZE = 4
 NUM_TOKENS = 24
@@ -191,7 +192,7 @@ def test_linears_match_the_reference(torch_dtype: torch.dtype, with_bias: bool) 
     for rows in (1, 5, 13):
         ours = cpu.linear(x[:rows], cpu.pack(weight), bias)
         torch.testing.assert_close(ours, expected[:rows], atol=tolerance, rtol=0)
-        fallback = padded.linear(x[:rows], weight, bias)
+        fallback = padded_linear(x[:rows], weight, bias)
         torch.testing.assert_close(fallback, expected[:rows], atol=tolerance, rtol=0)
 
 

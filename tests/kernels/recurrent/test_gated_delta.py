@@ -10,7 +10,8 @@ import pytest
 import torch
 from transformers.models.qwen3_5 import modeling_qwen3_5 as theirs
 
-from outrider.kernels.recurrent.gated_delta import cpu, reference
+from outrider.kernels.recurrent import cpu
+from outrider.kernels.recurrent.gated_delta import reference
 from outrider.kernels.recurrent.gated_delta.arguments import GatedDelta, GatedDeltaLayer
 from outrider.kernels.recurrent.gated_norm.arguments import GatedNormLayer
 from outrider.kernels.recurrent.rows import LayerStates, RecurrentRows

@@ -8,11 +8,9 @@ import pytest
 import torch
 
 from outrider.kernels.errors import KernelArgumentError
-from outrider.kernels.recurrent.gated_delta import cpu as gated_delta
+from outrider.kernels.recurrent import cpu
 from outrider.kernels.recurrent.gated_delta import reference as gated_delta_reference
-from outrider.kernels.recurrent.mamba1 import cpu as mamba1
 from outrider.kernels.recurrent.mamba1 import reference as mamba1_reference
-from outrider.kernels.recurrent.mamba2 import cpu as mamba2
 from outrider.kernels.recurrent.mamba2 import reference as mamba2_reference
 from outrider.kernels.recurrent.rows import RecurrentRows
 from outrider.kernels.recurrent.short_conv import cpu as short_conv
@@ -21,9 +19,9 @@ from tests.kernels.recurrent import recurrent_layers as layers
 from tests.kernels.recurrent.recurrent_cases import NUM_LOG_ROWS, Part, committed, drafted_trees, outputs, ways
 
 BUILDERS = {
-    "kimi_delta": (layers.kimi_delta_case, gated_delta.gated_delta, gated_delta_reference.gated_delta),
-    "mamba1": (layers.mamba1_case, mamba1.mamba1, mamba1_reference.mamba1),
-    "mamba2": (layers.mamba2_case, mamba2.mamba2, mamba2_reference.mamba2),
+    "kimi_delta": (layers.kimi_delta_case, cpu.gated_delta, gated_delta_reference.gated_delta),
+    "mamba1": (layers.mamba1_case, cpu.mamba1, mamba1_reference.mamba1),
+    "mamba2": (layers.mamba2_case, cpu.mamba2, mamba2_reference.mamba2),
     "short_conv": (layers.short_conv_case, short_conv.short_conv, short_conv_reference.short_conv),
 }
 _NUM_SLOTS = 8  # of recurrent_cases
@@ -81,7 +79,7 @@ def test_a_call_may_be_repeated(name: str) -> None:
 @pytest.mark.parametrize("head_dim", [16, 72])
 def test_several_threads_and_tiles_give_the_same_bits(head_dim: int) -> None:
     layer = layers.gated_delta_layer(torch.float32, key_dim=4 * head_dim, value_dim=head_dim)
-    case = layers.gated_delta_case(gated_delta.gated_delta, torch.float32, layer)
+    case = layers.gated_delta_case(cpu.gated_delta, torch.float32, layer)
     expected = whole(case)
     reference = layers.gated_delta_case(gated_delta_reference.gated_delta, torch.float32, layer)
     torch.testing.assert_close(expected, whole(reference), atol=1e-5, rtol=1e-5)
@@ -97,7 +95,7 @@ def test_several_threads_and_tiles_give_the_same_bits(head_dim: int) -> None:
 
 
 def test_a_draft_may_fill_the_log() -> None:
-    case = layers.mamba2_case(mamba2.mamba2, torch.float32)
+    case = layers.mamba2_case(cpu.mamba2, torch.float32)
     rows, noise = case.inputs(2), case.inputs(3, NUM_LOG_ROWS)
     full = Part(rows[:1], torch.cat([rows[1:3], noise[3:]]), accepted=(0, 1))
     assert len(full.draft) == NUM_LOG_ROWS - 1

@@ -14,17 +14,17 @@ import torch
 from outrider.engine.recurrent.rows import StateRows, recurrent_rows
 from outrider.kernels.errors import KernelArgumentError
 from outrider.kernels.recurrent.gated_delta import reference as gated_delta_reference
-from outrider.kernels.recurrent.gated_delta.triton import gated_delta as device_gated_delta
 from outrider.kernels.recurrent.gated_norm import reference as gated_norm_reference
 from outrider.kernels.recurrent.gated_norm.arguments import ACTIVATIONS, GatedNormLayer
 from outrider.kernels.recurrent.gated_norm.triton import gated_norm as device_gated_norm
 from outrider.kernels.recurrent.mamba1 import reference as mamba1_reference
-from outrider.kernels.recurrent.mamba1.triton import mamba1 as device_mamba1
 from outrider.kernels.recurrent.mamba2 import reference as mamba2_reference
-from outrider.kernels.recurrent.mamba2.triton import mamba2 as device_mamba2
 from outrider.kernels.recurrent.rows import LayerStates, RecurrentRows
 from outrider.kernels.recurrent.short_conv import reference as short_conv_reference
 from outrider.kernels.recurrent.short_conv.triton import short_conv as device_short_conv
+from outrider.kernels.recurrent.triton import gated_delta as device_gated_delta
+from outrider.kernels.recurrent.triton import mamba1 as device_mamba1
+from outrider.kernels.recurrent.triton import mamba2 as device_mamba2
 from tests.kernels.recurrent import recurrent_layers as layers
 from tests.kernels.recurrent.recurrent_cases import Part, committed, outputs, ways
 from tests.kernels.triton_device import device
