@@ -17,6 +17,7 @@ TESTS ?=
 REQUESTS ?= 1000
 INPUTS ?= 100000
 MINUTES ?= 30
+HOURS ?= 1
 GPU_REPORT ?=
 .DEFAULT_GOAL := help
 
@@ -147,6 +148,10 @@ release: setup ## build wheels and images, try the wheels in empty environments 
 .PHONY: soak
 soak: setup ## a stack at saturation; memory, descriptors and latency must not grow; MINUTES=30
 	$(BIN)/python -m tests.soak --minutes $(MINUTES)
+
+.PHONY: simulate
+simulate: setup ## the protocol on virtual time, each seed with its own faults; HOURS=1
+	$(BIN)/python -m tests.simulation --hours $(HOURS) --jobs 2
 
 fuzz: setup ## invalid input for every server and parser; INPUTS=100000
 	$(BIN)/python -m tests.fuzz --inputs $(INPUTS)

@@ -137,10 +137,9 @@ class MessageStream:
     def __init__(self, prepared: Prepared, seen: EventCursor = NOTHING_SEEN) -> None:
         self._events = MessageEvents(prepared)
         self._numbers = EventNumbers(prepared.options.answer_id, seen)
-        self._epoch = 0
 
     def events(self, _prompt_index: int, update: GenerationUpdate) -> bytes:
-        self._epoch = update.epoch
+        self._numbers.take(update.base_len + len(update.token_ids), update.epoch)
         return self._bytes(self._events.of(update))
 
     def end(self) -> bytes:
@@ -154,8 +153,7 @@ class MessageStream:
         return "".join(map(self._numbered, events)).encode()
 
     def _numbered(self, event: StreamEvent) -> str:
-        is_last = event["type"] == "message_stop"
-        event_id = self._numbers.next_id(self._events.num_tokens, finished=is_last, epoch=self._epoch)
+        event_id = self._numbers.next_id(self._events.num_tokens, finished=event["type"] == "message_stop")
         return "" if event_id is None else f"id: {event_id}\nevent: {event['type']}\ndata: {to_json(event)}\n\n"
 
 

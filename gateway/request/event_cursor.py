@@ -81,16 +81,25 @@ class EventNumbers:
         self._answer_id = answer_id
         self._last_seen = -1 if first is None or first.event is None else first.event
         self.count = 0
+        # Per session, in order: the output length at its last token so far, and its epoch.
+        self._sessions: list[tuple[int, int]] = []
 
-    def next_id(self, num_tokens: int, *, finished: bool, epoch: int) -> str | None:
-        """Returns the next event's id; None: the client has it. num_tokens: those behind the events up to it. epoch: of
-        the last of them (GenerationUpdate).
+    def take(self, num_tokens: int, epoch: int) -> None:
+        """Tells how far the output has come, and in which session (GenerationUpdate.epoch). Of the events that follow,
+        those of text that was held back belong to tokens before.
         """
+        if self._sessions and self._sessions[-1][1] == epoch:
+            self._sessions.pop()
+        self._sessions.append((num_tokens, epoch))
+
+    def next_id(self, num_tokens: int, *, finished: bool) -> str | None:
+        """Returns the next event's id; None: the client has it. num_tokens: those behind the events up to it."""
         number = self.count
         self.count += 1
         if number <= self._last_seen:
             return None
-        return f"{self._answer_id}:{Seen(num_tokens, finished, number, epoch)}"
+        epochs = (epoch for end, epoch in self._sessions if 0 < num_tokens <= end)
+        return f"{self._answer_id}:{Seen(num_tokens, finished, number, next(epochs, 0))}"
 
 
 def parse_event_id(text: str) -> tuple[str, EventCursor]:

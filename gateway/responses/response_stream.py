@@ -119,10 +119,11 @@ class ResponseStream:
     ) -> None:
         self._whole = WholeResponse(prepared, tokenizer, level, version)
         self._numbers = EventNumbers(prepared.options.answer_id, seen)
-        self._num_tokens = self._epoch = 0
+        self._num_tokens = 0
 
     def events(self, prompt_index: int, update: GenerationUpdate) -> bytes:
-        events, self._epoch = "", update.epoch
+        events = ""
+        self._numbers.take(update.base_len + len(update.token_ids), update.epoch)
         if self._numbers.count == 0:
             for kind in ("created", "in_progress"):
                 body = self._whole.so_far("in_progress")
@@ -150,7 +151,7 @@ class ResponseStream:
 
     def _numbered(self, event: dict[str, Any], *, finished: bool = False) -> str:
         number = self._numbers.count
-        event_id = self._numbers.next_id(self._num_tokens, finished=finished, epoch=self._epoch)
+        event_id = self._numbers.next_id(self._num_tokens, finished=finished)
         return "" if event_id is None else _sse({**event, "sequence_number": number}, f"id: {event_id}\n")
 
 

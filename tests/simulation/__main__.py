@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 
 from tests.simulation.faults import ALL_FAULTS
-from tests.simulation.mutants import MUTANTS
+from tests.simulation.mutants import MUTANTS, UNSEEN
 from tests.simulation.run import run, show_broken
 from tests.simulation.world import simulate
 
@@ -71,7 +71,7 @@ def _until(end_s: float) -> Iterator[int]:
 def find_mutants(num_seeds: int) -> int:
     """Prints for each planted bug the first seed that finds it; 1 if one was not found."""
     num_found = 0
-    for name, patch in MUTANTS.items():
+    for name, patch in {**MUTANTS, **UNSEEN}.items():
         started = time.monotonic()
         with patch():
             found = next((outcome for seed in range(num_seeds) if (outcome := simulate(seed)).broken), None)
@@ -81,7 +81,7 @@ def find_mutants(num_seeds: int) -> int:
         else:
             num_found += 1
             print(f"{name}: seed {found.seed}, {seconds:.0f} s: {found.broken[0][:160]}", flush=True)
-    print(f"{num_found} of {len(MUTANTS)} found")
+    print(f"{num_found} of {len(MUTANTS) + len(UNSEEN)} found")
     return int(num_found < len(MUTANTS))
 
 

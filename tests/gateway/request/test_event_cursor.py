@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.gateway.request.event_cursor import EventCursor, Seen, parse_event_id
+from outrider.gateway.request.event_cursor import EventCursor, EventNumbers, Seen, parse_event_id
 from outrider.shared.errors import InvalidRequest
 
 NUMBERS = st.integers(0, 10**10 - 1)
@@ -20,6 +20,16 @@ def test_round_trip(request_id: str, parts: list[Seen | None], ended: bool) -> N
     """Request ids may hold colons, dots and dollars of their own."""
     cursor = EventCursor(tuple(parts), ended)
     assert parse_event_id(f"{request_id}:{cursor}") == (request_id, cursor)
+
+
+def test_numbered_events_name_the_session_that_their_last_token_came_from() -> None:
+    """Also events of text that was held back: they come with later tokens, and belong to earlier ones."""
+    numbers = EventNumbers("m", EventCursor())
+    ids = []
+    for end, epoch, events in ((3, 0, (0, 3)), (5, 0, (4,)), (8, 7, (5, 6, 8))):
+        numbers.take(end, epoch)
+        ids += [numbers.next_id(num_tokens, finished=False) for num_tokens in events]
+    assert ids == ["m:0e0", "m:3e1", "m:4e2", "m:5e3", "m:6s7e4", "m:8s7e5"]
 
 
 @pytest.mark.parametrize(
