@@ -11,8 +11,9 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from .answers import NoAnswerInTime
 from .replay import BadReplayFile, read_replays, send_again
@@ -55,13 +56,19 @@ def _audit(arguments: Sequence[str]) -> int:
         only=chosen.tests,
         skip=frozenset(chosen.skip.split(",")) if chosen.skip else frozenset(),
     )
-    server = Server(chosen.url, chosen.key_env or "", chosen.timeout)
-    reference = Server(chosen.reference, chosen.key_env or "", chosen.timeout) if chosen.reference else None
-    try:
-        report = run_audit(server, options, reference, lambda step: print(f"{step} ...", file=sys.stderr))
-    except CannotAudit as error:
-        print(_printable(f"cannot audit {chosen.url}: {error}"), file=sys.stderr)
-        return 3
+    with ExitStack() as stack:
+        urls = [url for url in (chosen.url, chosen.reference) if url]
+        servers = [stack.enter_context(closing(Server(url, chosen.key_env or "", chosen.timeout))) for url in urls]
+        try:
+            report = run_audit(
+                servers[0],
+                options,
+                servers[1] if chosen.reference else None,
+                lambda step: print(f"{step} ...", file=sys.stderr),
+            )
+        except CannotAudit as error:
+            print(_printable(f"cannot audit {chosen.url}: {error}"), file=sys.stderr)
+            return 3
     print(_printable(as_table(report)))
     texts = ((chosen.json, as_json), (chosen.html, as_html), (chosen.replay, as_replay_lines))
     try:
@@ -82,10 +89,10 @@ def _exit_code(report: Report, strict: bool) -> int:
 
 def _replay(arguments: Sequence[str]) -> int:
     chosen = replay_parser().parse_args(arguments)
-    server = Server(chosen.url, chosen.key_env or "", chosen.timeout)
     try:
-        for replay in read_replays(chosen.file):
-            print(_printable(send_again(server, replay)))
+        with closing(Server(chosen.url, chosen.key_env or "", chosen.timeout)) as server:
+            for replay in read_replays(chosen.file):
+                print(_printable(send_again(server, replay)))
     except (BadReplayFile, OSError) as error:
         print(error, file=sys.stderr)
         return 2
@@ -138,6 +145,13 @@ def _key(name: str) -> str:
     return os.environ[name]
 
 
+class _OneLine(argparse.ArgumentParser):
+    """Says what is wrong with the arguments in one line, as the other commands do."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog.split()[0]}: {message}; `{self.prog} --help` lists what there is\n")
+
+
 def _add_connection(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--key-env", type=_key, metavar="NAME", help="environment variable with the API key")
     parser.add_argument(
@@ -150,7 +164,7 @@ def _add_connection(parser: argparse.ArgumentParser) -> None:
 
 
 def audit_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _OneLine(
         _PROGRAM,
         description="Tests over HTTP whether a server's speculative decoding changes its output.",
         epilog=f"`{_PROGRAM} replay FILE --url URL` sends the requests that failed again. Exit codes: 0 no defect "
@@ -179,7 +193,7 @@ def audit_parser() -> argparse.ArgumentParser:
 
 
 def replay_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(f"{_PROGRAM} replay", description="Sends the requests of a replay file again.")
+    parser = _OneLine(f"{_PROGRAM} replay", description="Sends the requests of a replay file again.")
     parser.add_argument("file", type=Path, help="what `--replay FILE` has written")
     parser.add_argument("--url", required=True, help="address of the server")
     _add_connection(parser)

@@ -49,6 +49,9 @@ class Server:
         headers = {"accept-encoding": "identity"} | ({"authorization": f"Bearer {api_key}"} if api_key else {})
         self._client = httpx.Client(headers=headers, transport=transport, trust_env=False)
 
+    def close(self) -> None:
+        self._client.close()
+
     def get(self, path: str) -> str:
         return self._send("GET", path, None, min(self._timeout_s, _GET_TIMEOUT_S)).decode(errors="replace")
 

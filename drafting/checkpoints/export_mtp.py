@@ -19,10 +19,10 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from outrider.drafting.checkpoints.errors import CheckpointRefused, refusing
-from outrider.drafting.checkpoints.mtp_layout import EMBEDDING, MtpLayout
+from outrider.drafting.checkpoints.mtp_layout import EMBEDDING, FAMILIES, MtpLayout
 from outrider.drafting.checkpoints.tensor_table import TensorTable
 from outrider.drafting.heads.mtp import MtpHead
-from outrider.engine.model.guards import resolve_dtype
+from outrider.engine.model.guards import read_config, resolve_dtype
 from outrider.shared.checkpoint.file_names import weight_files
 from outrider.shared.checkpoint.json_file import read_object
 from outrider.shared.checkpoint.mtp_layers import MTP_NAMES
@@ -36,7 +36,13 @@ _NOT_COPIED = ("config.json", "README.md")
 
 
 def require_exportable(target: Path) -> None:
-    """Raises CheckpointRefused for a target whose files cannot take in an MTP layer: quantised, or pickles."""
+    """Raises CheckpointRefused for a target whose files cannot take in an MTP layer: quantised, pickles, or of a family
+    that is only read."""
+    model_type = read_config(str(target)).get_text_config().model_type
+    if model_type in FAMILIES and not FAMILIES[model_type].is_written:
+        raise CheckpointRefused(
+            target, f"the MTP layer of {model_type} is drafted with, but not trained or written here"
+        )
     if read_quantization(target) is not None:
         raise CheckpointRefused(
             target, "it is quantised, and its MTP layer is not", "train on the checkpoint that it was made from"

@@ -30,7 +30,8 @@ class MtpFamily:
     names: prefix of a tensor's name in the head -> in the file; {n}: the target's num_hidden_layers, {last}: the number
     of the MTP layer's last block. layer: settings with which a one-layer model is the MTP layer; blocks: the key of the
     target's config that says of which blocks, where there are several. unused: prefixes of names that the file may have
-    in addition. embedding, norm: transformers' names. All families concatenate embedding and feature in this order.
+    in addition. embedding, norm: transformers' names. is_written: export_mtp can write it. All families concatenate
+    embedding and feature in this order.
     """
 
     names: Mapping[str, str]
@@ -39,6 +40,7 @@ class MtpFamily:
     blocks: str = ""
     embedding: str = EMBEDDING
     norm: str = NORM
+    is_written: bool = True
 
 
 def _after_layers(norm: str) -> dict[str, str]:
@@ -82,14 +84,19 @@ FAMILIES = {
     "glm4_moe": MtpFamily(_DEEPSEEK, {"first_k_dense_replace": 0}),
     "glm4_moe_lite": MtpFamily(_DEEPSEEK, {"mlp_layer_types": ["sparse"]}),
     "glm_ocr_text": MtpFamily(
-        {ours: theirs.replace("model.", "model.language_model.", 1) for ours, theirs in _DEEPSEEK.items()}
+        {ours: theirs.replace("model.", "model.language_model.", 1) for ours, theirs in _DEEPSEEK.items()},
+        is_written=False,  # its settings are nested
     ),
     # Its own output head is unused: like the model's reference, the target's is used.
     "hy_v3": MtpFamily(
         _after_layers("final_layernorm"), {"mlp_layer_types": ["sparse"]}, unused=("model.layers.{n}.shared_head.",)
     ),
     "nemotron_h": MtpFamily(
-        _NEMOTRON, blocks="mtp_layers_block_type", embedding="model.embeddings.", norm="model.norm_f."
+        _NEMOTRON,
+        blocks="mtp_layers_block_type",
+        embedding="model.embeddings.",
+        norm="model.norm_f.",
+        is_written=False,  # of several blocks
     ),
     "qwen3_5_moe_text": MtpFamily(_QWEN, _FULL_ATTENTION),
     "qwen3_5_text": MtpFamily(_QWEN, _FULL_ATTENTION),

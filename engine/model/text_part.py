@@ -116,7 +116,7 @@ def _with_head(body_class: type[Any]) -> type[Any]:
             return self.lm_head
 
         def forward(
-            self, input_ids: torch.Tensor, logits_to_keep: int | torch.Tensor = 0, **arguments: Any
+            self, input_ids: torch.Tensor | None = None, logits_to_keep: int | torch.Tensor = 0, **arguments: Any
         ) -> CausalLMOutput:
             hidden = self.model(input_ids=input_ids, **arguments).last_hidden_state
             kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep

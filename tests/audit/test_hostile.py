@@ -127,9 +127,17 @@ def test_a_hang_in_the_middle_stops_the_audit_and_keeps_what_was_found() -> None
     assert report.findings[-1].verdict == "not tested"
 
 
+# Starts Python with its arguments where Ctrl-C counts, also if the tests run with SIGINT ignored.
+_WITH_CTRL_C = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
 def test_ctrl_c_does_not_wait_for_answers() -> None:
     with raw_server(_hang) as url:
-        command = [sys.executable, "-m", "outrider.client.audit", url]
+        command = [sys.executable, "-c", _WITH_CTRL_C, "-m", "outrider.client.audit", url]
         process = subprocess.Popen(
             command, cwd=ROOT, stderr=subprocess.PIPE, env={**os.environ, "PYTHONUNBUFFERED": "1"}
         )

@@ -30,7 +30,7 @@ RECIPES: list[list[str]] = json.loads((Path(__file__).parent / "vllm_recipes.jso
 PAGE = Path(__file__).parents[2] / "docs/coming-from-vllm.md"
 # Why lines are refused there -> how a refusal begins -> how many of them there are.
 REFUSED = {
-    "a parser that is not here": {"--tool-call-parser": 20, "--reasoning-parser": 4},
+    "a parser that is not here": {"--tool-call-parser": 8, "--reasoning-parser": 4},
     "input or output that is not text": {
         "--omni": 23,
         "--limit-mm-per-prompt": 11,

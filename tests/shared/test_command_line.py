@@ -94,6 +94,10 @@ LINES: dict[tuple[str, ...], str] = {
     ("train", "auto", "nowhere"): "MODEL: nowhere does not exist",
     ("train", "auto", T, "--hours", "0"): "--hours must be above 0",
     ("train", "auto", T, "--prompts", "no.jsonl"): "--prompts: no.jsonl does not exist",
+    ("audit",): "the following arguments are required: url",
+    ("audit", NOBODY, "--nope"): "unrecognized arguments: --nope",
+    ("verify",): "Missing argument 'file'",
+    ("verify", "nowhere", "--model", T): "nowhere: [Errno 2] No such file or directory",
 }
 
 

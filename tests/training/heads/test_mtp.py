@@ -29,9 +29,12 @@ from outrider.training.heads.interface import Batch
 from outrider.training.heads.mtp import MtpObjective, build_mtp
 from outrider.training.heads.options import HeadOptions
 from outrider.training.heads.unroll import EVAL_DEPTHS
-from tests.drafting.mtp_targets import FAMILIES, MtpTarget, save_mtp_target, write
+from tests.drafting.mtp_targets import FAMILIES as ALL_FAMILIES
+from tests.drafting.mtp_targets import MtpTarget, save_mtp_target, write
 from tests.training.tiny import TOKENIZER_DIR
 
+ONLY_READ = ("glm_ocr", "nemotron_h")
+FAMILIES = [name for name in ALL_FAMILIES if name not in ONLY_READ]
 VOCAB_SIZE, NUM_ROWS, LENGTH, TTT_STEPS = 61, 2, 9, 3
 COUNTS = np.ones(VOCAB_SIZE, dtype=np.int64)
 
@@ -81,6 +84,13 @@ def tensors_in(folder: Path) -> dict[str, torch.Tensor]:
 
 def same_tensors(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
     return left.keys() == right.keys() and all(torch.equal(tensor, right[name]) for name, tensor in left.items())
+
+
+@pytest.mark.parametrize("name", ONLY_READ)
+def test_a_layer_that_could_not_be_written_is_not_trained(name: str, tmp_path: Path) -> None:
+    target = save_mtp_target(name, tmp_path / name)
+    with pytest.raises(CheckpointRefused, match="drafted with, but not trained or written here"):
+        objective_of(target.folder)
 
 
 # ---- the objective ----
