@@ -152,7 +152,7 @@ def _eagle3(path: str, target: TargetWeights, dtype: torch.dtype, settings: Meth
 
 def _block(path: str, target: TargetWeights, dtype: torch.dtype, settings: MethodSettings) -> _Built:
     head = load_block(path, target, dtype)
-    paged = PagedBlock(head, _ops(settings), dtype, **_memory(settings))
+    paged = PagedBlock(head, _ops(settings), dtype, graphs=not settings.enforce_eager, **_memory(settings))
     chains = BlockChains(paged) if paged.is_recordable else None
     vocabulary = TargetVocabulary(target.vocab_size, head.target_ids)
     net = BlockNet(paged, vocabulary, prefill_chunk_size=settings.prefill_chunk_size, chains=chains)
@@ -161,14 +161,7 @@ def _block(path: str, target: TargetWeights, dtype: torch.dtype, settings: Metho
 
 
 def _assistant(head: AssistantHead, dtype: torch.dtype, settings: MethodSettings) -> _Built:
-    paged = PagedAssistant(
-        head,
-        _ops(settings),
-        dtype,
-        kv_cache_bytes=settings.kv_cache_mb * 2**20,
-        block_size=settings.block_size,
-        device=settings.device,
-    )
+    paged = PagedAssistant(head, _ops(settings), dtype, **_memory(settings))
     vocabulary = TargetVocabulary(head.config.layers.vocab_size, None)
     net = AssistantNet(paged, vocabulary, prefill_chunk_size=settings.prefill_chunk_size)
     return _Built(net, net.hidden_layers, True, MAX_EAGLE_DEPTH)
@@ -176,7 +169,7 @@ def _assistant(head: AssistantHead, dtype: torch.dtype, settings: MethodSettings
 
 def _feature_net(head: Any, vocab_size: int, dtype: torch.dtype, settings: MethodSettings) -> _Built:
     vocabulary = TargetVocabulary(vocab_size, head.target_ids)
-    paged = PagedHead(head, _ops(settings), dtype, **_memory(settings))
+    paged = PagedHead(head, _ops(settings), dtype, graphs=not settings.enforce_eager, **_memory(settings))
     chains: Any = None
     if _draws_on_device(settings):
         from outrider.engine.sampling.device_chains import DeviceChains  # needs triton, installed on GPU machines
@@ -189,7 +182,7 @@ def _feature_net(head: Any, vocab_size: int, dtype: torch.dtype, settings: Metho
 
 
 def _parallel_net(head: Eagle3Head, vocab_size: int, dtype: torch.dtype, settings: MethodSettings) -> _Built:
-    paged = PagedHead(head, _ops(settings), dtype, **_memory(settings))
+    paged = PagedHead(head, _ops(settings), dtype, graphs=not settings.enforce_eager, **_memory(settings))
     vocabulary = TargetVocabulary(vocab_size, head.target_ids)
     net = ParallelEagleNet(paged, vocabulary, prefill_chunk_size=settings.prefill_chunk_size)
     return _Built(net, net.hidden_layers, True, MAX_EAGLE_DEPTH, is_one_pass=True)
@@ -201,7 +194,6 @@ def _memory(settings: MethodSettings) -> dict[str, Any]:
         "kv_cache_bytes": settings.kv_cache_mb * 2**20,
         "block_size": settings.block_size,
         "device": settings.device,
-        "graphs": not settings.enforce_eager,
     }
 
 

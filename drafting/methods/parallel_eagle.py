@@ -42,6 +42,11 @@ class ParallelEagleNet(EagleNet):
         answers = {id(draft): [row] * len(draft.frontier) for draft, row in rows}
         return [answers.get(id(draft), ()) for draft in drafts]
 
+    def _begin(self, drafts: Sequence[Draft]) -> list[Draft]:
+        return self._rows_of.begin(
+            drafts, [draft.max_depth for draft in drafts]
+        )  # a mask for each depth, tree or chain
+
     def _run(self, drafts: Sequence[Draft]) -> None:
         rows, features = [], []
         for draft in drafts:
