@@ -92,8 +92,11 @@ class SessionRecord:
                 f"this request was begun by another version of the gateway (its record has version {message.version}, "
                 f"this gateway reads {RECORD_VERSION}); resume it at a gateway of that version"
             )
-        if not message.prompts or not message.prompts[0].stream_keys:
+        nums_choices = {len(prompt.stream_keys) for prompt in message.prompts}
+        if not any(nums_choices):
             raise InternalError("the record of a request is broken: it has no prompt or no choice")
+        if len(nums_choices) > 1:
+            raise InternalError("the record of a request is broken: its prompts differ in their number of choices")
         options = _options_from_wire(message.options)
         requests = tuple(_prompt_from_wire(prompt, message.owner, options.output) for prompt in message.prompts)
         if message.HasField("shared_lists"):

@@ -82,3 +82,14 @@ def test_what_is_no_receipt_is_refused(changes: dict[str, Any]) -> None:
 def test_nothing_is_no_receipt(body: object) -> None:
     with pytest.raises(InvalidRequest, match="receipt"):
         Receipt.parse(body)
+
+
+def test_prompts_with_unequal_numbers_of_choices_are_refused() -> None:
+    """A choice's place follows from the first prompt's number: the third would be in no prompt."""
+    receipt = _receipt()
+    record = receipt.record
+    prepared = Prepared(record.prepared.requests * 2, OPTIONS)
+    keys = record.stream_keys[0]
+    broken = dataclasses.replace(record, prepared=prepared, modes=record.modes * 2, stream_keys=(keys[:1], keys))
+    with pytest.raises(InvalidRequest, match="differ in their number of choices"):
+        Receipt.parse(dict(Receipt(broken, ((1,), (2,), (3,))).body()))
