@@ -46,18 +46,18 @@ class BlockNet:
         self._chains = chains
         self._rows_of = FeatureRows(paged, lookahead=0)
         self.hidden_layers = self._rows_of.hidden_layers
+        self._no_states = paged.states_like[None][:0]
         self._proposals: dict[int, _Proposal] = {}
 
     def open(self, session: DraftSession) -> None:
         self._rows_of.open(session)
 
     def advance(self, session: DraftSession) -> bool:
-        stop = self._rows_of.backlog(session, self._prefill_chunk_size)
-        if stop is None:
-            return False
-        self._paged.forward([self._part(session, stop)], num_rows=0)
-        self._rows_of.keep(session, stop)
-        return self._rows_of.is_behind(session)
+        return self._rows_of.advance(
+            session,
+            self._prefill_chunk_size,
+            lambda stop: self._paged.forward([self._part(session, stop)], num_rows=0),
+        )
 
     def logits(self, drafts: Sequence[Draft]) -> list[Sequence[Row]]:
         served = self._begin(drafts)
@@ -117,9 +117,6 @@ class BlockNet:
 
     def _part(self, session: DraftSession, stop: int) -> BlockPart:
         cache = self._rows_of.of(session)
-        states = (
-            self._rows_of.states(session, cache.end, stop)
-            if stop > cache.end
-            else self._paged.states_like.new_zeros(0, len(self._paged.states_like))
-        )
+        # Of a proposal that is asked for again nothing is new, and its states are forgotten.
+        states = self._rows_of.states(session, cache.end, stop) if stop > cache.end else self._no_states
         return BlockPart(cache.table.block_ids, cache.num_rows, states, session.token_ids[-1])

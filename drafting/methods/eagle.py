@@ -52,14 +52,11 @@ class EagleNet:
         self._rows_of.open(session)
 
     def advance(self, session: DraftSession) -> bool:
-        stop = self._rows_of.backlog(session, self._prefill_chunk_size)
-        if stop is None:
-            return False
-        start = self._rows_of.of(session).end
-        features = self._fused([self._rows_of.states(session, start, stop)])
-        self._paged.forward([self._committed_rows(session, stop)], features)
-        self._rows_of.keep(session, stop)
-        return self._rows_of.is_behind(session)
+        def compute(stop: int) -> None:
+            features = self._fused([self._rows_of.states(session, self._rows_of.of(session).end, stop)])
+            self._paged.forward([self._committed_rows(session, stop)], features)
+
+        return self._rows_of.advance(session, self._prefill_chunk_size, compute)
 
     def logits(self, drafts: Sequence[Draft]) -> list[Sequence[Row]]:
         served = self._begin(drafts)

@@ -8,7 +8,7 @@ Not here: the head's forwards, and what its rows are (the nets in drafting/metho
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -69,19 +69,21 @@ class FeatureRows:
             self._share(session, cache, min(cache.end, session.take_unchanged_len() - self._lookahead))
             self._paged.blocks.close(cache.table)
 
-    def backlog(self, session: DraftSession, limit: int) -> int | None:
-        """Returns where the next piece of at most `limit` rows ends, with room made for it; None: nothing is left that
-        a proposal cannot catch up with."""
+    def advance(self, session: DraftSession, limit: int, compute: Callable[[int], object]) -> bool:
+        """Catches up by one piece of at most `limit` rows; returns whether a proposal could not do the rest.
+
+        compute: computes the rows up to the position that it is given, for which room is made.
+        """
         cache = self.of(session)
         end = self._align(session, cache)
         if end - cache.end <= CATCH_UP_ROWS:
-            return None
+            return False
         stop = min(cache.end + limit, end - 1)
-        return stop if self._make_room(cache, stop - cache.first, spared=[cache]) else None
-
-    def is_behind(self, session: DraftSession) -> bool:
-        """Returns whether more is left than a proposal catches up with."""
-        return min(session.hidden.end, len(session.token_ids) - 1) - self.of(session).end > CATCH_UP_ROWS
+        if not self._make_room(cache, stop - cache.first, spared=[cache]):
+            return False
+        compute(stop)
+        self.keep(session, stop)
+        return end - cache.end > CATCH_UP_ROWS
 
     def begin(self, drafts: Sequence[Draft], num_draft_rows: Sequence[int]) -> list[Draft]:
         """Makes room for the new drafts' rows; stops those that miss features or for which there is no room.
