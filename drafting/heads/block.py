@@ -24,7 +24,8 @@ import torch
 from torch import nn
 
 from outrider.drafting.heads.decoder import DecoderConfig, Float32RotaryEmbedding, build_layer, rms_norm
-from outrider.drafting.heads.errors import HeadConfigError, require_positive, require_shape
+from outrider.drafting.heads.draft_vocabulary import DraftVocabularyHead
+from outrider.drafting.heads.errors import HeadConfigError, require_positive
 from outrider.drafting.heads.frozen import build_embedding, build_lm_head
 
 MARKOV_KINDS = ("vanilla", "gated", "rnn")
@@ -149,7 +150,7 @@ class MarkovHead(nn.Module):
         return previous, None
 
 
-class BlockHead(nn.Module):
+class BlockHead(DraftVocabularyHead):
     """The block head. State dict: the names of public checkpoints (`fc`, `hidden_norm`, `layers.*`, `markov_head.*`).
 
     embedding [vocab_size, hidden_size], lm_head [draft_vocab_size, hidden_size]: the target's. If the config gives the
@@ -158,7 +159,7 @@ class BlockHead(nn.Module):
     Raises HeadConfigError.
     """
 
-    d2t: torch.Tensor | None
+    config: BlockConfig
 
     def __init__(
         self,
@@ -173,11 +174,7 @@ class BlockHead(nn.Module):
         decoder, eps = config.decoder, config.decoder.rms_norm_eps
         self.config = config
         self.hf_config = decoder.to_transformers(attn_implementation)
-        if d2t is None and config.draft_vocab_size < decoder.vocab_size:
-            sizes = f"{config.draft_vocab_size} of {decoder.vocab_size} tokens"
-            raise HeadConfigError(f"block head: a head over {sizes} needs d2t", param="d2t")
-        if d2t is not None:
-            require_shape("block head", "d2t", d2t.shape, (config.draft_vocab_size,))
+        self.set_draft_vocabulary("block head", d2t)
         shape = (decoder.vocab_size, decoder.hidden_size)
         self.embed_tokens = build_embedding("block head", shape, has_own=config.has_embedding, target=embedding)
         width = len(config.feature_layers) * config.target_hidden_size
@@ -190,19 +187,6 @@ class BlockHead(nn.Module):
         head_shape = (config.draft_vocab_size, decoder.hidden_size)
         self.lm_head = build_lm_head("block head", head_shape, has_own=config.has_lm_head, target=lm_head)
         self.markov_head = MarkovHead(config) if config.markov_rank else None
-        self.register_buffer("d2t", d2t)
-
-    @property
-    def feature_layers(self) -> tuple[int, ...]:
-        """Returns the target's hidden states that it reads, in transformers' numbering."""
-        return self.config.feature_layers
-
-    @property
-    def target_ids(self) -> torch.Tensor | None:
-        """Returns int64 [draft_vocab_size], the target id of each draft id; None: identical ids."""
-        if self.d2t is None:
-            return None
-        return torch.arange(self.d2t.shape[0], device=self.d2t.device) + self.d2t
 
     def fuse(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Maps hidden_states [..., len(feature_layers) * target_hidden_size], in that order -> context [..., H]."""

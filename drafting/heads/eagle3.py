@@ -23,7 +23,8 @@ from outrider.drafting.heads.decoder import (
     causal_mask,
     rms_norm,
 )
-from outrider.drafting.heads.errors import HeadConfigError, require_positive, require_shape
+from outrider.drafting.heads.draft_vocabulary import DraftVocabularyHead
+from outrider.drafting.heads.errors import HeadConfigError, require_positive
 from outrider.drafting.heads.frozen import build_embedding, build_lm_head
 
 
@@ -106,7 +107,7 @@ class Eagle3Layer(nn.Module):
         return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))  # type: ignore[no-any-return]
 
 
-class Eagle3Head(nn.Module):
+class Eagle3Head(DraftVocabularyHead):
     """The EAGLE-3 head.
 
     State dict: the names of public checkpoints (`fc`, `layers.0.*`, `norm`, `lm_head`, `d2t`, ...).
@@ -116,7 +117,7 @@ class Eagle3Head(nn.Module):
     attn_implementation: "eager", "sdpa", or a name registered with transformers. Raises HeadConfigError.
     """
 
-    d2t: torch.Tensor | None
+    config: Eagle3Config
 
     def __init__(
         self,
@@ -131,11 +132,7 @@ class Eagle3Head(nn.Module):
         decoder, eps = config.decoder, config.decoder.rms_norm_eps
         self.config = config
         self.hf_config = decoder.to_transformers(attn_implementation)
-        if d2t is None and config.draft_vocab_size < decoder.vocab_size:
-            sizes = f"{config.draft_vocab_size} of {decoder.vocab_size} tokens"
-            raise HeadConfigError(f"eagle3: a head over {sizes} needs d2t", param="d2t")
-        if d2t is not None:
-            require_shape("eagle3", "d2t", d2t.shape, (config.draft_vocab_size,))
+        self.set_draft_vocabulary("eagle3", d2t)
         shape = (decoder.vocab_size, decoder.hidden_size)
         self.embed_tokens = build_embedding("eagle3", shape, has_own=config.has_embedding, target=embedding)
         num_features = len(config.feature_layers)
@@ -151,19 +148,6 @@ class Eagle3Head(nn.Module):
         self.norm = rms_norm(decoder.hidden_size, eps)
         head_shape = (config.draft_vocab_size, decoder.hidden_size)
         self.lm_head = build_lm_head("eagle3", head_shape, has_own=config.has_lm_head, target=lm_head)
-        self.register_buffer("d2t", d2t)
-
-    @property
-    def feature_layers(self) -> tuple[int, ...]:
-        """Returns the target's hidden states that it reads, in transformers' numbering."""
-        return self.config.feature_layers
-
-    @property
-    def target_ids(self) -> torch.Tensor | None:
-        """Returns int64 [draft_vocab_size], the target id of each draft id; None: identical ids."""
-        if self.d2t is None:
-            return None
-        return torch.arange(self.d2t.shape[0], device=self.d2t.device) + self.d2t
 
     def fuse(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Maps hidden_states [..., len(feature_layers) * target_hidden_size], in that order -> feature [..., H]."""
