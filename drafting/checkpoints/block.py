@@ -13,16 +13,15 @@ The output of layer id is hidden state id + 1 in transformers' numbering. Not he
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from outrider.drafting.checkpoints.config_fields import ConfigFields, read_config
-from outrider.drafting.checkpoints.decoder_fields import read_decoder
+from outrider.drafting.checkpoints.config_fields import ConfigFields
+from outrider.drafting.checkpoints.decoder_fields import HeadSettings, read_decoder, read_settings
 from outrider.drafting.checkpoints.errors import CheckpointRefused, refusing
-from outrider.drafting.checkpoints.fill_module import build_on_meta, fill, is_targets, read_d2t
-from outrider.drafting.checkpoints.recognise import block_kind, foreign_algorithm, require_not_quantised
+from outrider.drafting.checkpoints.fill_module import build_and_fill, is_targets
+from outrider.drafting.checkpoints.recognise import block_kind
 from outrider.drafting.checkpoints.target_weights import TargetWeights
 from outrider.drafting.checkpoints.tensor_table import TensorTable
 from outrider.drafting.heads.block import MARKOV_KINDS, BlockConfig, BlockHead
@@ -46,21 +45,6 @@ _PROJECTORS = (None, "dflash", "dspark")
 _MASK_KEYS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
 
 
-@dataclass(frozen=True)
-class _Settings:
-    """The settings of config.json: `own` is the top level, `nested` dflash_config, `decoder` the layers'."""
-
-    own: ConfigFields
-    nested: ConfigFields
-    decoder: ConfigFields
-    kind: str
-    is_speculators: bool
-
-    def holder(self, key: str) -> ConfigFields:
-        """Returns the object that has a setting which may be nested or at the top."""
-        return self.nested if self.nested.get(key) is not None else self.own
-
-
 def load_block(
     path: str | Path, target: TargetWeights, dtype: torch.dtype, *, attn_implementation: str = ATTENTION_NAME
 ) -> BlockHead:
@@ -79,39 +63,18 @@ def load_block(
         raise CheckpointRefused(settings.own.file, f"{sizes}: the two must share an embedding")
     shares_embedding = is_targets(table, "embed_tokens.weight", target.embedding, dtype)
     config = _head_config(settings, table, target, decoder, shares_embedding=shares_embedding, dtype=dtype)
-    if not config.has_lm_head:
-        target.require_plain_lm_head(folder)
-    d2t = read_d2t(table, config.draft_vocab_size, decoder.vocab_size)
-    head = build_on_meta(
-        table,
-        lambda: BlockHead(
-            config,
-            embedding=target.embedding.to(dtype) if shares_embedding else None,
-            lm_head=None if config.has_lm_head else target.lm_head.to(dtype),
-            d2t=d2t,
-            attn_implementation=attn_implementation,
-        ),
+    return build_and_fill(
+        BlockHead, config, table, target, dtype, attn_implementation=attn_implementation, useless=_USELESS
     )
-    ignored = {name for name in table.tensors if _USELESS.fullmatch(name)}
-    ignored |= {"embed_tokens.weight"} if shares_embedding else set()
-    ignored |= set() if config.has_lm_head else {"lm_head.weight"}
-    return fill(head, table, dtype, given={} if d2t is None else {"d2t": d2t}, ignored=ignored)
 
 
-def _read_settings(folder: Path) -> _Settings:
-    own = read_config(folder)
-    require_not_quantised(folder, own)
-    foreign, kind = foreign_algorithm(own), block_kind(own)
-    if foreign is not None or kind is None:
-        raise CheckpointRefused(folder, f"it is a draft of algorithm {foreign}, not a DFlash or DSpark head")
+def _read_settings(folder: Path) -> HeadSettings:
+    settings = read_settings(folder, "dflash_config", nested_first=True)
+    own = settings.own
+    if block_kind(own) is None:
+        raise CheckpointRefused(folder, "it is not a DFlash or DSpark head")
     if (folder / "mask_embedding.pt").exists():
         raise CheckpointRefused(folder, "its mask embedding is a pickle (mask_embedding.pt), which is never loaded")
-    nested = own.mapping("dflash_config") or ConfigFields(own.file, {})
-    is_speculators = own.get("speculators_model_type") is not None
-    decoder = own.mapping("transformer_layer_config") if is_speculators else own
-    if decoder is None:
-        raise CheckpointRefused(own.file, "transformer_layer_config is absent, not an object")
-    settings = _Settings(own, nested, decoder, kind, is_speculators)
     for key, neutral in _NEUTRAL.items():
         found = settings.holder(key).get(key)
         if found not in (None, neutral):
@@ -123,7 +86,7 @@ def _read_settings(folder: Path) -> _Settings:
 
 
 def _head_config(
-    settings: _Settings,
+    settings: HeadSettings,
     table: TensorTable,
     target: TargetWeights,
     decoder: DecoderConfig,
@@ -158,7 +121,7 @@ def _head_config(
         )
 
 
-def _feature_layers(settings: _Settings, decoder: DecoderConfig, target: TargetWeights) -> tuple[int, ...]:
+def _feature_layers(settings: HeadSettings, decoder: DecoderConfig, target: TargetWeights) -> tuple[int, ...]:
     """Returns the hidden states that it reads, in transformers' numbering."""
     if settings.is_speculators:
         key, first = "aux_hidden_state_layer_ids", 0
@@ -185,14 +148,14 @@ def _spread_layers(decoder: DecoderConfig, target: TargetWeights) -> tuple[int, 
     return tuple(round(1 + index * (last - 1) / (count - 1)) for index in range(count))
 
 
-def _mask_token_id(settings: _Settings, vocab_size: int) -> int:
+def _mask_token_id(settings: HeadSettings, vocab_size: int) -> int:
     for key in _MASK_KEYS:
         if settings.holder(key).get(key) is not None:
             return settings.holder(key).integer(key, minimum=0, maximum=vocab_size - 1)
     raise CheckpointRefused(settings.own.file, "it names no mask token (mask_token_id)")
 
 
-def _windows(settings: _Settings, num_layers: int) -> tuple[tuple[bool, ...], int | None]:
+def _windows(settings: HeadSettings, num_layers: int) -> tuple[tuple[bool, ...], int | None]:
     """Returns which layers see a window only, and its size."""
     named = settings.decoder.get("layer_types")
     kinds = named if isinstance(named, list) else ["full_attention"] * num_layers
@@ -208,7 +171,7 @@ def _windows(settings: _Settings, num_layers: int) -> tuple[tuple[bool, ...], in
     return sliding, (holder if key == "swa_window_size" else settings.decoder).integer(key)
 
 
-def _causal(settings: _Settings, sliding: tuple[bool, ...]) -> tuple[bool, ...]:
+def _causal(settings: HeadSettings, sliding: tuple[bool, ...]) -> tuple[bool, ...]:
     """Returns per layer whether its block rows see only those up to their own; sliding layers do by default."""
     own, nested = settings.own, settings.nested
     if nested.flag("causal_head"):
@@ -221,12 +184,12 @@ def _causal(settings: _Settings, sliding: tuple[bool, ...]) -> tuple[bool, ...]:
     return sliding
 
 
-def _predicts_from_anchor(settings: _Settings) -> bool:
+def _predicts_from_anchor(settings: HeadSettings) -> bool:
     key = "sample_from_anchor"
     if settings.holder(key).get(key) is not None:
         return settings.holder(key).flag(key)
-    if not settings.is_speculators or settings.kind == "dflash":
-        return settings.kind == "dspark"
+    if not settings.is_speculators or block_kind(settings.own) == "dflash":
+        return block_kind(settings.own) == "dspark"
     # speculators' reader and vLLM's take different defaults for an absent key: the number of tokens decides.
     proposals = (settings.own.mapping("speculators_config") or settings.own).get("proposal_methods")
     first = proposals[0] if isinstance(proposals, list) and proposals and isinstance(proposals[0], dict) else {}

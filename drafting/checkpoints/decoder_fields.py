@@ -7,10 +7,13 @@ here: what is specific to a kind of head (eagle.py, eagle3.py, block.py).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from outrider.drafting.checkpoints.config_fields import ConfigFields
+from outrider.drafting.checkpoints.config_fields import ConfigFields, read_config
 from outrider.drafting.checkpoints.errors import CheckpointRefused, refusing
+from outrider.drafting.checkpoints.recognise import foreign_algorithm, require_not_quantised
 from outrider.drafting.checkpoints.target_weights import TargetWeights
 from outrider.drafting.checkpoints.tensor_table import TensorTable
 from outrider.drafting.heads.decoder import ROPE_TYPES, DecoderConfig
@@ -24,6 +27,43 @@ _ROPE_NUMBERS = {
 }
 _OPTIONAL_ROPE_NUMBERS = ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim")
 MAX_HEAD_DIM = 4096
+
+
+@dataclass(frozen=True)
+class HeadSettings:
+    """The settings of a head's config.json: `own` is the top level, `nested` an object in it, `decoder` the layers'.
+
+    nested_first: where a setting may be in either, the nested one counts.
+    """
+
+    own: ConfigFields
+    nested: ConfigFields
+    decoder: ConfigFields
+    is_speculators: bool
+    nested_first: bool
+
+    def holder(self, key: str) -> ConfigFields:
+        """Returns the object that has a setting which may be at the top or nested."""
+        first, second = (self.nested, self.own) if self.nested_first else (self.own, self.nested)
+        return first if first.get(key) is not None else second
+
+
+def read_settings(folder: Path, nested: str, *, nested_first: bool) -> HeadSettings:
+    """Reads config.json, with the settings nested under this key and speculators' transformer_layer_config.
+
+    Raises CheckpointRefused, also for quantised weights and for an algorithm that is not supported.
+    """
+    own = read_config(folder)
+    require_not_quantised(folder, own)
+    foreign = foreign_algorithm(own)
+    if foreign is not None:
+        raise CheckpointRefused(folder, f"it is a draft of algorithm {foreign}, which is not supported")
+    is_speculators = own.get("speculators_model_type") is not None
+    decoder = own.mapping("transformer_layer_config") if is_speculators else own
+    if decoder is None:
+        raise CheckpointRefused(own.file, "transformer_layer_config is absent, not an object")
+    inner = own.mapping(nested) or ConfigFields(own.file, {})
+    return HeadSettings(own, inner, decoder, is_speculators, nested_first)
 
 
 def read_decoder(

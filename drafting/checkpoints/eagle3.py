@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from outrider.drafting.checkpoints.config_fields import ConfigFields, read_config
-from outrider.drafting.checkpoints.decoder_fields import read_decoder
+from outrider.drafting.checkpoints.config_fields import ConfigFields
+from outrider.drafting.checkpoints.decoder_fields import HeadSettings, read_decoder, read_settings
 from outrider.drafting.checkpoints.errors import CheckpointRefused, refusing
-from outrider.drafting.checkpoints.fill_module import build_on_meta, fill, is_targets, read_d2t
-from outrider.drafting.checkpoints.recognise import foreign_algorithm, require_not_quantised
+from outrider.drafting.checkpoints.fill_module import build_and_fill, is_targets
 from outrider.drafting.checkpoints.target_weights import TargetWeights
 from outrider.drafting.checkpoints.tensor_table import TensorTable
 from outrider.drafting.heads.decoder import DecoderConfig
@@ -39,23 +37,6 @@ _MODELOPT_SETTINGS = {
 }
 
 
-@dataclass(frozen=True)
-class _Settings:
-    """The settings of config.json in its three forms.
-
-    `own` is the top level, `eagle` ModelOpt's block, `decoder` the layers'.
-    """
-
-    own: ConfigFields
-    eagle: ConfigFields
-    decoder: ConfigFields
-    is_speculators: bool
-
-    def holder(self, key: str) -> ConfigFields:
-        """Returns the block that has a setting which may be in `own` or in `eagle`."""
-        return self.own if self.own.get(key) is not None else self.eagle
-
-
 def load_eagle3(
     path: str | Path, target: TargetWeights, dtype: torch.dtype, *, attn_implementation: str = ATTENTION_NAME
 ) -> Eagle3Head:
@@ -68,47 +49,29 @@ def load_eagle3(
     settings = _read_settings(folder)
     table = TensorTable.read(folder)
     target.require_same_tokenizer(folder)
-    sources = _sources(table)
     decoder = read_decoder(settings.decoder, table, target, "midlayer" if _has_midlayer(table) else "layers.0")
     shares_embedding = is_targets(table, "embed_tokens.weight", target.embedding, dtype)
     config = _head_config(settings, table, target, decoder, shares_embedding)
-    if not config.has_lm_head:
-        target.require_plain_lm_head(folder)
-    d2t = read_d2t(table, config.draft_vocab_size, decoder.vocab_size)
-    given = {} if d2t is None else {"d2t": d2t}
-    if config.mask_token_id is not None:
-        given["mask_hidden"] = _mask_hidden(table, config, dtype)
-    head = build_on_meta(
+    return build_and_fill(
+        Eagle3Head,
+        config,
         table,
-        lambda: Eagle3Head(
-            config,
-            embedding=target.embedding.to(dtype) if shares_embedding else None,
-            lm_head=None if config.has_lm_head else target.lm_head.to(dtype),
-            d2t=d2t,
-            attn_implementation=attn_implementation,
-        ),
+        target,
+        dtype,
+        attn_implementation=attn_implementation,
+        sources=_sources(table),
+        given={} if config.mask_token_id is None else {_MASK_HIDDEN: _mask_hidden(table, config, dtype)},
+        useless=_USELESS,
     )
-    ignored = {name for name in table.tensors if _USELESS.fullmatch(name)}
-    if shares_embedding:
-        ignored.add("embed_tokens.weight")
-    return fill(head, table, dtype, sources=sources, given=given, ignored=ignored)
 
 
-def _read_settings(folder: Path) -> _Settings:
-    own = read_config(folder)
-    require_not_quantised(folder, own)
-    foreign = foreign_algorithm(own)
-    if foreign is not None:
-        raise CheckpointRefused(folder, f"it is a draft of algorithm {foreign}, which is not supported")
-    eagle = own.mapping("eagle_config") or ConfigFields(own.file, {})
+def _read_settings(folder: Path) -> HeadSettings:
+    settings = read_settings(folder, "eagle_config", nested_first=False)
     for key, served in _MODELOPT_SETTINGS.items():
-        if eagle.flag(key, served) != served:
-            raise CheckpointRefused(own.file, f"eagle_config.{key} is {eagle.get(key)}, only {served} is supported")
-    is_speculators = own.get("speculators_model_type") is not None
-    decoder = own.mapping("transformer_layer_config") if is_speculators else own
-    if decoder is None:
-        raise CheckpointRefused(own.file, "transformer_layer_config is absent, not an object")
-    return _Settings(own, eagle, decoder, is_speculators)
+        if settings.nested.flag(key, served) != served:
+            found = settings.nested.get(key)
+            raise CheckpointRefused(settings.own.file, f"eagle_config.{key} is {found}, only {served} is supported")
+    return settings
 
 
 def _has_midlayer(table: TensorTable) -> bool:
@@ -130,7 +93,7 @@ def _sources(table: TensorTable) -> dict[str, str]:
 
 
 def _head_config(
-    settings: _Settings, table: TensorTable, target: TargetWeights, decoder: DecoderConfig, shares_embedding: bool
+    settings: HeadSettings, table: TensorTable, target: TargetWeights, decoder: DecoderConfig, shares_embedding: bool
 ) -> Eagle3Config:
     own = settings.own
     target_hidden_size = own.integer("target_hidden_size", decoder.hidden_size)
@@ -164,7 +127,7 @@ def _head_config(
     return config
 
 
-def _mask_token_id(settings: _Settings, vocab_size: int) -> int:
+def _mask_token_id(settings: HeadSettings, vocab_size: int) -> int:
     for key in _MASK_KEYS:
         found = settings.holder(key).get(key)
         if isinstance(found, str) and found.isdecimal():  # as Amazon's heads have it
@@ -183,7 +146,7 @@ def _mask_hidden(table: TensorTable, config: Eagle3Config, dtype: torch.dtype) -
     return table.floats(_MASK_HIDDEN, dtype).flatten()
 
 
-def _feature_layers(settings: _Settings, target: TargetWeights) -> tuple[int, ...]:
+def _feature_layers(settings: HeadSettings, target: TargetWeights) -> tuple[int, ...]:
     key = "eagle_aux_hidden_state_layer_ids"
     holder = settings.holder(key)
     found = holder.integers(key) or default_feature_layers(target.num_layers)

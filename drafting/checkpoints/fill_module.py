@@ -5,12 +5,14 @@ Not here: the names in the file (the loaders) and the head's config.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from outrider.drafting.checkpoints.errors import CheckpointRefused, refusing
+from outrider.drafting.checkpoints.target_weights import TargetWeights
 from outrider.drafting.checkpoints.tensor_table import TensorTable
 
 Head = TypeVar("Head", bound=torch.nn.Module)
@@ -56,6 +58,42 @@ def fill(
     with refusing(table.folder, "filling the head"):
         head.load_state_dict(tensors | dict(given), assign=True)
     return head.eval()
+
+
+def build_and_fill(
+    make: Callable[..., Head],
+    config: Any,
+    table: TensorTable,
+    target: TargetWeights,
+    dtype: torch.dtype,
+    *,
+    attn_implementation: str,
+    sources: Mapping[str, str] | None = None,
+    given: Mapping[str, torch.Tensor] | None = None,
+    useless: re.Pattern[str],
+) -> Head:
+    """Loads a head with a draft vocabulary, made with the target's embedding and output head where it has none.
+
+    useless: of names in the file that are not read; the others as in `fill`. Raises CheckpointRefused.
+    """
+    if not config.has_lm_head:
+        target.require_plain_lm_head(table.folder)
+    d2t = read_d2t(table, config.draft_vocab_size, config.decoder.vocab_size)
+    head = build_on_meta(
+        table,
+        lambda: make(
+            config,
+            embedding=None if config.has_embedding else target.embedding.to(dtype),
+            lm_head=None if config.has_lm_head else target.lm_head.to(dtype),
+            d2t=d2t,
+            attn_implementation=attn_implementation,
+        ),
+    )
+    ignored = {name for name in table.tensors if useless.fullmatch(name)}
+    ignored |= set() if config.has_embedding else {"embed_tokens.weight"}
+    ignored |= set() if config.has_lm_head else {"lm_head.weight"}
+    given = dict(given or {}) | ({} if d2t is None else {"d2t": d2t})
+    return fill(head, table, dtype, sources=sources, given=given, ignored=ignored)
 
 
 def require_ids(table: TensorTable, name: str, token_ids: torch.Tensor, vocab_size: int) -> None:
