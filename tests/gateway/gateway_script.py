@@ -83,6 +83,8 @@ class ScriptedService:
         return fleet_view(self.version, self.model.name, (), ())
 
     def begin(self, kind: AnswerKind, prepared: Prepared) -> Prepared:
+        # The ids of items and calls depend on the second: two answers that are compared must not differ by it.
+        prepared = replace(prepared, options=replace(prepared.options, created=self.model.created))
         self.begun[prepared.options.answer_id] = kind, prepared
         return started(prepared)
 
