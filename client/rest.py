@@ -108,4 +108,7 @@ def clear_transport(url: str) -> Iterator[None]:
     try:
         yield
     except (httpx.TransportError, httpx.InvalidURL) as error:
-        raise Unavailable(f"{url}: {str(error) or type(error).__name__}") from None
+        words = f"{url}: {str(error) or type(error).__name__}"
+        if isinstance(error, httpx.ConnectError) and "SSL" not in words:
+            words += ": is a server running there? `outrider serve MODEL` starts one, --url names another"
+        raise Unavailable(words) from None

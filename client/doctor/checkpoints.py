@@ -54,6 +54,20 @@ def check_context(target: str, max_model_len: int) -> Iterator[Check]:
         yield Check("--max-model-len", "fail", found, f"give at most {longest}")
 
 
+def check_ranks(target: str, num_ranks: int) -> Iterator[Check]:
+    """Checks that each rank of --tensor-parallel-size gets a KV head; latents (MLA) are shared by attention heads."""
+    try:
+        config = _read_object(Path(target) / "config.json")
+    except Damaged:
+        return  # which another check reports
+    config = config.get("text_config") or config
+    heads = "num_attention_heads" if "kv_lora_rank" in config else "num_key_value_heads"
+    num_heads = config.get(heads) or config.get("num_attention_heads")
+    if isinstance(num_heads, int) and num_ranks > num_heads:
+        found = f"{num_ranks} ranks cannot share the {num_heads} KV heads of {target}"
+        yield Check("--tensor-parallel-size", "fail", found, f"give at most {num_heads}")
+
+
 def _of_target(draft: Path, target: Path) -> Iterator[Check]:
     """Fails for a head of another target; silent about others, and about files that another check reports."""
     try:

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from outrider.client.doctor.check import Check
-from outrider.client.doctor.checkpoints import check_checkpoints, check_context
+from outrider.client.doctor.checkpoints import check_checkpoints, check_context, check_ranks
 from outrider.client.doctor.machine import check_disk, check_least_memory, check_port
 from outrider.client.doctor.programs import ProgramFailed, check_gateway, probe
 from outrider.client.doctor.redis_server import check_redis
@@ -46,6 +46,7 @@ def _quick_checks(settings: StackSettings, run_dir: Path) -> Iterator[Check]:
     yield check_disk(run_dir)
     yield from check_checkpoints(settings.model, settings.draft_folders)
     yield from check_context(settings.model, _number(settings, "--max-model-len", 0))
+    yield from check_ranks(settings.model, _number(settings, "--tensor-parallel-size", 1))
     folders = [settings.model, *settings.draft_folders]
     yield from check_least_memory(folders, _number(settings, "--kv-cache-mb", _KV_CACHE_MB), settings.dtype)
 

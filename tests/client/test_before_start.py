@@ -46,6 +46,7 @@ def ports() -> tuple[str, ...]:
         (("serve", HEAD), f"model: {HEAD} is a draft head of demo-target, not a model; serve its target"),
         (("up", "--draft-model", HYBRID_HEAD), f"{HYBRID_HEAD} is a head of demo-hybrid: its hidden_size is 160"),
         (("serve", TARGET, "--max-model-len", "4k"), "--max-model-len: 4000 is above the 2048 positions of"),
+        (("serve", TARGET, "-tp", "64"), "--tensor-parallel-size: 64 ranks cannot share the 5 KV heads of"),
         (
             ("serve", TARGET, "-q", "awq"),
             f"--quantization: awq is named, and the weights of {TARGET} are not quantised",
