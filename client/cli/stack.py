@@ -25,6 +25,7 @@ from outrider.client.stack.commands import StackSettings, StackState
 from outrider.client.stack.installation import check_server_installed
 from outrider.client.stack.local_models import with_folders
 from outrider.client.stack.processes import Progress, Stack, read_state, stop_running
+from outrider.client.stack.published_drafts import unused_draft
 from outrider.client.stack.supervisor import supervise
 
 Model = Annotated[str, typer.Option(help="Folder of the target's HF checkpoint, or a .gguf file.")]
@@ -128,7 +129,9 @@ def started(settings: StackSettings, run_dir: Path, progress: Progress) -> Stack
     if read_state(run_dir) is None:  # else `start` says that a stack is running
         from outrider.client.doctor.start import check_before_start  # the client's wheel has no Redis package
 
-        settings = with_folders(settings, progress)
+        name, settings = settings.model, with_folders(settings, progress)
+        if draft := unused_draft(settings, name):
+            progress(f"a draft is known for this model: --speculative-config '{draft}'")
         progress("checking settings, ports and checkpoints")
         check_before_start(settings, run_dir)
     stack = Stack(settings, run_dir, progress)
