@@ -181,7 +181,8 @@ def main(
     """
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
     try:
-        answer, key = _read(file), public_key and load_public_key(public_key, "public-key")
+        answer = _read(file)
+        key = load_public_key(public_key, "public-key") if public_key is not None else None
         receipt = Receipt.parse(answer.get("receipt"))
         with ReceiptVerifier(model, num_threads=threads, **_arguments(receipt.record.numerics)) as verifier:
             found = verifier.verify(answer, key)
