@@ -132,7 +132,7 @@ def test_a_call_goes_on_after_every_event(tool_stack: RunningStack) -> None:
 
 
 def test_receipts_of_calls_are_confirmed(tool_stack: RunningStack) -> None:
-    """Whole and streamed, forced and free, behind reasoning; and no arguments but those that were drawn."""
+    """Whole and streamed, forced and free, with or without reasoning; and no arguments but those that were drawn."""
     named = {"type": "function", "function": {"name": "open_file"}}
     with ReceiptVerifier(DEMO_TARGET, use_tqdm_on_load=False) as verifier:
         for fields in (
@@ -150,7 +150,7 @@ def test_receipts_of_calls_are_confirmed(tool_stack: RunningStack) -> None:
                     changed = copy.deepcopy(answer)
                     message = changed["choices"][-1][part]
                     if name == "reasoning":
-                        message[name] += "."
+                        message[name] = (message.get(name) or "") + "."
                     else:
                         message[name][0]["function"]["arguments"] += " "
                     assert verifier.verify(changed).wrong.endswith(f"its tokens make another {part}")
