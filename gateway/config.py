@@ -114,6 +114,11 @@ class GatewayConfig:
     max_queued_commits: int = setting(64, "Commits a slow reader may lag behind before its session pauses.", minimum=1)
     max_body_mb: float = setting(4.0, "Largest request body, in MiB.", minimum=0.01)
     max_n: int = setting(128, "Largest n of a request.", minimum=1)
+    receipt_key: str = setting(
+        "",
+        "File of the Ed25519 private key (PEM) that receipts are signed with, the same at every gateway; empty: they "
+        "are not signed.",
+    )
     api_keys_file: str = setting(
         "", "File of API keys, reloaded on SIGHUP; empty: no key required. `outrider key new NAME` makes a line."
     )

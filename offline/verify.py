@@ -1,7 +1,8 @@
 """`outrider verify FILE --model PATH` (or `python -m outrider.offline.verify`): are these the tokens of these weights?
 
-FILE is an answer with a receipt ("receipt": true in its request). Its tokens are the drafts of an exact session with
-the same noise: a forward confirms up to 33 of them, and the first that the target would not have drawn is named.
+FILE is an answer with a receipt ("receipt": true in its request), as JSON or as the events of its stream. Its tokens
+are the drafts of an exact session with the same noise: a forward confirms up to 33 of them, and the first that the
+target would not have drawn is named.
 
 Not here: receipts of rejection mode, which has no public noise.
 """
@@ -10,19 +11,23 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from rich.console import Console
 
 from outrider.gateway.openai.answer_body import WholeAnswer
+from outrider.gateway.openai.answer_stream import AnswerStream
 from outrider.gateway.openai.checks import check_grammar, check_prompt, check_stop, check_token_ids, output_budget
 from outrider.gateway.openai.receipt import Receipt
+from outrider.gateway.openai.receipt_signature import load_public_key, signature_fault
 from outrider.gateway.openai.usage import SpecMetricsLevel
 from outrider.gateway.request.types import ChoiceStart
 from outrider.offline.generation import NoLog
@@ -66,13 +71,18 @@ class ReceiptVerifier(LLM):
         from outrider.engine.numerics import measure_numerics  # loads torch
 
         size = arguments.get("tensor_parallel_size", 1)
-        self._numerics = measure_numerics(self._engines.loaded, tensor_parallel_size=size, graphs=True)
+        self.numerics = measure_numerics(self._engines.loaded, tensor_parallel_size=size, graphs=True)
 
-    def verify(self, answer: Mapping[str, Any]) -> Verification:
-        """Raises InvalidRequest for a receipt that cannot be read, or that asks for what the model does not have."""
+    def verify(self, answer: Mapping[str, Any], public_key: Ed25519PublicKey | None = None) -> Verification:
+        """public_key: that the receipt must be signed with. Raises InvalidRequest for a receipt that cannot be read, or
+        that asks for what the model does not have.
+        """
         receipt = Receipt.parse(answer.get("receipt"))
+        fault = signature_fault(answer["receipt"], public_key) if public_key is not None else ""
+        if fault:
+            return Verification(0, wrong=fault)
         self._check(receipt)
-        here, there = self._numerics, receipt.record.numerics
+        here, there = self.numerics, receipt.record.numerics
         if there is not None and here != there:
             return Verification(0, other_kind=f"the receipt is of a verifier of kind {there}, this one is {here}")
         unseeded = receipt.unseeded_choice()
@@ -97,7 +107,8 @@ class ReceiptVerifier(LLM):
     async def _redraw(self, answer: Mapping[str, Any], receipt: Receipt) -> Verification:
         record, num_confirmed = receipt.record, 0
         prepared = replace(record.prepared, options=replace(record.prepared.options, receipt=False))
-        whole = WholeAnswer(prepared, self._generation.tokenizer, SpecMetricsLevel.NONE, "")
+        shape = (prepared, self._generation.tokenizer, SpecMetricsLevel.NONE, "")
+        whole, stream, events = WholeAnswer(*shape), AnswerStream(*shape), bytearray()
         for choice, claimed in enumerate(receipt.token_ids):
             prompt, place = record.place(choice)
             start = ChoiceStart(place, SpeculationMode.EXACT, record.stream_keys[prompt][place], NoLog())
@@ -116,9 +127,12 @@ class ReceiptVerifier(LLM):
                         drawn += 1
                         num_confirmed += 1
                     whole.add(prompt, update)
+                    events += stream.events(prompt, update)
             if drawn < len(claimed):
                 return Verification(num_confirmed, wrong=f"choice {choice} ends after {drawn} tokens")
-        return Verification(num_confirmed, wrong=_other_choice(whole.body(), answer))
+        streamed = answer.get("object") == "chat.completion.chunk"
+        made = read_answer(events.decode(), "the stream") if streamed else whole.body()
+        return Verification(num_confirmed, wrong=_other_choice(made, answer))
 
     def _difference(self, choice: int, place: int, claimed: tuple[int, ...], token_id: int) -> str:
         shown = f"token {place} of choice {choice} is {self._shown(token_id)}"
@@ -151,8 +165,11 @@ def _as_on_the_wire(text: str) -> float:
 
 
 def main(
-    file: Annotated[Path, typer.Argument(help="JSON of an answer with a receipt.")],
+    file: Annotated[Path, typer.Argument(help="An answer with a receipt: its JSON, or the events of its stream.")],
     model: Annotated[str, typer.Option(help="Folder of the target's HF checkpoint, or a .gguf file.")],
+    public_key: Annotated[
+        Path | None, typer.Option(help="PEM of the server's public key: the receipt must be signed with it.")
+    ] = None,
     threads: Annotated[int, typer.Option(min=0, help="0: every core.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
@@ -165,9 +182,10 @@ def main(
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
     try:
         answer = _read(file)
+        key = load_public_key(public_key, "public-key") if public_key is not None else None
         receipt = Receipt.parse(answer.get("receipt"))
         with ReceiptVerifier(model, num_threads=threads, **_arguments(receipt.record.numerics)) as verifier:
-            found = verifier.verify(answer)
+            found = verifier.verify(answer, key)
     except OutriderError as error:
         errors.print(f"outrider: {error.message}", style="red", markup=False, soft_wrap=True)
         raise typer.Exit(2) from None
@@ -193,12 +211,55 @@ def _arguments(numerics: str | None) -> dict[str, Any]:
 def _read(file: Path) -> Mapping[str, Any]:
     """Raises InvalidRequest."""
     try:
-        answer = strict_json(file.read_text(encoding="utf-8"), str(file), "FILE")
+        return read_answer(file.read_text(encoding="utf-8"), str(file))
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"{file}: {error}", param="FILE") from error
-    if not isinstance(answer, Mapping):
-        raise InvalidRequest(f"{file}: no JSON object", param="FILE")
-    return answer
+
+
+def read_answer(text: str, name: str) -> dict[str, Any]:
+    """Returns an answer from its JSON, or the one that the server-sent events of a stream come to, whose choices have
+    a `delta` for a message. Raises InvalidRequest, which calls the text `name`.
+    """
+    if text.lstrip()[:1] == "{":
+        return _object(text, name)
+    lines = (line.removeprefix("data:").strip() for line in text.split("\n") if line.startswith("data:"))
+    events = [_object(line, name) for line in lines if line != "[DONE]"]
+    if not events:
+        raise InvalidRequest(f"{name}: neither a JSON object nor a stream of events", param="FILE")
+    choices = _joined(event.get("choices") for event in events)
+    return {**events[-1], "choices": choices}
+
+
+def _object(text: str, name: str) -> dict[str, Any]:
+    value = strict_json(text, name, "FILE")
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"{name}: no JSON object", param="FILE")
+    return value
+
+
+def _joined(parts: Iterable[Any]) -> Any:
+    """Returns the value that a member comes to over all events: texts and lists are continued, null says nothing, and
+    entries of a list that have an index belong together by it.
+    """
+    parts = [part for part in parts if part is not None]
+    kinds = {type(part) for part in parts}
+    if kinds == {str}:
+        return "".join(parts)
+    if kinds == {dict}:
+        return {name: _joined(values) for name, values in _by_key(chain(*(part.items() for part in parts))).items()}
+    if kinds == {list}:
+        entries = list(chain(*parts))
+        if not all(isinstance(entry, dict) and isinstance(entry.get("index"), int) for entry in entries):
+            return entries
+        return [_joined(values) for _, values in sorted(_by_key((entry["index"], entry) for entry in entries).items())]
+    return parts[-1] if parts else None
+
+
+def _by_key(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, list[Any]]:
+    groups: dict[Any, list[Any]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
 
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)

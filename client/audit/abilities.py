@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from .answers import Law, NoAnswerInTime, ServerError
+from .answers import Law, MissingChoice, NoAnswerInTime, ServerError
 from .session import PROMPTS, Session
 from .wire import Server
 
@@ -41,7 +41,7 @@ def find_abilities(session: Session) -> None:
         try:
             session.ask(PROMPTS[0], max_tokens=2, temperature=1.0, **{name: value})
         except ServerError as error:
-            if error.is_failure:
+            if error.is_failure and not isinstance(error, MissingChoice):
                 session.record_server_error(f"server errors: {name}", error)
             refused[name] = str(error)
             return False

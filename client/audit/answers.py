@@ -34,6 +34,10 @@ class ServerError(Exception):
         return self.status == 0 or self.status >= 500
 
 
+class MissingChoice(ServerError):
+    """The server took `n` and gave fewer choices."""
+
+
 class NoAnswerInTime(Exception):
     """The deadline passed: the server is slow or hangs. Neither a refusal nor a failure, and it ends an audit."""
 
@@ -81,7 +85,10 @@ def read_answer(raw: Any, body: Mapping[str, Any], index: int = 0) -> Answer:
 
 
 def _read_whole(raw: Any, body: Mapping[str, Any], index: int) -> Answer:
-    choice = {int(choice.get("index", 0)): choice for choice in raw["choices"]}[index]
+    choices = {int(choice.get("index", 0)): choice for choice in raw["choices"]}
+    if choices and index not in choices:
+        raise MissingChoice(0, f"{len(choices)} choices of {body.get('n')}", body)
+    choice = choices[index]
     message, usage = choice.get("message") or {}, raw.get("usage") or {}
     functions = [call["function"] for call in message.get("tool_calls") or []]
     prompt_logprobs = choice.get("prompt_logprobs") or raw.get("prompt_logprobs")

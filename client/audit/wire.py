@@ -47,7 +47,9 @@ class Server:
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         headers = {"accept-encoding": "identity"} | ({"authorization": f"Bearer {api_key}"} if api_key else {})
-        self._client = httpx.Client(headers=headers, transport=transport, trust_env=False)
+        # No connection is used twice: one that the server closes behind an answer would look like a server that died.
+        limits = httpx.Limits(max_keepalive_connections=0)
+        self._client = httpx.Client(headers=headers, transport=transport, trust_env=False, limits=limits)
 
     def close(self) -> None:
         self._client.close()

@@ -6,7 +6,7 @@ Not here: server-sent events (answer_stream.py), HTTP (servers/app.py), what a f
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from outrider.gateway.openai.answer_types import (
@@ -16,6 +16,7 @@ from outrider.gateway.openai.answer_types import (
     Completion,
     CompletionChoice,
     CompletionLogprobs,
+    ReceiptBody,
     RoundAnnotation,
 )
 from outrider.gateway.openai.logprobs import (
@@ -26,6 +27,7 @@ from outrider.gateway.openai.logprobs import (
     prompt_logprobs,
 )
 from outrider.gateway.openai.receipt import Receipt
+from outrider.gateway.openai.receipt_signature import ReceiptKey
 from outrider.gateway.openai.usage import Account, SpecMetricsLevel
 from outrider.gateway.request.answers import Prepared
 from outrider.gateway.request.tokenizer import Tokenizer
@@ -67,8 +69,16 @@ def merge_updates(updates: Sequence[GenerationUpdate]) -> GenerationUpdate:
 class AnswerShape:
     """The parts of one choice that whole and streamed answers share."""
 
-    def __init__(self, prepared: Prepared, tokenizer: Tokenizer, level: SpecMetricsLevel, version: str) -> None:
+    def __init__(
+        self,
+        prepared: Prepared,
+        tokenizer: Tokenizer,
+        level: SpecMetricsLevel,
+        version: str,
+        receipt_key: ReceiptKey | None,
+    ) -> None:
         self.prepared = prepared
+        self._receipt_key = receipt_key
         self.options = prepared.options
         self.tokenizer = tokenizer
         self.account = Account(prepared, level)
@@ -140,6 +150,11 @@ class AnswerShape:
             "rounds": [_round(one) for one in update.rounds],
         }
 
+    def receipt(self, outputs: Mapping[int, Sequence[int]]) -> ReceiptBody:
+        """Returns the receipt of a finished answer. outputs: the tokens of every choice, by its index."""
+        body = Receipt.of(self.prepared, tuple(tuple(outputs[index]) for index in sorted(outputs))).body()
+        return body if self._receipt_key is None else self._receipt_key.signed(body)
+
     def chat_output(self, index: int) -> ChatParts | None:
         """Returns what separates a choice's reasoning and tool calls from its text; None: all is text."""
         options = self.options
@@ -189,8 +204,15 @@ def _finish(update: GenerationUpdate) -> str | None:
 class WholeAnswer:
     """Collects all updates, then returns the whole body."""
 
-    def __init__(self, prepared: Prepared, tokenizer: Tokenizer, level: SpecMetricsLevel, version: str) -> None:
-        self._shape = AnswerShape(prepared, tokenizer, level, version)
+    def __init__(
+        self,
+        prepared: Prepared,
+        tokenizer: Tokenizer,
+        level: SpecMetricsLevel,
+        version: str,
+        receipt_key: ReceiptKey | None = None,
+    ) -> None:
+        self._shape = AnswerShape(prepared, tokenizer, level, version, receipt_key)
         self._updates: dict[int, list[GenerationUpdate]] = {}
 
     def add(self, prompt_index: int, update: GenerationUpdate) -> None:
@@ -213,8 +235,7 @@ class WholeAnswer:
         if chat:
             self._add_prompt(body, merged[0])
         if self._shape.options.receipt:
-            outputs = tuple(update.token_ids for update in merged.values())
-            body["receipt"] = Receipt.of(self._shape.prepared, outputs).body()
+            body["receipt"] = self._shape.receipt({index: update.token_ids for index, update in merged.items()})
         answer: Completion | ChatCompletion = body
         return answer
 

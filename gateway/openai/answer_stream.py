@@ -9,6 +9,7 @@ from typing import Any
 
 from outrider.gateway.openai.answer_body import AnswerShape, to_json
 from outrider.gateway.openai.answer_types import ChatChunkChoice, CompletionChoice, ErrorAnswer
+from outrider.gateway.openai.receipt_signature import ReceiptKey
 from outrider.gateway.openai.usage import SpecMetricsLevel
 from outrider.gateway.request.answers import Prepared
 from outrider.gateway.request.event_cursor import NOTHING_SEEN, EventCursor, Seen
@@ -31,13 +32,15 @@ class AnswerStream:
         level: SpecMetricsLevel,
         version: str,
         seen: EventCursor = NOTHING_SEEN,
+        receipt_key: ReceiptKey | None = None,
     ) -> None:
-        self._shape = AnswerShape(prepared, tokenizer, level, version)
+        self._shape = AnswerShape(prepared, tokenizer, level, version, receipt_key)
         options = prepared.options
         head = to_json(self._shape.head("chat.completion.chunk" if options.chat else "text_completion"))
         self._head = head[:-1]
         self._offsets: dict[int, int] = {}
         self._outputs: dict[int, ChatParts | None] = {}
+        self._token_ids: dict[int, list[int]] = {}  # by choice, for the receipt
         self._seen = seen
         self._reached: list[Seen | None] = list(seen.choices)
 
@@ -45,6 +48,8 @@ class AnswerStream:
         """Returns an update's events: none for tokens whose text is held back, unless the tokens are requested."""
         account = self._shape.account
         index = account.add(prompt_index, update)
+        if self._shape.options.receipt:
+            self._token_ids.setdefault(index, []).extend(update.token_ids)
         seen = self._seen.of(index)
         events = ""
         if index not in self._offsets:
@@ -123,16 +128,22 @@ class AnswerStream:
         return f"id: {self._shape.options.answer_id}:{cursor}\ndata: {self._head},{to_json(fields)[1:]}\n\n"
 
     def end(self) -> bytes:
-        """Returns the usage, if requested, and the end mark. Raises InternalError when a choice has not finished."""
-        account = self._shape.account
+        """Returns the usage and the receipt, if requested, and the end mark. Raises InternalError when a choice has
+        not finished.
+        """
+        account, options = self._shape.account, self._shape.options
         account.check_finished()
-        events = ""
-        if self._shape.options.include_usage and not self._seen.ended:
-            fields: dict[str, Any] = {"choices": [], "usage": account.usage()}
+        fields: dict[str, Any] = {}
+        if options.include_usage:
+            fields["usage"] = account.usage()
             metrics = account.metrics()
             if metrics is not None:
                 fields["metrics"] = metrics
-            events = self._numbered(fields, EventCursor(tuple(self._reached), ended=True))
+        if options.receipt:
+            fields["receipt"] = self._shape.receipt(self._token_ids)
+        events = ""
+        if fields and not self._seen.ended:
+            events = self._numbered({"choices": [], **fields}, EventCursor(tuple(self._reached), ended=True))
         return (events + "data: [DONE]\n\n").encode()
 
     def failed(self, error: ErrorAnswer) -> bytes:

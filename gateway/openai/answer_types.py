@@ -186,12 +186,17 @@ class _Answer(TypedDict):
 
 
 class ReceiptBody(TypedDict):
-    """What `outrider verify` needs, with the answer's choices, to draw every token again (receipt.py)."""
+    """What `outrider verify` needs, with the answer's choices, to draw every token again (receipt.py).
+
+    key_id, signature: of the server's key, if it has one (receipt_signature.py).
+    """
 
     version: int
     numerics: str | None
     token_ids: list[list[int]]
     request: str
+    key_id: NotRequired[str]
+    signature: NotRequired[str]
 
 
 class Completion(_Answer):
@@ -214,6 +219,7 @@ class ChatCompletionChunk(_Answer):
     choices: list[ChatChunkChoice]
     usage: NotRequired[Usage | None]
     metrics: NotRequired[Metrics]
+    receipt: NotRequired[ReceiptBody]
     prompt_token_ids: NotRequired[list[int]]
 
 

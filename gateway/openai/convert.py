@@ -132,8 +132,6 @@ def _options(body: GenerationFields, served: Served, id_prefix: str, *, chat: bo
         raise InvalidRequest("stream_options needs stream to be true", param="stream_options")
     if body.stream and body.prompt_logprobs is not None:
         raise InvalidRequest("prompt_logprobs cannot be streamed", param="prompt_logprobs")
-    if body.receipt and body.stream:
-        raise InvalidRequest("receipt cannot be streamed", param="receipt")
     request_id = body.request_id
     if request_id is not None and not REQUEST_ID.fullmatch(request_id):
         raise InvalidRequest("request_id must be 1 to 128 visible ASCII characters", param="request_id")

@@ -2,7 +2,7 @@
 
 A cursor has one part per choice, separated by dots: the number of output tokens in its events so far, with an `f` once
 its last event is among them, or `-` before its first event. Choices after the last part have had no event. `$` at the
-end: the usage of the whole answer has been sent too, and only the end mark is left.
+end: the usage or receipt of the whole answer has been sent too, and only the end mark is left.
 
     cmpl-4f1c:17       one choice, 17 tokens        cmpl-4f1c:9f.-.12     three, the first has ended
 
@@ -53,7 +53,7 @@ class Seen:
 @dataclass(frozen=True)
 class EventCursor:
     """A client's position in an answer. choices: in the answer's order, None before the first event. ended: the client
-    has seen the usage.
+    has seen the usage or receipt.
     """
 
     choices: tuple[Seen | None, ...] = ()

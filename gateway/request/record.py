@@ -78,7 +78,7 @@ class SessionRecord:
                 _prompt_to_wire(request if lists is None else _with_lists(request, SamplingParams()), mode, keys)
                 for request, mode, keys in zip(self.prepared.requests, self.modes, self.stream_keys, strict=True)
             ],
-        ).SerializeToString()
+        ).SerializeToString(deterministic=True)  # a receipt has these bytes, whichever gateway ends the answer
 
     @classmethod
     def decode(cls, data: bytes) -> SessionRecord:

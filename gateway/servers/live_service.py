@@ -13,6 +13,7 @@ from outrider.gateway.config import GatewayConfig
 from outrider.gateway.decoding.generation import Generation
 from outrider.gateway.fleet.drafter_choice import is_served
 from outrider.gateway.fleet.view import FleetView, fleet_view
+from outrider.gateway.openai.receipt_signature import ReceiptKey
 from outrider.gateway.openai.usage import SpecMetricsLevel
 from outrider.gateway.request.answers import AnswerKind, Prepared, Wanted
 from outrider.gateway.request.served import AnswerDefaults, RequestLimits, ServedModel
@@ -58,6 +59,7 @@ class LiveService:
         )
         self.limits = RequestLimits(max_n=config.max_n, max_body_bytes=int(config.max_body_mb * 2**20))
         self.spec_metrics = SpecMetricsLevel(config.per_request_spec_decode_metrics)
+        self.receipt_key = ReceiptKey.load(config.receipt_key, "receipt-key") if config.receipt_key else None
         self.response_store = _response_store(config, commit_log)
         self.version = outrider_version()
         # The one it is bound to, once there is a gRPC server.

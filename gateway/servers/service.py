@@ -7,6 +7,7 @@ from typing import Protocol
 
 from outrider.gateway.admission.readiness import ReadyState
 from outrider.gateway.fleet.view import FleetView
+from outrider.gateway.openai.receipt_signature import ReceiptKey
 from outrider.gateway.openai.usage import SpecMetricsLevel
 from outrider.gateway.request.answers import AnswerKind, Prepared, Wanted
 from outrider.gateway.request.served import RequestLimits, Served, ServedModel
@@ -17,7 +18,7 @@ from outrider.gateway.responses.store import ResponseStore
 
 class GatewayService(Protocol):
     """Contract: attributes are cheap and may change between calls; they raise Unavailable while they are unknown.
-    `response_store` is None where no responses are stored.
+    `response_store` is None where no responses are stored, `receipt_key` where receipts are not signed.
 
     A request is begun, or resumed, as a whole, which fills in the `starts` of its prompts; then each prompt that has
     some is generated. `resume` takes the request away from whoever was being sent it, and raises UnknownSession when
@@ -43,6 +44,9 @@ class GatewayService(Protocol):
 
     @property
     def spec_metrics(self) -> SpecMetricsLevel: ...
+
+    @property
+    def receipt_key(self) -> ReceiptKey | None: ...
 
     @property
     def version(self) -> str: ...

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +105,32 @@ def test_a_server_that_hangs_from_the_first_request_is_named(capsys: pytest.Capt
     with raw_server(_hang, models_too=True) as url:
         assert main([url, "--timeout", "1"]) == 3
     assert "no whole answer to GET /v1/models within 1 s" in capsys.readouterr().err
+
+
+def _one_answer(connection: socket.socket) -> None:
+    connection.sendall(_HEAD + b"content-length: 2\r\n\r\n{}")
+    connection.recv(65536)  # another request, which is lost with the connection
+
+
+def test_a_connection_that_ends_with_an_answer_is_no_dead_server() -> None:
+    with raw_server(_one_answer, models_too=True) as url, closing(Server(url)) as server:
+        assert [server.get("/v1/models") for _ in range(3)] == ["{}"] * 3
+
+
+class _TextAlone(FakeServer):
+    """Ignores `n` and logprobs, as `transformers serve` does."""
+
+    def respond(self, path: str, content: bytes) -> tuple[int, str, bytes]:
+        body = json.loads(content) if content else {}
+        kept = {name: value for name, value in body.items() if name not in ("n", "logprobs", "prompt_logprobs")}
+        return super().respond(path, json.dumps(kept).encode())
+
+
+def test_n_that_is_ignored_is_no_failure() -> None:
+    report = run_audit(Server("http://fake", transport=_TextAlone().transport), Options(tokens=500))
+    assert not report.is_broken, [finding for finding in report.findings if finding.verdict == "broken"]
+    assert report.abilities["refused"]["n"] == "1 choices of 2"
+    assert {finding.test for finding in report.findings if finding.verdict == "not tested"} >= {"law", "logprobs"}
 
 
 class _HangsLater(FakeServer):

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from outrider.gateway.admission.readiness import ReadyState
 from outrider.gateway.fleet.view import FleetView, fleet_view
+from outrider.gateway.openai.receipt_signature import ReceiptKey
 from outrider.gateway.openai.usage import SpecMetricsLevel
 from outrider.gateway.request.answers import AnswerKind, Prepared, Wanted
 from outrider.gateway.request.detokenizer import IncrementalDetokenizer
@@ -66,6 +67,7 @@ class ScriptedService:
     model: ServedModel = field(
         default_factory=lambda: ServedModel("demo", 512, 4096, ("ngram", "draft_model"), created=1_700_000_000)
     )
+    receipt_key: ReceiptKey | None = None
     response_store: ResponseStore | None = None
     num_open: int = 0
     num_opened: int = 0

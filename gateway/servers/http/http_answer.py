@@ -132,15 +132,15 @@ class HttpAnswer(Response):
         prepared, service = self._prepared, self._service
         if prepared.options.message:
             return WholeMessage(prepared)
-        kind = WholeAnswer if prepared.options.response is None else WholeResponse
-        return kind(prepared, service.tokenizer, service.spec_metrics, service.version)
+        shape = (prepared, service.tokenizer, service.spec_metrics, service.version)
+        return WholeResponse(*shape) if prepared.options.response else WholeAnswer(*shape, service.receipt_key)
 
     def _answer_stream(self) -> AnswerStream | MessageStream | ResponseStream:
         prepared, service, seen = self._prepared, self._service, self._seen or NOTHING_SEEN
         if prepared.options.message:
             return MessageStream(prepared, seen)
-        kind = AnswerStream if prepared.options.response is None else ResponseStream
-        return kind(prepared, service.tokenizer, service.spec_metrics, service.version, seen)
+        shape = (prepared, service.tokenizer, service.spec_metrics, service.version, seen)
+        return ResponseStream(*shape) if prepared.options.response else AnswerStream(*shape, service.receipt_key)
 
     async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

@@ -21,7 +21,7 @@ import pytest
 from e2e_stack import DEMO_TARGET
 
 from outrider.gateway.openai.receipt import Receipt
-from outrider.offline.verify import ReceiptVerifier
+from outrider.offline.verify import ReceiptVerifier, read_answer
 from outrider.shared.errors import OutriderError
 
 SEEDED = {"temperature": 1.0, "seed": 7}
@@ -92,6 +92,33 @@ async def test_an_answer_is_confirmed_and_no_changed_one_is(
     assert verifier.verify(reworded).wrong == "choice 0: its tokens make another text"
 
 
+async def _streamed(http: httpx.AsyncClient, path: str, **fields: Any) -> str:
+    body = {"max_tokens": 40, "receipt": True, "stream": True, **fields}
+    reply = await http.post(path, json=body)
+    assert reply.status_code == 200, reply.text
+    return reply.text
+
+
+@pytest.mark.parametrize("kind", ["greedy", "choices with logprobs", "echo of two prompts"])
+async def test_a_stream_is_confirmed_by_its_last_event(
+    http: httpx.AsyncClient, verifier: ReceiptVerifier, kind: str
+) -> None:
+    fields = {"prompt": "import os\nimport ", **KINDS[kind], "stream_options": {"include_usage": True}}
+    text = await _streamed(http, "/v1/completions", **fields)
+    events = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
+    assert events[-1] == "[DONE]"
+    assert ["receipt" in json.loads(event) for event in events[-3:-1]] == [False, True]
+    assert json.loads(events[-2])["usage"]["completion_tokens"] > 0
+    answer = read_answer(text, "stream")
+    assert verifier.verify(answer).exit_code == 0
+    whole = await _answer(http, **KINDS[kind])
+    assert answer["receipt"]["token_ids"] == whole["receipt"]["token_ids"]
+    # A stream without one event, and one with an event twice.
+    for other in ([*events[:1], *events[2:]], [*events[:2], *events[1:]]):
+        changed = read_answer("\n".join(f"data: {event}" for event in other), "stream")
+        assert "its tokens make another" in verifier.verify(changed).wrong
+
+
 async def test_other_parameters_are_not_confirmed(http: httpx.AsyncClient, verifier: ReceiptVerifier) -> None:
     answer = await _answer(http, **SEEDED, max_tokens=120)
     assert "other noise than its seed's" in verifier.verify(_with_params(answer, seed=8)).wrong
@@ -122,13 +149,18 @@ async def test_a_chat_is_confirmed(http: httpx.AsyncClient, verifier: ReceiptVer
     assert verifier.verify(answer).wrong == "choice 0: its tokens make another message"
 
 
-@pytest.mark.parametrize(
-    ("fields", "told"), [({"temperature": 1.0}, "receipt needs exact mode"), ({"stream": True}, "cannot be streamed")]
-)
-async def test_what_has_no_receipt_is_refused(http: httpx.AsyncClient, fields: dict[str, Any], told: str) -> None:
-    reply = await http.post("/v1/completions", json={"prompt": "a", "receipt": True, "temperature": 0, **fields})
+async def test_a_chat_that_is_streamed_is_confirmed(http: httpx.AsyncClient, verifier: ReceiptVerifier) -> None:
+    fields = {"messages": [{"role": "user", "content": "Hello."}], "max_tokens": 24, "n": 2, **SEEDED}
+    answer = read_answer(await _streamed(http, "/v1/chat/completions", **fields), "stream")
+    assert verifier.verify(answer).conclusion == "confirmed: all 48 tokens"
+    answer["choices"][1]["delta"]["content"] += "!"
+    assert verifier.verify(answer).wrong == "choice 1: its tokens make another delta"
+
+
+async def test_what_has_no_receipt_is_refused(http: httpx.AsyncClient) -> None:
+    reply = await http.post("/v1/completions", json={"prompt": "a", "receipt": True, "temperature": 1.0})
     assert reply.status_code == 400
-    assert told in reply.json()["error"]["message"]
+    assert "receipt needs exact mode" in reply.json()["error"]["message"]
 
 
 async def test_spoilt_receipts_are_refused_or_not_confirmed(http: httpx.AsyncClient, verifier: ReceiptVerifier) -> None:

@@ -1,21 +1,36 @@
-"""Receipts are read back as they were written, and what is none is refused by name."""
+"""Receipts are read back as they were written, what is none is refused by name, streams end with them; signatures."""
 
 from __future__ import annotations
 
 import base64
 import dataclasses
+import hashlib
 import json
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
+from gateway_script import ScriptedService
 
 from outrider.gateway.openai.receipt import Receipt
+from outrider.gateway.openai.receipt_signature import ReceiptKey, load_public_key, signature_fault
 from outrider.gateway.request.answers import AnswerKind, AnswerOptions, Prepared
 from outrider.gateway.request.record import new_record
 from outrider.gateway.request.types import ChoiceStart, ValidRequest
 from outrider.offline.generation import NoLog
-from outrider.shared.errors import InvalidRequest
+from outrider.shared.errors import ConfigError, InvalidRequest
 from outrider.shared.sampling_params import SamplingParams, SpeculationMode
+from tests.gateway.openai.answers import joined, streamed, whole
 
 OPTIONS = AnswerOptions("cmpl-1", 0, "demo", chat=False, receipt=True)
 NUMERICS = "bfloat16/cpu/cpu/tp1/aa"
@@ -93,3 +108,66 @@ def test_prompts_with_unequal_numbers_of_choices_are_refused() -> None:
     broken = dataclasses.replace(record, prepared=prepared, modes=record.modes * 2, stream_keys=(keys[:1], keys))
     with pytest.raises(InvalidRequest, match="differ in their number of choices"):
         Receipt.parse(dict(Receipt(broken, ((1,), (2,), (3,))).body()))
+
+
+async def test_a_stream_ends_with_the_receipt_of_all_its_tokens(http: httpx.AsyncClient) -> None:
+    """From any event on, too, the rest is byte for byte what followed, the receipt included."""
+    body = {"prompt": "Hello", "n": 2, "max_tokens": 40, "temperature": 0, "return_token_ids": True, "receipt": True}
+    events, _ = await streamed(http, **body)
+    receipt = Receipt.parse(events[-1]["receipt"])
+    assert events[-1]["choices"] == []
+    assert "usage" not in events[-1]
+    assert receipt.token_ids == tuple(tuple(joined(events, index)["token_ids"]) for index in range(2))
+    blocks = (await http.post("/v1/completions", json={**body, "stream": True})).text.split("\n\n")
+    ids = [block.split("\n")[0].removeprefix("id: ") for block in blocks if block.startswith("id:")]
+    for place, event_id in enumerate(ids):
+        rest = await http.post("/v1/completions", headers={"last-event-id": event_id})
+        assert rest.text.split("\n\n") == blocks[place + 1 :]
+
+
+def _key_file(folder: Path, key: Any) -> Path:
+    file = folder / "key.pem"
+    file.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    return file
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_gateways_key_signs_its_receipts(
+    http: httpx.AsyncClient, service: ScriptedService, tmp_path: Path, stream: bool
+) -> None:
+    key, other = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
+    body = {"prompt": "Hello", "max_tokens": 9, "temperature": 0, "receipt": True}
+    unsigned = (await whole(http, **body))["receipt"]
+    assert signature_fault(unsigned, key.public_key()) == "the receipt is not signed"
+    service.receipt_key = ReceiptKey.load(str(_key_file(tmp_path, key)), "receipt-key")
+    signed = (await streamed(http, **body))[0][-1]["receipt"] if stream else (await whole(http, **body))["receipt"]
+    # What the module says, done by hand.
+    rest = {name: value for name, value in signed.items() if name != "signature"}
+    message = b"outrider receipt " + json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()
+    key.public_key().verify(base64.b64decode(signed["signature"]), message)
+    der = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    assert signed["key_id"] == hashlib.sha256(der).hexdigest()
+    assert signature_fault(signed, key.public_key()) == ""
+    assert "is signed by key" in signature_fault(signed, other.public_key())
+    forged = {
+        **signed,
+        "key_id": hashlib.sha256(
+            other.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+        ).hexdigest(),
+    }
+    assert signature_fault(forged, other.public_key()) == "the receipt's signature is false"
+    for changes in ({"numerics": "other"}, {"token_ids": [[1]]}, {"request": "AAAA"}, {"signature": "?"}, {"more": 1}):
+        assert signature_fault({**signed, **changes}, key.public_key()) == "the receipt's signature is false"
+
+
+def test_other_files_are_refused_as_keys_by_name(tmp_path: Path) -> None:
+    curve = _key_file(tmp_path, ec.generate_private_key(ec.SECP256R1()))
+    (tmp_path / "text").write_text("no key")
+    locked = tmp_path / "locked.pem"
+    key = Ed25519PrivateKey.generate()
+    locked.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"word")))
+    for file in (curve, tmp_path / "text", locked, tmp_path / "missing"):
+        with pytest.raises(ConfigError, match=f"--receipt-key: {file}"):
+            ReceiptKey.load(str(file), "receipt-key")
+        with pytest.raises(ConfigError, match=f"--public-key: {file}"):
+            load_public_key(file, "public-key")
