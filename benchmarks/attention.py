@@ -17,10 +17,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
 from benchmarks.records import save_rows
+from benchmarks.screen import console, table
 from outrider.kernels.kv_codes.layout import head_bytes, scales_of, view_codes
 from outrider.kernels.kv_codes.reference import encode
 from outrider.kernels.paged_attention import cpu
@@ -146,14 +146,14 @@ def take_turns(sides: list[Callable[[], object]], seconds: float) -> list[Figure
     ]
 
 
-def measure_cases(seconds: float, table: Table) -> list[dict[str, object]]:
+def measure_cases(seconds: float, shown: Table) -> list[dict[str, object]]:
     records: list[dict[str, object]] = []
     for case in CASES:
         coded_sides = [paged_side(case, dtype) for dtype in CODE_DTYPES.values()]
         paged, sdpa, *coded = take_turns([paged_side(case), sdpa_side(case), *coded_sides], seconds)
         ratio = sdpa.median_ms / paged.median_ms
         coded_ratios = [figure.median_ms / paged.median_ms for figure in coded]
-        table.add_row(
+        shown.add_row(
             f"{case.num_sessions} x {case.num_rows}",
             str(case.context_len),
             f"{case.num_heads}/{case.num_kv_heads} x {case.head_dim}",
@@ -188,14 +188,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.5, help="per case")
     options = parser.parse_args()
     torch.manual_seed(0)
-    table = Table(title=f"bf16 attention of one layer, {torch.get_num_threads()} threads, ms: median (p20-p80)")
+    title = f"bf16 attention of one layer, {torch.get_num_threads()} threads, ms: median (p20-p80)"
     columns = ("sessions x rows", "context", "heads x dim", "paged", "torch SDPA", "GFLOP/s", "SDPA / paged")
-    for column in (*columns, *(f"{name} / paged" for name in CODE_DTYPES)):
-        table.add_column(column, justify="right")
-    records = measure_cases(options.seconds, table)
+    shown = table(*columns, *(f"{name} / paged" for name in CODE_DTYPES), title=title)
+    records = measure_cases(options.seconds, shown)
     layers = measure_layers(options.seconds * 4)
-    console = Console()
-    console.print(table)
+    console.print(shown)
     console.print(
         f"{NUM_LAYERS} layers, 16 sessions x 8 rows, 1,000 tokens of context: attention {layers['paged']}, "
         f"linears of a 150 M-parameter model {layers['linears']}: linears / attention {layers['ratio']:.2f}"

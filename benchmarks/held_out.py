@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import multiprocessing
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -22,18 +21,17 @@ from statistics import mean
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from benchmarks.records import save_rows
+from benchmarks.screen import console, table
 from benchmarks.simulation.costs import DEFAULT_PATH, Costs, load_costs
 from benchmarks.simulation.worlds.cells import Cell, cells
 from benchmarks.simulation.worlds.random_worlds import SETS, random_cells
 from benchmarks.simulation.worlds.world import Served, run_world
 from outrider.shared.errors import ConfigError
 
-console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
 # share of plain decoding; what `auto` promises
 _PROMISE = 0.97
 
@@ -139,12 +137,10 @@ def run_cell(cell: Cell, lengths: Sequence[int]) -> list[Score]:
 
 def _table(group: str, scores: Sequence[Score]) -> Table:
     lengths = list(scores[0].rates)
-    table = Table(title=group, title_justify="left")
     names = ("cell", "load", *("off" if not length else str(length) for length in lengths), "auto", "of off", "of best")
-    for name in (*names, "drafted", "length"):
-        table.add_column(name, justify="left" if name == "cell" else "right")
+    shown = table(*names, "drafted", "length", title=group)
     for score in scores:
-        table.add_row(
+        shown.add_row(
             score.name,
             f"{score.load:.3g}",
             *(f"{rate:.1f}" for rate in score.rates.values()),
@@ -154,13 +150,11 @@ def _table(group: str, scores: Sequence[Score]) -> Table:
             f"{score.auto.drafted_share:.0%}",
             f"{score.auto.draft_length:.1f}",
         )
-    return table
+    return shown
 
 
 def _summary(scores: Sequence[Score]) -> Table:
-    table = Table("group", "scores", f">= {_PROMISE} of off", "worst of off", "mean of best", "worst of best", "worst")
-    for column in table.columns[1:6]:
-        column.justify = "right"
+    shown = table("group", "scores", f">= {_PROMISE} of off", "worst of off", "mean of best", "worst of best", "worst")
     groups = {
         group: [score for score in scores if score.group == group] for group in dict.fromkeys(s.group for s in scores)
     }
@@ -168,7 +162,7 @@ def _summary(scores: Sequence[Score]) -> Table:
         if not members:
             continue
         worst = min(members, key=lambda score: score.of_best)
-        table.add_row(
+        shown.add_row(
             group,
             str(len(members)),
             f"{sum(score.of_off >= _PROMISE for score in members) / len(members):.1%}",
@@ -177,7 +171,7 @@ def _summary(scores: Sequence[Score]) -> Table:
             f"{worst.of_best:.3f}",
             worst.name,
         )
-    return table
+    return shown
 
 
 def _row(score: Score) -> dict[str, object]:

@@ -8,21 +8,19 @@ benchmarks/results/methods.jsonl.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from benchmarks.records import save_rows
+from benchmarks.screen import console, say
 from benchmarks.simulation.stack import expanded_target
 from benchmarks.variants import measure
 from models.make.expand_heads import expand_head
 from outrider.client.stack.commands import StackSettings
 from outrider.client.stack.processes import Stack
 
-console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
 HEADS = ("medusa", "mlp-speculator", "eagle", "eagle3")
 METHODS = ("ngram", "suffix", "draft_model", "medusa", "mlp_speculator", "eagle", "eagle3", "auto")
 CHAIN, TREE = 5, 16
@@ -37,15 +35,15 @@ def main(
     save: Annotated[bool, typer.Option(help="Append rows to benchmarks/results/methods.jsonl.")] = True,
 ) -> None:
     """Example: python -m benchmarks.methods --rounds 1 --temperature 0"""
-    with expanded_target(models / "demo-target", _say) as target:
+    with expanded_target(models / "demo-target", say) as target:
         drafts = [str(models / "demo-draft")]
         for name in HEADS:
             expand_head(models / f"demo-{name}", models / "demo-target", target, target.with_name(name))
             drafts.append(str(target.with_name(name)))
         settings = StackSettings(model=str(target), draft_model=",".join(drafts), port=0, grpc_port=-1)
-        stack = Stack(settings, target.parent, _say)
+        stack = Stack(settings, target.parent, say)
         degrees = temperature or [0.0, 1.0]
-        figures = measure(stack, _variants(), degrees, max_tokens=max_tokens, rounds=rounds, console=console)
+        figures = measure(stack, _variants(), degrees, max_tokens=max_tokens, rounds=rounds)
     if save:
         rows = [
             {"variant": name, "temperature": degree, **row}
@@ -53,10 +51,6 @@ def main(
             for name, row in found.items()
         ]
         console.print(f"rows appended to {save_rows('methods', rows)}")
-
-
-def _say(message: str) -> None:
-    console.print(f"==> {message}")
 
 
 def _variants() -> dict[str, dict[str, Any]]:

@@ -13,7 +13,6 @@ from the best fixed length. Rows go to benchmarks/results/never_slower_held_out.
 
 from __future__ import annotations
 
-import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -23,11 +22,10 @@ from statistics import fmean, median
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.prompts import mixed_prompts
 from benchmarks.records import save_rows
+from benchmarks.screen import console, say, table
 from benchmarks.simulation.stack import expanded_target
 from benchmarks.stack_cells.stacks import STACKS, running_stack
 from benchmarks.stack_cells.traffic import (
@@ -42,8 +40,6 @@ from benchmarks.stack_cells.traffic import (
 from benchmarks.turns import CONTROL, PROMISED, best_fixed, ratio, take_turns, variants
 from outrider.client.stack.commands import StackState
 from outrider.gateway.fleet.placement import LOAD_MARGIN
-
-console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
 
 
 @dataclass(frozen=True)
@@ -123,9 +119,9 @@ def main(
     plan = Plan(tuple(map(int, lengths.split(","))), rounds, learn_s)
     rows: list[dict[str, Any]] = []
     started = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder, expanded_target(models / "demo-target", _say) as target:
+    with tempfile.TemporaryDirectory() as folder, expanded_target(models / "demo-target", say) as target:
         for stack, group in groupby(wanted, key=lambda cell: cell.stack):
-            _say(f"{stack}: starting the stack")
+            say(f"{stack}: starting the stack")
             run_dir = Path(folder) / stack.replace(" ", "-")
             with running_stack(stack, target, models, run_dir, lambda _message: None) as state:
                 for cell in group:
@@ -146,10 +142,6 @@ def chosen(names: str) -> list[Cell]:
     return [cell for cell in CELLS.values() if cell.name in wanted]
 
 
-def _say(message: str) -> None:
-    console.print(f"==> {message}")
-
-
 def _measure(cell: Cell, state: StackState, plan: Plan) -> list[dict[str, Any]]:
     """A row per variant."""
     started = time.monotonic()
@@ -163,7 +155,7 @@ def _measure(cell: Cell, state: StackState, plan: Plan) -> list[dict[str, Any]]:
         run(drafts["auto"], 0)
     scores = take_turns(list(drafts), rounds, lambda name, round_index: run(drafts[name], round_index))
     seconds = time.monotonic() - started
-    _say(f"{cell.name}: {seconds:.0f} s, auto / off {ratio(scores['auto'], scores['off']):.2f}")
+    say(f"{cell.name}: {seconds:.0f} s, auto / off {ratio(scores['auto'], scores['off']):.2f}")
     common = {"cell": cell.name, "stack": cell.stack, "cell_s": seconds}
     return [
         {**common, "variant": name, "score": median(found), "score_of_rounds": found} for name, found in scores.items()
@@ -197,20 +189,20 @@ def summary(scores: list[CellScore]) -> str:
 
 
 def _show(rows: list[dict[str, Any]], seconds: float) -> None:
-    table = Table("cell", "rounds", "off", "auto", "auto / off", f"{CONTROL} / off", "best fixed", "auto / best", "s")
+    shown = table("cell", "rounds", "off", "auto", "auto / off", f"{CONTROL} / off", "best fixed", "auto / best", "s")
     results = []
     for name, group in groupby(rows, key=lambda row: row["cell"]):
         of_cell = list(group)
         scores = {row["variant"]: row["score_of_rounds"] for row in of_cell}
         result = score_of(scores)
         results.append(result)
-        table.add_row(
+        shown.add_row(
             *(name, str(len(scores["off"])), f"{median(scores['off']):.1f}", f"{median(scores['auto']):.1f}"),
             *(f"{result.auto_of_off:.2f}", f"{result.control_of_off:.2f}"),
             *(f"{result.best}: {median(scores[result.best]):.1f}", f"{result.auto_of_best:.2f}"),
             f"{of_cell[0]['cell_s']:.0f}",
         )
-    console.print(table)
+    console.print(shown)
     console.print(summary(results))
     console.print(f"{seconds:.0f} s in all; arrivals score 1 / seconds per token of a request, all others tokens/s")
 

@@ -14,17 +14,15 @@ from statistics import median
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.load import LoadResult, Shape, run_load
 from benchmarks.prompts import code_prompts
 from benchmarks.records import quantiles, save_rows
+from benchmarks.screen import console, say, table
 from benchmarks.simulation.stack import expanded_target
 from outrider.client.stack.commands import StackSettings
 from outrider.client.stack.processes import Stack
 
-console = Console(highlight=False)
 _NUM_STREAMS = 2
 _NUM_LONG_PROMPTS = 12
 _LONG_PROMPT_CHARS = 3500
@@ -39,9 +37,9 @@ def main(
 ) -> None:
     """Example: python -m benchmarks.promised_itl --promises-ms 0,50"""
     rows: list[dict[str, Any]] = []
-    with expanded_target(models / "demo-target", lambda message: console.print(f"==> {message}")) as target:
+    with expanded_target(models / "demo-target", say) as target:
         for promise_ms in map(float, promises_ms.split(",")):
-            console.print(f"==> {promise_ms:g} ms: starting the stack")
+            say(f"{promise_ms:g} ms: starting the stack")
             run_dir = target.with_name(f"run-{promise_ms:g}")
             rows.append(_measure(target, models / "demo-draft", run_dir, promise_ms, max_tokens))
     _show(rows)
@@ -92,16 +90,16 @@ async def _load(url: str, max_tokens: int) -> tuple[LoadResult, list[Any]]:
 
 
 def _show(rows: list[dict[str, Any]]) -> None:
-    table = Table("promised", "in time", "piece p50", "p80", "p99", "tokens/s", "first token of long prompts")
+    shown = table("promised", "in time", "piece p50", "p80", "p99", "tokens/s", "first token of long prompts")
     for row in rows:
         pieces = row["piece_ms"]
-        table.add_row(
+        shown.add_row(
             *((f"{row['promise_ms']:g} ms", f"{row['share_in_time']:.1%}") if row["promise_ms"] else ("nothing", "")),
             *(f"{pieces[name]:.0f} ms" for name in ("p50", "p80", "p99")),
             f"{row['tokens_per_s']:.0f}",
             f"{row['first_token_of_long_prompts_ms']:.0f} ms",
         )
-    console.print(table)
+    console.print(shown)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import time
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -27,13 +26,12 @@ from statistics import median, median_low
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from benchmarks.load import LoadResult, Shape, run_load
 from benchmarks.prompts import code_prompts
 from benchmarks.records import save_rows
+from benchmarks.screen import console, say, table
 from benchmarks.simulation.stack import (
     METHOD,
     MeasuredStack,
@@ -44,7 +42,6 @@ from benchmarks.simulation.stack import (
     plain,
 )
 
-console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
 _IDLE_S = 4.0
 _FIRST_TOKEN_REPEATS = 3
 _SERVICES = ("gateway", "verifier", "drafter")
@@ -111,17 +108,13 @@ def main(
         (time_ms, share) for time_ms in times for share in dict.fromkeys((0.0, jitter)) if time_ms or not share
     ]
     plan = Plan(tuple(conditions), tuple(int(text) for text in lengths.split(",")), prompts, max_tokens, rounds)
-    with expanded_target(target, _say) as expanded, measured_stack(expanded, draft, _say, with_links=True) as stack:
+    with expanded_target(target, say) as expanded, measured_stack(expanded, draft, say, with_links=True) as stack:
         cells = _measure(stack, plan)
     rows = compare(cells)
     _show(rows)
     console.print(f"{len(os.sched_getaffinity(0))} cores; client, links and services run on the same cores")
     if save:
         console.print(f"rows appended to {save_rows('round_trip', rows)}")
-
-
-def _say(message: str) -> None:
-    console.print(f"==> {message}")
 
 
 def _measure(stack: MeasuredStack, plan: Plan) -> list[Cell]:
@@ -277,15 +270,15 @@ def expected_round(drafting: float, delay: float, ahead_share: float) -> float:
 
 
 def _show(rows: list[dict[str, Any]]) -> None:
-    columns = (
+    shown = table(
         *("RTT", "jitter", "variant", "tokens/s", "of off", "tokens/round", "drafted", "ahead"),
         *("speed-up", "expected", "with excess", "TTFT", "drafter B/token", "verifier B/token"),
+        title="Real stack, one stream, the drafter behind a link with delay",
     )
-    table = Table(*columns, title="Real stack, one stream, the drafter behind a link with delay")
     for row in rows:
         expected = [f"{row[name]:.2f}" if name in row else "" for name in ("expected", "expected_with_excess")]
         wire = [f"{row['bytes_per_token'][service]:.0f}" for service in ("drafter", "verifier")]
-        table.add_row(
+        shown.add_row(
             f"{row['rtt_ms']:g} ms",
             f"{row['jitter']:g}",
             row["variant"],
@@ -299,7 +292,7 @@ def _show(rows: list[dict[str, Any]]) -> None:
             f"{row['first_token_s'] * 1e3:.0f} ms",
             *wire,
         )
-    console.print(table)
+    console.print(shown)
 
 
 if __name__ == "__main__":

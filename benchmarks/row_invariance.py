@@ -7,7 +7,6 @@ benchmarks/results/row_invariance.jsonl.
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 from statistics import median
@@ -15,18 +14,15 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from benchmarks.records import quantiles, save_rows
+from benchmarks.screen import console, say, table
 from benchmarks.simulation.stack import expanded_target
 from outrider.engine.attention.batch import ForwardBatch, SessionRows, build_batch
 from outrider.engine.model.load import load_model
 from outrider.engine.run.runner import ModelRunner
 
-# characters; fits the table when the output goes to a file
-console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
 CONTEXT_LEN = 256
 BLOCK_SIZE = 16
 ROW_COUNTS = {"decode (1 row)": 1, "verify (6 rows)": 6, "16 sessions x 6 rows": 96}
@@ -38,19 +34,18 @@ def main(
     save: Annotated[bool, typer.Option(help="Append rows to benchmarks/results/row_invariance.jsonl.")] = True,
 ) -> None:
     """Example: python -m benchmarks.row_invariance --repeats 200 --no-save"""
-    with expanded_target(Path(target), console.print) as expanded:
+    with expanded_target(Path(target), say) as expanded:
         runners = {
             "stock": _runner(str(expanded), row_invariant=False),
             "row-invariant": _runner(str(expanded), row_invariant=True),
         }
         rows = [_measure(name, count, runners, repeats) for name, count in ROW_COUNTS.items()]
-    table = Table(title="One forward of the expanded target; linears by side")
-    for column in ("step", "stock", "row-invariant", "ratio"):
-        table.add_column(column, justify="right")
+    title = "One forward of the expanded target; linears by side"
+    shown = table("step", "stock", "row-invariant", "ratio", title=title)
     for row in rows:
         stock, ours = row["stock_s"]["p50"], row["row_invariant_s"]["p50"]
-        table.add_row(row["step"], f"{stock * 1e3:.2f} ms", f"{ours * 1e3:.2f} ms", f"{row['ratio']:.3f}")
-    console.print(table)
+        shown.add_row(row["step"], f"{stock * 1e3:.2f} ms", f"{ours * 1e3:.2f} ms", f"{row['ratio']:.3f}")
+    console.print(shown)
     if save:
         console.print(f"rows appended to {save_rows('row_invariance', rows)}")
 

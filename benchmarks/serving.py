@@ -13,7 +13,6 @@ import asyncio
 import hashlib
 import os
 import re
-import sys
 import tempfile
 import urllib.request
 from dataclasses import dataclass
@@ -22,9 +21,7 @@ from statistics import median
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from benchmarks.load import LoadResult, Shape, run_load
 from benchmarks.peers.llama_cpp import VARIANTS as LLAMA_CPP_VARIANTS
@@ -33,12 +30,11 @@ from benchmarks.peers.transformers import VARIANTS as TRANSFORMERS_VARIANTS
 from benchmarks.peers.transformers import TransformersPeer
 from benchmarks.prompts import code_prompts
 from benchmarks.records import quantiles, save_rows
+from benchmarks.screen import console, say, table
 from benchmarks.simulation.stack import expanded_target
 from outrider.client.stack.commands import StackSettings
 from outrider.client.stack.processes import Stack
 
-# characters; fits the table when the output goes to a file
-console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
 NUM_SPECULATIVE_TOKENS = 5
 NUM_PEER_PROMPTS = 4
 METHODS = ("off", "ngram", "draft_model", "auto")
@@ -80,7 +76,7 @@ def main(
 ) -> None:
     """Example: python -m benchmarks.serving --streams 1 --rounds 5"""
     plan = Plan(max_tokens, rounds, 2, tuple(int(part) for part in streams.split(",")), num_drafters)
-    with expanded_target(Path(target), _say) as expanded:
+    with expanded_target(Path(target), say) as expanded:
         rows, outputs = _measure(str(expanded), draft, plan)
         rows += _measure_peers(str(expanded), draft, plan, outputs, transformers=peer, llama_server=llama_server)
     _show(rows)
@@ -99,17 +95,13 @@ def _measure(target: str, draft: str, plan: Plan) -> tuple[list[dict[str, Any]],
         grpc_port=-1,
         num_drafters=plan.num_drafters,
     )
-    with tempfile.TemporaryDirectory() as run_dir, Stack(settings, Path(run_dir), _say) as state:
+    with tempfile.TemporaryDirectory() as run_dir, Stack(settings, Path(run_dir), say) as state:
         asyncio.run(_warm_up(state.url))
         for num_streams in plan.streams:
             found = _measure_stack(state.url, num_streams, plan)
             rows += [{**row, "num_drafters": plan.num_drafters} for row in found]
         said = asyncio.run(run_load(state.url, code_prompts(NUM_PEER_PROMPTS), _shape(plan), 1))
     return rows, [request.token_ids for request in said.requests]
-
-
-def _say(message: str) -> None:
-    console.print(f"==> {message}")
 
 
 async def _warm_up(url: str) -> None:
@@ -240,28 +232,19 @@ def _median_overhead(before: dict[float, float], after: dict[float, float]) -> f
 
 
 def _show(rows: list[dict[str, Any]]) -> None:
-    table = Table(title="Greedy, same weights and prompts; ratios to each system's own plain mode at the same load")
-    columns = (
-        "system",
-        "variant",
-        "streams",
-        "tokens/s",
-        "ratio",
-        "TTFT p50",
-        "ITL p50/p99",
-        "accept len",
-        "overhead p50",
+    shown = table(
+        *("system", "variant", "streams", "tokens/s", "ratio", "TTFT p50", "ITL p50/p99", "accept len", "overhead p50"),
         "same as plain, as ours",
+        title="Greedy, same weights and prompts; ratios to each system's own plain mode at the same load",
+        num_names=2,
     )
-    for column in columns:
-        table.add_column(column, justify="left" if column in ("system", "variant") else "right")
     plain = {
         (row["system"], row["num_streams"]): row["tokens_per_s"] for row in rows if row["variant"] in ("off", "plain")
     }
     for row in rows:
         ratio = row["tokens_per_s"] / plain[row["system"], row["num_streams"]]
         ours = row["system"] == "outrider"
-        table.add_row(
+        shown.add_row(
             row["system"],
             row["variant"],
             str(row["num_streams"]),
@@ -274,8 +257,8 @@ def _show(rows: list[dict[str, Any]]) -> None:
             "" if ours else f"{row['outputs_equal_to_plain']}, {row['outputs_equal_to_outrider']}",
         )
     if not any(row["system"] == "llama.cpp" for row in rows):
-        table.add_row("llama.cpp", "not measured: no --llama-server")
-    console.print(table)
+        shown.add_row("llama.cpp", "not measured: no --llama-server")
+    console.print(shown)
     console.print(f"{len(os.sched_getaffinity(0))} cores; the clients run on the same cores as the stack")
 
 

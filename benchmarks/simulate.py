@@ -10,20 +10,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from benchmarks.screen import console, table
 from benchmarks.simulation.costs import DEFAULT_PATH, load_costs
 from benchmarks.simulation.fleet import Arrivals, Outcome, Scenario, simulate
 from benchmarks.simulation.session import Link
 from outrider.shared.errors import ConfigError
-
-console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
 
 
 def main(
@@ -79,18 +76,15 @@ def main(
 
 
 def _table(rows: list[tuple[Scenario, Outcome]]) -> Table:
-    columns = (
+    shown = table(
         *("method", "load", "drafters", "RTT", "tokens/s", "of off", "TTFT p50/p99", "per token p50/p99"),
         *("tokens/round", "drafted", "length", "verifier busy", "drafter busy", "timeouts"),
     )
-    table = Table(*columns)
-    for column in table.columns[1:]:
-        column.justify = "right"
     # Without drafts, number and distance of drafters do not matter.
     plain = {scenario.load: outcome.tokens_per_s for scenario, outcome in rows if scenario.method == "off"}
     for scenario, outcome in rows:
         base = plain.get(scenario.load)
-        table.add_row(
+        shown.add_row(
             scenario.method,
             f"{scenario.load:g}",
             str(scenario.num_drafters),
@@ -106,7 +100,7 @@ def _table(rows: list[tuple[Scenario, Outcome]]) -> Table:
             f"{outcome.drafter_busy:.0%}",
             str(outcome.num_timeouts),
         )
-    return table
+    return shown
 
 
 def _milliseconds(found: dict[str, float]) -> str:

@@ -18,10 +18,9 @@ from typing import Annotated, Any
 
 import httpx
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.records import save_rows
+from benchmarks.screen import console, table
 from outrider.drafting.methods.interface import DraftMethod
 from outrider.drafting.methods.ngram import NgramMethod
 from outrider.drafting.methods.suffix import SuffixMethod, SuffixSettings
@@ -29,7 +28,6 @@ from outrider.drafting.session import DraftSession
 from outrider.shared.messages import DraftStep, SessionSpec
 from outrider.shared.sampling_params import SamplingParams, SpeculationMode
 
-console = Console(highlight=False, soft_wrap=True)
 # seconds; of one answer, on a machine that is busy otherwise
 _TIMEOUT_S = 1500.0
 _MAX_TOKENS = 96
@@ -78,11 +76,11 @@ def main(
 ) -> None:
     """Example: python -m benchmarks.tool_calls --url http://127.0.0.1:8000"""
     rows = asyncio.run(_rows(url))
-    table = Table("calls", "method", "number", "tokens", "a round", "by the lookup alone", "skeletons in front")
+    shown = table("calls", "method", "number", "tokens", "a round", "by the lookup alone", "skeletons in front")
     for row in rows:
         means = (f"{row[name]:.2f}" for name in ("tokens_per_round", "alone", "with_skeletons"))
-        table.add_row(row["kind"], row["method"], str(row["num_calls"]), str(row["num_tokens"]), *means)
-    console.print(table)
+        shown.add_row(row["kind"], row["method"], str(row["num_calls"]), str(row["num_tokens"]), *means)
+    console.print(shown)
     if save:
         console.print(f"rows appended to {save_rows('tool_calls', rows)}")
 

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping
 from statistics import median
 from typing import Any
 
-from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
 from benchmarks.load import LoadResult, Shape, run_load
 from benchmarks.prompts import code_prompts
 from benchmarks.records import quantiles
+from benchmarks.screen import console, table
 from outrider.client.stack.processes import Stack
 
 _NUM_PROMPTS = 4
@@ -31,26 +31,19 @@ def measure(
     *,
     max_tokens: int,
     rounds: int,
-    console: Console,
 ) -> Figures:
     """Figures by temperature and variant, which is the rest of a load's shape. Starts and stops the stack; shows a
     table."""
     with stack as state:
         figures = {
-            temperature: _measure(state.url, variants, temperature, max_tokens, rounds, console)
-            for temperature in temperatures
+            temperature: _measure(state.url, variants, temperature, max_tokens, rounds) for temperature in temperatures
         }
     console.print(_table(figures))
     return figures
 
 
 def _measure(
-    url: str,
-    variants: Mapping[str, Mapping[str, Any]],
-    temperature: float,
-    max_tokens: int,
-    rounds: int,
-    console: Console,
+    url: str, variants: Mapping[str, Mapping[str, Any]], temperature: float, max_tokens: int, rounds: int
 ) -> dict[str, dict[str, Any]]:
     """Sampling has a seed: exact mode."""
     prompts, seed = code_prompts(_NUM_PROMPTS), 7 if temperature else None
@@ -80,7 +73,7 @@ def _figures(results: list[LoadResult]) -> dict[str, Any]:
 
 def _table(figures: Figures) -> Table:
     """A row for each variant of each temperature; `off` is what the others are compared with."""
-    shown = Table("variant", "temperature", "tokens/s", "of off", "accept len", f"outputs of {_NUM_PROMPTS} prompts")
+    shown = table("variant", "temperature", "tokens/s", "of off", "accept len", f"outputs of {_NUM_PROMPTS} prompts")
     for temperature, rows in figures.items():
         for name, row in rows.items():
             shown.add_row(

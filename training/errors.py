@@ -1,15 +1,4 @@
-"""Errors of the training package. Not here: the services' errors (shared/errors.py).
-
-TrainingError
-├── CorpusError       the corpus is missing, empty, or of another tokenizer
-├── CheckpointError   a checkpoint does not match the run
-├── ExpansionError    a shape cannot hold the source model
-├── PromptError       a prompt file is invalid
-├── DataError         training data are invalid or too short
-├── DivergenceError   the loss is not finite
-├── ServerError       the completion server refuses or is unreachable
-└── SettingError      an option is invalid, or does not match the target      exit status 2
-"""
+"""Errors of the training package, all one level deep. Not here: the services' errors (shared/errors.py)."""
 
 from __future__ import annotations
 
@@ -47,4 +36,4 @@ class ServerError(TrainingError):
 
 
 class SettingError(TrainingError):
-    """An option's value is invalid, in general or for this target."""
+    """An option's value is invalid, in general or for this target; the command ends with exit status 2."""

@@ -8,7 +8,6 @@ draft's state: its verification is a forward and nothing else. Rows go to benchm
 
 from __future__ import annotations
 
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -16,16 +15,14 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 from benchmarks.hybrid.model import save_random_hybrid
 from benchmarks.hybrid.sides import Ours, Step, Theirs
 from benchmarks.records import quantiles, save_rows
+from benchmarks.screen import console, table
 
-# characters; fits the table when the output goes to a file
-console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 DTYPES = ("bfloat16", "float32")
 NUM_WARM_UPS = 3
 
@@ -81,18 +78,20 @@ def measure(step: Step, ours: Ours, theirs: Theirs, description: str, repeats: i
 
 def _table(rows: list[dict[str, Any]]) -> Table:
     first = rows[0]
-    table = Table(title=f"{first['num_layers']} layers, hidden size {first['hidden_size']}: median (minimum), ms")
-    for column in ("dtype", "step", "rows", "ours", "transformers", "ours / transformers", "largest difference"):
-        table.add_column(column, justify="right")
+    shown = table(
+        *("dtype", "step", "rows", "ours", "transformers", "ours / transformers", "largest difference"),
+        title=f"{first['num_layers']} layers, hidden size {first['hidden_size']}: median (minimum), ms",
+        num_names=2,
+    )
     for row in rows:
         times = [row["ours_s"], row["transformers_s"]]
-        table.add_row(
+        shown.add_row(
             *(row["dtype"], row["step"], str(row["num_rows"])),
             *(f"{taken['p50'] * 1e3:.2f} ({taken['min'] * 1e3:.2f})" for taken in times),
             f"{times[0]['p50'] / times[1]['p50']:.2f}",
             f"{row['largest_difference']:.1e}",
         )
-    return table
+    return shown
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
+from benchmarks.screen import console, say
 from benchmarks.variants import measure
 from outrider.client.stack.commands import StackSettings
 from outrider.client.stack.processes import Stack
@@ -41,7 +41,6 @@ def main(
     save: Annotated[bool, typer.Option(help="Write the figures into hybrid-evaluation.json.")] = True,
 ) -> None:
     """Example: python -m benchmarks.hybrid.methods --rounds 3"""
-    console = Console(highlight=False, width=120)
     with tempfile.TemporaryDirectory() as folder:
         settings = StackSettings(
             model=str(models / "demo-hybrid"),
@@ -51,9 +50,9 @@ def main(
             grpc_port=-1,
             num_drafters=0,
         )
-        stack = Stack(settings, Path(folder), lambda message: console.print(f"==> {message}"))
+        stack = Stack(settings, Path(folder), say)
         degrees = temperature or [0.0, 1.0]
-        figures = measure(stack, _variants(), degrees, max_tokens=max_tokens, rounds=rounds, console=console)
+        figures = measure(stack, _variants(), degrees, max_tokens=max_tokens, rounds=rounds)
     if save:
         path = models / "hybrid-evaluation.json"
         served = {f"temperature_{degree:g}": rows for degree, rows in figures.items()}

@@ -15,10 +15,9 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.records import quantiles, save_rows
+from benchmarks.screen import console, table
 from outrider.engine.attention.batch import SessionRows, build_batch
 from outrider.engine.model.gguf.folder import model_folder
 from outrider.engine.model.guards import read_config
@@ -49,7 +48,11 @@ def main(
         command = [sys.executable, "-m", "benchmarks.packed", model, "--side", name, "--repeats", str(repeats)]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         rows.append(json.loads(done.stdout.splitlines()[-1]))
-    Console(highlight=False).print(_table(rows))
+    names = [name for name in rows[0] if name != "model"]
+    shown = table(*names, title=rows[0]["model"])
+    for row in rows:
+        shown.add_row(*(f"{row[name]:.1f}" if isinstance(row[name], float) else str(row[name]) for name in names))
+    console.print(shown)
     if save:
         print(f"rows appended to {save_rows('packed', rows)}")
 
@@ -88,16 +91,6 @@ def _forwards(loaded: LoadedModel, repeats: int) -> dict[int, list[float]]:
             times.append(1000 * (time.perf_counter() - start))
         found[count] = times[10:]  # the first ones compile and record
     return found
-
-
-def _table(rows: list[dict[str, Any]]) -> Table:
-    table = Table(title=rows[0]["model"])
-    for name in rows[0]:
-        if name != "model":
-            table.add_column(name, justify="right")
-    for row in rows:
-        table.add_row(*(f"{v:.1f}" if isinstance(v, float) else str(v) for name, v in row.items() if name != "model"))
-    return table
 
 
 if __name__ == "__main__":

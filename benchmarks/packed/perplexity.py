@@ -14,11 +14,11 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from benchmarks.packed.__main__ import BLOCK_SIZE
 from benchmarks.records import save_rows
+from benchmarks.screen import console, table
 from outrider.engine.attention.batch import SessionRows, build_batch
 from outrider.engine.model.gguf.folder import model_folder
 from outrider.engine.model.load import load_model
@@ -71,7 +71,7 @@ def main(
             _add(sums, logits, following)
     num_positions = len(pieces) * (window - 1)
     found = [_row(Path(model).name, name, sums[name], num_positions) for name in SIDES]
-    Console(highlight=False).print(_table(found))
+    console.print(_table(found))
     if save:
         print(f"rows appended to {save_rows('packed_perplexity', found)}")
 
@@ -100,19 +100,18 @@ def _row(model: str, side: str, sums: _Sums, num_positions: int) -> dict[str, An
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
-    table = Table(title=f"{rows[0]['model']}, {rows[0]['positions']} positions")
-    for column in ("side", "perplexity", "of float32", "divergence, nats", "logits' error"):
-        table.add_column(column, justify="right")
+    title = f"{rows[0]['model']}, {rows[0]['positions']} positions"
+    shown = table("side", "perplexity", "of float32", "divergence, nats", "logits' error", title=title)
     for row in rows:
         ratio = row["perplexity"] / rows[0]["perplexity"]
-        table.add_row(
+        shown.add_row(
             row["side"],
             f"{row['perplexity']:.3f}",
             f"{ratio:.5f}",
             f"{row['divergence']:.6f}",
             f"{row['logit_error']:.5f}",
         )
-    return table
+    return shown
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import inspect
 import json
 import os
 import random
-import sys
 import tempfile
 import textwrap
 import zipfile
@@ -25,11 +24,11 @@ from typing import Annotated, Any
 
 import httpx
 import typer
-from rich.console import Console
 
 from benchmarks.load import Shape, run_load
 from benchmarks.prompts import code_prompts
 from benchmarks.records import provenance
+from benchmarks.screen import console, say
 from benchmarks.simulation.costs import DEFAULT_PATH, Costs, Domain, save_costs
 from benchmarks.simulation.probes import DraftProbe, Forward, Sample, VerifyProbe
 from benchmarks.simulation.stack import (
@@ -43,7 +42,6 @@ from benchmarks.simulation.stack import (
 )
 from outrider.verifier_service.timing.step_costs import StepCosts
 
-console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
 # Rows of forwards of one session: points of the table.
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 # (sessions, draft tokens of each): what further sessions add to the rows of one.
@@ -69,7 +67,7 @@ def main(
     out: Annotated[Path, typer.Option(help="File that is written.")] = DEFAULT_PATH,
 ) -> None:
     """Example: python -m benchmarks.simulation.record --repeats 40"""
-    with expanded_target(target, _say) as expanded:
+    with expanded_target(target, say) as expanded:
         costs = record(expanded, draft, num_prompts=prompts, max_tokens=max_tokens, repeats=repeats)
     save_costs(costs, out)
     console.print_json(data={name: value for name, value in vars(costs).items() if name not in ("domains", "measured")})
@@ -79,22 +77,18 @@ def main(
     console.print(f"written to {out}")
 
 
-def _say(message: str) -> None:
-    console.print(f"==> {message}")
-
-
 def record(target: Path, draft: Path, *, num_prompts: int, max_tokens: int, repeats: int) -> Costs:
     """Of a stack of its own, with one drafter that is never asked ahead: its services take turns, so that what each
     takes in a round is told apart. Raises what the services raise."""
-    with measured_stack(target, draft, _say, gateway_args=("--draft-ahead", "false")) as stack:
+    with measured_stack(target, draft, say, gateway_args=("--draft-ahead", "false")) as stack:
         return _record(stack, num_prompts, max_tokens, repeats)
 
 
 def _record(stack: MeasuredStack, num_prompts: int, max_tokens: int, repeats: int) -> Costs:
-    _say("forwards of the target, proposals of the draft model")
+    say("forwards of the target, proposals of the draft model")
     verify = asyncio.run(_measure_verifier(stack.state.verifiers[0], repeats))
     drafts = asyncio.run(_measure_drafter(stack.state.drafters[0], repeats))
-    _say("requests through the gateway")
+    say("requests through the gateway")
     cached_rows = _BLOCK_SIZE // 2
     gap_s = verify["step_gap_s"] + verify["step_gap_per_session_s"]
     trips = _measure_gateway(stack, num_prompts, max_tokens)

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from benchmarks.records import RESULTS
+from benchmarks.screen import console
 from benchmarks.simulation import plots, sizing
 from benchmarks.simulation.costs import DEFAULT_PATH, load_costs
 
 ROOT = Path(__file__).parents[2]
-console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
 Row = dict[str, Any]
 
 

@@ -10,25 +10,22 @@ file that benchmarks/simulate.py reads.
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.load import LoadResult, Shape, run_for, run_load
 from benchmarks.prompts import code_prompts
 from benchmarks.records import save_rows
+from benchmarks.screen import console, say, table
 from benchmarks.simulation.costs import DEFAULT_PATH, Costs, save_costs
 from benchmarks.simulation.fleet import Arrivals, Outcome, Scenario, simulate
 from benchmarks.simulation.record import record
 from benchmarks.simulation.stack import METHOD, MeasuredStack, expanded_target, measured_stack, plain
 
-console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
 FIXED_LENGTH, MAX_DRAFT_TOKENS = 5, 8
 _SIMULATED_S = 60.0
 
@@ -49,21 +46,17 @@ def main(
     """Example: python -m benchmarks.simulation.validate --drafters 1 --streams 1,4 --no-save"""
     wanted_streams = [int(text) for text in streams.split(",")]
     rows: list[dict[str, Any]] = []
-    with expanded_target(target, _say) as expanded:
+    with expanded_target(target, say) as expanded:
         costs = record(expanded, draft, num_prompts=prompts, max_tokens=max_tokens, repeats=repeats)
         save_costs(costs, costs_file)
         for num_drafters in [int(text) for text in drafters.split(",")]:
-            with measured_stack(expanded, draft, _say, num_drafters=num_drafters) as stack:
+            with measured_stack(expanded, draft, say, num_drafters=num_drafters) as stack:
                 for num_streams in wanted_streams:
-                    _say(f"{num_drafters} drafters, {num_streams} streams")
+                    say(f"{num_drafters} drafters, {num_streams} streams")
                     rows += _compare(stack, costs, num_drafters, num_streams, max_tokens, rounds, learn_s)
     _show(rows)
     if save:
         console.print(f"rows appended to {save_rows('simulation', rows)}")
-
-
-def _say(message: str) -> None:
-    console.print(f"==> {message}")
 
 
 def _compare(
@@ -119,9 +112,9 @@ def _row(scenario: Scenario, real: list[LoadResult], simulated: Outcome) -> dict
 
 
 def _show(rows: list[dict[str, Any]]) -> None:
-    table = Table("drafters", "streams", "method", "real tokens/s", "simulated", "simulated / real", "TTFT real / sim")
+    shown = table("drafters", "streams", "method", "real tokens/s", "simulated", "simulated / real", "TTFT real / sim")
     for row in rows:
-        table.add_row(
+        shown.add_row(
             str(row["num_drafters"]),
             str(row["num_streams"]),
             row["method"],
@@ -130,7 +123,7 @@ def _show(rows: list[dict[str, Any]]) -> None:
             f"{row['ratio']:.2f}",
             f"{row['real_first_token_s'] * 1e3:.0f} / {row['simulated_first_token_s'] * 1e3:.0f} ms",
         )
-    console.print(table)
+    console.print(shown)
 
 
 if __name__ == "__main__":

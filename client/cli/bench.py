@@ -33,6 +33,7 @@ from outrider.client.cli.common import (
 )
 from outrider.client.cli.foreign_options import ForeignCommand, ignored_line, ignored_options
 from outrider.client.rest import rest_client, served_model
+from outrider.shared.command_line import from_arguments
 from outrider.shared.errors import ConfigError
 
 BaseUrl = Annotated[
@@ -115,23 +116,8 @@ def bench(
         model = served_model_name or model
         if host or port:
             base_url = f"http://{host or '127.0.0.1'}:{port or 8000}"
-        settings = BenchSettings(
-            base_url=base_url or running_stack(run_dir, "--base-url").url,
-            model=model,
-            endpoint=endpoint,
-            num_prompts=num_prompts,
-            request_rate=request_rate,
-            max_concurrency=max_concurrency,
-            random_input_len=random_input_len,
-            random_output_len=random_output_len,
-            dataset_path=dataset_path,
-            seed=seed,
-            temperature=temperature,
-            ignore_eos=ignore_eos,
-            api_key=api_key,
-            method=method,
-            num_speculative_tokens=num_speculative_tokens,
-        )
+        base_url = base_url or running_stack(run_dir, "--base-url").url
+        settings = from_arguments(BenchSettings, locals())
         if dataset_path is not None:  # before the server is asked for anything
             read_prompts(dataset_path, settings.is_chat)
         if not model:

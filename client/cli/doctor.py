@@ -13,6 +13,7 @@ from outrider.client.cli.common import DEFAULT_RUN_DIR, Json, RunDir, clear_erro
 from outrider.client.cli.stack import DraftModel, Dtype, GrpcPort, Host, Model, Port, RedisUrl, SpecConfig
 from outrider.client.doctor.check import Check
 from outrider.client.stack.commands import StackSettings
+from outrider.shared.command_line import from_arguments
 from outrider.shared.errors import ConfigError, InvalidRequest
 
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
@@ -52,16 +53,7 @@ def doctor(
         if device not in ("cpu", "cuda"):
             raise InvalidRequest(f"--device must be cpu or cuda, not {device}")
         look = _all_checks()
-        settings = StackSettings(
-            model=model,
-            draft_model=draft_model,
-            host=host,
-            port=port,
-            grpc_port=grpc_port,
-            redis_url=redis_url,
-            dtype=dtype,
-            speculative_config=speculative_config,
-        )
+        settings = from_arguments(StackSettings, locals())
         found = []
         with console.status("looking"):
             for check in look(settings, run_dir, device, kv_cache_mb, with_certificate=certificate):

@@ -18,6 +18,7 @@ from outrider.client.stack.commands import StackSettings
 from outrider.client.stack.serve_plan import ServeOptions, plan_serving, service_args
 from outrider.shared.api_keys import key_line
 from outrider.shared.checkpoint.hub import with_revision
+from outrider.shared.command_line import from_arguments
 from outrider.shared.errors import ConfigError
 from outrider.shared.vllm_keys import KV_CACHE_DTYPES
 
@@ -142,45 +143,27 @@ def serve(
         plan = plan_serving(speculative_config, name)
         if line := ignored_line((*ignored_options(context), *plan.ignored)):
             say(line)
-        options = ServeOptions(
+        options = from_arguments(
+            ServeOptions,
+            locals(),
             served_model_name=served_model_name or (name if revision else ""),
-            max_model_len=max_model_len,
-            tensor_parallel_size=tensor_parallel_size,
-            enforce_eager=enforce_eager,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            block_size=block_size,
-            enable_prefix_caching=enable_prefix_caching,
             kv_cache_mb=max(1, kv_cache_memory_bytes // 2**20) if kv_cache_memory_bytes else kv_cache_mb,
             kv_cache_dtype=_kv_cache_dtype(kv_cache_dtype),
-            chat_template=chat_template,
-            tool_call_parser=tool_call_parser,
-            reasoning_parser=reasoning_parser,
-            return_tokens_as_token_ids=return_tokens_as_token_ids,
-            enable_force_include_usage=enable_force_include_usage,
-            enable_tokenizer_info_endpoint=enable_tokenizer_info_endpoint,
-            per_request_spec_decode_metrics=per_request_spec_decode_metrics,
             api_docs=False if disable_fastapi_docs else None,
-            otlp_traces_endpoint=otlp_traces_endpoint,
             allowed_origins=_commas(allowed_origins, "--allowed-origins"),
             allowed_methods=_commas(allowed_methods, "--allowed-methods"),
             allowed_headers=_commas(allowed_headers, "--allowed-headers"),
-            allow_credentials=allow_credentials,
         )
         verifier_args, gateway_args = service_args(options)
-        settings = StackSettings(
+        settings = from_arguments(
+            StackSettings,
+            locals(),
             model=target,
             draft_model=plan.draft_model,
-            host=host,
-            port=port,
-            grpc_port=grpc_port,
-            redis_url=redis_url,
             num_drafters=0,
             dtype=_dtype(dtype),
             quantization=_quantization(quantization),
             speculative_config=plan.gateway_config,
-            generation_config=generation_config,
-            override_generation_config=override_generation_config,
             verifier_args=(*verifier_args, *plan.verifier_args),
             drafter_args=plan.drafter_args,
             gateway_args=(*gateway_args, *_key_file(api_key or [], run_dir)),

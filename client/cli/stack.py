@@ -27,6 +27,7 @@ from outrider.client.stack.local_models import with_folders
 from outrider.client.stack.processes import Progress, Stack, read_state, stop_running
 from outrider.client.stack.published_drafts import unused_draft
 from outrider.client.stack.supervisor import supervise
+from outrider.shared.command_line import from_arguments
 
 Model = Annotated[str, typer.Option(help="Folder of the target's HF checkpoint, or a .gguf file.")]
 DraftModel = Annotated[
@@ -85,18 +86,8 @@ def up(
       outrider up --detach && outrider chat "Hello." && outrider down
     """
     with clear_errors():
-        settings = StackSettings(
-            model=model,
-            draft_model=draft_model,
-            host=host,
-            port=port,
-            grpc_port=grpc_port,
-            redis_url=redis_url,
-            num_drafters=drafters,
-            dtype=dtype,
-            speculative_config=speculative_config,
-            verifier_args=() if kv_cache_dtype == "auto" else ("--kv-cache-dtype", kv_cache_dtype),
-        )
+        verifier_args = () if kv_cache_dtype == "auto" else ("--kv-cache-dtype", kv_cache_dtype)
+        settings = from_arguments(StackSettings, locals(), num_drafters=drafters)
         stack = started(settings, run_dir, say_aside if as_json else say)
         if detach:
             _leave_running(stack, as_json=as_json)

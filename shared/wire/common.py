@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import fields
+from operator import attrgetter
 
 from outrider.shared import messages as m
 from outrider.shared.errors import InvalidRequest
@@ -10,14 +12,7 @@ from outrider.v1 import common_pb2 as common
 
 
 def hidden_to_wire(hidden: m.HiddenStates) -> common.HiddenStates:
-    return common.HiddenStates(
-        first_index=hidden.first_index,
-        layers=hidden.layers,
-        num_rows=hidden.num_rows,
-        width=hidden.width,
-        dtype=hidden.dtype,
-        data=hidden.data,
-    )
+    return common.HiddenStates(**vars(hidden))
 
 
 _DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -45,12 +40,7 @@ def hidden_from_wire(message: common.HiddenStates) -> m.HiddenStates:
 
 
 def logprob_to_wire(entry: m.TokenLogprob) -> common.TokenLogprob:
-    return common.TokenLogprob(
-        logprob=entry.logprob,
-        rank=entry.rank,
-        top_token_ids=entry.top_token_ids,
-        top_logprobs=entry.top_logprobs,
-    )
+    return common.TokenLogprob(**vars(entry))
 
 
 def logprobs_from_wire(entries: Iterable[common.TokenLogprob]) -> tuple[m.TokenLogprob, ...]:
@@ -61,24 +51,11 @@ def logprobs_from_wire(entries: Iterable[common.TokenLogprob]) -> tuple[m.TokenL
 
 
 def timings_to_wire(timings: m.Timings) -> common.Timings:
-    return common.Timings(
-        queue_us=timings.queue_us,
-        forward_us=timings.forward_us,
-        total_us=timings.total_us,
-        sample_us=timings.sample_us,
-        batch_sessions=timings.batch_sessions,
-        open_sessions=timings.open_sessions,
-        draft_us=timings.draft_us,
-    )
+    return common.Timings(**vars(timings))
+
+
+_timings_in_order = attrgetter(*(entry.name for entry in fields(m.Timings)))
 
 
 def timings_from_wire(message: common.Timings) -> m.Timings:
-    return m.Timings(
-        queue_us=message.queue_us,
-        forward_us=message.forward_us,
-        total_us=message.total_us,
-        sample_us=message.sample_us,
-        batch_sessions=message.batch_sessions,
-        open_sessions=message.open_sessions,
-        draft_us=message.draft_us,
-    )
+    return m.Timings(*_timings_in_order(message))

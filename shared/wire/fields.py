@@ -1,6 +1,7 @@
 """Copies a dataclass to the message that has the same field names, and back, so that a new field is named in two files.
 
-For values that travel once per session or less; what travels in each round is written out (common, verifier, drafter).
+For values that travel once per session or less; what travels in each round is written out (common, verifier, drafter)
+or, where all is plain, copied by `same_fields`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,11 @@ from outrider.shared.errors import InvalidRequest
 
 T = TypeVar("T")
 MessageT = TypeVar("MessageT", bound=Message)
+
+
+def same_fields(kind: type[MessageT], value: Any) -> MessageT | None:
+    """Copies a dataclass whose fields are numbers, text, bytes and tuples of numbers; None stays None."""
+    return None if value is None else kind(**vars(value))
 
 
 def to_message(message: MessageT, value: Any, *, skipped: Collection[str] = ()) -> MessageT:

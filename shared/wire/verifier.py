@@ -12,7 +12,7 @@ from outrider.shared.wire.common import (
     timings_from_wire,
     timings_to_wire,
 )
-from outrider.shared.wire.fields import from_message, to_message
+from outrider.shared.wire.fields import from_message, same_fields, to_message
 from outrider.shared.wire.proposals import proposal_from_wire, proposal_to_wire
 from outrider.v1 import common_pb2 as common
 from outrider.v1 import verifier_pb2 as verifier
@@ -28,10 +28,10 @@ def verify_step_to_wire(step: m.VerifyStep) -> verifier.VerifierRequest:
             base_len=step.base_len,
             proposal=proposal_to_wire(step.proposal) if step.proposal is not None else None,
             max_new_tokens=step.max_new_tokens,
-            hidden_states=_hidden_request_to_wire(step.hidden_states) if step.hidden_states is not None else None,
-            local_drafts=_local_drafts_to_wire(step.local_drafts) if step.local_drafts is not None else None,
+            hidden_states=same_fields(verifier.HiddenStatesRequest, step.hidden_states),
+            local_drafts=same_fields(verifier.LocalDrafts, step.local_drafts),
             auto_drafts=_auto_drafts_to_wire(step.auto_drafts) if step.auto_drafts is not None else None,
-            last_draft=_last_draft_to_wire(step.last_draft) if step.last_draft is not None else None,
+            last_draft=same_fields(verifier.LastDraft, step.last_draft),
         )
     )
 
@@ -73,20 +73,8 @@ def _auto_drafts_from_wire(message: verifier.AutoDrafts) -> m.AutoDrafts:
     return m.AutoDrafts(most, message.token_tree, offers, max(0, message.max_round_us))
 
 
-def _last_draft_to_wire(last: m.LastDraft) -> verifier.LastDraft:
-    return verifier.LastDraft(
-        waited_us=last.waited_us, drafter_us=last.drafter_us, late=last.late, refused=last.refused
-    )
-
-
 def _last_draft_from_wire(message: verifier.LastDraft) -> m.LastDraft:
     return m.LastDraft(max(0, message.waited_us), max(0, message.drafter_us), message.late, message.refused)
-
-
-def _next_draft_to_wire(draft: m.NextDraft) -> verifier.NextDraft:
-    return verifier.NextDraft(
-        method=draft.method, num_draft_tokens=draft.num_draft_tokens, patience_us=draft.patience_us
-    )
 
 
 def _next_draft_from_wire(message: verifier.NextDraft) -> m.NextDraft:
@@ -95,20 +83,10 @@ def _next_draft_from_wire(message: verifier.NextDraft) -> m.NextDraft:
     return m.NextDraft(message.method, message.num_draft_tokens, max(0, message.patience_us))
 
 
-def _hidden_request_to_wire(request: m.HiddenStatesRequest) -> verifier.HiddenStatesRequest:
-    return verifier.HiddenStatesRequest(layers=request.layers, first_index=request.first_index)
-
-
 def _hidden_request_from_wire(message: verifier.HiddenStatesRequest) -> m.HiddenStatesRequest:
     if not message.layers or len(set(message.layers)) != len(message.layers):
         raise InvalidRequest("step: hidden_states must name layers, each once", param="hidden_states")
     return m.HiddenStatesRequest(tuple(message.layers), message.first_index)
-
-
-def _local_drafts_to_wire(drafts: m.LocalDrafts) -> verifier.LocalDrafts:
-    return verifier.LocalDrafts(
-        method=drafts.method, num_draft_tokens=drafts.num_draft_tokens, token_tree=drafts.token_tree
-    )
 
 
 def _local_drafts_from_wire(message: verifier.LocalDrafts) -> m.LocalDrafts:
@@ -133,8 +111,8 @@ def commit_to_wire(commit: m.Commit) -> verifier.Commit:
         more=commit.more,
         num_cached_tokens=commit.num_cached_tokens,
         prompt_logprobs=map(logprob_to_wire, commit.prompt_logprobs),
-        local_drafts=_local_drafts_to_wire(commit.local_drafts) if commit.local_drafts is not None else None,
-        next_draft=_next_draft_to_wire(commit.next_draft) if commit.next_draft is not None else None,
+        local_drafts=same_fields(verifier.LocalDrafts, commit.local_drafts),
+        next_draft=same_fields(verifier.NextDraft, commit.next_draft),
         saved_us=commit.saved_us,
     )
 

@@ -9,6 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import typer
 
 from outrider.client.cli import common
 from outrider.client.cli.app import app
-from outrider.shared.command_line import run_command
+from outrider.shared.command_line import from_arguments, run_command
 from outrider.training.commands import errors as training_errors
 
 ROOT = Path(__file__).parents[2]
@@ -157,3 +158,18 @@ def test_ctrl_c_before_the_runner_counts_interrupts(
     finally:
         install(signal.SIGINT, before)
     assert ended.value.exit_code == 130
+
+
+@dataclass(frozen=True)
+class Asked:
+    name: str
+    size: int = 1
+    kept: bool = True
+
+
+def test_settings_are_taken_from_a_commands_arguments() -> None:
+    def command(name: str, size: int, other: float) -> Asked:
+        folder = "no field"
+        return from_arguments(Asked, locals(), size=size + 1)
+
+    assert command("a", 2, 0.5) == Asked("a", 3, kept=True)

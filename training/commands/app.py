@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from outrider.shared.command_line import from_arguments
 from outrider.training.commands.auto import auto
 from outrider.training.commands.errors import clear_errors
 from outrider.training.commands.output import Json, print_result, progress_console
@@ -75,18 +76,8 @@ def prepare_data(
         from outrider.training.errors import SettingError
         from outrider.training.progress import Progress
 
-        config = PrepareConfig(
-            base_url=base_url,
-            model=model,
-            output=output,
-            api_key=api_key,
-            temperatures=tuple(temperature or (0.0, 1.0)),
-            num_samples=samples,
-            max_tokens=max_tokens,
-            concurrency=concurrency,
-            seed=seed,
-            max_retries=max_retries,
-        )
+        temperatures = tuple(temperature or (0.0, 1.0))
+        config = from_arguments(PrepareConfig, locals(), num_samples=samples)
         config.check()
         if sample_prompts and prompts:
             raise SettingError("--sample-prompts makes the prompts that --prompts names; give one of them")
@@ -171,20 +162,14 @@ def evaluate(
         from outrider.training.evaluate_heads import EvaluateConfig, evaluate_through_gateway, show
         from outrider.training.progress import Progress
 
-        config = EvaluateConfig(
-            base_url=base_url,
-            model=model,
-            api_key=api_key,
+        config = from_arguments(
+            EvaluateConfig,
+            locals(),
             methods=tuple(method or ("draft_model", "ngram")),
             draft_lens=tuple(draft_len or (1, 3, 5)),
             tree_nodes=tuple(tree or ()),
             temperatures=tuple(temperature or (0.0, 1.0)),
             domains=tuple(domain or ("code", "prose", "chat")),
-            num_prompts=num_prompts,
-            max_tokens=max_tokens,
-            concurrency=concurrency,
-            seed=seed,
-            corpus=corpus,
         )
         console = progress_console(as_json=as_json)
         figures = asyncio.run(evaluate_through_gateway(config, Progress(console, "requests")))

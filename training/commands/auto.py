@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from outrider.shared.command_line import from_arguments
 from outrider.shared.machine.memory import use_huge_pages
 from outrider.training.commands.errors import clear_errors
 from outrider.training.commands.output import Json, print_result, progress_console
@@ -54,15 +55,8 @@ def auto(
     with clear_errors():
         from outrider.training.auto.config import AutoConfig
 
-        config = AutoConfig(
-            model=model,
-            output=output or Path(".run") / f"auto-{Path(model).stem}",
-            prompts=prompts,
-            until=until,
-            hours=hours,
-            max_tokens=max_tokens,
-            seed=seed,
-        )
+        output = output or Path(".run") / f"auto-{Path(model).stem}"
+        config = from_arguments(AutoConfig, locals())
         config.check()
         from outrider.training.auto.pipeline import run_auto  # now: torch takes seconds to import
         from outrider.training.progress import Progress

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from outrider.shared.checkpoint.hub import local_checkpoint
+from outrider.shared.command_line import from_arguments
 from outrider.shared.machine.memory import use_huge_pages
 from outrider.training.commands.errors import clear_errors
 from outrider.training.commands.output import Json, print_result, progress_console
@@ -108,59 +109,23 @@ def train(
         from outrider.training.heads.options import HeadOptions
         from outrider.training.run_config import OptimizationConfig, RunConfig
 
-        config = RunConfig(
-            method=method,
+        given = locals()
+        config = from_arguments(
+            RunConfig,
+            given,
             target=Path(local_checkpoint(target, "--target")),
             data=tuple(data),
-            output=output,
-            head=HeadOptions(
-                num_heads=num_heads,
-                num_layers=num_layers,
-                inner_dim=inner_dim,
-                intermediate_size=intermediate_size,
-                num_attention_heads=num_attention_heads,
-                share_lm_head=share_lm_head,
-                tie_weights=tie_weights,
-                loss=loss,
-                distil=distil,
-                ttt_steps=ttt_steps,
-                law_weight=law_weight,
-                feature_noise=feature_noise,
-                fc_bias=fc_bias,
-                block_size=block_size,
-                markov_rank=markov_rank,
-                draft_vocab_size=draft_vocab_size,
-                feature_layers=tuple(feature_layer or ()),
-                norm_before_residual=norm_before_residual,
-                norm_output=norm_output,
-                save_embedding=save_embedding,
-                init=init,
-            ),
-            optimization=OptimizationConfig(
-                steps=steps,
+            head=from_arguments(HeadOptions, given, feature_layers=tuple(feature_layer or ())),
+            optimization=from_arguments(
+                OptimizationConfig,
+                given,
                 batch_size=OptimizationConfig.batch_size if batch_size is None else batch_size,
-                accumulation=accumulation,
-                lr=lr,
-                warmup_steps=warmup_steps,
-                weight_decay=weight_decay,
-                max_grad_norm=max_grad_norm,
-                optimizer=optimizer,
-                precision=precision,
-                seed=seed,
             ),
-            seq_len=seq_len,
             fit_batch=batch_size is None,
             count_prompts=train_on_prompts,
             eval_data=tuple(eval_data or ()),
-            eval_batches=eval_batches,
-            eval_every=eval_every,
-            checkpoint_every=checkpoint_every,
-            log_every=log_every,
             export_dtype=dtype,
             target_name=target_name or target,
-            device=device,
-            threads=threads,
-            resume=resume,
         )
         config.check()
         from accelerate import PartialState  # after the settings are known to be right: torch takes seconds to import
