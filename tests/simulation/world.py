@@ -114,7 +114,7 @@ class World(logging.Handler):
     def may_lack_end(self, request_id: str, choice: int) -> bool:
         return self._logged.get(_log_name(request_id, choice), (0, 0.0))[1] <= self._lost_at
 
-    def logged(self, request_id: str, choice: int) -> list[int] | None:
+    def logged(self, request_id: str, choice: int) -> list[tuple[int, int]] | None:
         node: RedisNode = self.seats[0].node
         return node.tokens(_log_name(request_id, choice))
 

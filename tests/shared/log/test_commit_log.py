@@ -377,6 +377,23 @@ async def test_a_claim_that_redis_lost_still_wins_over_the_older_one(
         await append(old, 10)
 
 
+async def test_an_append_never_lands_behind_another_gateways_tokens(
+    redis_server: RedisServer, log: CommitLog, other_log: CommitLog
+) -> None:
+    """Redis has lost the claim, and the old gateway has written just as far as the new one had before."""
+    old = log.new("r", RECORD).choice(0)
+    await append(old, 1)
+    num_bytes = redis_server.num_bytes_written()
+    _, [new] = await take_over(other_log, 0)
+    await append(new, 2, 3)
+    await asyncio.to_thread(redis_server.lose_what_came_after, num_bytes)
+    await append(old, 8, 9)
+    await append(new, 4)
+    assert await tokens(log) == [1, 2, 3, 4]
+    with pytest.raises(CommitRefused):
+        await append(old, 10)
+
+
 async def test_of_two_claims_for_one_term_the_one_that_redis_lost_ends(
     redis_server: RedisServer, log: CommitLog, other_log: CommitLog
 ) -> None:
