@@ -409,6 +409,18 @@ async def test_of_two_claims_for_one_term_the_one_that_redis_lost_ends(
     assert await tokens(log) == [1, 2]
 
 
+async def test_what_is_put_back_late_does_not_undo_a_claim(log: CommitLog, other_log: CommitLog) -> None:
+    """The old gateway had lost a part, and sent its copy just before the new one claimed the request."""
+    request = log.new("r", RECORD)
+    await append(request.choice(0), 1)
+    keys, held = request.keys, (0, request.holder, TTL_S, RECORD, 0, 1, b"\x09\0\0\0", 0, 0, b"")
+    _, [new] = await take_over(other_log, 0)
+    await append(new, 2)
+    named = (keys.log(0), keys.fence(0), keys.record)
+    assert await log.run_script(scripts.RESTORE, named, lambda: held) == scripts.TAKEN_OVER
+    assert await tokens(log) == [1, 2]
+
+
 async def test_putting_back_never_takes_away_what_came_since(log: CommitLog) -> None:
     """A network may deliver the same message again much later."""
     request = log.new("r", RECORD)
