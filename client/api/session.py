@@ -109,6 +109,7 @@ class GenerationSession:
         self._timeout_s = timeout_s
         self._deadline_at = None if timeout_s is None else time.monotonic() + timeout_s
         self._tokens: list[Token] = []
+        self._epoch = 0
         self._texts: list[str] = []
         self._num_losses = self._num_fruitless = self._num_contradictions = 0
         self._num_before_attempt = 0
@@ -133,7 +134,9 @@ class GenerationSession:
             raise self._too_late()
         message: gateway_pb2.GenerateRequest | gateway_pb2.ResumeRequest = self._message
         if self._resumes:
-            message = gateway_pb2.ResumeRequest(request_id=self._message.request_id, base_len=len(self._tokens))
+            message = gateway_pb2.ResumeRequest(
+                request_id=self._message.request_id, base_len=len(self._tokens), epoch=self._epoch or None
+            )
         self._num_before_attempt = len(self._tokens)
         address = self._addresses[self._num_losses % len(self._addresses)]
         return Attempt(address, message, self._pause_s, None if left_s is None else left_s - self._pause_s)
@@ -144,6 +147,7 @@ class GenerationSession:
             raise OutriderError(f"expected output token {len(self._tokens)}, got {reply.base_len}")
         tokens = tokens_of(reply)
         self._tokens.extend(tokens)
+        self._epoch = reply.epoch
         self._texts.append(reply.text)
         if reply.finish_reason:
             self.completion = completion_of(reply, "".join(self._texts), self._tokens, self._num_losses)

@@ -109,6 +109,8 @@ class CommitSink:
         if commit.base_len > 0 and (commit.num_cached_tokens or commit.prompt_logprobs):
             # Sent once, with the first tokens; a verifier that takes over has other figures.
             commit = dataclasses.replace(commit, num_cached_tokens=0, prompt_logprobs=())
+        if self._start.log_epoch:
+            commit = dataclasses.replace(commit, epoch=self._start.log_epoch + commit.epoch)
         kept, end, updates = self._take(commit, is_ended_by_text=False)
         await self._pending.put((entry_of(kept, end), updates))
         return kept

@@ -12,9 +12,9 @@ behind an `e`:
     resp_4f1c:17e40    one choice, 17 tokens in the events 0 to 40
 
 In an answer without a seed, tokens that are decoded again, because Redis has lost them, come out differently. So its
-cursor names the session at a verifier that the last token came from, by its epoch behind an `s`, unless that was 0:
+cursor names the session at a verifier that the last token came from, by its epoch in the log behind an `s`:
 
-    cmpl-4f1c:17s2     the last of the 17 tokens came from session 2
+    cmpl-4f1c:17s613566756     the last of the 17 tokens came from session 613566756
 
 Tokens whose text is held back (a possible stop string) count with the event that brings the text. Not here: which
 events there are (openai/answer_stream.py, responses/response_stream.py, anthropic/message_answer.py).

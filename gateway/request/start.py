@@ -9,6 +9,7 @@ Not here: how an answer begins in its middle (answer_stream.py, grpc_server.py).
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -22,6 +23,9 @@ from outrider.shared.sampling_params import SpeculationMode
 
 # A gateway numbers its own failovers within its term, so epochs grow whoever writes.
 EPOCHS_PER_TERM = 1 << 20
+# bits; of a random number that sets a connection's epochs apart in the log. Terms do not: a Redis that loses power
+# gives the same one out again. Event ids name it, and have room for 15 digits.
+_LOG_EPOCH_BITS = 40
 
 Logs = Mapping[int, tuple[LogEntry, ...]]
 
@@ -58,8 +62,9 @@ async def resume(log: CommitLog, wanted: Wanted, model: str) -> Prepared:
             terms = await request_log.claim(choices)
         except UnknownSession:
             raise _unknown(wanted) from None
-        # Again: what was written between the first look and the claim counts, and nothing is written after it.
+        # Again: what was written or lost between the first look and the claim counts, and nothing is written after it.
         logs = {**logs, **await request_log.read(open_choices)}
+        _check_seen(record, logs, wanted.seen)
     return _started(record, request_log, choices, terms, logs, wanted.seen)
 
 
@@ -86,7 +91,7 @@ def _has_ended(log: tuple[LogEntry, ...]) -> bool:
 
 
 def _stands_in(log: tuple[LogEntry, ...], seen: Seen) -> bool:
-    """Returns whether the last token seen is the log's: a token drawn again comes from a later session."""
+    """Returns whether the last token seen is the log's: a token drawn again comes from another session."""
     if seen.epoch is None or not seen.num_tokens:
         return True
     last = [entry for entry in log if entry.base_len < seen.num_tokens <= entry.end]
@@ -129,6 +134,7 @@ def _started(
     seen: Mapping[int, Seen],
 ) -> Prepared:
     starts: dict[int, list[ChoiceStart]] = {}
+    log_epoch = secrets.randbits(_LOG_EPOCH_BITS)
     for choice in choices:
         prompt_index, choice_index = record.place(choice)
         term, logged = terms.get(choice, 0), logs.get(choice, ())
@@ -139,6 +145,7 @@ def _started(
                 stream_key=record.stream_keys[prompt_index][choice_index],
                 log=request_log.choice(choice, term=term, entries=logged),
                 epoch=term * EPOCHS_PER_TERM,
+                log_epoch=0 if record.modes[prompt_index] is SpeculationMode.EXACT else 1 + log_epoch,
                 logged=logged,
                 seen_len=seen.get(choice, Seen()).num_tokens,
                 numerics=record.numerics,

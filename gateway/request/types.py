@@ -65,7 +65,8 @@ class RequestTrace(Protocol):
 class ChoiceStart:
     """The start of one choice at this gateway: at its beginning, or after what another gateway has logged of it.
 
-    epoch: the first that this gateway may use. logged: what is there already. seen_len: the client has the tokens
+    epoch: the first that this gateway may use. log_epoch: what is added to epochs in the log and in event ids, drawn at
+    random; 0 where tokens come out the same again. logged: what is there already. seen_len: the client has the tokens
     before this output index, so that no update may reach across it. numerics: the kind of verifier that an exact choice
     was begun for; None: not settled yet.
     """
@@ -75,6 +76,7 @@ class ChoiceStart:
     stream_key: int
     log: EntryLog
     epoch: int = 0
+    log_epoch: int = 0
     logged: tuple[LogEntry, ...] = ()
     seen_len: int = 0
     numerics: str | None = None

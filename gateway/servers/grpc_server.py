@@ -83,7 +83,7 @@ class GatewayServicer(pb_grpc.GatewayServicer):
         try:
             if request.base_len < 0:
                 raise InvalidRequest(f"base_len must be at least 0, got {request.base_len}", param="base_len")
-            seen = {request.choice: Seen(request.base_len, epoch=None)}
+            seen = {request.choice: Seen(request.base_len, epoch=request.epoch if request.HasField("epoch") else None)}
             wanted = Wanted(
                 request.request_id,
                 owner_of(context),
@@ -216,6 +216,7 @@ def _reply(request_id: str, update: GenerationUpdate) -> pb.GenerateReply:
         finish_reason=common.FinishReason.ValueType(update.finish_reason or 0),
         stop_reason="" if update.stop_reason is None else str(update.stop_reason),
         speculation=_speculation(update.speculation) if update.speculation is not None else None,
+        epoch=update.epoch,
     )
 
 

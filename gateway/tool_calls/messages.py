@@ -22,13 +22,17 @@ def template_messages(messages: Sequence[Mapping[str, Any]], template: str) -> l
     templates take only one. Raises InvalidRequest.
     """
     chat: list[dict[str, Any]] = []
+    # Texts of the system messages that others are joined to, by place in chat; joined once, which takes linear time.
+    texts: dict[int, list[str]] = {}
     for place, message in enumerate(messages):
         entry = _entry(message, template, f"messages.{place}")
         was_developer = entry["role"] == "system" and message["role"] == "developer"
         if was_developer and chat and chat[-1]["role"] == "system":
-            chat[-1]["content"] += "\n\n" + entry["content"]
+            texts.setdefault(len(chat) - 1, [chat[-1]["content"]]).append(entry["content"])
         else:
             chat.append(entry)
+    for place, joined in texts.items():
+        chat[place]["content"] = "\n\n".join(joined)
     return chat
 
 

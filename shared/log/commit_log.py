@@ -37,7 +37,7 @@ _REFRESHES_PER_TTL = 4
 class LogEntry:
     """Tokens from output index `base_len` on. finish_reason: 0 while the session continues.
 
-    epoch: the verifier session that they come from. extras: the caller's own bytes.
+    epoch: the verifier session that they come from, unlike all others (ChoiceStart). extras: the caller's own bytes.
     """
 
     base_len: int

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 APPENDED = 1
 TAKEN_OVER = 0
-# The log does not end where the append begins, or the record is gone: Redis has lost data, or it has expired.
+# The log does not end where the append begins, the fence is not the holder's, or the record is gone: Redis has lost
+# data, or it has expired.
 DOES_NOT_FIT = -1
 
 # KEYS: record. ARGV: record, time to live in seconds. Returns 1 if stored, 0 if another request has this id.
@@ -45,7 +46,11 @@ end
 APPEND = (
     _HELPERS
     + """
-if superseded(redis.call('HMGET', KEYS[2], 'term', 'holder'), tonumber(ARGV[1]), ARGV[2]) then return 0 end
+local fence = redis.call('HMGET', KEYS[2], 'term', 'holder')
+if superseded(fence, tonumber(ARGV[1]), ARGV[2]) then return 0 end
+-- Redis has lost the holder's claim, and maybe an earlier holder has written since, to the very same length.
+local is_lost = tonumber(ARGV[4]) > 0 and (fence[1] ~= ARGV[1] or fence[2] ~= ARGV[2])
+if is_lost then return -1 end
 local existing = redis.call('XRANGE', KEYS[1], entry_id(ARGV[4]), entry_id(ARGV[4]))[1]
 local is_repeat = existing ~= nil
 for field = 1, 5 do

@@ -98,6 +98,25 @@ def test_a_gateway_that_wrote_it_down_at_the_last_moment(log: Log) -> None:
     assert late.calls == ["resume 0", "generate", "resume 0"]
 
 
+@pytest.mark.parametrize("epoch", [0, 5], ids=["older-gateway", "named"])
+def test_a_resumption_names_the_session_of_the_last_token(log: Log, epoch: int) -> None:
+    heard: list[int | None] = []
+
+    class Names(Gateway):
+        def Resume(self, request: pb.ResumeRequest, context: grpc.ServicerContext) -> Iterator[pb.GenerateReply]:
+            heard.append(request.epoch if request.HasField("epoch") else None)
+            yield from super().Resume(request, context)
+
+        def replies(self, base_len: int, context: grpc.ServicerContext) -> Iterator[pb.GenerateReply]:
+            for reply in super().replies(base_len, context):
+                reply.epoch = epoch and epoch + reply.base_len
+                yield reply
+
+    with serving(Names(log, dies_at=4)) as first, serving(Names(log)) as second:
+        check_whole(listen(log, first, second), 1)
+    assert heard == [epoch + 2 if epoch else None]
+
+
 def test_nobody_at_all_is_an_error_at_once(nobody: str) -> None:
     with pytest.raises(Unavailable, match="0 tokens were received"):
         list(stream_completion(nobody, REQUEST))

@@ -47,6 +47,7 @@ class Script:
     ends_early: bool = False
     heard: asyncio.Event | None = None
     saved_us: int = 120_500
+    epoch: int = 0
 
 
 class NoLog:
@@ -163,6 +164,7 @@ class ScriptedService:
                     finish_reason=(FinishReason.STOP if piece.end else finish) if ended else None,
                     stop_reason=piece.end.stop_string if piece.end else None,
                     speculation=self._speculation() if ended and request.speculation.method != "off" else None,
+                    epoch=self.script.epoch,
                 )
             )
             if last:

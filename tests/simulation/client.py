@@ -28,7 +28,8 @@ _PAUSE_S = (0.05, 1.0)
 
 class Records(Protocol):
     """What the simulation knows beside the client. logged_len: how far a choice's log has ever reached in Redis.
-    may_lack_end: Redis has lost data since the log reached its end. logged: what is there now; None: nothing.
+    may_lack_end: Redis has lost data since the log reached its end. logged: the tokens there now, each with its
+    epoch; None: nothing.
     redis_was_away: for long, of its own accord.
     """
 
@@ -39,7 +40,7 @@ class Records(Protocol):
 
     def may_lack_end(self, request_id: str, choice: int) -> bool: ...
 
-    def logged(self, request_id: str, choice: int) -> list[int] | None: ...
+    def logged(self, request_id: str, choice: int) -> list[tuple[int, int]] | None: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -255,12 +256,23 @@ class Client:
             text, expected = self._texts.get(choice, ""), self.wish.expected(choice)
             if self.is_done and expected is not None and text != expected:
                 self.broken.append(f"choice {choice} is {text!r}, the law says {expected!r}")
-            token_ids = self.records.logged(self.answer_id, choice)
-            logged = "" if token_ids is None else text_of(token_ids, self.wish.stop)
-            if self.is_done:
+            tokens = self.records.logged(self.answer_id, choice) or []
+            logged = text_of([token_id for token_id, _ in tokens], self.wish.stop)
+            if self._is_drawn_again(choice, [epoch for _, epoch in tokens]):
+                is_same = True
+            elif self.is_done:
                 may_lack_end = self.records.may_lack_end(self.answer_id, choice)
                 is_same = text == logged or (may_lack_end and text.startswith(logged))
             else:
                 is_same = self.records.has_lost_data or logged.startswith(text.rstrip("\ufffd"))
             if not is_same:
                 self.broken.append(f"choice {choice} is {text!r}, the log says {logged!r}")
+
+    def _is_drawn_again(self, choice: int, epochs: list[int]) -> bool:
+        """Returns whether the log has another session's tokens, which may differ, after a loss: as nothing told the
+        gateway that somebody has read the lost ones.
+        """
+        seen = self._cursor.of(choice)
+        if seen is None or not seen.num_tokens or self.wish.kind != "sampled" or not self.records.has_lost_data:
+            return False
+        return seen.num_tokens <= len(epochs) and epochs[seen.num_tokens - 1] != seen.epoch

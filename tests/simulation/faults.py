@@ -11,15 +11,22 @@ from dataclasses import dataclass
 from tests.simulation.links import Link
 
 LINK_FAULTS = ("stall", "reset", "half-open")
-PROCESS_FAULTS = ("kill", "power", "pause", "redis-power", "redis-full", "scripts", "clock")
+REDIS_FAULTS = ("redis-power", "rack-power", "redis-full", "scripts")
+PROCESS_FAULTS = (*REDIS_FAULTS, "kill", "power", "pause", "clock", "no-drafters")
 ALL_FAULTS = (*LINK_FAULTS, *PROCESS_FAULTS)
 # seconds of virtual time; faults begin before the first, while most requests run; all are over at the second
 BEGIN_BEFORE_S, UNTIL_S = 3.0, 12.0
+# Messages that are sent after another fault only; and the share of them that something happens to: two faults at one
+# request would hardly ever meet otherwise.
+_RARE_MESSAGES = ("RESTORE", "CLAIM")
+_RARE_SHARE = 0.3
 
 
 @dataclass(frozen=True)
 class ProcessFault:
-    """kind: of PROCESS_FAULTS. victim: its place among the processes. lasts_s: until it is over."""
+    """kind: of PROCESS_FAULTS; "rack-power": Redis and a gateway lose power together. victim: its place among the
+    processes. lasts_s: until it is over.
+    """
 
     at_s: float
     kind: str
@@ -60,7 +67,10 @@ class Faults:
         )
 
     def on_message(self, link: Link, what: str) -> float:
-        if self.is_over or not self._link_share or self._rng.random() >= self._link_share:
+        if self.is_over or not self._links:
+            return 0.0
+        share = _RARE_SHARE if what.startswith(_RARE_MESSAGES) else self._link_share
+        if self._rng.random() >= share:
             return 0.0
         kind = self._rng.choice(self._links)
         if not self.begins(kind, link.kind):

@@ -95,13 +95,13 @@ class RedisNode:
                     entry_id, fields = last[0]
                     self._on_append(name.decode(), int(entry_id.split(b"-")[0]) - 1 + int(fields[1]))
 
-    def tokens(self, name: str) -> list[int] | None:
-        """The tokens in a log; None if there is no such log."""
+    def tokens(self, name: str) -> list[tuple[int, int]] | None:
+        """The tokens in a log, each with its session's epoch; None if there is no such log."""
         entries = self._run(pack_command(("XRANGE", name, "-", "+")))
-        tokens: list[int] = []
+        tokens: list[tuple[int, int]] = []
         for _, fields in entries:
-            data = fields[3]
-            tokens += struct.unpack(f"<{len(data) // 4}I", data)
+            data, epoch = fields[3], int(fields[7])
+            tokens += [(token_id, epoch) for token_id in struct.unpack(f"<{len(data) // 4}I", data)]
         return tokens if entries else None
 
 

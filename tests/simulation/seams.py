@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 import secrets
+import sys
 import threading
 import time
 import uuid
@@ -110,6 +111,13 @@ def taken_over(loop: SimLoop, rng: random.Random) -> Iterator[None]:
     def random_bytes(count: int | None = None) -> bytes:
         return rng.randbytes(32 if count is None else count)
 
+    real_uuid4 = uuid.uuid4
+
+    def uuid4() -> uuid.UUID:
+        if sys._getframe(1).f_globals["__name__"].startswith("numba"):
+            return real_uuid4()  # names files of its cache, which only the first run writes
+        return uuid.UUID(bytes=rng.randbytes(16), version=4)
+
     real_sleep = time.sleep
 
     def no_sleep(seconds: float) -> None:
@@ -126,7 +134,7 @@ def taken_over(loop: SimLoop, rng: random.Random) -> Iterator[None]:
         (secrets, "token_hex", lambda count=None: random_bytes(count).hex()),
         (secrets, "randbits", rng.getrandbits),
         (os, "urandom", random_bytes),
-        (uuid, "uuid4", lambda: uuid.UUID(bytes=rng.randbytes(16), version=4)),
+        (uuid, "uuid4", uuid4),
         (EngineSteps, "loop", loop),
         (EngineSteps, "rng", rng),
         (EngineSteps, "pace", rng.choice(PACES)),

@@ -13,7 +13,7 @@ from typing import Any
 
 from outrider.gateway.config import GatewayConfig
 from tests.simulation.client import Client, Wish
-from tests.simulation.faults import ALL_FAULTS, Faults, ProcessFault
+from tests.simulation.faults import ALL_FAULTS, REDIS_FAULTS, Faults, ProcessFault
 from tests.simulation.links import Network, Trace
 from tests.simulation.loop import Process, SimLoop, StandsStill
 from tests.simulation.redis_node import LOST_S, Journal, RedisNode
@@ -114,7 +114,7 @@ class World(logging.Handler):
     def may_lack_end(self, request_id: str, choice: int) -> bool:
         return self._logged.get(_log_name(request_id, choice), (0, 0.0))[1] <= self._lost_at
 
-    def logged(self, request_id: str, choice: int) -> list[int] | None:
+    def logged(self, request_id: str, choice: int) -> list[tuple[int, int]] | None:
         node: RedisNode = self.seats[0].node
         return node.tokens(_log_name(request_id, choice))
 
@@ -131,7 +131,10 @@ class World(logging.Handler):
         seat.node = process.main.context.run(seat.start, process)
 
     def strike(self, fault: ProcessFault) -> None:
-        of_redis = fault.kind.startswith("redis") or fault.kind == "scripts"
+        of_redis = fault.kind in REDIS_FAULTS
+        if fault.kind == "no-drafters":
+            self._scale_drafters_to_zero(fault)
+            return
         seat = self.seats[0 if of_redis else fault.victim % len(self.seats)]
         process = seat.process
         if process is None or process.is_dead or process.is_paused:
@@ -151,8 +154,18 @@ class World(logging.Handler):
         elif seat.name == "redis":
             self._restart_redis(seat, 0.0, fault.lasts_s)
         else:
-            self.net.kill(process, silently=fault.kind == "power")
+            self._kill(seat, fault)
+
+    def _kill(self, seat: Seat, fault: ProcessFault) -> None:
+        if seat.process is not None and not seat.process.is_dead:
+            self.net.kill(seat.process, silently=fault.kind.endswith("power"))
             self.net.later(self.loop.time() + 0.1 + fault.lasts_s, lambda: self.start(seat))
+
+    def _scale_drafters_to_zero(self, fault: ProcessFault) -> None:
+        drafters = [seat for seat in self.seats if seat.name.startswith("drafter")]
+        if drafters and self.faults.begins(fault.kind, "drafter"):
+            for seat in drafters:
+                self._kill(seat, fault)
 
     def _strike_redis(self, fault: ProcessFault) -> None:
         seat = self.seats[0]
@@ -166,6 +179,9 @@ class World(logging.Handler):
             self.net.trace.add("! redis full")
             self.net.later(self.loop.time() + fault.lasts_s, lambda: setattr(node, "is_full", False))
         else:
+            if fault.kind == "rack-power":
+                gateways = [other for other in self.seats if other.name in self.gateways]
+                self._kill(gateways[fault.victim % len(gateways)], fault)
             self._restart_redis(seat, fault.amount * min(LOST_S[self._fsync], 1e6), fault.lasts_s)
 
     def _restart_redis(self, seat: Seat, lost_s: float, lasts_s: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import redis.asyncio as aioredis
 
 from outrider.gateway.request.answers import AnswerKind, AnswerOptions, Prepared, Wanted
-from outrider.gateway.request.event_cursor import Seen
+from outrider.gateway.request.event_cursor import EventCursor, Seen, parse_event_id
 from outrider.gateway.request.record import RECORD_VERSION
 from outrider.gateway.request.start import EPOCHS_PER_TERM, begin, resume
 from outrider.gateway.request.types import ChoiceStart, ValidRequest
@@ -218,15 +219,67 @@ async def test_tokens_that_were_seen_then_lost_and_drawn_again(log: CommitLog, s
     [row] = starts(begin(log, AnswerKind.COMPLETION, prepared(seed=seed)))
     await row.log.append(entry(0, 1, 2))
     [second] = starts(await resume(log, wanted(), MODEL))
-    await second.log.append(LogEntry(2, (8, 9), 0, second.epoch))
-    for kept in (Seen(2), Seen(4, epoch=second.epoch), Seen(3, epoch=second.epoch), Seen(4, epoch=None)):
+    session = 7
+    await second.log.append(LogEntry(2, (8, 9), 0, session))
+    for kept in (Seen(2), Seen(4, epoch=session), Seen(3, epoch=session), Seen(4, epoch=None)):
         [again] = starts(await resume(log, wanted({0: kept}), MODEL))
         assert again.seen_len == kept.num_tokens
-    for lost in (Seen(3), Seen(4), Seen(1, epoch=second.epoch)):
+    for lost in (Seen(3), Seen(4), Seen(1, epoch=session)):
         if seed is None:
             assert "drawn again" in await refusal(log, wanted({0: lost}), CommitRefused)
         else:
             await resume(log, wanted({0: lost}), MODEL)
+
+
+@pytest.mark.parametrize("begins_again", [True, False], ids=["record-lost", "claim-lost"])
+async def test_a_term_that_is_given_out_twice_makes_two_sessions(
+    redis_server: RedisServer, log: CommitLog, other_log: CommitLog, begins_again: bool
+) -> None:
+    """A Redis that loses power forgets the last claims, or that the request was begun at all."""
+    num_bytes = redis_server.num_bytes_written()
+    [first] = starts(begin(log, AnswerKind.COMPLETION, prepared(seed=None)))
+    await first.log.append(LogEntry(0, (1,), 0, first.log_epoch))
+    if not begins_again:
+        num_bytes = redis_server.num_bytes_written()
+        [first] = starts(await resume(log, wanted(), MODEL))
+        await first.log.append(LogEntry(1, (8,), 0, first.log_epoch))
+    seen = Seen(1 if begins_again else 2, epoch=first.log_epoch)
+    await asyncio.to_thread(redis_server.lose_what_came_after, num_bytes)
+    if begins_again:
+        [second] = starts(begin(other_log, AnswerKind.COMPLETION, prepared(seed=None)))
+    else:
+        [second] = starts(await resume(other_log, wanted(), MODEL))
+    assert second.epoch == first.epoch
+    await second.log.append(LogEntry(seen.num_tokens - 1, (9,), 0, second.log_epoch))
+    assert "drawn again" in await refusal(log, wanted({0: seen}), CommitRefused)
+    assert starts(await resume(log, wanted({0: dataclasses.replace(seen, epoch=second.log_epoch)}), MODEL))
+
+
+async def test_what_is_lost_at_the_last_moment_counts(
+    log: CommitLog, other_log: CommitLog, redis_client: aioredis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the new gateway's look at the log and its claim."""
+    [row] = starts(begin(log, AnswerKind.COMPLETION, prepared(seed=None)))
+    await row.log.append(entry(0, 1))
+    claim = RequestLog.claim
+
+    async def late(request_log: RequestLog, choices: Sequence[int]) -> dict[int, int]:
+        await redis_client.delete(request_log.keys.log(0))
+        return await claim(request_log, choices)
+
+    monkeypatch.setattr(RequestLog, "claim", late)
+    assert "was lost with Redis" in await refusal(other_log, wanted({0: Seen(1)}), CommitRefused)
+
+
+async def test_epochs_in_the_log_fit_into_event_ids(log: CommitLog) -> None:
+    """Also in those that an older gateway reads."""
+    drawn = [starts(begin(log, AnswerKind.COMPLETION, prepared(seed=None)))[0].log_epoch for _ in range(50)]
+    assert len(set(drawn)) == 50
+    for log_epoch in (*drawn, 1 << 40):
+        cursor = EventCursor((Seen(3, epoch=log_epoch + 99 * EPOCHS_PER_TERM),))
+        assert parse_event_id(f"{ID}:{cursor}") == (ID, cursor)
+        assert len(str(cursor)) <= len("3s") + 15
+    assert starts(begin(log, AnswerKind.COMPLETION, prepared(seed=5)))[0].log_epoch == 0
 
 
 async def test_a_record_of_another_version_is_refused(log: CommitLog, redis_client: aioredis.Redis) -> None:

@@ -197,6 +197,16 @@ async def test_resume_sends_what_follows(stub: Any, service: ScriptedService, ba
     assert service.num_open == 0
 
 
+async def test_replies_and_resumptions_name_the_session(stub: Any, service: ScriptedService) -> None:
+    """Of tokens without a seed, so that those that were drawn again after a loss are told from them."""
+    service.script = Script(epoch=77)
+    replies = await replies_of(stub, prompt="Hello", request_id="mine")
+    assert {reply.epoch for reply in replies} == {77}
+    async for _ in stub.Resume(pb.ResumeRequest(request_id="mine", base_len=17, epoch=77)):
+        pass
+    assert [wanted.seen for wanted in service.wanted] == [{0: Seen(17, epoch=77)}]
+
+
 @pytest.mark.parametrize(
     ("fields", "code"),
     [({"request_id": "nobody"}, "NOT_FOUND"), ({}, "NOT_FOUND"), ({"base_len": -1}, "INVALID_ARGUMENT")],

@@ -318,3 +318,13 @@ def test_a_history_keeps_what_was_written() -> None:
     function["arguments"] = "not JSON {"
     (message,) = template_messages(messages, "")
     assert message["tool_calls"][0]["function"]["arguments"] == {}
+
+
+def test_developer_messages_are_joined_in_linear_time() -> None:
+    text = "x" * 200
+    messages = [{"role": "system", "content": "first"}, *[{"role": "developer", "content": text}] * 20_000]
+    started = time.process_time()
+    message, last = template_messages([*messages, {"role": "user", "content": "hi"}], "")
+    assert time.process_time() - started < 1
+    assert message == {"role": "system", "content": "\n\n".join(["first", *[text] * 20_000])}
+    assert last == {"role": "user", "content": "hi"}

@@ -377,6 +377,23 @@ async def test_a_claim_that_redis_lost_still_wins_over_the_older_one(
         await append(old, 10)
 
 
+async def test_an_append_never_lands_behind_another_gateways_tokens(
+    redis_server: RedisServer, log: CommitLog, other_log: CommitLog
+) -> None:
+    """Redis has lost the claim, and the old gateway has written just as far as the new one had before."""
+    old = log.new("r", RECORD).choice(0)
+    await append(old, 1)
+    num_bytes = redis_server.num_bytes_written()
+    _, [new] = await take_over(other_log, 0)
+    await append(new, 2, 3)
+    await asyncio.to_thread(redis_server.lose_what_came_after, num_bytes)
+    await append(old, 8, 9)
+    await append(new, 4)
+    assert await tokens(log) == [1, 2, 3, 4]
+    with pytest.raises(CommitRefused):
+        await append(old, 10)
+
+
 async def test_of_two_claims_for_one_term_the_one_that_redis_lost_ends(
     redis_server: RedisServer, log: CommitLog, other_log: CommitLog
 ) -> None:
@@ -389,6 +406,18 @@ async def test_of_two_claims_for_one_term_the_one_that_redis_lost_ends(
     await append(kept, 2)
     with pytest.raises(CommitRefused):
         await append(lost, 9)
+    assert await tokens(log) == [1, 2]
+
+
+async def test_what_is_put_back_late_does_not_undo_a_claim(log: CommitLog, other_log: CommitLog) -> None:
+    """The old gateway had lost a part, and sent its copy just before the new one claimed the request."""
+    request = log.new("r", RECORD)
+    await append(request.choice(0), 1)
+    keys, held = request.keys, (0, request.holder, TTL_S, RECORD, 0, 1, b"\x09\0\0\0", 0, 0, b"")
+    _, [new] = await take_over(other_log, 0)
+    await append(new, 2)
+    named = (keys.log(0), keys.fence(0), keys.record)
+    assert await log.run_script(scripts.RESTORE, named, lambda: held) == scripts.TAKEN_OVER
     assert await tokens(log) == [1, 2]
 
 
