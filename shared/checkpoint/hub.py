@@ -31,7 +31,7 @@ _SETTINGS = (
     *("config.json", "generation_config.json", "chat_template*.json", "chat_template*.jinja"),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "merges.txt", "*.model"),
-    *("hf_quant_config.json", "quantize_config.json", "quant_config.json"),
+    *("hf_quant_config.json", "quantize_config.json", "quant_config.json", "quant_model_description.json"),
 )
 # The first kind that a repository has is read.
 _WEIGHTS = (
